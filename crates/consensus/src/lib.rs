@@ -1,0 +1,1 @@
+//! One member's raft node.

@@ -1,0 +1,1 @@
+//! HTTP/2, gRPC framing, per-core loops.

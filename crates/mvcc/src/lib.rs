@@ -1,0 +1,1 @@
+//! The multi-version index: keys, versions, views. Does no IO.

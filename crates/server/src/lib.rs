@@ -1,0 +1,1 @@
+//! Config, core loop, services.
