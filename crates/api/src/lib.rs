@@ -1,5 +1,130 @@
-//! Wire messages, field numbers, the error catalogue and limits. Knows no runtime.
+//! Wire messages, field numbers, the error catalogue and limits.
+//!
+//! Everything that has to be the same bytes as etcd's stands here. Knows no runtime and no transport: what it offers
+//! are types, numbers and texts.
+//!
+//! * `proto/*.proto` are written by hand, `src/proto/*.rs` are generated from them by `cargo xtask proto`.
+//! * [`error`] holds every code and text a client may meet.
+//! * [`METHODS`] lists every RPC.
+//!
+//! Tests: beside the code, and `xtask proto --check`.
 
 pub mod error;
 
 pub use error::{Code, Status};
+
+macro_rules! package {
+    ($(#[$doc:meta])* $name:ident, $file:literal) => {
+        $(#[$doc])*
+        #[allow(missing_docs, clippy::all, reason = "generated; the .proto files carry the comments")]
+        pub mod $name {
+            include!(concat!("proto/", $file));
+        }
+    };
+}
+
+package!(/** The client API and what goes through raft. */ etcdserverpb, "etcdserverpb.rs");
+package!(/** Keys, values, events. */ mvccpb, "mvccpb.rs");
+package!(/** Users and roles. */ authpb, "authpb.rs");
+package!(/** Members in raft entries. */ membershippb, "membershippb.rs");
+package!(/** The raft protocol between members. */ raftpb, "raftpb.rs");
+package!(/** The frames of etcd's WAL. */ walpb, "walpb.rs");
+package!(/** The frame of etcd's snapshot files. */ snappb, "snappb.rs");
+package!(/** Leases, at rest and between members. */ leasepb, "leasepb.rs");
+package!(/** Locks. */ v3lockpb, "v3lockpb.rs");
+package!(/** Elections. */ v3electionpb, "v3electionpb.rs");
+package!(/** The standard gRPC health service. */ health, "grpc.health.v1.rs");
+
+/// The version of etcd's API that this server speaks; clients and kubeadm read it as a semantic version.
+pub const API_VERSION: &str = "3.7.1";
+
+/// The cluster version that goes with [`API_VERSION`].
+pub const CLUSTER_VERSION: &str = "3.7.0";
+
+/// Limits that etcd fixes in its code.
+pub mod limits {
+    /// What a request may weigh beside `max-request-bytes`, in bytes.
+    pub const GRPC_OVERHEAD_BYTES: usize = 512 * 1024;
+    /// The longest TTL a lease may have, in seconds.
+    pub const LEASE_TTL_MAX: i64 = 9_000_000_000;
+    /// How many committed entries may wait to be applied before proposals are refused.
+    pub const APPLY_LAG_MAX: u64 = 5000;
+    /// The bytes of one piece of a streamed snapshot.
+    pub const SNAPSHOT_BLOB_BYTES: usize = 32 * 1024;
+}
+
+/// Who speaks how often in a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names are gRPC's own")]
+pub enum Kind {
+    Unary,
+    ServerStream,
+    ClientStream,
+    BidiStream,
+}
+
+/// One RPC of the API.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Method {
+    /// Package and service, such as `etcdserverpb.KV`.
+    pub service: &'static str,
+    /// The RPC's name, such as `Range`.
+    pub name: &'static str,
+    /// The path of an HTTP/2 request for it, such as `/etcdserverpb.KV/Range`.
+    pub path: &'static str,
+    /// Its kind.
+    pub kind: Kind,
+}
+
+/// Every RPC, in the order of the `.proto` files.
+pub static METHODS: &[Method] = include!("proto/methods.rs");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use prost::Message as _;
+
+    #[test]
+    fn every_service_is_in_the_table() {
+        let count = |service: &str| METHODS.iter().filter(|m| m.service == service).count();
+        let counted: Vec<(&str, usize)> = [
+            "etcdserverpb.KV",
+            "etcdserverpb.Watch",
+            "etcdserverpb.Lease",
+            "etcdserverpb.Cluster",
+            "etcdserverpb.Maintenance",
+            "etcdserverpb.Auth",
+            "v3lockpb.Lock",
+            "v3electionpb.Election",
+            "grpc.health.v1.Health",
+        ]
+        .into_iter()
+        .map(|service| (service, count(service)))
+        .collect();
+        let numbers: Vec<usize> = counted.iter().map(|c| c.1).collect();
+        assert_eq!(numbers, [6, 1, 5, 5, 8, 17, 2, 5, 3], "{counted:?}");
+        assert_eq!(METHODS.len(), 52);
+    }
+
+    #[test]
+    fn a_key_value_has_the_bytes_that_hashkv_hashes() {
+        let kv = mvccpb::KeyValue {
+            key: "k".into(),
+            create_revision: 2,
+            mod_revision: 300,
+            version: 1,
+            value: "v".into(),
+            lease: 0,
+        };
+        assert_eq!(kv.encode_to_vec(), b"\x0a\x01k\x10\x02\x18\xac\x02\x20\x01\x2a\x01v");
+    }
+
+    #[test]
+    fn texts_of_the_catalogue_are_unique() {
+        let mut texts: Vec<&str> = error::CATALOGUE.iter().map(|s| &*s.message).collect();
+        let count = texts.len();
+        texts.sort_unstable();
+        texts.dedup();
+        assert_eq!(texts.len(), count);
+    }
+}
