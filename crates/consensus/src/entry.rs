@@ -1,0 +1,105 @@
+//! Entries and states as the rest of the product sees them.
+
+use bytes::Bytes;
+use raft::eraftpb;
+
+/// What an entry's data is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EntryKind {
+    /// Bytes of an `InternalRaftRequest`; empty for the entry that a new leader appends.
+    Normal,
+    /// Bytes of etcd's `ConfChange`.
+    ConfChange,
+}
+
+/// One entry of the raft log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Its term.
+    pub term: u64,
+    /// Its position, counted from 1.
+    pub index: u64,
+    /// What `data` is.
+    pub kind: EntryKind,
+    /// The payload, etcd's bytes.
+    pub data: Bytes,
+}
+
+/// What a node must find again after a crash.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HardState {
+    /// The newest term seen.
+    pub term: u64,
+    /// Whom this member voted for in that term; 0 for nobody.
+    pub vote: u64,
+    /// The newest index known to be committed.
+    pub commit: u64,
+}
+
+/// What a membership change does to the voters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConfChangeKind {
+    /// Adds a voter, or makes one of a learner.
+    AddVoter,
+    /// Adds a member that receives the log and has no vote.
+    AddLearner,
+    /// Removes a member of either kind.
+    Remove,
+    /// Changes nothing about voting: a new address, say.
+    Update,
+}
+
+/// A membership change as raft sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConfChange {
+    /// What happens.
+    pub kind: ConfChangeKind,
+    /// To whom.
+    pub node: u64,
+}
+
+impl ConfChange {
+    /// The form that the raft crate understands. Its numbers for the kinds differ from etcd's, so this never goes to
+    /// a disk or a peer. An update is spelled as the removal of nobody, which changes nothing.
+    pub(crate) fn to_raft(self) -> eraftpb::ConfChange {
+        let mut change = eraftpb::ConfChange::default();
+        change.set_node_id(self.node);
+        match self.kind {
+            ConfChangeKind::AddVoter => change.set_change_type(eraftpb::ConfChangeType::AddNode),
+            ConfChangeKind::AddLearner => change.set_change_type(eraftpb::ConfChangeType::AddLearnerNode),
+            ConfChangeKind::Remove => change.set_change_type(eraftpb::ConfChangeType::RemoveNode),
+            ConfChangeKind::Update => {
+                change.set_change_type(eraftpb::ConfChangeType::RemoveNode);
+                change.set_node_id(0);
+            }
+        }
+        change
+    }
+}
+
+impl Entry {
+    /// The raft crate's form: a conf change carries etcd's bytes in `context`, for raft reads `data` itself.
+    pub(crate) fn to_raft(&self) -> eraftpb::Entry {
+        let mut entry = eraftpb::Entry::default();
+        entry.term = self.term;
+        entry.index = self.index;
+        match self.kind {
+            EntryKind::Normal => entry.data = self.data.clone(),
+            EntryKind::ConfChange => {
+                entry.entry_type = eraftpb::EntryType::EntryConfChange;
+                entry.context = self.data.clone();
+            }
+        }
+        entry
+    }
+
+    pub(crate) fn from_raft(entry: eraftpb::Entry) -> Entry {
+        let (kind, data) = match entry.entry_type {
+            eraftpb::EntryType::EntryNormal => (EntryKind::Normal, entry.data),
+            eraftpb::EntryType::EntryConfChange | eraftpb::EntryType::EntryConfChangeV2 => {
+                (EntryKind::ConfChange, entry.context)
+            }
+        };
+        Entry { term: entry.term, index: entry.index, kind, data }
+    }
+}
