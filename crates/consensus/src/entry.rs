@@ -80,9 +80,7 @@ impl ConfChange {
 impl Entry {
     /// The raft crate's form: a conf change carries etcd's bytes in `context`, for raft reads `data` itself.
     pub(crate) fn to_raft(&self) -> eraftpb::Entry {
-        let mut entry = eraftpb::Entry::default();
-        entry.term = self.term;
-        entry.index = self.index;
+        let mut entry = eraftpb::Entry { term: self.term, index: self.index, ..eraftpb::Entry::default() };
         match self.kind {
             EntryKind::Normal => entry.data = self.data.clone(),
             EntryKind::ConfChange => {

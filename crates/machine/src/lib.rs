@@ -1,1 +1,33 @@
-//! The replicated state machine.
+//! The replicated state: what every member holds, and how one entry of the log changes it.
+//!
+//! `apply` is a function of the state and the entry (invariant I5): no clock, no randomness, no IO. Values stay in
+//! the log; whoever applies hands in a reader for them ([`Values`]), since a transaction may compare or sort by value.
+//!
+//! * [`Machine`] applies entries.
+//! * [`check`] says what can be said of a request before it is proposed.
+//! * [`range`] and [`txn`] evaluate reads, in transactions and on views alike.
+//! * [`found`] encodes keys and values as clients and HashKV see them.
+//! * [`image`] is the state as a checkpoint holds it.
+//!
+//! It does not know raft, files, clients or which member it is.
+//!
+//! Tests: beside the code, and `tests/it`.
+
+mod alarm;
+pub mod check;
+mod codec;
+pub mod found;
+mod lease;
+mod machine;
+mod member;
+pub mod range;
+pub mod txn;
+
+pub use alarm::Alarms;
+pub use codec::Malformed;
+pub use found::{Found, ReadError, Values};
+pub use lease::{Lease, Leases};
+pub use machine::{
+    Applied, Change, Command, Fatal, Machine, Outcome, Rules, SegmentUse, VoterChange,
+};
+pub use member::{Member, Members};

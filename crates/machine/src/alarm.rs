@@ -1,0 +1,50 @@
+//! Alarms: what makes the cluster refuse writes until an operator has looked.
+
+use std::collections::BTreeSet;
+
+use crate::codec::{Input, Malformed, put_i64, put_u64};
+
+/// The alarms raised, each by its type and the member that raised it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Alarms(BTreeSet<(i32, u64)>);
+
+impl Alarms {
+    /// Whether any member has raised this alarm.
+    pub fn any(&self, alarm: i32) -> bool {
+        self.0.iter().any(|(kind, _)| *kind == alarm)
+    }
+
+    /// Those raised, by type and member; `alarm` 0 and `member` 0 stand for all.
+    pub fn list(&self, alarm: i32, member: u64) -> Vec<api::etcdserverpb::AlarmMember> {
+        self.0
+            .iter()
+            .filter(|(kind, id)| (alarm == 0 || *kind == alarm) && (member == 0 || *id == member))
+            .map(|(kind, id)| api::etcdserverpb::AlarmMember { member_id: *id, alarm: *kind })
+            .collect()
+    }
+
+    pub(crate) fn raise(&mut self, alarm: i32, member: u64) {
+        self.0.insert((alarm, member));
+    }
+
+    pub(crate) fn clear(&mut self, alarm: i32, member: u64) -> bool {
+        self.0.remove(&(alarm, member))
+    }
+
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        put_u64(out, self.0.len() as u64);
+        for (kind, id) in &self.0 {
+            put_i64(out, i64::from(*kind));
+            put_u64(out, *id);
+        }
+    }
+
+    pub(crate) fn decode(input: &mut Input<'_>) -> Result<Alarms, Malformed> {
+        let mut alarms = Alarms::default();
+        for _ in 0..input.u64()? {
+            let kind = i32::try_from(input.i64()?).map_err(|_| Malformed("an alarm type over 32 bits"))?;
+            alarms.0.insert((kind, input.u64()?));
+        }
+        Ok(alarms)
+    }
+}

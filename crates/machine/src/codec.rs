@@ -1,0 +1,122 @@
+//! The primitive encodings of checkpoints: LEB128 varints, zigzag for signed numbers, length-prefixed bytes.
+//!
+//! Reading never panics and never allocates more than the input holds: what is read came from a disk.
+
+/// The input ended early, or holds what no writer writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Malformed(pub &'static str);
+
+impl std::fmt::Display for Malformed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "malformed checkpoint: {}", self.0)
+    }
+}
+
+impl std::error::Error for Malformed {}
+
+pub(crate) fn put_u64(out: &mut Vec<u8>, mut n: u64) {
+    while n >= 0x80 {
+        out.push((n as u8) | 0x80);
+        n >>= 7;
+    }
+    out.push(n as u8);
+}
+
+pub(crate) fn put_i64(out: &mut Vec<u8>, n: i64) {
+    put_u64(out, ((n << 1) ^ (n >> 63)) as u64);
+}
+
+pub(crate) fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
+    put_u64(out, bytes.len() as u64);
+    out.extend_from_slice(bytes);
+}
+
+/// Takes a block apart from its front.
+pub(crate) struct Input<'a>(pub &'a [u8]);
+
+impl<'a> Input<'a> {
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    #[inline]
+    pub fn u64(&mut self) -> Result<u64, Malformed> {
+        let mut n = 0u64;
+        for (at, &byte) in self.0.iter().enumerate().take(10) {
+            let part = u64::from(byte & 0x7f);
+            if at == 9 && byte > 1 {
+                return Err(Malformed("a number over 64 bits"));
+            }
+            n |= part << (7 * at);
+            if byte < 0x80 {
+                self.0 = &self.0[at + 1..];
+                return Ok(n);
+            }
+        }
+        Err(Malformed("a number without an end"))
+    }
+
+    #[inline]
+    pub fn i64(&mut self) -> Result<i64, Malformed> {
+        let n = self.u64()?;
+        Ok((n >> 1) as i64 ^ -((n & 1) as i64))
+    }
+
+    pub fn u32(&mut self) -> Result<u32, Malformed> {
+        u32::try_from(self.u64()?).map_err(|_| Malformed("a number over 32 bits"))
+    }
+
+    pub fn bool(&mut self) -> Result<bool, Malformed> {
+        match self.u64()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err(Malformed("a truth value other than 0 and 1")),
+        }
+    }
+
+    pub fn raw(&mut self, len: usize) -> Result<&'a [u8], Malformed> {
+        let (taken, rest) = self.0.split_at_checked(len).ok_or(Malformed("bytes beyond the end"))?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    pub fn bytes(&mut self) -> Result<&'a [u8], Malformed> {
+        let len = usize::try_from(self.u64()?).map_err(|_| Malformed("a length beyond the end"))?;
+        self.raw(len)
+    }
+
+    pub fn text(&mut self) -> Result<String, Malformed> {
+        String::from_utf8(self.bytes()?.to_vec()).map_err(|_| Malformed("a text that is not UTF-8"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_come_back() {
+        let mut out = Vec::new();
+        let numbers = [0, 1, -1, 63, 64, -64, -65, 300, i64::MAX, i64::MIN];
+        for n in numbers {
+            put_i64(&mut out, n);
+            put_u64(&mut out, n as u64);
+        }
+        let mut input = Input(&out);
+        for n in numbers {
+            assert_eq!(input.i64(), Ok(n));
+            assert_eq!(input.u64(), Ok(n as u64));
+        }
+        assert!(input.is_empty());
+    }
+
+    #[test]
+    fn cut_short_is_an_error() {
+        let mut out = Vec::new();
+        put_bytes(&mut out, b"hello");
+        for len in 0..out.len() {
+            assert!(Input(&out[..len]).bytes().is_err(), "{len}");
+        }
+        assert!(Input(&[0xff; 11]).u64().is_err());
+    }
+}

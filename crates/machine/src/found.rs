@@ -1,0 +1,307 @@
+//! Keys and values on their way to a client: what the index knows, and the bytes of an `mvccpb.KeyValue`.
+//!
+//! The encoding here is the one that HashKV hashes, so it is the same for every member: ascending field numbers,
+//! zero fields left out, shortest varints.
+
+use bytes::{BufMut, Bytes, BytesMut};
+use mvcc::{Value, Version};
+
+/// Why a value could not be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ReadError {
+    /// The value lies elsewhere by now: ask the index again.
+    Moved,
+    /// The disk failed, or gave back other bytes than were written; the text names file and offset.
+    Failed(String),
+}
+
+impl std::fmt::Display for ReadError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            ReadError::Moved => f.write_str("the value was moved"),
+            ReadError::Failed(why) => f.write_str(why),
+        }
+    }
+}
+
+impl std::error::Error for ReadError {}
+
+/// Whoever can read values: the log, or a test.
+pub trait Values {
+    /// Appends the bytes of a value to `out`, or leaves `out` as it was.
+    ///
+    /// # Errors
+    ///
+    /// See [`ReadError`].
+    fn read_into(&self, value: Value, out: &mut BytesMut) -> Result<(), ReadError>;
+}
+
+/// The shortest varint's length in bytes.
+#[inline]
+pub fn varint_len(n: u64) -> usize {
+    // 1 byte per 7 bits, at least one: (bits * 9 + 64) / 64 for bits in 1..=64.
+    ((64 - (n | 1).leading_zeros() as usize) * 9 + 64) / 64
+}
+
+/// Appends a varint.
+#[inline]
+pub fn put_varint(out: &mut BytesMut, mut n: u64) {
+    while n >= 0x80 {
+        out.put_u8((n as u8) | 0x80);
+        n >>= 7;
+    }
+    out.put_u8(n as u8);
+}
+
+#[inline]
+fn number_len(n: i64) -> usize {
+    if n == 0 { 0 } else { 1 + varint_len(n as u64) }
+}
+
+#[inline]
+fn put_number(out: &mut BytesMut, tag: u8, n: i64) {
+    if n != 0 {
+        out.put_u8(tag);
+        put_varint(out, n as u64);
+    }
+}
+
+/// The length of a field with bytes, its one-byte tag included; nothing for empty bytes, as proto3 has it.
+#[inline]
+pub fn bytes_len(len: usize) -> usize {
+    if len == 0 { 0 } else { 1 + varint_len(len as u64) + len }
+}
+
+/// A key and its value at a revision, copied out of the index: for answers that outlive the state they come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The key.
+    pub key: Bytes,
+    /// The revision that created the key.
+    pub create_revision: i64,
+    /// The revision that wrote this value.
+    pub mod_revision: i64,
+    /// How many times the key was written since its creation.
+    pub version: i64,
+    /// The lease, or 0.
+    pub lease: i64,
+    /// Where the value lies; `None` if it was not asked for.
+    pub value: Option<Value>,
+}
+
+impl Found {
+    /// Copies what the index says of a live version.
+    pub fn of(version: Version<'_>) -> Found {
+        Found {
+            key: Bytes::copy_from_slice(version.key()),
+            create_revision: version.create_revision(),
+            mod_revision: version.main(),
+            version: version.version(),
+            lease: version.lease(),
+            value: Some(version.value()),
+        }
+    }
+
+    /// The bytes of its `KeyValue`, without tag and length.
+    pub fn encoded_len(&self) -> usize {
+        Fields::of_found(self).encoded_len()
+    }
+
+    /// Appends its `KeyValue`, without tag and length.
+    ///
+    /// # Errors
+    ///
+    /// When the value cannot be read; `out` then holds a part.
+    pub fn encode(&self, values: &dyn Values, out: &mut BytesMut) -> Result<(), ReadError> {
+        let fields = Fields::of_found(self);
+        fields.put_before_value(out);
+        if let Some(value) = self.value
+            && value.len > 0
+        {
+            values.read_into(value, out)?;
+        }
+        fields.put_after_value(out);
+        Ok(())
+    }
+}
+
+/// What of a version goes to the client.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Projection {
+    /// Without the value.
+    pub keys_only: bool,
+    /// With lease 0, as etcd answers from its index alone.
+    pub without_lease: bool,
+}
+
+struct Fields<'a> {
+    key: &'a [u8],
+    create_revision: i64,
+    mod_revision: i64,
+    version: i64,
+    lease: i64,
+    value_len: usize,
+}
+
+impl<'a> Fields<'a> {
+    fn of_found(found: &'a Found) -> Fields<'a> {
+        Fields {
+            key: &found.key,
+            create_revision: found.create_revision,
+            mod_revision: found.mod_revision,
+            version: found.version,
+            lease: found.lease,
+            value_len: found.value.map_or(0, |v| v.len as usize),
+        }
+    }
+
+    #[inline]
+    fn of_version(version: Version<'a>, projection: Projection) -> Fields<'a> {
+        if version.is_tombstone() {
+            // A deletion carries its key, and as an event its revision.
+            return Fields {
+                key: version.key(),
+                create_revision: 0,
+                mod_revision: version.main(),
+                version: 0,
+                lease: 0,
+                value_len: 0,
+            };
+        }
+        Fields {
+            key: version.key(),
+            create_revision: version.create_revision(),
+            mod_revision: version.main(),
+            version: version.version(),
+            lease: if projection.without_lease { 0 } else { version.lease() },
+            value_len: if projection.keys_only { 0 } else { version.value_len() as usize },
+        }
+    }
+
+    #[inline]
+    fn encoded_len(&self) -> usize {
+        bytes_len(self.key.len())
+            + number_len(self.create_revision)
+            + number_len(self.mod_revision)
+            + number_len(self.version)
+            + bytes_len(self.value_len)
+            + number_len(self.lease)
+    }
+
+    #[inline]
+    fn put_before_value(&self, out: &mut BytesMut) {
+        if !self.key.is_empty() {
+            out.put_u8(0x0a);
+            put_varint(out, self.key.len() as u64);
+            out.put_slice(self.key);
+        }
+        put_number(out, 0x10, self.create_revision);
+        put_number(out, 0x18, self.mod_revision);
+        put_number(out, 0x20, self.version);
+        if self.value_len > 0 {
+            out.put_u8(0x2a);
+            put_varint(out, self.value_len as u64);
+        }
+    }
+
+    #[inline]
+    fn put_after_value(&self, out: &mut BytesMut) {
+        put_number(out, 0x30, self.lease);
+    }
+}
+
+/// The bytes of a version's `KeyValue`, without tag and length.
+#[inline]
+pub fn kv_len(version: Version<'_>, projection: Projection) -> usize {
+    Fields::of_version(version, projection).encoded_len()
+}
+
+/// Appends a version's `KeyValue`, without tag and length.
+///
+/// # Errors
+///
+/// When the value cannot be read; `out` then holds a part.
+#[inline]
+pub fn put_kv(
+    version: Version<'_>,
+    projection: Projection,
+    values: &dyn Values,
+    out: &mut BytesMut,
+) -> Result<(), ReadError> {
+    let fields = Fields::of_version(version, projection);
+    fields.put_before_value(out);
+    if fields.value_len > 0 {
+        read_version(version, values, out)?;
+    }
+    fields.put_after_value(out);
+    Ok(())
+}
+
+/// Appends the value of a version, wherever it has been moved meanwhile.
+///
+/// # Errors
+///
+/// When the disk fails.
+pub fn read_version(version: Version<'_>, values: &dyn Values, out: &mut BytesMut) -> Result<(), ReadError> {
+    // A value moves rarely and its new place is published before the old one goes, so the second look finds it
+    // unless it moved again in between.
+    for _ in 0..8 {
+        match values.read_into(version.value(), out) {
+            Err(ReadError::Moved) => {}
+            other => return other,
+        }
+    }
+    Err(ReadError::Failed(format!("the value of revision {} is nowhere to be found", version.main())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use prost::Message as _;
+
+    struct Fixed(&'static [u8]);
+
+    impl Values for Fixed {
+        fn read_into(&self, value: Value, out: &mut BytesMut) -> Result<(), ReadError> {
+            assert_eq!(value.len as usize, self.0.len());
+            out.put_slice(self.0);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn varints_are_as_long_as_they_say() {
+        for n in [0, 1, 127, 128, 16383, 16384, u64::from(u32::MAX), u64::MAX - 1, u64::MAX, 1 << 63, 1 << 62] {
+            let mut out = BytesMut::new();
+            put_varint(&mut out, n);
+            assert_eq!(out.len(), varint_len(n), "{n}");
+        }
+    }
+
+    #[test]
+    fn found_encodes_as_prost_does() {
+        for (lease, value) in [(0i64, b"".as_slice()), (5, b"value"), (-1, b"v")] {
+            let value: &'static [u8] = value;
+            let found = Found {
+                key: Bytes::from_static(b"key"),
+                create_revision: 3,
+                mod_revision: 300,
+                version: 2,
+                lease,
+                value: Some(Value { len: value.len() as u32, ..Value::default() }),
+            };
+            let mut out = BytesMut::new();
+            found.encode(&Fixed(value), &mut out).expect("reads");
+            let kv = api::mvccpb::KeyValue {
+                key: "key".into(),
+                create_revision: 3,
+                mod_revision: 300,
+                version: 2,
+                value: value.into(),
+                lease,
+            };
+            assert_eq!(out, kv.encode_to_vec());
+            assert_eq!(out.len(), found.encoded_len());
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Leases as every member knows them: who exists, for how long, with which keys.
+//!
+//! No clock runs here. When a lease expires is the leader's business; it proposes the revocation.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use api::Status;
+use api::error;
+use api::limits::LEASE_TTL_MAX;
+use bytes::Bytes;
+
+use crate::codec::{Input, Malformed, put_i64, put_u64};
+
+/// One lease.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Lease {
+    /// The granted time to live, in seconds.
+    pub ttl: i64,
+    /// The time left as of the last checkpoint entry, in seconds; 0 if there was none since the last renewal.
+    pub remaining: i64,
+    /// The attached keys.
+    pub keys: BTreeSet<Bytes>,
+}
+
+/// All leases.
+#[derive(Debug, Default)]
+pub struct Leases {
+    table: HashMap<i64, Lease>,
+}
+
+impl Leases {
+    /// The lease with this id.
+    pub fn get(&self, id: i64) -> Option<&Lease> {
+        self.table.get(&id)
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.table.is_empty()
+    }
+
+    /// All of them, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = (i64, &Lease)> {
+        self.table.iter().map(|(id, lease)| (*id, lease))
+    }
+
+    /// Grants a lease; gives the TTL it really gets, in seconds.
+    pub(crate) fn grant(&mut self, id: i64, ttl: i64, ttl_min: i64) -> Result<i64, Status> {
+        if id == 0 {
+            return Err(error::LEASE_NOT_FOUND);
+        }
+        if ttl > LEASE_TTL_MAX {
+            return Err(error::LEASE_TTL_TOO_LARGE);
+        }
+        if self.table.contains_key(&id) {
+            return Err(error::LEASE_EXIST);
+        }
+        let ttl = ttl.max(ttl_min);
+        self.table.insert(id, Lease { ttl, remaining: 0, keys: BTreeSet::new() });
+        Ok(ttl)
+    }
+
+    /// Forgets a lease and gives it back; its keys are the caller's to delete.
+    pub(crate) fn revoke(&mut self, id: i64) -> Option<Lease> {
+        self.table.remove(&id)
+    }
+
+    /// Notes the time left, in seconds; 0 takes the note back.
+    pub(crate) fn checkpoint(&mut self, id: i64, remaining: i64) {
+        if let Some(lease) = self.table.get_mut(&id) {
+            lease.remaining = remaining.clamp(0, lease.ttl);
+        }
+    }
+
+    /// A key was put: moves it from one lease to another; 0 stands for none.
+    pub(crate) fn attach(&mut self, key: &Bytes, from: i64, to: i64) {
+        if from == to {
+            return;
+        }
+        self.detach(key, from);
+        if to != 0 {
+            let lease = self.table.get_mut(&to);
+            assert!(lease.is_some(), "a put was let through with lease {to:x}, which does not exist");
+            if let Some(lease) = lease {
+                lease.keys.insert(Bytes::copy_from_slice(key));
+            }
+        }
+    }
+
+    /// A key was deleted.
+    pub(crate) fn detach(&mut self, key: &[u8], from: i64) {
+        if from != 0
+            && let Some(lease) = self.table.get_mut(&from)
+        {
+            lease.keys.remove(key);
+        }
+    }
+
+    /// At restart: ties a live key to its lease again. A lease that is gone took its keys along, so it has to exist.
+    pub(crate) fn reattach(&mut self, key: &[u8], id: i64) -> Result<(), Malformed> {
+        let lease = self.table.get_mut(&id).ok_or(Malformed("a key with a lease that does not exist"))?;
+        lease.keys.insert(Bytes::copy_from_slice(key));
+        Ok(())
+    }
+
+    /// Ids, TTLs and times left, without the keys: those know their leases.
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        let ordered: BTreeMap<i64, &Lease> = self.table.iter().map(|(id, lease)| (*id, lease)).collect();
+        put_u64(out, ordered.len() as u64);
+        for (id, lease) in ordered {
+            put_i64(out, id);
+            put_i64(out, lease.ttl);
+            put_i64(out, lease.remaining);
+        }
+    }
+
+    pub(crate) fn decode(input: &mut Input<'_>) -> Result<Leases, Malformed> {
+        let mut leases = Leases::default();
+        for _ in 0..input.u64()? {
+            let id = input.i64()?;
+            let lease = Lease { ttl: input.i64()?, remaining: input.i64()?, keys: BTreeSet::new() };
+            if leases.table.insert(id, lease).is_some() {
+                return Err(Malformed("a lease twice"));
+            }
+        }
+        Ok(leases)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_short_ttl_is_raised_and_a_long_one_refused() {
+        let mut leases = Leases::default();
+        assert_eq!(leases.grant(1, 0, 2), Ok(2));
+        assert_eq!(leases.grant(1, 5, 2), Err(error::LEASE_EXIST));
+        assert_eq!(leases.grant(2, LEASE_TTL_MAX + 1, 2), Err(error::LEASE_TTL_TOO_LARGE));
+        assert_eq!(leases.grant(0, 5, 2), Err(error::LEASE_NOT_FOUND));
+    }
+
+    #[test]
+    fn a_key_belongs_to_one_lease() {
+        let mut leases = Leases::default();
+        leases.grant(1, 5, 2).expect("granted");
+        leases.grant(2, 5, 2).expect("granted");
+        let key = Bytes::from_static(b"k");
+        leases.attach(&key, 0, 1);
+        leases.attach(&key, 1, 2);
+        assert!(leases.get(1).is_some_and(|l| l.keys.is_empty()));
+        assert!(leases.get(2).is_some_and(|l| l.keys.contains(b"k".as_slice())));
+        leases.detach(b"k", 2);
+        assert!(leases.get(2).is_some_and(|l| l.keys.is_empty()));
+    }
+
+    #[test]
+    fn leases_come_back() {
+        let mut leases = Leases::default();
+        leases.grant(7, 60, 2).expect("granted");
+        leases.grant(-3, 90, 2).expect("granted");
+        leases.checkpoint(7, 12);
+        let mut out = Vec::new();
+        leases.encode(&mut out);
+        let mut input = Input(&out);
+        let back = Leases::decode(&mut input).expect("decodes");
+        assert_eq!(back.table, leases.table);
+        for len in 0..out.len() {
+            assert!(Leases::decode(&mut Input(&out[..len])).is_err(), "{len}");
+        }
+    }
+}

@@ -1,0 +1,628 @@
+//! The state machine: one deterministic `apply`.
+
+use std::collections::BTreeMap;
+
+use api::Status;
+use api::error;
+use api::etcdserverpb::alarm_request::AlarmAction;
+use api::etcdserverpb::request_op::Request;
+use api::etcdserverpb::{
+    AlarmMember, AlarmRequest, AlarmType, CompactionRequest, DeleteRangeRequest, InternalRaftRequest,
+    LeaseRevokeRequest, PutRequest, TxnRequest,
+};
+use api::raftpb;
+use bytes::Bytes;
+use mvcc::{KeyRange, Location, RevisionError, Snapshot, Store, Value, Version, Writer};
+use prost::Message as _;
+
+use crate::alarm::Alarms;
+use crate::check;
+use crate::found::{Found, Values};
+use crate::lease::Leases;
+use crate::member::{Member, Members};
+use crate::range::{Failure, refused};
+use crate::txn::{self, Deleted, OpOutcome, Path, TxnOutcome};
+
+/// What is the same for every member, and fixed at start.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules {
+    /// The shortest TTL a lease gets, in seconds.
+    pub lease_ttl_min: i64,
+}
+
+/// A committed entry.
+#[derive(Clone, Copy, Debug)]
+pub struct Command<'a> {
+    /// Its place in the log.
+    pub index: u64,
+    /// Its term.
+    pub term: u64,
+    /// The bytes of an `InternalRaftRequest` or, for a membership change, of etcd's `ConfChange`.
+    pub data: &'a Bytes,
+    /// Where the first byte of `data` lies in the log.
+    pub location: Location,
+}
+
+/// The entry cannot be applied, and so nothing after it can: the member has to stop.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fatal {
+    /// The entry.
+    pub index: u64,
+    /// What is wrong, and what to do.
+    pub why: String,
+}
+
+impl std::fmt::Display for Fatal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "cannot apply entry {}: {}", self.index, self.why)
+    }
+}
+
+impl std::error::Error for Fatal {}
+
+/// The result of an entry, for whoever proposed it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    /// A put.
+    Put {
+        /// The revision written.
+        revision: i64,
+        /// What was there before, if that was asked for.
+        previous: Option<Found>,
+    },
+    /// A delete.
+    DeleteRange(Deleted),
+    /// A transaction.
+    Txn(TxnOutcome),
+    /// A compaction; the removal of what it made unreadable goes on behind it.
+    Compacted,
+    /// A lease with this TTL in seconds.
+    LeaseGranted {
+        /// Its id.
+        id: i64,
+        /// Its TTL, which may be longer than asked for.
+        ttl: i64,
+    },
+    /// A lease is gone, with its keys.
+    LeaseRevoked,
+    /// Times left were noted.
+    LeaseCheckpointed,
+    /// The alarms that the request is about.
+    Alarms(Vec<AlarmMember>),
+    /// Something that has no answer of its own.
+    Done,
+}
+
+/// What changed beside keys and values, for those who keep books of their own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A lease exists now.
+    LeaseGranted {
+        /// Its id.
+        id: i64,
+        /// Its TTL in seconds.
+        ttl: i64,
+    },
+    /// A lease is gone.
+    LeaseRevoked(i64),
+    /// The compact revision rose.
+    Compacted(i64),
+    /// An alarm was raised or cleared.
+    Alarms,
+    /// A member's attributes or the cluster's version changed.
+    Members,
+}
+
+/// A committed entry's effect.
+#[derive(Debug, PartialEq)]
+pub struct Applied {
+    /// The id under which it was proposed; 0 for a leader's empty entry.
+    pub request_id: u64,
+    /// What to answer.
+    pub outcome: Result<Outcome, Status>,
+    /// What else changed.
+    pub change: Option<Change>,
+}
+
+/// What a membership change does to the voters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VoterChange {
+    /// A voter was added, or a learner promoted.
+    AddVoter(u64),
+    /// A learner was added.
+    AddLearner(u64),
+    /// A member left.
+    Remove(u64),
+    /// Nobody came or left.
+    Update(u64),
+}
+
+/// The bytes of one segment that the index still points at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SegmentUse {
+    /// Values.
+    pub values: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// The replicated state of one member.
+pub struct Machine {
+    rules: Rules,
+    /// Keys and values.
+    pub store: Store,
+    /// Leases.
+    pub leases: Leases,
+    /// Alarms.
+    pub alarms: Alarms,
+    /// Members.
+    pub members: Members,
+    /// The last entry applied.
+    pub applied_index: u64,
+    /// Its term.
+    pub applied_term: u64,
+    pub(crate) usage: BTreeMap<u32, SegmentUse>,
+    pub(crate) in_use_bytes: u64,
+}
+
+impl std::fmt::Debug for Machine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Machine")
+            .field("applied_index", &self.applied_index)
+            .field("revision", &self.store.current_revision())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The bytes that a version counts for: its key, its value, and what the index and the log keep about it.
+fn version_bytes(version: Version<'_>) -> u64 {
+    64 + version.key().len() as u64 + u64::from(version.value_len())
+}
+
+/// The books that every write and removal keeps up to date.
+struct Books<'a> {
+    leases: &'a mut Leases,
+    usage: &'a mut BTreeMap<u32, SegmentUse>,
+    in_use_bytes: &'a mut u64,
+}
+
+impl Books<'_> {
+    fn added(&mut self, version: Version<'_>) {
+        *self.in_use_bytes += version_bytes(version);
+        if version.value_len() > 0 {
+            let usage = self.usage.entry(version.location().segment).or_default();
+            usage.values += 1;
+            usage.bytes += u64::from(version.value_len());
+        }
+    }
+}
+
+impl Machine {
+    /// An empty state.
+    pub fn new(rules: Rules) -> Machine {
+        Machine::with_store(rules, Store::new())
+    }
+
+    pub(crate) fn with_store(rules: Rules, store: Store) -> Machine {
+        Machine {
+            rules,
+            store,
+            leases: Leases::default(),
+            alarms: Alarms::default(),
+            members: Members::default(),
+            applied_index: 0,
+            applied_term: 0,
+            usage: BTreeMap::new(),
+            in_use_bytes: 0,
+        }
+    }
+
+    /// The bytes of everything that is not compacted away: what the quota is held against.
+    pub fn in_use_bytes(&self) -> u64 {
+        self.in_use_bytes
+    }
+
+    /// What each segment of the log still holds of the store.
+    pub fn usage(&self) -> &BTreeMap<u32, SegmentUse> {
+        &self.usage
+    }
+
+    /// Applies a committed entry. With `answer` false the results of reads inside transactions are not gathered.
+    ///
+    /// # Errors
+    ///
+    /// When the entry cannot be understood or a value it depends on cannot be read. Nothing was changed then.
+    pub fn apply(
+        &mut self,
+        command: Command<'_>,
+        values: &dyn Values,
+        answer: bool,
+    ) -> Result<Applied, Fatal> {
+        let fatal = |why: String| Fatal { index: command.index, why };
+        self.next(command)?;
+        if command.data.is_empty() {
+            return Ok(Applied { request_id: 0, outcome: Ok(Outcome::Done), change: None });
+        }
+        let request = InternalRaftRequest::decode(command.data.clone())
+            .map_err(|e| fatal(format!("it is no request of this version: {e}")))?;
+        let request_id = match &request.header {
+            Some(header) if header.id != 0 => header.id,
+            _ => request.id,
+        };
+        let mut change = None;
+        let outcome = match self.dispatch(command, &request, values, answer, &mut change) {
+            Ok(outcome) => Ok(outcome),
+            Err(Failure::Refused(status)) => Err(status),
+            Err(Failure::Unreadable(why)) => return Err(fatal(why)),
+        };
+        Ok(Applied { request_id, outcome, change })
+    }
+
+    fn next(&mut self, command: Command<'_>) -> Result<(), Fatal> {
+        assert_eq!(command.index, self.applied_index + 1, "entries are applied in order, each once");
+        if command.term < self.applied_term {
+            return Err(Fatal { index: command.index, why: "its term is older than its predecessor's".to_owned() });
+        }
+        self.applied_index = command.index;
+        self.applied_term = command.term;
+        Ok(())
+    }
+
+    fn dispatch(
+        &mut self,
+        command: Command<'_>,
+        request: &InternalRaftRequest,
+        values: &dyn Values,
+        answer: bool,
+        change: &mut Option<Change>,
+    ) -> Result<Outcome, Failure> {
+        if self.alarms.any(AlarmType::Corrupt as i32)
+            && (request.put.is_some()
+                || request.range.is_some()
+                || request.delete_range.is_some()
+                || request.txn.is_some()
+                || request.compaction.is_some()
+                || request.lease_grant.is_some()
+                || request.lease_revoke.is_some())
+        {
+            return Err(error::CORRUPT.into());
+        }
+        let no_space = self.alarms.any(AlarmType::Nospace as i32);
+        if let Some(put) = &request.put {
+            if no_space {
+                return Err(error::NO_SPACE.into());
+            }
+            return Ok(self.put(command, put)?);
+        }
+        if let Some(delete) = &request.delete_range {
+            return Ok(Outcome::DeleteRange(self.delete_range(delete)));
+        }
+        if let Some(txn) = &request.txn {
+            if no_space && check::txn_cost(txn) > 0 {
+                return Err(error::NO_SPACE.into());
+            }
+            return self.txn(command, txn, values, answer);
+        }
+        if let Some(compaction) = &request.compaction {
+            return self.compact(compaction, change);
+        }
+        if let Some(grant) = &request.lease_grant {
+            if no_space {
+                return Err(error::NO_SPACE.into());
+            }
+            let ttl = self.leases.grant(grant.id, grant.ttl, self.rules.lease_ttl_min)?;
+            *change = Some(Change::LeaseGranted { id: grant.id, ttl });
+            return Ok(Outcome::LeaseGranted { id: grant.id, ttl });
+        }
+        if let Some(revoke) = &request.lease_revoke {
+            return Ok(self.lease_revoke(revoke, change)?);
+        }
+        if let Some(checkpoint) = &request.lease_checkpoint {
+            for lease in &checkpoint.checkpoints {
+                self.leases.checkpoint(lease.id, lease.remaining_ttl);
+            }
+            return Ok(Outcome::LeaseCheckpointed);
+        }
+        if let Some(alarm) = &request.alarm {
+            return Ok(Outcome::Alarms(self.alarm(alarm, change)));
+        }
+        if let Some(version) = &request.cluster_version_set {
+            self.members.cluster_version = version.ver.clone();
+            *change = Some(Change::Members);
+            return Ok(Outcome::Done);
+        }
+        if let Some(set) = &request.cluster_member_attr_set {
+            if let Some(member) = self.members.by_id.get_mut(&set.member_id)
+                && let Some(attributes) = &set.member_attributes
+            {
+                member.name = attributes.name.clone();
+                member.client_urls = attributes.client_urls.clone();
+            }
+            *change = Some(Change::Members);
+            return Ok(Outcome::Done);
+        }
+        if let Some(set) = &request.downgrade_info_set {
+            self.members.downgrade_target = set.enabled.then(|| set.ver.clone());
+            *change = Some(Change::Members);
+            return Ok(Outcome::Done);
+        }
+        if request.range.is_some() {
+            // etcd before 3.1 sent reads through the log; they change nothing.
+            return Ok(Outcome::Done);
+        }
+        Err(Failure::Unreadable(
+            "it holds a request that this version does not know; start the version that wrote it".to_owned(),
+        ))
+    }
+
+    fn put(&mut self, command: Command<'_>, put: &PutRequest) -> Result<Outcome, Status> {
+        if put.lease != 0 && self.leases.get(put.lease).is_none() {
+            return Err(error::LEASE_NOT_FOUND);
+        }
+        txn::check_put(&self.store.snapshot(), &self.leases, put)?;
+        let mut books =
+            Books { leases: &mut self.leases, usage: &mut self.usage, in_use_bytes: &mut self.in_use_bytes };
+        let mut writer = self.store.begin();
+        let previous = write_put(&mut writer, &mut books, command, put);
+        let revision = writer.finish();
+        Ok(Outcome::Put { revision, previous })
+    }
+
+    fn delete_range(&mut self, delete: &DeleteRangeRequest) -> Deleted {
+        let mut books =
+            Books { leases: &mut self.leases, usage: &mut self.usage, in_use_bytes: &mut self.in_use_bytes };
+        let mut writer = self.store.begin();
+        let mut deleted = write_delete(&mut writer, &mut books, delete);
+        deleted.revision = writer.finish();
+        deleted
+    }
+
+    fn txn(
+        &mut self,
+        command: Command<'_>,
+        request: &TxnRequest,
+        values: &dyn Values,
+        answer: bool,
+    ) -> Result<Outcome, Failure> {
+        let snapshot = self.store.snapshot();
+        let path = txn::choose(&snapshot, request, values)?;
+        txn::check_path(&snapshot, &self.leases, request, &path)?;
+        let mut books =
+            Books { leases: &mut self.leases, usage: &mut self.usage, in_use_bytes: &mut self.in_use_bytes };
+        let mut writer = self.store.begin();
+        let mut run = Run { writer: &mut writer, books: &mut books, command, values, answer };
+        let mut outcome = run.branch(request, &path)?;
+        outcome.revision = writer.finish();
+        Ok(Outcome::Txn(outcome))
+    }
+
+    fn compact(
+        &mut self,
+        request: &CompactionRequest,
+        change: &mut Option<Change>,
+    ) -> Result<Outcome, Failure> {
+        self.store.compact(request.revision).map_err(|e: RevisionError| refused(e))?;
+        *change = Some(Change::Compacted(request.revision));
+        Ok(Outcome::Compacted)
+    }
+
+    /// Removes a slice of what a compaction made unreadable; says whether that was all.
+    pub fn compact_step(&mut self, budget: u64) -> bool {
+        let (usage, in_use_bytes) = (&mut self.usage, &mut self.in_use_bytes);
+        let progress = self.store.compact_step(budget, |version| {
+            *in_use_bytes = in_use_bytes.saturating_sub(version_bytes(version));
+            if version.value_len() > 0
+                && let Some(usage) = usage.get_mut(&version.location().segment)
+            {
+                usage.values = usage.values.saturating_sub(1);
+                usage.bytes = usage.bytes.saturating_sub(u64::from(version.value_len()));
+            }
+        });
+        progress.done
+    }
+
+    /// Notes that the value of a version was copied to another segment; says whether anybody still wanted it.
+    pub fn relocate(&mut self, main: i64, sub: u32, from: Location, to: Location) -> bool {
+        let snapshot = self.store.snapshot();
+        let Some(version) = snapshot.version_at(main, sub) else { return false };
+        if version.location() != from {
+            return false;
+        }
+        let bytes = u64::from(version.value_len());
+        version.set_location(to);
+        if let Some(old) = self.usage.get_mut(&from.segment) {
+            old.values = old.values.saturating_sub(1);
+            old.bytes = old.bytes.saturating_sub(bytes);
+        }
+        let new = self.usage.entry(to.segment).or_default();
+        new.values += 1;
+        new.bytes += bytes;
+        true
+    }
+
+    fn lease_revoke(
+        &mut self,
+        request: &LeaseRevokeRequest,
+        change: &mut Option<Change>,
+    ) -> Result<Outcome, Status> {
+        let lease = self.leases.revoke(request.id).ok_or(error::LEASE_NOT_FOUND)?;
+        *change = Some(Change::LeaseRevoked(request.id));
+        let in_use_bytes = &mut self.in_use_bytes;
+        let mut writer = self.store.begin();
+        for key in &lease.keys {
+            writer.delete_range(KeyRange::single(key), |deletion| {
+                *in_use_bytes += version_bytes(deletion.version);
+            });
+        }
+        writer.finish();
+        Ok(Outcome::LeaseRevoked)
+    }
+
+    fn alarm(&mut self, request: &AlarmRequest, change: &mut Option<Change>) -> Vec<AlarmMember> {
+        let one = AlarmMember { member_id: request.member_id, alarm: request.alarm };
+        match AlarmAction::try_from(request.action) {
+            Ok(AlarmAction::Get) => self.alarms.list(request.alarm, request.member_id),
+            Ok(AlarmAction::Activate) if request.alarm != AlarmType::None as i32 => {
+                self.alarms.raise(request.alarm, request.member_id);
+                *change = Some(Change::Alarms);
+                vec![one]
+            }
+            Ok(AlarmAction::Deactivate) if self.alarms.clear(request.alarm, request.member_id) => {
+                *change = Some(Change::Alarms);
+                vec![one]
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Applies a committed membership change.
+    ///
+    /// # Errors
+    ///
+    /// When the entry cannot be understood.
+    pub fn apply_conf_change(&mut self, command: Command<'_>) -> Result<(u64, VoterChange), Fatal> {
+        let fatal = |why: String| Fatal { index: command.index, why };
+        self.next(command)?;
+        let change = raftpb::ConfChange::decode(command.data.clone())
+            .map_err(|e| fatal(format!("it is no membership change: {e}")))?;
+        let node = change.node_id.unwrap_or(0);
+        let context = || Member::from_json(change.context.as_deref().unwrap_or_default()).map_err(&fatal);
+        let kind = raftpb::ConfChangeType::try_from(change.r#type.unwrap_or(0))
+            .map_err(|_| fatal("it changes the membership in a way this version does not know".to_owned()))?;
+        let voter_change = match kind {
+            raftpb::ConfChangeType::ConfChangeAddNode | raftpb::ConfChangeType::ConfChangeAddLearnerNode => {
+                let learner = kind == raftpb::ConfChangeType::ConfChangeAddLearnerNode;
+                let member = context()?;
+                match self.members.by_id.get_mut(&node) {
+                    // A member that is there already is promoted; its addresses stay.
+                    Some(known) => known.is_learner = learner,
+                    None => {
+                        self.members.by_id.insert(node, Member { id: node, is_learner: learner, ..member });
+                    }
+                }
+                if learner { VoterChange::AddLearner(node) } else { VoterChange::AddVoter(node) }
+            }
+            raftpb::ConfChangeType::ConfChangeRemoveNode => {
+                self.members.by_id.remove(&node);
+                self.members.removed.insert(node);
+                VoterChange::Remove(node)
+            }
+            raftpb::ConfChangeType::ConfChangeUpdateNode => {
+                let member = context()?;
+                if let Some(known) = self.members.by_id.get_mut(&node) {
+                    known.peer_urls = member.peer_urls;
+                }
+                VoterChange::Update(node)
+            }
+        };
+        Ok((change.id.unwrap_or(0), voter_change))
+    }
+}
+
+/// A chosen branch while it runs. Everything that can fail was checked before, but for reads of the disk.
+struct Run<'a, 's, 'b> {
+    writer: &'a mut Writer<'s>,
+    books: &'a mut Books<'b>,
+    command: Command<'a>,
+    values: &'a dyn Values,
+    answer: bool,
+}
+
+impl Run<'_, '_, '_> {
+    fn branch(&mut self, request: &TxnRequest, path: &Path) -> Result<TxnOutcome, Failure> {
+        let ops = txn::branch(request, path.succeeded);
+        let mut outcome =
+            TxnOutcome { revision: 0, succeeded: path.succeeded, responses: Vec::with_capacity(ops.len()) };
+        let mut nested = path.nested.iter();
+        for op in ops {
+            let done = match &op.request {
+                Some(Request::RequestRange(range)) => {
+                    if !self.answer {
+                        continue;
+                    }
+                    OpOutcome::Range(txn::run_range(&self.writer.snapshot(), range, self.values)?)
+                }
+                Some(Request::RequestPut(put)) => {
+                    let previous = write_put(self.writer, self.books, self.command, put);
+                    OpOutcome::Put { revision: self.writer.revision(), previous }
+                }
+                Some(Request::RequestDeleteRange(delete)) => {
+                    let mut deleted = write_delete(self.writer, self.books, delete);
+                    deleted.revision = self.writer.snapshot().current_revision();
+                    OpOutcome::DeleteRange(deleted)
+                }
+                Some(Request::RequestTxn(inner)) => {
+                    let path = nested.next().ok_or(error::KEY_NOT_FOUND)?;
+                    OpOutcome::Txn(self.branch(inner, path)?)
+                }
+                None => return Err(error::KEY_NOT_FOUND.into()),
+            };
+            outcome.responses.push(done);
+        }
+        Ok(outcome)
+    }
+}
+
+/// Where a slice of the entry's data lies in the log, and what it is.
+fn value_of(command: Command<'_>, bytes: &Bytes) -> Value {
+    if bytes.is_empty() {
+        return Value::default();
+    }
+    let (start, end) = (command.data.as_ptr() as usize, command.data.as_ptr() as usize + command.data.len());
+    let at = bytes.as_ptr() as usize;
+    assert!(at >= start && at + bytes.len() <= end, "the value is a slice of its entry");
+    Value {
+        location: Location {
+            segment: command.location.segment,
+            offset: command.location.offset + (at - start) as u32,
+        },
+        len: bytes.len() as u32,
+        crc: crc32c::crc32c(bytes),
+    }
+}
+
+fn write_put(
+    writer: &mut Writer<'_>,
+    books: &mut Books<'_>,
+    command: Command<'_>,
+    put: &PutRequest,
+) -> Option<Found> {
+    let kept = (put.ignore_value || put.ignore_lease)
+        .then(|| present(&writer.snapshot(), &put.key))
+        .flatten()
+        .map(|version| (version.value(), version.lease()));
+    let value = match kept {
+        Some((value, _)) if put.ignore_value => value,
+        _ => value_of(command, &put.value),
+    };
+    let lease = match kept {
+        Some((_, lease)) if put.ignore_lease => lease,
+        _ => put.lease,
+    };
+    let change = writer.put(&put.key, value, lease);
+    books.added(change.version);
+    let previous_lease = change.previous.map_or(0, Version::lease);
+    let previous = change.previous.filter(|_| put.prev_kv).map(Found::of);
+    books.leases.attach(&put.key, previous_lease, lease);
+    previous
+}
+
+fn present<'a>(snapshot: &Snapshot<'a>, key: &[u8]) -> Option<Version<'a>> {
+    // Revision 0 is the current one, which can always be read.
+    snapshot.get(key, 0).ok().flatten()
+}
+
+fn write_delete(writer: &mut Writer<'_>, books: &mut Books<'_>, delete: &DeleteRangeRequest) -> Deleted {
+    let mut previous = Vec::new();
+    let range = KeyRange::of_request(&delete.key, &delete.range_end);
+    let deleted = writer.delete_range(range, |change| {
+        books.added(change.version);
+        if let Some(gone) = change.previous {
+            books.leases.detach(gone.key(), gone.lease());
+            if delete.prev_kv {
+                previous.push(Found::of(gone));
+            }
+        }
+    });
+    Deleted { revision: 0, deleted: deleted as i64, previous }
+}

@@ -1,0 +1,159 @@
+//! The members of the cluster, as the log says.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Value, json};
+
+use crate::codec::{Input, Malformed, put_bytes, put_u64};
+
+/// One configured member.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Member {
+    /// Its id.
+    pub id: u64,
+    /// Where its peers reach it.
+    pub peer_urls: Vec<String>,
+    /// Whether it has no vote.
+    pub is_learner: bool,
+    /// Its name; empty until it has started.
+    pub name: String,
+    /// Where clients reach it.
+    pub client_urls: Vec<String>,
+}
+
+impl Member {
+    /// The JSON that etcd puts into the context of a membership change.
+    pub fn to_json(&self) -> String {
+        let mut object = json!({ "id": self.id, "peerURLs": self.peer_urls });
+        if let Value::Object(fields) = &mut object {
+            if self.is_learner {
+                fields.insert("isLearner".to_owned(), true.into());
+            }
+            if !self.name.is_empty() {
+                fields.insert("name".to_owned(), self.name.as_str().into());
+            }
+            if !self.client_urls.is_empty() {
+                fields.insert("clientURLs".to_owned(), self.client_urls.clone().into());
+            }
+        }
+        object.to_string()
+    }
+
+    /// Reads that JSON. Unknown fields are passed over, as etcd does.
+    ///
+    /// # Errors
+    ///
+    /// When it is no JSON object, or a field has another type than etcd writes.
+    pub fn from_json(text: &[u8]) -> Result<Member, String> {
+        let value: Value = serde_json::from_slice(text).map_err(|e| e.to_string())?;
+        let Value::Object(fields) = value else { return Err("a member has to be an object".to_owned()) };
+        let urls = |name: &str| -> Result<Vec<String>, String> {
+            match fields.get(name) {
+                None | Some(Value::Null) => Ok(Vec::new()),
+                Some(Value::Array(list)) => list
+                    .iter()
+                    .map(|url| url.as_str().map(str::to_owned).ok_or_else(|| format!("{name} holds no text")))
+                    .collect(),
+                Some(_) => Err(format!("{name} is no list")),
+            }
+        };
+        Ok(Member {
+            id: fields.get("id").and_then(Value::as_u64).ok_or("a member without an id")?,
+            peer_urls: urls("peerURLs")?,
+            is_learner: fields.get("isLearner").and_then(Value::as_bool).unwrap_or(false),
+            name: fields.get("name").and_then(Value::as_str).unwrap_or_default().to_owned(),
+            client_urls: urls("clientURLs")?,
+        })
+    }
+}
+
+/// All members, those that were removed, and the version they agreed on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Members {
+    /// By id.
+    pub by_id: BTreeMap<u64, Member>,
+    /// Ids that may never come back.
+    pub removed: BTreeSet<u64>,
+    /// The cluster version, such as `3.7.0`; empty until it is decided.
+    pub cluster_version: String,
+    /// The version a downgrade goes to, while one is under way.
+    pub downgrade_target: Option<String>,
+}
+
+impl Members {
+    /// The ids with a vote.
+    pub fn voters(&self) -> Vec<u64> {
+        self.by_id.values().filter(|m| !m.is_learner).map(|m| m.id).collect()
+    }
+
+    /// The ids without one.
+    pub fn learners(&self) -> Vec<u64> {
+        self.by_id.values().filter(|m| m.is_learner).map(|m| m.id).collect()
+    }
+
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        put_u64(out, self.by_id.len() as u64);
+        for member in self.by_id.values() {
+            put_bytes(out, member.to_json().as_bytes());
+        }
+        put_u64(out, self.removed.len() as u64);
+        for id in &self.removed {
+            put_u64(out, *id);
+        }
+        put_bytes(out, self.cluster_version.as_bytes());
+        put_u64(out, u64::from(self.downgrade_target.is_some()));
+        put_bytes(out, self.downgrade_target.as_deref().unwrap_or_default().as_bytes());
+    }
+
+    pub(crate) fn decode(input: &mut Input<'_>) -> Result<Members, Malformed> {
+        let mut members = Members::default();
+        for _ in 0..input.u64()? {
+            let member =
+                Member::from_json(input.bytes()?).map_err(|_| Malformed("a member that is not one"))?;
+            members.by_id.insert(member.id, member);
+        }
+        for _ in 0..input.u64()? {
+            members.removed.insert(input.u64()?);
+        }
+        members.cluster_version = input.text()?;
+        let downgrading = input.bool()?;
+        let target = input.text()?;
+        members.downgrade_target = downgrading.then_some(target);
+        Ok(members)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_member_is_the_json_that_etcd_writes() {
+        let member = Member {
+            id: 10_276_657_743_932_975_437,
+            peer_urls: vec!["http://localhost:2380".to_owned()],
+            name: "default".to_owned(),
+            ..Member::default()
+        };
+        let text = r#"{"id":10276657743932975437,"name":"default","peerURLs":["http://localhost:2380"]}"#;
+        assert_eq!(member.to_json(), text);
+        assert_eq!(Member::from_json(text.as_bytes()), Ok(member));
+        assert_eq!(Member::from_json(br#"{"id":1,"peerURLs":null,"isPromote":true}"#).map(|m| m.id), Ok(1));
+        assert!(Member::from_json(b"[]").is_err());
+        assert!(Member::from_json(b"{}").is_err());
+    }
+
+    #[test]
+    fn members_come_back() {
+        let mut members = Members { cluster_version: "3.7.0".to_owned(), ..Members::default() };
+        members.by_id.insert(3, Member { id: 3, is_learner: true, ..Member::default() });
+        members.removed.insert(9);
+        members.downgrade_target = Some("3.6.0".to_owned());
+        let mut out = Vec::new();
+        members.encode(&mut out);
+        assert_eq!(Members::decode(&mut Input(&out)), Ok(members));
+        for len in 0..out.len() {
+            assert!(Members::decode(&mut Input(&out[..len])).is_err(), "{len}");
+        }
+    }
+}

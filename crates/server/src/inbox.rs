@@ -1,0 +1,151 @@
+//! The ways between threads: into the core, and from the core to the shards.
+//!
+//! Both are drained whole by their one receiver, so that whatever gathered while it was busy becomes one batch. Both
+//! are bounded by who fills them: a shard has at most [`ASKS_PER_SHARD_MAX`] questions open, and each gets one reply.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+use std::thread::Thread;
+use std::time::Duration;
+
+/// How many questions of one shard the core may have open; more are answered `too many requests`.
+pub const ASKS_PER_SHARD_MAX: usize = 65_536;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing that can panic runs under these locks, so a poisoned one holds a whole value all the same.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Many senders, one receiving thread that sleeps when there is nothing to do.
+pub struct Inbox<T> {
+    waiting: Mutex<Vec<T>>,
+    receiver: Mutex<Option<Thread>>,
+    asleep: AtomicBool,
+}
+
+impl<T> Default for Inbox<T> {
+    fn default() -> Self {
+        Inbox { waiting: Mutex::new(Vec::new()), receiver: Mutex::new(None), asleep: AtomicBool::new(false) }
+    }
+}
+
+impl<T> Inbox<T> {
+    /// Makes the calling thread the receiver.
+    pub fn receive_here(&self) {
+        *lock(&self.receiver) = Some(std::thread::current());
+    }
+
+    /// Puts one thing in.
+    pub fn send(&self, item: T) {
+        lock(&self.waiting).push(item);
+        self.wake();
+    }
+
+    /// Puts many things in at once, and leaves `items` empty.
+    pub fn send_all(&self, items: &mut Vec<T>) {
+        if items.is_empty() {
+            return;
+        }
+        lock(&self.waiting).append(items);
+        self.wake();
+    }
+
+    fn wake(&self) {
+        // The flag is set before the receiver looks a last time, and cleared by whoever wakes it: one wake-up each.
+        if self.asleep.swap(false, Ordering::SeqCst)
+            && let Some(thread) = &*lock(&self.receiver)
+        {
+            thread.unpark();
+        }
+    }
+
+    /// Takes everything that waits into `into`, which is empty; sleeps up to `patience` if there is nothing.
+    pub fn drain(&self, into: &mut Vec<T>, patience: Duration) {
+        if self.take(into) || patience.is_zero() {
+            return;
+        }
+        self.asleep.store(true, Ordering::SeqCst);
+        if self.take(into) {
+            self.asleep.store(false, Ordering::SeqCst);
+            return;
+        }
+        std::thread::park_timeout(patience);
+        self.asleep.store(false, Ordering::SeqCst);
+        self.take(into);
+    }
+
+    fn take(&self, into: &mut Vec<T>) -> bool {
+        debug_assert!(into.is_empty());
+        std::mem::swap(&mut *lock(&self.waiting), into);
+        !into.is_empty()
+    }
+}
+
+/// From the core to one shard's loop, which is woken through its own waker.
+pub struct Outbox<T> {
+    waiting: Mutex<Vec<T>>,
+    waker: Mutex<Option<Waker>>,
+}
+
+impl<T> Default for Outbox<T> {
+    fn default() -> Self {
+        Outbox { waiting: Mutex::new(Vec::new()), waker: Mutex::new(None) }
+    }
+}
+
+impl<T> Outbox<T> {
+    /// Puts many things in at once, leaves `items` empty, and wakes the shard.
+    pub fn send_all(&self, items: &mut Vec<T>) {
+        if items.is_empty() {
+            return;
+        }
+        lock(&self.waiting).append(items);
+        self.wake();
+    }
+
+    /// Wakes the shard without a message.
+    pub fn wake(&self) {
+        if let Some(waker) = lock(&self.waker).take() {
+            waker.wake();
+        }
+    }
+
+    /// Takes everything into `into`, which is empty, and leaves a waker for the next time.
+    pub fn poll(&self, waker: &Waker, into: &mut Vec<T>) {
+        *lock(&self.waker) = Some(waker.clone());
+        std::mem::swap(&mut *lock(&self.waiting), into);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    #[test]
+    fn nothing_is_lost_between_many_senders_and_a_sleeper() {
+        let inbox = Arc::new(Inbox::default());
+        let senders: Vec<_> = (0..4u64)
+            .map(|s| {
+                let inbox = Arc::clone(&inbox);
+                std::thread::spawn(move || {
+                    for n in 0..10_000u64 {
+                        inbox.send(s * 10_000 + n);
+                    }
+                })
+            })
+            .collect();
+        inbox.receive_here();
+        let (mut seen, mut batch) = (Vec::new(), Vec::new());
+        while seen.len() < 40_000 {
+            inbox.drain(&mut batch, Duration::from_secs(60));
+            seen.append(&mut batch);
+        }
+        for sender in senders {
+            sender.join().expect("sends");
+        }
+        seen.sort_unstable();
+        assert!(seen.iter().copied().eq(0..40_000));
+    }
+}

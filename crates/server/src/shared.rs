@@ -1,0 +1,135 @@
+//! What all threads of a member share: its identity, its present state, and the ways to the core.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+
+use api::etcdserverpb::ResponseHeader;
+use arc_swap::ArcSwap;
+use machine::{Alarms, Members};
+use mvcc::View;
+
+use crate::core::{Ask, Reply};
+use crate::inbox::{Inbox, Outbox};
+
+/// The state of a member after one batch of entries: what every read is answered from.
+pub struct Published {
+    /// Keys and values.
+    pub view: Arc<View>,
+    /// The last entry applied.
+    pub applied_index: u64,
+    /// Its term.
+    pub applied_term: u64,
+    /// The newest committed entry.
+    pub commit_index: u64,
+    /// The member that leads, or 0.
+    pub leader: u64,
+    /// Whether this state may answer linearizable reads by itself: this member is the only voter, leads, and has
+    /// applied an entry of its own term. Every acknowledged write is then in the newest published state.
+    pub reads_local: bool,
+    /// Alarms raised.
+    pub alarms: Arc<Alarms>,
+    /// The members.
+    pub members: Arc<Members>,
+    /// Bytes of everything not compacted away.
+    pub in_use_bytes: u64,
+}
+
+/// What never changes while a member runs.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// This member.
+    pub member_id: u64,
+    /// Its cluster.
+    pub cluster_id: u64,
+}
+
+/// What all threads of a member share.
+pub struct Shared {
+    /// Who this is.
+    pub identity: Identity,
+    /// The newest state.
+    pub state: ArcSwap<Published>,
+    /// The limits and intervals that requests are held against.
+    pub limits: Limits,
+    /// To the core.
+    pub core: Inbox<Ask>,
+    /// From the core, one for each shard.
+    pub shards: Vec<Outbox<Reply>>,
+    /// Reads values from the log.
+    pub values: log::Values,
+    /// All metrics.
+    pub metrics: Arc<crate::metrics::Metrics>,
+    /// The data directory's bytes on disk: log and checkpoints.
+    pub disk_bytes: AtomicU64,
+    /// Request ids given out.
+    next_request: AtomicU64,
+    /// Lease ids given out.
+    next_lease: AtomicI64,
+}
+
+/// The limits that requests are held against.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Bytes of a proposal.
+    pub request_bytes_max: usize,
+    /// Operations of a transaction.
+    pub txn_ops_max: usize,
+    /// Bytes that the store may hold; `None` for no limit.
+    pub quota_bytes: Option<u64>,
+    /// How long a request may wait for the log.
+    pub request_timeout: std::time::Duration,
+    /// How often a watch hears of progress.
+    pub progress_interval: std::time::Duration,
+    /// Requests slower than this are logged.
+    pub slow_request: std::time::Duration,
+}
+
+impl Shared {
+    /// Puts together what boot prepared. `seed` makes request and lease ids differ between runs of a member.
+    #[allow(clippy::too_many_arguments, reason = "called once, with the parts that boot made")]
+    pub fn new(
+        identity: Identity,
+        state: Published,
+        limits: Limits,
+        shards: usize,
+        values: log::Values,
+        metrics: Arc<crate::metrics::Metrics>,
+        seed: u64,
+    ) -> Shared {
+        // etcd's request ids: 16 bits of the member, 40 of the time, 8 to count from there.
+        let request = ((identity.member_id & 0xffff) << 48) | ((seed & 0xff_ffff_ffff) << 8);
+        let lease = i64::try_from(request & (i64::MAX as u64)).unwrap_or(1).max(1);
+        Shared {
+            identity,
+            state: ArcSwap::from_pointee(state),
+            limits,
+            core: Inbox::default(),
+            shards: (0..shards).map(|_| Outbox::default()).collect(),
+            values,
+            metrics,
+            disk_bytes: AtomicU64::new(0),
+            next_request: AtomicU64::new(request),
+            next_lease: AtomicI64::new(lease),
+        }
+    }
+
+    /// A fresh request id; never 0.
+    pub fn request_id(&self) -> u64 {
+        self.next_request.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// A fresh lease id; positive.
+    pub fn lease_id(&self) -> i64 {
+        (self.next_lease.fetch_add(1, Ordering::Relaxed) & i64::MAX).max(1)
+    }
+
+    /// A header for an answer from this member.
+    pub fn header(&self, revision: i64, raft_term: u64) -> ResponseHeader {
+        ResponseHeader {
+            cluster_id: self.identity.cluster_id,
+            member_id: self.identity.member_id,
+            revision,
+            raft_term,
+        }
+    }
+}
