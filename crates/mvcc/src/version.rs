@@ -262,18 +262,8 @@ impl<'a> Version<'a> {
         Some(unsafe { Version::from_record(link.prev) })
     }
 
-    /// Whether the record has a predecessor, freed or not.
-    pub(crate) fn has_link(self) -> bool {
+    fn has_link(self) -> bool {
         self.link().is_some()
-    }
-
-    /// The predecessor, for the loader, which frees nothing.
-    ///
-    /// # Safety
-    /// Nothing must have been freed of this key's history.
-    pub(crate) unsafe fn predecessor_unchecked(self) -> Option<Version<'a>> {
-        // SAFETY: promised by the caller.
-        self.link().map(|link| unsafe { Version::from_record(link.prev) })
     }
 
     /// Asks the processor to fetch the record while other work goes on.

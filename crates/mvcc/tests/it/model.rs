@@ -10,14 +10,14 @@ use crate::random::Random;
 
 /// How much of each kind of operation a list has.
 #[derive(Clone, Copy)]
-struct Mix {
-    deletes: u64,
-    compactions: u64,
-    keys: u64,
+pub struct Mix {
+    pub deletes: u64,
+    pub compactions: u64,
+    pub keys: u64,
 }
 
 /// One transaction of a few changes, in both.
-fn transaction(store: &mut Store, model: &mut Naive, random: &mut Random, mix: Mix) {
+pub fn transaction(store: &mut Store, model: &mut Naive, random: &mut Random, mix: Mix) {
     let before = store.current_revision();
     let mut writer = store.begin();
     let main = writer.revision();
