@@ -1,0 +1,177 @@
+//! A place in a frozen tree, from which one walks both ways.
+
+use crate::node::{Inner, Leaf, Node, Order, Slot};
+use crate::tree::Stack;
+use crate::version::Version;
+
+/// A place at an entry, or behind the last one.
+pub(crate) struct Cursor<'t, K: Order> {
+    root: Option<Node<'t, K>>,
+    path: Stack<(&'t Inner<K>, usize)>,
+    /// `None` behind the last entry.
+    leaf: Option<&'t Leaf>,
+    at: usize,
+}
+
+impl<K: Order> Clone for Cursor<'_, K> {
+    fn clone(&self) -> Self {
+        Cursor { root: self.root, path: self.path, leaf: self.leaf, at: self.at }
+    }
+}
+
+/// How far ahead of the entry being read records are fetched.
+const PREFETCH: usize = 8;
+
+impl<'t, K: Order> Cursor<'t, K> {
+    /// The entry equal to `query`.
+    pub(crate) fn find(root: Option<Node<'t, K>>, query: K::Query<'_>) -> Option<Slot> {
+        let mut node = root?;
+        loop {
+            match node {
+                Node::Leaf(leaf) => return leaf.find::<K>(query).ok().map(|at| leaf.slots()[at]),
+                Node::Inner(inner) => node = inner.child(inner.route(query)),
+            }
+        }
+    }
+
+    /// Behind the last entry.
+    pub(crate) fn end(root: Option<Node<'t, K>>) -> Cursor<'t, K> {
+        Cursor { root, path: Stack::new(), leaf: None, at: 0 }
+    }
+
+    /// At the first entry not below `query`; with `after`, at the first above it.
+    pub(crate) fn seek(root: Option<Node<'t, K>>, query: K::Query<'_>, after: bool) -> Cursor<'t, K> {
+        let mut cursor = Cursor::end(root);
+        let Some(mut node) = root else { return cursor };
+        loop {
+            match node {
+                Node::Leaf(leaf) => {
+                    let at = match leaf.find::<K>(query) {
+                        Ok(at) => at + usize::from(after),
+                        Err(at) => at,
+                    };
+                    (cursor.leaf, cursor.at) = (Some(leaf), at);
+                    if at >= leaf.len() {
+                        cursor.next_leaf(false);
+                    }
+                    return cursor;
+                }
+                Node::Inner(inner) => {
+                    let at = inner.route(query);
+                    cursor.path.push((inner, at));
+                    node = inner.child(at);
+                }
+            }
+        }
+    }
+
+    /// Live entries before this place.
+    pub(crate) fn rank(&self) -> u64 {
+        let Some(leaf) = self.leaf else {
+            return match self.root {
+                None => 0,
+                Some(Node::Leaf(leaf)) => leaf.weight(),
+                Some(Node::Inner(inner)) => inner.weight(),
+            };
+        };
+        let above: u64 = self.path.as_slice().iter().flat_map(|&(inner, at)| &inner.counts[..at]).sum();
+        above + leaf.slots()[..self.at].iter().map(|slot| slot.weight()).sum::<u64>()
+    }
+
+    pub(crate) fn same_place(&self, other: &Self) -> bool {
+        match (self.leaf, other.leaf) {
+            (Some(a), Some(b)) => std::ptr::eq(a, b) && self.at == other.at,
+            (None, None) => true,
+            _ => false,
+        }
+    }
+
+    /// The entry here; `None` behind the last.
+    pub(crate) fn slot(&self) -> Option<Slot> {
+        self.leaf.map(|leaf| leaf.slots()[self.at])
+    }
+
+    /// The version here; `None` behind the last.
+    pub(crate) fn version(&self) -> Option<Version<'t>> {
+        self.leaf.map(|leaf| leaf.version(self.at))
+    }
+
+    /// Goes to the next entry. With `live_only` whole subtrees of tombstones may be passed over.
+    pub(crate) fn advance(&mut self, live_only: bool) {
+        let Some(leaf) = self.leaf else { return };
+        self.at += 1;
+        if self.at >= leaf.len() {
+            self.next_leaf(live_only);
+        } else if self.at + PREFETCH < leaf.len() {
+            leaf.version(self.at + PREFETCH).prefetch();
+        }
+    }
+
+    fn next_leaf(&mut self, live_only: bool) {
+        self.leaf = None;
+        self.at = 0;
+        while let Some((inner, at)) = self.path.pop() {
+            let next = (at + 1..inner.len()).find(|&next| !live_only || inner.counts[next] > 0);
+            if let Some(next) = next {
+                self.path.push((inner, next));
+                return self.descend(inner.child(next), |inner| {
+                    (0..inner.len()).find(|&at| !live_only || inner.counts[at] > 0).unwrap_or(0)
+                });
+            }
+        }
+    }
+
+    fn descend(&mut self, mut node: Node<'t, K>, choose: impl Fn(&Inner<K>) -> usize) {
+        loop {
+            match node {
+                Node::Leaf(leaf) => {
+                    self.leaf = Some(leaf);
+                    for at in 0..PREFETCH.min(leaf.len()) {
+                        leaf.version(at).prefetch();
+                    }
+                    return;
+                }
+                Node::Inner(inner) => {
+                    let at = choose(inner);
+                    self.path.push((inner, at));
+                    node = inner.child(at);
+                }
+            }
+        }
+    }
+
+    /// Goes to the entry before; false, and no move, at the first.
+    pub(crate) fn retreat(&mut self, live_only: bool) -> bool {
+        if self.leaf.is_some() && self.at > 0 {
+            self.at -= 1;
+            if let Some(leaf) = self.leaf
+                && self.at >= PREFETCH
+            {
+                leaf.version(self.at - PREFETCH).prefetch();
+            }
+            return true;
+        }
+        let last = |inner: &Inner<K>| {
+            (0..inner.len()).rev().find(|&at| !live_only || inner.counts[at] > 0).unwrap_or(inner.len() - 1)
+        };
+        if self.leaf.is_none() {
+            let Some(root) = self.root else { return false };
+            self.descend(root, last);
+        } else {
+            let before = self.path;
+            loop {
+                let Some((inner, at)) = self.path.pop() else {
+                    self.path = before;
+                    return false;
+                };
+                if let Some(previous) = (0..at).rev().find(|&at| !live_only || inner.counts[at] > 0) {
+                    self.path.push((inner, previous));
+                    self.descend(inner.child(previous), last);
+                    break;
+                }
+            }
+        }
+        self.at = self.leaf.map_or(0, |leaf| leaf.len() - 1);
+        true
+    }
+}

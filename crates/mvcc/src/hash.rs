@@ -1,0 +1,129 @@
+//! Which versions HashKV covers.
+//!
+//! With C the compact revision and R the revision asked for, etcd feeds its checksum, in the order of
+//! revisions, all versions with C < main <= R, and of those at or below C the ones that a compaction at R would
+//! keep: the newest of their key at R, unless it is a tombstone. If a compaction at R would keep nothing at all,
+//! etcd does not filter what is at or below C, and feeds what its last compaction left there: of each key the
+//! newest at C, unless it is a tombstone. A tombstone at C itself is never fed. None of it depends on how far
+//! the physical compaction came.
+
+use std::sync::Arc;
+
+use crate::range::KeyRange;
+use crate::version::Version;
+use crate::view::{RevisionError, Snapshot, View};
+
+/// A walk over the versions that HashKV covers, which can be done in slices.
+pub struct HashWalk {
+    rev: i64,
+    /// The compact revision of the snapshot.
+    compacted: i64,
+    stage: Stage,
+}
+
+enum Stage {
+    /// Looking for any key that is live at the revision, behind this one.
+    FindLive(Option<Box<[u8]>>),
+    /// Walking the versions from this one on. `newest_at`: what is at or below C must be its key's newest here.
+    Feed {
+        from: (i64, u32),
+        newest_at: i64,
+    },
+    Done,
+}
+
+impl HashWalk {
+    /// Begins at revision `rev`; 0 means the current one. All later calls must be given the same snapshot.
+    pub fn new(snapshot: &Snapshot<'_>, rev: i64) -> Result<HashWalk, RevisionError> {
+        let rev = snapshot.resolve(rev)?;
+        Ok(HashWalk { rev, compacted: snapshot.compact_revision(), stage: Stage::FindLive(None) })
+    }
+
+    /// The revision hashed.
+    pub fn revision(&self) -> i64 {
+        self.rev
+    }
+
+    /// The compact revision that the hash belongs to; -1 for none.
+    pub fn compact_revision(&self) -> i64 {
+        self.compacted
+    }
+
+    /// Looks at up to `budget` versions and tells `feed` of those the hash covers, in order. Returns whether all
+    /// are done.
+    pub fn step(
+        &mut self,
+        snapshot: &Snapshot<'_>,
+        budget: usize,
+        mut feed: impl FnMut(Version<'_>),
+    ) -> bool {
+        assert!(snapshot.compact_revision() == self.compacted && snapshot.current_revision() >= self.rev);
+        let mut left = budget.max(1);
+        while left > 0 {
+            match &mut self.stage {
+                Stage::Done => return true,
+                Stage::FindLive(behind) => {
+                    let behind = behind.take();
+                    self.stage = self.find_live(snapshot, behind.as_deref(), &mut left);
+                }
+                Stage::Feed { from, newest_at } => {
+                    let mut stage = Stage::Done;
+                    let mut versions = snapshot.stored(*from, self.rev);
+                    for version in &mut versions {
+                        if left == 0 {
+                            stage =
+                                Stage::Feed { from: (version.main(), version.sub()), newest_at: *newest_at };
+                            break;
+                        }
+                        left -= 1;
+                        if version.main() > self.compacted
+                            || (!version.is_tombstone() && version.is_newest_at(*newest_at))
+                        {
+                            feed(version);
+                        }
+                    }
+                    self.stage = stage;
+                }
+            }
+        }
+        matches!(self.stage, Stage::Done)
+    }
+
+    fn find_live(&self, snapshot: &Snapshot<'_>, behind: Option<&[u8]>, left: &mut usize) -> Stage {
+        let from = (i64::MIN, 0);
+        if self.compacted < 0 || (self.rev == snapshot.current_revision() && snapshot.live_keys() > 0) {
+            return Stage::Feed { from, newest_at: self.rev };
+        }
+        if self.rev == snapshot.current_revision() {
+            return Stage::Feed { from, newest_at: self.compacted };
+        }
+        let range = behind.map_or(KeyRange::ALL, |key| KeyRange::ALL.after(key));
+        let mut cursor = range.seek(snapshot);
+        while let Some(newest) = cursor.version() {
+            if *left == 0 {
+                // This one was not looked at yet; the one before it was the last.
+                cursor.retreat(false);
+                let last = cursor.version().map(|version| Box::from(version.key()));
+                return Stage::FindLive(last);
+            }
+            *left -= 1;
+            if newest.at(self.rev).is_some_and(|version| !version.is_tombstone()) {
+                return Stage::Feed { from, newest_at: self.rev };
+            }
+            cursor.advance(false);
+        }
+        Stage::Feed { from, newest_at: self.compacted }
+    }
+}
+
+/// The versions HashKV covers at `rev` (0: current), in order, for a caller that needs no slices.
+pub fn hash_versions<'v>(
+    view: &'v Arc<View>,
+    rev: i64,
+    mut feed: impl FnMut(Version<'_>),
+) -> Result<(), RevisionError> {
+    let snapshot: Snapshot<'v> = view.snapshot();
+    let mut walk = HashWalk::new(&snapshot, rev)?;
+    while !walk.step(&snapshot, usize::MAX, &mut feed) {}
+    Ok(())
+}

@@ -1,0 +1,343 @@
+//! Building a store from a saved image, in bulk: no searching, no splitting.
+//!
+//! `keys` is built while the versions come in, in key order; `revisions` from one sort at the end. What comes in
+//! was read from a file and may say anything: what would break an invariant of the index is an error.
+
+use std::sync::Arc;
+
+use crate::epoch::{Census, Epochs, Kind, Retired};
+use crate::node::{ByKey, ByRevision, INNER, Inner, Leaf, NodePtr, Order, Slot};
+use crate::store::Store;
+use crate::tree::{Tree, allocate};
+use crate::version::{self, Content, KEY_BYTES_MAX, Value, Version};
+
+/// A version as a saved image has it. A `version` of 0 is a tombstone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoadedVersion<'k> {
+    /// The key.
+    pub key: &'k [u8],
+    /// Main revision of the change.
+    pub main: i64,
+    /// Number of the change inside its transaction.
+    pub sub: u32,
+    /// Main revision that created the key; 0 for a tombstone.
+    pub create_revision: i64,
+    /// Puts since the creation of the key; 0 for a tombstone.
+    pub version: i64,
+    /// Lease, or 0.
+    pub lease: i64,
+    /// Where the value lies.
+    pub value: Value,
+}
+
+impl<'k> From<Version<'k>> for LoadedVersion<'k> {
+    fn from(version: Version<'k>) -> Self {
+        LoadedVersion {
+            key: version.key(),
+            main: version.main(),
+            sub: version.sub(),
+            create_revision: version.create_revision(),
+            version: version.version(),
+            lease: version.lease(),
+            value: version.value(),
+        }
+    }
+}
+
+/// What is wrong with an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoadError {
+    /// The keys do not ascend, or the revisions of one key do not.
+    OutOfOrder,
+    /// A key is longer than the index can hold.
+    KeyTooLong,
+    /// Version numbers that no series of puts and deletions makes: a tombstone behind a tombstone, a first
+    /// version behind a live one, a later one behind a tombstone, or negative numbers.
+    InvalidHistory,
+    /// A revision is below 1, or above the current one; or the compact revision is.
+    RevisionOutOfBounds,
+    /// Two versions bear the same main and sub revision.
+    RevisionTwice,
+}
+
+impl std::fmt::Display for LoadError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            LoadError::OutOfOrder => "keys or revisions are not in ascending order",
+            LoadError::KeyTooLong => "a key is too long",
+            LoadError::InvalidHistory => "the version numbers of a key contradict each other",
+            LoadError::RevisionOutOfBounds => "a revision is out of bounds",
+            LoadError::RevisionTwice => "two versions bear the same revision",
+        })
+    }
+}
+
+impl std::error::Error for LoadError {}
+
+/// Takes versions by key in ascending order, for each key from old to new (the order of
+/// [`crate::Snapshot::histories`]), and makes a store of them.
+pub struct Loader {
+    // Dropped as a whole when loading fails: the records belong to `records` until `finish` succeeds.
+    store: Store,
+    keys: TreeBuilder<ByKey>,
+    records: Vec<(i64, Slot)>,
+    /// Versions that have a successor, with its revision.
+    superseded: Vec<((i64, u32), Slot)>,
+    newest: Option<Slot>,
+}
+
+// SAFETY: the loader alone owns what its pointers lead to.
+unsafe impl Send for Loader {}
+
+/// Most versions for which room is reserved in advance, so that a false number in a file costs nothing.
+const RESERVED_MAX: usize = 1 << 24;
+
+impl Loader {
+    /// Begins; `versions` is how many are expected.
+    pub fn new(versions: u64) -> Loader {
+        Loader {
+            store: Store::new(),
+            keys: TreeBuilder::new(),
+            records: Vec::with_capacity(
+                usize::try_from(versions).map_or(RESERVED_MAX, |n| n.min(RESERVED_MAX)),
+            ),
+            superseded: Vec::new(),
+            newest: None,
+        }
+    }
+
+    /// Counts of what is allocated, which outlive loader and store.
+    pub fn census(&self) -> Arc<Census> {
+        self.store.census()
+    }
+
+    /// Takes the next version. After an error the loader is of no use.
+    pub fn push(&mut self, loaded: &LoadedVersion<'_>) -> Result<(), LoadError> {
+        if loaded.key.len() > KEY_BYTES_MAX {
+            return Err(LoadError::KeyTooLong);
+        }
+        if loaded.main < 1 {
+            return Err(LoadError::RevisionOutOfBounds);
+        }
+        // SAFETY: the loader holds the record and frees nothing while it lives.
+        let newest: Option<Version<'_>> = self.newest.map(|slot| unsafe { slot.version() });
+        let mut previous = None;
+        if let Some(newest) = newest {
+            match newest.key().cmp(loaded.key) {
+                std::cmp::Ordering::Greater => return Err(LoadError::OutOfOrder),
+                std::cmp::Ordering::Equal => previous = Some(newest),
+                std::cmp::Ordering::Less => {}
+            }
+        }
+        let valid = match (previous, loaded.version) {
+            (_, ..0) => false,
+            (None, _) => true,
+            (Some(previous), 0) => !previous.is_tombstone(),
+            (Some(previous), 1) => previous.is_tombstone(),
+            (Some(previous), version) => !previous.is_tombstone() && version > previous.version(),
+        };
+        if !valid {
+            return Err(LoadError::InvalidHistory);
+        }
+        if previous.is_some_and(|previous| (previous.main(), previous.sub()) >= (loaded.main, loaded.sub)) {
+            return Err(LoadError::OutOfOrder);
+        }
+        let content = Content {
+            main: loaded.main,
+            sub: loaded.sub,
+            create_revision: loaded.create_revision,
+            version: loaded.version,
+            lease: loaded.lease,
+            value: loaded.value,
+        };
+        // Nothing of the key's history is freed while loading, whatever was compacted before: hence -1.
+        let record = version::create(loaded.key, &content, previous, -1);
+        // SAFETY: just made, and owned by the loader.
+        let version: Version<'_> = unsafe { Version::from_record(record) };
+        let slot = Slot::new(version);
+        self.store.epochs.census().version_created(version.bytes());
+        self.records.push((loaded.main, slot));
+        if let Some(previous) = previous {
+            if !previous.is_tombstone() {
+                self.superseded.push(((loaded.main, loaded.sub), Slot::new(previous)));
+            }
+        } else if let Some(finished) = self.newest {
+            self.keys.push(finished, None, &self.store.epochs);
+        }
+        self.newest = Some(slot);
+        Ok(())
+    }
+
+    /// Builds the store at these revisions (`compacted` is -1 for none).
+    pub fn finish(mut self, current: i64, compacted: i64) -> Result<Store, LoadError> {
+        if current < 1 || compacted > current || compacted < -1 {
+            return Err(LoadError::RevisionOutOfBounds);
+        }
+        // SAFETY: the loader owns all records.
+        let sub = |slot: Slot| unsafe { slot.version() }.sub();
+        self.records.sort_unstable_by(|a, b| a.0.cmp(&b.0).then_with(|| sub(a.1).cmp(&sub(b.1))));
+        let twice = |pair: &[(i64, Slot)]| pair[0].0 == pair[1].0 && sub(pair[0].1) == sub(pair[1].1);
+        if self.records.windows(2).any(twice) {
+            return Err(LoadError::RevisionTwice);
+        }
+        if self.records.last().is_some_and(|&(main, _)| main > current) {
+            return Err(LoadError::RevisionOutOfBounds);
+        }
+
+        if let Some(last) = self.newest.take() {
+            self.keys.push(last, None, &self.store.epochs);
+        }
+        self.store.keys = self.keys.finish(&self.store.epochs);
+        let mut revisions = TreeBuilder::<ByRevision>::new();
+        for &(main, slot) in &self.records {
+            revisions.push(slot, Some(ByRevision::head((main, 0), 0)), &self.store.epochs);
+            if !slot.is_live() {
+                self.store.tombstones.push(slot);
+            }
+        }
+        self.store.revisions = revisions.finish(&self.store.epochs);
+        // From here on the store owns the records.
+        self.records = Vec::new();
+        self.superseded.sort_unstable_by_key(|&(by, _)| by);
+        for &(_, slot) in &self.superseded {
+            self.store.superseded.push(slot);
+        }
+        self.store.current = current;
+        self.store.compacted = compacted;
+        Ok(std::mem::take(&mut self.store))
+    }
+}
+
+impl Drop for Loader {
+    fn drop(&mut self) {
+        // After a success nothing is left here.
+        self.keys.discard(&self.store.epochs);
+        for &(_, slot) in &self.records {
+            // SAFETY: no tree holds the records yet, and each is here once.
+            unsafe {
+                let record = slot.version().record();
+                Retired::new(record.as_ptr(), Kind::Version).free(self.store.epochs.census());
+            }
+        }
+    }
+}
+
+/// A finished node, waiting for its parent.
+struct Built<K: Order> {
+    node: NodePtr,
+    weight: u64,
+    /// What separates it from the node before; meaningless for the first.
+    separator: K::Separator,
+}
+
+/// Builds a tree from its entries in order, from the leaves up.
+struct TreeBuilder<K: Order> {
+    /// The leaf being filled, and the finished ones before it.
+    leaf: Leaf,
+    separator: K::Separator,
+    built: Vec<Built<K>>,
+    len: u64,
+}
+
+/// Children given to a node where there is a choice, to leave room for a few insertions.
+const INNER_FILL: usize = INNER - INNER / 8;
+
+impl<K: Order> TreeBuilder<K> {
+    fn new() -> TreeBuilder<K> {
+        TreeBuilder { leaf: Leaf::new(0), separator: K::no_separator(), built: Vec::new(), len: 0 }
+    }
+
+    /// Appends an entry, whose record is alive and above all before. `head` spares looking it up.
+    fn push(&mut self, slot: Slot, head: Option<u64>, epochs: &Epochs) {
+        // SAFETY: the caller holds the record.
+        let version: Version<'_> = unsafe { slot.version() };
+        let len = self.leaf.len();
+        let at = if len == K::APPEND_KEEP {
+            let separator = K::separate(self.leaf.query::<K>(len - 1), K::query(version), epochs);
+            self.close_leaf(Some(separator), epochs);
+            0
+        } else {
+            len
+        };
+        self.leaf.heads[at] = head.unwrap_or_else(|| K::head(K::query(version), 0));
+        self.leaf.slots[at] = slot;
+        self.leaf.node.len += 1;
+        self.len += 1;
+    }
+
+    fn close_leaf(&mut self, next: Option<K::Separator>, epochs: &Epochs) {
+        let low = (!self.built.is_empty()).then_some(self.separator);
+        let prefix = shared::<K>(low, next);
+        let mut leaf = std::mem::replace(&mut self.leaf, Leaf::new(0));
+        leaf.node.epoch = epochs.batch();
+        if prefix != 0 {
+            leaf.set_prefix::<K>(prefix);
+        }
+        let weight = leaf.weight();
+        let separator = std::mem::replace(&mut self.separator, next.unwrap_or_else(K::no_separator));
+        self.built.push(Built { node: allocate(leaf, epochs), weight, separator });
+    }
+
+    fn finish(&mut self, epochs: &Epochs) -> Tree<K> {
+        if self.leaf.len() > 0 {
+            self.close_leaf(None, epochs);
+        }
+        let mut level = 0;
+        while self.built.len() > 1 {
+            level += 1;
+            let below = std::mem::take(&mut self.built);
+            // Evenly, so that no node is left with a single child.
+            let groups = below.len().div_ceil(INNER_FILL);
+            for group in 0..groups {
+                let (from, to) = (group * below.len() / groups, (group + 1) * below.len() / groups);
+                let mut inner = Inner::<K>::new(epochs.batch(), level);
+                let low = (from > 0).then(|| below[from].separator);
+                inner.node.prefix = shared::<K>(low, below.get(to).map(|next| next.separator));
+                for (at, child) in below[from..to].iter().enumerate() {
+                    inner.insert(at, child.separator, child.node, child.weight);
+                }
+                let weight = inner.weight();
+                self.built.push(Built {
+                    node: allocate(inner, epochs),
+                    weight,
+                    separator: below[from].separator,
+                });
+            }
+        }
+        let mut tree = Tree::new();
+        if let Some(root) = self.built.pop() {
+            tree.root = root.node;
+            tree.live = root.weight;
+            tree.len = self.len;
+        }
+        tree
+    }
+
+    /// Frees what was built of a tree that is not to be, but not the records: only leaves, as the levels above
+    /// are built in one go.
+    fn discard(&mut self, epochs: &Epochs) {
+        if self.built.is_empty() {
+            return;
+        }
+        // The first leaf has no separator before it; the one being filled has one.
+        let mut separators = vec![self.separator];
+        separators.extend(self.built.iter().skip(1).map(|leaf| leaf.separator));
+        for separator in separators {
+            // SAFETY: the builder alone holds its separators.
+            unsafe { K::free_separator(separator, epochs.census()) };
+        }
+        for leaf in self.built.drain(..) {
+            // SAFETY: the builder alone holds its nodes.
+            unsafe { Retired::new(leaf.node, Kind::Leaf).free(epochs.census()) };
+        }
+    }
+}
+
+/// The prefix shared by everything between two separators.
+fn shared<K: Order>(low: Option<K::Separator>, high: Option<K::Separator>) -> u32 {
+    match (low, high) {
+        // SAFETY: separators of a tree being built are alive.
+        (Some(low), Some(high)) => unsafe { K::shared(K::separator_query(low), K::separator_query(high)) },
+        _ => 0,
+    }
+}

@@ -1,0 +1,533 @@
+//! The nodes of the copy-on-write B+tree, and the two orders in which it is used.
+//!
+//! Every entry of a node carries a *head*: eight bytes of its key, taken behind the prefix that all keys of the
+//! node share. A search compares heads, which lie side by side, and looks at a record only when they tie. The
+//! shared prefix is that of the separators to the left and right of the node, so every key that is routed into
+//! the node has it, and no insertion can break it; it is recomputed when those separators move.
+
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::cmp::Ordering;
+use std::ptr::NonNull;
+
+use crate::epoch::{Census, Epochs, Kind, Retired};
+use crate::version::{Header, Version};
+
+/// Entries of a leaf. With its 16 bytes of head matter a leaf is exactly 1 KiB.
+pub(crate) const LEAF: usize = 63;
+/// Children of an inner node.
+pub(crate) const INNER: usize = 31;
+/// Most levels above the leaves: a non-root node has at least a quarter of its children.
+pub(crate) const DEPTH_MAX: usize = 14;
+
+/// Pointer to a record; the lowest bit marks a tombstone, so that counting needs no look at the record.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Slot(*mut Header);
+
+impl Slot {
+    pub(crate) const EMPTY: Slot = Slot(std::ptr::null_mut());
+
+    pub(crate) fn new(version: Version<'_>) -> Slot {
+        let tag = usize::from(version.is_tombstone());
+        Slot(version.record().as_ptr().map_addr(|address| address | tag))
+    }
+
+    pub(crate) fn is_live(self) -> bool {
+        self.0.addr() & 1 == 0
+    }
+
+    pub(crate) fn weight(self) -> u64 {
+        u64::from(self.is_live())
+    }
+
+    /// # Safety
+    /// The slot must hold a record that is alive for `'t`.
+    pub(crate) unsafe fn version<'t>(self) -> Version<'t> {
+        let record = self.0.map_addr(|address| address & !1);
+        // SAFETY: promised by the caller; a held record is never null.
+        unsafe { Version::from_record(NonNull::new_unchecked(record)) }
+    }
+}
+
+/// An order of versions: what a tree is searched by.
+pub(crate) trait Order: Sized + 'static {
+    /// What is searched for.
+    type Query<'q>: Copy;
+    /// What an inner node keeps between two children: above everything to its left, not above what is right.
+    type Separator: Copy;
+    /// How many entries stay left when the rightmost leaf is split by an append.
+    const APPEND_KEEP: usize;
+    /// Tag under which inner nodes of this order are retired.
+    const INNER_KIND: Kind;
+
+    fn query(version: Version<'_>) -> Self::Query<'_>;
+    /// # Safety
+    /// The separator must be alive for `'t`.
+    unsafe fn separator_query<'t>(separator: Self::Separator) -> Self::Query<'t>;
+    fn compare(a: Self::Query<'_>, b: Self::Query<'_>) -> Ordering;
+    fn head(query: Self::Query<'_>, prefix: u32) -> u64;
+    /// Length of the prefix shared by everything between the two.
+    fn shared(a: Self::Query<'_>, b: Self::Query<'_>) -> u32;
+    /// Makes a separator above `left` and not above `right`.
+    fn separate(left: Self::Query<'_>, right: Self::Query<'_>, epochs: &Epochs) -> Self::Separator;
+    fn retire_separator(separator: Self::Separator, epochs: &mut Epochs);
+    /// # Safety
+    /// Nobody holds or will look at the separator.
+    unsafe fn free_separator(separator: Self::Separator, census: &Census);
+    /// What never was in a separator slot.
+    fn no_separator() -> Self::Separator;
+}
+
+/// Order by key bytes.
+pub(crate) struct ByKey;
+
+/// A copy of some key bytes: a length and as many bytes in one allocation, behind a thin pointer.
+#[derive(Clone, Copy)]
+pub(crate) struct KeySeparator(pub(crate) *mut u8);
+
+fn separator_layout(len: usize) -> Layout {
+    Layout::from_size_align(4 + len, 8).expect("the key length is bounded")
+}
+
+impl KeySeparator {
+    fn create(bytes: &[u8]) -> KeySeparator {
+        let layout = separator_layout(bytes.len());
+        // SAFETY: the layout is never empty.
+        let start = unsafe { alloc(layout) };
+        if start.is_null() {
+            handle_alloc_error(layout);
+        }
+        // SAFETY: the allocation holds four bytes of length, aligned, and the bytes behind them.
+        unsafe {
+            start.cast::<u32>().write(bytes.len() as u32);
+            start.add(4).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+        }
+        KeySeparator(start)
+    }
+
+    /// # Safety
+    /// The separator must be alive for `'t`.
+    pub(crate) unsafe fn bytes<'t>(self) -> &'t [u8] {
+        // SAFETY: promised by the caller; `create` wrote the length and as many bytes.
+        unsafe { std::slice::from_raw_parts(self.0.add(4), self.0.cast::<u32>().read() as usize) }
+    }
+
+    /// # Safety
+    /// Nobody holds or will look at the separator. Returns the bytes given back.
+    pub(crate) unsafe fn free(self) -> usize {
+        // SAFETY: promised by the caller; the layout is that of `create`.
+        unsafe {
+            let layout = separator_layout(self.0.cast::<u32>().read() as usize);
+            dealloc(self.0, layout);
+            layout.size()
+        }
+    }
+}
+
+impl Order for ByKey {
+    type Query<'q> = &'q [u8];
+    type Separator = KeySeparator;
+    const APPEND_KEEP: usize = LEAF - LEAF / 10;
+    const INNER_KIND: Kind = Kind::KeyInner;
+
+    fn query(version: Version<'_>) -> &[u8] {
+        version.key()
+    }
+
+    unsafe fn separator_query<'t>(separator: KeySeparator) -> <Self as Order>::Query<'t> {
+        // SAFETY: promised by the caller.
+        unsafe { separator.bytes() }
+    }
+
+    fn compare(a: &[u8], b: &[u8]) -> Ordering {
+        a.cmp(b)
+    }
+
+    fn head(query: &[u8], prefix: u32) -> u64 {
+        let tail = query.get(prefix as usize..).unwrap_or_default();
+        if let Some(eight) = tail.first_chunk::<8>() {
+            return u64::from_be_bytes(*eight);
+        }
+        let mut eight = [0; 8];
+        eight[..tail.len()].copy_from_slice(tail);
+        u64::from_be_bytes(eight)
+    }
+
+    fn shared(a: &[u8], b: &[u8]) -> u32 {
+        a.iter().zip(b).take_while(|(x, y)| x == y).count() as u32
+    }
+
+    fn separate(left: &[u8], right: &[u8], epochs: &Epochs) -> KeySeparator {
+        assert!(left < right, "keys of a leaf are out of order");
+        let bytes = &right[..=Self::shared(left, right) as usize];
+        epochs.census().separator_created(separator_layout(bytes.len()).size());
+        KeySeparator::create(bytes)
+    }
+
+    fn retire_separator(separator: KeySeparator, epochs: &mut Epochs) {
+        epochs.retire(Retired::new(separator.0, Kind::Separator));
+    }
+
+    unsafe fn free_separator(separator: KeySeparator, census: &Census) {
+        // SAFETY: promised by the caller.
+        unsafe { Retired::new(separator.0, Kind::Separator).free(census) }
+    }
+
+    fn no_separator() -> KeySeparator {
+        KeySeparator(std::ptr::null_mut())
+    }
+}
+
+/// Order by main and sub revision.
+pub(crate) struct ByRevision;
+
+impl Order for ByRevision {
+    type Query<'q> = (i64, u32);
+    type Separator = (i64, u32);
+    // Nothing is ever inserted in the middle, so full leaves stay full.
+    const APPEND_KEEP: usize = LEAF;
+    const INNER_KIND: Kind = Kind::RevisionInner;
+
+    fn query(version: Version<'_>) -> (i64, u32) {
+        (version.main(), version.sub())
+    }
+
+    unsafe fn separator_query<'t>(separator: (i64, u32)) -> <Self as Order>::Query<'t> {
+        separator
+    }
+
+    fn compare(a: (i64, u32), b: (i64, u32)) -> Ordering {
+        a.cmp(&b)
+    }
+
+    fn head(query: (i64, u32), _prefix: u32) -> u64 {
+        // Flipping the sign bit orders negative numbers, which only occur as bounds of a search, first.
+        (query.0 as u64) ^ (1 << 63)
+    }
+
+    fn shared(_a: (i64, u32), _b: (i64, u32)) -> u32 {
+        0
+    }
+
+    fn separate(left: (i64, u32), right: (i64, u32), _epochs: &Epochs) -> (i64, u32) {
+        assert!(left < right, "revisions are out of order");
+        right
+    }
+
+    fn retire_separator(_separator: (i64, u32), _epochs: &mut Epochs) {}
+
+    unsafe fn free_separator(_separator: (i64, u32), _census: &Census) {}
+
+    fn no_separator() -> (i64, u32) {
+        (0, 0)
+    }
+}
+
+/// What every node begins with.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct NodeHead {
+    /// Batch in which the node was made: the writer changes nodes of its current batch in place.
+    pub(crate) epoch: u64,
+    /// Bytes shared by all keys of the node; heads begin behind them.
+    pub(crate) prefix: u32,
+    /// Entries of a leaf, or children of an inner node.
+    pub(crate) len: u16,
+    /// 0 for a leaf.
+    pub(crate) level: u16,
+}
+
+/// Pointer to a node of either kind; null for an empty tree.
+pub(crate) type NodePtr = *mut NodeHead;
+
+#[repr(C)]
+pub(crate) struct Leaf {
+    pub(crate) node: NodeHead,
+    pub(crate) heads: [u64; LEAF],
+    pub(crate) slots: [Slot; LEAF],
+}
+
+#[repr(C)]
+pub(crate) struct Inner<K: Order> {
+    pub(crate) node: NodeHead,
+    /// Entry 0 of `heads` and `separators` is unused: separator i stands between child i-1 and child i.
+    pub(crate) heads: [u64; INNER],
+    pub(crate) separators: [K::Separator; INNER],
+    pub(crate) children: [NodePtr; INNER],
+    /// Live entries below each child.
+    pub(crate) counts: [u64; INNER],
+}
+
+const _: () = assert!(size_of::<Leaf>() == 1024);
+
+/// A node that is alive and unchanged for `'t`.
+pub(crate) enum Node<'t, K: Order> {
+    Leaf(&'t Leaf),
+    Inner(&'t Inner<K>),
+}
+
+impl<K: Order> Clone for Node<'_, K> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<K: Order> Copy for Node<'_, K> {}
+
+impl<'t, K: Order> Node<'t, K> {
+    /// # Safety
+    /// The pointer is null, or the tree below it belongs to order `K` and is alive and unchanged for `'t`.
+    pub(crate) unsafe fn open(pointer: NodePtr) -> Option<Node<'t, K>> {
+        if pointer.is_null() {
+            return None;
+        }
+        // SAFETY: promised by the caller; the level says which kind of node it is.
+        unsafe {
+            Some(match (*pointer).level {
+                0 => Node::Leaf(&*pointer.cast::<Leaf>()),
+                _ => Node::Inner(&*pointer.cast::<Inner<K>>()),
+            })
+        }
+    }
+}
+
+/// Index range of `heads` whose entries equal `head`.
+fn ties(heads: &[u64], head: u64) -> (usize, usize) {
+    let low = heads.partition_point(|&other| other < head);
+    let equal = heads[low..].iter().take_while(|&&other| other == head).count();
+    (low, low + equal)
+}
+
+impl Leaf {
+    pub(crate) fn new(epoch: u64) -> Leaf {
+        let node = NodeHead { epoch, prefix: 0, len: 0, level: 0 };
+        Leaf { node, heads: [0; LEAF], slots: [Slot::EMPTY; LEAF] }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        usize::from(self.node.len)
+    }
+
+    pub(crate) fn slots(&self) -> &[Slot] {
+        &self.slots[..self.len()]
+    }
+
+    pub(crate) fn version(&self, at: usize) -> Version<'_> {
+        // SAFETY: the first `len` slots of a live node hold records that live as long as the node is reachable.
+        unsafe { self.slots()[at].version() }
+    }
+
+    pub(crate) fn query<K: Order>(&self, at: usize) -> K::Query<'_> {
+        K::query(self.version(at))
+    }
+
+    /// Where the entry is, or where it would go.
+    pub(crate) fn find<K: Order>(&self, query: K::Query<'_>) -> Result<usize, usize> {
+        let (mut low, mut high) = ties(&self.heads[..self.len()], K::head(query, self.node.prefix));
+        while low < high {
+            let middle = low.midpoint(high);
+            match K::compare(self.query::<K>(middle), query) {
+                Ordering::Equal => return Ok(middle),
+                Ordering::Less => low = middle + 1,
+                Ordering::Greater => high = middle,
+            }
+        }
+        Err(low)
+    }
+
+    pub(crate) fn weight(&self) -> u64 {
+        self.slots().iter().map(|slot| slot.weight()).sum()
+    }
+
+    pub(crate) fn insert<K: Order>(&mut self, at: usize, query: K::Query<'_>, slot: Slot) {
+        let len = self.len();
+        assert!(at <= len && len < LEAF);
+        self.heads.copy_within(at..len, at + 1);
+        self.slots.copy_within(at..len, at + 1);
+        self.heads[at] = K::head(query, self.node.prefix);
+        self.slots[at] = slot;
+        self.node.len += 1;
+    }
+
+    pub(crate) fn remove(&mut self, at: usize) -> Slot {
+        let len = self.len();
+        let slot = self.slots()[at];
+        self.heads.copy_within(at + 1..len, at);
+        self.slots.copy_within(at + 1..len, at);
+        self.node.len -= 1;
+        slot
+    }
+
+    /// Moves the entries from `at` on to the end of `other`, or to its beginning.
+    pub(crate) fn move_tail(&mut self, at: usize, other: &mut Leaf, to_front: bool) {
+        let (len, room) = (self.len(), other.len());
+        let moved = len - at;
+        let target = if to_front {
+            other.heads.copy_within(..room, moved);
+            other.slots.copy_within(..room, moved);
+            0
+        } else {
+            room
+        };
+        other.heads[target..target + moved].copy_from_slice(&self.heads[at..len]);
+        other.slots[target..target + moved].copy_from_slice(&self.slots[at..len]);
+        other.node.len += moved as u16;
+        self.node.len -= moved as u16;
+    }
+
+    /// Moves the first `moved` entries to the end of `other`.
+    pub(crate) fn move_front(&mut self, moved: usize, other: &mut Leaf) {
+        let (len, room) = (self.len(), other.len());
+        other.heads[room..room + moved].copy_from_slice(&self.heads[..moved]);
+        other.slots[room..room + moved].copy_from_slice(&self.slots[..moved]);
+        self.heads.copy_within(moved..len, 0);
+        self.slots.copy_within(moved..len, 0);
+        other.node.len += moved as u16;
+        self.node.len -= moved as u16;
+    }
+
+    /// Computes all heads anew for another shared prefix.
+    pub(crate) fn set_prefix<K: Order>(&mut self, prefix: u32) {
+        self.node.prefix = prefix;
+        for at in 0..self.len() {
+            self.heads[at] = K::head(self.query::<K>(at), prefix);
+        }
+    }
+}
+
+impl<K: Order> Inner<K> {
+    pub(crate) fn new(epoch: u64, level: u16) -> Inner<K> {
+        Inner {
+            node: NodeHead { epoch, prefix: 0, len: 0, level },
+            heads: [0; INNER],
+            separators: [K::no_separator(); INNER],
+            children: [std::ptr::null_mut(); INNER],
+            counts: [0; INNER],
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        usize::from(self.node.len)
+    }
+
+    pub(crate) fn separator(&self, at: usize) -> K::Query<'_> {
+        assert!(at > 0 && at < self.len());
+        // SAFETY: separators 1..len of a live node live as long as the node is reachable.
+        unsafe { K::separator_query(self.separators[at]) }
+    }
+
+    /// The child into which `query` belongs.
+    pub(crate) fn route(&self, query: K::Query<'_>) -> usize {
+        let (low, high) = ties(&self.heads[1..self.len()], K::head(query, self.node.prefix));
+        let (mut low, mut high) = (low + 1, high + 1);
+        while low < high {
+            let middle = low.midpoint(high);
+            match K::compare(self.separator(middle), query) {
+                Ordering::Greater => high = middle,
+                _ => low = middle + 1,
+            }
+        }
+        low - 1
+    }
+
+    pub(crate) fn weight(&self) -> u64 {
+        self.counts[..self.len()].iter().sum()
+    }
+
+    /// The child, alive and unchanged as long as this node is.
+    pub(crate) fn child(&self, at: usize) -> Node<'_, K> {
+        assert!(at < self.len());
+        // SAFETY: children 0..len of a live node are live nodes of the same order.
+        unsafe { Node::open(self.children[at]) }.expect("children are never null")
+    }
+
+    pub(crate) fn insert(&mut self, at: usize, separator: K::Separator, child: NodePtr, count: u64) {
+        let len = self.len();
+        assert!(at <= len && len < INNER && (at > 0 || len == 0));
+        self.heads.copy_within(at..len, at + 1);
+        self.separators.copy_within(at..len, at + 1);
+        self.children.copy_within(at..len, at + 1);
+        self.counts.copy_within(at..len, at + 1);
+        self.separators[at] = separator;
+        self.children[at] = child;
+        self.counts[at] = count;
+        self.node.len += 1;
+        if at > 0 {
+            self.heads[at] = K::head(self.separator(at), self.node.prefix);
+        }
+    }
+
+    /// Takes out a child that is not the first, and returns the separator before it.
+    pub(crate) fn remove(&mut self, at: usize) -> K::Separator {
+        let len = self.len();
+        assert!(at > 0 && at < len);
+        let separator = self.separators[at];
+        self.heads.copy_within(at + 1..len, at);
+        self.separators.copy_within(at + 1..len, at);
+        self.children.copy_within(at + 1..len, at);
+        self.counts.copy_within(at + 1..len, at);
+        self.node.len -= 1;
+        separator
+    }
+
+    pub(crate) fn replace_separator(&mut self, at: usize, separator: K::Separator) -> K::Separator {
+        let old = std::mem::replace(&mut self.separators[at], separator);
+        self.heads[at] = K::head(self.separator(at), self.node.prefix);
+        old
+    }
+
+    /// Moves the children from `at` on to the end of `other`, whose separator to them becomes `joint`. Returns
+    /// the separator that stood before them here. Heads of the moved are to be recomputed by `set_prefix`.
+    pub(crate) fn move_tail(&mut self, at: usize, other: &mut Inner<K>, joint: K::Separator) -> K::Separator {
+        let (len, room) = (self.len(), other.len());
+        let moved = len - at;
+        let before = self.separators[at];
+        other.separators[room..room + moved].copy_from_slice(&self.separators[at..len]);
+        other.children[room..room + moved].copy_from_slice(&self.children[at..len]);
+        other.counts[room..room + moved].copy_from_slice(&self.counts[at..len]);
+        other.separators[room] = joint;
+        other.node.len += moved as u16;
+        self.node.len -= moved as u16;
+        before
+    }
+
+    /// Puts the children of `self` behind those of `other` in `other`, then hands all from `keep` on back:
+    /// `joint` is the separator between the two before, the one after is returned.
+    pub(crate) fn even_out(
+        &mut self,
+        other: &mut Inner<K>,
+        joint: K::Separator,
+        keep: usize,
+    ) -> K::Separator {
+        let total = self.len() + other.len();
+        let mut separators = [K::no_separator(); 2 * INNER];
+        let mut children = [std::ptr::null_mut(); 2 * INNER];
+        let mut counts = [0; 2 * INNER];
+        let mut filled = 0;
+        for part in [&*other, &*self] {
+            let range = filled..filled + part.len();
+            separators[range.clone()].copy_from_slice(&part.separators[..part.len()]);
+            children[range.clone()].copy_from_slice(&part.children[..part.len()]);
+            counts[range].copy_from_slice(&part.counts[..part.len()]);
+            if filled > 0 {
+                separators[filled] = joint;
+            }
+            filled += part.len();
+        }
+        for (part, range) in [(&mut *other, 0..keep), (&mut *self, keep..total)] {
+            let len = range.len();
+            part.separators[..len].copy_from_slice(&separators[range.clone()]);
+            part.children[..len].copy_from_slice(&children[range.clone()]);
+            part.counts[..len].copy_from_slice(&counts[range]);
+            part.node.len = len as u16;
+        }
+        separators[keep]
+    }
+
+    /// Computes all heads anew for another shared prefix.
+    pub(crate) fn set_prefix(&mut self, prefix: u32) {
+        self.node.prefix = prefix;
+        for at in 1..self.len() {
+            self.heads[at] = K::head(self.separator(at), prefix);
+        }
+    }
+}

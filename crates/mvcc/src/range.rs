@@ -1,0 +1,214 @@
+//! Ranges of keys, and walking them in a snapshot.
+
+use crate::cursor::Cursor;
+use crate::node::ByKey;
+use crate::version::Version;
+use crate::view::Snapshot;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End<'k> {
+    Unbounded,
+    Before(&'k [u8]),
+    Through(&'k [u8]),
+}
+
+/// A range of keys in byte order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyRange<'k> {
+    start: &'k [u8],
+    start_excluded: bool,
+    end: End<'k>,
+}
+
+impl<'k> KeyRange<'k> {
+    /// Every key.
+    pub const ALL: KeyRange<'static> = KeyRange { start: b"", start_excluded: false, end: End::Unbounded };
+
+    /// Just this key.
+    pub fn single(key: &'k [u8]) -> KeyRange<'k> {
+        KeyRange { start: key, start_excluded: false, end: End::Through(key) }
+    }
+
+    /// Keys from `start` on, below `end`; empty when `end` is not above `start`.
+    pub fn half_open(start: &'k [u8], end: &'k [u8]) -> KeyRange<'k> {
+        KeyRange { start, start_excluded: false, end: End::Before(end) }
+    }
+
+    /// Keys from `start` on.
+    pub fn from(start: &'k [u8]) -> KeyRange<'k> {
+        KeyRange { start, start_excluded: false, end: End::Unbounded }
+    }
+
+    /// The range that a request's `key` and `range_end` mean in etcd: an empty end is the single key, an end of
+    /// one zero byte is everything from `key` on.
+    pub fn of_request(key: &'k [u8], range_end: &'k [u8]) -> KeyRange<'k> {
+        match range_end {
+            b"" => KeyRange::single(key),
+            b"\0" => KeyRange::from(key),
+            _ => KeyRange::half_open(key, range_end),
+        }
+    }
+
+    /// What is left of the range behind `key`: how a walk upwards goes on.
+    #[must_use]
+    pub fn after(self, key: &'k [u8]) -> KeyRange<'k> {
+        if key < self.start { self } else { KeyRange { start: key, start_excluded: true, ..self } }
+    }
+
+    /// What is left of the range before `key`: how a walk downwards goes on.
+    #[must_use]
+    pub fn before(self, key: &'k [u8]) -> KeyRange<'k> {
+        let within = match self.end {
+            End::Unbounded => true,
+            End::Before(end) => key < end,
+            End::Through(end) => key <= end,
+        };
+        if within { KeyRange { end: End::Before(key), ..self } } else { self }
+    }
+
+    /// Where the range begins; `false` beside it when this very key is not part of it.
+    pub fn start(&self) -> (&'k [u8], bool) {
+        (self.start, !self.start_excluded)
+    }
+
+    /// The key that is the only one the range can hold.
+    pub fn as_single(&self) -> Option<&'k [u8]> {
+        (!self.start_excluded && self.end == End::Through(self.start)).then_some(self.start)
+    }
+
+    /// Whether no key can be in the range.
+    pub fn is_empty(&self) -> bool {
+        match self.end {
+            End::Unbounded => false,
+            End::Before(end) => end <= self.start,
+            End::Through(end) => end < self.start || (self.start_excluded && end == self.start),
+        }
+    }
+
+    /// Whether the key is in the range.
+    pub fn contains(&self, key: &[u8]) -> bool {
+        (if self.start_excluded { key > self.start } else { key >= self.start }) && self.is_before_end(key)
+    }
+
+    pub(crate) fn is_before_end(&self, key: &[u8]) -> bool {
+        match self.end {
+            End::Unbounded => true,
+            End::Before(end) => key < end,
+            End::Through(end) => key <= end,
+        }
+    }
+
+    pub(crate) fn seek<'t>(&self, snapshot: &Snapshot<'t>) -> Cursor<'t, ByKey> {
+        Cursor::seek(snapshot.keys(), self.start, self.start_excluded)
+    }
+
+    pub(crate) fn seek_end<'t>(&self, snapshot: &Snapshot<'t>) -> Cursor<'t, ByKey> {
+        match self.end {
+            End::Unbounded => Cursor::end(snapshot.keys()),
+            End::Before(end) => Cursor::seek(snapshot.keys(), end, false),
+            End::Through(end) => Cursor::seek(snapshot.keys(), end, true),
+        }
+    }
+}
+
+/// The live versions of a range at one revision, in key order from both ends.
+pub struct Range<'a> {
+    front: Cursor<'a, ByKey>,
+    back: Cursor<'a, ByKey>,
+    mode: Mode,
+}
+
+#[derive(Clone, Copy)]
+enum Mode {
+    /// At the current revision: so many are left, and the newest version of each key is the answer.
+    Current(u64),
+    /// At an older one: each key's history is searched, until the cursors meet.
+    Historic(i64),
+    Done,
+}
+
+impl<'a> Range<'a> {
+    pub(crate) fn new(snapshot: &Snapshot<'a>, range: KeyRange<'_>, rev: i64) -> Range<'a> {
+        let end = Cursor::end(snapshot.keys());
+        if range.is_empty() {
+            return Range { front: end.clone(), back: end, mode: Mode::Done };
+        }
+        let (front, back) = (range.seek(snapshot), range.seek_end(snapshot));
+        let mode = if rev == snapshot.current_revision() {
+            Mode::Current(back.rank() - front.rank())
+        } else if front.same_place(&back) {
+            Mode::Done
+        } else {
+            Mode::Historic(rev)
+        };
+        Range { front, back, mode }
+    }
+
+    fn meet(&mut self) {
+        if self.front.same_place(&self.back) {
+            self.mode = Mode::Done;
+        }
+    }
+}
+
+impl<'a> Iterator for Range<'a> {
+    type Item = Version<'a>;
+
+    fn next(&mut self) -> Option<Version<'a>> {
+        loop {
+            match &mut self.mode {
+                Mode::Done | Mode::Current(0) => return None,
+                Mode::Current(left) => {
+                    let slot = self.front.slot()?;
+                    let version = self.front.version();
+                    self.front.advance(true);
+                    if slot.is_live() {
+                        *left -= 1;
+                        return version;
+                    }
+                }
+                &mut Mode::Historic(rev) => {
+                    let newest = self.front.version()?;
+                    self.front.advance(false);
+                    self.meet();
+                    if let Some(version) = newest.at(rev).filter(|version| !version.is_tombstone()) {
+                        return Some(version);
+                    }
+                }
+            }
+        }
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        match self.mode {
+            Mode::Current(left) => (left as usize, Some(left as usize)),
+            Mode::Historic(_) => (0, None),
+            Mode::Done => (0, Some(0)),
+        }
+    }
+}
+
+impl DoubleEndedIterator for Range<'_> {
+    fn next_back(&mut self) -> Option<Self::Item> {
+        loop {
+            match &mut self.mode {
+                Mode::Done | Mode::Current(0) => return None,
+                Mode::Current(left) => {
+                    assert!(self.back.retreat(true), "the counts promised more live keys");
+                    if self.back.slot()?.is_live() {
+                        *left -= 1;
+                        return self.back.version();
+                    }
+                }
+                &mut Mode::Historic(rev) => {
+                    assert!(self.back.retreat(false), "the cursors must have met before");
+                    let newest = self.back.version()?;
+                    self.meet();
+                    if let Some(version) = newest.at(rev).filter(|version| !version.is_tombstone()) {
+                        return Some(version);
+                    }
+                }
+            }
+        }
+    }
+}

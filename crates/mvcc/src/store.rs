@@ -1,0 +1,279 @@
+//! The store: the single writer's side, and its transactions.
+
+use std::sync::Arc;
+
+use crate::epoch::{Census, Chunks, Epochs, Estate, Remains};
+use crate::node::{ByKey, ByRevision, Slot};
+use crate::range::KeyRange;
+use crate::tree::Tree;
+use crate::version::{self, Content, Value, Version};
+use crate::view::{Snapshot, State, View};
+
+/// All versions of all keys. One thread writes; all others read through the views it publishes.
+pub struct Store {
+    pub(crate) keys: Tree<ByKey>,
+    pub(crate) revisions: Tree<ByRevision>,
+    pub(crate) current: i64,
+    pub(crate) compacted: i64,
+    /// Versions that have a successor, but no tombstones, in the order of their successors' revisions: what a
+    /// compaction removes is the front of it.
+    pub(crate) superseded: Chunks<Slot>,
+    /// Tombstones in the order of their revisions.
+    pub(crate) tombstones: Chunks<Slot>,
+    pub(crate) epochs: Epochs,
+    census: Arc<Census>,
+    estate: Arc<Estate>,
+}
+
+// SAFETY: the store owns what its pointers lead to, together with views that only read; nothing is bound to a
+// thread.
+unsafe impl Send for Store {}
+
+/// Numbers about a store. Bytes are those asked of the allocator for versions, nodes and separators, including
+/// what waits to be freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stats {
+    /// Live keys at the current revision.
+    pub live_keys: u64,
+    /// Keys in the index, deleted ones that are not yet compacted away included.
+    pub keys: u64,
+    /// Versions, tombstones included.
+    pub versions: u64,
+    /// Bytes in use.
+    pub bytes: u64,
+    /// Versions, nodes and separators taken out and not yet freed.
+    pub garbage: usize,
+    /// Superseded versions and tombstones that some future compaction will remove.
+    pub removable: usize,
+}
+
+impl Default for Store {
+    fn default() -> Self {
+        Store::new()
+    }
+}
+
+impl Store {
+    /// An empty store at revision 1: the first write makes revision 2.
+    pub fn new() -> Store {
+        let census = Arc::new(Census::default());
+        Store {
+            keys: Tree::new(),
+            revisions: Tree::new(),
+            current: 1,
+            compacted: -1,
+            superseded: Chunks::new(),
+            tombstones: Chunks::new(),
+            epochs: Epochs::new(Arc::clone(&census)),
+            census,
+            estate: Arc::new(Estate::new()),
+        }
+    }
+
+    /// The writer's own current state, including what is not published.
+    pub fn snapshot(&self) -> Snapshot<'_> {
+        // SAFETY: changing or freeing anything needs `&mut self`.
+        unsafe { Snapshot::new(self.state()) }
+    }
+
+    fn state(&self) -> State {
+        State {
+            keys: self.keys.root,
+            revisions: self.revisions.root,
+            current: self.current,
+            compacted: self.compacted,
+            live: self.keys.live,
+            versions: self.revisions.len,
+        }
+    }
+
+    /// Freezes the present state for readers, and frees a bounded portion of what no view can see any more.
+    /// Call it once per applied batch.
+    pub fn publish(&mut self) -> Arc<View> {
+        let state = self.state();
+        let pin = self.epochs.publish();
+        Arc::new(View::new(state, pin, Arc::clone(&self.estate)))
+    }
+
+    /// Frees up to `budget` things that no view can see any more, for idle moments; returns how many are left
+    /// that could be freed now.
+    pub fn reclaim(&mut self, budget: u64) -> u64 {
+        self.epochs.reclaim(budget)
+    }
+
+    /// Begins a mutating request. All its changes share one main revision.
+    pub fn begin(&mut self) -> Writer<'_> {
+        Writer { store: self, changes: 0 }
+    }
+
+    /// The newest main revision.
+    pub fn current_revision(&self) -> i64 {
+        self.current
+    }
+
+    /// The compact revision; -1 before any compaction.
+    pub fn compact_revision(&self) -> i64 {
+        self.compacted
+    }
+
+    /// Numbers for metrics.
+    pub fn stats(&self) -> Stats {
+        Stats {
+            live_keys: self.keys.live,
+            keys: self.keys.len,
+            versions: self.revisions.len,
+            bytes: self.census.bytes(),
+            garbage: self.epochs.pending(),
+            removable: self.superseded.len() + self.tombstones.len(),
+        }
+    }
+
+    /// Counts of what is allocated, which outlive the store.
+    pub fn census(&self) -> Arc<Census> {
+        Arc::clone(&self.census)
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        let remains = Remains {
+            keys: self.keys.root,
+            revisions: self.revisions.root,
+            epochs: std::mem::replace(&mut self.epochs, Epochs::new(Arc::clone(&self.census))),
+        };
+        self.estate.leave(remains);
+    }
+}
+
+/// What one change did.
+#[derive(Clone, Copy, Debug)]
+pub struct Change<'w> {
+    /// The version written; a tombstone for a deletion.
+    pub version: Version<'w>,
+    /// The live version it replaced.
+    pub previous: Option<Version<'w>>,
+}
+
+/// One mutating request. Its changes are visible through [`Writer::snapshot`] at once, and to readers with the
+/// next publication. There is no way back: whatever can fail is checked before.
+pub struct Writer<'s> {
+    store: &'s mut Store,
+    changes: u32,
+}
+
+impl Writer<'_> {
+    /// The main revision that this transaction's changes bear.
+    pub fn revision(&self) -> i64 {
+        self.store.current + 1
+    }
+
+    /// Number of changes so far.
+    pub fn changes(&self) -> u32 {
+        self.changes
+    }
+
+    /// The state with this transaction's changes.
+    pub fn snapshot(&self) -> Snapshot<'_> {
+        let mut state = self.store.state();
+        state.current += i64::from(self.changes > 0);
+        // SAFETY: changing or freeing anything needs `&mut self`.
+        unsafe { Snapshot::new(state) }
+    }
+
+    /// Writes a key. The version counts on from the live predecessor, or begins at 1.
+    ///
+    /// etcd rejects requests that put a key after deleting it, or twice. Nothing breaks here if one does, but
+    /// while its revision is the compact revision such a tombstone is in [`Snapshot::changes`] and not in
+    /// [`Snapshot::histories`].
+    pub fn put(&mut self, key: &[u8], value: Value, lease: i64) -> Change<'_> {
+        self.write(key, Some((value, lease)))
+    }
+
+    /// Deletes the live keys of a range in key order, telling `visit` of each; returns how many there were.
+    pub fn delete_range(&mut self, range: KeyRange<'_>, mut visit: impl FnMut(Change<'_>)) -> u64 {
+        if let Some(key) = range.as_single() {
+            if self.store.keys.find(key).is_none_or(|slot| !slot.is_live()) {
+                return 0;
+            }
+            visit(self.write(key, None));
+            return 1;
+        }
+        if range.is_empty() {
+            return 0;
+        }
+        let mut deleted = 0;
+        let mut rest = range;
+        loop {
+            let snapshot = self.snapshot();
+            let mut cursor = rest.seek(&snapshot);
+            while cursor.slot().is_some_and(|slot| !slot.is_live()) {
+                cursor.advance(true);
+            }
+            let Some(next) = cursor.version().filter(|version| range.is_before_end(version.key())) else {
+                return deleted;
+            };
+            // SAFETY: the record stays alive: it is only superseded below, and nothing is freed before the next
+            // publication, which needs the store that this writer borrows.
+            let key = unsafe { Version::from_record(next.record()) }.key();
+            visit(self.write(key, None));
+            deleted += 1;
+            rest = range.after(key);
+        }
+    }
+
+    fn write(&mut self, key: &[u8], put: Option<(Value, i64)>) -> Change<'_> {
+        let store = &mut *self.store;
+        let (main, sub, compacted) = (store.current + 1, self.changes, store.compacted);
+        let mut replaced = None;
+        let slot = store.keys.upsert(key, &mut store.epochs, |existing, epochs| {
+            // SAFETY: what the writer's tree holds is alive.
+            let newest: Option<Version<'_>> = existing.map(|slot| unsafe { slot.version() });
+            let live = newest.filter(|version| !version.is_tombstone());
+            let content = match put {
+                Some((value, lease)) => Content {
+                    main,
+                    sub,
+                    create_revision: live.map_or(main, Version::create_revision),
+                    version: live.map_or(1, |version| version.version() + 1),
+                    lease,
+                    value,
+                },
+                None => {
+                    Content { main, sub, create_revision: 0, version: 0, lease: 0, value: Value::default() }
+                }
+            };
+            let record = version::create(key, &content, newest, compacted);
+            replaced = existing;
+            // SAFETY: the record was just made, and is freed only after it left the trees.
+            let version = unsafe { Version::from_record(record) };
+            epochs.census().version_created(version.bytes());
+            Slot::new(version)
+        });
+        store.revisions.upsert((main, sub), &mut store.epochs, |existing, _| {
+            assert!(existing.is_none(), "revision {main}/{sub} was written twice");
+            slot
+        });
+        let previous = replaced.filter(|slot| slot.is_live());
+        if let Some(previous) = previous {
+            store.superseded.push(previous);
+        }
+        if !slot.is_live() {
+            store.tombstones.push(slot);
+        }
+        self.changes += 1;
+        // SAFETY: both records are alive while the writer is borrowed.
+        unsafe { Change { version: slot.version(), previous: previous.map(|slot| slot.version()) } }
+    }
+
+    /// Ends the transaction and returns the current revision: raised by one if anything was changed. Dropping
+    /// the writer does the same.
+    pub fn finish(self) -> i64 {
+        self.store.current + i64::from(self.changes > 0)
+    }
+}
+
+impl Drop for Writer<'_> {
+    fn drop(&mut self) {
+        self.store.current += i64::from(self.changes > 0);
+    }
+}

@@ -1,0 +1,420 @@
+//! The copy-on-write B+tree: the writer's operations.
+//!
+//! The writer changes nodes of its current batch in place and copies all others first, so that a published
+//! root stays what it was. Nodes of a copied path are retired, not freed: see `epoch`.
+
+use std::marker::PhantomData;
+
+use crate::cursor::Cursor;
+use crate::epoch::{Epochs, Kind};
+use crate::node::{DEPTH_MAX, INNER, Inner, LEAF, Leaf, Node, NodeHead, NodePtr, Order, Slot};
+
+/// A fixed-size stack for paths through the tree.
+pub(crate) struct Stack<T: Copy> {
+    items: [std::mem::MaybeUninit<T>; DEPTH_MAX],
+    len: usize,
+}
+
+impl<T: Copy> Clone for Stack<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T: Copy> Copy for Stack<T> {}
+
+impl<T: Copy> Stack<T> {
+    pub(crate) fn new() -> Stack<T> {
+        Stack { items: [const { std::mem::MaybeUninit::uninit() }; DEPTH_MAX], len: 0 }
+    }
+
+    pub(crate) fn push(&mut self, item: T) {
+        self.items[self.len].write(item);
+        self.len += 1;
+    }
+
+    pub(crate) fn pop(&mut self) -> Option<T> {
+        self.len = self.len.checked_sub(1)?;
+        // SAFETY: all items below the length were written.
+        Some(unsafe { self.items[self.len].assume_init() })
+    }
+
+    pub(crate) fn as_slice(&self) -> &[T] {
+        // SAFETY: all items below the length were written, and MaybeUninit has the layout of its content.
+        unsafe { std::slice::from_raw_parts(self.items.as_ptr().cast::<T>(), self.len) }
+    }
+}
+
+/// The separators to the left and right of a node, where there are any.
+type Fences<'f, K> = (Option<<K as Order>::Query<'f>>, Option<<K as Order>::Query<'f>>);
+
+fn shared<K: Order>(fences: Fences<'_, K>) -> u32 {
+    match fences {
+        (Some(low), Some(high)) => K::shared(low, high),
+        _ => 0,
+    }
+}
+
+/// One step of a path: the node, which child was taken, and the node's fences.
+struct Step<'f, K: Order> {
+    node: *mut Inner<K>,
+    at: usize,
+    fences: Fences<'f, K>,
+}
+
+impl<K: Order> Clone for Step<'_, K> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<K: Order> Copy for Step<'_, K> {}
+
+/// The writer's tree. `root` may be copied into a view at publication.
+pub(crate) struct Tree<K: Order> {
+    pub(crate) root: NodePtr,
+    /// Entries that are not tombstones.
+    pub(crate) live: u64,
+    /// All entries.
+    pub(crate) len: u64,
+    order: PhantomData<K>,
+}
+
+/// Moves a new node to the heap.
+pub(crate) fn allocate<T>(node: T, epochs: &Epochs) -> NodePtr {
+    epochs.census().node_created(size_of::<T>());
+    Box::into_raw(Box::new(node)).cast::<NodeHead>()
+}
+
+/// A node the writer may change: itself, or a copy that replaces it.
+///
+/// # Safety
+/// The node belongs to the writer's tree of order `K`; the caller stores the answer in its place.
+unsafe fn writable<K: Order>(node: NodePtr, epochs: &mut Epochs) -> NodePtr {
+    /// # Safety
+    /// `node` is alive and of type `T`.
+    unsafe fn copied<T>(node: NodePtr, epochs: &Epochs) -> NodePtr {
+        epochs.census().node_created(size_of::<T>());
+        let mut copy = Box::<T>::new_uninit();
+        // SAFETY: both are a whole `T`, and nodes are plain words.
+        unsafe { copy.as_mut_ptr().copy_from_nonoverlapping(node.cast::<T>(), 1) };
+        Box::into_raw(copy).cast::<NodeHead>()
+    }
+    // SAFETY: promised by the caller; the level says the type; the old node leaves the tree.
+    unsafe {
+        if (*node).epoch == epochs.batch() {
+            return node;
+        }
+        let (copy, kind) = match (*node).level {
+            0 => (copied::<Leaf>(node, epochs), Kind::Leaf),
+            _ => (copied::<Inner<K>>(node, epochs), K::INNER_KIND),
+        };
+        (*copy).epoch = epochs.batch();
+        epochs.retire_node(node, kind);
+        copy
+    }
+}
+
+/// The separator `at` of a node being changed, free of the borrow of the node.
+///
+/// # Safety
+/// `node` is alive. The answer is valid until the end of the writer's operation, since separators that leave
+/// the tree are retired and nothing is freed before the next publication.
+unsafe fn fence<'f, K: Order>(node: *const Inner<K>, at: usize) -> Option<K::Query<'f>> {
+    // SAFETY: promised by the caller.
+    unsafe { (at > 0 && at < (*node).len()).then(|| K::separator_query((*node).separators[at])) }
+}
+
+impl<K: Order> Tree<K> {
+    pub(crate) fn new() -> Tree<K> {
+        Tree { root: std::ptr::null_mut(), live: 0, len: 0, order: PhantomData }
+    }
+
+    /// The root for reading, as long as the tree is not changed.
+    pub(crate) fn node(&self) -> Option<Node<'_, K>> {
+        // SAFETY: the tree's nodes are alive, and changing them needs `&mut self`.
+        unsafe { Node::open(self.root) }
+    }
+
+    pub(crate) fn find(&self, query: K::Query<'_>) -> Option<Slot> {
+        Cursor::find(self.node(), query)
+    }
+
+    /// Puts the slot that `make` returns at `query`'s place; `make` is told what is there already. The new
+    /// slot's record must compare equal to `query`.
+    pub(crate) fn upsert(
+        &mut self,
+        query: K::Query<'_>,
+        epochs: &mut Epochs,
+        make: impl FnOnce(Option<Slot>, &mut Epochs) -> Slot,
+    ) -> Slot {
+        if self.root.is_null() {
+            self.root = allocate(Leaf::new(epochs.batch()), epochs);
+        }
+        let mut path: Stack<(*mut Inner<K>, usize)> = Stack::new();
+        let mut fences: Fences<'_, K> = (None, None);
+        // SAFETY: the whole path is made writable from the root down, each copy stored in its parent before the
+        // next step, so every pointer used is the current node of the writer's tree and no view can see it.
+        // References made from them are short and never overlap for one node.
+        unsafe {
+            self.root = writable::<K>(self.root, epochs);
+            let mut node = self.root;
+            while (*node).level > 0 {
+                if usize::from((*node).len) == INNER {
+                    // Split full inner nodes on the way down, so that a parent always has room.
+                    let parent = self.parent_of(node, &mut path, epochs);
+                    let at = path.pop().map_or(0, |(_, at)| at);
+                    split_inner::<K>(parent, at, fences, epochs);
+                    let at = (*parent).route(query);
+                    path.push((parent, at));
+                    fences = (fence(parent, at).or(fences.0), fence(parent, at + 1).or(fences.1));
+                    node = (*parent).children[at];
+                }
+                let inner = node.cast::<Inner<K>>();
+                let at = (*inner).route(query);
+                let child = writable::<K>((*inner).children[at], epochs);
+                (*inner).children[at] = child;
+                path.push((inner, at));
+                fences = (fence(inner, at).or(fences.0), fence(inner, at + 1).or(fences.1));
+                node = child;
+            }
+            let mut leaf = node.cast::<Leaf>();
+            let slot;
+            let (mut grown, mut shrunk) = (0, 0);
+            match (*leaf).find::<K>(query) {
+                Ok(at) => {
+                    let old = (*leaf).slots[at];
+                    slot = make(Some(old), epochs);
+                    (*leaf).slots[at] = slot;
+                    (grown, shrunk) = (grown + slot.weight(), shrunk + old.weight());
+                }
+                Err(mut at) => {
+                    slot = make(None, epochs);
+                    if (*leaf).len() == LEAF {
+                        let parent = self.parent_of(node, &mut path, epochs);
+                        let child = path.pop().map_or(0, |(_, at)| at);
+                        let append = fences.1.is_none() && at == LEAF;
+                        let right = split_leaf::<K>(parent, child, query, append, fences, epochs);
+                        if (*right).len() == 0 || K::compare(query, (*parent).separator(child + 1)).is_ge() {
+                            leaf = right;
+                            path.push((parent, child + 1));
+                        } else {
+                            path.push((parent, child));
+                        }
+                        let (Ok(place) | Err(place)) = (*leaf).find::<K>(query);
+                        at = place;
+                    }
+                    (*leaf).insert::<K>(at, query, slot);
+                    grown += slot.weight();
+                    self.len += 1;
+                }
+            }
+            for &(inner, at) in path.as_slice() {
+                (*inner).counts[at] = (*inner).counts[at] + grown - shrunk;
+            }
+            self.live = self.live + grown - shrunk;
+            slot
+        }
+    }
+
+    /// The parent of the node at the end of `path`; a root gets a new one, and the path with it.
+    ///
+    /// # Safety
+    /// `path` leads from the root to `node`, all writable.
+    unsafe fn parent_of(
+        &mut self,
+        node: NodePtr,
+        path: &mut Stack<(*mut Inner<K>, usize)>,
+        epochs: &Epochs,
+    ) -> *mut Inner<K> {
+        if let Some(&(parent, _)) = path.as_slice().last() {
+            return parent;
+        }
+        // SAFETY: promised by the caller.
+        let level = unsafe { (*node).level };
+        let mut root = Inner::<K>::new(epochs.batch(), level + 1);
+        root.insert(0, K::no_separator(), node, self.live);
+        self.root = allocate(root, epochs);
+        let parent = self.root.cast::<Inner<K>>();
+        path.push((parent, 0));
+        parent
+    }
+
+    /// Takes out the entry at `query`, which must be there.
+    pub(crate) fn remove(&mut self, query: K::Query<'_>, epochs: &mut Epochs) -> Slot {
+        assert!(!self.root.is_null(), "removing from an empty tree");
+        let mut path: Stack<Step<'_, K>> = Stack::new();
+        let mut fences: Fences<'_, K> = (None, None);
+        // SAFETY: as in `upsert`.
+        unsafe {
+            self.root = writable::<K>(self.root, epochs);
+            let mut node = self.root;
+            while (*node).level > 0 {
+                let inner = node.cast::<Inner<K>>();
+                let at = (*inner).route(query);
+                let child = writable::<K>((*inner).children[at], epochs);
+                (*inner).children[at] = child;
+                path.push(Step { node: inner, at, fences });
+                fences = (fence(inner, at).or(fences.0), fence(inner, at + 1).or(fences.1));
+                node = child;
+            }
+            let leaf = node.cast::<Leaf>();
+            let Ok(at) = (*leaf).find::<K>(query) else { panic!("removing what is not in the tree") };
+            let slot = (*leaf).remove(at);
+            self.len -= 1;
+            self.live -= slot.weight();
+            for step in path.as_slice() {
+                (*step.node).counts[step.at] -= slot.weight();
+            }
+            while let Some(step) = path.pop() {
+                let child = (*step.node).children[step.at];
+                let low = if (*child).level == 0 { LEAF / 4 } else { INNER / 4 };
+                if usize::from((*child).len) >= low || (*step.node).len() < 2 {
+                    break;
+                }
+                rebalance::<K>(step, epochs);
+            }
+            while (*self.root).level > 0 && (*self.root).len == 1 {
+                let old = self.root;
+                self.root = (*old.cast::<Inner<K>>()).children[0];
+                epochs.retire_node(old, K::INNER_KIND);
+            }
+            if (*self.root).level == 0 && (*self.root).len == 0 {
+                epochs.retire_node(self.root, Kind::Leaf);
+                self.root = std::ptr::null_mut();
+            }
+            slot
+        }
+    }
+}
+
+/// Splits the full inner child `at` of `parent` in two. `fences` are the child's.
+///
+/// # Safety
+/// Parent and child are writable nodes of the writer's tree; the parent has room.
+unsafe fn split_inner<K: Order>(parent: *mut Inner<K>, at: usize, fences: Fences<'_, K>, epochs: &Epochs) {
+    // SAFETY: promised by the caller; `right` is new, so the references do not overlap.
+    unsafe {
+        let left = &mut *(*parent).children[at].cast::<Inner<K>>();
+        let keep = if fences.1.is_none() { INNER - 4 } else { INNER / 2 };
+        let mut right = Inner::<K>::new(epochs.batch(), left.node.level);
+        let separator = left.move_tail(keep, &mut right, K::no_separator());
+        let middle = K::separator_query(separator);
+        left.set_prefix(shared::<K>((fences.0, Some(middle))));
+        right.set_prefix(shared::<K>((Some(middle), fences.1)));
+        (*parent).counts[at] = left.weight();
+        let weight = right.weight();
+        (*parent).insert(at + 1, separator, allocate(right, epochs), weight);
+    }
+}
+
+/// Splits the full leaf `at` of `parent` for the insertion of `query`. Returns the right half, which is empty
+/// when `query` belongs behind everything.
+///
+/// # Safety
+/// As for `split_inner`.
+unsafe fn split_leaf<K: Order>(
+    parent: *mut Inner<K>,
+    at: usize,
+    query: K::Query<'_>,
+    append: bool,
+    fences: Fences<'_, K>,
+    epochs: &Epochs,
+) -> *mut Leaf {
+    // SAFETY: promised by the caller; `right` is new, so the references do not overlap.
+    unsafe {
+        let left = &mut *(*parent).children[at].cast::<Leaf>();
+        let keep = if append { K::APPEND_KEEP } else { LEAF / 2 };
+        let mut right = Leaf::new(epochs.batch());
+        left.move_tail(keep, &mut right, false);
+        let separator = match right.len() {
+            0 => K::separate(left.query::<K>(keep - 1), query, epochs),
+            _ => K::separate(left.query::<K>(keep - 1), right.query::<K>(0), epochs),
+        };
+        let middle = K::separator_query(separator);
+        let old_prefix = left.node.prefix;
+        right.node.prefix = old_prefix;
+        for (half, prefix) in [
+            (&mut *left, shared::<K>((fences.0, Some(middle)))),
+            (&mut right, shared::<K>((Some(middle), fences.1))),
+        ] {
+            if prefix != old_prefix {
+                half.set_prefix::<K>(prefix);
+            }
+        }
+        (*parent).counts[at] = left.weight();
+        let weight = right.weight();
+        let right = allocate(right, epochs);
+        (*parent).insert(at + 1, separator, right, weight);
+        right.cast::<Leaf>()
+    }
+}
+
+/// Joins the underfull child of `step` with a neighbour, or evens the two out.
+///
+/// # Safety
+/// The step's node and child are writable nodes of the writer's tree, and the node has two children at least.
+unsafe fn rebalance<K: Order>(step: Step<'_, K>, epochs: &mut Epochs) {
+    // SAFETY: promised by the caller; the neighbours are made writable and stored first, and are two nodes.
+    unsafe {
+        let parent = &mut *step.node;
+        let l = if step.at + 1 < parent.len() { step.at } else { step.at - 1 };
+        let r = l + 1;
+        for at in [l, r] {
+            parent.children[at] = writable::<K>(parent.children[at], epochs);
+        }
+        let low = fence(parent, l).or(step.fences.0);
+        let high = fence(parent, r + 1).or(step.fences.1);
+        let right_pointer = parent.children[r];
+        if (*right_pointer).level == 0 {
+            let left = &mut *parent.children[l].cast::<Leaf>();
+            let right = &mut *right_pointer.cast::<Leaf>();
+            let total = left.len() + right.len();
+            let same_prefix = left.node.prefix == right.node.prefix;
+            let refresh = |leaf: &mut Leaf, fences: Fences<'_, K>| {
+                let prefix = shared::<K>(fences);
+                if !same_prefix || leaf.node.prefix != prefix {
+                    leaf.set_prefix::<K>(prefix);
+                }
+            };
+            if total <= LEAF {
+                right.move_tail(0, left, false);
+                refresh(left, (low, high));
+                parent.counts[l] = left.weight();
+                K::retire_separator(parent.remove(r), epochs);
+                epochs.retire_node(right_pointer, Kind::Leaf);
+            } else {
+                let half = total / 2;
+                if left.len() > half {
+                    left.move_tail(half, right, true);
+                } else {
+                    right.move_front(half - left.len(), left);
+                }
+                let separator = K::separate(left.query::<K>(half - 1), right.query::<K>(0), epochs);
+                let middle = K::separator_query(separator);
+                refresh(left, (low, Some(middle)));
+                refresh(right, (Some(middle), high));
+                (parent.counts[l], parent.counts[r]) = (left.weight(), right.weight());
+                K::retire_separator(parent.replace_separator(r, separator), epochs);
+            }
+        } else {
+            let left = &mut *parent.children[l].cast::<Inner<K>>();
+            let right = &mut *right_pointer.cast::<Inner<K>>();
+            let total = left.len() + right.len();
+            if total <= INNER {
+                right.move_tail(0, left, parent.separators[r]);
+                left.set_prefix(shared::<K>((low, high)));
+                parent.counts[l] = left.weight();
+                parent.remove(r);
+                epochs.retire_node(right_pointer, K::INNER_KIND);
+            } else {
+                let separator = right.even_out(left, parent.separators[r], total / 2);
+                let middle = K::separator_query(separator);
+                left.set_prefix(shared::<K>((low, Some(middle))));
+                right.set_prefix(shared::<K>((Some(middle), high)));
+                (parent.counts[l], parent.counts[r]) = (left.weight(), right.weight());
+                parent.replace_separator(r, separator);
+            }
+        }
+    }
+}

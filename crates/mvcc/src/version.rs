@@ -1,0 +1,385 @@
+//! One immutable record per change of a key, and the handle through which everybody reads it.
+//!
+//! ```text
+//! +------------------ Header, 64 bytes ------------------+-- Link, 40 bytes --+-- key --+
+//! | main create version lease location superseded ...    | only with a        | bytes   |
+//! |                                                      | predecessor        |         |
+//! +------------------------------------------------------+--------------------+---------+
+//! ```
+//!
+//! Everything lies in one allocation behind a thin pointer, so that a tree slot is eight bytes and a put
+//! allocates once. The jump pointers follow E. W. Myers, "An applicative random-access stack" (1983): each
+//! record knows its predecessor and one record further down, at skew-binary distances, so that the newest
+//! version at or below a revision is found in O(log n) steps. The revisions of both targets stand beside the
+//! pointers, so that a search decides without looking at a record that compaction may have freed.
+
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+
+/// Where the bytes of a value lie: which log segment, and at which byte in it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Location {
+    /// Number of the segment.
+    pub segment: u32,
+    /// Byte offset in the segment.
+    pub offset: u32,
+}
+
+impl Location {
+    fn pack(self) -> u64 {
+        (u64::from(self.segment) << 32) | u64::from(self.offset)
+    }
+
+    fn unpack(raw: u64) -> Location {
+        Location { segment: (raw >> 32) as u32, offset: raw as u32 }
+    }
+}
+
+/// What the index keeps of a value: where it lies, its length in bytes and its CRC-32C. The index itself never
+/// looks at the bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Value {
+    /// Where the bytes lie.
+    pub location: Location,
+    /// Length in bytes.
+    pub len: u32,
+    /// Checksum of the bytes, as the caller computed it.
+    pub crc: u32,
+}
+
+const HAS_LINK: u32 = 1 << 31;
+
+/// Longest key in bytes that a record can hold; far above what a request may carry.
+pub const KEY_BYTES_MAX: usize = (HAS_LINK - 1) as usize;
+
+#[repr(C)]
+pub(crate) struct Header {
+    main: i64,
+    create_revision: i64,
+    version: i64,
+    lease: i64,
+    location: AtomicU64,
+    /// Main revision of the next version of the same key; 0 while there is none. Set once, by the writer.
+    superseded: AtomicI64,
+    sub: u32,
+    /// Length of the key; the top bit says that a `Link` stands between header and key.
+    key_len: u32,
+    value_len: u32,
+    value_crc: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Link {
+    prev: NonNull<Header>,
+    prev_main: i64,
+    jump: NonNull<Header>,
+    jump_main: i64,
+    /// How many versions down `jump` lies.
+    jump_distance: u64,
+}
+
+const HEADER_BYTES: usize = size_of::<Header>();
+const LINK_BYTES: usize = size_of::<Link>();
+const _: () =
+    assert!(HEADER_BYTES == 64 && LINK_BYTES == 40 && align_of::<Header>() == 8 && align_of::<Link>() == 8);
+
+fn layout(linked: bool, key_len: usize) -> Layout {
+    let bytes = HEADER_BYTES + if linked { LINK_BYTES } else { 0 } + key_len;
+    Layout::from_size_align(bytes, align_of::<Header>()).expect("the key length is bounded")
+}
+
+/// One version of a key: what one change left behind. A copyable handle, valid as long as the snapshot, view or
+/// writer it came from.
+#[derive(Clone, Copy)]
+pub struct Version<'a> {
+    record: NonNull<Header>,
+    lives: PhantomData<&'a Header>,
+}
+
+// SAFETY: a record is immutable after its creation but for two atomic words, so handles may be shared and sent.
+unsafe impl Send for Version<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Version<'_> {}
+
+impl std::fmt::Debug for Version<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Version")
+            .field("key", &self.key().escape_ascii().to_string())
+            .field("main", &self.main())
+            .field("sub", &self.sub())
+            .field("create_revision", &self.create_revision())
+            .field("version", &self.version())
+            .field("lease", &self.lease())
+            .field("location", &self.location())
+            .field("value_len", &self.value_len())
+            .finish()
+    }
+}
+
+impl PartialEq for Version<'_> {
+    /// Whether both handles mean the same record; two records never describe the same change.
+    fn eq(&self, other: &Self) -> bool {
+        self.record == other.record
+    }
+}
+
+impl Eq for Version<'_> {}
+
+impl<'a> Version<'a> {
+    fn header(self) -> &'a Header {
+        // SAFETY: the handle's lifetime promises that the record is alive; it is only changed through atomics.
+        unsafe { self.record.as_ref() }
+    }
+
+    fn link(self) -> Option<&'a Link> {
+        if self.header().key_len & HAS_LINK == 0 {
+            return None;
+        }
+        // SAFETY: the flag says that an initialised Link follows the header in the same allocation, aligned as
+        // the header's size is a multiple of eight.
+        Some(unsafe { self.record.add(1).cast::<Link>().as_ref() })
+    }
+
+    fn key_len(self) -> usize {
+        (self.header().key_len & !HAS_LINK) as usize
+    }
+
+    /// The key.
+    pub fn key(self) -> &'a [u8] {
+        let skip = if self.header().key_len & HAS_LINK == 0 { 0 } else { LINK_BYTES };
+        // SAFETY: `create` wrote `key_len` bytes at this offset of the allocation; they never change.
+        unsafe {
+            std::slice::from_raw_parts(self.record.add(1).cast::<u8>().add(skip).as_ptr(), self.key_len())
+        }
+    }
+
+    /// Main revision of the change: etcd's mod_revision.
+    pub fn main(self) -> i64 {
+        self.header().main
+    }
+
+    /// Number of the change inside its transaction, from 0.
+    pub fn sub(self) -> u32 {
+        self.header().sub
+    }
+
+    /// Whether this change deleted the key.
+    pub fn is_tombstone(self) -> bool {
+        self.header().version == 0
+    }
+
+    /// Main revision that created the key; 0 for a tombstone.
+    pub fn create_revision(self) -> i64 {
+        self.header().create_revision
+    }
+
+    /// How often the key was put since its creation, from 1; 0 for a tombstone.
+    pub fn version(self) -> i64 {
+        self.header().version
+    }
+
+    /// Lease the key was attached to; 0 for none.
+    pub fn lease(self) -> i64 {
+        self.header().lease
+    }
+
+    /// Length of the value in bytes.
+    pub fn value_len(self) -> u32 {
+        self.header().value_len
+    }
+
+    /// Checksum of the value as given to `put`.
+    pub fn value_crc(self) -> u32 {
+        self.header().value_crc
+    }
+
+    /// Where the value lies now. A background mover may change it at any time, so read it once per access, and
+    /// be ready to read it again when the segment is gone.
+    pub fn location(self) -> Location {
+        Location::unpack(self.header().location.load(Ordering::Acquire))
+    }
+
+    /// Records that the value was moved. Readers of every view see the new place; the old one must stay
+    /// readable for those that looked before.
+    pub fn set_location(self, location: Location) {
+        self.header().location.store(location.pack(), Ordering::Release);
+    }
+
+    /// The value's place, length and checksum together.
+    pub fn value(self) -> Value {
+        Value { location: self.location(), len: self.value_len(), crc: self.value_crc() }
+    }
+
+    /// Whether this was the newest version of its key at main revision `rev` (which must not be older than the
+    /// version itself, nor newer than the snapshot it came from).
+    pub(crate) fn is_newest_at(self, rev: i64) -> bool {
+        // Relaxed is enough: what is set after a snapshot was taken is larger than any revision it can be asked
+        // for, so seeing it or not gives the same answer.
+        let superseded = self.header().superseded.load(Ordering::Relaxed);
+        superseded == 0 || superseded > rev
+    }
+
+    pub(crate) fn superseded(self) -> i64 {
+        self.header().superseded.load(Ordering::Relaxed)
+    }
+
+    /// The newest version of this key at main revision `rev`, tombstones included, given the newest of all.
+    /// `rev` must not lie below the compact revision of the snapshot.
+    pub(crate) fn at(self, rev: i64) -> Option<Version<'a>> {
+        let mut version = self;
+        while version.main() > rev {
+            let link = version.link()?;
+            let next = if link.jump_main > rev {
+                link.jump
+            } else if link.prev_main > rev {
+                link.prev
+            } else if version.version() == 1 {
+                // What precedes the first version of a generation is a tombstone, which compaction may have
+                // freed: the answer is known without looking.
+                return None;
+            } else {
+                link.prev
+            };
+            // SAFETY: a record with a main revision above `rev` is above the compact revision and so not freed;
+            // one at or below it is looked at only as the newest there, and not a tombstone: it is kept too.
+            version = unsafe { Version::from_record(next) };
+        }
+        Some(version)
+    }
+
+    /// The version before this one, if a snapshot with this compact revision still logically holds it.
+    pub(crate) fn predecessor(self, compacted: i64) -> Option<Version<'a>> {
+        let link = self.link()?;
+        if self.main() <= compacted || (self.version() == 1 && link.prev_main < compacted) {
+            return None;
+        }
+        // SAFETY: this version lies above the compact revision, so its predecessor is above it too or is the
+        // newest below; of those only tombstones below the compact revision are freed, and a tombstone is
+        // always followed by a first version, which was handled above.
+        Some(unsafe { Version::from_record(link.prev) })
+    }
+
+    fn has_link(self) -> bool {
+        self.link().is_some()
+    }
+
+    /// Asks the processor to fetch the record while other work goes on.
+    pub(crate) fn prefetch(self) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a prefetch never faults and has no effect but on the cache.
+        unsafe {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            _mm_prefetch::<_MM_HINT_T0>(self.record.as_ptr().cast::<i8>());
+        }
+    }
+
+    /// # Safety
+    /// The record must be alive for `'a`.
+    pub(crate) unsafe fn from_record(record: NonNull<Header>) -> Version<'a> {
+        Version { record, lives: PhantomData }
+    }
+
+    pub(crate) fn record(self) -> NonNull<Header> {
+        self.record
+    }
+
+    /// Bytes the record takes, without what the allocator adds.
+    pub(crate) fn bytes(self) -> usize {
+        layout(self.has_link(), self.key_len()).size()
+    }
+}
+
+/// What a new record says; see [`Version`] for the fields.
+pub(crate) struct Content {
+    pub main: i64,
+    pub sub: u32,
+    pub create_revision: i64,
+    pub version: i64,
+    pub lease: i64,
+    pub value: Value,
+}
+
+/// Allocates a record and, when it follows another of the same key, links it and marks that one superseded.
+/// `compacted` is the compact revision below which the predecessor's own links must not be followed.
+pub(crate) fn create(
+    key: &[u8],
+    content: &Content,
+    prev: Option<Version<'_>>,
+    compacted: i64,
+) -> NonNull<Header> {
+    assert!(key.len() <= KEY_BYTES_MAX, "key of {} bytes", key.len());
+    let link = prev.map(|prev| link_to(prev, compacted));
+    let layout = layout(link.is_some(), key.len());
+    // SAFETY: the layout is never empty.
+    let Some(record) = NonNull::new(unsafe { alloc(layout) }.cast::<Header>()) else {
+        handle_alloc_error(layout)
+    };
+    let flag = if link.is_some() { HAS_LINK } else { 0 };
+    // SAFETY: the allocation has room for header, link if there is one, and key, in this order.
+    unsafe {
+        record.write(Header {
+            main: content.main,
+            create_revision: content.create_revision,
+            version: content.version,
+            lease: content.lease,
+            location: AtomicU64::new(content.value.location.pack()),
+            superseded: AtomicI64::new(0),
+            sub: content.sub,
+            key_len: key.len() as u32 | flag,
+            value_len: content.value.len,
+            value_crc: content.value.crc,
+        });
+        let mut tail = record.add(1).cast::<u8>();
+        if let Some(link) = link {
+            tail.cast::<Link>().write(link);
+            tail = tail.add(LINK_BYTES);
+        }
+        tail.copy_from_nonoverlapping(NonNull::from(key).cast::<u8>(), key.len());
+    }
+    if let Some(prev) = prev {
+        prev.header().superseded.store(content.main, Ordering::Relaxed);
+    }
+    record
+}
+
+fn link_to(prev: Version<'_>, compacted: i64) -> Link {
+    let direct = Link {
+        prev: prev.record,
+        prev_main: prev.main(),
+        jump: prev.record,
+        jump_main: prev.main(),
+        jump_distance: 1,
+    };
+    let Some(below) = prev.link() else { return direct };
+    if below.jump_main <= compacted {
+        // The target may be gone; nobody will ever search there, so the stack starts anew on top of `prev`.
+        return direct;
+    }
+    // SAFETY: a version above the compact revision is never freed.
+    let Some(target) = (unsafe { Version::from_record(below.jump) }).link() else { return direct };
+    if target.jump_distance != below.jump_distance {
+        return direct;
+    }
+    Link {
+        jump: target.jump,
+        jump_main: target.jump_main,
+        jump_distance: 1 + below.jump_distance + target.jump_distance,
+        ..direct
+    }
+}
+
+/// Frees a record.
+///
+/// # Safety
+/// It came from `create`, and nobody holds or will make a handle to it.
+pub(crate) unsafe fn free(record: NonNull<Header>) {
+    // SAFETY: the record is alive until the dealloc below, which repeats the layout of `create`.
+    unsafe {
+        let version = Version::from_record(record);
+        let layout = layout(version.has_link(), version.key_len());
+        dealloc(record.as_ptr().cast::<u8>(), layout);
+    }
+}

@@ -1,0 +1,263 @@
+//! Reading: snapshots, and the views that keep one alive.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use crate::cursor::Cursor;
+use crate::epoch::{Estate, Pin};
+use crate::node::{ByKey, ByRevision, Node, NodePtr};
+use crate::range::{KeyRange, Range};
+use crate::version::Version;
+
+/// Why a revision cannot be read or compacted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RevisionError {
+    /// It lies below the compact revision (for a compaction: not above it).
+    Compacted,
+    /// It lies above the current revision.
+    FutureRevision,
+}
+
+impl std::fmt::Display for RevisionError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            RevisionError::Compacted => "the revision has been compacted",
+            RevisionError::FutureRevision => "the revision lies in the future",
+        })
+    }
+}
+
+impl std::error::Error for RevisionError {}
+
+/// What a snapshot is made of: roots and numbers.
+#[derive(Clone, Copy)]
+pub(crate) struct State {
+    pub(crate) keys: NodePtr,
+    pub(crate) revisions: NodePtr,
+    pub(crate) current: i64,
+    pub(crate) compacted: i64,
+    pub(crate) live: u64,
+    pub(crate) versions: u64,
+}
+
+/// The whole store at one moment, for reading; a cheap handle. Taken from a [`View`], the store or a writer.
+///
+/// Wherever a revision `rev` is asked for, 0 or less means the current one; one below the compact revision is
+/// answered with `Compacted` and one above the current with `FutureRevision`.
+#[derive(Clone, Copy)]
+pub struct Snapshot<'a> {
+    state: State,
+    lives: PhantomData<&'a State>,
+}
+
+// SAFETY: everything reachable from a snapshot is immutable for its lifetime, but for two atomic words a record.
+unsafe impl Send for Snapshot<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Snapshot<'_> {}
+
+impl<'a> Snapshot<'a> {
+    /// # Safety
+    /// The trees of `state` are alive and unchanged for `'a`.
+    pub(crate) unsafe fn new(state: State) -> Snapshot<'a> {
+        Snapshot { state, lives: PhantomData }
+    }
+
+    pub(crate) fn keys(&self) -> Option<Node<'a, ByKey>> {
+        // SAFETY: promised when the snapshot was made.
+        unsafe { Node::open(self.state.keys) }
+    }
+
+    pub(crate) fn revisions(&self) -> Option<Node<'a, ByRevision>> {
+        // SAFETY: promised when the snapshot was made.
+        unsafe { Node::open(self.state.revisions) }
+    }
+
+    /// The newest main revision. Inside a writer that has changed something: the revision it is writing.
+    pub fn current_revision(&self) -> i64 {
+        self.state.current
+    }
+
+    /// The compact revision: the oldest that can be read; -1 before any compaction.
+    pub fn compact_revision(&self) -> i64 {
+        self.state.compacted
+    }
+
+    /// Number of live keys at the current revision.
+    pub fn live_keys(&self) -> u64 {
+        self.state.live
+    }
+
+    /// Number of versions, tombstones included, that are not yet physically removed.
+    pub fn versions(&self) -> u64 {
+        self.state.versions
+    }
+
+    /// The revision that a request for `rev` reads.
+    pub fn resolve(&self, rev: i64) -> Result<i64, RevisionError> {
+        if rev <= 0 {
+            Ok(self.state.current)
+        } else if rev > self.state.current {
+            Err(RevisionError::FutureRevision)
+        } else if rev < self.state.compacted {
+            Err(RevisionError::Compacted)
+        } else {
+            Ok(rev)
+        }
+    }
+
+    /// The key's live version at `rev`. O(log n).
+    pub fn get(&self, key: &[u8], rev: i64) -> Result<Option<Version<'a>>, RevisionError> {
+        let rev = self.resolve(rev)?;
+        Ok(self.newest(key, rev).filter(|version| !version.is_tombstone()))
+    }
+
+    /// The key's newest version at the resolved revision `rev`, tombstones included.
+    pub(crate) fn newest(&self, key: &[u8], rev: i64) -> Option<Version<'a>> {
+        let slot = Cursor::<ByKey>::find(self.keys(), key)?;
+        // SAFETY: slots of a snapshot's trees hold records that are alive for `'a`.
+        unsafe { slot.version::<'a>() }.at(rev)
+    }
+
+    /// The live version of the same key just before the main revision of `version`: what a watcher calls the
+    /// previous value. `Compacted` when it can no longer be known.
+    pub fn previous(&self, version: Version<'_>) -> Result<Option<Version<'a>>, RevisionError> {
+        match version.main() - 1 {
+            ..=0 => Ok(None),
+            before => self.get(version.key(), before),
+        }
+    }
+
+    /// The live versions of a range at `rev`, in key order; `.rev()` walks downwards. A walk is resumed with
+    /// [`KeyRange::after`] and [`KeyRange::before`] in O(log n).
+    pub fn range(&self, range: KeyRange<'_>, rev: i64) -> Result<Range<'a>, RevisionError> {
+        Ok(Range::new(self, range, self.resolve(rev)?))
+    }
+
+    /// Number of live keys in a range at `rev`: O(log n) at the current revision, a scan at older ones.
+    pub fn count(&self, range: KeyRange<'_>, rev: i64) -> Result<u64, RevisionError> {
+        let rev = self.resolve(rev)?;
+        if range.is_empty() {
+            return Ok(0);
+        }
+        if rev == self.state.current {
+            return Ok(range.seek_end(self).rank() - range.seek(self).rank());
+        }
+        Ok(Range::new(self, range, rev).count() as u64)
+    }
+
+    /// All versions, tombstones included, with main revisions from `from` through `through` (at most the
+    /// current one), in the order of their writing. `Compacted` if `from` lies below the compact revision; a
+    /// `from` above the current revision yields nothing.
+    pub fn changes(&self, from: i64, through: i64) -> Result<Changes<'a>, RevisionError> {
+        if from < self.state.compacted {
+            return Err(RevisionError::Compacted);
+        }
+        Ok(self.stored((from, 0), through))
+    }
+
+    /// Like [`Snapshot::changes`], going on behind change `sub` of main revision `main`.
+    pub fn changes_after(&self, main: i64, sub: u32, through: i64) -> Result<Changes<'a>, RevisionError> {
+        if main < self.state.compacted {
+            return Err(RevisionError::Compacted);
+        }
+        let cursor = Cursor::seek(self.revisions(), (main, sub), true);
+        Ok(Changes { cursor, through })
+    }
+
+    /// What is physically there from this change on.
+    pub(crate) fn stored(&self, from: (i64, u32), through: i64) -> Changes<'a> {
+        Changes { cursor: Cursor::seek(self.revisions(), from, false), through }
+    }
+
+    /// The version written as change `sub` of main revision `main`, tombstones included, if it is still there.
+    /// How a mover of values asks whether one is still wanted.
+    pub fn version_at(&self, main: i64, sub: u32) -> Option<Version<'a>> {
+        let slot = Cursor::<ByRevision>::find(self.revisions(), (main, sub))?;
+        // SAFETY: slots of a snapshot's trees hold records that are alive for `'a`.
+        Some(unsafe { slot.version() })
+    }
+
+    /// Every version a checkpoint has to keep: by key in ascending order, for each key from old to new. The
+    /// order in which [`crate::Loader`] takes them. How far physical compaction got makes no difference.
+    pub fn histories(&self) -> Histories<'a> {
+        self.histories_after(None)
+    }
+
+    /// Like [`Snapshot::histories`], going on behind all versions of `key`.
+    pub fn histories_after(&self, key: Option<&[u8]>) -> Histories<'a> {
+        let cursor = Cursor::seek(self.keys(), key.unwrap_or_default(), key.is_some());
+        Histories { cursor, compacted: self.state.compacted, pending: Vec::new() }
+    }
+}
+
+/// Versions in the order of their writing.
+pub struct Changes<'a> {
+    cursor: Cursor<'a, ByRevision>,
+    through: i64,
+}
+
+impl<'a> Iterator for Changes<'a> {
+    type Item = Version<'a>;
+
+    fn next(&mut self) -> Option<Version<'a>> {
+        let version = self.cursor.version().filter(|version| version.main() <= self.through)?;
+        self.cursor.advance(false);
+        Some(version)
+    }
+}
+
+/// All versions key by key, see [`Snapshot::histories`].
+pub struct Histories<'a> {
+    cursor: Cursor<'a, ByKey>,
+    compacted: i64,
+    /// Versions of the present key yet to be given out, newest first.
+    pending: Vec<Version<'a>>,
+}
+
+impl<'a> Iterator for Histories<'a> {
+    type Item = Version<'a>;
+
+    fn next(&mut self) -> Option<Version<'a>> {
+        while self.pending.is_empty() {
+            let newest = self.cursor.version()?;
+            self.cursor.advance(false);
+            if newest.is_tombstone() && newest.main() < self.compacted {
+                continue;
+            }
+            self.pending.push(newest);
+            let mut version = newest;
+            while let Some(older) = version.predecessor(self.compacted) {
+                self.pending.push(older);
+                version = older;
+            }
+        }
+        self.pending.pop()
+    }
+}
+
+/// A published state that stays exactly as it is, for any thread, for as long as it is held. It may outlive the
+/// store. While it is held, nothing it can see is freed: hold it as long as needed and no longer.
+pub struct View {
+    state: State,
+    // Dropped in this order: the pin lets the writer free what only this view saw; the estate, when this is the
+    // last to go, frees everything.
+    _pin: Arc<Pin>,
+    _estate: Arc<Estate>,
+}
+
+// SAFETY: what the view sees is immutable but for two atomic words a record, and freed only after its drop.
+unsafe impl Send for View {}
+// SAFETY: as above.
+unsafe impl Sync for View {}
+
+impl View {
+    pub(crate) fn new(state: State, pin: Arc<Pin>, estate: Arc<Estate>) -> View {
+        View { state, _pin: pin, _estate: estate }
+    }
+
+    /// The state, for reading.
+    pub fn snapshot(&self) -> Snapshot<'_> {
+        // SAFETY: the pin keeps everything reachable from the state alive while the view is borrowed.
+        unsafe { Snapshot::new(self.state) }
+    }
+}

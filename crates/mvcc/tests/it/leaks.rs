@@ -1,0 +1,119 @@
+//! Everything made is freed: garbage when the views that may see it are gone, the rest with the last owner.
+
+use std::sync::Arc;
+
+use mainstay_mvcc::{Census, KeyRange, Store, Value, View};
+
+use crate::random::Random;
+
+fn nothing_left(census: &Census) -> bool {
+    (census.versions(), census.nodes(), census.separators(), census.bytes()) == (0, 0, 0, 0)
+}
+
+fn churn(store: &mut Store, random: &mut Random, transactions: u64) {
+    for _ in 0..transactions {
+        let mut writer = store.begin();
+        if random.below(4) == 0 {
+            let (start, end) = (random.key(5000), random.key(5000));
+            writer.delete_range(KeyRange::half_open(&start, &end), |_| ());
+        }
+        for _ in 0..10 {
+            writer.put(&random.key(5000), Value::default(), 0);
+        }
+        writer.finish();
+    }
+}
+
+#[test]
+fn garbage_waits_for_the_views_that_may_see_it_and_no_longer() {
+    let mut random = Random::new(7);
+    let mut store = Store::new();
+    let census = store.census();
+    churn(&mut store, &mut random, 300);
+    let view = store.publish();
+    let seen = store.snapshot().versions();
+    let count = |view: &View| view.snapshot().histories().count() as u64;
+    assert_eq!(count(&view), seen);
+
+    churn(&mut store, &mut random, 300);
+    store.compact(store.current_revision()).unwrap();
+    while !store.compact_step(100, |_| ()).done {
+        drop(store.publish());
+    }
+    let versions = store.snapshot().versions();
+    assert_eq!(store.reclaim(u64::MAX), 0);
+    assert!(census.versions() >= versions + seen / 2, "what the view sees must not be freed");
+    assert_eq!(count(&view), seen);
+
+    drop(view);
+    drop(store.publish());
+    while store.reclaim(10) > 0 {}
+    assert_eq!(census.versions(), versions);
+    assert_eq!(store.stats().garbage, 0);
+    assert_eq!(store.stats().bytes, census.bytes());
+    drop(store);
+    assert!(nothing_left(&census));
+}
+
+#[test]
+fn publishing_frees_in_portions() {
+    let mut random = Random::new(8);
+    let mut store = Store::new();
+    churn(&mut store, &mut random, 2000);
+    let view = store.publish();
+    churn(&mut store, &mut random, 2000);
+    store.compact(store.current_revision()).unwrap();
+    while !store.compact_step(1000, |_| ()).done {}
+    drop(store.publish());
+    drop(view);
+    let mut garbage = store.stats().garbage;
+    assert!(garbage > 5000);
+    while garbage > 0 {
+        drop(store.publish());
+        let left = store.stats().garbage;
+        assert!(left < garbage && garbage - left <= 256);
+        garbage = left;
+    }
+}
+
+#[test]
+fn views_outlive_the_store_and_the_last_frees_all() {
+    let mut random = Random::new(9);
+    let mut store = Store::new();
+    let census = store.census();
+    let mut views: Vec<Arc<View>> = Vec::new();
+    for _ in 0..20 {
+        churn(&mut store, &mut random, 20);
+        views.push(store.publish());
+        if store.current_revision() > 200 {
+            store.compact(store.current_revision() - 50).unwrap();
+            store.compact_step(500, |_| ());
+        }
+    }
+    churn(&mut store, &mut random, 5);
+    let counts: Vec<usize> = views.iter().map(|view| view.snapshot().histories().count()).collect();
+    drop(store);
+    while !views.is_empty() {
+        let chosen = random.below(views.len() as u64) as usize;
+        for (view, count) in views.iter().zip(&counts) {
+            assert!(!nothing_left(&census));
+            let snapshot = view.snapshot();
+            assert!(snapshot.histories().count() <= *counts.iter().max().unwrap_or(count));
+            assert_eq!(snapshot.count(KeyRange::ALL, 0), Ok(snapshot.live_keys()));
+            assert_eq!(snapshot.range(KeyRange::ALL, 0).unwrap().count() as u64, snapshot.live_keys());
+        }
+        views.swap_remove(chosen);
+    }
+    assert!(nothing_left(&census));
+}
+
+#[test]
+fn an_empty_store_and_its_views_leave_nothing() {
+    let mut store = Store::new();
+    let census = store.census();
+    let view = store.publish();
+    drop(store);
+    assert!(view.snapshot().range(KeyRange::ALL, 0).unwrap().next().is_none());
+    drop(view);
+    assert!(nothing_left(&census));
+}

@@ -1,0 +1,134 @@
+//! What is saved from a view and loaded again is the same store, and goes on like it.
+
+use mainstay_mvcc::{KeyRange, LoadError, LoadedVersion, Loader, Location, Snapshot, Store, Value};
+
+use crate::compare::{full_check, spot_check};
+use crate::model::{Mix, transaction};
+use crate::naive::Naive;
+use crate::random::Random;
+
+fn reloaded(snapshot: &Snapshot<'_>) -> Store {
+    let mut loader = Loader::new(snapshot.versions());
+    for version in snapshot.histories() {
+        loader.push(&LoadedVersion::from(version)).unwrap();
+    }
+    loader.finish(snapshot.current_revision(), snapshot.compact_revision()).unwrap()
+}
+
+#[test]
+fn a_loaded_store_agrees_with_the_model_and_goes_on() {
+    for (seed, keys) in [(1, 5), (2, 60), (3, 400), (4, 100_000), (5, 100_000)] {
+        let mix = Mix { deletes: 15, compactions: 0, keys };
+        let mut random = Random::new(seed);
+        let mut store = Store::new();
+        let mut model = Naive::new();
+        for round in 1..6 {
+            for _ in 0..400 {
+                transaction(&mut store, &mut model, &mut random, mix);
+            }
+            if round % 2 == 0 {
+                model.compacted = model.current - random.below(300) as i64;
+                store.compact(model.compacted).unwrap();
+                // Not necessarily to its end: the image is the same.
+                store.compact_step(random.below(800), |_| ());
+            }
+            store = reloaded(&store.publish().snapshot());
+            assert_eq!(store.snapshot().versions(), model.stored().len() as u64);
+            for _ in 0..100 {
+                spot_check(&store.snapshot(), &model, &mut random);
+            }
+            full_check(&store.snapshot(), &model, &mut random);
+        }
+        while !store.compact_step(100, |_| ()).done {}
+        full_check(&store.snapshot(), &model, &mut random);
+        assert_eq!(store.snapshot().versions(), model.stored().len() as u64);
+    }
+}
+
+#[test]
+fn a_large_image_has_all_levels() {
+    for keys in [0_i64, 1, 2, 56, 57, 58, 63, 64, 1539, 1540, 50_000] {
+        let mut loader = Loader::new(0);
+        let name = |number: i64| format!("/registry/configmaps/{number:010}").into_bytes();
+        for number in 0..keys {
+            let key = name(number);
+            // Revisions that run against the order of the keys.
+            let main = 1 + keys - number;
+            let version = LoadedVersion {
+                key: &key,
+                main,
+                sub: 0,
+                create_revision: main,
+                version: 1,
+                lease: number,
+                value: Value::default(),
+            };
+            loader.push(&version).unwrap();
+        }
+        let mut store = loader.finish(keys + 1, -1).unwrap();
+        let snapshot = store.snapshot();
+        assert_eq!(snapshot.live_keys(), keys as u64);
+        assert_eq!(snapshot.count(KeyRange::ALL, 0), Ok(keys as u64));
+        for number in (0..keys).step_by(7) {
+            assert_eq!(snapshot.get(&name(number), 0).unwrap().unwrap().lease(), number);
+            let rest = snapshot.count(KeyRange::from(&name(number)), 0);
+            assert_eq!(rest, Ok((keys - number) as u64));
+        }
+        let mains: Vec<i64> = snapshot.changes(0, i64::MAX).unwrap().map(|version| version.main()).collect();
+        assert_eq!(mains, Vec::from_iter(2..keys + 2));
+        // It can be emptied again.
+        let mut writer = store.begin();
+        assert_eq!(writer.delete_range(KeyRange::ALL, |_| ()), keys as u64);
+        let last = writer.finish();
+        store.begin().put(b"other", Value::default(), 0);
+        store.compact(last + 1).unwrap();
+        while !store.compact_step(1000, |_| ()).done {}
+        assert_eq!(store.snapshot().versions(), 1);
+        assert_eq!(store.stats().keys, 1);
+    }
+}
+
+#[test]
+fn contradictory_images_are_refused_and_leave_nothing() {
+    let good = LoadedVersion {
+        key: b"k",
+        main: 5,
+        sub: 0,
+        create_revision: 5,
+        version: 1,
+        lease: 0,
+        value: Value { location: Location { segment: 1, offset: 2 }, len: 3, crc: 4 },
+    };
+    let tombstone = LoadedVersion { main: 6, version: 0, create_revision: 0, ..good };
+    let cases: [(&[LoadedVersion<'_>], LoadError); 10] = [
+        (&[LoadedVersion { key: b"l", ..good }, LoadedVersion { main: 6, ..good }], LoadError::OutOfOrder),
+        (&[good, LoadedVersion { main: 4, version: 2, ..good }], LoadError::OutOfOrder),
+        (&[good, LoadedVersion { version: 2, ..good }], LoadError::OutOfOrder),
+        (&[good, LoadedVersion { main: 6, ..good }], LoadError::InvalidHistory),
+        (&[good, tombstone, LoadedVersion { main: 7, ..tombstone }], LoadError::InvalidHistory),
+        (&[good, tombstone, LoadedVersion { main: 7, version: 2, ..good }], LoadError::InvalidHistory),
+        (&[LoadedVersion { version: -1, ..good }], LoadError::InvalidHistory),
+        (&[LoadedVersion { main: 0, ..good }], LoadError::RevisionOutOfBounds),
+        (&[LoadedVersion { main: 11, ..good }], LoadError::RevisionOutOfBounds),
+        (&[good, LoadedVersion { key: b"l", ..good }], LoadError::RevisionTwice),
+    ];
+    for (versions, expected) in cases {
+        let mut loader = Loader::new(2);
+        let pushed = versions.iter().try_for_each(|version| loader.push(version));
+        let result = pushed.and_then(|()| loader.finish(10, -1));
+        assert_eq!(result.err(), Some(expected), "{versions:?}");
+    }
+    for (current, compacted) in [(0, -1), (10, 11), (10, -2)] {
+        assert_eq!(Loader::new(0).finish(current, compacted).err(), Some(LoadError::RevisionOutOfBounds));
+    }
+    // Enough for many leaves, refused at the end.
+    let mut loader = Loader::new(0);
+    let census = loader.census();
+    for number in 0..1000_u32 {
+        let key = number.to_be_bytes();
+        loader.push(&LoadedVersion { key: &key, sub: number % 999, ..good }).unwrap();
+    }
+    assert_eq!(census.versions(), 1000);
+    assert_eq!(loader.finish(10, -1).err(), Some(LoadError::RevisionTwice));
+    assert_eq!((census.versions(), census.nodes(), census.separators(), census.bytes()), (0, 0, 0, 0));
+}

@@ -1,0 +1,9 @@
+//! The index against a naive model, its memory, its threads, and what a restart makes of it.
+
+mod compare;
+mod leaks;
+mod load;
+mod model;
+mod naive;
+mod random;
+mod threads;

@@ -1,0 +1,136 @@
+//! The same semantics, as plainly as they can be said.
+
+use std::collections::BTreeMap;
+
+use mainstay_mvcc::{RevisionError, Version};
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    pub key: Vec<u8>,
+    pub main: i64,
+    pub sub: u32,
+    pub create_revision: i64,
+    pub version: i64,
+    pub lease: i64,
+    pub value: u32,
+}
+
+impl Record {
+    pub fn of(version: Version<'_>) -> Record {
+        assert_eq!(version.is_tombstone(), version.version() == 0);
+        Record {
+            key: version.key().to_vec(),
+            main: version.main(),
+            sub: version.sub(),
+            create_revision: version.create_revision(),
+            version: version.version(),
+            lease: version.lease(),
+            value: version.value_crc(),
+        }
+    }
+
+    pub fn is_tombstone(&self) -> bool {
+        self.version == 0
+    }
+}
+
+/// Keeps everything ever written; compaction only moves the bound.
+#[derive(Clone)]
+pub struct Naive {
+    pub keys: BTreeMap<Vec<u8>, Vec<Record>>,
+    pub current: i64,
+    pub compacted: i64,
+}
+
+pub fn within(key: &[u8], start: &[u8], end: Option<&[u8]>) -> bool {
+    key >= start && end.is_none_or(|end| key < end)
+}
+
+impl Naive {
+    pub fn new() -> Naive {
+        Naive { keys: BTreeMap::new(), current: 1, compacted: -1 }
+    }
+
+    pub fn resolve(&self, rev: i64) -> Result<i64, RevisionError> {
+        match rev {
+            ..=0 => Ok(self.current),
+            _ if rev > self.current => Err(RevisionError::FutureRevision),
+            _ if rev < self.compacted => Err(RevisionError::Compacted),
+            _ => Ok(rev),
+        }
+    }
+
+    pub fn newest(&self, key: &[u8], rev: i64) -> Option<&Record> {
+        self.keys.get(key)?.iter().rev().find(|record| record.main <= rev)
+    }
+
+    pub fn get(&self, key: &[u8], rev: i64) -> Option<&Record> {
+        self.newest(key, rev).filter(|record| !record.is_tombstone())
+    }
+
+    pub fn range(&self, start: &[u8], end: Option<&[u8]>, rev: i64) -> Vec<Record> {
+        let keys = self.keys.keys().filter(|key| within(key, start, end));
+        keys.filter_map(|key| self.get(key, rev)).cloned().collect()
+    }
+
+    pub fn write(&mut self, key: &[u8], main: i64, sub: u32, put: Option<(u32, i64)>) -> Record {
+        let live = self.get(key, i64::MAX).cloned();
+        let record = match put {
+            Some((value, lease)) => Record {
+                key: key.to_vec(),
+                main,
+                sub,
+                create_revision: live.as_ref().map_or(main, |live| live.create_revision),
+                version: live.as_ref().map_or(1, |live| live.version + 1),
+                lease,
+                value,
+            },
+            None => {
+                Record { key: key.to_vec(), main, sub, create_revision: 0, version: 0, lease: 0, value: 0 }
+            }
+        };
+        self.keys.entry(key.to_vec()).or_default().push(record.clone());
+        record
+    }
+
+    /// What is there after a finished compaction at the compact revision, in the order of revisions.
+    pub fn stored(&self) -> Vec<Record> {
+        let mut kept: Vec<Record> = self.keys.values().flat_map(|history| self.history(history)).collect();
+        kept.sort_by_key(|record| (record.main, record.sub));
+        kept
+    }
+
+    fn history(&self, history: &[Record]) -> Vec<Record> {
+        let c = self.compacted;
+        let newest = history.iter().rposition(|record| record.main <= c);
+        let kept = |(at, record): (usize, &Record)| {
+            let keep = record.main > c
+                || (Some(at) == newest && !record.is_tombstone())
+                || (record.main == c && record.is_tombstone());
+            keep.then(|| record.clone())
+        };
+        history.iter().enumerate().filter_map(kept).collect()
+    }
+
+    /// etcd's rules for HashKV, word for word, on what a finished compaction leaves in its database.
+    pub fn hash_versions(&self, rev: i64) -> Vec<Record> {
+        let c = self.compacted;
+        let keep: Vec<(i64, u32)> = self
+            .keys
+            .values()
+            .filter_map(|history| history.iter().rev().find(|record| record.main <= rev))
+            .filter(|record| !record.is_tombstone())
+            .map(|record| (record.main, record.sub))
+            .collect();
+        let covered = |record: &Record| {
+            if record.main > rev {
+                return false;
+            }
+            if record.main <= c && !keep.is_empty() && !keep.contains(&(record.main, record.sub)) {
+                return false;
+            }
+            !(record.is_tombstone() && record.main == c)
+        };
+        self.stored().into_iter().filter(covered).collect()
+    }
+}

@@ -1,0 +1,137 @@
+//! Readers hammer views while the writer writes, compacts and moves values.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use mainstay_mvcc::{HashWalk, KeyRange, Location, Store, Value, View};
+
+use crate::random::Random;
+
+const KEYS: u64 = 3000;
+
+/// Every put of this test stores a value derived from key and revision, so a reader can tell a wrong record.
+fn crc_of(key: &[u8], main: i64) -> u32 {
+    key.iter().fold(main as u32, |sum, &byte| sum.wrapping_mul(31).wrapping_add(u32::from(byte)))
+}
+
+/// Checks one view against itself: the index by key, the index by revision, and counts tell one story.
+fn consistent(view: &View, random: &mut Random) {
+    let snapshot = view.snapshot();
+    let (current, compacted) = (snapshot.current_revision(), snapshot.compact_revision());
+    let oldest = compacted.max(1);
+    let rev = oldest + random.below((current - oldest + 1) as u64) as i64;
+    let mut last: Option<Vec<u8>> = None;
+    let mut live = 0;
+    for version in snapshot.range(KeyRange::ALL, rev).unwrap() {
+        assert!(version.main() <= rev && version.create_revision() <= version.main());
+        assert_eq!(version.value_crc(), crc_of(version.key(), version.main()));
+        assert!(last.as_deref().is_none_or(|last| last < version.key()));
+        assert_eq!(version.location().segment, version.location().offset);
+        last = Some(version.key().to_vec());
+        live += 1;
+    }
+    assert_eq!(snapshot.count(KeyRange::ALL, rev), Ok(live));
+    assert_eq!(snapshot.count(KeyRange::ALL, 0), Ok(snapshot.live_keys()));
+
+    // Replaying the changes from `rev` on leads to the current state.
+    let mut state: HashMap<&[u8], i64> = HashMap::new();
+    for version in snapshot.range(KeyRange::ALL, rev).unwrap() {
+        state.insert(version.key(), version.main());
+    }
+    for version in snapshot.changes(rev, i64::MAX).unwrap() {
+        assert!(version.main() <= current);
+        if version.is_tombstone() {
+            state.remove(version.key());
+        } else {
+            state.insert(version.key(), version.main());
+        }
+    }
+    assert_eq!(state.len() as u64, snapshot.live_keys());
+    for (key, main) in &state {
+        assert_eq!(snapshot.get(key, 0).unwrap().map(|version| version.main()), Some(*main));
+    }
+    let hash = |rev| {
+        let mut walk = HashWalk::new(&snapshot, rev).unwrap();
+        let mut hash = 0_u64;
+        while !walk.step(&snapshot, 100, |version| {
+            hash =
+                hash.wrapping_mul(0x100_0000_01B3) ^ (version.main() as u64) << 20 ^ u64::from(version.sub());
+        }) {}
+        hash
+    };
+    assert_eq!(hash(rev), hash(rev));
+}
+
+#[test]
+fn readers_see_whole_views_while_the_writer_writes_and_compacts() {
+    let mut store = Store::new();
+    let census = store.census();
+    let newest = Mutex::new(store.publish());
+    let (stop, checks) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for reader in 0..3 {
+            let (newest, stop, checks) = (&newest, &stop, &checks);
+            scope.spawn(move || {
+                let mut random = Random::new(1000 + reader);
+                let mut held: Vec<Arc<View>> = Vec::new();
+                while !stop.load(Ordering::Relaxed) {
+                    let view = Arc::clone(&newest.lock().unwrap());
+                    consistent(&view, &mut random);
+                    held.push(view);
+                    if held.len() > 5 {
+                        let old = held.swap_remove(random.below(6) as usize);
+                        consistent(&old, &mut random);
+                    }
+                    checks.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        let mut random = Random::new(77);
+        let mut batches = 0;
+        // Until the readers have checked enough, and the writer has gone round a few times.
+        while (checks.load(Ordering::Relaxed) < 300 || batches < 300) && batches < 20_000 {
+            batches += 1;
+            for _ in 0..20 {
+                let mut writer = store.begin();
+                let main = writer.revision();
+                if random.below(5) == 0 {
+                    let (start, end) = (random.key(KEYS), random.key(KEYS));
+                    let mut visited = 0;
+                    // Not whole halves of the keys: that many tombstones would be all there is.
+                    let range = KeyRange::half_open(&start, &end);
+                    if writer.snapshot().count(range, 0).unwrap() < 200 {
+                        writer.delete_range(range, |_| visited += 1);
+                    }
+                } else {
+                    let key = random.key(KEYS);
+                    let location = Location { segment: main as u32, offset: main as u32 };
+                    writer.put(&key, Value { location, len: 1, crc: crc_of(&key, main) }, 0);
+                }
+                writer.finish();
+            }
+            if batches % 30 == 0 {
+                let rev = store.current_revision() - random.below(400) as i64;
+                if rev > store.compact_revision() {
+                    store.compact(rev).unwrap();
+                }
+            }
+            store.compact_step(30, |_| ());
+            // A mover at work: any number, as long as both halves agree.
+            let moved = random.next() as u32;
+            for version in store.snapshot().range(KeyRange::ALL, 0).unwrap().take(5) {
+                version.set_location(Location { segment: moved, offset: moved });
+            }
+            let view = store.publish();
+            *newest.lock().unwrap() = view;
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert!(checks.load(Ordering::Relaxed) >= 3);
+    drop(newest);
+    drop(store.publish());
+    assert_eq!(store.reclaim(u64::MAX), 0);
+    assert_eq!(census.versions(), store.snapshot().versions());
+    drop(store);
+    assert_eq!(census.bytes(), 0);
+}
