@@ -1,1 +1,112 @@
-//! The file seam.
+//! The file seam: everything Mainstay does to a file system goes through [`Disk`] and [`File`].
+//!
+//! What it is: a small, object-safe pair of traits; [`RealDisk`], which is the operating system's files; and
+//! [`MemDisk`], which keeps files in memory, tells synced data from merely written data, and fails or loses
+//! power where a test asks for it.
+//!
+//! What it does not know: any file format, any path of Mainstay's data directory, any retry. An error is handed
+//! up as it came; whether it is fatal is for the caller to say.
+//!
+//! Invariants:
+//! - A write call that returns `Ok` has written every byte (short writes and interruptions are dealt with here).
+//! - Nothing is durable before `sync_data`/`sync_all` (contents) and `sync_dir` (names) have returned `Ok`;
+//!   directories themselves are durable when `create_dir_all` returns.
+//! - `MemDisk` draws all its randomness from the seed it was given.
+//!
+//! Tests: beside the code, and `tests/it`, which runs one body over both disks.
+
+mod mem_disk;
+mod real_disk;
+
+pub use mem_disk::{Fault, MemDisk, SECTOR_BYTES};
+pub use real_disk::RealDisk;
+
+use std::any::Any;
+use std::io::{self, IoSlice};
+use std::path::Path;
+use std::sync::Arc;
+
+/// A file system, or what a test gives for one.
+pub trait Disk: Send + Sync {
+    /// Creates a directory and its missing parents; they are durable on return.
+    fn create_dir_all(&self, dir: &Path) -> io::Result<()>;
+    /// Creates a file that must not exist yet, open for reading and writing.
+    fn create(&self, path: &Path) -> io::Result<Arc<dyn File>>;
+    /// Opens an existing file for reading and writing.
+    fn open(&self, path: &Path) -> io::Result<Arc<dyn File>>;
+    /// Removes a file's name. Whoever holds the file open can go on reading it.
+    fn remove(&self, path: &Path) -> io::Result<()>;
+    /// Renames a file, replacing `to` if it exists.
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    /// Names (not paths) of the plain files in a directory, sorted.
+    fn list(&self, dir: &Path) -> io::Result<Vec<String>>;
+    /// Makes creations, removals and renames in `dir` durable.
+    fn sync_dir(&self, dir: &Path) -> io::Result<()>;
+    /// Whether a file or directory of that name exists.
+    fn exists(&self, path: &Path) -> io::Result<bool>;
+    /// Locks `path` (created if missing) against every other process and every other caller; fails with
+    /// `WouldBlock` when it is taken. Held until the [`Lock`] is dropped.
+    fn lock(&self, path: &Path) -> io::Result<Lock>;
+    /// Bytes of the file system that holds `path`.
+    fn space(&self, path: &Path) -> io::Result<DiskSpace>;
+}
+
+/// An open file. All calls take offsets, so that threads may share it.
+pub trait File: Send + Sync {
+    /// Reads up to `buf.len()` bytes at `offset`; fewer only at the end of the file.
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
+
+    /// Reads exactly `buf.len()` bytes or fails with `UnexpectedEof`.
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        if self.read_at(buf, offset)? == buf.len() {
+            Ok(())
+        } else {
+            Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file ends before the bytes asked for"))
+        }
+    }
+
+    /// Writes all of `buf` at `offset`.
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()>;
+    /// Writes all the pieces, one after the other, from `offset` on. The slice of pieces is used up.
+    fn write_vectored_at(&self, pieces: &mut [IoSlice<'_>], offset: u64) -> io::Result<()>;
+    /// Makes contents (and a length needed to read them) durable.
+    fn sync_data(&self) -> io::Result<()>;
+    /// Makes contents and all of the file's attributes durable.
+    fn sync_all(&self) -> io::Result<()>;
+    /// Cuts the file, or extends it with zeros that take no room yet.
+    fn set_len(&self, len: u64) -> io::Result<()>;
+    /// Reserves room for `offset..offset + len`, extending the file with zeros if it is shorter. Where the file
+    /// system cannot reserve, it only extends.
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<()>;
+    /// Length in bytes.
+    fn len(&self) -> io::Result<u64>;
+
+    /// Whether the file holds no byte.
+    fn is_empty(&self) -> io::Result<bool> {
+        Ok(self.len()? == 0)
+    }
+
+    /// The first offset at or after `offset` that may hold something other than never-written zeros; `None`
+    /// when nothing but such zeros follows. An answer that is too early is allowed, one too late is not.
+    fn next_data(&self, offset: u64) -> io::Result<Option<u64>>;
+}
+
+/// A held lock; dropping it lets go.
+pub struct Lock {
+    _held: Box<dyn Any + Send + Sync>,
+}
+
+impl Lock {
+    pub(crate) fn new(held: impl Any + Send + Sync) -> Lock {
+        Lock { _held: Box::new(held) }
+    }
+}
+
+/// Room on a file system, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DiskSpace {
+    /// What an unprivileged process may still use.
+    pub free_bytes: u64,
+    /// Size of the file system.
+    pub total_bytes: u64,
+}

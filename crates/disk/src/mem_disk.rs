@@ -1,0 +1,655 @@
+//! Files in memory, with power cuts and errors on demand.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io::{self, IoSlice};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::{Disk, DiskSpace, File, Lock};
+
+/// What a power cut keeps or loses as one.
+pub const SECTOR_BYTES: usize = 512;
+
+type Sector = [u8; SECTOR_BYTES];
+
+/// What goes wrong at the chosen operation. Operations are counted from 1, and only those that change the disk
+/// count: creating, removing, renaming, writing, syncing, setting a length, allocating.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// That one operation fails with this `errno`; a write may have got part of the way, and what a failed sync
+    /// was asked to sync is never synced, though it can still be read (as Linux does).
+    Once(i32),
+    /// That operation and every later one of any sort fails with this `errno`.
+    Always(i32),
+    /// Power goes at that operation, which may have got part of the way; every later call fails until
+    /// [`MemDisk::crash`] brings the disk back.
+    PowerCut,
+}
+
+/// A disk in memory. Clones share it.
+///
+/// Reads see what was written at once. [`MemDisk::crash`] throws away what was not synced, sector by sector: each
+/// is kept, lost, or zeroed, as the seed has it. Names that were not synced survive as a prefix of the operations
+/// made, also of the seed's choosing, as with a journaling file system.
+#[derive(Clone)]
+pub struct MemDisk {
+    state: Arc<Mutex<State>>,
+}
+
+struct State {
+    seed: u64,
+    /// Goes up with every crash, so that files opened before one are dead after it.
+    epoch: u64,
+    nodes: HashMap<u64, Node>,
+    node_next: u64,
+    names: BTreeMap<PathBuf, u64>,
+    names_durable: BTreeMap<PathBuf, u64>,
+    names_pending: Vec<NameChange>,
+    dirs: BTreeSet<PathBuf>,
+    locks: BTreeSet<PathBuf>,
+    ops: u64,
+    fault: Option<(u64, Fault)>,
+    down: Option<i32>,
+    capacity_bytes: Option<u64>,
+}
+
+#[derive(Default)]
+struct Node {
+    data: Vec<u8>,
+    len_durable: u64,
+    /// Durable contents of every sector written since the last sync.
+    undo: BTreeMap<u64, Sector>,
+    /// Durable contents of sectors whose sync failed: no later sync saves them, short of writing them again.
+    doomed: BTreeMap<u64, Sector>,
+}
+
+enum NameChange {
+    Set(PathBuf, u64),
+    Remove(PathBuf),
+    Rename(PathBuf, PathBuf),
+}
+
+impl MemDisk {
+    /// An empty disk that draws what it loses from `seed`.
+    pub fn new(seed: u64) -> MemDisk {
+        MemDisk {
+            state: Arc::new(Mutex::new(State {
+                seed,
+                epoch: 0,
+                nodes: HashMap::new(),
+                node_next: 0,
+                names: BTreeMap::new(),
+                names_durable: BTreeMap::new(),
+                names_pending: Vec::new(),
+                dirs: BTreeSet::new(),
+                locks: BTreeSet::new(),
+                ops: 0,
+                fault: None,
+                down: None,
+                capacity_bytes: None,
+            })),
+        }
+    }
+
+    /// Loses power and comes back: unsynced sectors and names are kept, lost or zeroed; open files die; locks,
+    /// faults and the count of operations are gone.
+    pub fn crash(&self) {
+        let mut state = self.state();
+        let mut seed = state.seed;
+        let kept = (draw(&mut seed) % (state.names_pending.len() as u64 + 1)) as usize;
+        let pending = std::mem::take(&mut state.names_pending);
+        for change in pending.into_iter().take(kept) {
+            change.apply(&mut state.names_durable);
+        }
+        state.names = state.names_durable.clone();
+        let alive: BTreeSet<u64> = state.names.values().copied().collect();
+        state.nodes.retain(|id, _| alive.contains(id));
+        // In the order of their numbers: the order of a hash map would make two runs differ.
+        for id in alive {
+            if let Some(node) = state.nodes.get_mut(&id) {
+                node.crash(&mut seed);
+            }
+        }
+        state.seed = seed;
+        state.epoch += 1;
+        state.locks.clear();
+        state.fault = None;
+        state.down = None;
+        state.ops = 0;
+    }
+
+    /// Sets what goes wrong, and at which operation, counted from 1 since the disk was made or last crashed.
+    pub fn fail_at(&self, nth: u64, fault: Fault) {
+        self.state().fault = Some((nth, fault));
+    }
+
+    /// Takes back [`MemDisk::fail_at`], and ends a fault of kind [`Fault::Always`].
+    pub fn heal(&self) {
+        let mut state = self.state();
+        state.fault = None;
+        state.down = None;
+    }
+
+    /// Changing operations so far, since the disk was made or last crashed.
+    pub fn ops(&self) -> u64 {
+        self.state().ops
+    }
+
+    /// Limits the sum of all file lengths; what would go beyond fails with `ENOSPC`.
+    pub fn set_capacity(&self, bytes: Option<u64>) {
+        self.state().capacity_bytes = bytes;
+    }
+
+    /// Sum of all file lengths.
+    pub fn used_bytes(&self) -> u64 {
+        self.state().used_bytes()
+    }
+
+    /// A file's contents as they would be read now.
+    pub fn contents(&self, path: &Path) -> io::Result<Vec<u8>> {
+        let state = self.state();
+        let id = state.lookup(path)?;
+        Ok(state.nodes.get(&id).map(|node| node.data.clone()).unwrap_or_default())
+    }
+
+    /// Puts a file in place, durably, replacing any of that name; for tests that damage files.
+    pub fn plant(&self, path: &Path, data: Vec<u8>) {
+        let mut state = self.state();
+        let id = state.node_next;
+        state.node_next += 1;
+        let len_durable = data.len() as u64;
+        state.nodes.insert(id, Node { data, len_durable, ..Node::default() });
+        state.names.insert(path.to_path_buf(), id);
+        state.names_durable.insert(path.to_path_buf(), id);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn file(&self, state: &State, id: u64) -> Arc<dyn File> {
+        Arc::new(MemFile { disk: self.clone(), id, epoch: state.epoch })
+    }
+}
+
+impl State {
+    fn lookup(&self, path: &Path) -> io::Result<u64> {
+        self.names.get(path).copied().ok_or_else(|| errno(libc::ENOENT))
+    }
+
+    fn used_bytes(&self) -> u64 {
+        let ids: BTreeSet<u64> = self.names.values().copied().collect();
+        ids.iter().filter_map(|id| self.nodes.get(id)).map(|node| node.data.len() as u64).sum()
+    }
+
+    fn alive(&self) -> io::Result<()> {
+        self.down.map_or(Ok(()), |code| Err(errno(code)))
+    }
+
+    /// Counts one changing operation; an error is what it must fail with.
+    fn step(&mut self) -> io::Result<()> {
+        self.alive()?;
+        self.ops += 1;
+        match self.fault {
+            Some((nth, fault)) if nth == self.ops => match fault {
+                Fault::Once(code) => Err(errno(code)),
+                Fault::Always(code) => {
+                    self.down = Some(code);
+                    Err(errno(code))
+                }
+                Fault::PowerCut => {
+                    self.down = Some(libc::EIO);
+                    Err(errno(libc::EIO))
+                }
+            },
+            _ => Ok(()),
+        }
+    }
+
+    fn room_for(&self, id: u64, len: u64) -> io::Result<()> {
+        let Some(capacity) = self.capacity_bytes else { return Ok(()) };
+        let now = self.nodes.get(&id).map_or(0, |node| node.data.len() as u64);
+        if len > now && self.used_bytes() + (len - now) > capacity {
+            return Err(errno(libc::ENOSPC));
+        }
+        Ok(())
+    }
+
+    fn rename_names(&mut self, change: NameChange) {
+        change.apply(&mut self.names);
+        self.names_pending.push(change);
+    }
+}
+
+impl NameChange {
+    fn apply(&self, names: &mut BTreeMap<PathBuf, u64>) {
+        match self {
+            NameChange::Set(path, id) => {
+                names.insert(path.clone(), *id);
+            }
+            NameChange::Remove(path) => {
+                names.remove(path);
+            }
+            NameChange::Rename(from, to) => {
+                if let Some(id) = names.remove(from) {
+                    names.insert(to.clone(), id);
+                }
+            }
+        }
+    }
+
+    fn touches(&self, dir: &Path) -> bool {
+        match self {
+            NameChange::Set(path, _) | NameChange::Remove(path) => path.parent() == Some(dir),
+            NameChange::Rename(from, to) => from.parent() == Some(dir) || to.parent() == Some(dir),
+        }
+    }
+}
+
+impl Node {
+    fn sector(&self, number: u64) -> Sector {
+        let mut sector = [0; SECTOR_BYTES];
+        let start = (number as usize * SECTOR_BYTES).min(self.data.len());
+        let end = (start + SECTOR_BYTES).min(self.data.len());
+        sector[..end - start].copy_from_slice(&self.data[start..end]);
+        sector
+    }
+
+    /// Remembers what is durable of the sectors of `start..end`, which are about to change.
+    fn touch(&mut self, start: u64, end: u64) {
+        if start >= end {
+            return;
+        }
+        let size = SECTOR_BYTES as u64;
+        for number in start / size..end.div_ceil(size) {
+            if self.undo.contains_key(&number) {
+                continue;
+            }
+            let durable = self.doomed.remove(&number).unwrap_or_else(|| self.sector(number));
+            self.undo.insert(number, durable);
+        }
+    }
+
+    fn write(&mut self, buf: &[u8], offset: u64) {
+        let end = offset + buf.len() as u64;
+        self.touch(offset, end);
+        if (self.data.len() as u64) < end {
+            self.data.resize(end as usize, 0);
+        }
+        self.data[offset as usize..end as usize].copy_from_slice(buf);
+    }
+
+    fn set_len(&mut self, len: u64) {
+        let old = self.data.len() as u64;
+        if len < old {
+            self.touch(len, old);
+        }
+        self.data.resize(len as usize, 0);
+    }
+
+    fn sync(&mut self) {
+        self.undo.clear();
+        self.len_durable = self.data.len() as u64;
+    }
+
+    fn sync_failed(&mut self) {
+        let lost = std::mem::take(&mut self.undo);
+        self.doomed.extend(lost);
+    }
+
+    fn crash(&mut self, seed: &mut u64) {
+        let undo = std::mem::take(&mut self.undo);
+        let doomed = std::mem::take(&mut self.doomed);
+        let changed = self.data.len() as u64 != self.len_durable;
+        let len =
+            if changed && draw(seed).is_multiple_of(2) { self.len_durable } else { self.data.len() as u64 };
+        let full = self.data.len().max(self.len_durable as usize).div_ceil(SECTOR_BYTES) * SECTOR_BYTES;
+        self.data.resize(full, 0);
+        let restore = |data: &mut Vec<u8>, number: u64, sector: &Sector| {
+            let start = number as usize * SECTOR_BYTES;
+            if start + SECTOR_BYTES <= data.len() {
+                data[start..start + SECTOR_BYTES].copy_from_slice(sector);
+            }
+        };
+        for (number, durable) in &undo {
+            match draw(seed) % 5 {
+                // Kept and lost are what disks mostly do; zeroed is what a file system may show instead.
+                0 | 1 => {}
+                2 | 3 => restore(&mut self.data, *number, durable),
+                _ => restore(&mut self.data, *number, &[0; SECTOR_BYTES]),
+            }
+        }
+        for (number, durable) in &doomed {
+            restore(&mut self.data, *number, durable);
+        }
+        self.data.resize(len as usize, 0);
+        self.len_durable = len;
+    }
+}
+
+impl Disk for MemDisk {
+    fn create_dir_all(&self, dir: &Path) -> io::Result<()> {
+        let mut state = self.state();
+        state.step()?;
+        let mut at = Some(dir);
+        while let Some(path) = at {
+            state.dirs.insert(path.to_path_buf());
+            at = path.parent();
+        }
+        Ok(())
+    }
+
+    fn create(&self, path: &Path) -> io::Result<Arc<dyn File>> {
+        let mut state = self.state();
+        state.step()?;
+        if state.names.contains_key(path) {
+            return Err(errno(libc::EEXIST));
+        }
+        if !path.parent().is_some_and(|dir| state.dirs.contains(dir)) {
+            return Err(errno(libc::ENOENT));
+        }
+        let id = state.node_next;
+        state.node_next += 1;
+        state.nodes.insert(id, Node::default());
+        state.rename_names(NameChange::Set(path.to_path_buf(), id));
+        Ok(self.file(&state, id))
+    }
+
+    fn open(&self, path: &Path) -> io::Result<Arc<dyn File>> {
+        let state = self.state();
+        state.alive()?;
+        let id = state.lookup(path)?;
+        Ok(self.file(&state, id))
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        let mut state = self.state();
+        state.step()?;
+        state.lookup(path)?;
+        state.rename_names(NameChange::Remove(path.to_path_buf()));
+        Ok(())
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let mut state = self.state();
+        state.step()?;
+        state.lookup(from)?;
+        state.rename_names(NameChange::Rename(from.to_path_buf(), to.to_path_buf()));
+        Ok(())
+    }
+
+    fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
+        let state = self.state();
+        state.alive()?;
+        if !state.dirs.contains(dir) {
+            return Err(errno(libc::ENOENT));
+        }
+        let inside = state.names.keys().filter(|path| path.parent() == Some(dir));
+        Ok(inside
+            .filter_map(|path| path.file_name())
+            .map(|name| name.to_string_lossy().into_owned())
+            .collect())
+    }
+
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        let mut state = self.state();
+        state.step()?;
+        let pending = std::mem::take(&mut state.names_pending);
+        for change in pending {
+            if change.touches(dir) {
+                change.apply(&mut state.names_durable);
+            } else {
+                state.names_pending.push(change);
+            }
+        }
+        Ok(())
+    }
+
+    fn exists(&self, path: &Path) -> io::Result<bool> {
+        let state = self.state();
+        state.alive()?;
+        Ok(state.names.contains_key(path) || state.dirs.contains(path))
+    }
+
+    fn lock(&self, path: &Path) -> io::Result<Lock> {
+        let mut state = self.state();
+        state.alive()?;
+        if !state.locks.insert(path.to_path_buf()) {
+            return Err(io::Error::new(io::ErrorKind::WouldBlock, "locked by another process"));
+        }
+        Ok(Lock::new(MemLock { disk: self.clone(), path: path.to_path_buf(), epoch: state.epoch }))
+    }
+
+    fn space(&self, _path: &Path) -> io::Result<DiskSpace> {
+        let state = self.state();
+        state.alive()?;
+        let total_bytes = state.capacity_bytes.unwrap_or(u64::MAX / 2);
+        Ok(DiskSpace { free_bytes: total_bytes.saturating_sub(state.used_bytes()), total_bytes })
+    }
+}
+
+struct MemLock {
+    disk: MemDisk,
+    path: PathBuf,
+    epoch: u64,
+}
+
+impl Drop for MemLock {
+    fn drop(&mut self) {
+        let mut state = self.disk.state();
+        if state.epoch == self.epoch {
+            state.locks.remove(&self.path);
+        }
+    }
+}
+
+struct MemFile {
+    disk: MemDisk,
+    id: u64,
+    epoch: u64,
+}
+
+impl MemFile {
+    fn state(&self) -> io::Result<MutexGuard<'_, State>> {
+        let state = self.disk.state();
+        state.alive()?;
+        if state.epoch != self.epoch {
+            return Err(errno(libc::EIO));
+        }
+        Ok(state)
+    }
+
+    fn with<T>(&self, state: &mut State, change: impl FnOnce(&mut Node) -> T) -> io::Result<T> {
+        state.nodes.get_mut(&self.id).map(change).ok_or_else(|| errno(libc::EIO))
+    }
+}
+
+impl File for MemFile {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        let mut state = self.state()?;
+        self.with(&mut state, |node| {
+            let start = (offset as usize).min(node.data.len());
+            let end = start.saturating_add(buf.len()).min(node.data.len());
+            buf[..end - start].copy_from_slice(&node.data[start..end]);
+            end - start
+        })
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
+        let mut state = self.state()?;
+        let end = offset + buf.len() as u64;
+        let outcome = state.step().and_then(|()| state.room_for(self.id, end));
+        let taken = match outcome {
+            Ok(()) => buf.len(),
+            Err(_) => {
+                let room = state.room_for(self.id, end).is_ok();
+                let part = (draw(&mut state.seed) % (buf.len() as u64 + 1)) as usize;
+                if room { part } else { 0 }
+            }
+        };
+        self.with(&mut state, |node| node.write(&buf[..taken], offset))?;
+        outcome
+    }
+
+    fn write_vectored_at(&self, pieces: &mut [IoSlice<'_>], offset: u64) -> io::Result<()> {
+        let mut whole = Vec::with_capacity(pieces.iter().map(|piece| piece.len()).sum());
+        for piece in pieces.iter() {
+            whole.extend_from_slice(piece);
+        }
+        self.write_at(&whole, offset)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        let mut state = self.state()?;
+        match state.step() {
+            Ok(()) => self.with(&mut state, Node::sync),
+            Err(error) => {
+                // After a power cut the sectors stay undecided: `crash` throws the dice for them.
+                if !matches!(state.fault, Some((_, Fault::PowerCut))) {
+                    self.with(&mut state, Node::sync_failed)?;
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn sync_all(&self) -> io::Result<()> {
+        self.sync_data()
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        let mut state = self.state()?;
+        state.step()?;
+        // A length that no memory holds is the test's error or a damaged file's: refuse it as a disk would.
+        if len > u64::from(u32::MAX) {
+            return Err(errno(libc::EFBIG));
+        }
+        state.room_for(self.id, len)?;
+        self.with(&mut state, |node| node.set_len(len))
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
+        let mut state = self.state()?;
+        state.step()?;
+        let end = offset.saturating_add(len);
+        if end > u64::from(u32::MAX) {
+            return Err(errno(libc::EFBIG));
+        }
+        state.room_for(self.id, end)?;
+        self.with(&mut state, |node| {
+            if (node.data.len() as u64) < end {
+                node.set_len(end);
+            }
+        })
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        let mut state = self.state()?;
+        self.with(&mut state, |node| node.data.len() as u64)
+    }
+
+    fn next_data(&self, offset: u64) -> io::Result<Option<u64>> {
+        Ok(if offset < self.len()? { Some(offset) } else { None })
+    }
+}
+
+fn errno(code: i32) -> io::Error {
+    io::Error::from_raw_os_error(code)
+}
+
+/// SplitMix64 (Steele, Lea, Flood 2014).
+fn draw(seed: &mut u64) -> u64 {
+    *seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *seed;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn disk(seed: u64) -> (MemDisk, PathBuf) {
+        let disk = MemDisk::new(seed);
+        disk.create_dir_all(Path::new("/d")).unwrap();
+        (disk, PathBuf::from("/d/f"))
+    }
+
+    #[test]
+    fn what_was_synced_survives_and_the_rest_is_kept_lost_or_zeroed() {
+        let mut seen = BTreeSet::new();
+        for seed in 0..64 {
+            let (disk, path) = disk(seed);
+            let file = disk.create(&path).unwrap();
+            file.write_at(&[1; 3 * SECTOR_BYTES], 0).unwrap();
+            file.sync_data().unwrap();
+            disk.sync_dir(Path::new("/d")).unwrap();
+            file.write_at(&[2; SECTOR_BYTES], SECTOR_BYTES as u64).unwrap();
+            disk.crash();
+            assert!(file.sync_data().is_err(), "a file opened before the crash is dead");
+            let data = disk.contents(&path).unwrap();
+            assert_eq!(data[..SECTOR_BYTES], [1; SECTOR_BYTES]);
+            assert_eq!(data[2 * SECTOR_BYTES..], [1; SECTOR_BYTES]);
+            let middle = data[SECTOR_BYTES];
+            assert!(data[SECTOR_BYTES..2 * SECTOR_BYTES].iter().all(|byte| *byte == middle));
+            seen.insert(middle);
+        }
+        assert_eq!(seen, BTreeSet::from([0, 1, 2]));
+    }
+
+    #[test]
+    fn unsynced_names_survive_as_a_prefix() {
+        let mut seen = BTreeSet::new();
+        for seed in 0..64 {
+            let (disk, path) = disk(seed);
+            let other = PathBuf::from("/d/g");
+            disk.create(&path).unwrap();
+            disk.rename(&path, &other).unwrap();
+            disk.crash();
+            seen.insert((disk.exists(&path).unwrap(), disk.exists(&other).unwrap()));
+        }
+        assert_eq!(seen, BTreeSet::from([(false, false), (true, false), (false, true)]));
+    }
+
+    #[test]
+    fn a_failed_sync_is_not_made_good_by_the_next() {
+        let (disk, path) = disk(7);
+        let file = disk.create(&path).unwrap();
+        file.write_at(&[1; SECTOR_BYTES], 0).unwrap();
+        file.sync_data().unwrap();
+        disk.sync_dir(Path::new("/d")).unwrap();
+        file.write_at(&[2; SECTOR_BYTES], 0).unwrap();
+        disk.fail_at(disk.ops() + 1, Fault::Once(libc::EIO));
+        assert_eq!(file.sync_data().unwrap_err().raw_os_error(), Some(libc::EIO));
+        file.sync_data().unwrap();
+        disk.crash();
+        assert_eq!(disk.contents(&path).unwrap(), [1; SECTOR_BYTES]);
+    }
+
+    #[test]
+    fn a_full_disk_says_so_and_has_room_again_after_a_removal() {
+        let (disk, path) = disk(7);
+        disk.set_capacity(Some(1000));
+        let file = disk.create(&path).unwrap();
+        file.allocate(0, 800).unwrap();
+        let other = disk.create(Path::new("/d/g")).unwrap();
+        assert_eq!(other.allocate(0, 800).unwrap_err().raw_os_error(), Some(libc::ENOSPC));
+        disk.remove(&path).unwrap();
+        other.allocate(0, 800).unwrap();
+        assert_eq!(disk.space(&path).unwrap(), DiskSpace { free_bytes: 200, total_bytes: 1000 });
+    }
+
+    #[test]
+    fn the_same_seed_loses_the_same() {
+        let run = || {
+            let (disk, path) = disk(42);
+            let file = disk.create(&path).unwrap();
+            disk.sync_dir(Path::new("/d")).unwrap();
+            file.write_at(&[9; 40 * SECTOR_BYTES], 0).unwrap();
+            disk.crash();
+            disk.contents(&path).unwrap()
+        };
+        assert_eq!(run(), run());
+    }
+}

@@ -1,0 +1,228 @@
+//! The operating system's files.
+
+use std::ffi::CString;
+use std::fs::{self, OpenOptions};
+use std::io::{self, IoSlice};
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::{Disk, DiskSpace, File, Lock};
+
+/// Linux refuses more pieces than this in one call (`UIO_MAXIOV`).
+const PIECES_PER_CALL_MAX: usize = 1024;
+
+/// The real file system. Has no state: a unit value.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RealDisk;
+
+impl Disk for RealDisk {
+    fn create_dir_all(&self, dir: &Path) -> io::Result<()> {
+        // The deepest directory that exists bounds the names we have to make durable.
+        let mut missing = Vec::new();
+        let mut at = Some(dir);
+        while let Some(path) = at {
+            if path.as_os_str().is_empty() || path.try_exists()? {
+                break;
+            }
+            missing.push(path.to_path_buf());
+            at = path.parent();
+        }
+        fs::create_dir_all(dir)?;
+        for path in missing.iter().rev() {
+            match path.parent() {
+                Some(parent) if !parent.as_os_str().is_empty() => self.sync_dir(parent)?,
+                _ => self.sync_dir(Path::new("."))?,
+            }
+        }
+        Ok(())
+    }
+
+    fn create(&self, path: &Path) -> io::Result<Arc<dyn File>> {
+        let file = OpenOptions::new().read(true).write(true).create_new(true).open(path)?;
+        Ok(Arc::new(RealFile { file }))
+    }
+
+    fn open(&self, path: &Path) -> io::Result<Arc<dyn File>> {
+        let file = OpenOptions::new().read(true).write(true).open(path)?;
+        Ok(Arc::new(RealFile { file }))
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        fs::remove_file(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        fs::rename(from, to)
+    }
+
+    fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in fs::read_dir(dir)? {
+            let entry = entry?;
+            if entry.file_type()?.is_file() {
+                names.push(entry.file_name().to_string_lossy().into_owned());
+            }
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        fs::File::open(dir)?.sync_all()
+    }
+
+    fn exists(&self, path: &Path) -> io::Result<bool> {
+        path.try_exists()
+    }
+
+    fn lock(&self, path: &Path) -> io::Result<Lock> {
+        let file = if path.is_dir() {
+            fs::File::open(path)?
+        } else {
+            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?
+        };
+        file.try_lock().map_err(|error| match error {
+            fs::TryLockError::WouldBlock => {
+                io::Error::new(io::ErrorKind::WouldBlock, "locked by another process")
+            }
+            fs::TryLockError::Error(error) => error,
+        })?;
+        Ok(Lock::new(file))
+    }
+
+    fn space(&self, path: &Path) -> io::Result<DiskSpace> {
+        let path = CString::new(path.as_os_str().as_bytes())?;
+        // SAFETY: `statvfs` is a plain C struct of integers, for which all zeros is a value; the path is a
+        // NUL-terminated string that outlives the call, and the call writes only into `found`.
+        let found = unsafe {
+            let mut found: libc::statvfs = std::mem::zeroed();
+            if libc::statvfs(path.as_ptr(), &mut found) != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            found
+        };
+        let unit = found.f_frsize as u64;
+        Ok(DiskSpace {
+            free_bytes: (found.f_bavail as u64).saturating_mul(unit),
+            total_bytes: (found.f_blocks as u64).saturating_mul(unit),
+        })
+    }
+}
+
+struct RealFile {
+    file: fs::File,
+}
+
+impl File for RealFile {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        let mut done = 0;
+        while done < buf.len() {
+            match self.file.read_at(&mut buf[done..], offset + done as u64) {
+                Ok(0) => break,
+                Ok(n) => done += n,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
+        self.file.write_all_at(buf, offset)
+    }
+
+    fn write_vectored_at(&self, mut pieces: &mut [IoSlice<'_>], offset: u64) -> io::Result<()> {
+        let mut at = offset;
+        IoSlice::advance_slices(&mut pieces, 0);
+        while !pieces.is_empty() {
+            let count = pieces.len().min(PIECES_PER_CALL_MAX);
+            let offset = libc::off_t::try_from(at).map_err(|_| {
+                io::Error::new(io::ErrorKind::InvalidInput, "offset beyond the file system's")
+            })?;
+            // SAFETY: `IoSlice` has the layout of `iovec`; `count` of them are initialised and borrow live
+            // memory for the whole call; the descriptor is open as long as `self` is.
+            let written = unsafe {
+                libc::pwritev(
+                    self.file.as_raw_fd(),
+                    pieces.as_ptr().cast::<libc::iovec>(),
+                    count as libc::c_int,
+                    offset,
+                )
+            };
+            match written {
+                0 => return Err(io::Error::new(io::ErrorKind::WriteZero, "the file took no bytes")),
+                n if n > 0 => {
+                    at += n as u64;
+                    IoSlice::advance_slices(&mut pieces, n as usize);
+                }
+                _ => {
+                    let error = io::Error::last_os_error();
+                    if error.kind() != io::ErrorKind::Interrupted {
+                        return Err(error);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+
+    fn sync_all(&self) -> io::Result<()> {
+        self.file.sync_all()
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.file.set_len(len)
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
+        let out_of_range = || io::Error::new(io::ErrorKind::InvalidInput, "range beyond the file system's");
+        let end = offset.checked_add(len).ok_or_else(out_of_range)?;
+        let start_c = libc::off_t::try_from(offset).map_err(|_| out_of_range())?;
+        let len_c = libc::off_t::try_from(len).map_err(|_| out_of_range())?;
+        loop {
+            // SAFETY: plain integers; the descriptor is open as long as `self` is.
+            if unsafe { libc::fallocate(self.file.as_raw_fd(), 0, start_c, len_c) } == 0 {
+                return Ok(());
+            }
+            let error = io::Error::last_os_error();
+            match error.raw_os_error() {
+                Some(libc::EINTR) => {}
+                Some(libc::EOPNOTSUPP | libc::ENOSYS) => {
+                    return if self.len()? < end { self.set_len(end) } else { Ok(()) };
+                }
+                _ => return Err(error),
+            }
+        }
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.len())
+    }
+
+    fn next_data(&self, offset: u64) -> io::Result<Option<u64>> {
+        let start = libc::off_t::try_from(offset)
+            .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "offset beyond the file system's"))?;
+        // SAFETY: plain integers; the descriptor is open as long as `self` is. It moves the file's cursor, which
+        // nothing here uses: every read and write names its offset.
+        let found = unsafe { libc::lseek(self.file.as_raw_fd(), start, libc::SEEK_DATA) };
+        if found >= 0 {
+            return Ok(Some(found as u64));
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::ENXIO) => Ok(None),
+            // A file system that cannot say: everything may be data.
+            Some(libc::EINVAL | libc::EOPNOTSUPP) => {
+                Ok(if offset < self.len()? { Some(offset) } else { None })
+            }
+            _ => Err(error),
+        }
+    }
+}

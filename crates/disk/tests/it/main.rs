@@ -1,0 +1,81 @@
+//! One body over both disks: what the log and the checkpoints rely on.
+
+use std::io::IoSlice;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use mainstay_disk::{Disk, MemDisk, RealDisk};
+
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+struct Scratch(PathBuf);
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn over_both(body: impl Fn(&dyn Disk, &Path)) {
+    body(&MemDisk::new(1), Path::new("/data"));
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let name = format!("mainstay-disk-{}-{number}", std::process::id());
+    let scratch = Scratch(std::env::temp_dir().join(name));
+    body(&RealDisk, &scratch.0);
+}
+
+#[test]
+fn files_are_written_read_renamed_and_removed() {
+    over_both(|disk, root| {
+        let dir = root.join("a/b");
+        disk.create_dir_all(&dir).unwrap();
+        let file = disk.create(&dir.join("one")).unwrap();
+        assert!(disk.create(&dir.join("one")).is_err(), "create must not take an existing file");
+        file.allocate(0, 8192).unwrap();
+        assert_eq!(file.len().unwrap(), 8192);
+        // More pieces than one call of the kernel takes, some of them empty.
+        let parts: Vec<Vec<u8>> = (0..3000u32).map(|i| vec![i as u8; (i % 3) as usize]).collect();
+        let mut pieces: Vec<IoSlice> = parts.iter().map(|part| IoSlice::new(part)).collect();
+        file.write_vectored_at(&mut pieces, 100).unwrap();
+        file.sync_data().unwrap();
+        let whole = parts.concat();
+        let mut back = vec![0; whole.len()];
+        file.read_exact_at(&mut back, 100).unwrap();
+        assert_eq!(back, whole);
+        assert_eq!(file.read_at(&mut [0; 10], 8190).unwrap(), 2);
+        assert!(file.read_exact_at(&mut [0; 10], 8190).is_err());
+        disk.rename(&dir.join("one"), &dir.join("two")).unwrap();
+        disk.sync_dir(&dir).unwrap();
+        assert_eq!(disk.list(&dir).unwrap(), ["two"]);
+        disk.remove(&dir.join("two")).unwrap();
+        assert!(!disk.exists(&dir.join("two")).unwrap());
+        file.read_exact_at(&mut back, 100).unwrap();
+        assert_eq!(back, whole, "an open file outlives its name");
+    });
+}
+
+#[test]
+fn next_data_never_skips_what_was_written() {
+    over_both(|disk, root| {
+        disk.create_dir_all(root).unwrap();
+        let file = disk.create(&root.join("f")).unwrap();
+        file.allocate(0, 1 << 20).unwrap();
+        file.write_at(&[7], 600_000).unwrap();
+        assert!(file.next_data(0).unwrap().unwrap() <= 600_000);
+        assert_eq!(file.next_data(600_000).unwrap(), Some(600_000));
+        assert_eq!(file.next_data(1 << 20).unwrap(), None);
+    });
+}
+
+#[test]
+fn a_lock_is_held_once() {
+    over_both(|disk, root| {
+        disk.create_dir_all(root).unwrap();
+        let lock = disk.lock(&root.join("lock")).unwrap();
+        let error = disk.lock(&root.join("lock")).err().expect("taken");
+        assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+        drop(lock);
+        disk.lock(&root.join("lock")).unwrap();
+        assert!(disk.space(root).unwrap().total_bytes > 0);
+    });
+}

@@ -1,0 +1,193 @@
+//! Where each raft entry is: four bytes per entry.
+
+use std::collections::BTreeMap;
+
+/// Index -> (segment, offset of the record). Each segment holds one contiguous run of current entries: appending
+/// an index again drops that entry and all after it, in this segment and those before.
+#[derive(Default)]
+pub(crate) struct EntryIndex {
+    runs: BTreeMap<u32, Run>,
+    /// Segments at the log's beginning that were not read at open: sequence number -> index then expected next.
+    pub unread: BTreeMap<u32, u64>,
+    /// Entries below are not given out any more.
+    pub floor: u64,
+    /// Index the next entry is expected to have, at most.
+    pub next: u64,
+}
+
+struct Run {
+    first: u64,
+    offsets: Vec<u32>,
+    /// Where terms change: (first index, term), ascending.
+    terms: Vec<(u64, u64)>,
+}
+
+impl Run {
+    fn end(&self) -> u64 {
+        self.first + self.offsets.len() as u64
+    }
+}
+
+impl EntryIndex {
+    /// An empty index whose first entry is expected to have `next`.
+    pub fn starting_at(next: u64) -> EntryIndex {
+        EntryIndex { next, ..EntryIndex::default() }
+    }
+
+    /// Adds an entry. `index` is at most [`EntryIndex::next`]; lower replaces.
+    pub fn push(&mut self, seq: u32, index: u64, term: u64, offset: u32) {
+        assert!(index <= self.next, "entry {index} leaves a gap after {}", self.next.wrapping_sub(1));
+        if index < self.next {
+            self.truncate(index);
+        }
+        let run =
+            self.runs.entry(seq).or_insert(Run { first: index, offsets: Vec::new(), terms: Vec::new() });
+        assert_eq!(run.end(), index, "a segment's entries are contiguous");
+        if run.terms.last().is_none_or(|(_, last)| *last != term) {
+            run.terms.push((index, term));
+        }
+        run.offsets.push(offset);
+        self.next = index + 1;
+    }
+
+    /// Drops the entries from `index` on.
+    pub fn truncate(&mut self, index: u64) {
+        while let Some(mut last) = self.runs.last_entry() {
+            let run = last.get_mut();
+            if run.end() <= index {
+                break;
+            }
+            if run.first >= index {
+                last.remove();
+                continue;
+            }
+            run.offsets.truncate((index - run.first) as usize);
+            run.terms.retain(|(first, _)| *first < index);
+            break;
+        }
+        self.next = self.next.min(index);
+    }
+
+    /// The log restarts: the next entry has `next`.
+    pub fn reset(&mut self, next: u64) {
+        self.runs.clear();
+        self.unread.clear();
+        self.next = next;
+    }
+
+    /// A segment goes; entries in and before it cannot be had any more.
+    pub fn remove_segment(&mut self, seq: u32) {
+        if let Some(run) = self.runs.remove(&seq) {
+            self.floor = self.floor.max(run.end());
+        }
+        if self.unread.contains_key(&seq) {
+            self.unread.retain(|kept, _| *kept > seq);
+        }
+    }
+
+    /// Entries below `floor` are no longer asked for: frees what remembers them.
+    pub fn forget_below(&mut self, floor: u64) {
+        self.floor = self.floor.max(floor);
+        let floor = self.floor;
+        self.runs.retain(|_, run| run.end() > floor);
+        // A segment begins before the entry it is known by, so the last one not above the floor is still needed.
+        let needed = self.unread.iter().filter(|(_, first)| **first <= floor).map(|(seq, _)| *seq).max();
+        if self.runs.values().next().is_some_and(|run| run.first <= floor) {
+            self.unread.clear();
+        } else if let Some(needed) = needed {
+            self.unread.retain(|seq, _| *seq >= needed);
+        }
+    }
+
+    /// First entry whose place is known.
+    pub fn first_known(&self) -> u64 {
+        let mut first = self.next;
+        for run in self.runs.values().rev() {
+            if run.end() != first {
+                break;
+            }
+            first = run.first;
+        }
+        first.max(self.floor)
+    }
+
+    /// First entry that can be had, if segments not read yet are read.
+    pub fn first(&self) -> u64 {
+        match self.unread.values().min() {
+            Some(first) => (*first).min(self.first_known()).max(self.floor),
+            None => self.first_known(),
+        }
+    }
+
+    /// The term of an entry whose place is known.
+    pub fn term(&self, index: u64) -> Option<u64> {
+        let run = self.run(index)?;
+        run.terms.iter().rev().find(|(first, _)| *first <= index).map(|(_, term)| *term)
+    }
+
+    /// Segment and record offset of an entry whose place is known.
+    pub fn place(&self, index: u64) -> Option<(u32, u32)> {
+        if index < self.floor {
+            return None;
+        }
+        self.runs.iter().rev().find_map(|(seq, run)| {
+            let nth = usize::try_from(index.checked_sub(run.first)?).ok()?;
+            run.offsets.get(nth).map(|offset| (*seq, *offset))
+        })
+    }
+
+    /// Takes over what `older`, read later, knows of entries before ours.
+    pub fn prepend(&mut self, mut older: EntryIndex) {
+        older.truncate(self.first_known());
+        for (seq, run) in older.runs {
+            self.runs.entry(seq).or_insert(run);
+        }
+    }
+
+    fn run(&self, index: u64) -> Option<&Run> {
+        self.runs.values().rev().find(|run| run.first <= index && index < run.end())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn three_segments() -> EntryIndex {
+        let mut index = EntryIndex::starting_at(1);
+        for i in 1..=9u64 {
+            index.push((i / 4) as u32, i, 1 + i / 6, 100 * i as u32);
+        }
+        index
+    }
+
+    #[test]
+    fn places_and_terms_are_found() {
+        let index = three_segments();
+        assert_eq!((index.first(), index.next), (1, 10));
+        assert_eq!(index.place(3), Some((0, 300)));
+        assert_eq!(index.place(4), Some((1, 400)));
+        assert_eq!(index.place(10), None);
+        assert_eq!((index.term(5), index.term(6), index.term(10)), (Some(1), Some(2), None));
+    }
+
+    #[test]
+    fn an_index_given_again_replaces_the_tail_across_segments() {
+        let mut index = three_segments();
+        index.push(2, 3, 7, 4242);
+        assert_eq!(
+            (index.next, index.place(3), index.place(4), index.term(3)),
+            (4, Some((2, 4242)), None, Some(7))
+        );
+        assert_eq!(index.place(2), Some((0, 200)));
+    }
+
+    #[test]
+    fn a_removed_segment_takes_all_before_it_along() {
+        let mut index = three_segments();
+        index.remove_segment(1);
+        assert_eq!((index.first(), index.place(7), index.place(8)), (8, None, Some((2, 800))));
+        index.forget_below(9);
+        assert_eq!((index.first(), index.place(8), index.place(9)), (9, None, Some((2, 900))));
+    }
+}

@@ -1,0 +1,210 @@
+//! What can go wrong, in words for the operator.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::Batch;
+
+/// Why a log or a checkpoint could not be opened.
+#[derive(Debug)]
+pub enum OpenError {
+    /// The operating system refused something.
+    Io {
+        /// What was being done.
+        doing: &'static str,
+        /// To which file or directory.
+        path: PathBuf,
+        /// Its answer.
+        error: io::Error,
+    },
+    /// A file holds what cannot have been written, or no longer holds what was.
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// Where in it.
+        offset: u64,
+        /// What is wrong.
+        found: String,
+    },
+    /// A file that must be there is not.
+    Missing {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The files are another member's or another cluster's.
+    Foreign {
+        /// The file.
+        path: PathBuf,
+        /// Cluster and member id it names.
+        found: (u64, u64),
+        /// Those asked for.
+        expected: (u64, u64),
+    },
+    /// An option is out of its range.
+    Option(&'static str),
+}
+
+impl OpenError {
+    pub(crate) fn io(doing: &'static str, path: &Path, error: io::Error) -> OpenError {
+        OpenError::Io { doing, path: path.to_path_buf(), error }
+    }
+
+    pub(crate) fn damaged(path: &Path, offset: u64, found: impl Into<String>) -> OpenError {
+        OpenError::Damaged { path: path.to_path_buf(), offset, found: found.into() }
+    }
+}
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const REMEDY: &str = "data that had been acknowledged is missing from this member: do not delete the file \
+             by itself; remove the member from the cluster and add it again with an empty data directory, or \
+             restore it from a snapshot";
+        match self {
+            OpenError::Io { doing, path, error } => write!(f, "cannot {doing} {}: {error}", path.display()),
+            OpenError::Damaged { path, offset, found } => {
+                write!(f, "{} is damaged at offset {offset}: {found}; {REMEDY}", path.display())
+            }
+            OpenError::Missing { path } => write!(f, "{} is missing; {REMEDY}", path.display()),
+            OpenError::Foreign { path, found, expected } => write!(
+                f,
+                "{} belongs to member {:x} of cluster {:x}, not to member {:x} of cluster {:x}: check the data \
+                 directory and the cluster's configuration",
+                path.display(),
+                found.1,
+                found.0,
+                expected.1,
+                expected.0
+            ),
+            OpenError::Option(what) => f.write_str(what),
+        }
+    }
+}
+
+impl std::error::Error for OpenError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            OpenError::Io { error, .. } => Some(error),
+            _ => None,
+        }
+    }
+}
+
+/// A write or sync of a segment in use failed: what the disk holds is unknown, and the member must stop.
+#[derive(Clone, Debug)]
+pub struct Fatal {
+    /// What was being done.
+    pub doing: &'static str,
+    /// To which file.
+    pub path: PathBuf,
+    /// The operating system's answer.
+    pub error: Arc<io::Error>,
+}
+
+impl fmt::Display for Fatal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "cannot {} {}: {}; the member stops, because what the disk now holds is unknown: check the disk, then \
+             start it again",
+            self.doing,
+            self.path.display(),
+            self.error
+        )
+    }
+}
+
+impl std::error::Error for Fatal {}
+
+/// Why a batch was not taken; it is handed back.
+#[derive(Debug)]
+pub struct AppendError {
+    /// The reason.
+    pub reason: Refusal,
+    /// The batch, as it was given.
+    pub batch: Batch,
+}
+
+/// Why the log takes no more for now, or for good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// Too many bytes wait for the disk.
+    QueueFull,
+    /// No room: release segments, or free room on the disk.
+    NoSpace,
+    /// The log has failed, or was closed.
+    Stopped,
+    /// An entry or value of 1 GiB or more.
+    TooLarge,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Refusal::QueueFull => "the log's queue is full",
+            Refusal::NoSpace => "no space is left for the log",
+            Refusal::Stopped => "the log has stopped",
+            Refusal::TooLarge => "an entry or value is too large for the log",
+        })
+    }
+}
+
+impl fmt::Display for AppendError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.reason.fmt(f)
+    }
+}
+
+impl std::error::Error for AppendError {}
+
+/// Why a segment cannot be released.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReleaseError {
+    /// It is the one being written.
+    Active,
+    /// There is none with that number, or its release is already under way.
+    Unknown,
+    /// The log has failed, or was closed.
+    Stopped,
+}
+
+/// Why bytes could not be read from the log.
+#[derive(Debug)]
+pub enum ReadError {
+    /// The segment is gone: the value was moved. Look its location up again.
+    Moved,
+    /// Entries that far back are no longer kept, or the index is beyond the last.
+    Unavailable,
+    /// The bytes there are not those that were written.
+    Damaged {
+        /// The segment's file.
+        path: PathBuf,
+        /// Where in it.
+        offset: u64,
+        /// What is wrong.
+        found: &'static str,
+    },
+    /// The operating system refused.
+    Io {
+        /// The segment's file.
+        path: PathBuf,
+        /// Its answer.
+        error: io::Error,
+    },
+}
+
+impl fmt::Display for ReadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ReadError::Moved => f.write_str("the segment is gone"),
+            ReadError::Unavailable => f.write_str("the log does not hold these entries"),
+            ReadError::Damaged { path, offset, found } => {
+                write!(f, "{} is damaged at offset {offset}: {found}", path.display())
+            }
+            ReadError::Io { path, error } => write!(f, "cannot read {}: {error}", path.display()),
+        }
+    }
+}
+
+impl std::error::Error for ReadError {}

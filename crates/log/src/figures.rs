@@ -1,0 +1,91 @@
+//! Counters for metrics; reading them never waits.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Upper bounds in seconds of the buckets of a [`Durations`]: those of `etcd_disk_wal_fsync_duration_seconds` and
+/// `etcd_disk_wal_write_duration_seconds`, 1 ms doubled thirteen times.
+pub const DURATION_BOUNDS_S: [f64; 14] =
+    [0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024, 2.048, 4.096, 8.192];
+
+/// A histogram of durations.
+#[derive(Debug, Default)]
+pub struct Durations {
+    buckets: [AtomicU64; DURATION_BOUNDS_S.len() + 1],
+    sum_ns: AtomicU64,
+}
+
+impl Durations {
+    pub(crate) fn add(&self, duration: Duration) {
+        let seconds = duration.as_secs_f64();
+        let bucket = DURATION_BOUNDS_S.iter().position(|bound| seconds <= *bound);
+        self.buckets[bucket.unwrap_or(DURATION_BOUNDS_S.len())].fetch_add(1, Ordering::Relaxed);
+        self.sum_ns.fetch_add(duration.as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    /// Samples in each bucket (not cumulated); the last is for those above every bound.
+    pub fn buckets(&self) -> [u64; DURATION_BOUNDS_S.len() + 1] {
+        std::array::from_fn(|i| self.buckets[i].load(Ordering::Relaxed))
+    }
+
+    /// Number of samples.
+    pub fn count(&self) -> u64 {
+        self.buckets().iter().sum()
+    }
+
+    /// Sum of all samples.
+    pub fn sum(&self) -> Duration {
+        Duration::from_nanos(self.sum_ns.load(Ordering::Relaxed))
+    }
+}
+
+/// What the log has done since it was opened.
+#[derive(Debug, Default)]
+pub struct Figures {
+    /// Each `fdatasync` of a segment in use.
+    pub fsyncs: Durations,
+    /// Each vectored write into a segment in use.
+    pub writes: Durations,
+    pub(crate) written_bytes: AtomicU64,
+    pub(crate) prepared_bytes: AtomicU64,
+    pub(crate) entries: AtomicU64,
+    pub(crate) waits: AtomicU64,
+}
+
+impl Figures {
+    /// Bytes written as records, headers and padding (`etcd_disk_wal_write_bytes_total`).
+    pub fn written_bytes(&self) -> u64 {
+        self.written_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes written in preparing segments: headers and filling with zeros.
+    pub fn prepared_bytes(&self) -> u64 {
+        self.prepared_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Entries written.
+    pub fn entries(&self) -> u64 {
+        self.entries.load(Ordering::Relaxed)
+    }
+
+    /// How often the writer had to wait for a segment to be prepared.
+    pub fn waits(&self) -> u64 {
+        self.waits.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_fall_into_the_bucket_whose_bound_they_do_not_exceed() {
+        let durations = Durations::default();
+        for us in [1, 1000, 1001, 9_000_000] {
+            durations.add(Duration::from_micros(us));
+        }
+        let buckets = durations.buckets();
+        assert_eq!((buckets[0], buckets[1], buckets[14], durations.count()), (2, 1, 1, 4));
+        assert_eq!(durations.sum(), Duration::from_micros(9_002_002));
+    }
+}

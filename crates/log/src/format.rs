@@ -1,0 +1,314 @@
+//! The segment format, version 1. Little-endian throughout; files written once open for ever.
+//!
+//! ```text
+//! segment file  <data-dir>/member/log/<seq, 16 hex digits>.seg
+//!
+//!        0  magic            8   "MNSTSEG\n"
+//!        8  version          4   1
+//!       12  sequence number  4   the same as in the file's name
+//!       16  cluster id       8
+//!       24  member id        8
+//!       32  incarnation      8   given by the caller; part of the identity
+//!       40  capacity         8   bytes of the file when it was prepared
+//!       48  zeros         4044
+//!     4092  crc32c           4   of bytes 0..4092
+//!     4096  records, each at a multiple of 8, up to the end
+//!
+//! record
+//!        0  crc32c           4   of bytes 4..32 and the payload, started from the segment's identity
+//!        4  payload length   4
+//!        8  kind             1   1 Entry, 2 HardState, 3 Reset, 4 Value, 5 Start, 6 Released
+//!        9  entry type       1   raft's, for Entry; else 0
+//!       10  mark             2   identity's upper half xor lower half: tells most strangers without a checksum
+//!       12  batch start      4   offset of the first record of the write batch this one belongs to
+//!       16  term             8
+//!       24  index            8
+//!       32  payload, then zeros up to a multiple of 8
+//!
+//! kind       term            index                 payload
+//! Entry      entry's         entry's               the entry's data
+//! HardState  term            commit                vote u64
+//! Reset      snapshot's      snapshot's            none: the log starts again at index + 1
+//! Value      0               main (revision)       sub i64, value bytes
+//! Start      last entry's    next entry's index    see below; the first record of every segment
+//! Released   0               sequence number       none: that segment is deleted, or about to be
+//!
+//! Start      0 term u64, 8 vote u64, 16 commit u64      the hard state as it was when the segment began
+//!           24 base index u64, 32 base term u64         the latest Reset, or zeros
+//!           40 end u32                                  where the segment before ends; 0 if there is none
+//!           44 count u32, 48 sequence numbers u32 each  the segments before this one that are not released
+//! ```
+//!
+//! After the last record stand 16 zero bytes if there is room: a record of kind 0 is the end. The identity is a
+//! checksum over cluster id, member id, incarnation and sequence number, the latter last, so that segments of one
+//! incarnation never share one: a checksum of 32 bits is a bijection of its last 32 bits. An old record in a
+//! recycled file was summed from another starting value and therefore never verifies.
+//!
+//! The header is written and synced before the file gets its name, and never again. What is only known when a
+//! segment comes into use (the first index expected in it) is in its first record instead.
+//!
+//! All records of one write are synced together, and the next write starts only then. So a valid record whose
+//! batch starts after offset p proves that everything before its batch, p included, had once been synced.
+
+use crate::{HardState, Location};
+
+pub(crate) const MAGIC: [u8; 8] = *b"MNSTSEG\n";
+pub(crate) const VERSION: u32 = 1;
+pub(crate) const SEGMENT_HEADER_BYTES: usize = 4096;
+pub(crate) const RECORD_HEADER_BYTES: usize = 32;
+/// Zeros after the last record: enough to read as a record header of kind 0.
+pub(crate) const END_BYTES: usize = 16;
+/// A record's payload is smaller than this, so that offsets and lengths stay well within 32 bits.
+pub(crate) const PAYLOAD_BYTES_MAX: usize = 1 << 30;
+/// Bytes in front of the value in a Value record's payload.
+pub(crate) const VALUE_HEAD_BYTES: usize = 8;
+const START_HEAD_BYTES: usize = 48;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Entry = 1,
+    HardState = 2,
+    Reset = 3,
+    Value = 4,
+    Start = 5,
+    Released = 6,
+}
+
+impl Kind {
+    fn of(byte: u8) -> Option<Kind> {
+        Some(match byte {
+            1 => Kind::Entry,
+            2 => Kind::HardState,
+            3 => Kind::Reset,
+            4 => Kind::Value,
+            5 => Kind::Start,
+            6 => Kind::Released,
+            _ => return None,
+        })
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SegmentHeader {
+    pub seq: u32,
+    pub cluster_id: u64,
+    pub member_id: u64,
+    pub incarnation: u64,
+    pub capacity: u64,
+}
+
+impl SegmentHeader {
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(SEGMENT_HEADER_BYTES);
+        bytes.extend_from_slice(&MAGIC);
+        bytes.extend_from_slice(&VERSION.to_le_bytes());
+        bytes.extend_from_slice(&self.seq.to_le_bytes());
+        bytes.extend_from_slice(&self.cluster_id.to_le_bytes());
+        bytes.extend_from_slice(&self.member_id.to_le_bytes());
+        bytes.extend_from_slice(&self.incarnation.to_le_bytes());
+        bytes.extend_from_slice(&self.capacity.to_le_bytes());
+        bytes.resize(SEGMENT_HEADER_BYTES - 4, 0);
+        let crc = crc32c::crc32c(&bytes);
+        bytes.extend_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    /// `Err` says what is wrong, for a sentence that names the file.
+    pub fn decode(bytes: &[u8]) -> Result<SegmentHeader, &'static str> {
+        if bytes.len() < SEGMENT_HEADER_BYTES {
+            return Err("the file is shorter than a segment header");
+        }
+        if bytes[..8] != MAGIC {
+            return Err("the file does not begin as a log segment does");
+        }
+        let body = &bytes[..SEGMENT_HEADER_BYTES - 4];
+        if crc32c::crc32c(body) != u32_at(bytes, SEGMENT_HEADER_BYTES - 4) {
+            return Err("the checksum of the segment header does not match");
+        }
+        if u32_at(bytes, 8) != VERSION {
+            return Err("the segment has a format version that this release does not know");
+        }
+        Ok(SegmentHeader {
+            seq: u32_at(bytes, 12),
+            cluster_id: u64_at(bytes, 16),
+            member_id: u64_at(bytes, 24),
+            incarnation: u64_at(bytes, 32),
+            capacity: u64_at(bytes, 40),
+        })
+    }
+
+    pub fn identity(&self) -> u32 {
+        let mut bytes = [0; 28];
+        bytes[..8].copy_from_slice(&self.cluster_id.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.member_id.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.incarnation.to_le_bytes());
+        bytes[24..].copy_from_slice(&self.seq.to_le_bytes());
+        crc32c::crc32c(&bytes)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RecordHeader {
+    pub kind: Kind,
+    pub entry_type: u8,
+    pub batch_start: u32,
+    pub term: u64,
+    pub index: u64,
+}
+
+impl RecordHeader {
+    pub fn encode(&self, identity: u32, payload: &[&[u8]]) -> [u8; RECORD_HEADER_BYTES] {
+        let len: usize = payload.iter().map(|part| part.len()).sum();
+        assert!(len < PAYLOAD_BYTES_MAX, "a record of {len} bytes is beyond the format");
+        let mut bytes = [0; RECORD_HEADER_BYTES];
+        bytes[4..8].copy_from_slice(&(len as u32).to_le_bytes());
+        bytes[8] = self.kind as u8;
+        bytes[9] = self.entry_type;
+        bytes[10..12].copy_from_slice(&mark(identity).to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.batch_start.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.term.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.index.to_le_bytes());
+        let mut crc = crc32c::crc32c_append(identity, &bytes[4..]);
+        for part in payload {
+            crc = crc32c::crc32c_append(crc, part);
+        }
+        bytes[..4].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+}
+
+/// What stands at some offset of a segment.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// A verified record with so many bytes of payload.
+    Record(RecordHeader, usize),
+    /// The mark of the end, or no room for another record.
+    End,
+    /// More bytes (this many in all, from the record's start) are needed to tell.
+    Short(usize),
+    /// Not a record of this segment; says why.
+    Invalid(&'static str),
+}
+
+/// Looks at the record at `offset` of a segment of `len` bytes, of which `bytes` is what was read from there on.
+pub(crate) fn find(bytes: &[u8], offset: u64, len: u64, identity: u32) -> Found {
+    let room = len.saturating_sub(offset);
+    if room < RECORD_HEADER_BYTES as u64 {
+        return Found::End;
+    }
+    if bytes.len() < RECORD_HEADER_BYTES {
+        return Found::Short(RECORD_HEADER_BYTES);
+    }
+    if bytes[..END_BYTES].iter().all(|byte| *byte == 0) {
+        return Found::End;
+    }
+    let Some(kind) = Kind::of(bytes[8]) else { return Found::Invalid("the record's kind is unknown") };
+    if u16::from_le_bytes([bytes[10], bytes[11]]) != mark(identity) {
+        return Found::Invalid("the record belongs to another segment");
+    }
+    let payload = u32_at(bytes, 4) as usize;
+    if payload >= PAYLOAD_BYTES_MAX || padded(payload) as u64 > room {
+        return Found::Invalid("the record's length reaches beyond the segment");
+    }
+    let batch_start = u32_at(bytes, 12);
+    if u64::from(batch_start) > offset
+        || batch_start % 8 != 0
+        || (batch_start as usize) < SEGMENT_HEADER_BYTES
+    {
+        return Found::Invalid("the record's batch start is impossible");
+    }
+    let total = RECORD_HEADER_BYTES + payload;
+    if bytes.len() < total {
+        return Found::Short(total);
+    }
+    if crc32c::crc32c_append(identity, &bytes[4..total]) != u32_at(bytes, 0) {
+        return Found::Invalid("the record's checksum does not match");
+    }
+    let header = RecordHeader {
+        kind,
+        entry_type: bytes[9],
+        batch_start,
+        term: u64_at(bytes, 16),
+        index: u64_at(bytes, 24),
+    };
+    Found::Record(header, payload)
+}
+
+/// What a segment begins with.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Start {
+    pub next_index: u64,
+    pub last_term: u64,
+    pub hard_state: HardState,
+    pub base: (u64, u64),
+    pub end_before: u32,
+    pub live: Vec<u32>,
+}
+
+impl Start {
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(START_HEAD_BYTES + 4 * self.live.len());
+        for number in
+            [self.hard_state.term, self.hard_state.vote, self.hard_state.commit, self.base.0, self.base.1]
+        {
+            bytes.extend_from_slice(&number.to_le_bytes());
+        }
+        bytes.extend_from_slice(&self.end_before.to_le_bytes());
+        bytes.extend_from_slice(&(self.live.len() as u32).to_le_bytes());
+        for seq in &self.live {
+            bytes.extend_from_slice(&seq.to_le_bytes());
+        }
+        bytes
+    }
+
+    pub fn decode(header: &RecordHeader, payload: &[u8]) -> Option<Start> {
+        if header.kind != Kind::Start || payload.len() < START_HEAD_BYTES {
+            return None;
+        }
+        let count = u32_at(payload, 44) as usize;
+        let list = &payload[START_HEAD_BYTES..];
+        if list.len() != count.checked_mul(4)? {
+            return None;
+        }
+        Some(Start {
+            next_index: header.index,
+            last_term: header.term,
+            hard_state: HardState {
+                term: u64_at(payload, 0),
+                vote: u64_at(payload, 8),
+                commit: u64_at(payload, 16),
+            },
+            base: (u64_at(payload, 24), u64_at(payload, 32)),
+            end_before: u32_at(payload, 40),
+            live: list.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect(),
+        })
+    }
+}
+
+/// Bytes a record with such a payload takes in the file.
+pub(crate) fn padded(payload: usize) -> usize {
+    (RECORD_HEADER_BYTES + payload).next_multiple_of(8)
+}
+
+/// Where the payload of the record at `offset` is.
+pub(crate) fn payload_location(segment: u32, offset: u32) -> Location {
+    Location { segment, offset: offset + RECORD_HEADER_BYTES as u32 }
+}
+
+fn mark(identity: u32) -> u16 {
+    (identity >> 16) as u16 ^ identity as u16
+}
+
+/// Reads a number; the caller has checked the length.
+pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    let mut number = [0; 4];
+    number.copy_from_slice(&bytes[at..at + 4]);
+    u32::from_le_bytes(number)
+}
+
+/// Reads a number; the caller has checked the length.
+pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    let mut number = [0; 8];
+    number.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_le_bytes(number)
+}

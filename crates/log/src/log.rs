@@ -1,0 +1,393 @@
+//! The log's handle and its threads.
+
+use std::collections::VecDeque;
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use disk::Disk;
+
+use crate::format::{PAYLOAD_BYTES_MAX, VALUE_HEAD_BYTES, padded};
+use crate::preparation::{Preparation, Step};
+use crate::segment::Shared;
+use crate::writer::{Progress, Request, Writer};
+use crate::{
+    AppendError, Batch, Entries, Fatal, Figures, LogEvent, OpenError, Options, Recovered, Refusal,
+    ReleaseError, Replayed, SegmentState, Space, Synced, Values, recovery,
+};
+
+/// Where events go: called on the log's thread, so it must be quick.
+pub type OnEvent = Box<dyn FnMut(LogEvent) + Send>;
+
+/// How long a starved writer waits before it looks again, should nobody tell it.
+const STARVED_WAIT: Duration = Duration::from_secs(1);
+
+/// The log, owned by whoever appends. Dropping it writes what is queued, if there is room, and ends its threads.
+pub struct Log {
+    shared: Arc<Shared>,
+    queue: Arc<Queue>,
+    preparation: Arc<Preparation>,
+    /// Only when driven by hand.
+    worker: Option<Worker>,
+    threads: Vec<JoinHandle<()>>,
+    queued_bytes_max: usize,
+    next_index: u64,
+    next_ticket: u64,
+}
+
+struct Queue {
+    waiting: Mutex<Waiting>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Waiting {
+    requests: VecDeque<Request>,
+    releases: VecDeque<u32>,
+    /// Bytes of requests that are not durable yet, waiting or being written.
+    bytes: usize,
+    /// Something about segments or space has changed.
+    kicked: bool,
+    closing: bool,
+    failed: bool,
+}
+
+/// The writer with its queue and listener: the log thread's body, or driven by hand.
+struct Worker {
+    writer: Writer,
+    shared: Arc<Shared>,
+    queue: Arc<Queue>,
+    on_event: OnEvent,
+    ticket: u64,
+    space: Space,
+    /// What a writer without a segment could not place yet.
+    requests: VecDeque<Request>,
+    releases: VecDeque<u32>,
+    failed: bool,
+}
+
+impl Log {
+    /// Cluster and member id of the log in a directory; `None` if there is none yet.
+    pub fn identify(disk: &dyn Disk, dir: &Path) -> Result<Option<(u64, u64)>, OpenError> {
+        recovery::identify(disk, dir)
+    }
+
+    /// Opens or creates a log. Everything written since the entry before `from_index`, and perhaps some of what
+    /// came before, is replayed in order (entries only from `from_index` on); give the applied index of the
+    /// checkpoint plus one, or 1.
+    pub fn open(
+        options: Options,
+        disk: Arc<dyn Disk>,
+        from_index: u64,
+        replay: &mut dyn FnMut(Replayed),
+        on_event: OnEvent,
+    ) -> Result<(Log, Recovered), OpenError> {
+        if !(16 << 10..=1 << 30).contains(&options.segment_bytes) {
+            return Err(OpenError::Option("the log's segments must have from 16 KiB to 1 GiB"));
+        }
+        if options.spare_files_max == 0 {
+            return Err(OpenError::Option("the log needs room for one spare file at least"));
+        }
+        let opened = recovery::open(&options, &*disk, from_index, replay)?;
+        let shared = Arc::new(Shared::new(disk));
+        for segment in opened.segments {
+            shared.insert(segment);
+        }
+        *shared.index() = opened.index;
+        let preparation = Arc::new(Preparation::new(shared.clone(), options.clone(), opened.next_seq));
+        if let Some(prepared) = opened.prepared {
+            preparation.put_next(prepared);
+        }
+        for path in opened.spares {
+            preparation.put_spare(path);
+        }
+        for path in opened.released {
+            preparation.discard(path);
+        }
+        let next_index = opened.position.next_index;
+        let writer =
+            Writer::new(shared.clone(), preparation.clone(), options.unsafe_no_fsync, opened.position);
+        let queue = Arc::new(Queue { waiting: Mutex::new(Waiting::default()), changed: Condvar::new() });
+        let worker = Worker {
+            writer,
+            shared: shared.clone(),
+            queue: queue.clone(),
+            on_event,
+            ticket: 0,
+            space: Space::Ample,
+            requests: VecDeque::new(),
+            releases: VecDeque::new(),
+            failed: false,
+        };
+        let mut log = Log {
+            shared,
+            queue,
+            preparation,
+            worker: None,
+            threads: Vec::new(),
+            queued_bytes_max: options.queued_bytes_max,
+            next_index,
+            next_ticket: 1,
+        };
+        if options.by_hand {
+            log.worker = Some(worker);
+        } else {
+            log.spawn(worker).map_err(|error| OpenError::io("start the threads of", &options.dir, error))?;
+        }
+        Ok((log, opened.recovered))
+    }
+
+    fn spawn(&mut self, worker: Worker) -> std::io::Result<()> {
+        let (preparation, queue) = (self.preparation.clone(), self.queue.clone());
+        self.threads.push(
+            thread::Builder::new()
+                .name("log-prepare".to_owned())
+                .spawn(move || preparation.run(|| queue.kick()))?,
+        );
+        let mut worker = worker;
+        self.threads.push(thread::Builder::new().name("log".to_owned()).spawn(move || worker.run())?);
+        Ok(())
+    }
+
+    /// Queues a batch; [`LogEvent::Synced`] tells when it is durable. Returns its ticket, counted from 1. Entries
+    /// must continue the log or replace a part of it: a gap is the caller's bug and panics.
+    pub fn append(&mut self, batch: Batch) -> Result<u64, AppendError> {
+        let refuse = |reason, batch| Err(AppendError { reason, batch });
+        let too_large = batch.entries.iter().any(|entry| entry.data.len() >= PAYLOAD_BYTES_MAX)
+            || batch.values.iter().any(|value| value.data.len() >= PAYLOAD_BYTES_MAX - VALUE_HEAD_BYTES);
+        if too_large {
+            return refuse(Refusal::TooLarge, batch);
+        }
+        let bytes = size(&batch);
+        let mut waiting = self.queue.lock();
+        if waiting.failed || waiting.closing {
+            return refuse(Refusal::Stopped, batch);
+        }
+        if waiting.bytes > 0 && waiting.bytes + bytes > self.queued_bytes_max {
+            return refuse(Refusal::QueueFull, batch);
+        }
+        // A batch of hard states only may use the room that is kept for them.
+        let data = !batch.entries.is_empty() || !batch.values.is_empty() || batch.reset.is_some();
+        if data && self.shared.space() == Space::Exhausted && !self.preparation.ready() {
+            let room = self.shared.room.load(std::sync::atomic::Ordering::Acquire) as usize;
+            if waiting.bytes + bytes > room {
+                return refuse(Refusal::NoSpace, batch);
+            }
+        }
+        let mut next = batch.reset.map_or(self.next_index, |reset| reset.index + 1);
+        for entry in &batch.entries {
+            let continues = entry.index > 0 && entry.index <= next;
+            assert!(continues, "entry {} leaves a gap: {next} was expected", entry.index);
+            next = entry.index + 1;
+        }
+        self.next_index = next;
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        waiting.bytes += bytes;
+        waiting.requests.push_back(Request::new(ticket, batch, bytes));
+        drop(waiting);
+        self.queue.changed.notify_one();
+        Ok(ticket)
+    }
+
+    /// Deletes a sealed segment, or keeps its file for reuse. Readers get [`crate::ReadError::Moved`] once the
+    /// log has recorded it. The caller knows that nothing refers to it: no durable checkpoint, no view, no
+    /// follower; entries in it and in segments before it can no longer be read.
+    pub fn release(&mut self, seq: u32) -> Result<(), ReleaseError> {
+        let segment = self.shared.segment(seq).ok_or(ReleaseError::Unknown)?;
+        if !segment.state().sealed {
+            return Err(ReleaseError::Active);
+        }
+        let mut waiting = self.queue.lock();
+        if waiting.failed || waiting.closing {
+            return Err(ReleaseError::Stopped);
+        }
+        if segment.releasing.swap(true, std::sync::atomic::Ordering::Relaxed) {
+            return Err(ReleaseError::Unknown);
+        }
+        waiting.releases.push_back(seq);
+        drop(waiting);
+        self.queue.changed.notify_one();
+        Ok(())
+    }
+
+    /// Entries below `index` will not be read any more: frees the memory that remembers their places.
+    pub fn forget_below(&mut self, index: u64) {
+        self.shared.index().forget_below(index);
+    }
+
+    /// The segments, oldest first.
+    pub fn segments(&self) -> Vec<SegmentState> {
+        self.shared.segments().iter().map(|segment| segment.state()).collect()
+    }
+
+    /// Room for more log. Ask before proposing: at [`Space::Low`] raise the alarm.
+    pub fn space(&self) -> Space {
+        self.shared.space()
+    }
+
+    /// Bytes appended and not durable yet.
+    pub fn queued_bytes(&self) -> usize {
+        self.queue.lock().bytes
+    }
+
+    /// A reader of values.
+    pub fn values(&self) -> Values {
+        Values { shared: self.shared.clone() }
+    }
+
+    /// A reader of entries.
+    pub fn entries(&self) -> Entries {
+        Entries { shared: self.shared.clone() }
+    }
+
+    /// Counters, for metrics.
+    pub fn figures(&self) -> &Figures {
+        &self.shared.figures
+    }
+
+    /// Only for a log driven by hand: prepares segments, writes and syncs what is queued, reports events.
+    pub fn turn(&mut self) {
+        let Some(worker) = &mut self.worker else { return };
+        loop {
+            while self.preparation.step() == Step::Done {}
+            let starved = worker.turn();
+            // What was just released, or a segment's end, leaves something to prepare.
+            while self.preparation.step() == Step::Done {}
+            if !starved || !self.preparation.ready() {
+                break;
+            }
+        }
+    }
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        self.queue.lock().closing = true;
+        self.queue.changed.notify_one();
+        // The log thread first: to finish it may still need a segment. Its panic has been reported by itself.
+        while let Some(thread) = self.threads.pop() {
+            let _ = thread.join();
+            self.preparation.stop();
+        }
+    }
+}
+
+impl Queue {
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn kick(&self) {
+        self.lock().kicked = true;
+        self.changed.notify_one();
+    }
+}
+
+impl Worker {
+    fn run(&mut self) {
+        let mut starved = false;
+        loop {
+            let queue = self.queue.clone();
+            let mut waiting = queue.lock();
+            loop {
+                let work = !waiting.requests.is_empty() && !starved || !waiting.releases.is_empty();
+                if work || waiting.kicked {
+                    break;
+                }
+                if waiting.closing {
+                    return;
+                }
+                if starved {
+                    let (guard, timeout) = queue
+                        .changed
+                        .wait_timeout(waiting, STARVED_WAIT)
+                        .unwrap_or_else(PoisonError::into_inner);
+                    waiting = guard;
+                    if timeout.timed_out() {
+                        break;
+                    }
+                } else {
+                    waiting = queue.changed.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+                }
+            }
+            waiting.kicked = false;
+            drop(waiting);
+            starved = self.turn();
+            if self.failed {
+                return;
+            }
+        }
+    }
+
+    /// Takes all that waits and carries it out; true if a segment is missing to finish.
+    fn turn(&mut self) -> bool {
+        if self.failed {
+            return false;
+        }
+        {
+            let mut waiting = self.queue.lock();
+            self.requests.append(&mut waiting.requests);
+            self.releases.append(&mut waiting.releases);
+        }
+        let bytes_before = self.bytes_in_hand();
+        let mut synced = Synced { ticket: self.ticket, ..Synced::default() };
+        let outcome = if self.requests.is_empty() && self.releases.is_empty() {
+            Ok(Progress::All)
+        } else {
+            self.writer.commit(&mut self.requests, &mut self.releases, &mut synced)
+        };
+        let bytes_done = bytes_before - self.bytes_in_hand();
+        self.queue.lock().bytes -= bytes_done;
+        if outcome.is_ok() {
+            self.report(synced);
+        }
+        let space = self.shared.space();
+        if space != self.space {
+            self.space = space;
+            (self.on_event)(LogEvent::SpaceChanged(space));
+        }
+        match outcome {
+            Ok(progress) => progress == Progress::Starved,
+            Err(fatal) => {
+                self.fail(fatal);
+                false
+            }
+        }
+    }
+
+    fn bytes_in_hand(&self) -> usize {
+        self.requests.iter().map(|request| request.bytes).sum()
+    }
+
+    fn report(&mut self, synced: Synced) {
+        let news = synced.ticket != self.ticket
+            || synced.hard_state.is_some()
+            || !synced.locations.is_empty()
+            || !synced.values.is_empty();
+        self.ticket = synced.ticket;
+        if news {
+            (self.on_event)(LogEvent::Synced(synced));
+        }
+    }
+
+    fn fail(&mut self, fatal: Fatal) {
+        self.failed = true;
+        let mut waiting = self.queue.lock();
+        waiting.failed = true;
+        waiting.requests.clear();
+        waiting.releases.clear();
+        drop(waiting);
+        self.requests.clear();
+        (self.on_event)(LogEvent::Failed(fatal));
+    }
+}
+
+/// Bytes a batch takes in the file.
+fn size(batch: &Batch) -> usize {
+    let entries: usize = batch.entries.iter().map(|entry| padded(entry.data.len())).sum();
+    let values: usize = batch.values.iter().map(|value| padded(VALUE_HEAD_BYTES + value.data.len())).sum();
+    // Reset and hard state.
+    entries + values + padded(0) + padded(8)
+}

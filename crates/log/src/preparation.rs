@@ -1,0 +1,355 @@
+//! Segments made ready before they are needed, and the reserve.
+//!
+//! Files in the log's directory besides segments: `<name>.free` are spare files, whatever they contain; `*.tmp`
+//! are being made and are worth nothing after a crash.
+//!
+//! A new segment is made from a spare file when there is more than one (renamed, given a new header, not cut: its
+//! blocks are already written ones, into which syncs are fastest), else from fresh, reserved room. One spare file
+//! is always kept back. When the disk gives no more room that reserve becomes the next segment, and
+//! [`Space`] says so while there is still that whole segment to write to.
+//!
+//! Measured: syncs into merely reserved room take 0.47-0.69 ms at p99, into room filled with zeros 0.35-0.39 ms,
+//! p50 alike; but filling doubles the bytes written. So only a log that is quiet gets its next segment filled.
+
+use std::collections::VecDeque;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use disk::File;
+
+use crate::format::{END_BYTES, RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, SegmentHeader};
+use crate::segment::{Shared, file_name};
+use crate::{Options, Space};
+
+/// Filling with zeros goes in such pieces, each synced, with a pause between.
+const FILL_BYTES: usize = 256 << 10;
+const FILL_PAUSE: Duration = Duration::from_millis(20);
+/// How long until room is looked for again when there was none, unless something is released.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// A segment's file with a durable header and name, not in use yet.
+pub(crate) struct Prepared {
+    pub seq: u32,
+    pub path: PathBuf,
+    pub file: Arc<dyn File>,
+    pub header: SegmentHeader,
+    /// Filled with zeros up to here.
+    pub filled: u64,
+}
+
+pub(crate) struct Preparation {
+    shared: Arc<Shared>,
+    options: Options,
+    stock: Mutex<Stock>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Stock {
+    next: Option<Prepared>,
+    next_seq: u32,
+    /// The next segment is being filled; whoever wants it waits for the piece at hand.
+    filling: bool,
+    spares: Vec<PathBuf>,
+    spare_number: u64,
+    discarded: VecDeque<PathBuf>,
+    active_since: Option<Instant>,
+    failed: bool,
+    stop: bool,
+}
+
+/// What a step of preparation did.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Something; there may be more to do.
+    Done,
+    /// Nothing is left to do.
+    Idle,
+    /// There was no room; to be tried again when something has changed.
+    Failed,
+}
+
+impl Preparation {
+    pub fn new(shared: Arc<Shared>, options: Options, next_seq: u32) -> Preparation {
+        let stock = Stock { next_seq, ..Stock::default() };
+        Preparation { shared, options, stock: Mutex::new(stock), changed: Condvar::new() }
+    }
+
+    /// Takes the next segment if it is ready.
+    pub fn take(&self) -> Option<Prepared> {
+        let mut stock = self.lock();
+        while stock.filling {
+            stock = self.changed.wait(stock).unwrap_or_else(PoisonError::into_inner);
+        }
+        let next = stock.next.take()?;
+        stock.active_since = Some(Instant::now());
+        stock.next_seq = next.seq.wrapping_add(1);
+        self.changed.notify_all();
+        Some(next)
+    }
+
+    /// Whether [`Preparation::take`] would give something.
+    pub fn ready(&self) -> bool {
+        self.lock().next.is_some()
+    }
+
+    /// Gives a segment that was prepared before this process began.
+    pub fn put_next(&self, prepared: Prepared) {
+        let mut stock = self.lock();
+        assert!(stock.next.is_none() && stock.next_seq == prepared.seq, "segments are prepared in order");
+        stock.next = Some(prepared);
+    }
+
+    /// Gives a spare file found at open.
+    pub fn put_spare(&self, path: PathBuf) {
+        self.lock().spares.push(path);
+    }
+
+    /// Gives the file of a released segment.
+    pub fn discard(&self, path: PathBuf) {
+        self.lock().discarded.push_back(path);
+        self.changed.notify_all();
+    }
+
+    pub fn stop(&self) {
+        self.lock().stop = true;
+        self.changed.notify_all();
+    }
+
+    /// The preparing thread's body. `notify` is called when a segment became ready or space changed.
+    pub fn run(&self, notify: impl Fn()) {
+        loop {
+            let before = (self.shared.space(), self.ready());
+            let step = self.step();
+            if (self.shared.space(), self.ready()) != before {
+                notify();
+            }
+            let mut stock = self.lock();
+            if stock.stop {
+                return;
+            }
+            let wait = match step {
+                Step::Done => continue,
+                Step::Failed => Some(RETRY_AFTER),
+                Step::Idle => match self.fill_due(&stock) {
+                    Some(due) if due.is_zero() => {
+                        let filled = self.fill(stock);
+                        stock = self.lock();
+                        if stock.stop {
+                            return;
+                        }
+                        Some(if filled { FILL_PAUSE } else { RETRY_AFTER })
+                    }
+                    due => due,
+                },
+            };
+            // Anything given or taken between the step and here has left its mark in the stock.
+            if !stock.discarded.is_empty() || (stock.next.is_none() && step == Step::Idle) {
+                continue;
+            }
+            match wait {
+                Some(wait) => drop(self.changed.wait_timeout(stock, wait)),
+                None => drop(self.changed.wait(stock)),
+            }
+        }
+    }
+
+    /// Does one thing: frees a discarded file, prepares the next segment, or restores the reserve.
+    pub fn step(&self) -> Step {
+        let mut stock = self.lock();
+        if let Some(path) = stock.discarded.pop_front() {
+            let keep = stock.spares.len() < self.options.spare_files_max;
+            drop(stock);
+            self.free(&path, keep);
+            return Step::Done;
+        }
+        if stock.next.is_none() {
+            let seq = stock.next_seq;
+            let spare = if stock.spares.len() > 1 { stock.spares.pop() } else { None };
+            drop(stock);
+            return self.prepare_next(seq, spare);
+        }
+        if stock.spares.is_empty() {
+            drop(stock);
+            return match self.make_spare() {
+                Ok(path) => {
+                    self.lock().spares.push(path);
+                    Step::Done
+                }
+                Err(_) => self.settle(true),
+            };
+        }
+        drop(stock);
+        self.settle(false)
+    }
+
+    fn prepare_next(&self, seq: u32, spare: Option<PathBuf>) -> Step {
+        let recycled = spare.is_some();
+        let outcome = self.prepare(seq, spare).or_else(|error| {
+            // The reserve is for this moment, unless it was a spare file that failed us.
+            let reserve = if recycled { None } else { self.lock().spares.pop() };
+            match reserve {
+                Some(path) => self.prepare(seq, Some(path)),
+                None => Err(error),
+            }
+        });
+        match outcome {
+            Ok(prepared) => {
+                self.lock().next = Some(prepared);
+                // Another step finds out whether the reserve can be restored, and says how much space there is.
+                Step::Done
+            }
+            Err(_) => self.settle(true),
+        }
+    }
+
+    /// Says how much space there is, once it is known.
+    fn settle(&self, failed: bool) -> Step {
+        let mut stock = self.lock();
+        stock.failed = failed;
+        let space = match (stock.next.is_some(), stock.spares.is_empty()) {
+            (true, false) => Space::Ample,
+            (true, true) => Space::Low,
+            (false, _) if failed => Space::Exhausted,
+            (false, _) => self.shared.space(),
+        };
+        self.shared.set_space(space);
+        if failed { Step::Failed } else { Step::Idle }
+    }
+
+    fn prepare(&self, seq: u32, spare: Option<PathBuf>) -> io::Result<Prepared> {
+        let disk = &self.shared.disk;
+        let dir = &self.options.dir;
+        let making = dir.join("next.tmp");
+        let path = dir.join(file_name(seq));
+        let outcome = (|| {
+            let file = match &spare {
+                Some(spare) => {
+                    disk.rename(spare, &making)?;
+                    disk.open(&making)?
+                }
+                None => {
+                    if disk.exists(&making)? {
+                        disk.remove(&making)?;
+                    }
+                    disk.create(&making)?
+                }
+            };
+            let capacity = u64::from(self.options.segment_bytes);
+            if file.len()? > capacity {
+                file.set_len(capacity)?;
+            }
+            file.allocate(0, capacity)?;
+            let header = SegmentHeader {
+                seq,
+                cluster_id: self.options.cluster_id,
+                member_id: self.options.member_id,
+                incarnation: self.options.incarnation,
+                capacity,
+            };
+            let mut bytes = header.encode();
+            // A mark of the end behind the header, or a recycled file's old record would look like a torn one.
+            bytes.resize(SEGMENT_HEADER_BYTES + END_BYTES.max(RECORD_HEADER_BYTES), 0);
+            file.write_at(&bytes, 0)?;
+            file.sync_all()?;
+            disk.rename(&making, &path)?;
+            disk.sync_dir(dir)?;
+            self.shared.figures.prepared_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+            // A recycled file has been written all over once.
+            let filled = if spare.is_some() { capacity } else { SEGMENT_HEADER_BYTES as u64 };
+            Ok(Prepared { seq, path: path.clone(), file, header, filled })
+        })();
+        if outcome.is_err() {
+            // Half-made files must not take the room that is missing. What cannot be removed is removed at open.
+            let _ = disk.remove(&making);
+            let _ = disk.remove(&path);
+        }
+        outcome
+    }
+
+    fn make_spare(&self) -> io::Result<PathBuf> {
+        let disk = &self.shared.disk;
+        let making = self.options.dir.join("spare.tmp");
+        let outcome = (|| {
+            if disk.exists(&making)? {
+                disk.remove(&making)?;
+            }
+            let file = disk.create(&making)?;
+            file.allocate(0, u64::from(self.options.segment_bytes))?;
+            let path = self.spare_path()?;
+            disk.rename(&making, &path)?;
+            Ok(path)
+        })();
+        if outcome.is_err() {
+            let _ = disk.remove(&making);
+        }
+        outcome
+    }
+
+    fn spare_path(&self) -> io::Result<PathBuf> {
+        loop {
+            let mut stock = self.lock();
+            let path = self.options.dir.join(format!("{:016x}.free", stock.spare_number));
+            stock.spare_number += 1;
+            drop(stock);
+            if !self.shared.disk.exists(&path)? {
+                return Ok(path);
+            }
+        }
+    }
+
+    /// Keeps a file as a spare one, or removes it. When neither works the file is left for the next open, which
+    /// knows from the log that it was released.
+    fn free(&self, path: &Path, keep: bool) {
+        let spare = if keep { self.spare_path().ok() } else { None };
+        match spare {
+            Some(spare) if self.shared.disk.rename(path, &spare).is_ok() => self.lock().spares.push(spare),
+            _ => {
+                let _ = self.shared.disk.remove(path);
+            }
+        }
+    }
+
+    /// How long until the next segment is to be filled; `None` if it is not.
+    fn fill_due(&self, stock: &Stock) -> Option<Duration> {
+        let next = stock.next.as_ref()?;
+        if next.filled >= next.header.capacity {
+            return None;
+        }
+        Some(self.options.quiet_after.saturating_sub(stock.active_since?.elapsed()))
+    }
+
+    /// Fills one piece of the next segment with zeros.
+    fn fill(&self, mut stock: MutexGuard<'_, Stock>) -> bool {
+        let Some(next) = &stock.next else { return false };
+        let (file, from, capacity) = (next.file.clone(), next.filled, next.header.capacity);
+        stock.filling = true;
+        drop(stock);
+        let len = FILL_BYTES.min((capacity - from) as usize);
+        let outcome = file.write_at(&vec![0; len], from).and_then(|()| file.sync_data());
+        let mut stock = self.lock();
+        stock.filling = false;
+        self.changed.notify_all();
+        match (&mut stock.next, outcome) {
+            (Some(next), Ok(())) => {
+                next.filled += len as u64;
+                self.shared.figures.prepared_bytes.fetch_add(len as u64, Ordering::Relaxed);
+                true
+            }
+            (next, _) => {
+                // A file whose sync failed is not one to write a log to.
+                if let Some(bad) = next.take() {
+                    let _ = self.shared.disk.remove(&bad.path);
+                }
+                false
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Stock> {
+        self.stock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,564 @@
+//! Opening: which files make up the log, what they hold, and where writing goes on.
+//!
+//! An invalid record at offset p of the last segment is a torn tail if nothing later proves that it had been
+//! synced: it is cleared, with whatever else of its batch is left, and reported as a repair. A valid record whose
+//! batch starts after p is such a proof, and so is any invalid record in a segment before the last: then
+//! acknowledged data is gone, and opening is refused.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+
+use bytes::Bytes;
+use disk::{Disk, File};
+
+use crate::entry_index::EntryIndex;
+use crate::format::{
+    Found, Kind, RECORD_HEADER_BYTES, RecordHeader, SEGMENT_HEADER_BYTES, SegmentHeader, Start,
+    VALUE_HEAD_BYTES, find, payload_location, u64_at,
+};
+use crate::preparation::Prepared;
+use crate::scan::{self, Ending};
+use crate::segment::{Segment, file_name, seq_of};
+use crate::writer::Position;
+use crate::{Entry, HardState, OpenError, Options, Recovered, Repair, Replayed, Reset, ValueId};
+
+/// What opening found, for the parts of the log to begin with.
+pub(crate) struct Opened {
+    pub recovered: Recovered,
+    pub position: Position,
+    pub segments: Vec<Arc<Segment>>,
+    pub index: EntryIndex,
+    pub prepared: Option<Prepared>,
+    pub next_seq: u32,
+    /// Files that may be used again.
+    pub spares: Vec<PathBuf>,
+    /// Files of released segments.
+    pub released: Vec<PathBuf>,
+}
+
+/// A segment's file before its records are read.
+struct Candidate {
+    seq: u32,
+    path: PathBuf,
+    file: Arc<dyn File>,
+    len: u64,
+    header: SegmentHeader,
+    /// `None` if no valid Start record is there.
+    start: Option<Start>,
+}
+
+/// Cluster and member id of the log in `dir`; `None` if there is none.
+pub(crate) fn identify(disk: &dyn Disk, dir: &Path) -> Result<Option<(u64, u64)>, OpenError> {
+    if !disk.exists(dir).map_err(|error| OpenError::io("look for", dir, error))? {
+        return Ok(None);
+    }
+    let names = disk.list(dir).map_err(|error| OpenError::io("list", dir, error))?;
+    let Some(seq) = names.iter().find_map(|name| seq_of(name)) else { return Ok(None) };
+    let candidate = Candidate::open(disk, dir, seq)?;
+    Ok(Some((candidate.header.cluster_id, candidate.header.member_id)))
+}
+
+pub(crate) fn open(
+    options: &Options,
+    disk: &dyn Disk,
+    from_index: u64,
+    replay: &mut dyn FnMut(Replayed),
+) -> Result<Opened, OpenError> {
+    let dir = &options.dir;
+    disk.create_dir_all(dir).map_err(|error| OpenError::io("create", dir, error))?;
+    let mut seqs = Vec::new();
+    let mut spares = Vec::new();
+    for name in disk.list(dir).map_err(|error| OpenError::io("list", dir, error))? {
+        if let Some(seq) = seq_of(&name) {
+            seqs.push(seq);
+        } else if name.ends_with(".free") {
+            spares.push(dir.join(name));
+        } else if name.ends_with(".tmp") {
+            let path = dir.join(name);
+            disk.remove(&path).map_err(|error| OpenError::io("remove", &path, error))?;
+        }
+    }
+    // Names may be there that a crash of the machine would still undo; what we build on must not be among them.
+    disk.sync_dir(dir).map_err(|error| OpenError::io("sync", dir, error))?;
+    seqs.sort_unstable();
+    let mut candidates = Vec::with_capacity(seqs.len());
+    for seq in seqs {
+        let candidate = Candidate::open(disk, dir, seq)?;
+        candidate.check_owner(options)?;
+        candidates.push(candidate);
+    }
+    let prepared = split_prepared(&mut candidates)?;
+    let mut reading = Reading::new(from_index);
+    let released = match candidates.last() {
+        None => Vec::new(),
+        Some(_) => reading.read_all(options, &mut candidates, &prepared, replay)?,
+    };
+    finish(reading, candidates, prepared, spares, released)
+}
+
+/// Takes the segments off the end that have not come into use. At most one is prepared at a time.
+fn split_prepared(candidates: &mut Vec<Candidate>) -> Result<Option<Candidate>, OpenError> {
+    let used = candidates.iter().rposition(|candidate| candidate.start.is_some()).map_or(0, |at| at + 1);
+    let mut unused = candidates.split_off(used);
+    if let Some(last) = candidates.last()
+        && let Some(next) = unused.first()
+        && Some(next.seq) != last.seq.checked_add(1)
+    {
+        return Err(OpenError::Missing {
+            path: next.path.with_file_name(file_name(last.seq.wrapping_add(1))),
+        });
+    }
+    if unused.len() > 1 || (candidates.is_empty() && unused.first().is_some_and(|first| first.seq != 0)) {
+        let what = "the segment's first record is not valid, though later files show that it was in use";
+        let path = unused.first().map(|first| first.path.clone()).unwrap_or_default();
+        return Err(OpenError::damaged(&path, SEGMENT_HEADER_BYTES as u64, what));
+    }
+    Ok(unused.pop())
+}
+
+/// What has been learnt from the records so far.
+struct Reading {
+    from_index: u64,
+    index: EntryIndex,
+    hard_state: HardState,
+    base: (u64, u64),
+    last_term: u64,
+    repairs: Vec<Repair>,
+    scanned_bytes: u64,
+    /// Where each segment's records end, as far as known.
+    ends: BTreeMap<u32, u64>,
+    live: BTreeSet<u32>,
+    prepared_torn: bool,
+}
+
+impl Reading {
+    fn new(from_index: u64) -> Reading {
+        Reading {
+            from_index,
+            index: EntryIndex::starting_at(1),
+            hard_state: HardState::default(),
+            base: (0, 0),
+            last_term: 0,
+            repairs: Vec::new(),
+            scanned_bytes: 0,
+            ends: BTreeMap::new(),
+            live: BTreeSet::new(),
+            prepared_torn: false,
+        }
+    }
+
+    /// Returns the files of released segments.
+    fn read_all(
+        &mut self,
+        options: &Options,
+        candidates: &mut Vec<Candidate>,
+        prepared: &Option<Candidate>,
+        replay: &mut dyn FnMut(Replayed),
+    ) -> Result<Vec<PathBuf>, OpenError> {
+        if let Some(prepared) = prepared {
+            self.clear_prepared(prepared)?;
+        }
+        let released = self.choose(candidates)?;
+        let first = self.first_to_read(candidates);
+        if options.verify_all {
+            for candidate in &candidates[..first] {
+                self.verify(candidate, candidates)?;
+            }
+        }
+        for (nth, candidate) in candidates.iter().enumerate() {
+            let Some(start) = &candidate.start else { continue };
+            if nth < first {
+                // What is behind a hole cannot be reached in order, so it holds no entries for us.
+                if candidates.get(nth + 1).is_some_and(|next| next.seq != candidate.seq + 1) {
+                    self.index.unread.clear();
+                } else {
+                    self.index.unread.insert(candidate.seq, start.next_index);
+                }
+                continue;
+            }
+            let adjacent = nth > first && candidates[nth - 1].seq + 1 == candidate.seq;
+            if !adjacent {
+                if nth > first {
+                    self.index.reset(start.next_index);
+                }
+                self.index.next = start.next_index;
+                self.base = start.base;
+            }
+            self.read(candidate, nth + 1 == candidates.len(), adjacent, replay)?;
+            self.check_end(candidate, candidates.get(nth + 1))?;
+        }
+        Ok(released)
+    }
+
+    /// Sorts out released segments and refuses when one is missing.
+    fn choose(&mut self, candidates: &mut Vec<Candidate>) -> Result<Vec<PathBuf>, OpenError> {
+        let Some(last) = candidates.last() else { return Ok(Vec::new()) };
+        let mut live: BTreeSet<u32> =
+            last.start.as_ref().map(|start| start.live.iter().copied().collect()).unwrap_or_default();
+        scan::records(
+            &*last.file,
+            last.header.identity(),
+            last.len,
+            SEGMENT_HEADER_BYTES as u64,
+            |_, header, _| {
+                if header.kind == Kind::Released {
+                    live.remove(&(header.index as u32));
+                }
+                io::Result::Ok(())
+            },
+        )
+        .map_err(|error| OpenError::io("read", &last.path, error))?;
+        let last_seq = last.seq;
+        let present: BTreeSet<u32> = candidates.iter().map(|candidate| candidate.seq).collect();
+        if let Some(missing) = live.iter().find(|seq| !present.contains(seq)) {
+            return Err(OpenError::Missing { path: last.path.with_file_name(file_name(*missing)) });
+        }
+        let mut released = Vec::new();
+        candidates.retain(|candidate| {
+            let kept = candidate.seq == last_seq || live.contains(&candidate.seq);
+            if !kept {
+                released.push(candidate.path.clone());
+            }
+            kept
+        });
+        if let Some(bad) = candidates.iter().find(|candidate| candidate.start.is_none()) {
+            let what = "the segment's first record is not valid, though later files show that it was in use";
+            return Err(OpenError::damaged(&bad.path, SEGMENT_HEADER_BYTES as u64, what));
+        }
+        self.live = live;
+        Ok(released)
+    }
+
+    /// The last segment that began before the entry in front of `from_index` was written: that entry's final
+    /// version is there or later, and so is everything written after it.
+    fn first_to_read(&self, candidates: &[Candidate]) -> usize {
+        candidates
+            .iter()
+            .rposition(|candidate| {
+                candidate.start.as_ref().is_some_and(|start| start.next_index < self.from_index)
+            })
+            .unwrap_or(0)
+    }
+
+    fn read(
+        &mut self,
+        candidate: &Candidate,
+        is_last: bool,
+        adjacent: bool,
+        replay: &mut dyn FnMut(Replayed),
+    ) -> Result<(), OpenError> {
+        let path = &candidate.path;
+        let ending = candidate.records(|offset, header, payload| {
+            self.take(candidate, adjacent, offset, header, payload, replay)
+        })?;
+        self.scanned_bytes += ending.offset;
+        self.ends.insert(candidate.seq, ending.offset);
+        match (is_last, ending.invalid) {
+            (false, Some(why)) => return Err(OpenError::damaged(path, ending.offset, why)),
+            (false, None) => return Ok(()),
+            (true, _) => {}
+        }
+        let file = &*candidate.file;
+        let remains = scan::remains(file, candidate.header.identity(), candidate.len, ending.offset)
+            .map_err(|error| OpenError::io("read", path, error))?;
+        let why = ending.invalid.unwrap_or("the record was never written, though parts of its batch were");
+        if let Some(later) = remains.later_batch {
+            let found =
+                format!("{why}; what follows at offset {later} was only written after this had been synced");
+            return Err(OpenError::damaged(path, ending.offset, found));
+        }
+        if self.prepared_torn && (ending.invalid.is_some() || remains.end.is_some()) {
+            let found = format!("{why}; the next segment was only begun after this had been synced");
+            return Err(OpenError::damaged(path, ending.offset, found));
+        }
+        if ending.invalid.is_some() || remains.end.is_some() {
+            scan::clear(file, candidate.len, ending.offset, remains.end)
+                .map_err(|error| OpenError::io("repair", path, error))?;
+            self.repairs.push(Repair { file: path.clone(), offset: ending.offset, found: why });
+        } else {
+            // A process that died may have left valid records that were never synced; what is now given out as
+            // recovered must not vanish later.
+            file.sync_data().map_err(|error| OpenError::io("sync", path, error))?;
+        }
+        Ok(())
+    }
+
+    fn take(
+        &mut self,
+        candidate: &Candidate,
+        adjacent: bool,
+        offset: u64,
+        header: RecordHeader,
+        payload: Bytes,
+        replay: &mut dyn FnMut(Replayed),
+    ) -> Result<(), OpenError> {
+        let bad = |found: String| Err(OpenError::damaged(&candidate.path, offset, found));
+        match header.kind {
+            Kind::Entry => {
+                if header.index > self.index.next || header.index == 0 || header.index == u64::MAX {
+                    let expected = self.index.next;
+                    return bad(format!("entry {} follows where {expected} was expected", header.index));
+                }
+                let replaces = header.index < self.index.next;
+                self.index.push(candidate.seq, header.index, header.term, offset as u32);
+                self.last_term = header.term;
+                // Whoever was given what it replaces must learn of it, though the entry itself is not asked for.
+                if header.index >= self.from_index || replaces {
+                    let (term, index, entry_type) = (header.term, header.index, header.entry_type);
+                    let entry = Entry { term, index, entry_type, data: payload };
+                    replay(Replayed::Entry(entry, payload_location(candidate.seq, offset as u32)));
+                }
+            }
+            Kind::HardState => {
+                if payload.len() != 8 {
+                    return bad("a hard state of a wrong length".to_owned());
+                }
+                let (term, vote, commit) = (header.term, u64_at(&payload, 0), header.index);
+                self.hard_state = HardState { term, vote, commit };
+                replay(Replayed::HardState(self.hard_state));
+            }
+            Kind::Reset => {
+                if header.index == u64::MAX {
+                    return bad("a restart at an impossible index".to_owned());
+                }
+                self.base = (header.index, header.term);
+                self.last_term = header.term;
+                self.index.reset(header.index + 1);
+                replay(Replayed::Reset(Reset { index: header.index, term: header.term }));
+            }
+            Kind::Value => {
+                if payload.len() < VALUE_HEAD_BYTES {
+                    return bad("a value of a wrong length".to_owned());
+                }
+                let id = ValueId { main: header.index as i64, sub: u64_at(&payload, 0) as i64 };
+                let mut location = payload_location(candidate.seq, offset as u32);
+                location.offset += VALUE_HEAD_BYTES as u32;
+                replay(Replayed::Value(id, location, (payload.len() - VALUE_HEAD_BYTES) as u32));
+            }
+            Kind::Start => {
+                let start =
+                    Start::decode(&header, &payload).filter(|_| offset == SEGMENT_HEADER_BYTES as u64);
+                let Some(start) = start else {
+                    return bad("a segment's first record where none can be".to_owned());
+                };
+                if adjacent && start.next_index != self.index.next {
+                    let (next, expected) = (start.next_index, self.index.next);
+                    return bad(format!(
+                        "the segment begins with index {next} where {expected} was expected"
+                    ));
+                }
+                self.hard_state = start.hard_state;
+                self.last_term = start.last_term;
+                replay(Replayed::HardState(self.hard_state));
+            }
+            Kind::Released => {}
+        }
+        Ok(())
+    }
+
+    /// A sealed segment must end where the next one says it did.
+    fn check_end(&self, candidate: &Candidate, next: Option<&Candidate>) -> Result<(), OpenError> {
+        let Some(next) = next.filter(|next| next.seq == candidate.seq + 1) else { return Ok(()) };
+        let (Some(start), Some(end)) = (&next.start, self.ends.get(&candidate.seq)) else { return Ok(()) };
+        if u64::from(start.end_before) == *end {
+            return Ok(());
+        }
+        let found = format!("the records end here, but at {} when the next segment began", start.end_before);
+        Err(OpenError::damaged(&candidate.path, *end, found))
+    }
+
+    /// Reads a segment only to check it.
+    fn verify(&mut self, candidate: &Candidate, all: &[Candidate]) -> Result<(), OpenError> {
+        let ending = candidate.records(|_, _, _| Ok(()))?;
+        if let Some(why) = ending.invalid {
+            return Err(OpenError::damaged(&candidate.path, ending.offset, why));
+        }
+        self.scanned_bytes += ending.offset;
+        self.ends.insert(candidate.seq, ending.offset);
+        self.check_end(candidate, all.iter().find(|other| other.seq == candidate.seq + 1))
+    }
+
+    /// The segment that was to come next holds at most the remains of its first write.
+    fn clear_prepared(&mut self, prepared: &Candidate) -> Result<(), OpenError> {
+        let path = &prepared.path;
+        let from = SEGMENT_HEADER_BYTES as u64;
+        let identity = prepared.header.identity();
+        let remains = scan::remains(&*prepared.file, identity, prepared.len, from)
+            .map_err(|error| OpenError::io("read", path, error))?;
+        if let Some(later) = remains.later_batch {
+            let found = format!(
+                "the segment's first record is not valid; what follows at offset {later} was only written after it \
+                 had been synced"
+            );
+            return Err(OpenError::damaged(path, from, found));
+        }
+        if remains.end.is_some() {
+            self.prepared_torn = true;
+            scan::clear(&*prepared.file, prepared.len, from, remains.end)
+                .map_err(|error| OpenError::io("repair", path, error))?;
+            let found = "the segment's first write was torn";
+            self.repairs.push(Repair { file: path.clone(), offset: from, found });
+        }
+        Ok(())
+    }
+}
+
+fn finish(
+    mut reading: Reading,
+    candidates: Vec<Candidate>,
+    prepared: Option<Candidate>,
+    spares: Vec<PathBuf>,
+    released: Vec<PathBuf>,
+) -> Result<Opened, OpenError> {
+    if candidates.is_empty()
+        && let Some(prepared) = &prepared
+    {
+        reading.clear_prepared(prepared)?;
+    }
+    let next_index = reading.index.next;
+    let mut segments = Vec::with_capacity(candidates.len());
+    for (nth, candidate) in candidates.iter().enumerate() {
+        let sealed = nth + 1 < candidates.len();
+        let next = candidates.get(nth + 1).filter(|next| next.seq == candidate.seq + 1);
+        let next = next.and_then(|next| next.start.as_ref());
+        let known = reading.ends.get(&candidate.seq).copied();
+        let end = known.or(next.map(|start| u64::from(start.end_before))).unwrap_or(candidate.len);
+        let first_index = candidate.start.as_ref().map_or(0, |start| start.next_index);
+        let last_index = match next {
+            Some(start) => start.next_index.saturating_sub(1),
+            None if sealed => first_index,
+            None => next_index - 1,
+        };
+        segments.push(Arc::new(Segment {
+            seq: candidate.seq,
+            path: candidate.path.clone(),
+            file: candidate.file.clone(),
+            identity: candidate.header.identity(),
+            first_index,
+            capacity: AtomicU64::new(candidate.len),
+            end: AtomicU32::new(u32::try_from(end).unwrap_or(u32::MAX)),
+            last_index: AtomicU64::new(last_index),
+            sealed: AtomicBool::new(sealed),
+            releasing: AtomicBool::new(false),
+        }));
+    }
+    let active = segments.last().cloned();
+    let last_seq = prepared.as_ref().map(|one| one.seq).or(active.as_ref().map(|one| one.seq + 1));
+    let recovered = Recovered {
+        hard_state: reading.hard_state,
+        first_index: reading.index.first(),
+        last_index: next_index - 1,
+        last_term: reading.last_term,
+        base: reading.base,
+        repairs: reading.repairs,
+        scanned_bytes: reading.scanned_bytes,
+    };
+    Ok(Opened {
+        position: Position {
+            active,
+            live: reading.live,
+            hard_state: reading.hard_state,
+            base: reading.base,
+            next_index,
+            last_term: reading.last_term,
+        },
+        recovered,
+        segments,
+        index: reading.index,
+        next_seq: last_seq.unwrap_or(0),
+        prepared: prepared.map(|one| Prepared {
+            seq: one.seq,
+            path: one.path,
+            file: one.file,
+            filled: one.header.capacity,
+            header: one.header,
+        }),
+        spares,
+        released,
+    })
+}
+
+impl Candidate {
+    fn open(disk: &dyn Disk, dir: &Path, seq: u32) -> Result<Candidate, OpenError> {
+        let path = dir.join(file_name(seq));
+        let io = |error| OpenError::io("read", &path, error);
+        let file = disk.open(&path).map_err(io)?;
+        let len = file.len().map_err(io)?;
+        let mut bytes = vec![0; SEGMENT_HEADER_BYTES + 4096];
+        let read = file.read_at(&mut bytes, 0).map_err(io)?;
+        bytes.truncate(read);
+        let header = SegmentHeader::decode(&bytes).map_err(|why| OpenError::damaged(&path, 0, why))?;
+        if header.seq != seq {
+            let found = format!("the segment is number {}, but its file's name says {seq}", header.seq);
+            return Err(OpenError::damaged(&path, 12, found));
+        }
+        if len > u64::from(u32::MAX) {
+            return Err(OpenError::damaged(&path, 0, "the file is longer than a segment can be"));
+        }
+        if len < header.capacity {
+            let found = format!("the file is cut short: it had {} bytes when it was made", header.capacity);
+            return Err(OpenError::damaged(&path, len, found));
+        }
+        let offset = SEGMENT_HEADER_BYTES as u64;
+        let mut found = find(&bytes[SEGMENT_HEADER_BYTES..], offset, len, header.identity());
+        if let Found::Short(total) = found {
+            bytes.resize(SEGMENT_HEADER_BYTES + total, 0);
+            let read = file.read_at(&mut bytes, 0).map_err(io)?;
+            bytes.truncate(read);
+            found = find(bytes.get(SEGMENT_HEADER_BYTES..).unwrap_or(&[]), offset, len, header.identity());
+        }
+        let start = match found {
+            Found::Record(record, payload) => {
+                let from = SEGMENT_HEADER_BYTES + RECORD_HEADER_BYTES;
+                match Start::decode(&record, &bytes[from..from + payload]) {
+                    Some(start) if start.next_index > 0 => Some(start),
+                    _ => {
+                        let what = "the segment does not begin with a Start record";
+                        return Err(OpenError::damaged(&path, offset, what));
+                    }
+                }
+            }
+            _ => None,
+        };
+        Ok(Candidate { seq, path, file, len, header, start })
+    }
+
+    fn check_owner(&self, options: &Options) -> Result<(), OpenError> {
+        let found = (self.header.cluster_id, self.header.member_id);
+        let expected = (options.cluster_id, options.member_id);
+        if found == expected {
+            return Ok(());
+        }
+        Err(OpenError::Foreign { path: self.path.clone(), found, expected })
+    }
+
+    fn records(
+        &self,
+        mut visit: impl FnMut(u64, RecordHeader, Bytes) -> Result<(), OpenError>,
+    ) -> Result<Ending, OpenError> {
+        let from = SEGMENT_HEADER_BYTES as u64;
+        let outcome =
+            scan::records(&*self.file, self.header.identity(), self.len, from, |offset, header, bytes| {
+                visit(offset, header, bytes).map_err(Stop::Open)
+            });
+        outcome.map_err(|stop| match stop {
+            Stop::Open(error) => error,
+            Stop::Io(error) => OpenError::io("read", &self.path, error),
+        })
+    }
+}
+
+/// Why a scan stopped: the file, or what was in it.
+enum Stop {
+    Io(io::Error),
+    Open(OpenError),
+}
+
+impl From<io::Error> for Stop {
+    fn from(error: io::Error) -> Stop {
+        Stop::Io(error)
+    }
+}

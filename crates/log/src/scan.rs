@@ -1,0 +1,124 @@
+//! Reads the records of a segment, and tells a torn tail from damage.
+
+use std::io;
+
+use bytes::{Bytes, BytesMut};
+use disk::File;
+
+use crate::format::{Found, RECORD_HEADER_BYTES, RecordHeader, SEGMENT_HEADER_BYTES, find, padded};
+
+/// Bytes read at once: large enough to make the call cheap, small enough to stay in the processor's cache.
+const CHUNK_BYTES: usize = 1 << 20;
+
+/// Where and why the records end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ending {
+    pub offset: u64,
+    /// What is wrong there; `None` at a mark of the end.
+    pub invalid: Option<&'static str>,
+}
+
+/// Calls `visit` with offset, header and payload of each record from `from` on; payloads are slices of the chunk
+/// read. An error of the visitor's ends the scan.
+pub(crate) fn records<E: From<io::Error>>(
+    file: &dyn File,
+    identity: u32,
+    len: u64,
+    from: u64,
+    mut visit: impl FnMut(u64, RecordHeader, Bytes) -> Result<(), E>,
+) -> Result<Ending, E> {
+    let mut chunk = BytesMut::new();
+    let mut offset = from;
+    loop {
+        let needed = match find(&chunk, offset, len, identity) {
+            Found::Record(header, payload) if padded(payload) <= chunk.len() => {
+                let mut record = chunk.split_to(padded(payload));
+                let payload = record.split_off(RECORD_HEADER_BYTES).split_to(payload).freeze();
+                let next = offset + padded(payload.len()) as u64;
+                visit(offset, header, payload)?;
+                offset = next;
+                continue;
+            }
+            Found::Record(_, payload) => padded(payload),
+            Found::Short(total) => total,
+            Found::End => return Ok(Ending { offset, invalid: None }),
+            Found::Invalid(why) => return Ok(Ending { offset, invalid: Some(why) }),
+        };
+        let have = chunk.len();
+        let want = (needed.max(CHUNK_BYTES) as u64).min(len - offset) as usize;
+        // Takes the old chunk's memory again if nobody has kept a slice of it.
+        chunk.reserve(want - have);
+        chunk.resize(want, 0);
+        let read = file.read_at(&mut chunk[have..], offset + have as u64)?;
+        chunk.truncate(have + read);
+        if chunk.len() < needed {
+            return Ok(Ending { offset, invalid: Some("the file ends within a record") });
+        }
+    }
+}
+
+/// Valid records found behind an offset at which the log seems to end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Remains {
+    /// A record whose batch began behind that offset: proof that what is at the offset had been synced.
+    pub later_batch: Option<u64>,
+    /// End of the last valid record; `None` if there is none.
+    pub end: Option<u64>,
+}
+
+/// Looks for records of this segment anywhere behind `from`.
+pub(crate) fn remains(file: &dyn File, identity: u32, len: u64, from: u64) -> io::Result<Remains> {
+    let mut remains = Remains::default();
+    let mut chunk: Vec<u8> = Vec::new();
+    let mut record: Vec<u8> = Vec::new();
+    let mut offset = from;
+    while offset + RECORD_HEADER_BYTES as u64 <= len {
+        let Some(data) = file.next_data(offset)? else { break };
+        // Records begin at multiples of 8, and may begin in front of the first byte that is not zero.
+        offset = offset.max((data & !7).saturating_sub(RECORD_HEADER_BYTES as u64));
+        let want = (CHUNK_BYTES as u64).min(len.saturating_sub(offset)) as usize;
+        chunk.resize(want, 0);
+        let read = file.read_at(&mut chunk, offset)?;
+        if read < RECORD_HEADER_BYTES {
+            break;
+        }
+        let mut at = 0;
+        while at + RECORD_HEADER_BYTES <= read {
+            let here = offset + at as u64;
+            let found = match find(&chunk[at..read], here, len, identity) {
+                Found::Short(total) => {
+                    record.resize(total, 0);
+                    let got = file.read_at(&mut record, here)?;
+                    find(&record[..got], here, len, identity)
+                }
+                found => found,
+            };
+            let Found::Record(header, payload) = found else {
+                at += 8;
+                continue;
+            };
+            if u64::from(header.batch_start) > from {
+                remains.later_batch.get_or_insert(here);
+            }
+            remains.end = Some(here + padded(payload) as u64);
+            at += padded(payload);
+        }
+        offset += at as u64;
+    }
+    Ok(remains)
+}
+
+/// Overwrites what is left of a torn write with zeros, durably. `end` is that of the last valid record in it.
+pub(crate) fn clear(file: &dyn File, len: u64, from: u64, end: Option<u64>) -> io::Result<()> {
+    assert!(from >= SEGMENT_HEADER_BYTES as u64, "the header is never overwritten");
+    let least = (from + RECORD_HEADER_BYTES as u64).min(len);
+    let to = end.unwrap_or(least).max(least).min(len);
+    let zeros = vec![0; CHUNK_BYTES];
+    let mut at = from;
+    while at < to {
+        let piece = zeros.len().min((to - at) as usize);
+        file.write_at(&zeros[..piece], at)?;
+        at += piece as u64;
+    }
+    file.sync_data()
+}

@@ -1,0 +1,112 @@
+//! A segment in memory, and what all parts of the log share.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use disk::{Disk, File};
+
+use crate::entry_index::EntryIndex;
+use crate::figures::Figures;
+use crate::{SegmentState, Space};
+
+/// A segment's open file and what is known of it. Only the log's writer changes it.
+pub(crate) struct Segment {
+    pub seq: u32,
+    pub path: PathBuf,
+    pub file: Arc<dyn File>,
+    pub identity: u32,
+    pub first_index: u64,
+    /// Length of the file.
+    pub capacity: AtomicU64,
+    /// Where the durable records end.
+    pub end: AtomicU32,
+    pub last_index: AtomicU64,
+    pub sealed: AtomicBool,
+    /// Its release has been asked for.
+    pub releasing: AtomicBool,
+}
+
+impl Segment {
+    pub fn state(&self) -> SegmentState {
+        SegmentState {
+            seq: self.seq,
+            file_bytes: self.capacity.load(Ordering::Relaxed),
+            used_bytes: u64::from(self.end.load(Ordering::Relaxed)),
+            first_index: self.first_index,
+            last_index: self.last_index.load(Ordering::Relaxed),
+            sealed: self.sealed.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// What the writer, the readers and the handles share.
+pub(crate) struct Shared {
+    pub disk: Arc<dyn Disk>,
+    segments: RwLock<BTreeMap<u32, Arc<Segment>>>,
+    index: Mutex<EntryIndex>,
+    pub figures: Figures,
+    space: AtomicU8,
+    /// Bytes the active segment still takes.
+    pub room: AtomicU64,
+}
+
+impl Shared {
+    pub fn new(disk: Arc<dyn Disk>) -> Shared {
+        Shared {
+            disk,
+            segments: RwLock::new(BTreeMap::new()),
+            index: Mutex::new(EntryIndex::default()),
+            figures: Figures::default(),
+            space: AtomicU8::new(0),
+            room: AtomicU64::new(0),
+        }
+    }
+
+    pub fn segment(&self, seq: u32) -> Option<Arc<Segment>> {
+        self.segments.read().unwrap_or_else(PoisonError::into_inner).get(&seq).cloned()
+    }
+
+    pub fn segments(&self) -> Vec<Arc<Segment>> {
+        self.segments.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    pub fn insert(&self, segment: Arc<Segment>) {
+        let before =
+            self.segments.write().unwrap_or_else(PoisonError::into_inner).insert(segment.seq, segment);
+        assert!(before.is_none(), "two segments with one sequence number");
+    }
+
+    pub fn remove(&self, seq: u32) -> Option<Arc<Segment>> {
+        self.segments.write().unwrap_or_else(PoisonError::into_inner).remove(&seq)
+    }
+
+    pub fn index(&self) -> MutexGuard<'_, EntryIndex> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn space(&self) -> Space {
+        match self.space.load(Ordering::Acquire) {
+            0 => Space::Ample,
+            1 => Space::Low,
+            _ => Space::Exhausted,
+        }
+    }
+
+    pub fn set_space(&self, space: Space) {
+        self.space.store(space as u8, Ordering::Release);
+    }
+}
+
+/// Name of a segment's file.
+pub(crate) fn file_name(seq: u32) -> String {
+    format!("{seq:016x}.seg")
+}
+
+/// The sequence number in a segment file's name.
+pub(crate) fn seq_of(name: &str) -> Option<u32> {
+    let digits = name.strip_suffix(".seg")?;
+    let plain = digits.len() == 16 && digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    if plain { u32::from_str_radix(digits, 16).ok() } else { None }
+}

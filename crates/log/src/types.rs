@@ -1,0 +1,228 @@
+//! What goes into the log and what comes back.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+/// A raft entry. The log never looks into `data`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Raft term.
+    pub term: u64,
+    /// Raft index.
+    pub index: u64,
+    /// Raft's entry type as its number on the wire.
+    pub entry_type: u8,
+    /// The command, less than 1 GiB.
+    pub data: Bytes,
+}
+
+/// What raft must remember besides entries.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HardState {
+    /// Current term.
+    pub term: u64,
+    /// Whom this member voted for in `term`; 0 is nobody.
+    pub vote: u64,
+    /// Highest index known to be committed.
+    pub commit: u64,
+}
+
+/// The log starts again behind a snapshot that was installed: entries up to now are void, the next has
+/// `index + 1`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reset {
+    /// Last index the snapshot contains.
+    pub index: u64,
+    /// Term of that entry.
+    pub term: u64,
+}
+
+/// A live value moved out of a segment that is to go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Value {
+    /// Whose value it is.
+    pub id: ValueId,
+    /// The value, less than 1 GiB.
+    pub data: Bytes,
+}
+
+/// A value's identity: the mvcc revision that wrote it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ValueId {
+    /// Main revision.
+    pub main: i64,
+    /// Sub revision within the transaction.
+    pub sub: i64,
+}
+
+/// Where bytes lie in the log: `offset` counts from the beginning of the segment's file. For an entry it is the
+/// place of its data's first byte, so a value's location is this plus the value's offset within the data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Location {
+    /// Sequence number of the segment.
+    pub segment: u32,
+    /// Bytes from the beginning of its file.
+    pub offset: u32,
+}
+
+/// One append. Written in the order of the fields, so that whatever part of it survives a crash before it was
+/// acknowledged is a prefix: a hard state is never there without the entries given with it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Batch {
+    /// The log restarts behind a snapshot.
+    pub reset: Option<Reset>,
+    /// Entries, contiguous. An index already in the log replaces that entry and all after it.
+    pub entries: Vec<Entry>,
+    /// Relocated values.
+    pub values: Vec<Value>,
+    /// The new hard state.
+    pub hard_state: Option<HardState>,
+}
+
+/// What the log tells, on its own thread (or in [`crate::Log::turn`] when it is driven by hand).
+#[derive(Debug)]
+pub enum LogEvent {
+    /// These batches are on disk.
+    Synced(Synced),
+    /// Room came or went.
+    SpaceChanged(Space),
+    /// A write or sync failed. The log accepts nothing more; the member must stop. Told once.
+    Failed(crate::Fatal),
+}
+
+/// What one sync made durable.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Synced {
+    /// Every batch up to and including this ticket is durable, whole; 0 if none is yet.
+    pub ticket: u64,
+    /// Index of the last entry in the log; everything up to it is durable.
+    pub last_index: u64,
+    /// The newest durable hard state, if this sync changed it.
+    pub hard_state: Option<HardState>,
+    /// Where the data of each entry of this sync lies, in the order they were appended.
+    pub locations: Vec<(u64, Location)>,
+    /// Where the bytes of each value of this sync lie.
+    pub values: Vec<(ValueId, Location)>,
+}
+
+/// Room for more log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Space {
+    /// The next segment and the reserve are there.
+    Ample,
+    /// The disk gave no room for another segment and the reserve had to be taken: time to raise the alarm.
+    Low,
+    /// Nothing is left but the rest of the current segment.
+    Exhausted,
+}
+
+/// How a log is to be kept.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The log's own directory, `<data-dir>/member/log`; created if missing. The caller holds the data
+    /// directory's lock.
+    pub dir: PathBuf,
+    /// Written into each segment, and checked when it is opened.
+    pub cluster_id: u64,
+    /// Written into each segment, and checked when it is opened.
+    pub member_id: u64,
+    /// Goes up whenever a data directory is made anew under the same member id.
+    pub incarnation: u64,
+    /// Size of a segment's file; a record that does not fit makes its segment larger. From 16 KiB to 1 GiB.
+    pub segment_bytes: u32,
+    /// [`crate::Log::append`] refuses when this many bytes wait; a single batch may be larger.
+    pub queued_bytes_max: usize,
+    /// Free files kept at most, for reuse; at least 1, which is the reserve.
+    pub spare_files_max: usize,
+    /// When the current segment has been in use for longer than this, the next one is filled with zeros in the
+    /// background: a sync then takes less time, for twice the bytes written.
+    pub quiet_after: Duration,
+    /// Acknowledge without syncing. Data may be lost.
+    pub unsafe_no_fsync: bool,
+    /// Verify every record of every segment at open, not only from the index asked for.
+    pub verify_all: bool,
+    /// No threads: appends are carried out by [`crate::Log::turn`]. For simulation.
+    pub by_hand: bool,
+}
+
+impl Options {
+    /// The defaults for a log in `dir`.
+    pub fn new(dir: impl Into<PathBuf>, cluster_id: u64, member_id: u64) -> Options {
+        Options {
+            dir: dir.into(),
+            cluster_id,
+            member_id,
+            incarnation: 1,
+            segment_bytes: 64 << 20,
+            queued_bytes_max: 256 << 20,
+            spare_files_max: 2,
+            quiet_after: Duration::from_secs(60),
+            unsafe_no_fsync: false,
+            verify_all: false,
+            by_hand: false,
+        }
+    }
+}
+
+/// A segment as the caller who reclaims room sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SegmentState {
+    /// Sequence number.
+    pub seq: u32,
+    /// Size of the file.
+    pub file_bytes: u64,
+    /// Bytes of header and records; equals what a relocation could at most free.
+    pub used_bytes: u64,
+    /// Index the first entry was expected to have when the segment came into use.
+    pub first_index: u64,
+    /// Index that was expected next when the segment was sealed, less one; for the active one, the log's last.
+    pub last_index: u64,
+    /// No more is written to it, so it may be released.
+    pub sealed: bool,
+}
+
+/// Something replayed at open, in the order it was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Replayed {
+    /// An entry and where its data lies. It replaces every entry replayed before that has its index or a higher
+    /// one, even if its own index is below the one asked for.
+    Entry(Entry, Location),
+    /// A hard state.
+    HardState(HardState),
+    /// The log restarted: entries seen before are void.
+    Reset(Reset),
+    /// A value was moved to this location; so many bytes.
+    Value(ValueId, Location, u32),
+}
+
+/// What opening a log found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Recovered {
+    /// The newest hard state.
+    pub hard_state: HardState,
+    /// First index that [`crate::Entries::read`] can give; `last_index + 1` if there is none.
+    pub first_index: u64,
+    /// Last index in the log; the latest Reset's when no entry follows it.
+    pub last_index: u64,
+    /// Term of `last_index`.
+    pub last_term: u64,
+    /// The latest Reset; zeros if there was none.
+    pub base: (u64, u64),
+    /// Torn tails that were cut off: the remains of writes never acknowledged.
+    pub repairs: Vec<Repair>,
+    /// Bytes of segments that were read and verified.
+    pub scanned_bytes: u64,
+}
+
+/// A torn tail that was cut off.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Repair {
+    /// The segment's file.
+    pub file: PathBuf,
+    /// Where the log now ends in it.
+    pub offset: u64,
+    /// What was found there.
+    pub found: &'static str,
+}

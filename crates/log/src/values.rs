@@ -1,0 +1,225 @@
+//! Reading values and entries back.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::{Bytes, BytesMut};
+
+use crate::entry_index::EntryIndex;
+use crate::format::{Found, Kind, RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, find};
+use crate::scan;
+use crate::segment::{Segment, Shared};
+use crate::{Entry, Location, ReadError};
+
+/// Bytes read ahead when entries are read.
+const READ_BYTES: usize = 256 << 10;
+
+/// Reads values by their location. Cheap to clone; every thread may hold one.
+#[derive(Clone)]
+pub struct Values {
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl Values {
+    /// Reads `len` bytes and checks them against their crc32c. [`ReadError::Moved`] says that the segment was
+    /// released meanwhile: look the location up again and retry.
+    pub fn read(&self, location: Location, len: u32, crc: u32) -> Result<Bytes, ReadError> {
+        let mut bytes = BytesMut::with_capacity(len as usize);
+        self.read_into(location, len, crc, &mut bytes)?;
+        Ok(bytes.freeze())
+    }
+
+    /// As [`Values::read`], appending to `into`, which is left as it was on an error.
+    pub fn read_into(
+        &self,
+        location: Location,
+        len: u32,
+        crc: u32,
+        into: &mut BytesMut,
+    ) -> Result<(), ReadError> {
+        let segment = self.shared.segment(location.segment).ok_or(ReadError::Moved)?;
+        let before = into.len();
+        let offset = u64::from(location.offset);
+        let capacity = segment.capacity.load(Ordering::Relaxed);
+        if offset < SEGMENT_HEADER_BYTES as u64 || offset + u64::from(len) > capacity {
+            return Err(damaged(&segment, offset, "no value can be at this location"));
+        }
+        into.resize(before + len as usize, 0);
+        let outcome = segment.file.read_exact_at(&mut into[before..], offset);
+        let failed = match outcome {
+            Ok(()) if crc32c::crc32c(&into[before..]) == crc => return Ok(()),
+            Ok(()) => damaged(&segment, offset, "the value's checksum does not match"),
+            Err(error) => ReadError::Io { path: segment.path.clone(), error },
+        };
+        into.truncate(before);
+        // A file that was released while we read it may already hold something new.
+        if self.shared.segment(location.segment).is_none() { Err(ReadError::Moved) } else { Err(failed) }
+    }
+}
+
+/// Reads raft entries by index. Cheap to clone; every thread may hold one.
+#[derive(Clone)]
+pub struct Entries {
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl Entries {
+    /// First index that can be read; more than [`Entries::last_index`] if there is none.
+    pub fn first_index(&self) -> u64 {
+        self.shared.index().first()
+    }
+
+    /// Last index that is synced.
+    pub fn last_index(&self) -> u64 {
+        self.shared.index().next.saturating_sub(1)
+    }
+
+    /// An entry's term. Reads the file if the segment has not been read since the log was opened.
+    pub fn term(&self, index: u64) -> Result<u64, ReadError> {
+        if let Some(term) = self.shared.index().term(index) {
+            return Ok(term);
+        }
+        self.find_unread(index)?;
+        self.shared.index().term(index).ok_or(ReadError::Unavailable)
+    }
+
+    /// Entries `from..to`, or the first of them whose data makes up no more than `bytes_max`, but at least one.
+    /// All of the range must be there.
+    pub fn read(&self, from: u64, to: u64, bytes_max: u64) -> Result<Vec<Entry>, ReadError> {
+        let mut entries = Vec::new();
+        if from >= to {
+            return Ok(entries);
+        }
+        self.find_unread(from)?;
+        if to > self.shared.index().next {
+            return Err(ReadError::Unavailable);
+        }
+        let mut taken = 0;
+        let mut window = Window { segment: None, start: 0, bytes: Bytes::new() };
+        for index in from..to {
+            let place = self.shared.index().place(index);
+            let Some((seq, offset)) = place else {
+                return if entries.is_empty() { Err(ReadError::Unavailable) } else { Ok(entries) };
+            };
+            let entry = match self.read_one(&mut window, seq, offset, index) {
+                Ok(entry) => entry,
+                // Dropped or replaced while we read: what was read before stands.
+                Err(_) if self.shared.index().place(index) != place => {
+                    return if entries.is_empty() { Err(ReadError::Unavailable) } else { Ok(entries) };
+                }
+                Err(error) => return Err(error),
+            };
+            taken += entry.data.len() as u64;
+            if taken > bytes_max && !entries.is_empty() {
+                break;
+            }
+            entries.push(entry);
+        }
+        Ok(entries)
+    }
+
+    fn read_one(&self, window: &mut Window, seq: u32, offset: u32, index: u64) -> Result<Entry, ReadError> {
+        let offset = u64::from(offset);
+        let mut wanted = RECORD_HEADER_BYTES;
+        loop {
+            let segment = match &window.segment {
+                Some(segment) if segment.seq == seq => segment.clone(),
+                _ => {
+                    let segment = self.shared.segment(seq).ok_or(ReadError::Unavailable)?;
+                    *window = Window { segment: Some(segment.clone()), start: 0, bytes: Bytes::new() };
+                    segment
+                }
+            };
+            let capacity = segment.capacity.load(Ordering::Relaxed);
+            let at = offset.checked_sub(window.start).filter(|at| *at <= window.bytes.len() as u64);
+            let bytes = at.map_or(Bytes::new(), |at| window.bytes.slice(at as usize..));
+            match find(&bytes, offset, capacity, segment.identity) {
+                Found::Record(header, payload) if header.kind == Kind::Entry && header.index == index => {
+                    let data = bytes.slice(RECORD_HEADER_BYTES..RECORD_HEADER_BYTES + payload);
+                    let (term, entry_type) = (header.term, header.entry_type);
+                    return Ok(Entry { term, index, entry_type, data });
+                }
+                Found::Short(total) if total > bytes.len() => {
+                    wanted = wanted.max(total);
+                    let durable = u64::from(segment.end.load(Ordering::Acquire));
+                    let ahead = durable.saturating_sub(offset).min(READ_BYTES as u64) as usize;
+                    let mut fresh = BytesMut::zeroed(wanted.max(ahead));
+                    let io = |error| ReadError::Io { path: segment.path.clone(), error };
+                    let read = segment.file.read_at(&mut fresh, offset).map_err(io)?;
+                    if read < wanted {
+                        return Err(damaged(&segment, offset, "the file ends within an entry"));
+                    }
+                    fresh.truncate(read);
+                    window.start = offset;
+                    window.bytes = fresh.freeze();
+                }
+                Found::Invalid(why) => return Err(damaged(&segment, offset, why)),
+                _ => return Err(damaged(&segment, offset, "another record is where the entry was")),
+            }
+        }
+    }
+
+    /// Reads the segments at the log's beginning that were left out at open, if `index` is in them.
+    fn find_unread(&self, index: u64) -> Result<(), ReadError> {
+        let unread = {
+            let known = self.shared.index();
+            if index >= known.first_known() || index < known.floor || known.unread.is_empty() {
+                return Ok(());
+            }
+            known.unread.clone()
+        };
+        let Some(first) = unread.iter().filter(|(_, first)| **first <= index).map(|(seq, _)| *seq).max()
+        else {
+            return Ok(());
+        };
+        let mut older = EntryIndex::default();
+        for (seq, next) in unread.range(first..) {
+            let segment = self.shared.segment(*seq).ok_or(ReadError::Unavailable)?;
+            if *seq == first {
+                older.next = *next;
+            }
+            self.index_segment(&segment, &mut older)?;
+        }
+        let mut known = self.shared.index();
+        // Somebody may have been faster, or dropped the segments.
+        if known.unread.contains_key(&first) {
+            known.prepend(older);
+            known.unread.retain(|seq, _| *seq < first);
+        }
+        Ok(())
+    }
+
+    fn index_segment(&self, segment: &Segment, index: &mut EntryIndex) -> Result<(), ReadError> {
+        let end = u64::from(segment.end.load(Ordering::Acquire));
+        let from = SEGMENT_HEADER_BYTES as u64;
+        let mut gap = None;
+        let ending = scan::records(&*segment.file, segment.identity, end, from, |offset, header, _| {
+            match header.kind {
+                Kind::Entry if header.index > index.next => gap = gap.or(Some(offset)),
+                Kind::Entry => index.push(segment.seq, header.index, header.term, offset as u32),
+                Kind::Reset => index.reset(header.index.saturating_add(1)),
+                _ => {}
+            }
+            io::Result::Ok(())
+        })
+        .map_err(|error| ReadError::Io { path: segment.path.clone(), error })?;
+        if let Some(offset) = gap {
+            return Err(damaged(segment, offset, "an entry is missing"));
+        }
+        match ending.invalid {
+            Some(why) => Err(damaged(segment, ending.offset, why)),
+            None => Ok(()),
+        }
+    }
+}
+
+struct Window {
+    segment: Option<Arc<Segment>>,
+    start: u64,
+    bytes: Bytes,
+}
+
+fn damaged(segment: &Segment, offset: u64, found: &'static str) -> ReadError {
+    ReadError::Damaged { path: segment.path.clone(), offset, found }
+}

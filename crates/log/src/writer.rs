@@ -1,0 +1,446 @@
+//! Places records in segments, writes and syncs them. The only one who writes to a segment in use.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::io::IoSlice;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Instant;
+
+use bytes::Bytes;
+
+use crate::format::{
+    END_BYTES, Kind, PAYLOAD_BYTES_MAX, RECORD_HEADER_BYTES, RecordHeader, SEGMENT_HEADER_BYTES, Start,
+    VALUE_HEAD_BYTES, padded, payload_location,
+};
+use crate::preparation::{Preparation, Prepared};
+use crate::segment::{Segment, Shared};
+use crate::{Batch, Entry, Fatal, HardState, Reset, Synced, Value, ValueId};
+
+/// Payloads up to this size are copied beside their headers: cheaper than a piece of their own in the write.
+const COPY_BYTES_MAX: usize = 256;
+/// Room that entries and values leave at a segment's end, so that on a full disk hard states and releases, which
+/// make room again, still find some.
+pub(crate) const TAIL_BYTES: u64 = 4096;
+/// Room that hard states leave to releases.
+const RELEASE_TAIL_BYTES: u64 = 2048;
+
+/// A batch on its way; what is already placed has been taken out.
+pub(crate) struct Request {
+    pub ticket: u64,
+    pub reset: Option<Reset>,
+    pub entries: std::vec::IntoIter<Entry>,
+    pub values: std::vec::IntoIter<Value>,
+    pub hard_state: Option<HardState>,
+    /// What it counts for in the queue.
+    pub bytes: usize,
+}
+
+impl Request {
+    pub fn new(ticket: u64, batch: Batch, bytes: usize) -> Request {
+        Request {
+            ticket,
+            bytes,
+            reset: batch.reset,
+            entries: batch.entries.into_iter(),
+            values: batch.values.into_iter(),
+            hard_state: batch.hard_state,
+        }
+    }
+}
+
+/// Whether all that was asked for has been written.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    All,
+    /// A segment is needed that is not ready; the rest is still in the queue.
+    Starved,
+}
+
+pub(crate) struct Writer {
+    shared: Arc<Shared>,
+    preparation: Arc<Preparation>,
+    unsafe_no_fsync: bool,
+    active: Option<Arc<Segment>>,
+    /// The segments before the active one that have not been released.
+    live: BTreeSet<u32>,
+    hard_state: HardState,
+    base: (u64, u64),
+    next_index: u64,
+    last_term: u64,
+    write: Write,
+}
+
+/// The write being put together: what goes behind the durable end of the active segment.
+#[derive(Default)]
+struct Write {
+    /// Offset of its first byte: every record's batch start.
+    start: u32,
+    /// Offset behind its last.
+    end: u32,
+    /// Headers, padding and small payloads, one after the other.
+    copied: Vec<u8>,
+    pieces: Vec<Piece>,
+    effects: Vec<Effect>,
+}
+
+enum Piece {
+    /// So many of the copied bytes.
+    Copied(usize),
+    Payload(Bytes),
+}
+
+/// What becomes true once the write is synced.
+enum Effect {
+    Entry { index: u64, term: u64, offset: u32 },
+    Reset(Reset),
+    Value { id: ValueId, offset: u32 },
+    HardState(HardState),
+    Released(u32),
+}
+
+/// What a log is found to be when it is opened.
+pub(crate) struct Position {
+    pub active: Option<Arc<Segment>>,
+    pub live: BTreeSet<u32>,
+    pub hard_state: HardState,
+    pub base: (u64, u64),
+    pub next_index: u64,
+    pub last_term: u64,
+}
+
+impl Writer {
+    pub fn new(
+        shared: Arc<Shared>,
+        preparation: Arc<Preparation>,
+        unsafe_no_fsync: bool,
+        position: Position,
+    ) -> Writer {
+        let end = position.active.as_ref().map_or(0, |active| active.end.load(Ordering::Relaxed));
+        let writer = Writer {
+            shared,
+            preparation,
+            unsafe_no_fsync,
+            active: position.active,
+            live: position.live,
+            hard_state: position.hard_state,
+            base: position.base,
+            next_index: position.next_index,
+            last_term: position.last_term,
+            write: Write { start: end, end, ..Write::default() },
+        };
+        writer.publish_room();
+        writer
+    }
+
+    /// Writes and syncs what is in the queue, or as much of it as there are segments for. `synced` gets what
+    /// became durable, whatever the outcome.
+    pub fn commit(
+        &mut self,
+        queue: &mut VecDeque<Request>,
+        releases: &mut VecDeque<u32>,
+        synced: &mut Synced,
+    ) -> Result<Progress, Fatal> {
+        let mut progress = self.place_all(queue, releases, synced)?;
+        self.flush(synced)?;
+        // What was released may be the room that was missing, but preparing takes its time.
+        if !queue.is_empty() || !releases.is_empty() {
+            progress = Progress::Starved;
+        }
+        self.publish_room();
+        synced.last_index = self.next_index - 1;
+        Ok(progress)
+    }
+
+    fn place_all(
+        &mut self,
+        queue: &mut VecDeque<Request>,
+        releases: &mut VecDeque<u32>,
+        synced: &mut Synced,
+    ) -> Result<Progress, Fatal> {
+        while let Some(&seq) = releases.front() {
+            if !self.make_room(0, 0, synced)? {
+                break;
+            }
+            self.place(Kind::Released, 0, 0, u64::from(seq), &[], Bytes::new());
+            self.live.remove(&seq);
+            self.write.effects.push(Effect::Released(seq));
+            releases.pop_front();
+        }
+        // Only the newest hard state counts. It is placed last; until it is, its batches are not done.
+        let mut hard_state = None;
+        let mut ticket_done = synced.ticket;
+        let mut ticket_held = None;
+        while let Some(request) = queue.front_mut() {
+            if !self.place_request(request, synced)? {
+                break;
+            }
+            let Some(request) = queue.pop_front() else { break };
+            if let Some(state) = request.hard_state {
+                hard_state = Some(state);
+                ticket_held.get_or_insert(ticket_done);
+            }
+            ticket_done = request.ticket;
+        }
+        let starved = !queue.is_empty();
+        if let Some(state) = hard_state {
+            if self.make_room(8, RELEASE_TAIL_BYTES, synced)? {
+                let vote = state.vote.to_le_bytes();
+                self.place(Kind::HardState, 0, state.term, state.commit, &vote, Bytes::new());
+                self.write.effects.push(Effect::HardState(state));
+            } else {
+                let batch = Batch { hard_state: Some(state), ..Batch::default() };
+                queue.push_front(Request::new(ticket_done, batch, 0));
+                synced.ticket = ticket_held.unwrap_or(ticket_done);
+                return Ok(Progress::Starved);
+            }
+        }
+        synced.ticket = ticket_done;
+        Ok(if starved { Progress::Starved } else { Progress::All })
+    }
+
+    /// Places all of a request but its hard state; false when there was no room for all.
+    fn place_request(&mut self, request: &mut Request, synced: &mut Synced) -> Result<bool, Fatal> {
+        if let Some(reset) = request.reset {
+            if !self.make_room(0, TAIL_BYTES, synced)? {
+                return Ok(false);
+            }
+            self.place(Kind::Reset, 0, reset.term, reset.index, &[], Bytes::new());
+            self.write.effects.push(Effect::Reset(reset));
+            self.base = (reset.index, reset.term);
+            self.next_index = reset.index + 1;
+            self.last_term = reset.term;
+            request.reset = None;
+        }
+        while let Some(next) = request.entries.as_slice().first() {
+            if !self.make_room(next.data.len(), TAIL_BYTES, synced)? {
+                return Ok(false);
+            }
+            let Some(entry) = request.entries.next() else { break };
+            let offset = self.place(Kind::Entry, entry.entry_type, entry.term, entry.index, &[], entry.data);
+            self.write.effects.push(Effect::Entry { index: entry.index, term: entry.term, offset });
+            self.next_index = entry.index + 1;
+            self.last_term = entry.term;
+        }
+        while let Some(next) = request.values.as_slice().first() {
+            if !self.make_room(VALUE_HEAD_BYTES + next.data.len(), TAIL_BYTES, synced)? {
+                return Ok(false);
+            }
+            let Some(value) = request.values.next() else { break };
+            let sub = value.id.sub.to_le_bytes();
+            let offset = self.place(Kind::Value, 0, 0, value.id.main as u64, &sub, value.data);
+            self.write.effects.push(Effect::Value { id: value.id, offset });
+        }
+        Ok(true)
+    }
+
+    /// Puts a record into the write; there is room. Returns its offset.
+    fn place(&mut self, kind: Kind, entry_type: u8, term: u64, index: u64, head: &[u8], tail: Bytes) -> u32 {
+        let offset = self.write.end;
+        let header = RecordHeader { kind, entry_type, batch_start: self.write.start, term, index };
+        let identity = self.active.as_ref().map_or(0, |active| active.identity);
+        let header = header.encode(identity, &[head, &tail]);
+        let len = head.len() + tail.len();
+        let write = &mut self.write;
+        write.copy(&header);
+        write.copy(head);
+        if tail.len() <= COPY_BYTES_MAX {
+            write.copy(&tail);
+        } else {
+            write.pieces.push(Piece::Payload(tail));
+        }
+        let padding = padded(len) - RECORD_HEADER_BYTES - len;
+        write.copy(&[0; 8][..padding]);
+        write.end += padded(len) as u32;
+        offset
+    }
+
+    /// Sees to it that the active segment takes a record with such a payload and has `tail` bytes left then.
+    /// False when that needs a segment which is not ready.
+    fn make_room(&mut self, payload: usize, tail: u64, synced: &mut Synced) -> Result<bool, Fatal> {
+        assert!(payload < PAYLOAD_BYTES_MAX + VALUE_HEAD_BYTES, "checked when it was appended");
+        let need = padded(payload) as u64 + tail;
+        if let Some(active) = &self.active {
+            if u64::from(self.write.end) + need <= active.capacity.load(Ordering::Relaxed) {
+                return Ok(true);
+            }
+            // A record larger than a segment makes a fresh one larger, instead of wasting one after the other.
+            if self.is_fresh() {
+                return Ok(self.grow(need));
+            }
+        }
+        self.flush(synced)?;
+        let Some(prepared) = self.preparation.take() else {
+            self.shared.figures.waits.fetch_add(1, Ordering::Relaxed);
+            return Ok(false);
+        };
+        self.begin_segment(prepared);
+        let fits = self.active.as_ref().is_some_and(|active| {
+            u64::from(self.write.end) + need <= active.capacity.load(Ordering::Relaxed)
+        });
+        Ok(fits || self.grow(need))
+    }
+
+    /// Whether the active segment holds nothing but its Start record.
+    fn is_fresh(&self) -> bool {
+        let start = padded(48 + 4 * self.live.len()) as u64 + SEGMENT_HEADER_BYTES as u64;
+        u64::from(self.write.end) <= start
+    }
+
+    /// Makes the active segment's file longer. Not having room for that is not fatal.
+    fn grow(&mut self, need: u64) -> bool {
+        let Some(active) = &self.active else { return false };
+        let capacity = active.capacity.load(Ordering::Relaxed);
+        let wanted = u64::from(self.write.end) + need;
+        assert!(wanted < u64::from(u32::MAX), "a segment's offsets have 32 bits");
+        if active.file.allocate(capacity, wanted - capacity).is_err() {
+            return false;
+        }
+        active.capacity.store(wanted, Ordering::Relaxed);
+        true
+    }
+
+    fn begin_segment(&mut self, prepared: Prepared) {
+        let mut end_before = 0;
+        if let Some(sealed) = self.active.take() {
+            end_before = sealed.end.load(Ordering::Relaxed);
+            sealed.last_index.store(self.next_index - 1, Ordering::Relaxed);
+            sealed.sealed.store(true, Ordering::Release);
+            self.live.insert(sealed.seq);
+        }
+        let segment = Arc::new(Segment {
+            seq: prepared.seq,
+            path: prepared.path,
+            file: prepared.file,
+            identity: prepared.header.identity(),
+            first_index: self.next_index,
+            capacity: AtomicU64::new(prepared.header.capacity),
+            end: AtomicU32::new(SEGMENT_HEADER_BYTES as u32),
+            last_index: AtomicU64::new(self.next_index - 1),
+            sealed: AtomicBool::new(false),
+            releasing: AtomicBool::new(false),
+        });
+        self.shared.insert(segment.clone());
+        self.active = Some(segment);
+        self.write.start = SEGMENT_HEADER_BYTES as u32;
+        self.write.end = SEGMENT_HEADER_BYTES as u32;
+        let start = Start {
+            next_index: self.next_index,
+            last_term: self.last_term,
+            hard_state: self.hard_state,
+            base: self.base,
+            end_before,
+            live: self.live.iter().copied().collect(),
+        };
+        let payload = start.encode();
+        let room = self.active.as_ref().map_or(0, |active| active.capacity.load(Ordering::Relaxed));
+        let need = padded(payload.len()) as u64;
+        assert!(
+            u64::from(self.write.end) + need <= room,
+            "a segment has room for the list of segments before it"
+        );
+        self.place(Kind::Start, 0, self.last_term, self.next_index, &payload, Bytes::new());
+    }
+
+    /// Writes and syncs what is placed. Any error is fatal: what the disk holds is unknown then.
+    fn flush(&mut self, synced: &mut Synced) -> Result<(), Fatal> {
+        let Some(active) = self.active.clone() else { return Ok(()) };
+        if self.write.pieces.is_empty() {
+            return Ok(());
+        }
+        let bytes = u64::from(self.write.end - self.write.start);
+        if u64::from(self.write.end) + END_BYTES as u64 <= active.capacity.load(Ordering::Relaxed) {
+            self.write.copy(&[0; END_BYTES]);
+        }
+        let fatal = |doing, error| Fatal { doing, path: active.path.clone(), error: Arc::new(error) };
+        let begun = Instant::now();
+        let mut pieces = self.write.slices();
+        active
+            .file
+            .write_vectored_at(&mut pieces, u64::from(self.write.start))
+            .map_err(|error| fatal("write to", error))?;
+        let written = Instant::now();
+        let figures = &self.shared.figures;
+        figures.writes.add(written - begun);
+        figures.written_bytes.fetch_add(bytes, Ordering::Relaxed);
+        if !self.unsafe_no_fsync {
+            active.file.sync_data().map_err(|error| fatal("sync", error))?;
+            figures.fsyncs.add(written.elapsed());
+        }
+        self.take_effect(&active, synced);
+        Ok(())
+    }
+
+    fn take_effect(&mut self, active: &Segment, synced: &mut Synced) {
+        let write = &mut self.write;
+        active.end.store(write.end, Ordering::Release);
+        let mut index = self.shared.index();
+        let mut entries = 0;
+        for effect in write.effects.drain(..) {
+            match effect {
+                Effect::Entry { index: number, term, offset } => {
+                    index.push(active.seq, number, term, offset);
+                    synced.locations.push((number, payload_location(active.seq, offset)));
+                    entries += 1;
+                }
+                Effect::Reset(reset) => index.reset(reset.index + 1),
+                Effect::Value { id, offset } => {
+                    let mut location = payload_location(active.seq, offset);
+                    location.offset += VALUE_HEAD_BYTES as u32;
+                    synced.values.push((id, location));
+                }
+                Effect::HardState(state) => {
+                    self.hard_state = state;
+                    synced.hard_state = Some(state);
+                }
+                Effect::Released(seq) => {
+                    index.remove_segment(seq);
+                    if let Some(gone) = self.shared.remove(seq) {
+                        self.preparation.discard(gone.path.clone());
+                    }
+                }
+            }
+        }
+        drop(index);
+        active.last_index.store(self.next_index - 1, Ordering::Relaxed);
+        self.shared.figures.entries.fetch_add(entries, Ordering::Relaxed);
+        write.start = write.end;
+        write.copied.clear();
+        write.pieces.clear();
+    }
+
+    fn publish_room(&self) {
+        let room = self.active.as_ref().map_or(0, |active| {
+            let taken = u64::from(self.write.end) + TAIL_BYTES;
+            active.capacity.load(Ordering::Relaxed).saturating_sub(taken)
+        });
+        self.shared.room.store(room, Ordering::Release);
+    }
+}
+
+impl Write {
+    fn copy(&mut self, bytes: &[u8]) {
+        if bytes.is_empty() {
+            return;
+        }
+        self.copied.extend_from_slice(bytes);
+        match self.pieces.last_mut() {
+            Some(Piece::Copied(len)) => *len += bytes.len(),
+            _ => self.pieces.push(Piece::Copied(bytes.len())),
+        }
+    }
+
+    fn slices(&self) -> Vec<IoSlice<'_>> {
+        let mut rest = self.copied.as_slice();
+        self.pieces
+            .iter()
+            .map(|piece| match piece {
+                Piece::Copied(len) => {
+                    let (part, after) = rest.split_at(*len);
+                    rest = after;
+                    IoSlice::new(part)
+                }
+                Piece::Payload(bytes) => IoSlice::new(bytes),
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,136 @@
+//! A log driven by hand on a disk in memory, and what it has told.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use disk::{Disk, MemDisk};
+use mainstay_log::{
+    Batch, Entry, Fatal, HardState, Location, Log, LogEvent, OpenError, Options, Recovered, Replayed, Space,
+    ValueId,
+};
+
+/// Directory of the log under test.
+pub const DIR: &str = "/data/member/log";
+
+/// Options with small segments, driven by hand.
+pub fn options() -> Options {
+    Options { segment_bytes: 16 << 10, by_hand: true, ..Options::new(DIR, 0xc1, 0x3e) }
+}
+
+/// What a log has reported.
+#[derive(Default)]
+pub struct Told {
+    pub ticket: u64,
+    pub last_index: u64,
+    pub hard_state: Option<HardState>,
+    pub locations: Vec<(u64, Location)>,
+    pub values: Vec<(ValueId, Location)>,
+    pub spaces: Vec<Space>,
+    pub failed: Vec<Fatal>,
+}
+
+/// An open log with its listener.
+pub struct Opened {
+    pub log: Log,
+    pub recovered: Recovered,
+    pub replayed: Vec<Replayed>,
+    pub told: Arc<Mutex<Told>>,
+}
+
+pub fn open_with(options: Options, disk: &dyn CloneDisk, from_index: u64) -> Result<Opened, OpenError> {
+    let told = Arc::new(Mutex::new(Told::default()));
+    let listener = told.clone();
+    let mut replayed = Vec::new();
+    let (log, recovered) = Log::open(
+        options,
+        disk.arc(),
+        from_index,
+        &mut |item| replayed.push(item),
+        Box::new(move |event| {
+            let mut told = listener.lock().unwrap();
+            match event {
+                LogEvent::Synced(synced) => {
+                    assert!(told.failed.is_empty(), "nothing is acknowledged after a failure");
+                    told.ticket = synced.ticket;
+                    told.last_index = synced.last_index;
+                    told.hard_state = synced.hard_state.or(told.hard_state);
+                    told.locations.extend(synced.locations);
+                    told.values.extend(synced.values);
+                }
+                LogEvent::SpaceChanged(space) => told.spaces.push(space),
+                LogEvent::Failed(fatal) => told.failed.push(fatal),
+            }
+        }),
+    )?;
+    Ok(Opened { log, recovered, replayed, told })
+}
+
+pub fn open(disk: &MemDisk) -> Result<Opened, OpenError> {
+    open_with(options(), disk, 1)
+}
+
+/// Disks that can be handed to a log and kept.
+pub trait CloneDisk {
+    fn arc(&self) -> Arc<dyn Disk>;
+}
+
+impl<D: Disk + Clone + 'static> CloneDisk for D {
+    fn arc(&self) -> Arc<dyn Disk> {
+        Arc::new(self.clone())
+    }
+}
+
+impl Opened {
+    /// The entries as they stand after the replay: later ones have replaced earlier ones.
+    pub fn entries(&self) -> Vec<Entry> {
+        self.entries_from(1)
+    }
+
+    /// As [`Opened::entries`], without those below the index that was asked for.
+    pub fn entries_from(&self, from: u64) -> Vec<Entry> {
+        let mut entries: Vec<Entry> = Vec::new();
+        for item in &self.replayed {
+            match item {
+                Replayed::Entry(entry, _) => {
+                    entries.retain(|old| old.index < entry.index);
+                    entries.push(entry.clone());
+                }
+                Replayed::Reset(_) => entries.clear(),
+                _ => {}
+            }
+        }
+        entries.retain(|entry| entry.index >= from);
+        entries
+    }
+
+    /// Appends and takes a turn.
+    pub fn put(&mut self, batch: Batch) {
+        self.log.append(batch).unwrap();
+        self.log.turn();
+    }
+
+    pub fn told<T>(&self, of: impl FnOnce(&Told) -> T) -> T {
+        of(&self.told.lock().unwrap())
+    }
+}
+
+/// An entry whose data tells index and term, `len` bytes.
+pub fn entry(index: u64, term: u64, len: usize) -> Entry {
+    let mut state = index.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ term;
+    let data: Vec<u8> = (0..len)
+        .map(|_| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 56) as u8
+        })
+        .collect();
+    Entry { term, index, entry_type: 0, data: Bytes::from(data) }
+}
+
+pub fn entries(range: std::ops::RangeInclusive<u64>, term: u64, len: usize) -> Batch {
+    Batch { entries: range.map(|index| entry(index, term, len)).collect(), ..Batch::default() }
+}
+
+pub fn segment_path(seq: u32) -> PathBuf {
+    Path::new(DIR).join(format!("{seq:016x}.seg"))
+}
