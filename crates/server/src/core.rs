@@ -1,0 +1,151 @@
+//! The core: the one thread that decides, and the one writer of the state.
+//!
+//! It takes what shards ask and what the log tells, in batches: everything that gathered while it was busy. One turn
+//! proposes it all, hands the log one batch, applies what has become durable and committed, publishes one state, and
+//! only then answers (invariant I3). It never waits for the disk.
+
+mod compactor;
+mod leases;
+mod run;
+
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+
+use api::Status;
+use bytes::Bytes;
+use log::LogEvent;
+use machine::Outcome;
+use machine::image::Head;
+use mvcc::{Location, View};
+
+pub use run::{Core, Parts, command};
+
+/// Whom to answer: a place among a shard's open questions. The generation keeps a late answer from a new question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ticket {
+    /// The shard.
+    pub shard: u16,
+    /// The place.
+    pub slot: u32,
+    /// How often the place has been used.
+    pub generation: u32,
+}
+
+/// What the core is asked or told.
+pub enum Ask {
+    /// To replicate a command.
+    Propose {
+        /// Whom to answer.
+        ticket: Ticket,
+        /// The id inside the command.
+        id: u64,
+        /// Bytes of an `InternalRaftRequest`.
+        data: Bytes,
+        /// For a compaction: answer only once everything it made unreadable is removed.
+        wait_removed: bool,
+    },
+    /// To raise the NOSPACE alarm, since a write would go over the quota.
+    RaiseNoSpace,
+    /// To renew a lease.
+    KeepAlive(Ticket, i64),
+    /// How long a lease has, and with `true` which keys.
+    TimeToLive(Ticket, i64, bool),
+    /// Which leases there are, soonest to expire first.
+    Leases(Ticket),
+    /// A checkpoint was made, or failed.
+    Checkpointed(Result<Checkpointed, String>),
+    /// These values are to be moved out of their segments; the sender hears when they are.
+    Relocate(Vec<Relocation>, SyncSender<()>),
+    /// The log has something to tell.
+    Log(LogEvent),
+    /// To stop, in order: leases' remaining time is saved first.
+    Stop,
+}
+
+/// A durable checkpoint.
+#[derive(Clone, Copy, Debug)]
+pub struct Checkpointed {
+    /// The entries up to here are in it.
+    pub applied_index: u64,
+    /// Whether it was written anew as a whole, and so names no value's place of before.
+    pub whole: bool,
+    /// Bytes of all files of the checkpoint.
+    pub bytes: u64,
+}
+
+/// One value that is to move.
+#[derive(Clone, Debug)]
+pub struct Relocation {
+    /// Main revision.
+    pub main: i64,
+    /// Sub revision.
+    pub sub: u32,
+    /// Where it lies.
+    pub from: Location,
+    /// The value.
+    pub data: Bytes,
+}
+
+/// The core's answer.
+pub struct Reply {
+    /// Whom it is for.
+    pub ticket: Ticket,
+    /// The store's revision when it was made.
+    pub revision: i64,
+    /// The term of the last entry applied then.
+    pub raft_term: u64,
+    /// The answer.
+    pub body: ReplyBody,
+}
+
+/// What an answer holds.
+#[derive(Debug)]
+pub enum ReplyBody {
+    /// Of a proposal. The view keeps the places valid that the outcome names.
+    Outcome(Result<Outcome, Status>, Option<Pinned>),
+    /// The renewed lease's TTL in seconds; 0 if it is gone.
+    KeptAlive(i64),
+    /// A lease's time.
+    TimeToLive {
+        /// Seconds left; -1 if it is gone.
+        ttl: i64,
+        /// Seconds granted.
+        granted: i64,
+        /// Its keys, if asked for.
+        keys: Vec<Bytes>,
+    },
+    /// Lease ids.
+    Leases(Vec<i64>),
+}
+
+/// A view held for what it keeps from being freed.
+#[derive(Clone)]
+pub struct Pinned(pub Arc<View>);
+
+impl std::fmt::Debug for Pinned {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Pinned")
+    }
+}
+
+/// What the core asks of the keeper of checkpoints.
+pub enum Order {
+    /// Write the state of this view.
+    Checkpoint {
+        /// The rest of the state.
+        head: Head,
+        /// Keys and values.
+        view: Arc<View>,
+        /// Whether to write all of it, and not only what is new.
+        whole: bool,
+    },
+    /// Find the live values in these segments and ask for their relocation.
+    Relocate {
+        /// Keys and values.
+        view: Arc<View>,
+        /// The segments.
+        segments: Vec<u32>,
+    },
+    /// End.
+    Stop,
+}

@@ -1,0 +1,843 @@
+//! The core's loop.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::sync::mpsc::{SyncSender, TrySendError};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use api::Status;
+use api::error;
+use api::etcdserverpb::alarm_request::AlarmAction;
+use api::etcdserverpb::{
+    AlarmRequest, AlarmType, CompactionRequest, InternalRaftRequest, RequestHeader,
+};
+use api::membershippb;
+use bytes::Bytes;
+use consensus::{ConfChange, ConfChangeKind, Entry, EntryKind, Event, Node, Role, Standing};
+use log::{Batch, Log, LogEvent, Space, Synced};
+use machine::{Alarms, Change, Command, Machine, Member, Members, Outcome, VoterChange};
+use mvcc::{Location, View};
+use prost::Message as _;
+
+use super::compactor::Compactor;
+use super::{Ask, Checkpointed, Order, Pinned, Relocation, Reply, ReplyBody, Ticket};
+use crate::config::Config;
+use crate::expiry::Expiry;
+use crate::logging::{Logger, Value};
+use crate::shared::{Published, Shared};
+use crate::values::LogValues;
+
+/// How long a stop waits for what is under way.
+const STOP_PATIENCE: Duration = Duration::from_secs(5);
+/// Log bytes after which a checkpoint is due: what a restart has to read at most, more or less.
+const CHECKPOINT_LOG_BYTES: u64 = 64 << 20;
+/// Entries after which one is due, whatever they weigh.
+const CHECKPOINT_ENTRIES: u64 = 100_000;
+/// The age at which one is due, if there was anything to save.
+const CHECKPOINT_AGE: Duration = Duration::from_secs(60);
+/// Least bytes of dead records in sealed segments that are worth moving the live ones away.
+const RECLAIM_DEAD_BYTES: u64 = 64 << 20;
+/// Segments emptied at once.
+const RECLAIM_SEGMENTS: usize = 16;
+/// Pause before a revocation that failed is tried again.
+const REVOKE_PAUSE: Duration = Duration::from_secs(1);
+
+/// Who waits for an entry.
+pub(super) enum Waiter {
+    /// A client, through its shard. `true`: until everything a compaction made unreadable is removed.
+    Client(Ticket, bool),
+    /// A client whose keepalive had to go through the log, and the TTL to answer.
+    KeepAlive(Ticket, i64),
+    /// The expiry of this lease.
+    Expiry(i64),
+    /// Nobody: the core's own business.
+    Nobody,
+}
+
+/// What boot made for the core.
+pub struct Parts {
+    /// What it shares with the other threads.
+    pub shared: Arc<Shared>,
+    /// Where it writes what an operator should know.
+    pub logger: Arc<Logger>,
+    /// The configuration.
+    pub config: Config,
+    /// The raft node, restored.
+    pub node: Node,
+    /// The state, restored.
+    pub machine: Machine,
+    /// The log, open.
+    pub log: Log,
+    /// Where the entries that were read at start lie.
+    pub locations: VecDeque<(u64, log::Location)>,
+    /// The keeper of checkpoints.
+    pub orders: SyncSender<Order>,
+    /// The attributes this member should have: its name and client URLs.
+    pub attributes: (String, Vec<String>),
+    /// Bytes of the checkpoint's files.
+    pub checkpoint_bytes: u64,
+}
+
+/// The core.
+pub struct Core {
+    pub(super) shared: Arc<Shared>,
+    pub(super) logger: Arc<Logger>,
+    pub(super) machine: Machine,
+    pub(super) expiry: Expiry,
+    pub(super) revokes_open: usize,
+    pub(super) next_note: Instant,
+    config: Config,
+    node: Node,
+    log: Log,
+    values: LogValues,
+    orders: SyncSender<Order>,
+    attributes: (String, Vec<String>),
+    waiting: HashMap<u64, Waiter>,
+    /// Batches on their way to the disk: the log's ticket and raft's number.
+    syncing: VecDeque<(u64, u64)>,
+    /// Where entries that are not yet applied lie.
+    locations: VecDeque<(u64, log::Location)>,
+    outcomes: Vec<(Waiter, Result<Outcome, Status>, i64, u64)>,
+    replies: Vec<Vec<Reply>>,
+    /// Answers to compactions that wait for the removal.
+    removal_waiters: Vec<Reply>,
+    removing: bool,
+    next_removal: Instant,
+    compactor: Compactor,
+    alarm_proposed: bool,
+    attributes_proposed: bool,
+    leads: bool,
+    /// Whether an entry of the own term has been applied while leading.
+    settled: bool,
+    next_tick: Instant,
+    applied_since: bool,
+    checkpoint: Checkpoints,
+    views: VecDeque<(u64, Weak<View>)>,
+    published: u64,
+    /// Segments that nothing durable refers to, deleted once the views published before that are gone.
+    doomed: Vec<(u64, u32)>,
+    /// Values being moved, and where they lay.
+    moving: HashMap<(i64, u32), Location>,
+    mover: Option<SyncSender<()>>,
+    alarms: Arc<Alarms>,
+    members: Arc<Members>,
+    stopping: Option<Instant>,
+}
+
+/// What the core knows of checkpoints.
+struct Checkpoints {
+    busy: bool,
+    /// Segments without a live value when the one under way was ordered.
+    empty_segments: Vec<u32>,
+    /// Segments that values were moved out of since the last whole checkpoint.
+    emptied: BTreeSet<u32>,
+    whole_wanted: bool,
+    applied_index: u64,
+    entries_since: u64,
+    log_bytes_at: u64,
+    at: Instant,
+    bytes: u64,
+}
+
+impl Core {
+    /// Puts a core together.
+    pub fn new(parts: Parts) -> Core {
+        let now = Instant::now();
+        let shards = parts.shared.shards.len();
+        let applied = parts.machine.applied_index;
+        Core {
+            values: LogValues::new(parts.shared.values.clone()),
+            logger: parts.logger,
+            expiry: Expiry::new(now),
+            revokes_open: 0,
+            next_note: now + Duration::from_secs(60),
+            compactor: Compactor::new(parts.config.auto_compaction, now),
+            alarms: Arc::new(parts.machine.alarms.clone()),
+            members: Arc::new(parts.machine.members.clone()),
+            machine: parts.machine,
+            config: parts.config,
+            node: parts.node,
+            log: parts.log,
+            orders: parts.orders,
+            attributes: parts.attributes,
+            waiting: HashMap::new(),
+            syncing: VecDeque::new(),
+            locations: parts.locations,
+            outcomes: Vec::new(),
+            replies: (0..shards).map(|_| Vec::new()).collect(),
+            removal_waiters: Vec::new(),
+            // A compaction that was cut short by a crash goes on.
+            removing: true,
+            next_removal: now,
+            alarm_proposed: false,
+            attributes_proposed: false,
+            leads: false,
+            settled: false,
+            next_tick: now,
+            applied_since: true,
+            checkpoint: Checkpoints {
+                busy: false,
+                empty_segments: Vec::new(),
+                emptied: BTreeSet::new(),
+                whole_wanted: false,
+                applied_index: applied,
+                entries_since: 0,
+                log_bytes_at: 0,
+                at: now,
+                bytes: parts.checkpoint_bytes,
+            },
+            views: VecDeque::new(),
+            published: 0,
+            doomed: Vec::new(),
+            moving: HashMap::new(),
+            mover: None,
+            stopping: None,
+            shared: parts.shared,
+        }
+    }
+
+    /// Runs until it is told to stop.
+    ///
+    /// # Errors
+    ///
+    /// When the member cannot go on: the disk failed, or an entry cannot be applied. Nothing was acknowledged that is
+    /// not on disk.
+    pub fn run(mut self) -> Result<(), String> {
+        let shared = Arc::clone(&self.shared);
+        shared.core.receive_here();
+        let mut asks = Vec::new();
+        let outcome = loop {
+            shared.core.drain(&mut asks, self.patience());
+            let now = Instant::now();
+            match self.turn(&mut asks, now) {
+                Ok(false) => {}
+                Ok(true) => break Ok(()),
+                Err(why) => break Err(why),
+            }
+        };
+        let _ = self.orders.send(Order::Stop);
+        outcome
+    }
+
+    fn turn(&mut self, asks: &mut Vec<Ask>, now: Instant) -> Result<bool, String> {
+        for ask in asks.drain(..) {
+            self.take(ask, now)?;
+        }
+        self.tick(now)?;
+        self.carry_out(now)?;
+        self.publish();
+        self.remove_slice(now);
+        self.answer();
+        self.order_checkpoint(now);
+        self.release_doomed();
+        Ok(self.stopping.is_some_and(|since| {
+            self.waiting.is_empty() || now.saturating_duration_since(since) > STOP_PATIENCE
+        }))
+    }
+
+    fn patience(&self) -> Duration {
+        let now = Instant::now();
+        if self.removing {
+            return self.next_removal.saturating_duration_since(now);
+        }
+        self.next_tick.saturating_duration_since(now)
+    }
+
+    fn take(&mut self, ask: Ask, now: Instant) -> Result<(), String> {
+        match ask {
+            Ask::Propose { ticket, id, data, wait_removed } => {
+                if self.log.space() == Space::Exhausted {
+                    self.refuse(ticket, error::NO_SPACE);
+                } else if self.stopping.is_some() {
+                    self.refuse(ticket, error::STOPPED);
+                } else if self.node.step(Event::Proposed(data)).is_err() {
+                    self.shared.metrics.server.proposals_failed.inc();
+                    self.refuse(ticket, error::NO_LEADER);
+                } else {
+                    self.waiting.insert(id, Waiter::Client(ticket, wait_removed));
+                }
+            }
+            Ask::RaiseNoSpace => self.raise_no_space(),
+            Ask::KeepAlive(ticket, id) => self.keep_alive(ticket, id, now),
+            Ask::TimeToLive(ticket, id, keys) => self.time_to_live(ticket, id, keys, now),
+            Ask::Leases(ticket) => self.list_leases(ticket, now),
+            Ask::Checkpointed(result) => self.checkpointed(result, now),
+            Ask::Relocate(values, done) => self.relocate(values, done)?,
+            Ask::Log(event) => self.log_told(event)?,
+            Ask::Stop => {
+                if self.stopping.is_none() {
+                    // So that a restart goes on where the leases stand now.
+                    self.note_leases_below(now, Duration::from_secs(1));
+                    self.stopping = Some(now);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn log_told(&mut self, event: LogEvent) -> Result<(), String> {
+        match event {
+            LogEvent::Synced(synced) => self.synced(synced),
+            LogEvent::SpaceChanged(Space::Ample) => {
+                self.logger.info("the disk has room for the log again", &[]);
+                Ok(())
+            }
+            LogEvent::SpaceChanged(space) => {
+                self.logger.warn(
+                    "the disk has no room for more log: raising the NOSPACE alarm",
+                    &[("space", Value::from(format!("{space:?}").as_str()))],
+                );
+                self.raise_no_space();
+                Ok(())
+            }
+            LogEvent::Failed(fatal) => Err(fatal.to_string()),
+        }
+    }
+
+    fn synced(&mut self, synced: Synced) -> Result<(), String> {
+        let mut number = None;
+        while let Some(&(ticket, raft)) = self.syncing.front()
+            && ticket <= synced.ticket
+        {
+            self.syncing.pop_front();
+            if raft != 0 {
+                number = Some(raft);
+            }
+        }
+        self.locations.extend(synced.locations);
+        for (id, to) in synced.values {
+            let key = (id.main, u32::try_from(id.sub).unwrap_or(u32::MAX));
+            if let Some(from) = self.moving.remove(&key) {
+                let to = Location { segment: to.segment, offset: to.offset };
+                if self.machine.relocate(key.0, key.1, from, to) {
+                    self.checkpoint.emptied.insert(from.segment);
+                }
+            }
+        }
+        if self.moving.is_empty()
+            && let Some(mover) = self.mover.take()
+        {
+            // The mover may have given up; that is its business.
+            let _ = mover.try_send(());
+        }
+        if let Some(number) = number {
+            self.step(Event::LogSynced(number))?;
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, event: Event) -> Result<(), String> {
+        self.node.step(event).map_err(|e| format!("raft refused what it has to take: {e}"))
+    }
+
+    /// Proposes something of the core's own.
+    pub(super) fn propose_own(&mut self, mut request: InternalRaftRequest, waiter: Waiter) {
+        let id = self.shared.request_id();
+        request.header = Some(RequestHeader { id, ..RequestHeader::default() });
+        let refused = self.log.space() == Space::Exhausted
+            || self.node.step(Event::Proposed(request.encode_to_vec().into())).is_err();
+        if refused {
+            self.give_up(waiter);
+        } else {
+            self.waiting.insert(id, waiter);
+        }
+    }
+
+    fn give_up(&mut self, waiter: Waiter) {
+        match waiter {
+            Waiter::Client(ticket, _) | Waiter::KeepAlive(ticket, _) => self.refuse(ticket, error::NO_LEADER),
+            Waiter::Expiry(id) => {
+                self.revokes_open = self.revokes_open.saturating_sub(1);
+                self.expiry.retry(id, Instant::now(), REVOKE_PAUSE);
+            }
+            Waiter::Nobody => {}
+        }
+    }
+
+    fn raise_no_space(&mut self) {
+        let raised = self.machine.alarms.any(AlarmType::Nospace as i32);
+        if raised || self.alarm_proposed || !self.leads {
+            return;
+        }
+        self.alarm_proposed = true;
+        let alarm = AlarmRequest {
+            action: AlarmAction::Activate as i32,
+            member_id: self.shared.identity.member_id,
+            alarm: AlarmType::Nospace as i32,
+        };
+        let request = InternalRaftRequest { alarm: Some(alarm), ..InternalRaftRequest::default() };
+        self.propose_own(request, Waiter::Nobody);
+    }
+
+    fn tick(&mut self, now: Instant) -> Result<(), String> {
+        if now < self.next_tick {
+            return Ok(());
+        }
+        // Ticks that were missed are not made up for: a node that was stopped should not campaign at once.
+        self.next_tick = now + self.config.heartbeat_interval;
+        self.step(Event::Ticked)?;
+        let standing = self.node.standing();
+        if standing.role != Role::Leader && self.node.voters() == [self.shared.identity.member_id] {
+            // Nobody else could win, so there is nothing to wait for.
+            let pending = self.machine.applied_index < standing.commit;
+            if !pending {
+                self.step(Event::CampaignRequested)?;
+            }
+        }
+        if self.leads && self.settled && self.stopping.is_none() {
+            self.expire_leases(now);
+            self.note_leases(now);
+            let revision = self.machine.store.current_revision();
+            if let Some(revision) = self.compactor.due(revision, now) {
+                self.logger.info("compacting by age", &[("revision", Value::from(revision))]);
+                let compaction = Some(CompactionRequest { revision, physical: false });
+                self.propose_own(InternalRaftRequest { compaction, ..Default::default() }, Waiter::Nobody);
+            }
+        }
+        Ok(())
+    }
+
+    fn carry_out(&mut self, now: Instant) -> Result<(), String> {
+        while let Some(effects) = self.node.effects() {
+            if let Some(standing) = effects.standing {
+                self.stands(standing, now);
+            }
+            if let Some(append) = effects.append {
+                self.append(append)?;
+            }
+            if let Some(last) = effects.commit.last().map(|entry| entry.index) {
+                for entry in effects.commit {
+                    self.apply(&entry, now)?;
+                }
+                self.step(Event::Applied(last))?;
+                // Nobody has to catch up with a single member.
+                self.step(Event::Forgotten(last))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn stands(&mut self, standing: Standing, now: Instant) {
+        let leads = standing.role == Role::Leader;
+        if leads && !self.leads {
+            self.start_leases(now);
+            self.shared.metrics.server.leader_changes.inc();
+        }
+        if leads != self.leads {
+            self.settled = false;
+        }
+        self.leads = leads;
+        self.applied_since = true;
+        self.logger.info(
+            if leads { "became leader" } else { "follows" },
+            &[("term", Value::from(standing.term)), ("leader", Value::from(format!("{:x}", standing.leader).as_str()))],
+        );
+    }
+
+    fn append(&mut self, append: consensus::Append) -> Result<(), String> {
+        let entries = append
+            .entries
+            .into_iter()
+            .map(|entry| log::Entry {
+                term: entry.term,
+                index: entry.index,
+                entry_type: match entry.kind {
+                    EntryKind::Normal => 0,
+                    EntryKind::ConfChange => 1,
+                },
+                data: entry.data,
+            })
+            .collect();
+        let hard_state = append.hard_state.map(|hs| log::HardState { term: hs.term, vote: hs.vote, commit: hs.commit });
+        let batch = Batch { entries, hard_state, ..Batch::default() };
+        let ticket = self.log.append(batch).map_err(|refused| format!("the log takes no more: {:?}", refused.reason))?;
+        self.syncing.push_back((ticket, append.number));
+        Ok(())
+    }
+
+    fn location(&mut self, index: u64) -> Result<Location, String> {
+        while let Some(&(at, location)) = self.locations.front() {
+            if at == index {
+                self.locations.pop_front();
+                return Ok(Location { segment: location.segment, offset: location.offset });
+            }
+            if at > index {
+                break;
+            }
+            self.locations.pop_front();
+        }
+        Err(format!("entry {index} was committed before the log said where it lies"))
+    }
+
+    fn apply(&mut self, entry: &Entry, now: Instant) -> Result<(), String> {
+        let location = self.location(entry.index)?;
+        let command = Command { index: entry.index, term: entry.term, data: &entry.data, location };
+        self.applied_since = true;
+        self.checkpoint.entries_since += 1;
+        match entry.kind {
+            EntryKind::Normal => {
+                let clock = Instant::now();
+                let applied = self.machine.apply(command, &self.values, true).map_err(|e| e.to_string())?;
+                let took = clock.elapsed();
+                if took > self.config.warning_apply_duration {
+                    self.shared.metrics.server.slow_apply.inc();
+                    self.logger.warn(
+                        "apply request took too long",
+                        &[
+                            ("took", Value::from(format!("{took:?}").as_str())),
+                            ("index", Value::from(entry.index)),
+                            ("size", Value::from(entry.data.len() as u64)),
+                        ],
+                    );
+                }
+                if let Some(change) = applied.change {
+                    self.changed(change, now);
+                }
+                let waiter = self.waiting.remove(&applied.request_id).unwrap_or(Waiter::Nobody);
+                match waiter {
+                    Waiter::Expiry(id) => {
+                        self.revokes_open = self.revokes_open.saturating_sub(1);
+                        if !matches!(applied.outcome, Ok(_) | Err(error::LEASE_NOT_FOUND)) {
+                            self.expiry.retry(id, now, REVOKE_PAUSE);
+                        }
+                    }
+                    Waiter::Nobody => {}
+                    waiter => {
+                        let revision = self.machine.store.current_revision();
+                        self.outcomes.push((waiter, applied.outcome, revision, entry.term));
+                    }
+                }
+                let standing = self.node.standing();
+                if self.leads && !self.settled && entry.term == standing.term {
+                    self.settled = true;
+                    self.settle();
+                }
+            }
+            EntryKind::ConfChange => {
+                let (_, change) = self.machine.apply_conf_change(command).map_err(|e| e.to_string())?;
+                let (kind, node) = match change {
+                    VoterChange::AddVoter(node) => (ConfChangeKind::AddVoter, node),
+                    VoterChange::AddLearner(node) => (ConfChangeKind::AddLearner, node),
+                    VoterChange::Remove(node) => (ConfChangeKind::Remove, node),
+                    VoterChange::Update(node) => (ConfChangeKind::Update, node),
+                };
+                self.step(Event::ConfChanged(ConfChange { kind, node }))?;
+                self.members = Arc::new(self.machine.members.clone());
+            }
+        }
+        Ok(())
+    }
+
+    /// The first entry of the own term is applied: this member makes itself known.
+    fn settle(&mut self) {
+        if self.attributes_proposed {
+            return;
+        }
+        self.attributes_proposed = true;
+        let id = self.shared.identity.member_id;
+        let (name, client_urls) = self.attributes.clone();
+        let known = self.machine.members.by_id.get(&id);
+        let current = |m: &Member| m.name == name && m.client_urls == client_urls;
+        if !known.is_some_and(current) {
+            let attributes = membershippb::Attributes { name, client_urls };
+            let set = membershippb::ClusterMemberAttrSetRequest { member_id: id, member_attributes: Some(attributes) };
+            let request =
+                InternalRaftRequest { cluster_member_attr_set: Some(set), ..InternalRaftRequest::default() };
+            self.propose_own(request, Waiter::Nobody);
+        }
+        if self.machine.members.cluster_version.is_empty() {
+            let set = membershippb::ClusterVersionSetRequest { ver: api::CLUSTER_VERSION.to_owned() };
+            let request = InternalRaftRequest { cluster_version_set: Some(set), ..InternalRaftRequest::default() };
+            self.propose_own(request, Waiter::Nobody);
+        }
+    }
+
+    fn changed(&mut self, change: Change, now: Instant) {
+        match change {
+            Change::LeaseGranted { id, ttl } => self.lease_granted(id, ttl, now),
+            Change::LeaseRevoked(id) => self.lease_revoked(id),
+            Change::Compacted(_) => {
+                self.removing = true;
+                self.next_removal = now;
+            }
+            Change::Alarms => {
+                self.alarms = Arc::new(self.machine.alarms.clone());
+                self.alarm_proposed = false;
+            }
+            Change::Members => self.members = Arc::new(self.machine.members.clone()),
+        }
+    }
+
+    /// Whether this member's newest state answers linearizable reads by itself.
+    fn reads_local(&self) -> bool {
+        self.leads && self.settled && self.node.voters() == [self.shared.identity.member_id]
+    }
+
+    fn publish(&mut self) {
+        if !self.applied_since {
+            return;
+        }
+        self.applied_since = false;
+        let view = self.machine.store.publish();
+        self.published += 1;
+        self.views.push_back((self.published, Arc::downgrade(&view)));
+        while self.views.front().is_some_and(|(_, view)| view.strong_count() == 0) {
+            self.views.pop_front();
+        }
+        if self.views.len() > 4096 {
+            self.views.retain(|(_, view)| view.strong_count() > 0);
+        }
+        let standing = self.node.standing();
+        self.shared.state.store(Arc::new(Published {
+            view,
+            applied_index: self.machine.applied_index,
+            applied_term: self.machine.applied_term,
+            commit_index: standing.commit,
+            leader: standing.leader,
+            reads_local: self.reads_local(),
+            alarms: Arc::clone(&self.alarms),
+            members: Arc::clone(&self.members),
+            in_use_bytes: self.machine.in_use_bytes(),
+        }));
+    }
+
+    pub(super) fn reply(&mut self, ticket: Ticket, body: ReplyBody) {
+        let reply = Reply {
+            ticket,
+            revision: self.machine.store.current_revision(),
+            raft_term: self.machine.applied_term,
+            body,
+        };
+        self.replies[usize::from(ticket.shard)].push(reply);
+    }
+
+    fn refuse(&mut self, ticket: Ticket, status: Status) {
+        self.reply(ticket, ReplyBody::Outcome(Err(status), None));
+    }
+
+    fn answer(&mut self) {
+        let view = Arc::clone(&self.shared.state.load().view);
+        for (waiter, outcome, revision, raft_term) in self.outcomes.drain(..) {
+            let (ticket, body, wait_removed) = match waiter {
+                Waiter::Client(ticket, wait_removed) => {
+                    let wait_removed = wait_removed && outcome.is_ok();
+                    let pin = names_values(&outcome).then(|| Pinned(Arc::clone(&view)));
+                    (ticket, ReplyBody::Outcome(outcome, pin), wait_removed)
+                }
+                Waiter::KeepAlive(ticket, ttl) => (ticket, ReplyBody::KeptAlive(ttl), false),
+                Waiter::Expiry(_) | Waiter::Nobody => continue,
+            };
+            let reply = Reply { ticket, revision, raft_term, body };
+            if wait_removed && self.removing {
+                self.removal_waiters.push(reply);
+            } else {
+                self.replies[usize::from(ticket.shard)].push(reply);
+            }
+        }
+        for (shard, replies) in self.replies.iter_mut().enumerate() {
+            if replies.is_empty() {
+                self.shared.wake_watches(shard);
+            } else {
+                self.shared.shards[shard].send_all(replies);
+            }
+        }
+    }
+
+    /// Removes a slice of what compactions made unreadable.
+    fn remove_slice(&mut self, now: Instant) {
+        if !self.removing || now < self.next_removal {
+            return;
+        }
+        self.next_removal = now + self.config.compaction_sleep_interval.min(Duration::from_millis(1));
+        if self.machine.compact_step(self.config.compaction_batch_limit) {
+            self.removing = false;
+            for reply in self.removal_waiters.drain(..) {
+                self.replies[usize::from(reply.ticket.shard)].push(reply);
+            }
+        }
+        // What was removed leaves memory with the next publications.
+        self.applied_since = true;
+    }
+
+    fn order_checkpoint(&mut self, now: Instant) {
+        if self.checkpoint.busy || !self.settled {
+            return;
+        }
+        let log_bytes = self.log.figures().written_bytes();
+        let since = log_bytes.saturating_sub(self.checkpoint.log_bytes_at);
+        let enough = self.checkpoint.entries_since >= self.config.snapshot_count
+            && (since >= CHECKPOINT_LOG_BYTES
+                || self.checkpoint.entries_since >= CHECKPOINT_ENTRIES
+                || now.saturating_duration_since(self.checkpoint.at) >= CHECKPOINT_AGE);
+        let whole = self.checkpoint.whole_wanted;
+        if !enough && !whole {
+            return;
+        }
+        let view = Arc::clone(&self.shared.state.load().view);
+        let usage = self.machine.usage();
+        let empty = |seq: u32| usage.get(&seq).is_none_or(|u| u.values == 0);
+        let empty_segments = self
+            .log
+            .segments()
+            .iter()
+            .filter(|s| s.sealed && s.last_index <= self.machine.applied_index && empty(s.seq))
+            .map(|s| s.seq)
+            .filter(|seq| whole || !self.checkpoint.emptied.contains(seq))
+            .collect();
+        let order = Order::Checkpoint { head: self.machine.head(), view, whole };
+        if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) = self.orders.try_send(order) {
+            return;
+        }
+        self.checkpoint.busy = true;
+        self.checkpoint.empty_segments = empty_segments;
+        self.checkpoint.whole_wanted = false;
+        self.checkpoint.entries_since = 0;
+        self.checkpoint.log_bytes_at = log_bytes;
+        self.checkpoint.at = now;
+    }
+
+    fn checkpointed(&mut self, result: Result<Checkpointed, String>, now: Instant) {
+        self.checkpoint.busy = false;
+        self.checkpoint.at = now;
+        match result {
+            Ok(done) => {
+                self.checkpoint.applied_index = done.applied_index;
+                self.checkpoint.bytes = done.bytes;
+                self.log.forget_below(done.applied_index);
+                let segments = std::mem::take(&mut self.checkpoint.empty_segments);
+                for seq in segments {
+                    self.checkpoint.emptied.remove(&seq);
+                    self.doomed.push((self.published, seq));
+                }
+                self.logger.debug("saved a checkpoint", &[("applied-index", Value::from(done.applied_index))]);
+                self.reclaim();
+            }
+            Err(why) => {
+                // Nothing is lost: the log has it all. It is tried again when the next is due.
+                self.checkpoint.empty_segments.clear();
+                self.logger.warn("could not save a checkpoint", &[("error", Value::from(why.as_str()))]);
+            }
+        }
+        let log_bytes: u64 = self.log.segments().iter().map(|s| s.used_bytes).sum();
+        self.shared.set_disk_bytes(log_bytes + self.checkpoint.bytes);
+    }
+
+    /// Looks for segments that hold little, and has their live values moved.
+    fn reclaim(&mut self) {
+        let usage = self.machine.usage();
+        let live = |seq: u32| usage.get(&seq).map_or(0, |u| u.bytes);
+        let mut sealed: Vec<(u64, u64, u32)> = self
+            .log
+            .segments()
+            .iter()
+            .filter(|s| s.sealed && s.last_index <= self.checkpoint.applied_index)
+            .map(|s| (live(s.seq), s.used_bytes, s.seq))
+            .filter(|(live, _, seq)| *live > 0 && !self.doomed.iter().any(|(_, doomed)| doomed == seq))
+            .collect();
+        let dead: u64 = sealed.iter().map(|(live, used, _)| used.saturating_sub(*live)).sum();
+        let all_live: u64 = sealed.iter().map(|(live, _, _)| live).sum();
+        if dead < RECLAIM_DEAD_BYTES.max(all_live / 2) {
+            return;
+        }
+        sealed.retain(|(live, used, _)| *live < used / 2);
+        sealed.sort_unstable();
+        let segments: Vec<u32> = sealed.into_iter().take(RECLAIM_SEGMENTS).map(|(_, _, seq)| seq).collect();
+        if segments.is_empty() {
+            return;
+        }
+        let view = Arc::clone(&self.shared.state.load().view);
+        if self.orders.try_send(Order::Relocate { view, segments }).is_ok() {
+            // The keeper of checkpoints works in order, so the next one comes after the move.
+            self.checkpoint.whole_wanted = true;
+        }
+    }
+
+    fn relocate(&mut self, values: Vec<Relocation>, done: SyncSender<()>) -> Result<(), String> {
+        if self.log.space() != Space::Ample || self.stopping.is_some() || values.is_empty() {
+            let _ = done.try_send(());
+            return Ok(());
+        }
+        let mut batch = Batch::default();
+        for value in values {
+            let id = log::ValueId { main: value.main, sub: i64::from(value.sub) };
+            self.moving.insert((value.main, value.sub), value.from);
+            batch.values.push(log::Value { id, data: value.data });
+        }
+        let ticket = self.log.append(batch).map_err(|refused| format!("the log takes no more: {:?}", refused.reason))?;
+        // Raft knows nothing of these.
+        self.syncing.push_back((ticket, 0));
+        self.mover = Some(done);
+        Ok(())
+    }
+
+    fn release_doomed(&mut self) {
+        if self.doomed.is_empty() {
+            return;
+        }
+        while self.views.front().is_some_and(|(_, view)| view.strong_count() == 0) {
+            self.views.pop_front();
+        }
+        let oldest = self.views.front().map_or(u64::MAX, |(number, _)| *number);
+        let mut kept = Vec::new();
+        for (number, seq) in self.doomed.drain(..) {
+            // The published state itself holds a view, which may be the very one of then.
+            if oldest <= number && oldest != self.published {
+                kept.push((number, seq));
+            } else if let Err(why) = self.log.release(seq) {
+                self.logger.warn("could not release a segment", &[("error", Value::from(format!("{why:?}").as_str()))]);
+            }
+        }
+        self.doomed = kept;
+    }
+}
+
+/// Whether an outcome names places of values, which must stay readable until it is answered.
+fn names_values(outcome: &Result<Outcome, Status>) -> bool {
+    match outcome {
+        Ok(Outcome::Put { previous, .. }) => previous.is_some(),
+        Ok(Outcome::DeleteRange(deleted)) => !deleted.previous.is_empty(),
+        Ok(Outcome::Txn(txn)) => !txn.responses.is_empty(),
+        _ => false,
+    }
+}
+
+/// Bytes of a command that carries a client's request unchanged: the header with its id, and the request as field
+/// `number` of the `InternalRaftRequest`.
+pub fn command(id: u64, number: u32, request: &[u8]) -> Bytes {
+    use bytes::BufMut as _;
+    use machine::found::{put_varint, varint_len};
+    const HEADER: u64 = (100 << 3) | 2;
+    let id_len = 1 + varint_len(id);
+    let tag = (u64::from(number) << 3) | 2;
+    let len = varint_len(HEADER)
+        + varint_len(id_len as u64)
+        + id_len
+        + varint_len(tag)
+        + varint_len(request.len() as u64)
+        + request.len();
+    let mut out = bytes::BytesMut::with_capacity(len);
+    put_varint(&mut out, tag);
+    put_varint(&mut out, request.len() as u64);
+    out.put_slice(request);
+    put_varint(&mut out, HEADER);
+    put_varint(&mut out, id_len as u64);
+    out.put_u8(0x08);
+    put_varint(&mut out, id);
+    debug_assert_eq!(out.len(), len);
+    out.freeze()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use api::etcdserverpb::PutRequest;
+
+    #[test]
+    fn a_command_is_an_internal_raft_request() {
+        let put = PutRequest { key: "k".into(), value: "v".into(), ..PutRequest::default() };
+        let bytes = command(u64::MAX, 4, &put.encode_to_vec());
+        let decoded = InternalRaftRequest::decode(bytes).expect("decodes");
+        assert_eq!(decoded.put, Some(put));
+        assert_eq!(decoded.header.map(|h| h.id), Some(u64::MAX));
+    }
+}
