@@ -1,0 +1,111 @@
+//! The cluster a member without data is to form or join.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::duration::quote;
+use super::identity::{cluster_id, initial_member_id};
+use super::refusal::Refusal;
+use super::{Config, InitialClusterState, Url};
+
+/// One member named in the initial cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InitialMember {
+    /// Its id.
+    pub id: u64,
+    /// Its name.
+    pub name: String,
+    /// Its peer URLs, sorted by text.
+    pub peer_urls: Vec<Url>,
+}
+
+/// The initial cluster, with the ids that every member computes alike from the same options.
+///
+/// Who joins an existing cluster takes the ids from that cluster: members added later have other ids.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bootstrap {
+    /// The members, sorted by id: the order in which a new cluster's log names them.
+    pub members: Vec<InitialMember>,
+    /// Id of the cluster.
+    pub cluster_id: u64,
+    /// Id of this member.
+    pub local_id: u64,
+}
+
+impl Config {
+    /// Reads and checks the initial cluster. To be called when the data directory holds no member, and only then.
+    ///
+    /// URLs are compared as texts; names are not resolved.
+    pub fn bootstrap(&self) -> Result<Bootstrap, Refusal> {
+        self.initial_members().map_err(Refusal::start_failed)
+    }
+
+    fn initial_members(&self) -> Result<Bootstrap, String> {
+        let urls_by_name = parse(&self.initial_cluster)
+            .map_err(|error| format!("error setting up initial cluster: {error}"))?;
+        let Some(local_urls) = urls_by_name.get(&self.name) else {
+            let name = quote(&self.name);
+            return Err(format!("couldn't find local name {name} in the initial cluster configuration"));
+        };
+        if self.initial_cluster_state == InitialClusterState::New {
+            check_advertised(&self.name, local_urls, &self.initial_advertise_peer_urls)?;
+        }
+        let mut seen = BTreeSet::new();
+        if !urls_by_name.values().flatten().all(|url| seen.insert(url.as_str())) {
+            return Err(format!("initial cluster {} has duplicate url", print(&urls_by_name)));
+        }
+        let mut members = Vec::new();
+        for (name, peer_urls) in &urls_by_name {
+            let texts: Vec<&str> = peer_urls.iter().map(Url::as_str).collect();
+            let id = initial_member_id(&texts, &self.initial_cluster_token);
+            members.push(InitialMember { id, name: name.clone(), peer_urls: peer_urls.clone() });
+        }
+        members.sort_by_key(|member| member.id);
+        let ids: Vec<u64> = members.iter().map(|member| member.id).collect();
+        let local = members.iter().find(|member| member.name == self.name);
+        let local_id = local.map(|member| member.id).ok_or("the local member is missing")?;
+        Ok(Bootstrap { cluster_id: cluster_id(&ids), local_id, members })
+    }
+}
+
+/// `a=http://…,b=http://…`; a name may come several times.
+fn parse(text: &str) -> Result<BTreeMap<String, Vec<Url>>, String> {
+    let mut urls_by_name: BTreeMap<String, Vec<Url>> = BTreeMap::new();
+    for pair in text.split(',').filter(|pair| !pair.is_empty()) {
+        let (name, url) = pair.split_once('=').unwrap_or((pair, ""));
+        let url = Url::parse(url)?;
+        urls_by_name.entry(name.to_string()).or_default().push(url);
+    }
+    urls_by_name.values_mut().for_each(|urls| urls.sort());
+    Ok(urls_by_name)
+}
+
+fn check_advertised(name: &str, local: &[Url], advertised: &[Url]) -> Result<(), String> {
+    let join = |urls: &[Url]| urls.iter().map(Url::as_str).collect::<Vec<_>>().join(",");
+    let named = |urls: &[&Url]| urls.iter().map(|url| format!("{name}={url}")).collect::<Vec<_>>().join(",");
+    let missing: Vec<&Url> = local.iter().filter(|url| !advertised.contains(url)).collect();
+    if !missing.is_empty() {
+        return Err(format!(
+            "--initial-cluster has {} but missing from --initial-advertise-peer-urls={}",
+            named(&missing),
+            join(advertised)
+        ));
+    }
+    let missing: Vec<&Url> = advertised.iter().filter(|url| !local.contains(url)).collect();
+    if !missing.is_empty() {
+        let texts = missing.iter().map(|url| url.as_str()).collect::<Vec<_>>().join(",");
+        let local = named(&local.iter().collect::<Vec<_>>());
+        return Err(format!(
+            "--initial-advertise-peer-urls has {texts} but missing from --initial-cluster={local}"
+        ));
+    }
+    Ok(())
+}
+
+fn print(urls_by_name: &BTreeMap<String, Vec<Url>>) -> String {
+    let mut pairs: Vec<String> = urls_by_name
+        .iter()
+        .flat_map(|(name, urls)| urls.iter().map(move |url| format!("{name}={url}")))
+        .collect();
+    pairs.sort();
+    pairs.join(",")
+}

@@ -1,0 +1,194 @@
+//! Feature gates: named switches of etcd's, set together by `--feature-gates`.
+
+use std::collections::BTreeMap;
+
+use super::flag::parse_go_bool;
+
+/// One gate as etcd 3.7 knows it.
+#[derive(Clone, Copy, Debug)]
+pub struct FeatureGate {
+    /// Name as written in `--feature-gates`.
+    pub name: &'static str,
+    /// How far etcd's implementation has come: label `stage` of `etcd_server_feature_enabled`.
+    pub stage: Stage,
+    /// State when it is not set.
+    pub default: bool,
+    /// What setting it does here.
+    pub effect: Effect,
+}
+
+/// Maturity of a gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// Off by default.
+    Alpha,
+    /// On by default.
+    Beta,
+}
+
+/// What setting a gate does in this version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Accepted whatever the value; the log says that it makes no difference and, in these words, why.
+    NoDifference(&'static str),
+    /// Refused when it is to be on.
+    NotYet,
+}
+
+/// The gate that sets all alpha gates not named themselves.
+pub const ALL_ALPHA: &str = "AllAlpha";
+/// The gate that sets all beta gates not named themselves.
+pub const ALL_BETA: &str = "AllBeta";
+
+/// All gates, sorted by name.
+pub const FEATURE_GATES: &[FeatureGate] = &[
+    FeatureGate { name: "CompactHashCheck", stage: Stage::Alpha, default: false, effect: Effect::NotYet },
+    FeatureGate {
+        name: "FastLeaseKeepAlive",
+        stage: Stage::Beta,
+        default: true,
+        effect: Effect::NoDifference("a lease renewal never waits for the applied index"),
+    },
+    FeatureGate {
+        name: "InitialCorruptCheck",
+        stage: Stage::Alpha,
+        default: false,
+        effect: Effect::NoDifference(
+            "hashes are not compared with other members at start; every record read from disk is verified by its \
+             checksum instead",
+        ),
+    },
+    FeatureGate { name: "LeaseCheckpoint", stage: Stage::Alpha, default: false, effect: Effect::NotYet },
+    FeatureGate {
+        name: "LeaseCheckpointPersist",
+        stage: Stage::Alpha,
+        default: false,
+        effect: Effect::NotYet,
+    },
+    FeatureGate { name: "PriorityRequest", stage: Stage::Alpha, default: false, effect: Effect::NotYet },
+    FeatureGate { name: "SetMemberLocalAddr", stage: Stage::Alpha, default: false, effect: Effect::NotYet },
+    FeatureGate {
+        name: "StopGRPCServiceOnDefrag",
+        stage: Stage::Alpha,
+        default: false,
+        effect: Effect::NoDifference("defragmenting does not stop requests"),
+    },
+    FeatureGate {
+        name: "TxnModeWriteWithSharedBuffer",
+        stage: Stage::Beta,
+        default: true,
+        effect: Effect::NoDifference("transactions do not copy a read buffer"),
+    },
+];
+
+impl FeatureGate {
+    /// The gate called `name`.
+    pub fn find(name: &str) -> Option<&'static FeatureGate> {
+        FEATURE_GATES.iter().find(|gate| gate.name == name)
+    }
+}
+
+impl Stage {
+    /// Spelling in metrics and in the help text.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Stage::Alpha => "ALPHA",
+            Stage::Beta => "BETA",
+        }
+    }
+}
+
+/// The gates somebody set, by name, those set through `AllAlpha` and `AllBeta` included.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FeatureGates {
+    set: BTreeMap<&'static str, bool>,
+    /// Whether `AllAlpha` was turned on.
+    pub all_alpha: bool,
+    /// Whether `AllBeta` was turned on.
+    pub all_beta: bool,
+}
+
+impl FeatureGates {
+    /// State of a gate: what was set, else its default.
+    pub fn is_enabled(&self, gate: &FeatureGate) -> bool {
+        self.set.get(gate.name).copied().unwrap_or(gate.default)
+    }
+
+    /// The gates that were set, sorted by name.
+    pub fn set(&self) -> impl Iterator<Item = (&'static FeatureGate, bool)> + '_ {
+        self.set.iter().filter_map(|(name, on)| Some((FeatureGate::find(name)?, *on)))
+    }
+
+    /// Sets one gate.
+    pub(super) fn insert(&mut self, gate: &'static FeatureGate, on: bool) {
+        self.set.insert(gate.name, on);
+    }
+
+    /// True when the gate was set by its own name or through `AllAlpha` or `AllBeta`.
+    pub(super) fn is_set(&self, gate: &FeatureGate) -> bool {
+        self.set.contains_key(gate.name)
+    }
+}
+
+/// Reads `A=true,B=false`. The error is etcd's text.
+pub(super) fn parse(text: &str) -> Result<FeatureGates, String> {
+    let mut gates = FeatureGates::default();
+    let mut stages = Vec::new();
+    for pair in text.split(',').filter(|pair| !pair.is_empty()) {
+        let (name, value) = match pair.split_once('=') {
+            Some((name, value)) => (name.trim(), value.trim()),
+            None => return Err(format!("missing bool value for {}", pair.trim())),
+        };
+        let on = parse_go_bool(value).ok_or_else(|| {
+            let quoted = super::duration::quote(value);
+            format!(
+                "invalid value of {name}={value}, err: strconv.ParseBool: parsing {quoted}: invalid syntax"
+            )
+        })?;
+        match (name, FeatureGate::find(name)) {
+            (_, Some(gate)) => gates.insert(gate, on),
+            (ALL_ALPHA, None) => stages.push((Stage::Alpha, on)),
+            (ALL_BETA, None) => stages.push((Stage::Beta, on)),
+            (_, None) => return Err(format!("unrecognized feature gate: {name}")),
+        }
+    }
+    let named = gates.clone();
+    for (stage, on) in stages {
+        match stage {
+            Stage::Alpha => gates.all_alpha = on,
+            Stage::Beta => gates.all_beta = on,
+        }
+        for gate in FEATURE_GATES.iter().filter(|gate| gate.stage == stage && !named.is_set(gate)) {
+            gates.insert(gate, on);
+        }
+    }
+    Ok(gates)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn on(text: &str) -> Vec<&'static str> {
+        let gates = parse(text).unwrap();
+        FEATURE_GATES.iter().filter(|gate| gates.is_enabled(gate)).map(|gate| gate.name).collect()
+    }
+
+    #[test]
+    fn named_gates_win_over_their_stage() {
+        assert_eq!(on(""), ["FastLeaseKeepAlive", "TxnModeWriteWithSharedBuffer"]);
+        assert_eq!(on("AllBeta=false,InitialCorruptCheck=1,"), ["InitialCorruptCheck"]);
+        assert_eq!(on("FastLeaseKeepAlive=true,AllBeta=false"), ["FastLeaseKeepAlive"]);
+        assert_eq!(on("AllAlpha=true, PriorityRequest = false ").len(), 8);
+    }
+
+    #[test]
+    fn refuses_with_the_words_of_etcd() {
+        assert_eq!(parse("Foo=true").unwrap_err(), "unrecognized feature gate: Foo");
+        assert_eq!(parse("PriorityRequest").unwrap_err(), "missing bool value for PriorityRequest");
+        assert_eq!(
+            parse("PriorityRequest=x").unwrap_err(),
+            "invalid value of PriorityRequest=x, err: strconv.ParseBool: parsing \"x\": invalid syntax"
+        );
+    }
+}

@@ -1,0 +1,288 @@
+//! What the flag table says of one flag.
+
+use super::duration::parse_go_duration;
+use super::feature_gate;
+use super::url::Url;
+
+/// One server flag. Its environment variable is derived from the name: see [`Flag::env`].
+#[derive(Clone, Copy, Debug)]
+pub struct Flag {
+    /// Name without dashes in front.
+    pub name: &'static str,
+    /// Heading of the help text it stands under.
+    pub group: Group,
+    /// Grammar of its value.
+    pub kind: Kind,
+    /// Value when it is not set, in the flag's own grammar.
+    pub default: &'static str,
+    /// What setting it does in this version.
+    pub status: Status,
+    /// One sentence or two for the help text and the documentation.
+    pub help: &'static str,
+}
+
+/// Headings of the help text, in its order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Group {
+    /// This member: its listeners, storage and limits.
+    Member,
+    /// The cluster, and how it is formed.
+    Clustering,
+    /// TLS, and who may connect.
+    Security,
+    /// Users' passwords and tokens.
+    Auth,
+    /// What can be observed.
+    Profiling,
+    /// What is logged, and where.
+    Logging,
+    /// Spans for a collector.
+    Tracing,
+    /// Checks, pacing and other tuning.
+    Features,
+    /// Options that can lose data.
+    Unsafe,
+    /// Flags that print something or name a file.
+    General,
+    /// Names from long ago that etcd accepts and ignores. Not in the help text.
+    Legacy,
+}
+
+/// Grammar of a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Any text.
+    Text,
+    /// `true`, `false` and Go's other spellings; the flag alone means true.
+    Bool,
+    /// Unsigned, 64 bits.
+    Uint,
+    /// Unsigned, 32 bits.
+    Uint32,
+    /// Signed, 64 bits.
+    Int,
+    /// Go's notation: `1h30m`.
+    Duration,
+    /// Comma list of URLs; empty leaves the default.
+    Urls,
+    /// Comma list, each once.
+    List,
+    /// One of these words.
+    OneOf(&'static [&'static str]),
+    /// Comma list of these words.
+    AnyOf(&'static [&'static str]),
+    /// `A=true,B=false`.
+    Gates,
+    /// Anything, or nothing: the value is not looked at.
+    Ignored,
+}
+
+/// What setting a flag does in this version. Nothing is accepted silently and ignored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// It works.
+    Implemented,
+    /// etcd itself ignores it; so do we, and warn with these words.
+    Legacy(&'static str),
+    /// Harmless for this engine: validated and accepted, and the log says that it has no effect and, in these
+    /// words, why.
+    NoEffect(&'static str),
+    /// Refused at start unless set to this value, which is what this version does anyway.
+    NotYet(&'static str),
+}
+
+/// A value that has passed its flag's grammar.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Setting {
+    /// Of [`Kind::Text`], [`Kind::OneOf`] and [`Kind::Ignored`].
+    Text(String),
+    /// Of [`Kind::Bool`].
+    Bool(bool),
+    /// Of [`Kind::Uint`] and [`Kind::Uint32`].
+    Uint(u64),
+    /// Of [`Kind::Int`].
+    Int(i64),
+    /// Of [`Kind::Duration`], in nanoseconds.
+    Duration(i64),
+    /// Of [`Kind::Urls`]; `None` when the value was empty.
+    Urls(Option<Vec<Url>>),
+    /// Of [`Kind::List`], [`Kind::AnyOf`] and [`Kind::Gates`].
+    List(Vec<String>),
+}
+
+impl Flag {
+    /// Its environment variable: `ETCD_` and the name in upper case with underscores.
+    pub fn env(&self) -> String {
+        env_name(self.name)
+    }
+
+    /// True when the flag may stand without a value.
+    pub fn is_switch(&self) -> bool {
+        matches!(self.kind, Kind::Bool | Kind::Ignored)
+    }
+}
+
+/// The environment variable of the flag called `name`.
+pub fn env_name(name: &str) -> String {
+    format!("ETCD_{}", name.to_ascii_uppercase().replace('-', "_"))
+}
+
+impl Group {
+    /// The heading as the help text has it.
+    pub fn title(self) -> &'static str {
+        match self {
+            Group::Member => "Member",
+            Group::Clustering => "Clustering",
+            Group::Security => "Security",
+            Group::Auth => "Auth",
+            Group::Profiling => "Profiling and Monitoring",
+            Group::Logging => "Logging",
+            Group::Tracing => "Distributed tracing",
+            Group::Features => "Features",
+            Group::Unsafe => "Unsafe feature",
+            Group::General => "General",
+            Group::Legacy => "Legacy",
+        }
+    }
+}
+
+impl Kind {
+    /// Reads a value. The error is the reason etcd prints after `invalid value "…" for flag -…: `.
+    pub fn parse(self, text: &str) -> Result<Setting, String> {
+        match self {
+            Kind::Text | Kind::Ignored => Ok(Setting::Text(text.to_string())),
+            Kind::Bool => parse_go_bool(text).map(Setting::Bool).ok_or_else(|| "parse error".to_string()),
+            Kind::Uint => match parse_go_integer(text) {
+                Ok((false, value)) => Ok(Setting::Uint(value)),
+                Ok((true, _)) => Err("parse error".to_string()),
+                Err(error) => Err(error.flag_text().to_string()),
+            },
+            Kind::Uint32 => {
+                let failed =
+                    |reason| format!("strconv.ParseUint: parsing {}: {reason}", super::duration::quote(text));
+                match parse_go_integer(text) {
+                    Ok((false, value)) if value <= u64::from(u32::MAX) => Ok(Setting::Uint(value)),
+                    Ok((true, _)) | Err(IntegerError::Syntax) => Err(failed("invalid syntax")),
+                    Ok(_) | Err(IntegerError::Range) => Err(failed("value out of range")),
+                }
+            }
+            Kind::Int => match parse_go_integer(text) {
+                Ok((false, value)) => {
+                    i64::try_from(value).map(Setting::Int).map_err(|_| "value out of range".to_string())
+                }
+                Ok((true, value)) => {
+                    0i64.checked_sub_unsigned(value).map(Setting::Int).ok_or("value out of range".to_string())
+                }
+                Err(error) => Err(error.flag_text().to_string()),
+            },
+            Kind::Duration => {
+                parse_go_duration(text).map(Setting::Duration).map_err(|_| "parse error".to_string())
+            }
+            Kind::Urls if text.is_empty() => Ok(Setting::Urls(None)),
+            Kind::Urls => Url::parse_list(text).map(|urls| Setting::Urls(Some(urls))),
+            Kind::List => Ok(Setting::List(unique_words(text))),
+            Kind::OneOf(words) if words.contains(&text) => Ok(Setting::Text(text.to_string())),
+            Kind::OneOf(_) => Err("invalid value".to_string()),
+            Kind::AnyOf(words) => match text.split(',').find(|word| !words.contains(word)) {
+                Some(word) => Err(format!("invalid value {}", super::duration::quote(word))),
+                None => Ok(Setting::List(unique_words(text))),
+            },
+            Kind::Gates => {
+                feature_gate::parse(text)?;
+                Ok(Setting::List(vec![text.to_string()]))
+            }
+        }
+    }
+}
+
+fn unique_words(text: &str) -> Vec<String> {
+    let mut words: Vec<String> = text.split(',').map(str::to_string).collect();
+    words.sort();
+    words.dedup();
+    if words == [""] { Vec::new() } else { words }
+}
+
+/// The spellings Go takes for a truth value.
+pub(super) fn parse_go_bool(text: &str) -> Option<bool> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
+        _ => None,
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum IntegerError {
+    Syntax,
+    Range,
+}
+
+impl IntegerError {
+    fn flag_text(self) -> &'static str {
+        match self {
+            IntegerError::Syntax => "parse error",
+            IntegerError::Range => "value out of range",
+        }
+    }
+}
+
+/// Reads a number as Go does with base 0: decimal, `0x`, `0o`, `0` and `0b`, with underscores between digits.
+/// Gives whether a minus stood in front, and the magnitude.
+fn parse_go_integer(text: &str) -> Result<(bool, u64), IntegerError> {
+    let (negative, digits) = match text.strip_prefix('-') {
+        Some(digits) => (true, digits),
+        None => (false, text.strip_prefix('+').unwrap_or(text)),
+    };
+    let lower = digits.to_ascii_lowercase();
+    let (radix, body) = if let Some(body) = lower.strip_prefix("0x") {
+        (16, body)
+    } else if let Some(body) = lower.strip_prefix("0b") {
+        (2, body)
+    } else if let Some(body) = lower.strip_prefix("0o") {
+        (8, body)
+    } else if lower.len() > 1 && lower.starts_with('0') {
+        (8, &lower[1..])
+    } else {
+        (10, lower.as_str())
+    };
+    // An underscore may follow a base prefix or a digit and must precede a digit.
+    let misplaced = body.ends_with('_') || body.contains("__") || (radix == 10 && body.starts_with('_'));
+    let body = body.replace('_', "");
+    if body.is_empty() || misplaced || !body.chars().all(|c| c.is_digit(radix)) {
+        return Err(IntegerError::Syntax);
+    }
+    let magnitude = u64::from_str_radix(&body, radix).map_err(|_| IntegerError::Range)?;
+    Ok((negative, magnitude))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_read_as_go_reads_them() {
+        for (text, value) in [
+            ("0", Ok((false, 0))),
+            ("100", Ok((false, 100))),
+            ("+7", Ok((false, 7))),
+            ("-7", Ok((true, 7))),
+            ("0x10", Ok((false, 16))),
+            ("0b11", Ok((false, 3))),
+            ("010", Ok((false, 8))),
+            ("0o10", Ok((false, 8))),
+            ("1_000", Ok((false, 1000))),
+            ("", Err(IntegerError::Syntax)),
+            ("0x", Err(IntegerError::Syntax)),
+            ("1_", Err(IntegerError::Syntax)),
+            ("_1", Err(IntegerError::Syntax)),
+            ("1 ", Err(IntegerError::Syntax)),
+            ("1.5", Err(IntegerError::Syntax)),
+            ("18446744073709551615", Ok((false, u64::MAX))),
+            ("18446744073709551616", Err(IntegerError::Range)),
+        ] {
+            assert_eq!(parse_go_integer(text), value, "{text}");
+        }
+        assert_eq!(Kind::Int.parse("-9223372036854775808"), Ok(Setting::Int(i64::MIN)));
+        assert_eq!(Kind::Int.parse("-9223372036854775809"), Err("value out of range".to_string()));
+    }
+}

@@ -1,0 +1,165 @@
+//! Help text, version text and the documentation's table, rendered from the flag table.
+
+use std::fmt::Write as _;
+
+use super::API_VERSION;
+use super::feature_gate::{Effect, FEATURE_GATES};
+use super::flag::{Flag, Group, Kind, Status};
+use super::table::{FLAGS, OLD_SPELLINGS, Successor};
+
+const HELP_GROUPS: [Group; 10] = [
+    Group::Member,
+    Group::Clustering,
+    Group::Security,
+    Group::Auth,
+    Group::Profiling,
+    Group::Logging,
+    Group::Tracing,
+    Group::Features,
+    Group::Unsafe,
+    Group::General,
+];
+
+/// Commit the binary was built from, when whoever built it said so.
+const GIT_SHA: &str = match option_env!("MAINSTAY_GIT_SHA") {
+    Some(sha) => sha,
+    None => "Not provided",
+};
+
+/// The language runtime as version output and metrics name it, in the place where etcd names Go's.
+pub(crate) const RUNTIME_VERSION: &str = concat!("rust", env!("CARGO_PKG_RUST_VERSION"));
+
+/// How the program is called: printed on stderr after an error of syntax and before the help text.
+pub fn usage() -> String {
+    "Usage:
+
+  etcd [flags]
+    Start a member.
+
+  etcd --version
+    Print the version.
+
+  etcd -h | --help
+    Print all flags.
+
+A flag is written --name=value, --name value or with one dash; every flag can be set by an environment
+variable instead: --data-dir is ETCD_DATA_DIR.
+"
+    .to_string()
+}
+
+/// All flags by group: printed on stdout when help is asked for.
+pub fn flag_help() -> String {
+    let mut out = String::new();
+    for group in HELP_GROUPS {
+        let _ = writeln!(out, "\n{}:", group.title());
+        for flag in FLAGS.iter().filter(|flag| flag.group == group) {
+            let _ = writeln!(out, "  --{} '{}'", flag.name, shown_default(flag));
+            let _ = writeln!(out, "    {}", flag.help);
+            if let Some(note) = note(flag) {
+                let _ = writeln!(out, "    {note}");
+            }
+            if flag.kind == Kind::Gates {
+                for gate in FEATURE_GATES {
+                    let (name, stage, default) = (gate.name, gate.stage.as_str(), gate.default);
+                    let _ = writeln!(out, "    {name}=true|false ({stage} - default={default})");
+                }
+            }
+        }
+    }
+    out.push_str("\nUnsafe features can break what the consensus protocol guarantees.\n");
+    out
+}
+
+/// What a reader of the help text has to know beyond what the flag means.
+fn note(flag: &Flag) -> Option<String> {
+    match flag.status {
+        Status::Implemented => None,
+        Status::Legacy(_) => Some("Accepted and ignored, with a warning.".to_string()),
+        Status::NoEffect(why) => Some(format!("Accepted without effect: {why}.")),
+        Status::NotYet(honoured) => {
+            Some(format!("Not supported by this version: only '{honoured}' is accepted."))
+        }
+    }
+}
+
+/// The lines `--version` prints: etcd's four, which tools parse, then our own.
+pub fn version_text() -> String {
+    let os = std::env::consts::OS;
+    let arch = match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    };
+    format!(
+        "etcd Version: {API_VERSION}\nGit SHA: {GIT_SHA}\nGo Version: {RUNTIME_VERSION}\nGo OS/Arch: {os}/{arch}\n\
+         Mainstay Version: {}\n",
+        env!("CARGO_PKG_VERSION")
+    )
+}
+
+/// The page `docs/flags.md`.
+pub fn flags_page() -> String {
+    let mut out = String::from(
+        "# Server flags\n\n\
+         Generated from the flag table in `crates/server/src/config/table.rs`; a test holds it up to date\n\
+         (`UPDATE_EXPECT=1 cargo test -p mainstay-server` rewrites it).\n\n\
+         A flag is written `--name=value`, `--name value` or with one dash. Every flag can be set by the environment\n\
+         variable beside it instead; setting both is an error. Status: *implemented*; *no effect* (accepted, and the\n\
+         log says why it makes no difference here); *legacy* (etcd ignores it too; accepted with a warning); *not\n\
+         yet* (refused at start unless set to the value given).\n",
+    );
+    for group in HELP_GROUPS.into_iter().chain([Group::Legacy]) {
+        let _ = write!(
+            out,
+            "\n## {}\n\n| Flag | Environment | Default | Status | Meaning |\n|---|---|---|---|---|\n",
+            group.title()
+        );
+        for flag in FLAGS.iter().filter(|flag| flag.group == group) {
+            let status = match flag.status {
+                Status::Implemented => "implemented".to_string(),
+                Status::Legacy(_) => "legacy".to_string(),
+                Status::NoEffect(why) => format!("no effect: {why}"),
+                Status::NotYet("") => "not yet (only empty)".to_string(),
+                Status::NotYet(honoured) => format!("not yet (only {})", code(honoured)),
+            };
+            let (name, env, default) =
+                (code(&format!("--{}", flag.name)), code(&flag.env()), code(shown_default(flag)));
+            let _ = writeln!(out, "| {name} | {env} | {default} | {status} | {} |", cell(flag.help));
+        }
+    }
+    out.push_str("\n## Feature gates\n\n| Gate | Stage | Default | When set |\n|---|---|---|---|\n");
+    for gate in FEATURE_GATES {
+        let effect = match gate.effect {
+            Effect::NoDifference(why) => format!("no difference: {why}"),
+            Effect::NotYet => "not yet: only `false` is accepted".to_string(),
+        };
+        let _ = writeln!(out, "| `{}` | {} | {} | {effect} |", gate.name, gate.stage.as_str(), gate.default);
+    }
+    out.push_str(
+        "\n`AllAlpha` and `AllBeta` set every gate of their stage that is not named itself.\n\n\
+         ## Old spellings\n\nAccepted with a warning, as etcd did until 3.6.\n\n| Flag | Now |\n|---|---|\n",
+    );
+    for old in OLD_SPELLINGS {
+        let successor = match old.successor {
+            Successor::Flag(name) => format!("--{name}"),
+            Successor::Gate(name) => format!("--feature-gates={name}=…"),
+        };
+        let _ = writeln!(out, "| `--{}` | {} |", old.name, code(&successor));
+    }
+    out
+}
+
+/// The default as a reader understands it: where the directory's is empty, the name makes it.
+fn shown_default(flag: &Flag) -> &'static str {
+    if flag.name == "data-dir" { "${name}.etcd" } else { flag.default }
+}
+
+fn code(text: &str) -> String {
+    if text.is_empty() { String::new() } else { format!("`{}`", cell(text)) }
+}
+
+/// Text of a table cell: a bar would end it.
+fn cell(text: &str) -> String {
+    text.replace('|', "\\|")
+}

@@ -1,0 +1,167 @@
+//! The server's options: one table, from which parser, environment variables, help text and documentation follow.
+//!
+//! What it does not know: files, sockets, clocks. It turns arguments and environment into a [`Config`], or into a
+//! [`Refusal`] with etcd's words and exit code.
+//!
+//! Invariants: no option is accepted and silently ignored ([`flag::Status`]); a [`Config`] has passed every check
+//! that can be made without looking at the machine. Tests: beside the code, and `tests/it/config.rs`.
+
+mod bootstrap;
+pub mod duration;
+pub mod feature_gate;
+pub mod flag;
+mod help;
+pub mod identity;
+mod parser;
+mod refusal;
+pub mod table;
+pub mod url;
+mod validation;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+pub use bootstrap::{Bootstrap, InitialMember};
+pub use feature_gate::FeatureGates;
+pub(crate) use help::RUNTIME_VERSION;
+pub use help::{flag_help, flags_page, usage, version_text};
+pub use parser::parse;
+pub use refusal::{Entry, Refusal};
+pub use url::Url;
+
+use crate::logging::LogSettings;
+
+/// The version of etcd whose API, flags and behaviour this server has: what clients, tools and other members are
+/// told.
+pub const API_VERSION: &str = "3.7.1";
+
+/// What the command line asks for.
+#[derive(Clone, Debug)]
+pub enum Invocation {
+    /// Run a member.
+    Serve(Box<Parsed>),
+    /// Print [`usage`] on stderr and [`flag_help`] on stdout, and exit with 0.
+    Help,
+    /// Print [`version_text`] on stdout, and exit with 0.
+    Version,
+}
+
+/// A valid configuration, and what the operator is to be told of it once the log is open.
+#[derive(Clone, Debug)]
+pub struct Parsed {
+    /// The options.
+    pub config: Config,
+    /// To be logged as warnings.
+    pub warnings: Vec<Entry>,
+    /// To be logged for information.
+    pub notices: Vec<Entry>,
+}
+
+/// The options of one member.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Name of the member.
+    pub name: String,
+    /// Directory of the member's data.
+    pub data_dir: PathBuf,
+    /// Listeners for other members; at least one.
+    pub listen_peer_urls: Vec<Url>,
+    /// Listeners for clients; at least one.
+    pub listen_client_urls: Vec<Url>,
+    /// Further listeners for metrics and health.
+    pub listen_metrics_urls: Vec<Url>,
+    /// Peer URLs other members are told; at least one.
+    pub initial_advertise_peer_urls: Vec<Url>,
+    /// Client URLs clients are told; at least one.
+    pub advertise_client_urls: Vec<Url>,
+    /// The cluster to be formed or joined, as written. Read it with [`Config::bootstrap`], and only when the data
+    /// directory holds no member: etcd does not look at it otherwise.
+    pub initial_cluster: String,
+    /// Whether a cluster is formed or joined.
+    pub initial_cluster_state: InitialClusterState,
+    /// Text mixed into ids.
+    pub initial_cluster_token: String,
+    /// Bytes the data may take; `None` for no limit.
+    pub quota_backend_bytes: Option<u64>,
+    /// Compaction without being asked.
+    pub auto_compaction: AutoCompaction,
+    /// Applied entries between two checkpoints; not 0.
+    pub snapshot_count: u64,
+    /// Entries kept behind a checkpoint for followers that lag; not 0.
+    pub snapshot_catchup_entries: u64,
+    /// Largest request of a client, in bytes.
+    pub max_request_bytes: u64,
+    /// Most operations in a transaction.
+    pub max_txn_ops: u64,
+    /// Most streams on one client connection.
+    pub max_concurrent_streams: u32,
+    /// Time between two heartbeats; not 0.
+    pub heartbeat_interval: Duration,
+    /// Time without a leader after which an election begins; 5 heartbeats to 50 s.
+    pub election_timeout: Duration,
+    /// Whether the first election timeout after a start is shortened.
+    pub initial_election_tick_advance: bool,
+    /// Where, how and from which level on to log.
+    pub log: LogSettings,
+    /// Whether the histograms of gRPC handling times are exported.
+    pub metrics: MetricsDetail,
+    /// From which time on applying a request is logged as slow; zero logs all.
+    pub warning_apply_duration: Duration,
+    /// From which time on a unary request is logged as slow; not zero.
+    pub warning_unary_request_duration: Duration,
+    /// Time between progress notifications of a watch; not zero.
+    pub watch_progress_notify_interval: Duration,
+    /// Shortest time between a client's pings; zero does not look.
+    pub grpc_keepalive_min_time: Duration,
+    /// Time between pings to a client; zero sends none.
+    pub grpc_keepalive_interval: Duration,
+    /// Time to wait for the answer to a ping; zero sends none.
+    pub grpc_keepalive_timeout: Duration,
+    /// Whether votes are asked for before an election.
+    pub pre_vote: bool,
+    /// Whether changes of membership that would lose the quorum are refused.
+    pub strict_reconfig_check: bool,
+    /// Most learners in the cluster.
+    pub max_learners: u64,
+    /// Whether writes are not synced. For tests: it loses acknowledged writes.
+    pub unsafe_no_fsync: bool,
+    /// Most revisions removed in one step of a compaction; not 0.
+    pub compaction_batch_limit: u64,
+    /// Pause between two steps of a compaction; not zero.
+    pub compaction_sleep_interval: Duration,
+    /// SO_REUSEPORT on listeners.
+    pub socket_reuse_port: bool,
+    /// SO_REUSEADDR on listeners.
+    pub socket_reuse_address: bool,
+    /// Feature gates that were set.
+    pub feature_gates: FeatureGates,
+}
+
+/// Whether a member without data forms a cluster or joins one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InitialClusterState {
+    /// It forms one, together with the others named.
+    New,
+    /// It joins one that has been told of it.
+    Existing,
+}
+
+/// When history is compacted without being asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AutoCompaction {
+    /// Never.
+    Off,
+    /// History older than this is dropped; not zero.
+    Periodic(Duration),
+    /// All but this many revisions are dropped; not 0.
+    Revision(u64),
+}
+
+/// Detail of the exported metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MetricsDetail {
+    /// Without histograms of gRPC handling times.
+    Basic,
+    /// With them.
+    Extensive,
+}

@@ -1,0 +1,449 @@
+//! From arguments and environment to settings: Go's flag syntax, and etcd's rules for the environment.
+
+use std::collections::BTreeMap;
+use std::mem::take;
+
+use super::duration::quote;
+use super::feature_gate::{self, Effect, FeatureGate, FeatureGates};
+use super::flag::{Flag, Kind, Setting, Status, env_name};
+use super::refusal::{Entry, Refusal};
+use super::table::{FLAGS, OLD_SPELLINGS, OldSpelling, Successor, find_flag, find_old_spelling};
+use super::{Invocation, Parsed, validation};
+use crate::logging::Level;
+
+/// Set by scripts for machines etcd calls unsupported. Looked at by no flag.
+const UNSUPPORTED_ARCH: &str = "ETCD_UNSUPPORTED_ARCH";
+/// Would be the variable of `--version`; etcd refuses to take it from the environment.
+const VERSION: &str = "ETCD_VERSION";
+
+/// The flags that were set, by name.
+#[derive(Debug, Default)]
+pub(super) struct Settings {
+    given: BTreeMap<&'static str, Given>,
+    /// Feature gates set through the experimental flag of old.
+    old_gates: BTreeMap<&'static str, OldGate>,
+    pub(super) warnings: Vec<Entry>,
+    pub(super) notices: Vec<Entry>,
+}
+
+#[derive(Debug)]
+struct Given {
+    flag: &'static Flag,
+    setting: Setting,
+    text: String,
+    /// As the operator wrote it: `--name`, or the environment variable.
+    spelling: String,
+}
+
+#[derive(Debug)]
+struct OldGate {
+    on: bool,
+    spelling: String,
+}
+
+/// A name that can be set: a flag, or the old spelling of something.
+#[derive(Clone, Copy)]
+enum Target {
+    Flag(&'static Flag),
+    Old(&'static OldSpelling),
+}
+
+/// Reads the arguments after the program's name, and the environment.
+pub fn parse(args: &[String], env: &[(String, String)]) -> Result<Invocation, Refusal> {
+    if let Some(command @ ("gateway" | "grpc-proxy")) = args.first().map(String::as_str) {
+        let text = format!("the command {} is not supported by this version of Mainstay", quote(command));
+        return Err(Refusal::invalid(text));
+    }
+    let mut settings = Settings::default();
+    match interpret(&mut settings, args, env) {
+        // A warning given on the way, say of a misspelled variable, may well be the reason for the refusal.
+        Err(Refusal::Invalid(entries)) => {
+            settings.warnings.extend(entries);
+            Err(Refusal::Invalid(settings.warnings))
+        }
+        other => other,
+    }
+}
+
+fn interpret(
+    settings: &mut Settings,
+    args: &[String],
+    env: &[(String, String)],
+) -> Result<Invocation, Refusal> {
+    if settings.read_arguments(args)? == Asked::Help {
+        return Ok(Invocation::Help);
+    }
+    if settings.bool("version") {
+        return Ok(Invocation::Version);
+    }
+    settings.read_environment(env)?;
+    settings.refuse_unsupported()?;
+    let gates = settings.resolve_gates()?;
+    settings.note_statuses();
+    let config = validation::build(settings, gates)?;
+    let (warnings, notices) = (take(&mut settings.warnings), take(&mut settings.notices));
+    Ok(Invocation::Serve(Box::new(Parsed { config, warnings, notices })))
+}
+
+#[derive(PartialEq, Eq)]
+enum Asked {
+    Help,
+    Run,
+}
+
+impl Settings {
+    fn read_arguments(&mut self, args: &[String]) -> Result<Asked, Refusal> {
+        let mut rest = args.iter();
+        let stray = loop {
+            let Some(arg) = rest.next() else { break None };
+            let Some(body) = arg.strip_prefix('-').filter(|body| !body.is_empty()) else { break Some(arg) };
+            if arg == "--" {
+                break rest.next();
+            }
+            let body = body.strip_prefix('-').unwrap_or(body);
+            if body.is_empty() || body.starts_with(['-', '=']) {
+                return Err(Refusal::Syntax(format!("bad flag syntax: {arg}")));
+            }
+            let (name, value) = match body.split_once('=') {
+                Some((name, value)) => (name, Some(value)),
+                None => (body, None),
+            };
+            let Some(target) = Target::find(name) else {
+                if name == "help" || name == "h" {
+                    return Ok(Asked::Help);
+                }
+                return Err(Refusal::Syntax(format!("flag provided but not defined: -{name}")));
+            };
+            let value = match value {
+                Some(value) => value,
+                None if target.is_switch() => "true",
+                None => match rest.next() {
+                    Some(value) => value,
+                    None => return Err(Refusal::Syntax(format!("flag needs an argument: -{name}"))),
+                },
+            };
+            self.set(target, value, format!("--{name}")).map_err(|reason| match target.kind() {
+                Kind::Bool => {
+                    Refusal::Syntax(format!("invalid boolean value {} for -{name}: {reason}", quote(value)))
+                }
+                _ => Refusal::Syntax(format!("invalid value {} for flag -{name}: {reason}", quote(value))),
+            })??;
+        };
+        match stray {
+            Some(arg) => Err(Refusal::invalid(format!("{} is not a valid flag", quote(arg)))),
+            None => Ok(Asked::Run),
+        }
+    }
+
+    fn read_environment(&mut self, env: &[(String, String)]) -> Result<(), Refusal> {
+        let targets: BTreeMap<String, Target> = Target::all().map(|target| (target.env(), target)).collect();
+        let on_command_line = self.variables_shadowed();
+        let mut conflicts = Vec::new();
+        let mut problem = None;
+        for (variable, value) in env.iter().filter(|(variable, _)| variable.starts_with("ETCD_")) {
+            if on_command_line.contains(variable) {
+                conflicts.push(variable.as_str());
+                continue;
+            }
+            match (variable.as_str(), targets.get(variable)) {
+                (VERSION, _) => self.warnings.push(
+                    Entry::new(Level::Warn, "cannot set special environment variable")
+                        .with("key", VERSION)
+                        .with("value", value),
+                ),
+                (UNSUPPORTED_ARCH, _) => self.notices.push(
+                    Entry::new(
+                        Level::Info,
+                        "environment variable has no effect: no architecture is unsupported",
+                    )
+                    .with("environment-variable", UNSUPPORTED_ARCH),
+                ),
+                (_, None) => self.warnings.push(
+                    Entry::new(Level::Warn, "unrecognized environment variable")
+                        .with("environment-variable", format!("{variable}={value}")),
+                ),
+                (_, Some(_)) if value.is_empty() => self.warnings.push(
+                    Entry::new(Level::Warn, "environment variable is empty and was not used")
+                        .with("environment-variable", variable),
+                ),
+                (_, Some(target)) => match self.set(*target, value, variable.clone()) {
+                    Ok(outcome) => {
+                        outcome?;
+                        self.notices.push(
+                            Entry::new(Level::Info, "recognized and used environment variable")
+                                .with("variable-name", variable)
+                                .with("variable-value", value),
+                        );
+                    }
+                    Err(reason) => {
+                        problem = Some(format!("invalid value {} for {variable}: {reason}", quote(value)));
+                    }
+                },
+            }
+        }
+        // A conflict comes before a bad value, as in etcd.
+        if let Some(variable) = conflicts.first() {
+            let text = "conflicting environment variable is shadowed by corresponding command-line flag \
+                        (either unset environment variable or disable flag))";
+            let entry = Entry::new(Level::Fatal, text).with("environment-variable", *variable);
+            return Err(Refusal::Invalid(vec![entry]));
+        }
+        match problem {
+            Some(error) => Err(Refusal::invalid(error)),
+            None => Ok(()),
+        }
+    }
+
+    /// The environment variables of everything set so far.
+    fn variables_shadowed(&self) -> Vec<String> {
+        let flags = self.given.values().map(|given| given.spelling.as_str());
+        let gates = self.old_gates.values().map(|gate| gate.spelling.as_str());
+        flags.chain(gates).map(|spelling| env_name(spelling.trim_start_matches('-'))).collect()
+    }
+
+    /// Sets a flag. The outer error is the reason a value is malformed; the inner one, that a flag and its old
+    /// spelling are both set.
+    fn set(&mut self, target: Target, value: &str, spelling: String) -> Result<Result<(), Refusal>, String> {
+        let setting = target.kind().parse(value)?;
+        let flag = match target {
+            Target::Flag(flag) => flag,
+            Target::Old(old) => {
+                self.warnings.push(
+                    Entry::new(Level::Warn, "deprecated flag is set; use its successor")
+                        .with("flag", spelling.as_str())
+                        .with("successor", target.successor_text(value)),
+                );
+                match old.successor {
+                    Successor::Flag(name) => registered(name),
+                    Successor::Gate(name) => {
+                        let on = setting == Setting::Bool(true);
+                        self.old_gates.insert(name, OldGate { on, spelling });
+                        return Ok(Ok(()));
+                    }
+                }
+            }
+        };
+        if let Some(other) = self.given.get(flag.name).filter(|other| other.spelling != spelling)
+            && !same_name(&other.spelling, &spelling)
+        {
+            let text =
+                format!("cannot specify both {} and {spelling}: they are the same option", other.spelling);
+            return Ok(Err(Refusal::invalid(text)));
+        }
+        let text = value.to_string();
+        self.given.insert(flag.name, Given { flag, setting, text, spelling });
+        Ok(Ok(()))
+    }
+
+    fn refuse_unsupported(&self) -> Result<(), Refusal> {
+        if self.text("discovery-fallback") == "proxy" {
+            let text = "v2 proxy is deprecated, and --discovery-fallback can't be configured as \"proxy\"";
+            return Err(Refusal::invalid(text));
+        }
+        let mut refused = Vec::new();
+        for given in self.given.values() {
+            let Status::NotYet(honoured) = given.flag.status else { continue };
+            if given.flag.kind.parse(honoured).as_ref() != Ok(&given.setting) {
+                let value = quote(&given.text);
+                let left = if honoured.is_empty() { "left out".to_string() } else { quote(honoured) };
+                refused.push(format!(
+                    "{}={value} is not supported by this version of Mainstay: it can only be {left}",
+                    given.spelling
+                ));
+            }
+        }
+        if refused.is_empty() { Ok(()) } else { Err(Refusal::invalid(refused.join("; "))) }
+    }
+
+    fn resolve_gates(&mut self) -> Result<FeatureGates, Refusal> {
+        let text = match self.setting("feature-gates") {
+            Setting::List(words) => words.concat(),
+            other => unreachable!("--feature-gates is a list, not {other:?}"),
+        };
+        let mut gates = feature_gate::parse(&text).map_err(Refusal::invalid)?;
+        for (name, old) in &self.old_gates {
+            let gate = FeatureGate::find(name).expect("old spellings name gates of the table");
+            if gates.is_set(gate) {
+                let (spelling, on, new_on) = (&old.spelling, old.on, gates.is_enabled(gate));
+                return Err(Refusal::invalid(format!(
+                    "cannot specify both flags: {spelling}={on} and --feature-gates={name}={new_on} at the same \
+                     time, please just use --feature-gates={name}={new_on}"
+                )));
+            }
+            gates.insert(gate, old.on);
+        }
+        let find = |name| FeatureGate::find(name).is_some_and(|gate| gates.is_enabled(gate));
+        if find("LeaseCheckpointPersist") && !find("LeaseCheckpoint") {
+            let text =
+                "enabling feature gate LeaseCheckpointPersist requires enabling feature gate LeaseCheckpoint";
+            return Err(Refusal::invalid(text));
+        }
+        let mut refused = Vec::new();
+        for (gate, on) in gates.set() {
+            match gate.effect {
+                Effect::NotYet if on => refused.push(gate.name),
+                Effect::NotYet => {}
+                Effect::NoDifference(why) => self.notices.push(
+                    Entry::new(Level::Info, "feature gate makes no difference")
+                        .with("feature-gate", format!("{}={on}", gate.name))
+                        .with("reason", why),
+                ),
+            }
+        }
+        if refused.is_empty() {
+            return Ok(gates);
+        }
+        let names = refused.join(", ");
+        Err(Refusal::invalid(format!("feature gates not supported by this version of Mainstay: {names}")))
+    }
+
+    /// Says of every flag that was set and has no effect that it has none.
+    fn note_statuses(&mut self) {
+        for given in self.given.values() {
+            match given.flag.status {
+                Status::Implemented | Status::NotYet(_) => {}
+                Status::Legacy(text) => {
+                    self.warnings.push(
+                        Entry::new(Level::Warn, text)
+                            .with("flag-name", given.spelling.as_str())
+                            .with("effect", "none"),
+                    );
+                }
+                Status::NoEffect(why) => self.notices.push(
+                    Entry::new(Level::Info, "flag has no effect")
+                        .with("flag-name", given.spelling.as_str())
+                        .with("value", given.text.as_str())
+                        .with("reason", why),
+                ),
+            }
+        }
+    }
+
+    /// True when the flag was set by any means.
+    pub(super) fn is_set(&self, name: &str) -> bool {
+        self.given.contains_key(name)
+    }
+
+    fn setting(&self, name: &'static str) -> Setting {
+        match self.given.get(name) {
+            Some(given) => given.setting.clone(),
+            None => default_of(registered(name)),
+        }
+    }
+
+    pub(super) fn text(&self, name: &'static str) -> String {
+        match self.setting(name) {
+            Setting::Text(text) => text,
+            other => unreachable!("--{name} is text, not {other:?}"),
+        }
+    }
+
+    pub(super) fn bool(&self, name: &'static str) -> bool {
+        match self.setting(name) {
+            Setting::Bool(value) => value,
+            other => unreachable!("--{name} is a truth value, not {other:?}"),
+        }
+    }
+
+    pub(super) fn uint(&self, name: &'static str) -> u64 {
+        match self.setting(name) {
+            Setting::Uint(value) => value,
+            other => unreachable!("--{name} is unsigned, not {other:?}"),
+        }
+    }
+
+    pub(super) fn int(&self, name: &'static str) -> i64 {
+        match self.setting(name) {
+            Setting::Int(value) => value,
+            other => unreachable!("--{name} is signed, not {other:?}"),
+        }
+    }
+
+    /// In nanoseconds.
+    pub(super) fn duration(&self, name: &'static str) -> i64 {
+        match self.setting(name) {
+            Setting::Duration(nanos) => nanos,
+            other => unreachable!("--{name} is a duration, not {other:?}"),
+        }
+    }
+
+    pub(super) fn list(&self, name: &'static str) -> Vec<String> {
+        match self.setting(name) {
+            Setting::List(words) => words,
+            other => unreachable!("--{name} is a list, not {other:?}"),
+        }
+    }
+
+    /// The URLs; those of the default when the flag is set to nothing, as in etcd.
+    pub(super) fn urls(&self, name: &'static str) -> Vec<super::Url> {
+        let urls = match self.setting(name) {
+            Setting::Urls(None) => default_of(registered(name)),
+            urls => urls,
+        };
+        match urls {
+            Setting::Urls(urls) => urls.unwrap_or_default(),
+            other => unreachable!("--{name} is a list of URLs, not {other:?}"),
+        }
+    }
+}
+
+impl Target {
+    fn find(name: &str) -> Option<Target> {
+        find_flag(name).map(Target::Flag).or_else(|| find_old_spelling(name).map(Target::Old))
+    }
+
+    fn all() -> impl Iterator<Item = Target> {
+        FLAGS.iter().map(Target::Flag).chain(OLD_SPELLINGS.iter().map(Target::Old))
+    }
+
+    fn env(self) -> String {
+        match self {
+            Target::Flag(flag) => flag.env(),
+            Target::Old(old) => env_name(old.name),
+        }
+    }
+
+    fn kind(self) -> Kind {
+        match self {
+            Target::Flag(flag) => flag.kind,
+            Target::Old(OldSpelling { successor: Successor::Flag(name), .. }) => registered(name).kind,
+            Target::Old(OldSpelling { successor: Successor::Gate(_), .. }) => Kind::Bool,
+        }
+    }
+
+    fn is_switch(self) -> bool {
+        matches!(self.kind(), Kind::Bool | Kind::Ignored)
+    }
+
+    /// What to write instead of an old spelling set to `value`.
+    fn successor_text(self, value: &str) -> String {
+        match self {
+            Target::Flag(flag) => format!("--{}", flag.name),
+            Target::Old(OldSpelling { successor: Successor::Flag(name), .. }) => format!("--{name}"),
+            Target::Old(OldSpelling { successor: Successor::Gate(name), .. }) => {
+                format!("--feature-gates={name}={value}")
+            }
+        }
+    }
+}
+
+/// The flag of the table that the code calls `name`.
+fn registered(name: &'static str) -> &'static Flag {
+    find_flag(name).unwrap_or_else(|| unreachable!("--{name} is not in the table"))
+}
+
+fn default_of(flag: &'static Flag) -> Setting {
+    flag.kind.parse(flag.default).unwrap_or_else(|error| unreachable!("default of --{}: {error}", flag.name))
+}
+
+/// True when `-x`, `--x` and `ETCD_X` stand for one name.
+fn same_name(a: &str, b: &str) -> bool {
+    let variable = |spelling: &str| {
+        if spelling.starts_with('-') {
+            env_name(spelling.trim_start_matches('-'))
+        } else {
+            spelling.to_string()
+        }
+    };
+    variable(a) == variable(b)
+}

@@ -1,0 +1,217 @@
+//! The table of all server flags. Parser, environment, help text and documentation follow from it.
+
+use super::flag::Group::*;
+use super::flag::Kind::*;
+use super::flag::Status::{Implemented, Legacy, NoEffect, NotYet};
+use super::flag::{Flag, Group, Kind, Status};
+
+const fn flag(
+    name: &'static str,
+    group: Group,
+    kind: Kind,
+    default: &'static str,
+    status: Status,
+    help: &'static str,
+) -> Flag {
+    Flag { name, group, kind, default, status, help }
+}
+
+/// What etcd says of a name it no longer knows the meaning of.
+const IGNORED: &str = "flag is no longer supported - ignoring";
+
+/// Every flag, in the order of the help text within its group.
+#[rustfmt::skip] // One row per flag: a table is read by its columns.
+pub const FLAGS: &[Flag] = &[
+    flag("name", Member, Text, "default", Implemented, "Human-readable name of this member, unique in its cluster."),
+    flag("data-dir", Member, Text, "", Implemented, "Directory that holds this member's data."),
+    flag("wal-dir", Member, Text, "", NotYet(""), "Separate directory for the write-ahead log."),
+    flag("snapshot-count", Member, Uint, "10000", Implemented, "Number of applied entries after which a checkpoint is taken."),
+    flag("snapshot-catchup-entries", Features, Uint, "5000", Implemented, "Number of log entries kept behind a checkpoint for followers that lag."),
+    flag("heartbeat-interval", Member, Uint, "100", Implemented, "Milliseconds between two heartbeats of a leader."),
+    flag("election-timeout", Member, Uint, "1000", Implemented, "Milliseconds without a leader after which an election begins."),
+    flag("initial-election-tick-advance", Member, Bool, "true", Implemented, "Shorten the first election timeout after a start."),
+    flag("listen-peer-urls", Member, Urls, "http://localhost:2380", Implemented, "URLs to listen on for other members."),
+    flag("listen-client-urls", Member, Urls, "http://localhost:2379", Implemented, "URLs to listen on for clients, gRPC and HTTP alike."),
+    flag("listen-client-http-urls", Member, Urls, "", NotYet(""), "URLs to listen on for clients' plain HTTP only; takes HTTP away from --listen-client-urls."),
+    flag("max-snapshots", Member, Uint, "5", Legacy("--max-snapshots is deprecated in 3.6 and will be decommissioned in 3.8."), "Number of snapshot files to keep (0 is unlimited)."),
+    flag("max-wals", Member, Uint, "5", NoEffect("segments of the log are reclaimed as soon as nothing refers to them"), "Number of write-ahead log files to keep (0 is unlimited)."),
+    flag("memory-mlock", Member, Bool, "false", NotYet("false"), "Keep the process's pages in memory."),
+    flag("quota-backend-bytes", Member, Int, "0", Implemented, "Bytes the data may take before writes are refused; 0 means 2 GiB, a negative number no limit."),
+    flag("backend-bbolt-freelist-type", Member, Text, "map", NoEffect("the engine has no free list"), "Kind of free list of etcd's storage engine, map or array."),
+    flag("backend-batch-interval", Member, Duration, "0s", NoEffect("every batch of writes is synced at once, so nothing waits for an interval"), "Longest time before etcd's storage engine commits."),
+    flag("backend-batch-limit", Member, Int, "0", NoEffect("every batch of writes is synced at once, so nothing waits for a count"), "Most operations before etcd's storage engine commits."),
+    flag("max-txn-ops", Member, Uint, "128", Implemented, "Most operations permitted in a transaction."),
+    flag("max-request-bytes", Member, Uint, "1572864", Implemented, "Largest request of a client that is accepted, in bytes."),
+    flag("max-concurrent-streams", Member, Uint32, "4294967295", Implemented, "Most streams a client connection may have open at once."),
+    flag("grpc-keepalive-min-time", Member, Duration, "5s", Implemented, "Shortest time between pings a client may send."),
+    flag("grpc-keepalive-interval", Member, Duration, "2h", Implemented, "Time between pings sent to a client to see whether it is alive (0 to disable)."),
+    flag("grpc-keepalive-timeout", Member, Duration, "20s", Implemented, "Time to wait for the answer to a ping before the connection is closed (0 to disable)."),
+    flag("socket-reuse-port", Member, Bool, "false", Implemented, "Set SO_REUSEPORT on listeners, so that a port in use can be bound again."),
+    flag("socket-reuse-address", Member, Bool, "false", Implemented, "Set SO_REUSEADDR on listeners, so that an address in TIME_WAIT can be bound."),
+    flag("enable-grpc-gateway", Member, Bool, "true", NotYet("false"), "Serve the JSON gateway under /v3/."),
+    flag("raft-read-timeout", Member, Duration, "5s", NotYet("5s"), "Read timeout of connections between members."),
+    flag("raft-write-timeout", Member, Duration, "5s", NotYet("5s"), "Write timeout of connections between members."),
+    flag("feature-gates", Member, Gates, "", Implemented, "Comma list of NAME=true|false. Names and defaults are listed below."),
+    flag("initial-advertise-peer-urls", Clustering, Urls, "http://localhost:2380", Implemented, "This member's peer URLs as told to the rest of the cluster."),
+    flag("initial-cluster", Clustering, Text, "default=http://localhost:2380", Implemented, "Members of the cluster to be formed, as a comma list of NAME=URL. Not looked at once the data directory holds a member."),
+    flag("initial-cluster-state", Clustering, OneOf(&["new", "existing"]), "new", Implemented, "`new` to form a cluster, `existing` to join one. Not looked at once the data directory holds a member."),
+    flag("initial-cluster-token", Clustering, Text, "etcd-cluster", Implemented, "Text mixed into the ids of the cluster and its members, which keeps clusters apart that were formed from the same URLs."),
+    flag("advertise-client-urls", Clustering, Urls, "http://localhost:2379", Implemented, "This member's client URLs as told to clients. Required when --listen-client-urls is set."),
+    flag("discovery-token", Clustering, Text, "", NotYet(""), "Token of the cluster at the discovery service."),
+    flag("discovery-endpoints", Clustering, List, "", NotYet(""), "gRPC endpoints of the discovery service."),
+    flag("discovery-dial-timeout", Clustering, Duration, "2s", NotYet("2s"), "Timeout for connecting to the discovery service."),
+    flag("discovery-request-timeout", Clustering, Duration, "5s", NotYet("5s"), "Timeout for a request to the discovery service."),
+    flag("discovery-keepalive-time", Clustering, Duration, "2s", NotYet("2s"), "Time between pings to the discovery service."),
+    flag("discovery-keepalive-timeout", Clustering, Duration, "6s", NotYet("6s"), "Time to wait for the discovery service's answer to a ping."),
+    flag("discovery-insecure-transport", Clustering, Bool, "true", NotYet("true"), "Connect to the discovery service without TLS."),
+    flag("discovery-insecure-skip-tls-verify", Clustering, Bool, "false", NotYet("false"), "Do not verify the discovery service's certificate."),
+    flag("discovery-cert", Clustering, Text, "", NotYet(""), "Client certificate file for the discovery service."),
+    flag("discovery-key", Clustering, Text, "", NotYet(""), "Client key file for the discovery service."),
+    flag("discovery-cacert", Clustering, Text, "", NotYet(""), "CA file to verify the discovery service with."),
+    flag("discovery-user", Clustering, Text, "", NotYet(""), "User, or user:password, at the discovery service."),
+    flag("discovery-password", Clustering, Text, "", NotYet(""), "Password at the discovery service."),
+    flag("discovery-fallback", Clustering, OneOf(&["exit", "proxy"]), "exit", NotYet("exit"), "What to do when discovery fails; only `exit` is left."),
+    flag("discovery-srv", Clustering, Text, "", NotYet(""), "DNS domain whose SRV records name the initial cluster."),
+    flag("discovery-srv-name", Clustering, Text, "", NotYet(""), "Suffix of the service name in the SRV query."),
+    flag("strict-reconfig-check", Clustering, Bool, "true", Implemented, "Refuse changes of membership that would lose the quorum."),
+    flag("pre-vote", Clustering, Bool, "true", Implemented, "Ask for votes before an election, so that a member that comes back does not disturb the leader."),
+    flag("auto-compaction-retention", Clustering, Text, "0", Implemented, "How much history to keep: hours or a duration in mode periodic, revisions in mode revision; 0 keeps all."),
+    flag("auto-compaction-mode", Clustering, Text, "periodic", Implemented, "What --auto-compaction-retention counts: periodic or revision."),
+    flag("v2-deprecation", Clustering, AnyOf(&["write-only", "write-only-skip-check", "write-only-drop-data", "gone"]), "write-only", Legacy("--v2-deprecation is deprecated and scheduled for removal in v3.8. The default value is enforced, ignoring user input."), "Phase of the removal of the v2 store."),
+    flag("cert-file", Security, Text, "", NotYet(""), "Certificate file of the client listeners."),
+    flag("key-file", Security, Text, "", NotYet(""), "Key file of the client listeners."),
+    flag("client-cert-auth", Security, Bool, "false", NotYet("false"), "Require certificates of clients."),
+    flag("client-cert-file", Security, Text, "", NotYet(""), "Certificate file for connections this member opens to itself."),
+    flag("client-key-file", Security, Text, "", NotYet(""), "Key file for connections this member opens to itself."),
+    flag("client-crl-file", Security, Text, "", NotYet(""), "List of revoked client certificates."),
+    flag("client-cert-allowed-hostname", Security, List, "", NotYet(""), "Host names of which one must be in a client's certificate."),
+    flag("trusted-ca-file", Security, Text, "", NotYet(""), "CA file that clients' certificates are verified with."),
+    flag("auto-tls", Security, Bool, "false", NotYet("false"), "Serve clients with generated certificates."),
+    flag("peer-cert-file", Security, Text, "", NotYet(""), "Certificate file of the peer listeners."),
+    flag("peer-key-file", Security, Text, "", NotYet(""), "Key file of the peer listeners."),
+    flag("peer-client-cert-auth", Security, Bool, "false", NotYet("false"), "Require certificates of other members."),
+    flag("peer-client-cert-file", Security, Text, "", NotYet(""), "Certificate file for connections to other members."),
+    flag("peer-client-key-file", Security, Text, "", NotYet(""), "Key file for connections to other members."),
+    flag("peer-trusted-ca-file", Security, Text, "", NotYet(""), "CA file that other members' certificates are verified with."),
+    flag("peer-cert-allowed-cn", Security, List, "", NotYet(""), "Common names of which one must be in another member's certificate."),
+    flag("peer-cert-allowed-hostname", Security, List, "", NotYet(""), "Host names of which one must be in another member's certificate."),
+    flag("peer-auto-tls", Security, Bool, "false", NotYet("false"), "Speak to other members with generated certificates."),
+    flag("self-signed-cert-validity", Security, Uint, "1", NotYet("1"), "Years a generated certificate is valid."),
+    flag("peer-crl-file", Security, Text, "", NotYet(""), "List of revoked certificates of other members."),
+    flag("cipher-suites", Security, List, "", NotYet(""), "TLS 1.2 cipher suites to offer."),
+    flag("cors", Security, Text, "*", NotYet("*"), "Origins that may call from a browser; * means all."),
+    flag("host-whitelist", Security, List, "*", NotYet("*"), "Host names that plain HTTP requests may carry; * means all."),
+    flag("tls-min-version", Security, Text, "TLS1.2", NotYet("TLS1.2"), "Lowest TLS version: TLS1.2 or TLS1.3."),
+    flag("tls-max-version", Security, Text, "", NotYet(""), "Highest TLS version: TLS1.2 or TLS1.3."),
+    flag("auth-token", Auth, Text, "simple", NotYet("simple"), "Kind of authentication token and its options: simple or jwt."),
+    flag("bcrypt-cost", Auth, Uint, "10", NotYet("10"), "Cost of hashing a password, 4 to 31."),
+    flag("auth-token-ttl", Auth, Uint, "300", NotYet("300"), "Seconds a token is valid."),
+    flag("enable-pprof", Profiling, Bool, "false", NotYet("false"), "Serve profiles under /debug/pprof/."),
+    flag("metrics", Profiling, Text, "basic", Implemented, "Detail of metrics: basic, or extensive to add histograms of gRPC handling times."),
+    flag("listen-metrics-urls", Profiling, Urls, "", Implemented, "Further URLs to serve metrics and health on."),
+    flag("logger", Logging, Text, "zap", Implemented, "Form of the log; zap is the only one."),
+    flag("log-outputs", Logging, List, "default", Implemented, "Where the log goes: default or stderr, stdout, or file paths, as a comma list."),
+    flag("log-level", Logging, Text, "info", Implemented, "Least severe level that is logged: debug, info, warn, error, panic or fatal."),
+    flag("log-format", Logging, Text, "json", Implemented, "Form of a line: json or console."),
+    flag("enable-log-rotation", Logging, Bool, "false", NotYet("false"), "Rotate the log file."),
+    flag("log-rotation-config-json", Logging, Text, "{\"maxsize\": 100, \"maxage\": 0, \"maxbackups\": 0, \"localtime\": false, \"compress\": false}", NotYet("{\"maxsize\": 100, \"maxage\": 0, \"maxbackups\": 0, \"localtime\": false, \"compress\": false}"), "When and how the log file is rotated."),
+    flag("warning-unary-request-duration", Logging, Duration, "300ms", Implemented, "Time from which on a unary request is logged as slow."),
+    flag("enable-distributed-tracing", Tracing, Bool, "false", NotYet("false"), "Send spans to a collector."),
+    flag("distributed-tracing-address", Tracing, Text, "localhost:4317", NotYet("localhost:4317"), "Address of the collector."),
+    flag("distributed-tracing-service-name", Tracing, Text, "etcd", NotYet("etcd"), "Service name in spans."),
+    flag("distributed-tracing-instance-id", Tracing, Text, "", NotYet(""), "Instance id in spans."),
+    flag("distributed-tracing-sampling-rate", Tracing, Int, "0", NotYet("0"), "Spans sent out of a million."),
+    flag("corrupt-check-time", Features, Duration, "0s", NotYet("0s"), "Time between checks that all members hold the same data (0 to disable)."),
+    flag("compact-hash-check-time", Features, Duration, "1m0s", NoEffect("it paces the feature gate CompactHashCheck, which this version does not offer"), "Time between checks that members' hashes at the last compaction agree."),
+    flag("compaction-batch-limit", Features, Int, "0", Implemented, "Most revisions removed in one step of a compaction; 0 means 1000."),
+    flag("compaction-sleep-interval", Features, Duration, "0s", Implemented, "Pause between two steps of a compaction; 0 means 10ms."),
+    flag("peer-skip-client-san-verification", Features, Bool, "false", NotYet("false"), "Do not verify the SAN field in certificates of other members."),
+    flag("watch-progress-notify-interval", Features, Duration, "0s", Implemented, "Time between progress notifications to idle watchers that asked for them; 0 means 10m."),
+    flag("warning-apply-duration", Features, Duration, "100ms", Implemented, "Time from which on applying a request is logged as slow."),
+    flag("bootstrap-defrag-threshold-megabytes", Features, Uint, "0", NoEffect("the engine needs no defragmentation"), "Megabytes that defragmenting at start must free to be done."),
+    flag("max-learners", Features, Int, "1", Implemented, "Most learners in the cluster."),
+    flag("downgrade-check-time", Features, Duration, "5s", NotYet("5s"), "Time between checks of the state of a downgrade."),
+    flag("force-new-cluster", Unsafe, Bool, "false", NotYet("false"), "Make a cluster of one member out of this member's data."),
+    flag("unsafe-no-fsync", Unsafe, Bool, "false", Implemented, "Do not sync writes to disk. Loses acknowledged writes when the machine stops."),
+    flag("config-file", General, Text, "", NotYet(""), "Path of a configuration file that replaces all other flags."),
+    flag("version", General, Bool, "false", Implemented, "Print the version and exit."),
+    flag("cluster-active-size", Group::Legacy, Ignored, "", Legacy(IGNORED), "Nothing."),
+    flag("cluster-remove-delay", Group::Legacy, Ignored, "", Legacy(IGNORED), "Nothing."),
+    flag("cluster-sync-interval", Group::Legacy, Ignored, "", Legacy(IGNORED), "Nothing."),
+    flag("config", Group::Legacy, Ignored, "", Legacy(IGNORED), "Nothing."),
+    flag("force", Group::Legacy, Ignored, "", Legacy(IGNORED), "Nothing."),
+    flag("max-result-buffer", Group::Legacy, Ignored, "", Legacy(IGNORED), "Nothing."),
+    flag("max-retry-attempts", Group::Legacy, Ignored, "", Legacy(IGNORED), "Nothing."),
+    flag("peer-heartbeat-interval", Group::Legacy, Ignored, "", Legacy(IGNORED), "Nothing."),
+    flag("peer-election-timeout", Group::Legacy, Ignored, "", Legacy(IGNORED), "Nothing."),
+    flag("retry-interval", Group::Legacy, Ignored, "", Legacy(IGNORED), "Nothing."),
+    flag("snapshot", Group::Legacy, Ignored, "", Legacy(IGNORED), "Nothing."),
+    flag("v", Group::Legacy, Ignored, "", Legacy(IGNORED), "Nothing."),
+    flag("vv", Group::Legacy, Ignored, "", Legacy(IGNORED), "Nothing."),
+];
+
+/// An old spelling that etcd took until 3.6 and 3.7 refuses. It is accepted, with a warning, for the manifests
+/// that still have it.
+#[derive(Clone, Copy, Debug)]
+pub struct OldSpelling {
+    /// Name without dashes in front.
+    pub name: &'static str,
+    /// What it is called now.
+    pub successor: Successor,
+}
+
+/// What an old spelling is called now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Successor {
+    /// This flag, with the same grammar.
+    Flag(&'static str),
+    /// This feature gate; the old spelling takes a truth value.
+    Gate(&'static str),
+}
+
+const fn renamed(name: &'static str, successor: &'static str) -> OldSpelling {
+    OldSpelling { name, successor: Successor::Flag(successor) }
+}
+
+const fn gated(name: &'static str, gate: &'static str) -> OldSpelling {
+    OldSpelling { name, successor: Successor::Gate(gate) }
+}
+
+/// Every old spelling.
+#[rustfmt::skip] // One row per spelling.
+pub const OLD_SPELLINGS: &[OldSpelling] = &[
+    renamed("experimental-bootstrap-defrag-threshold-megabytes", "bootstrap-defrag-threshold-megabytes"),
+    renamed("experimental-compact-hash-check-time", "compact-hash-check-time"),
+    renamed("experimental-compaction-batch-limit", "compaction-batch-limit"),
+    renamed("experimental-compaction-sleep-interval", "compaction-sleep-interval"),
+    renamed("experimental-corrupt-check-time", "corrupt-check-time"),
+    renamed("experimental-distributed-tracing-address", "distributed-tracing-address"),
+    renamed("experimental-distributed-tracing-instance-id", "distributed-tracing-instance-id"),
+    renamed("experimental-distributed-tracing-sampling-rate", "distributed-tracing-sampling-rate"),
+    renamed("experimental-distributed-tracing-service-name", "distributed-tracing-service-name"),
+    renamed("experimental-downgrade-check-time", "downgrade-check-time"),
+    renamed("experimental-enable-distributed-tracing", "enable-distributed-tracing"),
+    renamed("experimental-max-learners", "max-learners"),
+    renamed("experimental-memory-mlock", "memory-mlock"),
+    renamed("experimental-peer-skip-client-san-verification", "peer-skip-client-san-verification"),
+    renamed("experimental-snapshot-catchup-entries", "snapshot-catchup-entries"),
+    renamed("experimental-warning-apply-duration", "warning-apply-duration"),
+    renamed("experimental-warning-unary-request-duration", "warning-unary-request-duration"),
+    renamed("experimental-watch-progress-notify-interval", "watch-progress-notify-interval"),
+    gated("experimental-compact-hash-check-enabled", "CompactHashCheck"),
+    gated("experimental-enable-lease-checkpoint", "LeaseCheckpoint"),
+    gated("experimental-enable-lease-checkpoint-persist", "LeaseCheckpointPersist"),
+    gated("experimental-initial-corrupt-check", "InitialCorruptCheck"),
+    gated("experimental-stop-grpc-service-on-defrag", "StopGRPCServiceOnDefrag"),
+    gated("experimental-txn-mode-write-with-shared-buffer", "TxnModeWriteWithSharedBuffer"),
+];
+
+/// The flag called `name`; old spellings are not flags.
+pub fn find_flag(name: &str) -> Option<&'static Flag> {
+    FLAGS.iter().find(|flag| flag.name == name)
+}
+
+/// The old spelling called `name`.
+pub fn find_old_spelling(name: &str) -> Option<&'static OldSpelling> {
+    OLD_SPELLINGS.iter().find(|old| old.name == name)
+}

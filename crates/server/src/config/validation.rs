@@ -1,0 +1,385 @@
+//! From settings to a configuration: the checks that need more than one option, with etcd's words.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::duration::{format_go_duration, parse_go_duration, quote};
+use super::feature_gate::FeatureGates;
+use super::parser::Settings;
+use super::refusal::{Entry, Refusal};
+use super::table::find_flag;
+use super::url::Scheme;
+use super::{AutoCompaction, Config, InitialClusterState, MetricsDetail, Url};
+use crate::logging::{Level, LogSettings};
+
+const DEFAULT_NAME: &str = "default";
+const ELECTION_TIMEOUT_MS_MAX: u64 = 50_000;
+const QUOTA_BYTES_DEFAULT: u64 = 2 << 30;
+const QUOTA_BYTES_SUGGESTED_MAX: u64 = 8 << 30;
+const REQUEST_BYTES_SUGGESTED_MAX: u64 = 10 << 20;
+const SNAPSHOT_COUNT_DEFAULT: u64 = 10_000;
+const SNAPSHOT_CATCHUP_ENTRIES_DEFAULT: u64 = 5_000;
+const COMPACTION_BATCH_LIMIT_DEFAULT: u64 = 1_000;
+const COMPACTION_SLEEP_INTERVAL_DEFAULT: Duration = Duration::from_millis(10);
+const WATCH_PROGRESS_NOTIFY_INTERVAL_DEFAULT: Duration = Duration::from_secs(600);
+const WARNING_UNARY_REQUEST_DURATION_DEFAULT: Duration = Duration::from_millis(300);
+const NANOS_PER_HOUR: u64 = 3_600_000_000_000;
+
+const ADVERTISE_CLIENT_URLS_UNSET: &str =
+    "--advertise-client-urls is required when --listen-client-urls is set explicitly";
+
+/// Checks the options in the order etcd checks them, so that of several errors the same one is reported.
+pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Result<Config, Refusal> {
+    let log = log_settings(settings)?;
+    let urls = Urls::read(settings).map_err(Refusal::invalid)?;
+    let heartbeat_ms = settings.uint("heartbeat-interval");
+    let election_ms = settings.uint("election-timeout");
+    check_election(heartbeat_ms, election_ms).map_err(Refusal::invalid)?;
+    if settings.is_set("listen-client-urls") && !settings.is_set("advertise-client-urls") {
+        let error = |text: &str| Entry::new(Level::Warn, text).with("error", ADVERTISE_CLIENT_URLS_UNSET);
+        return Err(Refusal::Invalid(vec![
+            error("failed to verify flags"),
+            error("advertise client URLs are not set"),
+        ]));
+    }
+    let auto_compaction = auto_compaction(settings)?;
+    check_engine_options(settings).map_err(Refusal::invalid)?;
+
+    let name = settings.text("name");
+    warn_of_risks(settings, &name, &urls);
+    let data_dir = data_dir(settings, &name);
+    let initial_cluster = initial_cluster(settings, &name, &urls.initial_advertise_peer);
+    let initial_cluster_state = match settings.text("initial-cluster-state").as_str() {
+        "existing" => InitialClusterState::Existing,
+        _ => InitialClusterState::New,
+    };
+    Ok(Config {
+        name,
+        data_dir,
+        listen_peer_urls: urls.listen_peer,
+        listen_client_urls: urls.listen_client,
+        listen_metrics_urls: urls.listen_metrics,
+        initial_advertise_peer_urls: urls.initial_advertise_peer,
+        advertise_client_urls: urls.advertise_client,
+        initial_cluster,
+        initial_cluster_state,
+        initial_cluster_token: settings.text("initial-cluster-token"),
+        quota_backend_bytes: quota(settings),
+        auto_compaction,
+        snapshot_count: or_default(settings.uint("snapshot-count"), SNAPSHOT_COUNT_DEFAULT),
+        snapshot_catchup_entries: or_default(
+            settings.uint("snapshot-catchup-entries"),
+            SNAPSHOT_CATCHUP_ENTRIES_DEFAULT,
+        ),
+        max_request_bytes: settings.uint("max-request-bytes"),
+        max_txn_ops: settings.uint("max-txn-ops"),
+        max_concurrent_streams: u32::try_from(settings.uint("max-concurrent-streams")).unwrap_or(u32::MAX),
+        heartbeat_interval: Duration::from_millis(heartbeat_ms),
+        election_timeout: Duration::from_millis(election_ms),
+        initial_election_tick_advance: settings.bool("initial-election-tick-advance"),
+        log,
+        metrics: metrics_detail(settings),
+        warning_apply_duration: duration(settings, "warning-apply-duration")?,
+        warning_unary_request_duration: duration_or_default(
+            duration(settings, "warning-unary-request-duration")?,
+            WARNING_UNARY_REQUEST_DURATION_DEFAULT,
+        ),
+        watch_progress_notify_interval: duration_or_default(
+            duration(settings, "watch-progress-notify-interval")?,
+            WATCH_PROGRESS_NOTIFY_INTERVAL_DEFAULT,
+        ),
+        grpc_keepalive_min_time: duration(settings, "grpc-keepalive-min-time")?,
+        grpc_keepalive_interval: duration(settings, "grpc-keepalive-interval")?,
+        grpc_keepalive_timeout: duration(settings, "grpc-keepalive-timeout")?,
+        pre_vote: settings.bool("pre-vote"),
+        strict_reconfig_check: settings.bool("strict-reconfig-check"),
+        max_learners: not_negative(settings, "max-learners")?,
+        unsafe_no_fsync: settings.bool("unsafe-no-fsync"),
+        compaction_batch_limit: or_default(
+            not_negative(settings, "compaction-batch-limit")?,
+            COMPACTION_BATCH_LIMIT_DEFAULT,
+        ),
+        compaction_sleep_interval: duration_or_default(
+            duration(settings, "compaction-sleep-interval")?,
+            COMPACTION_SLEEP_INTERVAL_DEFAULT,
+        ),
+        socket_reuse_port: settings.bool("socket-reuse-port"),
+        socket_reuse_address: settings.bool("socket-reuse-address"),
+        feature_gates,
+    })
+}
+
+struct Urls {
+    listen_peer: Vec<Url>,
+    listen_client: Vec<Url>,
+    listen_metrics: Vec<Url>,
+    initial_advertise_peer: Vec<Url>,
+    advertise_client: Vec<Url>,
+}
+
+impl Urls {
+    fn read(settings: &Settings) -> Result<Urls, String> {
+        let urls = Urls {
+            listen_peer: settings.urls("listen-peer-urls"),
+            listen_client: settings.urls("listen-client-urls"),
+            listen_metrics: settings.urls("listen-metrics-urls"),
+            initial_advertise_peer: settings.urls("initial-advertise-peer-urls"),
+            advertise_client: settings.urls("advertise-client-urls"),
+        };
+        for url in urls.listen_peer.iter().chain(&urls.listen_client).chain(&urls.listen_metrics) {
+            if !url.is_bindable() {
+                return Err(format!("expected IP in URL for binding ({url})"));
+            }
+        }
+        check_hosts(&urls.initial_advertise_peer, "--initial-advertise-peer-urls", "must be \"host:port\"")?;
+        let forms =
+            "must be in the format \"host:port\", \"unix:/path/to/socket\" or \"unixs:/path/to/socket\"";
+        check_hosts(&urls.advertise_client, "--advertise-client-urls", forms)?;
+        for (flag, urls) in urls.by_flag() {
+            if let Some(url) = urls.iter().find(|url| url.scheme() != Scheme::Http) {
+                return Err(format!("--{flag} has {url}: this version of Mainstay supports http URLs only"));
+            }
+        }
+        Ok(urls)
+    }
+
+    fn by_flag(&self) -> [(&'static str, &[Url]); 5] {
+        [
+            ("listen-peer-urls", &self.listen_peer),
+            ("listen-client-urls", &self.listen_client),
+            ("listen-metrics-urls", &self.listen_metrics),
+            ("initial-advertise-peer-urls", &self.initial_advertise_peer),
+            ("advertise-client-urls", &self.advertise_client),
+        ]
+    }
+}
+
+fn check_hosts(urls: &[Url], flag: &str, forms: &str) -> Result<(), String> {
+    match urls.iter().find(|url| url.host().is_empty()) {
+        None => Ok(()),
+        Some(url) => Err(format!("{flag} {} {forms} (unexpected empty host ({url}))", quote(&join(urls)))),
+    }
+}
+
+fn join(urls: &[Url]) -> String {
+    urls.iter().map(Url::as_str).collect::<Vec<_>>().join(",")
+}
+
+fn log_settings(settings: &Settings) -> Result<LogSettings, Refusal> {
+    match settings.text("logger").as_str() {
+        "zap" => {}
+        "capnslog" => return Err(Refusal::invalid("--logger=capnslog is removed in v3.5")),
+        other => return Err(Refusal::invalid(format!("unknown logger option {}", quote(other)))),
+    }
+    let level = settings.text("log-level");
+    // etcd panics at this point, which ends it with the exit code of a syntax error.
+    let level = Level::parse(&level)
+        .ok_or_else(|| Refusal::Syntax(format!("unrecognized level: {}", quote(&level))))?;
+    LogSettings::parse(level, &settings.text("log-format"), &settings.list("log-outputs"))
+        .map_err(Refusal::invalid)
+}
+
+fn check_election(heartbeat_ms: u64, election_ms: u64) -> Result<(), String> {
+    if heartbeat_ms == 0 {
+        return Err("--heartbeat-interval must be >0 (set to 0ms)".to_string());
+    }
+    if election_ms == 0 {
+        return Err("--election-timeout must be >0 (set to 0ms)".to_string());
+    }
+    if heartbeat_ms.saturating_mul(5) > election_ms {
+        return Err(format!(
+            "--election-timeout[{election_ms}ms] should be at least as 5 times as \
+             --heartbeat-interval[{heartbeat_ms}ms]"
+        ));
+    }
+    if election_ms > ELECTION_TIMEOUT_MS_MAX {
+        return Err(format!(
+            "--election-timeout[{election_ms}ms] is too long, and should be set less than \
+             {ELECTION_TIMEOUT_MS_MAX}ms"
+        ));
+    }
+    Ok(())
+}
+
+fn auto_compaction(settings: &mut Settings) -> Result<AutoCompaction, Refusal> {
+    let mode = settings.text("auto-compaction-mode");
+    let periodic = match mode.as_str() {
+        "periodic" => true,
+        "revision" => false,
+        "" => return Err(Refusal::invalid("undefined auto-compaction-mode")),
+        _ => return Err(Refusal::invalid(format!("unknown auto-compaction-mode {}", quote(&mode)))),
+    };
+    let retention = settings.text("auto-compaction-retention");
+    let amount = retention_amount(&retention, periodic)
+        .map_err(|reason| Refusal::start_failed(format!("error parsing CompactionRetention: {reason}")))?;
+    if !periodic && amount > 0 && !is_plain_number(&retention) {
+        // etcd takes the duration's nanoseconds for a count of revisions; so do we, but not without a word.
+        settings.warnings.push(
+            Entry::new(
+                Level::Warn,
+                "auto-compaction-retention is a duration where a number of revisions belongs",
+            )
+            .with("auto-compaction-retention", retention)
+            .with("revisions", amount.to_string()),
+        );
+    }
+    Ok(match (amount, periodic) {
+        (0, _) => AutoCompaction::Off,
+        (nanos, true) => AutoCompaction::Periodic(Duration::from_nanos(nanos)),
+        (revisions, false) => AutoCompaction::Revision(revisions),
+    })
+}
+
+/// Nanoseconds or revisions. A plain number counts hours in mode periodic; all else is read as a duration.
+fn retention_amount(retention: &str, periodic: bool) -> Result<u64, String> {
+    if is_plain_number(retention) {
+        let too_large = || format!("{} is too large", quote(retention));
+        let count: u64 = retention.trim_start_matches('+').parse().map_err(|_| too_large())?;
+        // Go's durations end at 292 years.
+        let nanos = count.checked_mul(NANOS_PER_HOUR).filter(|nanos| i64::try_from(*nanos).is_ok());
+        return if periodic { nanos.ok_or_else(too_large) } else { Ok(count) };
+    }
+    let nanos = parse_go_duration(retention)?;
+    u64::try_from(nanos).map_err(|_| format!("{} is negative", quote(retention)))
+}
+
+fn is_plain_number(text: &str) -> bool {
+    let digits = text.strip_prefix('+').unwrap_or(text);
+    !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit())
+}
+
+/// Options that have no effect here are still held to etcd's rules for them.
+fn check_engine_options(settings: &Settings) -> Result<(), String> {
+    let check_time = settings.duration("compact-hash-check-time");
+    if check_time <= 0 {
+        let text = format_go_duration(check_time);
+        return Err(format!("--compact-hash-check-time must be >0 (set to {text})"));
+    }
+    let freelist = settings.text("backend-bbolt-freelist-type");
+    if !matches!(freelist.as_str(), "" | "map" | "array") {
+        return Err(format!(
+            "--backend-bbolt-freelist-type must be map or array (set to {})",
+            quote(&freelist)
+        ));
+    }
+    let limit = settings.int("backend-batch-limit");
+    if limit < 0 {
+        return Err(format!("--backend-batch-limit must not be negative (set to {limit})"));
+    }
+    let interval = settings.duration("backend-batch-interval");
+    if interval < 0 {
+        let text = format_go_duration(interval);
+        return Err(format!("--backend-batch-interval must not be negative (set to {text})"));
+    }
+    Ok(())
+}
+
+fn warn_of_risks(settings: &mut Settings, name: &str, urls: &Urls) {
+    let mut warnings = Vec::new();
+    if name == DEFAULT_NAME {
+        warnings.push(
+            Entry::new(
+                Level::Warn,
+                "it isn't recommended to use default name, please set a value for --name. Note that etcd might run \
+                 into issue when multiple members have the same default name",
+            )
+            .with("name", name),
+        );
+    }
+    let request_bytes = settings.uint("max-request-bytes");
+    if request_bytes > REQUEST_BYTES_SUGGESTED_MAX {
+        warnings.push(
+            Entry::new(Level::Warn, "exceeded recommended request limit")
+                .with("max-request-bytes", request_bytes.to_string())
+                .with("recommended-request-bytes", REQUEST_BYTES_SUGGESTED_MAX.to_string()),
+        );
+    }
+    let quota = settings.int("quota-backend-bytes");
+    if u64::try_from(quota).is_ok_and(|quota| quota > QUOTA_BYTES_SUGGESTED_MAX) {
+        warnings.push(
+            Entry::new(Level::Warn, "quota exceeds the maximum value")
+                .with("quota-size-bytes", quota.to_string())
+                .with("quota-maximum-size-bytes", QUOTA_BYTES_SUGGESTED_MAX.to_string()),
+        );
+    }
+    if settings.bool("unsafe-no-fsync") {
+        warnings.push(Entry::new(
+            Level::Warn,
+            "--unsafe-no-fsync is set: acknowledged writes are lost when the machine stops",
+        ));
+    }
+    let listens_everywhere = urls.listen_peer.iter().any(|url| matches!(url.host(), "0.0.0.0" | "::"));
+    let default_peer = find_flag("initial-advertise-peer-urls").map(|flag| flag.default);
+    if listens_everywhere && Some(join(&urls.initial_advertise_peer).as_str()) == default_peer {
+        warnings.push(
+            Entry::new(Level::Warn, "members on other machines cannot reach the advertised peer URL")
+                .with("initial-advertise-peer-urls", join(&urls.initial_advertise_peer)),
+        );
+    }
+    settings.warnings.append(&mut warnings);
+}
+
+fn data_dir(settings: &mut Settings, name: &str) -> PathBuf {
+    let given = settings.text("data-dir");
+    if !given.is_empty() {
+        return PathBuf::from(given);
+    }
+    let default = format!("{name}.etcd");
+    settings.warnings.push(
+        Entry::new(Level::Warn, "'data-dir' was empty; using default").with("data-dir", default.as_str()),
+    );
+    PathBuf::from(default)
+}
+
+/// The initial cluster; when only a name was given, the cluster of that name at the advertised URLs.
+fn initial_cluster(settings: &Settings, name: &str, advertised: &[Url]) -> String {
+    let given = settings.text("initial-cluster");
+    let is_default = find_flag("initial-cluster").is_some_and(|flag| flag.default == given);
+    if !is_default || name == DEFAULT_NAME {
+        return given;
+    }
+    let name = if name.is_empty() { DEFAULT_NAME } else { name };
+    advertised.iter().map(|url| format!("{name}={url}")).collect::<Vec<_>>().join(",")
+}
+
+fn quota(settings: &Settings) -> Option<u64> {
+    match u64::try_from(settings.int("quota-backend-bytes")) {
+        Ok(0) => Some(QUOTA_BYTES_DEFAULT),
+        Ok(bytes) => Some(bytes),
+        Err(_) => None,
+    }
+}
+
+fn metrics_detail(settings: &mut Settings) -> MetricsDetail {
+    let given = settings.text("metrics");
+    if given == "extensive" {
+        return MetricsDetail::Extensive;
+    }
+    if given != "basic" {
+        settings.warnings.push(
+            Entry::new(Level::Warn, "unknown detail of metrics; using basic").with("metrics", given.as_str()),
+        );
+    }
+    MetricsDetail::Basic
+}
+
+fn duration(settings: &Settings, name: &'static str) -> Result<Duration, Refusal> {
+    let nanos = settings.duration(name);
+    u64::try_from(nanos).map(Duration::from_nanos).map_err(|_| {
+        Refusal::invalid(format!("--{name} must not be negative (set to {})", format_go_duration(nanos)))
+    })
+}
+
+fn not_negative(settings: &Settings, name: &'static str) -> Result<u64, Refusal> {
+    let value = settings.int(name);
+    u64::try_from(value)
+        .map_err(|_| Refusal::invalid(format!("--{name} must not be negative (set to {value})")))
+}
+
+fn or_default(value: u64, default: u64) -> u64 {
+    if value == 0 { default } else { value }
+}
+
+fn duration_or_default(value: Duration, default: Duration) -> Duration {
+    if value.is_zero() { default } else { value }
+}

@@ -1,0 +1,216 @@
+//! A log line as text.
+
+use std::fmt::{self, Write as _};
+use std::panic::Location;
+use std::time::Duration;
+
+use super::{Format, Level};
+use crate::config::duration::write_go_duration;
+
+/// A field's value. Borrowed, so that a field costs nothing while its line is not written.
+#[derive(Clone, Copy)]
+pub enum Value<'a> {
+    /// Text.
+    Str(&'a str),
+    /// A signed number.
+    Int(i64),
+    /// An unsigned number.
+    Uint(u64),
+    /// A number with a fraction.
+    Float(f64),
+    /// A truth value.
+    Bool(bool),
+    /// A duration in Go's notation, as text.
+    Duration(Duration),
+    /// An id in hexadecimal, as text.
+    Id(u64),
+    /// A list of texts.
+    List(&'a [&'a str]),
+    /// Whatever can be printed, as text.
+    Display(&'a dyn fmt::Display),
+}
+
+pub(super) struct Line<'a> {
+    pub level: Level,
+    /// Microseconds since 1970.
+    pub now_us: u64,
+    pub caller: &'a Location<'a>,
+    pub message: &'a str,
+    pub fields: &'a [(&'a str, Value<'a>)],
+    /// Lines of the same message left out before this one.
+    pub suppressed: u64,
+}
+
+impl Line<'_> {
+    /// The line with its line feed.
+    pub(super) fn encode(&self, format: Format) -> String {
+        let mut out = String::with_capacity(256);
+        match format {
+            Format::Json => self.encode_json(&mut out),
+            Format::Console => self.encode_console(&mut out),
+        }
+        out.push('\n');
+        out
+    }
+
+    fn encode_json(&self, out: &mut String) {
+        let _ = write!(out, "{{\"level\":\"{}\",\"ts\":\"", self.level);
+        write_timestamp(out, self.now_us);
+        out.push_str("\",\"caller\":");
+        write_json_text(out, &short_caller(self.caller));
+        out.push_str(",\"msg\":");
+        write_json_text(out, self.message);
+        for (key, value) in self.fields {
+            out.push(',');
+            write_field(out, key, value);
+        }
+        if self.suppressed > 0 {
+            out.push(',');
+            write_field(out, "suppressed", &Value::Uint(self.suppressed));
+        }
+        out.push('}');
+    }
+
+    fn encode_console(&self, out: &mut String) {
+        write_timestamp(out, self.now_us);
+        let _ = write!(out, "\t{}\t{}\t", self.level, short_caller(self.caller));
+        // A line feed in a message would look like the beginning of another line, a tab like another column.
+        out.extend(self.message.chars().map(|c| if c.is_control() { ' ' } else { c }));
+        if self.fields.is_empty() && self.suppressed == 0 {
+            return;
+        }
+        out.push_str("\t{");
+        let suppressed = ("suppressed", Value::Uint(self.suppressed));
+        let more = (self.suppressed > 0).then_some(&suppressed);
+        for (i, (key, value)) in self.fields.iter().chain(more).enumerate() {
+            if i > 0 {
+                out.push_str(", ");
+            }
+            write_json_text(out, key);
+            out.push_str(": ");
+            write_value(out, value);
+        }
+        out.push('}');
+    }
+}
+
+fn write_field(out: &mut String, key: &str, value: &Value<'_>) {
+    write_json_text(out, key);
+    out.push(':');
+    write_value(out, value);
+}
+
+fn write_value(out: &mut String, value: &Value<'_>) {
+    // Writing to a String cannot fail, except where a Display of the caller's does: its text then ends there.
+    match value {
+        Value::Str(text) => write_json_text(out, text),
+        Value::Int(number) => {
+            let _ = write!(out, "{number}");
+        }
+        Value::Uint(number) => {
+            let _ = write!(out, "{number}");
+        }
+        // JSON has no such numbers; zap writes them as texts, too.
+        Value::Float(number) if number.is_nan() => out.push_str("\"NaN\""),
+        Value::Float(number) if number.is_infinite() => {
+            out.push_str(if *number > 0.0 { "\"+Inf\"" } else { "\"-Inf\"" });
+        }
+        Value::Float(number) => {
+            let _ = write!(out, "{number}");
+        }
+        Value::Bool(truth) => {
+            let _ = write!(out, "{truth}");
+        }
+        Value::Duration(duration) => {
+            out.push('"');
+            write_go_duration(out, i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX));
+            out.push('"');
+        }
+        Value::Id(id) => {
+            let _ = write!(out, "\"{id:x}\"");
+        }
+        Value::List(texts) => {
+            out.push('[');
+            for (i, text) in texts.iter().enumerate() {
+                if i > 0 {
+                    out.push(',');
+                }
+                write_json_text(out, text);
+            }
+            out.push(']');
+        }
+        Value::Display(shown) => {
+            let mut text = String::new();
+            let _ = write!(text, "{shown}");
+            write_json_text(out, &text);
+        }
+    }
+}
+
+fn write_json_text(out: &mut String, text: &str) {
+    out.push('"');
+    for c in text.chars() {
+        match c {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            c if (c as u32) < 0x20 => {
+                let _ = write!(out, "\\u{:04x}", c as u32);
+            }
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+}
+
+/// The last folder, the file and the line: `config/parser.rs:12`.
+fn short_caller(caller: &Location<'_>) -> String {
+    let file = caller.file();
+    let start = file.rmatch_indices('/').nth(1).map_or(0, |(slash, _)| slash + 1);
+    format!("{}:{}", &file[start..], caller.line())
+}
+
+/// `2026-11-21T07:44:36.123456Z`.
+fn write_timestamp(out: &mut String, us: u64) {
+    let (seconds, us) = (us / 1_000_000, us % 1_000_000);
+    let (days, second_of_day) = (seconds / 86_400, seconds % 86_400);
+    let (year, month, day) = civil_date(days);
+    let (hour, minute, second) = (second_of_day / 3_600, second_of_day / 60 % 60, second_of_day % 60);
+    let _ = write!(out, "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{us:06}Z");
+}
+
+/// Year, month and day of a number of days since 1970-01-01. Counted from 0000-03-01, where a leap day is a year's
+/// last day (H. Hinnant, "chrono-Compatible Low-Level Date Algorithms").
+fn civil_date(days: u64) -> (u64, u64, u64) {
+    let days = days + 719_468;
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month + 2) / 5 + 1;
+    let (month, next_year) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
+    (era * 400 + year_of_era + next_year, month, day)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timestamps_are_right_around_leap_days_and_centuries() {
+        for (us, text) in [
+            (0, "1970-01-01T00:00:00.000000Z"),
+            (951_782_399_999_999, "2000-02-28T23:59:59.999999Z"),
+            (951_782_400_000_000, "2000-02-29T00:00:00.000000Z"),
+            (1_709_251_200_000_001, "2024-03-01T00:00:00.000001Z"),
+            (1_795_247_076_123_456, "2026-11-21T07:44:36.123456Z"),
+            (4_107_542_400_000_000, "2100-03-01T00:00:00.000000Z"),
+        ] {
+            let mut out = String::new();
+            write_timestamp(&mut out, us);
+            assert_eq!(out, text);
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! The structured log, in the form etcd's has: JSON lines (or `console` lines) on stderr, stdout or files.
+//!
+//! What it does not know: who logs, and when to stop: `fatal` is a level, the caller ends the process.
+//!
+//! Invariants: a line below the level costs one comparison; a line is written whole or not at all; an output that
+//! fails (a closed pipe, a full disk) never stops the process, the lines lost are counted; a message repeated many
+//! times in a second is thinned, and the next line of it says how many were left out.
+//! Tests: beside the code, and `tests/it/logging.rs`.
+
+mod encoding;
+mod repeat;
+mod settings;
+
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::panic::Location;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+pub use encoding::Value;
+pub use settings::{Format, Level, LogOutput, LogSettings};
+
+use encoding::Line;
+use repeat::RepeatLimit;
+
+/// A handle of the log; clones write to the same outputs.
+#[derive(Clone)]
+pub struct Logger {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    level: Level,
+    format: Format,
+    outputs: Mutex<Vec<Box<dyn Write + Send>>>,
+    repeats: RepeatLimit,
+    started: Instant,
+    lines_lost: AtomicU64,
+}
+
+/// An output that could not be opened.
+#[derive(Debug)]
+pub struct OpenError {
+    /// The file.
+    pub path: PathBuf,
+    /// Why.
+    pub error: io::Error,
+}
+
+impl Logger {
+    /// Opens the outputs. Files are created when missing, and appended to.
+    pub fn open(settings: &LogSettings) -> Result<Logger, OpenError> {
+        let mut outputs: Vec<Box<dyn Write + Send>> = Vec::new();
+        for output in &settings.outputs {
+            outputs.push(match output {
+                LogOutput::Stderr => Box::new(io::stderr()),
+                LogOutput::Stdout => Box::new(io::stdout()),
+                LogOutput::File(path) => Box::new(open_file(path)?),
+            });
+        }
+        Ok(Logger::to(settings.level, settings.format, outputs))
+    }
+
+    /// A log to stderr in the default form, for what has to be said before the options are known.
+    pub fn stderr() -> Logger {
+        Logger::to(Level::Info, Format::Json, vec![Box::new(io::stderr())])
+    }
+
+    /// A log to these outputs.
+    pub fn to(level: Level, format: Format, outputs: Vec<Box<dyn Write + Send>>) -> Logger {
+        let shared = Shared {
+            level,
+            format,
+            outputs: Mutex::new(outputs),
+            repeats: RepeatLimit::new(),
+            started: Instant::now(),
+            lines_lost: AtomicU64::new(0),
+        };
+        Logger { shared: Arc::new(shared) }
+    }
+
+    /// True when lines of this level are written; to be asked before fields are computed that cost something.
+    #[inline]
+    pub fn enabled(&self, level: Level) -> bool {
+        level >= self.shared.level
+    }
+
+    /// Lines that no output took, or not all of them.
+    pub fn lines_lost(&self) -> u64 {
+        self.shared.lines_lost.load(Ordering::Relaxed)
+    }
+
+    /// Logs what only somebody looking for a fault wants to know.
+    #[track_caller]
+    #[inline]
+    pub fn debug(&self, message: &str, fields: &[(&str, Value<'_>)]) {
+        self.log(Level::Debug, message, fields);
+    }
+
+    /// Logs what happened in the course of things.
+    #[track_caller]
+    #[inline]
+    pub fn info(&self, message: &str, fields: &[(&str, Value<'_>)]) {
+        self.log(Level::Info, message, fields);
+    }
+
+    /// Logs what should not happen, but was coped with.
+    #[track_caller]
+    #[inline]
+    pub fn warn(&self, message: &str, fields: &[(&str, Value<'_>)]) {
+        self.log(Level::Warn, message, fields);
+    }
+
+    /// Logs what failed.
+    #[track_caller]
+    #[inline]
+    pub fn error(&self, message: &str, fields: &[(&str, Value<'_>)]) {
+        self.log(Level::Error, message, fields);
+    }
+
+    /// Logs why the process is about to end. Ending it is the caller's part.
+    #[track_caller]
+    #[inline]
+    pub fn fatal(&self, message: &str, fields: &[(&str, Value<'_>)]) {
+        self.log(Level::Fatal, message, fields);
+    }
+
+    /// Logs one line.
+    #[track_caller]
+    #[inline]
+    pub fn log(&self, level: Level, message: &str, fields: &[(&str, Value<'_>)]) {
+        if self.enabled(level) {
+            self.write(level, message, fields, Location::caller());
+        }
+    }
+
+    #[cold]
+    fn write(&self, level: Level, message: &str, fields: &[(&str, Value<'_>)], caller: &Location<'_>) {
+        let shared = &*self.shared;
+        let second = shared.started.elapsed().as_secs();
+        // What ends the process is said however often it was said before.
+        let suppressed = if level >= Level::DPanic {
+            0
+        } else {
+            match shared.repeats.admit(level, message, second) {
+                Some(suppressed) => suppressed,
+                None => return,
+            }
+        };
+        let now_us = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
+        let now_us = u64::try_from(now_us).unwrap_or(u64::MAX);
+        let line = Line { level, now_us, caller, message, fields, suppressed };
+        let text = line.encode(shared.format);
+        // A thread that panicked while writing leaves outputs that are still good.
+        let mut outputs = shared.outputs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lost = false;
+        for output in outputs.iter_mut() {
+            lost |= output.write_all(text.as_bytes()).and_then(|()| output.flush()).is_err();
+        }
+        if lost {
+            shared.lines_lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+fn open_file(path: &Path) -> Result<std::fs::File, OpenError> {
+    let opened = OpenOptions::new().create(true).append(true).open(path);
+    opened.map_err(|error| OpenError { path: path.to_path_buf(), error })
+}
+
+impl std::fmt::Display for OpenError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "couldn't open log output {}: {}", self.path.display(), self.error)
+    }
+}
+
+impl std::error::Error for OpenError {}
+
+impl std::fmt::Debug for Logger {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Logger")
+            .field("level", &self.shared.level)
+            .field("format", &self.shared.format)
+            .finish()
+    }
+}

@@ -1,0 +1,81 @@
+//! Thinning of repeated lines, so that a fault repeated a million times a second does not fill the disk.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::Level;
+
+/// Lines of one message written in a second before it is thinned.
+const BURST: u64 = 100;
+/// Of the further lines of that second, each of this number is written.
+const EVERY: u64 = 100;
+/// Messages told apart; those that share a place share its allowance. A bound, not a limit of correctness.
+const PLACES: usize = 1024;
+
+/// Counts lines per message and second, in bounded memory and without a lock.
+pub(super) struct RepeatLimit {
+    places: Box<[Place]>,
+}
+
+#[derive(Default)]
+struct Place {
+    /// Second counted, from the start of the log, plus one: 0 is "none yet".
+    second: AtomicU64,
+    seen: AtomicU64,
+    suppressed: AtomicU64,
+}
+
+impl RepeatLimit {
+    pub(super) fn new() -> RepeatLimit {
+        RepeatLimit { places: (0..PLACES).map(|_| Place::default()).collect() }
+    }
+
+    /// `None` when the line is to be left out; else how many of its place were left out since the last one written.
+    ///
+    /// Two threads that enter a new second together may each count from one: the allowance is approximate.
+    pub(super) fn admit(&self, level: Level, message: &str, second: u64) -> Option<u64> {
+        let place = &self.places[place_of(level, message)];
+        let second = second + 1;
+        if place.second.swap(second, Ordering::Relaxed) != second {
+            place.seen.store(0, Ordering::Relaxed);
+        }
+        let seen = place.seen.fetch_add(1, Ordering::Relaxed);
+        if seen < BURST || (seen - BURST + 1).is_multiple_of(EVERY) {
+            return Some(place.suppressed.swap(0, Ordering::Relaxed));
+        }
+        place.suppressed.fetch_add(1, Ordering::Relaxed);
+        None
+    }
+}
+
+/// FNV-1a of level and message.
+fn place_of(level: Level, message: &str) -> usize {
+    let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
+    for byte in [level as u8].into_iter().chain(message.bytes()) {
+        hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    }
+    (hash % PLACES as u64) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_is_written_then_every_hundredth_and_a_new_second_begins_anew() {
+        let limit = RepeatLimit::new();
+        let admitted: Vec<u64> = (0..1000).filter_map(|_| limit.admit(Level::Warn, "m", 0)).collect();
+        assert_eq!(admitted.len(), 100 + 9);
+        assert_eq!(admitted.iter().sum::<u64>(), 9 * 99);
+        assert_eq!(limit.admit(Level::Info, "m", 0), Some(0), "another level has its own allowance");
+        assert_eq!(limit.admit(Level::Warn, "m", 1), Some(0));
+    }
+
+    #[test]
+    fn what_was_left_out_is_told_in_the_next_second() {
+        let limit = RepeatLimit::new();
+        for _ in 0..150 {
+            limit.admit(Level::Warn, "m", 7);
+        }
+        assert_eq!(limit.admit(Level::Warn, "m", 8), Some(50));
+    }
+}

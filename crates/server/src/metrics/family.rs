@@ -1,0 +1,168 @@
+//! Families: what a row of the table says of a metric, and the series that belong to it.
+
+use std::sync::{Arc, PoisonError, RwLock};
+
+use super::series::{Buckets, Counter, Gauge, Histogram};
+use super::text::{Labels, MetricType, Writer};
+
+/// Series of a family with labels at most; those beyond share one, whose label values are all [`OVERFLOW`]. Some
+/// label values come from clients, and memory is bounded.
+const SERIES_MAX: usize = 256;
+const OVERFLOW: &str = "other";
+
+/// One row of the table.
+#[derive(Clone, Debug)]
+pub struct Descriptor {
+    /// Name, as exported.
+    pub name: &'static str,
+    /// Type, as exported.
+    pub kind: MetricType,
+    /// HELP text.
+    pub help: &'static str,
+    /// Names of the labels, in the order their values are given.
+    pub labels: &'static [&'static str],
+    /// Bounds of a histogram.
+    pub buckets: Option<Buckets>,
+}
+
+/// What a row makes and renders.
+pub(super) trait Instrument: Clone + Send + Sync + 'static {
+    const KIND: MetricType;
+    fn make(descriptor: &Descriptor) -> Self;
+    fn render(&self, labels: Labels<'_>, writer: &mut Writer<'_>);
+}
+
+/// A family whose series differ in their labels. Clones are one family.
+#[derive(Clone)]
+pub struct Labelled<T> {
+    shared: Arc<Shared<T>>,
+}
+
+struct Shared<T> {
+    descriptor: Descriptor,
+    series: RwLock<Vec<(Vec<String>, T)>>,
+}
+
+impl<T: Clone> Labelled<T> {
+    /// Number of series.
+    pub fn len(&self) -> usize {
+        self.shared.series.read().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// True when no series was asked for yet.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+#[allow(private_bounds, reason = "instruments are made in this module only")]
+impl<T: Instrument> Labelled<T> {
+    /// The series with these label values, in the order of the table; it is made when it is missing. The search
+    /// takes a lock: keep the series where it is updated often.
+    pub fn with(&self, values: &[&str]) -> T {
+        let descriptor = &self.shared.descriptor;
+        assert_eq!(values.len(), descriptor.labels.len(), "labels of {}", descriptor.name);
+        if let Some(found) = find(&self.shared.series.read().unwrap_or_else(PoisonError::into_inner), values)
+        {
+            return found;
+        }
+        let mut series = self.shared.series.write().unwrap_or_else(PoisonError::into_inner);
+        let overflow = vec![OVERFLOW; values.len()];
+        let values = if series.len() < SERIES_MAX { values } else { &overflow };
+        if let Some(found) = find(&series, values) {
+            return found;
+        }
+        let made = T::make(descriptor);
+        series.push((values.iter().map(ToString::to_string).collect(), made.clone()));
+        series.sort_by(|a, b| a.0.cmp(&b.0));
+        made
+    }
+}
+
+fn find<T: Clone>(series: &[(Vec<String>, T)], values: &[&str]) -> Option<T> {
+    series.iter().find(|(existing, _)| existing == values).map(|(_, found)| found.clone())
+}
+
+impl Instrument for Counter {
+    const KIND: MetricType = MetricType::Counter;
+
+    fn make(_: &Descriptor) -> Counter {
+        Counter::new()
+    }
+
+    fn render(&self, labels: Labels<'_>, writer: &mut Writer<'_>) {
+        writer.sample(labels, self.value() as f64);
+    }
+}
+
+impl Instrument for Gauge {
+    const KIND: MetricType = MetricType::Gauge;
+
+    fn make(_: &Descriptor) -> Gauge {
+        Gauge::default()
+    }
+
+    fn render(&self, labels: Labels<'_>, writer: &mut Writer<'_>) {
+        writer.sample(labels, self.value() as f64);
+    }
+}
+
+impl Instrument for Histogram {
+    const KIND: MetricType = MetricType::Histogram;
+
+    fn make(descriptor: &Descriptor) -> Histogram {
+        let buckets =
+            descriptor.buckets.unwrap_or_else(|| unreachable!("{} has no buckets", descriptor.name));
+        Histogram::new(&buckets.bounds())
+    }
+
+    fn render(&self, labels: Labels<'_>, writer: &mut Writer<'_>) {
+        writer.distribution(labels, &self.cumulative(), self.sum());
+    }
+}
+
+/// A family as the registry sees it.
+pub(super) trait Family: Clone + Send + Sync + 'static {
+    const KIND: MetricType;
+    fn make(descriptor: &Descriptor) -> Self;
+    fn render(&self, descriptor: &Descriptor, writer: &mut Writer<'_>);
+}
+
+impl<T: Instrument> Family for T {
+    const KIND: MetricType = T::KIND;
+
+    fn make(descriptor: &Descriptor) -> T {
+        assert!(descriptor.labels.is_empty(), "{} has labels", descriptor.name);
+        <T as Instrument>::make(descriptor)
+    }
+
+    fn render(&self, descriptor: &Descriptor, writer: &mut Writer<'_>) {
+        writer.family(descriptor.name, descriptor.kind, descriptor.help);
+        Instrument::render(self, &[], writer);
+    }
+}
+
+impl<T: Instrument> Family for Labelled<T> {
+    const KIND: MetricType = T::KIND;
+
+    fn make(descriptor: &Descriptor) -> Labelled<T> {
+        assert!(!descriptor.labels.is_empty(), "{} has no labels", descriptor.name);
+        let shared = Shared { descriptor: descriptor.clone(), series: RwLock::new(Vec::new()) };
+        Labelled { shared: Arc::new(shared) }
+    }
+
+    fn render(&self, descriptor: &Descriptor, writer: &mut Writer<'_>) {
+        let series = self.shared.series.read().unwrap_or_else(PoisonError::into_inner);
+        if series.is_empty() {
+            return;
+        }
+        writer.family(descriptor.name, descriptor.kind, descriptor.help);
+        for (values, metric) in series.iter() {
+            let mut labels: Vec<(&str, &str)> =
+                descriptor.labels.iter().copied().zip(values.iter().map(String::as_str)).collect();
+            // Prometheus' Go client exports labels by name, whatever the order they were declared in.
+            labels.sort_unstable();
+            metric.render(&labels, writer);
+        }
+    }
+}

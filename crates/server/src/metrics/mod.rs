@@ -1,0 +1,179 @@
+//! Metrics under etcd's names, in Prometheus' text format.
+//!
+//! What it does not know: who counts, and HTTP. Callers hold typed handles, grouped in structs
+//! (`metrics.server.proposals_committed`); names, labels and bounds are spelled in one table.
+//!
+//! Invariants: an update takes no lock and touches one cache line of its own thread's lane (histograms two at
+//! most); the number of series is bounded; names, types and bounds are etcd's.
+//! Tests: beside the code, and `tests/it/metrics.rs`, which holds the table against the reference.
+
+mod family;
+mod grpc;
+mod process;
+mod registry;
+mod series;
+mod table;
+mod text;
+
+use std::time::Duration;
+
+pub use family::{Descriptor, Labelled};
+pub use grpc::{GrpcMethod, GrpcMetrics, MethodMetrics, MethodType};
+pub use series::{Buckets, Counter, Gauge, Histogram};
+pub use table::{DiskMetrics, HealthMetrics, LeaseMetrics, MvccMetrics, NetworkMetrics, ServerMetrics};
+pub use text::{Exposition, MetricType};
+
+use crate::config::feature_gate::{ALL_ALPHA, ALL_BETA, FEATURE_GATES, Stage};
+use crate::config::{API_VERSION, FeatureGates, MetricsDetail, RUNTIME_VERSION};
+use registry::Registry;
+use text::Writer;
+
+/// Values of labels that say how something ended.
+const SUCCESS: [&str; 2] = ["false", "true"];
+/// Value of the label `version` of applied requests: etcd's third API is the only one.
+const APPLY_VERSION: &str = "v3";
+
+/// All metrics of one member.
+pub struct Metrics {
+    /// The member.
+    pub server: ServerMetrics,
+    /// Its health.
+    pub health: HealthMetrics,
+    /// Its store.
+    pub mvcc: MvccMetrics,
+    /// Its leases.
+    pub lease: LeaseMetrics,
+    /// Its log.
+    pub disk: DiskMetrics,
+    /// Its traffic.
+    pub network: NetworkMetrics,
+    /// Its gRPC methods.
+    pub grpc: GrpcMetrics,
+    registry: Registry,
+}
+
+/// Requests of clients of one API version.
+#[derive(Clone)]
+pub struct ClientRequests {
+    /// Unary requests.
+    pub unary: Counter,
+    /// Streams.
+    pub stream: Counter,
+}
+
+/// Outcome of a health check.
+#[derive(Clone)]
+pub struct HealthCheck {
+    last: Gauge,
+    successes: Counter,
+    errors: Counter,
+}
+
+impl Metrics {
+    /// Metrics at zero, for a server with these methods.
+    pub fn new(methods: &[GrpcMethod], detail: MetricsDetail) -> Metrics {
+        let mut registry = Registry::default();
+        let metrics = Metrics {
+            server: ServerMetrics::register(&mut registry),
+            health: HealthMetrics::register(&mut registry),
+            mvcc: MvccMetrics::register(&mut registry),
+            lease: LeaseMetrics::register(&mut registry),
+            disk: DiskMetrics::register(&mut registry),
+            network: NetworkMetrics::register(&mut registry),
+            grpc: GrpcMetrics::register(&mut registry, methods, detail == MetricsDetail::Extensive),
+            registry,
+        };
+        metrics.server.version.with(&[API_VERSION]).set(1);
+        metrics.server.go_version.with(&[RUNTIME_VERSION]).set(1);
+        metrics
+    }
+
+    /// The rows of the table, sorted by name, without those of the process.
+    pub fn descriptors(&self) -> impl Iterator<Item = &Descriptor> {
+        self.registry.descriptors()
+    }
+
+    /// Appends the exposition to `out`. Reads `/proc`.
+    pub fn render(&self, out: &mut String, form: Exposition) {
+        let mut writer = Writer::new(out, form);
+        self.registry.render(&mut writer);
+        process::render(&mut writer);
+        writer.finish();
+    }
+}
+
+impl ServerMetrics {
+    /// Names this member.
+    pub fn set_id(&self, id: u64) {
+        self.id.with(&[&format!("{id:x}")]).set(1);
+    }
+
+    /// Says which version the cluster runs at now, such as `3.7`; the one it ran at before becomes 0.
+    pub fn set_cluster_version(&self, before: Option<&str>, now: &str) {
+        if let Some(before) = before {
+            self.cluster_version.with(&[before]).set(0);
+        }
+        self.cluster_version.with(&[now]).set(1);
+    }
+
+    /// Says which feature gates are on.
+    pub fn set_features(&self, gates: &FeatureGates) {
+        for gate in FEATURE_GATES {
+            let series = self.feature_enabled.with(&[gate.name, gate.stage.as_str()]);
+            series.set_bool(gates.is_enabled(gate));
+        }
+        self.feature_enabled.with(&[ALL_ALPHA, Stage::Alpha.as_str()]).set_bool(gates.all_alpha);
+        self.feature_enabled.with(&[ALL_BETA, Stage::Beta.as_str()]).set_bool(gates.all_beta);
+    }
+
+    /// Where requests of clients of this API version are counted; `unknown` stands for clients that name none. To
+    /// be kept per connection.
+    pub fn client_requests_of(&self, api_version: &str) -> ClientRequests {
+        ClientRequests {
+            unary: self.client_requests.with(&["unary", api_version]),
+            stream: self.client_requests.with(&["stream", api_version]),
+        }
+    }
+
+    /// Time of applying requests called `op` (`Put`, `Txn`, …) that ended so. To be kept.
+    pub fn apply_duration_of(&self, op: &str, success: bool) -> Histogram {
+        self.apply_duration.with(&[APPLY_VERSION, op, SUCCESS[usize::from(success)]])
+    }
+
+    /// Time of ranges that ended so. To be kept.
+    pub fn range_duration_of(&self, success: bool) -> Histogram {
+        self.range_duration.with(&[SUCCESS[usize::from(success)]])
+    }
+
+    /// Time of requests called `request` that ended so. To be kept.
+    pub fn request_duration_of(&self, request: &str, success: bool) -> Histogram {
+        self.request_duration.with(&[request, SUCCESS[usize::from(success)]])
+    }
+}
+
+impl HealthMetrics {
+    /// The check `name` of the endpoint `endpoint` (`livez` or `readyz`).
+    pub fn check(&self, endpoint: &str, name: &str) -> HealthCheck {
+        HealthCheck {
+            last: self.healthcheck.with(&[endpoint, name]),
+            successes: self.healthchecks.with(&[endpoint, name, "success"]),
+            errors: self.healthchecks.with(&[endpoint, name, "error"]),
+        }
+    }
+}
+
+impl HealthCheck {
+    /// Counts an outcome.
+    pub fn record(&self, healthy: bool) {
+        self.last.set_bool(healthy);
+        if healthy { self.successes.inc() } else { self.errors.inc() }
+    }
+}
+
+impl DiskMetrics {
+    /// Counts a write to the log.
+    pub fn wal_written(&self, bytes: u64, elapsed: Duration) {
+        self.wal_write_bytes.add(i64::try_from(bytes).unwrap_or(i64::MAX));
+        self.wal_write_duration.observe_seconds(elapsed);
+    }
+}

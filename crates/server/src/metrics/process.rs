@@ -1,0 +1,101 @@
+//! What `/proc` says of this process, read when it is asked for.
+
+use std::fs;
+
+use super::text::{MetricType, Writer};
+
+/// Ticks per second of the times in `/proc`: the kernel's USER_HZ, which is 100 wherever Linux runs a server.
+const TICKS_PER_SECOND: f64 = 100.0;
+const BYTES_PER_KIB: f64 = 1024.0;
+
+/// Writes the families whose value could be read; what a machine hides is left out.
+pub(super) fn render(writer: &mut Writer<'_>) {
+    let open_fds = open_fds();
+    let max_fds = limit("Max open files");
+    let times = times();
+    let rows = [
+        ("os_fd_limit", MetricType::Gauge, "Most file descriptors this process may open.", max_fds),
+        ("os_fd_used", MetricType::Gauge, "File descriptors this process has open.", open_fds),
+        (
+            "process_cpu_seconds_total",
+            MetricType::Counter,
+            "Processor time of this process, user and system, in seconds.",
+            times.as_ref().map(|times| times.cpu_seconds),
+        ),
+        ("process_max_fds", MetricType::Gauge, "Most file descriptors this process may open.", max_fds),
+        ("process_open_fds", MetricType::Gauge, "File descriptors this process has open.", open_fds),
+        (
+            "process_resident_memory_bytes",
+            MetricType::Gauge,
+            "Memory of this process that is resident, in bytes.",
+            status_kib("VmRSS").map(|kib| kib * BYTES_PER_KIB),
+        ),
+        (
+            "process_start_time_seconds",
+            MetricType::Gauge,
+            "When this process began, in seconds since 1970.",
+            times.as_ref().and_then(|times| Some(boot_time()? + times.start_seconds)),
+        ),
+        (
+            "process_virtual_memory_bytes",
+            MetricType::Gauge,
+            "Address space of this process, in bytes.",
+            status_kib("VmSize").map(|kib| kib * BYTES_PER_KIB),
+        ),
+        (
+            "process_virtual_memory_max_bytes",
+            MetricType::Gauge,
+            "Most address space this process may have, in bytes.",
+            limit("Max address space"),
+        ),
+    ];
+    for (name, kind, help, value) in rows {
+        if let Some(value) = value {
+            writer.family(name, kind, help);
+            writer.sample(&[], value);
+        }
+    }
+}
+
+fn open_fds() -> Option<f64> {
+    // The descriptor that reads the folder is one of those counted.
+    let count = fs::read_dir("/proc/self/fd").ok()?.count();
+    Some(count.saturating_sub(1) as f64)
+}
+
+/// A soft limit; unlimited is the largest number, as the Go client has it.
+fn limit(name: &str) -> Option<f64> {
+    let limits = fs::read_to_string("/proc/self/limits").ok()?;
+    let line = limits.lines().find_map(|line| line.strip_prefix(name))?;
+    match line.split_whitespace().next()? {
+        "unlimited" => Some(u64::MAX as f64),
+        number => number.parse().ok(),
+    }
+}
+
+fn status_kib(name: &str) -> Option<f64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+struct Times {
+    cpu_seconds: f64,
+    /// Since the machine started.
+    start_seconds: f64,
+}
+
+fn times() -> Option<Times> {
+    let stat = fs::read_to_string("/proc/self/stat").ok()?;
+    // The name in parentheses may hold blanks and parentheses; the fields after it are counted from the third.
+    let (_, rest) = stat.rsplit_once(')')?;
+    let fields: Vec<&str> = rest.split_whitespace().collect();
+    let ticks = |field: usize| fields.get(field - 3)?.parse::<f64>().ok();
+    let cpu_seconds = (ticks(14)? + ticks(15)?) / TICKS_PER_SECOND;
+    Some(Times { cpu_seconds, start_seconds: ticks(22)? / TICKS_PER_SECOND })
+}
+
+fn boot_time() -> Option<f64> {
+    let stat = fs::read_to_string("/proc/stat").ok()?;
+    stat.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()
+}

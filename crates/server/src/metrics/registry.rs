@@ -1,0 +1,47 @@
+//! Everything that is exported, by name.
+
+use std::collections::BTreeMap;
+
+use super::family::{Descriptor, Family};
+use super::text::Writer;
+
+/// Families in the order of their names, which is the order of the exposition.
+#[derive(Default)]
+pub(super) struct Registry {
+    families: BTreeMap<&'static str, (Descriptor, Box<dyn Render>)>,
+}
+
+pub(super) trait Render: Send + Sync {
+    fn render(&self, descriptor: &Descriptor, writer: &mut Writer<'_>);
+}
+
+impl<T: Family> Render for T {
+    fn render(&self, descriptor: &Descriptor, writer: &mut Writer<'_>) {
+        Family::render(self, descriptor, writer);
+    }
+}
+
+impl Registry {
+    /// Makes a row's family and keeps a handle of it.
+    pub(super) fn add<T: Family>(&mut self, descriptor: Descriptor) -> T {
+        let family = T::make(&descriptor);
+        self.add_rendered(descriptor, Box::new(family.clone()));
+        family
+    }
+
+    /// Keeps a family that is made elsewhere.
+    pub(super) fn add_rendered(&mut self, descriptor: Descriptor, family: Box<dyn Render>) {
+        let name = descriptor.name;
+        assert!(self.families.insert(name, (descriptor, family)).is_none(), "{name} is in the table twice");
+    }
+
+    pub(super) fn descriptors(&self) -> impl Iterator<Item = &Descriptor> {
+        self.families.values().map(|(descriptor, _)| descriptor)
+    }
+
+    pub(super) fn render(&self, writer: &mut Writer<'_>) {
+        for (descriptor, family) in self.families.values() {
+            family.render(descriptor, writer);
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Counters, gauges and histograms, made for one thread per core: a thread adds to a lane of its own, and lanes are
+//! summed only when somebody looks. All orders are relaxed; a reader may see one of two related updates before the
+//! other.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// Lanes of a counter. With more threads than lanes some share one, which costs time, not correctness.
+const LANES: usize = 8;
+const CELLS_PER_LINE: usize = 8;
+
+static NEXT_LANE: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    static LANE: Cell<usize> = Cell::new(NEXT_LANE.fetch_add(1, Ordering::Relaxed) % LANES);
+}
+
+fn lane() -> usize {
+    // A thread that is being torn down has no lane any more; any will do.
+    LANE.try_with(Cell::get).unwrap_or(0)
+}
+
+/// A cache line of cells; no line belongs to two lanes.
+#[repr(align(64))]
+#[derive(Default)]
+struct Line([AtomicU64; CELLS_PER_LINE]);
+
+/// Cells that are updated together, once per lane.
+pub(super) struct Block {
+    lines: Box<[Line]>,
+    lines_per_lane: usize,
+}
+
+impl Block {
+    pub(super) fn new(cells: usize) -> Arc<Block> {
+        let lines_per_lane = cells.div_ceil(CELLS_PER_LINE);
+        let lines = (0..lines_per_lane * LANES).map(|_| Line::default()).collect();
+        Arc::new(Block { lines, lines_per_lane })
+    }
+
+    #[inline]
+    fn cell(&self, lane: usize, index: usize) -> &AtomicU64 {
+        &self.lines[lane * self.lines_per_lane + index / CELLS_PER_LINE].0[index % CELLS_PER_LINE]
+    }
+
+    #[inline]
+    pub(super) fn add(&self, index: usize, amount: u64) {
+        self.cell(lane(), index).fetch_add(amount, Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn add_float(&self, index: usize, amount: f64) {
+        let cell = self.cell(lane(), index);
+        let mut seen = cell.load(Ordering::Relaxed);
+        loop {
+            let sum = (f64::from_bits(seen) + amount).to_bits();
+            match cell.compare_exchange_weak(seen, sum, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return,
+                Err(now) => seen = now,
+            }
+        }
+    }
+
+    pub(super) fn total(&self, index: usize) -> u64 {
+        (0..LANES).map(|lane| self.cell(lane, index).load(Ordering::Relaxed)).fold(0, u64::wrapping_add)
+    }
+
+    fn total_float(&self, index: usize) -> f64 {
+        (0..LANES).map(|lane| f64::from_bits(self.cell(lane, index).load(Ordering::Relaxed))).sum()
+    }
+}
+
+/// A number that only grows. Clones count together.
+#[derive(Clone)]
+pub struct Counter {
+    block: Arc<Block>,
+    cell: usize,
+}
+
+impl Counter {
+    pub(super) fn new() -> Counter {
+        Counter { block: Block::new(1), cell: 0 }
+    }
+
+    /// Adds one.
+    #[inline]
+    pub fn inc(&self) {
+        self.add(1);
+    }
+
+    /// Adds `amount`.
+    #[inline]
+    pub fn add(&self, amount: u64) {
+        self.block.add(self.cell, amount);
+    }
+
+    /// The sum so far.
+    pub fn value(&self) -> u64 {
+        self.block.total(self.cell)
+    }
+}
+
+/// A whole number that goes up and down. Clones are one gauge. It has one cell, because it can be set; what many
+/// threads change at a high rate is better set by one of them.
+#[derive(Clone, Default)]
+pub struct Gauge {
+    value: Arc<AtomicI64>,
+}
+
+impl Gauge {
+    /// Sets it.
+    #[inline]
+    pub fn set(&self, value: i64) {
+        self.value.store(value, Ordering::Relaxed);
+    }
+
+    /// Sets it to a size or an index; what an `i64` cannot hold becomes its largest value.
+    #[inline]
+    pub fn set_u64(&self, value: u64) {
+        self.set(i64::try_from(value).unwrap_or(i64::MAX));
+    }
+
+    /// Sets it to 1 or 0.
+    #[inline]
+    pub fn set_bool(&self, value: bool) {
+        self.set(i64::from(value));
+    }
+
+    /// Adds `amount`, which may be negative.
+    #[inline]
+    pub fn add(&self, amount: i64) {
+        self.value.fetch_add(amount, Ordering::Relaxed);
+    }
+
+    /// Its value.
+    pub fn value(&self) -> i64 {
+        self.value.load(Ordering::Relaxed)
+    }
+}
+
+/// Exponential upper bounds of a histogram's buckets: `start`, `start * factor`, … `count` of them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Buckets {
+    /// The first bound.
+    pub start: f64,
+    /// Each bound divided by the one before.
+    pub factor: f64,
+    /// How many bounds.
+    pub count: usize,
+}
+
+impl Buckets {
+    /// The bounds, as etcd computes them: by repeated multiplication.
+    pub fn bounds(self) -> Vec<f64> {
+        std::iter::successors(Some(self.start), |bound| Some(bound * self.factor)).take(self.count).collect()
+    }
+}
+
+/// The distribution of what was observed over fixed buckets. Clones observe together.
+#[derive(Clone)]
+pub struct Histogram {
+    /// A cell per bound, one for what is beyond the last, and the sum.
+    block: Arc<Block>,
+    bounds: Arc<[f64]>,
+}
+
+impl Histogram {
+    pub(super) fn new(bounds: &[f64]) -> Histogram {
+        assert!(bounds.is_sorted(), "bounds must ascend: {bounds:?}");
+        Histogram { block: Block::new(bounds.len() + 2), bounds: bounds.into() }
+    }
+
+    /// Counts one value, in the unit of the metric's name.
+    #[inline]
+    pub fn observe(&self, value: f64) {
+        let bucket = self.bounds.partition_point(|bound| *bound < value);
+        self.block.add(bucket, 1);
+        self.block.add_float(self.bounds.len() + 1, value);
+    }
+
+    /// Counts one duration, for metrics in seconds.
+    #[inline]
+    pub fn observe_seconds(&self, duration: Duration) {
+        self.observe(duration.as_secs_f64());
+    }
+
+    /// Counts one duration, for metrics in milliseconds.
+    #[inline]
+    pub fn observe_milliseconds(&self, duration: Duration) {
+        self.observe(duration.as_secs_f64() * 1_000.0);
+    }
+
+    /// Values counted so far.
+    pub fn count(&self) -> u64 {
+        (0..=self.bounds.len()).map(|bucket| self.block.total(bucket)).sum()
+    }
+
+    /// Sum of the values counted so far.
+    pub fn sum(&self) -> f64 {
+        self.block.total_float(self.bounds.len() + 1)
+    }
+
+    /// Each bound with the count of values up to it; the last bound is infinite.
+    pub(super) fn cumulative(&self) -> Vec<(f64, u64)> {
+        let bounds = self.bounds.iter().copied().chain([f64::INFINITY]);
+        let mut seen = 0;
+        bounds
+            .enumerate()
+            .map(|(bucket, bound)| {
+                seen += self.block.total(bucket);
+                (bound, seen)
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,137 @@
+//! The table of all metrics that exist so far. Names, types, labels and bounds are etcd's, odd ones included
+//! (gauges that end in `_total`, counters that do not): dashboards and alerts know them by these.
+
+use super::family::{Descriptor, Family, Labelled};
+use super::registry::Registry;
+use super::series::{Buckets, Counter, Gauge, Histogram};
+
+/// A group of rows: a struct with a field per metric, and the function that registers them.
+macro_rules! group {
+    ($(#[$meta:meta])* $group:ident {
+        $($field:ident: $type:ty = $name:literal $([$($label:literal),+])? $(exp($start:expr, $factor:expr, $count:expr))?, $help:literal;)+
+    }) => {
+        $(#[$meta])*
+        #[derive(Clone)]
+        pub struct $group {
+            $(#[doc = concat!("`", $name, "`: ", $help)] pub $field: $type,)+
+        }
+
+        impl $group {
+            pub(super) fn register(registry: &mut Registry) -> $group {
+                $group {
+                    $($field: registry.add(Descriptor {
+                        name: $name,
+                        kind: <$type as Family>::KIND,
+                        help: $help,
+                        labels: &[$($($label),+)?],
+                        buckets: None $(.or(Some(Buckets { start: $start, factor: $factor, count: $count })))?,
+                    }),)+
+                }
+            }
+        }
+    };
+}
+
+group! {
+    /// The member: its raft node, its requests, its health.
+    ServerMetrics {
+        has_leader: Gauge = "etcd_server_has_leader", "Whether this member knows a leader.";
+        is_leader: Gauge = "etcd_server_is_leader", "Whether this member is the leader.";
+        is_learner: Gauge = "etcd_server_is_learner", "Whether this member is a learner.";
+        leader_changes: Counter = "etcd_server_leader_changes_seen_total", "Changes of leader seen.";
+        learner_promote_successes: Counter = "etcd_server_learner_promote_successes", "Learners promoted while this member led.";
+        learner_promote_failures: Labelled<Counter> = "etcd_server_learner_promote_failures" ["Reason"], "Promotions of learners that failed while this member led.";
+        heartbeat_send_failures: Counter = "etcd_server_heartbeat_send_failures_total", "Heartbeats the leader sent late, probably for a slow disk.";
+        proposals_committed: Gauge = "etcd_server_proposals_committed_total", "Index of the last committed proposal.";
+        proposals_applied: Gauge = "etcd_server_proposals_applied_total", "Index of the last applied proposal.";
+        proposals_pending: Gauge = "etcd_server_proposals_pending", "Proposals waiting to be committed.";
+        proposals_failed: Counter = "etcd_server_proposals_failed_total", "Proposals that failed.";
+        slow_apply: Counter = "etcd_server_slow_apply_total", "Requests applied more slowly than the warning threshold.";
+        slow_read_indexes: Counter = "etcd_server_slow_read_indexes_total", "Read indexes not confirmed within the warning threshold.";
+        read_indexes_failed: Counter = "etcd_server_read_indexes_failed_total", "Read indexes that could not be confirmed.";
+        snapshot_apply_in_progress: Gauge = "etcd_server_snapshot_apply_in_progress_total", "1 while a snapshot of the leader's is being applied.";
+        quota_backend_bytes: Gauge = "etcd_server_quota_backend_bytes", "Bytes the data may take.";
+        id: Labelled<Gauge> = "etcd_server_id" ["server_id"], "1 for the id of this member, in hexadecimal.";
+        version: Labelled<Gauge> = "etcd_server_version" ["server_version"], "1 for the version whose API this member serves.";
+        go_version: Labelled<Gauge> = "etcd_server_go_version" ["server_go_version"], "1 for the version of the language runtime.";
+        cluster_version: Labelled<Gauge> = "etcd_cluster_version" ["cluster_version"], "1 for the version the cluster runs at.";
+        feature_enabled: Labelled<Gauge> = "etcd_server_feature_enabled" ["name", "stage"], "Whether a feature gate is on.";
+        client_requests: Labelled<Counter> = "etcd_server_client_requests_total" ["type", "client_api_version"], "Requests by the client's API version.";
+        apply_duration: Labelled<Histogram> = "etcd_server_apply_duration_seconds" ["version", "op", "success"] exp(0.0001, 2.0, 20), "Time to apply a request.";
+        range_duration: Labelled<Histogram> = "etcd_server_range_duration_seconds" ["success"] exp(0.0001, 2.0, 20), "Time to answer a range from the store.";
+        request_duration: Labelled<Histogram> = "etcd_server_request_duration_seconds" ["type", "success"] exp(0.001, 2.0, 14), "Time of a request in the server.";
+        alarms: Labelled<Gauge> = "etcd_debugging_server_alarms" ["server_id", "alarm_type"], "1 for every alarm that is raised.";
+        watch_send_stream: Histogram = "etcd_debugging_server_watch_send_loop_watch_stream_duration_seconds" exp(0.001, 2.0, 14), "Time to send one response with events to a watch stream.";
+        watch_send_event: Histogram = "etcd_debugging_server_watch_send_loop_watch_stream_duration_per_event_seconds" exp(0.001, 2.0, 14), "The same, divided by the number of its events.";
+        watch_send_control: Histogram = "etcd_debugging_server_watch_send_loop_control_stream_duration_seconds" exp(0.001, 2.0, 14), "Time to send a response without events to a watch stream.";
+        watch_send_progress: Histogram = "etcd_debugging_server_watch_send_loop_progress_duration_seconds" exp(0.001, 2.0, 14), "Time to send progress notifications to a watch stream.";
+    }
+}
+
+group! {
+    /// Health, as asked for over HTTP.
+    HealthMetrics {
+        successes: Counter = "etcd_server_health_success", "Answers of /health that were good.";
+        failures: Counter = "etcd_server_health_failures", "Answers of /health that were not.";
+        healthcheck: Labelled<Gauge> = "etcd_server_healthcheck" ["type", "name"], "Outcome of the last check of /livez or /readyz: 1 good, 0 not.";
+        healthchecks: Labelled<Counter> = "etcd_server_healthchecks_total" ["type", "name", "status"], "Checks of /livez and /readyz by outcome.";
+    }
+}
+
+group! {
+    /// The multi-version store and its watches.
+    MvccMetrics {
+        db_total_size: Gauge = "etcd_mvcc_db_total_size_in_bytes", "Bytes the data takes on disk.";
+        db_total_size_in_use: Gauge = "etcd_mvcc_db_total_size_in_use_in_bytes", "Bytes of these that hold live data.";
+        db_open_read_transactions: Gauge = "etcd_mvcc_db_open_read_transactions", "Read views that are held.";
+        ranges: Counter = "etcd_mvcc_range_total", "Ranges.";
+        puts: Counter = "etcd_mvcc_put_total", "Puts.";
+        deletes: Counter = "etcd_mvcc_delete_total", "Deletes.";
+        txns: Counter = "etcd_mvcc_txn_total", "Transactions.";
+        hash_duration: Histogram = "etcd_mvcc_hash_duration_seconds" exp(0.01, 2.0, 15), "Time to hash the store.";
+        hash_rev_duration: Histogram = "etcd_mvcc_hash_rev_duration_seconds" exp(0.01, 2.0, 15), "Time to hash the store up to a revision.";
+        keys: Gauge = "etcd_debugging_mvcc_keys_total", "Keys.";
+        current_revision: Gauge = "etcd_debugging_mvcc_current_revision", "The store's revision.";
+        compact_revision: Gauge = "etcd_debugging_mvcc_compact_revision", "The revision of the last compaction.";
+        total_put_size: Gauge = "etcd_debugging_mvcc_total_put_size_in_bytes", "Bytes of keys and values put.";
+        events: Counter = "etcd_debugging_mvcc_events_total", "Events sent to watchers.";
+        pending_events: Gauge = "etcd_debugging_mvcc_pending_events_total", "Events that wait to be sent.";
+        slow_watchers: Gauge = "etcd_debugging_mvcc_slow_watcher_total", "Watchers that read history because they fell behind.";
+        watchers: Gauge = "etcd_debugging_mvcc_watcher_total", "Watchers.";
+        watch_streams: Gauge = "etcd_debugging_mvcc_watch_stream_total", "Watch streams.";
+        db_compaction_pause: Histogram = "etcd_debugging_mvcc_db_compaction_pause_duration_milliseconds" exp(1.0, 2.0, 13), "Time a step of a compaction holds up writes.";
+        db_compaction_total: Histogram = "etcd_debugging_mvcc_db_compaction_total_duration_milliseconds" exp(100.0, 2.0, 14), "Time of a compaction.";
+        db_compaction_keys: Counter = "etcd_debugging_mvcc_db_compaction_keys_total", "Revisions removed by compactions.";
+        db_compaction_last: Gauge = "etcd_debugging_mvcc_db_compaction_last", "When the last compaction ended, in seconds since 1970.";
+        index_compaction_pause: Histogram = "etcd_debugging_mvcc_index_compaction_pause_duration_milliseconds" exp(0.5, 2.0, 14), "Time the compaction of the index holds up writes.";
+    }
+}
+
+group! {
+    /// Leases.
+    LeaseMetrics {
+        granted: Counter = "etcd_debugging_lease_granted_total", "Leases granted.";
+        revoked: Counter = "etcd_debugging_lease_revoked_total", "Leases revoked.";
+        renewed: Counter = "etcd_debugging_lease_renewed_total", "Renewals the leader has seen.";
+        expired: Counter = "etcd_debugging_server_lease_expired_total", "Leases that expired.";
+        ttl: Histogram = "etcd_debugging_lease_ttl_total" exp(1.0, 2.0, 24), "Time to live asked for, in seconds.";
+    }
+}
+
+group! {
+    /// The log on disk.
+    DiskMetrics {
+        wal_fsync_duration: Histogram = "etcd_disk_wal_fsync_duration_seconds" exp(0.001, 2.0, 14), "Time to sync the log.";
+        wal_write_duration: Histogram = "etcd_disk_wal_write_duration_seconds" exp(0.001, 2.0, 14), "Time to write to the log.";
+        wal_write_bytes: Gauge = "etcd_disk_wal_write_bytes_total", "Bytes written to the log.";
+    }
+}
+
+group! {
+    /// Traffic with clients.
+    NetworkMetrics {
+        client_grpc_sent_bytes: Counter = "etcd_network_client_grpc_sent_bytes_total", "Bytes sent to gRPC clients.";
+        client_grpc_received_bytes: Counter = "etcd_network_client_grpc_received_bytes_total", "Bytes received from gRPC clients.";
+        server_stream_failures: Labelled<Counter> = "etcd_network_server_stream_failures_total" ["Type", "API"], "Streams of clients that ended badly.";
+    }
+}

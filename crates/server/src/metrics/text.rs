@@ -1,0 +1,234 @@
+//! Prometheus' text format 0.0.4 and OpenMetrics 1.0.
+
+use std::fmt::Write as _;
+
+/// Form of the answer to a scrape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exposition {
+    /// Prometheus' text format, version 0.0.4.
+    Prometheus,
+    /// OpenMetrics, version 1.0.0.
+    OpenMetrics,
+}
+
+/// Type of a metric, as its TYPE line says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MetricType {
+    /// Only grows.
+    Counter,
+    /// Goes up and down.
+    Gauge,
+    /// Distribution over buckets.
+    Histogram,
+}
+
+impl Exposition {
+    /// The form to answer with when a request's `Accept` header is `accept`: OpenMetrics when it is asked for with
+    /// no lower weight than plain text.
+    pub fn negotiate(accept: Option<&str>) -> Exposition {
+        let mut best = (Exposition::Prometheus, 0.0);
+        for range in accept.unwrap_or_default().split(',') {
+            let mut parts = range.split(';').map(str::trim);
+            let kind = match parts.next().unwrap_or_default() {
+                "application/openmetrics-text" => Exposition::OpenMetrics,
+                "text/plain" | "text/*" | "*/*" => Exposition::Prometheus,
+                _ => continue,
+            };
+            let mut weight = 1.0;
+            let mut known = true;
+            for part in parts {
+                match part.split_once('=') {
+                    Some(("q", q)) => weight = q.parse().unwrap_or(0.0),
+                    Some(("version", version)) => {
+                        known = match kind {
+                            Exposition::OpenMetrics => matches!(version, "0.0.1" | "1.0.0"),
+                            Exposition::Prometheus => version == "0.0.4",
+                        };
+                    }
+                    _ => {}
+                }
+            }
+            let wins = weight > best.1 || (weight == best.1 && kind == Exposition::OpenMetrics);
+            if known && weight > 0.0 && wins {
+                best = (kind, weight);
+            }
+        }
+        best.0
+    }
+
+    /// Value of the answer's `Content-Type` header.
+    pub fn content_type(self) -> &'static str {
+        match self {
+            Exposition::Prometheus => "text/plain; version=0.0.4; charset=utf-8",
+            Exposition::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        }
+    }
+}
+
+impl MetricType {
+    /// The word of the TYPE line.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            MetricType::Counter => "counter",
+            MetricType::Gauge => "gauge",
+            MetricType::Histogram => "histogram",
+        }
+    }
+}
+
+/// Labels of one series, in order: names and values.
+pub(super) type Labels<'a> = &'a [(&'a str, &'a str)];
+
+/// Writes one family after another.
+pub(super) struct Writer<'a> {
+    out: &'a mut String,
+    form: Exposition,
+    name: &'a str,
+    kind: MetricType,
+}
+
+impl<'a> Writer<'a> {
+    pub(super) fn new(out: &'a mut String, form: Exposition) -> Writer<'a> {
+        Writer { out, form, name: "", kind: MetricType::Gauge }
+    }
+
+    /// Begins a family. Writing to a String cannot fail, here and below.
+    pub(super) fn family(&mut self, name: &'a str, kind: MetricType, help: &str) {
+        (self.name, self.kind) = (name, kind);
+        let shown = match (self.form, kind) {
+            (Exposition::OpenMetrics, MetricType::Counter) => name.strip_suffix("_total").unwrap_or(name),
+            _ => name,
+        };
+        let help = help.replace('\\', "\\\\").replace('\n', "\\n");
+        let _ = writeln!(self.out, "# HELP {shown} {help}\n# TYPE {shown} {}", kind.as_str());
+    }
+
+    pub(super) fn sample(&mut self, labels: Labels<'_>, value: f64) {
+        // OpenMetrics demands the suffix of every counter's sample, also where etcd's name lacks it.
+        let add_total = self.form == Exposition::OpenMetrics
+            && self.kind == MetricType::Counter
+            && !self.name.ends_with("_total");
+        self.line(if add_total { "_total" } else { "" }, labels, None, value);
+    }
+
+    pub(super) fn distribution(&mut self, labels: Labels<'_>, cumulative: &[(f64, u64)], sum: f64) {
+        for (bound, count) in cumulative {
+            self.line("_bucket", labels, Some(*bound), *count as f64);
+        }
+        let count = cumulative.last().map_or(0, |(_, count)| *count);
+        self.line("_sum", labels, None, sum);
+        self.line("_count", labels, None, count as f64);
+    }
+
+    /// Ends the exposition.
+    pub(super) fn finish(self) {
+        if self.form == Exposition::OpenMetrics {
+            self.out.push_str("# EOF\n");
+        }
+    }
+
+    fn line(&mut self, suffix: &str, labels: Labels<'_>, bound: Option<f64>, value: f64) {
+        let _ = write!(self.out, "{}{suffix}", self.name);
+        let mut separator = '{';
+        for (name, value) in labels {
+            let _ = write!(self.out, "{separator}{name}=\"");
+            write_label_value(self.out, value);
+            self.out.push('"');
+            separator = ',';
+        }
+        if let Some(bound) = bound {
+            let _ = write!(self.out, "{separator}le=\"");
+            write_go_float(self.out, bound);
+            if self.form == Exposition::OpenMetrics && bound.fract() == 0.0 && bound < 1e6 {
+                self.out.push_str(".0");
+            }
+            self.out.push('"');
+            separator = ',';
+        }
+        if separator == ',' {
+            self.out.push('}');
+        }
+        self.out.push(' ');
+        write_go_float(self.out, value);
+        self.out.push('\n');
+    }
+}
+
+fn write_label_value(out: &mut String, value: &str) {
+    for c in value.chars() {
+        match c {
+            '\\' => out.push_str("\\\\"),
+            '"' => out.push_str("\\\""),
+            '\n' => out.push_str("\\n"),
+            c => out.push(c),
+        }
+    }
+}
+
+/// Writes a number as Go's `strconv` does with format `g` and the least precision that reads back: bucket bounds are
+/// labels, and so their spelling is part of a series' name.
+pub(super) fn write_go_float(out: &mut String, value: f64) {
+    if value.is_nan() {
+        out.push_str("NaN");
+        return;
+    }
+    if value.is_infinite() {
+        out.push_str(if value > 0.0 { "+Inf" } else { "-Inf" });
+        return;
+    }
+    let scientific = format!("{value:e}");
+    let (mantissa, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
+    let exponent: i32 = exponent.parse().unwrap_or(0);
+    // Shortest output has an exponent when it is below -4 or not below 6.
+    if (-4..6).contains(&exponent) {
+        let _ = write!(out, "{value}");
+    } else {
+        let sign = if exponent < 0 { '-' } else { '+' };
+        let _ = write!(out, "{mantissa}e{sign}{:02}", exponent.unsigned_abs());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_spelled_as_go_spells_them() {
+        for (value, text) in [
+            (0.0, "0"),
+            (1.0, "1"),
+            (-3.0, "-3"),
+            (0.001, "0.001"),
+            (0.0001, "0.0001"),
+            (0.00001, "1e-05"),
+            (52.4288, "52.4288"),
+            (819_200.0, "819200"),
+            (8_388_608.0, "8.388608e+06"),
+            (1_795_247_704.85, "1.79524770485e+09"),
+            (u64::MAX as f64, "1.8446744073709552e+19"),
+            (f64::INFINITY, "+Inf"),
+        ] {
+            let mut out = String::new();
+            write_go_float(&mut out, value);
+            assert_eq!(out, text);
+        }
+    }
+
+    #[test]
+    fn openmetrics_is_given_to_those_who_ask_for_it() {
+        let prometheus = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,\
+                          text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
+        for (accept, form) in [
+            (None, Exposition::Prometheus),
+            (Some(""), Exposition::Prometheus),
+            (Some("*/*"), Exposition::Prometheus),
+            (Some("text/html, text/plain;q=0.5"), Exposition::Prometheus),
+            (Some("application/openmetrics-text; version=1.0.0"), Exposition::OpenMetrics),
+            (Some(prometheus), Exposition::OpenMetrics),
+            (Some("application/openmetrics-text;q=0.2,text/plain;q=0.9"), Exposition::Prometheus),
+            (Some("application/openmetrics-text;version=2.0.0"), Exposition::Prometheus),
+        ] {
+            assert_eq!(Exposition::negotiate(accept), form, "{accept:?}");
+        }
+    }
+}

@@ -1,0 +1,444 @@
+//! The command line and the environment, seen from outside.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::time::Duration;
+
+use mainstay_server::config::flag::{Group, Kind, Status};
+use mainstay_server::config::table::{FLAGS, OLD_SPELLINGS, Successor, find_flag};
+use mainstay_server::config::{
+    AutoCompaction, Config, InitialClusterState, Invocation, MetricsDetail, Parsed, Refusal, flag_help,
+    flags_page, parse, usage, version_text,
+};
+use mainstay_server::logging::{Format, Level, LogOutput};
+
+use crate::expect;
+
+fn run(line: &str) -> Result<Invocation, Refusal> {
+    let mut env = Vec::new();
+    let mut args = Vec::new();
+    for word in split(line) {
+        match word.split_once('=') {
+            Some((name, value)) if args.is_empty() && word.starts_with("ETCD") => {
+                env.push((name.to_string(), value.to_string()));
+            }
+            _ => args.push(word),
+        }
+    }
+    parse(&args, &env)
+}
+
+/// Words of a line; a pair of quotes keeps blanks, or makes an empty word.
+fn split(line: &str) -> Vec<String> {
+    let mut words = Vec::new();
+    let mut word = None;
+    let mut quoted = false;
+    for c in line.chars() {
+        match c {
+            '\'' => {
+                quoted = !quoted;
+                word.get_or_insert_with(String::new);
+            }
+            ' ' if !quoted => words.extend(word.take()),
+            c => word.get_or_insert_with(String::new).push(c),
+        }
+    }
+    words.extend(word);
+    words
+}
+
+fn parsed(line: &str) -> Parsed {
+    match run(line) {
+        Ok(Invocation::Serve(parsed)) => *parsed,
+        other => panic!("{line}: {other:?}"),
+    }
+}
+
+fn config(line: &str) -> Config {
+    parsed(line).config
+}
+
+fn transcript(script: &str) -> String {
+    let mut out = String::new();
+    for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        let _ = writeln!(out, "$ {line}");
+        match run(line) {
+            Ok(Invocation::Help) => out.push_str("help\n"),
+            Ok(Invocation::Version) => out.push_str("version\n"),
+            Ok(Invocation::Serve(parsed)) => {
+                for entry in parsed.warnings.iter().chain(&parsed.notices) {
+                    let _ = writeln!(out, "{entry}");
+                }
+                match parsed.config.bootstrap() {
+                    Ok(bootstrap) => {
+                        for member in &bootstrap.members {
+                            let urls: Vec<&str> = member.peer_urls.iter().map(|url| url.as_str()).collect();
+                            let here = if member.id == bootstrap.local_id { " (this one)" } else { "" };
+                            let _ = writeln!(
+                                out,
+                                "member {:x} {} {}{here}",
+                                member.id,
+                                member.name,
+                                urls.join(",")
+                            );
+                        }
+                        let _ = writeln!(out, "cluster {:x}", bootstrap.cluster_id);
+                    }
+                    Err(error) => {
+                        let _ = writeln!(out, "{error}\nexit {}", error.exit_code());
+                    }
+                }
+            }
+            Err(refusal) => {
+                let _ = writeln!(out, "{refusal}\nexit {}", refusal.exit_code());
+            }
+        }
+        out.push('\n');
+    }
+    out
+}
+
+#[test]
+fn help_is_as_expected() {
+    for line in ["-h", "--help", "--name x -h", "-help --no-such-flag"] {
+        assert!(matches!(run(line), Ok(Invocation::Help)), "{line}");
+    }
+    expect::check("help.txt", &format!("{}{}", usage(), flag_help()));
+}
+
+#[test]
+fn version_is_as_expected() {
+    for line in ["--version", "-version=true", "--cert-file x --version"] {
+        assert!(matches!(run(line), Ok(Invocation::Version)), "{line}");
+    }
+    let text = version_text();
+    let platform = text.lines().find(|line| line.starts_with("Go OS/Arch: ")).unwrap();
+    expect::check("version.txt", &text.replace(platform, "Go OS/Arch: (of this machine)"));
+}
+
+#[test]
+fn refusals_are_as_expected() {
+    let script = "
+        --no-such-flag
+        -no-such-flag=1
+        ---name
+        --=x
+        -=x
+        --name
+        stray
+        -- stray
+        -
+        --name=a stray
+        --pre-vote=maybe
+        --pre-vote false
+        --heartbeat-interval=abc
+        --heartbeat-interval=-1
+        --heartbeat-interval=99999999999999999999
+        --quota-backend-bytes=99999999999999999999
+        --max-concurrent-streams=4294967296
+        --max-concurrent-streams=x
+        --grpc-keepalive-timeout=5
+        --initial-cluster-state=old
+        --v2-deprecation=not-yet
+        --listen-client-urls=foo
+        --listen-client-urls=127.0.0.1:2379
+        --listen-client-urls=http://127.0.0.1
+        --listen-peer-urls=http://127.0.0.1:2380/x
+        --feature-gates=Nope=true
+        --feature-gates=PriorityRequest
+        ETCD_NAME=a --name=b
+        ETCD_NAME= --name=b
+        ETCD_NAME=a ETCD_PRE_VOTE=x --name=b
+        ETCD_PRE_VOTE=x
+        ETCD_HEARTBEAT_INTERVAL=x
+        --heartbeat-interval=0
+        --election-timeout=0
+        --election-timeout=200
+        --election-timeout=60000
+        --listen-client-urls=http://example.com:2379
+        --listen-peer-urls=http://example.com:2380
+        --listen-metrics-urls=http://example.com:2381
+        --listen-client-urls=http://127.0.0.1:2379
+        --listen-client-urls=
+        --advertise-client-urls=http://:2379
+        --initial-advertise-peer-urls=http://:2380
+        --auto-compaction-mode=sometimes
+        --auto-compaction-mode=
+        --auto-compaction-retention=foo
+        --auto-compaction-retention=-5
+        --auto-compaction-retention=-5m
+        --auto-compaction-retention=9999999
+        --logger=capnslog
+        --logger=slog
+        --log-level=loud
+        --log-format=xml
+        --log-outputs=default,stderr
+        --log-outputs=systemd/journal
+        --compact-hash-check-time=0s
+        --backend-bbolt-freelist-type=tree
+        --backend-batch-limit=-1
+        --max-learners=-1
+        --compaction-batch-limit=-1
+        --grpc-keepalive-interval=-1s
+        --listen-client-urls=https://127.0.0.1:2379 --advertise-client-urls=https://127.0.0.1:2379
+        --listen-peer-urls=unix:///run/peer.sock
+        --cert-file=/x --key-file=/y
+        ETCD_CERT_FILE=/x
+        --config-file=/etc/etcd.yaml
+        ETCD_CONFIG_FILE=/etc/etcd.yaml
+        --force-new-cluster
+        --enable-grpc-gateway
+        --discovery-fallback=proxy
+        --discovery-srv=example.com
+        --corrupt-check-time=1h
+        --feature-gates=CompactHashCheck=true,PriorityRequest=true
+        --feature-gates=LeaseCheckpointPersist=true
+        --feature-gates=AllAlpha=true
+        --experimental-compact-hash-check-enabled
+        --experimental-max-learners=2 --max-learners=3
+        --experimental-initial-corrupt-check --feature-gates=InitialCorruptCheck=true
+        --experimental-warning-apply-duration=x
+        ETCD_ADVERTISE_CLIENT_URL=http://a:1 --listen-client-urls=http://127.0.0.1:1
+        gateway start
+        grpc-proxy start
+    ";
+    expect::check("refusals.txt", &transcript(script));
+}
+
+#[test]
+fn warnings_and_bootstraps_are_as_expected() {
+    let script = "
+        --name=default
+        --name=a --data-dir=/d
+        ETCD_NAME=a ETCD_DATA_DIR=/d ETCD_NO_SUCH=1 ETCD_VERSION=1 ETCD_UNSUPPORTED_ARCH=arm ETCD_WAL_DIR=
+        --name a --data-dir /d -v --snapshot=5 --max-snapshots 7 --v2-deprecation=gone
+        --name=a --data-dir=/d --max-wals=3 --backend-batch-interval=1s --backend-bbolt-freelist-type=array
+        --name=a --data-dir=/d --max-request-bytes=20971520 --quota-backend-bytes=17179869184 --unsafe-no-fsync
+        --name=a --data-dir=/d --auto-compaction-mode=revision --auto-compaction-retention=5m --metrics=all
+        --name=a --data-dir=/d --feature-gates=InitialCorruptCheck=true,FastLeaseKeepAlive=false
+        --name=a --data-dir=/d --experimental-initial-corrupt-check=true --experimental-watch-progress-notify-interval=5s
+        ETCD_EXPERIMENTAL_MAX_LEARNERS=2 --name=a --data-dir=/d
+        --name=a --data-dir=/d --listen-peer-urls=http://0.0.0.0:2380
+        --name=a --data-dir=/d --cert-file= --enable-grpc-gateway=false --corrupt-check-time=0 --tls-min-version=TLS1.2
+        --name=b --data-dir=/d --initial-advertise-peer-urls=http://10.0.0.2:2380 --initial-cluster=a=http://10.0.0.1:2380,b=http://10.0.0.2:2380,c=http://10.0.0.3:2380
+        --name=d --data-dir=/d --initial-cluster=a=http://10.0.0.1:2380
+        --name=a --data-dir=/d --initial-cluster=a=http://10.0.0.1:2380
+        --name=a --data-dir=/d --initial-advertise-peer-urls=http://h:1,http://h:2 --initial-cluster=a=http://h:1
+        --name=a --data-dir=/d --initial-cluster=a=http://h:1,b=http://h:1 --initial-cluster-state=existing
+        --name=a --data-dir=/d --initial-cluster=a
+        --name=a --data-dir=/d --initial-cluster=
+    ";
+    expect::check("warnings.txt", &transcript(script));
+}
+
+#[test]
+fn the_documentation_is_up_to_date() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/flags.md");
+    expect::check_file(&path, &flags_page());
+}
+
+#[test]
+fn the_table_has_every_flag_of_etcd_with_its_group_and_default() {
+    let reference = expect::read("etcd_flags.txt");
+    let rows = reference.lines().filter(|line| !line.starts_with('#'));
+    let mut names = Vec::new();
+    for row in rows {
+        let mut columns = row.split('|').map(str::trim);
+        let (name, group, default) =
+            (columns.next().unwrap(), columns.next().unwrap(), columns.next().unwrap_or(""));
+        // etcd's help text has these two, its parser does not.
+        if matches!(name, "discovery" | "discovery-proxy") {
+            assert!(find_flag(name).is_none());
+            continue;
+        }
+        names.push(name);
+        let flag = find_flag(name).unwrap_or_else(|| panic!("--{name} is missing"));
+        let expected_group = if group.is_empty() { Group::General.title() } else { group };
+        assert_eq!(flag.group.title(), expected_group, "group of --{name}");
+        let default = default.split(" (").next().unwrap();
+        let default = if name == "data-dir" { "" } else { default };
+        let value =
+            |text: &str| flag.kind.parse(text).unwrap_or_else(|error| panic!("--{name}={text}: {error}"));
+        let default = if flag.kind == Kind::Duration && default.is_empty() { "0" } else { default };
+        assert_eq!(value(flag.default), value(default), "default of --{name}");
+    }
+    for flag in FLAGS.iter().filter(|flag| flag.group != Group::Legacy) {
+        assert!(names.contains(&flag.name), "--{} is no flag of etcd's", flag.name);
+    }
+}
+
+#[test]
+fn the_table_is_consistent() {
+    for (i, flag) in FLAGS.iter().enumerate() {
+        let default = flag.kind.parse(flag.default);
+        assert!(default.is_ok(), "default of --{}: {default:?}", flag.name);
+        if let Status::NotYet(honoured) = flag.status {
+            assert!(flag.kind.parse(honoured).is_ok(), "honoured value of --{}", flag.name);
+        }
+        assert!(FLAGS[i + 1..].iter().all(|other| other.name != flag.name), "--{} is there twice", flag.name);
+    }
+    for old in OLD_SPELLINGS {
+        match old.successor {
+            Successor::Flag(name) => assert!(find_flag(name).is_some(), "{name}"),
+            Successor::Gate(name) => assert!(
+                matches!(run(&format!("--feature-gates={name}=false")), Ok(Invocation::Serve(_))),
+                "{name}"
+            ),
+        }
+        assert!(find_flag(old.name).is_none(), "{}", old.name);
+    }
+}
+
+#[test]
+fn every_flag_not_supported_is_refused_and_taken_at_its_default() {
+    for flag in FLAGS {
+        let Status::NotYet(honoured) = flag.status else { continue };
+        let accepted = parse(&[format!("--{}={honoured}", flag.name)], &[]);
+        assert!(matches!(accepted, Ok(Invocation::Serve(_))), "--{}={honoured}: {accepted:?}", flag.name);
+        let other = match flag.kind {
+            Kind::Bool => {
+                if honoured == "true" {
+                    "false"
+                } else {
+                    "true"
+                }
+            }
+            Kind::Uint | Kind::Int => "7",
+            Kind::Duration => "77s",
+            Kind::OneOf(words) => words[words.len() - 1],
+            Kind::Urls => "http://127.0.0.1:7",
+            _ => "other",
+        };
+        let refused = parse(&[format!("--{}={other}", flag.name)], &[]).unwrap_err();
+        assert_eq!(refused.exit_code(), 1);
+        assert!(refused.to_string().contains(flag.name), "{refused}");
+    }
+}
+
+#[test]
+fn defaults_are_those_of_etcd() {
+    let config = config("");
+    let texts = |urls: &[mainstay_server::config::Url]| {
+        urls.iter().map(|url| url.as_str().to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(config.name, "default");
+    assert_eq!(config.data_dir, Path::new("default.etcd"));
+    assert_eq!(texts(&config.listen_client_urls), ["http://localhost:2379"]);
+    assert_eq!(texts(&config.listen_peer_urls), ["http://localhost:2380"]);
+    assert_eq!(texts(&config.advertise_client_urls), ["http://localhost:2379"]);
+    assert_eq!(texts(&config.initial_advertise_peer_urls), ["http://localhost:2380"]);
+    assert!(config.listen_metrics_urls.is_empty());
+    assert_eq!(config.initial_cluster_state, InitialClusterState::New);
+    assert_eq!(config.quota_backend_bytes, Some(2 << 30));
+    assert_eq!(config.auto_compaction, AutoCompaction::Off);
+    assert_eq!((config.snapshot_count, config.snapshot_catchup_entries), (10_000, 5_000));
+    assert_eq!((config.max_request_bytes, config.max_txn_ops), (1_572_864, 128));
+    assert_eq!(config.max_concurrent_streams, u32::MAX);
+    assert_eq!(config.heartbeat_interval, Duration::from_millis(100));
+    assert_eq!(config.election_timeout, Duration::from_millis(1000));
+    assert_eq!(config.log.level, Level::Info);
+    assert_eq!(config.log.format, Format::Json);
+    assert_eq!(config.log.outputs, [LogOutput::Stderr]);
+    assert_eq!(config.metrics, MetricsDetail::Basic);
+    assert_eq!(config.warning_apply_duration, Duration::from_millis(100));
+    assert_eq!(config.warning_unary_request_duration, Duration::from_millis(300));
+    assert_eq!(config.watch_progress_notify_interval, Duration::from_secs(600));
+    assert_eq!(config.grpc_keepalive_min_time, Duration::from_secs(5));
+    assert_eq!(config.grpc_keepalive_interval, Duration::from_secs(7200));
+    assert_eq!(config.grpc_keepalive_timeout, Duration::from_secs(20));
+    assert_eq!((config.compaction_batch_limit, config.max_learners), (1000, 1));
+    assert_eq!(config.compaction_sleep_interval, Duration::from_millis(10));
+    assert!(config.pre_vote && config.strict_reconfig_check && config.initial_election_tick_advance);
+    assert!(!config.unsafe_no_fsync && !config.socket_reuse_port && !config.socket_reuse_address);
+    let bootstrap = config.bootstrap().unwrap();
+    assert_eq!(bootstrap.local_id, 0x8e9e_05c5_2164_694d);
+    assert_eq!(bootstrap.cluster_id, 0xcdf8_1819_4e3a_8c32);
+}
+
+#[test]
+fn every_form_of_a_flag_sets_it() {
+    for line in
+        ["--max-txn-ops=7", "--max-txn-ops 7", "-max-txn-ops=7", "-max-txn-ops 7", "ETCD_MAX_TXN_OPS=7"]
+    {
+        assert_eq!(config(line).max_txn_ops, 7, "{line}");
+    }
+    for line in ["--unsafe-no-fsync", "-unsafe-no-fsync", "--unsafe-no-fsync=T", "ETCD_UNSAFE_NO_FSYNC=1"] {
+        assert!(config(line).unsafe_no_fsync, "{line}");
+    }
+    assert!(!config("--pre-vote=false").pre_vote);
+    assert_eq!(config("--max-txn-ops=7 --max-txn-ops=8").max_txn_ops, 8, "the last one counts");
+    assert_eq!(config("--name --pre-vote").name, "--pre-vote", "a value is taken as it is");
+    assert_eq!(config("--max-txn-ops=7 --").max_txn_ops, 7);
+    assert_eq!(config("--max-txn-ops=0x10").max_txn_ops, 16);
+}
+
+#[test]
+fn values_mean_what_they_mean_to_etcd() {
+    let hour = Duration::from_secs(3600);
+    assert_eq!(config("--auto-compaction-retention=5").auto_compaction, AutoCompaction::Periodic(hour * 5));
+    assert_eq!(config("--auto-compaction-retention=30m").auto_compaction, AutoCompaction::Periodic(hour / 2));
+    assert_eq!(config("--auto-compaction-retention=0s").auto_compaction, AutoCompaction::Off);
+    let line = "--auto-compaction-mode=revision --auto-compaction-retention=1000";
+    assert_eq!(config(line).auto_compaction, AutoCompaction::Revision(1000));
+    assert_eq!(config("--quota-backend-bytes=-1").quota_backend_bytes, None);
+    assert_eq!(config("--quota-backend-bytes=4096").quota_backend_bytes, Some(4096));
+    assert_eq!(config("--snapshot-count=0").snapshot_count, 10_000);
+    assert_eq!(config("--metrics=extensive").metrics, MetricsDetail::Extensive);
+    let log = config("--log-outputs=stdout,/tmp/x.log,stderr --log-level=DEBUG --log-format=console").log;
+    assert_eq!(log.outputs, [LogOutput::File("/tmp/x.log".into()), LogOutput::Stderr, LogOutput::Stdout]);
+    assert_eq!((log.level, log.format), (Level::Debug, Format::Console));
+    assert!(config("--log-outputs=/dev/null,stderr").log.outputs.is_empty());
+    let urls =
+        config("--listen-client-urls=http://[::1]:5,http://127.0.0.1:4 --advertise-client-urls=http://x:1");
+    let urls: Vec<&str> = urls.listen_client_urls.iter().map(|url| url.as_str()).collect();
+    assert_eq!(urls, ["http://127.0.0.1:4", "http://[::1]:5"], "sorted, as in etcd");
+    let line = "--listen-client-urls= --advertise-client-urls=http://x:1";
+    assert_eq!(
+        config(line).listen_client_urls[0].as_str(),
+        "http://localhost:2379",
+        "empty leaves the default"
+    );
+}
+
+#[test]
+fn a_name_alone_makes_a_cluster_of_that_name() {
+    let config = config("--name=a --initial-advertise-peer-urls=http://h:1,http://h:2");
+    assert_eq!(config.initial_cluster, "a=http://h:1,a=http://h:2");
+    assert_eq!(config.bootstrap().unwrap().members.len(), 1);
+}
+
+#[test]
+fn no_argument_makes_the_parser_panic() {
+    // Every pair of odd words, each also as an environment value: an outcome, never a panic.
+    let words = [
+        "-",
+        "--",
+        "---",
+        "",
+        "=",
+        "--=",
+        "--name",
+        "--name=",
+        "-h=",
+        "\u{e9}",
+        "--\u{e9}=\u{e9}",
+        "-v",
+        "x",
+    ];
+    for first in words {
+        for second in words {
+            let args = [first.to_string(), second.to_string()];
+            let _ =
+                parse(&args, &[("ETCD_".to_string(), first.to_string()), (first.to_string(), String::new())]);
+        }
+    }
+    for flag in FLAGS {
+        for value in
+            ["", "-", "=", ",", "\u{e9}", "http://", "http://[", "a=b=c,=,=", "-9223372036854775808", "0x"]
+        {
+            if let Ok(Invocation::Serve(parsed)) = parse(&[format!("--{}={value}", flag.name)], &[]) {
+                let _ = parsed.config.bootstrap();
+            }
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! Integration tests of the server crate, in one binary.
+
+mod config;
+mod expect;
+mod logging;
+mod metrics;
