@@ -206,9 +206,8 @@ impl<S: Transport> Connection<S> {
     fn poll_transport(&mut self, now: Instant) -> bool {
         let waker = self.transport_waker.clone();
         let mut cx = Context::from_waker(&waker);
-        let answer_bytes_max = self.around.shard.options.answer_bytes_max;
         for _ in 0..ADMITTED_PER_ROUND_MAX {
-            if self.around.answers.queued() < answer_bytes_max
+            if self.has_room()
                 && let Some((request, respond)) = self.waiting.pop_front()
             {
                 self.admit(request, respond, now);
@@ -216,6 +215,8 @@ impl<S: Transport> Connection<S> {
             }
             self.turn.transport_seen();
             match self.h2.poll_accept(&mut cx) {
+                // What it sent or dropped may have made room for those who wait.
+                Poll::Pending if self.has_room() && !self.waiting.is_empty() => {}
                 Poll::Pending => return false,
                 Poll::Ready(Some(Ok((request, respond)))) => self.receive(request, respond, now),
                 // h2 has told the client what was wrong, if anything was.
@@ -226,11 +227,15 @@ impl<S: Transport> Connection<S> {
         false
     }
 
+    /// Whether the answers held unsent allow a new call.
+    fn has_room(&self) -> bool {
+        self.around.answers.queued() < self.around.shard.options.answer_bytes_max
+    }
+
     fn receive(&mut self, request: Request<RecvStream>, mut respond: SendResponse<Outgoing>, now: Instant) {
-        let options = &self.around.shard.options;
-        if self.around.answers.queued() < options.answer_bytes_max {
+        if self.has_room() && self.waiting.is_empty() {
             self.admit(request, respond, now);
-        } else if self.waiting.len() < options.waiting_requests_max {
+        } else if self.waiting.len() < self.around.shard.options.waiting_requests_max {
             self.waiting.push_back((request, respond));
         } else {
             respond.send_reset(Reason::REFUSED_STREAM);
@@ -298,6 +303,8 @@ impl<S: Transport> Connection<S> {
                 Pulse::Ping(at) => {
                     next = next.min(at);
                     if let Some(pings) = &mut self.pings {
+                        // An answer to the last ping must be taken before h2 sends another.
+                        let _ = pings.poll_pong(&mut Context::from_waker(Waker::noop()));
                         // It fails only while an earlier ping is unanswered, which serves as well.
                         let _ = pings.send_ping(h2::Ping::opaque());
                     }
