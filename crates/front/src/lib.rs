@@ -1,1 +1,51 @@
-//! HTTP/2, gRPC framing, per-core loops.
+//! HTTP/2, gRPC framing and HTTP/1 on one port, one loop per core.
+//!
+//! What it is: [`start`] runs one thread per shard; an acceptor hands every connection to the shard with the
+//! fewest, where it stays. The first bytes of a connection decide between HTTP/2 (gRPC) and HTTP/1. A
+//! [`Service`] answers calls in plain code and never sees a frame, a window or a socket.
+//!
+//! What it does not know: protobuf, etcd's methods, users, revisions. Messages are opaque [`bytes::Bytes`].
+//!
+//! Invariants:
+//! - A connection, its calls and its service live on one thread; nothing here takes a lock another shard holds.
+//! - One turn of a connection does at most one write to the socket, however many answers it carries.
+//! - Bytes held for a client are bounded: per stream ([`Options::stream_buffer_bytes_max`]), per connection
+//!   for answers ([`Options::answer_bytes_max`]) and for requests ([`Options::request_bytes_max`]).
+//! - What a client sends closes at most its own connection and never panics.
+//! - A call whose client is gone or whose deadline passed is dropped, with everything it holds.
+//!
+//! Tests: beside the code for pure parts; `tests/it` speaks to a running front with the workspace's own client
+//! and with raw sockets. `examples/echo.rs` is the server for measuring cost per request.
+
+mod acceptor;
+mod admission;
+mod assembler;
+mod call;
+mod connection;
+mod counters;
+mod frame_scanner;
+mod front;
+mod gzip;
+mod head;
+mod http1;
+mod inbound;
+mod keepalive;
+mod ledger;
+mod options;
+mod outbound;
+mod outgoing;
+mod race;
+mod reply;
+mod service;
+mod shard;
+mod socket;
+mod turn;
+
+pub use counters::{MethodCounters, ShardCounters};
+pub use front::{Front, MakeService, start};
+pub use head::Head;
+pub use inbound::Inbound;
+pub use options::Options;
+pub use outbound::{Outbound, TrySend};
+pub use service::{Answer, Kind, LocalBoxFuture, Method, PieceSource, Service, Unary};
+pub use shard::{Closing, Shard, ShardId};

@@ -1,0 +1,112 @@
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tokio::sync::mpsc::UnboundedSender;
+
+use crate::ShardCounters;
+use crate::shard::Closing;
+
+/// How long accepting rests after an error such as too many open files.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// A connection on its way to its shard.
+pub(crate) struct Handed {
+    pub(crate) stream: TcpStream,
+    pub(crate) peer: SocketAddr,
+    /// Counts it as open while it lives.
+    pub(crate) slot: OpenSlot,
+}
+
+/// One of a shard's open connections.
+pub(crate) struct OpenSlot(Arc<ShardCounters>);
+
+impl OpenSlot {
+    fn new(counters: &Arc<ShardCounters>) -> OpenSlot {
+        counters.connections.fetch_add(1, Relaxed);
+        OpenSlot(counters.clone())
+    }
+}
+
+impl Drop for OpenSlot {
+    fn drop(&mut self) {
+        self.0.connections.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Accepts connections and hands each to the shard with the fewest.
+pub(crate) struct Acceptor {
+    pub(crate) listeners: Vec<TcpListener>,
+    pub(crate) hands: Vec<(UnboundedSender<Handed>, Arc<ShardCounters>)>,
+    pub(crate) connections_max: usize,
+    pub(crate) refused: Arc<AtomicU64>,
+    pub(crate) closing: Closing,
+}
+
+/// Starts the acceptor's thread.
+pub(crate) fn spawn(mut acceptor: Acceptor) -> io::Result<JoinHandle<()>> {
+    for listener in &acceptor.listeners {
+        listener.set_nonblocking(true)?;
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let listeners = {
+        let _inside = runtime.enter();
+        let listeners = std::mem::take(&mut acceptor.listeners).into_iter();
+        listeners.map(tokio::net::TcpListener::from_std).collect::<io::Result<Vec<_>>>()?
+    };
+    std::thread::Builder::new().name("front-accept".to_owned()).spawn(move || {
+        let local = tokio::task::LocalSet::new();
+        let acceptor = std::rc::Rc::new(acceptor);
+        let mut closing = acceptor.closing.clone();
+        for listener in listeners {
+            let acceptor = acceptor.clone();
+            // Detached: it ends with the local set.
+            drop(local.spawn_local(async move { acceptor.accept_from(listener).await }));
+        }
+        local.block_on(&runtime, closing.begun());
+    })
+}
+
+impl Acceptor {
+    async fn accept_from(&self, listener: tokio::net::TcpListener) {
+        loop {
+            // Taken out of this runtime's event loop again: the shard puts it into its own.
+            let accepted = listener.accept().await;
+            match accepted.and_then(|(stream, peer)| Ok((stream.into_std()?, peer))) {
+                Ok((stream, peer)) => self.hand_over(stream, peer),
+                Err(error) if concerns_one_connection(&error) => {}
+                Err(_) => tokio::time::sleep(PAUSE).await,
+            }
+        }
+    }
+
+    fn hand_over(&self, stream: TcpStream, peer: SocketAddr) {
+        let open = |counters: &ShardCounters| counters.connections.load(Relaxed);
+        let total: usize = self.hands.iter().map(|(_, counters)| open(counters)).sum();
+        if total >= self.connections_max {
+            // Closing at once lets the client try another member instead of waiting.
+            self.refused.fetch_add(1, Relaxed);
+            return;
+        }
+        if stream.set_nodelay(true).is_err() {
+            // The client is gone already.
+            return;
+        }
+        if let Some((hand, counters)) = self.hands.iter().min_by_key(|(_, counters)| open(counters)) {
+            let slot = OpenSlot::new(counters);
+            // It fails only when the shard is closing: then the connection is closed.
+            let _ = hand.send(Handed { stream, peer, slot });
+        }
+    }
+}
+
+/// Errors of `accept` that say nothing about the next one.
+fn concerns_one_connection(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset | io::ErrorKind::Interrupted
+    )
+}

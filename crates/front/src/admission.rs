@@ -1,0 +1,166 @@
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use api::{Code, Status};
+use h2::RecvStream;
+use h2::server::SendResponse;
+use http::header::CONTENT_TYPE;
+use http::{HeaderMap, Request, StatusCode};
+
+use crate::assembler::Assembler;
+use crate::call::{Call, Gathering, Surroundings, begin_stream};
+use crate::outgoing::Outgoing;
+use crate::{Head, Kind, reply};
+
+/// Looks at a request's head as grpc-go's server does. What it refuses is answered here; what it takes comes
+/// back as a call with its deadline.
+pub(crate) fn admit(
+    around: &Surroundings,
+    request: Request<RecvStream>,
+    mut respond: SendResponse<Outgoing>,
+    peer: SocketAddr,
+    now: Instant,
+) -> Option<(Call, Option<Instant>)> {
+    match examine(around, &request, now) {
+        Err((http, status)) => {
+            // An error means that the stream is gone: nobody is left to tell.
+            let _ = respond.send_response(reply::refusal(http, &status), true);
+            None
+        }
+        Ok(Examined { method, kind, deadline, gzip }) => {
+            let (parts, recv) = request.into_parts();
+            let head = Head { method, peer, deadline, metadata: parts.headers };
+            let assembler = Assembler::new(around.shard.options.message_bytes_max, gzip);
+            let call = match kind {
+                Kind::Unary => Call::Gathering(Box::new(Gathering {
+                    head,
+                    recv,
+                    respond,
+                    assembler,
+                    gzip,
+                    message: None,
+                    charge: None,
+                })),
+                Kind::ServerStream | Kind::Bidi => begin_stream(around, head, recv, assembler, respond, gzip),
+            };
+            Some((call, deadline))
+        }
+    }
+}
+
+struct Examined {
+    method: u16,
+    kind: Kind,
+    deadline: Option<Instant>,
+    gzip: bool,
+}
+
+fn examine(
+    around: &Surroundings,
+    request: &Request<RecvStream>,
+    now: Instant,
+) -> Result<Examined, (StatusCode, Status)> {
+    let headers = request.headers();
+    check_content_type(headers)?;
+    if request.method() != http::Method::POST {
+        let text =
+            format!("Received a HEADERS frame with :method \"{}\" which should be POST", request.method());
+        return Err((StatusCode::METHOD_NOT_ALLOWED, Status::with(Code::Internal, text)));
+    }
+    let deadline = match headers.get("grpc-timeout") {
+        None => None,
+        Some(value) => {
+            let timeout = parse_timeout(value.as_bytes()).map_err(|why| {
+                let text = format!("malformed grpc-timeout: {why}");
+                (StatusCode::BAD_REQUEST, Status::with(Code::Internal, text))
+            })?;
+            // A time that does not fit the clock is as good as none.
+            now.checked_add(timeout)
+        }
+    };
+    let path = request.uri().path();
+    let Some(method) = around.service.method(path) else {
+        return Err((StatusCode::OK, unknown_path(around, path)));
+    };
+    let gzip = match headers.get("grpc-encoding").map(|value| value.as_bytes()) {
+        None | Some(b"identity" | b"") => false,
+        Some(b"gzip") => true,
+        Some(other) => {
+            let name = String::from_utf8_lossy(other);
+            let text = format!("grpc: Decompressor is not installed for grpc-encoding \"{name}\"");
+            return Err((StatusCode::OK, Status::with(Code::Unimplemented, text)));
+        }
+    };
+    Ok(Examined { method: method.id, kind: method.kind, deadline, gzip })
+}
+
+fn check_content_type(headers: &HeaderMap) -> Result<(), (StatusCode, Status)> {
+    let value = headers.get(CONTENT_TYPE).map_or(&b""[..], |value| value.as_bytes());
+    if let Some(rest) = value.strip_prefix(b"application/grpc")
+        && matches!(rest.first(), None | Some(b'+' | b';'))
+    {
+        return Ok(());
+    }
+    let value = String::from_utf8_lossy(value);
+    let text = if value.is_empty() {
+        "malformed header: missing HTTP content-type".to_owned()
+    } else {
+        format!("invalid gRPC request content-type \"{value}\"")
+    };
+    Err((StatusCode::UNSUPPORTED_MEDIA_TYPE, Status::with(Code::InvalidArgument, text)))
+}
+
+fn unknown_path(around: &Surroundings, path: &str) -> Status {
+    let text = match path.strip_prefix('/').unwrap_or(path).rsplit_once('/') {
+        None => format!("malformed method name: \"{path}\""),
+        Some((service, method)) if around.service.has_service(service) => {
+            format!("unknown method {method} for service {service}")
+        }
+        Some((service, _)) => format!("unknown service {service}"),
+    };
+    Status::with(Code::Unimplemented, text)
+}
+
+/// Reads `grpc-timeout`: up to 8 digits and a unit.
+fn parse_timeout(value: &[u8]) -> Result<Duration, String> {
+    let shown = || String::from_utf8_lossy(value).into_owned();
+    let (unit, digits) = match value.split_last() {
+        Some((unit, digits)) if !digits.is_empty() => (unit, digits),
+        _ => return Err(format!("transport: timeout string is too short: \"{}\"", shown())),
+    };
+    if digits.len() > 8 {
+        return Err(format!("transport: timeout string is too long: \"{}\"", shown()));
+    }
+    let mut amount: u64 = 0;
+    for digit in digits {
+        if !digit.is_ascii_digit() {
+            return Err(format!("transport: timeout is not a number: \"{}\"", shown()));
+        }
+        amount = amount * 10 + u64::from(digit - b'0');
+    }
+    match unit {
+        b'H' => Ok(Duration::from_secs(amount * 3600)),
+        b'M' => Ok(Duration::from_secs(amount * 60)),
+        b'S' => Ok(Duration::from_secs(amount)),
+        b'm' => Ok(Duration::from_millis(amount)),
+        b'u' => Ok(Duration::from_micros(amount)),
+        b'n' => Ok(Duration::from_nanos(amount)),
+        _ => Err(format!("transport: timeout unit is not recognized: \"{}\"", shown())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timeouts_are_read_in_all_units() {
+        assert_eq!(parse_timeout(b"5S"), Ok(Duration::from_secs(5)));
+        assert_eq!(parse_timeout(b"2H"), Ok(Duration::from_secs(7200)));
+        assert_eq!(parse_timeout(b"250m"), Ok(Duration::from_millis(250)));
+        assert_eq!(parse_timeout(b"99999999n"), Ok(Duration::from_nanos(99_999_999)));
+        for bad in ["", "S", "5", "5x", "123456789S", "-5S", "5 S"] {
+            assert!(parse_timeout(bad.as_bytes()).is_err(), "{bad}");
+        }
+    }
+}

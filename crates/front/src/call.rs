@@ -1,0 +1,509 @@
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use api::{Code, Status};
+use bytes::Bytes;
+use h2::server::SendResponse;
+use h2::{Reason, RecvStream, SendStream};
+use http::StatusCode;
+
+use crate::assembler::Assembler;
+use crate::inbound::TRUNCATED;
+use crate::ledger::Ledger;
+use crate::outbound::Sending;
+use crate::outgoing::Outgoing;
+use crate::shard::ShardState;
+use crate::{Answer, Head, LocalBoxFuture, PieceSource, Service, Unary, gzip, reply};
+
+/// Bytes of a big answer made and queued at once, between two looks at other calls.
+const PIECE_BYTES: usize = 64 * 1024;
+
+/// Answers above this keep a handle, so that one that stalls can be reset alone.
+const TRACKED_ANSWER_BYTES: usize = 16 * 1024;
+
+/// The answer to a call that outlived its deadline.
+const DEADLINE: Status = Status::new(Code::DeadlineExceeded, "context deadline exceeded");
+
+/// What the calls of one connection share.
+pub(crate) struct Surroundings {
+    pub(crate) shard: Rc<ShardState>,
+    pub(crate) service: Rc<dyn Service>,
+    /// Answer bytes in the transport's queues.
+    pub(crate) answers: Rc<Ledger>,
+    /// Request bytes in assembly and in unanswered unary calls.
+    pub(crate) requests: Rc<Ledger>,
+}
+
+/// A charge on a ledger that is undone when dropped.
+pub(crate) struct Charge {
+    ledger: Rc<Ledger>,
+    bytes: usize,
+}
+
+impl Charge {
+    fn new(ledger: &Rc<Ledger>) -> Charge {
+        Charge { ledger: ledger.clone(), bytes: 0 }
+    }
+
+    fn raise_to(&mut self, bytes: usize) {
+        if bytes > self.bytes {
+            self.ledger.charge(bytes - self.bytes);
+            self.bytes = bytes;
+        }
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            self.ledger.release(self.bytes);
+        }
+    }
+}
+
+/// A stream whose answer is on its way; it is kept to see whether it moves.
+pub(crate) struct Tracked {
+    send: SendStream<Outgoing>,
+    ledger: Rc<Ledger>,
+    progress: Progress,
+}
+
+impl Tracked {
+    pub(crate) fn new(send: SendStream<Outgoing>, ledger: Rc<Ledger>) -> Tracked {
+        Tracked { send, ledger, progress: Progress::default() }
+    }
+
+    pub(crate) fn is_drained(&self) -> bool {
+        self.ledger.queued() == 0
+    }
+
+    /// Resets the stream if it has stood still for too long; then says so.
+    pub(crate) fn reset_if_stalled(&mut self, now: Instant, timeout: Duration) -> bool {
+        let stalled = self.progress.is_stalled(self.ledger.moved(), now, timeout);
+        if stalled {
+            self.send.send_reset(Reason::CANCEL);
+        }
+        stalled
+    }
+}
+
+/// Sees whether a counter moves.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    seen: Option<(u64, Instant)>,
+}
+
+impl Progress {
+    /// Whether the counter has had this value for `timeout` or longer, as far as the looks show.
+    pub(crate) fn is_stalled(&mut self, moved: u64, now: Instant, timeout: Duration) -> bool {
+        match self.seen {
+            Some((seen, since)) if seen == moved => now.saturating_duration_since(since) >= timeout,
+            _ => {
+                self.seen = Some((moved, now));
+                false
+            }
+        }
+    }
+}
+
+/// A unary call whose message is not whole yet.
+pub(crate) struct Gathering {
+    pub(crate) head: Head,
+    pub(crate) recv: RecvStream,
+    pub(crate) respond: SendResponse<Outgoing>,
+    pub(crate) assembler: Assembler,
+    pub(crate) gzip: bool,
+    pub(crate) message: Option<Bytes>,
+    pub(crate) charge: Option<Charge>,
+}
+
+/// A unary call whose answer is being made.
+pub(crate) struct Pending {
+    future: LocalBoxFuture<Result<Answer, Status>>,
+    respond: SendResponse<Outgoing>,
+    method: u16,
+    gzip: bool,
+    _charge: Option<Charge>,
+}
+
+/// A big answer that is made while the client's window opens.
+pub(crate) struct Pieces {
+    send: SendStream<Outgoing>,
+    source: PieceSource,
+    len: usize,
+    left: usize,
+    begun: bool,
+    method: u16,
+    ledger: Rc<Ledger>,
+    progress: Progress,
+}
+
+/// A streaming call.
+pub(crate) struct Streaming {
+    pub(crate) future: LocalBoxFuture<Result<(), Status>>,
+    pub(crate) sending: Rc<Sending>,
+    pub(crate) progress: Progress,
+}
+
+/// A call that was not answered on the spot.
+pub(crate) enum Call {
+    Gathering(Box<Gathering>),
+    Pending(Pending),
+    Pieces(Box<Pieces>),
+    Streaming(Streaming),
+}
+
+/// What became of a call after a step.
+pub(crate) enum Step {
+    /// It waits, as this.
+    Wait(Call),
+    /// It is over; its answer may still be on the way.
+    Over(Option<Tracked>),
+}
+
+impl Call {
+    /// Goes on with the call as far as it can.
+    pub(crate) fn step(self, around: &Surroundings, cx: &mut Context<'_>) -> Step {
+        match self {
+            Call::Gathering(gathering) => gathering.step(around, cx),
+            Call::Pending(pending) => pending.step(around, cx),
+            Call::Pieces(pieces) => pieces.step(around, cx),
+            Call::Streaming(streaming) => streaming.step(around, cx),
+        }
+    }
+
+    /// Ends the call because its deadline passed.
+    pub(crate) fn expire(self, around: &Surroundings) -> Option<Tracked> {
+        let counters = &around.shard.counters;
+        match self {
+            Call::Gathering(mut gathering) => {
+                let _ = gathering.respond.send_response(reply::refusal(StatusCode::OK, &DEADLINE), true);
+                None
+            }
+            Call::Pending(mut pending) => {
+                counters.handled(pending.method, DEADLINE.code);
+                let _ = pending.respond.send_response(reply::refusal(StatusCode::OK, &DEADLINE), true);
+                None
+            }
+            Call::Pieces(mut pieces) => {
+                counters.handled(pieces.method, DEADLINE.code);
+                // Inside a message no status can be told.
+                pieces.send.send_reset(Reason::CANCEL);
+                None
+            }
+            Call::Streaming(streaming) => {
+                counters.handled(streaming.sending.method, DEADLINE.code);
+                let ledger = streaming.sending.ledger.clone();
+                streaming.sending.finish(&Err(DEADLINE)).map(|send| Tracked::new(send, ledger))
+            }
+        }
+    }
+
+    /// Resets the call if it holds data without progress; then says so.
+    pub(crate) fn reset_if_stalled(&mut self, now: Instant, timeout: Duration) -> bool {
+        match self {
+            Call::Gathering(_) | Call::Pending(_) => false,
+            Call::Pieces(pieces) => {
+                let stalled = pieces.progress.is_stalled(pieces.ledger.moved(), now, timeout);
+                if stalled {
+                    pieces.send.send_reset(Reason::CANCEL);
+                }
+                stalled
+            }
+            Call::Streaming(streaming) => {
+                let ledger = &streaming.sending.ledger;
+                if ledger.queued() == 0 {
+                    streaming.progress = Progress::default();
+                    return false;
+                }
+                let stalled = streaming.progress.is_stalled(ledger.moved(), now, timeout);
+                if stalled {
+                    streaming.sending.reset(Reason::CANCEL);
+                }
+                stalled
+            }
+        }
+    }
+
+    /// The method whose counters must hear that the connection took the call with it.
+    pub(crate) fn begun_method(&self) -> Option<u16> {
+        match self {
+            Call::Gathering(_) => None,
+            Call::Pending(pending) => Some(pending.method),
+            Call::Pieces(pieces) => Some(pieces.method),
+            Call::Streaming(streaming) => Some(streaming.sending.method),
+        }
+    }
+}
+
+impl Gathering {
+    /// Also the way of a call whose message is here already: then nothing is put aside for it.
+    pub(crate) fn step(mut self: Box<Self>, around: &Surroundings, cx: &mut Context<'_>) -> Step {
+        match self.gather(around, cx) {
+            Poll::Pending => Step::Wait(Call::Gathering(self)),
+            Poll::Ready(Some(Err(status))) => {
+                // Errors of h2 here and below mean that the stream is gone: nobody is left to tell.
+                let _ = self.respond.send_response(reply::refusal(StatusCode::OK, &status), true);
+                Step::Over(None)
+            }
+            Poll::Ready(None) => Step::Over(None),
+            Poll::Ready(Some(Ok(message))) => {
+                let Gathering { head, respond, gzip, mut charge, recv, .. } = *self;
+                drop(recv);
+                serve_unary(around, head, message, respond, gzip, charge.take(), cx)
+            }
+        }
+    }
+
+    /// The whole message, once the client has ended its side; `None` if the client is gone.
+    fn gather(&mut self, around: &Surroundings, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Status>>> {
+        loop {
+            match self.recv.poll_data(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Some(Err(_))) => return Poll::Ready(None),
+                Poll::Ready(Some(Ok(payload))) => {
+                    let n = payload.len();
+                    let _ = self.recv.flow_control().release_capacity(n);
+                    self.assembler.push(payload);
+                    if let Err(status) = self.cut(around) {
+                        return Poll::Ready(Some(Err(status)));
+                    }
+                }
+                Poll::Ready(None) => {
+                    if self.assembler.is_mid_message() {
+                        return Poll::Ready(Some(Err(TRUNCATED)));
+                    }
+                    return Poll::Ready(Some(self.message.take().ok_or(NO_MESSAGE)));
+                }
+            }
+            if self.message.is_some() && self.recv.is_end_stream() {
+                return Poll::Ready(self.message.take().map(Ok));
+            }
+        }
+    }
+
+    fn cut(&mut self, around: &Surroundings) -> Result<(), Status> {
+        while let Some(assembled) = self.assembler.next()? {
+            if self.message.is_some() {
+                return Err(SECOND_MESSAGE);
+            }
+            around.shard.counters.received(self.head.method, assembled.wire_bytes);
+            self.message = Some(assembled.message);
+        }
+        // The whole announced length is charged at once: a message that was begun can always be finished.
+        if let Some(len) = self.assembler.announced() {
+            let charge = self.charge.get_or_insert_with(|| Charge::new(&around.requests));
+            charge.raise_to(len);
+            if around.requests.queued() > around.shard.options.request_bytes_max {
+                return Err(api::error::TOO_MANY_REQUESTS);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A unary call without a message.
+const NO_MESSAGE: Status = Status::new(Code::Internal, "cardinality violation: received no request message");
+/// A unary call with two messages.
+const SECOND_MESSAGE: Status =
+    Status::new(Code::Internal, "cardinality violation: received multiple request messages");
+
+fn serve_unary(
+    around: &Surroundings,
+    head: Head,
+    message: Bytes,
+    respond: SendResponse<Outgoing>,
+    gzip: bool,
+    charge: Option<Charge>,
+    cx: &mut Context<'_>,
+) -> Step {
+    let method = head.method;
+    let bytes = message.len();
+    around.shard.counters.started(method);
+    match around.service.clone().unary(head, message) {
+        Unary::Done(result) => answer(around, respond, method, gzip, result, cx),
+        Unary::Later(future) => {
+            let mut charge = charge.unwrap_or_else(|| Charge::new(&around.requests));
+            charge.raise_to(bytes);
+            Pending { future, respond, method, gzip, _charge: Some(charge) }.step(around, cx)
+        }
+    }
+}
+
+impl Pending {
+    fn step(mut self, around: &Surroundings, cx: &mut Context<'_>) -> Step {
+        match self.future.as_mut().poll(cx) {
+            Poll::Ready(result) => answer(around, self.respond, self.method, self.gzip, result, cx),
+            Poll::Pending if self.respond.poll_reset(cx).is_ready() => {
+                around.shard.counters.handled(self.method, Code::Canceled);
+                Step::Over(None)
+            }
+            Poll::Pending => Step::Wait(Call::Pending(self)),
+        }
+    }
+}
+
+/// Sends the result of a unary call.
+fn answer(
+    around: &Surroundings,
+    mut respond: SendResponse<Outgoing>,
+    method: u16,
+    gzip: bool,
+    result: Result<Answer, Status>,
+    cx: &mut Context<'_>,
+) -> Step {
+    let counters = &around.shard.counters;
+    match result {
+        Err(status) => {
+            counters.handled(method, status.code);
+            let _ = respond.send_response(reply::refusal(StatusCode::OK, &status), true);
+            Step::Over(None)
+        }
+        Ok(Answer::Whole(message)) => {
+            counters.handled(method, Code::Ok);
+            let packed = if gzip { gzip::pack(&message).ok() } else { None };
+            let compressed = packed.is_some();
+            let message = packed.unwrap_or(message);
+            counters.sent(method, message.len());
+            let tracked = (message.len() > TRACKED_ANSWER_BYTES).then(|| Rc::new(Ledger::default()));
+            let Ok(mut send) = respond.send_response(reply::opening(compressed), false) else {
+                return Step::Over(None);
+            };
+            let out = Outgoing::message(message, compressed, &around.answers, tracked.as_ref());
+            let sent = send.send_data(out, false).and_then(|()| send.send_trailers(reply::trailers(&Ok(()))));
+            Step::Over(tracked.filter(|_| sent.is_ok()).map(|ledger| Tracked::new(send, ledger)))
+        }
+        Ok(Answer::Pieces { len, source }) => {
+            let Ok(send) = respond.send_response(reply::opening(false), false) else {
+                counters.handled(method, Code::Canceled);
+                return Step::Over(None);
+            };
+            let ledger = Rc::new(Ledger::default());
+            let progress = Progress::default();
+            let pieces = Pieces { send, source, len, left: len, begun: false, method, ledger, progress };
+            Box::new(pieces).step(around, cx)
+        }
+    }
+}
+
+impl Pieces {
+    /// Makes at most one piece, then lets others run.
+    fn step(mut self: Box<Self>, around: &Surroundings, cx: &mut Context<'_>) -> Step {
+        let counters = &around.shard.counters;
+        if self.send.poll_reset(cx).is_ready() {
+            counters.handled(self.method, Code::Canceled);
+            return Step::Over(None);
+        }
+        if self.ledger.queued() >= PIECE_BYTES {
+            self.ledger.wake_on_release(cx.waker());
+            return Step::Wait(Call::Pieces(self));
+        }
+        // A byte more than the piece is asked for, so that the prefix fits too.
+        self.send.reserve_capacity(self.left.min(PIECE_BYTES) + 5);
+        let capacity = self.send.capacity();
+        let wanted = if self.begun { capacity } else { capacity.saturating_sub(5) };
+        if wanted == 0 && self.left > 0 {
+            match self.send.poll_capacity(cx) {
+                Poll::Pending => return Step::Wait(Call::Pieces(self)),
+                Poll::Ready(Some(Ok(_))) => {
+                    cx.waker().wake_by_ref();
+                    return Step::Wait(Call::Pieces(self));
+                }
+                Poll::Ready(_) => {
+                    counters.handled(self.method, Code::Canceled);
+                    return Step::Over(None);
+                }
+            }
+        }
+        let piece = match (self.source)(wanted.min(self.left)) {
+            Ok(piece) => piece.unwrap_or_default(),
+            Err(status) => {
+                counters.handled(self.method, status.code);
+                self.send.reserve_capacity(0);
+                if self.begun {
+                    // Inside a message no status can be told.
+                    self.send.send_reset(Reason::INTERNAL_ERROR);
+                } else {
+                    let _ = self.send.send_trailers(reply::trailers(&Err(status)));
+                }
+                return Step::Over(None);
+            }
+        };
+        assert!(
+            piece.len() <= self.left && (!piece.is_empty() || self.left == 0),
+            "a piece source announced {} bytes and gave {} with {} left",
+            self.len,
+            piece.len(),
+            self.left
+        );
+        self.left -= piece.len();
+        let (answers, own) = (&around.answers, Some(&self.ledger));
+        let out = if self.begun {
+            Outgoing::part(piece, answers, own)
+        } else {
+            Outgoing::first_part(self.len, piece, false, answers, own)
+        };
+        self.begun = true;
+        if self.send.send_data(out, false).is_err() {
+            counters.handled(self.method, Code::Canceled);
+            return Step::Over(None);
+        }
+        if self.left > 0 {
+            cx.waker().wake_by_ref();
+            return Step::Wait(Call::Pieces(self));
+        }
+        counters.handled(self.method, Code::Ok);
+        counters.sent(self.method, self.len);
+        self.send.reserve_capacity(0);
+        let sent = self.send.send_trailers(reply::trailers(&Ok(())));
+        Step::Over(sent.is_ok().then(|| Tracked::new(self.send, self.ledger)))
+    }
+}
+
+impl Streaming {
+    fn step(mut self, around: &Surroundings, cx: &mut Context<'_>) -> Step {
+        let counters = &around.shard.counters;
+        match self.future.as_mut().poll(cx) {
+            Poll::Ready(result) => {
+                let code = result.as_ref().err().map_or(Code::Ok, |status| status.code);
+                counters.handled(self.sending.method, code);
+                let tracked = self.sending.finish(&result);
+                Step::Over(tracked.map(|send| Tracked::new(send, self.sending.ledger.clone())))
+            }
+            Poll::Pending if self.sending.poll_gone(cx).is_ready() => {
+                counters.handled(self.sending.method, Code::Canceled);
+                self.sending.reset(Reason::CANCEL);
+                Step::Over(None)
+            }
+            Poll::Pending => Step::Wait(Call::Streaming(self)),
+        }
+    }
+}
+
+/// Begins a streaming call.
+pub(crate) fn begin_stream(
+    around: &Surroundings,
+    head: Head,
+    recv: RecvStream,
+    assembler: Assembler,
+    respond: SendResponse<Outgoing>,
+    gzip: bool,
+) -> Call {
+    let counters: &Arc<_> = &around.shard.counters;
+    let method = head.method;
+    counters.started(method);
+    let sending = Sending::new(
+        respond,
+        around.answers.clone(),
+        around.shard.options.stream_buffer_bytes_max,
+        gzip,
+        method,
+        counters.clone(),
+    );
+    let inbound = crate::Inbound::new(recv, assembler, counters.clone(), method);
+    let outbound = crate::Outbound::new(sending.clone());
+    let future = around.service.clone().stream(head, inbound, outbound);
+    Call::Streaming(Streaming { future, sending, progress: Progress::default() })
+}

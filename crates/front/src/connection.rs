@@ -1,0 +1,427 @@
+use std::cell::RefCell;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::future::{Future, poll_fn};
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use h2::server::SendResponse;
+use h2::{PingPong, Reason, RecvStream};
+use http::Request;
+use slab::Slab;
+use tokio::time::Sleep;
+
+use crate::call::{Call, Progress, Step, Surroundings, Tracked};
+use crate::counters;
+use crate::keepalive::{Heartbeat, PingPolicy, Pulse};
+use crate::ledger::Ledger;
+use crate::outgoing::Outgoing;
+use crate::shard::{Registration, ShardState};
+use crate::socket::{SharedSocket, Socket, Transport};
+use crate::turn::{SlotWake, Turn};
+use crate::{Service, admission};
+
+/// Rounds of one turn before other connections get theirs.
+const ROUNDS_MAX: usize = 8;
+
+/// New calls taken in one round.
+const ADMITTED_PER_ROUND_MAX: usize = 256;
+
+/// How long a closed connection still reads, so that its last frame arrives.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// HTTP/2 streams cancelled by the client before the server looked at them that are tolerated at once.
+const PENDING_RESETS_MAX: usize = 256;
+
+/// A deadline in the heap: the time, the slot, and which call of that slot it belonged to.
+type DeadlineEntry = Reverse<(Instant, u32, u64)>;
+
+struct Slot {
+    /// Empty while the call is being stepped.
+    call: Option<Call>,
+    /// Tells calls apart that used the same slot.
+    serial: u64,
+}
+
+/// One HTTP/2 connection with all its calls.
+pub(crate) struct Connection<S: Transport> {
+    h2: h2::server::Connection<SharedSocket<S>, Outgoing>,
+    socket: Rc<RefCell<Socket<S>>>,
+    peer: SocketAddr,
+    around: Surroundings,
+    turn: Arc<Turn>,
+    transport_waker: Waker,
+    slots: Slab<Slot>,
+    slot_wakers: Vec<Waker>,
+    next_serial: u64,
+    /// Slots taken from the turn; kept for its memory.
+    ready: Vec<u32>,
+    waiting: VecDeque<(Request<RecvStream>, SendResponse<Outgoing>)>,
+    tracked: Vec<Tracked>,
+    tracked_swept: usize,
+    deadlines: BinaryHeap<DeadlineEntry>,
+    progress: Progress,
+    next_stall_check: Option<Instant>,
+    ping_policy: PingPolicy,
+    heartbeat: Heartbeat,
+    pings: Option<PingPong>,
+    timer: Pin<Box<Sleep>>,
+    timer_at: Instant,
+    is_closing: bool,
+    _registration: Registration,
+}
+
+/// Serves a connection that has sent HTTP/2's preface until it ends.
+pub(crate) async fn serve<S: Transport + 'static>(
+    socket: Socket<S>,
+    peer: SocketAddr,
+    shard: Rc<ShardState>,
+    service: Rc<dyn Service>,
+) -> io::Result<()> {
+    let socket = Rc::new(RefCell::new(socket));
+    socket.borrow_mut().watch_frames();
+    let options = shard.options.clone();
+    let mut builder = h2::server::Builder::new();
+    builder
+        .initial_window_size(options.stream_window_bytes)
+        .initial_connection_window_size(options.connection_window_bytes)
+        .max_header_list_size(options.header_list_bytes_max)
+        .max_pending_accept_reset_streams(PENDING_RESETS_MAX);
+    if options.max_concurrent_streams < u32::MAX {
+        builder.max_concurrent_streams(options.max_concurrent_streams);
+    }
+    let mut h2 = builder.handshake(SharedSocket(socket.clone())).await.map_err(io::Error::other)?;
+
+    let turn = Turn::new();
+    let transport_waker = Waker::from(turn.clone());
+    let now = Instant::now();
+    let timer_at = now + options.keepalive_interval;
+    let pings = h2.ping_pong();
+    let mut connection = Connection {
+        h2,
+        socket: socket.clone(),
+        peer,
+        around: Surroundings {
+            shard: shard.clone(),
+            service,
+            answers: Rc::new(Ledger::default()),
+            requests: Rc::new(Ledger::default()),
+        },
+        turn,
+        transport_waker: transport_waker.clone(),
+        slots: Slab::new(),
+        slot_wakers: Vec::new(),
+        next_serial: 0,
+        ready: Vec::new(),
+        waiting: VecDeque::new(),
+        tracked: Vec::new(),
+        tracked_swept: 0,
+        deadlines: BinaryHeap::new(),
+        progress: Progress::default(),
+        next_stall_check: None,
+        ping_policy: PingPolicy::new(),
+        heartbeat: Heartbeat::new(now),
+        pings,
+        timer: Box::pin(tokio::time::sleep_until(timer_at.into())),
+        timer_at,
+        is_closing: false,
+        _registration: Registration::new(&shard, transport_waker),
+    };
+    let result = poll_fn(|cx| connection.poll_turn(cx)).await;
+    drop(connection);
+    if result.is_ok() {
+        let lingering = async {
+            poll_fn(|cx| socket.borrow_mut().poll_close(cx)).await?;
+            poll_fn(|cx| socket.borrow_mut().poll_discard(cx)).await
+        };
+        // Neither a time-out nor an error matters: the connection is over.
+        let _ = tokio::time::timeout(LINGER, lingering).await;
+    }
+    result
+}
+
+impl<S: Transport> Connection<S> {
+    /// One turn: everything that is ready, then one write.
+    fn poll_turn(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.turn.begin(cx.waker());
+        let now = Instant::now();
+        let ended = self.work(now, cx);
+        let traffic = self.socket.borrow_mut().take_traffic();
+        if traffic.received {
+            self.heartbeat.received(now);
+        }
+        if traffic.sent_calls {
+            self.ping_policy.forgive();
+        }
+        let has_calls = !self.slots.is_empty() || !self.waiting.is_empty();
+        for _ in 0..traffic.pings {
+            if self.ping_policy.is_too_many(now, has_calls, &self.around.shard.options) {
+                counters::add(&self.around.shard.counters.too_many_pings, 1);
+                return self.send_off();
+            }
+        }
+        if ended {
+            return Poll::Ready(Ok(()));
+        }
+        self.tend_timers(now, cx)?;
+        // Pending means that the kernel takes no more; its wake comes through the transport.
+        if let Poll::Ready(Err(error)) =
+            self.socket.borrow_mut().poll_send(&mut Context::from_waker(&self.transport_waker))
+        {
+            return Poll::Ready(Err(error));
+        }
+        Poll::Pending
+    }
+
+    /// Rounds of calls and transport until nothing is ready; true when the connection has ended.
+    fn work(&mut self, now: Instant, cx: &mut Context<'_>) -> bool {
+        for _ in 0..ROUNDS_MAX {
+            self.turn.take_ready(&mut self.ready);
+            let mut ready = std::mem::take(&mut self.ready);
+            for slot in ready.drain(..) {
+                self.step(slot);
+            }
+            self.ready = ready;
+            if self.poll_transport(now) {
+                return true;
+            }
+            if self.around.shard.closing.get() && !self.is_closing {
+                self.is_closing = true;
+                self.h2.graceful_shutdown();
+                continue;
+            }
+            if self.turn.end() {
+                return false;
+            }
+        }
+        self.turn.yield_now(cx.waker());
+        false
+    }
+
+    fn poll_transport(&mut self, now: Instant) -> bool {
+        let waker = self.transport_waker.clone();
+        let mut cx = Context::from_waker(&waker);
+        for _ in 0..ADMITTED_PER_ROUND_MAX {
+            if self.has_room()
+                && let Some((request, respond)) = self.waiting.pop_front()
+            {
+                self.admit(request, respond, now);
+                continue;
+            }
+            self.turn.transport_seen();
+            match self.h2.poll_accept(&mut cx) {
+                // What it sent or dropped may have made room for those who wait.
+                Poll::Pending if self.has_room() && !self.waiting.is_empty() => {}
+                Poll::Pending => return false,
+                Poll::Ready(Some(Ok((request, respond)))) => self.receive(request, respond, now),
+                // h2 has told the client what was wrong, if anything was.
+                Poll::Ready(Some(Err(_)) | None) => return true,
+            }
+        }
+        waker.wake_by_ref();
+        false
+    }
+
+    /// Whether the answers held unsent allow a new call.
+    fn has_room(&self) -> bool {
+        self.around.answers.queued() < self.around.shard.options.answer_bytes_max
+    }
+
+    fn receive(&mut self, request: Request<RecvStream>, mut respond: SendResponse<Outgoing>, now: Instant) {
+        if self.has_room() && self.waiting.is_empty() {
+            self.admit(request, respond, now);
+        } else if self.waiting.len() < self.around.shard.options.waiting_requests_max {
+            self.waiting.push_back((request, respond));
+        } else {
+            respond.send_reset(Reason::REFUSED_STREAM);
+        }
+    }
+
+    fn admit(&mut self, request: Request<RecvStream>, respond: SendResponse<Outgoing>, now: Instant) {
+        let Some((call, deadline)) = admission::admit(&self.around, request, respond, self.peer, now) else {
+            return;
+        };
+        // The slot is needed first: the call's waker carries its number.
+        let serial = self.next_serial;
+        self.next_serial += 1;
+        let key = self.slots.insert(Slot { call: Some(call), serial });
+        let slot = u32::try_from(key).unwrap_or_else(|_| unreachable!("HTTP/2 has no 2^32 streams"));
+        if key == self.slot_wakers.len() {
+            self.slot_wakers.push(Waker::from(Arc::new(SlotWake { turn: self.turn.clone(), slot })));
+        }
+        self.step(slot);
+        if let Some(deadline) = deadline
+            && self.slots.contains(key)
+        {
+            self.add_deadline(deadline, slot, serial);
+        }
+    }
+
+    /// Polls the call in a slot, if there still is one.
+    fn step(&mut self, slot: u32) {
+        let key = slot as usize;
+        let Some(call) = self.slots.get_mut(key).and_then(|slot| slot.call.take()) else { return };
+        let mut cx = Context::from_waker(&self.slot_wakers[key]);
+        match call.step(&self.around, &mut cx) {
+            Step::Wait(call) => self.slots[key].call = Some(call),
+            Step::Over(tracked) => {
+                self.slots.remove(key);
+                self.track(tracked);
+            }
+        }
+    }
+
+    fn track(&mut self, tracked: Option<Tracked>) {
+        self.tracked.extend(tracked);
+        // Sweeping when the list has doubled keeps it within twice what is really on its way.
+        if self.tracked.len() > 2 * self.tracked_swept + 32 {
+            self.tracked.retain(|tracked| !tracked.is_drained());
+            self.tracked_swept = self.tracked.len();
+        }
+    }
+
+    fn add_deadline(&mut self, deadline: Instant, slot: u32, serial: u64) {
+        self.deadlines.push(Reverse((deadline, slot, serial)));
+        if self.deadlines.len() > 2 * self.slots.len() + 64 {
+            let slots = &self.slots;
+            self.deadlines.retain(|Reverse((_, slot, serial))| is_current(slots, *slot, *serial));
+        }
+    }
+
+    /// Does what is due and sets the one timer to what is due next.
+    fn tend_timers(&mut self, now: Instant, cx: &mut Context<'_>) -> io::Result<()> {
+        loop {
+            let mut next = self.expire_deadlines(now);
+            match self.heartbeat.pulse(now, &self.around.shard.options) {
+                Pulse::Dead => return Err(io::ErrorKind::TimedOut.into()),
+                Pulse::Wait(at) => next = next.min(at),
+                Pulse::Ping(at) => {
+                    next = next.min(at);
+                    if let Some(pings) = &mut self.pings {
+                        // An answer to the last ping must be taken before h2 sends another.
+                        let _ = pings.poll_pong(&mut Context::from_waker(Waker::noop()));
+                        // It fails only while an earlier ping is unanswered, which serves as well.
+                        let _ = pings.send_ping(h2::Ping::opaque());
+                    }
+                }
+            }
+            next = next.min(self.check_stalls(now)?.unwrap_or(next));
+            // A timer that is set too early is only looked at again; moving it later each turn would cost more.
+            if next < self.timer_at || self.timer_at <= now {
+                self.timer_at = next;
+                self.timer.as_mut().reset(next.into());
+            }
+            // The timer wakes the transport, so that a turn follows.
+            let mut timer_cx = Context::from_waker(&self.transport_waker);
+            if self.timer.as_mut().poll(&mut timer_cx).is_pending() {
+                return Ok(());
+            }
+            if self.timer_at > now {
+                // It is due since this turn began: the next turn sees a later now.
+                self.turn.yield_now(cx.waker());
+                return Ok(());
+            }
+        }
+    }
+
+    /// Ends calls that are too late; returns when the next one will be, or a time far off.
+    fn expire_deadlines(&mut self, now: Instant) -> Instant {
+        while let Some(Reverse((deadline, slot, serial))) = self.deadlines.peek().copied() {
+            if deadline > now {
+                return deadline;
+            }
+            self.deadlines.pop();
+            if is_current(&self.slots, slot, serial) {
+                let call = self.slots.remove(slot as usize).call;
+                let tracked = call.and_then(|call| call.expire(&self.around));
+                self.track(tracked);
+            }
+        }
+        now + self.around.shard.options.keepalive_interval
+    }
+
+    /// Resets streams that hold data without progress. Looks a few times per time-out, and only while
+    /// anything is held; returns the time of the next look.
+    fn check_stalls(&mut self, now: Instant) -> io::Result<Option<Instant>> {
+        let holds = self.around.answers.queued() > 0
+            || self.socket.borrow().has_unsent()
+            || self.slots.iter().any(|(_, slot)| matches!(slot.call, Some(Call::Pieces(_))));
+        if !holds {
+            self.next_stall_check = None;
+            return Ok(None);
+        }
+        let timeout = self.around.shard.options.stall_timeout;
+        let due = *self.next_stall_check.get_or_insert(now);
+        if now < due {
+            return Ok(Some(due));
+        }
+        let counters = self.around.shard.counters.clone();
+        let stalled = &counters.stalled_streams;
+        let next = now + timeout / 4;
+        self.next_stall_check = Some(next);
+        self.tracked.retain_mut(|tracked| {
+            let reset = !tracked.is_drained() && tracked.reset_if_stalled(now, timeout);
+            if reset {
+                counters::add(stalled, 1);
+            }
+            !tracked.is_drained()
+        });
+        let mut over = Vec::new();
+        for (key, slot) in &mut self.slots {
+            if slot.call.as_mut().is_some_and(|call| call.reset_if_stalled(now, timeout)) {
+                over.push(key);
+            }
+        }
+        for key in over {
+            counters::add(stalled, 1);
+            self.forget(key);
+        }
+        let moved = self.around.answers.moved() + self.socket.borrow().sent_bytes();
+        if self.progress.is_stalled(moved, now, timeout) {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        Ok(Some(next))
+    }
+
+    /// Drops a call that did not end by itself.
+    fn forget(&mut self, key: usize) {
+        if let Some(method) = self.slots.remove(key).call.and_then(|call| call.begun_method()) {
+            self.around.shard.counters.handled(method, api::Code::Canceled);
+        }
+    }
+
+    /// Tells a client that pings too often to calm down, as grpc-go does, and ends the connection.
+    fn send_off(&mut self) -> Poll<io::Result<()>> {
+        const DEBUG: &[u8] = b"too_many_pings";
+        const GOAWAY: u8 = 7;
+        let mut socket = self.socket.borrow_mut();
+        let mut frame = vec![0, 0, 8 + DEBUG.len() as u8, GOAWAY, 0, 0, 0, 0, 0];
+        frame.extend(socket.last_stream().to_be_bytes());
+        frame.extend(u32::from(Reason::ENHANCE_YOUR_CALM).to_be_bytes());
+        frame.extend(DEBUG);
+        if !socket.inject(&frame) {
+            // The client does not even read what it was sent before.
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        // What the kernel does not take now goes out while the connection lingers.
+        Poll::Ready(Ok(()))
+    }
+}
+
+fn is_current(slots: &Slab<Slot>, slot: u32, serial: u64) -> bool {
+    slots.get(slot as usize).is_some_and(|slot| slot.serial == serial)
+}
+
+impl<S: Transport> Drop for Connection<S> {
+    fn drop(&mut self) {
+        let keys: Vec<usize> = self.slots.iter().map(|(key, _)| key).collect();
+        for key in keys {
+            self.forget(key);
+        }
+    }
+}

@@ -1,0 +1,74 @@
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+use api::Code;
+
+/// Adds to a counter that only its own shard writes: no locked instruction is needed.
+pub(crate) fn add(counter: &AtomicU64, n: u64) {
+    counter.store(counter.load(Relaxed).wrapping_add(n), Relaxed);
+}
+
+/// What one shard counted of one method. Read with `load`; only the shard writes.
+#[derive(Debug, Default)]
+pub struct MethodCounters {
+    /// Calls begun.
+    pub started: AtomicU64,
+    /// Calls ended, by [`Code`] number.
+    pub handled: [AtomicU64; Code::ALL.len()],
+    /// Messages taken.
+    pub messages_received: AtomicU64,
+    /// Messages given.
+    pub messages_sent: AtomicU64,
+}
+
+/// What one shard counted. Sum over [`crate::Front::counters`] for the whole server.
+#[derive(Debug)]
+pub struct ShardCounters {
+    /// Indexed by method id.
+    pub methods: Vec<MethodCounters>,
+    /// Bytes of gRPC messages taken, as on the wire, without prefixes.
+    pub bytes_received: AtomicU64,
+    /// Bytes of gRPC messages given, as on the wire, without prefixes.
+    pub bytes_sent: AtomicU64,
+    /// Connections open now.
+    pub connections: AtomicUsize,
+    /// Connections closed for pinging too often.
+    pub too_many_pings: AtomicU64,
+    /// Streams reset because they held data without progress.
+    pub stalled_streams: AtomicU64,
+}
+
+impl ShardCounters {
+    pub(crate) fn new(methods: usize) -> ShardCounters {
+        ShardCounters {
+            methods: (0..methods).map(|_| MethodCounters::default()).collect(),
+            bytes_received: AtomicU64::new(0),
+            bytes_sent: AtomicU64::new(0),
+            connections: AtomicUsize::new(0),
+            too_many_pings: AtomicU64::new(0),
+            stalled_streams: AtomicU64::new(0),
+        }
+    }
+
+    fn method(&self, id: u16) -> &MethodCounters {
+        assert!(usize::from(id) < self.methods.len(), "method id {id} is not below Options::methods");
+        &self.methods[usize::from(id)]
+    }
+
+    pub(crate) fn started(&self, id: u16) {
+        add(&self.method(id).started, 1);
+    }
+
+    pub(crate) fn handled(&self, id: u16, code: Code) {
+        add(&self.method(id).handled[code as usize], 1);
+    }
+
+    pub(crate) fn received(&self, id: u16, bytes: usize) {
+        add(&self.method(id).messages_received, 1);
+        add(&self.bytes_received, bytes as u64);
+    }
+
+    pub(crate) fn sent(&self, id: u16, bytes: usize) {
+        add(&self.method(id).messages_sent, 1);
+        add(&self.bytes_sent, bytes as u64);
+    }
+}

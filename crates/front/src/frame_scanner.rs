@@ -1,0 +1,85 @@
+/// Bytes of an HTTP/2 frame header (RFC 9113, section 4.1): length 24 bits, type 8, flags 8, stream 32.
+const HEADER_BYTES: usize = 9;
+
+/// Type of a DATA frame.
+pub(crate) const DATA: u8 = 0;
+/// Type of a HEADERS frame.
+pub(crate) const HEADERS: u8 = 1;
+/// Type of a PING frame.
+pub(crate) const PING: u8 = 6;
+/// The flag that makes a PING an answer.
+pub(crate) const ACK: u8 = 1;
+
+/// A frame header as it passed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Passing {
+    pub(crate) kind: u8,
+    pub(crate) flags: u8,
+    pub(crate) stream: u32,
+}
+
+/// Follows the frame headers in a byte stream, which the HTTP/2 library does not show.
+#[derive(Debug)]
+pub(crate) struct FrameScanner {
+    /// Bytes to pass over: the client's preface at first, then payloads.
+    skip: usize,
+    header: [u8; HEADER_BYTES],
+    have: usize,
+}
+
+impl FrameScanner {
+    /// A scanner that first passes over `preface_bytes`.
+    pub(crate) fn after(preface_bytes: usize) -> FrameScanner {
+        FrameScanner { skip: preface_bytes, header: [0; HEADER_BYTES], have: 0 }
+    }
+
+    /// Whether the next byte begins a frame.
+    pub(crate) fn at_boundary(&self) -> bool {
+        self.skip == 0 && self.have == 0
+    }
+
+    /// Follows `bytes`, which come next in the stream.
+    pub(crate) fn scan(&mut self, mut bytes: &[u8], mut seen: impl FnMut(Passing)) {
+        loop {
+            let skipped = self.skip.min(bytes.len());
+            self.skip -= skipped;
+            bytes = &bytes[skipped..];
+            if bytes.is_empty() {
+                return;
+            }
+            let taken = (HEADER_BYTES - self.have).min(bytes.len());
+            self.header[self.have..self.have + taken].copy_from_slice(&bytes[..taken]);
+            self.have += taken;
+            bytes = &bytes[taken..];
+            if self.have < HEADER_BYTES {
+                return;
+            }
+            let [a, b, c, kind, flags, s0, s1, s2, s3] = self.header;
+            self.have = 0;
+            self.skip = u32::from_be_bytes([0, a, b, c]) as usize;
+            seen(Passing { kind, flags, stream: u32::from_be_bytes([s0 & 0x7f, s1, s2, s3]) });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_found_however_the_bytes_are_cut() {
+        let mut bytes = b"PRI".to_vec();
+        bytes.extend([0, 0, 0, 4, 0, 0, 0, 0, 0]);
+        bytes.extend([0, 0, 8, PING, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]);
+        bytes.extend([0, 0, 1, HEADERS, 4, 0x80, 0, 1, 3, 0xff]);
+        let expected = [(4, 0, 0), (PING, 0, 0), (HEADERS, 4, 259)];
+        for step in 1..bytes.len() {
+            let (mut scanner, mut seen) = (FrameScanner::after(3), Vec::new());
+            for part in bytes.chunks(step) {
+                scanner.scan(part, |frame| seen.push((frame.kind, frame.flags, frame.stream)));
+            }
+            assert_eq!(seen, expected);
+            assert!(scanner.at_boundary());
+        }
+    }
+}

@@ -1,0 +1,131 @@
+use std::io;
+use std::net::TcpListener;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use tokio::sync::{mpsc, watch};
+
+use crate::acceptor::{Acceptor, Handed};
+use crate::shard::Closing;
+use crate::{Options, Service, Shard, ShardCounters, ShardId, acceptor};
+
+/// Makes the service of a shard, on that shard's thread and inside its `LocalSet`.
+pub type MakeService = Arc<dyn Fn(Shard) -> Rc<dyn Service> + Send + Sync>;
+
+/// A running front. Dropping it closes everything at once; [`Front::shutdown`] does it gracefully.
+pub struct Front {
+    closing: watch::Sender<bool>,
+    killed: watch::Sender<bool>,
+    counters: Vec<Arc<ShardCounters>>,
+    refused: Arc<AtomicU64>,
+    threads: Vec<JoinHandle<()>>,
+    ended: mpsc::UnboundedReceiver<()>,
+}
+
+/// Starts the shards and accepts on all listeners.
+///
+/// # Errors
+/// A thread or its event loop cannot be made, or a listener cannot be set up.
+pub fn start(options: Options, listeners: Vec<TcpListener>, make_service: MakeService) -> io::Result<Front> {
+    let shards = match options.shards {
+        0 => std::thread::available_parallelism().map_or(1, usize::from),
+        shards => shards,
+    };
+    let options = Arc::new(options);
+    let (closing, closing_seen) = watch::channel(false);
+    let (killed, killed_seen) = watch::channel(false);
+    let (ended_tx, ended) = mpsc::unbounded_channel::<()>();
+    let mut front = Front {
+        closing,
+        killed,
+        counters: Vec::with_capacity(shards),
+        refused: Arc::new(AtomicU64::new(0)),
+        threads: Vec::with_capacity(shards + 1),
+        ended,
+    };
+    let mut hands = Vec::with_capacity(shards);
+    for shard in 0..shards {
+        // Bounded by `Options::connections_max`: what is handed over is already counted as open.
+        let (hand, handed) = mpsc::unbounded_channel::<Handed>();
+        let counters = Arc::new(ShardCounters::new(options.methods));
+        front.counters.push(counters.clone());
+        hands.push((hand, counters.clone()));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let (options, make_service) = (options.clone(), make_service.clone());
+        let shard = Shard { id: ShardId(shard), closing: Closing(closing_seen.clone()) };
+        let (killed, ended) = (killed_seen.clone(), ended_tx.clone());
+        let thread = std::thread::Builder::new().name(format!("front-{}", shard.id.0)).spawn(move || {
+            let local = tokio::task::LocalSet::new();
+            let run = crate::shard::run(shard, options, counters, make_service, handed, killed);
+            local.block_on(&runtime, run);
+            // Tasks that outlived the deadline end here.
+            drop(local);
+            drop(runtime);
+            drop(ended);
+        })?;
+        front.threads.push(thread);
+    }
+    let acceptor = Acceptor {
+        listeners,
+        hands,
+        connections_max: options.connections_max,
+        refused: front.refused.clone(),
+        closing: Closing(closing_seen),
+    };
+    front.threads.push(acceptor::spawn(acceptor)?);
+    Ok(front)
+}
+
+impl Front {
+    /// The counters of each shard, in the order of their ids. The handles stay readable after shutdown.
+    pub fn counters(&self) -> &[Arc<ShardCounters>] {
+        &self.counters
+    }
+
+    /// Connections closed on accept because [`Options::connections_max`] were open.
+    pub fn connections_refused(&self) -> Arc<AtomicU64> {
+        self.refused.clone()
+    }
+
+    /// Stops accepting, tells every client to go away, waits for calls in flight until `deadline`, closes what
+    /// is left and returns when all threads have ended. Works in any tokio runtime with time enabled.
+    pub async fn shutdown(mut self, deadline: Instant) {
+        self.closing.send_replace(true);
+        // Every shard's thread drops its sender when it ends.
+        let all_ended = async { while self.ended.recv().await.is_some() {} };
+        if tokio::time::timeout_at(deadline.into(), all_ended).await.is_err() {
+            self.killed.send_replace(true);
+            while self.ended.recv().await.is_some() {}
+        }
+        self.join();
+    }
+
+    /// As [`Front::shutdown`], for a thread without a runtime: blocks for at most `patience` and the closing.
+    pub fn shutdown_blocking(mut self, patience: Duration) {
+        self.closing.send_replace(true);
+        let deadline = Instant::now() + patience;
+        while Instant::now() < deadline && self.threads.iter().any(|thread| !thread.is_finished()) {
+            std::thread::park_timeout(Duration::from_millis(1));
+        }
+        self.killed.send_replace(true);
+        self.join();
+    }
+
+    fn join(&mut self) {
+        for thread in self.threads.drain(..) {
+            // A panic of that thread was reported by it, and ends the process in release builds.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Front {
+    fn drop(&mut self) {
+        self.closing.send_replace(true);
+        self.killed.send_replace(true);
+        self.join();
+    }
+}

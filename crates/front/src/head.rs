@@ -1,0 +1,44 @@
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use http::HeaderMap;
+
+/// What is known of a call before its first message.
+#[derive(Debug)]
+pub struct Head {
+    /// The id that [`crate::Service::method`] gave.
+    pub method: u16,
+    /// Who calls.
+    pub peer: SocketAddr,
+    /// When the client stops waiting; the front drops the call then.
+    pub deadline: Option<Instant>,
+    /// All metadata, pseudo headers excluded.
+    pub metadata: HeaderMap,
+}
+
+impl Head {
+    /// A head for calls that do not come from a gRPC connection, such as the JSON gateway's.
+    pub fn new(method: u16, peer: SocketAddr) -> Head {
+        Head { method, peer, deadline: None, metadata: HeaderMap::new() }
+    }
+
+    /// The first value under this (lower case) key, if it is text.
+    pub fn get(&self, key: &str) -> Option<&str> {
+        self.metadata.get(key).and_then(|value| value.to_str().ok())
+    }
+
+    /// The auth token: metadata `token`, or else `authorization`, as etcd looks it up.
+    pub fn token(&self) -> Option<&str> {
+        self.get("token").or_else(|| self.get("authorization"))
+    }
+
+    /// Whether the client insists on a member that knows a leader (`hasleader: true`).
+    pub fn requires_leader(&self) -> bool {
+        self.get("hasleader") == Some("true")
+    }
+
+    /// The client's version of the API (`client-api-version`).
+    pub fn client_api_version(&self) -> Option<&str> {
+        self.get("client-api-version")
+    }
+}

@@ -1,0 +1,71 @@
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use api::{Code, Status};
+use bytes::Bytes;
+use h2::RecvStream;
+
+use crate::ShardCounters;
+use crate::assembler::Assembler;
+
+/// The messages that a client sends on a streaming call. A message not taken keeps the client's window shut.
+pub struct Inbound {
+    recv: RecvStream,
+    assembler: Assembler,
+    counters: Arc<ShardCounters>,
+    method: u16,
+    ended: bool,
+}
+
+/// What a call hears when its client went away.
+pub(crate) const CANCELED: Status = Status::new(Code::Canceled, "context canceled");
+/// What a call hears when its client's stream ended inside a message.
+pub(crate) const TRUNCATED: Status = Status::new(Code::Internal, "unexpected EOF");
+
+impl Inbound {
+    pub(crate) fn new(
+        recv: RecvStream,
+        assembler: Assembler,
+        counters: Arc<ShardCounters>,
+        method: u16,
+    ) -> Inbound {
+        Inbound { recv, assembler, counters, method, ended: false }
+    }
+
+    /// The next message; `None` when the client has closed its side. Errors: a message too large or
+    /// malformed, a stream cut inside a message, a client gone. Cancel safe.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, Status> {
+        poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    /// As [`Inbound::next`], for a hand-written future.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Status>> {
+        if self.ended {
+            return Poll::Ready(Ok(None));
+        }
+        loop {
+            if let Some(assembled) = self.assembler.next().inspect_err(|_| self.ended = true)? {
+                self.counters.received(self.method, assembled.wire_bytes);
+                return Poll::Ready(Ok(Some(assembled.message)));
+            }
+            match ready!(self.recv.poll_data(cx)) {
+                Some(Ok(payload)) => {
+                    let n = payload.len();
+                    self.assembler.push(payload);
+                    // It fails only for a stream that is gone, which the next poll reports.
+                    let _ = self.recv.flow_control().release_capacity(n);
+                }
+                Some(Err(_)) => {
+                    self.ended = true;
+                    return Poll::Ready(Err(CANCELED));
+                }
+                None => {
+                    self.ended = true;
+                    let whole = !self.assembler.is_mid_message();
+                    return Poll::Ready(if whole { Ok(None) } else { Err(TRUNCATED) });
+                }
+            }
+        }
+    }
+}

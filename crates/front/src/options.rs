@@ -1,0 +1,72 @@
+use std::time::Duration;
+
+/// What a front may use and how long it waits. [`Options::default`] has etcd's defaults where etcd has one.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Shard threads; 0 means one per core.
+    pub shards: usize,
+    /// How many method ids the service uses: ids are below this. Sizes the counters.
+    pub methods: usize,
+    /// Connections open at once, over all shards; further ones are closed on accept.
+    pub connections_max: usize,
+    /// Largest gRPC message taken, in bytes without its prefix, after decompression too.
+    pub message_bytes_max: usize,
+    /// Largest HTTP/1 request body taken, in bytes.
+    pub http_body_bytes_max: usize,
+    /// HTTP/2 streams open at once per connection.
+    pub max_concurrent_streams: u32,
+    /// Receive window of a stream, in bytes.
+    pub stream_window_bytes: u32,
+    /// Receive window of a connection, in bytes.
+    pub connection_window_bytes: u32,
+    /// Largest decoded header list taken, in bytes.
+    pub header_list_bytes_max: u32,
+    /// Answer bytes one connection may hold unsent before its new requests wait.
+    pub answer_bytes_max: usize,
+    /// Request bytes one connection may have in assembly and in unanswered unary calls; beyond that a call is
+    /// answered with `ResourceExhausted`.
+    pub request_bytes_max: usize,
+    /// Requests of one connection that may wait while its answers are over their limit; further ones are
+    /// refused (`REFUSED_STREAM`, which clients retry).
+    pub waiting_requests_max: usize,
+    /// Bytes one streaming call may hold unsent before [`crate::Outbound::send`] waits.
+    pub stream_buffer_bytes_max: usize,
+    /// Time for a new connection to send its first bytes, and for HTTP/1 to send a request's headers and body.
+    pub first_bytes_timeout: Duration,
+    /// A stream holding unsent data this long without any progress is reset.
+    pub stall_timeout: Duration,
+    /// The server pings a connection that was silent this long.
+    pub keepalive_interval: Duration,
+    /// A connection silent this long after the server's ping is closed.
+    pub keepalive_timeout: Duration,
+    /// Least time between a client's pings while it has calls open.
+    pub keepalive_min_time: Duration,
+    /// Whether a client without open calls may ping every [`Options::keepalive_min_time`]; otherwise every 2 h.
+    pub keepalive_permit_without_stream: bool,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            shards: 0,
+            methods: 128,
+            connections_max: 200_000,
+            message_bytes_max: (1536 + 512) * 1024,
+            http_body_bytes_max: (1536 + 512) * 1024 * 2,
+            max_concurrent_streams: u32::MAX,
+            stream_window_bytes: 64 * 1024 - 1,
+            connection_window_bytes: 1024 * 1024,
+            header_list_bytes_max: 64 * 1024,
+            answer_bytes_max: 16 * 1024 * 1024,
+            request_bytes_max: 256 * 1024 * 1024,
+            waiting_requests_max: 10_000,
+            stream_buffer_bytes_max: 512 * 1024,
+            first_bytes_timeout: Duration::from_secs(10),
+            stall_timeout: Duration::from_secs(300),
+            keepalive_interval: Duration::from_secs(2 * 3600),
+            keepalive_timeout: Duration::from_secs(20),
+            keepalive_min_time: Duration::from_secs(5),
+            keepalive_permit_without_stream: false,
+        }
+    }
+}

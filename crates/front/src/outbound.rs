@@ -1,0 +1,198 @@
+use std::cell::RefCell;
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use api::Status;
+use bytes::Bytes;
+use h2::server::SendResponse;
+use h2::{Reason, SendStream};
+
+use crate::inbound::CANCELED;
+use crate::ledger::Ledger;
+use crate::outgoing::Outgoing;
+use crate::{ShardCounters, gzip, reply};
+
+/// Why a message was not taken.
+#[derive(Debug)]
+pub enum TrySend {
+    /// The stream holds as much as it may; the message comes back.
+    Full(Bytes),
+    /// The call is over.
+    Closed,
+}
+
+/// The messages that a streaming call gives. What it holds unsent is bounded by
+/// [`crate::Options::stream_buffer_bytes_max`] plus one message.
+pub struct Outbound {
+    sending: Rc<Sending>,
+}
+
+impl Outbound {
+    pub(crate) fn new(sending: Rc<Sending>) -> Outbound {
+        Outbound { sending }
+    }
+
+    /// Waits for room and sends one message. Fails when the call is over.
+    pub async fn send(&mut self, message: Bytes) -> Result<(), Status> {
+        self.ready().await?;
+        self.sending.push(message)
+    }
+
+    /// Sends one message if there is room now.
+    pub fn try_send(&mut self, message: Bytes) -> Result<(), TrySend> {
+        if !self.has_room() {
+            return Err(TrySend::Full(message));
+        }
+        self.sending.push(message).map_err(|_| TrySend::Closed)
+    }
+
+    /// Resolves when there is room for a message; fails when the call is over.
+    pub async fn ready(&mut self) -> Result<(), Status> {
+        poll_fn(|cx| self.poll_ready(cx)).await
+    }
+
+    /// As [`Outbound::ready`], for a hand-written future.
+    pub fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Status>> {
+        if self.is_closed() {
+            return Poll::Ready(Err(CANCELED));
+        }
+        if self.has_room() {
+            return Poll::Ready(Ok(()));
+        }
+        self.sending.ledger.wake_on_release(cx.waker());
+        Poll::Pending
+    }
+
+    /// Sends the answer's head before the first message, for clients that wait for it.
+    pub fn open(&mut self) -> Result<(), Status> {
+        self.sending.open()
+    }
+
+    /// Bytes taken and not yet handed to the socket: what a slow client makes the stream hold.
+    pub fn queued_bytes(&self) -> usize {
+        self.sending.ledger.queued()
+    }
+
+    /// Whether the call is over: cancelled by client, deadline or connection.
+    pub fn is_closed(&self) -> bool {
+        matches!(*self.sending.state.borrow(), State::Closed)
+    }
+
+    fn has_room(&self) -> bool {
+        self.sending.ledger.queued() < self.sending.bytes_max
+    }
+}
+
+enum State {
+    Unopened(SendResponse<Outgoing>),
+    Open(SendStream<Outgoing>),
+    Closed,
+}
+
+/// The sending side of a streaming call, shared by the service's [`Outbound`] and the connection.
+pub(crate) struct Sending {
+    state: RefCell<State>,
+    pub(crate) ledger: Rc<Ledger>,
+    connection: Rc<Ledger>,
+    bytes_max: usize,
+    gzip: bool,
+    pub(crate) method: u16,
+    counters: Arc<ShardCounters>,
+}
+
+impl Sending {
+    pub(crate) fn new(
+        respond: SendResponse<Outgoing>,
+        connection: Rc<Ledger>,
+        bytes_max: usize,
+        gzip: bool,
+        method: u16,
+        counters: Arc<ShardCounters>,
+    ) -> Rc<Sending> {
+        Rc::new(Sending {
+            state: RefCell::new(State::Unopened(respond)),
+            ledger: Rc::new(Ledger::default()),
+            connection,
+            bytes_max,
+            gzip,
+            method,
+            counters,
+        })
+    }
+
+    fn open(&self) -> Result<(), Status> {
+        let mut state = self.state.borrow_mut();
+        if let State::Unopened(respond) = &mut *state {
+            *state = match respond.send_response(reply::opening(self.gzip), false) {
+                Ok(send) => State::Open(send),
+                Err(_) => State::Closed,
+            };
+        }
+        if matches!(*state, State::Closed) { Err(CANCELED) } else { Ok(()) }
+    }
+
+    fn push(&self, message: Bytes) -> Result<(), Status> {
+        self.open()?;
+        // Packing into memory does not fail; if it did, an unpacked message is as good.
+        let packed = if self.gzip { gzip::pack(&message).ok() } else { None };
+        let compressed = packed.is_some();
+        let message = packed.unwrap_or(message);
+        let wire_bytes = message.len();
+        let out = Outgoing::message(message, compressed, &self.connection, Some(&self.ledger));
+        let mut state = self.state.borrow_mut();
+        let State::Open(send) = &mut *state else { return Err(CANCELED) };
+        if send.send_data(out, false).is_err() {
+            *state = State::Closed;
+            return Err(CANCELED);
+        }
+        self.counters.sent(self.method, wire_bytes);
+        Ok(())
+    }
+
+    /// Ready when the client has reset the stream or is gone.
+    pub(crate) fn poll_gone(&self, cx: &mut Context<'_>) -> Poll<()> {
+        match &mut *self.state.borrow_mut() {
+            State::Unopened(respond) => respond.poll_reset(cx).map(|_| ()),
+            State::Open(send) => send.poll_reset(cx).map(|_| ()),
+            State::Closed => Poll::Ready(()),
+        }
+    }
+
+    /// Ends the stream with a status. What is queued before it may still drain: then the handle to reset it
+    /// comes back.
+    pub(crate) fn finish(&self, result: &Result<(), Status>) -> Option<SendStream<Outgoing>> {
+        let state = std::mem::replace(&mut *self.state.borrow_mut(), State::Closed);
+        self.ledger.wake();
+        // Errors of h2 here mean that the stream is gone, and with it everybody to tell.
+        match state {
+            State::Unopened(mut respond) => match result {
+                Ok(()) => {
+                    let send = respond.send_response(reply::opening(self.gzip), false);
+                    let _ = send.and_then(|mut send| send.send_trailers(reply::trailers(result)));
+                    None
+                }
+                Err(status) => {
+                    let _ = respond.send_response(reply::refusal(http::StatusCode::OK, status), true);
+                    None
+                }
+            },
+            State::Open(mut send) => {
+                let sent = send.send_trailers(reply::trailers(result));
+                (sent.is_ok() && self.ledger.queued() > 0).then_some(send)
+            }
+            State::Closed => None,
+        }
+    }
+
+    /// Ends the stream with nothing but a reset.
+    pub(crate) fn reset(&self, reason: Reason) {
+        match std::mem::replace(&mut *self.state.borrow_mut(), State::Closed) {
+            State::Unopened(mut respond) => respond.send_reset(reason),
+            State::Open(mut send) => send.send_reset(reason),
+            State::Closed => {}
+        }
+        self.ledger.wake();
+    }
+}

@@ -1,0 +1,83 @@
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+
+use api::Status;
+use bytes::Bytes;
+
+use crate::{Head, Inbound, Outbound};
+
+/// A boxed future that stays on its shard's thread.
+pub type LocalBoxFuture<T> = Pin<Box<dyn Future<Output = T>>>;
+
+/// How many messages flow each way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// One message in, one out.
+    Unary,
+    /// One message in, many out.
+    ServerStream,
+    /// Many messages in, many out.
+    Bidi,
+}
+
+/// What a path stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Method {
+    /// The service's own number for it, below [`crate::Options::methods`]; counters are kept under it.
+    pub id: u16,
+    /// How it is called.
+    pub kind: Kind,
+}
+
+/// Yields the next part of a big answer: at most as many bytes as asked for, `None` when there is no more.
+/// The parts together must have exactly the announced length.
+pub type PieceSource = Box<dyn FnMut(usize) -> Result<Option<Bytes>, Status>>;
+
+/// The one message that answers a unary call.
+pub enum Answer {
+    /// A message that is ready, without gRPC's five byte prefix. It is sent without being copied together
+    /// with its prefix first.
+    Whole(Bytes),
+    /// A big message made part by part while the client's window opens; other calls run between parts. It is
+    /// never compressed.
+    Pieces {
+        /// Bytes of the whole message.
+        len: usize,
+        /// Makes the parts.
+        source: PieceSource,
+    },
+}
+
+/// How a unary call goes on.
+pub enum Unary {
+    /// Answered at once, inside the connection's turn: the cheapest way.
+    Done(Result<Answer, Status>),
+    /// Answered when the future resolves; dropped when the client or the deadline cancels the call.
+    Later(LocalBoxFuture<Result<Answer, Status>>),
+}
+
+/// What answers calls. There is one per shard, it never leaves that shard's thread.
+pub trait Service {
+    /// The method at a path such as `/etcdserverpb.KV/Range`.
+    fn method(&self, path: &str) -> Option<Method>;
+
+    /// Whether a gRPC service of this name (such as `etcdserverpb.KV`) exists; decides between the two texts
+    /// for an unknown path.
+    fn has_service(&self, name: &str) -> bool;
+
+    /// Answers a unary call. Runs inside the connection's turn, so it must not block.
+    fn unary(self: Rc<Self>, head: Head, message: Bytes) -> Unary;
+
+    /// Answers a streaming call of either kind; the call ends with the future.
+    fn stream(
+        self: Rc<Self>,
+        head: Head,
+        inbound: Inbound,
+        outbound: Outbound,
+    ) -> LocalBoxFuture<Result<(), Status>>;
+
+    /// Answers an HTTP/1 request, whose body has arrived whole. The peer's address is in its extensions as
+    /// a [`std::net::SocketAddr`].
+    fn http(self: Rc<Self>, request: http::Request<Bytes>) -> LocalBoxFuture<http::Response<Bytes>>;
+}

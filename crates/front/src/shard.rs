@@ -1,0 +1,146 @@
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Waker;
+
+use slab::Slab;
+use tokio::sync::{mpsc, watch};
+
+use crate::acceptor::Handed;
+use crate::front::MakeService;
+use crate::race::{First, race};
+use crate::socket::{BufferPool, Socket};
+use crate::{Options, Service, ShardCounters, connection, http1};
+
+/// The number of a shard, from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ShardId(pub usize);
+
+/// Tells services that the front is shutting down, so that endless streams can end with their own status.
+#[derive(Clone, Debug)]
+pub struct Closing(pub(crate) watch::Receiver<bool>);
+
+impl Closing {
+    /// Whether shutdown has begun.
+    pub fn has_begun(&self) -> bool {
+        *self.0.borrow()
+    }
+
+    /// Resolves when shutdown begins.
+    pub async fn begun(&mut self) {
+        // An error means that the front is gone, which is as good as closing.
+        let _ = self.0.wait_for(|begun| *begun).await;
+    }
+}
+
+/// What a service is told about the shard it is made for.
+#[derive(Clone, Debug)]
+pub struct Shard {
+    /// Its number.
+    pub id: ShardId,
+    /// Its view of the front's shutdown.
+    pub closing: Closing,
+}
+
+/// What the connections of one shard share.
+pub(crate) struct ShardState {
+    pub(crate) options: Arc<Options>,
+    pub(crate) counters: Arc<ShardCounters>,
+    pub(crate) pool: Rc<BufferPool>,
+    pub(crate) closing: Cell<bool>,
+    /// Wakers of all connections, woken when closing begins.
+    pub(crate) connections: RefCell<Slab<Waker>>,
+}
+
+impl ShardState {
+    pub(crate) fn wake_all(&self) {
+        for (_, waker) in self.connections.borrow().iter() {
+            waker.wake_by_ref();
+        }
+    }
+}
+
+/// A connection's place among its shard's; leaves it when dropped.
+pub(crate) struct Registration {
+    shard: Rc<ShardState>,
+    key: usize,
+}
+
+impl Registration {
+    pub(crate) fn new(shard: &Rc<ShardState>, waker: Waker) -> Registration {
+        let key = shard.connections.borrow_mut().insert(waker);
+        Registration { shard: shard.clone(), key }
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        self.shard.connections.borrow_mut().remove(self.key);
+    }
+}
+
+/// The body of a shard's thread: serves what is handed over until closing is done or it is killed.
+pub(crate) async fn run(
+    shard: Shard,
+    options: Arc<Options>,
+    counters: Arc<ShardCounters>,
+    make_service: MakeService,
+    mut handed: mpsc::UnboundedReceiver<Handed>,
+    mut killed: watch::Receiver<bool>,
+) {
+    let mut closing = shard.closing.clone();
+    let service = make_service(shard.clone());
+    let state = Rc::new(ShardState {
+        options,
+        counters,
+        pool: Rc::new(BufferPool::default()),
+        closing: Cell::new(false),
+        connections: RefCell::new(Slab::new()),
+    });
+    // Connections hold a sender each: the channel ends with the last of them.
+    let (open, mut all_closed) = mpsc::channel::<()>(1);
+    let serving = async {
+        while let First::Right(Some(Handed { stream, peer, slot })) =
+            race(closing.begun(), handed.recv()).await
+        {
+            let (state, service, open) = (state.clone(), service.clone(), open.clone());
+            let closing = shard.closing.clone();
+            // Detached: the connection ends by itself or with the shard.
+            drop(tokio::task::spawn_local(async move {
+                // How a connection ended is the client's affair.
+                let _ = serve(stream, peer, state, service, closing).await;
+                drop((slot, open));
+            }));
+        }
+        state.closing.set(true);
+        state.wake_all();
+        drop(open);
+        // Handed over but not begun: their clients see the connection close.
+        handed.close();
+        while handed.try_recv().is_ok() {}
+        // Nothing is ever sent: this waits for the senders to go.
+        let _ = all_closed.recv().await;
+    };
+    race(serving, killed.wait_for(|killed| *killed)).await;
+}
+
+async fn serve(
+    stream: std::net::TcpStream,
+    peer: std::net::SocketAddr,
+    state: Rc<ShardState>,
+    service: Rc<dyn Service>,
+    mut closing: Closing,
+) -> std::io::Result<()> {
+    let stream = tokio::net::TcpStream::from_std(stream)?;
+    let mut socket = Socket::new(stream, state.pool.clone());
+    let first = poll_fn(|cx| socket.poll_speaks_h2(cx));
+    let first = tokio::time::timeout(state.options.first_bytes_timeout, first);
+    let First::Left(first) = race(first, closing.begun()).await else { return Ok(()) };
+    let speaks_h2 = first.map_err(|_| std::io::ErrorKind::TimedOut)??;
+    if speaks_h2 {
+        connection::serve(socket, peer, state, service).await
+    } else {
+        http1::serve(socket, peer, state, service, closing).await
+    }
+}

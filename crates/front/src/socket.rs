@@ -1,0 +1,306 @@
+use std::cell::RefCell;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use crate::frame_scanner::{ACK, DATA, FrameScanner, HEADERS, PING};
+
+/// Bytes of one buffer. A turn reads and writes up to this much at once.
+pub(crate) const BUFFER_BYTES: usize = 64 * 1024;
+
+/// Buffers that a shard keeps for its connections' next turns.
+const POOLED_MAX: usize = 64;
+
+/// The length of HTTP/2's connection preface.
+pub(crate) const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// Buffers of one shard: a connection borrows them while it has bytes in them, so an idle one holds none.
+#[derive(Debug, Default)]
+pub(crate) struct BufferPool {
+    free: RefCell<Vec<Box<[u8]>>>,
+}
+
+impl BufferPool {
+    fn take(&self) -> Box<[u8]> {
+        self.free.borrow_mut().pop().unwrap_or_else(|| vec![0; BUFFER_BYTES].into_boxed_slice())
+    }
+
+    fn give(&self, buffer: Box<[u8]>) {
+        let mut free = self.free.borrow_mut();
+        if free.len() < POOLED_MAX {
+            free.push(buffer);
+        }
+    }
+}
+
+/// A borrowed buffer whose bytes `at..end` are still to be used.
+#[derive(Debug)]
+struct Filled {
+    buffer: Box<[u8]>,
+    at: usize,
+    end: usize,
+}
+
+/// Any byte stream under a connection: TCP now, TLS over it later.
+pub(crate) trait Transport: AsyncRead + AsyncWrite + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Unpin> Transport for T {}
+
+/// What the HTTP/2 library does not tell: seen by the scanners since it was last asked.
+#[derive(Debug, Default)]
+pub(crate) struct Traffic {
+    /// PING frames of the client that are no answers.
+    pub(crate) pings: u32,
+    /// Whether HEADERS or DATA went out.
+    pub(crate) sent_calls: bool,
+    /// Whether anything came in.
+    pub(crate) received: bool,
+}
+
+/// A byte stream whose writes are gathered until [`Socket::poll_send`] and whose reads are done in big steps.
+#[derive(Debug)]
+pub(crate) struct Socket<S> {
+    stream: S,
+    pool: Rc<BufferPool>,
+    input: Option<Filled>,
+    output: Option<Filled>,
+    scanners: Option<(FrameScanner, FrameScanner)>,
+    traffic: Traffic,
+    last_stream: u32,
+    sent_bytes: u64,
+}
+
+impl<S: Transport> Socket<S> {
+    pub(crate) fn new(stream: S, pool: Rc<BufferPool>) -> Socket<S> {
+        Socket {
+            stream,
+            pool,
+            input: None,
+            output: None,
+            scanners: None,
+            traffic: Traffic::default(),
+            last_stream: 0,
+            sent_bytes: 0,
+        }
+    }
+
+    /// Follows HTTP/2 frames from here on.
+    pub(crate) fn watch_frames(&mut self) {
+        self.scanners = Some((FrameScanner::after(PREFACE.len()), FrameScanner::after(0)));
+    }
+
+    /// What passed since the last question.
+    pub(crate) fn take_traffic(&mut self) -> Traffic {
+        std::mem::take(&mut self.traffic)
+    }
+
+    /// The highest stream id the client used.
+    pub(crate) fn last_stream(&self) -> u32 {
+        self.last_stream
+    }
+
+    /// Waits until the first bytes decide what the client speaks: true for HTTP/2. The bytes stay unread.
+    pub(crate) fn poll_speaks_h2(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
+        loop {
+            if let Some(input) = &self.input {
+                let seen = &input.buffer[input.at..input.end];
+                let n = seen.len().min(PREFACE.len());
+                if seen[..n] != PREFACE[..n] {
+                    return Poll::Ready(Ok(false));
+                }
+                if n == PREFACE.len() {
+                    return Poll::Ready(Ok(true));
+                }
+            }
+            let mut input =
+                self.input.take().unwrap_or_else(|| Filled { buffer: self.pool.take(), at: 0, end: 0 });
+            let mut space = ReadBuf::new(&mut input.buffer[input.end..]);
+            let polled = Pin::new(&mut self.stream).poll_read(cx, &mut space);
+            let n = space.filled().len();
+            input.end += n;
+            if input.end > 0 {
+                self.input = Some(input);
+            } else {
+                self.pool.give(input.buffer);
+            }
+            ready!(polled)?;
+            if n == 0 {
+                return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into()));
+            }
+        }
+    }
+
+    /// Puts bytes behind those that wait, if the last frame written is whole; false if it is not.
+    pub(crate) fn inject(&mut self, frame: &[u8]) -> bool {
+        let whole = self.scanners.as_ref().is_some_and(|(_, written)| written.at_boundary());
+        let output = self.output.get_or_insert_with(|| Filled { buffer: self.pool.take(), at: 0, end: 0 });
+        if !whole || output.buffer.len() - output.end < frame.len() {
+            return false;
+        }
+        output.buffer[output.end..output.end + frame.len()].copy_from_slice(frame);
+        output.end += frame.len();
+        true
+    }
+
+    /// Whether written bytes wait for the client to take some.
+    pub(crate) fn has_unsent(&self) -> bool {
+        self.output.is_some()
+    }
+
+    /// Bytes ever handed to the kernel.
+    pub(crate) fn sent_bytes(&self) -> u64 {
+        self.sent_bytes
+    }
+
+    /// Writes what was gathered; ready when all of it went to the kernel.
+    pub(crate) fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while let Some(output) = &mut self.output {
+            let waiting = &output.buffer[output.at..output.end];
+            let n = ready!(Pin::new(&mut self.stream).poll_write(cx, waiting))?;
+            if n == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            output.at += n;
+            self.sent_bytes += n as u64;
+            if output.at == output.end
+                && let Some(output) = self.output.take()
+            {
+                self.pool.give(output.buffer);
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_gather(&mut self, cx: &mut Context<'_>, parts: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        if self.output.as_ref().is_some_and(|output| output.end == output.buffer.len()) {
+            ready!(self.poll_send(cx))?;
+        }
+        let output = self.output.get_or_insert_with(|| Filled { buffer: self.pool.take(), at: 0, end: 0 });
+        let mut gathered = 0;
+        for part in parts {
+            let n = part.len().min(output.buffer.len() - output.end);
+            let part = &part[..n];
+            output.buffer[output.end..output.end + n].copy_from_slice(part);
+            output.end += n;
+            gathered += n;
+            if let Some((_, written)) = &mut self.scanners {
+                let calls = &mut self.traffic.sent_calls;
+                written.scan(part, |frame| *calls |= matches!(frame.kind, DATA | HEADERS));
+            }
+        }
+        if output.end == 0
+            && let Some(output) = self.output.take()
+        {
+            self.pool.give(output.buffer);
+        }
+        Poll::Ready(Ok(gathered))
+    }
+
+    fn poll_take(&mut self, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let mut input = match self.input.take() {
+            Some(input) => input,
+            None => {
+                let mut buffer = self.pool.take();
+                let mut space = ReadBuf::new(&mut buffer);
+                let polled = Pin::new(&mut self.stream).poll_read(cx, &mut space);
+                let end = space.filled().len();
+                if end == 0 {
+                    self.pool.give(buffer);
+                    return polled;
+                }
+                self.traffic.received = true;
+                Filled { buffer, at: 0, end }
+            }
+        };
+        let n = into.remaining().min(input.end - input.at);
+        let part = &input.buffer[input.at..input.at + n];
+        if let Some((read, _)) = &mut self.scanners {
+            let (pings, last_stream) = (&mut self.traffic.pings, &mut self.last_stream);
+            read.scan(part, |frame| match frame.kind {
+                PING if frame.flags & ACK == 0 => *pings = pings.saturating_add(1),
+                HEADERS => *last_stream = (*last_stream).max(frame.stream),
+                _ => {}
+            });
+        }
+        into.put_slice(part);
+        input.at += n;
+        if input.at == input.end {
+            self.pool.give(input.buffer);
+        } else {
+            self.input = Some(input);
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Reads and forgets; ready at the end of the stream. After a last frame was sent this keeps the kernel from
+    /// answering late bytes with a reset, which could destroy that frame on its way.
+    pub(crate) fn poll_discard(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut buffer = self.pool.take();
+        let result = loop {
+            let mut space = ReadBuf::new(&mut buffer);
+            match Pin::new(&mut self.stream).poll_read(cx, &mut space) {
+                Poll::Ready(Ok(())) if !space.filled().is_empty() => {}
+                other => break other,
+            }
+        };
+        self.pool.give(buffer);
+        result
+    }
+
+    /// Sends what waits and closes the writing half.
+    pub(crate) fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_send(cx))?;
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+impl<S> Drop for Socket<S> {
+    fn drop(&mut self) {
+        for filled in [self.input.take(), self.output.take()].into_iter().flatten() {
+            self.pool.give(filled.buffer);
+        }
+    }
+}
+
+/// The socket as the HTTP libraries hold it; the connection keeps another handle and does the sending.
+pub(crate) struct SharedSocket<S>(pub(crate) Rc<RefCell<Socket<S>>>);
+
+impl<S> Clone for SharedSocket<S> {
+    fn clone(&self) -> SharedSocket<S> {
+        SharedSocket(self.0.clone())
+    }
+}
+
+impl<S: Transport> AsyncRead for SharedSocket<S> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        self.0.borrow_mut().poll_take(cx, into)
+    }
+}
+
+impl<S: Transport> AsyncWrite for SharedSocket<S> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.0.borrow_mut().poll_gather(cx, &[IoSlice::new(bytes)])
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.0.borrow_mut().poll_gather(cx, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.0.borrow_mut().poll_close(cx)
+    }
+}

@@ -1,0 +1,221 @@
+//! The service under test and a front that runs it.
+
+use std::cell::Cell;
+use std::net::{SocketAddr, TcpListener};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+use api::{Code, Status};
+use bytes::Bytes;
+use mainstay_front::{
+    Answer, Front, Head, Inbound, Kind, LocalBoxFuture, Method, Options, Outbound, Service, Shard, Unary,
+};
+
+/// Methods by name; their place is their id.
+const METHODS: [(&str, Kind); 12] = [
+    ("/test.Echo/Unary", Kind::Unary),
+    ("/test.Echo/Later", Kind::Unary),
+    ("/test.Echo/Never", Kind::Unary),
+    ("/test.Echo/Fail", Kind::Unary),
+    ("/test.Echo/Pieces", Kind::Unary),
+    ("/test.Echo/Metadata", Kind::Unary),
+    ("/test.Echo/Big", Kind::Unary),
+    ("/test.Echo/Repeat", Kind::ServerStream),
+    ("/test.Echo/Bidi", Kind::Bidi),
+    ("/test.Echo/UntilClosing", Kind::Bidi),
+    ("/test.Echo/Flood", Kind::ServerStream),
+    ("/test.Echo/Slow", Kind::Unary),
+];
+
+pub fn id_of(path: &str) -> usize {
+    METHODS.iter().position(|(name, _)| *name == path).expect("a method of the test service")
+}
+
+/// What the test sees of calls inside the service.
+#[derive(Default)]
+pub struct Seen {
+    /// Futures of calls alive now.
+    pub alive: AtomicUsize,
+    /// Most bytes any stream held unsent.
+    pub queued_max: AtomicUsize,
+    /// Pieces that were made.
+    pub pieces: AtomicUsize,
+}
+
+struct Alive(Arc<Seen>);
+
+impl Alive {
+    fn new(seen: &Arc<Seen>) -> Alive {
+        seen.alive.fetch_add(1, SeqCst);
+        Alive(seen.clone())
+    }
+}
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        self.0.alive.fetch_sub(1, SeqCst);
+    }
+}
+
+struct Echo {
+    shard: Shard,
+    seen: Arc<Seen>,
+}
+
+/// The number in a message's text.
+fn number(message: &[u8]) -> usize {
+    std::str::from_utf8(message).ok().and_then(|text| text.parse().ok()).unwrap_or(0)
+}
+
+impl Service for Echo {
+    fn method(&self, path: &str) -> Option<Method> {
+        let id = METHODS.iter().position(|(name, _)| *name == path)?;
+        Some(Method { id: u16::try_from(id).ok()?, kind: METHODS[id].1 })
+    }
+
+    fn has_service(&self, name: &str) -> bool {
+        name == "test.Echo"
+    }
+
+    fn unary(self: Rc<Self>, head: Head, message: Bytes) -> Unary {
+        let alive = Alive::new(&self.seen);
+        match METHODS[usize::from(head.method)].0 {
+            "/test.Echo/Unary" => Unary::Done(Ok(Answer::Whole(message))),
+            "/test.Echo/Later" => Unary::Later(Box::pin(async move {
+                let _alive = alive;
+                tokio::task::yield_now().await;
+                Ok(Answer::Whole(message))
+            })),
+            "/test.Echo/Slow" => Unary::Later(Box::pin(async move {
+                let _alive = alive;
+                tokio::time::sleep(Duration::from_millis(number(&message) as u64)).await;
+                Ok(Answer::Whole(message))
+            })),
+            "/test.Echo/Never" => Unary::Later(Box::pin(async move {
+                let _alive = alive;
+                std::future::pending().await
+            })),
+            "/test.Echo/Fail" => Unary::Done(Err(Status::with(
+                Code::OutOfRange,
+                String::from_utf8_lossy(&message).into_owned(),
+            ))),
+            "/test.Echo/Pieces" => {
+                let (len, seen) = (number(&message), self.seen.clone());
+                let at = Cell::new(0);
+                Unary::Done(Ok(Answer::Pieces {
+                    len,
+                    source: Box::new(move |wanted| {
+                        seen.pieces.fetch_add(1, SeqCst);
+                        let n = wanted.min(len - at.get()).min(10_000);
+                        let piece: Vec<u8> = (at.get()..at.get() + n).map(|at| at as u8).collect();
+                        at.set(at.get() + n);
+                        Ok((n > 0).then(|| Bytes::from(piece)))
+                    }),
+                }))
+            }
+            "/test.Echo/Metadata" => {
+                let text = format!(
+                    "{:?} {} {:?} {}",
+                    head.token(),
+                    head.requires_leader(),
+                    head.client_api_version(),
+                    head.deadline.is_some()
+                );
+                Unary::Done(Ok(Answer::Whole(text.into())))
+            }
+            "/test.Echo/Big" => Unary::Done(Ok(Answer::Whole(vec![1; number(&message)].into()))),
+            other => panic!("{other} is no unary method"),
+        }
+    }
+
+    fn stream(
+        self: Rc<Self>,
+        head: Head,
+        mut inbound: Inbound,
+        mut outbound: Outbound,
+    ) -> LocalBoxFuture<Result<(), Status>> {
+        let alive = Alive::new(&self.seen);
+        let seen = self.seen.clone();
+        let mut closing = self.shard.closing.clone();
+        Box::pin(async move {
+            let _alive = alive;
+            match METHODS[usize::from(head.method)].0 {
+                "/test.Echo/Repeat" => {
+                    let count = inbound.next().await?.map_or(0, |message| number(&message));
+                    for at in 0..count {
+                        outbound.send(at.to_string().into()).await?;
+                    }
+                    Ok(())
+                }
+                "/test.Echo/Bidi" => {
+                    while let Some(message) = inbound.next().await? {
+                        outbound.send(message).await?;
+                    }
+                    Err(Status::new(Code::Aborted, "done: 100%"))
+                }
+                "/test.Echo/UntilClosing" => {
+                    outbound.open()?;
+                    closing.begun().await;
+                    Err(Status::new(Code::Unavailable, "etcdserver: server stopped"))
+                }
+                "/test.Echo/Flood" => {
+                    let piece = Bytes::from(vec![0; 10_000]);
+                    loop {
+                        outbound.send(piece.clone()).await?;
+                        seen.queued_max.fetch_max(outbound.queued_bytes(), SeqCst);
+                    }
+                }
+                other => panic!("{other} is no streaming method"),
+            }
+        })
+    }
+
+    fn http(self: Rc<Self>, request: http::Request<Bytes>) -> LocalBoxFuture<http::Response<Bytes>> {
+        Box::pin(async move {
+            let peer = request.extensions().get::<SocketAddr>().is_some();
+            let text = format!("{} {} {} {peer}", request.method(), request.uri(), request.body().len());
+            http::Response::new(text.into())
+        })
+    }
+}
+
+/// A front with the service, on a port of its own.
+pub struct Running {
+    pub front: Front,
+    pub address: SocketAddr,
+    pub seen: Arc<Seen>,
+}
+
+pub fn run() -> Running {
+    run_with(Options { shards: 1, ..Options::default() })
+}
+
+pub fn run_with(options: Options) -> Running {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = listener.local_addr().expect("the address of a bound listener");
+    let seen = Arc::new(Seen::default());
+    let for_shards = seen.clone();
+    let options = Options { methods: METHODS.len(), ..options };
+    let make = move |shard| -> Rc<dyn Service> { Rc::new(Echo { shard, seen: for_shards.clone() }) };
+    let front = mainstay_front::start(options, vec![listener], Arc::new(make)).expect("a started front");
+    Running { front, address, seen }
+}
+
+/// Waits for a condition.
+pub async fn until(what: &str, condition: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !condition() {
+        assert!(Instant::now() < deadline, "waited in vain until {what}");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+/// Runs a test's future with a time limit.
+pub fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        tokio::time::timeout(Duration::from_secs(60), future).await.expect("the test ends in time")
+    })
+}

@@ -1,0 +1,206 @@
+use client::Channel;
+use mainstay_front::Options;
+
+use crate::echo::{Running, block_on, run, run_with};
+use crate::raw::{
+    CONTINUATION, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PING, PREFACE, RST_STREAM, Raw, SETTINGS,
+    WINDOW_UPDATE, call_block, frame, message,
+};
+
+/// The front still serves another client.
+fn still_serves(running: &Running) {
+    block_on(async {
+        let channel = Channel::connect(running.address).await.expect("a connection");
+        assert_eq!(channel.unary("/test.Echo/Unary", "alive".into()).await, Ok("alive".into()));
+    });
+}
+
+/// Numbers that look random and are the same each time (xorshift).
+fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state as u8
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+#[test]
+fn random_bytes_close_only_their_connection() {
+    let running = run();
+    for seed in 0..64 {
+        let mut raw = Raw::silent(running.address);
+        raw.send(&noise(seed, 1 + 37 * seed as usize));
+        raw.finish();
+        raw.to_end();
+        let mut raw = Raw::h2(running.address, &[]);
+        raw.send(&noise(seed, 1 + 37 * seed as usize));
+        raw.finish();
+        raw.to_end();
+    }
+    still_serves(&running);
+}
+
+#[test]
+fn a_call_cut_or_flipped_anywhere_closes_only_its_connection() {
+    let running = run();
+    let mut whole = PREFACE.to_vec();
+    whole.extend(frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 255, 255]));
+    whole.extend(frame(HEADERS, END_HEADERS, 1, &call_block("/test.Echo/Unary", &[("grpc-timeout", "5S")])));
+    whole.extend(frame(DATA, END_STREAM, 1, &message(0, b"abc")));
+    for at in 0..whole.len() {
+        let mut cut = Raw::silent(running.address);
+        cut.send(&whole[..at]);
+        cut.finish();
+        cut.to_end();
+        let mut flipped = whole.clone();
+        flipped[at] ^= 1 << (at % 8);
+        let mut raw = Raw::silent(running.address);
+        raw.send(&flipped);
+        raw.finish();
+        raw.to_end();
+    }
+    still_serves(&running);
+}
+
+#[test]
+fn a_wrong_preface_is_an_http1_error() {
+    let running = run();
+    let mut raw = Raw::silent(running.address);
+    raw.send(b"PRI * HTTP/2.0\r\n\r\nXX\r\n\r\n");
+    raw.finish();
+    let answer = raw.to_end();
+    assert!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 400"), "{answer:?}");
+    still_serves(&running);
+}
+
+#[test]
+fn silence_and_a_lone_half_preface_are_closed_in_time() {
+    let running = run_with(Options {
+        shards: 1,
+        first_bytes_timeout: std::time::Duration::from_millis(50),
+        ..Options::default()
+    });
+    let silent: Vec<Raw> = (0..50).map(|_| Raw::silent(running.address)).collect();
+    let mut half = Raw::silent(running.address);
+    half.send(&PREFACE[..7]);
+    let mut slow_http = Raw::silent(running.address);
+    slow_http.send(b"GET / HTTP/1.1\r\nhost: a\r\n");
+    // A connection that has said what it is may stay.
+    let mut idle = Raw::h2(running.address, &[]);
+    for raw in silent {
+        raw.closed();
+    }
+    half.closed();
+    slow_http.to_end();
+    idle.call(1, "/test.Echo/Unary", &[], &message(0, b"still here"));
+    assert_eq!(idle.next_of(DATA).payload, message(0, b"still here"));
+    still_serves(&running);
+}
+
+#[test]
+fn headers_over_the_limit_are_refused() {
+    let running = run();
+    let mut raw = Raw::h2(running.address, &[]);
+    let huge = "a".repeat(100_000);
+    let block = call_block("/test.Echo/Unary", &[("x-huge", &huge)]);
+    let mut parts = block.chunks(16_384).peekable();
+    let first = parts.next().expect("a first part");
+    raw.send(&frame(HEADERS, END_STREAM, 1, first));
+    while let Some(part) = parts.next() {
+        let flags = if parts.peek().is_none() { END_HEADERS } else { 0 };
+        raw.send(&frame(CONTINUATION, flags, 1, part));
+    }
+    raw.finish();
+    let answer = raw.to_end();
+    // "431" stands in the header block as plain or Huffman-coded digits; a reset or GOAWAY is as good. What must not
+    // happen is an echo.
+    assert!(!answer.is_empty());
+    still_serves(&running);
+}
+
+#[test]
+fn a_flood_of_continuations_ends_the_connection() {
+    let running = run();
+    let mut raw = Raw::h2(running.address, &[]);
+    raw.send(&frame(HEADERS, 0, 1, &call_block("/test.Echo/Unary", &[])));
+    let part = frame(CONTINUATION, 0, 1, &[]);
+    for _ in 0..20_000 {
+        raw.send(&part);
+    }
+    raw.closed();
+    still_serves(&running);
+}
+
+#[test]
+fn a_rapid_reset_ends_the_connection_or_costs_nothing() {
+    let running = run();
+    let mut raw = Raw::h2(running.address, &[]);
+    let block = call_block("/test.Echo/Never", &[]);
+    for call in 0..5_000_u32 {
+        let stream = 2 * call + 1;
+        let mut bytes = frame(HEADERS, END_HEADERS, stream, &block);
+        bytes.extend(frame(DATA, END_STREAM, stream, &message(0, b"a")));
+        bytes.extend(frame(RST_STREAM, 0, stream, &[0, 0, 0, 8]));
+        raw.send(&bytes);
+    }
+    raw.finish();
+    raw.to_end();
+    still_serves(&running);
+    block_on(crate::echo::until("no call is left", || {
+        running.seen.alive.load(std::sync::atomic::Ordering::SeqCst) == 0
+    }));
+}
+
+#[test]
+fn broken_rules_end_the_connection_with_goaway() {
+    let running = run();
+    for broken in [
+        frame(DATA, 0, 1, b"data on an idle stream"),
+        frame(DATA, 0, 0, b"data on no stream"),
+        frame(HEADERS, END_HEADERS, 2, &call_block("/test.Echo/Unary", &[])),
+        frame(HEADERS, END_HEADERS, 1, &[0xff; 20]),
+        frame(WINDOW_UPDATE, 0, 0, &[0, 0, 0, 0]),
+        frame(WINDOW_UPDATE, 0, 0, &[0x7f, 0xff, 0xff, 0xff]),
+        frame(PING, 0, 0, b"short"),
+        frame(SETTINGS, 0, 0, &[0, 5, 0, 0, 0, 1]),
+        vec![0xff, 0xff, 0xff, DATA, 0, 0, 0, 0, 1],
+    ] {
+        let mut raw = Raw::h2(running.address, &[]);
+        raw.send(&broken);
+        let mut goaway = false;
+        while let Some(frame) = raw.next() {
+            goaway |= frame.kind == GOAWAY;
+        }
+        assert!(goaway, "{broken:?}");
+    }
+    still_serves(&running);
+}
+
+#[test]
+fn bodies_that_break_grpcs_rules_get_a_status() {
+    let running = run();
+    let two = [message(0, b"one"), message(0, b"two")].concat();
+    let cut = &message(0, b"message")[..8];
+    for (body, code) in
+        [(cut, "13"), (&two[..], "13"), (b"", "13"), (b"\x01\0\0\0\x01a", "13"), (b"\x09\0\0\0\0", "13")]
+    {
+        let mut raw = Raw::h2(running.address, &[]);
+        raw.call(1, "/test.Echo/Unary", &[], body);
+        let head = raw.next_of(HEADERS);
+        assert_eq!(head.flags & END_STREAM, END_STREAM, "trailers only");
+        // The status is in the block as plain digits or in Huffman's code: "13" is 0x0b 0x3f there.
+        assert!(
+            contains(&head.payload, code.as_bytes()) || contains(&head.payload, &[0x0b, 0x3f]),
+            "{head:?}"
+        );
+        raw.call(3, "/test.Echo/Unary", &[], &message(0, b"fine"));
+        assert_eq!(raw.next_of(DATA).payload, message(0, b"fine"));
+    }
+}
+
+fn contains(all: &[u8], part: &[u8]) -> bool {
+    all.windows(part.len()).any(|window| window == part)
+}

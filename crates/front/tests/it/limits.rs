@@ -1,0 +1,114 @@
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::time::Duration;
+
+use client::Channel;
+use mainstay_front::Options;
+
+use crate::echo::{block_on, run_with, until};
+use crate::raw::{DATA, END_HEADERS, END_STREAM, HEADERS, RST_STREAM, Raw, call_block, frame, message};
+
+/// Settings with an initial window of 0: no answer's body can be sent.
+const SHUT: [u8; 6] = [0, 4, 0, 0, 0, 0];
+
+#[test]
+fn unread_answers_stop_the_connection_from_asking_for_more() {
+    let running = run_with(Options { shards: 1, answer_bytes_max: 100_000, ..Options::default() });
+    let mut raw = Raw::h2(running.address, &SHUT);
+    let mut calls = Vec::new();
+    for call in 0..200_u32 {
+        calls.extend(frame(HEADERS, END_HEADERS, 2 * call + 1, &call_block("/test.Echo/Big", &[])));
+        calls.extend(frame(DATA, END_STREAM, 2 * call + 1, &message(0, b"30000")));
+    }
+    raw.send(&calls);
+    for _ in 0..4 {
+        raw.next_of(HEADERS);
+    }
+    let counters = running.front.counters()[0].clone();
+    let started = || counters.methods[crate::echo::id_of("/test.Echo/Big")].started.load(Relaxed);
+    assert_eq!(started(), 4, "4 answers of 30,000 bytes reach a limit of 100,000");
+    // The client may cancel what it does not want: then the next ones are taken.
+    for call in 0..4_u32 {
+        raw.send(&frame(RST_STREAM, 0, 2 * call + 1, &[0, 0, 0, 8]));
+    }
+    for _ in 0..4 {
+        raw.next_of(HEADERS);
+    }
+    assert_eq!(started(), 8);
+}
+
+#[test]
+fn pieces_are_made_only_as_the_window_opens() {
+    let running = run_with(Options { shards: 1, ..Options::default() });
+    let mut raw = Raw::h2(running.address, &[0, 4, 0, 0, 0x40, 0]);
+    raw.call(1, "/test.Echo/Pieces", &[], &message(0, b"10000000"));
+    let mut received = 0;
+    while received < 0x4000 {
+        received += raw.next_of(DATA).payload.len();
+    }
+    // Another call runs while this one waits.
+    raw.call(3, "/test.Echo/Unary", &[], &message(0, b"a"));
+    assert_eq!(raw.next_of(DATA).payload, message(0, b"a"));
+    assert_eq!(received, 0x4000);
+    assert!(running.seen.pieces.load(SeqCst) <= 3, "{} pieces", running.seen.pieces.load(SeqCst));
+}
+
+#[test]
+fn a_stream_that_stands_still_is_reset() {
+    let running =
+        run_with(Options { shards: 1, stall_timeout: Duration::from_millis(80), ..Options::default() });
+    for path in ["/test.Echo/Big", "/test.Echo/Pieces", "/test.Echo/Flood"] {
+        let mut raw = Raw::h2(running.address, &SHUT);
+        raw.call(1, path, &[], &message(0, b"50000"));
+        let reset = raw.next_of(RST_STREAM);
+        assert_eq!(reset.stream, 1, "{path}");
+    }
+    assert_eq!(running.front.counters()[0].stalled_streams.load(Relaxed), 3);
+}
+
+#[test]
+fn requests_over_their_bytes_are_refused() {
+    let running = run_with(Options { shards: 1, request_bytes_max: 1_000_000, ..Options::default() });
+    let mut raw = Raw::h2(running.address, &[]);
+    // Each announces 600,000 bytes and sends few: the second is one too many.
+    let begun = &message(0, &vec![0; 600_000])[..1000];
+    for stream in [1, 3] {
+        raw.send(&frame(HEADERS, END_HEADERS, stream, &call_block("/test.Echo/Unary", &[])));
+        raw.send(&frame(DATA, 0, stream, begun));
+    }
+    let refused = raw.next_of(HEADERS);
+    assert_eq!((refused.stream, refused.flags & END_STREAM), (3, END_STREAM));
+}
+
+#[test]
+fn connections_over_their_number_are_closed_at_once() {
+    let running = run_with(Options { shards: 2, connections_max: 3, ..Options::default() });
+    block_on(async {
+        let mut open = Vec::new();
+        for _ in 0..3 {
+            let channel = Channel::connect(running.address).await.expect("a connection");
+            assert_eq!(channel.unary("/test.Echo/Unary", "a".into()).await, Ok("a".into()));
+            open.push(channel);
+        }
+        Raw::silent(running.address).closed();
+        assert_eq!(running.front.connections_refused().load(Relaxed), 1);
+        open.pop();
+        let counters = running.front.counters();
+        until("one has gone", || {
+            counters.iter().map(|shard| shard.connections.load(Relaxed)).sum::<usize>() == 2
+        })
+        .await;
+        let channel = Channel::connect(running.address).await.expect("a connection");
+        assert_eq!(channel.unary("/test.Echo/Unary", "a".into()).await, Ok("a".into()));
+    });
+}
+
+#[test]
+fn streams_over_their_number_are_refused() {
+    let running = run_with(Options { shards: 1, max_concurrent_streams: 2, ..Options::default() });
+    let mut raw = Raw::h2(running.address, &[]);
+    for stream in [1, 3, 5] {
+        raw.call(stream, "/test.Echo/Never", &[], &message(0, b"a"));
+    }
+    let reset = raw.next_of(RST_STREAM);
+    assert_eq!((reset.stream, &reset.payload[..]), (5, &[0, 0, 0, 7][..]));
+}

@@ -1,0 +1,12 @@
+//! A running front, spoken to by the workspace's client and by raw sockets.
+
+mod compression;
+mod echo;
+mod garbage;
+mod http1;
+mod keepalive;
+mod limits;
+mod raw;
+mod shutdown;
+mod stream;
+mod unary;

@@ -1,0 +1,85 @@
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+use api::{Code, Status};
+use bytes::Bytes;
+use client::{CallOptions, Channel};
+use http::{HeaderName, HeaderValue};
+
+use crate::echo::{block_on, id_of, run, until};
+
+#[test]
+fn a_server_stream_gives_all_its_messages_in_order() {
+    let running = run();
+    block_on(async {
+        let channel = Channel::connect(running.address).await.expect("a connection");
+        let (mut sender, mut receiver) = channel.stream("/test.Echo/Repeat").await.expect("a call");
+        sender.send_last("2000".into()).await.expect("a sent message");
+        for at in 0..2000 {
+            assert_eq!(receiver.next().await, Ok(Some(Bytes::from(at.to_string()))));
+        }
+        assert_eq!(receiver.next().await, Ok(None));
+        let method = &running.front.counters()[0].methods[id_of("/test.Echo/Repeat")];
+        assert_eq!(method.messages_sent.load(Relaxed), 2000);
+        assert_eq!(method.handled[0].load(Relaxed), 1);
+    });
+}
+
+#[test]
+fn a_bidi_stream_takes_and_gives_in_turns_and_ends_with_its_status() {
+    let running = run();
+    block_on(async {
+        let channel = Channel::connect(running.address).await.expect("a connection");
+        let (mut sender, mut receiver) = channel.stream("/test.Echo/Bidi").await.expect("a call");
+        for len in [0, 10, 100_000, 3, 1_500_000] {
+            let message = Bytes::from(vec![9; len]);
+            sender.send(message.clone()).await.expect("a sent message");
+            assert_eq!(receiver.next().await, Ok(Some(message)));
+        }
+        sender.finish();
+        assert_eq!(receiver.next().await, Err(Status::new(Code::Aborted, "done: 100%")));
+    });
+}
+
+#[test]
+fn a_cancelled_or_late_stream_is_dropped() {
+    let running = run();
+    block_on(async {
+        let channel = Channel::connect(running.address).await.expect("a connection");
+        let (mut sender, receiver) = channel.stream("/test.Echo/Bidi").await.expect("a call");
+        sender.send("a".into()).await.expect("a sent message");
+        until("the stream is there", || running.seen.alive.load(SeqCst) == 1).await;
+        sender.cancel();
+        until("the cancelled stream is dropped", || running.seen.alive.load(SeqCst) == 0).await;
+        drop(receiver);
+
+        let options = CallOptions::default()
+            .with(HeaderName::from_static("grpc-timeout"), HeaderValue::from_static("20m"));
+        let (_sender, mut receiver) = channel.stream_with("/test.Echo/Bidi", &options).await.expect("a call");
+        let status = receiver.next().await;
+        assert_eq!(status, Err(Status::new(Code::DeadlineExceeded, "context deadline exceeded")));
+        until("the late stream is dropped", || running.seen.alive.load(SeqCst) == 0).await;
+    });
+}
+
+#[test]
+fn a_slow_reader_holds_up_only_its_own_stream() {
+    let running = run();
+    block_on(async {
+        let (channel, _driver) = Channel::connect_with(running.address, 1 << 20).await.expect("a connection");
+        let (mut sender, mut receiver) = channel.stream("/test.Echo/Flood").await.expect("a call");
+        sender.send_last(Bytes::new()).await.expect("a sent message");
+        // The first message proves that the stream runs; then nobody reads it.
+        assert!(receiver.next().await.is_ok());
+        let other = Channel::connect(running.address).await.expect("a connection");
+        let limit = mainstay_front::Options::default().stream_buffer_bytes_max;
+        until("the stream is full", || running.seen.queued_max.load(SeqCst) >= limit).await;
+        for _ in 0..100 {
+            assert_eq!(other.unary("/test.Echo/Later", "a".into()).await, Ok("a".into()));
+        }
+        assert!(running.seen.queued_max.load(SeqCst) < limit + 20_000);
+        // Reading sets it going again.
+        for _ in 0..1000 {
+            assert!(receiver.next().await.is_ok());
+        }
+    });
+}
