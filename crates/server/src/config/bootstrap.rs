@@ -85,9 +85,10 @@ fn check_advertised(name: &str, local: &[Url], advertised: &[Url]) -> Result<(),
     let missing: Vec<&Url> = local.iter().filter(|url| !advertised.contains(url)).collect();
     if !missing.is_empty() {
         return Err(format!(
-            "--initial-cluster has {} but missing from --initial-advertise-peer-urls={}",
+            "--initial-cluster has {} but missing from --initial-advertise-peer-urls={} ({})",
             named(&missing),
-            join(advertised)
+            join(advertised),
+            difference(advertised, local)
         ));
     }
     let missing: Vec<&Url> = advertised.iter().filter(|url| !local.contains(url)).collect();
@@ -99,6 +100,18 @@ fn check_advertised(name: &str, local: &[Url], advertised: &[Url]) -> Result<(),
         ));
     }
     Ok(())
+}
+
+/// In what two lists differ that do.
+fn difference(advertised: &[Url], local: &[Url]) -> String {
+    let quoted = |urls: &[Url]| urls.iter().map(|url| quote(url.as_str())).collect::<Vec<_>>().join(" ");
+    if advertised.len() != local.len() {
+        return format!("len([{}]) != len([{}])", quoted(advertised), quoted(local));
+    }
+    let pair = advertised.iter().zip(local).find(|(a, b)| a != b);
+    pair.map_or(String::new(), |(a, b)| {
+        format!("resolved urls: {} != {}", quote(a.as_str()), quote(b.as_str()))
+    })
 }
 
 fn print(urls_by_name: &BTreeMap<String, Vec<Url>>) -> String {

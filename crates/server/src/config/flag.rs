@@ -115,11 +115,6 @@ impl Flag {
     pub fn env(&self) -> String {
         env_name(self.name)
     }
-
-    /// True when the flag may stand without a value.
-    pub fn is_switch(&self) -> bool {
-        matches!(self.kind, Kind::Bool | Kind::Ignored)
-    }
 }
 
 /// The environment variable of the flag called `name`.
@@ -147,6 +142,11 @@ impl Group {
 }
 
 impl Kind {
+    /// True when a flag of this kind may stand without a value.
+    pub fn is_switch(self) -> bool {
+        matches!(self, Kind::Bool | Kind::Ignored)
+    }
+
     /// Reads a value. The error is the reason etcd prints after `invalid value "…" for flag -…: `.
     pub fn parse(self, text: &str) -> Result<Setting, String> {
         match self {

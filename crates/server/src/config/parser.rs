@@ -116,7 +116,7 @@ impl Settings {
             };
             let value = match value {
                 Some(value) => value,
-                None if target.is_switch() => "true",
+                None if target.kind().is_switch() => "true",
                 None => match rest.next() {
                     Some(value) => value,
                     None => return Err(Refusal::Syntax(format!("flag needs an argument: -{name}"))),
@@ -409,10 +409,6 @@ impl Target {
             Target::Old(OldSpelling { successor: Successor::Flag(name), .. }) => registered(name).kind,
             Target::Old(OldSpelling { successor: Successor::Gate(_), .. }) => Kind::Bool,
         }
-    }
-
-    fn is_switch(self) -> bool {
-        matches!(self.kind(), Kind::Bool | Kind::Ignored)
     }
 
     /// What to write instead of an old spelling set to `value`.

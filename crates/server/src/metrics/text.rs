@@ -24,7 +24,7 @@ pub enum MetricType {
 
 impl Exposition {
     /// The form to answer with when a request's `Accept` header is `accept`: OpenMetrics when it is asked for with
-    /// no lower weight than plain text.
+    /// no lower weight than plain text. etcd itself answers in Prometheus' form whatever is asked for.
     pub fn negotiate(accept: Option<&str>) -> Exposition {
         let mut best = (Exposition::Prometheus, 0.0);
         for range in accept.unwrap_or_default().split(',') {
@@ -59,7 +59,7 @@ impl Exposition {
     /// Value of the answer's `Content-Type` header.
     pub fn content_type(self) -> &'static str {
         match self {
-            Exposition::Prometheus => "text/plain; version=0.0.4; charset=utf-8",
+            Exposition::Prometheus => "text/plain; version=0.0.4; charset=utf-8; escaping=underscores",
             Exposition::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
         }
     }
@@ -84,31 +84,31 @@ pub(super) struct Writer<'a> {
     out: &'a mut String,
     form: Exposition,
     name: &'a str,
-    kind: MetricType,
 }
 
 impl<'a> Writer<'a> {
     pub(super) fn new(out: &'a mut String, form: Exposition) -> Writer<'a> {
-        Writer { out, form, name: "", kind: MetricType::Gauge }
+        Writer { out, form, name: "" }
     }
 
     /// Begins a family. Writing to a String cannot fail, here and below.
+    ///
+    /// OpenMetrics demands that a counter's samples end in `_total`. Series keep etcd's names in both forms, so a
+    /// counter whose name lacks the suffix is of type unknown there.
     pub(super) fn family(&mut self, name: &'a str, kind: MetricType, help: &str) {
-        (self.name, self.kind) = (name, kind);
-        let shown = match (self.form, kind) {
-            (Exposition::OpenMetrics, MetricType::Counter) => name.strip_suffix("_total").unwrap_or(name),
-            _ => name,
+        self.name = name;
+        let openmetrics_counter = self.form == Exposition::OpenMetrics && kind == MetricType::Counter;
+        let (shown, kind) = match (openmetrics_counter, name.strip_suffix("_total")) {
+            (true, Some(stem)) => (stem, kind.as_str()),
+            (true, None) => (name, "unknown"),
+            (false, _) => (name, kind.as_str()),
         };
         let help = help.replace('\\', "\\\\").replace('\n', "\\n");
-        let _ = writeln!(self.out, "# HELP {shown} {help}\n# TYPE {shown} {}", kind.as_str());
+        let _ = writeln!(self.out, "# HELP {shown} {help}\n# TYPE {shown} {kind}");
     }
 
     pub(super) fn sample(&mut self, labels: Labels<'_>, value: f64) {
-        // OpenMetrics demands the suffix of every counter's sample, also where etcd's name lacks it.
-        let add_total = self.form == Exposition::OpenMetrics
-            && self.kind == MetricType::Counter
-            && !self.name.ends_with("_total");
-        self.line(if add_total { "_total" } else { "" }, labels, None, value);
+        self.line("", labels, None, value);
     }
 
     pub(super) fn distribution(&mut self, labels: Labels<'_>, cumulative: &[(f64, u64)], sum: f64) {

@@ -244,12 +244,19 @@ fn openmetrics_ends_with_its_mark_and_names_counters_as_it_demands() {
     let text = render(&metrics, Exposition::OpenMetrics);
     assert!(text.ends_with("# EOF\n"));
     let families = read(&text);
-    for (name, family) in &families {
-        let counter = family.kind == "counter";
-        assert!(!(counter && name.ends_with("_total")), "{name}");
+    for (name, family) in families.iter().filter(|(_, family)| family.kind == "counter") {
+        assert!(!name.ends_with("_total"), "{name}");
         assert!(
-            family.samples.iter().all(|(series, _)| !counter || series.starts_with(&format!("{name}_total")))
+            family.samples.iter().all(|(series, _)| series.starts_with(&format!("{name}_total"))),
+            "{name}"
         );
     }
+    assert_eq!(families["etcd_server_health_success"].kind, "unknown", "its series has no suffix in etcd");
+    let series = |text: &str| {
+        let lines = text.lines().filter(|line| !line.starts_with('#') && !line.contains("le="));
+        lines.map(|line| line.rsplit_once(' ').unwrap().0.to_string()).collect::<Vec<_>>()
+    };
+    let prometheus = series(&render(&metrics, Exposition::Prometheus));
+    assert_eq!(series(&text), prometheus, "series have the same names in both forms");
     assert!(families.contains_key("etcd_server_proposals_committed_total"), "a gauge keeps its name");
 }
