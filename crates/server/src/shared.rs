@@ -1,7 +1,7 @@
 //! What all threads of a member share: its identity, its present state, and the ways to the core.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 
 use api::etcdserverpb::ResponseHeader;
 use arc_swap::ArcSwap;
@@ -59,8 +59,10 @@ pub struct Shared {
     pub values: log::Values,
     /// All metrics.
     pub metrics: Arc<crate::metrics::Metrics>,
+    /// How many watches each shard serves: one without any need not hear of every change.
+    pub watches: Vec<AtomicUsize>,
     /// The data directory's bytes on disk: log and checkpoints.
-    pub disk_bytes: AtomicU64,
+    disk_bytes: AtomicU64,
     /// Request ids given out.
     next_request: AtomicU64,
     /// Lease ids given out.
@@ -107,10 +109,28 @@ impl Shared {
             shards: (0..shards).map(|_| Outbox::default()).collect(),
             values,
             metrics,
+            watches: (0..shards).map(|_| AtomicUsize::new(0)).collect(),
             disk_bytes: AtomicU64::new(0),
             next_request: AtomicU64::new(request),
             next_lease: AtomicI64::new(lease),
         }
+    }
+
+    /// Wakes a shard for the state just published, if anything there watches.
+    pub fn wake_watches(&self, shard: usize) {
+        if self.watches[shard].load(Ordering::Relaxed) > 0 {
+            self.shards[shard].wake();
+        }
+    }
+
+    /// Bytes of the data directory's files, as far as they are in use.
+    pub fn disk_bytes(&self) -> u64 {
+        self.disk_bytes.load(Ordering::Relaxed)
+    }
+
+    /// See [`Shared::disk_bytes`].
+    pub fn set_disk_bytes(&self, bytes: u64) {
+        self.disk_bytes.store(bytes, Ordering::Relaxed);
     }
 
     /// A fresh request id; never 0.

@@ -87,7 +87,7 @@ impl Core {
     pub(super) fn expire_leases(&mut self, now: Instant) {
         let room = REVOKES_OPEN_MAX.saturating_sub(self.revokes_open).min(REVOKES_PER_TURN);
         for id in self.expiry.expired(now, room) {
-            self.shared.metrics.server.lease_expired.inc();
+            self.shared.metrics.lease.expired.inc();
             self.revokes_open += 1;
             let request = InternalRaftRequest {
                 lease_revoke: Some(LeaseRevokeRequest { id }),

@@ -285,7 +285,7 @@ impl Core {
             LogEvent::SpaceChanged(space) => {
                 self.logger.warn(
                     "the disk has no room for more log: raising the NOSPACE alarm",
-                    &[("space", Value::from(format!("{space:?}").as_str()))],
+                    &[("space", Value::Str(&format!("{space:?}")))],
                 );
                 self.raise_no_space();
                 Ok(())
@@ -389,7 +389,7 @@ impl Core {
             self.note_leases(now);
             let revision = self.machine.store.current_revision();
             if let Some(revision) = self.compactor.due(revision, now) {
-                self.logger.info("compacting by age", &[("revision", Value::from(revision))]);
+                self.logger.info("compacting by age", &[("revision", Value::Int(revision))]);
                 let compaction = Some(CompactionRequest { revision, physical: false });
                 self.propose_own(InternalRaftRequest { compaction, ..Default::default() }, Waiter::Nobody);
             }
@@ -430,7 +430,7 @@ impl Core {
         self.applied_since = true;
         self.logger.info(
             if leads { "became leader" } else { "follows" },
-            &[("term", Value::from(standing.term)), ("leader", Value::from(format!("{:x}", standing.leader).as_str()))],
+            &[("term", Value::Uint(standing.term)), ("leader", Value::Id(standing.leader))],
         );
     }
 
@@ -484,9 +484,9 @@ impl Core {
                     self.logger.warn(
                         "apply request took too long",
                         &[
-                            ("took", Value::from(format!("{took:?}").as_str())),
-                            ("index", Value::from(entry.index)),
-                            ("size", Value::from(entry.data.len() as u64)),
+                            ("took", Value::Duration(took)),
+                            ("index", Value::Uint(entry.index)),
+                            ("size", Value::Uint(entry.data.len() as u64)),
                         ],
                     );
                 }
@@ -709,13 +709,13 @@ impl Core {
                     self.checkpoint.emptied.remove(&seq);
                     self.doomed.push((self.published, seq));
                 }
-                self.logger.debug("saved a checkpoint", &[("applied-index", Value::from(done.applied_index))]);
+                self.logger.debug("saved a checkpoint", &[("applied-index", Value::Uint(done.applied_index))]);
                 self.reclaim();
             }
             Err(why) => {
                 // Nothing is lost: the log has it all. It is tried again when the next is due.
                 self.checkpoint.empty_segments.clear();
-                self.logger.warn("could not save a checkpoint", &[("error", Value::from(why.as_str()))]);
+                self.logger.warn("could not save a checkpoint", &[("error", Value::Str(&why))]);
             }
         }
         let log_bytes: u64 = self.log.segments().iter().map(|s| s.used_bytes).sum();
@@ -784,7 +784,7 @@ impl Core {
             if oldest <= number && oldest != self.published {
                 kept.push((number, seq));
             } else if let Err(why) = self.log.release(seq) {
-                self.logger.warn("could not release a segment", &[("error", Value::from(format!("{why:?}").as_str()))]);
+                self.logger.warn("could not release a segment", &[("error", Value::Str(&format!("{why:?}")))]);
             }
         }
         self.doomed = kept;

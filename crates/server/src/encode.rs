@@ -1,0 +1,129 @@
+//! Answers in bytes, with values read from the log straight into them.
+
+use api::etcdserverpb::ResponseHeader;
+use bytes::{BufMut, Bytes, BytesMut};
+use machine::found::{put_varint, varint_len};
+use machine::txn::{Deleted, OpOutcome, Ranged, TxnOutcome};
+use machine::{Found, ReadError, Values};
+use prost::Message as _;
+
+/// Tag of a length-delimited field below 16.
+const fn bytes_tag(field: u8) -> u8 {
+    (field << 3) | 2
+}
+
+/// Tag of a varint field below 16.
+const fn number_tag(field: u8) -> u8 {
+    field << 3
+}
+
+/// Appends a length-delimited field.
+pub fn put_field(out: &mut BytesMut, field: u8, bytes: &[u8]) {
+    out.put_u8(bytes_tag(field));
+    put_varint(out, bytes.len() as u64);
+    out.put_slice(bytes);
+}
+
+/// Appends a number field, unless it is 0.
+pub fn put_number(out: &mut BytesMut, field: u8, n: i64) {
+    if n != 0 {
+        out.put_u8(number_tag(field));
+        put_varint(out, n as u64);
+    }
+}
+
+/// The length of a length-delimited field below 16 with its tag, empty or not.
+pub fn field_len(len: usize) -> usize {
+    1 + varint_len(len as u64) + len
+}
+
+/// The length of a number field, nothing for 0.
+pub fn number_len(n: i64) -> usize {
+    if n == 0 { 0 } else { 1 + varint_len(n as u64) }
+}
+
+/// Appends the header as field 1.
+pub fn put_header(out: &mut BytesMut, header: &ResponseHeader) {
+    out.put_u8(bytes_tag(1));
+    put_varint(out, header.encoded_len() as u64);
+    header.encode_raw(out);
+}
+
+/// The length that [`put_header`] appends.
+pub fn header_len(header: &ResponseHeader) -> usize {
+    field_len(header.encoded_len())
+}
+
+fn put_found(out: &mut BytesMut, field: u8, found: &Found, values: &dyn Values) -> Result<(), ReadError> {
+    out.put_u8(bytes_tag(field));
+    put_varint(out, found.encoded_len() as u64);
+    found.encode(values, out)
+}
+
+/// A `PutResponse`.
+///
+/// # Errors
+///
+/// When the previous value cannot be read.
+pub fn put(header: &ResponseHeader, previous: Option<&Found>, values: &dyn Values) -> Result<Bytes, ReadError> {
+    let previous_len = previous.map_or(0, |found| field_len(found.encoded_len()));
+    let mut out = BytesMut::with_capacity(header_len(header) + previous_len);
+    put_header(&mut out, header);
+    if let Some(found) = previous {
+        put_found(&mut out, 2, found, values)?;
+    }
+    Ok(out.freeze())
+}
+
+/// A `DeleteRangeResponse`.
+///
+/// # Errors
+///
+/// When a previous value cannot be read.
+pub fn delete_range(header: &ResponseHeader, deleted: &Deleted, values: &dyn Values) -> Result<Bytes, ReadError> {
+    let kvs: usize = deleted.previous.iter().map(|found| field_len(found.encoded_len())).sum();
+    let mut out = BytesMut::with_capacity(header_len(header) + number_len(deleted.deleted) + kvs);
+    put_header(&mut out, header);
+    put_number(&mut out, 2, deleted.deleted);
+    for found in &deleted.previous {
+        put_found(&mut out, 3, found, values)?;
+    }
+    Ok(out.freeze())
+}
+
+fn range(header: &ResponseHeader, ranged: &Ranged, values: &dyn Values) -> Result<Bytes, ReadError> {
+    let kvs: usize = ranged.kvs.iter().map(|found| field_len(found.encoded_len())).sum();
+    let mut out = BytesMut::with_capacity(header_len(header) + kvs + 16);
+    put_header(&mut out, header);
+    for found in &ranged.kvs {
+        put_found(&mut out, 2, found, values)?;
+    }
+    put_number(&mut out, 3, i64::from(ranged.more));
+    put_number(&mut out, 4, ranged.count);
+    Ok(out.freeze())
+}
+
+/// A `TxnResponse`. The headers of the operations' answers carry nothing but a revision.
+///
+/// # Errors
+///
+/// When a value cannot be read.
+pub fn txn(header: &ResponseHeader, outcome: &TxnOutcome, values: &dyn Values) -> Result<Bytes, ReadError> {
+    let only = |revision: i64| ResponseHeader { revision, ..ResponseHeader::default() };
+    let mut out = BytesMut::new();
+    put_header(&mut out, header);
+    put_number(&mut out, 2, i64::from(outcome.succeeded));
+    for response in &outcome.responses {
+        let (field, bytes) = match response {
+            OpOutcome::Range(ranged) => (1, range(&only(ranged.revision), ranged, values)?),
+            OpOutcome::Put { revision, previous } => (2, put(&only(*revision), previous.as_ref(), values)?),
+            OpOutcome::DeleteRange(deleted) => (3, delete_range(&only(deleted.revision), deleted, values)?),
+            OpOutcome::Txn(nested) => (4, txn(&only(nested.revision), nested, values)?),
+        };
+        out.reserve(field_len(field_len(bytes.len())));
+        out.put_u8(bytes_tag(3));
+        put_varint(&mut out, field_len(bytes.len()) as u64);
+        put_field(&mut out, field, &bytes);
+    }
+    Ok(out.freeze())
+}

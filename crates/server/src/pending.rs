@@ -1,0 +1,157 @@
+//! The questions that one shard has put to the core, until they are answered.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use api::Status;
+use api::error;
+
+use crate::core::{Ask, Reply, Ticket};
+use crate::inbox::ASKS_PER_SHARD_MAX;
+use crate::shared::Shared;
+
+enum State {
+    Waiting(Option<Waker>),
+    Answered(Box<Reply>),
+    TimedOut,
+    Free,
+}
+
+struct Slot {
+    generation: u32,
+    state: State,
+    deadline: Instant,
+}
+
+/// One shard's open questions, and the asks that go to the core at the end of this turn of its loop.
+pub struct Pending {
+    shared: Arc<Shared>,
+    shard: u16,
+    slots: RefCell<Vec<Slot>>,
+    free: RefCell<Vec<u32>>,
+    outgoing: RefCell<Vec<Ask>>,
+    flusher: Cell<Option<Waker>>,
+}
+
+impl Pending {
+    /// No questions.
+    pub fn new(shared: Arc<Shared>, shard: u16) -> Rc<Pending> {
+        Rc::new(Pending {
+            shared,
+            shard,
+            slots: RefCell::default(),
+            free: RefCell::default(),
+            outgoing: RefCell::default(),
+            flusher: Cell::new(None),
+        })
+    }
+
+    /// Puts a question to the core; the ticket goes into the ask.
+    ///
+    /// # Errors
+    ///
+    /// Too many questions are open.
+    pub fn ask(self: &Rc<Self>, ask: impl FnOnce(Ticket) -> Ask) -> Result<Question, Status> {
+        let mut slots = self.slots.borrow_mut();
+        let slot = match self.free.borrow_mut().pop() {
+            Some(slot) => slot,
+            None if slots.len() < ASKS_PER_SHARD_MAX => {
+                slots.push(Slot { generation: 0, state: State::Free, deadline: Instant::now() });
+                (slots.len() - 1) as u32
+            }
+            None => return Err(error::TOO_MANY_REQUESTS),
+        };
+        let entry = &mut slots[slot as usize];
+        entry.generation = entry.generation.wrapping_add(1);
+        entry.state = State::Waiting(None);
+        entry.deadline = Instant::now() + self.shared.limits.request_timeout;
+        let ticket = Ticket { shard: self.shard, slot, generation: entry.generation };
+        drop(slots);
+        self.tell(ask(ticket));
+        Ok(Question { pending: Rc::clone(self), slot })
+    }
+
+    /// Tells the core something that has no answer.
+    pub fn tell(&self, ask: Ask) {
+        self.outgoing.borrow_mut().push(ask);
+        if let Some(flusher) = self.flusher.take() {
+            flusher.wake();
+        }
+    }
+
+    /// Sends what gathered since the last time; to be polled by a task of its own, which runs behind the tasks that
+    /// were ready before it.
+    pub fn poll_flush(&self, context: &mut Context<'_>) {
+        self.shared.core.send_all(&mut self.outgoing.borrow_mut());
+        self.flusher.set(Some(context.waker().clone()));
+    }
+
+    /// Hands an answer to whoever asked; one that came too late is dropped.
+    pub fn answered(&self, reply: Reply) {
+        let mut slots = self.slots.borrow_mut();
+        let Some(slot) = slots.get_mut(reply.ticket.slot as usize) else { return };
+        if slot.generation != reply.ticket.generation {
+            return;
+        }
+        if let State::Waiting(waker) = &mut slot.state {
+            let waker = waker.take();
+            slot.state = State::Answered(Box::new(reply));
+            if let Some(waker) = waker {
+                waker.wake();
+            }
+        }
+    }
+
+    /// Ends the questions that have waited too long.
+    pub fn sweep(&self, now: Instant) {
+        for slot in self.slots.borrow_mut().iter_mut() {
+            if now >= slot.deadline
+                && let State::Waiting(waker) = &mut slot.state
+            {
+                let waker = waker.take();
+                slot.state = State::TimedOut;
+                if let Some(waker) = waker {
+                    waker.wake();
+                }
+            }
+        }
+    }
+
+    /// How often [`Pending::sweep`] should run.
+    pub const SWEEP_INTERVAL: Duration = Duration::from_millis(250);
+}
+
+/// An open question: resolves to the answer, or to etcd's timeout.
+pub struct Question {
+    pending: Rc<Pending>,
+    slot: u32,
+}
+
+impl Future for Question {
+    type Output = Result<Reply, Status>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut slots = self.pending.slots.borrow_mut();
+        let state = &mut slots[self.slot as usize].state;
+        match std::mem::replace(state, State::Free) {
+            State::Answered(reply) => Poll::Ready(Ok(*reply)),
+            State::TimedOut | State::Free => Poll::Ready(Err(error::TIMEOUT)),
+            State::Waiting(_) => {
+                *state = State::Waiting(Some(context.waker().clone()));
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl Drop for Question {
+    fn drop(&mut self) {
+        self.pending.slots.borrow_mut()[self.slot as usize].state = State::Free;
+        self.pending.free.borrow_mut().push(self.slot);
+    }
+}
