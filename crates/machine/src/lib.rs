@@ -17,6 +17,7 @@ mod alarm;
 pub mod check;
 mod codec;
 pub mod found;
+pub mod image;
 mod lease;
 mod machine;
 mod member;
@@ -27,7 +28,5 @@ pub use alarm::Alarms;
 pub use codec::Malformed;
 pub use found::{Found, ReadError, Values};
 pub use lease::{Lease, Leases};
-pub use machine::{
-    Applied, Change, Command, Fatal, Machine, Outcome, Rules, SegmentUse, VoterChange,
-};
+pub use machine::{Applied, Change, Command, Fatal, Machine, Outcome, Rules, SegmentUse, VoterChange};
 pub use member::{Member, Members};
