@@ -29,7 +29,8 @@ pub enum Fault {
 /// A disk in memory. Clones share it.
 ///
 /// Reads see what was written at once. [`MemDisk::crash`] throws away what was not synced, sector by sector: each
-/// is kept, lost, or zeroed, as the seed has it. Names that were not synced survive as a prefix of the operations
+/// is kept or lost or, if it was overwritten as a whole, zeroed, as the seed has it. A sector that was partly
+/// overwritten is kept or lost as one: the rest of it had been synced, and a sector is written whole or not at all. Names that were not synced survive as a prefix of the operations
 /// made, also of the seed's choosing, as with a journaling file system.
 #[derive(Clone)]
 pub struct MemDisk {
@@ -57,10 +58,17 @@ struct State {
 struct Node {
     data: Vec<u8>,
     len_durable: u64,
-    /// Durable contents of every sector written since the last sync.
-    undo: BTreeMap<u64, Sector>,
-    /// Durable contents of sectors whose sync failed: no later sync saves them, short of writing them again.
-    doomed: BTreeMap<u64, Sector>,
+    /// Every sector written since the last sync.
+    undo: BTreeMap<u64, Undo>,
+    /// Sectors whose sync failed: no later sync saves them, short of writing them again.
+    doomed: BTreeMap<u64, Undo>,
+}
+
+/// What is durable of a sector that was written since.
+struct Undo {
+    durable: Sector,
+    /// The first write since covered all of it.
+    whole: bool,
 }
 
 enum NameChange {
@@ -265,8 +273,12 @@ impl Node {
             if self.undo.contains_key(&number) {
                 continue;
             }
-            let durable = self.doomed.remove(&number).unwrap_or_else(|| self.sector(number));
-            self.undo.insert(number, durable);
+            let whole = start <= number * size && (number + 1) * size <= end;
+            let undo = match self.doomed.remove(&number) {
+                Some(doomed) => Undo { whole: false, ..doomed },
+                None => Undo { durable: self.sector(number), whole },
+            };
+            self.undo.insert(number, undo);
         }
     }
 
@@ -311,15 +323,15 @@ impl Node {
                 data[start..start + SECTOR_BYTES].copy_from_slice(sector);
             }
         };
-        for (number, durable) in &undo {
-            match draw(seed) % 5 {
+        for (number, Undo { durable, whole }) in &undo {
+            match draw(seed) % if *whole { 5 } else { 4 } {
                 // Kept and lost are what disks mostly do; zeroed is what a file system may show instead.
                 0 | 1 => {}
                 2 | 3 => restore(&mut self.data, *number, durable),
                 _ => restore(&mut self.data, *number, &[0; SECTOR_BYTES]),
             }
         }
-        for (number, durable) in &doomed {
+        for (number, Undo { durable, .. }) in &doomed {
             restore(&mut self.data, *number, durable);
         }
         self.data.resize(len as usize, 0);

@@ -180,7 +180,7 @@ impl RecordHeader {
 /// What stands at some offset of a segment.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// A verified record with so many bytes of payload.
+    /// A verified record with so many bytes of payload; all of it and its padding are in what was read.
     Record(RecordHeader, usize),
     /// The mark of the end, or no room for another record.
     End,
@@ -212,17 +212,21 @@ pub(crate) fn find(bytes: &[u8], offset: u64, len: u64, identity: u32) -> Found 
     }
     let batch_start = u32_at(bytes, 12);
     if u64::from(batch_start) > offset
-        || batch_start % 8 != 0
+        || !batch_start.is_multiple_of(8)
         || (batch_start as usize) < SEGMENT_HEADER_BYTES
     {
         return Found::Invalid("the record's batch start is impossible");
     }
     let total = RECORD_HEADER_BYTES + payload;
-    if bytes.len() < total {
-        return Found::Short(total);
+    let full = padded(payload);
+    if bytes.len() < full {
+        return Found::Short(full);
     }
     if crc32c::crc32c_append(identity, &bytes[4..total]) != u32_at(bytes, 0) {
         return Found::Invalid("the record's checksum does not match");
+    }
+    if bytes[total..full].iter().any(|byte| *byte != 0) {
+        return Found::Invalid("the record's padding is not zero");
     }
     let header = RecordHeader {
         kind,

@@ -20,6 +20,7 @@
 //!
 //! The format is drawn in `format.rs`. Tests: beside the code and in `tests/it`.
 
+pub mod checkpoint;
 mod entry_index;
 mod error;
 mod figures;

@@ -187,14 +187,14 @@ impl Preparation {
     }
 
     fn prepare_next(&self, seq: u32, spare: Option<PathBuf>) -> Step {
-        let recycled = spare.is_some();
-        let outcome = self.prepare(seq, spare).or_else(|error| {
-            // The reserve is for this moment, unless it was a spare file that failed us.
-            let reserve = if recycled { None } else { self.lock().spares.pop() };
-            match reserve {
-                Some(path) => self.prepare(seq, Some(path)),
-                None => Err(error),
-            }
+        let first = match spare {
+            Some(_) => self.prepare(seq, spare).or_else(|_| self.prepare(seq, None)),
+            None => self.prepare(seq, None),
+        };
+        let outcome = first.or_else(|error| {
+            // The reserve is for this moment.
+            let reserve = self.lock().spares.pop();
+            reserve.map_or(Err(error), |path| self.prepare(seq, Some(path)))
         });
         match outcome {
             Ok(prepared) => {
@@ -229,6 +229,8 @@ impl Preparation {
             let file = match &spare {
                 Some(spare) => {
                     disk.rename(spare, &making)?;
+                    // Or a crash could bring back the old name with the new contents.
+                    disk.sync_dir(dir)?;
                     disk.open(&making)?
                 }
                 None => {

@@ -90,33 +90,39 @@ pub(crate) fn open(
         candidate.check_owner(options)?;
         candidates.push(candidate);
     }
-    let prepared = split_prepared(&mut candidates)?;
+    let unused = split_unused(&mut candidates)?;
     let mut reading = Reading::new(from_index);
-    let released = match candidates.last() {
+    reading.clear_unused(&unused)?;
+    let mut released = match candidates.last() {
         None => Vec::new(),
-        Some(_) => reading.read_all(options, &mut candidates, &prepared, replay)?,
+        Some(_) => reading.read_all(options, &mut candidates, replay)?,
     };
+    let mut unused = unused.into_iter();
+    let prepared = unused.next();
+    // One is enough; the second will be made again.
+    released.extend(unused.map(|candidate| candidate.path));
     finish(reading, candidates, prepared, spares, released)
 }
 
-/// Takes the segments off the end that have not come into use. At most one is prepared at a time.
-fn split_prepared(candidates: &mut Vec<Candidate>) -> Result<Option<Candidate>, OpenError> {
+/// Takes the segments off the end that have no valid record to begin with: the one prepared to come next, and
+/// before it perhaps the one whose very first write was torn.
+fn split_unused(candidates: &mut Vec<Candidate>) -> Result<Vec<Candidate>, OpenError> {
     let used = candidates.iter().rposition(|candidate| candidate.start.is_some()).map_or(0, |at| at + 1);
-    let mut unused = candidates.split_off(used);
-    if let Some(last) = candidates.last()
-        && let Some(next) = unused.first()
-        && Some(next.seq) != last.seq.checked_add(1)
-    {
-        return Err(OpenError::Missing {
-            path: next.path.with_file_name(file_name(last.seq.wrapping_add(1))),
-        });
+    let unused = candidates.split_off(used);
+    let mut expected = candidates.last().map_or(0, |last| last.seq.wrapping_add(1));
+    for candidate in &unused {
+        if candidate.seq != expected {
+            return Err(OpenError::Missing { path: candidate.path.with_file_name(file_name(expected)) });
+        }
+        expected = expected.wrapping_add(1);
     }
-    if unused.len() > 1 || (candidates.is_empty() && unused.first().is_some_and(|first| first.seq != 0)) {
-        let what = "the segment's first record is not valid, though later files show that it was in use";
-        let path = unused.first().map(|first| first.path.clone()).unwrap_or_default();
-        return Err(OpenError::damaged(&path, SEGMENT_HEADER_BYTES as u64, what));
+    match unused.as_slice() {
+        [first, _, _, ..] => {
+            let what = "the segment's first record is not valid, though later files show that it was in use";
+            Err(OpenError::damaged(&first.path, SEGMENT_HEADER_BYTES as u64, what))
+        }
+        _ => Ok(unused),
     }
-    Ok(unused.pop())
 }
 
 /// What has been learnt from the records so far.
@@ -131,7 +137,8 @@ struct Reading {
     /// Where each segment's records end, as far as known.
     ends: BTreeMap<u32, u64>,
     live: BTreeSet<u32>,
-    prepared_torn: bool,
+    /// The segment after the last had been begun, so the last was complete.
+    next_begun: bool,
 }
 
 impl Reading {
@@ -146,7 +153,7 @@ impl Reading {
             scanned_bytes: 0,
             ends: BTreeMap::new(),
             live: BTreeSet::new(),
-            prepared_torn: false,
+            next_begun: false,
         }
     }
 
@@ -155,12 +162,8 @@ impl Reading {
         &mut self,
         options: &Options,
         candidates: &mut Vec<Candidate>,
-        prepared: &Option<Candidate>,
         replay: &mut dyn FnMut(Replayed),
     ) -> Result<Vec<PathBuf>, OpenError> {
-        if let Some(prepared) = prepared {
-            self.clear_prepared(prepared)?;
-        }
         let released = self.choose(candidates)?;
         let first = self.first_to_read(candidates);
         if options.verify_all {
@@ -270,7 +273,7 @@ impl Reading {
                 format!("{why}; what follows at offset {later} was only written after this had been synced");
             return Err(OpenError::damaged(path, ending.offset, found));
         }
-        if self.prepared_torn && (ending.invalid.is_some() || remains.end.is_some()) {
+        if self.next_begun && (ending.invalid.is_some() || remains.end.is_some()) {
             let found = format!("{why}; the next segment was only begun after this had been synced");
             return Err(OpenError::damaged(path, ending.offset, found));
         }
@@ -381,23 +384,32 @@ impl Reading {
         self.check_end(candidate, all.iter().find(|other| other.seq == candidate.seq + 1))
     }
 
-    /// The segment that was to come next holds at most the remains of its first write.
-    fn clear_prepared(&mut self, prepared: &Candidate) -> Result<(), OpenError> {
-        let path = &prepared.path;
-        let from = SEGMENT_HEADER_BYTES as u64;
-        let identity = prepared.header.identity();
-        let remains = scan::remains(&*prepared.file, identity, prepared.len, from)
-            .map_err(|error| OpenError::io("read", path, error))?;
-        if let Some(later) = remains.later_batch {
-            let found = format!(
-                "the segment's first record is not valid; what follows at offset {later} was only written after it \
-                 had been synced"
-            );
-            return Err(OpenError::damaged(path, from, found));
-        }
-        if remains.end.is_some() {
-            self.prepared_torn = true;
-            scan::clear(&*prepared.file, prepared.len, from, remains.end)
+    /// A segment that never came into use holds at most the remains of its first write, and the one after it
+    /// nothing.
+    fn clear_unused(&mut self, unused: &[Candidate]) -> Result<(), OpenError> {
+        for (nth, candidate) in unused.iter().enumerate() {
+            let path = &candidate.path;
+            let from = SEGMENT_HEADER_BYTES as u64;
+            let identity = candidate.header.identity();
+            let remains = scan::remains(&*candidate.file, identity, candidate.len, from)
+                .map_err(|error| OpenError::io("read", path, error))?;
+            if let Some(later) = remains.later_batch {
+                let found = format!(
+                    "the segment's first record is not valid; what follows at offset {later} was only written \
+                     after it had been synced"
+                );
+                return Err(OpenError::damaged(path, from, found));
+            }
+            if remains.end.is_none() {
+                continue;
+            }
+            if nth > 0 {
+                let found = "the segment's first record is not valid; the next segment was only begun after it had \
+                             been synced";
+                return Err(OpenError::damaged(&unused[0].path, from, found));
+            }
+            self.next_begun = true;
+            scan::clear(&*candidate.file, candidate.len, from, remains.end)
                 .map_err(|error| OpenError::io("repair", path, error))?;
             let found = "the segment's first write was torn";
             self.repairs.push(Repair { file: path.clone(), offset: from, found });
@@ -407,17 +419,12 @@ impl Reading {
 }
 
 fn finish(
-    mut reading: Reading,
+    reading: Reading,
     candidates: Vec<Candidate>,
     prepared: Option<Candidate>,
     spares: Vec<PathBuf>,
     released: Vec<PathBuf>,
 ) -> Result<Opened, OpenError> {
-    if candidates.is_empty()
-        && let Some(prepared) = &prepared
-    {
-        reading.clear_prepared(prepared)?;
-    }
     let next_index = reading.index.next;
     let mut segments = Vec::with_capacity(candidates.len());
     for (nth, candidate) in candidates.iter().enumerate() {
@@ -427,11 +434,9 @@ fn finish(
         let known = reading.ends.get(&candidate.seq).copied();
         let end = known.or(next.map(|start| u64::from(start.end_before))).unwrap_or(candidate.len);
         let first_index = candidate.start.as_ref().map_or(0, |start| start.next_index);
-        let last_index = match next {
-            Some(start) => start.next_index.saturating_sub(1),
-            None if sealed => first_index,
-            None => next_index - 1,
-        };
+        // With released segments in between this is more than the truth, which errs on the side of keeping.
+        let later = candidates.get(nth + 1).and_then(|later| later.start.as_ref());
+        let last_index = later.map_or(next_index, |start| start.next_index) - 1;
         segments.push(Arc::new(Segment {
             seq: candidate.seq,
             path: candidate.path.clone(),

@@ -31,7 +31,7 @@ pub(crate) fn records<E: From<io::Error>>(
     let mut offset = from;
     loop {
         let needed = match find(&chunk, offset, len, identity) {
-            Found::Record(header, payload) if padded(payload) <= chunk.len() => {
+            Found::Record(header, payload) => {
                 let mut record = chunk.split_to(padded(payload));
                 let payload = record.split_off(RECORD_HEADER_BYTES).split_to(payload).freeze();
                 let next = offset + padded(payload.len()) as u64;
@@ -39,7 +39,6 @@ pub(crate) fn records<E: From<io::Error>>(
                 offset = next;
                 continue;
             }
-            Found::Record(_, payload) => padded(payload),
             Found::Short(total) => total,
             Found::End => return Ok(Ending { offset, invalid: None }),
             Found::Invalid(why) => return Ok(Ending { offset, invalid: Some(why) }),

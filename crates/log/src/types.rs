@@ -177,7 +177,8 @@ pub struct SegmentState {
     pub used_bytes: u64,
     /// Index the first entry was expected to have when the segment came into use.
     pub first_index: u64,
-    /// Index that was expected next when the segment was sealed, less one; for the active one, the log's last.
+    /// Index that was expected next when the segment was sealed, less one; for the active one, the log's last. After
+    /// an open it may be larger, if segments behind this one were released.
     pub last_index: u64,
     /// No more is written to it, so it may be released.
     pub sealed: bool,

@@ -1,4 +1,9 @@
 //! The log from outside, on disks that lose power, fail and fill up.
 
 mod append;
+mod checkpoint;
+mod crash;
+mod damage;
+mod golden;
 mod kit;
+mod space;

@@ -1,0 +1,104 @@
+//! The list of files that make up a checkpoint.
+
+use super::{MANIFEST_MAGIC, METADATA_BYTES_MAX, VERSION};
+use crate::format::{u32_at, u64_at};
+
+const HEAD_BYTES: usize = 36;
+const NAME_BYTES_MAX: usize = 200;
+
+/// What a checkpoint consists of.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Manifest {
+    /// Index of the last entry applied in it.
+    pub applied_index: u64,
+    /// That entry's term.
+    pub term: u64,
+    /// The caller's, up to 1 MiB.
+    pub metadata: Vec<u8>,
+    /// Its files, in the caller's order.
+    pub runs: Vec<Run>,
+}
+
+/// A finished run, as the manifest knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// File name, without directory.
+    pub name: String,
+    /// Length of the file.
+    pub file_bytes: u64,
+    /// Checksum over all its blocks.
+    pub total_crc: u32,
+}
+
+/// Whether a run may have this name: letters, digits, `-`, `_` and `.`, not first; not a name of our own.
+pub(super) fn is_run_name(name: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    !name.is_empty()
+        && name.len() <= NAME_BYTES_MAX
+        && name.bytes().all(plain)
+        && !name.starts_with('.')
+        && !name.ends_with(".tmp")
+        && name != "MANIFEST"
+}
+
+impl Manifest {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        assert!(self.metadata.len() <= METADATA_BYTES_MAX, "the metadata is within its limit");
+        let mut bytes = Vec::new();
+        bytes.extend_from_slice(&MANIFEST_MAGIC);
+        bytes.extend_from_slice(&VERSION.to_le_bytes());
+        bytes.extend_from_slice(&(self.metadata.len() as u32).to_le_bytes());
+        bytes.extend_from_slice(&self.applied_index.to_le_bytes());
+        bytes.extend_from_slice(&self.term.to_le_bytes());
+        bytes.extend_from_slice(&(self.runs.len() as u32).to_le_bytes());
+        bytes.extend_from_slice(&self.metadata);
+        for run in &self.runs {
+            assert!(is_run_name(&run.name), "{:?} is no name for a run", run.name);
+            bytes.extend_from_slice(&(run.name.len() as u16).to_le_bytes());
+            bytes.extend_from_slice(run.name.as_bytes());
+            bytes.extend_from_slice(&run.file_bytes.to_le_bytes());
+            bytes.extend_from_slice(&run.total_crc.to_le_bytes());
+        }
+        let crc = crc32c::crc32c(&bytes);
+        bytes.extend_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Result<Manifest, &'static str> {
+        if bytes.len() < HEAD_BYTES + 4 {
+            return Err("the file is shorter than a manifest");
+        }
+        if bytes[..8] != MANIFEST_MAGIC {
+            return Err("the file does not begin as a manifest does");
+        }
+        let (body, crc) = bytes.split_at(bytes.len() - 4);
+        if crc32c::crc32c(body) != u32_at(crc, 0) {
+            return Err("the manifest's checksum does not match");
+        }
+        if u32_at(body, 8) != VERSION {
+            return Err("the manifest has a format version that this release does not know");
+        }
+        let metadata_len = u32_at(body, 12) as usize;
+        let count = u32_at(body, 32);
+        let mut rest = &body[HEAD_BYTES..];
+        let malformed = "the manifest's parts do not add up";
+        let metadata = rest.split_off(..metadata_len).ok_or(malformed)?.to_vec();
+        let mut runs = Vec::new();
+        for _ in 0..count {
+            let len = rest.split_off(..2).ok_or(malformed)?;
+            let len = usize::from(u16::from_le_bytes([len[0], len[1]]));
+            let name = rest.split_off(..len).ok_or(malformed)?;
+            let name = std::str::from_utf8(name).map_err(|_| malformed)?;
+            if !is_run_name(name) {
+                return Err("the manifest names a file that no run can have");
+            }
+            let tail = rest.split_off(..12).ok_or(malformed)?;
+            runs.push(Run { name: name.to_owned(), file_bytes: u64_at(tail, 0), total_crc: u32_at(tail, 8) });
+        }
+        if !rest.is_empty() {
+            return Err(malformed);
+        }
+        let (applied_index, term) = (u64_at(body, 16), u64_at(body, 24));
+        Ok(Manifest { applied_index, term, metadata, runs })
+    }
+}

@@ -1,0 +1,72 @@
+//! Checkpoint files: a container for an image of the caller's making at one applied index.
+//!
+//! A checkpoint is one or more *runs*, each a framed file of checksummed blocks, and the `MANIFEST` that names
+//! them in order. Both are written beside their name, synced and renamed, so they are there whole or not at all.
+//! A damaged manifest or run is refused: falling back to an older one could lose what the log no longer holds.
+//!
+//! Format version 1, little-endian:
+//!
+//! ```text
+//! run       <data-dir>/member/checkpoint/<name>
+//!        0  magic           8   "MNSTRUN\n"
+//!        8  version         4   1
+//!       12  metadata length 4   m
+//!       16  applied index   8
+//!       24  its term        8
+//!       32  metadata        m   the caller's
+//!     32+m  crc32c          4   of everything before; starts the checksums of the blocks
+//!           blocks
+//!           footer
+//!
+//! block  0  length          4   n, from 1 to 256 KiB
+//!        4  crc32c          4   of number (8), length (4) and payload, started from the header's
+//!        8  payload         n
+//!
+//! footer 0  zero            4
+//!        4  crc32c          4   of the next 20 bytes, started from the header's
+//!        8  blocks          8
+//!       16  payload bytes   8
+//!       24  total           4   crc32c of all the blocks' crc32c, one after the other
+//!       28  end of file
+//!
+//! manifest  <data-dir>/member/checkpoint/MANIFEST
+//!        0  magic           8   "MNSTMAN\n"
+//!        8  version         4   1
+//!       12  metadata length 4   m
+//!       16  applied index   8
+//!       24  its term        8
+//!       32  runs            4   n
+//!       36  metadata        m   the caller's
+//!           n times: name length 2, name, file length 8, the footer's total 4
+//!           crc32c          4   of everything before
+//! ```
+//!
+//! The crc at the front of a run's blocks and the block's number keep a block from being taken for another.
+
+mod manifest;
+mod run_reader;
+mod run_writer;
+mod store;
+
+pub use manifest::{Manifest, Run};
+pub use run_reader::RunReader;
+pub use run_writer::RunWriter;
+pub use store::CheckpointStore;
+
+/// A block's payload is at most this long.
+pub const BLOCK_BYTES_MAX: usize = 256 << 10;
+/// A run's or manifest's metadata is at most this long.
+pub const METADATA_BYTES_MAX: usize = 1 << 20;
+
+const RUN_MAGIC: [u8; 8] = *b"MNSTRUN\n";
+const MANIFEST_MAGIC: [u8; 8] = *b"MNSTMAN\n";
+const VERSION: u32 = 1;
+const RUN_HEAD_BYTES: usize = 32;
+const BLOCK_HEAD_BYTES: usize = 8;
+const FOOTER_BYTES: usize = 28;
+
+fn block_crc(seed: u32, number: u64, payload: &[u8]) -> u32 {
+    let crc = crc32c::crc32c_append(seed, &number.to_le_bytes());
+    let crc = crc32c::crc32c_append(crc, &(payload.len() as u32).to_le_bytes());
+    crc32c::crc32c_append(crc, payload)
+}

@@ -1,0 +1,141 @@
+//! Writes a run, block by block.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use disk::{Disk, File};
+
+use super::{
+    BLOCK_BYTES_MAX, BLOCK_HEAD_BYTES, FOOTER_BYTES, METADATA_BYTES_MAX, RUN_HEAD_BYTES, RUN_MAGIC, Run,
+    VERSION, block_crc,
+};
+use crate::OpenError;
+
+/// A run being written. The caller sets the pace, block by block; dropping it unfinished removes what is there.
+pub struct RunWriter {
+    pub(super) disk: Arc<dyn Disk>,
+    pub(super) dir: PathBuf,
+    pub(super) name: String,
+    pub(super) path_tmp: PathBuf,
+    pub(super) file: Option<Arc<dyn File>>,
+    offset: u64,
+    seed: u32,
+    blocks: u64,
+    payload_bytes: u64,
+    total_crc: u32,
+    buffer: Vec<u8>,
+}
+
+impl RunWriter {
+    pub(super) fn begin(
+        disk: Arc<dyn Disk>,
+        dir: PathBuf,
+        name: &str,
+        applied_index: u64,
+        term: u64,
+        metadata: &[u8],
+    ) -> Result<RunWriter, OpenError> {
+        assert!(metadata.len() <= METADATA_BYTES_MAX, "the metadata is within its limit");
+        let path_tmp = dir.join(format!("{name}.tmp"));
+        let io = |error| OpenError::io("create", &path_tmp, error);
+        if disk.exists(&path_tmp).map_err(io)? {
+            disk.remove(&path_tmp).map_err(io)?;
+        }
+        let file = disk.create(&path_tmp).map_err(io)?;
+        let mut head = Vec::with_capacity(RUN_HEAD_BYTES + metadata.len() + 4);
+        head.extend_from_slice(&RUN_MAGIC);
+        head.extend_from_slice(&VERSION.to_le_bytes());
+        head.extend_from_slice(&(metadata.len() as u32).to_le_bytes());
+        head.extend_from_slice(&applied_index.to_le_bytes());
+        head.extend_from_slice(&term.to_le_bytes());
+        head.extend_from_slice(metadata);
+        let seed = crc32c::crc32c(&head);
+        head.extend_from_slice(&seed.to_le_bytes());
+        let mut writer = RunWriter {
+            disk,
+            dir,
+            name: name.to_owned(),
+            path_tmp,
+            file: Some(file),
+            offset: 0,
+            seed,
+            blocks: 0,
+            payload_bytes: 0,
+            total_crc: 0,
+            buffer: head,
+        };
+        writer.write_buffer()?;
+        Ok(writer)
+    }
+
+    /// Writes one block, of 1 byte to 256 KiB.
+    pub fn write_block(&mut self, payload: &[u8]) -> Result<(), OpenError> {
+        assert!(
+            !payload.is_empty() && payload.len() <= BLOCK_BYTES_MAX,
+            "a block's length is within its limits"
+        );
+        let crc = block_crc(self.seed, self.blocks, payload).to_le_bytes();
+        self.buffer.clear();
+        self.buffer.extend_from_slice(&(payload.len() as u32).to_le_bytes());
+        self.buffer.extend_from_slice(&crc);
+        assert_eq!(self.buffer.len(), BLOCK_HEAD_BYTES);
+        self.buffer.extend_from_slice(payload);
+        self.blocks += 1;
+        self.payload_bytes += payload.len() as u64;
+        self.total_crc = crc32c::crc32c_append(self.total_crc, &crc);
+        self.write_buffer()
+    }
+
+    /// Makes durable what was written so far: done now and then, it keeps the last sync from being a large one,
+    /// which the log's syncs would have to wait for.
+    pub fn sync(&mut self) -> Result<(), OpenError> {
+        match &self.file {
+            Some(file) => file.sync_data().map_err(|error| OpenError::io("sync", &self.path_tmp, error)),
+            None => Ok(()),
+        }
+    }
+
+    /// Bytes written so far.
+    pub fn file_bytes(&self) -> u64 {
+        self.offset
+    }
+
+    /// Writes the end, makes all of it durable and gives the file its name.
+    pub fn finish(mut self) -> Result<Run, OpenError> {
+        let mut tail = Vec::with_capacity(FOOTER_BYTES);
+        tail.extend_from_slice(&self.blocks.to_le_bytes());
+        tail.extend_from_slice(&self.payload_bytes.to_le_bytes());
+        tail.extend_from_slice(&self.total_crc.to_le_bytes());
+        self.buffer.clear();
+        self.buffer.extend_from_slice(&[0; 4]);
+        self.buffer.extend_from_slice(&crc32c::crc32c_append(self.seed, &tail).to_le_bytes());
+        self.buffer.extend_from_slice(&tail);
+        self.write_buffer()?;
+        let path = self.dir.join(&self.name);
+        if let Some(file) = &self.file {
+            file.sync_all().map_err(|error| OpenError::io("sync", &self.path_tmp, error))?;
+        }
+        self.disk.rename(&self.path_tmp, &path).map_err(|error| OpenError::io("rename to", &path, error))?;
+        self.file = None;
+        self.disk.sync_dir(&self.dir).map_err(|error| OpenError::io("sync", &self.dir, error))?;
+        Ok(Run { name: self.name.clone(), file_bytes: self.offset, total_crc: self.total_crc })
+    }
+
+    fn write_buffer(&mut self) -> Result<(), OpenError> {
+        if let Some(file) = &self.file {
+            file.write_at(&self.buffer, self.offset)
+                .map_err(|error| OpenError::io("write to", &self.path_tmp, error))?;
+        }
+        self.offset += self.buffer.len() as u64;
+        Ok(())
+    }
+}
+
+impl Drop for RunWriter {
+    fn drop(&mut self) {
+        if self.file.take().is_some() {
+            // If this fails too, pruning removes the file later.
+            let _ = self.disk.remove(&self.path_tmp);
+        }
+    }
+}

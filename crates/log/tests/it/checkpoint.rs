@@ -1,0 +1,150 @@
+//! Checkpoints: written whole or not at all, damage refused.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use disk::{Disk, Fault, MemDisk};
+use mainstay_log::OpenError;
+use mainstay_log::checkpoint::{CheckpointStore, Manifest};
+
+const DIR: &str = "/data/member/checkpoint";
+
+fn store(disk: &MemDisk) -> Result<CheckpointStore, OpenError> {
+    CheckpointStore::open(Arc::new(disk.clone()), DIR)
+}
+
+fn write(disk: &MemDisk, generation: u64) -> Result<(), OpenError> {
+    let store = store(disk)?;
+    let mut manifest =
+        Manifest { applied_index: generation, term: 3, metadata: vec![9; 5], ..Manifest::default() };
+    for part in 0..2u64 {
+        let mut run = store.begin(&format!("{generation}-{part}.run"), generation, 3, b"part")?;
+        for block in 0..3u64 {
+            run.write_block(&[(generation + part + block) as u8; 700])?;
+            run.sync()?;
+        }
+        manifest.runs.push(run.finish()?);
+    }
+    store.commit(&manifest)?;
+    store.prune(&manifest)?;
+    Ok(())
+}
+
+fn read(disk: &MemDisk) -> Result<Option<(Manifest, Vec<u8>)>, OpenError> {
+    let store = store(disk)?;
+    let Some(manifest) = store.load()? else { return Ok(None) };
+    let mut all = Vec::new();
+    for run in &manifest.runs {
+        let mut reader = store.read(run)?;
+        assert_eq!(
+            (reader.applied_index, reader.term, &reader.metadata[..]),
+            (manifest.applied_index, 3, &b"part"[..])
+        );
+        while let Some(block) = reader.next_block()? {
+            all.extend_from_slice(&block);
+        }
+    }
+    Ok(Some((manifest, all)))
+}
+
+fn image(generation: u64) -> Vec<u8> {
+    let bytes = (0..2).flat_map(|part| (0..3).map(move |block| (generation + part + block) as u8));
+    bytes.flat_map(|byte| [byte; 700]).collect()
+}
+
+#[test]
+fn what_was_committed_is_read_and_the_rest_is_pruned() {
+    let disk = MemDisk::new(3);
+    assert!(read(&disk).unwrap().is_none());
+    for generation in 1..=3 {
+        write(&disk, generation).unwrap();
+        let (manifest, bytes) = read(&disk).unwrap().unwrap();
+        assert_eq!((manifest.applied_index, bytes), (generation, image(generation)));
+        assert_eq!(disk.list(Path::new(DIR)).unwrap().len(), 3);
+    }
+    assert!(store(&disk).unwrap().begin("3-0.run", 1, 1, &[]).is_err(), "a run is never overwritten");
+}
+
+#[test]
+fn a_crash_at_any_operation_leaves_the_old_or_the_new_checkpoint() {
+    let mut outcomes = std::collections::BTreeSet::new();
+    for seed in 0..6 {
+        for nth in 1.. {
+            let disk = MemDisk::new(seed * 1000 + nth);
+            write(&disk, 1).unwrap();
+            disk.fail_at(disk.ops() + nth, Fault::PowerCut);
+            let acknowledged = write(&disk, 2).is_ok();
+            disk.crash();
+            let (manifest, bytes) = read(&disk).unwrap().expect("the first one was committed");
+            assert_eq!(bytes, image(manifest.applied_index), "seed {seed}, operation {nth}");
+            assert!(!acknowledged || manifest.applied_index == 2, "seed {seed}, operation {nth}");
+            outcomes.insert(manifest.applied_index);
+            // Whatever is left lying about is in nobody's way.
+            write(&disk, 3).or_else(|_| write(&disk, 4)).unwrap();
+            if acknowledged {
+                break;
+            }
+        }
+    }
+    assert_eq!(outcomes.into_iter().collect::<Vec<_>>(), [1, 2]);
+}
+
+#[test]
+fn a_failed_operation_is_told_and_never_committed_halfway() {
+    for nth in 1.. {
+        let disk = MemDisk::new(nth);
+        write(&disk, 1).unwrap();
+        let target = disk.ops() + nth;
+        disk.fail_at(target, Fault::Once(if nth % 2 == 0 { 5 } else { 28 }));
+        let outcome = write(&disk, 2);
+        let reached = disk.ops() >= target;
+        disk.heal();
+        let (manifest, bytes) = read(&disk).unwrap().expect("the first one was committed");
+        assert_eq!(bytes, image(manifest.applied_index));
+        match outcome {
+            Ok(()) => {
+                assert!(!reached, "operation {nth} failed and nobody was told");
+                assert_eq!(manifest.applied_index, 2);
+                break;
+            }
+            Err(error) => assert!(error.to_string().contains(DIR), "{error}"),
+        }
+    }
+}
+
+#[test]
+fn every_flipped_bit_and_every_cut_is_refused() {
+    let disk = MemDisk::new(3);
+    write(&disk, 1).unwrap();
+    for name in ["MANIFEST", "1-0.run", "1-1.run"] {
+        let path = PathBuf::from(DIR).join(name);
+        let good = disk.contents(&path).unwrap();
+        for at in 0..good.len() {
+            for bad in [flipped(&good, at), good[..at].to_vec()] {
+                disk.plant(&path, bad);
+                let error = read(&disk).err().unwrap_or_else(|| panic!("{name}: byte {at}"));
+                assert!(matches!(error, OpenError::Damaged { .. }), "{name}: byte {at}: {error}");
+                assert!(error.to_string().contains(name));
+            }
+        }
+        disk.plant(&path, [&good[..], &[0]].concat());
+        assert!(read(&disk).is_err());
+        disk.plant(&path, good);
+    }
+    read(&disk).unwrap().unwrap();
+    // Two intact runs changed for one another, and one that is gone.
+    let (a, b) = (PathBuf::from(DIR).join("1-0.run"), PathBuf::from(DIR).join("1-1.run"));
+    let (first, second) = (disk.contents(&a).unwrap(), disk.contents(&b).unwrap());
+    disk.plant(&a, second);
+    disk.plant(&b, first);
+    assert!(read(&disk).is_err());
+    disk.remove(&b).unwrap();
+    disk.remove(&a).unwrap();
+    assert!(matches!(read(&disk), Err(OpenError::Missing { .. })));
+}
+
+fn flipped(good: &[u8], at: usize) -> Vec<u8> {
+    let mut bad = good.to_vec();
+    bad[at] ^= 1 << (at % 8);
+    bad
+}

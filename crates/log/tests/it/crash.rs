@@ -1,0 +1,297 @@
+//! Power cuts and errors at every operation: what was acknowledged is there, what is there is whole.
+
+use std::collections::BTreeMap;
+
+use disk::{Fault, MemDisk};
+use mainstay_log::{Batch, Entry, HardState, LogEvent, OpenError, Replayed, Reset};
+
+use crate::kit::{Opened, entries, entry, open};
+
+/// What the log was asked to hold, batch by batch: the states a reopened one may be in.
+#[derive(Clone, Default, PartialEq, Debug)]
+struct Model {
+    entries: BTreeMap<u64, Entry>,
+    hard_state: HardState,
+    base: (u64, u64),
+}
+
+impl Model {
+    fn apply(&mut self, batch: &Batch) {
+        if let Some(Reset { index, term }) = batch.reset {
+            self.entries.clear();
+            self.base = (index, term);
+        }
+        for entry in &batch.entries {
+            self.entries.split_off(&entry.index);
+            self.entries.insert(entry.index, entry.clone());
+        }
+        self.hard_state = batch.hard_state.unwrap_or(self.hard_state);
+    }
+}
+
+/// A script of appends, groups of them committed together, that crosses segments, truncates and resets.
+fn script() -> Vec<Vec<Batch>> {
+    let state = |term, commit| Some(HardState { term, vote: 1, commit });
+    vec![
+        vec![Batch { hard_state: state(1, 0), ..Batch::default() }],
+        vec![
+            entries(1..=3, 1, 700),
+            entries(4..=4, 1, 10),
+            Batch { hard_state: state(1, 3), ..entries(5..=5, 1, 2000) },
+        ],
+        vec![entries(6..=12, 1, 900)],
+        vec![Batch { hard_state: state(2, 8), ..entries(10..=11, 2, 400) }, entries(12..=14, 2, 1500)],
+        vec![entries(15..=30, 2, 1100)],
+        vec![Batch {
+            reset: Some(Reset { index: 40, term: 3 }),
+            hard_state: state(3, 40),
+            ..Batch::default()
+        }],
+        vec![entries(41..=42, 3, 3000), entries(43..=43, 3, 0)],
+        vec![Batch { entries: vec![entry(44, 3, 20_000)], ..Batch::default() }],
+        vec![entries(45..=47, 3, 600), Batch { hard_state: state(3, 46), ..Batch::default() }],
+    ]
+}
+
+/// Runs the script until something fails. Returns the tickets acknowledged, and releases old segments on the way.
+fn run(log: &mut Opened) -> u64 {
+    for group in script() {
+        for batch in group {
+            if log.log.append(batch).is_err() {
+                return log.told(|told| told.ticket);
+            }
+        }
+        log.log.turn();
+        let sealed: Vec<u32> =
+            log.log.segments().iter().filter(|one| one.sealed).map(|one| one.seq).collect();
+        if sealed.len() > 2 {
+            // Only what the script's later resets make void: the checker looks at what is left.
+            let _ = log.log.release(sealed[0]);
+        }
+    }
+    // A segment that could not be prepared once is prepared the next time.
+    for _ in 0..2 {
+        log.log.turn();
+    }
+    log.told(|told| told.ticket)
+}
+
+/// Every prefix of the script's records is a state that a crash may leave.
+fn check(log: &Opened, acknowledged: u64, what: &str) {
+    let mut model = Model::default();
+    let mut allowed = Vec::new();
+    if acknowledged == 0 {
+        allowed.push(model.clone());
+    }
+    let batches: Vec<Batch> = script().concat();
+    for (nth, batch) in batches.iter().enumerate() {
+        let ticket = nth as u64 + 1;
+        // A batch may be cut between its records; the hard states of one group are merged into the last.
+        let mut part = model.clone();
+        part.apply(&Batch { reset: batch.reset, ..Batch::default() });
+        if ticket > acknowledged {
+            allowed.push(part.clone());
+        }
+        for entry in &batch.entries {
+            part.apply(&Batch { entries: vec![entry.clone()], ..Batch::default() });
+            if ticket > acknowledged {
+                allowed.push(part.clone());
+            }
+        }
+        model.apply(batch);
+        if ticket >= acknowledged {
+            allowed.push(model.clone());
+        }
+    }
+    let mut found = Model {
+        hard_state: log.recovered.hard_state,
+        base: log.recovered.base,
+        entries: log.entries().into_iter().map(|entry| (entry.index, entry)).collect(),
+    };
+    // Entries in released segments are gone: compare from the first that can be read, and leave it to the test of
+    // releases which those are.
+    let first = log.recovered.first_index;
+    let unstated = HardState::default();
+    found.entries = found.entries.split_off(&first);
+    let states: Vec<HardState> = allowed.iter().map(|one| one.hard_state).collect();
+    assert!(states.contains(&found.hard_state), "{what}: hard state {:?}", found.hard_state);
+    found.hard_state = unstated;
+    let fits = allowed.iter().any(|one| {
+        let mut one = one.clone();
+        one.hard_state = unstated;
+        one.entries = one.entries.split_off(&first);
+        one == found
+    });
+    let indexes: Vec<u64> = found.entries.keys().copied().collect();
+    assert!(fits, "{what}: acknowledged {acknowledged}, found base {:?} entries {indexes:?}", found.base);
+    let (from, to) = (first, log.recovered.last_index + 1);
+    let read = log.log.entries().read(from, to, u64::MAX).unwrap_or_else(|error| panic!("{what}: {error}"));
+    assert!(read.iter().eq(found.entries.values()), "{what}: read back");
+}
+
+#[test]
+fn a_power_cut_at_any_operation_loses_nothing_acknowledged() {
+    let mut repairs = 0;
+    let mut cuts = 0;
+    for seed in 0..40 {
+        for nth in 1.. {
+            let what = format!("seed {seed}, operation {nth}");
+            let disk = MemDisk::new(seed * 10_000 + nth);
+            disk.fail_at(nth, Fault::PowerCut);
+            let mut acknowledged = 0;
+            match open(&disk) {
+                Ok(mut log) => acknowledged = run(&mut log),
+                Err(error) => assert!(matches!(error, OpenError::Io { .. }), "{what}: {error}"),
+            }
+            let finished = disk.ops() < nth;
+            disk.crash();
+            // A second cut, during recovery, must do no harm either.
+            disk.fail_at(1 + nth % 5, Fault::PowerCut);
+            if let Err(error) = open(&disk) {
+                assert!(matches!(error, OpenError::Io { .. }), "{what}: {error}");
+            }
+            disk.crash();
+            let log = open(&disk).unwrap_or_else(|error| panic!("{what}: {error}"));
+            check(&log, acknowledged, &what);
+            repairs += log.recovered.repairs.len();
+            continue_after(log, &disk, &what);
+            if finished {
+                break;
+            }
+            cuts += 1;
+        }
+    }
+    assert!(cuts > 500 && repairs > 50, "the cuts must hit something: {cuts} cuts, {repairs} repairs");
+}
+
+/// A recovered log takes more, and that is there too, with nothing old in between.
+fn continue_after(mut log: Opened, disk: &MemDisk, what: &str) {
+    let first = log.recovered.first_index;
+    let last = log.recovered.last_index;
+    let mut expected: Vec<Entry> = log.entries().into_iter().filter(|entry| entry.index >= first).collect();
+    for index in last + 1..=last + 12 {
+        log.put(entries(index..=index, 9, 800));
+        expected.push(entry(index, 9, 800));
+    }
+    log.told(|told| assert_eq!((told.ticket, told.last_index), (12, last + 12), "{what}"));
+    drop(log);
+    let log = open(disk).unwrap_or_else(|error| panic!("{what}, again: {error}"));
+    assert!(log.recovered.repairs.is_empty(), "{what}: {:?}", log.recovered.repairs);
+    let found: Vec<Entry> = log.entries().into_iter().filter(|entry| entry.index >= first).collect();
+    assert!(found == expected, "{what}: after more was appended");
+}
+
+#[test]
+fn an_error_at_any_operation_is_fatal_or_harmless_and_never_acknowledged() {
+    let mut failures = 0;
+    for errno in [5, 28] {
+        for nth in 1.. {
+            let what = format!("errno {errno}, operation {nth}");
+            let disk = MemDisk::new(nth);
+            disk.fail_at(nth, Fault::Once(errno));
+            let mut acknowledged = 0;
+            if let Ok(mut log) = open(&disk) {
+                acknowledged = run(&mut log);
+                let failed = log.told(|told| told.failed.len());
+                assert!(failed <= 1, "{what}: told once");
+                if failed == 1 {
+                    failures += 1;
+                    assert!(
+                        log.log.append(entries(1000..=1000, 9, 1)).is_err(),
+                        "{what}: nothing more is taken"
+                    );
+                    log.log.turn();
+                    log.told(|told| {
+                        assert_eq!((told.ticket, told.failed.len()), (acknowledged, 1), "{what}")
+                    });
+                } else {
+                    assert_eq!(acknowledged, script().concat().len() as u64, "{what}: all of it was done");
+                }
+            }
+            let finished = disk.ops() < nth;
+            disk.crash();
+            let log = open(&disk).unwrap_or_else(|error| panic!("{what}: {error}"));
+            check(&log, acknowledged, &what);
+            if finished {
+                break;
+            }
+        }
+    }
+    assert!(failures > 20, "errors must hit writes and syncs: {failures}");
+}
+
+#[test]
+fn released_segments_stay_released_through_a_crash_at_any_operation() {
+    for seed in 0..10 {
+        for nth in 1.. {
+            let what = format!("seed {seed}, operation {nth}");
+            let disk = MemDisk::new(seed * 10_000 + nth);
+            let mut log = open(&disk).unwrap();
+            for index in 1..=40 {
+                log.put(entries(index..=index, 1, 1000));
+            }
+            disk.fail_at(disk.ops() + nth, Fault::PowerCut);
+            let target = disk.ops() + nth;
+            // From the middle: a hole is allowed where it was made on purpose.
+            log.log.release(1).unwrap();
+            log.log.turn();
+            let gone = !log.log.segments().iter().any(|one| one.seq == 1);
+            let mut acknowledged = 40;
+            for index in 41..=80 {
+                if log.log.append(entries(index..=index, 1, 1000)).is_err() {
+                    break;
+                }
+                log.log.turn();
+                acknowledged = log.told(|told| told.last_index);
+            }
+            let finished = disk.ops() < target;
+            drop(log);
+            disk.crash();
+            let log = open(&disk).unwrap_or_else(|error| panic!("{what}: {error}"));
+            let there = log.log.segments().iter().any(|one| one.seq == 1);
+            assert!(!(gone && there), "{what}: a release that was recorded is not taken back");
+            assert!(log.log.segments().iter().any(|one| one.seq == 0), "{what}: others stay");
+            assert!(log.recovered.last_index >= acknowledged, "{what}");
+            if !there {
+                assert!(log.recovered.first_index > 1, "{what}");
+            }
+            let first = log.recovered.first_index;
+            let last = log.recovered.last_index;
+            let read = log.log.entries().read(first, last + 1, u64::MAX).unwrap();
+            assert!(read == entries(first..=last, 1, 1000).entries, "{what}");
+            if finished {
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn nothing_is_acknowledged_before_it_is_synced() {
+    // The listener itself looks at the disk: what it is told about must survive a crash right now.
+    let disk = MemDisk::new(11);
+    let looked = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
+    let (look_at, count) = (disk.clone(), looked.clone());
+    let (mut log, _) = mainstay_log::Log::open(
+        crate::kit::options(),
+        std::sync::Arc::new(disk.clone()),
+        1,
+        &mut |_| (),
+        Box::new(move |event| {
+            if let LogEvent::Synced(synced) = event
+                && synced.last_index == 7
+            {
+                look_at.crash();
+                let log = open(&look_at).unwrap();
+                let there = log.replayed.iter().filter(|item| matches!(item, Replayed::Entry(..))).count();
+                count.store(there as u64, std::sync::atomic::Ordering::Relaxed);
+            }
+        }),
+    )
+    .unwrap();
+    for index in 1..=7 {
+        log.append(entries(index..=index, 1, 500)).unwrap();
+        log.turn();
+    }
+    assert_eq!(looked.load(std::sync::atomic::Ordering::Relaxed), 7);
+}

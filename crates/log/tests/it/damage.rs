@@ -1,0 +1,185 @@
+//! Damaged files: acknowledged data is refused by name and offset, torn tails are cut off, nothing panics.
+
+use std::path::Path;
+
+use disk::{Disk, MemDisk};
+use mainstay_log::{Batch, HardState, OpenError, Options};
+
+use crate::kit::{DIR, Opened, entries, open, open_with, options, segment_path};
+
+/// Three segments, the last with several batches.
+fn filled() -> MemDisk {
+    let disk = MemDisk::new(5);
+    let mut log = open(&disk).unwrap();
+    for index in 1..=22 {
+        log.put(entries(index..=index, 1, 904));
+    }
+    log.put(Batch { hard_state: Some(HardState { term: 1, vote: 2, commit: 22 }), ..Batch::default() });
+    assert_eq!(log.log.segments().len(), 3);
+    disk
+}
+
+fn used(log: &Opened, seq: usize) -> usize {
+    log.log.segments()[seq].used_bytes as usize
+}
+
+#[test]
+fn every_flipped_bit_is_classified() {
+    let disk = filled();
+    let reference = open(&disk).unwrap();
+    let last_batch = used(&reference, 2) - 40;
+    for seq in 0..3u32 {
+        let path = segment_path(seq);
+        let good = disk.contents(&path).unwrap();
+        let end = used(&reference, seq as usize);
+        // Every byte of the beginning and the end, and a sample of the rest.
+        for at in
+            (0..end).filter(|at| *at < 60 || (4088..4400).contains(at) || *at > end - 100 || at % 37 == 0)
+        {
+            let mut bad = good.clone();
+            bad[at] ^= 1 << (at % 8);
+            disk.plant(&path, bad);
+            let what = format!("segment {seq}, byte {at}");
+            match open(&disk) {
+                Ok(log) if seq == 2 && at >= last_batch => {
+                    // The last batch cannot be told from one that was never acknowledged.
+                    assert_eq!(log.recovered.repairs.len(), 1, "{what}");
+                    assert_eq!(log.recovered.repairs[0].offset as usize, last_batch, "{what}");
+                    assert_eq!(log.recovered.last_index, 22, "{what}");
+                }
+                Ok(_) => panic!("{what}: damage was not noticed"),
+                Err(error) => {
+                    assert!(seq < 2 || at < last_batch, "{what}: {error}");
+                    assert!(matches!(error, OpenError::Damaged { .. }), "{what}: {error}");
+                    let text = error.to_string();
+                    assert!(
+                        text.contains(&format!("{seq:016x}.seg")) && text.contains("offset"),
+                        "{what}: {text}"
+                    );
+                }
+            }
+            disk.plant(&path, good.clone());
+        }
+    }
+    assert!(open(&disk).unwrap().recovered.repairs.is_empty());
+}
+
+#[test]
+fn segments_that_need_not_be_read_are_verified_when_asked_for() {
+    let disk = filled();
+    let path = segment_path(0);
+    let mut bad = disk.contents(&path).unwrap();
+    bad[9000] ^= 1;
+    disk.plant(&path, bad);
+    assert!(open(&disk).is_err());
+    let log = open_with(options(), &disk, 20).unwrap();
+    assert!(log.log.entries().read(1, 20, u64::MAX).is_err(), "and are verified when they are read");
+    assert!(open_with(Options { verify_all: true, ..options() }, &disk, 20).is_err());
+}
+
+#[test]
+fn a_torn_tail_is_cut_off_and_told_once() {
+    let disk = filled();
+    let end = used(&open(&disk).unwrap(), 2);
+    let path = segment_path(2);
+    let good = disk.contents(&path).unwrap();
+    // Remains of a write that never came to its end: garbage where its first record was to be.
+    let mut bad = good.clone();
+    bad[end..end + 300].fill(0xa5);
+    disk.plant(&path, bad);
+    let mut log = open(&disk).unwrap();
+    assert_eq!((log.recovered.last_index, log.recovered.repairs.len()), (22, 1));
+    assert_eq!(log.recovered.repairs[0].file, path);
+    log.put(entries(23..=23, 1, 10));
+    drop(log);
+    let log = open(&disk).unwrap();
+    assert_eq!((log.recovered.last_index, log.recovered.repairs.len()), (23, 0));
+}
+
+#[test]
+fn a_file_that_is_missing_cut_short_doubled_or_a_stranger_is_refused() {
+    let disk = filled();
+    for seq in 0..3u32 {
+        let path = segment_path(seq);
+        let good = disk.contents(&path).unwrap();
+        disk.remove(&path).unwrap();
+        match open(&disk) {
+            // Whoever loses the newest file loses what only it could tell; the prepared one then shows the gap.
+            Err(OpenError::Missing { path: named }) => assert_eq!(named, path),
+            Err(error) => panic!("segment {seq}: {error}"),
+            Ok(_) => panic!("segment {seq}: its loss was not noticed"),
+        }
+        for len in [0, 1, 100, 4096, 5000, good.len() - 1] {
+            disk.plant(&path, good[..len].to_vec());
+            assert!(matches!(open(&disk), Err(OpenError::Damaged { .. })), "segment {seq} of {len} bytes");
+        }
+        disk.plant(&path, good);
+    }
+    let first = disk.contents(&segment_path(0)).unwrap();
+    let second = disk.contents(&segment_path(1)).unwrap();
+    disk.plant(&segment_path(1), first.clone());
+    let error = open(&disk).err().unwrap().to_string();
+    assert!(error.contains("its file's name says 1"), "{error}");
+    disk.plant(&segment_path(1), second);
+    disk.plant(&segment_path(0xffff_ffff), first);
+    assert!(open(&disk).is_err());
+}
+
+#[test]
+fn garbage_never_panics() {
+    let mut state = 1u64;
+    let mut draw = move || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 33) as usize
+    };
+    let good = filled();
+    for round in 0..400 {
+        let disk = filled();
+        for _ in 0..1 + draw() % 3 {
+            let path = segment_path((draw() % 4) as u32);
+            let mut data = good.contents(&path).unwrap();
+            match draw() % 5 {
+                0 => data.truncate(draw() % data.len()),
+                1 => {
+                    let (from, len) = (draw() % data.len(), draw() % 600);
+                    let end = (from + len).min(data.len());
+                    data[from..end].iter_mut().for_each(|byte| *byte = draw() as u8);
+                }
+                2 => data = (0..draw() % 9000).map(|_| draw() as u8).collect(),
+                3 => {
+                    let (from, to) = (draw() % data.len(), draw() % data.len());
+                    let len = (draw() % 4000).min(data.len() - from.max(to));
+                    data.copy_within(from..from + len, to);
+                }
+                _ => {
+                    let from = draw() % data.len();
+                    data[from..].fill(0);
+                }
+            }
+            disk.plant(&path, data);
+        }
+        if let Ok(mut log) = open(&disk) {
+            let next = log.recovered.last_index + 1;
+            log.put(entries(next..=next + 3, 50, 500));
+            drop(log);
+            let log = open(&disk).unwrap_or_else(|error| panic!("round {round}: {error}"));
+            assert_eq!(log.recovered.last_index, next + 3);
+        }
+    }
+}
+
+#[test]
+fn values_of_any_content_never_read_as_records() {
+    // A value that holds a whole log: what is inside is shifted by 8, so that headers lie on record boundaries.
+    let disk = filled();
+    let inside = disk.contents(&segment_path(2)).unwrap();
+    let mut log = open(&disk).unwrap();
+    let entry =
+        mainstay_log::Entry { term: 1, index: 23, entry_type: 0, data: inside[4096..].to_vec().into() };
+    log.put(Batch { entries: vec![entry], ..Batch::default() });
+    log.put(entries(24..=24, 1, 10));
+    drop(log);
+    let log = open(&disk).unwrap();
+    assert_eq!((log.recovered.last_index, log.recovered.repairs.len()), (24, 0));
+    assert!(disk.exists(Path::new(DIR)).unwrap());
+}

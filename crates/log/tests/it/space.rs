@@ -1,0 +1,171 @@
+//! Full disks, the reserve, released and recycled segments.
+
+use disk::{Disk, MemDisk};
+use mainstay_log::{Batch, HardState, Log, LogEvent, Options, ReadError, Refusal, ReleaseError, Space};
+
+use crate::kit::{DIR, entries, open, open_with, options};
+
+#[test]
+fn the_alarm_comes_before_the_room_is_gone_and_releasing_makes_room_again() {
+    let disk = MemDisk::new(1);
+    disk.set_capacity(Some(5 * (16 << 10)));
+    let mut log = open(&disk).unwrap();
+    let mut index = 1;
+    let mut at_low = 0;
+    let refusal = loop {
+        match log.log.append(entries(index..=index, 1, 1000)) {
+            Ok(_) => log.log.turn(),
+            Err(error) => break error,
+        }
+        if log.log.space() == Space::Low && at_low == 0 {
+            at_low = index;
+        }
+        log.told(|told| assert_eq!(told.last_index, index, "what was taken is written"));
+        index += 1;
+    };
+    assert_eq!(refusal.reason, Refusal::NoSpace);
+    assert!(refusal.batch == entries(index..=index, 1, 1000), "handed back as it was");
+    assert!(
+        at_low > 0 && index - at_low > 10,
+        "a segment's worth of entries after the alarm, {at_low} to {index}"
+    );
+    log.told(|told| {
+        assert_eq!(told.spaces, [Space::Low, Space::Exhausted]);
+        assert!(told.failed.is_empty(), "a full disk does not stop the member");
+    });
+    // Raft can still vote.
+    log.put(Batch { hard_state: Some(HardState { term: 9, vote: 1, commit: 3 }), ..Batch::default() });
+    log.told(|told| assert_eq!(told.hard_state.map(|state| state.term), Some(9)));
+    let oldest = log.log.segments()[0].seq;
+    for seq in [oldest, oldest + 1, oldest + 2] {
+        log.log.release(seq).unwrap();
+    }
+    log.log.turn();
+    assert_eq!(log.log.space(), Space::Ample);
+    log.put(entries(index..=index + 20, 1, 1000));
+    log.told(|told| assert_eq!(told.last_index, index + 20));
+    drop(log);
+    let log = open(&disk).unwrap();
+    assert_eq!(log.recovered.last_index, index + 20);
+    assert_eq!(log.recovered.hard_state.term, 9);
+}
+
+#[test]
+fn a_batch_that_outruns_the_room_waits_and_goes_on() {
+    let disk = MemDisk::new(1);
+    disk.set_capacity(Some(5 * (16 << 10)));
+    let mut log = open(&disk).unwrap();
+    log.put(entries(1..=20, 1, 1000));
+    let ticket = log.log.append(entries(21..=90, 1, 1000)).unwrap();
+    log.log.turn();
+    log.told(|told| {
+        assert!(told.ticket < ticket && told.last_index > 20 && told.last_index < 90, "{}", told.last_index);
+        assert!(told.failed.is_empty());
+    });
+    disk.set_capacity(None);
+    log.log.turn();
+    log.told(|told| assert_eq!((told.ticket, told.last_index), (ticket, 90)));
+    assert_eq!(log.log.queued_bytes(), 0);
+    assert!(log.log.entries().read(1, 91, u64::MAX).unwrap() == entries(1..=90, 1, 1000).entries);
+}
+
+#[test]
+fn released_files_are_recycled_and_old_records_never_read_as_new() {
+    let disk = MemDisk::new(1);
+    let mut log = open(&disk).unwrap();
+    let (mut next, mut recycled) = (1, 0);
+    for round in 0..30 {
+        log.put(entries(next..=next + 9, 1, 1000));
+        next += 10;
+        let sealed: Vec<u32> =
+            log.log.segments().iter().filter(|one| one.sealed).map(|one| one.seq).collect();
+        let values = log.log.values();
+        let (_, location) = log.told(|told| told.locations[0]);
+        for seq in &sealed {
+            log.log.release(*seq).unwrap();
+            assert_eq!(log.log.release(*seq), Err(ReleaseError::Unknown), "once is enough");
+        }
+        log.log.turn();
+        if sealed.contains(&location.segment) {
+            assert!(matches!(values.read(location, 1000, 0), Err(ReadError::Moved)), "round {round}");
+        }
+        let active = log.log.segments().last().unwrap().seq;
+        assert_eq!(log.log.release(active), Err(ReleaseError::Active));
+        assert_eq!(log.log.release(active + 9), Err(ReleaseError::Unknown));
+        // A crash or not: the recycled file's old records lie behind the end, every time at another place.
+        let last = log.recovered.last_index.max(log.told(|told| told.last_index));
+        drop(log);
+        if round % 2 == 0 {
+            disk.crash();
+        }
+        log = open(&disk).unwrap();
+        assert_eq!(log.recovered.last_index, last);
+        assert!(log.recovered.repairs.is_empty(), "round {round}: {:?}", log.recovered.repairs);
+        let first = log.recovered.first_index;
+        assert!(log.entries_from(first) == entries(first..=last, 1, 1000).entries, "round {round}");
+        recycled += disk.list(DIR.as_ref()).unwrap().iter().filter(|name| name.ends_with(".free")).count();
+        assert!(disk.used_bytes() < 10 * (16 << 10), "round {round}: {} bytes", disk.used_bytes());
+        log.put(entries(next..=next, 1, 1));
+        next += 1;
+    }
+    assert!(recycled > 20);
+}
+
+#[test]
+fn a_full_queue_hands_the_batch_back() {
+    let disk = MemDisk::new(1);
+    let options = Options { queued_bytes_max: 3000, ..options() };
+    let mut log = open_with(options, &disk, 1).unwrap();
+    log.log.append(entries(1..=5, 1, 1000)).expect("a single batch may be larger");
+    let error = log.log.append(entries(6..=6, 1, 10)).unwrap_err();
+    assert_eq!((error.reason, error.batch), (Refusal::QueueFull, entries(6..=6, 1, 10)));
+    log.log.turn();
+    log.put(entries(6..=6, 1, 10));
+    log.told(|told| assert_eq!(told.last_index, 6));
+}
+
+#[test]
+fn a_starved_log_thread_goes_on_when_there_is_room() {
+    let disk = MemDisk::new(1);
+    disk.set_capacity(Some(4 * (16 << 10)));
+    let (tell, told) = std::sync::mpsc::channel();
+    let on_event = Box::new(move |event| {
+        let _ = tell.send(event);
+    });
+    let options = Options { by_hand: false, ..options() };
+    let (mut log, _) =
+        Log::open(options, std::sync::Arc::new(disk.clone()), 1, &mut |_| (), on_event).unwrap();
+    log.append(entries(1..=100, 1, 1000)).unwrap();
+    let mut last = 0;
+    let mut exhausted = false;
+    while last < 100 {
+        match told.recv_timeout(std::time::Duration::from_secs(60)).expect("something within a minute") {
+            LogEvent::Synced(synced) => last = synced.last_index,
+            LogEvent::SpaceChanged(Space::Exhausted) => {
+                exhausted = true;
+                disk.set_capacity(None);
+            }
+            LogEvent::SpaceChanged(_) => {}
+            LogEvent::Failed(fatal) => panic!("{fatal}"),
+        }
+    }
+    assert!(exhausted);
+}
+
+#[test]
+fn a_quiet_log_gets_its_next_segment_filled_with_zeros() {
+    let disk = MemDisk::new(1);
+    let options = Options { by_hand: false, quiet_after: std::time::Duration::ZERO, ..options() };
+    let (mut log, _) =
+        Log::open(options, std::sync::Arc::new(disk.clone()), 1, &mut |_| (), Box::new(|_| ())).unwrap();
+    log.append(entries(1..=1, 1, 10)).unwrap();
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    // Two headers, and all of the next segment behind its header.
+    while log.figures().prepared_bytes() < (16 << 10) - 4096 + 2 * 4096 {
+        assert!(std::time::Instant::now() < deadline, "{} bytes prepared", log.figures().prepared_bytes());
+        std::thread::yield_now();
+    }
+    log.append(entries(2..=30, 1, 1000)).unwrap();
+    drop(log);
+    assert_eq!(open(&disk).unwrap().recovered.last_index, 30);
+}
