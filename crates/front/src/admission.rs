@@ -38,7 +38,7 @@ pub(crate) fn admit(
             let admitted = match kind {
                 Kind::Unary => Admitted::Unary(Gathering::new(head, recv, respond, assembler, gzip)),
                 Kind::ServerStream | Kind::Bidi => {
-                    Admitted::Stream(begin_stream(around, head, recv, assembler, respond, gzip))
+                    Admitted::Stream(begin_stream(around, head, recv, assembler, respond, gzip)?)
                 }
             };
             Some((admitted, deadline))

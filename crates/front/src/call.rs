@@ -32,8 +32,21 @@ pub(crate) struct Surroundings {
     pub(crate) service: Rc<dyn Service>,
     /// Answer bytes in the transport's queues.
     pub(crate) answers: Rc<Ledger>,
-    /// Request bytes in assembly and in unanswered unary calls.
+    /// Request bytes in assembly and in unanswered unary calls, and something for each call in flight.
     pub(crate) requests: Rc<Ledger>,
+}
+
+/// What a call in flight is reckoned to hold besides its message: its future, its stream, its metadata.
+const CALL_BYTES: usize = 2 * 1024;
+
+impl Surroundings {
+    /// Refuses when the calls in flight hold as much as they may together.
+    fn check_request_room(&self) -> Result<(), Status> {
+        if self.requests.queued() > self.shard.options.request_bytes_max {
+            return Err(api::error::TOO_MANY_REQUESTS);
+        }
+        Ok(())
+    }
 }
 
 /// A charge on a ledger that is undone when dropped.
@@ -147,6 +160,7 @@ pub(crate) struct Streaming {
     pub(crate) future: LocalBoxFuture<Result<(), Status>>,
     pub(crate) sending: Rc<Sending>,
     pub(crate) progress: Progress,
+    _charge: Charge,
 }
 
 /// A call that was not answered on the spot.
@@ -282,6 +296,10 @@ impl Gathering {
             }
             Some(Ok(message)) => message,
         };
+        if let Err(status) = around.check_request_room() {
+            let _ = self.respond.send_response(reply::refusal(StatusCode::OK, &status), true);
+            return Step::Over(None);
+        }
         let (method, bytes) = (self.head.method, message.len());
         around.shard.counters.started(method);
         match around.service.clone().unary(self.head, message) {
@@ -293,7 +311,7 @@ impl Gathering {
                 }
                 drop(self.recv);
                 let mut charge = self.charge.unwrap_or_else(|| Charge::new(&around.requests));
-                charge.raise_to(bytes);
+                charge.raise_to(CALL_BYTES + bytes);
                 Pending { future, respond: self.respond, method, gzip: self.gzip, _charge: charge }
                     .step(around, cx)
             }
@@ -350,9 +368,7 @@ impl Gathering {
         if let Some(len) = self.assembler.announced() {
             let charge = self.charge.get_or_insert_with(|| Charge::new(&around.requests));
             charge.raise_to(len);
-            if around.requests.queued() > around.shard.options.request_bytes_max {
-                return Err(api::error::TOO_MANY_REQUESTS);
-            }
+            around.check_request_room()?;
         }
         Ok(())
     }
@@ -514,15 +530,19 @@ impl Streaming {
     }
 }
 
-/// Begins a streaming call.
+/// Begins a streaming call; `None` if it was refused for want of room.
 pub(crate) fn begin_stream(
     around: &Surroundings,
     head: Head,
     recv: RecvStream,
     assembler: Assembler,
-    respond: SendResponse<Outgoing>,
+    mut respond: SendResponse<Outgoing>,
     gzip: bool,
-) -> Call {
+) -> Option<Call> {
+    if let Err(status) = around.check_request_room() {
+        let _ = respond.send_response(reply::refusal(StatusCode::OK, &status), true);
+        return None;
+    }
     let counters: &Arc<_> = &around.shard.counters;
     let method = head.method;
     counters.started(method);
@@ -537,5 +557,7 @@ pub(crate) fn begin_stream(
     let inbound = crate::Inbound::new(recv, assembler, counters.clone(), method);
     let outbound = crate::Outbound::new(sending.clone());
     let future = around.service.clone().stream(head, inbound, outbound);
-    Call::Streaming(Streaming { future, sending, progress: Progress::default() })
+    let mut charge = Charge::new(&around.requests);
+    charge.raise_to(CALL_BYTES);
+    Some(Call::Streaming(Streaming { future, sending, progress: Progress::default(), _charge: charge }))
 }

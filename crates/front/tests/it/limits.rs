@@ -120,3 +120,20 @@ fn streams_over_their_number_are_refused() {
     let reset = raw.next_of(RST_STREAM);
     assert_eq!((reset.stream, &reset.payload[..]), (5, &[0, 0, 0, 7][..]));
 }
+
+#[test]
+fn calls_in_flight_are_bounded_even_without_bytes() {
+    let running = run_with(Options { shards: 1, request_bytes_max: 100_000, ..Options::default() });
+    let mut raw = Raw::h2(running.address, &[]);
+    for call in 0..60_u32 {
+        let path = if call % 2 == 0 { "/test.Echo/Never" } else { "/test.Echo/UntilClosing" };
+        raw.call(2 * call + 1, path, &[], &message(0, b""));
+    }
+    let refused = loop {
+        let head = raw.next_of(HEADERS);
+        if head.flags & END_STREAM != 0 {
+            break head.stream;
+        }
+    };
+    assert_eq!(refused, 99, "49 calls of 2 KiB exceed the limit");
+}
