@@ -1,16 +1,20 @@
 use std::net::SocketAddr;
+use std::task::Context;
 use std::time::{Duration, Instant};
 
 use api::{Code, Status};
 use h2::RecvStream;
 use h2::server::SendResponse;
-use http::header::CONTENT_TYPE;
+use http::header::{CONTENT_TYPE, HeaderName};
 use http::{HeaderMap, Request, StatusCode};
 
 use crate::assembler::Assembler;
-use crate::call::{Call, Gathering, Surroundings, begin_stream};
+use crate::call::{Call, Gathering, Step, Surroundings, begin_stream};
 use crate::outgoing::Outgoing;
 use crate::{Head, Kind, reply};
+
+const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
+const GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 
 /// Looks at a request's head as grpc-go's server does. What it refuses is answered here; what it takes comes
 /// back as a call with its deadline.
@@ -20,7 +24,7 @@ pub(crate) fn admit(
     mut respond: SendResponse<Outgoing>,
     peer: SocketAddr,
     now: Instant,
-) -> Option<(Call, Option<Instant>)> {
+) -> Option<(Admitted, Option<Instant>)> {
     match examine(around, &request, now) {
         Err((http, status)) => {
             // An error means that the stream is gone: nobody is left to tell.
@@ -31,19 +35,31 @@ pub(crate) fn admit(
             let (parts, recv) = request.into_parts();
             let head = Head { method, peer, deadline, metadata: parts.headers };
             let assembler = Assembler::new(around.shard.options.message_bytes_max, gzip);
-            let call = match kind {
-                Kind::Unary => Call::Gathering(Box::new(Gathering {
-                    head,
-                    recv,
-                    respond,
-                    assembler,
-                    gzip,
-                    message: None,
-                    charge: None,
-                })),
-                Kind::ServerStream | Kind::Bidi => begin_stream(around, head, recv, assembler, respond, gzip),
+            let admitted = match kind {
+                Kind::Unary => Admitted::Unary(Gathering::new(head, recv, respond, assembler, gzip)),
+                Kind::ServerStream | Kind::Bidi => {
+                    Admitted::Stream(begin_stream(around, head, recv, assembler, respond, gzip)?)
+                }
             };
-            Some((call, deadline))
+            Some((admitted, deadline))
+        }
+    }
+}
+
+/// A call that was taken.
+#[expect(clippy::large_enum_variant, reason = "it lives on the stack for one step")]
+pub(crate) enum Admitted {
+    /// Most are answered on the spot, so it is not put on the heap yet.
+    Unary(Gathering),
+    Stream(Call),
+}
+
+impl Admitted {
+    /// Goes on with the call as far as it can.
+    pub(crate) fn step(self, around: &Surroundings, cx: &mut Context<'_>) -> Step {
+        match self {
+            Admitted::Unary(gathering) => gathering.begin(around, cx),
+            Admitted::Stream(call) => call.step(around, cx),
         }
     }
 }
@@ -67,7 +83,7 @@ fn examine(
             format!("Received a HEADERS frame with :method \"{}\" which should be POST", request.method());
         return Err((StatusCode::METHOD_NOT_ALLOWED, Status::with(Code::Internal, text)));
     }
-    let deadline = match headers.get("grpc-timeout") {
+    let deadline = match headers.get(GRPC_TIMEOUT) {
         None => None,
         Some(value) => {
             let timeout = parse_timeout(value.as_bytes()).map_err(|why| {
@@ -82,7 +98,7 @@ fn examine(
     let Some(method) = around.service.method(path) else {
         return Err((StatusCode::OK, unknown_path(around, path)));
     };
-    let gzip = match headers.get("grpc-encoding").map(|value| value.as_bytes()) {
+    let gzip = match headers.get(GRPC_ENCODING).map(|value| value.as_bytes()) {
         None | Some(b"identity" | b"") => false,
         Some(b"gzip") => true,
         Some(other) => {

@@ -50,13 +50,13 @@ impl Assembler {
     /// The next whole message, or `None` until more payload comes. After an error the stream is of no use.
     pub(crate) fn next(&mut self) -> Result<Option<Assembled>, Status> {
         if self.partial.is_empty() {
-            if let Some(len) = self.checked_len(&self.current)? {
-                if self.current.len() >= PREFIX_BYTES + len {
-                    let packed = self.current[0] == 1;
-                    self.current.advance(PREFIX_BYTES);
-                    let body = self.current.split_to(len);
-                    return self.finished(packed, body).map(Some);
-                }
+            if let Some(len) = self.checked_len(&self.current)?
+                && self.current.len() >= PREFIX_BYTES + len
+            {
+                let packed = self.current[0] == 1;
+                self.current.advance(PREFIX_BYTES);
+                let body = self.current.split_to(len);
+                return self.finished(packed, body).map(Some);
             }
             if !self.current.is_empty() {
                 self.partial.extend_from_slice(&self.current);

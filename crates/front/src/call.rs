@@ -32,8 +32,21 @@ pub(crate) struct Surroundings {
     pub(crate) service: Rc<dyn Service>,
     /// Answer bytes in the transport's queues.
     pub(crate) answers: Rc<Ledger>,
-    /// Request bytes in assembly and in unanswered unary calls.
+    /// Request bytes in assembly and in unanswered unary calls, and something for each call in flight.
     pub(crate) requests: Rc<Ledger>,
+}
+
+/// What a call in flight is reckoned to hold besides its message: its future, its stream, its metadata.
+const CALL_BYTES: usize = 2 * 1024;
+
+impl Surroundings {
+    /// Refuses when the calls in flight hold as much as they may together.
+    fn check_request_room(&self) -> Result<(), Status> {
+        if self.requests.queued() > self.shard.options.request_bytes_max {
+            return Err(api::error::TOO_MANY_REQUESTS);
+        }
+        Ok(())
+    }
 }
 
 /// A charge on a ledger that is undone when dropped.
@@ -110,13 +123,15 @@ impl Progress {
 
 /// A unary call whose message is not whole yet.
 pub(crate) struct Gathering {
-    pub(crate) head: Head,
-    pub(crate) recv: RecvStream,
-    pub(crate) respond: SendResponse<Outgoing>,
-    pub(crate) assembler: Assembler,
-    pub(crate) gzip: bool,
-    pub(crate) message: Option<Bytes>,
-    pub(crate) charge: Option<Charge>,
+    head: Head,
+    recv: RecvStream,
+    respond: SendResponse<Outgoing>,
+    assembler: Assembler,
+    gzip: bool,
+    message: Option<Bytes>,
+    /// Bytes of the last payload, whose window is not given back yet.
+    unreleased: usize,
+    charge: Option<Charge>,
 }
 
 /// A unary call whose answer is being made.
@@ -125,7 +140,7 @@ pub(crate) struct Pending {
     respond: SendResponse<Outgoing>,
     method: u16,
     gzip: bool,
-    _charge: Option<Charge>,
+    _charge: Charge,
 }
 
 /// A big answer that is made while the client's window opens.
@@ -145,6 +160,7 @@ pub(crate) struct Streaming {
     pub(crate) future: LocalBoxFuture<Result<(), Status>>,
     pub(crate) sending: Rc<Sending>,
     pub(crate) progress: Progress,
+    _charge: Charge,
 }
 
 /// A call that was not answered on the spot.
@@ -239,21 +255,74 @@ impl Call {
 }
 
 impl Gathering {
-    /// Also the way of a call whose message is here already: then nothing is put aside for it.
-    pub(crate) fn step(mut self: Box<Self>, around: &Surroundings, cx: &mut Context<'_>) -> Step {
+    pub(crate) fn new(
+        head: Head,
+        recv: RecvStream,
+        respond: SendResponse<Outgoing>,
+        assembler: Assembler,
+        gzip: bool,
+    ) -> Gathering {
+        Gathering { head, recv, respond, assembler, gzip, message: None, unreleased: 0, charge: None }
+    }
+
+    /// The first step, before the call has a place on the heap.
+    pub(crate) fn begin(mut self, around: &Surroundings, cx: &mut Context<'_>) -> Step {
+        match self.gather(around, cx) {
+            Poll::Pending => Step::Wait(Call::Gathering(Box::new(self))),
+            Poll::Ready(gathered) => self.serve(around, gathered, cx),
+        }
+    }
+
+    fn step(mut self: Box<Self>, around: &Surroundings, cx: &mut Context<'_>) -> Step {
         match self.gather(around, cx) {
             Poll::Pending => Step::Wait(Call::Gathering(self)),
-            Poll::Ready(Some(Err(status))) => {
+            Poll::Ready(gathered) => self.serve(around, gathered, cx),
+        }
+    }
+
+    fn serve(
+        mut self,
+        around: &Surroundings,
+        gathered: Option<Result<Bytes, Status>>,
+        cx: &mut Context<'_>,
+    ) -> Step {
+        let message = match gathered {
+            // The client is gone.
+            None => return Step::Over(None),
+            Some(Err(status)) => {
                 // Errors of h2 here and below mean that the stream is gone: nobody is left to tell.
                 let _ = self.respond.send_response(reply::refusal(StatusCode::OK, &status), true);
-                Step::Over(None)
+                return Step::Over(None);
             }
-            Poll::Ready(None) => Step::Over(None),
-            Poll::Ready(Some(Ok(message))) => {
-                let Gathering { head, respond, gzip, mut charge, recv, .. } = *self;
-                drop(recv);
-                serve_unary(around, head, message, respond, gzip, charge.take(), cx)
+            Some(Ok(message)) => message,
+        };
+        if let Err(status) = around.check_request_room() {
+            let _ = self.respond.send_response(reply::refusal(StatusCode::OK, &status), true);
+            return Step::Over(None);
+        }
+        let (method, bytes) = (self.head.method, message.len());
+        around.shard.counters.started(method);
+        match around.service.clone().unary(self.head, message) {
+            // The window of its last payload goes back when the stream closes, which is now.
+            Unary::Done(result) => answer(around, self.respond, method, self.gzip, result, cx),
+            Unary::Later(future) => {
+                if self.unreleased > 0 {
+                    let _ = self.recv.flow_control().release_capacity(self.unreleased);
+                }
+                drop(self.recv);
+                let mut charge = self.charge.unwrap_or_else(|| Charge::new(&around.requests));
+                charge.raise_to(CALL_BYTES + bytes);
+                Pending { future, respond: self.respond, method, gzip: self.gzip, _charge: charge }
+                    .step(around, cx)
             }
+        }
+    }
+
+    fn release(&mut self) {
+        let n = std::mem::take(&mut self.unreleased);
+        if n > 0 {
+            // It fails only for a stream that is gone, which the next poll reports.
+            let _ = self.recv.flow_control().release_capacity(n);
         }
     }
 
@@ -261,11 +330,14 @@ impl Gathering {
     fn gather(&mut self, around: &Surroundings, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Status>>> {
         loop {
             match self.recv.poll_data(cx) {
-                Poll::Pending => return Poll::Pending,
+                Poll::Pending => {
+                    self.release();
+                    return Poll::Pending;
+                }
                 Poll::Ready(Some(Err(_))) => return Poll::Ready(None),
                 Poll::Ready(Some(Ok(payload))) => {
-                    let n = payload.len();
-                    let _ = self.recv.flow_control().release_capacity(n);
+                    self.release();
+                    self.unreleased = payload.len();
                     self.assembler.push(payload);
                     if let Err(status) = self.cut(around) {
                         return Poll::Ready(Some(Err(status)));
@@ -296,9 +368,7 @@ impl Gathering {
         if let Some(len) = self.assembler.announced() {
             let charge = self.charge.get_or_insert_with(|| Charge::new(&around.requests));
             charge.raise_to(len);
-            if around.requests.queued() > around.shard.options.request_bytes_max {
-                return Err(api::error::TOO_MANY_REQUESTS);
-            }
+            around.check_request_room()?;
         }
         Ok(())
     }
@@ -309,28 +379,6 @@ const NO_MESSAGE: Status = Status::new(Code::Internal, "cardinality violation: r
 /// A unary call with two messages.
 const SECOND_MESSAGE: Status =
     Status::new(Code::Internal, "cardinality violation: received multiple request messages");
-
-fn serve_unary(
-    around: &Surroundings,
-    head: Head,
-    message: Bytes,
-    respond: SendResponse<Outgoing>,
-    gzip: bool,
-    charge: Option<Charge>,
-    cx: &mut Context<'_>,
-) -> Step {
-    let method = head.method;
-    let bytes = message.len();
-    around.shard.counters.started(method);
-    match around.service.clone().unary(head, message) {
-        Unary::Done(result) => answer(around, respond, method, gzip, result, cx),
-        Unary::Later(future) => {
-            let mut charge = charge.unwrap_or_else(|| Charge::new(&around.requests));
-            charge.raise_to(bytes);
-            Pending { future, respond, method, gzip, _charge: Some(charge) }.step(around, cx)
-        }
-    }
-}
 
 impl Pending {
     fn step(mut self, around: &Surroundings, cx: &mut Context<'_>) -> Step {
@@ -482,15 +530,19 @@ impl Streaming {
     }
 }
 
-/// Begins a streaming call.
+/// Begins a streaming call; `None` if it was refused for want of room.
 pub(crate) fn begin_stream(
     around: &Surroundings,
     head: Head,
     recv: RecvStream,
     assembler: Assembler,
-    respond: SendResponse<Outgoing>,
+    mut respond: SendResponse<Outgoing>,
     gzip: bool,
-) -> Call {
+) -> Option<Call> {
+    if let Err(status) = around.check_request_room() {
+        let _ = respond.send_response(reply::refusal(StatusCode::OK, &status), true);
+        return None;
+    }
     let counters: &Arc<_> = &around.shard.counters;
     let method = head.method;
     counters.started(method);
@@ -505,5 +557,7 @@ pub(crate) fn begin_stream(
     let inbound = crate::Inbound::new(recv, assembler, counters.clone(), method);
     let outbound = crate::Outbound::new(sending.clone());
     let future = around.service.clone().stream(head, inbound, outbound);
-    Call::Streaming(Streaming { future, sending, progress: Progress::default() })
+    let mut charge = Charge::new(&around.requests);
+    charge.raise_to(CALL_BYTES);
+    Some(Call::Streaming(Streaming { future, sending, progress: Progress::default(), _charge: charge }))
 }

@@ -149,6 +149,7 @@ impl<S: Transport> Connection<S> {
     /// One turn: everything that is ready, then one write.
     fn poll_turn(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.turn.begin(cx.waker());
+        self.socket.borrow_mut().begin_turn();
         let now = Instant::now();
         let ended = self.work(now, cx);
         let traffic = self.socket.borrow_mut().take_traffic();
@@ -243,22 +244,28 @@ impl<S: Transport> Connection<S> {
     }
 
     fn admit(&mut self, request: Request<RecvStream>, respond: SendResponse<Outgoing>, now: Instant) {
-        let Some((call, deadline)) = admission::admit(&self.around, request, respond, self.peer, now) else {
+        let Some((admitted, deadline)) = admission::admit(&self.around, request, respond, self.peer, now)
+        else {
             return;
         };
-        // The slot is needed first: the call's waker carries its number.
-        let serial = self.next_serial;
-        self.next_serial += 1;
-        let key = self.slots.insert(Slot { call: Some(call), serial });
+        // Most calls are over after their first step and never take the slot whose waker they are polled with.
+        let entry = self.slots.vacant_entry();
+        let key = entry.key();
         let slot = u32::try_from(key).unwrap_or_else(|_| unreachable!("HTTP/2 has no 2^32 streams"));
         if key == self.slot_wakers.len() {
             self.slot_wakers.push(Waker::from(Arc::new(SlotWake { turn: self.turn.clone(), slot })));
         }
-        self.step(slot);
-        if let Some(deadline) = deadline
-            && self.slots.contains(key)
-        {
-            self.add_deadline(deadline, slot, serial);
+        let mut cx = Context::from_waker(&self.slot_wakers[key]);
+        match admitted.step(&self.around, &mut cx) {
+            Step::Over(tracked) => self.track(tracked),
+            Step::Wait(call) => {
+                let serial = self.next_serial;
+                self.next_serial += 1;
+                entry.insert(Slot { call: Some(call), serial });
+                if let Some(deadline) = deadline {
+                    self.add_deadline(deadline, slot, serial);
+                }
+            }
         }
     }
 

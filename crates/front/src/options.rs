@@ -23,8 +23,8 @@ pub struct Options {
     pub header_list_bytes_max: u32,
     /// Answer bytes one connection may hold unsent before its new requests wait.
     pub answer_bytes_max: usize,
-    /// Request bytes one connection may have in assembly and in unanswered unary calls; beyond that a call is
-    /// answered with `ResourceExhausted`.
+    /// Bytes one connection's calls in flight may hold: messages in assembly and in unanswered unary calls, and
+    /// 2 KiB for each call. Beyond that a new call is answered with etcd's `too many requests`.
     pub request_bytes_max: usize,
     /// Requests of one connection that may wait while its answers are over their limit; further ones are
     /// refused (`REFUSED_STREAM`, which clients retry).

@@ -138,9 +138,10 @@ async fn serve(
     let first = tokio::time::timeout(state.options.first_bytes_timeout, first);
     let First::Left(first) = race(first, closing.begun()).await else { return Ok(()) };
     let speaks_h2 = first.map_err(|_| std::io::ErrorKind::TimedOut)??;
+    // On the heap only from here on, so that a connection that has said nothing holds little.
     if speaks_h2 {
-        connection::serve(socket, peer, state, service).await
+        Box::pin(connection::serve(socket, peer, state, service)).await
     } else {
-        http1::serve(socket, peer, state, service, closing).await
+        Box::pin(http1::serve(socket, peer, state, service, closing)).await
     }
 }

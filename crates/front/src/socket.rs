@@ -70,6 +70,9 @@ pub(crate) struct Socket<S> {
     traffic: Traffic,
     last_stream: u32,
     sent_bytes: u64,
+    /// Nothing more can be read in this turn: the stream said so and will wake the connection.
+    drained: bool,
+    has_turns: bool,
 }
 
 impl<S: Transport> Socket<S> {
@@ -83,12 +86,20 @@ impl<S: Transport> Socket<S> {
             traffic: Traffic::default(),
             last_stream: 0,
             sent_bytes: 0,
+            drained: false,
+            has_turns: false,
         }
     }
 
     /// Follows HTTP/2 frames from here on.
     pub(crate) fn watch_frames(&mut self) {
         self.scanners = Some((FrameScanner::after(PREFACE.len()), FrameScanner::after(0)));
+    }
+
+    /// A turn begins: the stream may have more to read.
+    pub(crate) fn begin_turn(&mut self) {
+        self.drained = false;
+        self.has_turns = true;
     }
 
     /// What passed since the last question.
@@ -201,6 +212,7 @@ impl<S: Transport> Socket<S> {
     fn poll_take(&mut self, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let mut input = match self.input.take() {
             Some(input) => input,
+            None if self.drained => return Poll::Pending,
             None => {
                 let mut buffer = self.pool.take();
                 let mut space = ReadBuf::new(&mut buffer);
@@ -208,6 +220,8 @@ impl<S: Transport> Socket<S> {
                 let end = space.filled().len();
                 if end == 0 {
                     self.pool.give(buffer);
+                    // Only who begins turns may rely on this: the wake must clear it.
+                    self.drained = polled.is_pending() && self.has_turns;
                     return polled;
                 }
                 self.traffic.received = true;

@@ -34,11 +34,11 @@ fn random_bytes_close_only_their_connection() {
         let mut raw = Raw::silent(running.address);
         raw.send(&noise(seed, 1 + 37 * seed as usize));
         raw.finish();
-        raw.to_end();
+        raw.read_to_close();
         let mut raw = Raw::h2(running.address, &[]);
         raw.send(&noise(seed, 1 + 37 * seed as usize));
         raw.finish();
-        raw.to_end();
+        raw.read_to_close();
     }
     still_serves(&running);
 }
@@ -54,13 +54,13 @@ fn a_call_cut_or_flipped_anywhere_closes_only_its_connection() {
         let mut cut = Raw::silent(running.address);
         cut.send(&whole[..at]);
         cut.finish();
-        cut.to_end();
+        cut.read_to_close();
         let mut flipped = whole.clone();
         flipped[at] ^= 1 << (at % 8);
         let mut raw = Raw::silent(running.address);
         raw.send(&flipped);
         raw.finish();
-        raw.to_end();
+        raw.read_to_close();
     }
     still_serves(&running);
 }
@@ -71,7 +71,7 @@ fn a_wrong_preface_is_an_http1_error() {
     let mut raw = Raw::silent(running.address);
     raw.send(b"PRI * HTTP/2.0\r\n\r\nXX\r\n\r\n");
     raw.finish();
-    let answer = raw.to_end();
+    let answer = raw.read_to_close();
     assert!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 400"), "{answer:?}");
     still_serves(&running);
 }
@@ -94,7 +94,7 @@ fn silence_and_a_lone_half_preface_are_closed_in_time() {
         raw.closed();
     }
     half.closed();
-    slow_http.to_end();
+    slow_http.read_to_close();
     idle.call(1, "/test.Echo/Unary", &[], &message(0, b"still here"));
     assert_eq!(idle.next_of(DATA).payload, message(0, b"still here"));
     still_serves(&running);
@@ -114,7 +114,7 @@ fn headers_over_the_limit_are_refused() {
         raw.send(&frame(CONTINUATION, flags, 1, part));
     }
     raw.finish();
-    let answer = raw.to_end();
+    let answer = raw.read_to_close();
     // "431" stands in the header block as plain or Huffman-coded digits; a reset or GOAWAY is as good. What must not
     // happen is an echo.
     assert!(!answer.is_empty());
@@ -147,7 +147,7 @@ fn a_rapid_reset_ends_the_connection_or_costs_nothing() {
         raw.send(&bytes);
     }
     raw.finish();
-    raw.to_end();
+    raw.read_to_close();
     still_serves(&running);
     block_on(crate::echo::until("no call is left", || {
         running.seen.alive.load(std::sync::atomic::Ordering::SeqCst) == 0

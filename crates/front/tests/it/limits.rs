@@ -69,14 +69,22 @@ fn a_stream_that_stands_still_is_reset() {
 fn requests_over_their_bytes_are_refused() {
     let running = run_with(Options { shards: 1, request_bytes_max: 1_000_000, ..Options::default() });
     let mut raw = Raw::h2(running.address, &[]);
-    // Each announces 600,000 bytes and sends few: the second is one too many.
+    // Each announces 600,000 bytes and sends few: the one looked at second is one too many.
     let begun = &message(0, &vec![0; 600_000])[..1000];
     for stream in [1, 3] {
         raw.send(&frame(HEADERS, END_HEADERS, stream, &call_block("/test.Echo/Unary", &[])));
         raw.send(&frame(DATA, 0, stream, begun));
     }
     let refused = raw.next_of(HEADERS);
-    assert_eq!((refused.stream, refused.flags & END_STREAM), (3, END_STREAM));
+    assert_eq!(refused.flags & END_STREAM, END_STREAM);
+    let other = 4 - refused.stream;
+    raw.send(&frame(DATA, END_STREAM, other, &[0; 15_000]));
+    // It was not whole, so it ends with a status too, and gives its bytes back: the next call has room.
+    assert_eq!(raw.next_of(HEADERS).stream, other);
+    raw.send(&frame(HEADERS, END_HEADERS, 5, &call_block("/test.Echo/Unary", &[])));
+    raw.send(&frame(DATA, 0, 5, begun));
+    raw.call(7, "/test.Echo/Unary", &[], &message(0, b"a"));
+    assert_eq!(raw.next_of(DATA).payload, message(0, b"a"));
 }
 
 #[test]
@@ -111,4 +119,21 @@ fn streams_over_their_number_are_refused() {
     }
     let reset = raw.next_of(RST_STREAM);
     assert_eq!((reset.stream, &reset.payload[..]), (5, &[0, 0, 0, 7][..]));
+}
+
+#[test]
+fn calls_in_flight_are_bounded_even_without_bytes() {
+    let running = run_with(Options { shards: 1, request_bytes_max: 100_000, ..Options::default() });
+    let mut raw = Raw::h2(running.address, &[]);
+    for call in 0..60_u32 {
+        let path = if call % 2 == 0 { "/test.Echo/Never" } else { "/test.Echo/UntilClosing" };
+        raw.call(2 * call + 1, path, &[], &message(0, b""));
+    }
+    let refused = loop {
+        let head = raw.next_of(HEADERS);
+        if head.flags & END_STREAM != 0 {
+            break head.stream;
+        }
+    };
+    assert_eq!(refused, 99, "49 calls of 2 KiB exceed the limit");
 }

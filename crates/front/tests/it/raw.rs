@@ -142,7 +142,7 @@ impl Raw {
     }
 
     /// All that comes until the server closes.
-    pub fn to_end(&mut self) -> Vec<u8> {
+    pub fn read_to_close(&mut self) -> Vec<u8> {
         let mut all = Vec::new();
         match self.stream.read_to_end(&mut all) {
             Ok(_) => {}
