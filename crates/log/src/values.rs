@@ -10,7 +10,7 @@ use crate::entry_index::EntryIndex;
 use crate::format::{Found, Kind, RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, find};
 use crate::scan;
 use crate::segment::{Segment, Shared};
-use crate::{Entry, Location, ReadError};
+use crate::{Entry, Figures, Location, ReadError};
 
 /// Bytes read ahead when entries are read.
 const READ_BYTES: usize = 256 << 10;
@@ -22,6 +22,11 @@ pub struct Values {
 }
 
 impl Values {
+    /// What the log has done since it was opened, for metrics.
+    pub fn figures(&self) -> &Figures {
+        &self.shared.figures
+    }
+
     /// Reads `len` bytes and checks them against their crc32c. [`ReadError::Moved`] says that the segment was
     /// released meanwhile: look the location up again and retry.
     pub fn read(&self, location: Location, len: u32, crc: u32) -> Result<Bytes, ReadError> {

@@ -4,6 +4,7 @@ pub mod config;
 pub mod core;
 pub mod encode;
 pub mod expiry;
+pub mod http;
 pub mod inbox;
 pub mod logging;
 pub mod metrics;

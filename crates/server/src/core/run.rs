@@ -497,7 +497,7 @@ impl Core {
                 match waiter {
                     Waiter::Expiry(id) => {
                         self.revokes_open = self.revokes_open.saturating_sub(1);
-                        if !matches!(applied.outcome, Ok(_) | Err(error::LEASE_NOT_FOUND)) {
+                        if !(applied.outcome.is_ok() || applied.outcome == Err(error::LEASE_NOT_FOUND)) {
                             self.expiry.retry(id, now, REVOKE_PAUSE);
                         }
                     }

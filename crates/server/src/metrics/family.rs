@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, PoisonError, RwLock};
 
-use super::series::{Buckets, Counter, Gauge, Histogram};
+use super::series::{Buckets, Counter, Distribution, Gauge, Histogram, Total};
 use super::text::{Labels, MetricType, Writer};
 
 /// Series of a family with labels at most; those beyond share one, whose label values are all [`OVERFLOW`]. Some
@@ -23,6 +23,13 @@ pub struct Descriptor {
     pub labels: &'static [&'static str],
     /// Bounds of a histogram.
     pub buckets: Option<Buckets>,
+}
+
+impl Descriptor {
+    fn bounds(&self) -> Vec<f64> {
+        let buckets = self.buckets.unwrap_or_else(|| unreachable!("{} has no buckets", self.name));
+        buckets.bounds()
+    }
 }
 
 /// What a row makes and renders.
@@ -79,6 +86,21 @@ impl<T: Instrument> Labelled<T> {
     }
 }
 
+impl Labelled<Gauge> {
+    /// Sets the series with these label values to 1, and all others there are to 0.
+    pub fn mark_only(&self, marked: &[Vec<String>]) {
+        for (values, series) in &*self.shared.series.read().unwrap_or_else(PoisonError::into_inner) {
+            if !marked.contains(values) {
+                series.set(0);
+            }
+        }
+        for values in marked {
+            let values: Vec<&str> = values.iter().map(String::as_str).collect();
+            self.with(&values).set(1);
+        }
+    }
+}
+
 fn find<T: Clone>(series: &[(Vec<String>, T)], values: &[&str]) -> Option<T> {
     series.iter().find(|(existing, _)| existing == values).map(|(_, found)| found.clone())
 }
@@ -88,6 +110,18 @@ impl Instrument for Counter {
 
     fn make(_: &Descriptor) -> Counter {
         Counter::new()
+    }
+
+    fn render(&self, labels: Labels<'_>, writer: &mut Writer<'_>) {
+        writer.sample(labels, self.value() as f64);
+    }
+}
+
+impl Instrument for Total {
+    const KIND: MetricType = MetricType::Counter;
+
+    fn make(_: &Descriptor) -> Total {
+        Total::default()
     }
 
     fn render(&self, labels: Labels<'_>, writer: &mut Writer<'_>) {
@@ -111,9 +145,19 @@ impl Instrument for Histogram {
     const KIND: MetricType = MetricType::Histogram;
 
     fn make(descriptor: &Descriptor) -> Histogram {
-        let buckets =
-            descriptor.buckets.unwrap_or_else(|| unreachable!("{} has no buckets", descriptor.name));
-        Histogram::new(&buckets.bounds())
+        Histogram::new(&descriptor.bounds())
+    }
+
+    fn render(&self, labels: Labels<'_>, writer: &mut Writer<'_>) {
+        writer.distribution(labels, &self.cumulative(), self.sum());
+    }
+}
+
+impl Instrument for Distribution {
+    const KIND: MetricType = MetricType::Histogram;
+
+    fn make(descriptor: &Descriptor) -> Distribution {
+        Distribution::new(&descriptor.bounds())
     }
 
     fn render(&self, labels: Labels<'_>, writer: &mut Writer<'_>) {

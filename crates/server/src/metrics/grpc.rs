@@ -1,4 +1,5 @@
-//! What every gRPC server counts per method. All series exist from the start, at 0.
+//! What every gRPC server counts per method. All series exist from the start, at 0. Calls are counted in the front,
+//! by shard; the sums are copied here when they are asked for.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,7 +8,7 @@ use api::Code;
 
 use super::family::Descriptor;
 use super::registry::{Registry, Render};
-use super::series::{Block, Histogram};
+use super::series::{Histogram, Total};
 use super::text::{MetricType, Writer};
 
 /// Bounds of `grpc_server_handling_seconds`: the Prometheus client's default.
@@ -15,12 +16,6 @@ const HANDLING_BOUNDS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.
 
 const METHOD_LABELS: &[&str] = &["grpc_method", "grpc_service", "grpc_type"];
 const HANDLED_LABELS: &[&str] = &["grpc_code", "grpc_method", "grpc_service", "grpc_type"];
-
-/// Cells of a method's block.
-const STARTED: usize = 0;
-const RECEIVED: usize = 1;
-const SENT: usize = 2;
-const HANDLED: usize = 3;
 
 /// Kind of a method, as the label `grpc_type` says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,11 +41,27 @@ pub struct GrpcMethod {
     pub kind: MethodType,
 }
 
-/// What is counted of one method. Clones count together.
+/// What was counted of one method.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MethodTotals {
+    /// Calls begun.
+    pub started: u64,
+    /// Messages from clients.
+    pub received: u64,
+    /// Messages to clients.
+    pub sent: u64,
+    /// Calls ended, by the number of their [`Code`].
+    pub handled: [u64; Code::ALL.len()],
+}
+
+/// The series of one method. Clones are the same series.
 #[derive(Clone)]
 pub struct MethodMetrics {
     method: GrpcMethod,
-    block: Arc<Block>,
+    started: Total,
+    received: Total,
+    sent: Total,
+    handled: Arc<[Total; Code::ALL.len()]>,
     handling: Option<Histogram>,
 }
 
@@ -73,28 +84,19 @@ impl MethodType {
 }
 
 impl MethodMetrics {
-    /// Counts a call that begins.
-    #[inline]
-    pub fn started(&self) {
-        self.block.add(STARTED, 1);
+    /// Takes over what was counted elsewhere.
+    pub fn raise_to(&self, totals: &MethodTotals) {
+        self.started.raise_to(totals.started);
+        self.received.raise_to(totals.received);
+        self.sent.raise_to(totals.sent);
+        for (series, count) in self.handled.iter().zip(totals.handled) {
+            series.raise_to(count);
+        }
     }
 
-    /// Counts messages from the client.
+    /// Counts the time of a call that ended, where `--metrics extensive` asks for it.
     #[inline]
-    pub fn received(&self, messages: u64) {
-        self.block.add(RECEIVED, messages);
-    }
-
-    /// Counts messages to the client.
-    #[inline]
-    pub fn sent(&self, messages: u64) {
-        self.block.add(SENT, messages);
-    }
-
-    /// Counts a call that ended with `code` after `elapsed`.
-    #[inline]
-    pub fn handled(&self, code: Code, elapsed: Duration) {
-        self.block.add(HANDLED + code as usize, 1);
+    pub fn took(&self, elapsed: Duration) {
         if let Some(handling) = &self.handling {
             handling.observe_seconds(elapsed);
         }
@@ -111,15 +113,18 @@ impl GrpcMetrics {
     pub(super) fn register(registry: &mut Registry, methods: &[GrpcMethod], extensive: bool) -> GrpcMetrics {
         let methods = methods.iter().map(|method| MethodMetrics {
             method: *method,
-            block: Block::new(HANDLED + Code::ALL.len()),
+            started: Total::default(),
+            received: Total::default(),
+            sent: Total::default(),
+            handled: Arc::new(std::array::from_fn(|_| Total::default())),
             handling: extensive.then(|| Histogram::new(&HANDLING_BOUNDS)),
         });
         let metrics = GrpcMetrics { methods: methods.collect() };
         let counter = MetricType::Counter;
         let rows = [
-            ("grpc_server_started_total", counter, "Calls begun.", Part::Cell(STARTED)),
-            ("grpc_server_msg_received_total", counter, "Messages received.", Part::Cell(RECEIVED)),
-            ("grpc_server_msg_sent_total", counter, "Messages sent.", Part::Cell(SENT)),
+            ("grpc_server_started_total", counter, "Calls begun.", Part::Started),
+            ("grpc_server_msg_received_total", counter, "Messages received.", Part::Received),
+            ("grpc_server_msg_sent_total", counter, "Messages sent.", Part::Sent),
             ("grpc_server_handled_total", counter, "Calls ended, by code.", Part::Handled),
             ("grpc_server_handling_seconds", MetricType::Histogram, "Time of calls.", Part::Handling),
         ];
@@ -134,23 +139,17 @@ impl GrpcMetrics {
         metrics
     }
 
-    /// The method at this place of the list the metrics were made with.
-    ///
-    /// # Panics
-    /// When there is no such place: the list is the caller's own.
-    pub fn method(&self, index: usize) -> &MethodMetrics {
-        &self.methods[index]
-    }
-
-    /// The method called so.
-    pub fn find(&self, service: &str, method: &str) -> Option<&MethodMetrics> {
-        self.methods.iter().find(|each| each.method.service == service && each.method.method == method)
+    /// The methods, in the order the metrics were made with.
+    pub fn methods(&self) -> &[MethodMetrics] {
+        &self.methods
     }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
-    Cell(usize),
+    Started,
+    Received,
+    Sent,
     Handled,
     Handling,
 }
@@ -170,12 +169,14 @@ impl Render for View {
         for method in self.metrics.methods.iter() {
             let labels = method.labels();
             match (self.part, &method.handling) {
-                (Part::Cell(cell), _) => writer.sample(&labels, method.block.total(cell) as f64),
+                (Part::Started, _) => writer.sample(&labels, method.started.value() as f64),
+                (Part::Received, _) => writer.sample(&labels, method.received.value() as f64),
+                (Part::Sent, _) => writer.sample(&labels, method.sent.value() as f64),
                 (Part::Handled, _) => {
-                    for code in Code::ALL {
+                    for (code, count) in Code::ALL.into_iter().zip(method.handled.iter()) {
                         let [a, b, c] = labels;
                         let labels = [(HANDLED_LABELS[0], code.name()), a, b, c];
-                        writer.sample(&labels, method.block.total(HANDLED + code as usize) as f64);
+                        writer.sample(&labels, count.value() as f64);
                     }
                 }
                 (Part::Handling, Some(handling)) => {

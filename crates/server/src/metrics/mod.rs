@@ -15,13 +15,12 @@ mod series;
 mod table;
 mod text;
 
-use std::time::Duration;
-
 pub use family::{Descriptor, Labelled};
-pub use grpc::{GrpcMethod, GrpcMetrics, MethodMetrics, MethodType};
-pub use series::{Buckets, Counter, Gauge, Histogram};
+pub use grpc::{GrpcMethod, GrpcMetrics, MethodMetrics, MethodTotals, MethodType};
+pub(crate) use process::file_descriptor_limit;
+pub use series::{Buckets, Counter, Distribution, Gauge, Histogram, Total};
 pub use table::{DiskMetrics, HealthMetrics, LeaseMetrics, MvccMetrics, NetworkMetrics, ServerMetrics};
-pub use text::{Exposition, MetricType};
+pub use text::{CONTENT_TYPE, MetricType};
 
 use crate::config::feature_gate::{ALL_ALPHA, ALL_BETA, FEATURE_GATES, Stage};
 use crate::config::{API_VERSION, FeatureGates, MetricsDetail, RUNTIME_VERSION};
@@ -94,11 +93,10 @@ impl Metrics {
     }
 
     /// Appends the exposition to `out`. Reads `/proc`.
-    pub fn render(&self, out: &mut String, form: Exposition) {
-        let mut writer = Writer::new(out, form);
+    pub fn render(&self, out: &mut String) {
+        let mut writer = Writer::new(out);
         self.registry.render(&mut writer);
         process::render(&mut writer);
-        writer.finish();
     }
 }
 
@@ -108,12 +106,16 @@ impl ServerMetrics {
         self.id.with(&[&format!("{id:x}")]).set(1);
     }
 
-    /// Says which version the cluster runs at now, such as `3.7`; the one it ran at before becomes 0.
-    pub fn set_cluster_version(&self, before: Option<&str>, now: &str) {
-        if let Some(before) = before {
-            self.cluster_version.with(&[before]).set(0);
-        }
-        self.cluster_version.with(&[now]).set(1);
+    /// Says which version the cluster runs at now, such as `3.7`; one it ran at before becomes 0.
+    pub fn set_cluster_version(&self, now: &str) {
+        self.cluster_version.mark_only(&[vec![now.to_owned()]]);
+    }
+
+    /// Says which alarms are raised, each by the member that raised it and by its name; those cleared become 0.
+    pub fn set_alarms(&self, raised: impl Iterator<Item = (u64, &'static str)>) {
+        let raised: Vec<Vec<String>> =
+            raised.map(|(member, name)| vec![format!("{member:x}"), name.to_owned()]).collect();
+        self.alarms.mark_only(&raised);
     }
 
     /// Says which feature gates are on.
@@ -167,13 +169,5 @@ impl HealthCheck {
     pub fn record(&self, healthy: bool) {
         self.last.set_bool(healthy);
         if healthy { self.successes.inc() } else { self.errors.inc() }
-    }
-}
-
-impl DiskMetrics {
-    /// Counts a write to the log.
-    pub fn wal_written(&self, bytes: u64, elapsed: Duration) {
-        self.wal_write_bytes.add(i64::try_from(bytes).unwrap_or(i64::MAX));
-        self.wal_write_duration.observe_seconds(elapsed);
     }
 }

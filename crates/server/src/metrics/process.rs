@@ -63,6 +63,11 @@ fn open_fds() -> Option<f64> {
     Some(count.saturating_sub(1) as f64)
 }
 
+/// Most file descriptors this process may open, if the machine says.
+pub(crate) fn file_descriptor_limit() -> Option<u64> {
+    limit("Max open files").map(|limit| limit as u64)
+}
+
 /// A soft limit; unlimited is the largest number, as the Go client has it.
 fn limit(name: &str) -> Option<f64> {
     let limits = fs::read_to_string("/proc/self/limits").ok()?;

@@ -1,5 +1,5 @@
 //! Counters, gauges and histograms, made for one thread per core: a thread adds to a lane of its own, and lanes are
-//! summed only when somebody looks. All orders are relaxed; a reader may see one of two related updates before the
+//! summed only when somebody looks. What other crates count for themselves is copied when it is asked for. All orders are relaxed; a reader may see one of two related updates before the
 //! other.
 
 use std::cell::Cell;
@@ -28,13 +28,13 @@ fn lane() -> usize {
 struct Line([AtomicU64; CELLS_PER_LINE]);
 
 /// Cells that are updated together, once per lane.
-pub(super) struct Block {
+struct Block {
     lines: Box<[Line]>,
     lines_per_lane: usize,
 }
 
 impl Block {
-    pub(super) fn new(cells: usize) -> Arc<Block> {
+    fn new(cells: usize) -> Arc<Block> {
         let lines_per_lane = cells.div_ceil(CELLS_PER_LINE);
         let lines = (0..lines_per_lane * LANES).map(|_| Line::default()).collect();
         Arc::new(Block { lines, lines_per_lane })
@@ -46,7 +46,7 @@ impl Block {
     }
 
     #[inline]
-    pub(super) fn add(&self, index: usize, amount: u64) {
+    fn add(&self, index: usize, amount: u64) {
         self.cell(lane(), index).fetch_add(amount, Ordering::Relaxed);
     }
 
@@ -63,7 +63,7 @@ impl Block {
         }
     }
 
-    pub(super) fn total(&self, index: usize) -> u64 {
+    fn total(&self, index: usize) -> u64 {
         (0..LANES).map(|lane| self.cell(lane, index).load(Ordering::Relaxed)).fold(0, u64::wrapping_add)
     }
 
@@ -99,6 +99,25 @@ impl Counter {
     /// The sum so far.
     pub fn value(&self) -> u64 {
         self.block.total(self.cell)
+    }
+}
+
+/// A number that only grows and is counted elsewhere: whoever answers a scrape copies it here. Clones are one.
+#[derive(Clone, Default)]
+pub struct Total {
+    value: Arc<AtomicU64>,
+}
+
+impl Total {
+    /// Takes over a count. Two scrapes may bring theirs in either order; the larger stays, since a counter that
+    /// steps back reads as a restart.
+    pub fn raise_to(&self, count: u64) {
+        self.value.fetch_max(count, Ordering::Relaxed);
+    }
+
+    /// The count.
+    pub fn value(&self) -> u64 {
+        self.value.load(Ordering::Relaxed)
     }
 }
 
@@ -213,5 +232,73 @@ impl Histogram {
                 (bound, seen)
             })
             .collect()
+    }
+}
+
+/// A distribution that is counted elsewhere, as a [`Total`] is. Clones are one.
+#[derive(Clone)]
+pub struct Distribution {
+    bounds: Arc<[f64]>,
+    /// A cell per bound, and one for what is beyond the last.
+    buckets: Arc<[Total]>,
+    /// Bits of the sum. Sums are not negative, and so their bits are in the order of their values.
+    sum: Total,
+}
+
+impl Distribution {
+    pub(super) fn new(bounds: &[f64]) -> Distribution {
+        assert!(bounds.is_sorted(), "bounds must ascend: {bounds:?}");
+        let buckets = (0..=bounds.len()).map(|_| Total::default()).collect();
+        Distribution { bounds: bounds.into(), buckets, sum: Total::default() }
+    }
+
+    /// Takes over the number of values in each bucket, not cumulated, those beyond the last bound at the end, and
+    /// the sum of all values, in the unit of the metric's name.
+    ///
+    /// # Panics
+    /// When there is not a count for each bucket, or the sum is negative: bounds are the program's own.
+    pub fn raise_to(&self, counts: &[u64], sum: f64) {
+        assert_eq!(counts.len(), self.buckets.len(), "a count for each bucket");
+        assert!(sum >= 0.0, "values are not negative");
+        for (bucket, count) in self.buckets.iter().zip(counts) {
+            bucket.raise_to(*count);
+        }
+        self.sum.raise_to(sum.to_bits());
+    }
+
+    /// Sum of the values.
+    pub fn sum(&self) -> f64 {
+        f64::from_bits(self.sum.value())
+    }
+
+    /// As [`Histogram::cumulative`].
+    pub(super) fn cumulative(&self) -> Vec<(f64, u64)> {
+        let bounds = self.bounds.iter().copied().chain([f64::INFINITY]);
+        let counts = self.buckets.iter().scan(0, |seen, bucket| {
+            *seen += bucket.value();
+            Some(*seen)
+        });
+        bounds.zip(counts).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_counted_elsewhere_never_steps_back() {
+        let total = Total::default();
+        total.raise_to(5);
+        total.raise_to(3);
+        assert_eq!(total.value(), 5);
+
+        let distribution = Distribution::new(&[1.0, 2.0]);
+        distribution.raise_to(&[1, 2, 3], 10.5);
+        distribution.raise_to(&[1, 1, 3], 9.0);
+        assert_eq!(distribution.cumulative(), [(1.0, 1), (2.0, 3), (f64::INFINITY, 6)]);
+        assert_eq!(distribution.sum(), 10.5);
+        distribution.raise_to(&[1, 2, 4], 100.25);
+        assert_eq!(distribution.sum(), 100.25);
     }
 }

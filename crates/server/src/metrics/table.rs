@@ -3,7 +3,7 @@
 
 use super::family::{Descriptor, Family, Labelled};
 use super::registry::Registry;
-use super::series::{Buckets, Counter, Gauge, Histogram};
+use super::series::{Buckets, Counter, Distribution, Gauge, Histogram, Total};
 
 /// A group of rows: a struct with a field per metric, and the function that registers them.
 macro_rules! group {
@@ -119,19 +119,20 @@ group! {
 }
 
 group! {
-    /// The log on disk.
+    /// The log and the checkpoints on disk.
     DiskMetrics {
-        wal_fsync_duration: Histogram = "etcd_disk_wal_fsync_duration_seconds" exp(0.001, 2.0, 14), "Time to sync the log.";
-        wal_write_duration: Histogram = "etcd_disk_wal_write_duration_seconds" exp(0.001, 2.0, 14), "Time to write to the log.";
+        wal_fsync_duration: Distribution = "etcd_disk_wal_fsync_duration_seconds" exp(0.001, 2.0, 14), "Time to sync the log.";
+        wal_write_duration: Distribution = "etcd_disk_wal_write_duration_seconds" exp(0.001, 2.0, 14), "Time to write to the log.";
         wal_write_bytes: Gauge = "etcd_disk_wal_write_bytes_total", "Bytes written to the log.";
+        backend_commit_duration: Histogram = "etcd_disk_backend_commit_duration_seconds" exp(0.001, 2.0, 14), "Time to write and sync one portion of a checkpoint; nothing waits for it, since this server has no backend to commit to.";
     }
 }
 
 group! {
     /// Traffic with clients.
     NetworkMetrics {
-        client_grpc_sent_bytes: Counter = "etcd_network_client_grpc_sent_bytes_total", "Bytes sent to gRPC clients.";
-        client_grpc_received_bytes: Counter = "etcd_network_client_grpc_received_bytes_total", "Bytes received from gRPC clients.";
+        client_grpc_sent_bytes: Total = "etcd_network_client_grpc_sent_bytes_total", "Bytes sent to gRPC clients.";
+        client_grpc_received_bytes: Total = "etcd_network_client_grpc_received_bytes_total", "Bytes received from gRPC clients.";
         server_stream_failures: Labelled<Counter> = "etcd_network_server_stream_failures_total" ["Type", "API"], "Streams of clients that ended badly.";
     }
 }

@@ -1,15 +1,9 @@
-//! Prometheus' text format 0.0.4 and OpenMetrics 1.0.
+//! Prometheus' text format 0.0.4.
 
 use std::fmt::Write as _;
 
-/// Form of the answer to a scrape.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Exposition {
-    /// Prometheus' text format, version 0.0.4.
-    Prometheus,
-    /// OpenMetrics, version 1.0.0.
-    OpenMetrics,
-}
+/// Value of the `Content-Type` header of a scrape's answer, whatever its `Accept` header asks for: so etcd answers.
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8; escaping=underscores";
 
 /// Type of a metric, as its TYPE line says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,49 +14,6 @@ pub enum MetricType {
     Gauge,
     /// Distribution over buckets.
     Histogram,
-}
-
-impl Exposition {
-    /// The form to answer with when a request's `Accept` header is `accept`: OpenMetrics when it is asked for with
-    /// no lower weight than plain text. etcd itself answers in Prometheus' form whatever is asked for.
-    pub fn negotiate(accept: Option<&str>) -> Exposition {
-        let mut best = (Exposition::Prometheus, 0.0);
-        for range in accept.unwrap_or_default().split(',') {
-            let mut parts = range.split(';').map(str::trim);
-            let kind = match parts.next().unwrap_or_default() {
-                "application/openmetrics-text" => Exposition::OpenMetrics,
-                "text/plain" | "text/*" | "*/*" => Exposition::Prometheus,
-                _ => continue,
-            };
-            let mut weight = 1.0;
-            let mut known = true;
-            for part in parts {
-                match part.split_once('=') {
-                    Some(("q", q)) => weight = q.parse().unwrap_or(0.0),
-                    Some(("version", version)) => {
-                        known = match kind {
-                            Exposition::OpenMetrics => matches!(version, "0.0.1" | "1.0.0"),
-                            Exposition::Prometheus => version == "0.0.4",
-                        };
-                    }
-                    _ => {}
-                }
-            }
-            let wins = weight > best.1 || (weight == best.1 && kind == Exposition::OpenMetrics);
-            if known && weight > 0.0 && wins {
-                best = (kind, weight);
-            }
-        }
-        best.0
-    }
-
-    /// Value of the answer's `Content-Type` header.
-    pub fn content_type(self) -> &'static str {
-        match self {
-            Exposition::Prometheus => "text/plain; version=0.0.4; charset=utf-8; escaping=underscores",
-            Exposition::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
-        }
-    }
 }
 
 impl MetricType {
@@ -82,29 +33,19 @@ pub(super) type Labels<'a> = &'a [(&'a str, &'a str)];
 /// Writes one family after another.
 pub(super) struct Writer<'a> {
     out: &'a mut String,
-    form: Exposition,
     name: &'a str,
 }
 
 impl<'a> Writer<'a> {
-    pub(super) fn new(out: &'a mut String, form: Exposition) -> Writer<'a> {
-        Writer { out, form, name: "" }
+    pub(super) fn new(out: &'a mut String) -> Writer<'a> {
+        Writer { out, name: "" }
     }
 
     /// Begins a family. Writing to a String cannot fail, here and below.
-    ///
-    /// OpenMetrics demands that a counter's samples end in `_total`. Series keep etcd's names in both forms, so a
-    /// counter whose name lacks the suffix is of type unknown there.
     pub(super) fn family(&mut self, name: &'a str, kind: MetricType, help: &str) {
         self.name = name;
-        let openmetrics_counter = self.form == Exposition::OpenMetrics && kind == MetricType::Counter;
-        let (shown, kind) = match (openmetrics_counter, name.strip_suffix("_total")) {
-            (true, Some(stem)) => (stem, kind.as_str()),
-            (true, None) => (name, "unknown"),
-            (false, _) => (name, kind.as_str()),
-        };
         let help = help.replace('\\', "\\\\").replace('\n', "\\n");
-        let _ = writeln!(self.out, "# HELP {shown} {help}\n# TYPE {shown} {kind}");
+        let _ = writeln!(self.out, "# HELP {name} {help}\n# TYPE {name} {}", kind.as_str());
     }
 
     pub(super) fn sample(&mut self, labels: Labels<'_>, value: f64) {
@@ -120,13 +61,6 @@ impl<'a> Writer<'a> {
         self.line("_count", labels, None, count as f64);
     }
 
-    /// Ends the exposition.
-    pub(super) fn finish(self) {
-        if self.form == Exposition::OpenMetrics {
-            self.out.push_str("# EOF\n");
-        }
-    }
-
     fn line(&mut self, suffix: &str, labels: Labels<'_>, bound: Option<f64>, value: f64) {
         let _ = write!(self.out, "{}{suffix}", self.name);
         let mut separator = '{';
@@ -139,9 +73,6 @@ impl<'a> Writer<'a> {
         if let Some(bound) = bound {
             let _ = write!(self.out, "{separator}le=\"");
             write_go_float(self.out, bound);
-            if self.form == Exposition::OpenMetrics && bound.fract() == 0.0 && bound < 1e6 {
-                self.out.push_str(".0");
-            }
             self.out.push('"');
             separator = ',';
         }
@@ -211,24 +142,6 @@ mod tests {
             let mut out = String::new();
             write_go_float(&mut out, value);
             assert_eq!(out, text);
-        }
-    }
-
-    #[test]
-    fn openmetrics_is_given_to_those_who_ask_for_it() {
-        let prometheus = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,\
-                          text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
-        for (accept, form) in [
-            (None, Exposition::Prometheus),
-            (Some(""), Exposition::Prometheus),
-            (Some("*/*"), Exposition::Prometheus),
-            (Some("text/html, text/plain;q=0.5"), Exposition::Prometheus),
-            (Some("application/openmetrics-text; version=1.0.0"), Exposition::OpenMetrics),
-            (Some(prometheus), Exposition::OpenMetrics),
-            (Some("application/openmetrics-text;q=0.2,text/plain;q=0.9"), Exposition::Prometheus),
-            (Some("application/openmetrics-text;version=2.0.0"), Exposition::Prometheus),
-        ] {
-            assert_eq!(Exposition::negotiate(accept), form, "{accept:?}");
         }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use api::Code;
 use mainstay_server::config::{FeatureGates, MetricsDetail};
-use mainstay_server::metrics::{Exposition, GrpcMethod, MethodType, Metrics};
+use mainstay_server::metrics::{GrpcMethod, MethodTotals, MethodType, Metrics};
 
 use crate::expect;
 
@@ -21,9 +21,9 @@ struct Family {
     samples: Vec<(String, f64)>,
 }
 
-fn render(metrics: &Metrics, form: Exposition) -> String {
+fn render(metrics: &Metrics) -> String {
     let mut text = String::new();
-    metrics.render(&mut text, form);
+    metrics.render(&mut text);
     text
 }
 
@@ -41,7 +41,7 @@ fn read(text: &str) -> BTreeMap<String, Family> {
             let family = Family { kind: kind.to_string(), samples: Vec::new() };
             assert!(families.insert(name.to_string(), family).is_none(), "{name} twice");
             current = name.to_string();
-        } else if line != "# EOF" {
+        } else {
             let (series, value) = line.rsplit_once(' ').unwrap();
             let value = if value == "+Inf" { f64::INFINITY } else { value.parse().unwrap() };
             assert!(series.starts_with(&current), "{series} under {current}");
@@ -61,13 +61,13 @@ fn touch_everything(metrics: &Metrics) {
     let server = &metrics.server;
     server.learner_promote_failures.with(&["r"]).inc();
     server.set_id(0xab);
-    server.set_cluster_version(None, "3.7");
+    server.set_cluster_version("3.7");
     server.set_features(&FeatureGates::default());
     server.client_requests_of("3.7").unary.inc();
     server.apply_duration_of("Put", true).observe(0.1);
     server.range_duration_of(false).observe(0.1);
     server.request_duration_of("Put", true).observe(0.1);
-    server.alarms.with(&["ab", "NOSPACE"]).set(1);
+    server.set_alarms([(0xab, "NOSPACE")].into_iter());
     metrics.health.check("livez", "serializable_read").record(true);
     metrics.network.server_stream_failures.with(&["receive", "watch"]).inc();
 }
@@ -76,7 +76,7 @@ fn touch_everything(metrics: &Metrics) {
 fn names_types_labels_and_bounds_are_those_of_etcd() {
     let metrics = Metrics::new(METHODS, MetricsDetail::Basic);
     touch_everything(&metrics);
-    let families = read(&render(&metrics, Exposition::Prometheus));
+    let families = read(&render(&metrics));
     let reference = expect::read("etcd_metrics.txt");
     let reference: BTreeMap<&str, Vec<&str>> = reference
         .lines()
@@ -130,22 +130,26 @@ fn names_types_labels_and_bounds_are_those_of_etcd() {
 fn the_exposition_is_as_expected() {
     let metrics = Metrics::new(METHODS, MetricsDetail::Extensive);
     touch_everything(&metrics);
-    metrics.disk.wal_written(1 << 21, Duration::from_millis(3));
+    metrics.disk.wal_write_bytes.set_u64(1 << 21);
+    let mut writes = [0; 15];
+    writes[2] = 1;
+    metrics.disk.wal_write_duration.raise_to(&writes, 0.003);
     metrics.lease.ttl.observe(60.0);
-    metrics.grpc.method(0).started();
-    metrics.grpc.method(0).handled(Code::NotFound, Duration::from_millis(7));
+    let mut totals = MethodTotals { started: 2, ..MethodTotals::default() };
+    totals.handled[Code::NotFound as usize] = 1;
+    metrics.grpc.methods()[0].raise_to(&totals);
+    metrics.grpc.methods()[0].took(Duration::from_millis(7));
     let without_process = |text: String| {
         let kept = |line: &&str| !line.contains("process_") && !line.contains("os_fd_");
         text.lines().filter(kept).map(|line| format!("{line}\n")).collect::<String>()
     };
-    expect::check("metrics.prometheus.txt", &without_process(render(&metrics, Exposition::Prometheus)));
-    expect::check("metrics.openmetrics.txt", &without_process(render(&metrics, Exposition::OpenMetrics)));
+    expect::check("metrics.prometheus.txt", &without_process(render(&metrics)));
 }
 
 #[test]
 fn every_method_and_code_is_there_from_the_start() {
     let metrics = Metrics::new(METHODS, MetricsDetail::Basic);
-    let families = read(&render(&metrics, Exposition::Prometheus));
+    let families = read(&render(&metrics));
     for (name, series) in [
         ("grpc_server_started_total", 2),
         ("grpc_server_msg_received_total", 2),
@@ -159,7 +163,7 @@ fn every_method_and_code_is_there_from_the_start() {
     // This series as etcd 3.4.23 writes it.
     let series = "grpc_server_handled_total{grpc_code=\"Aborted\",grpc_method=\"Range\",\
                   grpc_service=\"etcdserverpb.KV\",grpc_type=\"unary\"}";
-    assert_eq!(value(&render(&metrics, Exposition::Prometheus), series), 0.0);
+    assert_eq!(value(&render(&metrics), series), 0.0);
 }
 
 #[test]
@@ -169,27 +173,23 @@ fn what_many_threads_count_is_all_there() {
         for _ in 0..10 {
             scope.spawn(|| {
                 let apply = metrics.server.apply_duration_of("Put", true);
-                let watch = metrics.grpc.find("etcdserverpb.Watch", "Watch").unwrap();
+                let watch = &metrics.grpc.methods()[1];
                 for i in 0..1_000u32 {
                     metrics.mvcc.puts.inc();
                     metrics.server.proposals_pending.add(if i % 2 == 0 { 1 } else { -1 });
-                    metrics.network.client_grpc_sent_bytes.add(10);
                     apply.observe(0.5);
-                    watch.sent(2);
-                    watch.handled(Code::Ok, Duration::from_millis(1));
+                    watch.took(Duration::from_millis(1));
                 }
             });
         }
     });
-    let text = render(&metrics, Exposition::Prometheus);
+    let text = render(&metrics);
     assert_eq!(metrics.mvcc.puts.value(), 10_000);
     assert_eq!(metrics.server.proposals_pending.value(), 0);
-    assert_eq!(value(&text, "etcd_network_client_grpc_sent_bytes_total"), 100_000.0);
     let labels = "{op=\"Put\",success=\"true\",version=\"v3\"}";
     assert_eq!(value(&text, &format!("etcd_server_apply_duration_seconds_count{labels}")), 10_000.0);
     assert_eq!(value(&text, &format!("etcd_server_apply_duration_seconds_sum{labels}")), 5_000.0);
     let labels = "{grpc_method=\"Watch\",grpc_service=\"etcdserverpb.Watch\",grpc_type=\"bidi_stream\"}";
-    assert_eq!(value(&text, &format!("grpc_server_msg_sent_total{labels}")), 20_000.0);
     assert_eq!(value(&text, &format!("grpc_server_handling_seconds_count{labels}")), 10_000.0);
 }
 
@@ -197,11 +197,11 @@ fn what_many_threads_count_is_all_there() {
 fn a_bound_belongs_to_its_bucket() {
     let metrics = Metrics::new(&[], MetricsDetail::Basic);
     for seconds in [0.0, 0.001, 0.0011, 8.192, 8.193, 1e9] {
-        metrics.disk.wal_fsync_duration.observe(seconds);
+        metrics.disk.backend_commit_duration.observe(seconds);
     }
-    let text = render(&metrics, Exposition::Prometheus);
+    let text = render(&metrics);
     let bucket =
-        |bound: &str| value(&text, &format!("etcd_disk_wal_fsync_duration_seconds_bucket{{le=\"{bound}\"}}"));
+        |bound: &str| value(&text, &format!("etcd_disk_backend_commit_duration_seconds_bucket{{le=\"{bound}\"}}"));
     assert_eq!([bucket("0.001"), bucket("0.002"), bucket("8.192"), bucket("+Inf")], [2.0, 3.0, 4.0, 6.0]);
 }
 
@@ -212,7 +212,7 @@ fn label_values_from_clients_are_bounded_and_escaped() {
         metrics.server.client_requests_of(&format!("{i}")).unary.inc();
     }
     assert!(metrics.server.client_requests.len() <= 258, "{}", metrics.server.client_requests.len());
-    let text = render(&metrics, Exposition::Prometheus);
+    let text = render(&metrics);
     let families = read(&text);
     let total: f64 =
         families["etcd_server_client_requests_total"].samples.iter().map(|(_, value)| value).sum();
@@ -220,14 +220,14 @@ fn label_values_from_clients_are_bounded_and_escaped() {
 
     let metrics = Metrics::new(&[], MetricsDetail::Basic);
     metrics.server.client_requests_of("a\"b\\c\nd").unary.inc();
-    let text = render(&metrics, Exposition::Prometheus);
+    let text = render(&metrics);
     let series = "etcd_server_client_requests_total{client_api_version=\"a\\\"b\\\\c\\nd\",type=\"unary\"}";
     assert_eq!(value(&text, series), 1.0);
 }
 
 #[test]
 fn the_process_is_described() {
-    let text = render(&Metrics::new(&[], MetricsDetail::Basic), Exposition::Prometheus);
+    let text = render(&Metrics::new(&[], MetricsDetail::Basic));
     assert!(value(&text, "process_resident_memory_bytes") > 100_000.0);
     assert!(value(&text, "process_virtual_memory_bytes") >= value(&text, "process_resident_memory_bytes"));
     assert!(value(&text, "process_cpu_seconds_total") >= 0.0);
@@ -239,24 +239,30 @@ fn the_process_is_described() {
 }
 
 #[test]
-fn openmetrics_ends_with_its_mark_and_names_counters_as_it_demands() {
-    let metrics = Metrics::new(METHODS, MetricsDetail::Basic);
-    let text = render(&metrics, Exposition::OpenMetrics);
-    assert!(text.ends_with("# EOF\n"));
-    let families = read(&text);
-    for (name, family) in families.iter().filter(|(_, family)| family.kind == "counter") {
-        assert!(!name.ends_with("_total"), "{name}");
-        assert!(
-            family.samples.iter().all(|(series, _)| series.starts_with(&format!("{name}_total"))),
-            "{name}"
-        );
-    }
-    assert_eq!(families["etcd_server_health_success"].kind, "unknown", "its series has no suffix in etcd");
-    let series = |text: &str| {
-        let lines = text.lines().filter(|line| !line.starts_with('#') && !line.contains("le="));
-        lines.map(|line| line.rsplit_once(' ').unwrap().0.to_string()).collect::<Vec<_>>()
+fn a_version_or_an_alarm_of_before_becomes_zero() {
+    let metrics = Metrics::new(&[], MetricsDetail::Basic);
+    metrics.server.set_cluster_version("3.6");
+    metrics.server.set_cluster_version("3.7");
+    metrics.server.set_alarms([(1, "NOSPACE"), (2, "CORRUPT")].into_iter());
+    metrics.server.set_alarms([(2, "CORRUPT")].into_iter());
+    let text = render(&metrics);
+    assert_eq!(value(&text, "etcd_cluster_version{cluster_version=\"3.6\"}"), 0.0);
+    assert_eq!(value(&text, "etcd_cluster_version{cluster_version=\"3.7\"}"), 1.0);
+    let alarm = |alarm: &str, member: &str| {
+        value(&text, &format!("etcd_debugging_server_alarms{{alarm_type=\"{alarm}\",server_id=\"{member}\"}}"))
     };
-    let prometheus = series(&render(&metrics, Exposition::Prometheus));
-    assert_eq!(series(&text), prometheus, "series have the same names in both forms");
-    assert!(families.contains_key("etcd_server_proposals_committed_total"), "a gauge keeps its name");
+    assert_eq!([alarm("NOSPACE", "1"), alarm("CORRUPT", "2")], [0.0, 1.0]);
+}
+
+#[test]
+fn the_bounds_of_the_log_are_those_of_the_metrics() {
+    let metrics = Metrics::new(&[], MetricsDetail::Basic);
+    for name in ["etcd_disk_wal_fsync_duration_seconds", "etcd_disk_wal_write_duration_seconds"] {
+        let row = metrics.descriptors().find(|row| row.name == name).unwrap();
+        let bounds = row.buckets.unwrap().bounds();
+        assert_eq!(bounds.len(), log::DURATION_BOUNDS_S.len());
+        for (a, b) in bounds.iter().zip(log::DURATION_BOUNDS_S) {
+            assert!((a - b).abs() < 1e-9, "{name}: {a} is not {b}");
+        }
+    }
 }

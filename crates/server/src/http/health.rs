@@ -1,0 +1,181 @@
+//! `/health`, and the probes `/livez` and `/readyz` with a path for each of their checks.
+
+use ::http::header::CONTENT_TYPE;
+use ::http::{Response, StatusCode};
+use api::error;
+use api::etcdserverpb::{AlarmType, RangeRequest};
+use bytes::Bytes;
+use machine::range::{self, Failure};
+use serde_json::Value;
+
+use super::{Asked, PLAIN, plain, reply};
+
+/// What a probe looks at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Check {
+    DataCorruption,
+    SerializableRead,
+    LinearizableRead,
+    NonLearner,
+}
+
+/// A path and the checks behind it.
+struct Endpoint {
+    name: &'static str,
+    checks: &'static [Check],
+}
+
+/// In the order that the checks are run and listed in. (etcd's order is random.)
+const ENDPOINTS: [Endpoint; 2] = [
+    Endpoint { name: "livez", checks: &[Check::SerializableRead] },
+    Endpoint {
+        name: "readyz",
+        checks: &[Check::DataCorruption, Check::SerializableRead, Check::LinearizableRead, Check::NonLearner],
+    },
+];
+
+/// What a path probes: all checks of an endpoint, or one.
+pub(super) struct Probe {
+    endpoint: &'static Endpoint,
+    only: Option<Check>,
+}
+
+/// The probe at a path such as `/readyz` or `/readyz/non_learner`.
+pub(super) fn find(path: &str) -> Option<Probe> {
+    let mut parts = path.strip_prefix('/')?.splitn(2, '/');
+    let (name, check) = (parts.next()?, parts.next());
+    let endpoint = ENDPOINTS.iter().find(|endpoint| endpoint.name == name)?;
+    let only = match check {
+        None => None,
+        Some(check) => Some(*endpoint.checks.iter().find(|each| each.name() == check)?),
+    };
+    Some(Probe { endpoint, only })
+}
+
+impl Check {
+    fn name(self) -> &'static str {
+        match self {
+            Check::DataCorruption => "data_corruption",
+            Check::SerializableRead => "serializable_read",
+            Check::LinearizableRead => "linearizable_read",
+            Check::NonLearner => "non_learner",
+        }
+    }
+
+    /// What is wrong, if anything.
+    fn run(self, asked: &Asked<'_>) -> Result<(), String> {
+        let state = asked.state;
+        match self {
+            Check::DataCorruption if state.alarms.any(AlarmType::Corrupt as i32) => {
+                Err(format!("alarm activated: {}", AlarmType::Corrupt.as_str_name()))
+            }
+            Check::SerializableRead => read(asked, true),
+            Check::LinearizableRead => read(asked, false),
+            Check::NonLearner if is_learner(asked) => Err("not supported for learner".to_owned()),
+            Check::DataCorruption | Check::NonLearner => Ok(()),
+        }
+    }
+}
+
+fn is_learner(asked: &Asked<'_>) -> bool {
+    asked.state.members.by_id.get(&asked.shared.identity.member_id).is_some_and(|member| member.is_learner)
+}
+
+/// The read that health stands for: one key of those there may be, without its value.
+fn read(asked: &Asked<'_>, serializable: bool) -> Result<(), String> {
+    if !serializable && !asked.state.reads_local {
+        return Err(error::NO_LEADER.message.into_owned());
+    }
+    let request = RangeRequest { keys_only: true, limit: 1, serializable, ..RangeRequest::default() };
+    match range::select(&asked.state.view.snapshot(), &request, asked.values) {
+        Ok(_) => Ok(()),
+        Err(Failure::Refused(status)) => Err(status.message.into_owned()),
+        Err(Failure::Unreadable(why)) => Err(why),
+    }
+}
+
+impl Probe {
+    /// Runs the checks that are not excluded. `exclude` is for an endpoint as a whole: a check asked for by its own
+    /// path is run.
+    pub(super) fn answer(&self, asked: &Asked<'_>) -> Response<Bytes> {
+        let excluded = |check: &Check| asked.query.all("exclude").any(|name| name == check.name().as_bytes());
+        let checks: Vec<Check> = match self.only {
+            Some(check) => vec![check],
+            None => self.endpoint.checks.iter().copied().filter(|check| !excluded(check)).collect(),
+        };
+        let mut report = String::new();
+        let mut healthy = true;
+        for check in checks {
+            let (name, outcome) = (check.name(), check.run(asked));
+            asked.shared.metrics.health.check(self.endpoint.name, name).record(outcome.is_ok());
+            match outcome {
+                Ok(()) => report.push_str(&format!("[+]{name} ok\n")),
+                Err(why) => {
+                    healthy = false;
+                    report.push_str(&format!("[-]{name} failed: {why}\n"));
+                }
+            }
+        }
+        if !healthy {
+            // What failed is told whether it was asked for or not. The blank line at the end is etcd's.
+            report.push('\n');
+            return plain(StatusCode::SERVICE_UNAVAILABLE, report);
+        }
+        if !asked.query.has("verbose") {
+            report.clear();
+        }
+        report.push_str("ok\n");
+        plain(StatusCode::OK, report)
+    }
+}
+
+/// Answers `/health`: alarms, then a leader, then a read. `serializable=true` asks about this member alone.
+pub(super) fn health(asked: &Asked<'_>) -> Response<Bytes> {
+    let wrong = why_unhealthy(asked);
+    let metrics = &asked.shared.metrics.health;
+    let reason = Value::from(wrong.as_deref().unwrap_or_default());
+    let mut body = format!(r#"{{"health":"{}","reason":{reason}}}"#, wrong.is_none());
+    if wrong.is_some() {
+        metrics.failures.inc();
+        body.push('\n');
+        return plain(StatusCode::SERVICE_UNAVAILABLE, body);
+    }
+    metrics.successes.inc();
+    reply(StatusCode::OK, &[(CONTENT_TYPE, PLAIN)], body.into())
+}
+
+fn why_unhealthy(asked: &Asked<'_>) -> Option<String> {
+    for raised in asked.state.alarms.list(0, 0) {
+        let name = raised.alarm().as_str_name();
+        if asked.query.all("exclude").any(|excluded| excluded == name.as_bytes()) {
+            continue;
+        }
+        let known = matches!(raised.alarm(), AlarmType::Nospace | AlarmType::Corrupt);
+        return Some(format!("ALARM {}", if known { name } else { "UNKNOWN" }));
+    }
+    let serializable = asked.query.first("serializable") == Some(b"true");
+    if !serializable && asked.state.leader == 0 {
+        return Some("RAFT NO LEADER".to_owned());
+    }
+    read(asked, serializable).err().map(|why| format!("RANGE ERROR:{why}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_name_checks() {
+        for endpoint in &ENDPOINTS {
+            let found = find(&format!("/{}", endpoint.name)).map(|probe| probe.only);
+            assert_eq!(found, Some(None));
+            for check in endpoint.checks {
+                let found = find(&format!("/{}/{}", endpoint.name, check.name())).map(|probe| probe.only);
+                assert_eq!(found, Some(Some(*check)));
+            }
+        }
+        for path in ["", "/", "livez", "/livez/", "/livez/non_learner", "/readyz/x", "/readyz/non_learner/"] {
+            assert!(find(path).is_none(), "{path}");
+        }
+    }
+}
