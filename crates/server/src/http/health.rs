@@ -81,12 +81,13 @@ fn is_learner(asked: &Asked<'_>) -> bool {
     asked.state.members.by_id.get(&asked.shared.identity.member_id).is_some_and(|member| member.is_learner)
 }
 
-/// The read that health stands for: one key of those there may be, without its value.
+/// The read that health stands for: the first key there is, without its value.
 fn read(asked: &Asked<'_>, serializable: bool) -> Result<(), String> {
     if !serializable && !asked.state.reads_local {
         return Err(error::NO_LEADER.message.into_owned());
     }
-    let request = RangeRequest { keys_only: true, limit: 1, serializable, ..RangeRequest::default() };
+    let every_key = Bytes::from_static(b"\0");
+    let request = RangeRequest { range_end: every_key, keys_only: true, limit: 1, ..RangeRequest::default() };
     match range::select(&asked.state.view.snapshot(), &request, asked.values) {
         Ok(_) => Ok(()),
         Err(Failure::Refused(status)) => Err(status.message.into_owned()),

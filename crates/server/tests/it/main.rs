@@ -2,5 +2,6 @@
 
 mod config;
 mod expect;
+mod http;
 mod logging;
 mod metrics;

@@ -200,8 +200,9 @@ fn a_bound_belongs_to_its_bucket() {
         metrics.disk.backend_commit_duration.observe(seconds);
     }
     let text = render(&metrics);
-    let bucket =
-        |bound: &str| value(&text, &format!("etcd_disk_backend_commit_duration_seconds_bucket{{le=\"{bound}\"}}"));
+    let bucket = |bound: &str| {
+        value(&text, &format!("etcd_disk_backend_commit_duration_seconds_bucket{{le=\"{bound}\"}}"))
+    };
     assert_eq!([bucket("0.001"), bucket("0.002"), bucket("8.192"), bucket("+Inf")], [2.0, 3.0, 4.0, 6.0]);
 }
 
@@ -249,7 +250,10 @@ fn a_version_or_an_alarm_of_before_becomes_zero() {
     assert_eq!(value(&text, "etcd_cluster_version{cluster_version=\"3.6\"}"), 0.0);
     assert_eq!(value(&text, "etcd_cluster_version{cluster_version=\"3.7\"}"), 1.0);
     let alarm = |alarm: &str, member: &str| {
-        value(&text, &format!("etcd_debugging_server_alarms{{alarm_type=\"{alarm}\",server_id=\"{member}\"}}"))
+        value(
+            &text,
+            &format!("etcd_debugging_server_alarms{{alarm_type=\"{alarm}\",server_id=\"{member}\"}}"),
+        )
     };
     assert_eq!([alarm("NOSPACE", "1"), alarm("CORRUPT", "2")], [0.0, 1.0]);
 }
