@@ -98,24 +98,29 @@ pub(super) fn escape_html(text: &str) -> String {
 
 /// The parameters of a query. Those that are malformed are passed over, as Go does.
 pub(super) struct Query<'a> {
-    pairs: Vec<(Cow<'a, [u8]>, Cow<'a, [u8]>)>,
+    parameters: Vec<Parameter<'a>>,
+}
+
+struct Parameter<'a> {
+    name: Cow<'a, [u8]>,
+    value: Cow<'a, [u8]>,
 }
 
 impl<'a> Query<'a> {
     pub(super) fn of(uri: &'a Uri) -> Query<'a> {
-        let pair = |text: &'a str| {
+        let parameter = |text: &'a str| {
             if text.is_empty() || text.contains(';') {
                 return None;
             }
             let (name, value) = text.split_once('=').unwrap_or((text, ""));
-            Some((unescape(name, true)?, unescape(value, true)?))
+            Some(Parameter { name: unescape(name, true)?, value: unescape(value, true)? })
         };
-        Query { pairs: uri.query().unwrap_or_default().split('&').filter_map(pair).collect() }
+        Query { parameters: uri.query().unwrap_or_default().split('&').filter_map(parameter).collect() }
     }
 
     /// All values given for a name, in order.
     pub(super) fn all(&self, name: &str) -> impl Iterator<Item = &[u8]> {
-        self.pairs.iter().filter(move |(each, _)| **each == *name.as_bytes()).map(|(_, value)| &**value)
+        self.parameters.iter().filter(move |each| *each.name == *name.as_bytes()).map(|each| &*each.value)
     }
 
     /// The first value given for a name.
