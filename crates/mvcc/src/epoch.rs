@@ -191,7 +191,7 @@ pub(crate) struct Epochs {
 }
 
 /// Frees at each publication, beyond as many as the batch itself retired.
-const FREES_EXTRA: u64 = 256;
+const FREES_EXTRA: u64 = 64;
 
 impl Epochs {
     pub(crate) fn new(census: Arc<Census>) -> Epochs {

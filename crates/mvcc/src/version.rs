@@ -268,12 +268,9 @@ impl<'a> Version<'a> {
 
     /// Asks the processor to fetch the record while other work goes on.
     pub(crate) fn prefetch(self) {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: a prefetch never faults and has no effect but on the cache.
-        unsafe {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            _mm_prefetch::<_MM_HINT_T0>(self.record.as_ptr().cast::<i8>());
-        }
+        prefetch(self.record.as_ptr().cast::<u8>());
+        // Where the key is, of a record without a link.
+        prefetch(self.record.as_ptr().wrapping_add(1).cast::<u8>());
     }
 
     /// # Safety
@@ -290,6 +287,18 @@ impl<'a> Version<'a> {
     pub(crate) fn bytes(self) -> usize {
         layout(self.has_link(), self.key_len()).size()
     }
+}
+
+/// Asks the processor to fetch the cache line of an address. Any address will do.
+pub(crate) fn prefetch(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch never faults and has no effect but on the cache.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(address.cast::<i8>());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
 }
 
 /// What a new record says; see [`Version`] for the fields.

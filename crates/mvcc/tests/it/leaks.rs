@@ -71,7 +71,7 @@ fn publishing_frees_in_portions() {
     while garbage > 0 {
         drop(store.publish());
         let left = store.stats().garbage;
-        assert!(left < garbage && garbage - left <= 256);
+        assert!(left < garbage && garbage - left <= 64);
         garbage = left;
     }
 }
