@@ -149,7 +149,7 @@ impl<'a> Snapshot<'a> {
     /// current one), in the order of their writing. `Compacted` if `from` lies below the compact revision; a
     /// `from` above the current revision yields nothing.
     pub fn changes(&self, from: i64, through: i64) -> Result<Changes<'a>, RevisionError> {
-        if from < self.state.compacted {
+        if from < self.state.compacted && self.state.compacted >= 0 {
             return Err(RevisionError::Compacted);
         }
         Ok(self.stored((from, 0), through))
