@@ -152,7 +152,7 @@ impl<'a> Snapshot<'a> {
         if from < self.state.compacted && self.state.compacted >= 0 {
             return Err(RevisionError::Compacted);
         }
-        Ok(self.stored((from, 0), through))
+        Ok(Changes { compacted: self.state.compacted, ..self.stored((from, 0), through) })
     }
 
     /// Like [`Snapshot::changes`], going on behind change `sub` of main revision `main`.
@@ -161,12 +161,12 @@ impl<'a> Snapshot<'a> {
             return Err(RevisionError::Compacted);
         }
         let cursor = Cursor::seek(self.revisions(), (main, sub), true);
-        Ok(Changes { cursor, through })
+        Ok(Changes { cursor, through, compacted: self.state.compacted })
     }
 
     /// What is physically there from this change on.
     pub(crate) fn stored(&self, from: (i64, u32), through: i64) -> Changes<'a> {
-        Changes { cursor: Cursor::seek(self.revisions(), from, false), through }
+        Changes { cursor: Cursor::seek(self.revisions(), from, false), through, compacted: i64::MIN }
     }
 
     /// The version written as change `sub` of main revision `main`, tombstones included, if it is still there.
@@ -194,15 +194,24 @@ impl<'a> Snapshot<'a> {
 pub struct Changes<'a> {
     cursor: Cursor<'a, ByRevision>,
     through: i64,
+    /// At or below this revision, what a compaction there removes is left out even while it is still stored.
+    compacted: i64,
 }
 
 impl<'a> Iterator for Changes<'a> {
     type Item = Version<'a>;
 
     fn next(&mut self) -> Option<Version<'a>> {
-        let version = self.cursor.version().filter(|version| version.main() <= self.through)?;
-        self.cursor.advance(false);
-        Some(version)
+        loop {
+            let version = self.cursor.version().filter(|version| version.main() <= self.through)?;
+            self.cursor.advance(false);
+            if version.main() > self.compacted
+                || version.is_tombstone()
+                || version.is_newest_at(self.compacted)
+            {
+                return Some(version);
+            }
+        }
     }
 }
 
