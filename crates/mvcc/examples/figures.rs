@@ -245,7 +245,7 @@ fn main() {
     drop(store);
 
     let mut store = Store::new();
-    for first in [1000, keys - 1000] {
+    for first in [1000, keys] {
         put_in_batches(&mut store, first, 100, |_| 7);
         let revisions = store.current_revision() as u64;
         println!("one key, written {} times:", revisions - 1);
@@ -262,6 +262,6 @@ fn main() {
                 assert!(snapshot.get(black_box(&key(7)), rev).is_ok_and(|found| found.is_some()));
             }
         });
-        timed("  put, publish per 100", 20_000, || put_in_batches(&mut store, 20_000, 100, |_| 7));
+        timed("  put, publish per 100", some, || put_in_batches(&mut store, some, 100, |_| 7));
     }
 }
