@@ -119,20 +119,23 @@ pub fn select<'a>(
 
     let mut versions: Vec<Version<'a>> = snapshot.range(range, request.revision)?.collect();
     let count = versions.len() as i64;
-    let above = |n: i64, min: i64| min == 0 || n >= min;
-    let below = |n: i64, max: i64| max == 0 || n <= max;
-    versions.retain(|v| {
-        above(v.main(), request.min_mod_revision)
-            && below(v.main(), request.max_mod_revision)
-            && above(v.create_revision(), request.min_create_revision)
-            && below(v.create_revision(), request.max_create_revision)
-    });
+    versions.retain(|version| passes(*version, request));
     sort(&mut versions, request, values)?;
     let more = limit != 0 && versions.len() > limit;
     if more {
         versions.truncate(limit);
     }
     Ok(Selection { versions, more, count })
+}
+
+/// Whether a version passes the revision filters of a request. Bounds are inclusive; 0 is none.
+pub fn passes(version: Version<'_>, request: &RangeRequest) -> bool {
+    let above = |n: i64, min: i64| min == 0 || n >= min;
+    let below = |n: i64, max: i64| max == 0 || n <= max;
+    above(version.main(), request.min_mod_revision)
+        && below(version.main(), request.max_mod_revision)
+        && above(version.create_revision(), request.min_create_revision)
+        && below(version.create_revision(), request.max_create_revision)
 }
 
 /// A target without an order means ascending; keys come ascending already. Ties keep the order of keys.

@@ -76,6 +76,8 @@ pub struct Parts {
     pub attributes: (String, Vec<String>),
     /// Bytes of the checkpoint's files.
     pub checkpoint_bytes: u64,
+    /// Told once this member may serve clients.
+    pub ready: SyncSender<()>,
 }
 
 /// The core.
@@ -122,6 +124,7 @@ pub struct Core {
     alarms: Arc<Alarms>,
     members: Arc<Members>,
     stopping: Option<Instant>,
+    ready: Option<SyncSender<()>>,
 }
 
 /// What the core knows of checkpoints.
@@ -192,6 +195,7 @@ impl Core {
             moving: HashMap::new(),
             mover: None,
             stopping: None,
+            ready: Some(parts.ready),
             shared: parts.shared,
         }
     }
@@ -497,7 +501,7 @@ impl Core {
                 match waiter {
                     Waiter::Expiry(id) => {
                         self.revokes_open = self.revokes_open.saturating_sub(1);
-                        if !matches!(applied.outcome, Ok(_) | Err(error::LEASE_NOT_FOUND)) {
+                        if !(applied.outcome.is_ok() || applied.outcome == Err(error::LEASE_NOT_FOUND)) {
                             self.expiry.retry(id, now, REVOKE_PAUSE);
                         }
                     }
@@ -535,10 +539,8 @@ impl Core {
         }
         self.attributes_proposed = true;
         let id = self.shared.identity.member_id;
-        let (name, client_urls) = self.attributes.clone();
-        let known = self.machine.members.by_id.get(&id);
-        let current = |m: &Member| m.name == name && m.client_urls == client_urls;
-        if !known.is_some_and(current) {
+        if !self.is_current(self.machine.members.by_id.get(&id)) {
+            let (name, client_urls) = self.attributes.clone();
             let attributes = membershippb::Attributes { name, client_urls };
             let set = membershippb::ClusterMemberAttrSetRequest { member_id: id, member_attributes: Some(attributes) };
             let request =
@@ -599,6 +601,20 @@ impl Core {
             members: Arc::clone(&self.members),
             in_use_bytes: self.machine.in_use_bytes(),
         }));
+        if self.ready.is_some()
+            && self.reads_local()
+            && self.is_current(self.machine.members.by_id.get(&self.shared.identity.member_id))
+            && let Some(ready) = self.ready.take()
+        {
+            // Boot waits for it; if it has given up, the member is about to stop.
+            let _ = ready.try_send(());
+        }
+    }
+
+    /// Whether the member list says of this member what its configuration says.
+    fn is_current(&self, known: Option<&Member>) -> bool {
+        let (name, client_urls) = &self.attributes;
+        known.is_some_and(|m| m.name == *name && m.client_urls == *client_urls)
     }
 
     pub(super) fn reply(&mut self, ticket: Ticket, body: ReplyBody) {
