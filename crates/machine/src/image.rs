@@ -53,6 +53,8 @@ pub use run::RunWriter;
 
 pub(crate) use entry::{Entry, EntryReader, EntryWriter, Payload};
 pub(crate) use head::SavedHead;
+pub(crate) use restore::Intake;
+pub(crate) use run::Walk;
 
 /// The format this version writes.
 pub(crate) const FORMAT: u64 = 1;

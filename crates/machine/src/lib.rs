@@ -8,6 +8,7 @@
 //! * [`range`] and [`txn`] evaluate reads, in transactions and on views alike.
 //! * [`found`] encodes keys and values as clients and HashKV see them.
 //! * [`image`] is the state as a checkpoint holds it.
+//! * [`snapshot`] is the state with its values, as it is sent and saved.
 //!
 //! It does not know raft, files, clients or which member it is.
 //!
@@ -22,6 +23,7 @@ mod lease;
 mod machine;
 mod member;
 pub mod range;
+pub mod snapshot;
 pub mod txn;
 
 pub use alarm::Alarms;
