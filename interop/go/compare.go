@@ -113,6 +113,11 @@ func (c *comparison) run(ops int, seed uint64, stopAfter int) {
 			return
 		}
 	}
+	c.ask(ops, c.opLiveEvents())
+	for _, op := range c.coordinatorOps() {
+		c.ask(ops, op)
+	}
+	c.usersPhase(ops)
 	for _, op := range c.closing() {
 		c.ask(ops, op)
 	}
@@ -134,6 +139,11 @@ func (c *comparison) ask(n int, op operation) {
 		op.learn(c.g, reference)
 	}
 	kind, _, _ := strings.Cut(op.text, " ")
+	if rest, found := strings.CutPrefix(op.text, "as "); found {
+		_, rest, _ = strings.Cut(rest, ": ")
+		kind, _, _ = strings.Cut(rest, " ")
+		kind += " with a token"
+	}
 	c.outcomes[strings.TrimSpace(kind+" "+reference["error.text"])]++
 	found := differences(reference, subject, op.slack)
 	text := ""

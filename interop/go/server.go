@@ -25,6 +25,8 @@ type server struct {
 	maint    pb.MaintenanceClient
 	auth     pb.AuthClient
 	conn     *grpc.ClientConn
+	// tokens are those that Authenticate gave, by user.
+	tokens map[string]string
 }
 
 // hostPort removes a scheme, so that both host:port and http://host:port work.
@@ -50,6 +52,7 @@ func dial(ctx context.Context, label, endpoint string) (*server, error) {
 		maint:   pb.NewMaintenanceClient(conn),
 		auth:    pb.NewAuthClient(conn),
 		conn:    conn,
+		tokens:  map[string]string{},
 	}
 	status, err := s.maint.Status(ctx, &pb.StatusRequest{})
 	if err != nil {
