@@ -258,7 +258,7 @@ fn first_entry(bootstrap: &Bootstrap) -> Entry {
     let member = &bootstrap.members[0];
     let context = Member {
         id: member.id,
-        peer_urls: member.peer_urls.clone(),
+        peer_urls: member.peer_urls.iter().map(|url| url.as_str().to_owned()).collect(),
         name: member.name.clone(),
         ..Member::default()
     };

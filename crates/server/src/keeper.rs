@@ -110,7 +110,6 @@ impl Keeper {
     }
 
     fn checkpoint(&mut self, head: Head, view: Arc<View>, whole: bool) -> Result<Checkpointed, log::OpenError> {
-        let began = Instant::now();
         let snapshot = view.snapshot();
         let from_min = if whole { i64::MAX } else { head.delta_from_min };
         let (from, kept) = Keeper::plan(&self.levels, head.revision, snapshot.versions(), from_min);
@@ -141,7 +140,6 @@ impl Keeper {
         self.store.commit(&manifest)?;
         self.levels = levels;
         self.store.prune(&manifest)?;
-        self.shared.metrics.disk.backend_commit_duration.observe_seconds(began.elapsed());
         let bytes = self.levels.iter().map(|level| level.run.file_bytes).sum();
         Ok(Checkpointed { applied_index, whole: from == 0, bytes })
     }

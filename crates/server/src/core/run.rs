@@ -103,6 +103,7 @@ pub struct Core {
     replies: Vec<Vec<Reply>>,
     /// Answers to compactions that wait for the removal.
     removal_waiters: Vec<Reply>,
+    image_waiters: Vec<Ticket>,
     removing: bool,
     next_removal: Instant,
     compactor: Compactor,
@@ -169,6 +170,7 @@ impl Core {
             outcomes: Vec::new(),
             replies: (0..shards).map(|_| Vec::new()).collect(),
             removal_waiters: Vec::new(),
+            image_waiters: Vec::new(),
             // A compaction that was cut short by a crash goes on.
             removing: true,
             next_removal: now,
@@ -265,6 +267,7 @@ impl Core {
             Ask::KeepAlive(ticket, id) => self.keep_alive(ticket, id, now),
             Ask::TimeToLive(ticket, id, keys) => self.time_to_live(ticket, id, keys, now),
             Ask::Leases(ticket) => self.list_leases(ticket, now),
+            Ask::Image(ticket) => self.image_waiters.push(ticket),
             Ask::Checkpointed(result) => self.checkpointed(result, now),
             Ask::Relocate(values, done) => self.relocate(values, done)?,
             Ask::Log(event) => self.log_told(event)?,
@@ -649,6 +652,11 @@ impl Core {
             } else {
                 self.replies[usize::from(ticket.shard)].push(reply);
             }
+        }
+        for ticket in std::mem::take(&mut self.image_waiters) {
+            // The published view is of this very moment: publishing comes right before answering.
+            let head = Box::new(self.machine.head());
+            self.reply(ticket, ReplyBody::Image(head, Pinned(Arc::clone(&view))));
         }
         for (shard, replies) in self.replies.iter_mut().enumerate() {
             if replies.is_empty() {

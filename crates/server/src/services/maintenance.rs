@@ -25,6 +25,7 @@ use prost::Message as _;
 use sha2::{Digest, Sha256};
 
 use super::{Services, decode, unreadable, whole};
+use crate::core::{Ask, Pinned, ReplyBody};
 use crate::values::LogValues;
 
 /// Field of `InternalRaftRequest`.
@@ -161,18 +162,19 @@ impl Services {
     pub(super) async fn snapshot(self: Rc<Self>, mut inbound: Inbound, mut outbound: Outbound) -> Result<(), Status> {
         let Some(message) = inbound.next().await? else { return Ok(()) };
         let SnapshotRequest {} = decode(message)?;
-        let (head, view) = self.image().await?;
-        let mut writer = machine::snapshot::SnapshotWriter::new(view, head);
+        let reply = self.pending.ask(Ask::Image)?.await?;
+        let ReplyBody::Image(head, Pinned(view)) = reply.body else { return Err(error::STOPPED) };
+        let mut writer = machine::snapshot::SnapshotWriter::new(view, *head);
         let mut digest = Sha256::new();
         let version = api::CLUSTER_VERSION.to_owned();
         loop {
             let chunk = writer.next_chunk(&*self.values).map_err(|e| unreadable(&e))?;
-            let Some(mut chunk) = chunk.map(Bytes::from) else { break };
+            let Some(mut chunk) = chunk else { break };
             digest.update(&chunk);
             while !chunk.is_empty() {
                 let blob = chunk.split_to(chunk.len().min(SNAPSHOT_BLOB_BYTES));
                 // What is left is an estimate, never too small, and 0 only with the digest.
-                let remaining_bytes = (writer.remaining_bytes() + chunk.len() as u64).max(1);
+                let remaining_bytes = (writer.remaining_bytes_max() + chunk.len() as u64).max(1);
                 let response = SnapshotResponse { header: None, remaining_bytes, blob, version: version.clone() };
                 outbound.send(response.encode_to_vec().into()).await?;
             }

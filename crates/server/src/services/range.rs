@@ -231,7 +231,7 @@ impl Services {
         Ok(rest.into_answer(len))
     }
 
-    async fn large_range(self: Rc<Self>, request: RangeRequest) -> Result<Answer, Status> {
+    async fn large_range(&self, request: RangeRequest) -> Result<Answer, Status> {
         let state = self.state();
         let view = Arc::clone(&state.view);
         let header = self.header(view.snapshot().current_revision(), &state);
