@@ -53,8 +53,7 @@ fn main() {
             let request = InternalRaftRequest { put: Some(put), ..InternalRaftRequest::default() };
             let data = Bytes::from(request.encode_to_vec());
             let at = n * 1200;
-            let location =
-                Location { segment: 1 + (at >> 26) as u32, offset: (at & ((1 << 26) - 1)) as u32 };
+            let location = Location { segment: 1 + (at >> 26) as u32, offset: (at & ((1 << 26) - 1)) as u32 };
             let command = Command { index: n + 1, term: 1, data: &data, location };
             machine.apply(command, &Nothing, true).expect("a put applies");
         }

@@ -1,5 +1,7 @@
 //! What a range request selects, by etcd's rules.
 
+use std::cmp::Reverse;
+
 use api::Status;
 use api::error;
 use api::etcdserverpb::RangeRequest;
@@ -135,28 +137,43 @@ pub fn select<'a>(
     Ok(Selection { versions, more, count })
 }
 
-/// A target without an order means ascending; keys come ascending already. Ties keep the order of keys.
+/// A target without an order means ascending; keys come ascending already. Ties keep the order of keys, whichever
+/// way the rest goes: etcd's sort is not stable, but does so for up to 12 keys.
 fn sort(versions: &mut Vec<Version<'_>>, request: &RangeRequest, values: &dyn Values) -> Result<(), Failure> {
     let target = SortTarget::try_from(request.sort_target).map_err(|_| error::INVALID_SORT_OPTION)?;
     let descend = request.sort_order == SortOrder::Descend as i32;
-    match target {
-        SortTarget::Key => {}
-        SortTarget::Version => versions.sort_by_key(|v| v.version()),
-        SortTarget::Create => versions.sort_by_key(|v| v.create_revision()),
-        SortTarget::Mod => versions.sort_by_key(|v| v.main()),
-        SortTarget::Value => {
-            let mut keyed = Vec::with_capacity(versions.len());
-            for &version in versions.iter() {
-                let mut value = BytesMut::new();
-                read_version(version, values, &mut value)?;
-                keyed.push((value.freeze(), version));
+    let number = match target {
+        SortTarget::Key => {
+            if descend {
+                versions.reverse();
             }
-            keyed.sort_by(|a, b| a.0.cmp(&b.0));
-            *versions = keyed.into_iter().map(|(_, version)| version).collect();
+            return Ok(());
         }
+        SortTarget::Version => Version::version,
+        SortTarget::Create => Version::create_revision,
+        SortTarget::Mod => Version::main,
+        SortTarget::Value => return sort_by_value(versions, descend, values),
+    };
+    if descend {
+        versions.sort_by_key(|v| Reverse(number(*v)));
+    } else {
+        versions.sort_by_key(|v| number(*v));
+    }
+    Ok(())
+}
+
+fn sort_by_value(versions: &mut Vec<Version<'_>>, descend: bool, values: &dyn Values) -> Result<(), Failure> {
+    let mut keyed = Vec::with_capacity(versions.len());
+    for &version in versions.iter() {
+        let mut value = BytesMut::new();
+        read_version(version, values, &mut value)?;
+        keyed.push((value.freeze(), version));
     }
     if descend {
-        versions.reverse();
+        keyed.sort_by(|a, b| b.0.cmp(&a.0));
+    } else {
+        keyed.sort_by(|a, b| a.0.cmp(&b.0));
     }
+    *versions = keyed.into_iter().map(|(_, version)| version).collect();
     Ok(())
 }
