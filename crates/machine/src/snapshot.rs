@@ -4,7 +4,7 @@
 //! stream  "MAINSNAP" | format (4 bytes, 1) | 0 (4 bytes) | blocks
 //! block   length (4 bytes) | CRC-32C of the four bytes before and of the block (4 bytes) | the block
 //! blocks  one head, any number with keys, one end: as in checkpoints (see `image`), with these differences:
-//!         the head's `from` is 0; of an entry's value there is its length and itself, no place and no checksum;
+//!         the head's `from` and `versions` are 0; of an entry's value there is its length and itself, no place and no checksum;
 //!         the end is filled up with zero bytes so that the stream's length is a multiple of 512
 //! ```
 //!
@@ -74,7 +74,7 @@ impl SnapshotWriter {
         // An entry takes at most 58 bytes, its key and its value, and `in_use_bytes` counts 64 for the former. Every
         // block of keys but the last is a full one.
         let blocks = head.in_use_bytes / BLOCK_BYTES as u64 + 2;
-        let head_bytes = head.encode(0, head.versions).len() as u64;
+        let head_bytes = head.encode(0, 0).len() as u64;
         let total_max = MAGIC.len() as u64
             + head_bytes
             + head.in_use_bytes
@@ -126,7 +126,7 @@ impl SnapshotWriter {
             Stage::Head => {
                 self.stage = Stage::Keys;
                 let mut out = MAGIC.to_vec();
-                append_block(&self.head.encode(0, self.head.versions), &mut out);
+                append_block(&self.head.encode(0, 0), &mut out);
                 Ok(Some(out))
             }
             Stage::Keys => {

@@ -134,3 +134,22 @@ fn contradictory_images_are_refused_and_leave_nothing() {
     assert_eq!(loader.finish(10, -1).err(), Some(LoadError::RevisionTwice));
     assert_eq!((census.versions(), census.nodes(), census.separators(), census.bytes()), (0, 0, 0, 0));
 }
+
+#[test]
+fn what_was_written_is_told_below_the_compact_revision_too() {
+    let mut store = Store::new();
+    for _ in 0..10 {
+        store.begin().put(b"key", Value::default(), 0);
+    }
+    store.begin().delete_range(KeyRange::single(b"key"), |_| ());
+    store.compact(11).unwrap();
+    let mains = |store: &Store, from, through| -> Vec<i64> {
+        store.snapshot().written(from, through).map(|version| version.main()).collect()
+    };
+    assert!(store.snapshot().changes(5, 8).is_err());
+    assert_eq!(mains(&store, 5, 8), [5, 6, 7, 8]);
+    store.compact_step(5, |_| ());
+    assert_eq!(mains(&store, 5, 8), [7, 8]);
+    while !store.compact_step(5, |_| ()).done {}
+    assert_eq!(mains(&store, 0, 100), [11, 12]);
+}

@@ -309,6 +309,7 @@ impl Services {
         limit: u64,
         projection: Projection,
     ) -> Result<(Vec<Found>, bool, i64, usize), Status> {
+        let keys_max = range::keys_before_sort(request).unwrap_or(usize::MAX);
         let mut filter = Vec::new();
         let (mut count, mut behind): (i64, Option<Vec<u8>>) = (0, None);
         loop {
@@ -319,7 +320,7 @@ impl Services {
                 let mut last = None;
                 for version in walk.take(KEYS_PER_SLICE) {
                     count += 1;
-                    if range::passes(version, request) {
+                    if range::passes(version, request) && filter.len() < keys_max {
                         filter.push(Found::of(version));
                     }
                     last = Some(version);
@@ -331,38 +332,11 @@ impl Services {
             }
             tokio::task::yield_now().await;
         }
-        let target = SortTarget::try_from(request.sort_target).map_err(|_| error::INVALID_SORT_OPTION)?;
-        match target {
-            SortTarget::Key => {}
-            SortTarget::Version => filter.sort_by_key(|found| found.version),
-            SortTarget::Create => filter.sort_by_key(|found| found.create_revision),
-            SortTarget::Mod => filter.sort_by_key(|found| found.mod_revision),
-            SortTarget::Value => {
-                let mut keyed = Vec::with_capacity(filter.len());
-                for (at, found) in filter.into_iter().enumerate() {
-                    let mut value = BytesMut::new();
-                    if let Some(place) = found.value {
-                        machine::Values::read_into(&*self.values, place, &mut value).map_err(|e| unreadable(&e))?;
-                    }
-                    keyed.push((value.freeze(), found));
-                    if at % KEYS_PER_SLICE == 0 {
-                        tokio::task::yield_now().await;
-                    }
-                }
-                keyed.sort_by(|a, b| a.0.cmp(&b.0));
-                filter = keyed.into_iter().map(|(_, found)| found).collect();
-            }
-        }
-        // Ascending, the last first: reversed. Descending, the last first: as it is.
-        let descend = request.sort_order == SortOrder::Descend as i32;
+        range::sort(&mut filter, request, &*self.values).map_err(failed)?;
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
         let more = filter.len() > limit;
-        if descend {
-            filter.drain(..filter.len().saturating_sub(limit));
-        } else {
-            filter.truncate(limit);
-            filter.reverse();
-        }
+        filter.truncate(limit);
+        filter.reverse();
         let chosen: Vec<Found> = filter.into_iter().map(|found| projected(found, projection)).collect();
         let kvs = chosen.iter().map(|found| field_len(found.encoded_len())).sum();
         Ok((chosen, more, count, kvs))
