@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -369,6 +370,7 @@ impl<S: Transport> Connection<S> {
         }
         let counters = self.around.shard.counters.clone();
         let stalled = &counters.stalled_streams;
+        let stalled_before = stalled.load(Relaxed);
         let next = now + timeout / 4;
         self.next_stall_check = Some(next);
         self.tracked.retain_mut(|tracked| {
@@ -388,8 +390,14 @@ impl<S: Transport> Connection<S> {
             counters::add(stalled, 1);
             self.forget(key);
         }
+        // What small answers hold has no handle to reset: if nothing at all moves, the connection goes. A stream that
+        // was reset just now leaves the others their own chance.
+        let holds = self.around.answers.queued() > 0 || self.socket.borrow().has_unsent();
+        if !holds || counters.stalled_streams.load(Relaxed) != stalled_before {
+            self.progress = Progress::default();
+        }
         let moved = self.around.answers.moved() + self.socket.borrow().sent_bytes();
-        if self.progress.is_stalled(moved, now, timeout) {
+        if holds && self.progress.is_stalled(moved, now, timeout) {
             return Err(io::ErrorKind::TimedOut.into());
         }
         Ok(Some(next))

@@ -23,6 +23,9 @@ pub type OnEvent = Box<dyn FnMut(LogEvent) + Send>;
 /// How long a starved writer waits before it looks again, should nobody tell it.
 const STARVED_WAIT: Duration = Duration::from_secs(1);
 
+/// How often it does so while the log is being closed.
+const CLOSING_WAITS_MAX: u32 = 10;
+
 /// The log, owned by whoever appends. Dropping it writes what is queued, if there is room, and ends its threads.
 pub struct Log {
     shared: Arc<Shared>,
@@ -288,6 +291,7 @@ impl Queue {
 impl Worker {
     fn run(&mut self) {
         let mut starved = false;
+        let mut waits = 0;
         loop {
             let queue = self.queue.clone();
             let mut waiting = queue.lock();
@@ -296,9 +300,12 @@ impl Worker {
                 if work || waiting.kicked {
                     break;
                 }
-                if waiting.closing {
+                // A segment that is just being prepared is worth waiting for, but not for ever.
+                let hopeless = self.shared.space() == Space::Exhausted || waits >= CLOSING_WAITS_MAX;
+                if waiting.closing && (!starved || hopeless) {
                     return;
                 }
+                waits += u32::from(waiting.closing);
                 if starved {
                     let (guard, timeout) = queue
                         .changed

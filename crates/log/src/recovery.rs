@@ -201,10 +201,12 @@ impl Reading {
         let Some(last) = candidates.last() else { return Ok(Vec::new()) };
         let mut live: BTreeSet<u32> =
             last.start.as_ref().map(|start| start.live.iter().copied().collect()).unwrap_or_default();
+        // With no segment before it there is nothing that can have been released.
+        let scan_to = if live.is_empty() { 0 } else { last.len };
         scan::records(
             &*last.file,
             last.header.identity(),
-            last.len,
+            scan_to,
             SEGMENT_HEADER_BYTES as u64,
             |_, header, _| {
                 if header.kind == Kind::Released {

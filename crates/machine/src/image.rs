@@ -39,6 +39,10 @@
 //! A version that is alone under a key of 24 bytes takes some 20 bytes and what the key does not share with the
 //! key before it.
 //!
+//! Merging drops what the compact revision of the newest run made unreadable: of each key all versions at or below it
+//! but the newest, and that one too if it is a deletion below it. A delta run must therefore hold every deletion of a
+//! key that an earlier run knows; [`Head::delta_from_min`] says from where on it does.
+//!
 //! What a checkpoint does not record is that a value was moved: a run written before keeps naming the old place. So
 //! a segment may be deleted only when a *base* run whose head was taken after the move is durable.
 
@@ -53,6 +57,8 @@ pub use run::RunWriter;
 
 pub(crate) use entry::{Entry, EntryReader, EntryWriter, Payload};
 pub(crate) use head::SavedHead;
+pub(crate) use restore::Intake;
+pub(crate) use run::Walk;
 
 /// The format this version writes.
 pub(crate) const FORMAT: u64 = 1;

@@ -60,7 +60,7 @@ impl Leases {
         if self.table.contains_key(&id) {
             return Err(error::LEASE_EXIST);
         }
-        let ttl = ttl.max(ttl_min);
+        let ttl = ttl.max(ttl_min).clamp(0, LEASE_TTL_MAX);
         self.table.insert(id, Lease { ttl, remaining: 0, keys: BTreeSet::new() });
         Ok(ttl)
     }
@@ -118,6 +118,12 @@ impl Leases {
         for _ in 0..input.u64()? {
             let id = input.i64()?;
             let lease = Lease { ttl: input.i64()?, remaining: input.i64()?, keys: BTreeSet::new() };
+            if id == 0
+                || !(0..=LEASE_TTL_MAX).contains(&lease.ttl)
+                || !(0..=lease.ttl).contains(&lease.remaining)
+            {
+                return Err(Malformed("a lease that nobody can be granted"));
+            }
             if leases.table.insert(id, lease).is_some() {
                 return Err(Malformed("a lease twice"));
             }
@@ -148,6 +154,18 @@ mod tests {
         assert_eq!(leases.grant(1, 5, 2), Err(error::LEASE_EXIST));
         assert_eq!(leases.grant(2, LEASE_TTL_MAX + 1, 2), Err(error::LEASE_TTL_TOO_LARGE));
         assert_eq!(leases.grant(0, 5, 2), Err(error::LEASE_NOT_FOUND));
+    }
+
+    #[test]
+    fn a_lease_that_nobody_can_be_granted_is_refused() {
+        let read = |id, ttl, remaining| {
+            let mut out = Vec::new();
+            encode_terms(vec![(id, ttl, remaining)], &mut out);
+            Leases::decode(&mut Input(&out)).is_ok()
+        };
+        assert!(read(1, 60, 60) && read(-1, 60, 0));
+        assert!(!read(0, 60, 0) && !read(1, -1, 0) && !read(1, 60, 61) && !read(1, 60, -1));
+        assert!(!read(1, LEASE_TTL_MAX + 1, 0));
     }
 
     #[test]

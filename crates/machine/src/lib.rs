@@ -8,10 +8,16 @@
 //! * [`range`] and [`txn`] evaluate reads, in transactions and on views alike.
 //! * [`found`] encodes keys and values as clients and HashKV see them.
 //! * [`image`] is the state as a checkpoint holds it.
+//! * [`snapshot`] is the state with its values, as it is sent and saved.
 //!
 //! It does not know raft, files, clients or which member it is.
 //!
-//! Tests: beside the code, and `tests/it`.
+//! Invariants, and the tests that hold them (`tests/it`):
+//! * the same entries have the same effects on every member, whether it answers or not, and however far its physical
+//!   compaction got (`apply`);
+//! * a mutating entry raises the revision by exactly one, a refused one changes nothing (`apply`);
+//! * what is restored from a checkpoint cannot be told from what was saved (`image`), and so with snapshots
+//!   (`snapshot`); files of old versions open for ever; damaged ones are errors, never panics.
 
 mod alarm;
 pub mod check;
@@ -22,6 +28,7 @@ mod lease;
 mod machine;
 mod member;
 pub mod range;
+pub mod snapshot;
 pub mod txn;
 
 pub use alarm::Alarms;

@@ -239,7 +239,8 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// When the entry cannot be understood or a value it depends on cannot be read. Nothing was changed then.
+    /// When the entry cannot be understood or a value it depends on cannot be read. The machine is of no more use
+    /// then: a transaction may have stopped half-way.
     pub fn apply(
         &mut self,
         command: Command<'_>,
@@ -440,7 +441,7 @@ impl Machine {
     pub fn relocate(&mut self, main: i64, sub: u32, from: Location, to: Location) -> bool {
         let snapshot = self.store.snapshot();
         let Some(version) = snapshot.version_at(main, sub) else { return false };
-        if version.location() != from {
+        if version.location() != from || version.value_len() == 0 {
             return false;
         }
         let bytes = u64::from(version.value_len());
@@ -490,7 +491,8 @@ impl Machine {
         }
     }
 
-    /// Applies a committed membership change.
+    /// Applies a committed membership change. One that concerns a member removed before, or removes one that is not
+    /// there, changes nothing.
     ///
     /// # Errors
     ///
@@ -504,7 +506,13 @@ impl Machine {
         let context = || Member::from_json(change.context.as_deref().unwrap_or_default()).map_err(&fatal);
         let kind = raftpb::ConfChangeType::try_from(change.r#type.unwrap_or(0))
             .map_err(|_| fatal("it changes the membership in a way this version does not know".to_owned()))?;
+        let removed = self.members.removed.contains(&node);
         let voter_change = match kind {
+            // As in etcd, what was proposed before another change made it impossible has no effect.
+            _ if removed => VoterChange::Update(node),
+            raftpb::ConfChangeType::ConfChangeRemoveNode if !self.members.by_id.contains_key(&node) => {
+                VoterChange::Update(node)
+            }
             raftpb::ConfChangeType::ConfChangeAddNode | raftpb::ConfChangeType::ConfChangeAddLearnerNode => {
                 let learner = kind == raftpb::ConfChangeType::ConfChangeAddLearnerNode;
                 let member = context()?;

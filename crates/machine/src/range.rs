@@ -1,5 +1,7 @@
 //! What a range request selects, by etcd's rules.
 
+use std::cmp::Reverse;
+
 use api::Status;
 use api::error;
 use api::etcdserverpb::RangeRequest;
@@ -7,7 +9,7 @@ use api::etcdserverpb::range_request::{SortOrder, SortTarget};
 use bytes::BytesMut;
 use mvcc::{KeyRange, RevisionError, Snapshot, Version};
 
-use crate::found::{Projection, ReadError, Values, read_version};
+use crate::found::{Found, Projection, ReadError, Values, read_version};
 
 /// Why a request against the store failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,16 +119,16 @@ pub fn select<'a>(
         return Ok(Selection { versions, more, count });
     }
 
-    let mut versions: Vec<Version<'a>> = snapshot.range(range, request.revision)?.collect();
-    let count = versions.len() as i64;
-    let above = |n: i64, min: i64| min == 0 || n >= min;
-    let below = |n: i64, max: i64| max == 0 || n <= max;
-    versions.retain(|v| {
-        above(v.main(), request.min_mod_revision)
-            && below(v.main(), request.max_mod_revision)
-            && above(v.create_revision(), request.min_create_revision)
-            && below(v.create_revision(), request.max_create_revision)
-    });
+    let walk = snapshot.range(range, request.revision)?;
+    let (mut versions, count): (Vec<Version<'a>>, i64) = match keys_before_sort(request) {
+        Some(keys) => (walk.take(keys).collect(), snapshot.count(range, request.revision)? as i64),
+        None => {
+            let all: Vec<Version<'a>> = walk.collect();
+            let count = all.len() as i64;
+            (all, count)
+        }
+    };
+    versions.retain(|version| passes(*version, request));
     sort(&mut versions, request, values)?;
     let more = limit != 0 && versions.len() > limit;
     if more {
@@ -135,28 +137,98 @@ pub fn select<'a>(
     Ok(Selection { versions, more, count })
 }
 
-/// A target without an order means ascending; keys come ascending already. Ties keep the order of keys.
-fn sort(versions: &mut Vec<Version<'_>>, request: &RangeRequest, values: &dyn Values) -> Result<(), Failure> {
-    let target = SortTarget::try_from(request.sort_target).map_err(|_| error::INVALID_SORT_OPTION)?;
-    let descend = request.sort_order == SortOrder::Descend as i32;
-    match target {
-        SortTarget::Key => {}
-        SortTarget::Version => versions.sort_by_key(|v| v.version()),
-        SortTarget::Create => versions.sort_by_key(|v| v.create_revision()),
-        SortTarget::Mod => versions.sort_by_key(|v| v.main()),
-        SortTarget::Value => {
-            let mut keyed = Vec::with_capacity(versions.len());
-            for &version in versions.iter() {
-                let mut value = BytesMut::new();
-                read_version(version, values, &mut value)?;
-                keyed.push((value.freeze(), version));
-            }
-            keyed.sort_by(|a, b| a.0.cmp(&b.0));
-            *versions = keyed.into_iter().map(|(_, version)| version).collect();
+/// Whether a version passes the revision filters of a request. Bounds are inclusive; 0 is none.
+pub fn passes(version: Version<'_>, request: &RangeRequest) -> bool {
+    let above = |n: i64, min: i64| min == 0 || n >= min;
+    let below = |n: i64, max: i64| max == 0 || n <= max;
+    above(version.main(), request.min_mod_revision)
+        && below(version.main(), request.max_mod_revision)
+        && above(version.create_revision(), request.min_create_revision)
+        && below(version.create_revision(), request.max_create_revision)
+}
+
+/// How many keys, in key order, a request that is not natural looks at before it filters and sorts. etcd cuts before
+/// it sorts when a target is named without an order and nothing is filtered; `None` means all.
+pub fn keys_before_sort(request: &RangeRequest) -> Option<usize> {
+    let cut_first = request.sort_order == SortOrder::None as i32 && !is_filtered(request) && request.limit > 0;
+    cut_first.then(|| usize::try_from(request.limit).unwrap_or(usize::MAX).saturating_add(1))
+}
+
+/// Something that a range request can sort.
+pub trait Sortable {
+    /// What the target compares; 0 for keys and values.
+    fn number(&self, target: SortTarget) -> i64;
+
+    /// The value.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be read.
+    fn value(&self, values: &dyn Values) -> Result<BytesMut, ReadError>;
+}
+
+impl Sortable for Version<'_> {
+    fn number(&self, target: SortTarget) -> i64 {
+        match target {
+            SortTarget::Version => self.version(),
+            SortTarget::Create => self.create_revision(),
+            SortTarget::Mod => self.main(),
+            SortTarget::Key | SortTarget::Value => 0,
         }
     }
-    if descend {
-        versions.reverse();
+
+    fn value(&self, values: &dyn Values) -> Result<BytesMut, ReadError> {
+        let mut value = BytesMut::new();
+        read_version(*self, values, &mut value)?;
+        Ok(value)
+    }
+}
+
+impl Sortable for Found {
+    fn number(&self, target: SortTarget) -> i64 {
+        match target {
+            SortTarget::Version => self.version,
+            SortTarget::Create => self.create_revision,
+            SortTarget::Mod => self.mod_revision,
+            SortTarget::Key | SortTarget::Value => 0,
+        }
+    }
+
+    fn value(&self, values: &dyn Values) -> Result<BytesMut, ReadError> {
+        let mut value = BytesMut::new();
+        if let Some(place) = self.value {
+            values.read_into(place, &mut value)?;
+        }
+        Ok(value)
+    }
+}
+
+/// Sorts what came in key order. A target without an order means ascending. Ties keep the order of keys, whichever
+/// way the rest goes: etcd's sort is not stable, but does so for up to 12 keys.
+///
+/// # Errors
+///
+/// When a value cannot be read.
+pub fn sort<T: Sortable>(items: &mut Vec<T>, request: &RangeRequest, values: &dyn Values) -> Result<(), Failure> {
+    let target = SortTarget::try_from(request.sort_target).map_err(|_| error::INVALID_SORT_OPTION)?;
+    let descend = request.sort_order == SortOrder::Descend as i32;
+    match (target, descend) {
+        (SortTarget::Key, false) => {}
+        (SortTarget::Key, true) => items.reverse(),
+        (SortTarget::Value, _) => {
+            let mut keyed = Vec::with_capacity(items.len());
+            for item in items.drain(..) {
+                keyed.push((item.value(values)?, item));
+            }
+            if descend {
+                keyed.sort_by(|a, b| b.0.cmp(&a.0));
+            } else {
+                keyed.sort_by(|a, b| a.0.cmp(&b.0));
+            }
+            items.extend(keyed.into_iter().map(|(_, item)| item));
+        }
+        (_, false) => items.sort_by_key(|item| item.number(target)),
+        (_, true) => items.sort_by_key(|item| Reverse(item.number(target))),
     }
     Ok(())
 }

@@ -1,2 +1,138 @@
-//! The binary.
-fn main() {}
+//! The binary: `mainstay [server] FLAGS`, and by the name `etcd` the etcd server.
+
+mod signals;
+
+use std::io::{IsTerminal as _, Write as _};
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use server::boot::{self, Listening};
+use server::config::{self, Invocation, Parsed};
+use server::logging::{Logger, Value};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> ExitCode {
+    let mut words = Vec::new();
+    for word in std::env::args_os() {
+        match word.into_string() {
+            Ok(word) => words.push(word),
+            Err(word) => {
+                eprintln!("{}: arguments have to be UTF-8", word.to_string_lossy());
+                return ExitCode::from(2);
+            }
+        }
+    }
+    let name = words.first().map(|path| Path::new(path).file_name().unwrap_or_default().to_string_lossy().into_owned());
+    let as_etcd = name.as_deref() == Some("etcd");
+    let mut arguments = words.get(1..).unwrap_or_default();
+    match arguments.first().map(String::as_str) {
+        Some("server") if !as_etcd => arguments = &arguments[1..],
+        Some(verb) if !verb.starts_with('-') => {
+            eprintln!("{verb:?} is no command of this version; to run a member, give flags only (see --help)");
+            return ExitCode::from(2);
+        }
+        _ => {}
+    }
+    let environment: Vec<(String, String)> = std::env::vars_os()
+        .filter_map(|(key, value)| Some((key.into_string().ok()?, value.into_string().ok()?)))
+        .collect();
+    match config::parse(arguments, &environment) {
+        Ok(Invocation::Help) => {
+            eprint!("{}", config::usage());
+            print!("{}", config::flag_help());
+            ExitCode::SUCCESS
+        }
+        Ok(Invocation::Version) => {
+            print!("{}", config::version_text());
+            ExitCode::SUCCESS
+        }
+        Ok(Invocation::Serve(parsed)) => serve(*parsed, !as_etcd),
+        Err(refusal) => {
+            refusal.report(&mut std::io::stderr(), &Logger::stderr());
+            ExitCode::from(refusal.exit_code())
+        }
+    }
+}
+
+fn serve(parsed: Parsed, greet: bool) -> ExitCode {
+    // Before any thread starts, so that none of them takes a signal.
+    signals::block();
+    let logger = match Logger::open(&parsed.config.log) {
+        Ok(logger) => Arc::new(logger),
+        Err(error) => {
+            eprintln!("{error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    for entry in parsed.warnings.iter().chain(&parsed.notices) {
+        entry.log(&logger);
+    }
+    logger.info(
+        "starting a member",
+        &[
+            ("name", Value::Str(&parsed.config.name)),
+            ("data-dir", Value::Str(&parsed.config.data_dir.display().to_string())),
+            ("version", Value::Str(env!("CARGO_PKG_VERSION"))),
+            ("api-version", Value::Str(config::API_VERSION)),
+        ],
+    );
+    let data_dir = parsed.config.data_dir.display().to_string();
+    let (running, listening) = match boot::start(parsed.config, Arc::clone(&logger)) {
+        Ok(started) => started,
+        Err(why) => {
+            logger.fatal("cannot start the member", &[("error", Value::Str(&why))]);
+            return ExitCode::FAILURE;
+        }
+    };
+    if greet {
+        greeting(&listening, &data_dir);
+    }
+    let mut signal = None;
+    while signal.is_none() {
+        signal = signals::wait(Duration::from_millis(500));
+        if signal.is_none() && running.ended(Duration::ZERO) {
+            break;
+        }
+    }
+    if let Some(signal) = signal {
+        logger.info("received signal; shutting down", &[("signal", Value::Str(signals::name(signal)))]);
+    }
+    match running.stop() {
+        Ok(()) => {}
+        Err(why) => {
+            logger.fatal("the member cannot go on", &[("error", Value::Str(&why))]);
+            return ExitCode::FAILURE;
+        }
+    }
+    if let Some(signal) = signal
+        && std::process::id() != 1
+    {
+        signals::die_by(signal);
+    }
+    ExitCode::SUCCESS
+}
+
+/// A few lines for whoever started it by hand.
+fn greeting(listening: &Listening, data_dir: &str) {
+    let mut out = std::io::stdout().lock();
+    let client = listening.clients.first().map_or("", String::as_str);
+    let (bold, plain) = if out.is_terminal() { ("\x1b[1m", "\x1b[0m") } else { ("", "") };
+    // A closed standard output is no reason to stop serving.
+    let _ = writeln!(
+        out,
+        "{bold}Mainstay is ready.{plain}\n  \
+           clients  {}\n  \
+           members  {}\n  \
+           data     {data_dir}\n\
+         Try:\n  \
+           etcdctl --endpoints={client} put greeting hello\n  \
+           etcdctl --endpoints={client} get greeting\n  \
+           curl {client}/health",
+        listening.clients.join(", "),
+        listening.peers.join(", "),
+    );
+}

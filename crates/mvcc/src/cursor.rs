@@ -1,6 +1,6 @@
 //! A place in a frozen tree, from which one walks both ways.
 
-use crate::node::{Inner, Leaf, Node, Order, Slot};
+use crate::node::{Inner, Leaf, Node, Order, Slot, prefetch_leaf};
 use crate::tree::Stack;
 use crate::version::Version;
 
@@ -114,10 +114,26 @@ impl<'t, K: Order> Cursor<'t, K> {
             let next = (at + 1..inner.len()).find(|&next| !live_only || inner.counts[next] > 0);
             if let Some(next) = next {
                 self.path.push((inner, next));
-                return self.descend(inner.child(next), |inner| {
+                self.descend(inner.child(next), |inner| {
                     (0..inner.len()).find(|&at| !live_only || inner.counts[at] > 0).unwrap_or(0)
                 });
+                self.prefetch(0, 1);
+                return;
             }
+        }
+    }
+
+    /// Has the first records of a leaf just entered fetched, and the leaf after it in the direction of the walk.
+    fn prefetch(&self, from: usize, step: isize) {
+        if let Some(leaf) = self.leaf {
+            for at in (from..leaf.len()).take(PREFETCH) {
+                leaf.version(at).prefetch();
+            }
+        }
+        if let Some(&(inner, at)) = self.path.as_slice().last()
+            && let Some(&next) = inner.children[..inner.len()].get(at.wrapping_add_signed(step))
+        {
+            prefetch_leaf(next);
         }
     }
 
@@ -126,9 +142,6 @@ impl<'t, K: Order> Cursor<'t, K> {
             match node {
                 Node::Leaf(leaf) => {
                     self.leaf = Some(leaf);
-                    for at in 0..PREFETCH.min(leaf.len()) {
-                        leaf.version(at).prefetch();
-                    }
                     return;
                 }
                 Node::Inner(inner) => {
@@ -172,6 +185,7 @@ impl<'t, K: Order> Cursor<'t, K> {
             }
         }
         self.at = self.leaf.map_or(0, |leaf| leaf.len() - 1);
+        self.prefetch((self.at + 1).saturating_sub(PREFETCH), -1);
         true
     }
 }

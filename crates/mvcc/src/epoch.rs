@@ -187,15 +187,28 @@ pub(crate) struct Epochs {
     end_published: u64,
     /// Published epochs whose views may be alive, oldest first, with `end` at their publication.
     pins: VecDeque<(Arc<Pin>, u64)>,
+    /// Length of `pins` at which the dead ones are swept out again.
+    pins_swept: usize,
     census: Arc<Census>,
 }
 
 /// Frees at each publication, beyond as many as the batch itself retired.
-const FREES_EXTRA: u64 = 256;
+const FREES_EXTRA: u64 = 64;
+
+/// Dead pins tolerated beside as many as there are living ones.
+const PINS_UNSWEPT: usize = 64;
 
 impl Epochs {
     pub(crate) fn new(census: Arc<Census>) -> Epochs {
-        Epochs { batch: 1, garbage: Chunks::new(), end: 0, end_published: 0, pins: VecDeque::new(), census }
+        Epochs {
+            batch: 1,
+            garbage: Chunks::new(),
+            end: 0,
+            end_published: 0,
+            pins: VecDeque::new(),
+            pins_swept: PINS_UNSWEPT,
+            census,
+        }
     }
 
     pub(crate) fn batch(&self) -> u64 {
@@ -204,6 +217,11 @@ impl Epochs {
 
     pub(crate) fn census(&self) -> &Census {
         &self.census
+    }
+
+    /// Published views that may still be held.
+    pub(crate) fn pinned(&self) -> usize {
+        self.pins.len()
     }
 
     /// Things retired and not yet freed.
@@ -239,6 +257,12 @@ impl Epochs {
         self.batch += 1;
         let pin = Arc::new(Pin);
         self.pins.push_back((Arc::clone(&pin), self.end));
+        if self.pins.len() >= self.pins_swept {
+            // Only the oldest living pin counts; forget dead ones behind it, so that one long-held view does
+            // not make the list of its successors grow without end.
+            self.pins.retain_mut(|(pin, _)| Arc::get_mut(pin).is_none());
+            self.pins_swept = 2 * self.pins.len() + PINS_UNSWEPT;
+        }
         self.reclaim(made + FREES_EXTRA);
         pin
     }

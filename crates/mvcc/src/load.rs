@@ -89,6 +89,9 @@ pub struct Loader {
 // SAFETY: the loader alone owns what its pointers lead to.
 unsafe impl Send for Loader {}
 
+/// Highest revision that an image may bear: what comes after must be countable too.
+const REVISION_MAX: i64 = i64::MAX / 2;
+
 /// Most versions for which room is reserved in advance, so that a false number in a file costs nothing.
 const RESERVED_MAX: usize = 1 << 24;
 
@@ -116,7 +119,7 @@ impl Loader {
         if loaded.key.len() > KEY_BYTES_MAX {
             return Err(LoadError::KeyTooLong);
         }
-        if loaded.main < 1 {
+        if loaded.main < 1 || loaded.main > REVISION_MAX {
             return Err(LoadError::RevisionOutOfBounds);
         }
         // SAFETY: the loader holds the record and frees nothing while it lives.
@@ -130,7 +133,7 @@ impl Loader {
             }
         }
         let valid = match (previous, loaded.version) {
-            (_, ..0) => false,
+            (_, ..0 | REVISION_MAX..) => false,
             (None, _) => true,
             (Some(previous), 0) => !previous.is_tombstone(),
             (Some(previous), 1) => previous.is_tombstone(),
@@ -170,7 +173,7 @@ impl Loader {
 
     /// Builds the store at these revisions (`compacted` is -1 for none).
     pub fn finish(mut self, current: i64, compacted: i64) -> Result<Store, LoadError> {
-        if current < 1 || compacted > current || compacted < -1 {
+        if !(1..=REVISION_MAX).contains(&current) || compacted > current || compacted < -1 {
             return Err(LoadError::RevisionOutOfBounds);
         }
         // SAFETY: the loader owns all records.

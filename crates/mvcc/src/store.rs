@@ -43,6 +43,8 @@ pub struct Stats {
     pub bytes: u64,
     /// Versions, nodes and separators taken out and not yet freed.
     pub garbage: usize,
+    /// Published views that may still be held; some more than are, until the next publications.
+    pub views: usize,
     /// Superseded versions and tombstones that some future compaction will remove.
     pub removable: usize,
 }
@@ -124,6 +126,7 @@ impl Store {
             versions: self.revisions.len,
             bytes: self.census.bytes(),
             garbage: self.epochs.pending(),
+            views: self.epochs.pinned(),
             removable: self.superseded.len() + self.tombstones.len(),
         }
     }

@@ -149,10 +149,10 @@ impl<'a> Snapshot<'a> {
     /// current one), in the order of their writing. `Compacted` if `from` lies below the compact revision; a
     /// `from` above the current revision yields nothing.
     pub fn changes(&self, from: i64, through: i64) -> Result<Changes<'a>, RevisionError> {
-        if from < self.state.compacted {
+        if from < self.state.compacted && self.state.compacted >= 0 {
             return Err(RevisionError::Compacted);
         }
-        Ok(self.stored((from, 0), through))
+        Ok(Changes { compacted: self.state.compacted, ..self.stored((from, 0), through) })
     }
 
     /// Like [`Snapshot::changes`], going on behind change `sub` of main revision `main`.
@@ -161,7 +161,7 @@ impl<'a> Snapshot<'a> {
             return Err(RevisionError::Compacted);
         }
         let cursor = Cursor::seek(self.revisions(), (main, sub), true);
-        Ok(Changes { cursor, through })
+        Ok(Changes { cursor, through, compacted: self.state.compacted })
     }
 
     /// Like [`Snapshot::changes`], but never refused: what is physically there with these main revisions. Below
@@ -173,7 +173,7 @@ impl<'a> Snapshot<'a> {
 
     /// What is physically there from this change on.
     pub(crate) fn stored(&self, from: (i64, u32), through: i64) -> Changes<'a> {
-        Changes { cursor: Cursor::seek(self.revisions(), from, false), through }
+        Changes { cursor: Cursor::seek(self.revisions(), from, false), through, compacted: i64::MIN }
     }
 
     /// The version written as change `sub` of main revision `main`, tombstones included, if it is still there.
@@ -201,15 +201,24 @@ impl<'a> Snapshot<'a> {
 pub struct Changes<'a> {
     cursor: Cursor<'a, ByRevision>,
     through: i64,
+    /// At or below this revision, what a compaction there removes is left out even while it is still stored.
+    compacted: i64,
 }
 
 impl<'a> Iterator for Changes<'a> {
     type Item = Version<'a>;
 
     fn next(&mut self) -> Option<Version<'a>> {
-        let version = self.cursor.version().filter(|version| version.main() <= self.through)?;
-        self.cursor.advance(false);
-        Some(version)
+        loop {
+            let version = self.cursor.version().filter(|version| version.main() <= self.through)?;
+            self.cursor.advance(false);
+            if version.main() > self.compacted
+                || version.is_tombstone()
+                || version.is_newest_at(self.compacted)
+            {
+                return Some(version);
+            }
+        }
     }
 }
 

@@ -52,6 +52,8 @@ pub enum Ask {
     TimeToLive(Ticket, i64, bool),
     /// Which leases there are, soonest to expire first.
     Leases(Ticket),
+    /// The state as of now, whole, for a snapshot.
+    Image(Ticket),
     /// A checkpoint was made, or failed.
     Checkpointed(Result<Checkpointed, String>),
     /// These values are to be moved out of their segments; the sender hears when they are.
@@ -116,6 +118,8 @@ pub enum ReplyBody {
     },
     /// Lease ids.
     Leases(Vec<i64>),
+    /// The state: keys and values, and the rest.
+    Image(Box<Head>, Pinned),
 }
 
 /// A view held for what it keeps from being freed.

@@ -52,7 +52,7 @@ pub struct Shared {
     /// The limits and intervals that requests are held against.
     pub limits: Limits,
     /// To the core.
-    pub core: Inbox<Ask>,
+    pub core: Arc<Inbox<Ask>>,
     /// From the core, one for each shard.
     pub shards: Vec<Outbox<Reply>>,
     /// Reads values from the log.
@@ -94,6 +94,7 @@ impl Shared {
         state: Published,
         limits: Limits,
         shards: usize,
+        core: Arc<Inbox<Ask>>,
         values: log::Values,
         metrics: Arc<crate::metrics::Metrics>,
         seed: u64,
@@ -105,7 +106,7 @@ impl Shared {
             identity,
             state: ArcSwap::from_pointee(state),
             limits,
-            core: Inbox::default(),
+            core,
             shards: (0..shards).map(|_| Outbox::default()).collect(),
             values,
             metrics,

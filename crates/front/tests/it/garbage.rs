@@ -4,7 +4,7 @@ use mainstay_front::Options;
 use crate::echo::{Running, block_on, run, run_with};
 use crate::raw::{
     CONTINUATION, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PING, PREFACE, RST_STREAM, Raw, SETTINGS,
-    WINDOW_UPDATE, call_block, frame, message,
+    WINDOW_UPDATE, block, call_block, frame, message,
 };
 
 /// The front still serves another client.
@@ -203,4 +203,34 @@ fn bodies_that_break_grpcs_rules_get_a_status() {
 
 fn contains(all: &[u8], part: &[u8]) -> bool {
     all.windows(part.len()).any(|window| window == part)
+}
+
+#[test]
+fn heads_that_break_grpcs_rules_get_an_http_status() {
+    let running = run();
+    let with = |method: &str, content_type: &str, timeout: &str| {
+        block(&[
+            (":method", method),
+            (":scheme", "http"),
+            (":path", "/test.Echo/Unary"),
+            (":authority", "test"),
+            ("content-type", content_type),
+            ("grpc-timeout", timeout),
+        ])
+    };
+    // The :status as h2 writes it: an index of the static table, or Huffman's code.
+    for (head, status) in [
+        (with("POST", "application/json", "1S"), &[0x68, 0x2d, 0xff][..]),
+        (with("POST", "application/grpcx", "1S"), &[0x68, 0x2d, 0xff]),
+        (with("GET", "application/grpc", "1S"), &[0x68, 0x0d, 0xff]),
+        (with("POST", "application/grpc", "soon"), &[0x8c]),
+        (with("POST", "application/grpc+proto", "1S"), &[0x88]),
+    ] {
+        let mut raw = Raw::h2(running.address, &[]);
+        raw.send(&frame(HEADERS, END_HEADERS, 1, &head));
+        raw.send(&frame(DATA, END_STREAM, 1, &message(0, b"a")));
+        let answer = raw.next_of(HEADERS);
+        assert!(contains(&answer.payload, status), "{status:?} {answer:?}");
+        assert_eq!(answer.flags & END_STREAM == 0, status == [0x88]);
+    }
 }

@@ -129,11 +129,10 @@ fn calls_in_flight_are_bounded_even_without_bytes() {
         let path = if call % 2 == 0 { "/test.Echo/Never" } else { "/test.Echo/UntilClosing" };
         raw.call(2 * call + 1, path, &[], &message(0, b""));
     }
-    let refused = loop {
-        let head = raw.next_of(HEADERS);
-        if head.flags & END_STREAM != 0 {
-            break head.stream;
-        }
-    };
-    assert_eq!(refused, 99, "49 calls of 2 KiB exceed the limit");
+    let mut refused = 0;
+    while refused < 11 {
+        refused += usize::from(raw.next_of(HEADERS).flags & END_STREAM != 0);
+    }
+    // 49 calls of 2 KiB exceed the limit; which ones they are depends on how the bytes arrive.
+    assert_eq!(running.seen.alive.load(SeqCst), 49);
 }

@@ -138,10 +138,12 @@ fn a_big_answer_comes_in_pieces() {
 fn calls_and_bytes_are_counted() {
     let running = run_with(mainstay_front::Options { shards: 2, ..Default::default() });
     block_on(async {
+        let mut open = Vec::new();
         for _ in 0..4 {
             let channel = Channel::connect(running.address).await.expect("a connection");
             assert_eq!(channel.unary("/test.Echo/Unary", "abc".into()).await, Ok("abc".into()));
             assert!(channel.unary("/test.Echo/Fail", "abc".into()).await.is_err());
+            open.push(channel);
         }
         let counters = running.front.counters();
         let sum = |read: &dyn Fn(&mainstay_front::ShardCounters) -> u64| -> u64 {

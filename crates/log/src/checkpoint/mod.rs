@@ -54,7 +54,7 @@ pub use run_writer::RunWriter;
 pub use store::CheckpointStore;
 
 /// A block's payload is at most this long.
-pub const BLOCK_BYTES_MAX: usize = 256 << 10;
+pub const BLOCK_BYTES_MAX: usize = 256 << 20;
 /// A run's or manifest's metadata is at most this long.
 pub const METADATA_BYTES_MAX: usize = 1 << 20;
 

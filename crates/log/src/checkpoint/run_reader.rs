@@ -13,6 +13,9 @@ use super::{
 use crate::OpenError;
 use crate::format::{u32_at, u64_at};
 
+/// Bytes read at once.
+const READ_BYTES: usize = 512 << 10;
+
 /// A run being read. The image counts only when [`RunReader::next_block`] has come to the end without an error.
 pub struct RunReader {
     path: PathBuf,
@@ -94,7 +97,8 @@ impl RunReader {
             self.finish()?;
             return Ok(None);
         }
-        if len > BLOCK_BYTES_MAX {
+        // Nothing is allocated for a length that the file cannot hold.
+        if len > BLOCK_BYTES_MAX || len as u64 > self.expected.file_bytes.saturating_sub(self.offset) {
             return Err(self.damaged("the block's length is impossible"));
         }
         self.fill(BLOCK_HEAD_BYTES + len)?;
@@ -136,7 +140,7 @@ impl RunReader {
         if have >= needed {
             return Ok(());
         }
-        let want = needed.max(BLOCK_BYTES_MAX + BLOCK_HEAD_BYTES);
+        let want = needed.max(READ_BYTES);
         self.chunk.reserve(want - have);
         self.chunk.resize(want, 0);
         let read = self

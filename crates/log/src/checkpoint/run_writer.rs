@@ -68,7 +68,7 @@ impl RunWriter {
         Ok(writer)
     }
 
-    /// Writes one block, of 1 byte to 256 KiB.
+    /// Writes one block, of 1 byte to 256 MiB; some 128 KiB is a good size.
     pub fn write_block(&mut self, payload: &[u8]) -> Result<(), OpenError> {
         assert!(
             !payload.is_empty() && payload.len() <= BLOCK_BYTES_MAX,

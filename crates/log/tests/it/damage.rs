@@ -183,3 +183,49 @@ fn values_of_any_content_never_read_as_records() {
     assert_eq!((log.recovered.last_index, log.recovered.repairs.len()), (24, 0));
     assert!(disk.exists(Path::new(DIR)).unwrap());
 }
+
+#[test]
+fn what_is_left_of_a_torn_write_is_wiped_so_that_it_cannot_come_back() {
+    let disk = filled();
+    let mut log = open(&disk).unwrap();
+    let from = used(&log, 2);
+    log.put(entries(23..=24, 1, 904));
+    let end = used(&log, 2);
+    drop(log);
+    let path = segment_path(2);
+    let mut bad = disk.contents(&path).unwrap();
+    // The first record was lost, the others of its batch were kept.
+    bad[from..from + 512].fill(0);
+    disk.plant(&path, bad);
+    let log = open(&disk).unwrap();
+    assert_eq!((log.recovered.last_index, log.recovered.repairs.len()), (22, 1));
+    assert!(disk.contents(&path).unwrap()[from..end].iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn a_record_missing_at_the_end_of_a_sealed_segment_is_noticed() {
+    let disk = MemDisk::new(5);
+    let mut log = open(&disk).unwrap();
+    let mut index = 1;
+    while log.log.segments().len() < 2 {
+        log.put(entries(index..=index, 1, 904));
+        log.put(Batch {
+            hard_state: Some(HardState { term: 1, vote: 1, commit: index }),
+            ..Batch::default()
+        });
+        index += 1;
+    }
+    // The segment ends with a hard state, which no index would miss.
+    let end = used(&log, 0);
+    drop(log);
+    let path = segment_path(0);
+    let mut bad = disk.contents(&path).unwrap();
+    bad[end - 40..end].fill(0);
+    disk.plant(&path, bad);
+    match open(&disk).err() {
+        Some(OpenError::Damaged { path: named, offset, .. }) => {
+            assert_eq!((named, offset), (path, end as u64 - 40))
+        }
+        other => panic!("{other:?}"),
+    }
+}

@@ -4,7 +4,6 @@ use mvcc::{LoadError, LoadedVersion, Loader};
 
 use crate::codec::{Input, Malformed};
 use crate::image::{END, Entry, EntryReader, KEYS, SavedHead};
-use crate::lease::Leases;
 use crate::machine::{Machine, Rules, SegmentUse, loaded_bytes};
 
 /// Why a checkpoint cannot be restored.
@@ -77,27 +76,12 @@ where
         newest = Some(head);
     }
     let head = newest.ok_or(Malformed("a checkpoint without runs"))?;
-    let mut intake = Intake {
-        loader: Loader::new(versions),
-        books: Books::default(),
-        leases: head.leases,
-        compact_revision: head.compact_revision,
-    };
+    let mut intake = Intake::new(head, versions);
     match opened.as_mut_slice() {
         [base] => intake.take_base(base)?,
         runs => intake.merge(runs)?,
     }
-    let store = intake.loader.finish(head.revision, head.compact_revision)?;
-    let mut machine = Machine::with_store(rules, store);
-    machine.leases = intake.leases;
-    machine.alarms = head.alarms;
-    machine.members = head.members;
-    machine.applied_index = head.applied_index;
-    machine.applied_term = head.applied_term;
-    machine.in_use_bytes = intake.books.in_use_bytes;
-    intake.books.close();
-    machine.usage = intake.books.usage;
-    Ok(machine)
+    intake.finish(rules)
 }
 
 /// The books of [`Machine`], with the segment at hand beside them: values of neighbours often lie together.
@@ -133,44 +117,66 @@ impl Books {
     }
 }
 
-/// What the entries go into.
-struct Intake {
+/// What the versions go into, by key in ascending order, for each key from old to new.
+pub(crate) struct Intake {
+    head: SavedHead,
     loader: Loader,
     books: Books,
-    leases: Leases,
-    compact_revision: i64,
+    /// The lease of the version pushed last, and if it has one its key: which version is its key's newest is known
+    /// only when the next key comes.
+    lease: i64,
+    key: Vec<u8>,
 }
 
 impl Intake {
+    pub fn new(head: SavedHead, versions: u64) -> Intake {
+        Intake { head, loader: Loader::new(versions), books: Books::default(), lease: 0, key: Vec::new() }
+    }
+
+    #[inline]
+    pub fn push<E>(&mut self, loaded: &LoadedVersion<'_>) -> Result<(), RestoreError<E>> {
+        if self.lease != 0 && self.key != loaded.key {
+            self.head.leases.reattach(&self.key, self.lease)?;
+        }
+        self.lease = loaded.lease;
+        if self.lease != 0 {
+            self.key.clear();
+            self.key.extend_from_slice(loaded.key);
+        }
+        self.loader.push(loaded)?;
+        self.books.add(loaded);
+        Ok(())
+    }
+
+    pub fn finish<E>(mut self, rules: Rules) -> Result<Machine, RestoreError<E>> {
+        if self.lease != 0 {
+            self.head.leases.reattach(&self.key, self.lease)?;
+        }
+        self.books.close();
+        let store = self.loader.finish(self.head.revision, self.head.compact_revision)?;
+        let mut machine = Machine::with_store(rules, store);
+        machine.leases = self.head.leases;
+        machine.alarms = self.head.alarms;
+        machine.members = self.head.members;
+        machine.applied_index = self.head.applied_index;
+        machine.applied_term = self.head.applied_term;
+        machine.in_use_bytes = self.books.in_use_bytes;
+        machine.usage = self.books.usage;
+        Ok(machine)
+    }
+
     /// One run: its entries go straight on. A base run holds nothing that its own compact revision made unreadable.
     fn take_base<I, B, E>(&mut self, run: &mut RunReader<I, B>) -> Result<(), RestoreError<E>>
     where
         I: Iterator<Item = Result<B, E>>,
         B: AsRef<[u8]>,
     {
-        // The lease of the key at hand, whose newest version is not known before the next key comes.
-        let mut lease = 0;
-        let mut key = Vec::new();
         while let Some(block) = run.fetch()? {
-            let bytes = block.as_ref().get(1..).unwrap_or_default();
-            let mut input = Input(bytes);
+            let mut input = Input(block.as_ref().get(1..).unwrap_or_default());
             while !input.is_empty() {
                 let entry = run.take(&mut input)?;
-                let loaded = entry.loaded(run.reader.key());
-                if lease != 0 && key != loaded.key {
-                    self.leases.reattach(&key, lease)?;
-                }
-                lease = entry.lease;
-                if lease != 0 {
-                    key.clear();
-                    key.extend_from_slice(loaded.key);
-                }
-                self.loader.push(&loaded)?;
-                self.books.add(&loaded);
+                self.push(&entry.loaded(run.reader.key()))?;
             }
-        }
-        if lease != 0 {
-            self.leases.reattach(&key, lease)?;
         }
         Ok(())
     }
@@ -201,7 +207,7 @@ impl Intake {
                     run.advance()?;
                 }
             }
-            let compacted = self.compact_revision;
+            let compacted = self.head.compact_revision;
             // The newest at or below the compact revision stays, unless it is a deletion below it.
             let below = history.iter().take_while(|entry| entry.main <= compacted).count();
             let kept = match below.checked_sub(1).and_then(|last| Some((last, history.get(last)?))) {
@@ -210,12 +216,7 @@ impl Intake {
                 None => 0,
             };
             for entry in history.iter().skip(kept) {
-                let loaded = entry.loaded(&key);
-                self.loader.push(&loaded)?;
-                self.books.add(&loaded);
-            }
-            if let Some(newest) = history.last().filter(|newest| newest.lease != 0) {
-                self.leases.reattach(&key, newest.lease)?;
+                self.push(&entry.loaded(&key))?;
             }
         }
     }

@@ -111,7 +111,9 @@ pub fn full_check(snapshot: &Snapshot<'_>, model: &Naive, random: &mut Random) {
         let rest = snapshot.changes_after(first.main, first.sub, through).unwrap();
         assert_eq!(records(rest), changes[1..]);
     }
-    if model.compacted > 0 {
+    if model.compacted < 0 {
+        assert_eq!(records(snapshot.changes(i64::MIN, i64::MAX).unwrap()), model.stored());
+    } else {
         assert_eq!(snapshot.changes(model.compacted - 1, i64::MAX).err(), Some(RevisionError::Compacted));
     }
 

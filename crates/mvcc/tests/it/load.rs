@@ -100,7 +100,9 @@ fn contradictory_images_are_refused_and_leave_nothing() {
         value: Value { location: Location { segment: 1, offset: 2 }, len: 3, crc: 4 },
     };
     let tombstone = LoadedVersion { main: 6, version: 0, create_revision: 0, ..good };
-    let cases: [(&[LoadedVersion<'_>], LoadError); 10] = [
+    let cases: [(&[LoadedVersion<'_>], LoadError); 12] = [
+        (&[LoadedVersion { main: i64::MAX, ..good }], LoadError::RevisionOutOfBounds),
+        (&[LoadedVersion { version: i64::MAX, ..good }], LoadError::InvalidHistory),
         (&[LoadedVersion { key: b"l", ..good }, LoadedVersion { main: 6, ..good }], LoadError::OutOfOrder),
         (&[good, LoadedVersion { main: 4, version: 2, ..good }], LoadError::OutOfOrder),
         (&[good, LoadedVersion { version: 2, ..good }], LoadError::OutOfOrder),
@@ -118,7 +120,7 @@ fn contradictory_images_are_refused_and_leave_nothing() {
         let result = pushed.and_then(|()| loader.finish(10, -1));
         assert_eq!(result.err(), Some(expected), "{versions:?}");
     }
-    for (current, compacted) in [(0, -1), (10, 11), (10, -2)] {
+    for (current, compacted) in [(0, -1), (10, 11), (10, -2), (i64::MAX, -1)] {
         assert_eq!(Loader::new(0).finish(current, compacted).err(), Some(LoadError::RevisionOutOfBounds));
     }
     // Enough for many leaves, refused at the end.
@@ -131,4 +133,23 @@ fn contradictory_images_are_refused_and_leave_nothing() {
     assert_eq!(census.versions(), 1000);
     assert_eq!(loader.finish(10, -1).err(), Some(LoadError::RevisionTwice));
     assert_eq!((census.versions(), census.nodes(), census.separators(), census.bytes()), (0, 0, 0, 0));
+}
+
+#[test]
+fn what_was_written_is_told_below_the_compact_revision_too() {
+    let mut store = Store::new();
+    for _ in 0..10 {
+        store.begin().put(b"key", Value::default(), 0);
+    }
+    store.begin().delete_range(KeyRange::single(b"key"), |_| ());
+    store.compact(11).unwrap();
+    let mains = |store: &Store, from, through| -> Vec<i64> {
+        store.snapshot().written(from, through).map(|version| version.main()).collect()
+    };
+    assert!(store.snapshot().changes(5, 8).is_err());
+    assert_eq!(mains(&store, 5, 8), [5, 6, 7, 8]);
+    store.compact_step(5, |_| ());
+    assert_eq!(mains(&store, 5, 8), [7, 8]);
+    while !store.compact_step(5, |_| ()).done {}
+    assert_eq!(mains(&store, 0, 100), [11, 12]);
 }

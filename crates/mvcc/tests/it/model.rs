@@ -124,7 +124,7 @@ fn run(seed: u64, operations: u64, mix: Mix) {
 
 #[test]
 fn random_operations_agree_with_the_model() {
-    for seed in 0..12 {
+    for seed in 0..16 {
         run(seed, 800, Mix { deletes: 20, compactions: 4, keys: KEYS });
     }
 }
@@ -138,7 +138,7 @@ fn few_keys_with_long_histories_agree_with_the_model() {
 
 #[test]
 fn mostly_deleted_keys_agree_with_the_model() {
-    for seed in 200..206 {
+    for seed in 200..212 {
         run(seed, 800, Mix { deletes: 60, compactions: 8, keys: 60 });
     }
 }

@@ -76,6 +76,8 @@ pub struct Parts {
     pub attributes: (String, Vec<String>),
     /// Bytes of the checkpoint's files.
     pub checkpoint_bytes: u64,
+    /// Told once this member may serve clients.
+    pub ready: SyncSender<()>,
 }
 
 /// The core.
@@ -101,6 +103,7 @@ pub struct Core {
     replies: Vec<Vec<Reply>>,
     /// Answers to compactions that wait for the removal.
     removal_waiters: Vec<Reply>,
+    image_waiters: Vec<Ticket>,
     removing: bool,
     next_removal: Instant,
     compactor: Compactor,
@@ -122,6 +125,7 @@ pub struct Core {
     alarms: Arc<Alarms>,
     members: Arc<Members>,
     stopping: Option<Instant>,
+    ready: Option<SyncSender<()>>,
 }
 
 /// What the core knows of checkpoints.
@@ -166,6 +170,7 @@ impl Core {
             outcomes: Vec::new(),
             replies: (0..shards).map(|_| Vec::new()).collect(),
             removal_waiters: Vec::new(),
+            image_waiters: Vec::new(),
             // A compaction that was cut short by a crash goes on.
             removing: true,
             next_removal: now,
@@ -192,6 +197,7 @@ impl Core {
             moving: HashMap::new(),
             mover: None,
             stopping: None,
+            ready: Some(parts.ready),
             shared: parts.shared,
         }
     }
@@ -261,6 +267,7 @@ impl Core {
             Ask::KeepAlive(ticket, id) => self.keep_alive(ticket, id, now),
             Ask::TimeToLive(ticket, id, keys) => self.time_to_live(ticket, id, keys, now),
             Ask::Leases(ticket) => self.list_leases(ticket, now),
+            Ask::Image(ticket) => self.image_waiters.push(ticket),
             Ask::Checkpointed(result) => self.checkpointed(result, now),
             Ask::Relocate(values, done) => self.relocate(values, done)?,
             Ask::Log(event) => self.log_told(event)?,
@@ -535,10 +542,8 @@ impl Core {
         }
         self.attributes_proposed = true;
         let id = self.shared.identity.member_id;
-        let (name, client_urls) = self.attributes.clone();
-        let known = self.machine.members.by_id.get(&id);
-        let current = |m: &Member| m.name == name && m.client_urls == client_urls;
-        if !known.is_some_and(current) {
+        if !self.is_current(self.machine.members.by_id.get(&id)) {
+            let (name, client_urls) = self.attributes.clone();
             let attributes = membershippb::Attributes { name, client_urls };
             let set = membershippb::ClusterMemberAttrSetRequest { member_id: id, member_attributes: Some(attributes) };
             let request =
@@ -599,6 +604,20 @@ impl Core {
             members: Arc::clone(&self.members),
             in_use_bytes: self.machine.in_use_bytes(),
         }));
+        if self.ready.is_some()
+            && self.reads_local()
+            && self.is_current(self.machine.members.by_id.get(&self.shared.identity.member_id))
+            && let Some(ready) = self.ready.take()
+        {
+            // Boot waits for it; if it has given up, the member is about to stop.
+            let _ = ready.try_send(());
+        }
+    }
+
+    /// Whether the member list says of this member what its configuration says.
+    fn is_current(&self, known: Option<&Member>) -> bool {
+        let (name, client_urls) = &self.attributes;
+        known.is_some_and(|m| m.name == *name && m.client_urls == *client_urls)
     }
 
     pub(super) fn reply(&mut self, ticket: Ticket, body: ReplyBody) {
@@ -633,6 +652,11 @@ impl Core {
             } else {
                 self.replies[usize::from(ticket.shard)].push(reply);
             }
+        }
+        for ticket in std::mem::take(&mut self.image_waiters) {
+            // The published view is of this very moment: publishing comes right before answering.
+            let head = Box::new(self.machine.head());
+            self.reply(ticket, ReplyBody::Image(head, Pinned(Arc::clone(&view))));
         }
         for (shard, replies) in self.replies.iter_mut().enumerate() {
             if replies.is_empty() {

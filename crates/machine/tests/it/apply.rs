@@ -1,0 +1,241 @@
+//! Applying: against the model, twice, and all or nothing.
+
+use api::etcdserverpb::request_op::Request;
+use api::etcdserverpb::{InternalRaftRequest, PutRequest, RangeRequest, RequestOp, TxnRequest};
+use api::{Status, error};
+use bytes::Bytes;
+use mainstay_machine::range::{self, Failure};
+use mainstay_machine::txn::{OpOutcome, TxnOutcome};
+use mainstay_machine::{Found, Machine, Outcome};
+use prost::Message as _;
+
+use crate::commands::Commands;
+use crate::compare::assert_same;
+use crate::image::RULES;
+use crate::journal::{Effect, Journal, Placed, apply};
+use crate::model::{Answer, Kv, Model};
+
+fn kv(found: &Found, journal: &Journal) -> Kv {
+    Kv {
+        key: found.key.clone(),
+        create: found.create_revision,
+        modified: found.mod_revision,
+        version: found.version,
+        lease: found.lease,
+        value: found.value.map(|value| journal.value(value)).unwrap_or_default(),
+    }
+}
+
+fn answer_of_op(op: &OpOutcome, journal: &Journal) -> Answer {
+    let kvs = |found: &[Found]| found.iter().map(|found| kv(found, journal)).collect();
+    match op {
+        OpOutcome::Range(ranged) => Answer::Range {
+            revision: ranged.revision,
+            kvs: kvs(&ranged.kvs),
+            more: ranged.more,
+            count: ranged.count,
+        },
+        OpOutcome::Put { revision, previous } => {
+            Answer::Put { revision: *revision, previous: previous.as_ref().map(|found| kv(found, journal)) }
+        }
+        OpOutcome::DeleteRange(deleted) => Answer::Delete {
+            revision: deleted.revision,
+            previous: kvs(&deleted.previous),
+            deleted: deleted.deleted,
+        },
+        OpOutcome::Txn(txn) => answer_of_txn(txn, journal),
+    }
+}
+
+fn answer_of_txn(txn: &TxnOutcome, journal: &Journal) -> Answer {
+    Answer::Txn {
+        revision: txn.revision,
+        succeeded: txn.succeeded,
+        responses: txn.responses.iter().map(|op| answer_of_op(op, journal)).collect(),
+    }
+}
+
+fn answer(effect: Effect, journal: &Journal) -> Result<Answer, Status> {
+    let Effect::Applied(Ok(applied)) = effect else { panic!("it stopped: {effect:?}") };
+    Ok(match applied.outcome? {
+        Outcome::Put { revision, previous } => answer_of_op(&OpOutcome::Put { revision, previous }, journal),
+        Outcome::DeleteRange(deleted) => answer_of_op(&OpOutcome::DeleteRange(deleted), journal),
+        Outcome::Txn(txn) => answer_of_txn(&txn, journal),
+        Outcome::LeaseGranted { ttl, .. } => Answer::Granted(ttl),
+        _ => Answer::Done,
+    })
+}
+
+fn select(machine: &Machine, request: &RangeRequest, journal: &Journal) -> Result<Answer, Status> {
+    let snapshot = machine.store.snapshot();
+    let selection = range::select(&snapshot, request, journal).map_err(|failure| match failure {
+        Failure::Refused(status) => status,
+        Failure::Unreadable(why) => panic!("{why}"),
+    })?;
+    let projection = range::projection(request);
+    let kvs = selection
+        .versions
+        .iter()
+        .map(|version| {
+            // Through the bytes that a client gets.
+            let mut bytes = bytes::BytesMut::new();
+            mainstay_machine::found::put_kv(*version, projection, journal, &mut bytes).unwrap();
+            let kv = api::mvccpb::KeyValue::decode(bytes.freeze()).unwrap();
+            Kv {
+                key: kv.key,
+                create: kv.create_revision,
+                modified: kv.mod_revision,
+                version: kv.version,
+                lease: kv.lease,
+                value: kv.value,
+            }
+        })
+        .collect();
+    let revision = snapshot.current_revision();
+    Ok(Answer::Range { revision, kvs, more: selection.more, count: selection.count })
+}
+
+#[test]
+fn the_machine_agrees_with_the_model() {
+    for seed in 1..=10 {
+        let mut commands = Commands::new(seed, [5, 12, 50, 200][seed as usize % 4]);
+        commands.only_keys = true;
+        let (mut machine, mut model, journal) = (Machine::new(RULES), Model::new(), Journal::default());
+        for step in 0..500 {
+            let request = commands.request(&machine);
+            let data = Bytes::from(request.encode_to_vec());
+            let placed = Placed { location: journal.append(&data), data, conf: false };
+            let before = machine.store.current_revision();
+            let ours = answer(apply(&mut machine, &placed, &journal, true), &journal);
+            assert_eq!(ours, model.apply(&request), "seed {seed}, step {step}: {request:?}");
+            let after = machine.store.current_revision();
+            assert_eq!(after, model.revision);
+            assert!(after == before || after == before + 1, "a request raises the revision by one at most");
+            assert_eq!(machine.store.compact_revision(), model.compacted);
+            machine.compact_step(commands.random.below(5));
+            for _ in 0..5 {
+                let request = commands.read(model.revision);
+                let expected = model.range(&request, model.revision);
+                assert_eq!(
+                    select(&machine, &request, &journal),
+                    expected,
+                    "seed {seed}, step {step}: {request:?}"
+                );
+            }
+        }
+        let leased: std::collections::BTreeMap<i64, Vec<Bytes>> =
+            machine.leases.iter().map(|(id, lease)| (id, lease.keys.iter().cloned().collect())).collect();
+        assert_eq!(leased, model.leased(), "seed {seed}");
+    }
+}
+
+#[test]
+fn the_same_commands_have_the_same_effects() {
+    for seed in 1..=8 {
+        let mut commands = Commands::new(seed, 30);
+        let journal = Journal::default();
+        let [mut first, mut second, mut silent] = [(); 3].map(|()| Machine::new(RULES));
+        for _ in 0..600 {
+            let placed = commands.next(&first, &journal);
+            let effect = apply(&mut first, &placed, &journal, true);
+            assert_eq!(apply(&mut second, &placed, &journal, true), effect);
+            let quiet = apply(&mut silent, &placed, &journal, false);
+            match (&quiet, &effect) {
+                (Effect::Applied(Ok(quiet)), Effect::Applied(Ok(effect))) => {
+                    assert_eq!(quiet.outcome.is_ok(), effect.outcome.is_ok());
+                    assert_eq!((quiet.request_id, &quiet.change), (effect.request_id, &effect.change));
+                }
+                _ => assert_eq!(quiet, effect),
+            }
+            // Physical compaction goes at different paces.
+            first.compact_step(commands.random.below(4));
+            second.compact_step(1);
+        }
+        assert_same(&mut first, &mut second);
+        assert_same(&mut first, &mut silent);
+    }
+}
+
+fn op(request: Request) -> RequestOp {
+    RequestOp { request: Some(request) }
+}
+
+#[test]
+fn a_transaction_that_fails_changes_nothing() {
+    let put = |key: &str, lease, ignore_value| {
+        let put = PutRequest { key: key.to_owned().into(), lease, ignore_value, ..PutRequest::default() };
+        op(Request::RequestPut(put))
+    };
+    let read = |revision, sort_target| {
+        let range = RangeRequest { key: "a".into(), revision, sort_target, ..RangeRequest::default() };
+        op(Request::RequestRange(range))
+    };
+    let nested = |success| op(Request::RequestTxn(TxnRequest { success, ..TxnRequest::default() }));
+    let cases = [
+        (put("b", 99, false), error::LEASE_NOT_FOUND),
+        (put("b", 0, true), error::KEY_NOT_FOUND),
+        (read(1000, 0), error::FUTURE_REV),
+        (read(1, 0), error::COMPACTED),
+        (read(0, 9), error::INVALID_SORT_OPTION),
+        (RequestOp { request: None }, error::KEY_NOT_FOUND),
+        (nested(vec![put("c", 0, false), read(1000, 0)]), error::FUTURE_REV),
+    ];
+    for answer_wanted in [true, false] {
+        for (last, expected) in &cases {
+            let (mut machine, journal) = (Machine::new(RULES), Journal::default());
+            let go = |machine: &mut Machine, success: Vec<RequestOp>| {
+                let txn = TxnRequest { success, ..TxnRequest::default() };
+                let request = InternalRaftRequest { txn: Some(txn), ..InternalRaftRequest::default() };
+                let data = Bytes::from(request.encode_to_vec());
+                let placed = Placed { location: journal.append(&data), data, conf: false };
+                answer(apply(machine, &placed, &journal, answer_wanted), &journal)
+            };
+            go(&mut machine, vec![put("a", 0, false), put("z", 0, false)]).unwrap();
+            go(&mut machine, vec![put("a", 0, false)]).unwrap();
+            assert_eq!(machine.store.current_revision(), 3, "one revision for two changes");
+            machine.store.compact(3).unwrap();
+            let (bytes, versions) = (machine.in_use_bytes(), machine.store.stats().versions);
+            assert_eq!(go(&mut machine, vec![put("d", 0, false), last.clone()]).as_ref(), Err(expected));
+            assert_eq!(machine.store.current_revision(), 3);
+            assert_eq!((machine.in_use_bytes(), machine.store.stats().versions), (bytes, versions));
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_understood_stops_the_member() {
+    let journal = Journal::default();
+    for conf in [false, true] {
+        for bytes in [b"\xff\xff\xff".as_slice(), b"\x1a\x7f", b"\x10"] {
+            let mut machine = Machine::new(RULES);
+            let data = Bytes::from_static(bytes);
+            let placed = Placed { location: journal.append(&data), data, conf };
+            let effect = apply(&mut machine, &placed, &journal, true);
+            assert!(matches!(effect, Effect::Applied(Err(_)) | Effect::Conf(Err(_))), "{effect:?}");
+        }
+    }
+}
+
+#[test]
+fn a_removed_member_never_comes_back() {
+    use api::raftpb::ConfChange;
+    use mainstay_machine::{Member, VoterChange};
+    let (mut machine, journal) = (Machine::new(RULES), Journal::default());
+    let mut change = |kind: i32, node: u64| {
+        let member = Member { id: node, peer_urls: vec!["http://a:1".to_owned()], ..Member::default() };
+        let context = Some(member.to_json().into());
+        let change = ConfChange { id: Some(9), r#type: Some(kind), node_id: Some(node), context };
+        let data = Bytes::from(change.encode_to_vec());
+        let placed = Placed { location: journal.append(&data), data, conf: true };
+        let effect = apply(&mut machine, &placed, &journal, true);
+        let Effect::Conf(Ok((9, effect))) = effect else { panic!("{effect:?}") };
+        (effect, machine.members.voters(), machine.members.learners())
+    };
+    assert_eq!(change(0, 1), (VoterChange::AddVoter(1), vec![1], vec![]));
+    assert_eq!(change(3, 2), (VoterChange::AddLearner(2), vec![1], vec![2]));
+    assert_eq!(change(0, 2), (VoterChange::AddVoter(2), vec![1, 2], vec![]));
+    assert_eq!(change(1, 2), (VoterChange::Remove(2), vec![1], vec![]));
+    assert_eq!(change(0, 2), (VoterChange::Update(2), vec![1], vec![]));
+    assert_eq!(change(1, 3), (VoterChange::Update(3), vec![1], vec![]));
+    assert_eq!(change(0, 3), (VoterChange::AddVoter(3), vec![1, 3], vec![]));
+}

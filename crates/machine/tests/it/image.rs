@@ -1,0 +1,367 @@
+//! Base run, delta runs and back.
+
+use std::convert::Infallible;
+
+use api::etcdserverpb::{
+    DeleteRangeRequest, InternalRaftRequest, LeaseCheckpoint, LeaseCheckpointRequest, LeaseGrantRequest,
+    LeaseRevokeRequest, PutRequest,
+};
+use bytes::Bytes;
+use mainstay_machine::image::{RestoreError, RunWriter, restore};
+use mainstay_machine::{Machine, Malformed, Rules};
+use prost::Message as _;
+
+use crate::commands::Commands;
+use crate::compare::assert_same;
+use crate::journal::{Journal, Placed, apply};
+use crate::random::Random;
+
+pub const RULES: Rules = Rules { lease_ttl_min: 2 };
+
+type Blocks = Vec<Vec<u8>>;
+
+fn run(machine: &mut Machine, from: i64) -> Blocks {
+    let (view, head) = (machine.store.publish(), machine.head());
+    let mut writer = RunWriter::new(view, head, from);
+    std::iter::from_fn(|| writer.next_block()).collect()
+}
+
+fn restored(runs: &[Blocks]) -> Result<Machine, RestoreError<Infallible>> {
+    restore(RULES, runs.iter().map(|run| run.iter().map(Ok)).collect())
+}
+
+fn put(key: &str, value: &str, lease: i64) -> InternalRaftRequest {
+    let put = PutRequest {
+        key: key.to_owned().into(),
+        value: value.to_owned().into(),
+        lease,
+        ..PutRequest::default()
+    };
+    InternalRaftRequest { put: Some(put), ..InternalRaftRequest::default() }
+}
+
+fn delete(key: &str) -> InternalRaftRequest {
+    let delete = DeleteRangeRequest { key: key.to_owned().into(), ..DeleteRangeRequest::default() };
+    InternalRaftRequest { delete_range: Some(delete), ..InternalRaftRequest::default() }
+}
+
+fn grant(id: i64, ttl: i64) -> InternalRaftRequest {
+    InternalRaftRequest { lease_grant: Some(LeaseGrantRequest { id, ttl }), ..InternalRaftRequest::default() }
+}
+
+pub fn execute(machine: &mut Machine, journal: &Journal, request: &InternalRaftRequest) {
+    let data = Bytes::from(request.encode_to_vec());
+    let placed = Placed { location: journal.append(&data), data, conf: false };
+    apply(machine, &placed, journal, true);
+}
+
+#[test]
+fn what_is_restored_is_the_same_and_goes_on_alike() {
+    for seed in 1..=12 {
+        let mut commands = Commands::new(seed, [6, 40, 300][seed as usize % 3]);
+        let journal = Journal::default();
+        let mut machine = Machine::new(RULES);
+        let mut runs: Vec<Blocks> = Vec::new();
+        let (mut saved, mut deltas) = (0, 0);
+        for _ in 0..12 {
+            for _ in 0..80 {
+                let placed = commands.next(&machine, &journal);
+                apply(&mut machine, &placed, &journal, true);
+                if commands.random.chance(10) {
+                    machine.compact_step(commands.random.below(8));
+                }
+            }
+            if runs.is_empty() || machine.head().delta_from_min > saved || commands.random.chance(10) {
+                runs.clear();
+                saved = 0;
+            }
+            deltas += usize::from(saved != 0);
+            runs.push(run(&mut machine, saved));
+            saved = machine.store.current_revision();
+            let mut back = restored(&runs).unwrap();
+            let mut again = restored(&runs).unwrap();
+            assert_same(&mut back, &mut again);
+            // What comes later has the same effects, on a copy of the original.
+            let mut original = restored(&[run(&mut machine, 0)]).unwrap();
+            let mut compacted = restored(&runs).unwrap();
+            for _ in 0..60 {
+                let placed = commands.next(&original, &journal);
+                let effect = apply(&mut original, &placed, &journal, true);
+                assert_eq!(apply(&mut compacted, &placed, &journal, true), effect, "seed {seed}");
+                original.compact_step(commands.random.below(3));
+            }
+            assert_same(&mut original, &mut compacted);
+            if commands.random.chance(50) {
+                assert_same(&mut machine, &mut back);
+            } else {
+                // Without finishing the original's compaction: that of a second base run is finished by leaving out.
+                let mut other = restored(&[run(&mut machine, 0)]).unwrap();
+                assert_same(&mut other, &mut back);
+            }
+        }
+        assert!(deltas > 0, "seed {seed} wrote no delta run");
+        assert!(saved > 150, "seed {seed} wrote little: {saved}");
+        let mut back = restored(&[run(&mut machine, 0)]).unwrap();
+        assert_same(&mut machine, &mut back);
+    }
+}
+
+#[test]
+fn a_moved_value_is_found_by_the_next_base_run() {
+    let (mut machine, journal) = (Machine::new(RULES), Journal::default());
+    let mut commands = Commands::new(7, 30);
+    commands.only_keys = true;
+    for _ in 0..300 {
+        let placed = commands.next(&machine, &journal);
+        apply(&mut machine, &placed, &journal, true);
+    }
+    let view = machine.store.publish();
+    let mut moved = 0;
+    for version in view.snapshot().histories().filter(|version| version.value_len() > 0) {
+        let from = version.location();
+        let bytes = journal.value(version.value());
+        let to = journal.append(&bytes);
+        assert!(!machine.relocate(version.main(), version.sub(), to, to), "it is not there");
+        assert!(machine.relocate(version.main(), version.sub(), from, to));
+        assert!(!machine.relocate(version.main(), version.sub(), from, to), "only once");
+        moved += 1;
+    }
+    assert!(moved > 20);
+    let mut back = restored(&[run(&mut machine, 0)]).unwrap();
+    assert_same(&mut machine, &mut back);
+}
+
+#[test]
+fn a_delta_run_cannot_bring_deleted_keys_back() {
+    let (mut machine, journal) = (Machine::new(RULES), Journal::default());
+    execute(&mut machine, &journal, &put("gone", "v", 0));
+    let base = run(&mut machine, 0);
+    let saved = machine.store.current_revision();
+    execute(&mut machine, &journal, &delete("gone"));
+    execute(&mut machine, &journal, &put("stays", "v", 0));
+    let revision = machine.store.current_revision();
+    machine.store.compact(revision).unwrap();
+    // Compacted, and not yet removed: the deletion is in the delta run.
+    assert!(machine.head().delta_from_min <= saved);
+    let delta = run(&mut machine, saved);
+    let back = restored(&[base, delta]).unwrap();
+    assert_eq!(back.store.stats().keys, 1);
+    // Removed: a delta run could not say it, and is refused.
+    while !machine.compact_step(1) {}
+    assert!(machine.head().delta_from_min > saved);
+    let (view, head) = (machine.store.publish(), machine.head());
+    let refused =
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| RunWriter::new(view, head, saved)));
+    assert!(refused.is_err());
+}
+
+#[test]
+fn a_long_history_spans_blocks() {
+    let (mut machine, journal) = (Machine::new(RULES), Journal::default());
+    execute(&mut machine, &journal, &grant(5, 60));
+    for n in 0..30_000 {
+        execute(&mut machine, &journal, &put(if n % 3 == 0 { "other" } else { "key" }, "v", 5 * (n % 2)));
+    }
+    execute(&mut machine, &journal, &put("zzz", "v", 5));
+    let base = run(&mut machine, 0);
+    assert!(base.len() > 4, "head, end and {} blocks", base.len() - 2);
+    let half = machine.store.current_revision() / 2;
+    let back = restored(std::slice::from_ref(&base)).unwrap();
+    let versions = |m: &Machine, from| -> Vec<(i64, i64, i64)> {
+        let view = m.store.snapshot();
+        view.changes(from, view.current_revision())
+            .unwrap()
+            .map(|v| (v.main(), v.version(), v.lease()))
+            .collect()
+    };
+    assert_eq!(versions(&machine, 1), versions(&back, 1));
+    assert_eq!(back.leases.get(5), machine.leases.get(5));
+    machine.store.compact(half).unwrap();
+    let mut back = restored(&[run(&mut machine, 0)]).unwrap();
+    assert_eq!(versions(&machine, half), versions(&back, half));
+    while !machine.compact_step(1000) {}
+    while !back.compact_step(1000) {}
+    assert_eq!(machine.in_use_bytes(), back.in_use_bytes());
+}
+
+/// A machine with a bit of everything, made of fixed commands at fixed places.
+pub fn specimen(journal: &Journal) -> Machine {
+    let mut machine = Machine::new(RULES);
+    execute(&mut machine, journal, &grant(7, 60));
+    execute(&mut machine, journal, &put("foo", "one", 0));
+    execute(&mut machine, journal, &put("foobar", "two", 7));
+    execute(&mut machine, journal, &put("foo", "three", 0));
+    execute(&mut machine, journal, &delete("foobar"));
+    execute(&mut machine, journal, &put("foobaz", "", 7));
+    let member =
+        mainstay_machine::Member { id: 3, peer_urls: vec!["http://a:2380".to_owned()], ..Default::default() };
+    machine.members.by_id.insert(3, member);
+    machine.members.removed.insert(4);
+    machine.members.cluster_version = "3.7.0".to_owned();
+    machine
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn unhex(text: &str) -> Vec<u8> {
+    (0..text.len() / 2).map(|at| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).unwrap()).collect()
+}
+
+/// The specimen as format 1 has it. This text never changes: files written by any version open in every later one.
+const GOLDEN: [&str; 3] = [
+    "0101000601060105010e78000001257b226964223a332c227065657255524c73223a5b22687474703a2f2f613a32333830225d7d010405332e372e300000",
+    "02440003666f6f02013703e9b2942ac9026405bc51441ce40303626172030e4e03a3b3d85203022405017a060e",
+    "0305",
+];
+
+#[test]
+fn old_images_open_for_ever() {
+    let mut machine = specimen(&Journal::default());
+    let written: Vec<String> = run(&mut machine, 0).iter().map(|block| hex(block)).collect();
+    assert_eq!(written, GOLDEN);
+    let golden: Blocks = GOLDEN.iter().map(|block| unhex(block)).collect();
+    let mut back = restored(&[golden]).unwrap();
+    assert_same(&mut machine, &mut back);
+}
+
+#[test]
+fn a_single_version_takes_few_bytes() {
+    let (mut machine, journal) = (Machine::new(RULES), Journal::default());
+    let mut random = Random::new(1);
+    for _ in 0..5000 {
+        let key = format!("{:024x}", u128::from(random.next()) << 32);
+        execute(&mut machine, &journal, &put(&key, "value", 0));
+    }
+    let bytes: usize = run(&mut machine, 0).iter().map(Vec::len).sum();
+    assert!(bytes < 5000 * (25 + 22), "{} bytes a key", bytes / 5000);
+}
+
+fn damage_base() -> (Machine, Blocks, Blocks) {
+    let (mut machine, journal) = (Machine::new(RULES), Journal::default());
+    let mut commands = Commands::new(3, 40);
+    let mut step = |machine: &mut Machine| {
+        for _ in 0..150 {
+            let placed = commands.next(machine, &journal);
+            apply(machine, &placed, &journal, true);
+        }
+    };
+    step(&mut machine);
+    let base = run(&mut machine, 0);
+    let saved = machine.store.current_revision();
+    step(&mut machine);
+    let delta = run(&mut machine, saved);
+    (machine, base, delta)
+}
+
+#[test]
+fn every_truncation_is_refused() {
+    let (_, base, delta) = damage_base();
+    assert!(restored(&[base.clone(), delta.clone()]).is_ok());
+    for (at, block) in base.iter().enumerate() {
+        let mut missing = base.clone();
+        missing.remove(at);
+        assert!(restored(&[missing]).is_err());
+        assert!(restored(&[base[..at].to_vec()]).is_err());
+        for len in 0..block.len() {
+            let mut cut = base.clone();
+            cut[at].truncate(len);
+            assert!(restored(&[cut.clone()]).is_err(), "block {at} cut to {len}");
+            assert!(restored(&[cut, delta.clone()]).is_err(), "block {at} cut to {len}, merged");
+        }
+        let mut longer = base.clone();
+        longer[at].push(0);
+        assert!(restored(&[longer]).is_err(), "block {at} with a byte more");
+    }
+    let mut twice = base.clone();
+    twice.push(base[base.len() - 1].clone());
+    assert!(restored(&[twice]).is_err());
+    let mut foreign = base.clone();
+    foreign[0] = delta[0].clone();
+    let expected = RestoreError::Malformed(Malformed("a version outside the revisions of its run"));
+    assert_eq!(restored(&[base.clone(), foreign]).err(), Some(expected));
+    assert!(restored(std::slice::from_ref(&delta)).is_err(), "a delta alone");
+    assert!(restored(&[delta.clone(), base.clone()]).is_err(), "in the wrong order");
+    assert!(restored(&[base.clone(), base]).is_err(), "two bases");
+    assert_eq!(restored(&[]).err(), Some(RestoreError::Malformed(Malformed("a checkpoint without runs"))));
+}
+
+#[test]
+fn no_damage_makes_it_panic() {
+    let (_, base, delta) = damage_base();
+    let mut random = Random::new(11);
+    let (mut refused, mut taken) = (0u32, 0u32);
+    for round in 0..20_000 {
+        let mut runs = if round % 2 == 0 { vec![base.clone()] } else { vec![base.clone(), delta.clone()] };
+        let which = random.below(runs.len() as u64) as usize;
+        let run = &mut runs[which];
+        for _ in 0..1 + random.below(3) {
+            let at = random.below(run.len() as u64) as usize;
+            let block = &mut run[at];
+            let byte = random.below(block.len() as u64) as usize;
+            block[byte] ^= match random.below(3) {
+                0 => 0xff,
+                _ => 1 << random.below(8),
+            };
+        }
+        match restored(&runs) {
+            Err(_) => refused += 1,
+            // A changed letter of a key is still a key: finding that is for the checksum around the block. What is
+            // let through has to work.
+            Ok(mut machine) => {
+                taken += 1;
+                let journal = Journal::default();
+                execute(&mut machine, &journal, &put("k", "v", 0));
+                execute(&mut machine, &journal, &delete("/"));
+                let revision = machine.store.current_revision();
+                machine.store.compact(revision).unwrap();
+                while !machine.compact_step(100) {}
+                let ids: Vec<i64> = machine.leases.iter().map(|(id, _)| id).collect();
+                for id in ids {
+                    let checkpoint = LeaseCheckpoint { id, remaining_ttl: 5 };
+                    let checkpoint = LeaseCheckpointRequest { checkpoints: vec![checkpoint] };
+                    let request =
+                        InternalRaftRequest { lease_checkpoint: Some(checkpoint), ..Default::default() };
+                    execute(&mut machine, &journal, &request);
+                    let revoke = LeaseRevokeRequest { id };
+                    let request = InternalRaftRequest { lease_revoke: Some(revoke), ..Default::default() };
+                    execute(&mut machine, &journal, &request);
+                }
+            }
+        }
+    }
+    assert!(refused > 1000 && taken > 1000, "{refused} refused, {taken} taken");
+}
+
+#[test]
+fn a_read_error_is_passed_on() {
+    let (mut machine, journal) = (Machine::new(RULES), Journal::default());
+    execute(&mut machine, &journal, &put("k", "v", 0));
+    let base = run(&mut machine, 0);
+    for at in 0..base.len() {
+        let blocks = base.iter().enumerate().map(|(n, block)| if n == at { Err("torn") } else { Ok(block) });
+        assert_eq!(restore(RULES, vec![blocks]).err(), Some(RestoreError::Read("torn")));
+    }
+}
+
+#[test]
+fn writers_go_to_other_threads() {
+    fn is_send<T: Send + 'static>() {}
+    is_send::<RunWriter>();
+    is_send::<mainstay_machine::snapshot::SnapshotWriter>();
+    let (mut machine, journal) = (Machine::new(RULES), Journal::default());
+    execute(&mut machine, &journal, &put("before", "v", 0));
+    let (view, head) = (machine.store.publish(), machine.head());
+    let blocks: Blocks = std::thread::scope(|scope| {
+        let writing = scope.spawn(move || {
+            let mut writer = RunWriter::new(view, head, 0);
+            std::iter::from_fn(|| writer.next_block()).collect()
+        });
+        // What is written meanwhile is not in it.
+        execute(&mut machine, &journal, &put("meanwhile", "v", 0));
+        writing.join().unwrap()
+    });
+    let back = restored(&[blocks]).unwrap();
+    assert_eq!((back.store.stats().keys, back.store.current_revision()), (1, 2));
+}

@@ -1,0 +1,10 @@
+//! The state machine, its checkpoints and its snapshots, driven by random lists of commands.
+
+mod apply;
+mod commands;
+mod compare;
+mod image;
+mod journal;
+mod model;
+mod random;
+mod snapshot;

@@ -1,0 +1,216 @@
+//! The keeper of checkpoints: writes the state to disk behind everybody's back, and finds what has to move.
+//!
+//! It works on views, on its own thread, at its own pace; neither writer nor readers wait for it. A checkpoint is a
+//! base run and delta runs behind it, like the levels of a log-structured merge tree: most checkpoints write only
+//! what is new, and a run is written again together with newer ones only when they have grown to its size, so that
+//! each version is written a few times in all.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::time::{Duration, Instant};
+
+use bytes::BytesMut;
+use log::checkpoint::{CheckpointStore, Manifest, Run};
+use machine::found::read_version;
+use machine::image::{Head, RunWriter};
+use mvcc::View;
+
+use crate::core::{Ask, Checkpointed, Order, Relocation};
+use crate::shared::Shared;
+use crate::values::LogValues;
+
+/// Runs beyond this are merged, whatever their sizes.
+const RUNS_MAX: usize = 8;
+/// Bytes between two syncs of a run under way: what the log's own syncs may have to wait for.
+const SYNC_BYTES: u64 = 4 << 20;
+/// A run under way pauses this many times as long as it works, so that it takes a small part of one core.
+const PAUSE_FACTOR: u32 = 2;
+const PAUSE_MAX: Duration = Duration::from_millis(5);
+/// Bytes a version is taken to need in a run, to guess a run's size.
+const VERSION_BYTES: u64 = 48;
+/// Bytes of values in one portion of a move.
+const MOVE_BYTES: usize = 1 << 20;
+
+/// One run and the revisions it covers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Level {
+    /// Versions above this revision are in it; 0 for the base.
+    pub from: i64,
+    /// And up to this one.
+    pub to: i64,
+    /// The file.
+    pub run: Run,
+}
+
+impl Level {
+    fn name(from: i64, to: i64, applied_index: u64) -> String {
+        format!("{from:016x}-{to:016x}-{applied_index:016x}.run")
+    }
+
+    /// What the name of a run says.
+    pub fn of(run: Run) -> Option<Level> {
+        let mut parts = run.name.strip_suffix(".run")?.split('-');
+        let mut number = || i64::from_str_radix(parts.next()?, 16).ok();
+        let (from, to) = (number()?, number()?);
+        Some(Level { from, to, run })
+    }
+}
+
+/// The keeper.
+pub struct Keeper {
+    shared: Arc<Shared>,
+    store: CheckpointStore,
+    levels: Vec<Level>,
+}
+
+impl Keeper {
+    /// Takes over the checkpoint that the member was started from.
+    pub fn new(shared: Arc<Shared>, store: CheckpointStore, levels: Vec<Level>) -> Keeper {
+        Keeper { shared, store, levels }
+    }
+
+    /// Carries out orders until the last.
+    pub fn run(mut self, orders: &Receiver<Order>) {
+        while let Ok(order) = orders.recv() {
+            match order {
+                Order::Checkpoint { head, view, whole } => {
+                    let result = self.checkpoint(head, view, whole);
+                    self.shared.core.send(Ask::Checkpointed(result.map_err(|e| e.to_string())));
+                }
+                Order::Relocate { view, segments } => self.relocate(&view, &segments),
+                Order::Stop => return,
+            }
+        }
+    }
+
+    /// The revision above which a new run starts, and how many levels stay below it.
+    ///
+    /// `from_min` is the oldest revision that a delta may start from: what compactions removed after it, a run
+    /// before may still hold.
+    fn plan(levels: &[Level], revision: i64, versions: u64, from_min: i64) -> (i64, usize) {
+        let on_disk: u64 = levels.iter().map(|level| level.run.file_bytes).sum();
+        if on_disk > 3 * versions * VERSION_BYTES + (16 << 20) {
+            // Mostly versions that were compacted away since.
+            return (0, 0);
+        }
+        let mut kept = levels.len();
+        let mut from = levels.last().map_or(0, |level| level.to);
+        let mut bytes = u64::try_from(revision - from).unwrap_or(0) * VERSION_BYTES;
+        while let Some(level) = kept.checked_sub(1).and_then(|last| levels.get(last))
+            && (level.run.file_bytes <= 2 * bytes || kept >= RUNS_MAX)
+        {
+            from = level.from;
+            bytes += level.run.file_bytes;
+            kept -= 1;
+        }
+        if from < from_min {
+            return (0, 0);
+        }
+        (from, kept)
+    }
+
+    fn checkpoint(&mut self, head: Head, view: Arc<View>, whole: bool) -> Result<Checkpointed, log::OpenError> {
+        let snapshot = view.snapshot();
+        let from_min = if whole { i64::MAX } else { head.delta_from_min };
+        let (from, kept) = Keeper::plan(&self.levels, head.revision, snapshot.versions(), from_min);
+        let (to, applied_index, term) = (head.revision, head.applied_index, head.applied_term);
+        let name = Level::name(from, to, applied_index);
+        let mut file = self.store.begin(&name, applied_index, term, &[])?;
+        let mut blocks = RunWriter::new(view, head, from);
+        let mut synced = 0;
+        loop {
+            let clock = Instant::now();
+            let Some(block) = blocks.next_block() else { break };
+            file.write_block(&block)?;
+            if file.file_bytes() - synced >= SYNC_BYTES {
+                file.sync()?;
+                synced = file.file_bytes();
+            }
+            std::thread::sleep((clock.elapsed() * PAUSE_FACTOR).min(PAUSE_MAX));
+        }
+        let run = file.finish()?;
+        let mut levels = self.levels[..kept].to_vec();
+        levels.push(Level { from, to, run });
+        let manifest = Manifest {
+            applied_index,
+            term,
+            metadata: Vec::new(),
+            runs: levels.iter().map(|level| level.run.clone()).collect(),
+        };
+        self.store.commit(&manifest)?;
+        self.levels = levels;
+        self.store.prune(&manifest)?;
+        let bytes = self.levels.iter().map(|level| level.run.file_bytes).sum();
+        Ok(Checkpointed { applied_index, whole: from == 0, bytes })
+    }
+
+    /// Sends the live values of some segments to the core, portion by portion, to be written anew.
+    fn relocate(&self, view: &View, segments: &[u32]) {
+        let values = LogValues::new(self.shared.values.clone());
+        let (mut portion, mut bytes) = (Vec::new(), 0);
+        for version in view.snapshot().histories() {
+            let from = version.location();
+            if version.value_len() == 0 || !segments.contains(&from.segment) {
+                continue;
+            }
+            let mut data = BytesMut::new();
+            if read_version(version, &values, &mut data).is_err() {
+                // Whoever asks for this value will be told; the segment is not emptied and so not deleted.
+                continue;
+            }
+            bytes += data.len();
+            portion.push(Relocation { main: version.main(), sub: version.sub(), from, data: data.freeze() });
+            if bytes >= MOVE_BYTES && !self.send(&mut portion) {
+                return;
+            }
+            bytes = if portion.is_empty() { 0 } else { bytes };
+        }
+        self.send(&mut portion);
+    }
+
+    /// Waits until the portion is on disk in its new place; `false` if the core is gone.
+    fn send(&self, portion: &mut Vec<Relocation>) -> bool {
+        if portion.is_empty() {
+            return true;
+        }
+        let (done, moved) = sync_channel(1);
+        self.shared.core.send(Ask::Relocate(std::mem::take(portion), done));
+        moved.recv().is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn level(from: i64, to: i64, file_bytes: u64) -> Level {
+        let name = Level::name(from, to, 7);
+        Level { from, to, run: Run { name, file_bytes, total_crc: 0 } }
+    }
+
+    #[test]
+    fn names_say_what_runs_cover() {
+        let level = level(0, 0x1234, 9);
+        assert_eq!(Level::of(level.run.clone()), Some(level));
+        assert_eq!(Level::of(Run { name: "x.run".to_owned(), file_bytes: 0, total_crc: 0 }), None);
+    }
+
+    #[test]
+    fn each_version_is_written_a_few_times() {
+        let mut levels: Vec<Level> = Vec::new();
+        let (mut revision, mut written) = (1, 0);
+        for _ in 0..200 {
+            revision += 50_000;
+            let versions = revision as u64;
+            let (from, kept) = Keeper::plan(&levels, revision, versions, 0);
+            let bytes = (revision - from) as u64 * VERSION_BYTES;
+            written += bytes;
+            levels.truncate(kept);
+            levels.push(level(from, revision, bytes));
+            assert!(levels.len() <= RUNS_MAX);
+            assert!(levels[0].from == 0 && levels.windows(2).all(|w| w[0].to == w[1].from));
+        }
+        let once = 200 * 50_000 * VERSION_BYTES;
+        assert!(written < 6 * once, "{}", written / once);
+    }
+}

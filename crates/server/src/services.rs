@@ -1,0 +1,322 @@
+//! The services of one shard: calls in, answers out.
+//!
+//! Reads are answered here, from the newest published state, without any other thread. Writes are checked here, put
+//! to the core, and answered when it says so. Nothing here blocks, but for reading values, which come from the page
+//! cache as a rule.
+
+mod kv;
+mod lease;
+mod maintenance;
+mod range;
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
+use std::time::Instant;
+
+use api::error;
+use api::etcdserverpb::{
+    AlarmType, AuthStatusResponse, MemberListResponse, MemberListRequest, ResponseHeader,
+};
+use api::{Code, Status};
+use bytes::Bytes;
+use front::{Answer, Closing, Head, Inbound, Kind, LocalBoxFuture, Method, Outbound, ShardCounters, Unary};
+use machine::ReadError;
+use prost::Message;
+
+use crate::core::{Ask, ReplyBody};
+use crate::logging::{Logger, Value};
+use crate::metrics::{ClientRequests, Histogram};
+use crate::pending::{Pending, Question};
+use crate::shared::{Published, Shared};
+use crate::values::LogValues;
+use crate::watch::Hub;
+
+/// The counters of all shards' fronts, known once they run.
+#[derive(Clone, Default)]
+pub struct FrontCounters(Arc<Mutex<Vec<Arc<ShardCounters>>>>);
+
+impl FrontCounters {
+    /// Says which they are.
+    pub fn set(&self, counters: Vec<Arc<ShardCounters>>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = counters;
+    }
+
+    /// Which they are; empty before the front runs.
+    pub fn get(&self) -> Vec<Arc<ShardCounters>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// The services of one shard.
+pub struct Services {
+    shared: Arc<Shared>,
+    counters: FrontCounters,
+    logger: Arc<Logger>,
+    closing: Closing,
+    pending: Rc<Pending>,
+    values: Rc<LogValues>,
+    hub: Rc<Hub>,
+    methods: HashMap<&'static str, u16>,
+    /// Counters of the client API version met last: one client's calls come in a row.
+    client: RefCell<(String, ClientRequests)>,
+    range_time: [Histogram; 2],
+}
+
+/// The status of a value that the disk did not give back.
+pub(crate) fn unreadable(error: &ReadError) -> Status {
+    Status::with(Code::Internal, format!("mainstay: a value could not be read: {error}"))
+}
+
+fn unimplemented(what: &str) -> Status {
+    Status::with(Code::Unimplemented, format!("mainstay: {what} is not supported by this version"))
+}
+
+/// Decodes a request as grpc-go would, with its words for one that cannot be.
+pub(crate) fn decode<M: Message + Default>(message: Bytes) -> Result<M, Status> {
+    M::decode(message)
+        .map_err(|e| Status::with(Code::Internal, format!("grpc: error unmarshalling request: {e}")))
+}
+
+pub(crate) fn whole(message: &impl Message) -> Answer {
+    Answer::Whole(message.encode_to_vec().into())
+}
+
+impl Services {
+    /// Starts the services of a shard, on its thread and inside its loop.
+    pub fn start(
+        shared: Arc<Shared>,
+        counters: FrontCounters,
+        logger: Arc<Logger>,
+        shard: front::Shard,
+    ) -> Rc<Services> {
+        let number = shard.id.0;
+        let pending = Pending::new(Arc::clone(&shared), u16::try_from(number).unwrap_or(u16::MAX));
+        let values = Rc::new(LogValues::new(shared.values.clone()));
+        let hub = Hub::new(Arc::clone(&shared), number, Rc::clone(&values));
+        let range_time =
+            [shared.metrics.server.range_duration_of(false), shared.metrics.server.range_duration_of(true)];
+        let client = RefCell::new(("unknown".to_owned(), shared.metrics.server.client_requests_of("unknown")));
+        let services = Rc::new(Services {
+            methods: api::METHODS.iter().zip(0..).map(|(method, id)| (method.path, id)).collect(),
+            closing: shard.closing,
+            counters,
+            logger,
+            pending: Rc::clone(&pending),
+            values,
+            hub: Rc::clone(&hub),
+            client,
+            range_time,
+            shared: Arc::clone(&shared),
+        });
+        let flushing = Rc::clone(&pending);
+        tokio::task::spawn_local(poll_fn::<(), _>(move |context| {
+            flushing.poll_flush(context);
+            Poll::Pending
+        }));
+        let sweeping = Rc::clone(&pending);
+        tokio::task::spawn_local(async move {
+            loop {
+                tokio::time::sleep(Pending::SWEEP_INTERVAL).await;
+                sweeping.sweep(Instant::now());
+            }
+        });
+        let mut replies = Vec::new();
+        tokio::task::spawn_local(poll_fn::<(), _>(move |context| {
+            shared.shards[number].poll(context.waker(), &mut replies);
+            for reply in replies.drain(..) {
+                pending.answered(reply);
+            }
+            hub.advance();
+            Poll::Pending
+        }));
+        services
+    }
+
+    fn state(&self) -> Arc<Published> {
+        self.shared.state.load_full()
+    }
+
+    fn header(&self, revision: i64, state: &Published) -> ResponseHeader {
+        self.shared.header(revision, state.applied_term)
+    }
+
+    fn count_client(&self, head: &Head, stream: bool) -> Result<(), Status> {
+        let version = match head.metadata.get("client-api-version") {
+            None => "unknown",
+            Some(value) => value.to_str().map_err(|_| error::INVALID_CLIENT_API_VERSION)?,
+        };
+        let mut client = self.client.borrow_mut();
+        if client.0 != version {
+            *client = (version.to_owned(), self.shared.metrics.server.client_requests_of(version));
+        }
+        if stream { client.1.stream.inc() } else { client.1.unary.inc() }
+        Ok(())
+    }
+
+    /// What holds for every call, before anything of it is looked at.
+    fn admit(&self, head: &Head, stream: bool) -> Result<(), Status> {
+        self.count_client(head, stream)?;
+        if head.requires_leader() && self.shared.state.load().leader == 0 {
+            return Err(error::NO_LEADER);
+        }
+        Ok(())
+    }
+
+    fn dispatch(self: &Rc<Self>, method: u16, message: Bytes) -> Result<Unary, Status> {
+        let Some(method) = api::METHODS.get(usize::from(method)) else { return Err(error::UNKNOWN_METHOD) };
+        match method.path {
+            "/etcdserverpb.KV/Range" => self.range(message),
+            "/etcdserverpb.KV/Put" => self.put(message),
+            "/etcdserverpb.KV/DeleteRange" => self.delete_range(message),
+            "/etcdserverpb.KV/Txn" => self.txn(message),
+            "/etcdserverpb.KV/Compact" => self.compact(message),
+            "/etcdserverpb.Lease/LeaseGrant" => self.lease_grant(message),
+            "/etcdserverpb.Lease/LeaseRevoke" => self.lease_revoke(message),
+            "/etcdserverpb.Lease/LeaseTimeToLive" => self.lease_time_to_live(message),
+            "/etcdserverpb.Lease/LeaseLeases" => self.lease_leases(message),
+            "/etcdserverpb.Cluster/MemberList" => self.member_list(message),
+            "/etcdserverpb.Maintenance/Alarm" => self.alarm(message),
+            "/etcdserverpb.Maintenance/Status" => self.status(message),
+            "/etcdserverpb.Maintenance/Defragment" => self.defragment(message),
+            "/etcdserverpb.Maintenance/Hash" => self.hash(message),
+            "/etcdserverpb.Maintenance/HashKV" => self.hash_kv(message),
+            "/etcdserverpb.Maintenance/MoveLeader" => self.move_leader(message),
+            "/etcdserverpb.Auth/AuthStatus" => Ok(Unary::Done(Ok(whole(&AuthStatusResponse {
+                header: Some(self.header(self.state().view.snapshot().current_revision(), &self.state())),
+                enabled: false,
+                auth_revision: 1,
+            })))),
+            "/etcdserverpb.Auth/Authenticate" => Err(error::AUTH_NOT_ENABLED),
+            "/grpc.health.v1.Health/Check" => maintenance::health_check(message),
+            "/grpc.health.v1.Health/List" => Ok(Unary::Done(Ok(whole(&maintenance::health_list())))),
+            "/etcdserverpb.Cluster/MemberAdd"
+            | "/etcdserverpb.Cluster/MemberRemove"
+            | "/etcdserverpb.Cluster/MemberUpdate"
+            | "/etcdserverpb.Cluster/MemberPromote" => Err(unimplemented("changing the members of a cluster")),
+            "/etcdserverpb.Maintenance/Downgrade" => Err(unimplemented("downgrading a cluster")),
+            path if path.starts_with("/etcdserverpb.Auth/") => Err(unimplemented("authentication")),
+            path if path.starts_with("/v3lockpb.") => Err(unimplemented("the lock service")),
+            path if path.starts_with("/v3electionpb.") => Err(unimplemented("the election service")),
+            _ => Err(error::UNKNOWN_METHOD),
+        }
+    }
+
+    /// Asks the core and answers with what `answer` makes of the reply. Slow ones are logged.
+    fn ask(
+        self: &Rc<Self>,
+        ask: impl FnOnce(crate::core::Ticket) -> Ask,
+        what: &'static str,
+        answer: impl FnOnce(&Services, ReplyBody, ResponseHeader) -> Result<Answer, Status> + 'static,
+    ) -> Result<Unary, Status> {
+        let began = Instant::now();
+        let question: Question = self.pending.ask(ask)?;
+        let services = Rc::clone(self);
+        Ok(Unary::Later(Box::pin(async move {
+            let reply = question.await?;
+            let header = services.shared.header(reply.revision, reply.raft_term);
+            let answered = answer(&services, reply.body, header);
+            let took = began.elapsed();
+            if took > services.shared.limits.slow_request {
+                let fields = [("request", Value::Str(what)), ("took", Value::Duration(took))];
+                services.logger.warn("request took too long", &fields);
+            }
+            answered
+        })))
+    }
+
+    fn member_list(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
+        let request: MemberListRequest = decode(message)?;
+        let state = self.state();
+        if request.linearizable && !state.reads_local {
+            return Err(error::NO_LEADER);
+        }
+        let members = state
+            .members
+            .by_id
+            .values()
+            .map(|member| api::etcdserverpb::Member {
+                id: member.id,
+                name: member.name.clone(),
+                peer_urls: member.peer_urls.clone(),
+                client_urls: member.client_urls.clone(),
+                is_learner: member.is_learner,
+            })
+            .collect();
+        let header = Some(self.header(0, &state));
+        Ok(Unary::Done(Ok(whole(&MemberListResponse { header, members }))))
+    }
+
+    /// Whether the NOSPACE alarm stands, or `cost` bytes more would raise it: then it is raised.
+    fn check_quota(&self, cost: u64) -> Result<(), Status> {
+        let state = self.shared.state.load();
+        if state.alarms.any(AlarmType::Nospace as i32) {
+            return Err(error::NO_SPACE);
+        }
+        if let Some(quota) = self.shared.limits.quota_bytes
+            && state.in_use_bytes + cost > quota
+        {
+            self.pending.tell(Ask::RaiseNoSpace);
+            return Err(error::NO_SPACE);
+        }
+        Ok(())
+    }
+}
+
+impl front::Service for Services {
+    fn method(&self, path: &str) -> Option<Method> {
+        let id = *self.methods.get(path)?;
+        let kind = match api::METHODS[usize::from(id)].kind {
+            api::Kind::Unary => Kind::Unary,
+            api::Kind::ServerStream => Kind::ServerStream,
+            api::Kind::ClientStream | api::Kind::BidiStream => Kind::Bidi,
+        };
+        Some(Method { id, kind })
+    }
+
+    fn has_service(&self, name: &str) -> bool {
+        api::METHODS.iter().any(|method| method.service == name)
+    }
+
+    fn unary(self: Rc<Self>, head: Head, message: Bytes) -> Unary {
+        if let Err(status) = self.admit(&head, false) {
+            return Unary::Done(Err(status));
+        }
+        self.dispatch(head.method, message).unwrap_or_else(|status| Unary::Done(Err(status)))
+    }
+
+    fn stream(
+        self: Rc<Self>,
+        head: Head,
+        inbound: Inbound,
+        outbound: Outbound,
+    ) -> LocalBoxFuture<Result<(), Status>> {
+        let services = self;
+        if let Err(status) = services.admit(&head, true) {
+            return Box::pin(async move { Err(status) });
+        }
+        let path = api::METHODS.get(usize::from(head.method)).map_or("", |method| method.path);
+        match path {
+            "/etcdserverpb.Watch/Watch" => {
+                let closing = services.closing.clone();
+                services.hub.stream(head, inbound, outbound, closing)
+            }
+            "/etcdserverpb.Lease/LeaseKeepAlive" => Box::pin(services.lease_keep_alive(inbound, outbound)),
+            "/etcdserverpb.KV/RangeStream" => Box::pin(services.range_stream(inbound, outbound)),
+            "/etcdserverpb.Maintenance/Snapshot" => Box::pin(services.snapshot(inbound, outbound)),
+            "/grpc.health.v1.Health/Watch" => Box::pin(services.health_watch(inbound, outbound)),
+            path if path.starts_with("/v3electionpb.") => {
+                Box::pin(async { Err(unimplemented("the election service")) })
+            }
+            _ => Box::pin(async { Err(error::UNKNOWN_METHOD) }),
+        }
+    }
+
+    fn http(self: Rc<Self>, request: http::Request<Bytes>) -> LocalBoxFuture<http::Response<Bytes>> {
+        let response = crate::http::answer(&self.shared, &self.values, &self.counters, &request);
+        Box::pin(std::future::ready(response))
+    }
+}

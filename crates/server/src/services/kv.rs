@@ -1,0 +1,105 @@
+//! Puts, deletes, transactions, compactions.
+
+use std::rc::Rc;
+
+use api::Status;
+use api::error;
+use api::etcdserverpb::{
+    CompactionRequest, CompactionResponse, DeleteRangeRequest, PutRequest, ResponseHeader, TxnRequest,
+};
+use bytes::Bytes;
+use front::{Answer, Unary};
+use machine::{Outcome, check};
+
+use super::{Services, decode, unreadable, whole};
+use crate::core::{Ask, ReplyBody, Ticket, command};
+use crate::encode;
+
+/// Fields of `InternalRaftRequest`.
+mod field {
+    pub const PUT: u32 = 4;
+    pub const DELETE_RANGE: u32 = 5;
+    pub const TXN: u32 = 6;
+    pub const COMPACTION: u32 = 7;
+}
+
+impl Services {
+    /// Puts a client's request to the core, unchanged, as this field of an `InternalRaftRequest`.
+    pub(super) fn propose(
+        self: &Rc<Self>,
+        field: u32,
+        request: &Bytes,
+        wait_removed: bool,
+        what: &'static str,
+        answer: impl FnOnce(&Services, Outcome, ResponseHeader) -> Result<Answer, Status> + 'static,
+    ) -> Result<Unary, Status> {
+        let id = self.shared.request_id();
+        let data = command(id, field, request);
+        if data.len() > self.shared.limits.request_bytes_max {
+            return Err(error::REQUEST_TOO_LARGE);
+        }
+        let ask = |ticket: Ticket| Ask::Propose { ticket, id, data, wait_removed };
+        self.ask(ask, what, |services, body, header| match body {
+            ReplyBody::Outcome(outcome, _pin) => answer(services, outcome?, header),
+            _ => Err(error::STOPPED),
+        })
+    }
+
+    pub(super) fn put(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
+        let request: PutRequest = decode(message.clone())?;
+        check::put(&request)?;
+        self.check_quota(check::put_cost(&request))?;
+        self.propose(field::PUT, &message, false, "put", |services, outcome, header| {
+            let Outcome::Put { revision, previous } = outcome else { return Err(error::STOPPED) };
+            let header = ResponseHeader { revision, ..header };
+            encode::put(&header, previous.as_ref(), &*services.values)
+                .map(Answer::Whole)
+                .map_err(|e| unreadable(&e))
+        })
+    }
+
+    pub(super) fn delete_range(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
+        let request: DeleteRangeRequest = decode(message.clone())?;
+        check::delete_range(&request)?;
+        self.propose(field::DELETE_RANGE, &message, false, "delete_range", |services, outcome, header| {
+            let Outcome::DeleteRange(deleted) = outcome else { return Err(error::STOPPED) };
+            let header = ResponseHeader { revision: deleted.revision, ..header };
+            encode::delete_range(&header, &deleted, &*services.values)
+                .map(Answer::Whole)
+                .map_err(|e| unreadable(&e))
+        })
+    }
+
+    pub(super) fn txn(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
+        let request: TxnRequest = decode(message.clone())?;
+        check::txn(&request, self.shared.limits.txn_ops_max)?;
+        if check::txn_is_read_only(&request) {
+            let state = self.state();
+            if !state.reads_local && !check::txn_is_serializable(&request) {
+                return Err(error::NO_LEADER);
+            }
+            let outcome = machine::txn::read_only(&state.view.snapshot(), &request, &*self.values)
+                .map_err(super::range::failed)?;
+            let header = self.header(outcome.revision, &state);
+            let answer = encode::txn(&header, &outcome, &*self.values).map_err(|e| unreadable(&e))?;
+            return Ok(Unary::Done(Ok(Answer::Whole(answer))));
+        }
+        let cost = check::txn_cost(&request);
+        if cost > 0 {
+            self.check_quota(cost)?;
+        }
+        self.propose(field::TXN, &message, false, "txn", |services, outcome, header| {
+            let Outcome::Txn(txn) = outcome else { return Err(error::STOPPED) };
+            let header = ResponseHeader { revision: txn.revision, ..header };
+            encode::txn(&header, &txn, &*services.values).map(Answer::Whole).map_err(|e| unreadable(&e))
+        })
+    }
+
+    pub(super) fn compact(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
+        let request: CompactionRequest = decode(message.clone())?;
+        self.propose(field::COMPACTION, &message, request.physical, "compact", |_, outcome, header| {
+            let Outcome::Compacted = outcome else { return Err(error::STOPPED) };
+            Ok(whole(&CompactionResponse { header: Some(header) }))
+        })
+    }
+}

@@ -1,0 +1,90 @@
+//! Leases.
+
+use std::rc::Rc;
+
+use api::Status;
+use api::error;
+use api::etcdserverpb::{
+    LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveRequest, LeaseKeepAliveResponse, LeaseLeasesRequest,
+    LeaseLeasesResponse, LeaseRevokeRequest, LeaseRevokeResponse, LeaseStatus, LeaseTimeToLiveRequest,
+    LeaseTimeToLiveResponse,
+};
+use bytes::Bytes;
+use front::{Inbound, Outbound, Unary};
+use machine::{Outcome, check};
+use prost::Message as _;
+
+use super::{Services, decode, whole};
+use crate::core::{Ask, ReplyBody};
+
+/// Fields of `InternalRaftRequest`.
+mod field {
+    pub const LEASE_GRANT: u32 = 8;
+    pub const LEASE_REVOKE: u32 = 9;
+}
+
+impl Services {
+    pub(super) fn lease_grant(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
+        let mut request: LeaseGrantRequest = decode(message)?;
+        self.check_quota(check::LEASE_COST)?;
+        if request.id == 0 {
+            request.id = self.shared.lease_id();
+        }
+        let message = request.encode_to_vec().into();
+        self.propose(field::LEASE_GRANT, &message, false, "lease_grant", |_, outcome, header| {
+            let Outcome::LeaseGranted { id, ttl } = outcome else { return Err(error::STOPPED) };
+            Ok(whole(&LeaseGrantResponse { header: Some(header), id, ttl, error: String::new() }))
+        })
+    }
+
+    pub(super) fn lease_revoke(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
+        let _: LeaseRevokeRequest = decode(message.clone())?;
+        self.propose(field::LEASE_REVOKE, &message, false, "lease_revoke", |_, _, header| {
+            Ok(whole(&LeaseRevokeResponse { header: Some(header) }))
+        })
+    }
+
+    pub(super) fn lease_time_to_live(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
+        let LeaseTimeToLiveRequest { id, keys } = decode(message)?;
+        self.ask(
+            |ticket| Ask::TimeToLive(ticket, id, keys),
+            "lease_time_to_live",
+            move |_, body, header| {
+                let ReplyBody::TimeToLive { ttl, granted, keys } = body else { return Err(error::STOPPED) };
+                let header = Some(header);
+                Ok(whole(&LeaseTimeToLiveResponse { header, id, ttl, granted_ttl: granted, keys }))
+            },
+        )
+    }
+
+    pub(super) fn lease_leases(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
+        let LeaseLeasesRequest {} = decode(message)?;
+        self.ask(Ask::Leases, "lease_leases", |_, body, header| {
+            let ReplyBody::Leases(ids) = body else { return Err(error::STOPPED) };
+            let leases = ids.into_iter().map(|id| LeaseStatus { id }).collect();
+            Ok(whole(&LeaseLeasesResponse { header: Some(header), leases }))
+        })
+    }
+
+    /// Answers each request of the stream; a lease that is gone is answered with TTL 0.
+    pub(super) async fn lease_keep_alive(
+        self: Rc<Self>,
+        mut inbound: Inbound,
+        mut outbound: Outbound,
+    ) -> Result<(), Status> {
+        let mut closing = self.closing.clone();
+        loop {
+            let next = crate::race::either(inbound.next(), closing.begun()).await;
+            let Some(message) = next.ok_or(error::STOPPED)?? else { return Ok(()) };
+            let LeaseKeepAliveRequest { id } = decode(message)?;
+            let reply = self.pending.ask(|ticket| Ask::KeepAlive(ticket, id))?.await?;
+            let ttl = match reply.body {
+                ReplyBody::KeptAlive(ttl) => ttl,
+                ReplyBody::Outcome(Err(status), _) => return Err(status),
+                _ => return Err(error::STOPPED),
+            };
+            let header = Some(self.shared.header(reply.revision, reply.raft_term));
+            outbound.send(LeaseKeepAliveResponse { header, id, ttl }.encode_to_vec().into()).await?;
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! Status, alarms, hashes, snapshots, health.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
+
+use api::error;
+use api::etcdserverpb::alarm_request::AlarmAction;
+use api::etcdserverpb::{
+    AlarmRequest, AlarmResponse, AlarmType, DefragmentRequest, DefragmentResponse, DowngradeInfo, HashKvRequest,
+    HashKvResponse, HashRequest, HashResponse, MoveLeaderRequest, MoveLeaderResponse, SnapshotRequest,
+    SnapshotResponse, StatusRequest, StatusResponse,
+};
+use api::health::health_check_response::ServingStatus;
+use api::health::{HealthCheckRequest, HealthCheckResponse, HealthListResponse};
+use api::limits::SNAPSHOT_BLOB_BYTES;
+use api::{Code, Status};
+use bytes::{BufMut, Bytes, BytesMut};
+use front::{Answer, Inbound, Outbound, Unary};
+use machine::found::{Projection, put_kv, put_varint};
+use machine::{Outcome, range};
+use mvcc::{HashWalk, Version, View};
+use prost::Message as _;
+use sha2::{Digest, Sha256};
+
+use super::{Services, decode, unreadable, whole};
+use crate::core::{Ask, Pinned, ReplyBody};
+use crate::values::LogValues;
+
+/// Field of `InternalRaftRequest`.
+const ALARM: u32 = 10;
+/// Versions hashed between two looks at other calls.
+const HASHED_PER_SLICE: usize = 512;
+
+/// etcd's quota when none is set.
+const QUOTA_DEFAULT: i64 = 2 * 1024 * 1024 * 1024;
+
+impl Services {
+    pub(super) fn status(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
+        let StatusRequest {} = decode(message)?;
+        let state = self.state();
+        let mut errors = Vec::new();
+        if state.leader == 0 {
+            errors.push(error::NO_LEADER.message.into_owned());
+        }
+        for alarm in state.alarms.list(0, 0) {
+            // The text form of Go's message, as etcd prints it.
+            let kind = AlarmType::try_from(alarm.alarm).map_or("", |kind| kind.as_str_name());
+            errors.push(format!("memberID:{} alarm:{kind} ", alarm.member_id));
+        }
+        let in_use = i64::try_from(state.in_use_bytes).unwrap_or(i64::MAX);
+        let is_learner =
+            state.members.by_id.get(&self.shared.identity.member_id).is_some_and(|member| member.is_learner);
+        let response = StatusResponse {
+            header: Some(self.header(state.view.snapshot().current_revision(), &state)),
+            version: api::API_VERSION.to_owned(),
+            db_size: i64::try_from(self.shared.disk_bytes()).unwrap_or(i64::MAX).max(in_use),
+            leader: state.leader,
+            raft_index: state.commit_index,
+            raft_term: state.applied_term,
+            raft_applied_index: state.applied_index,
+            errors,
+            db_size_in_use: in_use,
+            is_learner,
+            storage_version: api::CLUSTER_VERSION.to_owned(),
+            db_size_quota: self
+                .shared
+                .limits
+                .quota_bytes
+                .map_or(QUOTA_DEFAULT, |quota| i64::try_from(quota).unwrap_or(i64::MAX)),
+            downgrade_info: Some(DowngradeInfo {
+                enabled: state.members.downgrade_target.is_some(),
+                target_version: state.members.downgrade_target.clone().unwrap_or_default(),
+            }),
+        };
+        Ok(Unary::Done(Ok(whole(&response))))
+    }
+
+    pub(super) fn alarm(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
+        let request: AlarmRequest = decode(message.clone())?;
+        match AlarmAction::try_from(request.action) {
+            Ok(AlarmAction::Get) => {
+                let state = self.state();
+                if !state.reads_local {
+                    return Err(error::NO_LEADER);
+                }
+                let header = Some(self.header(state.view.snapshot().current_revision(), &state));
+                let alarms = state.alarms.list(request.alarm, request.member_id);
+                Ok(Unary::Done(Ok(whole(&AlarmResponse { header, alarms }))))
+            }
+            Ok(_) => self.propose(ALARM, &message, false, "alarm", |_, outcome, header| {
+                let Outcome::Alarms(alarms) = outcome else { return Err(error::STOPPED) };
+                Ok(whole(&AlarmResponse { header: Some(header), alarms }))
+            }),
+            // etcd's server ends with a nil pointer here (COMPAT-2).
+            Err(_) => {
+                let text = format!("etcdserver: unknown alarm action {}", request.action);
+                Err(Status::with(Code::InvalidArgument, text))
+            }
+        }
+    }
+
+    /// There is nothing to defragment: space is given back as it becomes free.
+    pub(super) fn defragment(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
+        let DefragmentRequest {} = decode(message)?;
+        Ok(Unary::Done(Ok(whole(&DefragmentResponse { header: None }))))
+    }
+
+    pub(super) fn move_leader(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
+        let request: MoveLeaderRequest = decode(message)?;
+        let state = self.state();
+        if state.leader != self.shared.identity.member_id {
+            return Err(error::NOT_LEADER);
+        }
+        if request.target_id != state.leader {
+            return Err(error::BAD_LEADER_TRANSFEREE);
+        }
+        Ok(Unary::Done(Ok(whole(&MoveLeaderResponse { header: None }))))
+    }
+
+    pub(super) fn hash_kv(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
+        let request: HashKvRequest = decode(message)?;
+        let state = self.state();
+        let view = Arc::clone(&state.view);
+        let header = self.header(view.snapshot().current_revision(), &state);
+        let walk = HashWalk::new(&view.snapshot(), request.revision).map_err(range::refused)?;
+        let services = Rc::clone(self);
+        Ok(Unary::Later(Box::pin(async move {
+            let began = Instant::now();
+            let (hash_revision, compact_revision) = (walk.revision(), walk.compact_revision());
+            let hash = hash_versions(&view, walk, &services.values).await?;
+            services.shared.metrics.mvcc.hash_rev_duration.observe_seconds(began.elapsed());
+            let header = Some(header);
+            Ok(whole(&HashKvResponse { header, hash, compact_revision, hash_revision }))
+        })))
+    }
+
+    /// A hash of everything this member holds. etcd's is over the pages of its own file format and comparable only
+    /// between its own members; so is ours (COMPAT-3).
+    pub(super) fn hash(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
+        let HashRequest {} = decode(message)?;
+        let state = self.state();
+        let header = self.header(state.view.snapshot().current_revision(), &state);
+        let walk = HashWalk::new(&state.view.snapshot(), 0).map_err(range::refused)?;
+        let services = Rc::clone(self);
+        Ok(Unary::Later(Box::pin(async move {
+            let began = Instant::now();
+            let mut hash = hash_versions(&state.view, walk, &services.values).await?;
+            for alarm in state.alarms.list(0, 0) {
+                hash = crc32c::crc32c_append(hash, &alarm.encode_to_vec());
+            }
+            for member in state.members.by_id.values() {
+                hash = crc32c::crc32c_append(hash, member.to_json().as_bytes());
+            }
+            services.shared.metrics.mvcc.hash_duration.observe_seconds(began.elapsed());
+            Ok(whole(&HashResponse { header: Some(header), hash }))
+        })))
+    }
+
+    /// Streams the state, values included, and at last the SHA-256 of all that went before.
+    pub(super) async fn snapshot(self: Rc<Self>, mut inbound: Inbound, mut outbound: Outbound) -> Result<(), Status> {
+        let Some(message) = inbound.next().await? else { return Ok(()) };
+        let SnapshotRequest {} = decode(message)?;
+        let reply = self.pending.ask(Ask::Image)?.await?;
+        let ReplyBody::Image(head, Pinned(view)) = reply.body else { return Err(error::STOPPED) };
+        let mut writer = machine::snapshot::SnapshotWriter::new(view, *head);
+        let mut digest = Sha256::new();
+        let version = api::CLUSTER_VERSION.to_owned();
+        loop {
+            let chunk = writer.next_chunk(&*self.values).map_err(|e| unreadable(&e))?;
+            let Some(mut chunk) = chunk else { break };
+            digest.update(&chunk);
+            while !chunk.is_empty() {
+                let blob = chunk.split_to(chunk.len().min(SNAPSHOT_BLOB_BYTES));
+                // What is left is an estimate, never too small, and 0 only with the digest.
+                let remaining_bytes = (writer.remaining_bytes_max() + chunk.len() as u64).max(1);
+                let response = SnapshotResponse { header: None, remaining_bytes, blob, version: version.clone() };
+                outbound.send(response.encode_to_vec().into()).await?;
+            }
+            tokio::task::yield_now().await;
+        }
+        let blob = Bytes::copy_from_slice(&digest.finalize());
+        let response = SnapshotResponse { header: None, remaining_bytes: 0, blob, version };
+        outbound.send(response.encode_to_vec().into()).await
+    }
+
+    pub(super) async fn health_watch(
+        self: Rc<Self>,
+        mut inbound: Inbound,
+        mut outbound: Outbound,
+    ) -> Result<(), Status> {
+        let Some(message) = inbound.next().await? else { return Ok(()) };
+        let HealthCheckRequest { service } = decode(message)?;
+        let serving = if service.is_empty() { ServingStatus::Serving } else { ServingStatus::ServiceUnknown };
+        let status = |status: ServingStatus| HealthCheckResponse { status: status as i32 }.encode_to_vec().into();
+        outbound.send(status(serving)).await?;
+        self.closing.clone().begun().await;
+        outbound.send(status(ServingStatus::NotServing)).await?;
+        Err(error::STOPPED)
+    }
+}
+
+/// CRC-32C as etcd's HashKV computes it: over the bucket's name, and for each version the bytes of its revision and
+/// of its `KeyValue`.
+async fn hash_versions(view: &Arc<View>, mut walk: HashWalk, values: &LogValues) -> Result<u32, Status> {
+    let mut hash = crc32c::crc32c(b"key");
+    let mut bytes = BytesMut::new();
+    loop {
+        let mut failed = None;
+        let done = walk.step(&view.snapshot(), HASHED_PER_SLICE, |version| {
+            if failed.is_some() {
+                return;
+            }
+            bytes.clear();
+            match put_stored(version, values, &mut bytes) {
+                Ok(()) => hash = crc32c::crc32c_append(hash, &bytes),
+                Err(error) => failed = Some(error),
+            }
+        });
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        if done {
+            return Ok(hash);
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+/// The key and value of etcd's bucket `key` for a version.
+fn put_stored(version: Version<'_>, values: &LogValues, out: &mut BytesMut) -> Result<(), Status> {
+    out.put_i64(version.main());
+    out.put_u8(b'_');
+    out.put_i64(i64::from(version.sub()));
+    if version.is_tombstone() {
+        out.put_u8(b't');
+        out.put_u8(0x0a);
+        put_varint(out, version.key().len() as u64);
+        out.put_slice(version.key());
+        return Ok(());
+    }
+    put_kv(version, Projection::default(), values, out).map_err(|e| unreadable(&e))
+}
+
+pub(super) fn health_check(message: Bytes) -> Result<Unary, Status> {
+    let HealthCheckRequest { service } = decode(message)?;
+    if !service.is_empty() {
+        return Err(Status::new(Code::NotFound, "unknown service"));
+    }
+    let status = ServingStatus::Serving as i32;
+    Ok(Unary::Done(Ok(Answer::Whole(HealthCheckResponse { status }.encode_to_vec().into()))))
+}
+
+pub(super) fn health_list() -> HealthListResponse {
+    let status = ServingStatus::Serving as i32;
+    HealthListResponse { statuses: HashMap::from([(String::new(), HealthCheckResponse { status })]) }
+}

@@ -1,0 +1,447 @@
+//! Ranges, whole and streamed, from the newest published state.
+//!
+//! A small answer is made at once. A large one takes two walks over its keys: one that adds up its length, and one
+//! that makes it piece by piece as the client takes it. Both stop every so often for other calls, and neither holds
+//! more than a piece in memory.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
+
+use api::error;
+use api::etcdserverpb::range_request::{SortOrder, SortTarget};
+use api::etcdserverpb::{RangeRequest, RangeResponse, RangeStreamResponse, ResponseHeader};
+use api::{Code, Status, mvccpb};
+use bytes::{BufMut, Bytes, BytesMut};
+use front::{Answer, Inbound, Outbound, Unary};
+use machine::found::{Found, Projection, kv_len, put_kv, put_varint, varint_len};
+use machine::range::{self, Failure, Selection};
+use machine::check;
+use mvcc::{KeyRange, Version, View};
+use prost::Message as _;
+
+use super::{Services, decode, unreadable};
+use crate::encode::{field_len, header_len, number_len, put_header, put_number};
+use crate::shared::Published;
+use crate::values::LogValues;
+
+/// Keys that are answered at once.
+const KEYS_AT_ONCE: u64 = 128;
+/// Bytes of an answer that is made in one go.
+const BYTES_AT_ONCE: usize = 128 << 10;
+/// Keys looked at between two looks at other calls.
+const KEYS_PER_SLICE: usize = 512;
+/// The longest message gRPC carries.
+const MESSAGE_BYTES_MAX: usize = i32::MAX as usize;
+
+pub(super) fn failed(failure: Failure) -> Status {
+    match failure {
+        Failure::Refused(status) => status,
+        Failure::Unreadable(why) => Status::with(Code::Internal, format!("mainstay: a value could not be read: {why}")),
+    }
+}
+
+fn put_kv_field(
+    out: &mut BytesMut,
+    version: Version<'_>,
+    projection: Projection,
+    values: &LogValues,
+) -> Result<(), Status> {
+    out.put_u8(0x12);
+    put_varint(out, kv_len(version, projection) as u64);
+    put_kv(version, projection, values, out).map_err(|e| unreadable(&e))
+}
+
+fn kv_field_len(version: Version<'_>, projection: Projection) -> usize {
+    field_len(kv_len(version, projection))
+}
+
+/// What remains of a large answer.
+struct Rest {
+    view: Arc<View>,
+    values: Rc<LogValues>,
+    projection: Projection,
+    revision: i64,
+    header: Option<ResponseHeader>,
+    keys: Keys,
+    more: bool,
+    count: i64,
+    ended: bool,
+}
+
+/// The keys still to come.
+enum Keys {
+    /// In key order, so many, behind this key.
+    Walk { start: Bytes, end: Bytes, behind: Option<Vec<u8>>, left: u64 },
+    /// In another order, the last first.
+    Chosen(Vec<Found>),
+}
+
+fn key_range<'a>(start: &'a Bytes, end: &'a Bytes, behind: Option<&'a [u8]>) -> KeyRange<'a> {
+    let range = KeyRange::of_request(start, end);
+    match behind {
+        Some(key) => range.after(key),
+        None => range,
+    }
+}
+
+impl Rest {
+    fn piece(&mut self, bytes_max: usize) -> Result<Option<Bytes>, Status> {
+        if self.ended {
+            return Ok(None);
+        }
+        let mut out = BytesMut::with_capacity(bytes_max.min(BYTES_AT_ONCE) + 4096);
+        if let Some(header) = self.header.take() {
+            put_header(&mut out, &header);
+        }
+        let values = &*self.values;
+        match &mut self.keys {
+            Keys::Walk { start, end, behind, left } => {
+                let snapshot = self.view.snapshot();
+                let mut walk = snapshot
+                    .range(key_range(start, end, behind.as_deref()), self.revision)
+                    .map_err(range::refused)?;
+                let mut last = None;
+                while *left > 0 && out.len() < bytes_max.min(BYTES_AT_ONCE) {
+                    let Some(version) = walk.next() else { break };
+                    put_kv_field(&mut out, version, self.projection, values)?;
+                    last = Some(version);
+                    *left -= 1;
+                }
+                if let Some(version) = last {
+                    *behind = Some(version.key().to_vec());
+                }
+                self.ended = *left == 0;
+            }
+            Keys::Chosen(found) => {
+                while out.len() < bytes_max.min(BYTES_AT_ONCE) {
+                    let Some(next) = found.pop() else { break };
+                    out.put_u8(0x12);
+                    put_varint(&mut out, next.encoded_len() as u64);
+                    next.encode(values, &mut out).map_err(|e| unreadable(&e))?;
+                }
+                self.ended = found.is_empty();
+            }
+        }
+        if self.ended {
+            put_number(&mut out, 3, i64::from(self.more));
+            put_number(&mut out, 4, self.count);
+        }
+        Ok(Some(out.freeze()))
+    }
+
+    /// The source of an answer of `len` bytes. The front asks for at most so many at a time, so what a piece has
+    /// beyond that waits here.
+    fn into_answer(mut self, len: usize) -> Answer {
+        let mut held = Bytes::new();
+        let source = move |bytes_max: usize| {
+            if held.is_empty() {
+                held = match self.piece(bytes_max)? {
+                    Some(piece) => piece,
+                    None => return Ok(None),
+                };
+            }
+            Ok(Some(held.split_to(held.len().min(bytes_max))))
+        };
+        Answer::Pieces { len, source: Box::new(source) }
+    }
+}
+
+impl Services {
+    pub(super) fn range(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
+        let request: RangeRequest = decode(message)?;
+        check::range(&request)?;
+        self.shared.metrics.mvcc.ranges.inc();
+        let state = self.shared.state.load();
+        if !request.serializable && !state.reads_local {
+            return Err(error::NO_LEADER);
+        }
+        let began = Instant::now();
+        if self.is_large(&request, &state)? {
+            drop(state);
+            let services = Rc::clone(self);
+            return Ok(Unary::Later(Box::pin(async move {
+                let answer = services.large_range(request).await;
+                services.range_time[usize::from(answer.is_ok())].observe_seconds(began.elapsed());
+                answer
+            })));
+        }
+        let answer = self.small_range(&request, &state);
+        self.range_time[usize::from(answer.is_ok())].observe_seconds(began.elapsed());
+        Ok(Unary::Done(answer))
+    }
+
+    /// Whether a request may select more keys than can be answered at once.
+    fn is_large(&self, request: &RangeRequest, state: &Published) -> Result<bool, Status> {
+        let range = KeyRange::of_request(&request.key, &request.range_end);
+        if range.as_single().is_some() || (request.count_only && request.revision <= 0) {
+            return Ok(false);
+        }
+        let snapshot = state.view.snapshot();
+        if request.revision > 0 && request.revision != snapshot.current_revision() {
+            // Counting at an old revision is a walk.
+            snapshot.resolve(request.revision).map_err(range::refused)?;
+            return Ok(snapshot.versions() > KEYS_AT_ONCE);
+        }
+        let count = snapshot.count(range, 0).map_err(range::refused)?;
+        let limit = u64::try_from(request.limit).unwrap_or(0);
+        let keys = if limit > 0 && range::is_natural(request) { count.min(limit) } else { count };
+        Ok(keys > KEYS_AT_ONCE)
+    }
+
+    fn small_range(&self, request: &RangeRequest, state: &Published) -> Result<Answer, Status> {
+        let snapshot = state.view.snapshot();
+        let Selection { versions, more, count } =
+            range::select(&snapshot, request, &*self.values).map_err(failed)?;
+        let projection = range::projection(request);
+        let header = self.header(snapshot.current_revision(), state);
+        let kvs: usize = versions.iter().map(|v| kv_field_len(*v, projection)).sum();
+        let len = header_len(&header) + kvs + number_len(i64::from(more)) + number_len(count);
+        if len > BYTES_AT_ONCE {
+            // Few keys with large values: the last stands first, for it is taken last.
+            let chosen = versions.into_iter().rev().map(|v| projected(Found::of(v), projection)).collect();
+            return self.rest(Arc::clone(&state.view), projection, header, Keys::Chosen(chosen), (more, count), len);
+        }
+        let mut out = BytesMut::with_capacity(len);
+        put_header(&mut out, &header);
+        for version in versions {
+            put_kv_field(&mut out, version, projection, &self.values)?;
+        }
+        put_number(&mut out, 3, i64::from(more));
+        put_number(&mut out, 4, count);
+        Ok(Answer::Whole(out.freeze()))
+    }
+
+    fn rest(
+        &self,
+        view: Arc<View>,
+        projection: Projection,
+        header: ResponseHeader,
+        keys: Keys,
+        (more, count): (bool, i64),
+        len: usize,
+    ) -> Result<Answer, Status> {
+        if len > MESSAGE_BYTES_MAX {
+            let text = format!("grpc: trying to send message larger than max ({len} vs. {MESSAGE_BYTES_MAX})");
+            return Err(Status::with(Code::ResourceExhausted, text));
+        }
+        let revision = view.snapshot().current_revision();
+        let values = Rc::clone(&self.values);
+        let rest = Rest { view, values, projection, revision, header: Some(header), keys, more, count, ended: false };
+        Ok(rest.into_answer(len))
+    }
+
+    async fn large_range(&self, request: RangeRequest) -> Result<Answer, Status> {
+        let state = self.state();
+        let view = Arc::clone(&state.view);
+        let header = self.header(view.snapshot().current_revision(), &state);
+        let revision = view.snapshot().resolve(request.revision).map_err(range::refused)?;
+        drop(state);
+        let projection = range::projection(&request);
+        let limit = match u64::try_from(request.limit) {
+            Ok(0) | Err(_) => u64::MAX,
+            Ok(limit) => limit,
+        };
+        let natural = range::is_natural(&request);
+        if !natural && !request.count_only {
+            let (chosen, more, count, kvs) = self.choose(&view, &request, revision, limit, projection).await?;
+            let len = header_len(&header) + kvs + number_len(i64::from(more)) + number_len(count);
+            return self.rest(view, projection, header, Keys::Chosen(chosen), (more, count), len);
+        }
+
+        let current = view.snapshot().current_revision() == revision;
+        let take = if request.count_only { 0 } else { limit };
+        let (mut keys, mut kvs, mut count) = (0u64, 0usize, 0i64);
+        let mut behind: Option<Vec<u8>> = None;
+        'walk: loop {
+            {
+                let snapshot = view.snapshot();
+                let range = key_range(&request.key, &request.range_end, behind.as_deref());
+                let walk = snapshot.range(range, revision).map_err(range::refused)?;
+                let mut last = None;
+                for version in walk.take(KEYS_PER_SLICE) {
+                    if keys < take {
+                        kvs += kv_field_len(version, projection);
+                        keys += 1;
+                    } else if current {
+                        // The rest is counted without looking at it.
+                        let all = KeyRange::of_request(&request.key, &request.range_end);
+                        count = snapshot.count(all, 0).map_err(range::refused)? as i64;
+                        break 'walk;
+                    }
+                    count += 1;
+                    last = Some(version);
+                }
+                match last {
+                    Some(version) => behind = Some(version.key().to_vec()),
+                    None => break 'walk,
+                }
+            }
+            tokio::task::yield_now().await;
+        }
+        let more = !request.count_only && (keys as i64) < count;
+        let len = header_len(&header) + kvs + number_len(i64::from(more)) + number_len(count);
+        let walk = Keys::Walk { start: request.key, end: request.range_end, behind: None, left: keys };
+        let rest = Rest {
+            view,
+            values: Rc::clone(&self.values),
+            projection,
+            revision,
+            header: Some(header),
+            keys: walk,
+            more,
+            count,
+            ended: false,
+        };
+        if len > MESSAGE_BYTES_MAX {
+            let text = format!("grpc: trying to send message larger than max ({len} vs. {MESSAGE_BYTES_MAX})");
+            return Err(Status::with(Code::ResourceExhausted, text));
+        }
+        Ok(rest.into_answer(len))
+    }
+
+    /// Collects, filters and sorts a large range; gives the keys with the last first, and the length of their fields.
+    async fn choose(
+        &self,
+        view: &Arc<View>,
+        request: &RangeRequest,
+        revision: i64,
+        limit: u64,
+        projection: Projection,
+    ) -> Result<(Vec<Found>, bool, i64, usize), Status> {
+        let keys_max = range::keys_before_sort(request).unwrap_or(usize::MAX);
+        let mut filter = Vec::new();
+        let (mut count, mut behind): (i64, Option<Vec<u8>>) = (0, None);
+        loop {
+            {
+                let snapshot = view.snapshot();
+                let range = key_range(&request.key, &request.range_end, behind.as_deref());
+                let walk = snapshot.range(range, revision).map_err(range::refused)?;
+                let mut last = None;
+                for version in walk.take(KEYS_PER_SLICE) {
+                    count += 1;
+                    if range::passes(version, request) && filter.len() < keys_max {
+                        filter.push(Found::of(version));
+                    }
+                    last = Some(version);
+                }
+                match last {
+                    Some(version) => behind = Some(version.key().to_vec()),
+                    None => break,
+                }
+            }
+            tokio::task::yield_now().await;
+        }
+        range::sort(&mut filter, request, &*self.values).map_err(failed)?;
+        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+        let more = filter.len() > limit;
+        filter.truncate(limit);
+        filter.reverse();
+        let chosen: Vec<Found> = filter.into_iter().map(|found| projected(found, projection)).collect();
+        let kvs = chosen.iter().map(|found| field_len(found.encoded_len())).sum();
+        Ok((chosen, more, count, kvs))
+    }
+
+    /// Streams a range in pieces, each a `RangeResponse` that clients merge.
+    pub(super) async fn range_stream(
+        self: Rc<Self>,
+        mut inbound: Inbound,
+        mut outbound: Outbound,
+    ) -> Result<(), Status> {
+        let Some(message) = inbound.next().await? else { return Err(error::EMPTY_KEY) };
+        let request: RangeRequest = decode(message)?;
+        check::range(&request)?;
+        let natural_order = request.sort_order == SortOrder::None as i32
+            || (request.sort_order == SortOrder::Ascend as i32 && request.sort_target == SortTarget::Key as i32);
+        if !natural_order || request.sort_target != SortTarget::Key as i32 {
+            return Err(Status::new(Code::Unimplemented, "RangeStream does not support custom sort orders"));
+        }
+        if !range::is_natural(&request) {
+            return Err(Status::new(Code::Unimplemented, "RangeStream does not support revision filters"));
+        }
+        let state = self.state();
+        if !request.serializable && !state.reads_local {
+            return Err(error::NO_LEADER);
+        }
+        let header = self.header(state.view.snapshot().current_revision(), &state);
+        let view = Arc::clone(&state.view);
+        let revision = view.snapshot().resolve(request.revision).map_err(range::refused)?;
+        drop(state);
+        let projection = range::projection(&request);
+        let target = self.shared.limits.request_bytes_max / 2;
+        let mut left = match u64::try_from(request.limit) {
+            Ok(0) | Err(_) => u64::MAX,
+            Ok(limit) => limit,
+        };
+        if request.count_only {
+            left = 0;
+        }
+        let mut behind: Option<Vec<u8>> = None;
+        let mut sent = 0i64;
+        while left > 0 {
+            let mut out = BytesMut::new();
+            {
+                let snapshot = view.snapshot();
+                let range = key_range(&request.key, &request.range_end, behind.as_deref());
+                let walk = snapshot.range(range, revision).map_err(range::refused)?;
+                let mut last = None;
+                for version in walk.take(KEYS_PER_SLICE.min(usize::try_from(left).unwrap_or(usize::MAX))) {
+                    put_kv_field(&mut out, version, projection, &self.values)?;
+                    last = Some(version);
+                    sent += 1;
+                    left -= 1;
+                    if out.len() >= target {
+                        break;
+                    }
+                }
+                match last {
+                    Some(version) => behind = Some(version.key().to_vec()),
+                    None => break,
+                }
+            }
+            let mut message = BytesMut::with_capacity(out.len() + 8);
+            message.put_u8(0x0a);
+            put_varint(&mut message, out.len() as u64);
+            debug_assert!(varint_len(out.len() as u64) < 8);
+            message.put_slice(&out);
+            outbound.send(message.freeze()).await?;
+            tokio::task::yield_now().await;
+        }
+        let mut count = sent;
+        loop {
+            let counted = {
+                let snapshot = view.snapshot();
+                let range = key_range(&request.key, &request.range_end, behind.as_deref());
+                if snapshot.current_revision() == revision {
+                    count += snapshot.count(range, 0).map_err(range::refused)? as i64;
+                    break;
+                }
+                let walk = snapshot.range(range, revision).map_err(range::refused)?;
+                let mut last = None;
+                for version in walk.take(KEYS_PER_SLICE) {
+                    count += 1;
+                    last = Some(version);
+                }
+                last.map(|version| version.key().to_vec())
+            };
+            match counted {
+                Some(key) => behind = Some(key),
+                None => break,
+            }
+            tokio::task::yield_now().await;
+        }
+        let more = !request.count_only && count > sent;
+        let last = RangeResponse { header: Some(header), kvs: Vec::<mvccpb::KeyValue>::new(), more, count };
+        outbound.send(RangeStreamResponse { range_response: Some(last) }.encode_to_vec().into()).await
+    }
+}
+
+fn projected(mut found: Found, projection: Projection) -> Found {
+    if projection.keys_only {
+        found.value = None;
+    }
+    if projection.without_lease {
+        found.lease = 0;
+    }
+    found
+}

@@ -1,0 +1,38 @@
+// Command interop runs etcd's own Go client, and the raw gRPC API, against any
+// server that speaks the etcd v3 protocol.
+//
+//	interop concurrency --endpoint HOST:PORT
+//	interop compare --reference HOST:PORT --subject HOST:PORT [--ops N] [--seed S]
+//	interop http --reference HOST:PORT --subject HOST:PORT
+//
+// The last line of output is always "N passed, M failed". The exit code is 0
+// when nothing failed, 1 when something did, 2 when the run was not possible.
+package main
+
+import (
+	"fmt"
+	"os"
+)
+
+func main() {
+	if len(os.Args) < 2 {
+		usage()
+	}
+	switch os.Args[1] {
+	case "concurrency":
+		os.Exit(runConcurrency(os.Args[2:]))
+	case "compare":
+		os.Exit(runCompare(os.Args[2:]))
+	case "http":
+		os.Exit(runHTTP(os.Args[2:]))
+	default:
+		usage()
+	}
+}
+
+func usage() {
+	fmt.Fprintln(os.Stderr, "usage: interop concurrency --endpoint E")
+	fmt.Fprintln(os.Stderr, "       interop compare --reference E1 --subject E2 [--ops N] [--seed S]")
+	fmt.Fprintln(os.Stderr, "       interop http --reference E1 --subject E2")
+	os.Exit(2)
+}
