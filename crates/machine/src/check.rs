@@ -20,7 +20,8 @@ pub fn range(request: &RangeRequest) -> Result<(), Status> {
     if request.key.is_empty() {
         return Err(error::EMPTY_KEY);
     }
-    if SortOrder::try_from(request.sort_order).is_err() || SortTarget::try_from(request.sort_target).is_err() {
+    if SortOrder::try_from(request.sort_order).is_err() || SortTarget::try_from(request.sort_target).is_err()
+    {
         return Err(error::INVALID_SORT_OPTION);
     }
     Ok(())
@@ -135,7 +136,11 @@ impl<'a> Written<'a> {
 
 /// Whether a transaction goes without the log: every operation at the top of both branches is a range.
 pub fn txn_is_read_only(request: &TxnRequest) -> bool {
-    request.success.iter().chain(&request.failure).all(|op| matches!(op.request, Some(Request::RequestRange(_))))
+    request
+        .success
+        .iter()
+        .chain(&request.failure)
+        .all(|op| matches!(op.request, Some(Request::RequestRange(_))))
 }
 
 /// Whether a read-only transaction may be answered without asking the cluster.

@@ -271,7 +271,8 @@ mod tests {
 
     #[test]
     fn varints_are_as_long_as_they_say() {
-        for n in [0, 1, 127, 128, 16383, 16384, u64::from(u32::MAX), u64::MAX - 1, u64::MAX, 1 << 63, 1 << 62] {
+        for n in [0, 1, 127, 128, 16383, 16384, u64::from(u32::MAX), u64::MAX - 1, u64::MAX, 1 << 63, 1 << 62]
+        {
             let mut out = BytesMut::new();
             put_varint(&mut out, n);
             assert_eq!(out.len(), varint_len(n), "{n}");

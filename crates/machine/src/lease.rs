@@ -2,7 +2,7 @@
 //!
 //! No clock runs here. When a lease expires is the leader's business; it proposes the revocation.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 
 use api::Status;
 use api::error;
@@ -108,15 +108,9 @@ impl Leases {
         Ok(())
     }
 
-    /// Ids, TTLs and times left, without the keys: those know their leases.
-    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
-        let ordered: BTreeMap<i64, &Lease> = self.table.iter().map(|(id, lease)| (*id, lease)).collect();
-        put_u64(out, ordered.len() as u64);
-        for (id, lease) in ordered {
-            put_i64(out, id);
-            put_i64(out, lease.ttl);
-            put_i64(out, lease.remaining);
-        }
+    /// Id, TTL and time left of each, without the keys: those know their leases. In no order.
+    pub(crate) fn terms(&self) -> Vec<(i64, i64, i64)> {
+        self.table.iter().map(|(id, lease)| (*id, lease.ttl, lease.remaining)).collect()
     }
 
     pub(crate) fn decode(input: &mut Input<'_>) -> Result<Leases, Malformed> {
@@ -129,6 +123,17 @@ impl Leases {
             }
         }
         Ok(leases)
+    }
+}
+
+/// Writes what [`Leases::terms`] gave and [`Leases::decode`] reads, by ascending id.
+pub(crate) fn encode_terms(mut terms: Vec<(i64, i64, i64)>, out: &mut Vec<u8>) {
+    terms.sort_unstable();
+    put_u64(out, terms.len() as u64);
+    for (id, ttl, remaining) in terms {
+        put_i64(out, id);
+        put_i64(out, ttl);
+        put_i64(out, remaining);
     }
 }
 
@@ -166,7 +171,7 @@ mod tests {
         leases.grant(-3, 90, 2).expect("granted");
         leases.checkpoint(7, 12);
         let mut out = Vec::new();
-        leases.encode(&mut out);
+        encode_terms(leases.terms(), &mut out);
         let mut input = Input(&out);
         let back = Leases::decode(&mut input).expect("decodes");
         assert_eq!(back.table, leases.table);

@@ -8,6 +8,7 @@
 //! * [`range`] and [`txn`] evaluate reads, in transactions and on views alike.
 //! * [`found`] encodes keys and values as clients and HashKV see them.
 //! * [`image`] is the state as a checkpoint holds it.
+//! * [`snapshot`] is the state with its values, as it is sent and saved.
 //!
 //! It does not know raft, files, clients or which member it is.
 //!
@@ -17,17 +18,17 @@ mod alarm;
 pub mod check;
 mod codec;
 pub mod found;
+pub mod image;
 mod lease;
 mod machine;
 mod member;
 pub mod range;
+pub mod snapshot;
 pub mod txn;
 
 pub use alarm::Alarms;
 pub use codec::Malformed;
 pub use found::{Found, ReadError, Values};
 pub use lease::{Lease, Leases};
-pub use machine::{
-    Applied, Change, Command, Fatal, Machine, Outcome, Rules, SegmentUse, VoterChange,
-};
+pub use machine::{Applied, Change, Command, Fatal, Machine, Outcome, Rules, SegmentUse, VoterChange};
 pub use member::{Member, Members};

@@ -163,6 +163,8 @@ pub struct Machine {
     pub applied_term: u64,
     pub(crate) usage: BTreeMap<u32, SegmentUse>,
     pub(crate) in_use_bytes: u64,
+    /// The highest main revision of a deletion that compaction has physically removed; see [`crate::image::Head`].
+    pub(crate) delta_from_min: i64,
 }
 
 impl std::fmt::Debug for Machine {
@@ -176,7 +178,12 @@ impl std::fmt::Debug for Machine {
 
 /// The bytes that a version counts for: its key, its value, and what the index and the log keep about it.
 fn version_bytes(version: Version<'_>) -> u64 {
-    64 + version.key().len() as u64 + u64::from(version.value_len())
+    loaded_bytes(version.key(), version.value_len())
+}
+
+/// The same of a version still to be loaded.
+pub(crate) fn loaded_bytes(key: &[u8], value_len: u32) -> u64 {
+    64 + key.len() as u64 + u64::from(value_len)
 }
 
 /// The books that every write and removal keeps up to date.
@@ -214,6 +221,7 @@ impl Machine {
             applied_term: 0,
             usage: BTreeMap::new(),
             in_use_bytes: 0,
+            delta_from_min: 0,
         }
     }
 
@@ -261,7 +269,10 @@ impl Machine {
     fn next(&mut self, command: Command<'_>) -> Result<(), Fatal> {
         assert_eq!(command.index, self.applied_index + 1, "entries are applied in order, each once");
         if command.term < self.applied_term {
-            return Err(Fatal { index: command.index, why: "its term is older than its predecessor's".to_owned() });
+            return Err(Fatal {
+                index: command.index,
+                why: "its term is older than its predecessor's".to_owned(),
+            });
         }
         self.applied_index = command.index;
         self.applied_term = command.term;
@@ -409,7 +420,11 @@ impl Machine {
     /// Removes a slice of what a compaction made unreadable; says whether that was all.
     pub fn compact_step(&mut self, budget: u64) -> bool {
         let (usage, in_use_bytes) = (&mut self.usage, &mut self.in_use_bytes);
+        let delta_from_min = &mut self.delta_from_min;
         let progress = self.store.compact_step(budget, |version| {
+            if version.is_tombstone() {
+                *delta_from_min = (*delta_from_min).max(version.main());
+            }
             *in_use_bytes = in_use_bytes.saturating_sub(version_bytes(version));
             if version.value_len() > 0
                 && let Some(usage) = usage.get_mut(&version.location().segment)

@@ -71,7 +71,8 @@ fn is_filtered(request: &RangeRequest) -> bool {
 
 /// Whether the answer comes in key order without looking at all of the range first.
 pub fn is_natural(request: &RangeRequest) -> bool {
-    let by_key = request.sort_target == SortTarget::Key as i32 && request.sort_order != SortOrder::Descend as i32;
+    let by_key =
+        request.sort_target == SortTarget::Key as i32 && request.sort_order != SortOrder::Descend as i32;
     by_key && !is_filtered(request)
 }
 

@@ -3,6 +3,7 @@
 use api::Status;
 use api::error;
 use api::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
+use api::etcdserverpb::range_request::SortTarget;
 use api::etcdserverpb::request_op::Request;
 use api::etcdserverpb::{Compare, PutRequest, RangeRequest, RequestOp, TxnRequest};
 use bytes::BytesMut;
@@ -74,7 +75,11 @@ pub(crate) struct Path {
 }
 
 /// Evaluates all comparisons of a transaction, those of the chosen nested ones included.
-pub(crate) fn choose(snapshot: &Snapshot<'_>, txn: &TxnRequest, values: &dyn Values) -> Result<Path, Failure> {
+pub(crate) fn choose(
+    snapshot: &Snapshot<'_>,
+    txn: &TxnRequest,
+    values: &dyn Values,
+) -> Result<Path, Failure> {
     let mut succeeded = true;
     for compare in &txn.compare {
         if !holds(snapshot, compare, values)? {
@@ -186,13 +191,18 @@ pub(crate) fn check_path(
                 let path = nested.next().ok_or(error::KEY_NOT_FOUND)?;
                 check_path(snapshot, leases, inner, path)?;
             }
-            Some(Request::RequestDeleteRange(_)) | None => {}
+            Some(Request::RequestDeleteRange(_)) => {}
+            None => return Err(error::KEY_NOT_FOUND),
         }
     }
     Ok(())
 }
 
+/// Refuses what would fail amid the transaction, and only on members that gather the answer.
 fn check_range(snapshot: &Snapshot<'_>, request: &RangeRequest) -> Result<(), Status> {
+    if SortTarget::try_from(request.sort_target).is_err() {
+        return Err(error::INVALID_SORT_OPTION);
+    }
     if request.revision == 0 {
         Ok(())
     } else if request.revision > snapshot.current_revision() {
@@ -206,7 +216,8 @@ fn check_range(snapshot: &Snapshot<'_>, request: &RangeRequest) -> Result<(), St
 
 /// What a put needs: the key, if something of it is to be kept, and then the lease.
 pub(crate) fn check_put(snapshot: &Snapshot<'_>, leases: &Leases, put: &PutRequest) -> Result<(), Status> {
-    if (put.ignore_value || put.ignore_lease) && snapshot.get(&put.key, 0).is_ok_and(|found| found.is_none()) {
+    if (put.ignore_value || put.ignore_lease) && snapshot.get(&put.key, 0).is_ok_and(|found| found.is_none())
+    {
         return Err(error::KEY_NOT_FOUND);
     }
     if put.lease != 0 && leases.get(put.lease).is_none() {
@@ -245,7 +256,11 @@ pub(crate) fn run_range(
 /// # Errors
 ///
 /// As for ranges.
-pub fn read_only(snapshot: &Snapshot<'_>, txn: &TxnRequest, values: &dyn Values) -> Result<TxnOutcome, Failure> {
+pub fn read_only(
+    snapshot: &Snapshot<'_>,
+    txn: &TxnRequest,
+    values: &dyn Values,
+) -> Result<TxnOutcome, Failure> {
     let path = choose(snapshot, txn, values)?;
     check_path(snapshot, &Leases::default(), txn, &path)?;
     let mut responses = Vec::new();

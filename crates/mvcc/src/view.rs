@@ -164,6 +164,13 @@ impl<'a> Snapshot<'a> {
         Ok(Changes { cursor, through })
     }
 
+    /// Like [`Snapshot::changes`], but never refused: what is physically there with these main revisions. Below
+    /// the compact revision anything that it made unreadable may be missing; what is not there can be told from
+    /// nothing.
+    pub fn written(&self, from: i64, through: i64) -> Changes<'a> {
+        self.stored((from, 0), through)
+    }
+
     /// What is physically there from this change on.
     pub(crate) fn stored(&self, from: (i64, u32), through: i64) -> Changes<'a> {
         Changes { cursor: Cursor::seek(self.revisions(), from, false), through }

@@ -1,0 +1,258 @@
+//! One version in a block of keys; see the module above for its bytes.
+
+use mvcc::{KEY_BYTES_MAX, LoadedVersion, Location, Value, Version};
+
+use crate::codec::{Input, Malformed, put_bytes, put_i64, put_u64};
+
+const SAME_KEY: u8 = 0x01;
+const TOMBSTONE: u8 = 0x02;
+const FIRST: u8 = 0x04;
+const FOLLOWS: u8 = 0x08;
+const SUB: u8 = 0x10;
+const LEASE: u8 = 0x20;
+const VALUE: u8 = 0x40;
+const SAME_SEGMENT: u8 = 0x80;
+
+/// How a value stands in an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Payload<'a> {
+    /// Where it lies in the log.
+    Place(Value),
+    /// The value itself, as in snapshots.
+    Inline(&'a [u8]),
+}
+
+/// A version without its key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Entry<'a> {
+    pub main: i64,
+    pub sub: u32,
+    pub create_revision: i64,
+    pub version: i64,
+    pub lease: i64,
+    pub payload: Payload<'a>,
+}
+
+impl Entry<'static> {
+    pub fn of(version: Version<'_>) -> Entry<'static> {
+        Entry {
+            main: version.main(),
+            sub: version.sub(),
+            create_revision: version.create_revision(),
+            version: version.version(),
+            lease: version.lease(),
+            payload: Payload::Place(version.value()),
+        }
+    }
+}
+
+impl Entry<'_> {
+    pub fn value(&self) -> Value {
+        match self.payload {
+            Payload::Place(value) => value,
+            Payload::Inline(_) => Value::default(),
+        }
+    }
+
+    pub fn is_tombstone(&self) -> bool {
+        self.version == 0
+    }
+
+    pub fn loaded<'k>(&self, key: &'k [u8]) -> LoadedVersion<'k> {
+        LoadedVersion {
+            key,
+            main: self.main,
+            sub: self.sub,
+            create_revision: self.create_revision,
+            version: self.version,
+            lease: self.lease,
+            value: self.value(),
+        }
+    }
+}
+
+/// What an entry leaves out because the one before it in the block said it.
+#[derive(Default)]
+struct Before {
+    key: Vec<u8>,
+    /// Whether there is an entry before.
+    any: bool,
+    main: i64,
+    create_revision: i64,
+    version: i64,
+    segment: Option<u32>,
+}
+
+/// Appends entries to one block.
+#[derive(Default)]
+pub(crate) struct EntryWriter {
+    before: Before,
+}
+
+impl EntryWriter {
+    pub fn put(&mut self, key: &[u8], entry: &Entry<'_>, out: &mut Vec<u8>) {
+        let before = &mut self.before;
+        let same_key = before.any && before.key == key;
+        let tombstone = entry.version == 0;
+        let first = entry.version == 1 && entry.create_revision == entry.main;
+        let follows = !tombstone
+            && !first
+            && same_key
+            && before.version > 0
+            && entry.version == before.version + 1
+            && entry.create_revision == before.create_revision;
+        let has_value = match entry.payload {
+            Payload::Place(value) => value.len > 0,
+            Payload::Inline(bytes) => !bytes.is_empty(),
+        };
+        let same_segment = has_value
+            && matches!(entry.payload, Payload::Place(value) if before.segment == Some(value.location.segment));
+        let flag = |on: bool, bit: u8| if on { bit } else { 0 };
+        out.push(
+            flag(same_key, SAME_KEY)
+                | flag(tombstone, TOMBSTONE)
+                | flag(first, FIRST)
+                | flag(follows, FOLLOWS)
+                | flag(entry.sub != 0, SUB)
+                | flag(entry.lease != 0, LEASE)
+                | flag(has_value, VALUE)
+                | flag(same_segment, SAME_SEGMENT),
+        );
+        if same_key {
+            put_u64(out, (entry.main - before.main) as u64);
+        } else {
+            let shared = key.iter().zip(&before.key).take_while(|(a, b)| a == b).count();
+            put_u64(out, shared as u64);
+            put_bytes(out, &key[shared..]);
+            put_u64(out, entry.main as u64);
+            before.key.truncate(shared);
+            before.key.extend_from_slice(&key[shared..]);
+        }
+        if entry.sub != 0 {
+            put_u64(out, u64::from(entry.sub));
+        }
+        if !tombstone && !first && !follows {
+            put_u64(out, (entry.main - entry.create_revision) as u64);
+            put_u64(out, entry.version as u64);
+        }
+        if entry.lease != 0 {
+            put_i64(out, entry.lease);
+        }
+        match entry.payload {
+            _ if !has_value => {}
+            Payload::Place(value) => {
+                if !same_segment {
+                    put_u64(out, u64::from(value.location.segment));
+                    before.segment = Some(value.location.segment);
+                }
+                put_u64(out, u64::from(value.location.offset));
+                put_u64(out, u64::from(value.len));
+                out.extend_from_slice(&value.crc.to_le_bytes());
+            }
+            Payload::Inline(bytes) => put_bytes(out, bytes),
+        }
+        before.any = true;
+        before.main = entry.main;
+        before.create_revision = entry.create_revision;
+        before.version = entry.version;
+    }
+}
+
+/// Takes the entries out of blocks again. What it lets through has revisions from 1 on, a create revision not above
+/// the main one, and numbers that later writes can count on from.
+#[derive(Default)]
+pub(crate) struct EntryReader {
+    before: Before,
+}
+
+impl EntryReader {
+    /// Begins a block.
+    pub fn restart(&mut self) {
+        self.before.any = false;
+        self.before.key.clear();
+        self.before.segment = None;
+    }
+
+    /// The key of the entry read last.
+    pub fn key(&self) -> &[u8] {
+        &self.before.key
+    }
+
+    /// Reads the next entry; `inline` says that values stand in the block.
+    #[inline]
+    pub fn next<'a>(&mut self, input: &mut Input<'a>, inline: bool) -> Result<Entry<'a>, Malformed> {
+        const RANGE: Malformed = Malformed("a revision out of range");
+        let before = &mut self.before;
+        let [flags] = *input.raw(1)? else { return Err(Malformed("an entry without flags")) };
+        let number = |n: u64| i64::try_from(n).map_err(|_| RANGE);
+        let main = if flags & SAME_KEY != 0 {
+            if !before.any {
+                return Err(Malformed("a block whose first entry has no key"));
+            }
+            before.main.checked_add(number(input.u64()?)?).ok_or(RANGE)?
+        } else {
+            let shared = usize::try_from(input.u64()?).map_err(|_| Malformed("a key out of nothing"))?;
+            if shared > before.key.len() {
+                return Err(Malformed("a key out of nothing"));
+            }
+            let rest = input.bytes()?;
+            if rest.len() > KEY_BYTES_MAX - shared {
+                return Err(Malformed("a key that is too long"));
+            }
+            before.key.truncate(shared);
+            before.key.extend_from_slice(rest);
+            number(input.u64()?)?
+        };
+        // Room is left for revisions to come, so that no later write can overflow.
+        if !(1..=i64::MAX / 2).contains(&main) {
+            return Err(RANGE);
+        }
+        let sub = if flags & SUB != 0 { input.u32()? } else { 0 };
+        let (create_revision, version) = match flags & (TOMBSTONE | FIRST | FOLLOWS) {
+            TOMBSTONE => (0, 0),
+            FIRST => (main, 1),
+            FOLLOWS if flags & SAME_KEY != 0 && before.version > 0 => {
+                (before.create_revision, before.version + 1)
+            }
+            0 => {
+                let create_revision = main - number(input.u64()?)?;
+                (create_revision, number(input.u64()?)?)
+            }
+            _ => return Err(Malformed("an entry with flags that contradict each other")),
+        };
+        if flags & TOMBSTONE == 0 && !(1..=main).contains(&create_revision) {
+            return Err(RANGE);
+        }
+        if flags & TOMBSTONE == 0 && !(1..=i64::MAX / 2).contains(&version) {
+            return Err(Malformed("a version number out of range"));
+        }
+        if flags & TOMBSTONE != 0 && flags & (LEASE | VALUE) != 0 {
+            return Err(Malformed("a deletion with a lease or a value"));
+        }
+        let lease = if flags & LEASE != 0 { input.i64()? } else { 0 };
+        let mut payload = if inline { Payload::Inline(b"") } else { Payload::Place(Value::default()) };
+        if flags & VALUE != 0 {
+            if inline {
+                payload = Payload::Inline(input.bytes()?);
+            } else {
+                let segment = match before.segment {
+                    Some(segment) if flags & SAME_SEGMENT != 0 => segment,
+                    _ if flags & SAME_SEGMENT != 0 => return Err(Malformed("a value in no segment")),
+                    _ => input.u32()?,
+                };
+                before.segment = Some(segment);
+                let location = Location { segment, offset: input.u32()? };
+                let len = input.u32()?;
+                let crc = input.raw(4)?.try_into().map_err(|_| Malformed("bytes beyond the end"))?;
+                payload = Payload::Place(Value { location, len, crc: u32::from_le_bytes(crc) });
+            }
+        } else if flags & SAME_SEGMENT != 0 {
+            return Err(Malformed("an entry with flags that contradict each other"));
+        }
+        before.any = true;
+        before.main = main;
+        before.create_revision = create_revision;
+        before.version = version;
+        Ok(Entry { main, sub, create_revision, version, lease, payload })
+    }
+}

@@ -1,0 +1,124 @@
+//! What a checkpoint says beside keys and values.
+
+use crate::alarm::Alarms;
+use crate::codec::{Input, Malformed, put_i64, put_u64};
+use crate::image::{FORMAT, HEAD};
+use crate::lease::{self, Leases};
+use crate::machine::Machine;
+use crate::member::Members;
+
+/// Everything of a machine but keys and values, copied out of it between two entries: as large as there are leases,
+/// alarms and members. It belongs with the view that is published at the same moment.
+#[derive(Clone, Debug)]
+pub struct Head {
+    /// The store's revision.
+    pub revision: i64,
+    /// The compact revision; -1 for none.
+    pub compact_revision: i64,
+    /// The last entry applied.
+    pub applied_index: u64,
+    /// Its term.
+    pub applied_term: u64,
+    /// The oldest revision that a delta run can follow on. Compaction has taken deletions above anything older
+    /// out of the index, and a delta run without them would bring the deleted keys of an earlier run back: write a
+    /// base run instead.
+    pub delta_from_min: i64,
+    /// What the quota is held against, in bytes.
+    pub in_use_bytes: u64,
+    /// Versions physically there.
+    pub(crate) versions: u64,
+    /// Id, TTL and time left, in no order: sorting millions is not for the machine's thread.
+    pub(crate) leases: Vec<(i64, i64, i64)>,
+    pub(crate) alarms: Alarms,
+    pub(crate) members: Members,
+}
+
+impl Machine {
+    /// What a checkpoint of this moment says beside keys and values. Takes time in proportion to the leases, some
+    /// 10 ns each. Publish the view for it before the next entry is applied.
+    pub fn head(&self) -> Head {
+        let snapshot = self.store.snapshot();
+        Head {
+            revision: snapshot.current_revision(),
+            compact_revision: snapshot.compact_revision(),
+            applied_index: self.applied_index,
+            applied_term: self.applied_term,
+            delta_from_min: self.delta_from_min,
+            in_use_bytes: self.in_use_bytes,
+            versions: snapshot.versions(),
+            leases: self.leases.terms(),
+            alarms: self.alarms.clone(),
+            members: self.members.clone(),
+        }
+    }
+}
+
+impl Head {
+    /// The head block of a run from revision `from` (0 for a base) with so many versions at most.
+    pub(crate) fn encode(&self, from: i64, versions: u64) -> Vec<u8> {
+        let mut out = vec![HEAD];
+        put_u64(&mut out, FORMAT);
+        put_u64(&mut out, from as u64);
+        put_u64(&mut out, self.revision as u64);
+        put_i64(&mut out, self.compact_revision);
+        put_u64(&mut out, self.applied_index);
+        put_u64(&mut out, self.applied_term);
+        put_u64(&mut out, versions);
+        lease::encode_terms(self.leases.clone(), &mut out);
+        self.alarms.encode(&mut out);
+        self.members.encode(&mut out);
+        out
+    }
+}
+
+/// A head block, read.
+#[derive(Debug)]
+pub(crate) struct SavedHead {
+    pub from: i64,
+    pub revision: i64,
+    pub compact_revision: i64,
+    pub applied_index: u64,
+    pub applied_term: u64,
+    pub versions: u64,
+    pub leases: Leases,
+    pub alarms: Alarms,
+    pub members: Members,
+}
+
+impl SavedHead {
+    pub fn decode(block: &[u8]) -> Result<SavedHead, Malformed> {
+        let mut input = Input(block);
+        if input.raw(1)? != [HEAD] {
+            return Err(Malformed("no head at the beginning"));
+        }
+        if input.u64()? != FORMAT {
+            return Err(Malformed("a format of another version of this program"));
+        }
+        let number = |n: u64| i64::try_from(n).map_err(|_| Malformed("a revision out of range"));
+        let head = SavedHead {
+            from: number(input.u64()?)?,
+            revision: number(input.u64()?)?,
+            compact_revision: input.i64()?,
+            applied_index: input.u64()?,
+            applied_term: input.u64()?,
+            versions: input.u64()?,
+            leases: Leases::decode(&mut input)?,
+            alarms: Alarms::decode(&mut input)?,
+            members: Members::decode(&mut input)?,
+        };
+        if !input.is_empty() {
+            return Err(Malformed("more than a head in the first block"));
+        }
+        // Room is left for revisions and entries to come.
+        let bounds = 1..=i64::MAX / 2;
+        if !bounds.contains(&head.revision)
+            || head.from > head.revision
+            || head.compact_revision < -1
+            || head.compact_revision > head.revision
+            || head.applied_index > u64::MAX / 2
+        {
+            return Err(Malformed("a revision out of range"));
+        }
+        Ok(head)
+    }
+}

@@ -1,0 +1,306 @@
+//! Reading runs back into a machine.
+
+use mvcc::{LoadError, LoadedVersion, Loader};
+
+use crate::codec::{Input, Malformed};
+use crate::image::{END, Entry, EntryReader, KEYS, SavedHead};
+use crate::machine::{Machine, Rules, SegmentUse, loaded_bytes};
+
+/// Why a checkpoint cannot be restored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RestoreError<E> {
+    /// A block could not be read.
+    Read(E),
+    /// A block is not what a writer writes.
+    Malformed(Malformed),
+    /// The versions contradict each other.
+    Load(LoadError),
+}
+
+impl<E> From<Malformed> for RestoreError<E> {
+    fn from(error: Malformed) -> Self {
+        RestoreError::Malformed(error)
+    }
+}
+
+impl<E> From<LoadError> for RestoreError<E> {
+    fn from(error: LoadError) -> Self {
+        RestoreError::Load(error)
+    }
+}
+
+impl<E: std::fmt::Display> std::fmt::Display for RestoreError<E> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            RestoreError::Read(error) => error.fmt(f),
+            RestoreError::Malformed(error) => error.fmt(f),
+            RestoreError::Load(error) => write!(f, "malformed checkpoint: {error}"),
+        }
+    }
+}
+
+impl<E: std::fmt::Debug + std::fmt::Display> std::error::Error for RestoreError<E> {}
+
+/// Makes a machine of the runs of a checkpoint, a base run first, then its delta runs in the order of their writing.
+/// Blocks are taken one at a time, as [`crate::image::RunWriter::next_block`] gave them.
+///
+/// # Errors
+///
+/// When a block cannot be read, when anything is missing, contradictory or over, or when the runs do not follow on
+/// each other.
+pub fn restore<I, B, E>(rules: Rules, runs: Vec<I>) -> Result<Machine, RestoreError<E>>
+where
+    I: Iterator<Item = Result<B, E>>,
+    B: AsRef<[u8]>,
+{
+    let mut opened: Vec<RunReader<I, B>> = Vec::with_capacity(runs.len());
+    let mut newest: Option<SavedHead> = None;
+    let mut versions = 0u64;
+    for mut blocks in runs {
+        let block = blocks.next().ok_or(Malformed("a run without a head"))?.map_err(RestoreError::Read)?;
+        let head = SavedHead::decode(block.as_ref())?;
+        let follows = match &newest {
+            None => head.from == 0,
+            Some(before) => {
+                head.from == before.revision
+                    && head.compact_revision >= before.compact_revision
+                    && head.applied_index >= before.applied_index
+                    && head.applied_term >= before.applied_term
+            }
+        };
+        if !follows {
+            return Err(Malformed("runs that do not follow on each other").into());
+        }
+        versions = versions.saturating_add(head.versions);
+        opened.push(RunReader::new(blocks, head.from, head.revision));
+        newest = Some(head);
+    }
+    let head = newest.ok_or(Malformed("a checkpoint without runs"))?;
+    let mut intake = Intake::new(head, versions);
+    match opened.as_mut_slice() {
+        [base] => intake.take_base(base)?,
+        runs => intake.merge(runs)?,
+    }
+    intake.finish(rules)
+}
+
+/// The books of [`Machine`], with the segment at hand beside them: values of neighbours often lie together.
+#[derive(Default)]
+struct Books {
+    usage: std::collections::BTreeMap<u32, SegmentUse>,
+    in_use_bytes: u64,
+    segment: u32,
+    open: SegmentUse,
+}
+
+impl Books {
+    #[inline]
+    fn add(&mut self, loaded: &LoadedVersion<'_>) {
+        self.in_use_bytes += loaded_bytes(loaded.key, loaded.value.len);
+        if loaded.value.len > 0 {
+            if loaded.value.location.segment != self.segment {
+                self.close();
+                self.segment = loaded.value.location.segment;
+            }
+            self.open.values += 1;
+            self.open.bytes += u64::from(loaded.value.len);
+        }
+    }
+
+    fn close(&mut self) {
+        if self.open.values > 0 {
+            let usage = self.usage.entry(self.segment).or_default();
+            usage.values += self.open.values;
+            usage.bytes += self.open.bytes;
+            self.open = SegmentUse::default();
+        }
+    }
+}
+
+/// What the versions go into, by key in ascending order, for each key from old to new.
+pub(crate) struct Intake {
+    head: SavedHead,
+    loader: Loader,
+    books: Books,
+    /// The lease of the version pushed last, and if it has one its key: which version is its key's newest is known
+    /// only when the next key comes.
+    lease: i64,
+    key: Vec<u8>,
+}
+
+impl Intake {
+    pub fn new(head: SavedHead, versions: u64) -> Intake {
+        Intake { head, loader: Loader::new(versions), books: Books::default(), lease: 0, key: Vec::new() }
+    }
+
+    #[inline]
+    pub fn push<E>(&mut self, loaded: &LoadedVersion<'_>) -> Result<(), RestoreError<E>> {
+        if self.lease != 0 && self.key != loaded.key {
+            self.head.leases.reattach(&self.key, self.lease)?;
+        }
+        self.lease = loaded.lease;
+        if self.lease != 0 {
+            self.key.clear();
+            self.key.extend_from_slice(loaded.key);
+        }
+        self.loader.push(loaded)?;
+        self.books.add(loaded);
+        Ok(())
+    }
+
+    pub fn finish<E>(mut self, rules: Rules) -> Result<Machine, RestoreError<E>> {
+        if self.lease != 0 {
+            self.head.leases.reattach(&self.key, self.lease)?;
+        }
+        self.books.close();
+        let store = self.loader.finish(self.head.revision, self.head.compact_revision)?;
+        let mut machine = Machine::with_store(rules, store);
+        machine.leases = self.head.leases;
+        machine.alarms = self.head.alarms;
+        machine.members = self.head.members;
+        machine.applied_index = self.head.applied_index;
+        machine.applied_term = self.head.applied_term;
+        machine.in_use_bytes = self.books.in_use_bytes;
+        machine.usage = self.books.usage;
+        Ok(machine)
+    }
+
+    /// One run: its entries go straight on. A base run holds nothing that its own compact revision made unreadable.
+    fn take_base<I, B, E>(&mut self, run: &mut RunReader<I, B>) -> Result<(), RestoreError<E>>
+    where
+        I: Iterator<Item = Result<B, E>>,
+        B: AsRef<[u8]>,
+    {
+        while let Some(block) = run.fetch()? {
+            let mut input = Input(block.as_ref().get(1..).unwrap_or_default());
+            while !input.is_empty() {
+                let entry = run.take(&mut input)?;
+                self.push(&entry.loaded(run.reader.key()))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Several runs: of each key the versions of all, oldest run first, without those that the newest compact
+    /// revision made unreadable.
+    fn merge<I, B, E>(&mut self, runs: &mut [RunReader<I, B>]) -> Result<(), RestoreError<E>>
+    where
+        I: Iterator<Item = Result<B, E>>,
+        B: AsRef<[u8]>,
+    {
+        for run in runs.iter_mut() {
+            run.advance()?;
+        }
+        let mut history: Vec<Entry<'static>> = Vec::new();
+        let mut key = Vec::new();
+        loop {
+            let Some(least) = runs.iter().filter(|run| run.entry.is_some()).map(|run| run.reader.key()).min()
+            else {
+                return Ok(());
+            };
+            key.clear();
+            key.extend_from_slice(least);
+            history.clear();
+            for run in runs.iter_mut() {
+                while let Some(entry) = run.entry.filter(|_| run.reader.key() == key) {
+                    history.push(entry);
+                    run.advance()?;
+                }
+            }
+            let compacted = self.head.compact_revision;
+            // The newest at or below the compact revision stays, unless it is a deletion below it.
+            let below = history.iter().take_while(|entry| entry.main <= compacted).count();
+            let kept = match below.checked_sub(1).and_then(|last| Some((last, history.get(last)?))) {
+                Some((last, entry)) if entry.is_tombstone() && entry.main < compacted => last + 1,
+                Some((last, _)) => last,
+                None => 0,
+            };
+            for entry in history.iter().skip(kept) {
+                self.push(&entry.loaded(&key))?;
+            }
+        }
+    }
+}
+
+/// The entries of one run.
+struct RunReader<I, B> {
+    blocks: I,
+    /// Its revisions: above the first, up to the second.
+    from: i64,
+    through: i64,
+    reader: EntryReader,
+    /// Entries read.
+    entries: u64,
+    /// The block at hand, and where its next entry begins; for [`RunReader::advance`].
+    block: Option<(B, usize)>,
+    /// The entry at hand.
+    entry: Option<Entry<'static>>,
+}
+
+impl<I, B, E> RunReader<I, B>
+where
+    I: Iterator<Item = Result<B, E>>,
+    B: AsRef<[u8]>,
+{
+    fn new(blocks: I, from: i64, through: i64) -> Self {
+        let reader = EntryReader::default();
+        RunReader { blocks, from, through, reader, entries: 0, block: None, entry: None }
+    }
+
+    /// The next block of keys; `None` behind the end block.
+    fn fetch(&mut self) -> Result<Option<B>, RestoreError<E>> {
+        let block =
+            self.blocks.next().ok_or(Malformed("a run without an end"))?.map_err(RestoreError::Read)?;
+        match block.as_ref() {
+            [KEYS, _, ..] => {
+                self.reader.restart();
+                Ok(Some(block))
+            }
+            [END, count @ ..] => {
+                let mut input = Input(count);
+                if input.u64()? != self.entries || !input.is_empty() {
+                    return Err(Malformed("a run with entries missing").into());
+                }
+                match self.blocks.next() {
+                    None => Ok(None),
+                    Some(_) => Err(Malformed("a block behind the last").into()),
+                }
+            }
+            _ => Err(Malformed("a block of an unknown kind").into()),
+        }
+    }
+
+    #[inline]
+    fn take(&mut self, input: &mut Input<'_>) -> Result<Entry<'static>, Malformed> {
+        let entry = self.reader.next(input, false)?;
+        if entry.main <= self.from || entry.main > self.through {
+            return Err(Malformed("a version outside the revisions of its run"));
+        }
+        self.entries += 1;
+        // Nothing of it lies in the block.
+        Ok(Entry { payload: crate::image::Payload::Place(entry.value()), ..entry })
+    }
+
+    fn advance(&mut self) -> Result<(), RestoreError<E>> {
+        loop {
+            if let Some((block, at)) = self.block.take() {
+                let bytes = block.as_ref();
+                if let Some(rest) = bytes.get(at..).filter(|rest| !rest.is_empty()) {
+                    let mut input = Input(rest);
+                    let entry = self.take(&mut input)?;
+                    let at = bytes.len() - input.0.len();
+                    self.entry = Some(entry);
+                    self.block = Some((block, at));
+                    return Ok(());
+                }
+            }
+            match self.fetch()? {
+                Some(block) => self.block = Some((block, 1)),
+                None => {
+                    self.entry = None;
+                    return Ok(());
+                }
+            }
+        }
+    }
+}

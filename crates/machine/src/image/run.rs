@@ -1,0 +1,152 @@
+//! Writing a run, block by block, from a view.
+
+use std::sync::Arc;
+
+use mvcc::{Snapshot, Version, View};
+
+use crate::codec::put_u64;
+use crate::image::{BLOCK_BYTES, END, Entry, EntryWriter, Head, KEYS};
+
+/// Writes one run of a checkpoint. It may live on any thread, and takes as long as its caller likes: the view stays
+/// what it was.
+pub struct RunWriter {
+    view: Arc<View>,
+    head: Head,
+    from: i64,
+    stage: Stage,
+    walk: Walk,
+    entries: u64,
+}
+
+enum Stage {
+    Head,
+    Keys,
+    End,
+    Done,
+}
+
+impl RunWriter {
+    /// Begins a run of the versions above revision `from`; 0 makes it a base run, with everything that can be read.
+    /// A delta run costs a sort of its versions here.
+    ///
+    /// # Panics
+    ///
+    /// When the view is not of the head's moment, or `from` is neither 0 nor between the head's `delta_from_min`
+    /// and its revision: the run could not be restored from.
+    pub fn new(view: Arc<View>, head: Head, from: i64) -> RunWriter {
+        let snapshot = view.snapshot();
+        assert_eq!(
+            (snapshot.current_revision(), snapshot.compact_revision()),
+            (head.revision, head.compact_revision),
+            "head and view are of one moment"
+        );
+        assert!(
+            from == 0 || (from >= head.delta_from_min && from <= head.revision),
+            "a delta run from {from} cannot follow: compaction went on to {}",
+            head.delta_from_min
+        );
+        let walk = if from == 0 { Walk::base() } else { Walk::delta(&snapshot, from) };
+        RunWriter { view, head, from, stage: Stage::Head, walk, entries: 0 }
+    }
+
+    /// The next block, up to some 128 KiB (the first may be longer with many leases, others with a long key);
+    /// `None` after the last.
+    pub fn next_block(&mut self) -> Option<Vec<u8>> {
+        match self.stage {
+            Stage::Head => {
+                self.stage = Stage::Keys;
+                let versions = match self.from {
+                    0 => self.head.versions,
+                    _ => self.walk.queue.len() as u64,
+                };
+                Some(self.head.encode(self.from, versions))
+            }
+            Stage::Keys => {
+                let mut block = Vec::with_capacity(BLOCK_BYTES + (4 << 10));
+                block.push(KEYS);
+                let mut writer = EntryWriter::default();
+                let entries = &mut self.entries;
+                self.walk.go(&self.view.snapshot(), |version| {
+                    writer.put(version.key(), &Entry::of(version), &mut block);
+                    *entries += 1;
+                    block.len() < BLOCK_BYTES
+                });
+                if self.walk.is_done() {
+                    self.stage = Stage::End;
+                }
+                if block.len() > 1 { Some(block) } else { self.next_block() }
+            }
+            Stage::End => {
+                self.stage = Stage::Done;
+                let mut block = vec![END];
+                put_u64(&mut block, self.entries);
+                Some(block)
+            }
+            Stage::Done => None,
+        }
+    }
+}
+
+/// A walk over the versions of a run that can be left and taken up again, even amid a long history.
+pub(crate) struct Walk {
+    /// Versions to come first, by main and sub revision.
+    queue: std::vec::IntoIter<(i64, u32)>,
+    /// Then the histories behind this key; `None` when the queue is all.
+    behind: Option<Behind>,
+}
+
+enum Behind {
+    Start,
+    Key(Vec<u8>),
+}
+
+impl Walk {
+    pub fn base() -> Walk {
+        Walk { queue: Vec::new().into_iter(), behind: Some(Behind::Start) }
+    }
+
+    fn delta(snapshot: &Snapshot<'_>, from: i64) -> Walk {
+        let mut versions: Vec<Version<'_>> =
+            snapshot.written(from + 1, snapshot.current_revision()).collect();
+        versions.sort_unstable_by(|a, b| {
+            a.key().cmp(b.key()).then_with(|| (a.main(), a.sub()).cmp(&(b.main(), b.sub())))
+        });
+        let queue: Vec<(i64, u32)> = versions.into_iter().map(|v| (v.main(), v.sub())).collect();
+        Walk { queue: queue.into_iter(), behind: None }
+    }
+
+    pub fn is_done(&self) -> bool {
+        self.queue.len() == 0 && self.behind.is_none()
+    }
+
+    /// Tells `visit` of versions until it says no, or all are done.
+    pub fn go(&mut self, snapshot: &Snapshot<'_>, mut visit: impl FnMut(Version<'_>) -> bool) {
+        for (main, sub) in self.queue.by_ref() {
+            let version = snapshot.version_at(main, sub);
+            let version = version.expect("a view keeps what it saw");
+            if !visit(version) {
+                return;
+            }
+        }
+        let behind = match &self.behind {
+            None => return,
+            Some(Behind::Start) => None,
+            Some(Behind::Key(key)) => Some(key.as_slice()),
+        };
+        let mut histories = snapshot.histories_after(behind);
+        while let Some(version) = histories.next() {
+            if visit(version) {
+                continue;
+            }
+            // The rest of this key's history, however long, comes next.
+            let rest: Vec<(i64, u32)> = histories
+                .take_while(|next| next.key() == version.key())
+                .map(|next| (next.main(), next.sub()))
+                .collect();
+            self.queue = rest.into_iter();
+            self.behind = Some(Behind::Key(version.key().to_vec()));
+            return;
+        }
+        self.behind = None;
+    }
+}

@@ -1,0 +1,487 @@
+//! The whole state with its values in it: what `Maintenance.Snapshot` sends and a restore reads.
+//!
+//! ```text
+//! stream  "MAINSNAP" | format (4 bytes, 1) | 0 (4 bytes) | blocks
+//! block   length (4 bytes) | CRC-32C of the four bytes before and of the block (4 bytes) | the block
+//! blocks  one head, any number with keys, one end: as in checkpoints (see `image`), with these differences:
+//!         the head's `from` is 0; of an entry's value there is its length and itself, no place and no checksum;
+//!         the end is filled up with zero bytes so that the stream's length is a multiple of 512
+//! ```
+//!
+//! Numbers in bytes are little-endian. The caller appends the SHA-256 of the stream, 32 bytes: `etcdctl snapshot
+//! save` wants a file whose size is 32 more than a multiple of 512.
+
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use mvcc::{Location, Value, View};
+
+use crate::alarm::Alarms;
+use crate::codec::{Input, Malformed, put_u64};
+use crate::found::{ReadError, Values, read_version};
+use crate::image::{
+    BLOCK_BYTES, END, Entry, EntryReader, EntryWriter, Head, Intake, KEYS, Payload, RestoreError, SavedHead,
+    Walk,
+};
+use crate::lease::Leases;
+use crate::machine::{Machine, Rules};
+use crate::member::Members;
+
+const MAGIC: [u8; 16] = *b"MAINSNAP\x01\0\0\0\0\0\0\0";
+const FRAME_BYTES: usize = 8;
+const ALIGN: u64 = 512;
+/// Bytes of the SHA-256 that the caller appends.
+const DIGEST_BYTES: usize = 32;
+
+/// Most bytes in a chunk of a snapshot.
+pub const CHUNK_BYTES_MAX: usize = 256 << 10;
+
+/// Writes a snapshot, chunk by chunk, on any thread.
+pub struct SnapshotWriter {
+    view: Arc<View>,
+    head: Head,
+    stage: Stage,
+    walk: Walk,
+    entries: u64,
+    /// Written and not yet given out.
+    ready: Bytes,
+    /// Bytes written, those given out included.
+    written: u64,
+    total_max: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Head,
+    Keys,
+    End,
+    Done,
+}
+
+impl SnapshotWriter {
+    /// Begins a snapshot.
+    ///
+    /// # Panics
+    ///
+    /// When the view is not of the head's moment.
+    pub fn new(view: Arc<View>, head: Head) -> SnapshotWriter {
+        let snapshot = view.snapshot();
+        assert_eq!(
+            (snapshot.current_revision(), snapshot.compact_revision()),
+            (head.revision, head.compact_revision),
+            "head and view are of one moment"
+        );
+        // An entry takes at most 58 bytes, its key and its value, and `in_use_bytes` counts 64 for the former. Every
+        // block of keys but the last is a full one.
+        let blocks = head.in_use_bytes / BLOCK_BYTES as u64 + 2;
+        let head_bytes = head.encode(0, head.versions).len() as u64;
+        let total_max = MAGIC.len() as u64
+            + head_bytes
+            + head.in_use_bytes
+            + (blocks + 2) * (FRAME_BYTES as u64 + 16)
+            + 2 * ALIGN;
+        SnapshotWriter {
+            view,
+            head,
+            stage: Stage::Head,
+            walk: Walk::base(),
+            entries: 0,
+            ready: Bytes::new(),
+            written: 0,
+            total_max,
+        }
+    }
+
+    /// A number of bytes that is never below what is left to come; at the end it is exact, and 0. The exact size
+    /// is not known before everything was encoded: what compaction has not yet removed counts here and is not sent.
+    pub fn remaining_bytes_max(&self) -> u64 {
+        let ready = self.ready.len() as u64;
+        match self.stage {
+            Stage::Done => ready,
+            _ => self.total_max.saturating_sub(self.written) + ready,
+        }
+    }
+
+    /// The next chunk, of 1 to [`CHUNK_BYTES_MAX`] bytes; `None` after the last.
+    ///
+    /// # Errors
+    ///
+    /// When a value cannot be read. The snapshot cannot be finished then.
+    pub fn next_chunk(&mut self, values: &dyn Values) -> Result<Option<Bytes>, ReadError> {
+        if self.ready.is_empty() {
+            let block = match self.next_block(values)? {
+                Some(block) => block,
+                None => return Ok(None),
+            };
+            self.written += block.len() as u64;
+            self.ready = Bytes::from(block);
+        }
+        let len = self.ready.len().min(CHUNK_BYTES_MAX);
+        Ok(Some(self.ready.split_to(len)))
+    }
+
+    /// A framed block; `None` after the last.
+    fn next_block(&mut self, values: &dyn Values) -> Result<Option<Vec<u8>>, ReadError> {
+        match self.stage {
+            Stage::Head => {
+                self.stage = Stage::Keys;
+                let mut out = MAGIC.to_vec();
+                append_block(&self.head.encode(0, self.head.versions), &mut out);
+                Ok(Some(out))
+            }
+            Stage::Keys => {
+                let mut block = Vec::with_capacity(BLOCK_BYTES + (8 << 10));
+                block.extend_from_slice(&[0; FRAME_BYTES]);
+                block.push(KEYS);
+                let mut writer = EntryWriter::default();
+                let mut value = BytesMut::new();
+                let mut failed = None;
+                let entries = &mut self.entries;
+                self.walk.go(&self.view.snapshot(), |version| {
+                    value.clear();
+                    let read = match version.value_len() {
+                        0 => Ok(()),
+                        _ => read_version(version, values, &mut value),
+                    };
+                    let read = read.and_then(|()| match value.len() == version.value_len() as usize {
+                        true => Ok(()),
+                        false => Err(ReadError::Failed(format!(
+                            "the value of revision {} has {} bytes, not {}",
+                            version.main(),
+                            value.len(),
+                            version.value_len()
+                        ))),
+                    });
+                    if let Err(error) = read {
+                        failed = Some(error);
+                        return false;
+                    }
+                    let entry = Entry { payload: Payload::Inline(&value), ..Entry::of(version) };
+                    writer.put(version.key(), &entry, &mut block);
+                    *entries += 1;
+                    block.len() < BLOCK_BYTES
+                });
+                if let Some(error) = failed {
+                    return Err(error);
+                }
+                if self.walk.is_done() {
+                    self.stage = Stage::End;
+                }
+                if block.len() == FRAME_BYTES + 1 {
+                    return self.next_block(values);
+                }
+                seal(&mut block);
+                Ok(Some(block))
+            }
+            Stage::End => {
+                self.stage = Stage::Done;
+                let mut block = vec![0; FRAME_BYTES];
+                block.push(END);
+                put_u64(&mut block, self.entries);
+                let end = self.written + block.len() as u64;
+                let padding = end.next_multiple_of(ALIGN) - end;
+                block.resize(block.len() + padding as usize, 0);
+                seal(&mut block);
+                Ok(Some(block))
+            }
+            Stage::Done => Ok(None),
+        }
+    }
+}
+
+fn append_block(block: &[u8], out: &mut Vec<u8>) {
+    let start = out.len();
+    out.extend_from_slice(&[0; FRAME_BYTES]);
+    out.extend_from_slice(block);
+    let mut framed = out.split_off(start);
+    seal(&mut framed);
+    out.append(&mut framed);
+}
+
+/// Fills in the frame in front of a block.
+fn seal(framed: &mut [u8]) {
+    let len = framed.len() - FRAME_BYTES;
+    let len = u32::try_from(len).expect("blocks are a little longer than their longest entry");
+    let (frame, block) = framed.split_at_mut(FRAME_BYTES);
+    let (length, checksum) = frame.split_at_mut(4);
+    length.copy_from_slice(&len.to_le_bytes());
+    let crc = crc32c::crc32c_append(crc32c::crc32c(length), block);
+    checksum.copy_from_slice(&crc.to_le_bytes());
+}
+
+/// What a snapshot says beside keys and values.
+#[derive(Debug)]
+pub struct SnapshotHead {
+    /// The store's revision.
+    pub revision: i64,
+    /// The compact revision; -1 for none.
+    pub compact_revision: i64,
+    /// The last entry applied.
+    pub applied_index: u64,
+    /// Its term.
+    pub applied_term: u64,
+    /// Leases, still without their keys.
+    pub leases: Leases,
+    /// Alarms.
+    pub alarms: Alarms,
+    /// Members.
+    pub members: Members,
+}
+
+/// A version with its value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SnapshotVersion<'a> {
+    /// The key.
+    pub key: &'a [u8],
+    /// The revision of the change.
+    pub main: i64,
+    /// Its number in its transaction.
+    pub sub: u32,
+    /// The revision that created the key; 0 for a deletion.
+    pub create_revision: i64,
+    /// Puts since then; 0 for a deletion.
+    pub version: i64,
+    /// The lease, or 0.
+    pub lease: i64,
+    /// The value.
+    pub value: &'a [u8],
+}
+
+/// Reads a snapshot and verifies every byte of it. Versions come by key in ascending order, for each key from old to
+/// new; whether they make sense together is for [`restore`] to say.
+pub struct SnapshotReader<I> {
+    chunks: I,
+    /// What arrived and was not yet used; the part before `at` is used up.
+    buffer: Vec<u8>,
+    at: usize,
+    /// Bytes used up in all.
+    taken: u64,
+    head: SnapshotHead,
+    versions: u64,
+    /// The block of keys at hand, in the buffer: where its next entry begins, and its end.
+    block: (usize, usize),
+    reader: EntryReader,
+    entries: u64,
+    done: bool,
+    digest: Option<[u8; DIGEST_BYTES]>,
+}
+
+impl<I, B, E> SnapshotReader<I>
+where
+    I: Iterator<Item = Result<B, E>>,
+    B: AsRef<[u8]>,
+{
+    /// Reads the head. Chunks may be cut anywhere, and be followed by the 32 bytes of a SHA-256.
+    ///
+    /// # Errors
+    ///
+    /// When a chunk cannot be read, or this is no snapshot of a format this version knows.
+    pub fn open(chunks: I) -> Result<Self, RestoreError<E>> {
+        let head = SnapshotHead {
+            revision: 1,
+            compact_revision: -1,
+            applied_index: 0,
+            applied_term: 0,
+            leases: Leases::default(),
+            alarms: Alarms::default(),
+            members: Members::default(),
+        };
+        let mut reader = SnapshotReader {
+            chunks,
+            buffer: Vec::new(),
+            at: 0,
+            taken: 0,
+            head,
+            versions: 0,
+            block: (0, 0),
+            reader: EntryReader::default(),
+            entries: 0,
+            done: false,
+            digest: None,
+        };
+        let magic = reader.take(MAGIC.len())?;
+        if reader.buffer.get(magic.0..magic.1) != Some(MAGIC.as_slice()) {
+            return Err(Malformed("this is no snapshot that this version of the program can read").into());
+        }
+        let (start, end) = reader.take_block()?;
+        let saved = SavedHead::decode(reader.buffer.get(start..end).unwrap_or_default())?;
+        if saved.from != 0 {
+            return Err(Malformed("a snapshot that does not begin at the beginning").into());
+        }
+        reader.versions = saved.versions;
+        reader.head = SnapshotHead {
+            revision: saved.revision,
+            compact_revision: saved.compact_revision,
+            applied_index: saved.applied_index,
+            applied_term: saved.applied_term,
+            leases: saved.leases,
+            alarms: saved.alarms,
+            members: saved.members,
+        };
+        Ok(reader)
+    }
+
+    /// What the snapshot says beside keys and values.
+    pub fn head(&self) -> &SnapshotHead {
+        &self.head
+    }
+
+    /// The SHA-256 behind the stream, if there was one; known after the last version. It is not checked here.
+    pub fn digest(&self) -> Option<[u8; 32]> {
+        self.digest
+    }
+
+    /// The next version; `None` when all were given and the end was found whole.
+    ///
+    /// # Errors
+    ///
+    /// When a chunk cannot be read, or anything is missing, changed or over.
+    #[allow(clippy::should_implement_trait)]
+    pub fn next(&mut self) -> Result<Option<SnapshotVersion<'_>>, RestoreError<E>> {
+        while self.block.0 == self.block.1 {
+            if self.done {
+                return Ok(None);
+            }
+            let (start, end) = self.take_block()?;
+            match self.buffer.get(start..end) {
+                Some([KEYS, _, ..]) => {
+                    self.reader.restart();
+                    self.block = (start + 1, end);
+                }
+                Some([END, rest @ ..]) => {
+                    let mut input = Input(rest);
+                    if input.u64()? != self.entries {
+                        return Err(Malformed("a snapshot with entries missing").into());
+                    }
+                    if input.0.len() as u64 >= ALIGN || input.0.iter().any(|&byte| byte != 0) {
+                        return Err(Malformed("an end that is filled up with something").into());
+                    }
+                    self.finish()?;
+                }
+                _ => return Err(Malformed("a block of an unknown kind").into()),
+            }
+        }
+        let (start, end) = self.block;
+        let mut input = Input(self.buffer.get(start..end).unwrap_or_default());
+        let entry = self.reader.next(&mut input, true)?;
+        self.block.0 = end - input.0.len();
+        self.entries += 1;
+        if entry.main > self.head.revision {
+            return Err(Malformed("a version outside the revisions of its snapshot").into());
+        }
+        let value = match entry.payload {
+            Payload::Inline(value) => value,
+            Payload::Place(_) => b"",
+        };
+        Ok(Some(SnapshotVersion {
+            key: self.reader.key(),
+            main: entry.main,
+            sub: entry.sub,
+            create_revision: entry.create_revision,
+            version: entry.version,
+            lease: entry.lease,
+            value,
+        }))
+    }
+
+    /// Checks the length, and takes the digest if there is one.
+    fn finish(&mut self) -> Result<(), RestoreError<E>> {
+        if !self.taken.is_multiple_of(ALIGN) {
+            return Err(Malformed("a snapshot of a length that no writer gives it").into());
+        }
+        let mut rest = self.buffer.split_off(self.at);
+        for chunk in self.chunks.by_ref() {
+            rest.extend_from_slice(chunk.map_err(RestoreError::Read)?.as_ref());
+            if rest.len() > DIGEST_BYTES {
+                break;
+            }
+        }
+        if !rest.is_empty() {
+            let digest =
+                rest.try_into().map_err(|_| Malformed("something behind the end of the snapshot"))?;
+            self.digest = Some(digest);
+        }
+        self.done = true;
+        Ok(())
+    }
+
+    /// A whole block, checked: where it lies in the buffer.
+    fn take_block(&mut self) -> Result<(usize, usize), RestoreError<E>> {
+        let (start, _) = self.take(FRAME_BYTES)?;
+        let word = |buffer: &[u8], at: usize| -> Result<u32, Malformed> {
+            let bytes = buffer.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
+            bytes.map(u32::from_le_bytes).ok_or(Malformed("bytes beyond the end"))
+        };
+        let len = word(&self.buffer, start)?;
+        let expected = word(&self.buffer, start + 4)?;
+        let (start, end) = self.take(len as usize)?;
+        let block = self.buffer.get(start..end).unwrap_or_default();
+        if crc32c::crc32c_append(crc32c::crc32c(&len.to_le_bytes()), block) != expected {
+            return Err(Malformed("a block whose checksum does not match: the snapshot is damaged").into());
+        }
+        Ok((start, end))
+    }
+
+    /// The next `len` bytes: where they lie in the buffer. It grows only by what arrives.
+    fn take(&mut self, len: usize) -> Result<(usize, usize), RestoreError<E>> {
+        if self.buffer.len() - self.at < len {
+            self.buffer.drain(..self.at);
+            self.at = 0;
+            while self.buffer.len() < len {
+                let chunk = self.chunks.next().ok_or(Malformed("a snapshot without its end"))?;
+                self.buffer.extend_from_slice(chunk.map_err(RestoreError::Read)?.as_ref());
+            }
+        }
+        let start = self.at;
+        self.at += len;
+        self.taken += len as u64;
+        Ok((start, self.at))
+    }
+}
+
+/// Makes a machine of a snapshot. `place` stores a value and says where it lies now; empty ones are not stored.
+///
+/// # Errors
+///
+/// Those of the reader and of `place`, and a snapshot whose versions contradict each other.
+pub fn restore<I, B, E>(
+    rules: Rules,
+    mut reader: SnapshotReader<I>,
+    mut place: impl FnMut(&[u8]) -> Result<Location, E>,
+) -> Result<Machine, RestoreError<E>>
+where
+    I: Iterator<Item = Result<B, E>>,
+    B: AsRef<[u8]>,
+{
+    let head = &mut reader.head;
+    let saved = SavedHead {
+        from: 0,
+        revision: head.revision,
+        compact_revision: head.compact_revision,
+        applied_index: head.applied_index,
+        applied_term: head.applied_term,
+        versions: reader.versions,
+        leases: std::mem::take(&mut head.leases),
+        alarms: head.alarms.clone(),
+        members: head.members.clone(),
+    };
+    let mut intake = Intake::new(saved, reader.versions);
+    while let Some(version) = reader.next()? {
+        let mut value = Value::default();
+        if !version.value.is_empty() {
+            value.len = u32::try_from(version.value.len()).map_err(|_| Malformed("a value over 32 bits"))?;
+            value.crc = crc32c::crc32c(version.value);
+            value.location = place(version.value).map_err(RestoreError::Read)?;
+        }
+        intake.push(&mvcc::LoadedVersion {
+            key: version.key,
+            main: version.main,
+            sub: version.sub,
+            create_revision: version.create_revision,
+            version: version.version,
+            lease: version.lease,
+            value,
+        })?;
+    }
+    intake.finish(rules)
+}
