@@ -10,3 +10,4 @@ pub mod metrics;
 pub mod pending;
 pub mod shared;
 pub mod values;
+pub mod watch;
