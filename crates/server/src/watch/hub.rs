@@ -133,6 +133,12 @@ impl Hub {
         self.revision.get()
     }
 
+    /// The most bytes that any stream holds.
+    #[cfg(test)]
+    pub(super) fn queued_bytes_max(&self) -> usize {
+        self.streams.borrow().values().map(|stream| stream.queued_bytes()).max().unwrap_or(0)
+    }
+
     pub(super) fn has_leader(&self) -> bool {
         self.shared.state.load().leader != 0
     }

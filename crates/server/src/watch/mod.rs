@@ -22,8 +22,6 @@ mod slice;
 mod stream;
 #[cfg(test)]
 mod tests;
-#[cfg(test)]
-mod tests;
 
 pub use hub::Hub;
 pub use stream::QUEUE_BYTES_MAX;
