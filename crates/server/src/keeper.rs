@@ -109,7 +109,12 @@ impl Keeper {
         (from, kept)
     }
 
-    fn checkpoint(&mut self, head: Head, view: Arc<View>, whole: bool) -> Result<Checkpointed, log::OpenError> {
+    fn checkpoint(
+        &mut self,
+        head: Head,
+        view: Arc<View>,
+        whole: bool,
+    ) -> Result<Checkpointed, log::OpenError> {
         let snapshot = view.snapshot();
         let from_min = if whole { i64::MAX } else { head.delta_from_min };
         let (from, kept) = Keeper::plan(&self.levels, head.revision, snapshot.versions(), from_min);

@@ -13,43 +13,28 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::future::poll_fn;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Instant;
 
 use api::error;
 use api::etcdserverpb::{
-    AlarmType, AuthStatusResponse, MemberListResponse, MemberListRequest, ResponseHeader,
+    AlarmType, AuthStatusResponse, MemberListRequest, MemberListResponse, ResponseHeader,
 };
 use api::{Code, Status};
 use bytes::Bytes;
-use front::{Answer, Closing, Head, Inbound, Kind, LocalBoxFuture, Method, Outbound, ShardCounters, Unary};
+use front::{Answer, Closing, Head, Inbound, Kind, LocalBoxFuture, Method, Outbound, Unary};
 use machine::ReadError;
 use prost::Message;
 
 use crate::core::{Ask, ReplyBody};
+use crate::http::FrontCounters;
 use crate::logging::{Logger, Value};
 use crate::metrics::{ClientRequests, Histogram};
 use crate::pending::{Pending, Question};
 use crate::shared::{Published, Shared};
 use crate::values::LogValues;
 use crate::watch::Hub;
-
-/// The counters of all shards' fronts, known once they run.
-#[derive(Clone, Default)]
-pub struct FrontCounters(Arc<Mutex<Vec<Arc<ShardCounters>>>>);
-
-impl FrontCounters {
-    /// Says which they are.
-    pub fn set(&self, counters: Vec<Arc<ShardCounters>>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = counters;
-    }
-
-    /// Which they are; empty before the front runs.
-    pub fn get(&self) -> Vec<Arc<ShardCounters>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-}
 
 /// The services of one shard.
 pub struct Services {
@@ -96,10 +81,11 @@ impl Services {
         let number = shard.id.0;
         let pending = Pending::new(Arc::clone(&shared), u16::try_from(number).unwrap_or(u16::MAX));
         let values = Rc::new(LogValues::new(shared.values.clone()));
-        let hub = Hub::new(Arc::clone(&shared), number, Rc::clone(&values));
+        let hub = Hub::new(Arc::clone(&shared), number, values.clone());
         let range_time =
             [shared.metrics.server.range_duration_of(false), shared.metrics.server.range_duration_of(true)];
-        let client = RefCell::new(("unknown".to_owned(), shared.metrics.server.client_requests_of("unknown")));
+        let client =
+            RefCell::new(("unknown".to_owned(), shared.metrics.server.client_requests_of("unknown")));
         let services = Rc::new(Services {
             methods: api::METHODS.iter().zip(0..).map(|(method, id)| (method.path, id)).collect(),
             closing: shard.closing,
@@ -153,7 +139,11 @@ impl Services {
         if client.0 != version {
             *client = (version.to_owned(), self.shared.metrics.server.client_requests_of(version));
         }
-        if stream { client.1.stream.inc() } else { client.1.unary.inc() }
+        if stream {
+            client.1.stream.inc()
+        } else {
+            client.1.unary.inc()
+        }
         Ok(())
     }
 
@@ -196,7 +186,9 @@ impl Services {
             "/etcdserverpb.Cluster/MemberAdd"
             | "/etcdserverpb.Cluster/MemberRemove"
             | "/etcdserverpb.Cluster/MemberUpdate"
-            | "/etcdserverpb.Cluster/MemberPromote" => Err(unimplemented("changing the members of a cluster")),
+            | "/etcdserverpb.Cluster/MemberPromote" => {
+                Err(unimplemented("changing the members of a cluster"))
+            }
             "/etcdserverpb.Maintenance/Downgrade" => Err(unimplemented("downgrading a cluster")),
             path if path.starts_with("/etcdserverpb.Auth/") => Err(unimplemented("authentication")),
             path if path.starts_with("/v3lockpb.") => Err(unimplemented("the lock service")),
