@@ -49,6 +49,10 @@ impl LogValues {
 
 impl machine::Values for LogValues {
     fn read_into(&self, value: Value, out: &mut BytesMut) -> Result<(), ReadError> {
+        if value.len == 0 {
+            // An empty value lies nowhere.
+            return Ok(());
+        }
         if value.len > CACHED_BYTES_MAX {
             return self.read_log(value, out);
         }
