@@ -169,6 +169,8 @@ impl Services {
         let reply = self.pending.ask(Ask::Image)?.await?;
         let ReplyBody::Image(head, Pinned(view)) = reply.body else { return Err(error::STOPPED) };
         let mut writer = machine::snapshot::SnapshotWriter::new(view, *head);
+        // An estimate, never too small, that counts down by what is sent, and is 0 only with the digest.
+        let mut remaining_bytes = writer.remaining_bytes_max().max(1);
         let mut digest = Sha256::new();
         let version = api::CLUSTER_VERSION.to_owned();
         loop {
@@ -177,8 +179,7 @@ impl Services {
             digest.update(&chunk);
             while !chunk.is_empty() {
                 let blob = chunk.split_to(chunk.len().min(SNAPSHOT_BLOB_BYTES));
-                // What is left is an estimate, never too small, and 0 only with the digest.
-                let remaining_bytes = (writer.remaining_bytes_max() + chunk.len() as u64).max(1);
+                remaining_bytes = remaining_bytes.saturating_sub(blob.len() as u64).max(1);
                 let response =
                     SnapshotResponse { header: None, remaining_bytes, blob, version: version.clone() };
                 outbound.send(response.encode_to_vec().into()).await?;

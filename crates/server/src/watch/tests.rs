@@ -215,13 +215,19 @@ fn progress_waits_until_all_is_told() {
     world.put("other", 1);
     world.advance();
     settle([&mut client]);
-    assert_eq!(lines(&client), ["-1@2503"]);
-    client.ask_progress();
+    assert!(client.received().is_empty(), "at the revision before, it has not begun");
     world.put("k", 1);
     world.publish();
     settle([&mut client]);
     // What has been published is told before the word of progress about it.
+    world.advance();
+    settle([&mut client]);
     assert_eq!(lines(&client), ["0@2504 put:k:2504", "1@2504 put:k:2504", "-1@2504"]);
+    client.ask_progress();
+    world.put("k", 1);
+    world.publish();
+    settle([&mut client]);
+    assert_eq!(lines(&client), ["0@2505 put:k:2505", "1@2505 put:k:2505", "-1@2505"]);
 }
 
 #[test]
@@ -389,7 +395,29 @@ fn a_watch_overtaken_by_a_compaction_is_told() {
     world.advance();
     settle([&mut slow, &mut prompt]);
     assert_eq!(lines(&prompt), ["0@0 canceled compacted=105"]);
-    assert_eq!((world.hub.watches(), world.gauges()), (0, (2, 0, 0, 0)));
+    assert_eq!((world.hub.watches(), world.gauges()), (0, (2, 2, 0, 0)));
+
+    // The stream knows it until the client cancels it too.
+    prompt.create(WatchCreateRequest { watch_id: 7, ..watch("k", "") });
+    prompt.create(WatchCreateRequest { watch_id: 7, ..watch("k", "") });
+    prompt.create(watch("k", ""));
+    prompt.ask_progress();
+    settle([&mut prompt]);
+    assert_eq!(
+        lines(&prompt),
+        [
+            "7@111 created",
+            "-1@111 created canceled (mvcc: duplicate watch ID provided on the WatchStream)",
+            "1@111 created"
+        ],
+        "and the word of progress waits"
+    );
+    prompt.cancel(0);
+    prompt.cancel(0);
+    settle([&mut prompt]);
+    assert_eq!(lines(&prompt), ["0@111 canceled", "-1@111"]);
+    drop((slow, prompt));
+    assert_eq!((world.hub.watches(), world.gauges()), (0, (0, 0, 0, 0)));
 }
 
 #[test]
