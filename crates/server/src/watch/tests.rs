@@ -358,7 +358,8 @@ fn a_watch_overtaken_by_a_compaction_is_told() {
     slow.create(watch("k", ""));
     prompt.create(watch("other", ""));
     settle([&mut slow, &mut prompt]);
-    (slow.received(), prompt.received());
+    slow.received();
+    prompt.received();
     for _ in 0..100 {
         world.put("k", 20_000);
         world.advance();

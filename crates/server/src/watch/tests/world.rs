@@ -2,8 +2,6 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
-use std::future::Future;
-use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +17,7 @@ use api::mvccpb::event::EventType;
 use api::mvccpb::{Event, KeyValue};
 use bytes::{Bytes, BytesMut};
 use disk::MemDisk;
-use front::TrySend;
+use front::{LocalBoxFuture, TrySend};
 use machine::{Alarms, Members, ReadError, Values};
 use mvcc::{KeyRange, Location, Store, Value};
 use prost::Message as _;
@@ -27,8 +25,7 @@ use prost::Message as _;
 use crate::config::MetricsDetail;
 use crate::metrics::Metrics;
 use crate::shared::{Identity, Limits, Published, Shared};
-use crate::watch::Hub;
-use crate::watch::drive::{self, Requests, Responses};
+use crate::watch::{Hub, Requests, Responses};
 
 /// Values that are one byte over and over; the place says which.
 #[derive(Default)]
@@ -160,13 +157,8 @@ impl World {
         pipe.credit.set(credit);
         let closed = poll_closed(pipe.clone());
         let hub = Rc::clone(&self.hub);
-        let future = drive::run(hub, needs_leader, Requester(pipe.clone()), Responder(pipe.clone()), closed);
-        Client {
-            pipe,
-            future: Some(Box::pin(future)),
-            flag: Arc::new(Flag(AtomicBool::new(true))),
-            result: None,
-        }
+        let future = hub.serve(needs_leader, Requester(pipe.clone()), Responder(pipe.clone()), closed);
+        Client { pipe, future: Some(future), flag: Arc::new(Flag(AtomicBool::new(true))), result: None }
     }
 
     pub fn gauges(&self) -> (i64, i64, i64, i64) {
@@ -307,7 +299,7 @@ impl Responses for Responder {
 /// A client with a stream.
 pub struct Client {
     pub pipe: Rc<Pipe>,
-    pub future: Option<Pin<Box<dyn Future<Output = Result<(), Status>>>>>,
+    pub future: Option<LocalBoxFuture<Result<(), Status>>>,
     flag: Arc<Flag>,
     /// How the stream ended.
     pub result: Option<Result<(), Status>>,
