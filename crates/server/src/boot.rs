@@ -298,7 +298,7 @@ fn append_and_wait(
     let deadline = Instant::now() + BOOT_PATIENCE;
     let mut told = Vec::new();
     while Instant::now() < deadline {
-        inbox.drain(&mut told, Duration::from_secs(1));
+        inbox.drain(&mut told, Duration::from_secs(1), 1);
         for ask in told.drain(..) {
             match ask {
                 Ask::Log(LogEvent::Synced(synced)) if synced.ticket >= ticket => {
@@ -412,6 +412,7 @@ fn serve(
         alarms: Arc::new(machine.alarms.clone()),
         members: Arc::new(machine.members.clone()),
         in_use_bytes: machine.in_use_bytes(),
+        removed_through: machine.store.compact_revision(),
     };
     let seed = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
     let shared = Arc::new(Shared::new(identity, state, limits, shards, inbox, log.values(), metrics, seed));

@@ -9,7 +9,7 @@ mod lease;
 mod maintenance;
 mod range;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::future::poll_fn;
 use std::rc::Rc;
@@ -49,6 +49,8 @@ pub struct Services {
     /// Counters of the client API version met last: one client's calls come in a row.
     client: RefCell<(String, ClientRequests)>,
     range_time: [Histogram; 2],
+    /// The port that the call being looked at came from.
+    caller: Cell<u16>,
 }
 
 /// The status of a value that the disk did not give back.
@@ -96,6 +98,7 @@ impl Services {
             hub: Rc::clone(&hub),
             client,
             range_time,
+            caller: Cell::new(0),
             shared: Arc::clone(&shared),
         });
         let flushing = Rc::clone(&pending);
@@ -277,6 +280,7 @@ impl front::Service for Services {
         if let Err(status) = self.admit(&head, false) {
             return Unary::Done(Err(status));
         }
+        self.caller.set(head.peer.port());
         self.dispatch(head.method, message).unwrap_or_else(|status| Unary::Done(Err(status)))
     }
 

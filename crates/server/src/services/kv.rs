@@ -38,7 +38,8 @@ impl Services {
         if data.len() > self.shared.limits.request_bytes_max {
             return Err(error::REQUEST_TOO_LARGE);
         }
-        let ask = |ticket: Ticket| Ask::Propose { ticket, id, data, wait_removed };
+        let writer = self.caller.get();
+        let ask = |ticket: Ticket| Ask::Propose { ticket, id, data, writer, wait_removed };
         self.ask(ask, what, |services, body, header| match body {
             ReplyBody::Outcome(outcome, _pin) => answer(services, outcome?, header),
             _ => Err(error::STOPPED),

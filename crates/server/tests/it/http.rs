@@ -111,6 +111,7 @@ fn served(given: Given, adjust: impl FnOnce(&mut Published)) -> Served {
         alarms: Arc::new(machine.alarms.clone()),
         members: Arc::new(machine.members.clone()),
         in_use_bytes: machine.in_use_bytes(),
+        removed_through: -1,
     };
     adjust(&mut state);
     let shared = Arc::new(shared(state, log.values()));
@@ -357,6 +358,7 @@ fn a_scrape_shows_the_state() {
         alarms: Arc::default(),
         members: Arc::clone(&before.members),
         in_use_bytes: 7,
+        removed_through: -1,
     }));
     let text = served.body("/metrics");
     for (series, expected) in [

@@ -179,6 +179,7 @@ fn published(store: &mut Store, leader: u64) -> Published {
         alarms: Arc::new(Alarms::default()),
         members: Arc::new(Members::default()),
         in_use_bytes: 0,
+        removed_through: -1,
     }
 }
 
