@@ -1,0 +1,168 @@
+//! What moves one stream: reads its requests, reads its history, sends its responses.
+
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+use api::{Code, Status, error};
+use bytes::Bytes;
+use front::{Inbound, Outbound, TrySend};
+use tokio::time::{Instant, Sleep};
+
+use super::hub::{Hub, Registration};
+use super::stream::Queued;
+
+/// Requests answered before others get their turn.
+const REQUESTS_PER_POLL_MAX: usize = 128;
+
+/// Where requests come from: the front, or a test.
+pub(super) trait Requests: 'static {
+    /// See [`Inbound::poll_next`].
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Status>>;
+}
+
+/// Where responses go: the front, or a test.
+pub(super) trait Responses: 'static {
+    /// See [`Outbound::open`].
+    fn open(&mut self) -> Result<(), Status>;
+    /// See [`Outbound::poll_ready`].
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Status>>;
+    /// See [`Outbound::try_send`].
+    fn try_send(&mut self, message: Bytes) -> Result<(), TrySend>;
+}
+
+impl Requests for Inbound {
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Status>> {
+        Inbound::poll_next(self, cx)
+    }
+}
+
+impl Responses for Outbound {
+    fn open(&mut self) -> Result<(), Status> {
+        Outbound::open(self)
+    }
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Status>> {
+        Outbound::poll_ready(self, cx)
+    }
+
+    fn try_send(&mut self, message: Bytes) -> Result<(), TrySend> {
+        Outbound::try_send(self, message)
+    }
+}
+
+/// Serves a stream until it ends; `closed` resolves when the server stops.
+pub(super) async fn run<R: Requests, W: Responses>(
+    hub: Rc<Hub>,
+    needs_leader: bool,
+    requests: R,
+    mut responses: W,
+    closed: impl Future<Output = ()>,
+) -> Result<(), Status> {
+    if needs_leader && !hub.has_leader() {
+        return Err(error::NO_LEADER);
+    }
+    // Some clients wait for the head before they send their first request.
+    responses.open()?;
+    let place = hub.open(needs_leader);
+    let mut drive = Drive { place, requests: Some(requests), responses, tick: None };
+    let mut closed = pin!(closed);
+    poll_fn(|cx| {
+        if closed.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Err(error::STOPPED));
+        }
+        drive.poll(cx)
+    })
+    .await
+}
+
+struct Drive<R, W> {
+    place: Registration,
+    /// `None` once the client has closed its side.
+    requests: Option<R>,
+    responses: W,
+    /// Since a watch asked for periodic progress.
+    tick: Option<Pin<Box<Sleep>>>,
+}
+
+impl<R: Requests, W: Responses> Drive<R, W> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Status>> {
+        let stream = Rc::clone(&self.place.stream);
+        let hub = Rc::clone(&self.place.hub);
+        stream.wait(None);
+        let mut again = self.read(cx)?;
+        self.tick(cx);
+        // One slice a turn, and only once all before it is with the front: others get their turn in between.
+        if stream.is_drained() && !stream.unsynced.borrow().is_empty() {
+            hub.catch_up(&stream);
+        }
+        hub.tell_progress(&stream);
+        let sent_all = self.write(cx)?;
+        if let Some(status) = stream.ending() {
+            return Poll::Ready(Err(status));
+        }
+        again |= !stream.unsynced.borrow().is_empty();
+        if again && sent_all {
+            cx.waker().wake_by_ref();
+        }
+        stream.wait(Some(cx.waker()));
+        Poll::Pending
+    }
+
+    /// Answers requests; says whether there may be more that nothing else will wake for.
+    fn read(&mut self, cx: &mut Context<'_>) -> Result<bool, Status> {
+        for _ in 0..REQUESTS_PER_POLL_MAX {
+            let Some(requests) = &mut self.requests else { return Ok(false) };
+            if !self.place.stream.has_room(0) {
+                return Ok(true);
+            }
+            match requests.poll_next(cx) {
+                Poll::Pending => return Ok(false),
+                Poll::Ready(Ok(Some(message))) => self.place.hub.request(&self.place.stream, message)?,
+                Poll::Ready(Ok(None)) => self.requests = None,
+                Poll::Ready(Err(status)) if status.code == Code::Canceled => {
+                    return Err(error::WATCH_CANCELED);
+                }
+                Poll::Ready(Err(status)) => return Err(status),
+            }
+        }
+        Ok(true)
+    }
+
+    fn tick(&mut self, cx: &mut Context<'_>) {
+        let (hub, stream) = (&self.place.hub, &self.place.stream);
+        if self.tick.is_none() && stream.watches.borrow().values().any(|watch| watch.progress) {
+            self.tick = Some(Box::pin(tokio::time::sleep(hub.progress_interval(stream))));
+        }
+        while let Some(tick) = &mut self.tick
+            && tick.as_mut().poll(cx).is_ready()
+        {
+            hub.tell_periodic_progress(stream);
+            tick.as_mut().reset(Instant::now() + hub.progress_interval(stream));
+        }
+    }
+
+    /// Sends what waits; says whether nothing is left.
+    fn write(&mut self, cx: &mut Context<'_>) -> Result<bool, Status> {
+        let stream = &self.place.stream;
+        while !stream.is_drained() {
+            match self.responses.poll_ready(cx) {
+                Poll::Pending => return Ok(false),
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(_)) => return Err(error::WATCH_CANCELED),
+            }
+            let Some(Queued { bytes, events }) = stream.pop() else { break };
+            match self.responses.try_send(bytes) {
+                Ok(()) => self.place.hub.count_sent(events),
+                Err(TrySend::Full(bytes)) => {
+                    stream.put_back(Queued { bytes, events });
+                    cx.waker().wake_by_ref();
+                    return Ok(false);
+                }
+                Err(TrySend::Closed) => return Err(error::WATCH_CANCELED),
+            }
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,27 @@
+//! Watches: what a client hears of changes, one [`Hub`] per shard.
+//!
+//! What it is: the core publishes a state and wakes the shards. A hub walks the changes since its last state once,
+//! finds the watches they concern, and puts encoded responses into the queues of their streams. A watch that has
+//! received everything up to the hub's revision is *synced*. One that begins in the past, or whose stream's queue is
+//! full, is *unsynced*: its stream reads history for it, slice by slice at its own pace, until it has caught up.
+//!
+//! What it does not know: other shards, how states come about, users.
+//!
+//! Invariants, and the tests that hold them (`tests`, beside the code):
+//! - a watch hears every matching change once, in order, or that it was compacted away (`every_event_once_in_order`);
+//! - all events of one revision are in one response, unless the client asked for fragments (the same);
+//! - a stream holds at most [`QUEUE_BYTES_MAX`] of responses or one of them, and no view between two polls
+//!   (`a_slow_stream_holds_little_and_delays_nobody`);
+//! - everything runs on one thread, and no borrow of a cell lives across an await or a call to another module's code.
+
+mod drive;
+mod hub;
+mod index;
+mod response;
+mod slice;
+mod stream;
+#[cfg(test)]
+mod tests;
+
+pub use hub::Hub;
+pub use stream::QUEUE_BYTES_MAX;

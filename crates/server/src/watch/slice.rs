@@ -1,0 +1,240 @@
+//! A run of changes on its way to watches, each event encoded at most once for all of them.
+
+use std::iter::Peekable;
+use std::ops::Range;
+use std::rc::Rc;
+
+use api::Code;
+use api::Status;
+use api::etcdserverpb::ResponseHeader;
+use bytes::{BufMut, Bytes, BytesMut};
+use machine::found::{Projection, kv_len, put_kv, put_varint, varint_len};
+use machine::{ReadError, Values};
+use mvcc::{Changes, Snapshot, Version};
+
+use super::index::Index;
+use super::response;
+use super::stream::{Queued, Watch};
+
+/// Revisions walked in one slice.
+const SLICE_REVISIONS_MAX: usize = 1000;
+/// Bytes of events gathered in one slice; the last revision of it may go beyond.
+const SLICE_BYTES_MAX: usize = 1 << 20;
+
+/// Tag of an event's kv, and of its previous one.
+const KV_TAG: u8 = (2 << 3) | 2;
+const PREVIOUS_TAG: u8 = (3 << 3) | 2;
+/// An event's type when it is a deletion; that of a put is 0 and so left out.
+const DELETE: [u8; 2] = [1 << 3, 1];
+
+/// The two encodings of an event.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Plain,
+    WithPrevious,
+}
+
+struct SliceEvent<'a> {
+    version: Version<'a>,
+    /// What was there before, once somebody has asked for it.
+    previous: Option<Option<Version<'a>>>,
+    /// Where the whole field lies in the arena, by form.
+    encoded: [Option<(usize, usize)>; 2],
+}
+
+/// What was made for one watch; the next one often needs the same.
+struct Made {
+    watch_id: i64,
+    form: Form,
+    fragment: bool,
+    matched: Vec<u32>,
+    parts: Vec<(Bytes, u32)>,
+}
+
+/// A run of changes of one state.
+pub(super) struct Slice<'a> {
+    snapshot: Snapshot<'a>,
+    values: &'a dyn Values,
+    events: Vec<SliceEvent<'a>>,
+    /// Encoded events, one behind the other.
+    arena: BytesMut,
+    touched: Vec<Rc<Watch>>,
+    made: Option<Made>,
+}
+
+impl<'a> Slice<'a> {
+    /// Gathers changes from `changes` for the watches of `index` until a slice is full, between two revisions.
+    /// Also returns the last revision that is in it, which is `current` if nothing is left.
+    pub fn gather(
+        snapshot: Snapshot<'a>,
+        values: &'a dyn Values,
+        changes: &mut Peekable<Changes<'a>>,
+        index: &Index<Rc<Watch>>,
+        current: i64,
+    ) -> (Slice<'a>, i64) {
+        let arena = BytesMut::new();
+        let mut slice =
+            Slice { snapshot, values, events: Vec::new(), arena, touched: Vec::new(), made: None };
+        let (mut revisions, mut bytes, mut last) = (0, 0, 0);
+        while let Some(version) = changes.peek().copied() {
+            if version.main() != last {
+                if revisions >= SLICE_REVISIONS_MAX || bytes >= SLICE_BYTES_MAX {
+                    slice.arena.reserve(bytes);
+                    return (slice, last);
+                }
+                (revisions, last) = (revisions + 1, version.main());
+            }
+            changes.next();
+            let number = slice.events.len() as u32;
+            let touched = &mut slice.touched;
+            let mut wanted = None;
+            index.visit(version.key(), &mut |watch: &Rc<Watch>| {
+                if watch.wants(version) {
+                    let mut matched = watch.matched.borrow_mut();
+                    if matched.is_empty() {
+                        touched.push(Rc::clone(watch));
+                    }
+                    matched.push(number);
+                    wanted = Some(wanted.unwrap_or(false) || watch.previous);
+                }
+            });
+            if let Some(previous) = wanted {
+                slice.events.push(SliceEvent { version, previous: None, encoded: [None; 2] });
+                let form = if previous { Form::WithPrevious } else { Form::Plain };
+                bytes += slice.field_len(number, form);
+            }
+        }
+        slice.arena.reserve(bytes);
+        (slice, current)
+    }
+
+    /// Puts responses into the queues of the watches concerned. Returns those whose queue is full.
+    pub fn hand_out(mut self, header: &ResponseHeader, fragment_bytes_max: usize) -> Vec<Rc<Watch>> {
+        let mut left_behind = Vec::new();
+        for watch in std::mem::take(&mut self.touched) {
+            let matched = watch.matched.take();
+            if watch.stream.ending().is_some() {
+                continue;
+            }
+            match self.hand_to(&watch, matched, header, fragment_bytes_max) {
+                Ok(true) => watch.quiet.set(false),
+                Ok(false) => left_behind.push(watch),
+                Err(error) => watch.stream.end(Status::with(
+                    Code::Internal,
+                    format!("etcdserver: cannot read an event's value: {error}"),
+                )),
+            }
+        }
+        left_behind
+    }
+
+    fn hand_to(
+        &mut self,
+        watch: &Watch,
+        matched: Vec<u32>,
+        header: &ResponseHeader,
+        fragment_bytes_max: usize,
+    ) -> Result<bool, ReadError> {
+        let form = if watch.previous { Form::WithPrevious } else { Form::Plain };
+        let is_made = self.made.as_ref().is_some_and(|made| {
+            made.watch_id == watch.id
+                && made.form == form
+                && made.fragment == watch.fragment
+                && made.matched == matched
+        });
+        if !is_made {
+            let lens: Vec<usize> = matched.iter().map(|number| self.field_len(*number, form)).collect();
+            let head_len = response::head_len(header, watch.id);
+            if !watch.stream.has_room(head_len + lens.iter().sum::<usize>()) {
+                return Ok(false);
+            }
+            let mut spans = Vec::with_capacity(matched.len());
+            for number in &matched {
+                spans.push(self.encode(*number, form)?);
+            }
+            let parts = if watch.fragment {
+                response::fragments(head_len, &lens, fragment_bytes_max)
+            } else {
+                std::iter::once(0..lens.len()).collect()
+            };
+            let parts = parts.into_iter().map(|part: Range<usize>| {
+                let len = lens[part.clone()].iter().sum();
+                let fragment = part.end < lens.len();
+                let fields = spans[part.clone()].iter().map(|(start, end)| &self.arena[*start..*end]);
+                (response::events(header, watch.id, fragment, fields, len), part.len() as u32)
+            });
+            let parts = parts.collect();
+            self.made = Some(Made { watch_id: watch.id, form, fragment: watch.fragment, matched, parts });
+        }
+        let parts = self.made.as_ref().map_or(&[][..], |made| &made.parts);
+        if is_made && !watch.stream.has_room(parts.iter().map(|(bytes, _)| bytes.len()).sum()) {
+            return Ok(false);
+        }
+        for (bytes, events) in parts {
+            watch.stream.push(Queued { bytes: bytes.clone(), events: *events });
+        }
+        Ok(true)
+    }
+
+    /// The length of an event's field in a response.
+    fn field_len(&mut self, number: u32, form: Form) -> usize {
+        response::event_field_len(self.body_len(number, form))
+    }
+
+    fn body_len(&mut self, number: u32, form: Form) -> usize {
+        let previous = if form == Form::WithPrevious { self.previous(number) } else { None };
+        let version = self.events[number as usize].version;
+        let kind = if version.is_tombstone() { DELETE.len() } else { 0 };
+        kind + kv_field_len(version) + previous.map_or(0, kv_field_len)
+    }
+
+    /// What was there before an event; nothing if it is compacted away.
+    fn previous(&mut self, number: u32) -> Option<Version<'a>> {
+        let event = &mut self.events[number as usize];
+        *event.previous.get_or_insert_with(|| {
+            let version = event.version;
+            let creates = !version.is_tombstone() && version.create_revision() == version.main();
+            if creates { None } else { self.snapshot.previous(version).unwrap_or(None) }
+        })
+    }
+
+    /// Encodes an event's field, if nobody has; returns its place in the arena.
+    fn encode(&mut self, number: u32, form: Form) -> Result<(usize, usize), ReadError> {
+        if let Some(span) = self.events[number as usize].encoded[form as usize] {
+            return Ok(span);
+        }
+        let body_len = self.body_len(number, form);
+        let previous = if form == Form::WithPrevious { self.previous(number) } else { None };
+        let version = self.events[number as usize].version;
+        let start = self.arena.len();
+        self.arena.reserve(response::event_field_len(body_len));
+        response::put_event_head(&mut self.arena, body_len);
+        if version.is_tombstone() {
+            self.arena.put_slice(&DELETE);
+        }
+        put_kv_field(&mut self.arena, KV_TAG, version, self.values)?;
+        if let Some(previous) = previous {
+            put_kv_field(&mut self.arena, PREVIOUS_TAG, previous, self.values)?;
+        }
+        let span = (start, self.arena.len());
+        assert_eq!(span.1 - span.0, response::event_field_len(body_len), "an event has its measured length");
+        self.events[number as usize].encoded[form as usize] = Some(span);
+        Ok(span)
+    }
+}
+
+fn kv_field_len(version: Version<'_>) -> usize {
+    let len = kv_len(version, Projection::default());
+    1 + varint_len(len as u64) + len
+}
+
+fn put_kv_field(
+    out: &mut BytesMut,
+    tag: u8,
+    version: Version<'_>,
+    values: &dyn Values,
+) -> Result<(), ReadError> {
+    out.put_u8(tag);
+    put_varint(out, kv_len(version, Projection::default()) as u64);
+    put_kv(version, Projection::default(), values, out)
+}

@@ -1,0 +1,182 @@
+//! One client's stream: its watches, and the responses on their way to it.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+use std::task::Waker;
+
+use api::Status;
+use bytes::Bytes;
+use mvcc::Version;
+
+use super::index::{Index, Keys};
+use crate::metrics::Gauge;
+
+/// Bytes of responses that a stream holds before its watches fall behind; one response may be larger.
+pub const QUEUE_BYTES_MAX: usize = 1 << 20;
+
+/// One watch.
+pub(super) struct Watch {
+    /// Its own number among all watches of the hub.
+    pub serial: u64,
+    /// Its number on its stream.
+    pub id: i64,
+    /// The stream it belongs to. The circle is broken when the stream closes.
+    pub stream: Rc<Stream>,
+    /// What it watches.
+    pub keys: Keys,
+    /// The revision it was asked to begin at; 0 for the one after its creation.
+    pub start: i64,
+    /// Whether events carry what was there before.
+    pub previous: bool,
+    /// Whether puts are left out.
+    pub no_put: bool,
+    /// Whether deletions are left out.
+    pub no_delete: bool,
+    /// Whether large responses are cut.
+    pub fragment: bool,
+    /// Whether it hears of progress periodically.
+    pub progress: bool,
+    /// It has been given all below this revision. While it is synced, the hub's revision says more.
+    pub next: Cell<i64>,
+    /// Whether it is in the hub's index, and not in its stream's.
+    pub synced: Cell<bool>,
+    /// Whether it was given no event since the last periodic progress.
+    pub quiet: Cell<bool>,
+    /// Whether the slice at hand could not be given to it.
+    pub left_behind: Cell<bool>,
+    /// The events of the slice at hand that are for it.
+    pub matched: RefCell<Vec<u32>>,
+}
+
+impl Watch {
+    /// Whether a change, which is about one of its keys, is for it.
+    pub fn wants(&self, version: Version<'_>) -> bool {
+        let left_out = if version.is_tombstone() { self.no_delete } else { self.no_put };
+        !left_out && version.main() >= self.next.get()
+    }
+}
+
+/// A response that waits.
+pub(super) struct Queued {
+    /// Its bytes.
+    pub bytes: Bytes,
+    /// How many events are in it.
+    pub events: u32,
+}
+
+/// One client's stream.
+pub(super) struct Stream {
+    /// Its number among all streams of the hub.
+    pub serial: u64,
+    /// Whether it ends when there is no leader.
+    pub needs_leader: bool,
+    /// All its watches, by their number on the stream.
+    pub watches: RefCell<BTreeMap<i64, Rc<Watch>>>,
+    /// Those that are behind the hub.
+    pub unsynced: RefCell<Index<Rc<Watch>>>,
+    /// The next number the server would choose.
+    pub next_id: Cell<i64>,
+    /// Whether the client waits for a word of progress.
+    pub progress_wanted: Cell<bool>,
+    queue: RefCell<VecDeque<Queued>>,
+    queued_bytes: Cell<usize>,
+    waker: RefCell<Option<Waker>>,
+    end: RefCell<Option<Status>>,
+    pending_events: Gauge,
+}
+
+impl Stream {
+    pub fn new(serial: u64, needs_leader: bool, pending_events: Gauge) -> Stream {
+        Stream {
+            serial,
+            needs_leader,
+            watches: RefCell::default(),
+            unsynced: RefCell::default(),
+            next_id: Cell::new(0),
+            progress_wanted: Cell::new(false),
+            queue: RefCell::default(),
+            queued_bytes: Cell::new(0),
+            waker: RefCell::default(),
+            end: RefCell::default(),
+            pending_events,
+        }
+    }
+
+    /// Whether a response of this length may be queued.
+    pub fn has_room(&self, len: usize) -> bool {
+        let queued = self.queued_bytes.get();
+        queued == 0 || queued + len <= QUEUE_BYTES_MAX
+    }
+
+    /// Whether nothing waits to be sent.
+    pub fn is_drained(&self) -> bool {
+        self.queue.borrow().is_empty()
+    }
+
+    /// Bytes that wait to be sent.
+    #[cfg(test)]
+    pub fn queued_bytes(&self) -> usize {
+        self.queued_bytes.get()
+    }
+
+    /// Puts a response behind the others. Whoever calls has looked for room.
+    pub fn push(&self, queued: Queued) {
+        self.queued_bytes.set(self.queued_bytes.get() + queued.bytes.len());
+        self.pending_events.add(i64::from(queued.events));
+        let mut queue = self.queue.borrow_mut();
+        queue.push_back(queued);
+        // Behind others it is waited for already: whoever sends waits for room.
+        let is_first = queue.len() == 1;
+        drop(queue);
+        if is_first {
+            self.wake();
+        }
+    }
+
+    /// Takes the next response to send.
+    pub fn pop(&self) -> Option<Queued> {
+        let queued = self.queue.borrow_mut().pop_front()?;
+        self.queued_bytes.set(self.queued_bytes.get() - queued.bytes.len());
+        self.pending_events.add(-i64::from(queued.events));
+        Some(queued)
+    }
+
+    /// Puts back what could not be sent after all.
+    pub fn put_back(&self, queued: Queued) {
+        self.queued_bytes.set(self.queued_bytes.get() + queued.bytes.len());
+        self.pending_events.add(i64::from(queued.events));
+        self.queue.borrow_mut().push_front(queued);
+    }
+
+    /// Ends the stream with this status; the first one counts.
+    pub fn end(&self, status: Status) {
+        self.end.borrow_mut().get_or_insert(status);
+        self.wake();
+    }
+
+    /// The status to end with, if it is time.
+    pub fn ending(&self) -> Option<Status> {
+        self.end.borrow().clone()
+    }
+
+    /// Leaves a waker for the next response; `None` while somebody is at work on the stream.
+    pub fn wait(&self, waker: Option<&Waker>) {
+        *self.waker.borrow_mut() = waker.cloned();
+    }
+
+    /// Wakes whoever sends.
+    pub fn wake(&self) {
+        let waker = self.waker.borrow_mut().take();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let events: i64 = self.queue.get_mut().iter().map(|queued| i64::from(queued.events)).sum();
+        self.pending_events.add(-events);
+    }
+}

@@ -1,0 +1,632 @@
+//! The hub against a store that the tests write to, and clients that are as slow as they like.
+
+mod world;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::etcdserverpb::{WatchCreateRequest, WatchResponse};
+use api::mvccpb::Event;
+use api::{Code, error};
+use mvcc::KeyRange;
+
+use super::QUEUE_BYTES_MAX;
+use world::{Client, World, settle, watch};
+
+const HOUR: Duration = Duration::from_secs(3600);
+const MANY: usize = usize::MAX;
+
+fn world() -> World {
+    World::new(1_572_864, HOUR)
+}
+
+/// What a response says, in a line.
+fn line(response: &WatchResponse) -> String {
+    let header = response.header.as_ref().expect("every response has a header");
+    assert_eq!((header.cluster_id, header.member_id, header.raft_term), (1, 2, 3));
+    let mut line = format!("{}@{}", response.watch_id, header.revision);
+    if response.created {
+        line += " created";
+    }
+    if response.canceled {
+        line += " canceled";
+    }
+    if response.compact_revision != 0 {
+        line += &format!(" compacted={}", response.compact_revision);
+    }
+    if !response.cancel_reason.is_empty() {
+        line += &format!(" ({})", response.cancel_reason);
+    }
+    if response.fragment {
+        line += " fragment";
+    }
+    for event in &response.events {
+        let kv = event.kv.as_ref().expect("every event has a kv");
+        let kind = if event.r#type == 1 { "del" } else { "put" };
+        line += &format!(" {kind}:{}:{}", String::from_utf8_lossy(&kv.key), kv.mod_revision);
+        if let Some(previous) = &event.prev_kv {
+            line += &format!("<{}", previous.mod_revision);
+        }
+    }
+    line
+}
+
+fn lines(client: &Client) -> Vec<String> {
+    client.received().iter().map(line).collect()
+}
+
+#[test]
+fn creation_is_answered_as_etcd_does() {
+    let mut world = world();
+    (0..5).for_each(|_| world.put("foo", 1));
+    world.store.compact(4).expect("compacts");
+    world.advance();
+    let mut client = world.client(MANY);
+    client.create(WatchCreateRequest { start_revision: -1, ..watch("foo", "") });
+    client.create(WatchCreateRequest { start_revision: -1, ..watch("zoo", "foo") });
+    client.create(watch("zoo", "foo"));
+    client.create(WatchCreateRequest { watch_id: 7, ..watch("foo", "foo") });
+    client.create(WatchCreateRequest { watch_id: 1, ..watch("foo", "") });
+    client.create(WatchCreateRequest { watch_id: 1, ..watch("foo", "") });
+    client.create(watch("foo", ""));
+    client.create(watch("foo", ""));
+    client.create(WatchCreateRequest { watch_id: -4, ..watch("foo", "") });
+    client.cancel(2);
+    client.cancel(2);
+    client.cancel(99);
+    client.create(watch("foo", ""));
+    client.create(WatchCreateRequest { start_revision: 3, ..watch("foo", "") });
+    settle([&mut client]);
+    assert!(client.pipe.opened.get());
+    assert_eq!(
+        lines(&client),
+        [
+            "-1@6 created canceled (etcdserver: mvcc: required revision has been compacted)",
+            "-1@6 created canceled (etcdserver: mvcc: required revision has been compacted)",
+            "-1@6 created canceled (mvcc: watcher range is empty)",
+            "-1@6 created canceled (mvcc: watcher range is empty)",
+            "1@6 created",
+            "-1@6 created canceled (mvcc: duplicate watch ID provided on the WatchStream)",
+            "0@6 created",
+            "2@6 created",
+            "-4@6 created",
+            "2@6 canceled",
+            "3@6 created",
+            "4@6 created",
+            "4@0 canceled compacted=4",
+        ]
+    );
+    assert_eq!((world.hub.watches(), world.gauges()), (4, (1, 4, 0, 0)));
+    drop(client);
+    assert_eq!((world.hub.watches(), world.gauges()), (0, (0, 0, 0, 0)));
+}
+
+#[test]
+fn events_carry_what_was_asked_for() {
+    let mut world = world();
+    world.put("a", 1);
+    world.put("b", 0);
+    world.advance();
+    let mut client = world.client(MANY);
+    client.create(WatchCreateRequest { prev_kv: true, ..watch("a", "") });
+    client.create(WatchCreateRequest { filters: vec![0, 17], ..watch("", "\0") });
+    client.create(WatchCreateRequest { filters: vec![1, -3], ..watch("a", "b") });
+    client.create(WatchCreateRequest { start_revision: 2, prev_kv: true, ..watch("a", "\0") });
+    client.create(WatchCreateRequest { start_revision: 6, ..watch("a", "z") });
+    client.create(WatchCreateRequest { filters: vec![0, 1], ..watch("a", "z") });
+    client.create(watch("", ""));
+    settle([&mut client]);
+    client.received();
+    world.put("a", 2);
+    world.write(&[("a", None), ("b", None)]);
+    world.put("a", 3);
+    world.put("b", 3);
+    world.advance();
+    settle([&mut client]);
+    let mut got = lines(&client);
+    got.sort();
+    assert_eq!(
+        got,
+        [
+            "0@7 put:a:4<2 del:a:5<4 put:a:6",
+            "1@7 del:a:5 del:b:5",
+            "2@7 put:a:4 put:a:6",
+            "3@7 put:a:4<2 del:a:5<4 del:b:5<3 put:a:6 put:b:7",
+            "4@7 put:a:6 put:b:7",
+        ]
+    );
+    world.put("\0", 1);
+    world.advance();
+    settle([&mut client]);
+    assert_eq!(lines(&client), ["6@8 put:\0:8"]);
+    assert_eq!(world.shared.metrics.mvcc.events.value(), 3 + 2 + 2 + 5 + 2 + 1 + 2);
+}
+
+#[test]
+fn an_event_is_read_once_for_all_watches() {
+    let mut world = world();
+    let mut clients: Vec<_> = (0..50).map(|_| world.client(MANY)).collect();
+    for (n, client) in clients.iter().enumerate() {
+        client.create(watch("k", if n % 2 == 0 { "" } else { "l" }));
+        client.create(watch("", "\0"));
+    }
+    settle(&mut clients);
+    clients.iter().for_each(|client| drop(client.received()));
+    world.put("k", 100);
+    world.advance();
+    settle(&mut clients);
+    for client in &clients {
+        let mut got = lines(client);
+        got.sort();
+        assert_eq!(got, ["0@2 put:k:2", "1@2 put:k:2"]);
+    }
+    assert_eq!(world.values.reads.get(), 1);
+}
+
+#[test]
+fn large_responses_are_cut_only_on_demand() {
+    let mut world = World::new(0, HOUR);
+    let mut client = world.client(MANY);
+    client.create(WatchCreateRequest { fragment: true, ..watch("", "\0") });
+    client.create(watch("", "\0"));
+    settle([&mut client]);
+    client.received();
+    world.write(&[("a", Some(200_000)), ("b", Some(200_000)), ("c", Some(200_000)), ("d", Some(600_000))]);
+    world.advance();
+    settle([&mut client]);
+    // The second watch found the queue full, and read the revision a little later.
+    assert_eq!(
+        lines(&client),
+        [
+            "0@2 fragment put:a:2 put:b:2",
+            "0@2 fragment put:c:2",
+            "0@2 put:d:2",
+            "1@2 put:a:2 put:b:2 put:c:2 put:d:2"
+        ]
+    );
+}
+
+#[test]
+fn progress_waits_until_all_is_told() {
+    let mut world = world();
+    (0..2500).for_each(|_| world.put("k", 1));
+    world.advance();
+    let mut client = world.client(MANY);
+    client.ask_progress();
+    settle([&mut client]);
+    assert!(client.received().is_empty(), "without a watch nothing is said");
+    client.create(WatchCreateRequest { start_revision: 1, ..watch("k", "") });
+    client.ask_progress();
+    settle([&mut client]);
+    let got = client.received();
+    assert_eq!(got.iter().map(|response| response.events.len()).sum::<usize>(), 2500);
+    assert_eq!(line(got.last().expect("something")), "-1@2501");
+    assert_eq!(got.iter().filter(|response| response.watch_id == -1).count(), 1);
+
+    // A watch that begins later holds it back, since a client takes the revision for all its watches.
+    client.create(WatchCreateRequest { start_revision: 2504, ..watch("k", "") });
+    client.ask_progress();
+    settle([&mut client]);
+    assert_eq!(lines(&client), ["1@2501 created"]);
+    world.put("other", 1);
+    world.advance();
+    settle([&mut client]);
+    assert!(client.received().is_empty());
+    world.put("other", 1);
+    world.advance();
+    settle([&mut client]);
+    assert_eq!(lines(&client), ["-1@2503"]);
+    client.ask_progress();
+    world.put("k", 1);
+    world.publish();
+    settle([&mut client]);
+    // What has been published is told before the word of progress about it.
+    assert_eq!(lines(&client), ["0@2504 put:k:2504", "1@2504 put:k:2504", "-1@2504"]);
+}
+
+#[test]
+fn progress_comes_by_itself_to_quiet_watches() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("builds");
+    let mut world = World::new(0, Duration::from_millis(20));
+    let mut client = world.client(MANY);
+    let pipe = client.pipe.clone();
+    client.create(WatchCreateRequest { progress_notify: true, ..watch("a", "") });
+    client.create(watch("b", ""));
+    client.create(WatchCreateRequest { progress_notify: true, start_revision: 9, ..watch("a", "") });
+    runtime.block_on(tokio::task::LocalSet::new().run_until(async {
+        let serving = tokio::task::spawn_local(client.future.take().expect("not begun"));
+        let told = async {
+            for n in 0..3 {
+                assert_eq!(line(&pipe.response().await), format!("{n}@1 created"));
+            }
+            world.put("z", 1);
+            world.publish();
+            assert_eq!(line(&pipe.response().await), "0@2");
+            assert_eq!(line(&pipe.response().await), "0@2");
+            world.put("a", 1);
+            world.advance();
+            assert_eq!(line(&pipe.response().await), "0@3 put:a:3");
+            assert_eq!(line(&pipe.response().await), "0@3");
+        };
+        tokio::time::timeout(Duration::from_secs(60), told).await.expect("in time");
+        serving.abort();
+    }));
+}
+
+#[test]
+fn streams_end_with_the_right_status() {
+    let mut world = world();
+    let start = |world: &World| {
+        let mut client = world.client_with(MANY, true);
+        client.create(watch("", "\0"));
+        settle([&mut client]);
+        assert_eq!(client.received().len(), 1);
+        client
+    };
+    let end = |client: &mut Client| {
+        settle([&mut *client]);
+        client.result.take().expect("over").expect_err("with an error")
+    };
+
+    let mut client = start(&world);
+    client.stop_server();
+    assert_eq!(end(&mut client), error::STOPPED);
+
+    let mut client = start(&world);
+    client.pipe.raw(b"\x0a\xff".as_slice().into());
+    let status = end(&mut client);
+    assert_eq!(status.code, Code::Internal);
+    assert!(status.message.starts_with("grpc: failed to unmarshal the received message: "), "{status}");
+
+    let mut client = start(&world);
+    world.values.broken.set(true);
+    world.put("a", 1);
+    world.advance();
+    let status = end(&mut client);
+    assert_eq!((status.code, status.message.contains("the disk is on fire")), (Code::Internal, true));
+    assert!(client.received().is_empty());
+    world.values.broken.set(false);
+
+    // Only requests end with the client's side.
+    let mut client = start(&world);
+    client.half_close();
+    settle([&mut client]);
+    world.put("a", 1);
+    world.advance();
+    settle([&mut client]);
+    assert_eq!(lines(&client), ["0@3 put:a:3"]);
+    assert!(client.result.is_none());
+
+    let mut indifferent = world.client(MANY);
+    settle([&mut indifferent]);
+    world.lose_leader();
+    world.hub.leader_lost();
+    assert_eq!(end(&mut client), error::NO_LEADER);
+    let mut late = world.client_with(MANY, true);
+    assert_eq!(end(&mut late), error::NO_LEADER);
+    assert!(!late.pipe.opened.get());
+    settle([&mut indifferent]);
+    assert!(indifferent.result.is_none());
+    drop(indifferent);
+    assert_eq!(world.gauges(), (0, 0, 0, 0));
+}
+
+#[test]
+fn a_slow_stream_holds_little_and_delays_nobody() {
+    let mut world = world();
+    let (mut slow, mut fast) = (world.client(1), world.client(MANY));
+    for client in [&slow, &fast] {
+        client.create(watch("k", ""));
+        client.create(watch("", "\0"));
+    }
+    settle([&mut slow, &mut fast]);
+    assert_eq!(lines(&slow), ["0@1 created"]);
+    assert_eq!(fast.received().len(), 2);
+    for n in 0..400 {
+        let before = Arc::downgrade(&world.shared.state.load().view);
+        world.put("k", 20_000);
+        world.advance();
+        assert_eq!(before.strong_count(), 0, "no view of the past is kept for it");
+        settle([&mut slow, &mut fast]);
+        assert_eq!(fast.received().len(), 2, "write {n}");
+        assert!(world.hub.queued_bytes_max() <= QUEUE_BYTES_MAX);
+    }
+    assert_eq!(world.gauges().2, 2, "both watches of the slow stream are behind");
+    let mut seen = [Vec::new(), Vec::new()];
+    for _ in 0..10_000 {
+        slow.allow(1);
+        settle([&mut slow]);
+        assert!(world.hub.queued_bytes_max() <= QUEUE_BYTES_MAX + 20_000 + 200);
+        for response in slow.received() {
+            let revisions = response.events.iter().map(|event| event.kv.as_ref().expect("a kv").mod_revision);
+            seen[response.watch_id as usize].extend(revisions);
+        }
+        if seen.iter().all(|seen| seen.len() == 400) {
+            break;
+        }
+    }
+    for seen in seen {
+        assert!(seen.iter().copied().eq(2..402));
+    }
+    assert_eq!(world.gauges().2, 0);
+}
+
+#[test]
+fn a_watch_overtaken_by_a_compaction_is_told() {
+    let mut world = world();
+    let (mut slow, mut prompt) = (world.client(1), world.client(MANY));
+    slow.create(watch("k", ""));
+    prompt.create(watch("other", ""));
+    settle([&mut slow, &mut prompt]);
+    (slow.received(), prompt.received());
+    for _ in 0..100 {
+        world.put("k", 20_000);
+        world.advance();
+        settle([&mut slow, &mut prompt]);
+    }
+    world.store.compact(90).expect("compacts");
+    while !world.store.compact_step(100, |_| {}).done {}
+    world.advance();
+    slow.allow(MANY);
+    settle([&mut slow, &mut prompt]);
+    let got = slow.received();
+    let (last, before) = got.split_last().expect("something");
+    assert_eq!(line(last), "0@0 canceled compacted=90");
+    let revisions: Vec<i64> = before
+        .iter()
+        .flat_map(|response| &response.events)
+        .map(|event| event.kv.as_ref().expect("a kv").mod_revision)
+        .collect();
+    let count = revisions.len() as i64;
+    assert!((10..88).contains(&count), "{count}");
+    assert!(revisions.into_iter().eq(2..2 + count));
+    assert!(prompt.received().is_empty(), "who has all is not concerned");
+
+    // What was compacted before this shard saw it cannot be told.
+    (0..10).for_each(|_| world.put("k", 1));
+    world.store.compact(105).expect("compacts");
+    world.advance();
+    settle([&mut slow, &mut prompt]);
+    assert_eq!(lines(&prompt), ["0@0 canceled compacted=105"]);
+    assert_eq!((world.hub.watches(), world.gauges()), (0, (2, 0, 0, 0)));
+}
+
+#[test]
+fn a_watch_made_between_publications_misses_nothing() {
+    let mut world = world();
+    let mut client = world.client(MANY);
+    world.put("k", 1);
+    world.publish();
+    // The hub has not heard of revision 2, and has no watch to hear it for.
+    client.create(watch("k", ""));
+    settle([&mut client]);
+    assert_eq!(lines(&client), ["0@2 created"]);
+    world.put("k", 1);
+    world.publish();
+    client.create(watch("k", ""));
+    settle([&mut client]);
+    assert_eq!(lines(&client), ["0@3 put:k:3", "1@3 created"]);
+    world.hub.advance();
+    settle([&mut client]);
+    assert!(client.received().is_empty());
+}
+
+#[test]
+fn a_revision_of_many_changes_is_one_response() {
+    let mut world = world();
+    for n in 0..3000 {
+        world.put(&format!("k{n:04}"), 500);
+    }
+    let mut writer = world.store.begin();
+    assert_eq!(writer.delete_range(KeyRange::ALL, |_| {}), 3000);
+    writer.finish();
+    world.advance();
+    let mut client = world.client(MANY);
+    client.create(WatchCreateRequest { start_revision: 3002, prev_kv: true, ..watch("k", "l") });
+    settle([&mut client]);
+    let got = client.received();
+    assert_eq!(got.len(), 2);
+    assert_eq!(got[1].events.len(), 3000);
+    assert!(got[1].events.iter().all(|event| event.prev_kv.as_ref().is_some_and(|kv| kv.value.len() == 500)));
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) % n
+    }
+
+    fn key(&mut self) -> String {
+        let n = self.below(12);
+        if n == 0 { String::new() } else { format!("{}", (b'a' + n as u8) as char) }
+    }
+}
+
+/// A watch that the test has made, and what it has heard.
+struct Followed {
+    request: WatchCreateRequest,
+    /// The first revision that it must hear of.
+    begin: i64,
+    heard: Vec<Event>,
+    mid_fragment: bool,
+    canceled: bool,
+    compacted: i64,
+}
+
+impl Followed {
+    fn wants(&self, event: &Event) -> bool {
+        let kv = event.kv.as_ref().expect("a kv");
+        let key: &[u8] = if self.request.key.is_empty() { b"\0" } else { &self.request.key };
+        kv.mod_revision >= self.begin
+            && KeyRange::of_request(key, &self.request.range_end).contains(&kv.key)
+            && !self.request.filters.contains(&event.r#type)
+    }
+
+    fn hear(&mut self, response: WatchResponse) {
+        assert!(!self.canceled, "nothing comes after the end");
+        let header = response.header.expect("a header");
+        self.canceled = response.canceled;
+        self.compacted = response.compact_revision;
+        let revision = |event: &Event| event.kv.as_ref().expect("a kv").mod_revision;
+        if let (Some(last), Some(first)) = (self.heard.last(), response.events.first()) {
+            // Whole revisions, unless the response goes on with the last one.
+            assert!(revision(first) > revision(last) || self.mid_fragment, "a revision is torn");
+        }
+        assert!(response.events.iter().all(|event| revision(event) <= header.revision));
+        assert!(!response.fragment || self.request.fragment);
+        self.mid_fragment = response.fragment;
+        self.heard.extend(response.events);
+    }
+}
+
+/// Whether two events are the same, but for a previous value that was compacted away.
+fn is_same(heard: &Event, happened: &Event, previous: bool, compacted: i64) -> bool {
+    let revision = happened.kv.as_ref().map_or(0, |kv| kv.mod_revision);
+    let may_lack = !previous || revision - 1 < compacted;
+    heard.r#type == happened.r#type
+        && heard.kv == happened.kv
+        && (heard.prev_kv == happened.prev_kv && previous
+            || heard.prev_kv.is_none() && may_lack
+            || happened.prev_kv.is_none() && heard.prev_kv.is_none())
+}
+
+#[test]
+fn every_event_once_in_order() {
+    let (mut caught_up, mut ended) = (0, 0);
+    for seed in 0..24 {
+        let mut random = Random(seed);
+        let mut world = World::new(0, HOUR);
+        let mut clients: Vec<_> = (0..6).map(|n| world.client(if n < 3 { MANY } else { 5 })).collect();
+        let mut followed: Vec<Vec<Followed>> = (0..6).map(|_| Vec::new()).collect();
+        let mut requested: Vec<Vec<WatchCreateRequest>> = (0..6).map(|_| Vec::new()).collect();
+        // Some seeds write so much that slow clients fall behind again and again.
+        let value_len_max = [10, 3_000, 60_000][(seed % 3) as usize];
+        for _ in 0..600 {
+            let chosen = random.below(6) as usize;
+            match random.below(20) {
+                0..=8 => {
+                    let mut keys: Vec<_> = (0..=random.below(3)).map(|_| random.key()).collect();
+                    keys.sort();
+                    keys.dedup();
+                    keys.retain(|key| !key.is_empty());
+                    let changes: Vec<_> = keys
+                        .iter()
+                        .map(|key| {
+                            let put = random.below(4) > 0;
+                            (key.as_str(), put.then(|| random.below(value_len_max) as usize))
+                        })
+                        .collect();
+                    world.write(&changes);
+                }
+                9 | 10 => world.publish(),
+                11..=13 => world.advance(),
+                14 | 15 if requested[chosen].len() < 40 => {
+                    let current = world.store.current_revision();
+                    let request = WatchCreateRequest {
+                        start_revision: match random.below(4) {
+                            0 => 1 + random.below(current as u64 + 5) as i64,
+                            1 => (current - random.below(20) as i64).max(1),
+                            _ => 0,
+                        },
+                        prev_kv: random.below(2) == 0,
+                        fragment: random.below(3) == 0,
+                        filters: match random.below(6) {
+                            0 => vec![0],
+                            1 => vec![1],
+                            _ => Vec::new(),
+                        },
+                        ..match random.below(3) {
+                            0 => watch(&random.key(), ""),
+                            1 => watch(&random.key(), "\0"),
+                            _ => {
+                                let mut keys = [random.key(), random.key()];
+                                keys.sort();
+                                watch(&keys[0], &(keys[1].clone() + "x"))
+                            }
+                        }
+                    };
+                    clients[chosen].create(request.clone());
+                    requested[chosen].push(request);
+                }
+                16 => clients[chosen].cancel(random.below(40) as i64),
+                17 if random.below(6) == 0 => {
+                    // As far as all shards have seen: see `a_watch_overtaken_by_a_compaction_is_told`.
+                    let rev = world.hub.revision() - random.below(30) as i64;
+                    if rev > world.store.compact_revision().max(1) {
+                        world.store.compact(rev).expect("compacts");
+                    }
+                }
+                18 => drop(world.store.compact_step(random.below(50), |_| {})),
+                _ => {
+                    clients[chosen].allow(1 + random.below(4) as usize);
+                    if random.below(4) == 0 {
+                        clients[chosen].ask_progress();
+                    }
+                }
+            }
+            if random.below(3) == 0 {
+                settle(&mut clients);
+            }
+            assert!(world.hub.queued_bytes_max() <= QUEUE_BYTES_MAX + 200_000 * 3);
+        }
+        caught_up += world.gauges().2;
+        world.advance();
+        clients.iter().for_each(|client| client.allow(MANY));
+        settle(&mut clients);
+        world.advance();
+        settle(&mut clients);
+
+        let compacted = world.store.compact_revision();
+        for (client, (followed, requested)) in clients.iter().zip(followed.iter_mut().zip(&requested)) {
+            assert!(client.result.is_none());
+            for response in client.received() {
+                if response.created {
+                    // Ids are given out in order, and creations answered in order.
+                    assert_eq!(response.watch_id as usize, followed.len());
+                    let request = requested[followed.len()].clone();
+                    let begin = match request.start_revision {
+                        0 => response.header.expect("a header").revision + 1,
+                        start => start,
+                    };
+                    let (heard, compacted) = (Vec::new(), 0);
+                    let canceled = false;
+                    followed.push(Followed {
+                        request,
+                        begin,
+                        heard,
+                        mid_fragment: false,
+                        canceled,
+                        compacted,
+                    });
+                } else if response.watch_id >= 0 {
+                    followed[response.watch_id as usize].hear(response);
+                }
+            }
+            assert_eq!(followed.len(), requested.len());
+            for (id, watch) in followed.iter().enumerate() {
+                let expected: Vec<_> = world.history.iter().filter(|event| watch.wants(event)).collect();
+                for (heard, happened) in watch.heard.iter().zip(&expected) {
+                    assert!(
+                        is_same(heard, happened, watch.request.prev_kv, compacted),
+                        "seed {seed}, watch {id} from {}: {heard:?} is not {happened:?}",
+                        watch.begin
+                    );
+                }
+                assert!(watch.heard.len() <= expected.len());
+                assert!(!watch.mid_fragment);
+                if watch.canceled {
+                    ended += 1;
+                    assert!(watch.compacted <= compacted);
+                } else {
+                    assert_eq!(watch.heard.len(), expected.len(), "seed {seed}, watch {id}");
+                }
+            }
+        }
+        assert_eq!(world.gauges().2, 0);
+        drop(clients);
+        assert_eq!((world.hub.watches(), world.gauges()), (0, (0, 0, 0, 0)));
+    }
+    assert!(caught_up > 20 && ended > 20, "the test has to reach what it is about: {caught_up}, {ended}");
+}
