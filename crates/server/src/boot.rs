@@ -442,7 +442,7 @@ fn serve(
             _ => "the core ended before the member was ready".to_owned(),
         });
     }
-    let counters = crate::services::FrontCounters::default();
+    let counters = crate::http::FrontCounters::default();
     let (service_shared, service_counters, service_logger) =
         (Arc::clone(&shared), counters.clone(), Arc::clone(&logger));
     let front = front::start(

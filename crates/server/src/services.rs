@@ -13,7 +13,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::future::poll_fn;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Instant;
 
@@ -23,33 +23,18 @@ use api::etcdserverpb::{
 };
 use api::{Code, Status};
 use bytes::Bytes;
-use front::{Answer, Closing, Head, Inbound, Kind, LocalBoxFuture, Method, Outbound, ShardCounters, Unary};
+use front::{Answer, Closing, Head, Inbound, Kind, LocalBoxFuture, Method, Outbound, Unary};
 use machine::ReadError;
 use prost::Message;
 
 use crate::core::{Ask, ReplyBody};
+use crate::http::FrontCounters;
 use crate::logging::{Logger, Value};
 use crate::metrics::{ClientRequests, Histogram};
 use crate::pending::{Pending, Question};
 use crate::shared::{Published, Shared};
 use crate::values::LogValues;
 use crate::watch::Hub;
-
-/// The counters of all shards' fronts, known once they run.
-#[derive(Clone, Default)]
-pub struct FrontCounters(Arc<Mutex<Vec<Arc<ShardCounters>>>>);
-
-impl FrontCounters {
-    /// Says which they are.
-    pub fn set(&self, counters: Vec<Arc<ShardCounters>>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = counters;
-    }
-
-    /// Which they are; empty before the front runs.
-    pub fn get(&self) -> Vec<Arc<ShardCounters>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-}
 
 /// The services of one shard.
 pub struct Services {
@@ -96,7 +81,8 @@ impl Services {
         let number = shard.id.0;
         let pending = Pending::new(Arc::clone(&shared), u16::try_from(number).unwrap_or(u16::MAX));
         let values = Rc::new(LogValues::new(shared.values.clone()));
-        let hub = Hub::new(Arc::clone(&shared), number, Rc::clone(&values));
+        let hub_values: Rc<dyn machine::Values> = values.clone();
+        let hub = Hub::new(Arc::clone(&shared), number, hub_values);
         let range_time =
             [shared.metrics.server.range_duration_of(false), shared.metrics.server.range_duration_of(true)];
         let client = RefCell::new(("unknown".to_owned(), shared.metrics.server.client_requests_of("unknown")));

@@ -10,24 +10,13 @@ use front::{Front, Head, Inbound, LocalBoxFuture, Method, Outbound, Service, Una
 use http::{Method as Verb, Request, Response, StatusCode};
 use serde_json::json;
 
-use crate::services::FrontCounters;
+use crate::http::{FrontCounters, MetricsListener};
 use crate::shared::Shared;
-use crate::values::LogValues;
 
-/// What one of these listeners answers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Side {
-    /// `/members` and `/version`. The raft protocol between members is not served: there are none.
-    Peers,
-    /// `/metrics` and the health checks.
-    Metrics,
-}
-
-struct SideService {
-    side: Side,
+/// What listens for other members: `/members` and `/version`. The raft protocol between members is not served: there
+/// are none.
+struct PeerListener {
     shared: Arc<Shared>,
-    counters: FrontCounters,
-    values: LogValues,
 }
 
 /// Starts serving on these listeners.
@@ -42,24 +31,17 @@ pub fn start(
     peers: Vec<TcpListener>,
     metrics: Vec<TcpListener>,
 ) -> Result<Vec<Front>, String> {
+    let failed = |e: std::io::Error| format!("cannot start the threads that serve members and metrics: {e}");
     let mut fronts = Vec::new();
-    for (side, listeners) in [(Side::Peers, peers), (Side::Metrics, metrics)] {
-        if listeners.is_empty() {
-            continue;
-        }
-        let (shared, counters) = (Arc::clone(shared), counters.clone());
-        let make = move |_| -> Rc<dyn Service> {
-            Rc::new(SideService {
-                side,
-                shared: Arc::clone(&shared),
-                counters: counters.clone(),
-                values: LogValues::new(shared.values.clone()),
-            })
-        };
+    if !peers.is_empty() {
+        let peer_shared = Arc::clone(shared);
+        let make =
+            move |_| -> Rc<dyn Service> { Rc::new(PeerListener { shared: Arc::clone(&peer_shared) }) };
         let options = front::Options { shards: 1, ..options.clone() };
-        let front = front::start(options, listeners, Arc::new(make))
-            .map_err(|e| format!("cannot start the threads that serve members and metrics: {e}"))?;
-        fronts.push(front);
+        fronts.push(front::start(options, peers, Arc::new(make)).map_err(failed)?);
+    }
+    if !metrics.is_empty() {
+        fronts.push(MetricsListener::start(shared, counters, options, metrics).map_err(failed)?);
     }
     Ok(fronts)
 }
@@ -71,7 +53,7 @@ fn text(status: StatusCode, content_type: &'static str, body: String) -> Respons
     response
 }
 
-impl SideService {
+impl PeerListener {
     fn members(&self) -> Response<Bytes> {
         let state = self.shared.state.load();
         let members: Vec<serde_json::Value> = state
@@ -91,8 +73,8 @@ impl SideService {
     fn peer_answer(&self, request: &Request<Bytes>) -> Response<Bytes> {
         match (request.method(), request.uri().path()) {
             (&Verb::GET, "/members") => self.members(),
-            (&Verb::GET, "/version") => crate::http::answer(&self.shared, &self.values, &self.counters, request),
-            (_, "/members" | "/version") => {
+            (_, "/version") => crate::http::version(&self.shared, request),
+            (_, "/members") => {
                 text(StatusCode::METHOD_NOT_ALLOWED, "text/plain; charset=utf-8", "Method Not Allowed\n".to_owned())
             }
             _ => text(StatusCode::NOT_FOUND, "text/plain; charset=utf-8", "404 page not found\n".to_owned()),
@@ -100,7 +82,7 @@ impl SideService {
     }
 }
 
-impl Service for SideService {
+impl Service for PeerListener {
     fn method(&self, _path: &str) -> Option<Method> {
         None
     }
@@ -123,15 +105,7 @@ impl Service for SideService {
     }
 
     fn http(self: Rc<Self>, request: Request<Bytes>) -> LocalBoxFuture<Response<Bytes>> {
-        let path = request.uri().path();
-        let served = ["/metrics", "/health", "/livez", "/readyz"];
-        let response = match self.side {
-            Side::Peers => self.peer_answer(&request),
-            Side::Metrics if served.iter().any(|p| path == *p || path.starts_with(&format!("{p}/"))) => {
-                crate::http::answer(&self.shared, &self.values, &self.counters, &request)
-            }
-            Side::Metrics => text(StatusCode::NOT_FOUND, "text/plain; charset=utf-8", "404 page not found\n".to_owned()),
-        };
+        let response = self.peer_answer(&request);
         Box::pin(std::future::ready(response))
     }
 }
