@@ -150,7 +150,8 @@ pub fn passes(version: Version<'_>, request: &RangeRequest) -> bool {
 /// How many keys, in key order, a request that is not natural looks at before it filters and sorts. etcd cuts before
 /// it sorts when a target is named without an order and nothing is filtered; `None` means all.
 pub fn keys_before_sort(request: &RangeRequest) -> Option<usize> {
-    let cut_first = request.sort_order == SortOrder::None as i32 && !is_filtered(request) && request.limit > 0;
+    let cut_first =
+        request.sort_order == SortOrder::None as i32 && !is_filtered(request) && request.limit > 0;
     cut_first.then(|| usize::try_from(request.limit).unwrap_or(usize::MAX).saturating_add(1))
 }
 
@@ -209,7 +210,11 @@ impl Sortable for Found {
 /// # Errors
 ///
 /// When a value cannot be read.
-pub fn sort<T: Sortable>(items: &mut Vec<T>, request: &RangeRequest, values: &dyn Values) -> Result<(), Failure> {
+pub fn sort<T: Sortable>(
+    items: &mut Vec<T>,
+    request: &RangeRequest,
+    values: &dyn Values,
+) -> Result<(), Failure> {
     let target = SortTarget::try_from(request.sort_target).map_err(|_| error::INVALID_SORT_OPTION)?;
     let descend = request.sort_order == SortOrder::Descend as i32;
     match (target, descend) {

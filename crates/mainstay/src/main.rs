@@ -26,13 +26,17 @@ fn main() -> ExitCode {
             }
         }
     }
-    let name = words.first().map(|path| Path::new(path).file_name().unwrap_or_default().to_string_lossy().into_owned());
+    let name = words
+        .first()
+        .map(|path| Path::new(path).file_name().unwrap_or_default().to_string_lossy().into_owned());
     let as_etcd = name.as_deref() == Some("etcd");
     let mut arguments = words.get(1..).unwrap_or_default();
     match arguments.first().map(String::as_str) {
         Some("server") if !as_etcd => arguments = &arguments[1..],
         Some(verb) if !verb.starts_with('-') => {
-            eprintln!("{verb:?} is no command of this version; to run a member, give flags only (see --help)");
+            eprintln!(
+                "{verb:?} is no command of this version; to run a member, give flags only (see --help)"
+            );
             return ExitCode::from(2);
         }
         _ => {}

@@ -20,6 +20,7 @@ use prost::Message as _;
 
 use crate::config::{Bootstrap, Config, InitialClusterState, Url};
 use crate::core::{Ask, Core, Order, Parts};
+use crate::http::MetricsListener;
 use crate::inbox::Inbox;
 use crate::keeper::{Keeper, Level};
 use crate::logging::{Logger, Value};
@@ -163,8 +164,9 @@ fn open(
             for run in &manifest.runs {
                 let mut reader = checkpoints.read(run).map_err(text)?;
                 runs.push(std::iter::from_fn(move || reader.next_block().transpose()));
-                let level = Level::of(run.clone())
-                    .ok_or_else(|| format!("the checkpoint names a file {:?}, which is none of its", run.name))?;
+                let level = Level::of(run.clone()).ok_or_else(|| {
+                    format!("the checkpoint names a file {:?}, which is none of its", run.name)
+                })?;
                 levels.push(level);
             }
             machine::image::restore(rules, runs)
@@ -197,7 +199,10 @@ fn open(
     if let Some(last) = entries.last()
         && last.index != recovered.last_index
     {
-        return Err(format!("the log says its last entry is {}, but it holds {}", recovered.last_index, last.index));
+        return Err(format!(
+            "the log says its last entry is {}, but it holds {}",
+            recovered.last_index, last.index
+        ));
     }
 
     let mut hard_state = HardState {
@@ -241,7 +246,9 @@ fn open(
 
 fn first_start(config: &Config) -> Result<Bootstrap, String> {
     if config.initial_cluster_state == InitialClusterState::Existing {
-        return Err("--initial-cluster-state=existing: joining a cluster is not supported by this version".to_owned());
+        return Err(
+            "--initial-cluster-state=existing: joining a cluster is not supported by this version".to_owned()
+        );
     }
     let bootstrap = config.bootstrap().map_err(|e| e.to_string())?;
     if bootstrap.members.len() != 1 {
@@ -280,7 +287,11 @@ fn append_and_wait(
     inbox.receive_here();
     let batch = Batch {
         entries: vec![log::Entry { term: 1, index: 1, entry_type: 1, data: entry.data.clone() }],
-        hard_state: Some(log::HardState { term: hard_state.term, vote: hard_state.vote, commit: hard_state.commit }),
+        hard_state: Some(log::HardState {
+            term: hard_state.term,
+            vote: hard_state.vote,
+            commit: hard_state.commit,
+        }),
         ..Batch::default()
     };
     let ticket = log.append(batch).map_err(|e| format!("cannot write the first entry: {:?}", e.reason))?;
@@ -292,7 +303,9 @@ fn append_and_wait(
             match ask {
                 Ask::Log(LogEvent::Synced(synced)) if synced.ticket >= ticket => {
                     let location = synced.locations.iter().find(|(index, _)| *index == 1);
-                    return location.map(|(_, l)| *l).ok_or_else(|| "the first entry has no place".to_owned());
+                    return location
+                        .map(|(_, l)| *l)
+                        .ok_or_else(|| "the first entry has no place".to_owned());
                 }
                 Ask::Log(LogEvent::Failed(fatal)) => return Err(fatal.to_string()),
                 _ => {}
@@ -322,8 +335,8 @@ fn listen(listen_urls: &[Url], config: &Config) -> Result<Vec<TcpListener>, Stri
         let address = resolve(url)?;
         let failed = |e: std::io::Error| format!("cannot listen on {}: {e}", url.as_str());
         let domain = if address.is_ipv6() { socket2::Domain::IPV6 } else { socket2::Domain::IPV4 };
-        let socket =
-            socket2::Socket::new(domain, socket2::Type::STREAM, Some(socket2::Protocol::TCP)).map_err(failed)?;
+        let socket = socket2::Socket::new(domain, socket2::Type::STREAM, Some(socket2::Protocol::TCP))
+            .map_err(failed)?;
         // As Go does for every listener; the flag only says so.
         socket.set_reuse_address(true).map_err(failed)?;
         if config.socket_reuse_port {
@@ -401,8 +414,7 @@ fn serve(
         in_use_bytes: machine.in_use_bytes(),
     };
     let seed = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
-    let shared =
-        Arc::new(Shared::new(identity, state, limits, shards, inbox, log.values(), metrics, seed));
+    let shared = Arc::new(Shared::new(identity, state, limits, shards, inbox, log.values(), metrics, seed));
     let checkpoint_bytes: u64 = levels.iter().map(|level| level.run.file_bytes).sum();
     let log_bytes: u64 = log.segments().iter().map(|s| s.used_bytes).sum();
     shared.set_disk_bytes(log_bytes + checkpoint_bytes);
@@ -460,12 +472,19 @@ fn serve(
     .map_err(|e| format!("cannot start the threads that serve clients: {e}"))?;
     counters.set(front.counters().to_vec());
     let mut fronts = vec![front];
-    fronts.extend(crate::side::start(&shared, &counters, front_options, peers, metrics_listeners)?);
+    let side = |e: std::io::Error| format!("cannot start the threads that serve members and metrics: {e}");
+    fronts.push(crate::peer_listener::start(&shared, &counters, front_options.clone(), peers).map_err(side)?);
+    if !metrics_listeners.is_empty() {
+        let front =
+            MetricsListener::start(&shared, &counters, front_options, metrics_listeners).map_err(side)?;
+        fronts.push(front);
+    }
     logger.info("ready to serve client requests", &[]);
     for url in &listening.clients {
-        logger.info("serving client traffic insecurely; this is strongly discouraged!", &[
-            ("address", Value::Str(url.trim_start_matches("http://"))),
-        ]);
+        logger.info(
+            "serving client traffic insecurely; this is strongly discouraged!",
+            &[("address", Value::Str(url.trim_start_matches("http://")))],
+        );
     }
     notify_systemd(&logger);
     Ok((Running { shared, fronts, core, keeper, ended, _lock: lock }, listening))
@@ -486,7 +505,10 @@ fn front_options(config: &Config, shards: usize) -> front::Options {
     }
 }
 
-fn spawn<T: Send + 'static>(name: &str, body: impl FnOnce() -> T + Send + 'static) -> Result<JoinHandle<T>, String> {
+fn spawn<T: Send + 'static>(
+    name: &str,
+    body: impl FnOnce() -> T + Send + 'static,
+) -> Result<JoinHandle<T>, String> {
     std::thread::Builder::new()
         .name(name.to_owned())
         .spawn(body)

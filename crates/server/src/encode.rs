@@ -65,7 +65,11 @@ fn put_found(out: &mut BytesMut, field: u8, found: &Found, values: &dyn Values) 
 /// # Errors
 ///
 /// When the previous value cannot be read.
-pub fn put(header: &ResponseHeader, previous: Option<&Found>, values: &dyn Values) -> Result<Bytes, ReadError> {
+pub fn put(
+    header: &ResponseHeader,
+    previous: Option<&Found>,
+    values: &dyn Values,
+) -> Result<Bytes, ReadError> {
     let previous_len = previous.map_or(0, |found| field_len(found.encoded_len()));
     let mut out = BytesMut::with_capacity(header_len(header) + previous_len);
     put_header(&mut out, header);
@@ -80,7 +84,11 @@ pub fn put(header: &ResponseHeader, previous: Option<&Found>, values: &dyn Value
 /// # Errors
 ///
 /// When a previous value cannot be read.
-pub fn delete_range(header: &ResponseHeader, deleted: &Deleted, values: &dyn Values) -> Result<Bytes, ReadError> {
+pub fn delete_range(
+    header: &ResponseHeader,
+    deleted: &Deleted,
+    values: &dyn Values,
+) -> Result<Bytes, ReadError> {
     let kvs: usize = deleted.previous.iter().map(|found| field_len(found.encoded_len())).sum();
     let mut out = BytesMut::with_capacity(header_len(header) + number_len(deleted.deleted) + kvs);
     put_header(&mut out, header);

@@ -1,19 +1,30 @@
 //! The member: configuration, the core loop, the services, health and metrics.
+//!
+//! * [`boot`] goes from a configuration and a data directory to a running member.
+//! * [`core`] is the one thread that decides and writes; [`inbox`] is how others reach it, [`shared`] what it
+//!   publishes for them.
+//! * [`services`] answer calls, one set per shard; [`watch`] is one of them, [`pending`] their questions to the core.
+//! * [`keeper`] writes checkpoints and finds values that have to move.
+//! * [`http`] answers health, version and metrics; [`metrics`] names and counts.
+//! * [`config`] and [`logging`] are what they say.
+//!
+//! Invariants: I2 (only the core writes), I3 (it answers after the sync), I8 (`watch`), I9 (limits answer with etcd's
+//! errors). Tests: beside the code, `tests/it`, and end to end in the `mainstay` crate.
 
 pub mod boot;
 pub mod config;
 pub mod core;
-pub mod encode;
-pub mod expiry;
+mod encode;
+mod expiry;
 pub mod http;
 pub mod inbox;
 pub mod keeper;
 pub mod logging;
 pub mod metrics;
+mod peer_listener;
 pub mod pending;
 mod race;
 pub mod services;
 pub mod shared;
-mod side;
 pub mod values;
 pub mod watch;

@@ -19,7 +19,7 @@ use std::time::Instant;
 
 use api::error;
 use api::etcdserverpb::{
-    AlarmType, AuthStatusResponse, MemberListResponse, MemberListRequest, ResponseHeader,
+    AlarmType, AuthStatusResponse, MemberListRequest, MemberListResponse, ResponseHeader,
 };
 use api::{Code, Status};
 use bytes::Bytes;
@@ -81,11 +81,11 @@ impl Services {
         let number = shard.id.0;
         let pending = Pending::new(Arc::clone(&shared), u16::try_from(number).unwrap_or(u16::MAX));
         let values = Rc::new(LogValues::new(shared.values.clone()));
-        let hub_values: Rc<dyn machine::Values> = values.clone();
-        let hub = Hub::new(Arc::clone(&shared), number, hub_values);
+        let hub = Hub::new(Arc::clone(&shared), number, values.clone());
         let range_time =
             [shared.metrics.server.range_duration_of(false), shared.metrics.server.range_duration_of(true)];
-        let client = RefCell::new(("unknown".to_owned(), shared.metrics.server.client_requests_of("unknown")));
+        let client =
+            RefCell::new(("unknown".to_owned(), shared.metrics.server.client_requests_of("unknown")));
         let services = Rc::new(Services {
             methods: api::METHODS.iter().zip(0..).map(|(method, id)| (method.path, id)).collect(),
             closing: shard.closing,
@@ -139,7 +139,11 @@ impl Services {
         if client.0 != version {
             *client = (version.to_owned(), self.shared.metrics.server.client_requests_of(version));
         }
-        if stream { client.1.stream.inc() } else { client.1.unary.inc() }
+        if stream {
+            client.1.stream.inc()
+        } else {
+            client.1.unary.inc()
+        }
         Ok(())
     }
 
@@ -182,7 +186,9 @@ impl Services {
             "/etcdserverpb.Cluster/MemberAdd"
             | "/etcdserverpb.Cluster/MemberRemove"
             | "/etcdserverpb.Cluster/MemberUpdate"
-            | "/etcdserverpb.Cluster/MemberPromote" => Err(unimplemented("changing the members of a cluster")),
+            | "/etcdserverpb.Cluster/MemberPromote" => {
+                Err(unimplemented("changing the members of a cluster"))
+            }
             "/etcdserverpb.Maintenance/Downgrade" => Err(unimplemented("downgrading a cluster")),
             path if path.starts_with("/etcdserverpb.Auth/") => Err(unimplemented("authentication")),
             path if path.starts_with("/v3lockpb.") => Err(unimplemented("the lock service")),

@@ -55,7 +55,8 @@ impl machine::Values for LogValues {
         let place = place_of(value);
         let mut cache = self.cache.borrow_mut();
         // Fibonacci hashing: the top bits of the product spread neighbouring places.
-        let slot = &mut cache[(place.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - SLOTS.trailing_zeros())) as usize];
+        let slot =
+            &mut cache[(place.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - SLOTS.trailing_zeros())) as usize];
         if slot.place == place
             && let Some(bytes) = &slot.bytes
             && bytes.len() == value.len as usize

@@ -272,6 +272,14 @@ impl Model {
                 && (request.min_create_revision == 0 || kv.create >= request.min_create_revision)
                 && (request.max_create_revision == 0 || kv.create <= request.max_create_revision)
         });
+        let filtered = request.min_mod_revision != 0
+            || request.max_mod_revision != 0
+            || request.min_create_revision != 0
+            || request.max_create_revision != 0;
+        if request.sort_order == 0 && !filtered && request.limit > 0 {
+            // Without an order etcd cuts first, one key beyond the limit, and sorts what is left.
+            kvs.truncate(request.limit as usize + 1);
+        }
         let by = |a: &Kv, b: &Kv| match request.sort_target {
             0 => a.key.cmp(&b.key),
             1 => a.version.cmp(&b.version),

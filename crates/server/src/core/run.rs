@@ -8,9 +8,7 @@ use std::time::{Duration, Instant};
 use api::Status;
 use api::error;
 use api::etcdserverpb::alarm_request::AlarmAction;
-use api::etcdserverpb::{
-    AlarmRequest, AlarmType, CompactionRequest, InternalRaftRequest, RequestHeader,
-};
+use api::etcdserverpb::{AlarmRequest, AlarmType, CompactionRequest, InternalRaftRequest, RequestHeader};
 use api::membershippb;
 use bytes::Bytes;
 use consensus::{ConfChange, ConfChangeKind, Entry, EntryKind, Event, Node, Role, Standing};
@@ -455,9 +453,13 @@ impl Core {
                 data: entry.data,
             })
             .collect();
-        let hard_state = append.hard_state.map(|hs| log::HardState { term: hs.term, vote: hs.vote, commit: hs.commit });
+        let hard_state =
+            append.hard_state.map(|hs| log::HardState { term: hs.term, vote: hs.vote, commit: hs.commit });
         let batch = Batch { entries, hard_state, ..Batch::default() };
-        let ticket = self.log.append(batch).map_err(|refused| format!("the log takes no more: {:?}", refused.reason))?;
+        let ticket = self
+            .log
+            .append(batch)
+            .map_err(|refused| format!("the log takes no more: {:?}", refused.reason))?;
         self.syncing.push_back((ticket, append.number));
         Ok(())
     }
@@ -545,14 +547,18 @@ impl Core {
         if !self.is_current(self.machine.members.by_id.get(&id)) {
             let (name, client_urls) = self.attributes.clone();
             let attributes = membershippb::Attributes { name, client_urls };
-            let set = membershippb::ClusterMemberAttrSetRequest { member_id: id, member_attributes: Some(attributes) };
+            let set = membershippb::ClusterMemberAttrSetRequest {
+                member_id: id,
+                member_attributes: Some(attributes),
+            };
             let request =
                 InternalRaftRequest { cluster_member_attr_set: Some(set), ..InternalRaftRequest::default() };
             self.propose_own(request, Waiter::Nobody);
         }
         if self.machine.members.cluster_version.is_empty() {
             let set = membershippb::ClusterVersionSetRequest { ver: api::CLUSTER_VERSION.to_owned() };
-            let request = InternalRaftRequest { cluster_version_set: Some(set), ..InternalRaftRequest::default() };
+            let request =
+                InternalRaftRequest { cluster_version_set: Some(set), ..InternalRaftRequest::default() };
             self.propose_own(request, Waiter::Nobody);
         }
     }
@@ -733,7 +739,8 @@ impl Core {
                     self.checkpoint.emptied.remove(&seq);
                     self.doomed.push((self.published, seq));
                 }
-                self.logger.debug("saved a checkpoint", &[("applied-index", Value::Uint(done.applied_index))]);
+                self.logger
+                    .debug("saved a checkpoint", &[("applied-index", Value::Uint(done.applied_index))]);
                 self.reclaim();
             }
             Err(why) => {
@@ -787,7 +794,10 @@ impl Core {
             self.moving.insert((value.main, value.sub), value.from);
             batch.values.push(log::Value { id, data: value.data });
         }
-        let ticket = self.log.append(batch).map_err(|refused| format!("the log takes no more: {:?}", refused.reason))?;
+        let ticket = self
+            .log
+            .append(batch)
+            .map_err(|refused| format!("the log takes no more: {:?}", refused.reason))?;
         // Raft knows nothing of these.
         self.syncing.push_back((ticket, 0));
         self.mover = Some(done);
@@ -808,7 +818,8 @@ impl Core {
             if oldest <= number && oldest != self.published {
                 kept.push((number, seq));
             } else if let Err(why) = self.log.release(seq) {
-                self.logger.warn("could not release a segment", &[("error", Value::Str(&format!("{why:?}")))]);
+                self.logger
+                    .warn("could not release a segment", &[("error", Value::Str(&format!("{why:?}")))]);
             }
         }
         self.doomed = kept;

@@ -8,9 +8,9 @@ use std::time::Instant;
 use api::error;
 use api::etcdserverpb::alarm_request::AlarmAction;
 use api::etcdserverpb::{
-    AlarmRequest, AlarmResponse, AlarmType, DefragmentRequest, DefragmentResponse, DowngradeInfo, HashKvRequest,
-    HashKvResponse, HashRequest, HashResponse, MoveLeaderRequest, MoveLeaderResponse, SnapshotRequest,
-    SnapshotResponse, StatusRequest, StatusResponse,
+    AlarmRequest, AlarmResponse, AlarmType, DefragmentRequest, DefragmentResponse, DowngradeInfo,
+    HashKvRequest, HashKvResponse, HashRequest, HashResponse, MoveLeaderRequest, MoveLeaderResponse,
+    SnapshotRequest, SnapshotResponse, StatusRequest, StatusResponse,
 };
 use api::health::health_check_response::ServingStatus;
 use api::health::{HealthCheckRequest, HealthCheckResponse, HealthListResponse};
@@ -159,7 +159,11 @@ impl Services {
     }
 
     /// Streams the state, values included, and at last the SHA-256 of all that went before.
-    pub(super) async fn snapshot(self: Rc<Self>, mut inbound: Inbound, mut outbound: Outbound) -> Result<(), Status> {
+    pub(super) async fn snapshot(
+        self: Rc<Self>,
+        mut inbound: Inbound,
+        mut outbound: Outbound,
+    ) -> Result<(), Status> {
         let Some(message) = inbound.next().await? else { return Ok(()) };
         let SnapshotRequest {} = decode(message)?;
         let reply = self.pending.ask(Ask::Image)?.await?;
@@ -175,7 +179,8 @@ impl Services {
                 let blob = chunk.split_to(chunk.len().min(SNAPSHOT_BLOB_BYTES));
                 // What is left is an estimate, never too small, and 0 only with the digest.
                 let remaining_bytes = (writer.remaining_bytes_max() + chunk.len() as u64).max(1);
-                let response = SnapshotResponse { header: None, remaining_bytes, blob, version: version.clone() };
+                let response =
+                    SnapshotResponse { header: None, remaining_bytes, blob, version: version.clone() };
                 outbound.send(response.encode_to_vec().into()).await?;
             }
             tokio::task::yield_now().await;
@@ -193,7 +198,8 @@ impl Services {
         let Some(message) = inbound.next().await? else { return Ok(()) };
         let HealthCheckRequest { service } = decode(message)?;
         let serving = if service.is_empty() { ServingStatus::Serving } else { ServingStatus::ServiceUnknown };
-        let status = |status: ServingStatus| HealthCheckResponse { status: status as i32 }.encode_to_vec().into();
+        let status =
+            |status: ServingStatus| HealthCheckResponse { status: status as i32 }.encode_to_vec().into();
         outbound.send(status(serving)).await?;
         self.closing.clone().begun().await;
         outbound.send(status(ServingStatus::NotServing)).await?;

@@ -14,9 +14,9 @@ use api::etcdserverpb::{RangeRequest, RangeResponse, RangeStreamResponse, Respon
 use api::{Code, Status, mvccpb};
 use bytes::{BufMut, Bytes, BytesMut};
 use front::{Answer, Inbound, Outbound, Unary};
+use machine::check;
 use machine::found::{Found, Projection, kv_len, put_kv, put_varint, varint_len};
 use machine::range::{self, Failure, Selection};
-use machine::check;
 use mvcc::{KeyRange, Version, View};
 use prost::Message as _;
 
@@ -37,7 +37,9 @@ const MESSAGE_BYTES_MAX: usize = i32::MAX as usize;
 pub(super) fn failed(failure: Failure) -> Status {
     match failure {
         Failure::Refused(status) => status,
-        Failure::Unreadable(why) => Status::with(Code::Internal, format!("mainstay: a value could not be read: {why}")),
+        Failure::Unreadable(why) => {
+            Status::with(Code::Internal, format!("mainstay: a value could not be read: {why}"))
+        }
     }
 }
 
@@ -200,7 +202,14 @@ impl Services {
         if len > BYTES_AT_ONCE {
             // Few keys with large values: the last stands first, for it is taken last.
             let chosen = versions.into_iter().rev().map(|v| projected(Found::of(v), projection)).collect();
-            return self.rest(Arc::clone(&state.view), projection, header, Keys::Chosen(chosen), (more, count), len);
+            return self.rest(
+                Arc::clone(&state.view),
+                projection,
+                header,
+                Keys::Chosen(chosen),
+                (more, count),
+                len,
+            );
         }
         let mut out = BytesMut::with_capacity(len);
         put_header(&mut out, &header);
@@ -222,12 +231,23 @@ impl Services {
         len: usize,
     ) -> Result<Answer, Status> {
         if len > MESSAGE_BYTES_MAX {
-            let text = format!("grpc: trying to send message larger than max ({len} vs. {MESSAGE_BYTES_MAX})");
+            let text =
+                format!("grpc: trying to send message larger than max ({len} vs. {MESSAGE_BYTES_MAX})");
             return Err(Status::with(Code::ResourceExhausted, text));
         }
         let revision = view.snapshot().current_revision();
         let values = Rc::clone(&self.values);
-        let rest = Rest { view, values, projection, revision, header: Some(header), keys, more, count, ended: false };
+        let rest = Rest {
+            view,
+            values,
+            projection,
+            revision,
+            header: Some(header),
+            keys,
+            more,
+            count,
+            ended: false,
+        };
         Ok(rest.into_answer(len))
     }
 
@@ -244,7 +264,8 @@ impl Services {
         };
         let natural = range::is_natural(&request);
         if !natural && !request.count_only {
-            let (chosen, more, count, kvs) = self.choose(&view, &request, revision, limit, projection).await?;
+            let (chosen, more, count, kvs) =
+                self.choose(&view, &request, revision, limit, projection).await?;
             let len = header_len(&header) + kvs + number_len(i64::from(more)) + number_len(count);
             return self.rest(view, projection, header, Keys::Chosen(chosen), (more, count), len);
         }
@@ -294,7 +315,8 @@ impl Services {
             ended: false,
         };
         if len > MESSAGE_BYTES_MAX {
-            let text = format!("grpc: trying to send message larger than max ({len} vs. {MESSAGE_BYTES_MAX})");
+            let text =
+                format!("grpc: trying to send message larger than max ({len} vs. {MESSAGE_BYTES_MAX})");
             return Err(Status::with(Code::ResourceExhausted, text));
         }
         Ok(rest.into_answer(len))
@@ -352,7 +374,8 @@ impl Services {
         let request: RangeRequest = decode(message)?;
         check::range(&request)?;
         let natural_order = request.sort_order == SortOrder::None as i32
-            || (request.sort_order == SortOrder::Ascend as i32 && request.sort_target == SortTarget::Key as i32);
+            || (request.sort_order == SortOrder::Ascend as i32
+                && request.sort_target == SortTarget::Key as i32);
         if !natural_order || request.sort_target != SortTarget::Key as i32 {
             return Err(Status::new(Code::Unimplemented, "RangeStream does not support custom sort orders"));
         }
