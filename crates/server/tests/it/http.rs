@@ -73,7 +73,7 @@ fn shared(state: Published, values: log::Values) -> Shared {
         slow_request: Duration::from_millis(300),
     };
     let metrics = Arc::new(Metrics::new(METHODS, MetricsDetail::Basic));
-    Shared::new(identity, state, limits, 1, values, metrics, 1)
+    Shared::new(identity, state, limits, 1, Arc::default(), values, metrics, 1)
 }
 
 /// The member that applied these entries; `adjust` has the last word on what it publishes.

@@ -77,7 +77,7 @@ impl World {
         let metrics = Arc::new(Metrics::new(&[], MetricsDetail::Basic));
         let state = published(&mut store, 2);
         let identity = Identity { member_id: 2, cluster_id: 1 };
-        let shared = Arc::new(Shared::new(identity, state, limits, 1, log.values(), metrics, 1));
+        let shared = Arc::new(Shared::new(identity, state, limits, 1, Arc::default(), log.values(), metrics, 1));
         let values = Rc::new(Repeated::default());
         let hub = Hub::new(Arc::clone(&shared), 0, values.clone());
         World { store, shared, values, hub, history: Vec::new(), live: BTreeMap::new(), leader: 2, _log: log }
