@@ -18,7 +18,7 @@ use log::{Batch, Log, LogEvent, Recovered, Replayed};
 use machine::{Machine, Member, Rules};
 use prost::Message as _;
 
-use crate::config::{Bootstrap, Config, InitialClusterState, Url};
+use crate::config::{Bootstrap, Config, InitialClusterState, MetricsDetail, Url};
 use crate::core::{Ask, Core, Order, Parts};
 use crate::http::MetricsListener;
 use crate::inbox::Inbox;
@@ -442,6 +442,7 @@ fn serve(
         request_timeout: Duration::from_secs(5) + 2 * config.election_timeout,
         progress_interval: config.watch_progress_notify_interval,
         slow_request: config.warning_unary_request_duration,
+        times_calls: config.metrics == MetricsDetail::Extensive,
     };
     let state = Published {
         view: machine.store.publish(),
@@ -515,7 +516,7 @@ fn serve(
     counters.set(front.counters().to_vec());
     let mut fronts = vec![front];
     let side = |e: std::io::Error| format!("cannot start the threads that serve members and metrics: {e}");
-    fronts.push(crate::peer_listener::start(&shared, &counters, front_options.clone(), peers).map_err(side)?);
+    fronts.push(crate::peer_listener::start(&shared, front_options.clone(), peers).map_err(side)?);
     if !metrics_listeners.is_empty() {
         let front =
             MetricsListener::start(&shared, &counters, front_options, metrics_listeners).map_err(side)?;

@@ -7,6 +7,7 @@
 mod compactor;
 mod gathering;
 mod leases;
+mod meters;
 mod run;
 
 use std::sync::Arc;

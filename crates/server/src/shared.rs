@@ -89,6 +89,8 @@ pub struct Limits {
     pub progress_interval: std::time::Duration,
     /// Requests slower than this are logged.
     pub slow_request: std::time::Duration,
+    /// Whether the time of every call is counted (`--metrics extensive`).
+    pub times_calls: bool,
 }
 
 impl Shared {

@@ -19,6 +19,7 @@ use prost::Message as _;
 
 use super::compactor::Compactor;
 use super::gathering::Gathering;
+use super::meters::Meters;
 use super::{Ask, Checkpointed, Order, Pinned, Relocation, Reply, ReplyBody, Ticket};
 use crate::config::Config;
 use crate::expiry::Expiry;
@@ -106,6 +107,7 @@ pub struct Core {
     orders: SyncSender<Order>,
     attributes: (String, Vec<String>),
     waiting: HashMap<u64, Waiter>,
+    meters: Meters,
     gathered: Vec<Proposal>,
     gathering: Gathering,
     /// Batches on their way to the disk: the log's ticket and raft's number.
@@ -184,6 +186,7 @@ impl Core {
             orders: parts.orders,
             attributes: parts.attributes,
             waiting: HashMap::new(),
+            meters: Meters::new(Arc::clone(&parts.shared.metrics)),
             gathered: Vec::new(),
             gathering: Gathering::new(now),
             syncing: VecDeque::new(),
@@ -540,6 +543,7 @@ impl Core {
                 let clock = Instant::now();
                 let applied = self.machine.apply(command, &self.values, true).map_err(|e| e.to_string())?;
                 let took = clock.elapsed();
+                self.meters.applied(applied.op, &applied.outcome, entry.data.len(), took);
                 if took > self.config.warning_apply_duration {
                     self.shared.metrics.server.slow_apply.inc();
                     self.logger.warn(
@@ -653,6 +657,9 @@ impl Core {
             self.views.retain(|(_, view)| view.strong_count() > 0);
         }
         let standing = self.node.standing();
+        let metrics = &self.shared.metrics;
+        metrics.server.proposals_pending.set_u64(self.waiting.len() as u64);
+        metrics.mvcc.db_open_read_transactions.set_u64(self.views.len() as u64);
         self.shared.state.store(Arc::new(Published {
             view,
             applied_index: self.machine.applied_index,
@@ -744,8 +751,15 @@ impl Core {
             }
             return;
         }
-        if self.machine.compact_step(self.config.compaction_batch_limit) {
+        let versions = self.machine.store.stats().versions;
+        let done = self.machine.compact_step(self.config.compaction_batch_limit);
+        let metrics = &self.shared.metrics.mvcc;
+        metrics.db_compaction_keys.add(versions.saturating_sub(self.machine.store.stats().versions));
+        metrics.db_compaction_pause.observe_milliseconds(now.elapsed());
+        if done {
             self.removing = false;
+            metrics.db_compaction_total.observe_milliseconds(self.removal_asked.elapsed());
+            metrics.db_compaction_last.set_u64(unix_seconds());
             for reply in self.removal_waiters.drain(..) {
                 self.replies[usize::from(reply.ticket.shard)].push(reply);
             }
@@ -889,6 +903,10 @@ impl Core {
         }
         self.doomed = kept;
     }
+}
+
+fn unix_seconds() -> u64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// Whether an outcome names places of values, which must stay readable until it is answered.

@@ -71,6 +71,7 @@ fn shared(state: Published, values: log::Values) -> Shared {
         request_timeout: Duration::from_secs(7),
         progress_interval: Duration::from_secs(600),
         slow_request: Duration::from_millis(300),
+        times_calls: false,
     };
     let metrics = Arc::new(Metrics::new(METHODS, MetricsDetail::Basic));
     Shared::new(identity, state, limits, 1, Arc::default(), values, metrics, 1)
