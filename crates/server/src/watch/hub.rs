@@ -77,7 +77,13 @@ impl Hub {
         }
         let header = self.header(&state, current);
         let from = self.revision.get() + 1;
-        let mut changes = match snapshot.changes(from, current) {
+        // Above what may have been removed, everything written is still there, compacted or not.
+        let changes = if from > state.removed_through {
+            Ok(snapshot.written(from, current))
+        } else {
+            snapshot.changes(from, current)
+        };
+        let mut changes = match changes {
             _ if self.synced.borrow().is_empty() => None,
             Ok(changes) => Some(changes.peekable()),
             Err(_) => {
@@ -101,6 +107,7 @@ impl Hub {
             }
         }
         self.revision.set(current);
+        self.shared.saw(self.shard, current);
         self.waiting.take().iter().for_each(|stream| stream.wake());
     }
 

@@ -96,7 +96,7 @@ fn creation_is_answered_as_etcd_does() {
             "4@0 canceled compacted=4",
         ]
     );
-    assert_eq!((world.hub.watches(), world.gauges()), (4, (1, 4, 0, 0)));
+    assert_eq!((world.hub.watches(), world.gauges()), (4, (1, 5, 0, 0)), "etcd counts a compacted one on");
     drop(client);
     assert_eq!((world.hub.watches(), world.gauges()), (0, (0, 0, 0, 0)));
 }
@@ -389,13 +389,32 @@ fn a_watch_overtaken_by_a_compaction_is_told() {
     assert!(revisions.into_iter().eq(2..2 + count));
     assert!(prompt.received().is_empty(), "who has all is not concerned");
 
-    // What was compacted before this shard saw it cannot be told.
+    // What was compacted before this shard saw it is told all the same, as long as it is still there.
+    prompt.create(watch("k", ""));
+    settle([&mut prompt]);
+    prompt.received();
     (0..10).for_each(|_| world.put("k", 1));
     world.store.compact(105).expect("compacts");
     world.advance();
+    settle([&mut prompt]);
+    let told: Vec<i64> = prompt
+        .received()
+        .iter()
+        .flat_map(|response| {
+            response.events.iter().filter_map(|event| event.kv.as_ref().map(|kv| kv.mod_revision))
+        })
+        .collect();
+    assert!(told.into_iter().eq(102..112));
+
+    // Once it may have been removed, nobody can be sure to have heard all.
+    (0..10).for_each(|_| world.put("k", 1));
+    world.store.compact(115).expect("compacts");
+    while !world.store.compact_step(100, |_| {}).done {}
+    world.removed_through = 115;
+    world.advance();
     settle([&mut slow, &mut prompt]);
-    assert_eq!(lines(&prompt), ["0@0 canceled compacted=105"]);
-    assert_eq!((world.hub.watches(), world.gauges()), (0, (2, 2, 0, 0)));
+    assert_eq!(lines(&prompt), ["0@0 canceled compacted=115", "1@0 canceled compacted=115"]);
+    assert_eq!((world.hub.watches(), world.gauges()), (0, (2, 3, 0, 0)));
 
     // The stream knows it until the client cancels it too.
     prompt.create(WatchCreateRequest { watch_id: 7, ..watch("k", "") });
@@ -406,16 +425,19 @@ fn a_watch_overtaken_by_a_compaction_is_told() {
     assert_eq!(
         lines(&prompt),
         [
-            "7@111 created",
-            "-1@111 created canceled (mvcc: duplicate watch ID provided on the WatchStream)",
-            "1@111 created"
+            "7@121 created",
+            "-1@121 created canceled (mvcc: duplicate watch ID provided on the WatchStream)",
+            "2@121 created"
         ],
         "and the word of progress waits"
     );
     prompt.cancel(0);
     prompt.cancel(0);
     settle([&mut prompt]);
-    assert_eq!(lines(&prompt), ["0@111 canceled", "-1@111"]);
+    assert_eq!(lines(&prompt), ["0@121 canceled"]);
+    prompt.cancel(1);
+    settle([&mut prompt]);
+    assert_eq!(lines(&prompt), ["1@121 canceled", "-1@121"]);
     drop((slow, prompt));
     assert_eq!((world.hub.watches(), world.gauges()), (0, (0, 0, 0, 0)));
 }
@@ -482,6 +504,8 @@ struct Followed {
     mid_fragment: bool,
     canceled: bool,
     compacted: i64,
+    /// Whether the client has cancelled what a compaction had ended.
+    dismissed: bool,
 }
 
 impl Followed {
@@ -494,7 +518,13 @@ impl Followed {
     }
 
     fn hear(&mut self, response: WatchResponse) {
-        assert!(!self.canceled, "nothing comes after the end");
+        if self.canceled {
+            // But for the answer to a client that cancels what a compaction has ended.
+            assert!(self.compacted != 0 && !self.dismissed, "nothing comes after the end");
+            assert!(response.canceled && response.compact_revision == 0 && response.events.is_empty());
+            self.dismissed = true;
+            return;
+        }
         let header = response.header.expect("a header");
         self.canceled = response.canceled;
         self.compacted = response.compact_revision;
@@ -628,6 +658,7 @@ fn every_event_once_in_order() {
                         mid_fragment: false,
                         canceled,
                         compacted,
+                        dismissed: false,
                     });
                 } else if response.watch_id >= 0 {
                     followed[response.watch_id as usize].hear(response);

@@ -57,6 +57,8 @@ pub struct World {
     pub history: Vec<Event>,
     live: BTreeMap<Vec<u8>, KeyValue>,
     leader: u64,
+    /// What is published of removals: that they may have taken anything up to here.
+    pub removed_through: i64,
     _log: log::Log,
 }
 
@@ -73,14 +75,26 @@ impl World {
             request_timeout: Duration::from_secs(7),
             progress_interval,
             slow_request: Duration::from_secs(1),
+            times_calls: false,
         };
         let metrics = Arc::new(Metrics::new(&[], MetricsDetail::Basic));
-        let state = published(&mut store, 2);
+        let state = published(&mut store, 2, -1);
         let identity = Identity { member_id: 2, cluster_id: 1 };
-        let shared = Arc::new(Shared::new(identity, state, limits, 1, Arc::default(), log.values(), metrics, 1));
+        let shared =
+            Arc::new(Shared::new(identity, state, limits, 1, Arc::default(), log.values(), metrics, 1));
         let values = Rc::new(Repeated::default());
         let hub = Hub::new(Arc::clone(&shared), 0, values.clone());
-        World { store, shared, values, hub, history: Vec::new(), live: BTreeMap::new(), leader: 2, _log: log }
+        World {
+            store,
+            shared,
+            values,
+            hub,
+            history: Vec::new(),
+            live: BTreeMap::new(),
+            leader: 2,
+            removed_through: -1,
+            _log: log,
+        }
     }
 
     /// One transaction: puts with the length of the value, deletions without.
@@ -130,7 +144,7 @@ impl World {
 
     /// Publishes what was written, as the core does after a batch.
     pub fn publish(&mut self) {
-        let state = published(&mut self.store, self.leader);
+        let state = published(&mut self.store, self.leader, self.removed_through);
         self.shared.state.store(Arc::new(state));
     }
 
@@ -168,7 +182,7 @@ impl World {
     }
 }
 
-fn published(store: &mut Store, leader: u64) -> Published {
+fn published(store: &mut Store, leader: u64, removed_through: i64) -> Published {
     Published {
         view: store.publish(),
         applied_index: 1,
@@ -179,6 +193,7 @@ fn published(store: &mut Store, leader: u64) -> Published {
         alarms: Arc::new(Alarms::default()),
         members: Arc::new(Members::default()),
         in_use_bytes: 0,
+        removed_through,
     }
 }
 
