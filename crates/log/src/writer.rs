@@ -68,7 +68,19 @@ pub(crate) struct Writer {
     next_index: u64,
     last_term: u64,
     write: Write,
+    /// The active segment's bytes up to here have been written before, as zeros or by its file's last use: a sync of
+    /// what overwrites them needs no journal of the file system's.
+    filled: u64,
+    /// Bytes of recent writes, on average.
+    typical_bytes: u64,
 }
+
+/// Zeros written ahead at once.
+const AHEAD_BYTES: usize = 256 << 10;
+/// Writes of this size and more do not get zeros ahead of them: what a sync costs is shared by many entries then, and
+/// bytes on disk count for more.
+const LARGE_WRITE_BYTES: u64 = 12 << 10;
+static ZEROS: [u8; AHEAD_BYTES] = [0; AHEAD_BYTES];
 
 /// The write being put together: what goes behind the durable end of the active segment.
 #[derive(Default)]
@@ -127,6 +139,8 @@ impl Writer {
             next_index: position.next_index,
             last_term: position.last_term,
             write: Write { start: end, end, ..Write::default() },
+            filled: 0,
+            typical_bytes: 0,
         };
         writer.publish_room();
         writer
@@ -321,6 +335,7 @@ impl Writer {
         });
         self.shared.insert(segment.clone());
         self.active = Some(segment);
+        self.filled = prepared.filled;
         self.write.start = SEGMENT_HEADER_BYTES as u32;
         self.write.end = SEGMENT_HEADER_BYTES as u32;
         let start = Start {
@@ -352,22 +367,41 @@ impl Writer {
             self.write.copy(&[0; END_BYTES]);
         }
         let fatal = |doing, error| Fatal { doing, path: active.path.clone(), error: Arc::new(error) };
+        let figures = &self.shared.figures;
+        self.typical_bytes = (self.typical_bytes * 7 + bytes) / 8;
+        let capacity = active.capacity.load(Ordering::Relaxed);
+        let zeros = self.zeros_ahead(capacity);
         let begun = Instant::now();
         let mut pieces = self.write.slices();
+        if zeros > 0 {
+            pieces.push(IoSlice::new(&ZEROS[..zeros]));
+            figures.prepared_bytes.fetch_add(zeros as u64, Ordering::Relaxed);
+        }
         active
             .file
             .write_vectored_at(&mut pieces, u64::from(self.write.start))
             .map_err(|error| fatal("write to", error))?;
         let written = Instant::now();
-        let figures = &self.shared.figures;
         figures.writes.add(written - begun);
         figures.written_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.filled = self.filled.max(u64::from(self.write.end) + zeros as u64);
         if !self.unsafe_no_fsync {
             active.file.sync_data().map_err(|error| fatal("sync", error))?;
             figures.fsyncs.add(written.elapsed());
         }
         self.take_effect(&active, synced);
         Ok(())
+    }
+
+    /// How many zeros to write behind this write, so that the next ones overwrite them. Measured for writes of 1 KiB:
+    /// a sync into room that is merely reserved takes 140 us of processor time and waits for the file system's
+    /// journal, one into written room 62 us.
+    fn zeros_ahead(&self, capacity: u64) -> usize {
+        let end = u64::from(self.write.end) + END_BYTES as u64;
+        if self.typical_bytes >= LARGE_WRITE_BYTES || end <= self.filled || end >= capacity {
+            return 0;
+        }
+        usize::try_from(capacity - end).map_or(AHEAD_BYTES, |left| left.min(AHEAD_BYTES))
     }
 
     fn take_effect(&mut self, active: &Segment, synced: &mut Synced) {

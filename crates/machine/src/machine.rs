@@ -118,6 +118,8 @@ pub enum Change {
 pub struct Applied {
     /// The id under which it was proposed; 0 for a leader's empty entry.
     pub request_id: u64,
+    /// What it asked for, by etcd's name; empty for a leader's empty entry.
+    pub op: &'static str,
     /// What to answer.
     pub outcome: Result<Outcome, Status>,
     /// What else changed.
@@ -250,7 +252,7 @@ impl Machine {
         let fatal = |why: String| Fatal { index: command.index, why };
         self.next(command)?;
         if command.data.is_empty() {
-            return Ok(Applied { request_id: 0, outcome: Ok(Outcome::Done), change: None });
+            return Ok(Applied { request_id: 0, op: "", outcome: Ok(Outcome::Done), change: None });
         }
         let request = InternalRaftRequest::decode(command.data.clone())
             .map_err(|e| fatal(format!("it is no request of this version: {e}")))?;
@@ -264,7 +266,7 @@ impl Machine {
             Err(Failure::Refused(status)) => Err(status),
             Err(Failure::Unreadable(why)) => return Err(fatal(why)),
         };
-        Ok(Applied { request_id, outcome, change })
+        Ok(Applied { request_id, op: op_name(&request), outcome, change })
     }
 
     fn next(&mut self, command: Command<'_>) -> Result<(), Fatal> {
@@ -584,6 +586,24 @@ impl Run<'_, '_, '_> {
         }
         Ok(outcome)
     }
+}
+
+/// etcd's name for what a request asks.
+fn op_name(request: &InternalRaftRequest) -> &'static str {
+    let names = [
+        (request.put.is_some(), "Put"),
+        (request.txn.is_some(), "Txn"),
+        (request.delete_range.is_some(), "DeleteRange"),
+        (request.compaction.is_some(), "Compaction"),
+        (request.lease_grant.is_some(), "LeaseGrant"),
+        (request.lease_revoke.is_some(), "LeaseRevoke"),
+        (request.lease_checkpoint.is_some(), "LeaseCheckpoint"),
+        (request.alarm.is_some(), "Alarm"),
+        (request.cluster_version_set.is_some(), "ClusterVersionSet"),
+        (request.cluster_member_attr_set.is_some(), "ClusterMemberAttrSet"),
+        (request.downgrade_info_set.is_some(), "DowngradeInfoSet"),
+    ];
+    names.into_iter().find_map(|(there, name)| there.then_some(name)).unwrap_or("Unknown")
 }
 
 /// Where a slice of the entry's data lies in the log, and what it is.

@@ -13,12 +13,12 @@ use api::raftpb;
 use consensus::{Entry, EntryKind, HardState, Node, Restored};
 use disk::{Disk, Lock, RealDisk};
 use front::Front;
-use log::checkpoint::CheckpointStore;
+use log::checkpoint::{CheckpointStore, Manifest};
 use log::{Batch, Log, LogEvent, Recovered, Replayed};
 use machine::{Machine, Member, Rules};
 use prost::Message as _;
 
-use crate::config::{Bootstrap, Config, InitialClusterState, Url};
+use crate::config::{Bootstrap, Config, InitialClusterState, MetricsDetail, Url};
 use crate::core::{Ask, Core, Order, Parts};
 use crate::http::MetricsListener;
 use crate::inbox::Inbox;
@@ -156,46 +156,27 @@ fn open(
     };
 
     let rules = Rules { lease_ttl_min: lease_ttl_min(config) };
-    let mut levels = Vec::new();
-    let machine = match &manifest {
-        None => Machine::new(rules),
-        Some(manifest) => {
-            let mut runs = Vec::new();
-            for run in &manifest.runs {
-                let mut reader = checkpoints.read(run).map_err(text)?;
-                runs.push(std::iter::from_fn(move || reader.next_block().transpose()));
-                let level = Level::of(run.clone()).ok_or_else(|| {
-                    format!("the checkpoint names a file {:?}, which is none of its", run.name)
-                })?;
-                levels.push(level);
-            }
-            machine::image::restore(rules, runs)
-                .map_err(|e| format!("cannot restore the checkpoint in {}: {e}", member_dir.display()))?
-        }
-    };
-
-    let mut options = log::Options::new(&log_dir, identity.cluster_id, identity.member_id);
-    options.unsafe_no_fsync = config.unsafe_no_fsync;
-    let mut entries: Vec<Entry> = Vec::new();
-    let mut locations: VecDeque<(u64, log::Location)> = VecDeque::new();
-    let first = machine.applied_index + 1;
-    let mut replay = |replayed: Replayed| match replayed {
-        Replayed::Entry(entry, location) if entry.index >= first => {
-            let keep = usize::try_from(entry.index - first).unwrap_or(usize::MAX);
-            entries.truncate(keep);
-            locations.truncate(keep);
-            let kind = if entry.entry_type == 0 { EntryKind::Normal } else { EntryKind::ConfChange };
-            entries.push(Entry { term: entry.term, index: entry.index, kind, data: entry.data });
-            locations.push_back((entry.index, location));
-        }
-        // A hard state is told with the result; a reset comes with clusters; values that were moved after the
-        // checkpoint are still in their old places as well.
-        _ => {}
-    };
-    let events = Arc::clone(&inbox);
-    let on_event = Box::new(move |event: LogEvent| events.send(Ask::Log(event)));
-    let (mut log, recovered) =
-        Log::open(options, Arc::clone(disk), first, &mut replay, on_event).map_err(text)?;
+    let applied = manifest.as_ref().map_or(0, |manifest| manifest.applied_index);
+    // The two take about as long as each other, and neither needs the other.
+    let (state, replayed) = std::thread::scope(|scope| {
+        let log = scope.spawn(|| {
+            let mut options = log::Options::new(&log_dir, identity.cluster_id, identity.member_id);
+            options.unsafe_no_fsync = config.unsafe_no_fsync;
+            replay_log(options, disk, applied + 1, Arc::clone(&inbox))
+        });
+        let state = restore(rules, &checkpoints, manifest.as_ref(), member_dir);
+        (state, log.join())
+    });
+    let (machine, levels) = state?;
+    let replayed = replayed.map_err(|_| "the thread that opens the log panicked".to_owned())??;
+    let ReplayedLog { mut log, recovered, mut entries, mut locations } = replayed;
+    if machine.applied_index != applied {
+        return Err(format!(
+            "the checkpoint in {} says it goes up to entry {applied}, but it holds entry {}",
+            member_dir.display(),
+            machine.applied_index
+        ));
+    }
     if let Some(last) = entries.last()
         && last.index != recovered.last_index
     {
@@ -242,6 +223,66 @@ fn open(
     )
     .map_err(|e| format!("the log and the checkpoint do not go together: {e}"))?;
     Ok(Opened { identity, machine, node, log, recovered, locations, checkpoints, levels })
+}
+
+/// A log that was opened, and what of it the checkpoint does not have.
+struct ReplayedLog {
+    log: Log,
+    recovered: Recovered,
+    entries: Vec<Entry>,
+    locations: VecDeque<(u64, log::Location)>,
+}
+
+fn replay_log(
+    options: log::Options,
+    disk: &Arc<dyn Disk>,
+    first: u64,
+    inbox: Arc<Inbox<Ask>>,
+) -> Result<ReplayedLog, String> {
+    let mut entries: Vec<Entry> = Vec::new();
+    let mut locations: VecDeque<(u64, log::Location)> = VecDeque::new();
+    let mut replay = |replayed: Replayed| match replayed {
+        Replayed::Entry(entry, location) if entry.index >= first => {
+            let keep = usize::try_from(entry.index - first).unwrap_or(usize::MAX);
+            entries.truncate(keep);
+            locations.truncate(keep);
+            let kind = if entry.entry_type == 0 { EntryKind::Normal } else { EntryKind::ConfChange };
+            locations.push_back((entry.index, location));
+            entries.push(Entry { term: entry.term, index: entry.index, kind, data: entry.data });
+        }
+        // An older entry that comes late replaces everything from it on.
+        Replayed::Entry(..) => {
+            entries.clear();
+            locations.clear();
+        }
+        // A hard state is told with the result; a reset comes with clusters; values that were moved after the
+        // checkpoint are still in their old places as well.
+        Replayed::HardState(_) | Replayed::Reset(_) | Replayed::Value(..) => {}
+    };
+    let on_event = Box::new(move |event: LogEvent| inbox.send(Ask::Log(event)));
+    let (log, recovered) =
+        Log::open(options, Arc::clone(disk), first, &mut replay, on_event).map_err(|e| e.to_string())?;
+    Ok(ReplayedLog { log, recovered, entries, locations })
+}
+
+fn restore(
+    rules: Rules,
+    checkpoints: &CheckpointStore,
+    manifest: Option<&Manifest>,
+    member_dir: &Path,
+) -> Result<(Machine, Vec<Level>), String> {
+    let Some(manifest) = manifest else { return Ok((Machine::new(rules), Vec::new())) };
+    let (mut runs, mut levels) = (Vec::new(), Vec::new());
+    for run in &manifest.runs {
+        let mut reader = checkpoints.read(run).map_err(|e| e.to_string())?;
+        runs.push(std::iter::from_fn(move || reader.next_block().transpose()));
+        let level = Level::of(run.clone())
+            .ok_or_else(|| format!("the checkpoint names a file {:?}, which is none of its", run.name))?;
+        levels.push(level);
+    }
+    let machine = machine::image::restore(rules, runs)
+        .map_err(|e| format!("cannot restore the checkpoint in {}: {e}", member_dir.display()))?;
+    Ok((machine, levels))
 }
 
 fn first_start(config: &Config) -> Result<Bootstrap, String> {
@@ -298,7 +339,7 @@ fn append_and_wait(
     let deadline = Instant::now() + BOOT_PATIENCE;
     let mut told = Vec::new();
     while Instant::now() < deadline {
-        inbox.drain(&mut told, Duration::from_secs(1));
+        inbox.drain(&mut told, Duration::from_secs(1), 1);
         for ask in told.drain(..) {
             match ask {
                 Ask::Log(LogEvent::Synced(synced)) if synced.ticket >= ticket => {
@@ -401,6 +442,7 @@ fn serve(
         request_timeout: Duration::from_secs(5) + 2 * config.election_timeout,
         progress_interval: config.watch_progress_notify_interval,
         slow_request: config.warning_unary_request_duration,
+        times_calls: config.metrics == MetricsDetail::Extensive,
     };
     let state = Published {
         view: machine.store.publish(),
@@ -412,6 +454,7 @@ fn serve(
         alarms: Arc::new(machine.alarms.clone()),
         members: Arc::new(machine.members.clone()),
         in_use_bytes: machine.in_use_bytes(),
+        removed_through: machine.store.compact_revision(),
     };
     let seed = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
     let shared = Arc::new(Shared::new(identity, state, limits, shards, inbox, log.values(), metrics, seed));
@@ -473,7 +516,7 @@ fn serve(
     counters.set(front.counters().to_vec());
     let mut fronts = vec![front];
     let side = |e: std::io::Error| format!("cannot start the threads that serve members and metrics: {e}");
-    fronts.push(crate::peer_listener::start(&shared, &counters, front_options.clone(), peers).map_err(side)?);
+    fronts.push(crate::peer_listener::start(&shared, front_options.clone(), peers).map_err(side)?);
     if !metrics_listeners.is_empty() {
         let front =
             MetricsListener::start(&shared, &counters, front_options, metrics_listeners).map_err(side)?;

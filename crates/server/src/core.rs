@@ -5,7 +5,9 @@
 //! only then answers (invariant I3). It never waits for the disk.
 
 mod compactor;
+mod gathering;
 mod leases;
+mod meters;
 mod run;
 
 use std::sync::Arc;
@@ -41,6 +43,8 @@ pub enum Ask {
         id: u64,
         /// Bytes of an `InternalRaftRequest`.
         data: Bytes,
+        /// Which connection it came over, more or less: to guess how many more are coming.
+        writer: u16,
         /// For a compaction: answer only once everything it made unreadable is removed.
         wait_removed: bool,
     },

@@ -55,7 +55,7 @@ pub fn answer(
         _ if request.method() == Method::OPTIONS => reply(StatusCode::OK, &[], Bytes::new()),
         Target::Elsewhere(location) => redirect(request, &location),
         Target::Path(path) => match path.as_str() {
-            "/version" => only_get(request, || version(&shared.state.load())),
+            "/version" => version(shared, request),
             "/debug/vars" => only_get(request, || variables::answer(shared)),
             "/v3" => refused(StatusCode::NOT_FOUND, NO_GATEWAY),
             path if path.starts_with("/v3/") || path.starts_with("/v3beta/") => {
@@ -117,15 +117,19 @@ fn common(
     }
 }
 
-fn version(state: &Published) -> Response<Bytes> {
-    // etcd's storage version follows the cluster version.
-    let (cluster, storage) = match state.members.cluster_version.as_str() {
-        "" => ("not_decided", "unknown"),
-        decided => (decided, decided),
-    };
-    let [server, cluster, storage] = [API_VERSION, cluster, storage].map(Value::from);
-    let body = format!(r#"{{"etcdserver":{server},"etcdcluster":{cluster},"storage":{storage}}}"#);
-    reply(StatusCode::OK, &[(CONTENT_TYPE, JSON)], body.into())
+/// Answers a request for `/version`, which clients and other members ask for alike.
+pub fn version(shared: &Shared, request: &Request<Bytes>) -> Response<Bytes> {
+    only_get(request, || {
+        let state = shared.state.load();
+        // etcd's storage version follows the cluster version.
+        let (cluster, storage) = match state.members.cluster_version.as_str() {
+            "" => ("not_decided", "unknown"),
+            decided => (decided, decided),
+        };
+        let [server, cluster, storage] = [API_VERSION, cluster, storage].map(Value::from);
+        let body = format!(r#"{{"etcdserver":{server},"etcdcluster":{cluster},"storage":{storage}}}"#);
+        reply(StatusCode::OK, &[(CONTENT_TYPE, JSON)], body.into())
+    })
 }
 
 fn only_get(request: &Request<Bytes>, answer: impl FnOnce() -> Response<Bytes>) -> Response<Bytes> {

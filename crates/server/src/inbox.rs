@@ -3,7 +3,7 @@
 //! Both are drained whole by their one receiver, so that whatever gathered while it was busy becomes one batch. Both
 //! are bounded by who fills them: a shard has at most [`ASKS_PER_SHARD_MAX`] questions open, and each gets one reply.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::thread::Thread;
@@ -21,12 +21,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub struct Inbox<T> {
     waiting: Mutex<Vec<T>>,
     receiver: Mutex<Option<Thread>>,
-    asleep: AtomicBool,
+    /// 0 while the receiver is awake, else how many things have to wait before it is worth waking.
+    asleep: AtomicUsize,
 }
 
 impl<T> Default for Inbox<T> {
     fn default() -> Self {
-        Inbox { waiting: Mutex::new(Vec::new()), receiver: Mutex::new(None), asleep: AtomicBool::new(false) }
+        Inbox { waiting: Mutex::new(Vec::new()), receiver: Mutex::new(None), asleep: AtomicUsize::new(0) }
     }
 }
 
@@ -36,49 +37,50 @@ impl<T> Inbox<T> {
         *lock(&self.receiver) = Some(std::thread::current());
     }
 
-    /// Puts one thing in.
+    /// Puts one thing in that should not wait.
     pub fn send(&self, item: T) {
         lock(&self.waiting).push(item);
-        self.wake();
+        self.wake(usize::MAX);
     }
 
-    /// Puts many things in at once, and leaves `items` empty.
+    /// Puts many things in at once, and leaves `items` empty. They may wait for others, see [`Inbox::drain`].
     pub fn send_all(&self, items: &mut Vec<T>) {
         if items.is_empty() {
             return;
         }
-        lock(&self.waiting).append(items);
-        self.wake();
+        let mut waiting = lock(&self.waiting);
+        waiting.append(items);
+        let count = waiting.len();
+        drop(waiting);
+        self.wake(count);
     }
 
-    fn wake(&self) {
-        // The flag is set before the receiver looks a last time, and cleared by whoever wakes it: one wake-up each.
-        if self.asleep.swap(false, Ordering::SeqCst)
+    fn wake(&self, count: usize) {
+        // The receiver says what it wants before it looks a last time, and whoever wakes it takes that back: one
+        // wake-up each.
+        let wanted = self.asleep.load(Ordering::SeqCst);
+        if wanted != 0
+            && count >= wanted
+            && self.asleep.swap(0, Ordering::SeqCst) != 0
             && let Some(thread) = &*lock(&self.receiver)
         {
             thread.unpark();
         }
     }
 
-    /// Takes everything that waits into `into`, which is empty; sleeps up to `patience` if there is nothing.
-    pub fn drain(&self, into: &mut Vec<T>, patience: Duration) {
-        if self.take(into) || patience.is_zero() {
-            return;
+    /// Takes everything that waits into `into`, which is empty. Sleeps up to `patience` until `wanted` things wait,
+    /// or one that should not.
+    pub fn drain(&self, into: &mut Vec<T>, patience: Duration, wanted: usize) {
+        let wanted = wanted.max(1);
+        if !patience.is_zero() && lock(&self.waiting).len() < wanted {
+            self.asleep.store(wanted, Ordering::SeqCst);
+            if lock(&self.waiting).len() < wanted {
+                std::thread::park_timeout(patience);
+            }
+            self.asleep.store(0, Ordering::SeqCst);
         }
-        self.asleep.store(true, Ordering::SeqCst);
-        if self.take(into) {
-            self.asleep.store(false, Ordering::SeqCst);
-            return;
-        }
-        std::thread::park_timeout(patience);
-        self.asleep.store(false, Ordering::SeqCst);
-        self.take(into);
-    }
-
-    fn take(&self, into: &mut Vec<T>) -> bool {
         debug_assert!(into.is_empty());
         std::mem::swap(&mut *lock(&self.waiting), into);
-        !into.is_empty()
     }
 }
 
@@ -139,7 +141,7 @@ mod tests {
         inbox.receive_here();
         let (mut seen, mut batch) = (Vec::new(), Vec::new());
         while seen.len() < 40_000 {
-            inbox.drain(&mut batch, Duration::from_secs(60));
+            inbox.drain(&mut batch, Duration::from_secs(60), 1);
             seen.append(&mut batch);
         }
         for sender in senders {

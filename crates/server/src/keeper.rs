@@ -123,17 +123,23 @@ impl Keeper {
         let mut file = self.store.begin(&name, applied_index, term, &[])?;
         let mut blocks = RunWriter::new(view, head, from);
         let mut synced = 0;
+        // Not the time of a whole checkpoint, which is paced: alerts on this metric ask how slow the disk is.
+        let syncs = self.shared.metrics.disk.backend_commit_duration.clone();
         loop {
             let clock = Instant::now();
             let Some(block) = blocks.next_block() else { break };
             file.write_block(&block)?;
             if file.file_bytes() - synced >= SYNC_BYTES {
+                let syncing = Instant::now();
                 file.sync()?;
+                syncs.observe_seconds(syncing.elapsed());
                 synced = file.file_bytes();
             }
             std::thread::sleep((clock.elapsed() * PAUSE_FACTOR).min(PAUSE_MAX));
         }
+        let finishing = Instant::now();
         let run = file.finish()?;
+        syncs.observe_seconds(finishing.elapsed());
         let mut levels = self.levels[..kept].to_vec();
         levels.push(Level { from, to, run });
         let manifest = Manifest {

@@ -10,15 +10,11 @@ use bytes::Bytes;
 use front::{Front, Head, Inbound, LocalBoxFuture, Method, Outbound, Service, Unary};
 use serde_json::json;
 
-use crate::http::FrontCounters;
 use crate::shared::Shared;
-use crate::values::LogValues;
 
 /// Serves `/members` and `/version` on the peer URLs.
 struct PeerListener {
     shared: Arc<Shared>,
-    counters: FrontCounters,
-    values: LogValues,
 }
 
 /// Starts serving on the peer listeners, on one thread.
@@ -28,15 +24,11 @@ struct PeerListener {
 /// When the thread cannot be started or a listener cannot be set up.
 pub fn start(
     shared: &Arc<Shared>,
-    counters: &FrontCounters,
     options: front::Options,
     listeners: Vec<TcpListener>,
 ) -> std::io::Result<Front> {
-    let (shared, counters) = (Arc::clone(shared), counters.clone());
-    let make = move |_| -> Rc<dyn Service> {
-        let values = LogValues::new(shared.values.clone());
-        Rc::new(PeerListener { shared: Arc::clone(&shared), counters: counters.clone(), values })
-    };
+    let shared = Arc::clone(shared);
+    let make = move |_| -> Rc<dyn Service> { Rc::new(PeerListener { shared: Arc::clone(&shared) }) };
     front::start(front::Options { shards: 1, ..options }, listeners, Arc::new(make))
 }
 
@@ -92,10 +84,8 @@ impl Service for PeerListener {
         const PLAIN: &str = "text/plain; charset=utf-8";
         let response = match (request.method(), request.uri().path()) {
             (&Verb::GET, "/members") => self.members(),
-            (&Verb::GET, "/version") => {
-                crate::http::answer(&self.shared, &self.values, &self.counters, &request)
-            }
-            (_, "/members" | "/version") => {
+            (_, "/version") => crate::http::version(&self.shared, &request),
+            (_, "/members") => {
                 let mut refused =
                     answer(StatusCode::METHOD_NOT_ALLOWED, PLAIN, "Method Not Allowed\n".to_owned());
                 refused.headers_mut().insert(::http::header::ALLOW, HeaderValue::from_static("GET"));

@@ -9,13 +9,13 @@ mod lease;
 mod maintenance;
 mod range;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::future::poll_fn;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use api::error;
 use api::etcdserverpb::{
@@ -49,6 +49,12 @@ pub struct Services {
     /// Counters of the client API version met last: one client's calls come in a row.
     client: RefCell<(String, ClientRequests)>,
     range_time: [Histogram; 2],
+    request_times: RefCell<HashMap<(&'static str, bool), Histogram>>,
+    /// The port that the call being looked at came from.
+    caller: Cell<u16>,
+    /// Whether the time of every call is counted, and when the one being looked at began.
+    timed: bool,
+    began: Cell<Instant>,
 }
 
 /// The status of a value that the disk did not give back.
@@ -96,6 +102,10 @@ impl Services {
             hub: Rc::clone(&hub),
             client,
             range_time,
+            request_times: RefCell::default(),
+            caller: Cell::new(0),
+            timed: shared.limits.times_calls,
+            began: Cell::new(Instant::now()),
             shared: Arc::clone(&shared),
         });
         let flushing = Rc::clone(&pending);
@@ -212,12 +222,43 @@ impl Services {
             let header = services.shared.header(reply.revision, reply.raft_term);
             let answered = answer(&services, reply.body, header);
             let took = began.elapsed();
+            services.took(what, answered.is_ok(), took);
             if took > services.shared.limits.slow_request {
                 let fields = [("request", Value::Str(what)), ("took", Value::Duration(took))];
                 services.logger.warn("request took too long", &fields);
             }
             answered
         })))
+    }
+
+    /// With `--metrics extensive`: counts the time that a call takes, answered now or later.
+    fn timed(self: &Rc<Self>, method: u16, answer: Unary) -> Unary {
+        let (services, began) = (Rc::clone(self), self.began.get());
+        let count = move || {
+            if let Some(method) = services.shared.metrics.grpc.methods().get(usize::from(method)) {
+                method.took(began.elapsed());
+            }
+        };
+        match answer {
+            Unary::Done(answer) => {
+                count();
+                Unary::Done(answer)
+            }
+            Unary::Later(answer) => Unary::Later(Box::pin(async move {
+                let answer = answer.await;
+                count();
+                answer
+            })),
+        }
+    }
+
+    /// Counts the time of a request by etcd's name for it.
+    pub(crate) fn took(&self, what: &'static str, success: bool, took: Duration) {
+        self.request_times
+            .borrow_mut()
+            .entry((what, success))
+            .or_insert_with(|| self.shared.metrics.server.request_duration_of(what, success))
+            .observe_seconds(took);
     }
 
     fn member_list(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
@@ -277,7 +318,12 @@ impl front::Service for Services {
         if let Err(status) = self.admit(&head, false) {
             return Unary::Done(Err(status));
         }
-        self.dispatch(head.method, message).unwrap_or_else(|status| Unary::Done(Err(status)))
+        if self.timed {
+            self.began.set(Instant::now());
+        }
+        self.caller.set(head.peer.port());
+        let answer = self.dispatch(head.method, message).unwrap_or_else(|status| Unary::Done(Err(status)));
+        if self.timed { self.timed(head.method, answer) } else { answer }
     }
 
     fn stream(

@@ -32,6 +32,9 @@ pub struct Published {
     pub members: Arc<Members>,
     /// Bytes of everything not compacted away.
     pub in_use_bytes: u64,
+    /// Changes above this revision are all there, whatever has been compacted: what a compaction makes unreadable is
+    /// removed only after this was raised.
+    pub removed_through: i64,
 }
 
 /// What never changes while a member runs.
@@ -61,6 +64,8 @@ pub struct Shared {
     pub metrics: Arc<crate::metrics::Metrics>,
     /// How many watches each shard serves: one without any need not hear of every change.
     pub watches: Vec<AtomicUsize>,
+    /// The revision that each shard's watches have been told of.
+    seen: Vec<AtomicI64>,
     /// The data directory's bytes on disk: log and checkpoints.
     disk_bytes: AtomicU64,
     /// Request ids given out.
@@ -84,6 +89,8 @@ pub struct Limits {
     pub progress_interval: std::time::Duration,
     /// Requests slower than this are logged.
     pub slow_request: std::time::Duration,
+    /// Whether the time of every call is counted (`--metrics extensive`).
+    pub times_calls: bool,
 }
 
 impl Shared {
@@ -111,6 +118,7 @@ impl Shared {
             values,
             metrics,
             watches: (0..shards).map(|_| AtomicUsize::new(0)).collect(),
+            seen: (0..shards).map(|_| AtomicI64::new(0)).collect(),
             disk_bytes: AtomicU64::new(0),
             next_request: AtomicU64::new(request),
             next_lease: AtomicI64::new(lease),
@@ -119,9 +127,24 @@ impl Shared {
 
     /// Wakes a shard for the state just published, if anything there watches.
     pub fn wake_watches(&self, shard: usize) {
-        if self.watches[shard].load(Ordering::Relaxed) > 0 {
+        // Sequentially consistent with the store of the state before it, and with the watch that is counted before it
+        // looks at the state: one of the two sees the other.
+        if self.watches[shard].load(Ordering::SeqCst) > 0 {
             self.shards[shard].wake();
         }
+    }
+
+    /// A shard's watches have been told of everything up to this revision.
+    pub fn saw(&self, shard: usize, revision: i64) {
+        self.seen[shard].store(revision, Ordering::Release);
+    }
+
+    /// Whether all watches, on whatever shard, have been told of everything up to this revision.
+    pub fn all_saw(&self, revision: i64) -> bool {
+        let told = |(watches, seen): (&AtomicUsize, &AtomicI64)| {
+            watches.load(Ordering::SeqCst) == 0 || seen.load(Ordering::Acquire) >= revision
+        };
+        self.watches.iter().zip(&self.seen).all(told)
     }
 
     /// Bytes of the data directory's files, as far as they are in use.

@@ -18,6 +18,8 @@ use mvcc::{Location, View};
 use prost::Message as _;
 
 use super::compactor::Compactor;
+use super::gathering::Gathering;
+use super::meters::Meters;
 use super::{Ask, Checkpointed, Order, Pinned, Relocation, Reply, ReplyBody, Ticket};
 use crate::config::Config;
 use crate::expiry::Expiry;
@@ -37,6 +39,10 @@ const CHECKPOINT_AGE: Duration = Duration::from_secs(60);
 const RECLAIM_DEAD_BYTES: u64 = 64 << 20;
 /// Segments emptied at once.
 const RECLAIM_SEGMENTS: usize = 16;
+/// Pause between two slices of a removal, unless the flag says less.
+const REMOVAL_PAUSE: Duration = Duration::from_millis(1);
+/// How long a removal waits for watches that lag behind; longer, and they are told that they were overtaken.
+const REMOVAL_PATIENCE: Duration = Duration::from_secs(10);
 /// Pause before a revocation that failed is tried again.
 const REVOKE_PAUSE: Duration = Duration::from_secs(1);
 
@@ -50,6 +56,14 @@ pub(super) enum Waiter {
     Expiry(i64),
     /// Nobody: the core's own business.
     Nobody,
+}
+
+/// A client's command that is not proposed yet.
+struct Proposal {
+    ticket: Ticket,
+    id: u64,
+    data: Bytes,
+    wait_removed: bool,
 }
 
 /// What boot made for the core.
@@ -93,6 +107,9 @@ pub struct Core {
     orders: SyncSender<Order>,
     attributes: (String, Vec<String>),
     waiting: HashMap<u64, Waiter>,
+    meters: Meters,
+    gathered: Vec<Proposal>,
+    gathering: Gathering,
     /// Batches on their way to the disk: the log's ticket and raft's number.
     syncing: VecDeque<(u64, u64)>,
     /// Where entries that are not yet applied lie.
@@ -104,6 +121,11 @@ pub struct Core {
     image_waiters: Vec<Ticket>,
     removing: bool,
     next_removal: Instant,
+    /// Changes above this revision are all still there.
+    removed_through: i64,
+    /// The revision of the last compaction's publication: its removal begins once all watches have come so far.
+    removal_after: i64,
+    removal_asked: Instant,
     compactor: Compactor,
     alarm_proposed: bool,
     attributes_proposed: bool,
@@ -147,6 +169,7 @@ impl Core {
         let now = Instant::now();
         let shards = parts.shared.shards.len();
         let applied = parts.machine.applied_index;
+        let compacted = parts.machine.store.compact_revision();
         Core {
             values: LogValues::new(parts.shared.values.clone()),
             logger: parts.logger,
@@ -163,6 +186,9 @@ impl Core {
             orders: parts.orders,
             attributes: parts.attributes,
             waiting: HashMap::new(),
+            meters: Meters::new(Arc::clone(&parts.shared.metrics)),
+            gathered: Vec::new(),
+            gathering: Gathering::new(now),
             syncing: VecDeque::new(),
             locations: parts.locations,
             outcomes: Vec::new(),
@@ -172,6 +198,9 @@ impl Core {
             // A compaction that was cut short by a crash goes on.
             removing: true,
             next_removal: now,
+            removed_through: compacted,
+            removal_after: 0,
+            removal_asked: now,
             alarm_proposed: false,
             attributes_proposed: false,
             leads: false,
@@ -211,7 +240,8 @@ impl Core {
         shared.core.receive_here();
         let mut asks = Vec::new();
         let outcome = loop {
-            shared.core.drain(&mut asks, self.patience());
+            let (patience, wanted) = self.patience();
+            shared.core.drain(&mut asks, patience, wanted);
             let now = Instant::now();
             match self.turn(&mut asks, now) {
                 Ok(false) => {}
@@ -227,6 +257,7 @@ impl Core {
         for ask in asks.drain(..) {
             self.take(ask, now)?;
         }
+        self.propose_gathered(now);
         self.tick(now)?;
         self.carry_out(now)?;
         self.publish();
@@ -239,27 +270,48 @@ impl Core {
         }))
     }
 
-    fn patience(&self) -> Duration {
+    /// How long to sleep, and how many asks are worth waking for.
+    fn patience(&self) -> (Duration, usize) {
         let now = Instant::now();
+        let mut patience = self.next_tick.saturating_duration_since(now);
         if self.removing {
-            return self.next_removal.saturating_duration_since(now);
+            patience = patience.min(self.next_removal.saturating_duration_since(now));
         }
-        self.next_tick.saturating_duration_since(now)
+        match self.gathering.wait(self.gathered.len(), now) {
+            Some((more, left)) if !self.gathered.is_empty() => (patience.min(left), more),
+            _ if !self.gathered.is_empty() => (Duration::ZERO, 1),
+            _ => (patience, 1),
+        }
+    }
+
+    /// Proposes what has gathered, unless it is better to wait for more.
+    fn propose_gathered(&mut self, now: Instant) {
+        if self.gathered.is_empty() || self.gathering.wait(self.gathered.len(), now).is_some() {
+            return;
+        }
+        self.gathering.went(self.gathered.len());
+        let mut gathered = std::mem::take(&mut self.gathered);
+        for proposal in gathered.drain(..) {
+            let Proposal { ticket, id, data, wait_removed } = proposal;
+            if self.log.space() == Space::Exhausted {
+                self.refuse(ticket, error::NO_SPACE);
+            } else if self.stopping.is_some() {
+                self.refuse(ticket, error::STOPPED);
+            } else if self.node.step(Event::Proposed(data)).is_err() {
+                self.shared.metrics.server.proposals_failed.inc();
+                self.refuse(ticket, error::NO_LEADER);
+            } else {
+                self.waiting.insert(id, Waiter::Client(ticket, wait_removed));
+            }
+        }
+        self.gathered = gathered;
     }
 
     fn take(&mut self, ask: Ask, now: Instant) -> Result<(), String> {
         match ask {
-            Ask::Propose { ticket, id, data, wait_removed } => {
-                if self.log.space() == Space::Exhausted {
-                    self.refuse(ticket, error::NO_SPACE);
-                } else if self.stopping.is_some() {
-                    self.refuse(ticket, error::STOPPED);
-                } else if self.node.step(Event::Proposed(data)).is_err() {
-                    self.shared.metrics.server.proposals_failed.inc();
-                    self.refuse(ticket, error::NO_LEADER);
-                } else {
-                    self.waiting.insert(id, Waiter::Client(ticket, wait_removed));
-                }
+            Ask::Propose { ticket, id, data, writer, wait_removed } => {
+                self.gathering.wrote(writer, now);
+                self.gathered.push(Proposal { ticket, id, data, wait_removed });
             }
             Ask::RaiseNoSpace => self.raise_no_space(),
             Ask::KeepAlive(ticket, id) => self.keep_alive(ticket, id, now),
@@ -381,14 +433,6 @@ impl Core {
         // Ticks that were missed are not made up for: a node that was stopped should not campaign at once.
         self.next_tick = now + self.config.heartbeat_interval;
         self.step(Event::Ticked)?;
-        let standing = self.node.standing();
-        if standing.role != Role::Leader && self.node.voters() == [self.shared.identity.member_id] {
-            // Nobody else could win, so there is nothing to wait for.
-            let pending = self.machine.applied_index < standing.commit;
-            if !pending {
-                self.step(Event::CampaignRequested)?;
-            }
-        }
         if self.leads && self.settled && self.stopping.is_none() {
             self.expire_leases(now);
             self.note_leases(now);
@@ -418,6 +462,17 @@ impl Core {
                 // Nobody has to catch up with a single member.
                 self.step(Event::Forgotten(last))?;
             }
+            self.campaign_alone()?;
+        }
+        self.campaign_alone()
+    }
+
+    /// The only voter does not wait for a timeout: nobody else could win.
+    fn campaign_alone(&mut self) -> Result<(), String> {
+        let standing = self.node.standing();
+        let alone = self.node.voters() == [self.shared.identity.member_id];
+        if standing.role == Role::Follower && alone && self.machine.applied_index >= standing.commit {
+            self.step(Event::CampaignRequested)?;
         }
         Ok(())
     }
@@ -488,6 +543,7 @@ impl Core {
                 let clock = Instant::now();
                 let applied = self.machine.apply(command, &self.values, true).map_err(|e| e.to_string())?;
                 let took = clock.elapsed();
+                self.meters.applied(applied.op, &applied.outcome, entry.data.len(), took);
                 if took > self.config.warning_apply_duration {
                     self.shared.metrics.server.slow_apply.inc();
                     self.logger.warn(
@@ -570,6 +626,8 @@ impl Core {
             Change::Compacted(_) => {
                 self.removing = true;
                 self.next_removal = now;
+                self.removal_after = self.machine.store.current_revision();
+                self.removal_asked = now;
             }
             Change::Alarms => {
                 self.alarms = Arc::new(self.machine.alarms.clone());
@@ -599,6 +657,9 @@ impl Core {
             self.views.retain(|(_, view)| view.strong_count() > 0);
         }
         let standing = self.node.standing();
+        let metrics = &self.shared.metrics;
+        metrics.server.proposals_pending.set_u64(self.waiting.len() as u64);
+        metrics.mvcc.db_open_read_transactions.set_u64(self.views.len() as u64);
         self.shared.state.store(Arc::new(Published {
             view,
             applied_index: self.machine.applied_index,
@@ -609,6 +670,7 @@ impl Core {
             alarms: Arc::clone(&self.alarms),
             members: Arc::clone(&self.members),
             in_use_bytes: self.machine.in_use_bytes(),
+            removed_through: self.removed_through,
         }));
         if self.ready.is_some()
             && self.reads_local()
@@ -678,9 +740,26 @@ impl Core {
         if !self.removing || now < self.next_removal {
             return;
         }
-        self.next_removal = now + self.config.compaction_sleep_interval.min(Duration::from_millis(1));
-        if self.machine.compact_step(self.config.compaction_batch_limit) {
+        self.next_removal = now + self.config.compaction_sleep_interval.min(REMOVAL_PAUSE);
+        let compacted = self.machine.store.compact_revision();
+        if self.removed_through < compacted {
+            let waited = now.saturating_duration_since(self.removal_asked) >= REMOVAL_PATIENCE;
+            if self.shared.all_saw(self.removal_after) || waited {
+                // Published before anything is removed.
+                self.removed_through = compacted;
+                self.applied_since = true;
+            }
+            return;
+        }
+        let versions = self.machine.store.stats().versions;
+        let done = self.machine.compact_step(self.config.compaction_batch_limit);
+        let metrics = &self.shared.metrics.mvcc;
+        metrics.db_compaction_keys.add(versions.saturating_sub(self.machine.store.stats().versions));
+        metrics.db_compaction_pause.observe_milliseconds(now.elapsed());
+        if done {
             self.removing = false;
+            metrics.db_compaction_total.observe_milliseconds(self.removal_asked.elapsed());
+            metrics.db_compaction_last.set_u64(unix_seconds());
             for reply in self.removal_waiters.drain(..) {
                 self.replies[usize::from(reply.ticket.shard)].push(reply);
             }
@@ -824,6 +903,10 @@ impl Core {
         }
         self.doomed = kept;
     }
+}
+
+fn unix_seconds() -> u64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// Whether an outcome names places of values, which must stay readable until it is answered.

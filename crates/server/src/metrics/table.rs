@@ -124,7 +124,7 @@ group! {
         wal_fsync_duration: Distribution = "etcd_disk_wal_fsync_duration_seconds" exp(0.001, 2.0, 14), "Time to sync the log.";
         wal_write_duration: Distribution = "etcd_disk_wal_write_duration_seconds" exp(0.001, 2.0, 14), "Time to write to the log.";
         wal_write_bytes: Gauge = "etcd_disk_wal_write_bytes_total", "Bytes written to the log.";
-        backend_commit_duration: Histogram = "etcd_disk_backend_commit_duration_seconds" exp(0.001, 2.0, 14), "Time to write and sync one portion of a checkpoint; nothing waits for it, since this server has no backend to commit to.";
+        backend_commit_duration: Histogram = "etcd_disk_backend_commit_duration_seconds" exp(0.001, 2.0, 14), "Time to sync one portion of a checkpoint; no request waits for it, since this server has no backend to commit to.";
     }
 }
 

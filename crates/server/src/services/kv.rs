@@ -38,7 +38,8 @@ impl Services {
         if data.len() > self.shared.limits.request_bytes_max {
             return Err(error::REQUEST_TOO_LARGE);
         }
-        let ask = |ticket: Ticket| Ask::Propose { ticket, id, data, wait_removed };
+        let writer = self.caller.get();
+        let ask = |ticket: Ticket| Ask::Propose { ticket, id, data, writer, wait_removed };
         self.ask(ask, what, |services, body, header| match body {
             ReplyBody::Outcome(outcome, _pin) => answer(services, outcome?, header),
             _ => Err(error::STOPPED),
@@ -49,7 +50,7 @@ impl Services {
         let request: PutRequest = decode(message.clone())?;
         check::put(&request)?;
         self.check_quota(check::put_cost(&request))?;
-        self.propose(field::PUT, &message, false, "put", |services, outcome, header| {
+        self.propose(field::PUT, &message, false, "Put", |services, outcome, header| {
             let Outcome::Put { revision, previous } = outcome else { return Err(error::STOPPED) };
             let header = ResponseHeader { revision, ..header };
             encode::put(&header, previous.as_ref(), &*services.values)
@@ -61,7 +62,7 @@ impl Services {
     pub(super) fn delete_range(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let request: DeleteRangeRequest = decode(message.clone())?;
         check::delete_range(&request)?;
-        self.propose(field::DELETE_RANGE, &message, false, "delete_range", |services, outcome, header| {
+        self.propose(field::DELETE_RANGE, &message, false, "DeleteRange", |services, outcome, header| {
             let Outcome::DeleteRange(deleted) = outcome else { return Err(error::STOPPED) };
             let header = ResponseHeader { revision: deleted.revision, ..header };
             encode::delete_range(&header, &deleted, &*services.values)
@@ -88,7 +89,7 @@ impl Services {
         if cost > 0 {
             self.check_quota(cost)?;
         }
-        self.propose(field::TXN, &message, false, "txn", |services, outcome, header| {
+        self.propose(field::TXN, &message, false, "Txn", |services, outcome, header| {
             let Outcome::Txn(txn) = outcome else { return Err(error::STOPPED) };
             let header = ResponseHeader { revision: txn.revision, ..header };
             encode::txn(&header, &txn, &*services.values).map(Answer::Whole).map_err(|e| unreadable(&e))
@@ -97,7 +98,7 @@ impl Services {
 
     pub(super) fn compact(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let request: CompactionRequest = decode(message.clone())?;
-        self.propose(field::COMPACTION, &message, request.physical, "compact", |_, outcome, header| {
+        self.propose(field::COMPACTION, &message, request.physical, "Compaction", |_, outcome, header| {
             let Outcome::Compacted = outcome else { return Err(error::STOPPED) };
             Ok(whole(&CompactionResponse { header: Some(header) }))
         })

@@ -31,7 +31,7 @@ impl Services {
             request.id = self.shared.lease_id();
         }
         let message = request.encode_to_vec().into();
-        self.propose(field::LEASE_GRANT, &message, false, "lease_grant", |_, outcome, header| {
+        self.propose(field::LEASE_GRANT, &message, false, "LeaseGrant", |_, outcome, header| {
             let Outcome::LeaseGranted { id, ttl } = outcome else { return Err(error::STOPPED) };
             Ok(whole(&LeaseGrantResponse { header: Some(header), id, ttl, error: String::new() }))
         })
@@ -39,7 +39,7 @@ impl Services {
 
     pub(super) fn lease_revoke(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let _: LeaseRevokeRequest = decode(message.clone())?;
-        self.propose(field::LEASE_REVOKE, &message, false, "lease_revoke", |_, _, header| {
+        self.propose(field::LEASE_REVOKE, &message, false, "LeaseRevoke", |_, _, header| {
             Ok(whole(&LeaseRevokeResponse { header: Some(header) }))
         })
     }
@@ -48,7 +48,7 @@ impl Services {
         let LeaseTimeToLiveRequest { id, keys } = decode(message)?;
         self.ask(
             |ticket| Ask::TimeToLive(ticket, id, keys),
-            "lease_time_to_live",
+            "LeaseTimeToLive",
             move |_, body, header| {
                 let ReplyBody::TimeToLive { ttl, granted, keys } = body else { return Err(error::STOPPED) };
                 let header = Some(header);
@@ -59,7 +59,7 @@ impl Services {
 
     pub(super) fn lease_leases(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let LeaseLeasesRequest {} = decode(message)?;
-        self.ask(Ask::Leases, "lease_leases", |_, body, header| {
+        self.ask(Ask::Leases, "LeaseLeases", |_, body, header| {
             let ReplyBody::Leases(ids) = body else { return Err(error::STOPPED) };
             let leases = ids.into_iter().map(|id| LeaseStatus { id }).collect();
             Ok(whole(&LeaseLeasesResponse { header: Some(header), leases }))

@@ -89,7 +89,7 @@ impl Services {
                 let alarms = state.alarms.list(request.alarm, request.member_id);
                 Ok(Unary::Done(Ok(whole(&AlarmResponse { header, alarms }))))
             }
-            Ok(_) => self.propose(ALARM, &message, false, "alarm", |_, outcome, header| {
+            Ok(_) => self.propose(ALARM, &message, false, "Alarm", |_, outcome, header| {
                 let Outcome::Alarms(alarms) = outcome else { return Err(error::STOPPED) };
                 Ok(whole(&AlarmResponse { header: Some(header), alarms }))
             }),

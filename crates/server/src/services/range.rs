@@ -6,7 +6,7 @@
 
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use api::error;
 use api::etcdserverpb::range_request::{SortOrder, SortTarget};
@@ -164,13 +164,18 @@ impl Services {
             let services = Rc::clone(self);
             return Ok(Unary::Later(Box::pin(async move {
                 let answer = services.large_range(request).await;
-                services.range_time[usize::from(answer.is_ok())].observe_seconds(began.elapsed());
+                services.ranged(answer.is_ok(), began.elapsed());
                 answer
             })));
         }
         let answer = self.small_range(&request, &state);
-        self.range_time[usize::from(answer.is_ok())].observe_seconds(began.elapsed());
+        self.ranged(answer.is_ok(), began.elapsed());
         Ok(Unary::Done(answer))
+    }
+
+    fn ranged(&self, success: bool, took: Duration) {
+        self.range_time[usize::from(success)].observe_seconds(took);
+        self.took("Range", success, took);
     }
 
     /// Whether a request may select more keys than can be answered at once.

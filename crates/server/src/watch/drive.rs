@@ -4,11 +4,12 @@ use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 
 use api::{Code, Status, error};
 use bytes::Bytes;
 use front::{Inbound, Outbound, TrySend};
-use tokio::time::{Instant, Sleep};
+use tokio::time::Sleep;
 
 use super::hub::{Hub, Registration};
 use super::stream::Queued;
@@ -17,13 +18,13 @@ use super::stream::Queued;
 const REQUESTS_PER_POLL_MAX: usize = 128;
 
 /// Where requests come from: the front, or a test.
-pub(super) trait Requests: 'static {
+pub trait Requests: 'static {
     /// See [`Inbound::poll_next`].
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Status>>;
 }
 
 /// Where responses go: the front, or a test.
-pub(super) trait Responses: 'static {
+pub trait Responses: 'static {
     /// See [`Outbound::open`].
     fn open(&mut self) -> Result<(), Status>;
     /// See [`Outbound::poll_ready`].
@@ -132,20 +133,21 @@ impl<R: Requests, W: Responses> Drive<R, W> {
 
     fn tick(&mut self, cx: &mut Context<'_>) {
         let (hub, stream) = (&self.place.hub, &self.place.stream);
-        if self.tick.is_none() && stream.watches.borrow().values().any(|watch| watch.progress) {
+        if self.tick.is_none() && stream.wants_ticks.get() {
             self.tick = Some(Box::pin(tokio::time::sleep(hub.progress_interval(stream))));
         }
         while let Some(tick) = &mut self.tick
             && tick.as_mut().poll(cx).is_ready()
         {
             hub.tell_periodic_progress(stream);
-            tick.as_mut().reset(Instant::now() + hub.progress_interval(stream));
+            tick.as_mut().reset(tokio::time::Instant::now() + hub.progress_interval(stream));
         }
     }
 
     /// Sends what waits; says whether nothing is left.
     fn write(&mut self, cx: &mut Context<'_>) -> Result<bool, Status> {
         let stream = &self.place.stream;
+        let mut begun = if stream.is_drained() { None } else { Some(Instant::now()) };
         while !stream.is_drained() {
             match self.responses.poll_ready(cx) {
                 Poll::Pending => return Ok(false),
@@ -154,7 +156,11 @@ impl<R: Requests, W: Responses> Drive<R, W> {
             }
             let Some(Queued { bytes, events }) = stream.pop() else { break };
             match self.responses.try_send(bytes) {
-                Ok(()) => self.place.hub.count_sent(events),
+                Ok(()) => {
+                    let now = Instant::now();
+                    let took = begun.replace(now).map_or(Duration::ZERO, |begun| now - begun);
+                    self.place.hub.count_sent(events, took);
+                }
                 Err(TrySend::Full(bytes)) => {
                     stream.put_back(Queued { bytes, events });
                     cx.waker().wake_by_ref();

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
+use std::time::{Duration, Instant};
 
 use api::etcdserverpb::watch_create_request::FilterType;
 use api::etcdserverpb::watch_request::RequestUnion;
@@ -16,7 +17,7 @@ use front::{Closing, Head, Inbound, LocalBoxFuture, Outbound};
 use machine::Values;
 use prost::Message as _;
 
-use super::drive;
+use super::drive::{self, Requests, Responses};
 use super::index::{End, Index, Keys};
 use super::response::{self, NO_WATCH};
 use super::slice::Slice;
@@ -76,7 +77,13 @@ impl Hub {
         }
         let header = self.header(&state, current);
         let from = self.revision.get() + 1;
-        let mut changes = match snapshot.changes(from, current) {
+        // Above what may have been removed, everything written is still there, compacted or not.
+        let changes = if from > state.removed_through {
+            Ok(snapshot.written(from, current))
+        } else {
+            snapshot.changes(from, current)
+        };
+        let mut changes = match changes {
             _ if self.synced.borrow().is_empty() => None,
             Ok(changes) => Some(changes.peekable()),
             Err(_) => {
@@ -100,6 +107,7 @@ impl Hub {
             }
         }
         self.revision.set(current);
+        self.shared.saw(self.shard, current);
         self.waiting.take().iter().for_each(|stream| stream.wake());
     }
 
@@ -113,7 +121,18 @@ impl Hub {
         mut closing: Closing,
     ) -> LocalBoxFuture<Result<(), Status>> {
         let closed = async move { closing.begun().await };
-        Box::pin(drive::run(Rc::clone(self), head.requires_leader(), inbound, outbound, closed))
+        self.serve(head.requires_leader(), inbound, outbound, closed)
+    }
+
+    /// As [`Hub::stream`], for streams that are not the front's. `closed` resolves when the server stops.
+    pub fn serve(
+        self: &Rc<Self>,
+        needs_leader: bool,
+        requests: impl Requests,
+        responses: impl Responses,
+        closed: impl Future<Output = ()> + 'static,
+    ) -> LocalBoxFuture<Result<(), Status>> {
+        Box::pin(drive::run(Rc::clone(self), needs_leader, requests, responses, closed))
     }
 
     /// Ends all streams whose clients insist on a leader: there has been none for too long.
@@ -143,15 +162,23 @@ impl Hub {
         self.shared.state.load().leader != 0
     }
 
-    pub(super) fn count_sent(&self, events: u32) {
-        self.shared.metrics.mvcc.events.add(u64::from(events));
+    /// Counts a response that took so long to send.
+    pub(super) fn count_sent(&self, events: u32, took: Duration) {
+        let metrics = &self.shared.metrics;
+        if events == 0 {
+            metrics.server.watch_send_control.observe_seconds(took);
+            return;
+        }
+        metrics.mvcc.events.add(u64::from(events));
+        metrics.server.watch_send_stream.observe_seconds(took);
+        metrics.server.watch_send_event.observe_seconds(took / events);
     }
 
     /// The time between two periodic words of progress on a stream; some differ, so that not all come at once.
-    pub(super) fn progress_interval(&self, stream: &Stream) -> std::time::Duration {
+    pub(super) fn progress_interval(&self, stream: &Stream) -> Duration {
         let interval = self.shared.limits.progress_interval;
         let spread = stream.serial.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54;
-        (interval + interval * (spread as u32) / 10_240).max(std::time::Duration::from_millis(1))
+        (interval + interval * (spread as u32) / 10_240).max(Duration::from_millis(1))
     }
 
     pub(super) fn open(self: &Rc<Self>, needs_leader: bool) -> Registration {
@@ -294,6 +321,7 @@ impl Hub {
             self.shared.metrics.mvcc.slow_watchers.add(1);
         }
         self.shared.metrics.mvcc.watchers.add(1);
+        stream.wants_ticks.set(stream.wants_ticks.get() || watch.progress);
         stream.watches.borrow_mut().insert(watch.id, Rc::clone(&watch));
     }
 
@@ -416,12 +444,14 @@ impl Hub {
 
     /// Tells the watches that asked for it, and heard nothing since the last time, how far they are.
     pub(super) fn tell_periodic_progress(&self, stream: &Stream) {
+        let begun = Instant::now();
         self.advance();
         for watch in stream.watches.borrow().values().filter(|watch| watch.progress) {
             if watch.quiet.replace(true) && self.is_abreast(watch) && stream.has_room(64) {
                 self.push_progress(stream, watch.id);
             }
         }
+        self.shared.metrics.server.watch_send_progress.observe_seconds(begun.elapsed());
     }
 
     fn push_progress(&self, stream: &Stream, watch_id: i64) {

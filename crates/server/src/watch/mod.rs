@@ -12,7 +12,7 @@
 //! - all events of one revision are in one response, unless the client asked for fragments (the same);
 //! - a stream holds at most [`QUEUE_BYTES_MAX`] of responses or one of them, and no view between two polls
 //!   (`a_slow_stream_holds_little_and_delays_nobody`);
-//! - everything runs on one thread, and no borrow of a cell lives across an await or a call to another module's code.
+//! - everything runs on one thread, and nobody is woken while a cell is borrowed.
 
 mod drive;
 mod hub;
@@ -23,5 +23,6 @@ mod stream;
 #[cfg(test)]
 mod tests;
 
+pub use drive::{Requests, Responses};
 pub use hub::Hub;
 pub use stream::QUEUE_BYTES_MAX;

@@ -79,6 +79,8 @@ pub(super) struct Stream {
     pub next_id: Cell<i64>,
     /// Whether the client waits for a word of progress.
     pub progress_wanted: Cell<bool>,
+    /// Whether a watch ever asked for periodic progress.
+    pub wants_ticks: Cell<bool>,
     queue: RefCell<VecDeque<Queued>>,
     queued_bytes: Cell<usize>,
     waker: RefCell<Option<Waker>>,
@@ -95,6 +97,7 @@ impl Stream {
             unsynced: RefCell::default(),
             next_id: Cell::new(0),
             progress_wanted: Cell::new(false),
+            wants_ticks: Cell::new(false),
             queue: RefCell::default(),
             queued_bytes: Cell::new(0),
             waker: RefCell::default(),

@@ -71,9 +71,10 @@ fn shared(state: Published, values: log::Values) -> Shared {
         request_timeout: Duration::from_secs(7),
         progress_interval: Duration::from_secs(600),
         slow_request: Duration::from_millis(300),
+        times_calls: false,
     };
     let metrics = Arc::new(Metrics::new(METHODS, MetricsDetail::Basic));
-    Shared::new(identity, state, limits, 1, values, metrics, 1)
+    Shared::new(identity, state, limits, 1, Arc::default(), values, metrics, 1)
 }
 
 /// The member that applied these entries; `adjust` has the last word on what it publishes.
@@ -111,6 +112,7 @@ fn served(given: Given, adjust: impl FnOnce(&mut Published)) -> Served {
         alarms: Arc::new(machine.alarms.clone()),
         members: Arc::new(machine.members.clone()),
         in_use_bytes: machine.in_use_bytes(),
+        removed_through: -1,
     };
     adjust(&mut state);
     let shared = Arc::new(shared(state, log.values()));
@@ -357,6 +359,7 @@ fn a_scrape_shows_the_state() {
         alarms: Arc::default(),
         members: Arc::clone(&before.members),
         in_use_bytes: 7,
+        removed_through: -1,
     }));
     let text = served.body("/metrics");
     for (series, expected) in [

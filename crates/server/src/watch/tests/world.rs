@@ -2,8 +2,6 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
-use std::future::Future;
-use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +17,7 @@ use api::mvccpb::event::EventType;
 use api::mvccpb::{Event, KeyValue};
 use bytes::{Bytes, BytesMut};
 use disk::MemDisk;
-use front::TrySend;
+use front::{LocalBoxFuture, TrySend};
 use machine::{Alarms, Members, ReadError, Values};
 use mvcc::{KeyRange, Location, Store, Value};
 use prost::Message as _;
@@ -27,8 +25,7 @@ use prost::Message as _;
 use crate::config::MetricsDetail;
 use crate::metrics::Metrics;
 use crate::shared::{Identity, Limits, Published, Shared};
-use crate::watch::Hub;
-use crate::watch::drive::{self, Requests, Responses};
+use crate::watch::{Hub, Requests, Responses};
 
 /// Values that are one byte over and over; the place says which.
 #[derive(Default)]
@@ -60,6 +57,8 @@ pub struct World {
     pub history: Vec<Event>,
     live: BTreeMap<Vec<u8>, KeyValue>,
     leader: u64,
+    /// What is published of removals: that they may have taken anything up to here.
+    pub removed_through: i64,
     _log: log::Log,
 }
 
@@ -76,14 +75,26 @@ impl World {
             request_timeout: Duration::from_secs(7),
             progress_interval,
             slow_request: Duration::from_secs(1),
+            times_calls: false,
         };
         let metrics = Arc::new(Metrics::new(&[], MetricsDetail::Basic));
-        let state = published(&mut store, 2);
+        let state = published(&mut store, 2, -1);
         let identity = Identity { member_id: 2, cluster_id: 1 };
-        let shared = Arc::new(Shared::new(identity, state, limits, 1, log.values(), metrics, 1));
+        let shared =
+            Arc::new(Shared::new(identity, state, limits, 1, Arc::default(), log.values(), metrics, 1));
         let values = Rc::new(Repeated::default());
         let hub = Hub::new(Arc::clone(&shared), 0, values.clone());
-        World { store, shared, values, hub, history: Vec::new(), live: BTreeMap::new(), leader: 2, _log: log }
+        World {
+            store,
+            shared,
+            values,
+            hub,
+            history: Vec::new(),
+            live: BTreeMap::new(),
+            leader: 2,
+            removed_through: -1,
+            _log: log,
+        }
     }
 
     /// One transaction: puts with the length of the value, deletions without.
@@ -133,7 +144,7 @@ impl World {
 
     /// Publishes what was written, as the core does after a batch.
     pub fn publish(&mut self) {
-        let state = published(&mut self.store, self.leader);
+        let state = published(&mut self.store, self.leader, self.removed_through);
         self.shared.state.store(Arc::new(state));
     }
 
@@ -160,13 +171,8 @@ impl World {
         pipe.credit.set(credit);
         let closed = poll_closed(pipe.clone());
         let hub = Rc::clone(&self.hub);
-        let future = drive::run(hub, needs_leader, Requester(pipe.clone()), Responder(pipe.clone()), closed);
-        Client {
-            pipe,
-            future: Some(Box::pin(future)),
-            flag: Arc::new(Flag(AtomicBool::new(true))),
-            result: None,
-        }
+        let future = hub.serve(needs_leader, Requester(pipe.clone()), Responder(pipe.clone()), closed);
+        Client { pipe, future: Some(future), flag: Arc::new(Flag(AtomicBool::new(true))), result: None }
     }
 
     pub fn gauges(&self) -> (i64, i64, i64, i64) {
@@ -176,7 +182,7 @@ impl World {
     }
 }
 
-fn published(store: &mut Store, leader: u64) -> Published {
+fn published(store: &mut Store, leader: u64, removed_through: i64) -> Published {
     Published {
         view: store.publish(),
         applied_index: 1,
@@ -187,6 +193,7 @@ fn published(store: &mut Store, leader: u64) -> Published {
         alarms: Arc::new(Alarms::default()),
         members: Arc::new(Members::default()),
         in_use_bytes: 0,
+        removed_through,
     }
 }
 
@@ -307,7 +314,7 @@ impl Responses for Responder {
 /// A client with a stream.
 pub struct Client {
     pub pipe: Rc<Pipe>,
-    pub future: Option<Pin<Box<dyn Future<Output = Result<(), Status>>>>>,
+    pub future: Option<LocalBoxFuture<Result<(), Status>>>,
     flag: Arc<Flag>,
     /// How the stream ended.
     pub result: Option<Result<(), Status>>,

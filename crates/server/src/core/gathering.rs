@@ -1,0 +1,113 @@
+//! How long proposals wait for others, to share a sync of the log with them.
+//!
+//! Not at all, as a rule: whatever arrives while the log syncs joins the next batch anyhow, and a fixed window would
+//! only add its own length. But a sync costs processor time whatever it carries, some 60 to 150 us, and a server whose
+//! processors are busy spends it better on requests. So, once syncs carry [`LARGE_BATCH`] proposals by themselves, the
+//! next batch waits until half of the connections that write have put something in, [`WINDOW`] at the most.
+
+use std::time::{Duration, Instant};
+
+/// The longest wait.
+const WINDOW: Duration = Duration::from_millis(2);
+/// Proposals in a batch from which on gathering is worth it.
+const LARGE_BATCH: usize = 8;
+/// How long a connection counts as writing after it wrote.
+const ACTIVE: Duration = Duration::from_millis(50);
+
+/// Knows who writes and how large batches are.
+#[derive(Debug)]
+pub struct Gathering {
+    /// Connections seen in this period and the one before, as bits of their hash.
+    writers: [Box<[u64; 64]>; 2],
+    counts: [usize; 2],
+    period_began: Instant,
+    /// Proposals in recent batches, on average, in sixteenths.
+    batch16: usize,
+    began: Option<Instant>,
+}
+
+impl Gathering {
+    /// Nobody writes.
+    pub fn new(now: Instant) -> Gathering {
+        Gathering {
+            writers: [Box::new([0; 64]), Box::new([0; 64])],
+            counts: [0; 2],
+            period_began: now,
+            batch16: 0,
+            began: None,
+        }
+    }
+
+    /// A proposal came over this connection.
+    pub fn wrote(&mut self, writer: u16, now: Instant) {
+        if now.saturating_duration_since(self.period_began) >= ACTIVE {
+            self.writers.swap(0, 1);
+            self.counts[1] = self.counts[0];
+            self.writers[0].fill(0);
+            self.counts[0] = 0;
+            self.period_began = now;
+        }
+        let (word, bit) = (usize::from(writer / 64) % 64, 1u64 << (writer % 64));
+        if self.writers[0][word] & bit == 0 {
+            self.writers[0][word] |= bit;
+            self.counts[0] += 1;
+        }
+        self.began.get_or_insert(now);
+    }
+
+    /// How many more proposals to wait for, and how long, when `waiting` have come; `None` to go ahead.
+    pub fn wait(&self, waiting: usize, now: Instant) -> Option<(usize, Duration)> {
+        let began = self.began?;
+        let enough = self.counts[0].max(self.counts[1]) / 2;
+        if self.batch16 < 16 * LARGE_BATCH || waiting >= enough {
+            return None;
+        }
+        let left = WINDOW.checked_sub(now.saturating_duration_since(began))?;
+        (!left.is_zero()).then_some((enough - waiting, left))
+    }
+
+    /// A batch of so many proposals goes to the log.
+    pub fn went(&mut self, proposals: usize) {
+        self.batch16 = (self.batch16 * 7 + proposals * 16) / 8;
+        self.began = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_writers_never_wait() {
+        let now = Instant::now();
+        let mut gathering = Gathering::new(now);
+        for n in 0..1000u32 {
+            let now = now + Duration::from_micros(100) * n;
+            gathering.wrote((n % 4) as u16, now);
+            assert_eq!(gathering.wait(1, now), None);
+            gathering.went(1);
+        }
+    }
+
+    #[test]
+    fn many_writers_wait_for_half_of_them_and_not_for_ever() {
+        let now = Instant::now();
+        let mut gathering = Gathering::new(now);
+        for _ in 0..20 {
+            for writer in 0..100 {
+                gathering.wrote(writer, now);
+            }
+            gathering.went(20);
+        }
+        gathering.wrote(1, now);
+        assert_eq!(gathering.wait(1, now), Some((49, WINDOW)));
+        assert_eq!(gathering.wait(50, now), None);
+        assert_eq!(gathering.wait(10, now + WINDOW), None);
+        // Batches that stay small say that there is nothing to wait for.
+        for _ in 0..40 {
+            gathering.went(2);
+        }
+        gathering.wrote(1, now);
+        assert_eq!(gathering.wait(1, now), None);
+    }
+}

@@ -1,0 +1,65 @@
+//! What the core counts of the entries it applies.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::Status;
+use machine::Outcome;
+use machine::txn::{OpOutcome, TxnOutcome};
+
+use crate::metrics::{Histogram, Metrics};
+
+/// Counters by what was asked for.
+pub struct Meters {
+    metrics: Arc<Metrics>,
+    durations: HashMap<(&'static str, bool), Histogram>,
+}
+
+impl Meters {
+    /// Counts into these metrics.
+    pub fn new(metrics: Arc<Metrics>) -> Meters {
+        Meters { metrics, durations: HashMap::new() }
+    }
+
+    /// An entry of `bytes` bytes was applied.
+    pub fn applied(
+        &mut self,
+        op: &'static str,
+        outcome: &Result<Outcome, Status>,
+        bytes: usize,
+        took: Duration,
+    ) {
+        if op.is_empty() {
+            return;
+        }
+        let key = (op, outcome.is_ok());
+        let metrics = &self.metrics;
+        self.durations
+            .entry(key)
+            .or_insert_with(|| metrics.server.apply_duration_of(op, key.1))
+            .observe_seconds(took);
+        match outcome {
+            Ok(Outcome::Put { .. }) => {
+                metrics.mvcc.puts.inc();
+                metrics.mvcc.total_put_size.add(i64::try_from(bytes).unwrap_or(i64::MAX));
+            }
+            Ok(Outcome::DeleteRange(_)) => metrics.mvcc.deletes.inc(),
+            Ok(Outcome::Txn(txn)) => self.txn(txn),
+            _ => {}
+        }
+    }
+
+    fn txn(&self, txn: &TxnOutcome) {
+        let mvcc = &self.metrics.mvcc;
+        mvcc.txns.inc();
+        for response in &txn.responses {
+            match response {
+                OpOutcome::Put { .. } => mvcc.puts.inc(),
+                OpOutcome::DeleteRange(_) => mvcc.deletes.inc(),
+                OpOutcome::Range(_) => mvcc.ranges.inc(),
+                OpOutcome::Txn(nested) => self.txn(nested),
+            }
+        }
+    }
+}
