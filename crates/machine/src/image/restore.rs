@@ -263,7 +263,9 @@ where
                 }
                 match self.blocks.next() {
                     None => Ok(None),
-                    Some(_) => Err(Malformed("a block behind the last").into()),
+                    Some(Ok(_)) => Err(Malformed("a block behind the last").into()),
+                    // The reader finds the end of its file damaged only here.
+                    Some(Err(error)) => Err(RestoreError::Read(error)),
                 }
             }
             _ => Err(Malformed("a block of an unknown kind").into()),

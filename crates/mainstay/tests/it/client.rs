@@ -1,0 +1,179 @@
+use std::net::SocketAddr;
+
+use api::etcdserverpb::request_op::Request;
+use api::etcdserverpb::watch_request::RequestUnion;
+use api::etcdserverpb::*;
+use api::mvccpb::KeyValue;
+use api::{Code, Status};
+use bytes::Bytes;
+use client::{Channel, Receiver, Sender};
+use prost::Message;
+
+/// Paths of the methods that tests call.
+pub mod path {
+    pub const RANGE: &str = "/etcdserverpb.KV/Range";
+    pub const PUT: &str = "/etcdserverpb.KV/Put";
+    pub const DELETE: &str = "/etcdserverpb.KV/DeleteRange";
+    pub const TXN: &str = "/etcdserverpb.KV/Txn";
+    pub const COMPACT: &str = "/etcdserverpb.KV/Compact";
+    pub const WATCH: &str = "/etcdserverpb.Watch/Watch";
+    pub const GRANT: &str = "/etcdserverpb.Lease/LeaseGrant";
+    pub const REVOKE: &str = "/etcdserverpb.Lease/LeaseRevoke";
+    pub const KEEP_ALIVE: &str = "/etcdserverpb.Lease/LeaseKeepAlive";
+    pub const TIME_TO_LIVE: &str = "/etcdserverpb.Lease/LeaseTimeToLive";
+    pub const ALARM: &str = "/etcdserverpb.Maintenance/Alarm";
+    pub const STATUS: &str = "/etcdserverpb.Maintenance/Status";
+    pub const HASH_KV: &str = "/etcdserverpb.Maintenance/HashKV";
+    pub const SNAPSHOT: &str = "/etcdserverpb.Maintenance/Snapshot";
+}
+
+/// A connection, with the messages of etcd's API.
+#[derive(Clone)]
+pub struct Client {
+    pub channel: Channel,
+}
+
+impl Client {
+    pub async fn connect(address: SocketAddr) -> Client {
+        let channel = Channel::connect(address).await.expect("the member takes connections");
+        Client { channel }
+    }
+
+    /// Calls a unary method.
+    pub async fn call<A: Message + Default>(&self, path: &str, request: &impl Message) -> Result<A, Status> {
+        let answer = self.channel.unary(path, request.encode_to_vec().into()).await?;
+        A::decode(answer).map_err(|e| Status::with(Code::Internal, format!("not an answer: {e}")))
+    }
+
+    /// Puts; gives the revision.
+    pub async fn put(&self, key: impl Into<Bytes>, value: impl Into<Bytes>) -> Result<i64, Status> {
+        let request = PutRequest { key: key.into(), value: value.into(), ..PutRequest::default() };
+        let answer: PutResponse = self.call(path::PUT, &request).await?;
+        Ok(revision(answer.header))
+    }
+
+    /// Puts with a lease.
+    pub async fn put_leased(
+        &self,
+        key: impl Into<Bytes>,
+        value: impl Into<Bytes>,
+        lease: i64,
+    ) -> Result<i64, Status> {
+        let request = PutRequest { key: key.into(), value: value.into(), lease, ..PutRequest::default() };
+        let answer: PutResponse = self.call(path::PUT, &request).await?;
+        Ok(revision(answer.header))
+    }
+
+    /// Deletes a key; gives the revision and how many were deleted.
+    pub async fn delete(&self, key: impl Into<Bytes>) -> Result<(i64, i64), Status> {
+        let request = DeleteRangeRequest { key: key.into(), ..DeleteRangeRequest::default() };
+        let answer: DeleteRangeResponse = self.call(path::DELETE, &request).await?;
+        Ok((revision(answer.header), answer.deleted))
+    }
+
+    /// The value of a key.
+    pub async fn get(&self, key: impl Into<Bytes>) -> Result<Option<KeyValue>, Status> {
+        let request = RangeRequest { key: key.into(), ..RangeRequest::default() };
+        let answer: RangeResponse = self.call(path::RANGE, &request).await?;
+        Ok(answer.kvs.into_iter().next())
+    }
+
+    /// Everything the member holds.
+    pub async fn everything(&self) -> Result<RangeResponse, Status> {
+        let request = RangeRequest { key: ALL.into(), range_end: ALL.into(), ..RangeRequest::default() };
+        self.call(path::RANGE, &request).await
+    }
+
+    pub async fn compact(&self, revision: i64, physical: bool) -> Result<CompactionResponse, Status> {
+        self.call(path::COMPACT, &CompactionRequest { revision, physical }).await
+    }
+
+    /// A hash of all versions up to a revision; 0: the newest.
+    pub async fn hash_kv(&self, revision: i64) -> Result<HashKvResponse, Status> {
+        self.call(path::HASH_KV, &HashKvRequest { revision }).await
+    }
+
+    pub async fn status(&self) -> Result<StatusResponse, Status> {
+        self.call(path::STATUS, &StatusRequest {}).await
+    }
+
+    /// Grants a lease; gives its id.
+    pub async fn grant(&self, ttl: i64) -> Result<i64, Status> {
+        let answer: LeaseGrantResponse = self.call(path::GRANT, &LeaseGrantRequest { ttl, id: 0 }).await?;
+        Ok(answer.id)
+    }
+
+    /// What is left of a lease: seconds, or -1.
+    pub async fn time_to_live(&self, id: i64, keys: bool) -> Result<LeaseTimeToLiveResponse, Status> {
+        self.call(path::TIME_TO_LIVE, &LeaseTimeToLiveRequest { id, keys }).await
+    }
+
+    /// Alarms that are raised.
+    pub async fn alarms(&self) -> Result<Vec<AlarmMember>, Status> {
+        let request = AlarmRequest { action: 0, member_id: 0, alarm: 0 };
+        let answer: AlarmResponse = self.call(path::ALARM, &request).await?;
+        Ok(answer.alarms)
+    }
+
+    /// Takes the NOSPACE alarm back.
+    pub async fn disarm(&self) -> Result<(), Status> {
+        let request = AlarmRequest {
+            action: alarm_request::AlarmAction::Deactivate as i32,
+            member_id: 0,
+            alarm: AlarmType::Nospace as i32,
+        };
+        let _: AlarmResponse = self.call(path::ALARM, &request).await?;
+        Ok(())
+    }
+
+    /// Opens a watch of its own stream and waits until the server has it.
+    pub async fn watch(&self, create: WatchCreateRequest) -> Result<Watch, Status> {
+        let (mut sender, receiver) = self.channel.stream(path::WATCH).await?;
+        let request = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
+        sender.send(request.encode_to_vec().into()).await?;
+        let mut watch = Watch { _sender: sender, receiver };
+        let created = watch.next().await?;
+        assert!(created.created, "{created:?}");
+        Ok(watch)
+    }
+
+    /// Watches everything from a revision on.
+    pub async fn watch_all(&self, start_revision: i64) -> Result<Watch, Status> {
+        let (key, range_end) = (Bytes::from(ALL), Bytes::from(ALL));
+        self.watch(WatchCreateRequest { key, range_end, start_revision, ..Default::default() }).await
+    }
+}
+
+/// As key and range end: every key.
+pub const ALL: &[u8] = b"\0";
+
+/// A watch on a stream of its own.
+pub struct Watch {
+    _sender: Sender,
+    receiver: Receiver,
+}
+
+impl Watch {
+    pub async fn next(&mut self) -> Result<WatchResponse, Status> {
+        match self.receiver.next().await? {
+            Some(message) => WatchResponse::decode(message)
+                .map_err(|e| Status::with(Code::Internal, format!("not a watch response: {e}"))),
+            None => Err(Status::new(Code::Internal, "the watch stream ended")),
+        }
+    }
+}
+
+pub fn revision(header: Option<ResponseHeader>) -> i64 {
+    header.expect("every answer has a header").revision
+}
+
+/// Operations for transactions.
+pub fn put_op(key: impl Into<Bytes>, value: impl Into<Bytes>) -> RequestOp {
+    let put = PutRequest { key: key.into(), value: value.into(), ..PutRequest::default() };
+    RequestOp { request: Some(Request::RequestPut(put)) }
+}
+
+pub fn delete_op(key: impl Into<Bytes>) -> RequestOp {
+    let delete = DeleteRangeRequest { key: key.into(), ..DeleteRangeRequest::default() };
+    RequestOp { request: Some(Request::RequestDeleteRange(delete)) }
+}

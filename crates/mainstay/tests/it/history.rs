@@ -1,0 +1,261 @@
+use std::collections::BTreeMap;
+
+use api::etcdserverpb::{RangeResponse, WatchResponse};
+use api::mvccpb::{self, event::EventType};
+use bytes::Bytes;
+
+/// What an operation of a writer does; each to keys of the writer's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deed {
+    /// Puts the numbered value to one key.
+    Put,
+    /// Puts the numbered value to two keys in one transaction.
+    Pair,
+    /// Deletes the key of `Put`.
+    Delete,
+}
+
+/// What became of an operation, as far as its writer knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// Acknowledged, at this revision.
+    Done(i64),
+    /// Acknowledged, and there was nothing to do.
+    Idle,
+    /// The connection broke before an answer came.
+    Unknown,
+}
+
+/// One operation.
+#[derive(Clone, Copy, Debug)]
+pub struct Op {
+    pub number: u32,
+    pub deed: Deed,
+    pub fate: Fate,
+}
+
+/// One revision, as the server tells of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    pub revision: i64,
+    pub writer: u32,
+    pub deed: Deed,
+    /// 0 for a delete, which carries no value.
+    pub number: u32,
+    pub create_revision: i64,
+    pub version: i64,
+}
+
+#[derive(Debug)]
+struct Held {
+    create_revision: i64,
+    mod_revision: i64,
+    version: i64,
+    number: u32,
+}
+
+/// What writers did and what the server says became of it, over all crashes.
+#[derive(Default)]
+pub struct History {
+    /// For each writer, in its order.
+    ops: Vec<Vec<Op>>,
+    /// For each writer, how many of its operations have found their place.
+    placed: Vec<usize>,
+    /// Revisions from 2 on, without a gap.
+    steps: Vec<Step>,
+    state: BTreeMap<Bytes, Held>,
+    pub compacted: i64,
+}
+
+/// The key of [`Deed::Put`].
+pub fn single_key(writer: u32) -> String {
+    format!("single/{writer:04}")
+}
+
+/// One of the keys of [`Deed::Pair`].
+pub fn pair_key(writer: u32, half: char) -> String {
+    format!("pair/{writer:04}/{half}")
+}
+
+/// A value that says who wrote it, and all of whose bytes follow from that.
+pub fn value(writer: u32, number: u32) -> Bytes {
+    let mut mixed = (u64::from(writer) << 32 | u64::from(number)).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let len = if mixed >> 60 == 0 { 64 << 10 } else { (mixed >> 20) % 1000 };
+    let mut bytes = format!("{writer}:{number}:").into_bytes();
+    for _ in 0..len {
+        mixed ^= mixed << 13;
+        mixed ^= mixed >> 7;
+        mixed ^= mixed << 17;
+        bytes.push(mixed as u8);
+    }
+    bytes.into()
+}
+
+fn writer_of(key: &[u8]) -> u32 {
+    let key = std::str::from_utf8(key).expect("keys are text");
+    key.split('/').nth(1).and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("foreign key {key}"))
+}
+
+/// The number of a value, all of whose bytes are held against what was written.
+pub fn number_of(kv: &mvccpb::KeyValue) -> u32 {
+    let writer = writer_of(&kv.key);
+    let head = String::from_utf8_lossy(&kv.value[..kv.value.len().min(24)]).into_owned();
+    let mut words = head.split(':');
+    assert_eq!(words.next(), Some(writer.to_string().as_str()), "{head} in {kv:?}");
+    let number = words.next().and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("{head} in {kv:?}"));
+    assert!(kv.value == value(writer, number), "the value of {:?} is not what was written", kv.key);
+    number
+}
+
+/// The revisions of a watch response; asserts that each is one whole operation.
+pub fn steps_of(response: &WatchResponse) -> Vec<Step> {
+    let revision = |event: &mvccpb::Event| event.kv.as_ref().expect("events have keys").mod_revision;
+    let groups = response.events.chunk_by(|a, b| revision(a) == revision(b));
+    groups
+        .map(|events| {
+            let kvs: Vec<&mvccpb::KeyValue> = events.iter().filter_map(|e| e.kv.as_ref()).collect();
+            let first = kvs[0];
+            let writer = writer_of(&first.key);
+            let deleted = events[0].r#type == EventType::Delete as i32;
+            let number = if deleted { 0 } else { number_of(first) };
+            let deed = if deleted {
+                assert!(events.len() == 1 && first.key == single_key(writer), "{events:?}");
+                Deed::Delete
+            } else if first.key == single_key(writer) {
+                assert_eq!(events.len(), 1, "{events:?}");
+                Deed::Put
+            } else {
+                let keys: Vec<&[u8]> = kvs.iter().map(|kv| &kv.key[..]).collect();
+                let (a, b) = (pair_key(writer, 'a'), pair_key(writer, 'b'));
+                assert_eq!(keys, [a.as_bytes(), b.as_bytes()], "half a transaction");
+                assert_eq!(kvs[0].value, kvs[1].value, "half a transaction");
+                assert_eq!(kvs[0].version, kvs[1].version);
+                assert_eq!(kvs[0].create_revision, kvs[1].create_revision);
+                Deed::Pair
+            };
+            Step {
+                revision: first.mod_revision,
+                writer,
+                deed,
+                number,
+                create_revision: first.create_revision,
+                version: first.version,
+            }
+        })
+        .collect()
+}
+
+impl History {
+    pub fn new(writers: u32) -> History {
+        let writers = writers as usize;
+        History { ops: vec![Vec::new(); writers], placed: vec![0; writers], ..History::default() }
+    }
+
+    /// The newest revision that is known to have happened.
+    pub fn revision(&self) -> i64 {
+        1 + i64::try_from(self.steps.len()).expect("few")
+    }
+
+    /// How many operations a writer has tried.
+    pub fn tried(&self, writer: u32) -> u32 {
+        u32::try_from(self.ops[writer as usize].len()).expect("few")
+    }
+
+    /// How many operations were acknowledged, and of how many the fate is not known to the writer.
+    pub fn tally(&self) -> (usize, usize) {
+        let all = self.ops.iter().flatten();
+        let unknown = all.clone().filter(|op| op.fate == Fate::Unknown).count();
+        (all.count() - unknown, unknown)
+    }
+
+    /// Adds what a writer did in a round.
+    pub fn did(&mut self, writer: u32, ops: Vec<Op>) {
+        self.ops[writer as usize].extend(ops);
+    }
+
+    /// Takes a revision that the server replays: what is known must be the same, what is new must be somebody's next
+    /// operation.
+    pub fn replayed(&mut self, step: Step) {
+        let at = usize::try_from(step.revision - 2).expect("revisions begin at 2");
+        if let Some(known) = self.steps.get(at) {
+            assert_eq!(*known, step, "history changed");
+            return;
+        }
+        assert_eq!(at, self.steps.len(), "a revision is missing before {step:?}");
+        let (ops, placed) = (&self.ops[step.writer as usize], &mut self.placed[step.writer as usize]);
+        loop {
+            let Some(op) = ops.get(*placed) else { panic!("nobody wrote {step:?}") };
+            *placed += 1;
+            let same = op.deed == step.deed && (op.deed == Deed::Delete || op.number == step.number);
+            match op.fate {
+                Fate::Done(revision) => {
+                    assert!(
+                        same && revision == step.revision,
+                        "{op:?} was acknowledged, but there is {step:?}"
+                    );
+                    break;
+                }
+                Fate::Unknown if same => break,
+                Fate::Unknown | Fate::Idle => {}
+            }
+        }
+        self.hold(step);
+        self.steps.push(step);
+    }
+
+    fn hold(&mut self, step: Step) {
+        let keys = match step.deed {
+            Deed::Put | Deed::Delete => vec![single_key(step.writer)],
+            Deed::Pair => vec![pair_key(step.writer, 'a'), pair_key(step.writer, 'b')],
+        };
+        for key in keys {
+            let key = Bytes::from(key);
+            if step.deed == Deed::Delete {
+                assert!(self.state.remove(&key).is_some(), "{step:?} deleted nothing");
+                continue;
+            }
+            let held = self.state.entry(key).or_insert(Held {
+                create_revision: step.revision,
+                mod_revision: 0,
+                version: 0,
+                number: 0,
+            });
+            held.mod_revision = step.revision;
+            held.version += 1;
+            held.number = step.number;
+            assert_eq!(
+                (step.create_revision, step.version),
+                (held.create_revision, held.version),
+                "{step:?}"
+            );
+        }
+    }
+
+    /// After the whole replay: nothing that was acknowledged is missing, and the keys are what the history says.
+    pub fn settle(&mut self, everything: &RangeResponse) {
+        for (writer, (ops, placed)) in self.ops.iter().zip(&mut self.placed).enumerate() {
+            for op in &ops[*placed..] {
+                assert!(!matches!(op.fate, Fate::Done(_)), "writer {writer}: {op:?} is lost");
+            }
+            *placed = ops.len();
+        }
+        assert_eq!(everything.header.as_ref().map(|h| h.revision), Some(self.revision()));
+        assert_eq!(everything.count, everything.kvs.len() as i64);
+        assert_eq!(everything.kvs.len(), self.state.len());
+        for (kv, (key, held)) in everything.kvs.iter().zip(&self.state) {
+            assert_eq!(kv.key, key);
+            let found = (kv.create_revision, kv.mod_revision, kv.version, number_of(kv));
+            assert_eq!(
+                found,
+                (held.create_revision, held.mod_revision, held.version, held.number),
+                "{key:?}"
+            );
+        }
+    }
+
+    /// Holds what a client was shown before a crash against what is there after it.
+    pub fn was_shown(&self, step: &Step) {
+        let at = usize::try_from(step.revision - 2).expect("revisions begin at 2");
+        assert_eq!(self.steps.get(at), Some(step), "a client was shown it before the crash");
+    }
+}

@@ -1,0 +1,35 @@
+//! The built binary, run as a process and spoken to over its sockets: what it promises when it is killed, when its
+//! disk fills up, when its files are damaged, and when what clients send makes no sense.
+
+mod client;
+mod crash;
+mod history;
+mod member;
+mod smoke;
+mod temp_dir;
+
+use std::time::Duration;
+
+/// No test takes longer, or something hangs.
+const TEST_TIME_MAX: Duration = Duration::from_secs(170);
+
+/// Runs the body of a test in a runtime of its own.
+fn run<T>(body: impl Future<Output = T>) -> T {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime can be made");
+    runtime.block_on(async {
+        tokio::time::timeout(TEST_TIME_MAX, body).await.expect("the test ends before its deadline")
+    })
+}
+
+/// Asks again and again until there is an answer, for something that happens by itself.
+async fn eventually<T>(what: &str, patience: Duration, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
+    let deadline = tokio::time::Instant::now() + patience;
+    loop {
+        if let Some(answer) = ask().await {
+            return answer;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "within {patience:?} it did not happen that {what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}

@@ -1,0 +1,263 @@
+use std::io::{BufRead as _, BufReader, Read};
+use std::net::SocketAddr;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use crate::client::Client;
+
+/// How long a member may take to start or to stop.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The line that etcd's users and their scripts wait for.
+pub const READY: &str = "ready to serve client requests";
+
+/// The binary under test.
+pub fn binary() -> &'static Path {
+    Path::new(env!("CARGO_BIN_EXE_mainstay"))
+}
+
+/// How to start a member.
+#[derive(Clone)]
+pub struct Setup {
+    pub data_dir: PathBuf,
+    pub program: PathBuf,
+    pub flags: Vec<String>,
+}
+
+impl Setup {
+    /// A member on any free ports of the loopback, with its data below `dir`.
+    pub fn new(dir: &Path) -> Setup {
+        Setup { data_dir: dir.join("data"), program: binary().to_owned(), flags: Vec::new() }
+    }
+
+    pub fn flag(mut self, flag: impl Into<String>) -> Setup {
+        self.flags.push(flag.into());
+        self
+    }
+
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command
+            .env_clear()
+            .arg("--name=m")
+            .arg("--data-dir")
+            .arg(&self.data_dir)
+            .args(["--listen-client-urls=http://127.0.0.1:0", "--advertise-client-urls=http://127.0.0.1:0"])
+            .args([
+                "--listen-peer-urls=http://127.0.0.1:0",
+                "--initial-advertise-peer-urls=http://127.0.0.1:2380",
+            ])
+            .arg("--initial-cluster=m=http://127.0.0.1:2380")
+            .args(&self.flags)
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// Starts a member and waits until it serves.
+    pub fn start(&self) -> Member {
+        let began = Instant::now();
+        let mut member = Member::spawn(self);
+        member.wait_for(READY);
+        member.started_in = began.elapsed();
+        member
+    }
+
+    /// Starts a member that must refuse; gives what it said on standard error.
+    pub fn refused(&self) -> String {
+        let mut member = Member::spawn(self);
+        let status = member.wait();
+        assert!(!status.success() && status.signal().is_none(), "{status:?}: {}", member.said());
+        member.join_readers();
+        let said = member.said();
+        assert!(!said.contains("panicked"), "{said}");
+        said
+    }
+}
+
+#[derive(Default)]
+struct Output {
+    lines: Mutex<(Vec<String>, bool)>,
+    grown: Condvar,
+}
+
+impl Output {
+    fn read(self: Arc<Output>, from: impl Read + Send + 'static) -> std::thread::JoinHandle<()> {
+        std::thread::spawn(move || {
+            for line in BufReader::new(from).split(b'\n') {
+                let Ok(line) = line else { break };
+                let line = String::from_utf8_lossy(&line).into_owned();
+                self.lines.lock().expect("no reader panics").0.push(line);
+                self.grown.notify_all();
+            }
+            self.lines.lock().expect("no reader panics").1 = true;
+            self.grown.notify_all();
+        })
+    }
+
+    /// The first line with `words`, or `None` when the output ended or nothing came in time.
+    fn find(&self, words: &str, patience: Duration) -> Option<String> {
+        let deadline = Instant::now() + patience;
+        let mut lines = self.lines.lock().expect("no reader panics");
+        loop {
+            if let Some(line) = lines.0.iter().find(|line| line.contains(words)) {
+                return Some(line.clone());
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if lines.1 || left.is_zero() {
+                return None;
+            }
+            lines = self.grown.wait_timeout(lines, left).expect("no reader panics").0;
+        }
+    }
+
+    fn text(&self) -> String {
+        self.lines.lock().expect("no reader panics").0.join("\n")
+    }
+}
+
+/// A process of the binary; killed at the end, whatever happens.
+pub struct Member {
+    child: Child,
+    stdout: Arc<Output>,
+    stderr: Arc<Output>,
+    readers: Vec<std::thread::JoinHandle<()>>,
+    /// From the start of the process to its readiness.
+    pub started_in: Duration,
+}
+
+impl Member {
+    /// Starts the process and waits for nothing.
+    pub fn spawn(setup: &Setup) -> Member {
+        let mut command = setup.command();
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        // SAFETY: prctl with PR_SET_PDEATHSIG is a plain system call, allowed between fork and exec.
+        unsafe {
+            command.pre_exec(|| {
+                // A test that is itself killed leaves no member behind.
+                if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) == 0 {
+                    Ok(())
+                } else {
+                    Err(std::io::Error::last_os_error())
+                }
+            });
+        }
+        let mut child = command.spawn().expect("the built binary can be started");
+        let (stdout, stderr) = (Arc::new(Output::default()), Arc::new(Output::default()));
+        let readers = vec![
+            Arc::clone(&stdout).read(child.stdout.take().expect("it is piped")),
+            Arc::clone(&stderr).read(child.stderr.take().expect("it is piped")),
+        ];
+        Member { child, stdout, stderr, readers, started_in: Duration::ZERO }
+    }
+
+    /// The first line of the log with `words`, waited for.
+    pub fn wait_for(&self, words: &str) -> String {
+        match self.stderr.find(words, PATIENCE) {
+            Some(line) => line,
+            None => panic!("the member did not say {words:?}, but:\n{}", self.said()),
+        }
+    }
+
+    /// All that it wrote to standard error until now.
+    pub fn said(&self) -> String {
+        self.stderr.text()
+    }
+
+    /// All that it wrote to standard output until now.
+    pub fn printed(&self) -> String {
+        self.stdout.text()
+    }
+
+    /// Where it serves clients.
+    pub fn client_address(&self) -> SocketAddr {
+        let line = self.wait_for("serving client traffic insecurely");
+        let address = line.split("\"address\":\"").nth(1).and_then(|rest| rest.split('"').next());
+        address.and_then(|a| a.parse().ok()).unwrap_or_else(|| panic!("no address in {line}"))
+    }
+
+    /// Where it listens for other members.
+    pub fn peer_address(&self) -> SocketAddr {
+        let line = self.stdout.find("  members ", PATIENCE).expect("the greeting names the peer address");
+        let address = line.rsplit("http://").next().and_then(|a| a.trim().parse().ok());
+        address.unwrap_or_else(|| panic!("no address in {line}"))
+    }
+
+    /// A connection of its own.
+    pub async fn client(&self) -> Client {
+        Client::connect(self.client_address()).await
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Bytes of memory that it holds now.
+    pub fn rss_bytes(&self) -> u64 {
+        let path = format!("/proc/{}/status", self.pid());
+        let status = std::fs::read_to_string(path).expect("the process runs");
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("it has memory");
+        let kib: u64 = line.split_whitespace().nth(1).and_then(|n| n.parse().ok()).expect("a number");
+        kib * 1024
+    }
+
+    pub fn signal(&self, signal: libc::c_int) {
+        let pid = libc::pid_t::try_from(self.pid()).expect("a pid");
+        // SAFETY: kill is called with the id of a child that has not been waited for, so it is still ours.
+        let outcome = unsafe { libc::kill(pid, signal) };
+        assert_eq!(outcome, 0, "the process takes the signal");
+    }
+
+    /// Ends it as a crash would.
+    pub fn kill(mut self) {
+        self.signal(libc::SIGKILL);
+        let status = self.wait();
+        assert_eq!(status.signal(), Some(libc::SIGKILL), "it had ended before: {}", self.said());
+    }
+
+    /// Ends it in order.
+    pub fn stop(mut self) {
+        self.signal(libc::SIGTERM);
+        let status = self.wait();
+        assert_eq!(status.signal(), Some(libc::SIGTERM), "{status:?}: {}", self.said());
+    }
+
+    /// Waits until it has ended by itself.
+    pub fn wait(&mut self) -> ExitStatus {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().expect("it is our child") {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "the member does not end: {}", self.said());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Whether it has not ended.
+    pub fn runs(&mut self) -> bool {
+        self.child.try_wait().expect("it is our child").is_none()
+    }
+
+    fn join_readers(&mut self) {
+        for reader in self.readers.drain(..) {
+            reader.join().expect("no reader panics");
+        }
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        // Both fail only for a process that has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        self.join_readers();
+        if std::thread::panicking() {
+            let said = self.said();
+            let from = said.len().saturating_sub(4000);
+            let from = (from..said.len()).find(|at| said.is_char_boundary(*at)).unwrap_or(0);
+            eprintln!("the member's last words:\n{}", &said[from..]);
+        }
+    }
+}
