@@ -40,8 +40,6 @@ const CHECKPOINT_AGE: Duration = Duration::from_secs(60);
 const RECLAIM_DEAD_BYTES: u64 = 64 << 20;
 /// Segments emptied at once.
 const RECLAIM_SEGMENTS: usize = 16;
-/// Pause between two slices of a removal, unless the flag says less.
-const REMOVAL_PAUSE: Duration = Duration::from_millis(1);
 /// How long a removal waits for watches that lag behind; longer, and they are told that they were overtaken.
 const REMOVAL_PATIENCE: Duration = Duration::from_secs(10);
 /// Pause before a revocation that failed is tried again.
@@ -768,7 +766,7 @@ impl Core {
         if !self.removing || now < self.next_removal {
             return;
         }
-        self.next_removal = now + self.config.compaction_sleep_interval.min(REMOVAL_PAUSE);
+        self.next_removal = now + self.config.compaction_sleep_interval;
         let compacted = self.machine.store.compact_revision();
         if self.removed_through < compacted {
             let waited = now.saturating_duration_since(self.removal_asked) >= REMOVAL_PATIENCE;
