@@ -47,7 +47,7 @@ pub(super) enum Waiter {
 }
 
 /// A client's command that is not proposed yet.
-struct Proposal {
+pub(super) struct Proposal {
     ticket: Ticket,
     id: u64,
     data: Bytes,
