@@ -575,6 +575,8 @@ impl Core {
                 let standing = self.node.standing();
                 if self.leads && !self.settled && entry.term == standing.term {
                     self.settled = true;
+                    // Times left that were noted in earlier terms are all known only now.
+                    self.start_leases(now);
                     self.settle();
                 }
             }
