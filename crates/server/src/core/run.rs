@@ -37,6 +37,8 @@ const CHECKPOINT_ENTRIES: u64 = 100_000;
 const CHECKPOINT_AGE: Duration = Duration::from_secs(60);
 /// Least bytes of dead records in sealed segments that are worth moving the live ones away.
 const RECLAIM_DEAD_BYTES: u64 = 64 << 20;
+/// Pause before a checkpoint that failed and would have freed segments is tried again.
+const FREE_PAUSE: Duration = Duration::from_secs(5);
 /// Segments emptied at once.
 const RECLAIM_SEGMENTS: usize = 16;
 /// Pause between two slices of a removal, unless the flag says less.
@@ -156,6 +158,8 @@ struct Checkpoints {
     /// Segments that values were moved out of since the last whole checkpoint.
     emptied: BTreeSet<u32>,
     whole_wanted: bool,
+    /// When to take one because it would free segments, whatever has been written since the last.
+    frees_at: Option<Instant>,
     applied_index: u64,
     entries_since: u64,
     log_bytes_at: u64,
@@ -212,6 +216,7 @@ impl Core {
                 empty_segments: Vec::new(),
                 emptied: BTreeSet::new(),
                 whole_wanted: false,
+                frees_at: None,
                 applied_index: applied,
                 entries_since: 0,
                 log_bytes_at: 0,
@@ -320,6 +325,8 @@ impl Core {
             Ask::Image(ticket) => self.image_waiters.push(ticket),
             Ask::Checkpointed(result) => self.checkpointed(result, now),
             Ask::Relocate(values, done) => self.relocate(values, done)?,
+            // The old places are free once no checkpoint names them any more.
+            Ask::Relocated => self.checkpoint.whole_wanted = !self.checkpoint.emptied.is_empty(),
             Ask::Log(event) => self.log_told(event)?,
             Ask::Stop => {
                 if self.stopping.is_none() {
@@ -760,6 +767,9 @@ impl Core {
         metrics.db_compaction_pause.observe_milliseconds(now.elapsed());
         if done {
             self.removing = false;
+            if self.has_garbage() {
+                self.checkpoint.frees_at = Some(now);
+            }
             metrics.db_compaction_total.observe_milliseconds(self.removal_asked.elapsed());
             metrics.db_compaction_last.set_u64(unix_seconds());
             for reply in self.removal_waiters.drain(..) {
@@ -781,7 +791,8 @@ impl Core {
                 || self.checkpoint.entries_since >= CHECKPOINT_ENTRIES
                 || now.saturating_duration_since(self.checkpoint.at) >= CHECKPOINT_AGE);
         let whole = self.checkpoint.whole_wanted;
-        if !enough && !whole {
+        let frees = self.checkpoint.frees_at.is_some_and(|at| now >= at);
+        if !enough && !whole && !frees {
             return;
         }
         let view = Arc::clone(&self.shared.state.load().view);
@@ -802,6 +813,8 @@ impl Core {
         self.checkpoint.busy = true;
         self.checkpoint.empty_segments = empty_segments;
         self.checkpoint.whole_wanted = false;
+        // Looked at again if this one fails.
+        self.checkpoint.frees_at = self.checkpoint.frees_at.map(|at| at.max(now + FREE_PAUSE));
         self.checkpoint.entries_since = 0;
         self.checkpoint.log_bytes_at = log_bytes;
         self.checkpoint.at = now;
@@ -814,6 +827,7 @@ impl Core {
             Ok(done) => {
                 self.checkpoint.applied_index = done.applied_index;
                 self.checkpoint.bytes = done.bytes;
+                self.checkpoint.frees_at = None;
                 self.log.forget_below(done.applied_index);
                 let segments = std::mem::take(&mut self.checkpoint.empty_segments);
                 for seq in segments {
@@ -832,6 +846,18 @@ impl Core {
         }
         let log_bytes: u64 = self.log.segments().iter().map(|s| s.used_bytes).sum();
         self.shared.set_disk_bytes(log_bytes + self.checkpoint.bytes);
+    }
+
+    /// Whether sealed segments hold so little that a checkpoint would free some, or have some emptied.
+    fn has_garbage(&self) -> bool {
+        let usage = self.machine.usage();
+        let (mut live, mut dead) = (0, 0);
+        for segment in self.log.segments().iter().filter(|segment| segment.sealed) {
+            let in_use = usage.get(&segment.seq).map_or(0, |usage| usage.bytes);
+            live += in_use;
+            dead += segment.used_bytes.saturating_sub(in_use);
+        }
+        dead >= RECLAIM_DEAD_BYTES.max(live / 2)
     }
 
     /// Looks for segments that hold little, and has their live values moved.
@@ -858,10 +884,8 @@ impl Core {
             return;
         }
         let view = Arc::clone(&self.shared.state.load().view);
-        if self.orders.try_send(Order::Relocate { view, segments }).is_ok() {
-            // The keeper of checkpoints works in order, so the next one comes after the move.
-            self.checkpoint.whole_wanted = true;
-        }
+        // If the keeper is busy, the next checkpoint asks again.
+        let _ = self.orders.try_send(Order::Relocate { view, segments });
     }
 
     fn relocate(&mut self, values: Vec<Relocation>, done: SyncSender<()>) -> Result<(), String> {
