@@ -3,9 +3,13 @@
 
 mod client;
 mod crash;
+mod damage;
 mod history;
 mod member;
+mod refusals;
+mod restart;
 mod smoke;
+mod space;
 mod temp_dir;
 
 use std::time::Duration;
@@ -32,4 +36,16 @@ async fn eventually<T>(what: &str, patience: Duration, mut ask: impl AsyncFnMut(
         assert!(tokio::time::Instant::now() < deadline, "within {patience:?} it did not happen that {what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+}
+
+/// Bytes that follow from a number, and differ from those of any other.
+fn filler(number: u32, bytes: usize) -> bytes::Bytes {
+    let mut mixed = u64::from(number).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let words = std::iter::repeat_with(|| {
+        mixed ^= mixed << 13;
+        mixed ^= mixed >> 7;
+        mixed ^= mixed << 17;
+        mixed.to_le_bytes()
+    });
+    words.flatten().take(bytes).collect()
 }
