@@ -197,6 +197,11 @@ func (g *generator) streamRequest() *pb.RangeRequest {
 		r.SortOrder, r.SortTarget = pb.RangeRequest_NONE, pb.RangeRequest_KEY
 		r.MinModRevision, r.MaxModRevision, r.MinCreateRevision, r.MaxCreateRevision = 0, 0, 0, 0
 	}
+	if r.SortOrder == pb.RangeRequest_NONE && r.SortTarget != pb.RangeRequest_KEY {
+		// etcd lets this through and then sorts each piece of ten keys or more for itself, so
+		// that keys are lost or sent again and again; only a single key is comparable.
+		r.RangeEnd = nil
+	}
 	return r
 }
 

@@ -2,8 +2,8 @@
 // server that speaks the etcd v3 protocol.
 //
 //	interop concurrency --endpoint HOST:PORT
-//	interop compare --reference HOST:PORT --subject HOST:PORT [--ops N] [--seed S]
-//	interop http --reference HOST:PORT --subject HOST:PORT
+//	interop compare --reference HOST:PORT --subject HOST:PORT [--ops N] [--seed S] [--without auth,locks]
+//	interop http --reference HOST:PORT --subject HOST:PORT [--without gateway]
 //
 // The last line of output is always "N passed, M failed". The exit code is 0
 // when nothing failed, 1 when something did, 2 when the run was not possible.
@@ -32,7 +32,7 @@ func main() {
 
 func usage() {
 	fmt.Fprintln(os.Stderr, "usage: interop concurrency --endpoint E")
-	fmt.Fprintln(os.Stderr, "       interop compare --reference E1 --subject E2 [--ops N] [--seed S]")
-	fmt.Fprintln(os.Stderr, "       interop http --reference E1 --subject E2")
+	fmt.Fprintln(os.Stderr, "       interop compare --reference E1 --subject E2 [--ops N] [--seed S] [--without auth,locks]")
+	fmt.Fprintln(os.Stderr, "       interop http --reference E1 --subject E2 [--without gateway]")
 	os.Exit(2)
 }

@@ -193,8 +193,9 @@ func (s *suite) watchProgress(ctx context.Context) {
 	equal(s, confirmed, true, "progress confirmed")
 }
 
-// watchFragment reads a history larger than a response may be, in fragments,
-// over the raw API: the library joins them.
+// watchFragment reads a revision larger than a response may be, in fragments,
+// over the raw API: the library joins them. The revision deletes large values,
+// and the events carry them.
 func (s *suite) watchFragment(ctx context.Context) {
 	p, c := s.prefix, s.client
 	start := s.revision(ctx)
@@ -203,6 +204,8 @@ func (s *suite) watchFragment(ctx context.Context) {
 		_, err := c.Put(ctx, p+strconv.Itoa(i), strings.Repeat("x", 1<<20))
 		s.ok(err, "put 1 MiB")
 	}
+	_, err := c.Delete(ctx, p, clientv3.WithPrefix())
+	s.ok(err, "delete the large values")
 	raw, err := dial(ctx, "fragment", s.endpoint)
 	if !s.ok(err, "dial") {
 		return
@@ -215,10 +218,10 @@ func (s *suite) watchFragment(ctx context.Context) {
 		return
 	}
 	err = stream.Send(&pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{CreateRequest: &pb.WatchCreateRequest{
-		Key: []byte(p), RangeEnd: prefixEnd([]byte(p)), StartRevision: start + 1, Fragment: true}}})
+		Key: []byte(p), RangeEnd: prefixEnd([]byte(p)), StartRevision: start + 1, PrevKv: true, Fragment: true}}})
 	s.ok(err, "create the watch")
 	fragments, events, last := 0, 0, false
-	for events < values || last {
+	for events < 2*values || last {
 		r, err := stream.Recv()
 		if !s.ok(err, "receive") {
 			return
@@ -229,16 +232,18 @@ func (s *suite) watchFragment(ctx context.Context) {
 			fragments++
 		}
 	}
-	equal(s, events, values, "events over all fragments")
-	s.check(fragments > 0, "%sno response of a large history was a fragment", p)
-	joined := s.collect(ctx, c.Watch(ctx, p, clientv3.WithPrefix(), clientv3.WithRev(start+1), clientv3.WithFragment()), values, "joined by the library")
-	for _, e := range joined {
-		equal(s, len(e.Kv.Value), 1<<20, "size of a value after joining")
+	equal(s, events, 2*values, "events over all fragments")
+	s.check(fragments > 0, "%sno response of a large revision was a fragment", p)
+	joined := s.collect(ctx, c.Watch(ctx, p, clientv3.WithPrefix(), clientv3.WithRev(start+1), clientv3.WithPrevKV(), clientv3.WithFragment()), 2*values, "joined by the library")
+	for i, e := range joined {
+		value := e.Kv.GetValue()
+		if i >= values {
+			value = e.PrevKv.GetValue()
+		}
+		equal(s, len(value), 1<<20, "size of a value after joining")
 	}
 	_, err = c.Put(ctx, p+"large", strings.Repeat("x", 1572864))
 	s.fails(err, rpctypes.ErrRequestTooLarge, "put above the request limit")
-	_, err = c.Delete(ctx, p, clientv3.WithPrefix())
-	s.ok(err, "delete the large values")
 }
 
 // layers uses what other programs build on the client: a namespace and a mirror.

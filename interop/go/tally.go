@@ -11,6 +11,8 @@ type tally struct {
 	mu     sync.Mutex
 	passed int
 	failed int
+	// leftOut counts what --without left out.
+	leftOut int
 	// show is how many failures are printed in full; the rest are only counted.
 	show int
 }
@@ -30,10 +32,20 @@ func (t *tally) check(ok bool, format string, args ...any) bool {
 	return false
 }
 
+// leaveOut counts one check that is not made.
+func (t *tally) leaveOut() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.leftOut++
+}
+
 // finish prints the closing line and returns the exit code.
 func (t *tally) finish() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if t.leftOut > 0 {
+		fmt.Printf("%d left out\n", t.leftOut)
+	}
 	fmt.Printf("%d passed, %d failed\n", t.passed, t.failed)
 	if t.failed > 0 || t.passed == 0 {
 		return 1

@@ -64,7 +64,8 @@ pub fn projection(request: &RangeRequest) -> Projection {
     Projection { keys_only, without_lease: keys_only && request.sort_target != SortTarget::Value as i32 }
 }
 
-fn is_filtered(request: &RangeRequest) -> bool {
+/// Whether a request leaves out keys by their revisions.
+pub fn is_filtered(request: &RangeRequest) -> bool {
     request.min_mod_revision != 0
         || request.max_mod_revision != 0
         || request.min_create_revision != 0

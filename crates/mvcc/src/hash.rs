@@ -6,6 +6,9 @@
 //! etcd does not filter what is at or below C, and feeds what its last compaction left there: of each key the
 //! newest at C, unless it is a tombstone. A tombstone at C itself is never fed. None of it depends on how far
 //! the physical compaction came.
+//!
+//! A compaction at R computes the same hash, with C the compact revision before it, and one difference: a tombstone
+//! at R itself counts as something that the compaction keeps. A negative revision covers nothing.
 
 use std::sync::Arc;
 
@@ -16,8 +19,10 @@ use crate::view::{RevisionError, Snapshot, View};
 /// A walk over the versions that HashKV covers, which can be done in slices.
 pub struct HashWalk {
     rev: i64,
-    /// The compact revision of the snapshot.
+    /// The compact revision that the hash belongs to.
     compacted: i64,
+    /// Whether this is the hash of a compaction at `rev`, whose snapshot is already compacted there.
+    of_compaction: bool,
     stage: Stage,
 }
 
@@ -33,10 +38,26 @@ enum Stage {
 }
 
 impl HashWalk {
-    /// Begins at revision `rev`; 0 means the current one. All later calls must be given the same snapshot.
+    /// Begins at revision `rev`; 0 means the current one, and less selects nothing. All later calls must be given the
+    /// same snapshot.
     pub fn new(snapshot: &Snapshot<'_>, rev: i64) -> Result<HashWalk, RevisionError> {
+        let compacted = snapshot.compact_revision();
+        if rev < 0 {
+            return Ok(HashWalk { rev, compacted, of_compaction: false, stage: Stage::Done });
+        }
         let rev = snapshot.resolve(rev)?;
-        Ok(HashWalk { rev, compacted: snapshot.compact_revision(), stage: Stage::FindLive(None) })
+        Ok(HashWalk { rev, compacted, of_compaction: false, stage: Stage::FindLive(None) })
+    }
+
+    /// Begins the hash that a compaction at `rev` computes, when the compact revision was `previous` before it. The
+    /// snapshot is one published after that compaction became known, and before it removed anything.
+    ///
+    /// # Panics
+    ///
+    /// When the snapshot is of another time.
+    pub fn of_compaction(snapshot: &Snapshot<'_>, previous: i64, rev: i64) -> HashWalk {
+        assert!(previous < rev && rev <= snapshot.compact_revision(), "the compaction is known");
+        HashWalk { rev, compacted: previous, of_compaction: true, stage: Stage::FindLive(None) }
     }
 
     /// The revision hashed.
@@ -57,7 +78,9 @@ impl HashWalk {
         budget: usize,
         mut feed: impl FnMut(Version<'_>),
     ) -> bool {
-        assert!(snapshot.compact_revision() == self.compacted && snapshot.current_revision() >= self.rev);
+        let compacted = snapshot.compact_revision();
+        assert!(if self.of_compaction { compacted >= self.rev } else { compacted == self.compacted });
+        assert!(snapshot.current_revision() >= self.rev);
         let mut left = budget.max(1);
         while left > 0 {
             match &mut self.stage {
@@ -95,7 +118,7 @@ impl HashWalk {
             return Stage::Feed { from, newest_at: self.rev };
         }
         if self.rev == snapshot.current_revision() {
-            return Stage::Feed { from, newest_at: self.compacted };
+            return Stage::Feed { from, newest_at: self.newest_at_without_live(snapshot) };
         }
         let range = behind.map_or(KeyRange::ALL, |key| KeyRange::ALL.after(key));
         let mut cursor = range.seek(snapshot);
@@ -112,7 +135,14 @@ impl HashWalk {
             }
             cursor.advance(false);
         }
-        Stage::Feed { from, newest_at: self.compacted }
+        Stage::Feed { from, newest_at: self.newest_at_without_live(snapshot) }
+    }
+
+    /// What is fed at or below C when no key is live at the revision.
+    fn newest_at_without_live(&self, snapshot: &Snapshot<'_>) -> i64 {
+        let keeps_tombstone =
+            self.of_compaction && snapshot.stored((self.rev, 0), self.rev).any(Version::is_tombstone);
+        if keeps_tombstone { self.rev } else { self.compacted }
     }
 }
 

@@ -18,6 +18,7 @@ use log::{Batch, Log, LogEvent, Recovered, Replayed};
 use machine::{Machine, Member, Rules};
 use prost::Message as _;
 
+use crate::compaction_hash;
 use crate::config::{Bootstrap, Config, InitialClusterState, MetricsDetail, Url};
 use crate::core::{Ask, Core, Order, Parts};
 use crate::http::MetricsListener;
@@ -41,6 +42,7 @@ pub struct Running {
     fronts: Vec<Front>,
     core: JoinHandle<Result<(), String>>,
     keeper: JoinHandle<()>,
+    hasher: JoinHandle<()>,
     /// Says that the core has ended.
     ended: Receiver<()>,
     _lock: Lock,
@@ -465,6 +467,9 @@ fn serve(
     let (orders, order_queue) = sync_channel::<Order>(ORDERS_MAX);
     let keeper = Keeper::new(Arc::clone(&shared), checkpoints, levels);
     let keeper = spawn("keeper", move || keeper.run(&order_queue))?;
+    let (hash_jobs, hash_queue) = sync_channel(compaction_hash::JOBS_MAX);
+    let hashing = Arc::clone(&shared);
+    let hasher = spawn("hasher", move || hashing.compaction_hashes.run(&hash_queue))?;
 
     let (ready_sender, ready) = sync_channel(1);
     let (ended_sender, ended) = sync_channel(1);
@@ -480,6 +485,7 @@ fn serve(
         log,
         locations,
         orders,
+        hash_jobs,
         attributes,
         checkpoint_bytes,
         ready: ready_sender,
@@ -530,7 +536,7 @@ fn serve(
         );
     }
     notify_systemd(&logger);
-    Ok((Running { shared, fronts, core, keeper, ended, _lock: lock }, listening))
+    Ok((Running { shared, fronts, core, keeper, hasher, ended, _lock: lock }, listening))
 }
 
 fn front_options(config: &Config, shards: usize) -> front::Options {
@@ -585,6 +591,8 @@ impl Running {
         }
         self.shared.core.send(Ask::Stop);
         let outcome = self.core.join().map_err(|_| "the core's thread panicked".to_owned())?;
+        self.shared.compaction_hashes.stop();
+        let _ = self.hasher.join();
         // The core tells the keeper to end.
         let _ = self.keeper.join();
         outcome

@@ -12,6 +12,7 @@
 //! errors). Tests: beside the code, `tests/it`, and end to end in the `mainstay` crate.
 
 pub mod boot;
+mod compaction_hash;
 pub mod config;
 pub mod core;
 mod encode;
@@ -19,6 +20,7 @@ mod expiry;
 pub mod http;
 pub mod inbox;
 pub mod keeper;
+mod kv_hash;
 pub mod logging;
 pub mod metrics;
 mod peer_listener;

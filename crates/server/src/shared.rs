@@ -8,6 +8,7 @@ use arc_swap::ArcSwap;
 use machine::{Alarms, Members};
 use mvcc::View;
 
+use crate::compaction_hash::CompactionHashes;
 use crate::core::{Ask, Reply};
 use crate::inbox::{Inbox, Outbox};
 
@@ -66,6 +67,8 @@ pub struct Shared {
     pub watches: Vec<AtomicUsize>,
     /// The revision that each shard's watches have been told of.
     seen: Vec<AtomicI64>,
+    /// The hashes of the last compactions.
+    pub(crate) compaction_hashes: CompactionHashes,
     /// The data directory's bytes on disk: log and checkpoints.
     disk_bytes: AtomicU64,
     /// Request ids given out.
@@ -119,6 +122,7 @@ impl Shared {
             metrics,
             watches: (0..shards).map(|_| AtomicUsize::new(0)).collect(),
             seen: (0..shards).map(|_| AtomicI64::new(0)).collect(),
+            compaction_hashes: CompactionHashes::default(),
             disk_bytes: AtomicU64::new(0),
             next_request: AtomicU64::new(request),
             next_lease: AtomicI64::new(lease),

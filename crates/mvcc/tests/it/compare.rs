@@ -33,6 +33,11 @@ pub fn spot_check(snapshot: &Snapshot<'_>, model: &Naive, random: &mut Random) {
             return;
         }
     };
+    if asked < 0 {
+        let mut walk = HashWalk::new(snapshot, asked).unwrap();
+        assert_eq!((walk.revision(), walk.compact_revision()), (asked, model.compacted));
+        assert!(walk.step(snapshot, 1, |version| panic!("{version:?} is not before revision 0")));
+    }
     let got = snapshot.get(&key, asked).unwrap();
     assert_eq!(got.map(Record::of), model.get(&key, rev).cloned());
     let single = snapshot.range(KeyRange::single(&key), asked).unwrap();

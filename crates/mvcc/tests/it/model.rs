@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use mainstay_mvcc::{KeyRange, Location, RevisionError, Store, Value, View};
+use mainstay_mvcc::{HashWalk, KeyRange, Location, RevisionError, Store, Value, View};
 
 use crate::compare::{KEYS, full_check, spot_check};
 use crate::naive::{Naive, Record};
@@ -81,6 +81,12 @@ fn run(seed: u64, operations: u64, mix: Mix) {
             };
             assert_eq!(store.compact(rev), expected);
             if expected.is_ok() {
+                let snapshot = store.snapshot();
+                let mut walk = HashWalk::of_compaction(&snapshot, model.compacted, rev);
+                assert_eq!((walk.revision(), walk.compact_revision()), (rev, model.compacted));
+                let mut fed = Vec::new();
+                while !walk.step(&snapshot, 7, |version| fed.push(Record::of(version))) {}
+                assert_eq!(fed, model.compaction_hash_versions(rev), "compaction at {rev}");
                 model.compacted = rev;
             }
         }

@@ -114,12 +114,21 @@ impl Naive {
 
     /// etcd's rules for HashKV, word for word, on what a finished compaction leaves in its database.
     pub fn hash_versions(&self, rev: i64) -> Vec<Record> {
+        self.hashed(rev, |record| !record.is_tombstone())
+    }
+
+    /// And those for the hash of a compaction at `rev`, before it happens.
+    pub fn compaction_hash_versions(&self, rev: i64) -> Vec<Record> {
+        self.hashed(rev, |record| !record.is_tombstone() || record.main == rev)
+    }
+
+    fn hashed(&self, rev: i64, kept: impl Fn(&Record) -> bool) -> Vec<Record> {
         let c = self.compacted;
         let keep: Vec<(i64, u32)> = self
             .keys
             .values()
             .filter_map(|history| history.iter().rev().find(|record| record.main <= rev))
-            .filter(|record| !record.is_tombstone())
+            .filter(|record| kept(record))
             .map(|record| (record.main, record.sub))
             .collect();
         let covered = |record: &Record| {

@@ -21,6 +21,7 @@ use super::compactor::Compactor;
 use super::gathering::Gathering;
 use super::meters::Meters;
 use super::{Ask, Checkpointed, Order, Pinned, Relocation, Reply, ReplyBody, Ticket};
+use crate::compaction_hash::Job;
 use crate::config::Config;
 use crate::expiry::Expiry;
 use crate::logging::{Logger, Value};
@@ -86,6 +87,8 @@ pub struct Parts {
     pub locations: VecDeque<(u64, log::Location)>,
     /// The keeper of checkpoints.
     pub orders: SyncSender<Order>,
+    /// Whoever computes the hashes of compactions.
+    pub hash_jobs: SyncSender<Job>,
     /// The attributes this member should have: its name and client URLs.
     pub attributes: (String, Vec<String>),
     /// Bytes of the checkpoint's files.
@@ -107,6 +110,13 @@ pub struct Core {
     log: Log,
     values: LogValues,
     orders: SyncSender<Order>,
+    hash_jobs: SyncSender<Job>,
+    /// Entries up to here were in the log at start.
+    replayed_through: u64,
+    /// The compact revision.
+    compacted: i64,
+    /// Compactions that are not published yet: the compact revision before, and the one they set.
+    compactions: Vec<(i64, i64)>,
     attributes: (String, Vec<String>),
     waiting: HashMap<u64, Waiter>,
     meters: Meters,
@@ -188,6 +198,10 @@ impl Core {
             node: parts.node,
             log: parts.log,
             orders: parts.orders,
+            hash_jobs: parts.hash_jobs,
+            replayed_through: parts.locations.back().map_or(0, |(index, _)| *index),
+            compacted,
+            compactions: Vec::new(),
             attributes: parts.attributes,
             waiting: HashMap::new(),
             meters: Meters::new(Arc::clone(&parts.shared.metrics)),
@@ -632,7 +646,12 @@ impl Core {
         match change {
             Change::LeaseGranted { id, ttl } => self.lease_granted(id, ttl, now),
             Change::LeaseRevoked(id) => self.lease_revoked(id),
-            Change::Compacted(_) => {
+            Change::Compacted(revision) => {
+                let previous = std::mem::replace(&mut self.compacted, revision);
+                // etcd has no hashes of compactions from before it was started.
+                if self.machine.applied_index > self.replayed_through {
+                    self.compactions.push((previous, revision));
+                }
                 self.removing = true;
                 self.next_removal = now;
                 self.removal_after = self.machine.store.current_revision();
@@ -657,6 +676,15 @@ impl Core {
         }
         self.applied_since = false;
         let view = self.machine.store.publish();
+        for (previous, revision) in self.compactions.drain(..) {
+            let hashes = &self.shared.compaction_hashes;
+            if !hashes.order(&self.hash_jobs, Arc::clone(&view), previous, revision) {
+                self.logger.warn(
+                    "too many compactions at once: this one's hash is not computed",
+                    &[("revision", Value::Int(revision))],
+                );
+            }
+        }
         self.published += 1;
         self.views.push_back((self.published, Arc::downgrade(&view)));
         while self.views.front().is_some_and(|(_, view)| view.strong_count() == 0) {

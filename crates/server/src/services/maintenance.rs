@@ -10,22 +10,23 @@ use api::etcdserverpb::alarm_request::AlarmAction;
 use api::etcdserverpb::{
     AlarmRequest, AlarmResponse, AlarmType, DefragmentRequest, DefragmentResponse, DowngradeInfo,
     HashKvRequest, HashKvResponse, HashRequest, HashResponse, MoveLeaderRequest, MoveLeaderResponse,
-    SnapshotRequest, SnapshotResponse, StatusRequest, StatusResponse,
+    ResponseHeader, SnapshotRequest, SnapshotResponse, StatusRequest, StatusResponse,
 };
 use api::health::health_check_response::ServingStatus;
 use api::health::{HealthCheckRequest, HealthCheckResponse, HealthListResponse};
 use api::limits::SNAPSHOT_BLOB_BYTES;
 use api::{Code, Status};
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::Bytes;
 use front::{Answer, Inbound, Outbound, Unary};
-use machine::found::{Projection, put_kv, put_varint};
 use machine::{Outcome, range};
-use mvcc::{HashWalk, Version, View};
+use mvcc::{HashWalk, View};
 use prost::Message as _;
 use sha2::{Digest, Sha256};
 
 use super::{Services, decode, unreadable, whole};
 use crate::core::{Ask, Pinned, ReplyBody};
+use crate::kv_hash::KvHash;
+use crate::shared::Published;
 use crate::values::LogValues;
 
 /// Field of `InternalRaftRequest`.
@@ -122,18 +123,38 @@ impl Services {
     pub(super) fn hash_kv(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let request: HashKvRequest = decode(message)?;
         let state = self.state();
-        let view = Arc::clone(&state.view);
-        let header = self.header(view.snapshot().current_revision(), &state);
-        let walk = HashWalk::new(&view.snapshot(), request.revision).map_err(range::refused)?;
+        let header = self.header(state.view.snapshot().current_revision(), &state);
         let services = Rc::clone(self);
+        // The number as it was sent: etcd too looks before it reads 0 as the present.
+        let Some(cached) = self.shared.compaction_hashes.at(request.revision) else {
+            let walk = HashWalk::new(&state.view.snapshot(), request.revision).map_err(range::refused)?;
+            return Ok(Unary::Later(Box::pin(services.hash_kv_now(state, walk, header))));
+        };
         Ok(Unary::Later(Box::pin(async move {
-            let began = Instant::now();
-            let (hash_revision, compact_revision) = (walk.revision(), walk.compact_revision());
-            let hash = hash_versions(&view, walk, &services.values).await?;
-            services.shared.metrics.mvcc.hash_rev_duration.observe_seconds(began.elapsed());
+            let (hash_revision, compact_revision) = (cached.revision, cached.compact_revision);
+            let Some(hash) = cached.wait().await else {
+                let walk = HashWalk::new(&state.view.snapshot(), request.revision).map_err(range::refused)?;
+                return services.hash_kv_now(state, walk, header).await;
+            };
             let header = Some(header);
             Ok(whole(&HashKvResponse { header, hash, compact_revision, hash_revision }))
         })))
+    }
+
+    async fn hash_kv_now(
+        self: Rc<Self>,
+        state: Arc<Published>,
+        walk: HashWalk,
+        header: ResponseHeader,
+    ) -> Result<Answer, Status> {
+        let began = Instant::now();
+        let view = Arc::clone(&state.view);
+        drop(state);
+        let (hash_revision, compact_revision) = (walk.revision(), walk.compact_revision());
+        let hash = hash_versions(&view, walk, &self.values).await?;
+        self.shared.metrics.mvcc.hash_rev_duration.observe_seconds(began.elapsed());
+        let header = Some(header);
+        Ok(whole(&HashKvResponse { header, hash, compact_revision, hash_revision }))
     }
 
     /// A hash of everything this member holds. etcd's is over the pages of its own file format and comparable only
@@ -169,6 +190,8 @@ impl Services {
         let reply = self.pending.ask(Ask::Image)?.await?;
         let ReplyBody::Image(head, Pinned(view)) = reply.body else { return Err(error::STOPPED) };
         let mut writer = machine::snapshot::SnapshotWriter::new(view, *head);
+        // An estimate, never too small, that counts down by what is sent, and is 0 only with the digest.
+        let mut remaining_bytes = writer.remaining_bytes_max().max(1);
         let mut digest = Sha256::new();
         let version = api::CLUSTER_VERSION.to_owned();
         loop {
@@ -177,8 +200,7 @@ impl Services {
             digest.update(&chunk);
             while !chunk.is_empty() {
                 let blob = chunk.split_to(chunk.len().min(SNAPSHOT_BLOB_BYTES));
-                // What is left is an estimate, never too small, and 0 only with the digest.
-                let remaining_bytes = (writer.remaining_bytes_max() + chunk.len() as u64).max(1);
+                remaining_bytes = remaining_bytes.saturating_sub(blob.len() as u64).max(1);
                 let response =
                     SnapshotResponse { header: None, remaining_bytes, blob, version: version.clone() };
                 outbound.send(response.encode_to_vec().into()).await?;
@@ -207,46 +229,24 @@ impl Services {
     }
 }
 
-/// CRC-32C as etcd's HashKV computes it: over the bucket's name, and for each version the bytes of its revision and
-/// of its `KeyValue`.
+/// The checksum of HashKV over what a walk covers, with every value read.
 async fn hash_versions(view: &Arc<View>, mut walk: HashWalk, values: &LogValues) -> Result<u32, Status> {
-    let mut hash = crc32c::crc32c(b"key");
-    let mut bytes = BytesMut::new();
+    let mut hash = KvHash::default();
     loop {
         let mut failed = None;
         let done = walk.step(&view.snapshot(), HASHED_PER_SLICE, |version| {
-            if failed.is_some() {
-                return;
-            }
-            bytes.clear();
-            match put_stored(version, values, &mut bytes) {
-                Ok(()) => hash = crc32c::crc32c_append(hash, &bytes),
-                Err(error) => failed = Some(error),
+            if failed.is_none() {
+                failed = hash.feed(version, values).err();
             }
         });
         if let Some(error) = failed {
             return Err(error);
         }
         if done {
-            return Ok(hash);
+            return Ok(hash.finish());
         }
         tokio::task::yield_now().await;
     }
-}
-
-/// The key and value of etcd's bucket `key` for a version.
-fn put_stored(version: Version<'_>, values: &LogValues, out: &mut BytesMut) -> Result<(), Status> {
-    out.put_i64(version.main());
-    out.put_u8(b'_');
-    out.put_i64(i64::from(version.sub()));
-    if version.is_tombstone() {
-        out.put_u8(b't');
-        out.put_u8(0x0a);
-        put_varint(out, version.key().len() as u64);
-        out.put_slice(version.key());
-        return Ok(());
-    }
-    put_kv(version, Projection::default(), values, out).map_err(|e| unreadable(&e))
 }
 
 pub(super) fn health_check(message: Bytes) -> Result<Unary, Status> {

@@ -303,6 +303,7 @@ impl Hub {
                 start => start,
             }),
             synced: Cell::new(true),
+            compacted: Cell::new(false),
             quiet: Cell::new(true),
             left_behind: Cell::new(false),
             matched: RefCell::default(),
@@ -327,6 +328,14 @@ impl Hub {
 
     /// Takes a watch out of the index it is in, and of the counts.
     fn forget(&self, watch: &Watch) {
+        if !watch.compacted.get() {
+            self.rest(watch);
+        }
+        self.shared.metrics.mvcc.watchers.add(-1);
+    }
+
+    /// Takes a watch out of the index it is in: nothing will happen to it any more.
+    fn rest(&self, watch: &Watch) {
         let removed = if watch.synced.get() {
             self.synced.borrow_mut().remove(&watch.keys, watch.serial)
         } else {
@@ -334,7 +343,6 @@ impl Hub {
             watch.stream.unsynced.borrow_mut().remove(&watch.keys, watch.serial)
         };
         assert!(removed.is_some(), "a watch is in the index that it says");
-        self.shared.metrics.mvcc.watchers.add(-1);
         self.shared.watches[self.shard].fetch_sub(1, Ordering::SeqCst);
     }
 
@@ -404,9 +412,12 @@ impl Hub {
         }
     }
 
+    /// Tells the client that a watch cannot go on. As with etcd the stream knows it until the client cancels it too:
+    /// its number stays taken, its cancellation is answered, and progress is not told of until then.
     fn cancel_compacted(&self, watch: &Watch, state: &Published, compacted: i64) {
-        watch.stream.watches.borrow_mut().remove(&watch.id);
-        self.forget(watch);
+        self.rest(watch);
+        watch.compacted.set(true);
+        watch.synced.set(false);
         let response = WatchResponse {
             header: Some(self.header(state, 0)),
             watch_id: watch.id,
@@ -420,7 +431,7 @@ impl Hub {
     /// Whether a word of progress may be said about a watch: it has everything up to the hub's revision, and does not
     /// begin above it.
     fn is_abreast(&self, watch: &Watch) -> bool {
-        watch.synced.get() && watch.start <= self.revision.get() + 1
+        watch.synced.get() && watch.start <= self.revision.get()
     }
 
     /// Answers a progress request, if one is open and all watches are abreast.

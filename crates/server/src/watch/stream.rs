@@ -41,6 +41,8 @@ pub(super) struct Watch {
     pub next: Cell<i64>,
     /// Whether it is in the hub's index, and not in its stream's.
     pub synced: Cell<bool>,
+    /// Whether what it should read next was compacted away: it is in no index, and waits for the client to cancel it.
+    pub compacted: Cell<bool>,
     /// Whether it was given no event since the last periodic progress.
     pub quiet: Cell<bool>,
     /// Whether the slice at hand could not be given to it.

@@ -96,7 +96,7 @@ fn creation_is_answered_as_etcd_does() {
             "4@0 canceled compacted=4",
         ]
     );
-    assert_eq!((world.hub.watches(), world.gauges()), (4, (1, 4, 0, 0)));
+    assert_eq!((world.hub.watches(), world.gauges()), (4, (1, 5, 0, 0)), "etcd counts a compacted one on");
     drop(client);
     assert_eq!((world.hub.watches(), world.gauges()), (0, (0, 0, 0, 0)));
 }
@@ -215,13 +215,19 @@ fn progress_waits_until_all_is_told() {
     world.put("other", 1);
     world.advance();
     settle([&mut client]);
-    assert_eq!(lines(&client), ["-1@2503"]);
-    client.ask_progress();
+    assert!(client.received().is_empty(), "at the revision before, it has not begun");
     world.put("k", 1);
     world.publish();
     settle([&mut client]);
     // What has been published is told before the word of progress about it.
+    world.advance();
+    settle([&mut client]);
     assert_eq!(lines(&client), ["0@2504 put:k:2504", "1@2504 put:k:2504", "-1@2504"]);
+    client.ask_progress();
+    world.put("k", 1);
+    world.publish();
+    settle([&mut client]);
+    assert_eq!(lines(&client), ["0@2505 put:k:2505", "1@2505 put:k:2505", "-1@2505"]);
 }
 
 #[test]
@@ -407,8 +413,35 @@ fn a_watch_overtaken_by_a_compaction_is_told() {
     world.removed_through = 115;
     world.advance();
     settle([&mut slow, &mut prompt]);
-    assert_eq!(lines(&prompt), ["0@0 canceled compacted=115", "1@0 canceled compacted=115"]);
-    assert_eq!((world.hub.watches(), world.gauges()), (0, (2, 0, 0, 0)));
+    let mut told = lines(&prompt);
+    told.sort();
+    assert_eq!(told, ["0@0 canceled compacted=115", "1@0 canceled compacted=115"]);
+    assert_eq!((world.hub.watches(), world.gauges()), (0, (2, 3, 0, 0)));
+
+    // The stream knows it until the client cancels it too.
+    prompt.create(WatchCreateRequest { watch_id: 7, ..watch("k", "") });
+    prompt.create(WatchCreateRequest { watch_id: 7, ..watch("k", "") });
+    prompt.create(watch("k", ""));
+    prompt.ask_progress();
+    settle([&mut prompt]);
+    assert_eq!(
+        lines(&prompt),
+        [
+            "7@121 created",
+            "-1@121 created canceled (mvcc: duplicate watch ID provided on the WatchStream)",
+            "2@121 created"
+        ],
+        "and the word of progress waits"
+    );
+    prompt.cancel(0);
+    prompt.cancel(0);
+    settle([&mut prompt]);
+    assert_eq!(lines(&prompt), ["0@121 canceled"]);
+    prompt.cancel(1);
+    settle([&mut prompt]);
+    assert_eq!(lines(&prompt), ["1@121 canceled", "-1@121"]);
+    drop((slow, prompt));
+    assert_eq!((world.hub.watches(), world.gauges()), (0, (0, 0, 0, 0)));
 }
 
 #[test]
@@ -473,6 +506,8 @@ struct Followed {
     mid_fragment: bool,
     canceled: bool,
     compacted: i64,
+    /// Whether the client has cancelled what a compaction had ended.
+    dismissed: bool,
 }
 
 impl Followed {
@@ -485,7 +520,13 @@ impl Followed {
     }
 
     fn hear(&mut self, response: WatchResponse) {
-        assert!(!self.canceled, "nothing comes after the end");
+        if self.canceled {
+            // But for the answer to a client that cancels what a compaction has ended.
+            assert!(self.compacted != 0 && !self.dismissed, "nothing comes after the end");
+            assert!(response.canceled && response.compact_revision == 0 && response.events.is_empty());
+            self.dismissed = true;
+            return;
+        }
         let header = response.header.expect("a header");
         self.canceled = response.canceled;
         self.compacted = response.compact_revision;
@@ -619,6 +660,7 @@ fn every_event_once_in_order() {
                         mid_fragment: false,
                         canceled,
                         compacted,
+                        dismissed: false,
                     });
                 } else if response.watch_id >= 0 {
                     followed[response.watch_id as usize].hear(response);

@@ -1,0 +1,214 @@
+//! The hashes of the last compactions, which HashKV answers from.
+//!
+//! etcd computes a hash over what a compaction goes through, with the compact revision before it, and keeps the last
+//! ten. HashKV at exactly such a revision answers with that entry, even when the revision is compacted by now. Members
+//! compare these hashes with each other, so they have to be had at the same revisions everywhere. Here a thread of its
+//! own computes them from the view published with the compaction, and from the checksums of the values that the index
+//! holds: neither the core waits for it nor the disk.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use mvcc::{HashWalk, View};
+use tokio::sync::watch;
+
+use crate::kv_hash::KvHash;
+
+/// Hashes kept, as in etcd.
+const KEPT_MAX: usize = 10;
+/// Compactions that may wait for their hash; one more goes without.
+pub const JOBS_MAX: usize = 16;
+/// Versions looked at between two pauses.
+const VERSIONS_PER_SLICE: usize = 4096;
+/// A pause is so many times as long as the slice before it, so that it takes a part of one core only.
+const PAUSE_FACTOR: u32 = 1;
+
+/// What is known of a compaction's hash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Progress {
+    Computing,
+    Known(u32),
+}
+
+/// One compaction's hash.
+#[derive(Clone)]
+pub struct CompactionHash {
+    /// The revision compacted at.
+    pub revision: i64,
+    /// The compact revision before.
+    pub compact_revision: i64,
+    progress: watch::Receiver<Progress>,
+}
+
+impl CompactionHash {
+    /// Waits until the hash is computed; `None` if it never will be.
+    pub async fn wait(mut self) -> Option<u32> {
+        match *self.progress.wait_for(|progress| *progress != Progress::Computing).await.ok()? {
+            Progress::Known(hash) => Some(hash),
+            Progress::Computing => None,
+        }
+    }
+}
+
+/// The hashes of the last compactions.
+#[derive(Default)]
+pub struct CompactionHashes {
+    /// The newest last.
+    newest: Mutex<VecDeque<CompactionHash>>,
+    stopped: AtomicBool,
+}
+
+/// A hash to compute.
+pub struct Job {
+    view: Arc<View>,
+    revision: i64,
+    compact_revision: i64,
+    answer: watch::Sender<Progress>,
+}
+
+impl CompactionHashes {
+    /// The hash of the compaction at exactly this revision, if it is one of the last.
+    pub fn at(&self, revision: i64) -> Option<CompactionHash> {
+        let newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
+        newest.iter().find(|hash| hash.revision == revision).cloned()
+    }
+
+    /// Has the hash of a compaction computed; `view` is the state it was published with. Whether there was room for
+    /// it among those that wait.
+    pub fn order(
+        &self,
+        jobs: &SyncSender<Job>,
+        view: Arc<View>,
+        compact_revision: i64,
+        revision: i64,
+    ) -> bool {
+        let (answer, progress) = watch::channel(Progress::Computing);
+        match jobs.try_send(Job { view, revision, compact_revision, answer }) {
+            Ok(()) => {}
+            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => return false,
+        }
+        let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
+        newest.push_back(CompactionHash { revision, compact_revision, progress });
+        if newest.len() > KEPT_MAX {
+            newest.pop_front();
+        }
+        true
+    }
+
+    /// Ends [`CompactionHashes::run`] soon, also within a job.
+    pub fn stop(&self) {
+        self.stopped.store(true, Ordering::Relaxed);
+    }
+
+    /// Computes hashes until nobody can order more.
+    pub fn run(&self, jobs: &Receiver<Job>) {
+        while let Ok(job) = jobs.recv() {
+            let Some(hash) = self.compute(&job) else { return };
+            // Nobody may have asked; the entry keeps it.
+            let _ = job.answer.send(Progress::Known(hash));
+        }
+    }
+
+    fn compute(&self, job: &Job) -> Option<u32> {
+        let snapshot = job.view.snapshot();
+        let mut walk = HashWalk::of_compaction(&snapshot, job.compact_revision, job.revision);
+        let mut hash = KvHash::default();
+        loop {
+            let clock = Instant::now();
+            let done = walk.step(&snapshot, VERSIONS_PER_SLICE, |version| hash.feed_checksum(version));
+            if done {
+                return Some(hash.finish());
+            }
+            if self.stopped.load(Ordering::Relaxed) {
+                return None;
+            }
+            std::thread::sleep((clock.elapsed() * PAUSE_FACTOR).min(Duration::from_millis(5)));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mvcc::{KeyRange, Store, Value};
+    use std::sync::mpsc::sync_channel;
+
+    #[test]
+    fn the_last_ten_are_kept_and_waited_for() {
+        let (jobs, queue) = sync_channel(JOBS_MAX);
+        let hashes = CompactionHashes::default();
+        let mut store = Store::new();
+        for n in 0..12 {
+            let mut writer = store.begin();
+            writer.put(&[n], Value::default(), 0);
+            writer.finish();
+        }
+        let mut previous = -1;
+        for revision in 2..14 {
+            store.compact(revision).expect("compacts");
+            assert!(hashes.order(&jobs, store.publish(), previous, revision));
+            previous = revision;
+        }
+        assert!(hashes.at(3).is_none() && hashes.at(14).is_none() && hashes.at(0).is_none());
+        let early = hashes.at(4).expect("is kept");
+        assert_eq!((early.revision, early.compact_revision), (4, 3));
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("builds");
+        std::thread::scope(|scope| {
+            let hashes = &hashes;
+            scope.spawn(move || hashes.run(&queue));
+            let (first, last) = (hashes.at(4).expect("is kept"), hashes.at(13).expect("is kept"));
+            assert!(runtime.block_on(first.wait()).is_some());
+            assert!(runtime.block_on(last.wait()).is_some());
+            drop(jobs);
+        });
+        assert!(runtime.block_on(early.wait()).is_some(), "and it stays known");
+    }
+
+    #[test]
+    fn who_waits_hears_of_the_end() {
+        let (jobs, queue) = sync_channel(1);
+        let hashes = CompactionHashes::default();
+        let mut store = Store::new();
+        let mut writer = store.begin();
+        writer.put(b"a", Value::default(), 0);
+        writer.finish();
+        store.compact(2).expect("compacts");
+        let view = store.publish();
+        assert!(hashes.order(&jobs, Arc::clone(&view), -1, 2));
+        assert!(!hashes.order(&jobs, view, 2, 2), "one too many goes without");
+        let waiting = hashes.at(2).expect("is kept");
+        drop(queue);
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("builds");
+        assert_eq!(runtime.block_on(waiting.wait()), None);
+    }
+
+    #[test]
+    fn a_compaction_keeps_a_tombstone_at_its_revision() {
+        let mut store = Store::new();
+        let mut writer = store.begin();
+        writer.put(b"a", Value::default(), 0);
+        writer.finish();
+        let before = store.publish();
+        store.compact(2).expect("compacts");
+        let mut writer = store.begin();
+        writer.delete_range(KeyRange::ALL, |_| {});
+        writer.finish();
+        store.publish();
+        store.compact(3).expect("compacts");
+        let (jobs, queue) = sync_channel(1);
+        let hashes = CompactionHashes::default();
+        assert!(hashes.order(&jobs, store.publish(), 2, 3));
+        drop(jobs);
+        hashes.run(&queue);
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("builds");
+        let found = runtime.block_on(hashes.at(3).expect("is kept").wait());
+        // Only the tombstone: the put at the compact revision before is not what this compaction keeps.
+        let mut expected = KvHash::default();
+        store.snapshot().written(3, 3).for_each(|version| expected.feed_checksum(version));
+        assert_eq!(found, Some(expected.finish()));
+        drop(before);
+    }
+}

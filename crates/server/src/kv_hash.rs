@@ -1,0 +1,163 @@
+//! The checksum of HashKV.
+
+use std::cell::Cell;
+
+use api::Status;
+use bytes::{BufMut, BytesMut};
+use machine::found::{Projection, put_kv, put_varint};
+use machine::{ReadError, Values};
+use mvcc::{Value, Version};
+
+use crate::services::unreadable;
+
+/// CRC-32C as etcd's HashKV computes it: over the name of its bucket, and for each version the bytes of its revision
+/// and of its `KeyValue`.
+pub struct KvHash {
+    crc: u32,
+    bytes: BytesMut,
+}
+
+impl Default for KvHash {
+    fn default() -> KvHash {
+        KvHash { crc: crc32c::crc32c(b"key"), bytes: BytesMut::new() }
+    }
+}
+
+impl KvHash {
+    /// Goes on with a version, and reads its value.
+    ///
+    /// # Errors
+    ///
+    /// When the value cannot be read.
+    pub fn feed(&mut self, version: Version<'_>, values: &dyn Values) -> Result<(), Status> {
+        self.bytes.clear();
+        put_stored(version, values, &mut self.bytes).map_err(|e| unreadable(&e))?;
+        self.crc = crc32c::crc32c_append(self.crc, &self.bytes);
+        Ok(())
+    }
+
+    /// Goes on with a version, and takes its value's checksum from the index: no value is read.
+    pub fn feed_checksum(&mut self, version: Version<'_>) {
+        self.bytes.clear();
+        let checksum = Checksum(Cell::new(None));
+        let put = put_stored(version, &checksum, &mut self.bytes);
+        assert!(put.is_ok(), "nothing is read, so nothing fails");
+        let Some((at, value)) = checksum.0.get() else {
+            self.crc = crc32c::crc32c_append(self.crc, &self.bytes);
+            return;
+        };
+        let (before, after) = self.bytes.split_at(at);
+        let before = crc32c::crc32c_append(self.crc, before);
+        let with_value = crc32c::crc32c_combine(before, value.crc, value.len as usize);
+        self.crc = crc32c::crc32c_append(with_value, after);
+    }
+
+    /// The checksum so far.
+    pub fn finish(&self) -> u32 {
+        self.crc
+    }
+}
+
+/// Notes where a value would stand, and leaves it out.
+struct Checksum(Cell<Option<(usize, Value)>>);
+
+impl Values for Checksum {
+    fn read_into(&self, value: Value, out: &mut BytesMut) -> Result<(), ReadError> {
+        self.0.set(Some((out.len(), value)));
+        Ok(())
+    }
+}
+
+/// The key and value of etcd's bucket `key` for a version.
+fn put_stored(version: Version<'_>, values: &dyn Values, out: &mut BytesMut) -> Result<(), ReadError> {
+    out.put_i64(version.main());
+    out.put_u8(b'_');
+    out.put_i64(i64::from(version.sub()));
+    if version.is_tombstone() {
+        out.put_u8(b't');
+        out.put_u8(0x0a);
+        put_varint(out, version.key().len() as u64);
+        out.put_slice(version.key());
+        return Ok(());
+    }
+    put_kv(version, Projection::default(), values, out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mvcc::{HashWalk, KeyRange, Location, Store};
+
+    struct Repeated;
+
+    impl Values for Repeated {
+        fn read_into(&self, value: Value, out: &mut BytesMut) -> Result<(), ReadError> {
+            out.put_bytes(value.location.segment as u8, value.len as usize);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn checksums_stand_for_values() {
+        let mut store = Store::new();
+        for len in [0usize, 1, 7, 8, 100, 4096, 1 << 20] {
+            let mut writer = store.begin();
+            let crc = crc32c::crc32c(&vec![9; len]);
+            let value = Value { location: Location { segment: 9, offset: 0 }, len: len as u32, crc };
+            writer.put(format!("key {len}").as_bytes(), value, i64::from(len == 8) * 77);
+            writer.finish();
+        }
+        let mut writer = store.begin();
+        writer.delete_range(KeyRange::single(b"key 100"), |_| {});
+        writer.finish();
+        let view = store.publish();
+        let (mut read, mut combined) = (KvHash::default(), KvHash::default());
+        let mut count = 0;
+        mvcc::hash_versions(&view, 0, |version| {
+            read.feed(version, &Repeated).expect("reads");
+            combined.feed_checksum(version);
+            assert_eq!(read.finish(), combined.finish(), "after {version:?}");
+            count += 1;
+        })
+        .expect("is there");
+        assert_eq!(count, 8);
+    }
+
+    /// What etcd 3.7.3 answered: put a 1, put b 22, del a, put c 3, compaction 3, del of all, compaction 6.
+    #[test]
+    fn equals_what_etcd_computes() {
+        fn put(store: &mut Store, key: &str, value: &str) {
+            let mut writer = store.begin();
+            let crc = crc32c::crc32c(value.as_bytes());
+            writer.put(key.as_bytes(), Value { len: value.len() as u32, crc, ..Value::default() }, 0);
+            writer.finish();
+        }
+        fn delete(store: &mut Store, keys: KeyRange<'_>) {
+            let mut writer = store.begin();
+            writer.delete_range(keys, |_| {});
+            writer.finish();
+        }
+        fn hash(store: &Store, mut walk: HashWalk) -> (i64, u32) {
+            let mut hash = KvHash::default();
+            while !walk.step(&store.snapshot(), 1, |version| hash.feed_checksum(version)) {}
+            (walk.compact_revision(), hash.finish())
+        }
+        let at = |store: &Store, rev: i64| {
+            hash(store, HashWalk::new(&store.snapshot(), rev).expect("can be read"))
+        };
+        let mut store = Store::new();
+        assert_eq!(at(&store, -1), (-1, 1_084_519_789));
+        put(&mut store, "a", "1");
+        put(&mut store, "b", "22");
+        delete(&mut store, KeyRange::single(b"a"));
+        assert_eq!(at(&store, 0), (-1, 2_304_249_277));
+        assert_eq!(at(&store, 3), (-1, 2_627_027_711));
+        put(&mut store, "c", "3");
+        store.compact(3).expect("compacts");
+        assert_eq!(hash(&store, HashWalk::of_compaction(&store.snapshot(), -1, 3)), (-1, 2_627_027_711));
+        delete(&mut store, KeyRange::ALL);
+        assert_eq!(at(&store, 6), (3, 4_080_008_450));
+        store.compact(6).expect("compacts");
+        assert_eq!(hash(&store, HashWalk::of_compaction(&store.snapshot(), 3, 6)), (3, 1_729_700_885));
+    }
+}
