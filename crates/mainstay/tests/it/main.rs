@@ -5,7 +5,9 @@ mod client;
 mod crash;
 mod damage;
 mod history;
+mod input;
 mod member;
+mod raw;
 mod refusals;
 mod restart;
 mod smoke;
@@ -38,14 +40,27 @@ async fn eventually<T>(what: &str, patience: Duration, mut ask: impl AsyncFnMut(
     }
 }
 
+/// Chance that is the same every time.
+struct Dice(u64);
+
+impl Dice {
+    fn new(seed: u64) -> Dice {
+        Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % bound
+    }
+}
+
 /// Bytes that follow from a number, and differ from those of any other.
 fn filler(number: u32, bytes: usize) -> bytes::Bytes {
-    let mut mixed = u64::from(number).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let words = std::iter::repeat_with(|| {
-        mixed ^= mixed << 13;
-        mixed ^= mixed >> 7;
-        mixed ^= mixed << 17;
-        mixed.to_le_bytes()
-    });
-    words.flatten().take(bytes).collect()
+    let mut dice = Dice::new(u64::from(number) + 1);
+    std::iter::repeat_with(|| dice.below(1 << 48).to_le_bytes())
+        .flat_map(|word| word[..6].to_vec())
+        .take(bytes)
+        .collect()
 }
