@@ -65,6 +65,8 @@ pub enum Ask {
     Checkpointed(Result<Checkpointed, String>),
     /// These values are to be moved out of their segments; the sender hears when they are.
     Relocate(Vec<Relocation>, SyncSender<()>),
+    /// All values of an order to relocate have been moved, or could not be.
+    Relocated,
     /// The log has something to tell.
     Log(LogEvent),
     /// To stop, in order: leases' remaining time is saved first.

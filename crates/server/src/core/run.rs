@@ -198,6 +198,7 @@ impl Core {
                 empty_segments: Vec::new(),
                 emptied: BTreeSet::new(),
                 whole_wanted: false,
+                frees_at: None,
                 applied_index: applied,
                 entries_since: 0,
                 log_bytes_at: 0,
@@ -306,6 +307,8 @@ impl Core {
             Ask::Image(ticket) => self.image_waiters.push(ticket),
             Ask::Checkpointed(result) => self.checkpointed(result, now),
             Ask::Relocate(values, done) => self.relocate(values, done)?,
+            // The old places are free once no checkpoint names them any more.
+            Ask::Relocated => self.checkpoint.whole_wanted = !self.checkpoint.emptied.is_empty(),
             Ask::Log(event) => self.log_told(event)?,
             Ask::Stop => {
                 if self.stopping.is_none() {
@@ -561,6 +564,8 @@ impl Core {
                 let standing = self.node.standing();
                 if self.leads && !self.settled && entry.term == standing.term {
                     self.settled = true;
+                    // Times left that were noted in earlier terms are all known only now.
+                    self.start_leases(now);
                     self.settle();
                 }
             }

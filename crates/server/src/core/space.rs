@@ -19,6 +19,8 @@ const CHECKPOINT_ENTRIES: u64 = 100_000;
 const CHECKPOINT_AGE: Duration = Duration::from_secs(60);
 /// Least bytes of dead records in sealed segments that are worth moving the live ones away.
 const RECLAIM_DEAD_BYTES: u64 = 64 << 20;
+/// Pause before a checkpoint that failed and would have freed segments is tried again.
+const FREE_PAUSE: Duration = Duration::from_secs(5);
 /// Segments emptied at once.
 const RECLAIM_SEGMENTS: usize = 16;
 /// How long a removal waits for watches that lag behind; longer, and they are told that they were overtaken.
@@ -32,6 +34,8 @@ pub(super) struct Checkpoints {
     /// Segments that values were moved out of since the last whole checkpoint.
     pub emptied: BTreeSet<u32>,
     pub whole_wanted: bool,
+    /// When to take one because it would free segments, whatever has been written since the last.
+    pub frees_at: Option<Instant>,
     pub applied_index: u64,
     pub entries_since: u64,
     pub log_bytes_at: u64,
@@ -63,6 +67,9 @@ impl Core {
         metrics.db_compaction_pause.observe_milliseconds(now.elapsed());
         if done {
             self.removing = false;
+            if self.has_garbage() {
+                self.checkpoint.frees_at = Some(now);
+            }
             metrics.db_compaction_total.observe_milliseconds(self.removal_asked.elapsed());
             metrics.db_compaction_last.set_u64(unix_seconds());
             for reply in self.removal_waiters.drain(..) {
@@ -84,7 +91,8 @@ impl Core {
                 || self.checkpoint.entries_since >= CHECKPOINT_ENTRIES
                 || now.saturating_duration_since(self.checkpoint.at) >= CHECKPOINT_AGE);
         let whole = self.checkpoint.whole_wanted;
-        if !enough && !whole {
+        let frees = self.checkpoint.frees_at.is_some_and(|at| now >= at);
+        if !enough && !whole && !frees {
             return;
         }
         let view = Arc::clone(&self.shared.state.load().view);
@@ -105,6 +113,8 @@ impl Core {
         self.checkpoint.busy = true;
         self.checkpoint.empty_segments = empty_segments;
         self.checkpoint.whole_wanted = false;
+        // Looked at again if this one fails.
+        self.checkpoint.frees_at = self.checkpoint.frees_at.map(|at| at.max(now + FREE_PAUSE));
         self.checkpoint.entries_since = 0;
         self.checkpoint.log_bytes_at = log_bytes;
         self.checkpoint.at = now;
@@ -117,6 +127,7 @@ impl Core {
             Ok(done) => {
                 self.checkpoint.applied_index = done.applied_index;
                 self.checkpoint.bytes = done.bytes;
+                self.checkpoint.frees_at = None;
                 self.log.forget_below(done.applied_index);
                 let segments = std::mem::take(&mut self.checkpoint.empty_segments);
                 for seq in segments {
@@ -135,6 +146,18 @@ impl Core {
         }
         let log_bytes: u64 = self.log.segments().iter().map(|s| s.used_bytes).sum();
         self.shared.set_disk_bytes(log_bytes + self.checkpoint.bytes);
+    }
+
+    /// Whether sealed segments hold so little that a checkpoint would free some, or have some emptied.
+    fn has_garbage(&self) -> bool {
+        let usage = self.machine.usage();
+        let (mut live, mut dead) = (0, 0);
+        for segment in self.log.segments().iter().filter(|segment| segment.sealed) {
+            let in_use = usage.get(&segment.seq).map_or(0, |usage| usage.bytes);
+            live += in_use;
+            dead += segment.used_bytes.saturating_sub(in_use);
+        }
+        dead >= RECLAIM_DEAD_BYTES.max(live / 2)
     }
 
     /// Looks for segments that hold little, and has their live values moved.
@@ -161,10 +184,8 @@ impl Core {
             return;
         }
         let view = Arc::clone(&self.shared.state.load().view);
-        if self.orders.try_send(Order::Relocate { view, segments }).is_ok() {
-            // The keeper of checkpoints works in order, so the next one comes after the move.
-            self.checkpoint.whole_wanted = true;
-        }
+        // If the keeper is busy, the next checkpoint asks again.
+        let _ = self.orders.try_send(Order::Relocate { view, segments });
     }
 
     pub(super) fn relocate(&mut self, values: Vec<Relocation>, done: SyncSender<()>) -> Result<(), String> {
