@@ -223,7 +223,7 @@ fn open(
             entries,
         },
     )
-    .map_err(|e| format!("the log and the checkpoint do not go together: {e}"))?;
+    .map_err(|e| format!("the log and the checkpoint in {} do not go together: {e}", member_dir.display()))?;
     Ok(Opened { identity, machine, node, log, recovered, locations, checkpoints, levels })
 }
 

@@ -43,8 +43,15 @@ pub struct Level {
 }
 
 impl Level {
-    fn name(from: i64, to: i64, applied_index: u64) -> String {
-        format!("{from:016x}-{to:016x}-{applied_index:016x}.run")
+    /// A name that none of `levels` has: values may have moved since a run of the same revisions and entry.
+    fn name(from: i64, to: i64, applied_index: u64, levels: &[Level]) -> String {
+        let mut name = format!("{from:016x}-{to:016x}-{applied_index:016x}.run");
+        let mut again = 0;
+        while levels.iter().any(|level| level.run.name == name) {
+            again += 1;
+            name = format!("{from:016x}-{to:016x}-{applied_index:016x}-{again:x}.run");
+        }
+        name
     }
 
     /// What the name of a run says.
@@ -77,7 +84,11 @@ impl Keeper {
                     let result = self.checkpoint(head, view, whole);
                     self.shared.core.send(Ask::Checkpointed(result.map_err(|e| e.to_string())));
                 }
-                Order::Relocate { view, segments } => self.relocate(&view, &segments),
+                Order::Relocate { view, segments } => {
+                    self.relocate(&view, &segments);
+                    drop(view);
+                    self.shared.core.send(Ask::Relocated);
+                }
                 Order::Stop => return,
             }
         }
@@ -109,6 +120,11 @@ impl Keeper {
         (from, kept)
     }
 
+    fn manifest(levels: &[Level], applied_index: u64, term: u64) -> Manifest {
+        let runs = levels.iter().map(|level| level.run.clone()).collect();
+        Manifest { applied_index, term, metadata: Vec::new(), runs }
+    }
+
     fn checkpoint(
         &mut self,
         head: Head,
@@ -119,7 +135,9 @@ impl Keeper {
         let from_min = if whole { i64::MAX } else { head.delta_from_min };
         let (from, kept) = Keeper::plan(&self.levels, head.revision, snapshot.versions(), from_min);
         let (to, applied_index, term) = (head.revision, head.applied_index, head.applied_term);
-        let name = Level::name(from, to, applied_index);
+        let name = Level::name(from, to, applied_index, &self.levels);
+        // An attempt that failed, or was cut short by a crash, may have left files, even one of this name.
+        self.store.prune(&Keeper::manifest(&self.levels, applied_index, term))?;
         let mut file = self.store.begin(&name, applied_index, term, &[])?;
         let mut blocks = RunWriter::new(view, head, from);
         let mut synced = 0;
@@ -142,12 +160,7 @@ impl Keeper {
         syncs.observe_seconds(finishing.elapsed());
         let mut levels = self.levels[..kept].to_vec();
         levels.push(Level { from, to, run });
-        let manifest = Manifest {
-            applied_index,
-            term,
-            metadata: Vec::new(),
-            runs: levels.iter().map(|level| level.run.clone()).collect(),
-        };
+        let manifest = Keeper::manifest(&levels, applied_index, term);
         self.store.commit(&manifest)?;
         self.levels = levels;
         self.store.prune(&manifest)?;
@@ -195,14 +208,18 @@ mod tests {
     use super::*;
 
     fn level(from: i64, to: i64, file_bytes: u64) -> Level {
-        let name = Level::name(from, to, 7);
+        let name = Level::name(from, to, 7, &[]);
         Level { from, to, run: Run { name, file_bytes, total_crc: 0 } }
     }
 
     #[test]
     fn names_say_what_runs_cover() {
         let level = level(0, 0x1234, 9);
-        assert_eq!(Level::of(level.run.clone()), Some(level));
+        assert_eq!(Level::of(level.run.clone()).as_ref(), Some(&level));
+        let again = Level::name(0, 0x1234, 7, std::slice::from_ref(&level));
+        assert_ne!(again, level.run.name);
+        let run = Run { name: again, file_bytes: 9, total_crc: 0 };
+        assert_eq!(Level::of(run).map(|level| (level.from, level.to)), Some((0, 0x1234)));
         assert_eq!(Level::of(Run { name: "x.run".to_owned(), file_bytes: 0, total_crc: 0 }), None);
     }
 

@@ -116,14 +116,13 @@ impl Client {
         Ok(answer.alarms)
     }
 
-    /// Takes the NOSPACE alarm back.
+    /// Takes every alarm back, as `etcdctl alarm disarm` does.
     pub async fn disarm(&self) -> Result<(), Status> {
-        let request = AlarmRequest {
-            action: alarm_request::AlarmAction::Deactivate as i32,
-            member_id: 0,
-            alarm: AlarmType::Nospace as i32,
-        };
-        let _: AlarmResponse = self.call(path::ALARM, &request).await?;
+        for AlarmMember { member_id, alarm } in self.alarms().await? {
+            let action = alarm_request::AlarmAction::Deactivate as i32;
+            let request = AlarmRequest { action, member_id, alarm };
+            let _: AlarmResponse = self.call(path::ALARM, &request).await?;
+        }
         Ok(())
     }
 

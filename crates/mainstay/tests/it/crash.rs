@@ -11,24 +11,13 @@ use crate::client::{Client, path, put_op, revision};
 use crate::history::{self, Deed, Fate, History, Op, Step};
 use crate::member::{Member, Setup};
 use crate::temp_dir::TempDir;
-use crate::{eventually, run};
+use crate::{Dice, eventually, run};
 
 const CONNECTIONS: u32 = 20;
 
 /// A number from the environment, so that many rounds can be run by hand.
 fn setting(name: &str, default: u32) -> u32 {
     std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}={text}")))
-}
-
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % bound
-    }
 }
 
 /// Whether this is what a call hears when the member is killed under it.
@@ -168,7 +157,7 @@ fn nothing_acknowledged_is_lost_by_kill_9() {
     let writers = setting("MAINSTAY_CRASH_WRITERS", 128);
     let seed = u64::from(setting("MAINSTAY_CRASH_SEED", 1));
     println!("MAINSTAY_CRASH_ROUNDS={rounds} MAINSTAY_CRASH_WRITERS={writers} MAINSTAY_CRASH_SEED={seed}");
-    let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let mut dice = Dice::new(seed);
     let dir = TempDir::new("crash");
     let setup = Setup::new(dir.path()).flag("--snapshot-count=100");
     let mut history = History::new(writers);

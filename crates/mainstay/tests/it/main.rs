@@ -4,9 +4,15 @@
 mod answers;
 mod client;
 mod crash;
+mod damage;
 mod history;
+mod input;
 mod member;
+mod raw;
+mod refusals;
+mod restart;
 mod smoke;
+mod space;
 mod temp_dir;
 
 use std::time::Duration;
@@ -33,4 +39,29 @@ async fn eventually<T>(what: &str, patience: Duration, mut ask: impl AsyncFnMut(
         assert!(tokio::time::Instant::now() < deadline, "within {patience:?} it did not happen that {what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+}
+
+/// Chance that is the same every time.
+struct Dice(u64);
+
+impl Dice {
+    fn new(seed: u64) -> Dice {
+        Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % bound
+    }
+}
+
+/// Bytes that follow from a number, and differ from those of any other.
+fn filler(number: u32, bytes: usize) -> bytes::Bytes {
+    let mut dice = Dice::new(u64::from(number) + 1);
+    std::iter::repeat_with(|| dice.below(1 << 48).to_le_bytes())
+        .flat_map(|word| word[..6].to_vec())
+        .take(bytes)
+        .collect()
 }

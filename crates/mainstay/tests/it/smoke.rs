@@ -3,8 +3,14 @@
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::Command;
 
-use crate::client::ALL;
-use crate::member::{Member, READY, Setup, binary};
+use api::etcdserverpb::{
+    LeaseKeepAliveRequest, LeaseKeepAliveResponse, RangeRequest, RangeResponse, SnapshotRequest,
+    SnapshotResponse, TxnRequest, TxnResponse,
+};
+use prost::Message as _;
+
+use crate::client::{delete_op, path, put_op, revision};
+use crate::member::{READY, Setup, binary};
 use crate::run;
 use crate::temp_dir::TempDir;
 
@@ -47,10 +53,72 @@ fn an_interrupt_ends_it_too() {
     member.signal(libc::SIGINT);
     assert_eq!(member.wait().signal(), Some(libc::SIGINT));
     drop(member);
-    let member: Member = Setup::new(dir.path()).start();
+    let member = Setup::new(dir.path()).start();
     run(async {
         let client = member.client().await;
-        assert_eq!(client.everything().await.expect("reads are served").count, 0, "{ALL:?}");
+        assert_eq!(client.everything().await.expect("reads are served").count, 0);
+    });
+    member.stop();
+}
+
+#[test]
+fn every_part_of_the_api_answers() {
+    let dir = TempDir::new("smoke");
+    let member = Setup::new(dir.path()).start();
+    run(async {
+        let client = member.client().await;
+        let mut watch = client.watch_all(0).await.expect("a watch can be opened");
+        assert_eq!(client.put("a", "1").await, Ok(2));
+        assert_eq!(client.put("a", "2").await, Ok(3));
+        let success = vec![put_op("b", "x"), put_op("c", "x"), delete_op("a")];
+        let txn = TxnRequest { success, ..TxnRequest::default() };
+        let answer: TxnResponse = client.call(path::TXN, &txn).await.expect("transactions are served");
+        assert!(answer.succeeded && answer.responses.len() == 3);
+        assert_eq!(revision(answer.header), 4);
+        assert_eq!(client.delete("b").await, Ok((5, 1)));
+        assert_eq!(client.delete("b").await, Ok((5, 0)));
+        let mut events = Vec::new();
+        while events.len() < 6 {
+            for event in watch.next().await.expect("the watch goes on").events {
+                let kv = event.kv.expect("events have keys");
+                let key = String::from_utf8(kv.key.to_vec()).expect("text");
+                events.push((event.r#type, key, kv.mod_revision));
+            }
+        }
+        let seen: Vec<(i32, &str, i64)> =
+            events.iter().map(|(kind, key, at)| (*kind, &key[..], *at)).collect();
+        assert_eq!(seen, [(0, "a", 2), (0, "a", 3), (0, "b", 4), (0, "c", 4), (1, "a", 4), (1, "b", 5)]);
+
+        let lease = client.grant(30).await.expect("a lease");
+        client.put_leased("leased", "x", lease).await.expect("puts are served");
+        let (mut sender, mut receiver) = client.channel.stream(path::KEEP_ALIVE).await.expect("a stream");
+        for _ in 0..3 {
+            let request = LeaseKeepAliveRequest { id: lease };
+            sender.send(request.encode_to_vec().into()).await.expect("the stream is open");
+            let answer = receiver.next().await.expect("an answer").expect("the stream goes on");
+            let answer = LeaseKeepAliveResponse::decode(answer).expect("an answer");
+            assert_eq!((answer.id, answer.ttl), (lease, 30));
+        }
+        sender.finish();
+        assert_eq!(receiver.next().await, Ok(None));
+
+        client.compact(5, true).await.expect("compacts");
+        let old = RangeRequest { key: "a".into(), revision: 3, ..RangeRequest::default() };
+        let refused: Result<RangeResponse, _> = client.call(path::RANGE, &old).await;
+        assert_eq!(refused, Err(api::error::COMPACTED));
+        let hash = client.hash_kv(0).await.expect("a hash can be had");
+        assert_eq!((hash.compact_revision, hash.hash_revision), (5, 6));
+
+        let (mut sender, mut receiver) = client.channel.stream(path::SNAPSHOT).await.expect("a stream");
+        sender.send_last(SnapshotRequest {}.encode_to_vec().into()).await.expect("the stream is open");
+        let mut blobs = Vec::new();
+        while let Some(message) = receiver.next().await.expect("the snapshot goes on") {
+            blobs.push(SnapshotResponse::decode(message).expect("a piece").blob);
+        }
+        assert_eq!(blobs.last().map(|digest| digest.len()), Some(32), "at last comes the digest");
+        let status = client.status().await.expect("a status");
+        assert_eq!((status.version.as_str(), status.leader != 0), (api::API_VERSION, true));
+        assert!(status.db_size >= status.db_size_in_use && status.db_size_in_use > 0, "{status:?}");
     });
     member.stop();
 }

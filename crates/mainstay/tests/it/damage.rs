@@ -1,0 +1,195 @@
+//! Damaged files: what had been acknowledged is refused by name and place, never skipped; what an interrupted write
+//! left is cut off.
+
+use std::fs;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+
+use crate::member::Setup;
+use crate::temp_dir::TempDir;
+use crate::{filler, run};
+
+const KEYS: u32 = 300;
+const VALUE_BYTES: usize = 512 << 10;
+
+/// Log segments, oldest first.
+fn segments(setup: &Setup) -> Vec<PathBuf> {
+    let dir = setup.data_dir.join("member/log");
+    let entries = fs::read_dir(dir).expect("the log is there").map(|entry| entry.expect("readable").path());
+    let mut paths: Vec<PathBuf> =
+        entries.filter(|path| path.extension().is_some_and(|e| e == "seg")).collect();
+    paths.sort();
+    paths
+}
+
+/// Offset behind the last byte that is not zero.
+fn end(path: &Path) -> u64 {
+    let bytes = fs::read(path).expect("readable");
+    bytes.iter().rposition(|byte| *byte != 0).map_or(0, |at| at as u64 + 1)
+}
+
+fn open(path: &Path) -> fs::File {
+    fs::OpenOptions::new().read(true).write(true).open(path).expect("the file can be opened")
+}
+
+/// Turns some bits of a file over; doing it twice undoes it.
+fn flip(path: &Path, offset: u64) {
+    let file = open(path);
+    let mut bytes = [0; 3];
+    file.read_exact_at(&mut bytes, offset).expect("readable");
+    file.write_all_at(&bytes.map(|byte| !byte), offset).expect("writable");
+}
+
+/// A data directory with several sealed segments, its member gone.
+fn written(setup: &Setup) {
+    run(async {
+        let member = setup.start();
+        let client = member.client().await;
+        for number in 0..KEYS {
+            client.put(format!("k/{number:04}"), filler(number, VALUE_BYTES)).await.expect("puts are served");
+        }
+        member.kill();
+    });
+}
+
+/// Starts a member; all keys must be there.
+fn assert_whole(setup: &Setup) -> String {
+    run(async {
+        let member = setup.start();
+        let client = member.client().await;
+        for number in 0..KEYS {
+            let kv = client.get(format!("k/{number:04}")).await.expect("reads are served");
+            assert_eq!(kv.expect("the key is there").value, filler(number, VALUE_BYTES));
+        }
+        let said = member.said();
+        member.kill();
+        said
+    })
+}
+
+#[test]
+fn damaged_segments_are_refused_by_name_and_offset() {
+    let dir = TempDir::new("damage");
+    // No checkpoint: a start reads the whole log.
+    let setup = Setup::new(dir.path()).flag("--snapshot-count=1000000");
+    written(&setup);
+    let paths = segments(&setup);
+    assert!(paths.len() >= 4, "{paths:?}");
+    let (first, second) = (&paths[0], &paths[1]);
+    for (path, offset) in [(first, 20), (first, 5000), (first, 30 << 20), (second, 4100), (second, 60 << 20)]
+    {
+        flip(path, offset);
+        let said = setup.refused();
+        assert!(said.contains(&format!("{} is damaged at offset ", path.display())), "{said}");
+        assert!(said.contains("acknowledged"), "{said}");
+        flip(path, offset);
+    }
+    assert_whole(&setup);
+
+    // Cut short, in the middle of a record.
+    let aside = dir.path().join("aside");
+    fs::copy(second, &aside).expect("a copy can be made");
+    open(second).set_len(40 << 20).expect("the file can be cut");
+    let said = setup.refused();
+    assert!(said.contains(&second.display().to_string()), "{said}");
+    // Gone.
+    fs::remove_file(second).expect("the file can be removed");
+    let said = setup.refused();
+    assert!(said.contains(&second.display().to_string()), "{said}");
+    fs::rename(&aside, second).expect("the copy can be put back");
+    assert_whole(&setup);
+}
+
+#[test]
+fn a_torn_tail_is_cut_off() {
+    let dir = TempDir::new("torn");
+    let setup = Setup::new(dir.path()).flag("--snapshot-count=1000000");
+    written(&setup);
+    let last = segments(&setup).into_iter().rfind(|path| end(path) > 4096 + 200).expect("a segment in use");
+    for garbage in [&[0xff; 100][..], &[7; 5000], b"x"] {
+        let at = end(&last).next_multiple_of(8);
+        open(&last).write_all_at(garbage, at).expect("writable");
+        let said = assert_whole(&setup);
+        assert!(said.contains("cut off what an interrupted write left"), "{said}");
+    }
+}
+
+#[test]
+fn a_damaged_checkpoint_is_refused_by_name() {
+    let dir = TempDir::new("manifest");
+    let setup = Setup::new(dir.path()).flag("--snapshot-count=10").flag("--log-level=debug");
+    run(async {
+        let member = setup.start();
+        let client = member.client().await;
+        for number in 0..KEYS {
+            client.put(format!("k/{number:04}"), filler(number, VALUE_BYTES)).await.expect("puts are served");
+        }
+        member.wait_for("saved a checkpoint");
+        member.kill();
+    });
+    assert_whole(&setup);
+    let checkpoints = setup.data_dir.join("member/checkpoint");
+    let files: Vec<PathBuf> = fs::read_dir(&checkpoints)
+        .expect("it is there")
+        .map(|entry| entry.expect("readable").path())
+        .collect();
+    assert!(files.len() >= 2, "{files:?}");
+    for path in &files {
+        let len = end(path);
+        for offset in [0, len / 2, len - 3] {
+            flip(path, offset);
+            let said = setup.refused();
+            assert!(said.contains(&path.display().to_string()), "{offset} of {len}: {said}");
+            flip(path, offset);
+        }
+        if path.ends_with("MANIFEST") {
+            // Without it the log, which still holds everything, is read from its beginning.
+            continue;
+        }
+        let aside = dir.path().join("aside");
+        fs::rename(path, &aside).expect("the file can be moved");
+        let said = setup.refused();
+        assert!(said.contains(&format!("{} is missing", path.display())), "{said}");
+        fs::rename(&aside, path).expect("the file can be moved back");
+    }
+    assert_whole(&setup);
+
+    // A log that is gone while its checkpoint is there.
+    let log = setup.data_dir.join("member/log");
+    fs::rename(&log, dir.path().join("log")).expect("the log can be moved");
+    let said = setup.refused();
+    assert!(said.contains(&log.display().to_string()), "{said}");
+    let _ = fs::remove_dir_all(&log);
+    fs::rename(dir.path().join("log"), &log).expect("the log can be moved back");
+    assert_whole(&setup);
+}
+
+#[test]
+fn a_value_that_is_damaged_is_an_error_for_its_reader_only() {
+    let dir = TempDir::new("value");
+    let setup = Setup::new(dir.path()).flag("--snapshot-count=10").flag("--log-level=debug");
+    run(async {
+        let member = setup.start();
+        let client = member.client().await;
+        for number in 0..KEYS {
+            client.put(format!("k/{number:04}"), filler(number, VALUE_BYTES)).await.expect("puts are served");
+        }
+        member.wait_for("saved a checkpoint");
+        // Under the running member, as a failing disk does it.
+        flip(&segments(&setup)[0], 10 << 20);
+        let mut damaged = Vec::new();
+        for number in 0..KEYS {
+            match client.get(format!("k/{number:04}")).await {
+                Ok(kv) => assert_eq!(kv.expect("it is there").value, filler(number, VALUE_BYTES)),
+                Err(status) => {
+                    assert_eq!(status.code, api::Code::Internal);
+                    assert!(status.message.contains("is damaged at offset"), "{status}");
+                    damaged.push(number);
+                }
+            }
+        }
+        assert_eq!(damaged.len(), 1, "{damaged:?}");
+        client.put("after", "x").await.expect("the member goes on");
+        member.stop();
+    });
+}

@@ -1,0 +1,64 @@
+//! Starts that have to be refused, with words that help.
+
+use std::net::TcpListener;
+
+use crate::member::Setup;
+use crate::run;
+use crate::temp_dir::TempDir;
+
+#[test]
+fn a_data_directory_of_etcd_is_refused() {
+    for theirs in ["wal", "snap"] {
+        let dir = TempDir::new("foreign");
+        let setup = Setup::new(dir.path());
+        let path = setup.data_dir.join("member").join(theirs);
+        std::fs::create_dir_all(&path).expect("a directory can be made");
+        let said = setup.refused();
+        assert!(said.contains(&format!("{} was written by etcd", path.display())), "{said}");
+        let left: Vec<_> = std::fs::read_dir(setup.data_dir.join("member")).expect("it is there").collect();
+        assert_eq!(left.len(), 1, "nothing is written into it: {left:?}");
+    }
+}
+
+#[test]
+fn one_data_directory_is_served_by_one_process() {
+    let dir = TempDir::new("locked");
+    let setup = Setup::new(dir.path());
+    let member = setup.start();
+    let said = setup.refused();
+    let lock = setup.data_dir.join("member/lock");
+    let words = format!("{} is locked: another process serves this data directory", lock.display());
+    assert!(said.contains(&words), "{said}");
+    run(async {
+        let client = member.client().await;
+        client.put("k", "v").await.expect("the first one goes on");
+    });
+    member.kill();
+    setup.start().stop();
+}
+
+#[test]
+fn a_port_in_use_is_named() {
+    let dir = TempDir::new("port");
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = taken.local_addr().expect("it is bound");
+    for flag in ["--listen-client-urls", "--listen-peer-urls"] {
+        let said = Setup::new(dir.path()).flag(format!("{flag}=http://{address}")).refused();
+        assert!(said.contains(&format!("cannot listen on http://{address}")), "{said}");
+        assert!(said.contains("in use"), "{said}");
+    }
+}
+
+#[test]
+fn a_data_directory_that_cannot_be_written_is_named() {
+    let dir = TempDir::new("unwritable");
+    let file = dir.path().join("a-file");
+    std::fs::write(&file, "").expect("a file can be written");
+    // Even root can make no directory in either.
+    for parent in [file.as_path(), "/proc".as_ref()] {
+        let mut setup = Setup::new(dir.path());
+        setup.data_dir = parent.join("data");
+        let said = setup.refused();
+        assert!(said.contains(&setup.data_dir.display().to_string()), "{said}");
+    }
+}
