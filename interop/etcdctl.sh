@@ -64,7 +64,7 @@ refused() {
 # reached FILE LINES: waits until a background command has printed that many lines
 reached() {
     for _ in $(seq 200); do
-        [ "$(wc -l <"$1")" -ge "$2" ] && return 0
+        [ -e "$1" ] && [ "$(wc -l <"$1")" -ge "$2" ] && return 0
         sleep 0.05
     done
     return 1

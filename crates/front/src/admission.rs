@@ -9,7 +9,7 @@ use http::header::{CONTENT_TYPE, HeaderName};
 use http::{HeaderMap, Request, StatusCode};
 
 use crate::assembler::Assembler;
-use crate::call::{Call, Gathering, Step, Surroundings, begin_stream};
+use crate::call::{Call, DEADLINE, Gathering, Step, Surroundings, begin_stream};
 use crate::outgoing::Outgoing;
 use crate::{Head, Kind, reply};
 
@@ -90,6 +90,9 @@ fn examine(
                 let text = format!("malformed grpc-timeout: {why}");
                 (StatusCode::BAD_REQUEST, Status::with(Code::Internal, text))
             })?;
+            if timeout.is_zero() {
+                return Err((StatusCode::OK, DEADLINE));
+            }
             // A time that does not fit the clock is as good as none.
             now.checked_add(timeout)
         }
@@ -147,6 +150,9 @@ fn parse_timeout(value: &[u8]) -> Result<Duration, String> {
     if digits.len() > 8 {
         return Err(format!("transport: timeout string is too long: \"{}\"", shown()));
     }
+    if !b"HMSmun".contains(unit) {
+        return Err(format!("transport: timeout unit is not recognized: \"{}\"", shown()));
+    }
     let mut amount: u64 = 0;
     for digit in digits {
         if !digit.is_ascii_digit() {
@@ -160,8 +166,7 @@ fn parse_timeout(value: &[u8]) -> Result<Duration, String> {
         b'S' => Ok(Duration::from_secs(amount)),
         b'm' => Ok(Duration::from_millis(amount)),
         b'u' => Ok(Duration::from_micros(amount)),
-        b'n' => Ok(Duration::from_nanos(amount)),
-        _ => Err(format!("transport: timeout unit is not recognized: \"{}\"", shown())),
+        _ => Ok(Duration::from_nanos(amount)),
     }
 }
 
@@ -178,5 +183,7 @@ mod tests {
         for bad in ["", "S", "5", "5x", "123456789S", "-5S", "5 S"] {
             assert!(parse_timeout(bad.as_bytes()).is_err(), "{bad}");
         }
+        let unit = "transport: timeout unit is not recognized: \"bad\"".to_owned();
+        assert_eq!(parse_timeout(b"bad"), Err(unit), "the unit is looked at first");
     }
 }

@@ -10,7 +10,6 @@ use h2::{Reason, RecvStream, SendStream};
 use http::StatusCode;
 
 use crate::assembler::Assembler;
-use crate::inbound::TRUNCATED;
 use crate::ledger::Ledger;
 use crate::outbound::Sending;
 use crate::outgoing::Outgoing;
@@ -24,7 +23,7 @@ const PIECE_BYTES: usize = 64 * 1024;
 const TRACKED_ANSWER_BYTES: usize = 16 * 1024;
 
 /// The answer to a call that outlived its deadline.
-const DEADLINE: Status = Status::new(Code::DeadlineExceeded, "context deadline exceeded");
+pub(crate) const DEADLINE: Status = Status::new(Code::DeadlineExceeded, "context deadline exceeded");
 
 /// What the calls of one connection share.
 pub(crate) struct Surroundings {
@@ -345,7 +344,7 @@ impl Gathering {
                 }
                 Poll::Ready(None) => {
                     if self.assembler.is_mid_message() {
-                        return Poll::Ready(Some(Err(TRUNCATED)));
+                        return Poll::Ready(Some(Err(TRUNCATED_CALL)));
                     }
                     return Poll::Ready(Some(self.message.take().ok_or(NO_MESSAGE)));
                 }
@@ -359,7 +358,8 @@ impl Gathering {
     fn cut(&mut self, around: &Surroundings) -> Result<(), Status> {
         while let Some(assembled) = self.assembler.next()? {
             if self.message.is_some() {
-                return Err(SECOND_MESSAGE);
+                // As grpc-go does, which answers the first and never looks further.
+                continue;
             }
             around.shard.counters.received(self.head.method, assembled.wire_bytes);
             self.message = Some(assembled.message);
@@ -374,11 +374,10 @@ impl Gathering {
     }
 }
 
-/// A unary call without a message.
-const NO_MESSAGE: Status = Status::new(Code::Internal, "cardinality violation: received no request message");
-/// A unary call with two messages.
-const SECOND_MESSAGE: Status =
-    Status::new(Code::Internal, "cardinality violation: received multiple request messages");
+/// A unary call without a message, in grpc-go's words.
+const NO_MESSAGE: Status = Status::new(Code::Unknown, "EOF");
+/// A unary call that ends inside its message, in grpc-go's words.
+const TRUNCATED_CALL: Status = Status::new(Code::Unknown, "unexpected EOF");
 
 impl Pending {
     fn step(mut self, around: &Surroundings, cx: &mut Context<'_>) -> Step {

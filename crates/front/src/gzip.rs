@@ -20,10 +20,9 @@ pub(crate) fn unpack(packed: &[u8], bytes_max: usize) -> Result<Bytes, Status> {
             ),
         )),
         Ok(_) => Ok(Bytes::from(plain)),
-        Err(error) => Err(Status::with(
-            Code::Internal,
-            format!("grpc: failed to decompress the received message: {error}"),
-        )),
+        Err(error) => {
+            Err(Status::with(Code::Internal, format!("grpc: failed to decompress the message: {error}")))
+        }
     }
 }
 

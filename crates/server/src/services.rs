@@ -68,9 +68,29 @@ fn unimplemented(what: &str) -> Status {
 
 /// Decodes a request as grpc-go would, with its words for one that cannot be.
 pub(crate) fn decode<M: Message + Default>(message: Bytes) -> Result<M, Status> {
-    M::decode(message)
-        .map_err(|e| Status::with(Code::Internal, format!("grpc: error unmarshalling request: {e}")))
+    M::decode(message).map_err(|_| UNPARSEABLE)
 }
+
+/// Decodes a request that came on a stream.
+pub(crate) fn decode_streamed<M: Message + Default>(message: Bytes) -> Result<M, Status> {
+    M::decode(message).map_err(|_| UNPARSEABLE_STREAMED)
+}
+
+/// The words of grpc-go and of Go's protobuf for a unary request that cannot be decoded.
+const UNPARSEABLE: Status = Status::new(
+    Code::Internal,
+    "grpc: error unmarshalling request: proto: cannot parse invalid wire-format data",
+);
+/// And for one on a stream.
+const UNPARSEABLE_STREAMED: Status = Status::new(
+    Code::Internal,
+    "grpc: failed to unmarshal the received message: proto: cannot parse invalid wire-format data",
+);
+/// And for a stream of answers whose client sends no request.
+pub(crate) const NO_REQUEST: Status = Status::new(
+    Code::Internal,
+    "cardinality violation: received no request message from non-client-streaming RPC",
+);
 
 pub(crate) fn whole(message: &impl Message) -> Answer {
     Answer::Whole(message.encode_to_vec().into())

@@ -182,23 +182,34 @@ fn broken_rules_end_the_connection_with_goaway() {
 #[test]
 fn bodies_that_break_grpcs_rules_get_a_status() {
     let running = run();
-    let two = [message(0, b"one"), message(0, b"two")].concat();
+    // A status stands in the block after its length, as plain digits or in Huffman's code.
+    let (unknown, internal) = ([&b"\x012"[..], b"\x81\x17"], [&b"\x0213"[..], b"\x82\x0b\x3f"]);
     let cut = &message(0, b"message")[..8];
     for (body, code) in
-        [(cut, "13"), (&two[..], "13"), (b"", "13"), (b"\x01\0\0\0\x01a", "13"), (b"\x09\0\0\0\0", "13")]
+        [(cut, unknown), (b"", unknown), (b"\x01\0\0\0\x01a", internal), (b"\x09\0\0\0\0", internal)]
     {
         let mut raw = Raw::h2(running.address, &[]);
         raw.call(1, "/test.Echo/Unary", &[], body);
         let head = raw.next_of(HEADERS);
         assert_eq!(head.flags & END_STREAM, END_STREAM, "trailers only");
-        // The status is in the block as plain digits or in Huffman's code: "13" is 0x0b 0x3f there.
-        assert!(
-            contains(&head.payload, code.as_bytes()) || contains(&head.payload, &[0x0b, 0x3f]),
-            "{head:?}"
-        );
+        assert!(code.iter().any(|code| contains(&head.payload, code)), "{head:?}");
         raw.call(3, "/test.Echo/Unary", &[], &message(0, b"fine"));
         assert_eq!(raw.next_of(DATA).payload, message(0, b"fine"));
     }
+}
+
+#[test]
+fn the_first_message_of_a_unary_call_counts() {
+    let running = run();
+    let two = [message(0, b"one"), message(0, b"two")].concat();
+    let mut raw = Raw::h2(running.address, &[]);
+    raw.call(1, "/test.Echo/Unary", &[], &two);
+    assert_eq!(raw.next_of(DATA).payload, message(0, b"one"));
+    raw.call(3, "/test.Echo/Unary", &[("grpc-timeout", "0n")], &message(0, b"late"));
+    let head = raw.next_of(HEADERS);
+    let head = if head.flags & END_STREAM == 0 || head.stream != 3 { raw.next_of(HEADERS) } else { head };
+    // DeadlineExceeded.
+    assert!([&b"\x014"[..], b"\x81\x6b"].iter().any(|code| contains(&head.payload, code)), "{head:?}");
 }
 
 fn contains(all: &[u8], part: &[u8]) -> bool {

@@ -24,6 +24,7 @@ pub mod path {
     pub const ALARM: &str = "/etcdserverpb.Maintenance/Alarm";
     pub const STATUS: &str = "/etcdserverpb.Maintenance/Status";
     pub const HASH_KV: &str = "/etcdserverpb.Maintenance/HashKV";
+    pub const RANGE_STREAM: &str = "/etcdserverpb.KV/RangeStream";
     pub const SNAPSHOT: &str = "/etcdserverpb.Maintenance/Snapshot";
 }
 

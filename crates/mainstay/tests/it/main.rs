@@ -1,6 +1,7 @@
 //! The built binary, run as a process and spoken to over its sockets: what it promises when it is killed, when its
 //! disk fills up, when its files are damaged, and when what clients send makes no sense.
 
+mod answers;
 mod client;
 mod crash;
 mod damage;

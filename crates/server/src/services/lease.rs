@@ -14,7 +14,7 @@ use front::{Inbound, Outbound, Unary};
 use machine::{Outcome, check};
 use prost::Message as _;
 
-use super::{Services, decode, whole};
+use super::{Services, decode, decode_streamed, whole};
 use crate::core::{Ask, ReplyBody};
 
 /// Fields of `InternalRaftRequest`.
@@ -76,7 +76,7 @@ impl Services {
         loop {
             let next = crate::race::either(inbound.next(), closing.begun()).await;
             let Some(message) = next.ok_or(error::STOPPED)?? else { return Ok(()) };
-            let LeaseKeepAliveRequest { id } = decode(message)?;
+            let LeaseKeepAliveRequest { id } = decode_streamed(message)?;
             let reply = self.pending.ask(|ticket| Ask::KeepAlive(ticket, id))?.await?;
             let ttl = match reply.body {
                 ReplyBody::KeptAlive(ttl) => ttl,

@@ -23,7 +23,7 @@ use mvcc::{HashWalk, View};
 use prost::Message as _;
 use sha2::{Digest, Sha256};
 
-use super::{Services, decode, unreadable, whole};
+use super::{NO_REQUEST, Services, decode, decode_streamed, unreadable, whole};
 use crate::core::{Ask, Pinned, ReplyBody};
 use crate::kv_hash::KvHash;
 use crate::shared::Published;
@@ -185,8 +185,8 @@ impl Services {
         mut inbound: Inbound,
         mut outbound: Outbound,
     ) -> Result<(), Status> {
-        let Some(message) = inbound.next().await? else { return Ok(()) };
-        let SnapshotRequest {} = decode(message)?;
+        let Some(message) = inbound.next().await? else { return Err(NO_REQUEST) };
+        let SnapshotRequest {} = decode_streamed(message)?;
         let reply = self.pending.ask(Ask::Image)?.await?;
         let ReplyBody::Image(head, Pinned(view)) = reply.body else { return Err(error::STOPPED) };
         let mut writer = machine::snapshot::SnapshotWriter::new(view, *head);
@@ -217,8 +217,8 @@ impl Services {
         mut inbound: Inbound,
         mut outbound: Outbound,
     ) -> Result<(), Status> {
-        let Some(message) = inbound.next().await? else { return Ok(()) };
-        let HealthCheckRequest { service } = decode(message)?;
+        let Some(message) = inbound.next().await? else { return Err(NO_REQUEST) };
+        let HealthCheckRequest { service } = decode_streamed(message)?;
         let serving = if service.is_empty() { ServingStatus::Serving } else { ServingStatus::ServiceUnknown };
         let status =
             |status: ServingStatus| HealthCheckResponse { status: status as i32 }.encode_to_vec().into();

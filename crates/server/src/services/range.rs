@@ -20,7 +20,7 @@ use machine::range::{self, Failure, Selection};
 use mvcc::{KeyRange, Version, View};
 use prost::Message as _;
 
-use super::{Services, decode, unreadable};
+use super::{NO_REQUEST, Services, decode, decode_streamed, unreadable};
 use crate::encode::{field_len, header_len, number_len, put_header, put_number};
 use crate::shared::Published;
 use crate::values::LogValues;
@@ -375,8 +375,8 @@ impl Services {
         mut inbound: Inbound,
         mut outbound: Outbound,
     ) -> Result<(), Status> {
-        let Some(message) = inbound.next().await? else { return Err(error::EMPTY_KEY) };
-        let request: RangeRequest = decode(message)?;
+        let Some(message) = inbound.next().await? else { return Err(NO_REQUEST) };
+        let request: RangeRequest = decode_streamed(message)?;
         check::range(&request)?;
         check_stream(&request)?;
         let state = self.state();

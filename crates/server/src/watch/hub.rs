@@ -11,17 +11,17 @@ use api::etcdserverpb::watch_create_request::FilterType;
 use api::etcdserverpb::watch_request::RequestUnion;
 use api::etcdserverpb::{ResponseHeader, WatchCreateRequest, WatchRequest, WatchResponse};
 use api::limits::GRPC_OVERHEAD_BYTES;
-use api::{Code, Status, error};
+use api::{Status, error};
 use bytes::Bytes;
 use front::{Closing, Head, Inbound, LocalBoxFuture, Outbound};
 use machine::Values;
-use prost::Message as _;
 
 use super::drive::{self, Requests, Responses};
 use super::index::{End, Index, Keys};
 use super::response::{self, NO_WATCH};
 use super::slice::Slice;
 use super::stream::{Queued, Stream, Watch};
+use crate::services::decode_streamed;
 use crate::shared::{Published, Shared};
 
 /// All watches of one shard. It lives on that shard's thread.
@@ -217,9 +217,7 @@ impl Hub {
 
     /// Answers one request.
     pub(super) fn request(&self, stream: &Rc<Stream>, message: Bytes) -> Result<(), Status> {
-        let request = WatchRequest::decode(message).map_err(|error| {
-            Status::with(Code::Internal, format!("grpc: failed to unmarshal the received message: {error}"))
-        })?;
+        let request: WatchRequest = decode_streamed(message)?;
         match request.request_union {
             Some(RequestUnion::CreateRequest(create)) => self.create(stream, &create),
             Some(RequestUnion::CancelRequest(cancel)) => self.cancel(stream, cancel.watch_id),
