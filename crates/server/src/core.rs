@@ -4,11 +4,13 @@
 //! proposes it all, hands the log one batch, applies what has become durable and committed, publishes one state, and
 //! only then answers (invariant I3). It never waits for the disk.
 
+mod command;
 mod compactor;
 mod gathering;
 mod leases;
 mod meters;
 mod run;
+mod space;
 
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
@@ -20,7 +22,8 @@ use machine::Outcome;
 use machine::image::Head;
 use mvcc::{Location, View};
 
-pub use run::{Core, Parts, command};
+pub use command::command;
+pub use run::{Core, Parts};
 
 /// Whom to answer: a place among a shard's open questions. The generation keeps a late answer from a new question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

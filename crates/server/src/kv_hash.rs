@@ -8,6 +8,7 @@ use machine::found::{Projection, put_kv, put_varint};
 use machine::{ReadError, Values};
 use mvcc::{Value, Version};
 
+use crate::crc_combine::combine;
 use crate::services::unreadable;
 
 /// CRC-32C as etcd's HashKV computes it: over the name of its bucket, and for each version the bytes of its revision
@@ -48,7 +49,7 @@ impl KvHash {
         };
         let (before, after) = self.bytes.split_at(at);
         let before = crc32c::crc32c_append(self.crc, before);
-        let with_value = crc32c::crc32c_combine(before, value.crc, value.len as usize);
+        let with_value = combine(before, value.crc, value.len);
         self.crc = crc32c::crc32c_append(with_value, after);
     }
 

@@ -15,6 +15,7 @@ pub mod boot;
 mod compaction_hash;
 pub mod config;
 pub mod core;
+mod crc_combine;
 mod encode;
 mod expiry;
 pub mod http;

@@ -1,7 +1,7 @@
 //! The core's loop.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
-use std::sync::mpsc::{SyncSender, TrySendError};
+use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,8 @@ use prost::Message as _;
 use super::compactor::Compactor;
 use super::gathering::Gathering;
 use super::meters::Meters;
-use super::{Ask, Checkpointed, Order, Pinned, Relocation, Reply, ReplyBody, Ticket};
+use super::space::Checkpoints;
+use super::{Ask, Order, Pinned, Reply, ReplyBody, Ticket};
 use crate::compaction_hash::Job;
 use crate::config::Config;
 use crate::expiry::Expiry;
@@ -30,22 +31,6 @@ use crate::values::LogValues;
 
 /// How long a stop waits for what is under way.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
-/// Log bytes after which a checkpoint is due: what a restart has to read at most, more or less.
-const CHECKPOINT_LOG_BYTES: u64 = 64 << 20;
-/// Entries after which one is due, whatever they weigh.
-const CHECKPOINT_ENTRIES: u64 = 100_000;
-/// The age at which one is due, if there was anything to save.
-const CHECKPOINT_AGE: Duration = Duration::from_secs(60);
-/// Least bytes of dead records in sealed segments that are worth moving the live ones away.
-const RECLAIM_DEAD_BYTES: u64 = 64 << 20;
-/// Pause before a checkpoint that failed and would have freed segments is tried again.
-const FREE_PAUSE: Duration = Duration::from_secs(5);
-/// Segments emptied at once.
-const RECLAIM_SEGMENTS: usize = 16;
-/// Pause between two slices of a removal, unless the flag says less.
-const REMOVAL_PAUSE: Duration = Duration::from_millis(1);
-/// How long a removal waits for watches that lag behind; longer, and they are told that they were overtaken.
-const REMOVAL_PATIENCE: Duration = Duration::from_secs(10);
 /// Pause before a revocation that failed is tried again.
 const REVOKE_PAUSE: Duration = Duration::from_secs(1);
 
@@ -62,7 +47,7 @@ pub(super) enum Waiter {
 }
 
 /// A client's command that is not proposed yet.
-struct Proposal {
+pub(super) struct Proposal {
     ticket: Ticket,
     id: u64,
     data: Bytes,
@@ -105,76 +90,59 @@ pub struct Core {
     pub(super) expiry: Expiry,
     pub(super) revokes_open: usize,
     pub(super) next_note: Instant,
-    config: Config,
-    node: Node,
-    log: Log,
-    values: LogValues,
-    orders: SyncSender<Order>,
-    hash_jobs: SyncSender<Job>,
+    pub(super) config: Config,
+    pub(super) node: Node,
+    pub(super) log: Log,
+    pub(super) values: LogValues,
+    pub(super) orders: SyncSender<Order>,
+    pub(super) hash_jobs: SyncSender<Job>,
     /// Entries up to here were in the log at start.
-    replayed_through: u64,
+    pub(super) replayed_through: u64,
     /// The compact revision.
-    compacted: i64,
+    pub(super) compacted: i64,
     /// Compactions that are not published yet: the compact revision before, and the one they set.
-    compactions: Vec<(i64, i64)>,
-    attributes: (String, Vec<String>),
-    waiting: HashMap<u64, Waiter>,
-    meters: Meters,
-    gathered: Vec<Proposal>,
-    gathering: Gathering,
+    pub(super) compactions: Vec<(i64, i64)>,
+    pub(super) attributes: (String, Vec<String>),
+    pub(super) waiting: HashMap<u64, Waiter>,
+    pub(super) meters: Meters,
+    pub(super) gathered: Vec<Proposal>,
+    pub(super) gathering: Gathering,
     /// Batches on their way to the disk: the log's ticket and raft's number.
-    syncing: VecDeque<(u64, u64)>,
+    pub(super) syncing: VecDeque<(u64, u64)>,
     /// Where entries that are not yet applied lie.
-    locations: VecDeque<(u64, log::Location)>,
-    outcomes: Vec<(Waiter, Result<Outcome, Status>, i64, u64)>,
-    replies: Vec<Vec<Reply>>,
+    pub(super) locations: VecDeque<(u64, log::Location)>,
+    pub(super) outcomes: Vec<(Waiter, Result<Outcome, Status>, i64, u64)>,
+    pub(super) replies: Vec<Vec<Reply>>,
     /// Answers to compactions that wait for the removal.
-    removal_waiters: Vec<Reply>,
-    image_waiters: Vec<Ticket>,
-    removing: bool,
-    next_removal: Instant,
+    pub(super) removal_waiters: Vec<Reply>,
+    pub(super) image_waiters: Vec<Ticket>,
+    pub(super) removing: bool,
+    pub(super) next_removal: Instant,
     /// Changes above this revision are all still there.
-    removed_through: i64,
+    pub(super) removed_through: i64,
     /// The revision of the last compaction's publication: its removal begins once all watches have come so far.
-    removal_after: i64,
-    removal_asked: Instant,
-    compactor: Compactor,
-    alarm_proposed: bool,
-    attributes_proposed: bool,
-    leads: bool,
+    pub(super) removal_after: i64,
+    pub(super) removal_asked: Instant,
+    pub(super) compactor: Compactor,
+    pub(super) alarm_proposed: bool,
+    pub(super) attributes_proposed: bool,
+    pub(super) leads: bool,
     /// Whether an entry of the own term has been applied while leading.
-    settled: bool,
-    next_tick: Instant,
-    applied_since: bool,
-    checkpoint: Checkpoints,
-    views: VecDeque<(u64, Weak<View>)>,
-    published: u64,
+    pub(super) settled: bool,
+    pub(super) next_tick: Instant,
+    pub(super) applied_since: bool,
+    pub(super) checkpoint: Checkpoints,
+    pub(super) views: VecDeque<(u64, Weak<View>)>,
+    pub(super) published: u64,
     /// Segments that nothing durable refers to, deleted once the views published before that are gone.
-    doomed: Vec<(u64, u32)>,
+    pub(super) doomed: Vec<(u64, u32)>,
     /// Values being moved, and where they lay.
-    moving: HashMap<(i64, u32), Location>,
-    mover: Option<SyncSender<()>>,
-    alarms: Arc<Alarms>,
-    members: Arc<Members>,
-    stopping: Option<Instant>,
-    ready: Option<SyncSender<()>>,
-}
-
-/// What the core knows of checkpoints.
-struct Checkpoints {
-    busy: bool,
-    /// Segments without a live value when the one under way was ordered.
-    empty_segments: Vec<u32>,
-    /// Segments that values were moved out of since the last whole checkpoint.
-    emptied: BTreeSet<u32>,
-    whole_wanted: bool,
-    /// When to take one because it would free segments, whatever has been written since the last.
-    frees_at: Option<Instant>,
-    applied_index: u64,
-    entries_since: u64,
-    log_bytes_at: u64,
-    at: Instant,
-    bytes: u64,
+    pub(super) moving: HashMap<(i64, u32), Location>,
+    pub(super) mover: Option<SyncSender<()>>,
+    pub(super) alarms: Arc<Alarms>,
+    pub(super) members: Arc<Members>,
+    pub(super) stopping: Option<Instant>,
+    pub(super) ready: Option<SyncSender<()>>,
 }
 
 impl Core {
@@ -771,196 +739,6 @@ impl Core {
             }
         }
     }
-
-    /// Removes a slice of what compactions made unreadable.
-    fn remove_slice(&mut self, now: Instant) {
-        if !self.removing || now < self.next_removal {
-            return;
-        }
-        self.next_removal = now + self.config.compaction_sleep_interval.min(REMOVAL_PAUSE);
-        let compacted = self.machine.store.compact_revision();
-        if self.removed_through < compacted {
-            let waited = now.saturating_duration_since(self.removal_asked) >= REMOVAL_PATIENCE;
-            if self.shared.all_saw(self.removal_after) || waited {
-                // Published before anything is removed.
-                self.removed_through = compacted;
-                self.applied_since = true;
-            }
-            return;
-        }
-        let versions = self.machine.store.stats().versions;
-        let done = self.machine.compact_step(self.config.compaction_batch_limit);
-        let metrics = &self.shared.metrics.mvcc;
-        metrics.db_compaction_keys.add(versions.saturating_sub(self.machine.store.stats().versions));
-        metrics.db_compaction_pause.observe_milliseconds(now.elapsed());
-        if done {
-            self.removing = false;
-            if self.has_garbage() {
-                self.checkpoint.frees_at = Some(now);
-            }
-            metrics.db_compaction_total.observe_milliseconds(self.removal_asked.elapsed());
-            metrics.db_compaction_last.set_u64(unix_seconds());
-            for reply in self.removal_waiters.drain(..) {
-                self.replies[usize::from(reply.ticket.shard)].push(reply);
-            }
-        }
-        // What was removed leaves memory with the next publications.
-        self.applied_since = true;
-    }
-
-    fn order_checkpoint(&mut self, now: Instant) {
-        if self.checkpoint.busy || !self.settled {
-            return;
-        }
-        let log_bytes = self.log.figures().written_bytes();
-        let since = log_bytes.saturating_sub(self.checkpoint.log_bytes_at);
-        let enough = self.checkpoint.entries_since >= self.config.snapshot_count
-            && (since >= CHECKPOINT_LOG_BYTES
-                || self.checkpoint.entries_since >= CHECKPOINT_ENTRIES
-                || now.saturating_duration_since(self.checkpoint.at) >= CHECKPOINT_AGE);
-        let whole = self.checkpoint.whole_wanted;
-        let frees = self.checkpoint.frees_at.is_some_and(|at| now >= at);
-        if !enough && !whole && !frees {
-            return;
-        }
-        let view = Arc::clone(&self.shared.state.load().view);
-        let usage = self.machine.usage();
-        let empty = |seq: u32| usage.get(&seq).is_none_or(|u| u.values == 0);
-        let empty_segments = self
-            .log
-            .segments()
-            .iter()
-            .filter(|s| s.sealed && s.last_index <= self.machine.applied_index && empty(s.seq))
-            .map(|s| s.seq)
-            .filter(|seq| whole || !self.checkpoint.emptied.contains(seq))
-            .collect();
-        let order = Order::Checkpoint { head: self.machine.head(), view, whole };
-        if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) = self.orders.try_send(order) {
-            return;
-        }
-        self.checkpoint.busy = true;
-        self.checkpoint.empty_segments = empty_segments;
-        self.checkpoint.whole_wanted = false;
-        // Looked at again if this one fails.
-        self.checkpoint.frees_at = self.checkpoint.frees_at.map(|at| at.max(now + FREE_PAUSE));
-        self.checkpoint.entries_since = 0;
-        self.checkpoint.log_bytes_at = log_bytes;
-        self.checkpoint.at = now;
-    }
-
-    fn checkpointed(&mut self, result: Result<Checkpointed, String>, now: Instant) {
-        self.checkpoint.busy = false;
-        self.checkpoint.at = now;
-        match result {
-            Ok(done) => {
-                self.checkpoint.applied_index = done.applied_index;
-                self.checkpoint.bytes = done.bytes;
-                self.checkpoint.frees_at = None;
-                self.log.forget_below(done.applied_index);
-                let segments = std::mem::take(&mut self.checkpoint.empty_segments);
-                for seq in segments {
-                    self.checkpoint.emptied.remove(&seq);
-                    self.doomed.push((self.published, seq));
-                }
-                self.logger
-                    .debug("saved a checkpoint", &[("applied-index", Value::Uint(done.applied_index))]);
-                self.reclaim();
-            }
-            Err(why) => {
-                // Nothing is lost: the log has it all. It is tried again when the next is due.
-                self.checkpoint.empty_segments.clear();
-                self.logger.warn("could not save a checkpoint", &[("error", Value::Str(&why))]);
-            }
-        }
-        let log_bytes: u64 = self.log.segments().iter().map(|s| s.used_bytes).sum();
-        self.shared.set_disk_bytes(log_bytes + self.checkpoint.bytes);
-    }
-
-    /// Whether sealed segments hold so little that a checkpoint would free some, or have some emptied.
-    fn has_garbage(&self) -> bool {
-        let usage = self.machine.usage();
-        let (mut live, mut dead) = (0, 0);
-        for segment in self.log.segments().iter().filter(|segment| segment.sealed) {
-            let in_use = usage.get(&segment.seq).map_or(0, |usage| usage.bytes);
-            live += in_use;
-            dead += segment.used_bytes.saturating_sub(in_use);
-        }
-        dead >= RECLAIM_DEAD_BYTES.max(live / 2)
-    }
-
-    /// Looks for segments that hold little, and has their live values moved.
-    fn reclaim(&mut self) {
-        let usage = self.machine.usage();
-        let live = |seq: u32| usage.get(&seq).map_or(0, |u| u.bytes);
-        let mut sealed: Vec<(u64, u64, u32)> = self
-            .log
-            .segments()
-            .iter()
-            .filter(|s| s.sealed && s.last_index <= self.checkpoint.applied_index)
-            .map(|s| (live(s.seq), s.used_bytes, s.seq))
-            .filter(|(live, _, seq)| *live > 0 && !self.doomed.iter().any(|(_, doomed)| doomed == seq))
-            .collect();
-        let dead: u64 = sealed.iter().map(|(live, used, _)| used.saturating_sub(*live)).sum();
-        let all_live: u64 = sealed.iter().map(|(live, _, _)| live).sum();
-        if dead < RECLAIM_DEAD_BYTES.max(all_live / 2) {
-            return;
-        }
-        sealed.retain(|(live, used, _)| *live < used / 2);
-        sealed.sort_unstable();
-        let segments: Vec<u32> = sealed.into_iter().take(RECLAIM_SEGMENTS).map(|(_, _, seq)| seq).collect();
-        if segments.is_empty() {
-            return;
-        }
-        let view = Arc::clone(&self.shared.state.load().view);
-        // If the keeper is busy, the next checkpoint asks again.
-        let _ = self.orders.try_send(Order::Relocate { view, segments });
-    }
-
-    fn relocate(&mut self, values: Vec<Relocation>, done: SyncSender<()>) -> Result<(), String> {
-        if self.log.space() != Space::Ample || self.stopping.is_some() || values.is_empty() {
-            let _ = done.try_send(());
-            return Ok(());
-        }
-        let mut batch = Batch::default();
-        for value in values {
-            let id = log::ValueId { main: value.main, sub: i64::from(value.sub) };
-            self.moving.insert((value.main, value.sub), value.from);
-            batch.values.push(log::Value { id, data: value.data });
-        }
-        let ticket = self
-            .log
-            .append(batch)
-            .map_err(|refused| format!("the log takes no more: {:?}", refused.reason))?;
-        // Raft knows nothing of these.
-        self.syncing.push_back((ticket, 0));
-        self.mover = Some(done);
-        Ok(())
-    }
-
-    fn release_doomed(&mut self) {
-        if self.doomed.is_empty() {
-            return;
-        }
-        while self.views.front().is_some_and(|(_, view)| view.strong_count() == 0) {
-            self.views.pop_front();
-        }
-        let oldest = self.views.front().map_or(u64::MAX, |(number, _)| *number);
-        let mut kept = Vec::new();
-        for (number, seq) in self.doomed.drain(..) {
-            // The published state itself holds a view, which may be the very one of then.
-            if oldest <= number && oldest != self.published {
-                kept.push((number, seq));
-            } else if let Err(why) = self.log.release(seq) {
-                self.logger
-                    .warn("could not release a segment", &[("error", Value::Str(&format!("{why:?}")))]);
-            }
-        }
-        self.doomed = kept;
-    }
-}
-
-fn unix_seconds() -> u64 {
-    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// Whether an outcome names places of values, which must stay readable until it is answered.
@@ -970,46 +748,5 @@ fn names_values(outcome: &Result<Outcome, Status>) -> bool {
         Ok(Outcome::DeleteRange(deleted)) => !deleted.previous.is_empty(),
         Ok(Outcome::Txn(txn)) => !txn.responses.is_empty(),
         _ => false,
-    }
-}
-
-/// Bytes of a command that carries a client's request unchanged: the header with its id, and the request as field
-/// `number` of the `InternalRaftRequest`.
-pub fn command(id: u64, number: u32, request: &[u8]) -> Bytes {
-    use bytes::BufMut as _;
-    use machine::found::{put_varint, varint_len};
-    const HEADER: u64 = (100 << 3) | 2;
-    let id_len = 1 + varint_len(id);
-    let tag = (u64::from(number) << 3) | 2;
-    let len = varint_len(HEADER)
-        + varint_len(id_len as u64)
-        + id_len
-        + varint_len(tag)
-        + varint_len(request.len() as u64)
-        + request.len();
-    let mut out = bytes::BytesMut::with_capacity(len);
-    put_varint(&mut out, tag);
-    put_varint(&mut out, request.len() as u64);
-    out.put_slice(request);
-    put_varint(&mut out, HEADER);
-    put_varint(&mut out, id_len as u64);
-    out.put_u8(0x08);
-    put_varint(&mut out, id);
-    debug_assert_eq!(out.len(), len);
-    out.freeze()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use api::etcdserverpb::PutRequest;
-
-    #[test]
-    fn a_command_is_an_internal_raft_request() {
-        let put = PutRequest { key: "k".into(), value: "v".into(), ..PutRequest::default() };
-        let bytes = command(u64::MAX, 4, &put.encode_to_vec());
-        let decoded = InternalRaftRequest::decode(bytes).expect("decodes");
-        assert_eq!(decoded.put, Some(put));
-        assert_eq!(decoded.header.map(|h| h.id), Some(u64::MAX));
     }
 }

@@ -351,7 +351,8 @@ fn defaults_are_those_of_etcd() {
     assert_eq!(config.grpc_keepalive_interval, Duration::from_secs(7200));
     assert_eq!(config.grpc_keepalive_timeout, Duration::from_secs(20));
     assert_eq!((config.compaction_batch_limit, config.max_learners), (1000, 1));
-    assert_eq!(config.compaction_sleep_interval, Duration::from_millis(10));
+    // COMPAT-9: etcd's is 10 ms.
+    assert_eq!(config.compaction_sleep_interval, Duration::from_millis(1));
     assert!(config.pre_vote && config.strict_reconfig_check && config.initial_election_tick_advance);
     assert!(!config.unsafe_no_fsync && !config.socket_reuse_port && !config.socket_reuse_address);
     let bootstrap = config.bootstrap().unwrap();

@@ -1,0 +1,236 @@
+//! What becomes free: removing what compactions made unreadable, saving checkpoints, emptying and deleting segments.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, TrySendError};
+use std::time::{Duration, Instant};
+
+use log::{Batch, Space};
+
+use super::run::Core;
+use super::{Checkpointed, Order, Relocation};
+use crate::logging::Value;
+
+/// Log bytes after which a checkpoint is due: what a restart has to read at most, more or less.
+const CHECKPOINT_LOG_BYTES: u64 = 64 << 20;
+/// Entries after which one is due, whatever they weigh.
+const CHECKPOINT_ENTRIES: u64 = 100_000;
+/// The age at which one is due, if there was anything to save.
+const CHECKPOINT_AGE: Duration = Duration::from_secs(60);
+/// Least bytes of dead records in sealed segments that are worth moving the live ones away.
+const RECLAIM_DEAD_BYTES: u64 = 64 << 20;
+/// Pause before a checkpoint that failed and would have freed segments is tried again.
+const FREE_PAUSE: Duration = Duration::from_secs(5);
+/// Segments emptied at once.
+const RECLAIM_SEGMENTS: usize = 16;
+/// How long a removal waits for watches that lag behind; longer, and they are told that they were overtaken.
+const REMOVAL_PATIENCE: Duration = Duration::from_secs(10);
+
+/// What the core knows of checkpoints.
+pub(super) struct Checkpoints {
+    pub busy: bool,
+    /// Segments without a live value when the one under way was ordered.
+    pub empty_segments: Vec<u32>,
+    /// Segments that values were moved out of since the last whole checkpoint.
+    pub emptied: BTreeSet<u32>,
+    pub whole_wanted: bool,
+    /// When to take one because it would free segments, whatever has been written since the last.
+    pub frees_at: Option<Instant>,
+    pub applied_index: u64,
+    pub entries_since: u64,
+    pub log_bytes_at: u64,
+    pub at: Instant,
+    pub bytes: u64,
+}
+
+impl Core {
+    /// Removes a slice of what compactions made unreadable.
+    pub(super) fn remove_slice(&mut self, now: Instant) {
+        if !self.removing || now < self.next_removal {
+            return;
+        }
+        self.next_removal = now + self.config.compaction_sleep_interval;
+        let compacted = self.machine.store.compact_revision();
+        if self.removed_through < compacted {
+            let waited = now.saturating_duration_since(self.removal_asked) >= REMOVAL_PATIENCE;
+            if self.shared.all_saw(self.removal_after) || waited {
+                // Published before anything is removed.
+                self.removed_through = compacted;
+                self.applied_since = true;
+            }
+            return;
+        }
+        let versions = self.machine.store.stats().versions;
+        let done = self.machine.compact_step(self.config.compaction_batch_limit);
+        let metrics = &self.shared.metrics.mvcc;
+        metrics.db_compaction_keys.add(versions.saturating_sub(self.machine.store.stats().versions));
+        metrics.db_compaction_pause.observe_milliseconds(now.elapsed());
+        if done {
+            self.removing = false;
+            if self.has_garbage() {
+                self.checkpoint.frees_at = Some(now);
+            }
+            metrics.db_compaction_total.observe_milliseconds(self.removal_asked.elapsed());
+            metrics.db_compaction_last.set_u64(unix_seconds());
+            for reply in self.removal_waiters.drain(..) {
+                self.replies[usize::from(reply.ticket.shard)].push(reply);
+            }
+        }
+        // What was removed leaves memory with the next publications.
+        self.applied_since = true;
+    }
+
+    pub(super) fn order_checkpoint(&mut self, now: Instant) {
+        if self.checkpoint.busy || !self.settled {
+            return;
+        }
+        let log_bytes = self.log.figures().written_bytes();
+        let since = log_bytes.saturating_sub(self.checkpoint.log_bytes_at);
+        let enough = self.checkpoint.entries_since >= self.config.snapshot_count
+            && (since >= CHECKPOINT_LOG_BYTES
+                || self.checkpoint.entries_since >= CHECKPOINT_ENTRIES
+                || now.saturating_duration_since(self.checkpoint.at) >= CHECKPOINT_AGE);
+        let whole = self.checkpoint.whole_wanted;
+        let frees = self.checkpoint.frees_at.is_some_and(|at| now >= at);
+        if !enough && !whole && !frees {
+            return;
+        }
+        let view = Arc::clone(&self.shared.state.load().view);
+        let usage = self.machine.usage();
+        let empty = |seq: u32| usage.get(&seq).is_none_or(|u| u.values == 0);
+        let empty_segments = self
+            .log
+            .segments()
+            .iter()
+            .filter(|s| s.sealed && s.last_index <= self.machine.applied_index && empty(s.seq))
+            .map(|s| s.seq)
+            .filter(|seq| whole || !self.checkpoint.emptied.contains(seq))
+            .collect();
+        let order = Order::Checkpoint { head: self.machine.head(), view, whole };
+        if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) = self.orders.try_send(order) {
+            return;
+        }
+        self.checkpoint.busy = true;
+        self.checkpoint.empty_segments = empty_segments;
+        self.checkpoint.whole_wanted = false;
+        // Looked at again if this one fails.
+        self.checkpoint.frees_at = self.checkpoint.frees_at.map(|at| at.max(now + FREE_PAUSE));
+        self.checkpoint.entries_since = 0;
+        self.checkpoint.log_bytes_at = log_bytes;
+        self.checkpoint.at = now;
+    }
+
+    pub(super) fn checkpointed(&mut self, result: Result<Checkpointed, String>, now: Instant) {
+        self.checkpoint.busy = false;
+        self.checkpoint.at = now;
+        match result {
+            Ok(done) => {
+                self.checkpoint.applied_index = done.applied_index;
+                self.checkpoint.bytes = done.bytes;
+                self.checkpoint.frees_at = None;
+                self.log.forget_below(done.applied_index);
+                let segments = std::mem::take(&mut self.checkpoint.empty_segments);
+                for seq in segments {
+                    self.checkpoint.emptied.remove(&seq);
+                    self.doomed.push((self.published, seq));
+                }
+                self.logger
+                    .debug("saved a checkpoint", &[("applied-index", Value::Uint(done.applied_index))]);
+                self.reclaim();
+            }
+            Err(why) => {
+                // Nothing is lost: the log has it all. It is tried again when the next is due.
+                self.checkpoint.empty_segments.clear();
+                self.logger.warn("could not save a checkpoint", &[("error", Value::Str(&why))]);
+            }
+        }
+        let log_bytes: u64 = self.log.segments().iter().map(|s| s.used_bytes).sum();
+        self.shared.set_disk_bytes(log_bytes + self.checkpoint.bytes);
+    }
+
+    /// Whether sealed segments hold so little that a checkpoint would free some, or have some emptied.
+    fn has_garbage(&self) -> bool {
+        let usage = self.machine.usage();
+        let (mut live, mut dead) = (0, 0);
+        for segment in self.log.segments().iter().filter(|segment| segment.sealed) {
+            let in_use = usage.get(&segment.seq).map_or(0, |usage| usage.bytes);
+            live += in_use;
+            dead += segment.used_bytes.saturating_sub(in_use);
+        }
+        dead >= RECLAIM_DEAD_BYTES.max(live / 2)
+    }
+
+    /// Looks for segments that hold little, and has their live values moved.
+    pub(super) fn reclaim(&mut self) {
+        let usage = self.machine.usage();
+        let live = |seq: u32| usage.get(&seq).map_or(0, |u| u.bytes);
+        let mut sealed: Vec<(u64, u64, u32)> = self
+            .log
+            .segments()
+            .iter()
+            .filter(|s| s.sealed && s.last_index <= self.checkpoint.applied_index)
+            .map(|s| (live(s.seq), s.used_bytes, s.seq))
+            .filter(|(live, _, seq)| *live > 0 && !self.doomed.iter().any(|(_, doomed)| doomed == seq))
+            .collect();
+        let dead: u64 = sealed.iter().map(|(live, used, _)| used.saturating_sub(*live)).sum();
+        let all_live: u64 = sealed.iter().map(|(live, _, _)| live).sum();
+        if dead < RECLAIM_DEAD_BYTES.max(all_live / 2) {
+            return;
+        }
+        sealed.retain(|(live, used, _)| *live < used / 2);
+        sealed.sort_unstable();
+        let segments: Vec<u32> = sealed.into_iter().take(RECLAIM_SEGMENTS).map(|(_, _, seq)| seq).collect();
+        if segments.is_empty() {
+            return;
+        }
+        let view = Arc::clone(&self.shared.state.load().view);
+        // If the keeper is busy, the next checkpoint asks again.
+        let _ = self.orders.try_send(Order::Relocate { view, segments });
+    }
+
+    pub(super) fn relocate(&mut self, values: Vec<Relocation>, done: SyncSender<()>) -> Result<(), String> {
+        if self.log.space() != Space::Ample || self.stopping.is_some() || values.is_empty() {
+            let _ = done.try_send(());
+            return Ok(());
+        }
+        let mut batch = Batch::default();
+        for value in values {
+            let id = log::ValueId { main: value.main, sub: i64::from(value.sub) };
+            self.moving.insert((value.main, value.sub), value.from);
+            batch.values.push(log::Value { id, data: value.data });
+        }
+        let ticket = self
+            .log
+            .append(batch)
+            .map_err(|refused| format!("the log takes no more: {:?}", refused.reason))?;
+        // Raft knows nothing of these.
+        self.syncing.push_back((ticket, 0));
+        self.mover = Some(done);
+        Ok(())
+    }
+
+    pub(super) fn release_doomed(&mut self) {
+        if self.doomed.is_empty() {
+            return;
+        }
+        while self.views.front().is_some_and(|(_, view)| view.strong_count() == 0) {
+            self.views.pop_front();
+        }
+        let oldest = self.views.front().map_or(u64::MAX, |(number, _)| *number);
+        let mut kept = Vec::new();
+        for (number, seq) in self.doomed.drain(..) {
+            // The published state itself holds a view, which may be the very one of then.
+            if oldest <= number && oldest != self.published {
+                kept.push((number, seq));
+            } else if let Err(why) = self.log.release(seq) {
+                self.logger
+                    .warn("could not release a segment", &[("error", Value::Str(&format!("{why:?}")))]);
+            }
+        }
+        self.doomed = kept;
+    }
+}
+
+fn unix_seconds() -> u64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
