@@ -1,5 +1,6 @@
 //! The binary: `mainstay [server] FLAGS`, and by the name `etcd` the etcd server.
 
+mod open_files;
 mod signals;
 
 use std::io::{IsTerminal as _, Write as _};
@@ -65,6 +66,7 @@ fn main() -> ExitCode {
 fn serve(parsed: Parsed, greet: bool) -> ExitCode {
     // Before any thread starts, so that none of them takes a signal.
     signals::block();
+    open_files::raise_limit();
     let logger = match Logger::open(&parsed.config.log) {
         Ok(logger) => Arc::new(logger),
         Err(error) => {

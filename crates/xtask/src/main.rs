@@ -1,13 +1,16 @@
-//! Developers' commands: `cargo xtask proto [--check]`.
+//! Developers' commands; see [`USAGE`].
 
 mod proto;
 
-use std::process::ExitCode;
+use std::path::Path;
+use std::process::{Command, ExitCode};
 
 const USAGE: &str = "usage: cargo xtask VERB
 
   proto           write crates/api/src/proto/*.rs anew from crates/api/proto/*.proto
   proto --check   say whether they are up to date, and change nothing
+  check           form, lints and generated files: .ci/run checks
+  ci              all that has to hold before a change goes in: .ci/run
 ";
 
 fn main() -> ExitCode {
@@ -16,6 +19,8 @@ fn main() -> ExitCode {
     let outcome = match words.as_slice() {
         ["proto"] => proto::write(),
         ["proto", "--check"] => proto::check(),
+        ["check"] => ci(&["checks"]),
+        ["ci"] => ci(&[]),
         _ => Err(USAGE.to_owned()),
     };
     match outcome {
@@ -27,5 +32,17 @@ fn main() -> ExitCode {
             eprintln!("{why}");
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Runs what CI runs, so that there is one list of it.
+fn ci(arguments: &[&str]) -> Result<String, String> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.ci/run");
+    let status =
+        Command::new(&script).args(arguments).status().map_err(|e| format!("{}: {e}", script.display()))?;
+    if status.success() {
+        Ok("all of it holds".to_owned())
+    } else {
+        Err("something does not hold".to_owned())
     }
 }

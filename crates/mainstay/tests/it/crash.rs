@@ -126,7 +126,7 @@ async fn watch(client: Client, from: i64) -> Vec<Step> {
 async fn check(member: &Member, history: &mut History, compaction_tried: i64) {
     let client = member.client().await;
     let everything = client.everything().await.expect("reads are served");
-    let last = revision(everything.header.clone());
+    let last = revision(everything.header);
     assert!(last >= history.revision(), "revisions went back from {} to {last}", history.revision());
 
     // A compaction that was acknowledged holds; one that was tried may.

@@ -259,3 +259,80 @@ impl History {
         assert_eq!(self.steps.get(at), Some(step), "a client was shown it before the crash");
     }
 }
+
+/// The checker has to find what it is there for.
+mod tests {
+    use super::*;
+
+    fn op(number: u32, deed: Deed, fate: Fate) -> Op {
+        Op { number, deed, fate }
+    }
+
+    fn step(revision: i64, deed: Deed, number: u32, create_revision: i64, version: i64) -> Step {
+        Step { revision, writer: 0, deed, number, create_revision, version }
+    }
+
+    fn nothing(revision: i64) -> RangeResponse {
+        let header = Some(api::etcdserverpb::ResponseHeader { revision, ..Default::default() });
+        RangeResponse { header, ..RangeResponse::default() }
+    }
+
+    /// Puts acknowledged at 2 and 4, one between of unknown fate, and a delete at 5.
+    fn history() -> History {
+        let mut history = History::new(1);
+        let fates = [Fate::Done(2), Fate::Unknown, Fate::Done(4)];
+        let mut ops: Vec<Op> = (0..).zip(fates).map(|(number, fate)| op(number, Deed::Put, fate)).collect();
+        ops.push(op(3, Deed::Delete, Fate::Done(5)));
+        history.did(0, ops);
+        history
+    }
+
+    #[test]
+    fn a_write_of_unknown_fate_may_have_happened() {
+        let mut history = history();
+        history.replayed(step(2, Deed::Put, 0, 2, 1));
+        history.replayed(step(3, Deed::Put, 1, 2, 2));
+        history.replayed(step(4, Deed::Put, 2, 2, 3));
+        history.replayed(step(5, Deed::Delete, 0, 0, 0));
+        history.settle(&nothing(5));
+    }
+
+    #[test]
+    #[should_panic(expected = "is lost")]
+    fn a_write_lost_at_the_end_is_noticed() {
+        let mut history = history();
+        history.replayed(step(2, Deed::Put, 0, 2, 1));
+        history.settle(&nothing(2));
+    }
+
+    #[test]
+    #[should_panic(expected = "was acknowledged, but")]
+    fn a_write_lost_between_is_noticed() {
+        let mut history = history();
+        history.replayed(step(2, Deed::Put, 1, 2, 1));
+    }
+
+    #[test]
+    #[should_panic(expected = "nobody wrote")]
+    fn a_write_that_is_there_twice_is_noticed() {
+        let mut history = History::new(1);
+        history.did(0, vec![op(0, Deed::Put, Fate::Unknown)]);
+        history.replayed(step(2, Deed::Put, 0, 2, 1));
+        history.replayed(step(3, Deed::Put, 0, 2, 2));
+    }
+
+    #[test]
+    #[should_panic(expected = "left")]
+    fn a_wrong_version_is_noticed() {
+        let mut history = history();
+        history.replayed(step(2, Deed::Put, 0, 2, 2));
+    }
+
+    #[test]
+    #[should_panic(expected = "history changed")]
+    fn a_changed_past_is_noticed() {
+        let mut history = history();
+        history.replayed(step(2, Deed::Put, 0, 2, 1));
+        history.replayed(step(2, Deed::Put, 1, 2, 1));
+    }
+}

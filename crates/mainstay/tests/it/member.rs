@@ -24,12 +24,19 @@ pub struct Setup {
     pub data_dir: PathBuf,
     pub program: PathBuf,
     pub flags: Vec<String>,
+    /// The soft limit on open files it is started with; `None`: as this process.
+    pub open_files: Option<u64>,
 }
 
 impl Setup {
     /// A member on any free ports of the loopback, with its data below `dir`.
     pub fn new(dir: &Path) -> Setup {
-        Setup { data_dir: dir.join("data"), program: binary().to_owned(), flags: Vec::new() }
+        Setup {
+            data_dir: dir.join("data"),
+            program: binary().to_owned(),
+            flags: Vec::new(),
+            open_files: None,
+        }
     }
 
     pub fn flag(mut self, flag: impl Into<String>) -> Setup {
@@ -132,15 +139,17 @@ impl Member {
     pub fn spawn(setup: &Setup) -> Member {
         let mut command = setup.command();
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        // SAFETY: prctl with PR_SET_PDEATHSIG is a plain system call, allowed between fork and exec.
+        let open_files = setup.open_files;
+        // SAFETY: only plain system calls, which are allowed between fork and exec; the limit is initialised.
         unsafe {
-            command.pre_exec(|| {
+            command.pre_exec(move || {
+                let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+                libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
+                limit.rlim_cur = open_files.unwrap_or(limit.rlim_cur).min(limit.rlim_max);
+                let limited = libc::setrlimit(libc::RLIMIT_NOFILE, &limit) == 0;
                 // A test that is itself killed leaves no member behind.
-                if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) == 0 {
-                    Ok(())
-                } else {
-                    Err(std::io::Error::last_os_error())
-                }
+                let bound = libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) == 0;
+                if limited && bound { Ok(()) } else { Err(std::io::Error::last_os_error()) }
             });
         }
         let mut child = command.spawn().expect("the built binary can be started");

@@ -16,7 +16,7 @@ use crate::{eventually, filler, run};
 async fn picture(client: &Client) -> (RangeResponse, u32, i64) {
     let mut everything = client.everything().await.expect("reads are served");
     let hash = client.hash_kv(0).await.expect("a hash can be had");
-    assert_eq!(hash.hash_revision, revision(everything.header.clone()));
+    assert_eq!(hash.hash_revision, revision(everything.header));
     // The term may be another one.
     everything.header = None;
     (everything, hash.hash, hash.hash_revision)
