@@ -199,6 +199,7 @@ impl Core {
                 emptied: BTreeSet::new(),
                 whole_wanted: false,
                 frees_at: None,
+                frees: false,
                 applied_index: applied,
                 entries_since: 0,
                 log_bytes_at: 0,

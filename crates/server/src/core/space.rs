@@ -36,6 +36,8 @@ pub(super) struct Checkpoints {
     pub whole_wanted: bool,
     /// When to take one because it would free segments, whatever has been written since the last.
     pub frees_at: Option<Instant>,
+    /// Whether the one under way was wanted for that.
+    pub frees: bool,
     pub applied_index: u64,
     pub entries_since: u64,
     pub log_bytes_at: u64,
@@ -90,8 +92,9 @@ impl Core {
             && (since >= CHECKPOINT_LOG_BYTES
                 || self.checkpoint.entries_since >= CHECKPOINT_ENTRIES
                 || now.saturating_duration_since(self.checkpoint.at) >= CHECKPOINT_AGE);
-        let whole = self.checkpoint.whole_wanted;
         let frees = self.checkpoint.frees_at.is_some_and(|at| now >= at);
+        // One that is to free emptied segments, and failed, is wanted whole again.
+        let whole = self.checkpoint.whole_wanted || (frees && !self.checkpoint.emptied.is_empty());
         if !enough && !whole && !frees {
             return;
         }
@@ -113,8 +116,8 @@ impl Core {
         self.checkpoint.busy = true;
         self.checkpoint.empty_segments = empty_segments;
         self.checkpoint.whole_wanted = false;
-        // Looked at again if this one fails.
-        self.checkpoint.frees_at = self.checkpoint.frees_at.map(|at| at.max(now + FREE_PAUSE));
+        // What becomes garbage while this one is under way is for the next.
+        self.checkpoint.frees = self.checkpoint.frees_at.take().is_some() || whole;
         self.checkpoint.entries_since = 0;
         self.checkpoint.log_bytes_at = log_bytes;
         self.checkpoint.at = now;
@@ -127,7 +130,6 @@ impl Core {
             Ok(done) => {
                 self.checkpoint.applied_index = done.applied_index;
                 self.checkpoint.bytes = done.bytes;
-                self.checkpoint.frees_at = None;
                 self.log.forget_below(done.applied_index);
                 let segments = std::mem::take(&mut self.checkpoint.empty_segments);
                 for seq in segments {
@@ -141,6 +143,9 @@ impl Core {
             Err(why) => {
                 // Nothing is lost: the log has it all. It is tried again when the next is due.
                 self.checkpoint.empty_segments.clear();
+                if self.checkpoint.frees {
+                    self.checkpoint.frees_at = Some(now + FREE_PAUSE);
+                }
                 self.logger.warn("could not save a checkpoint", &[("error", Value::Str(&why))]);
             }
         }
