@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 
+use api::Status;
+use api::error;
 use api::etcdserverpb::ResponseHeader;
 use arc_swap::ArcSwap;
 use machine::{Alarms, Members};
@@ -38,6 +40,9 @@ pub struct Published {
     pub removed_through: i64,
 }
 
+/// Bytes of commands that may wait for the log to take them.
+const PROPOSAL_BYTES_MAX: usize = 512 << 20;
+
 /// What never changes while a member runs.
 #[derive(Clone, Debug)]
 pub struct Identity {
@@ -69,6 +74,8 @@ pub struct Shared {
     seen: Vec<AtomicI64>,
     /// The hashes of the last compactions.
     pub(crate) compaction_hashes: CompactionHashes,
+    /// Bytes of commands on their way to the core, or waiting there for the log to take them.
+    proposal_bytes: AtomicUsize,
     /// The data directory's bytes on disk: log and checkpoints.
     disk_bytes: AtomicU64,
     /// Request ids given out.
@@ -123,6 +130,7 @@ impl Shared {
             watches: (0..shards).map(|_| AtomicUsize::new(0)).collect(),
             seen: (0..shards).map(|_| AtomicI64::new(0)).collect(),
             compaction_hashes: CompactionHashes::default(),
+            proposal_bytes: AtomicUsize::new(0),
             disk_bytes: AtomicU64::new(0),
             next_request: AtomicU64::new(request),
             next_lease: AtomicI64::new(lease),
@@ -149,6 +157,25 @@ impl Shared {
             watches.load(Ordering::SeqCst) == 0 || seen.load(Ordering::Acquire) >= revision
         };
         self.watches.iter().zip(&self.seen).all(told)
+    }
+
+    /// Counts a command that is about to be put to the core.
+    ///
+    /// # Errors
+    ///
+    /// etcd's `too many requests`, when what waits already takes [`PROPOSAL_BYTES_MAX`].
+    pub fn admit_proposal(&self, bytes: usize) -> Result<(), Status> {
+        let before = self.proposal_bytes.fetch_add(bytes, Ordering::Relaxed);
+        if before > 0 && before + bytes > PROPOSAL_BYTES_MAX {
+            self.proposal_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            return Err(error::TOO_MANY_REQUESTS);
+        }
+        Ok(())
+    }
+
+    /// A command that was counted has gone to the log, or was refused.
+    pub fn proposal_taken(&self, bytes: usize) {
+        self.proposal_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     /// Bytes of the data directory's files, as far as they are in use.

@@ -31,6 +31,8 @@ use crate::values::LogValues;
 
 /// How long a stop waits for what is under way.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
+/// Bytes that may wait in the log to be synced before the core holds proposals back.
+const LOG_QUEUE_BYTES: usize = 64 << 20;
 /// Pause before a revocation that failed is tried again.
 const REVOKE_PAUSE: Duration = Duration::from_secs(1);
 
@@ -106,6 +108,8 @@ pub struct Core {
     pub(super) waiting: HashMap<u64, Waiter>,
     pub(super) meters: Meters,
     pub(super) gathered: Vec<Proposal>,
+    /// Whether some of them wait for the log to have room.
+    pub(super) held_back: bool,
     pub(super) gathering: Gathering,
     /// Batches on their way to the disk: the log's ticket and raft's number.
     pub(super) syncing: VecDeque<(u64, u64)>,
@@ -174,6 +178,7 @@ impl Core {
             waiting: HashMap::new(),
             meters: Meters::new(Arc::clone(&parts.shared.metrics)),
             gathered: Vec::new(),
+            held_back: false,
             gathering: Gathering::new(now),
             syncing: VecDeque::new(),
             locations: parts.locations,
@@ -266,6 +271,8 @@ impl Core {
             patience = patience.min(self.next_removal.saturating_duration_since(now));
         }
         match self.gathering.wait(self.gathered.len(), now) {
+            // A sync of the log wakes the core whatever it waits for.
+            _ if self.held_back => (patience, usize::MAX),
             Some((more, left)) if !self.gathered.is_empty() => (patience.min(left), more),
             _ if !self.gathered.is_empty() => (Duration::ZERO, 1),
             _ => (patience, 1),
@@ -277,10 +284,19 @@ impl Core {
         if self.gathered.is_empty() || self.gathering.wait(self.gathered.len(), now).is_some() {
             return;
         }
-        self.gathering.went(self.gathered.len());
-        let mut gathered = std::mem::take(&mut self.gathered);
-        for proposal in gathered.drain(..) {
+        let mut queued_bytes = self.log.queued_bytes();
+        // What the log cannot take yet waits here for its next sync.
+        let mut fits = |proposal: &Proposal| {
+            let room = queued_bytes < LOG_QUEUE_BYTES;
+            queued_bytes += proposal.data.len();
+            room
+        };
+        let count = self.gathered.iter().take_while(|proposal| fits(proposal)).count();
+        self.held_back = count < self.gathered.len();
+        self.gathering.went(count);
+        for proposal in self.gathered.drain(..count).collect::<Vec<_>>() {
             let Proposal { ticket, id, data, wait_removed } = proposal;
+            self.shared.proposal_taken(data.len());
             if self.log.space() == Space::Exhausted {
                 self.refuse(ticket, error::NO_SPACE);
             } else if self.stopping.is_some() {
@@ -292,7 +308,6 @@ impl Core {
                 self.waiting.insert(id, Waiter::Client(ticket, wait_removed));
             }
         }
-        self.gathered = gathered;
     }
 
     fn take(&mut self, ask: Ask, now: Instant) -> Result<(), String> {

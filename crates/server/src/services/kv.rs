@@ -38,12 +38,15 @@ impl Services {
         if data.len() > self.shared.limits.request_bytes_max {
             return Err(error::REQUEST_TOO_LARGE);
         }
+        let bytes = data.len();
+        self.shared.admit_proposal(bytes)?;
         let writer = self.caller.get();
         let ask = |ticket: Ticket| Ask::Propose { ticket, id, data, writer, wait_removed };
         self.ask(ask, what, |services, body, header| match body {
             ReplyBody::Outcome(outcome, _pin) => answer(services, outcome?, header),
             _ => Err(error::STOPPED),
         })
+        .inspect_err(|_| self.shared.proposal_taken(bytes))
     }
 
     pub(super) fn put(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
