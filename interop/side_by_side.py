@@ -10,10 +10,12 @@ Needs nothing but Python 3 and the programs named; h2load (Debian: nghttp2-clien
 """
 
 import argparse
+import atexit
 import os
 import re
 import shutil
 import signal
+import socket
 import statistics
 import struct
 import subprocess
@@ -32,9 +34,12 @@ class Server:
         self.name, self.path, self.port = name, path, port
         self.dir = data or tempfile.mkdtemp(prefix="side-by-side-")
         self.log = open(os.path.join(self.dir, "stderr"), "ab")
+        atexit.register(self.end)
         self.start()
 
     def start(self):
+        if not self.free():
+            sys.exit(f"port {self.port} or {self.port + 1} is in use: choose another with --port")
         url, peer = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{self.port + 1}"
         flags = ["--name", "default", "--data-dir", os.path.join(self.dir, "data"),
                  "--listen-client-urls", url, "--advertise-client-urls", url,
@@ -57,9 +62,22 @@ class Server:
             time.sleep(0.002)
         self.ready_s = time.monotonic() - self.began
 
+    def free(self):
+        for port in (self.port, self.port + 1):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    return False
+        return True
+
     def stop(self, sig=signal.SIGTERM):
         self.process.send_signal(sig)
         self.process.wait()
+
+    def end(self):
+        """Whatever happens, nothing is left running."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
 
     def clean(self):
         shutil.rmtree(self.dir, ignore_errors=True)

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use disk::File;
 
 use crate::format::{END_BYTES, RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, SegmentHeader};
-use crate::segment::{Shared, file_name};
+use crate::segment::{Shared, file_name, write_zeros};
 use crate::{Options, Space};
 
 /// Filling with zeros goes in such pieces, each synced, with a pause between.
@@ -331,7 +331,7 @@ impl Preparation {
         stock.filling = true;
         drop(stock);
         let len = FILL_BYTES.min((capacity - from) as usize);
-        let outcome = file.write_at(&vec![0; len], from).and_then(|()| file.sync_data());
+        let outcome = write_zeros(&*file, from, len as u64).and_then(|()| file.sync_data());
         let mut stock = self.lock();
         stock.filling = false;
         self.changed.notify_all();

@@ -13,7 +13,7 @@ use crate::format::{
     VALUE_HEAD_BYTES, padded, payload_location,
 };
 use crate::preparation::{Preparation, Prepared};
-use crate::segment::{Segment, Shared};
+use crate::segment::{Segment, Shared, write_zeros};
 use crate::{Batch, Entry, Fatal, HardState, Reset, Synced, Value, ValueId};
 
 /// Payloads up to this size are copied beside their headers: cheaper than a piece of their own in the write.
@@ -80,7 +80,6 @@ const AHEAD_BYTES: usize = 256 << 10;
 /// Writes of this size and more do not get zeros ahead of them: what a sync costs is shared by many entries then, and
 /// bytes on disk count for more.
 const LARGE_WRITE_BYTES: u64 = 12 << 10;
-static ZEROS: [u8; AHEAD_BYTES] = [0; AHEAD_BYTES];
 
 /// The write being put together: what goes behind the durable end of the active segment.
 #[derive(Default)]
@@ -373,14 +372,15 @@ impl Writer {
         let zeros = self.zeros_ahead(capacity);
         let begun = Instant::now();
         let mut pieces = self.write.slices();
-        if zeros > 0 {
-            pieces.push(IoSlice::new(&ZEROS[..zeros]));
-            figures.prepared_bytes.fetch_add(zeros as u64, Ordering::Relaxed);
-        }
         active
             .file
             .write_vectored_at(&mut pieces, u64::from(self.write.start))
             .map_err(|error| fatal("write to", error))?;
+        if zeros > 0 {
+            let behind = u64::from(self.write.end) + END_BYTES as u64;
+            write_zeros(&*active.file, behind, zeros as u64).map_err(|error| fatal("write to", error))?;
+            figures.prepared_bytes.fetch_add(zeros as u64, Ordering::Relaxed);
+        }
         let written = Instant::now();
         figures.writes.add(written - begun);
         figures.written_bytes.fetch_add(bytes, Ordering::Relaxed);
