@@ -47,5 +47,6 @@ pub use head::Head;
 pub use inbound::Inbound;
 pub use options::Options;
 pub use outbound::{Outbound, TrySend};
+pub use race::{First, race};
 pub use service::{Answer, Kind, LocalBoxFuture, Method, PieceSource, Service, Unary};
 pub use shard::{Closing, Shard, ShardId};

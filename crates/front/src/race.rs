@@ -3,13 +3,15 @@ use std::pin::pin;
 use std::task::Poll;
 
 /// Which of two futures was first.
-pub(crate) enum First<A, B> {
+pub enum First<A, B> {
+    /// The left one, with its output.
     Left(A),
+    /// The right one, with its output.
     Right(B),
 }
 
 /// Polls both, the left one first, until one resolves; the other is dropped.
-pub(crate) async fn race<A, B>(left: impl Future<Output = A>, right: impl Future<Output = B>) -> First<A, B> {
+pub async fn race<A, B>(left: impl Future<Output = A>, right: impl Future<Output = B>) -> First<A, B> {
     let (mut left, mut right) = (pin!(left), pin!(right));
     poll_fn(|cx| {
         if let Poll::Ready(value) = left.as_mut().poll(cx) {

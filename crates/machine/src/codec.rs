@@ -2,6 +2,8 @@
 //!
 //! Reading never panics and never allocates more than the input holds: what is read came from a disk.
 
+use crate::found::put_varint;
+
 /// The input ended early, or holds what no writer writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed(pub &'static str);
@@ -14,12 +16,8 @@ impl std::fmt::Display for Malformed {
 
 impl std::error::Error for Malformed {}
 
-pub(crate) fn put_u64(out: &mut Vec<u8>, mut n: u64) {
-    while n >= 0x80 {
-        out.push((n as u8) | 0x80);
-        n >>= 7;
-    }
-    out.push(n as u8);
+pub(crate) fn put_u64(out: &mut Vec<u8>, n: u64) {
+    put_varint(out, n);
 }
 
 pub(crate) fn put_i64(out: &mut Vec<u8>, n: i64) {

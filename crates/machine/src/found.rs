@@ -45,7 +45,7 @@ pub fn varint_len(n: u64) -> usize {
 
 /// Appends a varint.
 #[inline]
-pub fn put_varint(out: &mut BytesMut, mut n: u64) {
+pub fn put_varint(out: &mut impl BufMut, mut n: u64) {
     while n >= 0x80 {
         out.put_u8((n as u8) | 0x80);
         n >>= 7;

@@ -26,7 +26,6 @@ pub mod logging;
 pub mod metrics;
 mod peer_listener;
 pub mod pending;
-mod race;
 pub mod services;
 pub mod shared;
 pub mod values;

@@ -21,6 +21,7 @@ mod validation;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use api::API_VERSION;
 pub use bootstrap::{Bootstrap, InitialMember};
 pub use feature_gate::FeatureGates;
 pub(crate) use help::RUNTIME_VERSION;
@@ -28,12 +29,9 @@ pub use help::{flag_help, flags_page, usage, version_text};
 pub use parser::parse;
 pub use refusal::{Entry, Refusal};
 pub use url::Url;
+pub(crate) use validation::QUOTA_BYTES_DEFAULT;
 
 use crate::logging::LogSettings;
-
-/// The version of etcd whose API, flags and behaviour this server has: what clients, tools and other members are
-/// told.
-pub const API_VERSION: &str = "3.7.1";
 
 /// What the command line asks for.
 #[derive(Clone, Debug)]

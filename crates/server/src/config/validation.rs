@@ -14,7 +14,7 @@ use crate::logging::{Level, LogSettings};
 
 const DEFAULT_NAME: &str = "default";
 const ELECTION_TIMEOUT_MS_MAX: u64 = 50_000;
-const QUOTA_BYTES_DEFAULT: u64 = 2 << 30;
+pub(crate) const QUOTA_BYTES_DEFAULT: u64 = 2 << 30;
 const QUOTA_BYTES_SUGGESTED_MAX: u64 = 8 << 30;
 const REQUEST_BYTES_SUGGESTED_MAX: u64 = 10 << 20;
 const SNAPSHOT_COUNT_DEFAULT: u64 = 10_000;

@@ -49,7 +49,7 @@ pub(super) enum Waiter {
 }
 
 /// A client's command that is not proposed yet.
-pub(super) struct Proposal {
+struct Proposal {
     ticket: Ticket,
     id: u64,
     data: Bytes,
@@ -93,33 +93,33 @@ pub struct Core {
     pub(super) revokes_open: usize,
     pub(super) next_note: Instant,
     pub(super) config: Config,
-    pub(super) node: Node,
+    node: Node,
     pub(super) log: Log,
-    pub(super) values: LogValues,
+    values: LogValues,
     pub(super) orders: SyncSender<Order>,
-    pub(super) hash_jobs: SyncSender<Job>,
+    hash_jobs: SyncSender<Job>,
     /// Entries up to here were in the log at start.
-    pub(super) replayed_through: u64,
+    replayed_through: u64,
     /// The compact revision.
-    pub(super) compacted: i64,
+    compacted: i64,
     /// Compactions that are not published yet: the compact revision before, and the one they set.
-    pub(super) compactions: Vec<(i64, i64)>,
-    pub(super) attributes: (String, Vec<String>),
-    pub(super) waiting: HashMap<u64, Waiter>,
-    pub(super) meters: Meters,
-    pub(super) gathered: Vec<Proposal>,
+    compactions: Vec<(i64, i64)>,
+    attributes: (String, Vec<String>),
+    waiting: HashMap<u64, Waiter>,
+    meters: Meters,
+    gathered: Vec<Proposal>,
     /// Whether some of them wait for the log to have room.
-    pub(super) held_back: bool,
-    pub(super) gathering: Gathering,
+    held_back: bool,
+    gathering: Gathering,
     /// Batches on their way to the disk: the log's ticket and raft's number.
     pub(super) syncing: VecDeque<(u64, u64)>,
     /// Where entries that are not yet applied lie.
-    pub(super) locations: VecDeque<(u64, log::Location)>,
-    pub(super) outcomes: Vec<(Waiter, Result<Outcome, Status>, i64, u64)>,
+    locations: VecDeque<(u64, log::Location)>,
+    outcomes: Vec<(Waiter, Result<Outcome, Status>, i64, u64)>,
     pub(super) replies: Vec<Vec<Reply>>,
     /// Answers to compactions that wait for the removal.
     pub(super) removal_waiters: Vec<Reply>,
-    pub(super) image_waiters: Vec<Ticket>,
+    image_waiters: Vec<Ticket>,
     pub(super) removing: bool,
     pub(super) next_removal: Instant,
     /// Changes above this revision are all still there.
@@ -127,13 +127,13 @@ pub struct Core {
     /// The revision of the last compaction's publication: its removal begins once all watches have come so far.
     pub(super) removal_after: i64,
     pub(super) removal_asked: Instant,
-    pub(super) compactor: Compactor,
-    pub(super) alarm_proposed: bool,
-    pub(super) attributes_proposed: bool,
-    pub(super) leads: bool,
+    compactor: Compactor,
+    alarm_proposed: bool,
+    attributes_proposed: bool,
+    leads: bool,
     /// Whether an entry of the own term has been applied while leading.
     pub(super) settled: bool,
-    pub(super) next_tick: Instant,
+    next_tick: Instant,
     pub(super) applied_since: bool,
     pub(super) checkpoint: Checkpoints,
     pub(super) views: VecDeque<(u64, Weak<View>)>,
@@ -143,10 +143,10 @@ pub struct Core {
     /// Values being moved, and where they lay.
     pub(super) moving: HashMap<(i64, u32), Location>,
     pub(super) mover: Option<SyncSender<()>>,
-    pub(super) alarms: Arc<Alarms>,
-    pub(super) members: Arc<Members>,
+    alarms: Arc<Alarms>,
+    members: Arc<Members>,
     pub(super) stopping: Option<Instant>,
-    pub(super) ready: Option<SyncSender<()>>,
+    ready: Option<SyncSender<()>>,
 }
 
 impl Core {
@@ -294,7 +294,8 @@ impl Core {
         let count = self.gathered.iter().take_while(|proposal| fits(proposal)).count();
         self.held_back = count < self.gathered.len();
         self.gathering.went(count);
-        for proposal in self.gathered.drain(..count).collect::<Vec<_>>() {
+        let mut gathered = std::mem::take(&mut self.gathered);
+        for proposal in gathered.drain(..count) {
             let Proposal { ticket, id, data, wait_removed } = proposal;
             self.shared.proposal_taken(data.len());
             if self.log.space() == Space::Exhausted {
@@ -308,6 +309,7 @@ impl Core {
                 self.waiting.insert(id, Waiter::Client(ticket, wait_removed));
             }
         }
+        self.gathered = gathered;
     }
 
     fn take(&mut self, ask: Ask, now: Instant) -> Result<(), String> {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::mpsc::{SyncSender, TrySendError};
+use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
 use log::{Batch, Space};
@@ -110,7 +110,7 @@ impl Core {
             .filter(|seq| whole || !self.checkpoint.emptied.contains(seq))
             .collect();
         let order = Order::Checkpoint { head: self.machine.head(), view, whole };
-        if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) = self.orders.try_send(order) {
+        if self.orders.try_send(order).is_err() {
             return;
         }
         self.checkpoint.busy = true;

@@ -10,7 +10,7 @@ use api::etcdserverpb::{
     LeaseTimeToLiveResponse,
 };
 use bytes::Bytes;
-use front::{Inbound, Outbound, Unary};
+use front::{First, Inbound, Outbound, Unary, race};
 use machine::{Outcome, check};
 use prost::Message as _;
 
@@ -74,8 +74,10 @@ impl Services {
     ) -> Result<(), Status> {
         let mut closing = self.closing.clone();
         loop {
-            let next = crate::race::either(inbound.next(), closing.begun()).await;
-            let Some(message) = next.ok_or(error::STOPPED)?? else { return Ok(()) };
+            let First::Left(next) = race(inbound.next(), closing.begun()).await else {
+                return Err(error::STOPPED);
+            };
+            let Some(message) = next? else { return Ok(()) };
             let LeaseKeepAliveRequest { id } = decode_streamed(message)?;
             let reply = self.pending.ask(|ticket| Ask::KeepAlive(ticket, id))?.await?;
             let ttl = match reply.body {

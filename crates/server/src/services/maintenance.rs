@@ -24,6 +24,7 @@ use prost::Message as _;
 use sha2::{Digest, Sha256};
 
 use super::{NO_REQUEST, Services, decode, decode_streamed, unreadable, whole};
+use crate::config::QUOTA_BYTES_DEFAULT;
 use crate::core::{Ask, Pinned, ReplyBody};
 use crate::kv_hash::KvHash;
 use crate::shared::Published;
@@ -33,9 +34,6 @@ use crate::values::LogValues;
 const ALARM: u32 = 10;
 /// Versions hashed between two looks at other calls.
 const HASHED_PER_SLICE: usize = 512;
-
-/// etcd's quota when none is set.
-const QUOTA_DEFAULT: i64 = 2 * 1024 * 1024 * 1024;
 
 impl Services {
     pub(super) fn status(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
@@ -65,11 +63,8 @@ impl Services {
             db_size_in_use: in_use,
             is_learner,
             storage_version: api::CLUSTER_VERSION.to_owned(),
-            db_size_quota: self
-                .shared
-                .limits
-                .quota_bytes
-                .map_or(QUOTA_DEFAULT, |quota| i64::try_from(quota).unwrap_or(i64::MAX)),
+            db_size_quota: i64::try_from(self.shared.limits.quota_bytes.unwrap_or(QUOTA_BYTES_DEFAULT))
+                .unwrap_or(i64::MAX),
             downgrade_info: Some(DowngradeInfo {
                 enabled: state.members.downgrade_target.is_some(),
                 target_version: state.members.downgrade_target.clone().unwrap_or_default(),

@@ -208,7 +208,7 @@ impl Services {
             // Few keys with large values: the last stands first, for it is taken last.
             let chosen = versions.into_iter().rev().map(|v| projected(Found::of(v), projection)).collect();
             return self.rest(
-                Arc::clone(&state.view),
+                (Arc::clone(&state.view), snapshot.current_revision()),
                 projection,
                 header,
                 Keys::Chosen(chosen),
@@ -226,9 +226,10 @@ impl Services {
         Ok(Answer::Whole(out.freeze()))
     }
 
+    /// An answer of `len` bytes from this view at this revision, made piece by piece.
     fn rest(
         &self,
-        view: Arc<View>,
+        (view, revision): (Arc<View>, i64),
         projection: Projection,
         header: ResponseHeader,
         keys: Keys,
@@ -240,7 +241,6 @@ impl Services {
                 format!("grpc: trying to send message larger than max ({len} vs. {MESSAGE_BYTES_MAX})");
             return Err(Status::with(Code::ResourceExhausted, text));
         }
-        let revision = view.snapshot().current_revision();
         let values = Rc::clone(&self.values);
         let rest = Rest {
             view,
@@ -272,7 +272,7 @@ impl Services {
             let (chosen, more, count, kvs) =
                 self.choose(&view, &request, revision, limit, projection).await?;
             let len = header_len(&header) + kvs + number_len(i64::from(more)) + number_len(count);
-            return self.rest(view, projection, header, Keys::Chosen(chosen), (more, count), len);
+            return self.rest((view, revision), projection, header, Keys::Chosen(chosen), (more, count), len);
         }
 
         let current = view.snapshot().current_revision() == revision;
@@ -308,23 +308,7 @@ impl Services {
         let more = !request.count_only && (keys as i64) < count;
         let len = header_len(&header) + kvs + number_len(i64::from(more)) + number_len(count);
         let walk = Keys::Walk { start: request.key, end: request.range_end, behind: None, left: keys };
-        let rest = Rest {
-            view,
-            values: Rc::clone(&self.values),
-            projection,
-            revision,
-            header: Some(header),
-            keys: walk,
-            more,
-            count,
-            ended: false,
-        };
-        if len > MESSAGE_BYTES_MAX {
-            let text =
-                format!("grpc: trying to send message larger than max ({len} vs. {MESSAGE_BYTES_MAX})");
-            return Err(Status::with(Code::ResourceExhausted, text));
-        }
-        Ok(rest.into_answer(len))
+        self.rest((view, revision), projection, header, walk, (more, count), len)
     }
 
     /// Collects, filters and sorts a large range; gives the keys with the last first, and the length of their fields.
