@@ -87,9 +87,19 @@ fn serve(parsed: Parsed, greet: bool) -> ExitCode {
         ],
     );
     let data_dir = parsed.config.data_dir.display().to_string();
-    let (running, listening) = match boot::start(parsed.config, Arc::clone(&logger)) {
+    let mut signal = None;
+    let early = std::cell::Cell::new(None);
+    let stop_wanted = || {
+        early.set(early.get().or_else(|| signals::wait(Duration::ZERO)));
+        early.get().is_some()
+    };
+    let (running, listening) = match boot::start(parsed.config, Arc::clone(&logger), &stop_wanted) {
         Ok(started) => started,
         Err(why) => {
+            if let Some(signal) = early.get() {
+                logger.info("received signal; shutting down", &[("signal", Value::Str(signals::name(signal)))]);
+                signals::die_by(signal);
+            }
             logger.fatal("cannot start the member", &[("error", Value::Str(&why))]);
             return ExitCode::FAILURE;
         }
@@ -97,7 +107,6 @@ fn serve(parsed: Parsed, greet: bool) -> ExitCode {
     if greet {
         greeting(&listening, &data_dir);
     }
-    let mut signal = None;
     while signal.is_none() {
         signal = signals::wait(Duration::from_millis(500));
         if signal.is_none() && running.ended(Duration::ZERO) {

@@ -1,11 +1,11 @@
 //! From a configuration and a data directory to a running member.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::net::{TcpListener, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::mpsc::{self, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -15,24 +15,34 @@ use disk::{Disk, Lock, RealDisk};
 use front::Front;
 use log::checkpoint::{CheckpointStore, Manifest};
 use log::{Batch, Log, LogEvent, Recovered, Replayed};
-use machine::{Machine, Member, Rules};
+use log::Reset;
+use machine::{Machine, Rules};
+use peer::Peers;
 use prost::Message as _;
 
 use crate::compaction_hash;
-use crate::config::{Bootstrap, Config, InitialClusterState, MetricsDetail, Url};
+use crate::catch_up::{self, FETCHES_MAX, entry_of};
+use crate::config::{Config, InitialClusterState, MetricsDetail, Url};
 use crate::core::{Ask, Core, Order, Parts};
 use crate::http::MetricsListener;
 use crate::inbox::Inbox;
+use crate::joining::{self, Beginning};
 use crate::keeper::{Keeper, Level};
 use crate::logging::{Logger, Value};
 use crate::metrics::{GrpcMethod, MethodType, Metrics};
+use crate::monitor::Monitor;
+use crate::peering::Peering;
 use crate::services::Services;
 use crate::shared::{Identity, Limits, Published, Shared};
+use crate::terms;
+use crate::transfer::Receiver;
 
 /// How long the first start waits for its own first entry.
 const BOOT_PATIENCE: Duration = Duration::from_secs(60);
 /// How long calls in flight may go on when the member stops.
 const STOP_PATIENCE: Duration = Duration::from_secs(2);
+/// How often a start that waits for the cluster looks whether it is to stop.
+const READY_LOOK: Duration = Duration::from_millis(200);
 /// Orders that may wait for the keeper of checkpoints.
 const ORDERS_MAX: usize = 4;
 
@@ -43,8 +53,10 @@ pub struct Running {
     core: JoinHandle<Result<(), String>>,
     keeper: JoinHandle<()>,
     hasher: JoinHandle<()>,
+    monitor: Monitor,
+    peers: Arc<Peers>,
     /// Says that the core has ended.
-    ended: Receiver<()>,
+    ended: mpsc::Receiver<()>,
     _lock: Lock,
 }
 
@@ -56,12 +68,17 @@ pub struct Listening {
     pub peers: Vec<String>,
 }
 
-/// Starts a member; returns once it serves clients.
+/// Starts a member; returns once it serves clients. That needs a quorum of its cluster, so `stop_wanted` is asked now
+/// and then whether to go on waiting.
 ///
 /// # Errors
 ///
 /// The text says what is wrong with which file, address or option, and what to do.
-pub fn start(config: Config, logger: Arc<Logger>) -> Result<(Running, Listening), String> {
+pub fn start(
+    config: Config,
+    logger: Arc<Logger>,
+    stop_wanted: &dyn Fn() -> bool,
+) -> Result<(Running, Listening), String> {
     let clients = listen(&config.listen_client_urls, &config)?;
     let peers = listen(&config.listen_peer_urls, &config)?;
     let metrics_listeners = listen(&config.listen_metrics_urls, &config)?;
@@ -85,7 +102,7 @@ pub fn start(config: Config, logger: Arc<Logger>) -> Result<(Running, Listening)
 
     let began = Instant::now();
     let inbox = Arc::new(Inbox::default());
-    let opened = open(&config, &disk, &member_dir, Arc::clone(&inbox))?;
+    let opened = open(&config, &disk, &member_dir, &inbox, &logger)?;
     for repair in &opened.recovered.repairs {
         logger.warn(
             "cut off what an interrupted write left at the end of the log; nothing of it was acknowledged",
@@ -101,7 +118,8 @@ pub fn start(config: Config, logger: Arc<Logger>) -> Result<(Running, Listening)
             ("took", Value::Duration(began.elapsed())),
         ],
     );
-    serve(config, logger, opened, inbox, (clients, peers, metrics_listeners), lock, listening)
+    let listeners = (clients, peers, metrics_listeners);
+    serve(config, logger, opened, inbox, listeners, lock, listening, stop_wanted)
 }
 
 /// What opening the data directory gave.
@@ -114,6 +132,9 @@ struct Opened {
     locations: VecDeque<(u64, log::Location)>,
     checkpoints: CheckpointStore,
     levels: Vec<Level>,
+    terms: Vec<(u64, u64)>,
+    /// Members that are there already, as far as this member does not know them from its own log.
+    remotes: Vec<(u64, Vec<String>)>,
 }
 
 fn refuse_foreign(disk: &dyn Disk, member_dir: &Path) -> Result<(), String> {
@@ -134,14 +155,15 @@ fn open(
     config: &Config,
     disk: &Arc<dyn Disk>,
     member_dir: &Path,
-    inbox: Arc<Inbox<Ask>>,
+    inbox: &Arc<Inbox<Ask>>,
+    logger: &Logger,
 ) -> Result<Opened, String> {
     let text = |e: log::OpenError| e.to_string();
     let log_dir = member_dir.join("log");
     let checkpoints = CheckpointStore::open(Arc::clone(disk), member_dir.join("checkpoint")).map_err(text)?;
     let manifest = checkpoints.load().map_err(text)?;
     let known = Log::identify(&**disk, &log_dir).map_err(text)?;
-    let (identity, bootstrap) = match known {
+    let (identity, beginning) = match known {
         Some((cluster_id, member_id)) => (Identity { member_id, cluster_id }, None),
         None if manifest.is_some() => {
             return Err(format!(
@@ -151,20 +173,20 @@ fn open(
             ));
         }
         None => {
-            let bootstrap = first_start(config)?;
-            let identity = Identity { member_id: bootstrap.local_id, cluster_id: bootstrap.cluster_id };
-            (identity, Some(bootstrap))
+            let beginning = joining::begin(config, logger)?;
+            (beginning.identity.clone(), Some(beginning))
         }
     };
 
-    let rules = Rules { lease_ttl_min: lease_ttl_min(config) };
+    let learners_max = usize::try_from(config.max_learners).unwrap_or(usize::MAX);
+    let rules = Rules { lease_ttl_min: lease_ttl_min(config), learners_max };
     let applied = manifest.as_ref().map_or(0, |manifest| manifest.applied_index);
     // The two take about as long as each other, and neither needs the other.
     let (state, replayed) = std::thread::scope(|scope| {
         let log = scope.spawn(|| {
             let mut options = log::Options::new(&log_dir, identity.cluster_id, identity.member_id);
             options.unsafe_no_fsync = config.unsafe_no_fsync;
-            replay_log(options, disk, applied + 1, Arc::clone(&inbox))
+            replay_log(options, disk, applied + 1, Arc::clone(inbox))
         });
         let state = restore(rules, &checkpoints, manifest.as_ref(), member_dir);
         (state, log.join())
@@ -179,7 +201,28 @@ fn open(
             machine.applied_index
         ));
     }
-    if let Some(last) = entries.last()
+    if machine.members.removed.contains(&identity.member_id) {
+        return Err(format!(
+            "member {:x} has been permanently removed from the cluster: remove its data directory {}",
+            identity.member_id,
+            config.data_dir.display()
+        ));
+    }
+    let mut hard_state = HardState {
+        term: recovered.hard_state.term.max(machine.applied_term),
+        vote: if recovered.hard_state.term < machine.applied_term { 0 } else { recovered.hard_state.vote },
+        commit: recovered.hard_state.commit,
+    };
+    // A snapshot was taken over, and the member stopped before the log could start anew behind it.
+    let behind = recovered.last_index < applied
+        || entries.first().is_some_and(|entry| entry.term < machine.applied_term);
+    if behind && applied > 0 {
+        let reset = Reset { index: applied, term: machine.applied_term };
+        let batch = Batch { reset: Some(reset), hard_state: Some(saved(hard_state)), ..Batch::default() };
+        append_and_wait(&mut log, inbox, batch)?;
+        entries.clear();
+        locations.clear();
+    } else if let Some(last) = entries.last()
         && last.index != recovered.last_index
     {
         return Err(format!(
@@ -188,31 +231,62 @@ fn open(
         ));
     }
 
-    let mut hard_state = HardState {
-        term: recovered.hard_state.term,
-        vote: recovered.hard_state.vote,
-        commit: recovered.hard_state.commit,
+    // Nothing was ever in this log: a first start that was cut short begins again, and a member that joins may not
+    // have heard from the others yet.
+    let empty = hard_state.term == 0 && machine.applied_index == 0 && entries.is_empty();
+    let beginning = match beginning {
+        None if empty => Some(joining::begin(config, logger)?),
+        beginning => beginning,
     };
-    // A first start that was cut short begins again: all it can have written is its own first entry.
-    let cut_short = bootstrap.is_none() && hard_state.term == 0 && machine.applied_index == 0;
-    let bootstrap = if cut_short { Some(first_start(config)?) } else { bootstrap };
-    if let Some(bootstrap) = bootstrap {
-        let entry = first_entry(&bootstrap);
-        hard_state = HardState { term: 1, vote: 0, commit: 1 };
-        let location = append_and_wait(&mut log, &inbox, &entry, hard_state)?;
-        entries = vec![entry];
-        locations = VecDeque::from([(1, location)]);
+    let mut remotes = Vec::new();
+    if let Some(beginning) = beginning {
+        let Beginning { identity: found, entries: first, remotes: others } = beginning;
+        if found != identity {
+            return Err(format!(
+                "{} was made for member {:x} of cluster {:x}, but by its options this is member {:x} of cluster \
+                 {:x}",
+                member_dir.display(),
+                identity.member_id,
+                identity.cluster_id,
+                found.member_id,
+                found.cluster_id
+            ));
+        }
+        remotes = others;
+        if !first.is_empty() {
+            hard_state = HardState { term: 1, vote: 0, commit: first.len() as u64 };
+            locations = append_entries(&mut log, inbox, &first, hard_state)?;
+            entries = first;
+        }
+    }
+    if config.force_new_cluster {
+        let members = members_at_end(&machine, &entries)?;
+        let last = entries.last().map_or(applied, |entry| entry.index);
+        let own = machine.members.by_id.get(&identity.member_id);
+        let urls = &config.initial_advertise_peer_urls;
+        let changes = joining::alone(identity.member_id, own, &members, urls, hard_state.term.max(1), last);
+        logger.warn(
+            "forcing a new cluster of this member alone",
+            &[("removed", Value::Uint(changes.len() as u64)), ("last-index", Value::Uint(last))],
+        );
+        // All that is in the log counts: what was acknowledged is among it, and there is nobody left to ask.
+        hard_state.term = hard_state.term.max(1);
+        hard_state.commit = last + changes.len() as u64;
+        if !changes.is_empty() {
+            locations.extend(append_entries(&mut log, inbox, &changes, hard_state)?);
+            entries.extend(changes);
+        }
     }
 
+    let terms = terms::read(manifest.as_ref().map_or(&[][..], |manifest| &manifest.metadata), &machine);
+    let first_index = log.entries().first_index().max(terms.first().map_or(0, |(index, _)| *index) + 1);
     let heartbeat = config.heartbeat_interval.max(Duration::from_millis(1));
     let election_ticks = config.election_timeout.as_millis() / heartbeat.as_millis().max(1);
     let node = Node::new(
         consensus::Config {
-            id: identity.member_id,
             election_ticks: usize::try_from(election_ticks).unwrap_or(10).max(2),
-            heartbeat_ticks: 1,
             pre_vote: config.pre_vote,
-            seed: identity.member_id,
+            ..consensus::Config::new(identity.member_id)
         },
         Restored {
             hard_state,
@@ -221,10 +295,32 @@ fn open(
             applied: machine.applied_index,
             applied_term: machine.applied_term,
             entries,
+            first_index: first_index.min(machine.applied_index + 1),
+            terms: terms.clone(),
         },
     )
     .map_err(|e| format!("the log and the checkpoint in {} do not go together: {e}", member_dir.display()))?;
-    Ok(Opened { identity, machine, node, log, recovered, locations, checkpoints, levels })
+    Ok(Opened { identity, machine, node, log, recovered, locations, checkpoints, levels, terms, remotes })
+}
+
+/// The ids of the members once all entries are applied.
+fn members_at_end(machine: &Machine, entries: &[Entry]) -> Result<BTreeSet<u64>, String> {
+    let mut ids: BTreeSet<u64> = machine.members.by_id.keys().copied().collect();
+    for entry in entries.iter().filter(|entry| entry.kind == EntryKind::ConfChange) {
+        let change = raftpb::ConfChange::decode(entry.data.clone())
+            .map_err(|e| format!("entry {} is no membership change: {e}", entry.index))?;
+        let id = change.node_id.unwrap_or(0);
+        match raftpb::ConfChangeType::try_from(change.r#type.unwrap_or(0)) {
+            Ok(raftpb::ConfChangeType::ConfChangeRemoveNode) => {
+                ids.remove(&id);
+            }
+            Ok(raftpb::ConfChangeType::ConfChangeUpdateNode) | Err(_) => {}
+            Ok(_) => {
+                ids.insert(id);
+            }
+        }
+    }
+    Ok(ids)
 }
 
 /// A log that was opened, and what of it the checkpoint does not have.
@@ -248,18 +344,17 @@ fn replay_log(
             let keep = usize::try_from(entry.index - first).unwrap_or(usize::MAX);
             entries.truncate(keep);
             locations.truncate(keep);
-            let kind = if entry.entry_type == 0 { EntryKind::Normal } else { EntryKind::ConfChange };
             locations.push_back((entry.index, location));
-            entries.push(Entry { term: entry.term, index: entry.index, kind, data: entry.data });
+            entries.push(entry_of(entry));
         }
-        // An older entry that comes late replaces everything from it on.
-        Replayed::Entry(..) => {
+        // An older entry that comes late replaces everything from it on; and a log that starts anew has nothing else.
+        Replayed::Entry(..) | Replayed::Reset(_) => {
             entries.clear();
             locations.clear();
         }
-        // A hard state is told with the result; a reset comes with clusters; values that were moved after the
-        // checkpoint are still in their old places as well.
-        Replayed::HardState(_) | Replayed::Reset(_) | Replayed::Value(..) => {}
+        // A hard state is told with the result; values that were moved after the checkpoint are still in their old
+        // places as well, and those of a snapshot that was never taken over belong to nobody.
+        Replayed::HardState(_) | Replayed::Value(..) => {}
     };
     let on_event = Box::new(move |event: LogEvent| inbox.send(Ask::Log(event)));
     let (log, recovered) =
@@ -287,75 +382,55 @@ fn restore(
     Ok((machine, levels))
 }
 
-fn first_start(config: &Config) -> Result<Bootstrap, String> {
-    if config.initial_cluster_state == InitialClusterState::Existing {
-        return Err(
-            "--initial-cluster-state=existing: joining a cluster is not supported by this version".to_owned()
-        );
-    }
-    let bootstrap = config.bootstrap().map_err(|e| e.to_string())?;
-    if bootstrap.members.len() != 1 {
-        return Err(format!(
-            "--initial-cluster names {} members: clusters of several members are not supported by this version",
-            bootstrap.members.len()
-        ));
-    }
-    Ok(bootstrap)
+fn saved(state: HardState) -> log::HardState {
+    log::HardState { term: state.term, vote: state.vote, commit: state.commit }
 }
 
-/// The entry that begins every cluster: a membership change for each initial member, as etcd writes it.
-fn first_entry(bootstrap: &Bootstrap) -> Entry {
-    let member = &bootstrap.members[0];
-    let context = Member {
-        id: member.id,
-        peer_urls: member.peer_urls.iter().map(|url| url.as_str().to_owned()).collect(),
-        name: member.name.clone(),
-        ..Member::default()
-    };
-    let change = raftpb::ConfChange {
-        id: None,
-        r#type: Some(raftpb::ConfChangeType::ConfChangeAddNode as i32),
-        node_id: Some(member.id),
-        context: Some(context.to_json().into()),
-    };
-    Entry { term: 1, index: 1, kind: EntryKind::ConfChange, data: change.encode_to_vec().into() }
+/// Appends entries before anything runs; where they lie.
+fn append_entries(
+    log: &mut Log,
+    inbox: &Inbox<Ask>,
+    entries: &[Entry],
+    hard_state: HardState,
+) -> Result<VecDeque<(u64, log::Location)>, String> {
+    let entries = entries
+        .iter()
+        .map(|entry| log::Entry {
+            term: entry.term,
+            index: entry.index,
+            entry_type: u8::from(entry.kind == EntryKind::ConfChange),
+            data: entry.data.clone(),
+        })
+        .collect();
+    append_and_wait(log, inbox, Batch { entries, hard_state: Some(saved(hard_state)), ..Batch::default() })
 }
 
 fn append_and_wait(
     log: &mut Log,
     inbox: &Inbox<Ask>,
-    entry: &Entry,
-    hard_state: HardState,
-) -> Result<log::Location, String> {
+    batch: Batch,
+) -> Result<VecDeque<(u64, log::Location)>, String> {
     inbox.receive_here();
-    let batch = Batch {
-        entries: vec![log::Entry { term: 1, index: 1, entry_type: 1, data: entry.data.clone() }],
-        hard_state: Some(log::HardState {
-            term: hard_state.term,
-            vote: hard_state.vote,
-            commit: hard_state.commit,
-        }),
-        ..Batch::default()
-    };
-    let ticket = log.append(batch).map_err(|e| format!("cannot write the first entry: {:?}", e.reason))?;
+    let ticket =
+        log.append(batch).map_err(|e| format!("cannot write the first entries: {:?}", e.reason))?;
     let deadline = Instant::now() + BOOT_PATIENCE;
-    let mut told = Vec::new();
+    let (mut told, mut places) = (Vec::new(), VecDeque::new());
     while Instant::now() < deadline {
         inbox.drain(&mut told, Duration::from_secs(1), 1);
         for ask in told.drain(..) {
             match ask {
-                Ask::Log(LogEvent::Synced(synced)) if synced.ticket >= ticket => {
-                    let location = synced.locations.iter().find(|(index, _)| *index == 1);
-                    return location
-                        .map(|(_, l)| *l)
-                        .ok_or_else(|| "the first entry has no place".to_owned());
+                Ask::Log(LogEvent::Synced(synced)) => {
+                    places.extend(synced.locations);
+                    if synced.ticket >= ticket {
+                        return Ok(places);
+                    }
                 }
                 Ask::Log(LogEvent::Failed(fatal)) => return Err(fatal.to_string()),
                 _ => {}
             }
         }
     }
-    Err("the disk did not take the first entry within a minute".to_owned())
+    Err("the disk did not take the first entries within a minute".to_owned())
 }
 
 /// etcd's shortest TTL: one and a half election timeouts, in whole seconds.
@@ -423,6 +498,7 @@ pub fn grpc_methods() -> Vec<GrpcMethod> {
 
 type Listeners = (Vec<TcpListener>, Vec<TcpListener>, Vec<TcpListener>);
 
+#[allow(clippy::too_many_arguments, reason = "called once, with what start made")]
 fn serve(
     config: Config,
     logger: Arc<Logger>,
@@ -431,8 +507,10 @@ fn serve(
     (clients, peers, metrics_listeners): Listeners,
     lock: Lock,
     listening: Listening,
+    stop_wanted: &dyn Fn() -> bool,
 ) -> Result<(Running, Listening), String> {
-    let Opened { identity, mut machine, node, log, locations, checkpoints, levels, .. } = opened;
+    let Opened { identity, mut machine, node, log, locations, checkpoints, levels, terms, remotes, .. } =
+        opened;
     let metrics = Arc::new(Metrics::new(&grpc_methods(), config.metrics));
     metrics.server.set_id(identity.member_id);
     metrics.server.set_features(&config.feature_gates);
@@ -459,7 +537,7 @@ fn serve(
         removed_through: machine.store.compact_revision(),
     };
     let seed = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
-    let shared = Arc::new(Shared::new(identity, state, limits, shards, inbox, log.values(), metrics, seed));
+    let shared = Arc::new(Shared::new(identity, state, limits, shards, inbox, log.values(), metrics, config.election_timeout, seed));
     let checkpoint_bytes: u64 = levels.iter().map(|level| level.run.file_bytes).sum();
     let log_bytes: u64 = log.segments().iter().map(|s| s.used_bytes).sum();
     shared.set_disk_bytes(log_bytes + checkpoint_bytes);
@@ -470,6 +548,31 @@ fn serve(
     let (hash_jobs, hash_queue) = sync_channel(compaction_hash::JOBS_MAX);
     let hashing = Arc::clone(&shared);
     let hasher = spawn("hasher", move || hashing.compaction_hashes.run(&hash_queue))?;
+
+    let (fetches, fetch_queue) = sync_channel(FETCHES_MAX);
+    let (reader, entries) = (Arc::clone(&shared), log.entries());
+    // Ends when the core lets go of its end of the queue.
+    spawn("catch-up", move || catch_up::run(&reader, &entries, &fetch_queue))?;
+
+    let receiver = Receiver::new(Arc::clone(&shared), machine.rules());
+    let peering = Arc::new(Peering::new(Arc::clone(&shared), Arc::clone(&logger), receiver));
+    let peer_logger = Arc::clone(&logger);
+    let options = peer::Options {
+        local_id: shared.identity.member_id,
+        cluster_id: shared.identity.cluster_id,
+        peer_urls: config.initial_advertise_peer_urls.iter().map(|url| url.as_str().to_owned()).collect(),
+        server_version: api::API_VERSION,
+        min_cluster_version: api::MIN_CLUSTER_VERSION,
+        read_timeout: config.raft_read_timeout,
+        write_timeout: config.raft_write_timeout,
+        listeners: peers,
+    };
+    let peers = Peers::start(options, peering, Arc::new(move |line: &str| peer_logger.info(line, &[])))
+        .map_err(|e| format!("cannot start the thread that talks to other members: {e}"))?;
+    let peers = Arc::new(peers);
+    peers.set_members(remotes);
+    shared.set_peers(Arc::clone(&peers));
+    let monitor = Monitor::start(&shared, &logger, &config)?;
 
     let (ready_sender, ready) = sync_channel(1);
     let (ended_sender, ended) = sync_channel(1);
@@ -486,6 +589,8 @@ fn serve(
         locations,
         orders,
         hash_jobs,
+        fetches,
+        terms,
         attributes,
         checkpoint_bytes,
         ready: ready_sender,
@@ -497,11 +602,22 @@ fn serve(
         outcome
     })?;
 
-    if ready.recv().is_err() {
-        return Err(match core.join() {
-            Ok(Err(why)) => why,
-            _ => "the core ended before the member was ready".to_owned(),
-        });
+    loop {
+        match ready.recv_timeout(READY_LOOK) {
+            Ok(()) => break,
+            Err(mpsc::RecvTimeoutError::Timeout) if !stop_wanted() => {}
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                shared.core.send(Ask::Stop);
+                let _ = core.join();
+                return Err("stopped before the cluster had heard of this member".to_owned());
+            }
+            Err(mpsc::RecvTimeoutError::Disconnected) => {
+                return Err(match core.join() {
+                    Ok(Err(why)) => why,
+                    _ => "the core ended before the member was ready".to_owned(),
+                });
+            }
+        }
     }
     let counters = crate::http::FrontCounters::default();
     let (service_shared, service_counters, service_logger) =
@@ -521,8 +637,7 @@ fn serve(
     .map_err(|e| format!("cannot start the threads that serve clients: {e}"))?;
     counters.set(front.counters().to_vec());
     let mut fronts = vec![front];
-    let side = |e: std::io::Error| format!("cannot start the threads that serve members and metrics: {e}");
-    fronts.push(crate::peer_listener::start(&shared, front_options.clone(), peers).map_err(side)?);
+    let side = |e: std::io::Error| format!("cannot start the threads that serve metrics: {e}");
     if !metrics_listeners.is_empty() {
         let front =
             MetricsListener::start(&shared, &counters, front_options, metrics_listeners).map_err(side)?;
@@ -536,7 +651,8 @@ fn serve(
         );
     }
     notify_systemd(&logger);
-    Ok((Running { shared, fronts, core, keeper, hasher, ended, _lock: lock }, listening))
+    let running = Running { shared, fronts, core, keeper, hasher, monitor, peers, ended, _lock: lock };
+    Ok((running, listening))
 }
 
 fn front_options(config: &Config, shards: usize) -> front::Options {
@@ -591,6 +707,8 @@ impl Running {
         }
         self.shared.core.send(Ask::Stop);
         let outcome = self.core.join().map_err(|_| "the core's thread panicked".to_owned())?;
+        self.monitor.stop();
+        self.peers.stop();
         self.shared.compaction_hashes.stop();
         let _ = self.hasher.join();
         // The core tells the keeper to end.

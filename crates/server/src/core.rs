@@ -7,8 +7,13 @@
 mod command;
 mod compactor;
 mod gathering;
+mod install;
 mod leases;
+mod membership;
 mod meters;
+mod proposals;
+mod reads;
+mod replication;
 mod run;
 mod space;
 
@@ -16,13 +21,19 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
 use api::Status;
+use api::raftpb;
 use bytes::Bytes;
+use consensus::{Entry, Fetch};
 use log::LogEvent;
-use machine::Outcome;
+use machine::{Member, Outcome};
+use tokio::sync::oneshot;
+
+use crate::transfer::Received;
 use machine::image::Head;
 use mvcc::{Location, View};
 
 pub use command::command;
+pub use membership::MemberChange;
 pub use run::{Core, Parts};
 
 /// Whom to answer: a place among a shard's open questions. The generation keeps a late answer from a new question.
@@ -35,6 +46,9 @@ pub struct Ticket {
     /// How often the place has been used.
     pub generation: u32,
 }
+
+/// Stands for a shard in the tickets of those who ask from another thread.
+const OUTSIDE: u16 = u16::MAX;
 
 /// What the core is asked or told.
 pub enum Ask {
@@ -51,6 +65,41 @@ pub enum Ask {
         /// For a compaction: answer only once everything it made unreadable is removed.
         wait_removed: bool,
     },
+    /// To say when the newest published state is as new as a linearizable read needs.
+    Read(Ticket),
+    /// To change the members.
+    ChangeMembers(Ticket, MemberChange),
+    /// To hand leadership to this member.
+    MoveLeader(Ticket, u64),
+    /// Any of the questions, from a thread that is no shard: it is answered through the channel.
+    Outside(oneshot::Sender<Reply>, Box<dyn FnOnce(Ticket) -> Ask + Send>),
+    /// Other members sent these.
+    Messages(Vec<raftpb::Message>),
+    /// A member could not be reached.
+    Unreachable(u64),
+    /// A snapshot was delivered to a member, or was not.
+    SnapshotSent {
+        /// The member.
+        to: u64,
+        /// Whether it has all of it.
+        delivered: bool,
+    },
+    /// Another member is about to send its state: the present state is wanted, to build on.
+    ReceiveSnapshot(Ticket),
+    /// All of it has arrived.
+    SnapshotReceived(Box<Received>),
+    /// It will not arrive.
+    SnapshotGivenUp,
+    /// Values of a snapshot that is being received, to be written to the log.
+    Place(Vec<log::Value>, SyncSender<Vec<(log::ValueId, log::Location)>>),
+    /// Entries that a follower needs and that had left memory; none if they could not be read.
+    Fetched(Fetch, Vec<Entry>),
+    /// Another member says that this one was removed.
+    Removed,
+    /// This member's state differs from the leader's.
+    Corrupt(u64),
+    /// The cluster can run at this version.
+    ClusterVersion(String),
     /// To raise the NOSPACE alarm, since a write would go over the quota.
     RaiseNoSpace,
     /// To renew a lease.
@@ -127,6 +176,12 @@ pub enum ReplyBody {
     },
     /// Lease ids.
     Leases(Vec<i64>),
+    /// A linearizable read may be answered from the newest published state.
+    Readable,
+    /// The members are as asked.
+    MembersChanged,
+    /// The other member leads.
+    LeaderMoved,
     /// The state: keys and values, and the rest.
     Image(Box<Head>, Pinned),
 }

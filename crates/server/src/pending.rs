@@ -26,6 +26,8 @@ struct Slot {
     generation: u32,
     state: State,
     deadline: Instant,
+    /// When it was put, if it is for something to be replicated.
+    proposed: Option<Instant>,
 }
 
 /// One shard's open questions, and the asks that go to the core at the end of this turn of its loop.
@@ -61,7 +63,12 @@ impl Pending {
         let slot = match self.free.borrow_mut().pop() {
             Some(slot) => slot,
             None if slots.len() < ASKS_PER_SHARD_MAX => {
-                slots.push(Slot { generation: 0, state: State::Free, deadline: Instant::now() });
+                slots.push(Slot {
+                    generation: 0,
+                    state: State::Free,
+                    deadline: Instant::now(),
+                    proposed: None,
+                });
                 (slots.len() - 1) as u32
             }
             None => return Err(error::TOO_MANY_REQUESTS),
@@ -69,10 +76,13 @@ impl Pending {
         let entry = &mut slots[slot as usize];
         entry.generation = entry.generation.wrapping_add(1);
         entry.state = State::Waiting(None);
-        entry.deadline = Instant::now() + self.shared.limits.request_timeout;
+        let now = Instant::now();
+        entry.deadline = now + self.shared.limits.request_timeout;
         let ticket = Ticket { shard: self.shard, slot, generation: entry.generation };
+        let ask = ask(ticket);
+        entry.proposed = matches!(ask, Ask::Propose { .. }).then_some(now);
         drop(slots);
-        self.tell(ask(ticket));
+        self.tell(ask);
         Ok(Question { pending: Rc::clone(self), slot })
     }
 
@@ -137,10 +147,14 @@ impl Future for Question {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let mut slots = self.pending.slots.borrow_mut();
-        let state = &mut slots[self.slot as usize].state;
+        let slot = &mut slots[self.slot as usize];
+        let state = &mut slot.state;
         match std::mem::replace(state, State::Free) {
             State::Answered(reply) => Poll::Ready(Ok(*reply)),
-            State::TimedOut | State::Free => Poll::Ready(Err(error::TIMEOUT)),
+            State::TimedOut | State::Free => Poll::Ready(Err(match slot.proposed {
+                Some(since) => self.pending.shared.timed_out(since),
+                None => error::TIMEOUT,
+            })),
             State::Waiting(_) => {
                 *state = State::Waiting(Some(context.waker().clone()));
                 Poll::Pending

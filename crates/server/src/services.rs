@@ -4,6 +4,7 @@
 //! to the core, and answered when it says so. Nothing here blocks, but for reading values, which come from the page
 //! cache as a rule.
 
+mod cluster;
 mod kv;
 mod lease;
 mod maintenance;
@@ -18,16 +19,14 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use api::error;
-use api::etcdserverpb::{
-    AlarmType, AuthStatusResponse, MemberListRequest, MemberListResponse, ResponseHeader,
-};
+use api::etcdserverpb::{AlarmType, AuthStatusResponse, ResponseHeader};
 use api::{Code, Status};
 use bytes::Bytes;
 use front::{Answer, Closing, Head, Inbound, Kind, LocalBoxFuture, Method, Outbound, Unary};
 use machine::ReadError;
 use prost::Message;
 
-use crate::core::{Ask, ReplyBody};
+use crate::core::{Ask, Reply, ReplyBody};
 use crate::http::FrontCounters;
 use crate::logging::{Logger, Value};
 use crate::metrics::{ClientRequests, Histogram};
@@ -213,12 +212,10 @@ impl Services {
             "/etcdserverpb.Auth/Authenticate" => Err(error::AUTH_NOT_ENABLED),
             "/grpc.health.v1.Health/Check" => maintenance::health_check(message),
             "/grpc.health.v1.Health/List" => Ok(Unary::Done(Ok(whole(&maintenance::health_list())))),
-            "/etcdserverpb.Cluster/MemberAdd"
-            | "/etcdserverpb.Cluster/MemberRemove"
-            | "/etcdserverpb.Cluster/MemberUpdate"
-            | "/etcdserverpb.Cluster/MemberPromote" => {
-                Err(unimplemented("changing the members of a cluster"))
-            }
+            "/etcdserverpb.Cluster/MemberAdd" => self.member_add(message),
+            "/etcdserverpb.Cluster/MemberRemove" => self.member_remove(message),
+            "/etcdserverpb.Cluster/MemberUpdate" => self.member_update(message),
+            "/etcdserverpb.Cluster/MemberPromote" => self.member_promote(message),
             "/etcdserverpb.Maintenance/Downgrade" => Err(unimplemented("downgrading a cluster")),
             path if path.starts_with("/etcdserverpb.Auth/") => Err(unimplemented("authentication")),
             path if path.starts_with("/v3lockpb.") => Err(unimplemented("the lock service")),
@@ -281,26 +278,34 @@ impl Services {
             .observe_seconds(took);
     }
 
-    fn member_list(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
-        let request: MemberListRequest = decode(message)?;
-        let state = self.state();
-        if request.linearizable && !state.reads_local {
-            return Err(error::NO_LEADER);
+    /// Answers what reads state: at once if it may be stale or this member's newest state is known to be the newest
+    /// there is; else after the cluster's leader has confirmed how far one has to have come.
+    fn read(
+        self: &Rc<Self>,
+        serializable: bool,
+        answer: impl FnOnce(&Rc<Services>) -> Result<Unary, Status> + 'static,
+    ) -> Result<Unary, Status> {
+        if serializable || self.shared.state.load().reads_local {
+            return answer(self);
         }
-        let members = state
-            .members
-            .by_id
-            .values()
-            .map(|member| api::etcdserverpb::Member {
-                id: member.id,
-                name: member.name.clone(),
-                peer_urls: member.peer_urls.clone(),
-                client_urls: member.client_urls.clone(),
-                is_learner: member.is_learner,
-            })
-            .collect();
-        let header = Some(self.header(0, &state));
-        Ok(Unary::Done(Ok(whole(&MemberListResponse { header, members }))))
+        let question = self.pending.ask(Ask::Read)?;
+        let services = Rc::clone(self);
+        Ok(Unary::Later(Box::pin(async move {
+            confirmed(question.await?)?;
+            match answer(&services)? {
+                Unary::Done(answer) => answer,
+                Unary::Later(answer) => answer.await,
+            }
+        })))
+    }
+
+    /// As [`Services::read`], for streams: waits until the newest published state is as new as a linearizable read
+    /// needs.
+    async fn wait_readable(&self, serializable: bool) -> Result<(), Status> {
+        if serializable || self.shared.state.load().reads_local {
+            return Ok(());
+        }
+        confirmed(self.pending.ask(Ask::Read)?.await?)
     }
 
     /// Whether the NOSPACE alarm stands, or `cost` bytes more would raise it: then it is raised.
@@ -316,6 +321,14 @@ impl Services {
             return Err(error::NO_SPACE);
         }
         Ok(())
+    }
+}
+
+fn confirmed(reply: Reply) -> Result<(), Status> {
+    match reply.body {
+        ReplyBody::Readable => Ok(()),
+        ReplyBody::Outcome(Err(status), _) => Err(status),
+        _ => Err(error::STOPPED),
     }
 }
 

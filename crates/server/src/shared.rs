@@ -1,7 +1,8 @@
 //! What all threads of a member share: its identity, its present state, and the ways to the core.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use api::Status;
 use api::error;
@@ -9,9 +10,11 @@ use api::etcdserverpb::ResponseHeader;
 use arc_swap::ArcSwap;
 use machine::{Alarms, Members};
 use mvcc::View;
+use peer::Peers;
+use tokio::sync::oneshot;
 
 use crate::compaction_hash::CompactionHashes;
-use crate::core::{Ask, Reply};
+use crate::core::{Ask, Reply, Ticket};
 use crate::inbox::{Inbox, Outbox};
 
 /// The state of a member after one batch of entries: what every read is answered from.
@@ -44,7 +47,7 @@ pub struct Published {
 const PROPOSAL_BYTES_MAX: usize = 512 << 20;
 
 /// What never changes while a member runs.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// This member.
     pub member_id: u64,
@@ -78,6 +81,12 @@ pub struct Shared {
     proposal_bytes: AtomicUsize,
     /// The data directory's bytes on disk: log and checkpoints.
     disk_bytes: AtomicU64,
+    /// The ways to the other members, once there are some.
+    peers: OnceLock<Arc<Peers>>,
+    /// When the present leader was first heard of; `None` while there is none, and before there was any.
+    elected: Mutex<(u64, Option<Instant>)>,
+    /// The heartbeat's and the election's times.
+    election_timeout: Duration,
     /// Request ids given out.
     next_request: AtomicU64,
     /// Lease ids given out.
@@ -114,6 +123,7 @@ impl Shared {
         core: Arc<Inbox<Ask>>,
         values: log::Values,
         metrics: Arc<crate::metrics::Metrics>,
+        election_timeout: Duration,
         seed: u64,
     ) -> Shared {
         // etcd's request ids: 16 bits of the member, 40 of the time, 8 to count from there.
@@ -132,9 +142,75 @@ impl Shared {
             compaction_hashes: CompactionHashes::default(),
             proposal_bytes: AtomicUsize::new(0),
             disk_bytes: AtomicU64::new(0),
+            peers: OnceLock::new(),
+            elected: Mutex::new((0, None)),
+            election_timeout,
             next_request: AtomicU64::new(request),
             next_lease: AtomicI64::new(lease),
         }
+    }
+
+    /// The ways to the other members.
+    pub fn peers(&self) -> Option<&Arc<Peers>> {
+        self.peers.get()
+    }
+
+    /// Told once by boot.
+    pub fn set_peers(&self, peers: Arc<Peers>) {
+        // There is one call of this, before anything runs.
+        let _ = self.peers.set(peers);
+    }
+
+    /// The core heard of another leader, or of none.
+    pub fn leader_is(&self, leader: u64, now: Instant) {
+        let mut elected = self.elected.lock().unwrap_or_else(PoisonError::into_inner);
+        *elected = (leader, if leader == 0 { elected.1 } else { Some(now) });
+    }
+
+    /// etcd's words for a proposal that was not answered in time: they say whose fault it may be.
+    pub fn timed_out(&self, since: Instant) -> Status {
+        let (leader, elected) = *self.elected.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(elected) = elected
+            && since < elected
+            && since + 2 * self.election_timeout > elected
+        {
+            return error::TIMEOUT_DUE_TO_LEADER_FAIL;
+        }
+        let connected = |id: u64| {
+            id == self.identity.member_id
+                || self.peers().is_some_and(|p| p.active_since(id).is_some_and(|at| at <= since))
+        };
+        let reached = match leader {
+            0 => true,
+            leader if leader == self.identity.member_id => {
+                let voters = self.state.load().members.voters();
+                voters.iter().filter(|id| connected(**id)).count() > voters.len() / 2
+            }
+            leader => connected(leader),
+        };
+        if reached { error::TIMEOUT } else { error::TIMEOUT_DUE_TO_CONNECTION_LOST }
+    }
+
+    /// Asks the core from a thread that is no shard.
+    ///
+    /// # Errors
+    ///
+    /// When the core has ended.
+    pub async fn ask(&self, ask: impl FnOnce(Ticket) -> Ask + Send + 'static) -> Result<Reply, Status> {
+        let (sender, receiver) = oneshot::channel();
+        self.core.send(Ask::Outside(sender, Box::new(ask)));
+        receiver.await.map_err(|_| error::STOPPED)
+    }
+
+    /// As [`Shared::ask`], for threads that may block.
+    ///
+    /// # Errors
+    ///
+    /// When the core has ended.
+    pub fn ask_blocking(&self, ask: impl FnOnce(Ticket) -> Ask + Send + 'static) -> Result<Reply, Status> {
+        let (sender, receiver) = oneshot::channel();
+        self.core.send(Ask::Outside(sender, Box::new(ask)));
+        receiver.blocking_recv().map_err(|_| error::STOPPED)
     }
 
     /// Wakes a shard for the state just published, if anything there watches.

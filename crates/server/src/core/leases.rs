@@ -2,9 +2,12 @@
 
 use std::time::{Duration, Instant};
 
+use api::error;
 use api::etcdserverpb::{InternalRaftRequest, LeaseCheckpoint, LeaseCheckpointRequest, LeaseRevokeRequest};
 
-use super::run::{Core, Waiter};
+use super::proposals::Waiter;
+use super::reads::Want;
+use super::run::Core;
 use super::{ReplyBody, Ticket};
 
 /// Leases revoked in one turn; together they take one sync of the log.
@@ -30,7 +33,9 @@ impl Core {
         self.expiry = crate::expiry::Expiry::new(now);
         for (id, lease) in self.machine.leases.iter() {
             let left = if lease.remaining > 0 { lease.remaining } else { lease.ttl };
-            self.expiry.start(id, ttl_of(left), ttl_of(lease.ttl), now);
+            // The time it took to elect this leader is not held against anybody.
+            let left = ttl_of(left) + self.config.election_timeout;
+            self.expiry.start(id, left, ttl_of(lease.ttl), now);
         }
     }
 
@@ -46,8 +51,20 @@ impl Core {
         self.shared.metrics.lease.revoked.inc();
     }
 
-    /// A client wants its lease renewed. A noted time left has to be taken back first, or a restart would go by it.
+    /// A client wants its lease renewed, at once if this member is known to lead: a leader that was stopped for a
+    /// while may have been replaced, and its successor have let the lease expire.
     pub(super) fn keep_alive(&mut self, ticket: Ticket, id: i64, now: Instant) {
+        if !self.leads {
+            self.refuse(ticket, error::NOT_PRIMARY_LESSOR);
+        } else if self.reads_local() || self.trusted_until.is_some_and(|until| now < until) {
+            self.renew(ticket, id, now);
+        } else {
+            self.reads.push(Want::Renewal(ticket, id), now);
+        }
+    }
+
+    /// Renews a lease. A noted time left has to be taken back first, or the next leader would go by it.
+    pub(super) fn renew(&mut self, ticket: Ticket, id: i64, now: Instant) {
         if !self.expiry.renew(id, now) {
             self.reply(ticket, ReplyBody::KeptAlive(0));
             return;

@@ -5,23 +5,25 @@ use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use api::Status;
 use api::error;
+use api::{Status, raftpb};
 use api::etcdserverpb::alarm_request::AlarmAction;
-use api::etcdserverpb::{AlarmRequest, AlarmType, CompactionRequest, InternalRaftRequest, RequestHeader};
-use api::membershippb;
-use bytes::Bytes;
-use consensus::{ConfChange, ConfChangeKind, Entry, EntryKind, Event, Node, Role, Standing};
+use api::etcdserverpb::{AlarmRequest, AlarmType, CompactionRequest, InternalRaftRequest};
+use consensus::{Effects, Entry, EntryKind, Event, Fetch, Node, Role};
 use log::{Batch, Log, LogEvent, Space, Synced};
-use machine::{Alarms, Change, Command, Machine, Member, Members, Outcome, VoterChange};
+use machine::{Alarms, Change, Command, Machine, Members, Outcome};
 use mvcc::{Location, View};
-use prost::Message as _;
+use slab::Slab;
+use tokio::sync::oneshot;
 
 use super::compactor::Compactor;
 use super::gathering::Gathering;
+use super::install::Install;
 use super::meters::Meters;
+use super::proposals::{Proposal, REVOKE_PAUSE, Waiter};
+use super::reads::{Reads, Want};
 use super::space::Checkpoints;
-use super::{Ask, Order, Pinned, Reply, ReplyBody, Ticket};
+use super::{Ask, MemberChange, OUTSIDE, Order, Pinned, Reply, ReplyBody, Ticket};
 use crate::compaction_hash::Job;
 use crate::config::Config;
 use crate::expiry::Expiry;
@@ -31,31 +33,8 @@ use crate::values::LogValues;
 
 /// How long a stop waits for what is under way.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
-/// Bytes that may wait in the log to be synced before the core holds proposals back.
-const LOG_QUEUE_BYTES: usize = 64 << 20;
-/// Pause before a revocation that failed is tried again.
-const REVOKE_PAUSE: Duration = Duration::from_secs(1);
-
-/// Who waits for an entry.
-pub(super) enum Waiter {
-    /// A client, through its shard. `true`: until everything a compaction made unreadable is removed.
-    Client(Ticket, bool),
-    /// A client whose keepalive had to go through the log, and the TTL to answer.
-    KeepAlive(Ticket, i64),
-    /// The expiry of this lease.
-    Expiry(i64),
-    /// Nobody: the core's own business.
-    Nobody,
-}
-
-/// A client's command that is not proposed yet.
-struct Proposal {
-    ticket: Ticket,
-    id: u64,
-    data: Bytes,
-    wait_removed: bool,
-}
-
+/// How long after a start the first election timeout may be shortened.
+const ADVANCE_PATIENCE: Duration = Duration::from_secs(5);
 /// What boot made for the core.
 pub struct Parts {
     /// What it shares with the other threads.
@@ -80,8 +59,19 @@ pub struct Parts {
     pub attributes: (String, Vec<String>),
     /// Bytes of the checkpoint's files.
     pub checkpoint_bytes: u64,
+    /// Reads entries that have left memory, for followers that lag.
+    pub fetches: SyncSender<Fetch>,
     /// Told once this member may serve clients.
     pub ready: SyncSender<()>,
+}
+
+/// A batch on its way to the disk.
+pub(super) struct Syncing {
+    /// The log's number of it.
+    pub ticket: u64,
+    /// Raft's, or 0.
+    pub raft: u64,
+    pub since: Instant,
 }
 
 /// The core.
@@ -93,33 +83,61 @@ pub struct Core {
     pub(super) revokes_open: usize,
     pub(super) next_note: Instant,
     pub(super) config: Config,
-    node: Node,
+    pub(super) node: Node,
     pub(super) log: Log,
-    values: LogValues,
+    pub(super) entries: log::Entries,
+    pub(super) values: LogValues,
+    pub(super) fetches: SyncSender<Fetch>,
     pub(super) orders: SyncSender<Order>,
     hash_jobs: SyncSender<Job>,
     /// Entries up to here were in the log at start.
     replayed_through: u64,
     /// The compact revision.
-    compacted: i64,
+    pub(super) compacted: i64,
     /// Compactions that are not published yet: the compact revision before, and the one they set.
     compactions: Vec<(i64, i64)>,
-    attributes: (String, Vec<String>),
-    waiting: HashMap<u64, Waiter>,
+    pub(super) attributes: (String, Vec<String>),
+    /// Whether this member has made itself known since it was started, and when it last tried.
+    pub(super) attributes_known: bool,
+    pub(super) attributes_proposed: Option<Instant>,
+    /// Who waits for which entry, by the id in it, and since when.
+    pub(super) waiting: HashMap<u64, (Waiter, Instant)>,
+    pub(super) next_sweep: Instant,
     meters: Meters,
-    gathered: Vec<Proposal>,
-    /// Whether some of them wait for the log to have room.
-    held_back: bool,
-    gathering: Gathering,
-    /// Batches on their way to the disk: the log's ticket and raft's number.
-    pub(super) syncing: VecDeque<(u64, u64)>,
+    pub(super) gathered: Vec<Proposal>,
+    /// Whether some of them wait for the log to have room, or for a leader.
+    pub(super) held_back: bool,
+    pub(super) gathering: Gathering,
+    pub(super) reads: Reads,
+    /// Until when this leader may renew leases without asking the others.
+    pub(super) trusted_until: Option<Instant>,
+    /// Changes of the members that wait, and the one under way.
+    pub(super) changes: VecDeque<(Ticket, MemberChange, Instant)>,
+    pub(super) change_open: Option<u64>,
+    pub(super) member_outcomes: Vec<(Ticket, Result<(), Status>, u64)>,
+    /// When to end, since this member was removed from the cluster.
+    pub(super) removed_at: Option<Instant>,
+    /// Who waits for another member to lead.
+    pub(super) moves: Vec<(Ticket, u64, Instant)>,
+    pub(super) leader: u64,
+    pub(super) disk_stalled: bool,
+    pub(super) stepping_down: Option<Instant>,
+    pub(super) advance_until: Option<Instant>,
+    pub(super) next_look: Instant,
+    /// Members that need the whole state.
+    pub(super) snapshots_wanted: Vec<raftpb::Message>,
+    pub(super) install: Install,
+    /// Who asked from outside the shards.
+    outside: Slab<oneshot::Sender<Reply>>,
+    /// Batches on their way to the disk, the oldest first.
+    pub(super) syncing: VecDeque<Syncing>,
     /// Where entries that are not yet applied lie.
-    locations: VecDeque<(u64, log::Location)>,
+    pub(super) locations: VecDeque<(u64, log::Location)>,
     outcomes: Vec<(Waiter, Result<Outcome, Status>, i64, u64)>,
     pub(super) replies: Vec<Vec<Reply>>,
     /// Answers to compactions that wait for the removal.
     pub(super) removal_waiters: Vec<Reply>,
-    image_waiters: Vec<Ticket>,
+    pub(super) image_waiters: Vec<Ticket>,
     pub(super) removing: bool,
     pub(super) next_removal: Instant,
     /// Changes above this revision are all still there.
@@ -129,8 +147,7 @@ pub struct Core {
     pub(super) removal_asked: Instant,
     compactor: Compactor,
     alarm_proposed: bool,
-    attributes_proposed: bool,
-    leads: bool,
+    pub(super) leads: bool,
     /// Whether an entry of the own term has been applied while leading.
     pub(super) settled: bool,
     next_tick: Instant,
@@ -143,8 +160,8 @@ pub struct Core {
     /// Values being moved, and where they lay.
     pub(super) moving: HashMap<(i64, u32), Location>,
     pub(super) mover: Option<SyncSender<()>>,
-    alarms: Arc<Alarms>,
-    members: Arc<Members>,
+    pub(super) alarms: Arc<Alarms>,
+    pub(super) members: Arc<Members>,
     pub(super) stopping: Option<Instant>,
     ready: Option<SyncSender<()>>,
 }
@@ -156,8 +173,11 @@ impl Core {
         let shards = parts.shared.shards.len();
         let applied = parts.machine.applied_index;
         let compacted = parts.machine.store.compact_revision();
+        let advances = parts.config.initial_election_tick_advance;
         Core {
             values: LogValues::new(parts.shared.values.clone()),
+            entries: parts.log.entries(),
+            fetches: parts.fetches,
             logger: parts.logger,
             expiry: Expiry::new(now),
             revokes_open: 0,
@@ -175,6 +195,24 @@ impl Core {
             compacted,
             compactions: Vec::new(),
             attributes: parts.attributes,
+            attributes_known: false,
+            attributes_proposed: None,
+            next_sweep: now,
+            reads: Reads::default(),
+            trusted_until: None,
+            changes: VecDeque::new(),
+            change_open: None,
+            member_outcomes: Vec::new(),
+            removed_at: None,
+            moves: Vec::new(),
+            leader: 0,
+            disk_stalled: false,
+            stepping_down: None,
+            advance_until: advances.then(|| now + ADVANCE_PATIENCE),
+            next_look: now,
+            snapshots_wanted: Vec::new(),
+            install: Install::default(),
+            outside: Slab::new(),
             waiting: HashMap::new(),
             meters: Meters::new(Arc::clone(&parts.shared.metrics)),
             gathered: Vec::new(),
@@ -183,7 +221,8 @@ impl Core {
             syncing: VecDeque::new(),
             locations: parts.locations,
             outcomes: Vec::new(),
-            replies: (0..shards).map(|_| Vec::new()).collect(),
+            // The last is for those who ask from outside the shards.
+            replies: (0..=shards).map(|_| Vec::new()).collect(),
             removal_waiters: Vec::new(),
             image_waiters: Vec::new(),
             // A compaction that was cut short by a crash goes on.
@@ -193,7 +232,6 @@ impl Core {
             removal_after: 0,
             removal_asked: now,
             alarm_proposed: false,
-            attributes_proposed: false,
             leads: false,
             settled: false,
             next_tick: now,
@@ -232,6 +270,7 @@ impl Core {
         let shared = Arc::clone(&self.shared);
         shared.core.receive_here();
         let mut asks = Vec::new();
+        self.tell_members();
         let outcome = loop {
             let (patience, wanted) = self.patience();
             shared.core.drain(&mut asks, patience, wanted);
@@ -251,15 +290,22 @@ impl Core {
             self.take(ask, now)?;
         }
         self.propose_gathered(now);
+        self.propose_change();
+        self.start_round(now)?;
         self.tick(now)?;
         self.carry_out(now)?;
+        self.finish_rounds(now);
         self.publish();
         self.remove_slice(now);
         self.answer();
         self.order_checkpoint(now);
         self.release_doomed();
+        if self.removed_at.is_some_and(|at| now >= at) {
+            return Ok(true);
+        }
         Ok(self.stopping.is_some_and(|since| {
-            self.waiting.is_empty() || now.saturating_duration_since(since) > STOP_PATIENCE
+            let idle = self.waiting.is_empty() && self.node.transferring().is_none();
+            idle || now.saturating_duration_since(since) > STOP_PATIENCE
         }))
     }
 
@@ -279,51 +325,36 @@ impl Core {
         }
     }
 
-    /// Proposes what has gathered, unless it is better to wait for more.
-    fn propose_gathered(&mut self, now: Instant) {
-        if self.gathered.is_empty() || self.gathering.wait(self.gathered.len(), now).is_some() {
-            return;
-        }
-        let mut queued_bytes = self.log.queued_bytes();
-        // What the log cannot take yet waits here for its next sync.
-        let mut fits = |proposal: &Proposal| {
-            let room = queued_bytes < LOG_QUEUE_BYTES;
-            queued_bytes += proposal.data.len();
-            room
-        };
-        let count = self.gathered.iter().take_while(|proposal| fits(proposal)).count();
-        self.held_back = count < self.gathered.len();
-        self.gathering.went(count);
-        let mut gathered = std::mem::take(&mut self.gathered);
-        for proposal in gathered.drain(..count) {
-            let Proposal { ticket, id, data, wait_removed } = proposal;
-            self.shared.proposal_taken(data.len());
-            if self.log.space() == Space::Exhausted {
-                self.refuse(ticket, error::NO_SPACE);
-            } else if self.stopping.is_some() {
-                self.refuse(ticket, error::STOPPED);
-            } else if self.node.step(Event::Proposed(data)).is_err() {
-                self.shared.metrics.server.proposals_failed.inc();
-                self.refuse(ticket, error::NO_LEADER);
-            } else {
-                self.waiting.insert(id, Waiter::Client(ticket, wait_removed));
-            }
-        }
-        self.gathered = gathered;
-    }
-
     fn take(&mut self, ask: Ask, now: Instant) -> Result<(), String> {
         match ask {
             Ask::Propose { ticket, id, data, writer, wait_removed } => {
                 self.gathering.wrote(writer, now);
-                self.gathered.push(Proposal { ticket, id, data, wait_removed });
+                self.gathered.push(Proposal { ticket, id, data, wait_removed, since: now });
             }
+            Ask::Read(ticket) => self.reads.push(Want::Read(ticket), now),
+            Ask::ChangeMembers(ticket, change) => self.change_members(ticket, change, now),
+            Ask::MoveLeader(ticket, to) => self.move_leader(ticket, to, now)?,
+            Ask::Outside(sender, ask) => {
+                let slot = u32::try_from(self.outside.insert(sender)).unwrap_or(u32::MAX);
+                self.take(ask(Ticket { shard: OUTSIDE, slot, generation: 0 }), now)?;
+            }
+            Ask::Messages(messages) => self.received(messages),
+            Ask::Unreachable(id) => self.step(Event::PeerUnreachable(id))?,
+            Ask::SnapshotSent { to, delivered } => self.step(Event::SnapshotReported { to, delivered })?,
+            Ask::ReceiveSnapshot(ticket) => self.begin_install(ticket),
+            Ask::SnapshotReceived(received) => self.snapshot_received(received, now)?,
+            Ask::SnapshotGivenUp => self.install.give_up(),
+            Ask::Place(values, done) => self.place(values, done, now),
+            Ask::Fetched(fetch, entries) => self.step(Event::Fetched { fetch, entries })?,
+            Ask::Removed => self.end_removed(now),
+            Ask::Corrupt(member_id) => self.raise_corrupt(member_id),
+            Ask::ClusterVersion(version) => self.set_cluster_version(version),
             Ask::RaiseNoSpace => self.raise_no_space(),
             Ask::KeepAlive(ticket, id) => self.keep_alive(ticket, id, now),
             Ask::TimeToLive(ticket, id, keys) => self.time_to_live(ticket, id, keys, now),
             Ask::Leases(ticket) => self.list_leases(ticket, now),
             Ask::Image(ticket) => self.image_waiters.push(ticket),
-            Ask::Checkpointed(result) => self.checkpointed(result, now),
+            Ask::Checkpointed(result) => self.checkpointed(result, now)?,
             Ask::Relocate(values, done) => self.relocate(values, done)?,
             // The old places are free once no checkpoint names them any more.
             Ask::Relocated => self.checkpoint.whole_wanted = !self.checkpoint.emptied.is_empty(),
@@ -331,7 +362,10 @@ impl Core {
             Ask::Stop => {
                 if self.stopping.is_none() {
                     // So that a restart goes on where the leases stand now.
-                    self.note_leases_below(now, Duration::from_secs(1));
+                    if self.leads {
+                        self.note_leases_below(now, Duration::from_secs(1));
+                    }
+                    self.hand_over()?;
                     self.stopping = Some(now);
                 }
             }
@@ -360,15 +394,22 @@ impl Core {
 
     fn synced(&mut self, synced: Synced) -> Result<(), String> {
         let mut number = None;
-        while let Some(&(ticket, raft)) = self.syncing.front()
-            && ticket <= synced.ticket
+        while let Some(front) = self.syncing.front()
+            && front.ticket <= synced.ticket
         {
-            self.syncing.pop_front();
-            if raft != 0 {
-                number = Some(raft);
+            if front.raft != 0 {
+                number = Some(front.raft);
             }
+            self.syncing.pop_front();
         }
-        self.locations.extend(synced.locations);
+        for located in synced.locations {
+            // An entry that replaces others takes their places in this list too.
+            while self.locations.back().is_some_and(|(index, _)| *index >= located.0) {
+                self.locations.pop_back();
+            }
+            self.locations.push_back(located);
+        }
+        self.placed(synced.ticket, &synced.values);
         for (id, to) in synced.values {
             let key = (id.main, u32::try_from(id.sub).unwrap_or(u32::MAX));
             if let Some(from) = self.moving.remove(&key) {
@@ -390,32 +431,8 @@ impl Core {
         Ok(())
     }
 
-    fn step(&mut self, event: Event) -> Result<(), String> {
+    pub(super) fn step(&mut self, event: Event) -> Result<(), String> {
         self.node.step(event).map_err(|e| format!("raft refused what it has to take: {e}"))
-    }
-
-    /// Proposes something of the core's own.
-    pub(super) fn propose_own(&mut self, mut request: InternalRaftRequest, waiter: Waiter) {
-        let id = self.shared.request_id();
-        request.header = Some(RequestHeader { id, ..RequestHeader::default() });
-        let refused = self.log.space() == Space::Exhausted
-            || self.node.step(Event::Proposed(request.encode_to_vec().into())).is_err();
-        if refused {
-            self.give_up(waiter);
-        } else {
-            self.waiting.insert(id, waiter);
-        }
-    }
-
-    fn give_up(&mut self, waiter: Waiter) {
-        match waiter {
-            Waiter::Client(ticket, _) | Waiter::KeepAlive(ticket, _) => self.refuse(ticket, error::NO_LEADER),
-            Waiter::Expiry(id) => {
-                self.revokes_open = self.revokes_open.saturating_sub(1);
-                self.expiry.retry(id, Instant::now(), REVOKE_PAUSE);
-            }
-            Waiter::Nobody => {}
-        }
     }
 
     fn raise_no_space(&mut self) {
@@ -439,7 +456,15 @@ impl Core {
         }
         // Ticks that were missed are not made up for: a node that was stopped should not campaign at once.
         self.next_tick = now + self.config.heartbeat_interval;
+        self.watch_disk(now)?;
         self.step(Event::Ticked)?;
+        self.advance_ticks(now)?;
+        self.retry_reads(now);
+        self.sweep_waiting(now);
+        self.sweep_changes(now);
+        self.look_at_moves(now);
+        self.look_at_log(now)?;
+        self.propose_attributes(now);
         if self.leads && self.settled && self.stopping.is_none() {
             self.expire_leases(now);
             self.note_leases(now);
@@ -453,25 +478,40 @@ impl Core {
         Ok(())
     }
 
-    fn carry_out(&mut self, now: Instant) -> Result<(), String> {
+    pub(super) fn carry_out(&mut self, now: Instant) -> Result<(), String> {
         while let Some(effects) = self.node.effects() {
-            if let Some(standing) = effects.standing {
-                self.stands(standing, now);
-            }
-            if let Some(append) = effects.append {
-                self.append(append)?;
-            }
-            if let Some(last) = effects.commit.last().map(|entry| entry.index) {
-                for entry in effects.commit {
-                    self.apply(&entry, now)?;
-                }
-                self.step(Event::Applied(last))?;
-                // Nobody has to catch up with a single member.
-                self.step(Event::Forgotten(last))?;
-            }
+            self.follow(effects, now)?;
             self.campaign_alone()?;
         }
         self.campaign_alone()
+    }
+
+    fn follow(&mut self, effects: Effects, now: Instant) -> Result<(), String> {
+        // First of all: sending and the own disk work at the same time.
+        self.send(effects.messages);
+        if let Some(standing) = effects.standing {
+            self.stands(standing, now);
+        }
+        if let Some(restore) = effects.restore {
+            self.restore(&restore, now)?;
+        }
+        if let Some(append) = effects.append {
+            self.append(append, now)?;
+        }
+        for (context, index) in effects.reads {
+            self.round_confirmed(context, index);
+        }
+        for fetch in effects.fetches {
+            self.fetch(fetch)?;
+        }
+        if let Some(last) = effects.commit.last().map(|entry| entry.index) {
+            for entry in effects.commit {
+                self.apply(&entry, now)?;
+            }
+            self.step(Event::Applied(last))?;
+            self.forget()?;
+        }
+        Ok(())
     }
 
     /// The only voter does not wait for a timeout: nobody else could win.
@@ -484,24 +524,18 @@ impl Core {
         Ok(())
     }
 
-    fn stands(&mut self, standing: Standing, now: Instant) {
-        let leads = standing.role == Role::Leader;
-        if leads && !self.leads {
-            self.start_leases(now);
-            self.shared.metrics.server.leader_changes.inc();
-        }
-        if leads != self.leads {
-            self.settled = false;
-        }
-        self.leads = leads;
-        self.applied_since = true;
-        self.logger.info(
-            if leads { "became leader" } else { "follows" },
-            &[("term", Value::Uint(standing.term)), ("leader", Value::Id(standing.leader))],
-        );
+    pub(super) fn append(&mut self, append: consensus::Append, now: Instant) -> Result<(), String> {
+        let Some(append) = self.install.hold(append) else { return Ok(()) };
+        self.append_behind(None, append, now)
     }
 
-    fn append(&mut self, append: consensus::Append) -> Result<(), String> {
+    /// Hands the log a batch; `reset` says that it starts anew behind a snapshot.
+    pub(super) fn append_behind(
+        &mut self,
+        reset: Option<log::Reset>,
+        append: consensus::Append,
+        now: Instant,
+    ) -> Result<(), String> {
         let entries = append
             .entries
             .into_iter()
@@ -517,12 +551,12 @@ impl Core {
             .collect();
         let hard_state =
             append.hard_state.map(|hs| log::HardState { term: hs.term, vote: hs.vote, commit: hs.commit });
-        let batch = Batch { entries, hard_state, ..Batch::default() };
+        let batch = Batch { reset, entries, hard_state, ..Batch::default() };
         let ticket = self
             .log
             .append(batch)
             .map_err(|refused| format!("the log takes no more: {:?}", refused.reason))?;
-        self.syncing.push_back((ticket, append.number));
+        self.syncing.push_back(Syncing { ticket, raft: append.number, since: now });
         Ok(())
     }
 
@@ -565,7 +599,7 @@ impl Core {
                 if let Some(change) = applied.change {
                     self.changed(change, now);
                 }
-                let waiter = self.waiting.remove(&applied.request_id).unwrap_or(Waiter::Nobody);
+                let waiter = self.waiting.remove(&applied.request_id).map_or(Waiter::Nobody, |(w, _)| w);
                 match waiter {
                     Waiter::Expiry(id) => {
                         self.revokes_open = self.revokes_open.saturating_sub(1);
@@ -573,6 +607,7 @@ impl Core {
                             self.expiry.retry(id, now, REVOKE_PAUSE);
                         }
                     }
+                    Waiter::Attributes => self.attributes_known = true,
                     Waiter::Nobody => {}
                     waiter => {
                         let revision = self.machine.store.current_revision();
@@ -584,48 +619,13 @@ impl Core {
                     self.settled = true;
                     // Times left that were noted in earlier terms are all known only now.
                     self.start_leases(now);
-                    self.settle();
                 }
             }
             EntryKind::ConfChange => {
-                let (_, change) = self.machine.apply_conf_change(command).map_err(|e| e.to_string())?;
-                let (kind, node) = match change {
-                    VoterChange::AddVoter(node) => (ConfChangeKind::AddVoter, node),
-                    VoterChange::AddLearner(node) => (ConfChangeKind::AddLearner, node),
-                    VoterChange::Remove(node) => (ConfChangeKind::Remove, node),
-                    VoterChange::Update(node) => (ConfChangeKind::Update, node),
-                };
-                self.step(Event::ConfChanged(ConfChange { kind, node }))?;
-                self.members = Arc::new(self.machine.members.clone());
+                self.apply_conf_change(entry, command)?;
             }
         }
         Ok(())
-    }
-
-    /// The first entry of the own term is applied: this member makes itself known.
-    fn settle(&mut self) {
-        if self.attributes_proposed {
-            return;
-        }
-        self.attributes_proposed = true;
-        let id = self.shared.identity.member_id;
-        if !self.is_current(self.machine.members.by_id.get(&id)) {
-            let (name, client_urls) = self.attributes.clone();
-            let attributes = membershippb::Attributes { name, client_urls };
-            let set = membershippb::ClusterMemberAttrSetRequest {
-                member_id: id,
-                member_attributes: Some(attributes),
-            };
-            let request =
-                InternalRaftRequest { cluster_member_attr_set: Some(set), ..InternalRaftRequest::default() };
-            self.propose_own(request, Waiter::Nobody);
-        }
-        if self.machine.members.cluster_version.is_empty() {
-            let set = membershippb::ClusterVersionSetRequest { ver: api::CLUSTER_VERSION.to_owned() };
-            let request =
-                InternalRaftRequest { cluster_version_set: Some(set), ..InternalRaftRequest::default() };
-            self.propose_own(request, Waiter::Nobody);
-        }
     }
 
     fn changed(&mut self, change: Change, now: Instant) {
@@ -647,12 +647,12 @@ impl Core {
                 self.alarms = Arc::new(self.machine.alarms.clone());
                 self.alarm_proposed = false;
             }
-            Change::Members => self.members = Arc::new(self.machine.members.clone()),
+            Change::Members => self.tell_members(),
         }
     }
 
     /// Whether this member's newest state answers linearizable reads by itself.
-    fn reads_local(&self) -> bool {
+    pub(super) fn reads_local(&self) -> bool {
         self.leads && self.settled && self.node.voters() == [self.shared.identity.member_id]
     }
 
@@ -695,20 +695,13 @@ impl Core {
             in_use_bytes: self.machine.in_use_bytes(),
             removed_through: self.removed_through,
         }));
-        if self.ready.is_some()
-            && self.reads_local()
-            && self.is_current(self.machine.members.by_id.get(&self.shared.identity.member_id))
+        // As in etcd, a member serves once the cluster has heard of it: it has caught up that far.
+        if self.attributes_known
             && let Some(ready) = self.ready.take()
         {
             // Boot waits for it; if it has given up, the member is about to stop.
             let _ = ready.try_send(());
         }
-    }
-
-    /// Whether the member list says of this member what its configuration says.
-    fn is_current(&self, known: Option<&Member>) -> bool {
-        let (name, client_urls) = &self.attributes;
-        known.is_some_and(|m| m.name == *name && m.client_urls == *client_urls)
     }
 
     pub(super) fn reply(&mut self, ticket: Ticket, body: ReplyBody) {
@@ -718,10 +711,16 @@ impl Core {
             raft_term: self.machine.applied_term,
             body,
         };
-        self.replies[usize::from(ticket.shard)].push(reply);
+        let queue = self.queue_of(ticket);
+        self.replies[queue].push(reply);
     }
 
-    fn refuse(&mut self, ticket: Ticket, status: Status) {
+    /// Where replies for this ticket gather.
+    pub(super) fn queue_of(&self, ticket: Ticket) -> usize {
+        usize::from(ticket.shard).min(self.replies.len() - 1)
+    }
+
+    pub(super) fn refuse(&mut self, ticket: Ticket, status: Status) {
         self.reply(ticket, ReplyBody::Outcome(Err(status), None));
     }
 
@@ -735,21 +734,40 @@ impl Core {
                     (ticket, ReplyBody::Outcome(outcome, pin), wait_removed)
                 }
                 Waiter::KeepAlive(ticket, ttl) => (ticket, ReplyBody::KeptAlive(ttl), false),
-                Waiter::Expiry(_) | Waiter::Nobody => continue,
+                Waiter::Members(_) | Waiter::Expiry(_) | Waiter::Attributes | Waiter::Nobody => continue,
             };
             let reply = Reply { ticket, revision, raft_term, body };
             if wait_removed && self.removing {
                 self.removal_waiters.push(reply);
             } else {
-                self.replies[usize::from(ticket.shard)].push(reply);
+                let queue = self.queue_of(ticket);
+                self.replies[queue].push(reply);
             }
         }
+        for (ticket, outcome, raft_term) in std::mem::take(&mut self.member_outcomes) {
+            let body = match outcome {
+                Ok(()) => ReplyBody::MembersChanged,
+                Err(status) => ReplyBody::Outcome(Err(status), None),
+            };
+            let reply = Reply { ticket, revision: 0, raft_term, body };
+            let queue = self.queue_of(ticket);
+            self.replies[queue].push(reply);
+        }
+        self.answer_reads();
+        self.send_snapshots(&view);
         for ticket in std::mem::take(&mut self.image_waiters) {
             // The published view is of this very moment: publishing comes right before answering.
-            let head = Box::new(self.machine.head());
-            self.reply(ticket, ReplyBody::Image(head, Pinned(Arc::clone(&view))));
+            self.image(ticket, &view);
         }
-        for (shard, replies) in self.replies.iter_mut().enumerate() {
+        let outside = self.replies.last_mut().map(std::mem::take).unwrap_or_default();
+        for reply in outside {
+            if let Some(sender) = self.outside.try_remove(reply.ticket.slot as usize) {
+                // Whoever asked may have gone.
+                let _ = sender.send(reply);
+            }
+        }
+        let shards = self.shared.shards.len();
+        for (shard, replies) in self.replies.iter_mut().take(shards).enumerate() {
             if replies.is_empty() {
                 self.shared.wake_watches(shard);
             } else {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use log::{Batch, Space};
 
-use super::run::Core;
+use super::run::{Core, Syncing};
 use super::{Checkpointed, Order, Relocation};
 use crate::logging::Value;
 
@@ -45,6 +45,17 @@ pub(super) struct Checkpoints {
     pub bytes: u64,
 }
 
+impl Checkpoints {
+    /// One that holds everything has been ordered.
+    pub fn begun(&mut self, now: Instant, log_bytes: u64) {
+        self.busy = true;
+        self.empty_segments.clear();
+        self.entries_since = 0;
+        self.log_bytes_at = log_bytes;
+        self.at = now;
+    }
+}
+
 impl Core {
     /// Removes a slice of what compactions made unreadable.
     pub(super) fn remove_slice(&mut self, now: Instant) {
@@ -74,8 +85,9 @@ impl Core {
             }
             metrics.db_compaction_total.observe_milliseconds(self.removal_asked.elapsed());
             metrics.db_compaction_last.set_u64(unix_seconds());
-            for reply in self.removal_waiters.drain(..) {
-                self.replies[usize::from(reply.ticket.shard)].push(reply);
+            for reply in std::mem::take(&mut self.removal_waiters) {
+                let queue = self.queue_of(reply.ticket);
+                self.replies[queue].push(reply);
             }
         }
         // What was removed leaves memory with the next publications.
@@ -83,7 +95,15 @@ impl Core {
     }
 
     pub(super) fn order_checkpoint(&mut self, now: Instant) {
-        if self.checkpoint.busy || !self.settled {
+        // While a snapshot is being received, nothing may go that it counts on.
+        if self.checkpoint.busy || self.install.is_receiving() {
+            return;
+        }
+        if self.install.wants_checkpoint() {
+            self.order_install();
+            return;
+        }
+        if self.leader == 0 || (self.leads && !self.settled) {
             return;
         }
         let log_bytes = self.log.figures().written_bytes();
@@ -99,13 +119,14 @@ impl Core {
             return;
         }
         let view = Arc::clone(&self.shared.state.load().view);
+        let keep_behind = self.kept_behind(self.machine.applied_index);
         let usage = self.machine.usage();
         let empty = |seq: u32| usage.get(&seq).is_none_or(|u| u.values == 0);
         let empty_segments = self
             .log
             .segments()
             .iter()
-            .filter(|s| s.sealed && s.last_index <= self.machine.applied_index && empty(s.seq))
+            .filter(|s| s.sealed && s.last_index <= keep_behind && empty(s.seq))
             .map(|s| s.seq)
             .filter(|seq| whole || !self.checkpoint.emptied.contains(seq))
             .collect();
@@ -113,24 +134,33 @@ impl Core {
         if self.orders.try_send(order).is_err() {
             return;
         }
-        self.checkpoint.busy = true;
+        self.checkpoint.begun(now, log_bytes);
         self.checkpoint.empty_segments = empty_segments;
         self.checkpoint.whole_wanted = false;
         // What becomes garbage while this one is under way is for the next.
         self.checkpoint.frees = self.checkpoint.frees_at.take().is_some() || whole;
-        self.checkpoint.entries_since = 0;
-        self.checkpoint.log_bytes_at = log_bytes;
-        self.checkpoint.at = now;
     }
 
-    pub(super) fn checkpointed(&mut self, result: Result<Checkpointed, String>, now: Instant) {
+    /// The entry up to which nothing is kept for followers that lag.
+    fn kept_behind(&self, applied_index: u64) -> u64 {
+        match self.machine.members.by_id.len() {
+            0 | 1 => applied_index,
+            _ => applied_index.saturating_sub(self.config.snapshot_catchup_entries),
+        }
+    }
+
+    pub(super) fn checkpointed(
+        &mut self,
+        result: Result<Checkpointed, String>,
+        now: Instant,
+    ) -> Result<(), String> {
         self.checkpoint.busy = false;
         self.checkpoint.at = now;
         match result {
             Ok(done) => {
                 self.checkpoint.applied_index = done.applied_index;
                 self.checkpoint.bytes = done.bytes;
-                self.log.forget_below(done.applied_index);
+                self.log.forget_below(self.kept_behind(done.applied_index));
                 let segments = std::mem::take(&mut self.checkpoint.empty_segments);
                 for seq in segments {
                     self.checkpoint.emptied.remove(&seq);
@@ -138,11 +168,13 @@ impl Core {
                 }
                 self.logger
                     .debug("saved a checkpoint", &[("applied-index", Value::Uint(done.applied_index))]);
+                self.install_saved(done.applied_index, now)?;
                 self.reclaim();
             }
             Err(why) => {
                 // Nothing is lost: the log has it all. It is tried again when the next is due.
                 self.checkpoint.empty_segments.clear();
+                self.install.retry();
                 if self.checkpoint.frees {
                     self.checkpoint.frees_at = Some(now + FREE_PAUSE);
                 }
@@ -151,6 +183,7 @@ impl Core {
         }
         let log_bytes: u64 = self.log.segments().iter().map(|s| s.used_bytes).sum();
         self.shared.set_disk_bytes(log_bytes + self.checkpoint.bytes);
+        Ok(())
     }
 
     /// Whether sealed segments hold so little that a checkpoint would free some, or have some emptied.
@@ -194,7 +227,8 @@ impl Core {
     }
 
     pub(super) fn relocate(&mut self, values: Vec<Relocation>, done: SyncSender<()>) -> Result<(), String> {
-        if self.log.space() != Space::Ample || self.stopping.is_some() || values.is_empty() {
+        let receiving = self.install.is_receiving();
+        if self.log.space() != Space::Ample || self.stopping.is_some() || receiving || values.is_empty() {
             let _ = done.try_send(());
             return Ok(());
         }
@@ -209,13 +243,13 @@ impl Core {
             .append(batch)
             .map_err(|refused| format!("the log takes no more: {:?}", refused.reason))?;
         // Raft knows nothing of these.
-        self.syncing.push_back((ticket, 0));
+        self.syncing.push_back(Syncing { ticket, raft: 0, since: Instant::now() });
         self.mover = Some(done);
         Ok(())
     }
 
     pub(super) fn release_doomed(&mut self) {
-        if self.doomed.is_empty() {
+        if self.doomed.is_empty() || self.install.is_receiving() {
             return;
         }
         while self.views.front().is_some_and(|(_, view)| view.strong_count() == 0) {

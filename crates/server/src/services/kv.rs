@@ -78,15 +78,8 @@ impl Services {
         let request: TxnRequest = decode(message.clone())?;
         check::txn(&request, self.shared.limits.txn_ops_max)?;
         if check::txn_is_read_only(&request) {
-            let state = self.state();
-            if !state.reads_local && !check::txn_is_serializable(&request) {
-                return Err(error::NO_LEADER);
-            }
-            let outcome = machine::txn::read_only(&state.view.snapshot(), &request, &*self.values)
-                .map_err(super::range::failed)?;
-            let header = self.header(outcome.revision, &state);
-            let answer = encode::txn(&header, &outcome, &*self.values).map_err(|e| unreadable(&e))?;
-            return Ok(Unary::Done(Ok(Answer::Whole(answer))));
+            let serializable = check::txn_is_serializable(&request);
+            return self.read(serializable, move |services| services.txn_now(&request));
         }
         let cost = check::txn_cost(&request);
         if cost > 0 {
@@ -97,6 +90,16 @@ impl Services {
             let header = ResponseHeader { revision: txn.revision, ..header };
             encode::txn(&header, &txn, &*services.values).map(Answer::Whole).map_err(|e| unreadable(&e))
         })
+    }
+
+    /// Answers a transaction that only reads.
+    fn txn_now(&self, request: &TxnRequest) -> Result<Unary, Status> {
+        let state = self.state();
+        let outcome = machine::txn::read_only(&state.view.snapshot(), request, &*self.values)
+            .map_err(super::range::failed)?;
+        let header = self.header(outcome.revision, &state);
+        let answer = encode::txn(&header, &outcome, &*self.values).map_err(|e| unreadable(&e))?;
+        Ok(Unary::Done(Ok(Answer::Whole(answer))))
     }
 
     pub(super) fn compact(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {

@@ -1,6 +1,7 @@
 //! Leases.
 
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 use api::Status;
 use api::error;
@@ -16,6 +17,7 @@ use prost::Message as _;
 
 use super::{Services, decode, decode_streamed, whole};
 use crate::core::{Ask, ReplyBody};
+use crate::forwarding;
 
 /// Fields of `InternalRaftRequest`.
 mod field {
@@ -44,8 +46,18 @@ impl Services {
         })
     }
 
+    /// Only the leader's clocks say how long a lease has.
     pub(super) fn lease_time_to_live(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let LeaseTimeToLiveRequest { id, keys } = decode(message)?;
+        if !self.leads() {
+            let services = Rc::clone(self);
+            return Ok(Unary::Later(Box::pin(async move {
+                let mut response = forwarding::time_to_live(&services.shared, id, keys).await?;
+                let state = services.state();
+                response.header = Some(services.header(state.view.snapshot().current_revision(), &state));
+                Ok(whole(&response))
+            })));
+        }
         self.ask(
             |ticket| Ask::TimeToLive(ticket, id, keys),
             "LeaseTimeToLive",
@@ -55,6 +67,10 @@ impl Services {
                 Ok(whole(&LeaseTimeToLiveResponse { header, id, ttl, granted_ttl: granted, keys }))
             },
         )
+    }
+
+    fn leads(&self) -> bool {
+        self.shared.state.load().leader == self.shared.identity.member_id
     }
 
     pub(super) fn lease_leases(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
@@ -79,14 +95,34 @@ impl Services {
             };
             let Some(message) = next? else { return Ok(()) };
             let LeaseKeepAliveRequest { id } = decode_streamed(message)?;
-            let reply = self.pending.ask(|ticket| Ask::KeepAlive(ticket, id))?.await?;
-            let ttl = match reply.body {
-                ReplyBody::KeptAlive(ttl) => ttl,
-                ReplyBody::Outcome(Err(status), _) => return Err(status),
-                _ => return Err(error::STOPPED),
-            };
-            let header = Some(self.shared.header(reply.revision, reply.raft_term));
+            let ttl = self.renew(id).await?;
+            let state = self.state();
+            let header = Some(self.header(state.view.snapshot().current_revision(), &state));
             outbound.send(LeaseKeepAliveResponse { header, id, ttl }.encode_to_vec().into()).await?;
+        }
+    }
+
+    /// Renews a lease, here or at the leader: the TTL, 0 if the lease is gone.
+    async fn renew(&self, id: i64) -> Result<i64, Status> {
+        let deadline = Instant::now() + self.shared.limits.request_timeout;
+        loop {
+            let renewed = if self.leads() {
+                let reply = self.pending.ask(|ticket| Ask::KeepAlive(ticket, id))?.await?;
+                match reply.body {
+                    ReplyBody::KeptAlive(ttl) => Ok(ttl),
+                    ReplyBody::Outcome(Err(status), _) => Err(status),
+                    _ => return Err(error::STOPPED),
+                }
+            } else {
+                forwarding::renew(&self.shared, id).await
+            };
+            match renewed {
+                // Leadership moved while it was asked.
+                Err(status) if status == error::NOT_PRIMARY_LESSOR && Instant::now() < deadline => {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+                renewed => return renewed,
+            }
         }
     }
 }

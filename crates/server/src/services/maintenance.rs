@@ -77,13 +77,12 @@ impl Services {
         let request: AlarmRequest = decode(message.clone())?;
         match AlarmAction::try_from(request.action) {
             Ok(AlarmAction::Get) => {
-                let state = self.state();
-                if !state.reads_local {
-                    return Err(error::NO_LEADER);
-                }
-                let header = Some(self.header(state.view.snapshot().current_revision(), &state));
-                let alarms = state.alarms.list(request.alarm, request.member_id);
-                Ok(Unary::Done(Ok(whole(&AlarmResponse { header, alarms }))))
+                self.read(false, move |services| {
+                    let state = services.state();
+                    let header = Some(services.header(state.view.snapshot().current_revision(), &state));
+                    let alarms = state.alarms.list(request.alarm, request.member_id);
+                    Ok(Unary::Done(Ok(whole(&AlarmResponse { header, alarms }))))
+                })
             }
             Ok(_) => self.propose(ALARM, &message, false, "Alarm", |_, outcome, header| {
                 let Outcome::Alarms(alarms) = outcome else { return Err(error::STOPPED) };
@@ -105,14 +104,16 @@ impl Services {
 
     pub(super) fn move_leader(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let request: MoveLeaderRequest = decode(message)?;
-        let state = self.state();
-        if state.leader != self.shared.identity.member_id {
-            return Err(error::NOT_LEADER);
-        }
-        if request.target_id != state.leader {
-            return Err(error::BAD_LEADER_TRANSFEREE);
-        }
-        Ok(Unary::Done(Ok(whole(&MoveLeaderResponse { header: None }))))
+        let target = request.target_id;
+        self.ask(
+            |ticket| Ask::MoveLeader(ticket, target),
+            "MoveLeader",
+            |_, body, _| match body {
+                ReplyBody::LeaderMoved => Ok(whole(&MoveLeaderResponse { header: None })),
+                ReplyBody::Outcome(Err(status), _) => Err(status),
+                _ => Err(error::STOPPED),
+            },
+        )
     }
 
     pub(super) fn hash_kv(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {

@@ -154,11 +154,12 @@ impl Services {
         let request: RangeRequest = decode(message)?;
         check::range(&request)?;
         self.shared.metrics.mvcc.ranges.inc();
-        let state = self.shared.state.load();
-        if !request.serializable && !state.reads_local {
-            return Err(error::NO_LEADER);
-        }
         let began = Instant::now();
+        self.read(request.serializable, move |services| services.range_now(request, began))
+    }
+
+    fn range_now(self: &Rc<Self>, request: RangeRequest, began: Instant) -> Result<Unary, Status> {
+        let state = self.shared.state.load();
         if self.is_large(&request, &state)? {
             drop(state);
             let services = Rc::clone(self);
@@ -363,10 +364,8 @@ impl Services {
         let request: RangeRequest = decode_streamed(message)?;
         check::range(&request)?;
         check_stream(&request)?;
+        self.wait_readable(request.serializable).await?;
         let state = self.state();
-        if !request.serializable && !state.reads_local {
-            return Err(error::NO_LEADER);
-        }
         let header = self.header(state.view.snapshot().current_revision(), &state);
         let view = Arc::clone(&state.view);
         let revision = view.snapshot().resolve(request.revision).map_err(range::refused)?;

@@ -1,0 +1,29 @@
+//! Reads entries from the log for followers that lag, on a thread of its own.
+
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+
+use consensus::{Entry, EntryKind, Fetch};
+
+use crate::core::Ask;
+use crate::shared::Shared;
+
+/// Reads that may wait: one for each follower, of which there are few.
+pub const FETCHES_MAX: usize = 64;
+
+/// Carries out reads until the core ends.
+pub fn run(shared: &Arc<Shared>, entries: &log::Entries, fetches: &Receiver<Fetch>) {
+    while let Ok(fetch) = fetches.recv() {
+        // Whatever the reason is that they cannot be read, the follower is asked again what it needs, and gets a
+        // snapshot if the log has let them go.
+        let read = entries.read(fetch.first, fetch.last, fetch.bytes_max).unwrap_or_default();
+        let entries = read.into_iter().map(entry_of).collect();
+        shared.core.send(Ask::Fetched(fetch, entries));
+    }
+}
+
+/// The log's entry as raft knows it.
+pub fn entry_of(entry: log::Entry) -> Entry {
+    let kind = if entry.entry_type == 0 { EntryKind::Normal } else { EntryKind::ConfChange };
+    Entry { term: entry.term, index: entry.index, kind, data: entry.data }
+}

@@ -1,0 +1,234 @@
+//! Taking over another member's whole state.
+//!
+//! A follower that is too far behind for the log gets a snapshot. It is received on a thread of its own while this core
+//! goes on: values are written to the log as they come, and a second state is built beside the present one. Once raft
+//! has accepted it, it takes the place of the present one at a stroke. From then on nothing goes to the log until a
+//! checkpoint of the new state is durable; then the log starts anew behind it, and only then does the sender hear that
+//! this member has it. A crash before the checkpoint finds the old state, one behind it the new.
+
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+use std::time::Instant;
+
+use consensus::{Append, Event, Restore};
+use log::{Batch, Location, Reset, Value as LogValue, ValueId};
+
+use super::run::{Core, Syncing};
+use super::{Order, Pinned, ReplyBody, Ticket};
+use crate::logging::Value;
+use crate::transfer::Received;
+
+#[derive(Default)]
+enum Stage {
+    /// Nothing is going on.
+    #[default]
+    Idle,
+    /// A snapshot is being received.
+    Receiving,
+    /// The new state is in place; a checkpoint of it has to be ordered.
+    Installed(Reset),
+    /// That checkpoint is being written.
+    Saving(Reset),
+}
+
+/// How far the taking over has come.
+#[derive(Default)]
+pub(super) struct Install {
+    stage: Stage,
+    /// The received state, until raft accepts or passes it over.
+    received: Option<Box<Received>>,
+    /// What the log has to wait with.
+    held: Vec<Append>,
+    /// Values on their way to the log: its ticket, where they lie as far as known, and who waits.
+    placing: Option<(u64, Vec<(ValueId, Location)>, SyncSender<Vec<(ValueId, Location)>>)>,
+}
+
+impl Install {
+    pub fn is_receiving(&self) -> bool {
+        matches!(self.stage, Stage::Receiving)
+    }
+
+    pub fn wants_checkpoint(&self) -> bool {
+        matches!(self.stage, Stage::Installed(_))
+    }
+
+    /// Gives an append back, unless the log has to wait.
+    pub fn hold(&mut self, append: Append) -> Option<Append> {
+        match self.stage {
+            Stage::Installed(_) | Stage::Saving(_) => {
+                self.held.push(append);
+                None
+            }
+            Stage::Idle | Stage::Receiving => Some(append),
+        }
+    }
+
+    /// The sender broke off, or what it sent could not be used.
+    pub fn give_up(&mut self) {
+        if let Stage::Receiving = self.stage {
+            self.stage = Stage::Idle;
+            self.received = None;
+        }
+    }
+
+    /// The checkpoint could not be written; it is ordered again.
+    pub fn retry(&mut self) {
+        if let Stage::Saving(reset) = self.stage {
+            self.stage = Stage::Installed(reset);
+        }
+    }
+}
+
+impl Core {
+    /// Another member is about to send its state. It is refused while the present one is being moved about.
+    pub(super) fn begin_install(&mut self, ticket: Ticket) {
+        let idle = matches!(self.install.stage, Stage::Idle);
+        if !idle || !self.moving.is_empty() || self.checkpoint.busy || self.stopping.is_some() {
+            self.refuse(ticket, api::error::TOO_MANY_REQUESTS);
+            return;
+        }
+        self.install.stage = Stage::Receiving;
+        self.shared.metrics.server.snapshot_apply_in_progress.set_u64(1);
+        self.image_waiters.push(ticket);
+    }
+
+    /// Writes values of a snapshot to the log.
+    pub(super) fn place(
+        &mut self,
+        values: Vec<LogValue>,
+        done: SyncSender<Vec<(ValueId, Location)>>,
+        now: Instant,
+    ) {
+        // Dropping the sender tells the receiving thread that it cannot go on.
+        if !self.install.is_receiving() || self.install.placing.is_some() || values.is_empty() {
+            return;
+        }
+        let batch = Batch { values, ..Batch::default() };
+        if let Ok(ticket) = self.log.append(batch) {
+            self.syncing.push_back(Syncing { ticket, raft: 0, since: now });
+            self.install.placing = Some((ticket, Vec::new(), done));
+        }
+    }
+
+    /// Values were synced, perhaps those of a snapshot.
+    pub(super) fn placed(&mut self, ticket: u64, values: &[(ValueId, Location)]) {
+        let Some((wanted, places, _)) = &mut self.install.placing else { return };
+        places.extend_from_slice(values);
+        if *wanted <= ticket
+            && let Some((_, places, done)) = self.install.placing.take()
+        {
+            // The receiving thread may have given up.
+            let _ = done.try_send(places);
+        }
+    }
+
+    /// A whole state has arrived: raft is asked whether it still wants it.
+    pub(super) fn snapshot_received(&mut self, received: Box<Received>, now: Instant) -> Result<(), String> {
+        if !self.install.is_receiving() {
+            return Ok(());
+        }
+        // What was built on the present state is worth nothing if that has moved on.
+        let current = received.base_applied.is_none_or(|applied| applied == self.machine.applied_index);
+        let message = received.message.clone();
+        self.install.received = Some(received);
+        if current && let Err(why) = self.node.step(Event::Received(message)) {
+            self.logger.warn("refused a snapshot", &[("reason", Value::Str(&why.to_string()))]);
+        }
+        self.carry_out(now)?;
+        self.install.give_up();
+        if let Stage::Idle = self.install.stage {
+            self.shared.metrics.server.snapshot_apply_in_progress.set_u64(0);
+        }
+        Ok(())
+    }
+
+    /// Raft has accepted a snapshot: the received state takes the place of the present one.
+    pub(super) fn restore(&mut self, restore: &Restore, now: Instant) -> Result<(), String> {
+        let Some(received) = self.install.received.take() else {
+            return Err("raft accepted a snapshot that was not received".to_owned());
+        };
+        let machine = received.machine;
+        if (machine.applied_index, machine.applied_term) != (restore.index, restore.term) {
+            return Err(format!(
+                "raft accepted a snapshot of entry {}, but the state received is of entry {}",
+                restore.index, machine.applied_index
+            ));
+        }
+        self.logger.info(
+            "installed a snapshot",
+            &[
+                ("index", Value::Uint(restore.index)),
+                ("revision", Value::Int(machine.store.current_revision())),
+                ("before", Value::Uint(self.machine.applied_index)),
+            ],
+        );
+        self.machine = *machine;
+        self.locations.clear();
+        self.compacted = self.machine.store.compact_revision();
+        self.removing = true;
+        self.next_removal = now;
+        self.removal_after = self.machine.store.current_revision();
+        self.removal_asked = now;
+        self.alarms = Arc::new(self.machine.alarms.clone());
+        self.tell_members();
+        self.install.stage = Stage::Installed(Reset { index: restore.index, term: restore.term });
+        Ok(())
+    }
+
+    pub(super) fn order_install(&mut self) {
+        let Stage::Installed(reset) = self.install.stage else { return };
+        let view = Arc::clone(&self.shared.state.load().view);
+        let order = Order::Checkpoint { head: self.machine.head(), view, whole: true };
+        if self.orders.try_send(order).is_ok() {
+            self.install.stage = Stage::Saving(reset);
+            self.checkpoint.begun(Instant::now(), self.log.figures().written_bytes());
+        }
+    }
+
+    /// A checkpoint is durable. If it is the one of a state taken over, the log starts anew behind it.
+    pub(super) fn install_saved(&mut self, applied_index: u64, now: Instant) -> Result<(), String> {
+        let Stage::Saving(reset) = self.install.stage else { return Ok(()) };
+        if applied_index < reset.index {
+            self.install.retry();
+            return Ok(());
+        }
+        self.install.stage = Stage::Idle;
+        self.shared.metrics.server.snapshot_apply_in_progress.set_u64(0);
+        let mut reset = Some(reset);
+        for append in std::mem::take(&mut self.install.held) {
+            self.append_behind(reset.take(), append, now)?;
+        }
+        Ok(())
+    }
+
+    /// Sends the state just published to the members that need all of it.
+    pub(super) fn send_snapshots(&mut self, view: &Arc<mvcc::View>) {
+        for mut message in std::mem::take(&mut self.snapshots_wanted) {
+            let Some(peers) = self.shared.peers() else { return };
+            let head = self.machine.head();
+            let metadata = api::raftpb::SnapshotMetadata {
+                conf_state: Some(api::raftpb::ConfState {
+                    voters: self.node.voters(),
+                    learners: self.node.learners(),
+                    ..Default::default()
+                }),
+                index: Some(head.applied_index),
+                term: Some(head.applied_term),
+            };
+            message.snapshot = Some(api::raftpb::Snapshot { metadata: Some(metadata), data: None });
+            let to = message.to.unwrap_or(0);
+            self.logger.info(
+                "sending a snapshot",
+                &[("to", Value::Id(to)), ("index", Value::Uint(head.applied_index))],
+            );
+            let source = crate::transfer::Source::new(head, Pinned(Arc::clone(view)), &self.shared);
+            peers.send_snapshot(message, Box::new(source));
+        }
+    }
+
+    /// Answers whoever is about to receive a snapshot once the state is published.
+    pub(super) fn image(&mut self, ticket: Ticket, view: &Arc<mvcc::View>) {
+        let head = Box::new(self.machine.head());
+        self.reply(ticket, ReplyBody::Image(head, Pinned(Arc::clone(view))));
+    }
+}

@@ -1,0 +1,316 @@
+//! Changing the members: what is refused, one change at a time, and what follows from a change.
+
+use std::time::{Duration, Instant};
+
+use api::etcdserverpb::InternalRaftRequest;
+use api::{Status, error, membershippb, raftpb};
+use bytes::Bytes;
+use consensus::{ConfChange, ConfChangeKind, Entry, Event};
+use machine::{Command, Member, VoterChange};
+use prost::Message as _;
+
+use super::Ticket;
+use super::proposals::Waiter;
+use super::run::Core;
+use crate::logging::Value;
+
+/// How long members must have been connected for a change to be safe, as etcd has it.
+const HEALTHY_FOR: Duration = Duration::from_secs(5);
+/// How long a member that was removed goes on, so that others hear from it that it knows.
+const REMOVED_PAUSE: Duration = Duration::from_secs(1);
+/// Changes that may wait for the one under way.
+const CHANGES_MAX: usize = 64;
+/// Pause before this member's name and addresses are proposed again.
+const ATTRIBUTES_PAUSE: Duration = Duration::from_secs(5);
+
+/// A change of the members.
+#[derive(Clone, Debug)]
+pub enum MemberChange {
+    /// Adds a member, with its id and peer URLs.
+    Add(Member),
+    /// Removes this one.
+    Remove(u64),
+    /// Gives a member other peer URLs.
+    Update(Member),
+    /// Makes a voter of a learner.
+    Promote(u64),
+}
+
+impl MemberChange {
+    fn to_raft(&self, id: u64) -> (ConfChange, raftpb::ConfChange) {
+        use raftpb::ConfChangeType as Type;
+        let (kind, wire, node, context) = match self {
+            MemberChange::Add(member) if member.is_learner => (
+                ConfChangeKind::AddLearner,
+                Type::ConfChangeAddLearnerNode,
+                member.id,
+                Some(member.to_json()),
+            ),
+            MemberChange::Add(member) => {
+                (ConfChangeKind::AddVoter, Type::ConfChangeAddNode, member.id, Some(member.to_json()))
+            }
+            MemberChange::Remove(node) => {
+                (ConfChangeKind::Remove, Type::ConfChangeRemoveNode, *node, None)
+            }
+            MemberChange::Update(member) => {
+                (ConfChangeKind::Update, Type::ConfChangeUpdateNode, member.id, Some(member.to_json()))
+            }
+            MemberChange::Promote(node) => (
+                ConfChangeKind::AddVoter,
+                Type::ConfChangeAddNode,
+                *node,
+                Some(Member::promotion_json(*node)),
+            ),
+        };
+        let change = raftpb::ConfChange {
+            id: Some(id),
+            r#type: Some(wire as i32),
+            node_id: Some(node),
+            context: context.map(Bytes::from),
+        };
+        (ConfChange { kind, node }, change)
+    }
+}
+
+impl Core {
+    /// A client wants the members changed: refuses what cannot or should not be, and queues the rest.
+    pub(super) fn change_members(&mut self, ticket: Ticket, change: MemberChange, now: Instant) {
+        if self.changes.len() >= CHANGES_MAX {
+            self.refuse(ticket, error::TOO_MANY_REQUESTS);
+            return;
+        }
+        match self.admit_change(&change, now) {
+            Ok(()) => self.changes.push_back((ticket, change, now)),
+            Err(status) => self.refuse(ticket, status),
+        }
+    }
+
+    fn admit_change(&self, change: &MemberChange, now: Instant) -> Result<(), Status> {
+        if self.config.strict_reconfig_check {
+            self.is_safe(change, now)?;
+        }
+        if let MemberChange::Promote(id) = change {
+            self.is_caught_up(*id)?;
+        }
+        let (_, wire) = change.to_raft(0);
+        machine::validate(&self.machine.members, &wire, self.machine.rules().learners_max)
+    }
+
+    /// Members other than learners, and how many of them have made themselves known.
+    fn voting(&self, but: u64) -> (usize, usize) {
+        let voting = self.machine.members.by_id.values().filter(|m| !m.is_learner && m.id != but);
+        voting.fold((0, 0), |(all, started), m| (all + 1, started + usize::from(!m.name.is_empty())))
+    }
+
+    fn connected_since(&self, id: u64, since: Instant) -> bool {
+        id == self.shared.identity.member_id
+            || self.shared.peers().is_some_and(|p| p.active_since(id).is_some_and(|at| at <= since))
+    }
+
+    fn connected(&self, since: Instant) -> usize {
+        self.machine.members.voters().into_iter().filter(|id| self.connected_since(*id, since)).count()
+    }
+
+    /// etcd's `--strict-reconfig-check`: the cluster must not lose its quorum by the change.
+    fn is_safe(&self, change: &MemberChange, now: Instant) -> Result<(), Status> {
+        let enough = |all: usize, started: usize| started > all / 2;
+        let healthy_since = now.checked_sub(HEALTHY_FOR).unwrap_or(now);
+        let members = &self.machine.members;
+        match change {
+            MemberChange::Add(member) => {
+                let (all, started) = self.voting(0);
+                // A second member may join a first one that was restored.
+                let restores = started == 1 && all == 1;
+                if !member.is_learner && !restores && !enough(all + 1, started) {
+                    return Err(error::MEMBER_NOT_ENOUGH_STARTED);
+                }
+                let voters = members.voters().len();
+                if self.connected(healthy_since) < voters {
+                    return Err(error::UNHEALTHY);
+                }
+            }
+            MemberChange::Remove(id) => {
+                if members.by_id.get(id).is_some_and(|member| member.is_learner) {
+                    return Ok(());
+                }
+                let (all, started) = self.voting(*id);
+                if !enough(all, started) {
+                    return Err(error::MEMBER_NOT_ENOUGH_STARTED);
+                }
+                // One that is down is no part of the quorum in use.
+                let own = *id == self.shared.identity.member_id;
+                if !own && self.shared.peers().is_none_or(|peers| peers.active_since(*id).is_none()) {
+                    return Ok(());
+                }
+                let voters = members.voters().len();
+                let connected = self.connected(healthy_since);
+                if connected.saturating_sub(1) < 1 + voters.saturating_sub(1) / 2 {
+                    return Err(error::UNHEALTHY);
+                }
+            }
+            MemberChange::Promote(_) => {
+                let (all, started) = self.voting(0);
+                if !enough(all + 1, started + 1) {
+                    return Err(error::MEMBER_NOT_ENOUGH_STARTED);
+                }
+            }
+            MemberChange::Update(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Whether a learner has nine tenths of what the leader has.
+    fn is_caught_up(&self, id: u64) -> Result<(), Status> {
+        if !self.leads {
+            return Err(error::NOT_LEADER);
+        }
+        let Some(member) = self.machine.members.by_id.get(&id) else { return Err(error::MEMBER_NOT_FOUND) };
+        if !member.is_learner {
+            return Err(error::MEMBER_NOT_LEARNER);
+        }
+        let matched = self.node.progress().iter().find(|p| p.id == id).map_or(0, |p| p.matched);
+        let own = self.node.standing().last;
+        if u128::from(matched) * 10 < u128::from(own) * 9 {
+            return Err(error::LEARNER_NOT_READY);
+        }
+        Ok(())
+    }
+
+    /// Proposes the next change, when the one before is applied: raft takes one at a time.
+    pub(super) fn propose_change(&mut self) {
+        if self.change_open.is_some() || self.stopping.is_some() {
+            return;
+        }
+        let Some((ticket, change, since)) = self.changes.front().cloned() else { return };
+        let id = self.shared.request_id();
+        let (raft, wire) = change.to_raft(id);
+        let event = Event::ConfChangeProposed(raft, wire.encode_to_vec().into());
+        // Without a leader it waits here.
+        if self.node.step(event).is_ok() {
+            self.changes.pop_front();
+            self.change_open = Some(id);
+            self.waiting.insert(id, (Waiter::Members(ticket), since));
+        }
+    }
+
+    /// Forgets changes that nobody waits for any more: those that were not proposed in time, and one whose proposal
+    /// was lost.
+    pub(super) fn sweep_changes(&mut self, now: Instant) {
+        let timeout = self.shared.limits.request_timeout;
+        self.changes.retain(|(_, _, since)| now.saturating_duration_since(*since) < timeout);
+        if self.change_open.is_some_and(|id| !self.waiting.contains_key(&id)) {
+            self.change_open = None;
+        }
+    }
+
+    pub(super) fn apply_conf_change(&mut self, entry: &Entry, command: Command<'_>) -> Result<(), String> {
+        let applied = self.machine.apply_conf_change(command).map_err(|e| e.to_string())?;
+        let change = match &applied.outcome {
+            Ok(VoterChange::AddVoter(node)) => ConfChange { kind: ConfChangeKind::AddVoter, node: *node },
+            Ok(VoterChange::AddLearner(node)) => ConfChange { kind: ConfChangeKind::AddLearner, node: *node },
+            Ok(VoterChange::Remove(node)) => ConfChange { kind: ConfChangeKind::Remove, node: *node },
+            // Raft has to hear of it all the same: until then it takes no other change.
+            Ok(VoterChange::Update(node)) => ConfChange { kind: ConfChangeKind::Update, node: *node },
+            Err(_) => ConfChange { kind: ConfChangeKind::Update, node: 0 },
+        };
+        self.step(Event::ConfChanged(change))?;
+        if self.change_open == Some(applied.request_id) {
+            self.change_open = None;
+        }
+        if applied.outcome.is_ok() {
+            self.members_changed(change);
+        }
+        if let Some((Waiter::Members(ticket), _)) = self.waiting.remove(&applied.request_id) {
+            self.member_outcomes.push((ticket, applied.outcome.map(|_| ()), entry.term));
+        }
+        Ok(())
+    }
+
+    fn members_changed(&mut self, change: ConfChange) {
+        self.tell_members();
+        let own = self.shared.identity.member_id;
+        let what = match change.kind {
+            ConfChangeKind::AddVoter => "added or promoted a member",
+            ConfChangeKind::AddLearner => "added a learner",
+            ConfChangeKind::Remove => "removed a member",
+            ConfChangeKind::Update => "updated a member",
+        };
+        self.logger.info(what, &[("member-id", Value::Id(change.node))]);
+        if change.kind == ConfChangeKind::Remove && change.node == own {
+            self.end_removed(Instant::now());
+        }
+    }
+
+    /// Tells the room that talks to other members, and everyone who looks at the published state.
+    pub(super) fn tell_members(&mut self) {
+        self.members = std::sync::Arc::new(self.machine.members.clone());
+        self.applied_since = true;
+        if let Some(peers) = self.shared.peers() {
+            let own = self.shared.identity.member_id;
+            let others = self.machine.members.by_id.values().filter(|member| member.id != own);
+            peers.set_members(others.map(|member| (member.id, member.peer_urls.clone())).collect());
+        }
+    }
+
+    /// This member is no longer part of the cluster: it ends, and does not start again.
+    pub(super) fn end_removed(&mut self, now: Instant) {
+        if self.removed_at.is_some() {
+            return;
+        }
+        self.logger.warn(
+            "the member has been permanently removed from the cluster; its data directory must be removed",
+            &[("member-id", Value::Id(self.shared.identity.member_id))],
+        );
+        self.removed_at = Some(now + REMOVED_PAUSE);
+    }
+
+    /// Makes this member's name and client URLs known, once after each start.
+    pub(super) fn propose_attributes(&mut self, now: Instant) {
+        if self.attributes_known || self.attributes_proposed.is_some_and(|at| now < at + ATTRIBUTES_PAUSE) {
+            return;
+        }
+        let id = self.shared.identity.member_id;
+        if !self.machine.members.by_id.contains_key(&id) || self.node.standing().leader == 0 {
+            return;
+        }
+        let (name, client_urls) = self.attributes.clone();
+        let attributes = membershippb::Attributes { name, client_urls };
+        let set = membershippb::ClusterMemberAttrSetRequest {
+            member_id: id,
+            member_attributes: Some(attributes),
+        };
+        self.attributes_proposed = Some(now);
+        let request =
+            InternalRaftRequest { cluster_member_attr_set: Some(set), ..InternalRaftRequest::default() };
+        self.propose_own(request, Waiter::Attributes);
+    }
+
+    /// Agrees on the version that all members have.
+    pub(super) fn set_cluster_version(&mut self, version: String) {
+        if !self.leads || !self.settled || self.machine.members.cluster_version == version {
+            return;
+        }
+        self.logger.info(
+            "setting the cluster version",
+            &[("from", Value::Str(&self.machine.members.cluster_version)), ("to", Value::Str(&version))],
+        );
+        let set = membershippb::ClusterVersionSetRequest { ver: version };
+        let request =
+            InternalRaftRequest { cluster_version_set: Some(set), ..InternalRaftRequest::default() };
+        self.propose_own(request, Waiter::Nobody);
+    }
+
+    /// Another member's state differs from the leader's: all are told.
+    pub(super) fn raise_corrupt(&mut self, member_id: u64) {
+        use api::etcdserverpb::alarm_request::AlarmAction;
+        use api::etcdserverpb::{AlarmRequest, AlarmType};
+        let alarm = AlarmType::Corrupt as i32;
+        let raised = !self.machine.alarms.list(alarm, member_id).is_empty();
+        if raised || !self.leads {
+            return;
+        }
+        let alarm = AlarmRequest { action: AlarmAction::Activate as i32, member_id, alarm };
+        let request = InternalRaftRequest { alarm: Some(alarm), ..InternalRaftRequest::default() };
+        self.propose_own(request, Waiter::Nobody);
+    }
+}

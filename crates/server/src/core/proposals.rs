@@ -1,0 +1,140 @@
+//! What goes into the log: clients' commands and the core's own, and who waits for them.
+
+use std::time::{Duration, Instant};
+
+use api::Status;
+use api::error;
+use api::etcdserverpb::{InternalRaftRequest, RequestHeader};
+use bytes::Bytes;
+use consensus::Event;
+use log::Space;
+use prost::Message as _;
+
+use super::Ticket;
+use super::run::Core;
+
+/// Bytes that may wait in the log to be synced before the core holds proposals back.
+const LOG_QUEUE_BYTES: usize = 64 << 20;
+/// Pause before a revocation that failed is tried again.
+pub(super) const REVOKE_PAUSE: Duration = Duration::from_secs(1);
+
+/// Who waits for an entry.
+#[derive(Debug)]
+pub(super) enum Waiter {
+    /// A client, through its shard. `true`: until everything a compaction made unreadable is removed.
+    Client(Ticket, bool),
+    /// A client whose keepalive had to go through the log, and the TTL to answer.
+    KeepAlive(Ticket, i64),
+    /// The expiry of this lease.
+    Expiry(i64),
+    /// A client who changes the members.
+    Members(Ticket),
+    /// This member's own name and addresses, to be known to all.
+    Attributes,
+    /// Nobody: the core's own business.
+    Nobody,
+}
+
+/// A client's command that is not proposed yet.
+pub(super) struct Proposal {
+    pub ticket: Ticket,
+    pub id: u64,
+    pub data: Bytes,
+    pub wait_removed: bool,
+    pub since: Instant,
+}
+
+impl Core {
+    /// Proposes what has gathered, unless it is better to wait: for more, for the log, or for a leader.
+    pub(super) fn propose_gathered(&mut self, now: Instant) {
+        if self.gathered.is_empty() || self.gathering.wait(self.gathered.len(), now).is_some() {
+            return;
+        }
+        if self.stopping.is_some() || self.log.space() == Space::Exhausted {
+            let status = if self.stopping.is_some() { error::STOPPED } else { error::NO_SPACE };
+            for proposal in std::mem::take(&mut self.gathered) {
+                self.shared.proposal_taken(proposal.data.len());
+                self.refuse(proposal.ticket, status.clone());
+            }
+            return;
+        }
+        let mut queued_bytes = self.log.queued_bytes();
+        // What the log cannot take yet waits here for its next sync.
+        let mut fits = |proposal: &Proposal| {
+            let room = queued_bytes < LOG_QUEUE_BYTES;
+            queued_bytes += proposal.data.len();
+            room
+        };
+        let count = self.gathered.iter().take_while(|proposal| fits(proposal)).count();
+        self.held_back = count < self.gathered.len();
+        if count == 0 {
+            return;
+        }
+        let entries = self.gathered[..count].iter().map(|proposal| proposal.data.clone()).collect();
+        if self.node.step(Event::Proposed(entries)).is_err() {
+            // No leader, or one that is handing over: the next one takes them, if it comes in time.
+            self.held_back = true;
+            return;
+        }
+        self.gathering.went(count);
+        for proposal in self.gathered.drain(..count) {
+            self.shared.proposal_taken(proposal.data.len());
+            let waiter = Waiter::Client(proposal.ticket, proposal.wait_removed);
+            self.waiting.insert(proposal.id, (waiter, proposal.since));
+        }
+    }
+
+    /// Proposes something of the core's own.
+    pub(super) fn propose_own(&mut self, mut request: InternalRaftRequest, waiter: Waiter) {
+        let id = self.shared.request_id();
+        request.header = Some(RequestHeader { id, ..RequestHeader::default() });
+        let data = Bytes::from(request.encode_to_vec());
+        let refused =
+            self.log.space() == Space::Exhausted || self.node.step(Event::Proposed(vec![data])).is_err();
+        if refused {
+            self.give_up(waiter, error::NO_LEADER);
+        } else {
+            self.waiting.insert(id, (waiter, Instant::now()));
+        }
+    }
+
+    pub(super) fn give_up(&mut self, waiter: Waiter, status: Status) {
+        match waiter {
+            Waiter::Client(ticket, _) | Waiter::KeepAlive(ticket, _) | Waiter::Members(ticket) => {
+                self.refuse(ticket, status);
+            }
+            Waiter::Expiry(id) => {
+                self.revokes_open = self.revokes_open.saturating_sub(1);
+                self.expiry.retry(id, Instant::now(), REVOKE_PAUSE);
+            }
+            Waiter::Attributes => self.attributes_proposed = None,
+            Waiter::Nobody => {}
+        }
+    }
+
+    /// Forgets what has waited for too long: the clients were told, and a proposal that was lost on its way to the
+    /// leader never comes back.
+    pub(super) fn sweep_waiting(&mut self, now: Instant) {
+        // The shards tell the clients; this is for what remains.
+        let timeout = self.shared.limits.request_timeout + Duration::from_secs(1);
+        let late = |since: &Instant| now.saturating_duration_since(*since) >= timeout;
+        // In the order of their arrival, the oldest first.
+        let expired = self.gathered.iter().take_while(|proposal| late(&proposal.since)).count();
+        for proposal in self.gathered.drain(..expired) {
+            self.shared.proposal_taken(proposal.data.len());
+            self.shared.metrics.server.proposals_failed.inc();
+        }
+        if now < self.next_sweep {
+            return;
+        }
+        self.next_sweep = now + timeout / 4;
+        let lost: Vec<u64> =
+            self.waiting.iter().filter(|(_, (_, since))| late(since)).map(|(id, _)| *id).collect();
+        for id in lost {
+            if let Some((waiter, _)) = self.waiting.remove(&id) {
+                self.shared.metrics.server.proposals_failed.inc();
+                self.give_up(waiter, error::TIMEOUT);
+            }
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! Linearizable reads, by the ReadIndex of Ongaro's thesis (6.4): before a state answers a read, the leader makes sure
+//! that it still leads by hearing from a quorum, and says how far it had committed when it was asked.
+//!
+//! All reads that wait share a round, and a few rounds are under way at once: a read waits for one quorum's round trip,
+//! never for a write or for another read's round to end.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use api::error;
+use consensus::Event;
+
+use super::run::Core;
+use super::{ReplyBody, Ticket};
+use crate::logging::Value;
+
+/// Rounds under way at once; what arrives meanwhile shares the next.
+const ROUNDS_MAX: usize = 4;
+/// A round that nobody confirmed is asked for again: a message may be lost, or the leader be too new to know.
+const RETRY: Duration = Duration::from_millis(500);
+
+/// What waits for a round.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Want {
+    /// A read.
+    Read(Ticket),
+    /// A renewal of this lease: only a leader that is known to lead may promise a client more time.
+    Renewal(Ticket, i64),
+}
+
+struct Round {
+    context: u64,
+    wants: Vec<(Want, Instant)>,
+    began: Instant,
+    /// What the leader had committed when it was asked.
+    index: Option<u64>,
+}
+
+/// The reads that wait.
+#[derive(Default)]
+pub(super) struct Reads {
+    waiting: Vec<(Want, Instant)>,
+    rounds: VecDeque<Round>,
+    /// Reads whose round is confirmed and whose state is applied: answered once it is published.
+    readable: Vec<Ticket>,
+    slow_until: Option<Instant>,
+}
+
+impl Reads {
+    pub fn push(&mut self, want: Want, now: Instant) {
+        self.waiting.push((want, now));
+    }
+}
+
+impl Core {
+    /// Begins a round for what waits, if there is somebody to ask.
+    pub(super) fn start_round(&mut self, now: Instant) -> Result<(), String> {
+        if self.reads.waiting.is_empty() {
+            return Ok(());
+        }
+        if self.reads_local() {
+            let wants = std::mem::take(&mut self.reads.waiting);
+            self.grant(wants, now);
+            return Ok(());
+        }
+        let standing = self.node.standing();
+        let open = self.reads.rounds.iter().filter(|round| round.index.is_none()).count();
+        // A leader that has not committed in its term does not know yet what earlier leaders have.
+        if standing.leader == 0 || (self.leads && !self.settled) || open >= ROUNDS_MAX {
+            return Ok(());
+        }
+        let context = self.shared.request_id();
+        let wants = std::mem::take(&mut self.reads.waiting);
+        self.reads.rounds.push_back(Round { context, wants, began: now, index: None });
+        self.step(Event::ReadRequested(context))
+    }
+
+    /// The leader has confirmed a round.
+    pub(super) fn round_confirmed(&mut self, context: u64, index: u64) {
+        let Some(round) = self.reads.rounds.iter_mut().find(|round| round.context == context) else {
+            return;
+        };
+        round.index = Some(index);
+        if self.leads {
+            // Nobody else can be elected until followers have not heard of this leader for an election timeout. Half
+            // of it leaves room for clocks that run at different speeds.
+            let until = round.began + self.config.election_timeout / 2;
+            self.trusted_until = Some(self.trusted_until.map_or(until, |known| known.max(until)));
+        }
+    }
+
+    /// Finishes the rounds that the applied state has come up to.
+    pub(super) fn finish_rounds(&mut self, now: Instant) {
+        let applied = self.machine.applied_index;
+        let mut at = 0;
+        while let Some(round) = self.reads.rounds.get(at) {
+            if round.index.is_some_and(|index| index <= applied) {
+                if let Some(round) = self.reads.rounds.remove(at) {
+                    self.grant(round.wants, now);
+                }
+            } else {
+                at += 1;
+            }
+        }
+    }
+
+    fn grant(&mut self, wants: Vec<(Want, Instant)>, now: Instant) {
+        for (want, _) in wants {
+            match want {
+                Want::Read(ticket) => self.reads.readable.push(ticket),
+                Want::Renewal(ticket, id) => self.renew(ticket, id, now),
+            }
+        }
+    }
+
+    /// Answers the reads that the state just published is new enough for.
+    pub(super) fn answer_reads(&mut self) {
+        for ticket in std::mem::take(&mut self.reads.readable) {
+            self.reply(ticket, ReplyBody::Readable);
+        }
+    }
+
+    /// The leader is another now, or unknown: what it was asked is asked again of the next.
+    pub(super) fn ask_again(&mut self) {
+        let open = |round: &Round| round.index.is_none();
+        let mut again: Vec<(Want, Instant)> = Vec::new();
+        for round in self.reads.rounds.iter_mut().filter(|round| open(round)) {
+            again.append(&mut round.wants);
+        }
+        self.reads.rounds.retain(|round| !open(round));
+        if !again.is_empty() {
+            again.append(&mut self.reads.waiting);
+            self.reads.waiting = again;
+        }
+        self.trusted_until = None;
+    }
+
+    /// Looks after rounds that nobody confirms, and reads whose clients were told that they took too long.
+    pub(super) fn retry_reads(&mut self, now: Instant) {
+        let late = |round: &Round| round.index.is_none() && now.saturating_duration_since(round.began) >= RETRY;
+        if self.reads.rounds.iter().any(late) {
+            self.shared.metrics.server.slow_read_indexes.inc();
+            if self.reads.slow_until.is_none_or(|until| now >= until) {
+                self.reads.slow_until = Some(now + Duration::from_secs(5));
+                self.logger.warn(
+                    "waiting for ReadIndex response took too long, retrying",
+                    &[("retry-timeout", Value::Duration(RETRY))],
+                );
+            }
+            let trusted = self.trusted_until;
+            self.ask_again();
+            self.trusted_until = trusted;
+        }
+        let timeout = self.shared.limits.request_timeout;
+        let mut expired = Vec::new();
+        self.reads.waiting.retain(|(want, since)| {
+            let keep = now.saturating_duration_since(*since) < timeout;
+            if !keep {
+                expired.push(*want);
+            }
+            keep
+        });
+        for want in expired {
+            self.shared.metrics.server.read_indexes_failed.inc();
+            let (Want::Read(ticket) | Want::Renewal(ticket, _)) = want;
+            self.refuse(ticket, error::TIMEOUT);
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! Talking to the other members: messages, entries for followers that lag, handing leadership over.
+
+use std::time::{Duration, Instant};
+
+use api::error;
+use api::raftpb::{self, MessageType};
+use consensus::{Event, Fetch, Role, Standing};
+
+use super::run::Core;
+use super::{ReplyBody, Ticket};
+use crate::logging::Value;
+
+/// Bytes of entries kept in memory for followers at most; older ones are read from the log.
+const TAIL_BYTES: usize = 64 << 20;
+/// How often the log is asked which entries it still has.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+impl Core {
+    /// Takes what other members sent.
+    pub(super) fn received(&mut self, messages: Vec<raftpb::Message>) {
+        for message in messages {
+            let (kind, from) = (message.r#type.unwrap_or(0), message.from.unwrap_or(0));
+            // A snapshot comes with its state, another way.
+            let snapshot = kind == MessageType::MsgSnap as i32;
+            if snapshot || self.machine.members.removed.contains(&from) {
+                continue;
+            }
+            // What raft cannot take is dropped, as if it had been lost on the way: it is sent again if it matters.
+            if let Err(why) = self.node.step(Event::Received(message)) {
+                self.logger.debug(
+                    "dropped a message",
+                    &[
+                        ("from", Value::Id(from)),
+                        ("type", Value::Int(i64::from(kind))),
+                        ("reason", Value::Str(&why.to_string())),
+                    ],
+                );
+            }
+        }
+    }
+
+    /// Sends what raft wants sent. A snapshot goes its own way, with the state as it is now.
+    pub(super) fn send(&mut self, messages: Vec<raftpb::Message>) {
+        if messages.is_empty() {
+            return;
+        }
+        let Some(peers) = self.shared.peers() else { return };
+        let mut rest = Vec::with_capacity(messages.len());
+        for message in messages {
+            if message.r#type == Some(MessageType::MsgSnap as i32) {
+                self.snapshots_wanted.push(message);
+            } else {
+                rest.push(message);
+            }
+        }
+        peers.send(rest);
+    }
+
+    /// Has entries read that a follower needs and that have left memory.
+    pub(super) fn fetch(&mut self, fetch: Fetch) -> Result<(), String> {
+        match self.fetches.try_send(fetch) {
+            Ok(()) => Ok(()),
+            Err(std::sync::mpsc::TrySendError::Full(fetch) | std::sync::mpsc::TrySendError::Disconnected(fetch)) => {
+                self.step(Event::Fetched { fetch, entries: Vec::new() })
+            }
+        }
+    }
+
+    /// Lets entries leave memory: a single member needs none, others keep the newest for followers that lag.
+    pub(super) fn forget(&mut self) -> Result<(), String> {
+        let applied = self.machine.applied_index;
+        if self.machine.members.by_id.len() <= 1 {
+            return self.step(Event::Forgotten(applied));
+        }
+        let (entries, bytes) = self.node.kept();
+        let last = self.node.standing().last;
+        let keep = self.config.snapshot_catchup_entries;
+        let entries = entries as u64;
+        // An eighth more than is kept, so that it is not done for every entry.
+        if entries > keep + keep / 8 {
+            self.step(Event::Forgotten(applied.min(last.saturating_sub(keep))))?;
+        } else if bytes > TAIL_BYTES {
+            self.step(Event::Forgotten(applied.min(last.saturating_sub(entries / 2))))?;
+        }
+        Ok(())
+    }
+
+    /// Tells raft which entries the log has let go.
+    pub(super) fn look_at_log(&mut self, now: Instant) -> Result<(), String> {
+        if now < self.next_look {
+            return Ok(());
+        }
+        self.next_look = now + LOOK_INTERVAL;
+        let first = self.entries.first_index();
+        self.step(Event::Discarded(first))
+    }
+
+    /// Notices when the disk does not come back from a sync: such a member must not lead.
+    pub(super) fn watch_disk(&mut self, now: Instant) -> Result<(), String> {
+        let oldest = self.syncing.front().map(|open| open.since);
+        let stalled = oldest.is_some_and(|at| now.saturating_duration_since(at) > self.config.election_timeout);
+        if stalled != self.disk_stalled {
+            self.disk_stalled = stalled;
+            self.step(Event::DiskStalled(stalled))?;
+            if stalled {
+                self.logger.warn(
+                    "the disk has not finished a sync for an election timeout",
+                    &[("leads", Value::Bool(self.leads))],
+                );
+            }
+        }
+        if !stalled || !self.leads || self.machine.members.voters().len() < 2 {
+            self.stepping_down = None;
+            return Ok(());
+        }
+        match self.stepping_down {
+            None => {
+                self.stepping_down = Some(now + self.config.election_timeout);
+                if let Some(to) = self.successor() {
+                    self.logger.warn("handing leadership over: the disk stalls", &[("to", Value::Id(to))]);
+                    self.step(Event::TransferRequested(to))?;
+                }
+            }
+            Some(until) if now >= until => {
+                self.logger.warn("giving leadership up: the disk stalls", &[]);
+                self.stepping_down = None;
+                self.step(Event::StepDownRequested)?;
+            }
+            Some(_) => {}
+        }
+        Ok(())
+    }
+
+    /// The voter that could lead at once: connected, and furthest of all.
+    fn successor(&self) -> Option<u64> {
+        let peers = self.shared.peers()?;
+        self.node
+            .progress()
+            .into_iter()
+            .filter(|p| !p.is_learner && p.recently_active && p.id != self.shared.identity.member_id)
+            .filter(|p| peers.active_since(p.id).is_some())
+            .max_by_key(|p| p.matched)
+            .map(|p| p.id)
+    }
+
+    /// Before it stops, a leader hands over, so that nobody has to wait for an election.
+    pub(super) fn hand_over(&mut self) -> Result<(), String> {
+        if !self.leads {
+            return Ok(());
+        }
+        let Some(to) = self.successor() else { return Ok(()) };
+        self.logger.info("handing leadership over before stopping", &[("to", Value::Id(to))]);
+        self.step(Event::TransferRequested(to))
+    }
+
+    pub(super) fn move_leader(&mut self, ticket: Ticket, to: u64, now: Instant) -> Result<(), String> {
+        if !self.leads {
+            self.refuse(ticket, error::NOT_LEADER);
+            return Ok(());
+        }
+        let voter = self.machine.members.by_id.get(&to).is_some_and(|member| !member.is_learner);
+        if !voter {
+            self.refuse(ticket, error::BAD_LEADER_TRANSFEREE);
+            return Ok(());
+        }
+        if to == self.shared.identity.member_id {
+            self.reply(ticket, ReplyBody::LeaderMoved);
+            return Ok(());
+        }
+        self.moves.push((ticket, to, now + self.shared.limits.request_timeout));
+        self.step(Event::TransferRequested(to))
+    }
+
+    /// Answers those who wait for a leader to lead.
+    pub(super) fn look_at_moves(&mut self, now: Instant) {
+        let leader = self.node.standing().leader;
+        let mut open = std::mem::take(&mut self.moves);
+        open.retain(|&(ticket, to, until)| {
+            if leader == to {
+                self.reply(ticket, ReplyBody::LeaderMoved);
+            } else if now >= until {
+                self.refuse(ticket, error::LEADER_TRANSFER_TIMEOUT);
+            }
+            leader != to && now < until
+        });
+        self.moves = open;
+    }
+
+    /// The first election after a start need not wait a whole timeout, once the others are heard of.
+    pub(super) fn advance_ticks(&mut self, now: Instant) -> Result<(), String> {
+        let Some(until) = self.advance_until else { return Ok(()) };
+        let standing = self.node.standing();
+        if standing.leader != 0 || standing.role != Role::Follower || now >= until {
+            self.advance_until = None;
+            return Ok(());
+        }
+        let connected = |id: &u64| {
+            *id != self.shared.identity.member_id
+                && self.shared.peers().is_some_and(|peers| peers.active_since(*id).is_some())
+        };
+        let members = &self.machine.members;
+        if members.by_id.keys().filter(|id| connected(id)).count() == 0 {
+            return Ok(());
+        }
+        self.advance_until = None;
+        let ticks = self.config.election_timeout.as_millis() / self.config.heartbeat_interval.as_millis().max(1);
+        // A slow leader's first message may still be on its way: two ticks are left to it.
+        for _ in 2..ticks {
+            self.step(Event::Ticked)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn stands(&mut self, standing: Standing, now: Instant) {
+        let leads = standing.role == Role::Leader;
+        if leads && !self.leads {
+            self.start_leases(now);
+        }
+        if leads != self.leads {
+            self.settled = false;
+        }
+        self.leads = leads;
+        self.applied_since = true;
+        if standing.leader == self.leader {
+            return;
+        }
+        let before = std::mem::replace(&mut self.leader, standing.leader);
+        self.ask_again();
+        self.shared.leader_is(standing.leader, now);
+        if standing.leader == 0 {
+            self.logger.warn("lost the leader", &[("was", Value::Id(before)), ("term", Value::Uint(standing.term))]);
+        } else {
+            self.shared.metrics.server.leader_changes.inc();
+            let what = if leads { "became leader" } else { "follows" };
+            self.logger.info(what, &[("term", Value::Uint(standing.term)), ("leader", Value::Id(standing.leader))]);
+        }
+        self.look_at_moves(now);
+    }
+}

@@ -1,0 +1,215 @@
+//! What other members ask of this one, beside raft's own messages, and what the room that talks to them is told.
+//!
+//! Paths, statuses and bodies are etcd's. Paths under `/mainstay/` are ours; a real etcd answers them with 404.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use api::etcdserverpb::{
+    LeaseKeepAliveRequest, LeaseKeepAliveResponse, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse,
+};
+use api::{Status, error, leasepb, raftpb};
+use bytes::Bytes;
+use http::{HeaderValue, Method, Request, Response, StatusCode};
+use machine::Member;
+use prost::Message as _;
+use serde_json::json;
+
+use crate::core::{Ask, MemberChange, ReplyBody};
+use crate::logging::{Logger, Value};
+use crate::shared::Shared;
+use crate::transfer::Receiver;
+
+const PLAIN: &str = "text/plain; charset=utf-8";
+const JSON: &str = "application/json";
+const PROTOBUF: &str = "application/protobuf";
+/// etcd's limit for a body that asks about a lease.
+const LEASE_BODY_BYTES_MAX: usize = 64 << 10;
+
+/// The core's side of the room that talks to other members.
+pub struct Peering {
+    shared: Arc<Shared>,
+    logger: Arc<Logger>,
+    receiver: Receiver,
+}
+
+impl Peering {
+    /// Answers for this member.
+    pub fn new(shared: Arc<Shared>, logger: Arc<Logger>, receiver: Receiver) -> Peering {
+        Peering { shared, logger, receiver }
+    }
+}
+
+fn answer(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Response<Bytes> {
+    let mut response = Response::new(body.into());
+    *response.status_mut() = status;
+    response.headers_mut().insert(http::header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
+}
+
+/// An error as Go's `http.Error` writes it.
+fn refused(status: StatusCode, text: &str) -> Response<Bytes> {
+    answer(status, PLAIN, format!("{text}\n"))
+}
+
+fn not_allowed(allowed: &'static str) -> Response<Bytes> {
+    let mut response = refused(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed");
+    response.headers_mut().insert(http::header::ALLOW, HeaderValue::from_static(allowed));
+    response
+}
+
+fn members_json<'a>(members: impl Iterator<Item = &'a Member>) -> String {
+    let members: Vec<serde_json::Value> = members
+        .map(|member| serde_json::from_str(&member.to_json()).unwrap_or_else(|_| json!({ "id": member.id })))
+        .collect();
+    json!(members).to_string() + "\n"
+}
+
+fn members(shared: &Shared) -> Response<Bytes> {
+    let mut response =
+        answer(StatusCode::OK, JSON, members_json(shared.state.load().members.by_id.values()));
+    if let Ok(cluster) = HeaderValue::from_str(&format!("{:x}", shared.identity.cluster_id)) {
+        response.headers_mut().insert("x-etcd-cluster-id", cluster);
+    }
+    response
+}
+
+async fn promote(shared: &Shared, id: &str) -> Response<Bytes> {
+    let Ok(id) = id.parse::<u64>() else {
+        return refused(StatusCode::NOT_FOUND, &format!("member {id} not found in cluster"));
+    };
+    let reply = shared.ask(move |ticket| Ask::ChangeMembers(ticket, MemberChange::Promote(id))).await;
+    let status = match reply.map(|reply| reply.body) {
+        Ok(ReplyBody::MembersChanged) => {
+            let state = shared.state.load_full();
+            return answer(StatusCode::OK, JSON, members_json(state.members.by_id.values()));
+        }
+        Ok(ReplyBody::Outcome(Err(status), _)) | Err(status) => status,
+        Ok(_) => error::STOPPED,
+    };
+    let code = match &status {
+        s if *s == error::MEMBER_NOT_FOUND => StatusCode::NOT_FOUND,
+        s if *s == error::MEMBER_NOT_LEARNER || *s == error::LEARNER_NOT_READY => {
+            StatusCode::PRECONDITION_FAILED
+        }
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    };
+    refused(code, &status.message)
+}
+
+/// The text of a refusal about a lease, with etcd's status for it.
+fn lease_refused(status: &Status) -> Response<Bytes> {
+    if *status == error::LEASE_NOT_FOUND {
+        return refused(StatusCode::NOT_FOUND, "lease not found");
+    }
+    refused(StatusCode::INTERNAL_SERVER_ERROR, &status.message)
+}
+
+async fn renew(shared: &Shared, body: Bytes) -> Response<Bytes> {
+    let Ok(LeaseKeepAliveRequest { id }) = LeaseKeepAliveRequest::decode(body) else {
+        return refused(StatusCode::BAD_REQUEST, "error unmarshalling request");
+    };
+    let reply = match shared.ask(move |ticket| Ask::KeepAlive(ticket, id)).await {
+        Ok(reply) => reply,
+        Err(status) => return lease_refused(&status),
+    };
+    match reply.body {
+        ReplyBody::KeptAlive(0) => lease_refused(&error::LEASE_NOT_FOUND),
+        ReplyBody::KeptAlive(ttl) => {
+            let header = Some(shared.header(reply.revision, reply.raft_term));
+            answer(StatusCode::OK, PROTOBUF, LeaseKeepAliveResponse { header, id, ttl }.encode_to_vec())
+        }
+        ReplyBody::Outcome(Err(status), _) => lease_refused(&status),
+        _ => lease_refused(&error::STOPPED),
+    }
+}
+
+async fn time_to_live(shared: &Shared, body: Bytes) -> Response<Bytes> {
+    let request = leasepb::LeaseInternalRequest::decode(body).ok();
+    let Some(LeaseTimeToLiveRequest { id, keys }) = request.and_then(|r| r.lease_time_to_live_request) else {
+        return refused(StatusCode::BAD_REQUEST, "error unmarshalling request");
+    };
+    let reply = match shared.ask(move |ticket| Ask::TimeToLive(ticket, id, keys)).await {
+        Ok(reply) => reply,
+        Err(status) => return lease_refused(&status),
+    };
+    match reply.body {
+        ReplyBody::TimeToLive { ttl: -1, .. } => lease_refused(&error::LEASE_NOT_FOUND),
+        ReplyBody::TimeToLive { ttl, granted, keys } => {
+            let header = Some(shared.header(reply.revision, reply.raft_term));
+            let response = LeaseTimeToLiveResponse { header, id, ttl, granted_ttl: granted, keys };
+            let response = leasepb::LeaseInternalResponse { lease_time_to_live_response: Some(response) };
+            answer(StatusCode::OK, PROTOBUF, response.encode_to_vec())
+        }
+        ReplyBody::Outcome(Err(status), _) => lease_refused(&status),
+        _ => lease_refused(&error::STOPPED),
+    }
+}
+
+async fn route(shared: Arc<Shared>, request: Request<Bytes>) -> Response<Bytes> {
+    let path = request.uri().path().to_owned();
+    match (request.method(), path.as_str()) {
+        (&Method::GET, "/members") => members(&shared),
+        (_, "/members") => not_allowed("GET"),
+        (_, "/version") => crate::http::version(&shared, &request),
+        (&Method::POST, "/leases" | "/leases/internal") if request.body().len() > LEASE_BODY_BYTES_MAX => {
+            refused(StatusCode::BAD_REQUEST, "error reading body")
+        }
+        (&Method::POST, "/leases") => renew(&shared, request.into_body()).await,
+        (&Method::POST, "/leases/internal") => time_to_live(&shared, request.into_body()).await,
+        (_, "/leases" | "/leases/internal") => {
+            refused(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed")
+        }
+        (&Method::GET, "/members/hashkv") => crate::comparison::hash_kv(&shared, &request).await,
+        (_, "/members/hashkv") => not_allowed("GET"),
+        (&Method::GET, "/downgrade/enabled") => {
+            let enabled = shared.state.load().members.downgrade_target.is_some();
+            answer(StatusCode::OK, PLAIN, enabled.to_string())
+        }
+        (&Method::GET, crate::transfer::PATH) => crate::transfer::holds(&shared),
+        (&Method::GET, crate::comparison::STATE_HASHES) => crate::comparison::state_hashes(&shared, &request).await,
+        (method, path) => match path.strip_prefix("/members/promote/") {
+            Some(id) if method == Method::POST => promote(&shared, id).await,
+            Some(_) => not_allowed("POST"),
+            None => refused(StatusCode::NOT_FOUND, "404 page not found"),
+        },
+    }
+}
+
+impl peer::Handler for Peering {
+    fn received(&self, messages: &mut Vec<raftpb::Message>) {
+        self.shared.core.send(Ask::Messages(std::mem::take(messages)));
+    }
+
+    fn is_removed(&self, id: u64) -> bool {
+        self.shared.state.load().members.removed.contains(&id)
+    }
+
+    fn unreachable(&self, id: u64) {
+        self.shared.core.send(Ask::Unreachable(id));
+    }
+
+    fn snapshot_sent(&self, to: u64, delivered: bool) {
+        self.shared.core.send(Ask::SnapshotSent { to, delivered });
+    }
+
+    fn removed(&self) {
+        self.shared.core.send(Ask::Removed);
+    }
+
+    fn receive_snapshot(
+        &self,
+        message: raftpb::Message,
+        body: &mut dyn Iterator<Item = io::Result<Bytes>>,
+    ) -> Result<(), String> {
+        self.receiver.receive(message, body).inspect_err(|why| {
+            self.logger.warn("could not receive a snapshot", &[("error", Value::Str(why))]);
+        })
+    }
+
+    fn http(&self, request: Request<Bytes>) -> Pin<Box<dyn Future<Output = Response<Bytes>> + Send>> {
+        Box::pin(route(Arc::clone(&self.shared), request))
+    }
+}
