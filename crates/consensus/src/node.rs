@@ -1,132 +1,28 @@
 //! The node: raft's decisions, as effects for others to carry out.
 
+use std::collections::{BTreeMap, VecDeque};
+
+use api::raftpb;
 use bytes::Bytes;
-use raft::eraftpb;
-use raft::{RawNode, StateRole};
+use raft::eraftpb::{self, MessageType};
+use raft::{RawNode, SnapshotStatus, StateRole};
 
-use crate::entry::{ConfChange, Entry, HardState};
+use crate::effects::{Append, Effects, Progress, ProgressState, Restore, Role, Standing};
+use crate::entry::{Entry, HardState};
+use crate::event::{Config, Event, Fetch, Refused, Restored};
+use crate::outbox::Outbox;
+use crate::screen;
 use crate::tail::Tail;
+use crate::terms::Terms;
+use crate::window::Window;
+use crate::wire;
 
-/// How a node is set up. All times are in ticks.
-#[derive(Clone, Debug)]
-pub struct Config {
-    /// This member's id; not 0.
-    pub id: u64,
-    /// Ticks without a leader after which a follower campaigns, at the least; it waits up to twice as long.
-    pub election_ticks: usize,
-    /// Ticks between a leader's heartbeats.
-    pub heartbeat_ticks: usize,
-    /// Whether a member asks around before it raises the term.
-    pub pre_vote: bool,
-    /// Decides the election timeouts. Members of one cluster need different ones.
-    pub seed: u64,
-}
-
-/// What a node starts from: the checkpoint's position and what the log holds after it.
-#[derive(Clone, Debug, Default)]
-pub struct Restored {
-    /// Term, vote and commit index as last synced.
-    pub hard_state: HardState,
-    /// The members with a vote, as of `applied`.
-    pub voters: Vec<u64>,
-    /// The members without one, as of `applied`.
-    pub learners: Vec<u64>,
-    /// The index that the restored state has applied.
-    pub applied: u64,
-    /// The term of the entry at `applied`.
-    pub applied_term: u64,
-    /// All entries of the log after `applied`, in order.
-    pub entries: Vec<Entry>,
-}
-
-/// What happened, in the past tense.
-#[derive(Debug)]
-pub enum Event {
-    /// One tick went by.
-    Ticked,
-    /// A client's command is to be replicated: the bytes of an `InternalRaftRequest`.
-    Proposed(Bytes),
-    /// A membership change is to be replicated; the bytes are etcd's `ConfChange`.
-    ConfChangeProposed(ConfChange, Bytes),
-    /// The append batch with this number, and all before it, are on disk.
-    LogSynced(u64),
-    /// Everything up to this index has been applied.
-    Applied(u64),
-    /// A committed membership change has been applied to the member list.
-    ConfChanged(ConfChange),
-    /// It is time to campaign without waiting for a timeout.
-    CampaignRequested,
-    /// Entries up to this index are no longer needed in memory.
-    Forgotten(u64),
-}
-
-/// A node's part in its term.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// Follows a leader, or waits for one.
-    Follower,
-    /// Asks for votes, or whether it would get any.
-    Candidate,
-    /// Leads.
-    Leader,
-}
-
-/// Where a node stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Standing {
-    /// Its part.
-    pub role: Role,
-    /// The leader it knows of; 0 for none.
-    pub leader: u64,
-    /// The current term.
-    pub term: u64,
-    /// The newest committed index.
-    pub commit: u64,
-    /// The newest index in its log, synced or not.
-    pub last: u64,
-}
-
-/// Entries and state for the log.
-#[derive(Debug)]
-pub struct Append {
-    /// What [`Event::LogSynced`] has to name.
-    pub number: u64,
-    /// In order; the first may replace entries already in the log.
-    pub entries: Vec<Entry>,
-    /// The new hard state, if it changed.
-    pub hard_state: Option<HardState>,
-}
-
-/// What is to be done, in the imperative.
-#[derive(Debug, Default)]
-pub struct Effects {
-    /// For the log.
-    pub append: Option<Append>,
-    /// Committed entries, to be applied in order.
-    pub commit: Vec<Entry>,
-    /// The node's new standing, if role or leader changed.
-    pub standing: Option<Standing>,
-}
-
-/// The node could not take an event.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Refused {
-    /// There is no leader to take a proposal.
-    NoLeader,
-    /// The raft crate's own words.
-    Other(String),
-}
-
-impl std::fmt::Display for Refused {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Refused::NoLeader => f.write_str("no leader takes proposals"),
-            Refused::Other(text) => f.write_str(text),
-        }
-    }
-}
-
-impl std::error::Error for Refused {}
+/// Payload bytes of one append, and of what is read back from the log for a follower at a time.
+const APPEND_BYTES_MAX: u64 = 1024 * 1024;
+/// Appends under way to one follower.
+const APPENDS_IN_FLIGHT_MAX: usize = 512;
+/// Reads for which a leader seeks confirmation at the same time.
+const PENDING_READS_MAX: usize = 4096;
 
 /// One member's raft node.
 pub struct Node {
@@ -136,12 +32,36 @@ pub struct Node {
     /// A hard state whose only news is the commit index: it goes to the log with the next thing that has to, for a
     /// commit index that is lost in a crash is found again.
     unsaved: Option<HardState>,
+    /// Term and vote as last given out for the log.
+    vote: (u64, u64),
+    /// The newest batch of raft's decisions, whether it had something for the log or not.
+    batch: u64,
+    /// The numbers of batches given out for the log and not synced yet.
+    unsynced: VecDeque<u64>,
+    /// The snapshot that is being restored, and the number of its batch.
+    restoring: Option<(u64, u64)>,
+    /// What the caller says is applied; raft takes it once it is synced too.
+    applied: u64,
+    outbox: Outbox,
+    /// By follower; only while leading.
+    windows: BTreeMap<u64, Window>,
+    /// The term in which `windows` and the fetches began.
+    windows_term: u64,
+    /// Fetches without an answer, by follower.
+    fetching: BTreeMap<u64, Fetch>,
+    /// Fetches not given out yet.
+    fetches: Vec<Fetch>,
+    disk_stalled: bool,
 }
 
 impl std::fmt::Debug for Node {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Node").field("id", &self.config.id).field("standing", &self.standing()).finish()
     }
+}
+
+fn other(error: impl std::fmt::Display) -> Refused {
+    Refused::Other(error.to_string())
 }
 
 impl Node {
@@ -151,13 +71,30 @@ impl Node {
     ///
     /// When configuration and restored state do not go together; the text says why.
     pub fn new(config: Config, restored: Restored) -> Result<Node, Refused> {
-        let mut tail =
-            Tail { before_index: restored.applied, before_term: restored.applied_term, ..Tail::default() };
+        screen::check_members(&restored.voters, &restored.learners).map_err(Refused::Other)?;
+        let numbers = [restored.applied, restored.hard_state.term, restored.applied_term];
+        if numbers.iter().any(|n| *n > wire::NUMBER_MAX) {
+            return Err(other("a term or an index beyond all measure"));
+        }
+        let mut tail = Tail {
+            before_index: restored.applied,
+            applied: restored.applied,
+            terms: Terms::restore(&restored.terms, restored.applied, restored.applied_term)
+                .map_err(Refused::Other)?,
+            ..Tail::default()
+        };
+        let first_index = if restored.first_index == 0 { restored.applied + 1 } else { restored.first_index };
+        tail.first_index = first_index.max(tail.terms.first() + 1).min(restored.applied + 1);
         tail.conf_state.voters = restored.voters;
         tail.conf_state.learners = restored.learners;
         let last_entry = restored.applied + restored.entries.len() as u64;
-        tail.hard_state.term = restored.hard_state.term.max(restored.applied_term);
+        tail.hard_state.term = restored.hard_state.term;
         tail.hard_state.vote = restored.hard_state.vote;
+        if restored.applied_term > restored.hard_state.term {
+            // The checkpoint knows of a newer term than the log; in that term no vote was given.
+            tail.hard_state.term = restored.applied_term;
+            tail.hard_state.vote = 0;
+        }
         // A commit index is not synced for its own sake, so the checkpoint may know a newer one; and it may name
         // entries beyond a log whose unsynced tail was lost.
         tail.hard_state.commit = restored.hard_state.commit.clamp(restored.applied, last_entry);
@@ -171,21 +108,42 @@ impl Node {
             }
         }
         tail.append(&entries);
+        let vote = (tail.hard_state.term, tail.hard_state.vote);
 
         let raft_config = raft::Config {
             id: config.id,
             election_tick: config.election_ticks,
             heartbeat_tick: config.heartbeat_ticks,
             applied: restored.applied,
-            max_size_per_msg: 1024 * 1024,
-            max_inflight_msgs: 512,
+            max_size_per_msg: APPEND_BYTES_MAX,
+            max_inflight_msgs: APPENDS_IN_FLIGHT_MAX,
             check_quorum: true,
             pre_vote: config.pre_vote,
+            // Not `batch_append`: it joins appends into one without any limit on its bytes.
             ..raft::Config::default()
         };
+        if config.id == 0 {
+            return Err(other("a member with the id 0"));
+        }
         let logger = slog::Logger::root(slog::Discard, slog::o!());
-        let raw = RawNode::new(&raft_config, tail, &logger).map_err(|e| Refused::Other(e.to_string()))?;
-        let mut node = Node { raw, config, ticks: 0, unsaved: None };
+        let raw = RawNode::new(&raft_config, tail, &logger).map_err(other)?;
+        let mut node = Node {
+            raw,
+            config,
+            ticks: 0,
+            unsaved: None,
+            vote,
+            batch: 0,
+            unsynced: VecDeque::new(),
+            restoring: None,
+            applied: restored.applied,
+            outbox: Outbox::default(),
+            windows: BTreeMap::new(),
+            windows_term: 0,
+            fetching: BTreeMap::new(),
+            fetches: Vec::new(),
+            disk_stalled: false,
+        };
         node.settle_timeout();
         Ok(node)
     }
@@ -194,97 +152,380 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// Only proposals are refused, and then nothing has changed.
+    /// The event is refused, and nothing has changed.
     pub fn step(&mut self, event: Event) -> Result<(), Refused> {
-        let outcome = match event {
-            Event::Ticked => {
-                self.ticks += 1;
-                self.raw.tick();
-                Ok(())
-            }
-            Event::Proposed(data) => self.propose(eraftpb::Entry { data, ..eraftpb::Entry::default() }),
-            Event::ConfChangeProposed(change, data) => {
-                use protobuf::Message as _;
-                let form = change.to_raft().write_to_bytes().map_err(|e| Refused::Other(e.to_string()))?;
-                self.propose(eraftpb::Entry {
-                    entry_type: eraftpb::EntryType::EntryConfChange,
-                    data: form.into(),
-                    context: data,
-                    ..eraftpb::Entry::default()
-                })
-            }
-            Event::LogSynced(number) => {
-                self.raw.on_persist_ready(number);
-                Ok(())
-            }
-            Event::Applied(index) => {
-                self.raw.advance_apply_to(index);
-                Ok(())
-            }
-            Event::ConfChanged(change) => {
-                let state = self
-                    .raw
-                    .apply_conf_change(&change.to_raft())
-                    .map_err(|e| Refused::Other(e.to_string()))?;
-                self.raw.mut_store().conf_state = state;
-                Ok(())
-            }
-            Event::CampaignRequested => self.raw.campaign().map_err(|e| Refused::Other(e.to_string())),
-            Event::Forgotten(index) => {
-                let applied = self.raw.raft.raft_log.applied;
-                self.raw.mut_store().forget(index.min(applied));
-                Ok(())
-            }
-        };
+        let outcome = self.take(event);
         self.settle_timeout();
+        self.settle_followers();
         outcome
     }
 
-    fn propose(&mut self, entry: eraftpb::Entry) -> Result<(), Refused> {
+    fn take(&mut self, event: Event) -> Result<(), Refused> {
+        match event {
+            Event::Ticked => self.tick(),
+            Event::Proposed(commands) => {
+                if commands.is_empty() {
+                    return Ok(());
+                }
+                let entries = commands.into_iter().map(|data| eraftpb::Entry { data, ..Default::default() });
+                return self.propose(entries.collect());
+            }
+            Event::ConfChangeProposed(change, data) => return self.propose_conf_change(change, data),
+            Event::LogSynced(number) => return self.synced(number),
+            Event::Applied(index) => {
+                let committed = self.raw.raft.raft_log.committed;
+                if index > committed {
+                    return Err(Refused::Other(format!(
+                        "entry {index} is applied, committed is {committed}"
+                    )));
+                }
+                self.applied = self.applied.max(index);
+                self.settle_applied();
+            }
+            Event::ConfChanged(change) => {
+                let state = self.raw.apply_conf_change(&change.to_raft()).map_err(other)?;
+                self.raw.mut_store().conf_state = state;
+                // A leader without a vote must not count itself, and the raft crate cannot lead without doing so.
+                if !self.raw.raft.promotable() {
+                    self.stand_down();
+                }
+            }
+            Event::CampaignRequested => {
+                if !self.may_campaign() {
+                    return Err(other("this member must not campaign now"));
+                }
+                self.raw.campaign().map_err(other)?;
+            }
+            Event::Forgotten(index) => {
+                let index = index.min(self.raw.raft.raft_log.applied);
+                self.raw.mut_store().forget(index);
+            }
+            Event::Discarded(first) => {
+                let first = first.min(self.raw.raft.raft_log.applied + 1);
+                self.raw.mut_store().discard(first);
+            }
+            Event::Received(message) => return self.receive(message),
+            Event::ReadRequested(context) => {
+                self.check_reads()?;
+                if self.raw.raft.leader_id == 0 {
+                    return Err(Refused::NoLeader);
+                }
+                self.raw.read_index(context.to_be_bytes().to_vec());
+            }
+            Event::TransferRequested(to) => {
+                if self.raw.raft.leader_id == 0 {
+                    return Err(Refused::NoLeader);
+                }
+                if !self.raw.raft.prs().conf().voters().contains(to) {
+                    return Err(Refused::Other(format!("member {to:x} has no vote and cannot lead")));
+                }
+                self.raw.transfer_leader(to);
+            }
+            Event::StepDownRequested => {
+                if self.raw.raft.state == StateRole::Leader {
+                    self.stand_down();
+                }
+            }
+            Event::PeerUnreachable(id) => self.raw.report_unreachable(id),
+            Event::SnapshotReported { to, delivered } => {
+                let status = if delivered { SnapshotStatus::Finish } else { SnapshotStatus::Failure };
+                self.raw.report_snapshot(to, status);
+            }
+            Event::Fetched { fetch, entries } => self.fetched(fetch, &entries),
+            Event::DiskStalled(stalled) => {
+                self.disk_stalled = stalled;
+                if stalled && self.raw.raft.state != StateRole::Leader {
+                    self.stand_down();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Becomes a follower of nobody in the same term, unless it follows already.
+    fn stand_down(&mut self) {
+        if self.raw.raft.state != StateRole::Follower {
+            let term = self.raw.raft.term;
+            self.raw.raft.become_follower(term, 0);
+        }
+    }
+
+    /// Whether this node may start an election now.
+    fn may_campaign(&self) -> bool {
+        let log = &self.raw.raft.raft_log;
+        self.raw.raft.promotable()
+            && !self.disk_stalled
+            // Raft looks for conf changes between what is applied and what is committed, and a snapshot that is not
+            // applied yet leaves a hole there.
+            && self.restoring.is_none()
+            // A candidate says that it has its log. A sole voter becomes leader at once, and the raft crate insists
+            // that its log is synced by then.
+            && log.persisted == log.last_index()
+    }
+
+    fn tick(&mut self) {
+        self.ticks += 1;
+        let raft = &mut self.raw.raft;
+        let due = raft.state != StateRole::Leader
+            && raft.election_elapsed + 1 >= raft.randomized_election_timeout();
+        if due && !self.may_campaign() {
+            // Time goes on, so that it does not hold on to a leader that is gone.
+            self.raw.raft.election_elapsed += 1;
+        } else {
+            self.raw.tick();
+        }
+    }
+
+    fn propose(&mut self, entries: Vec<eraftpb::Entry>) -> Result<(), Refused> {
         if self.raw.raft.leader_id == 0 {
             return Err(Refused::NoLeader);
         }
+        if self.transferring().is_some() {
+            return Err(Refused::Transferring);
+        }
         let mut message = eraftpb::Message::default();
-        message.set_msg_type(eraftpb::MessageType::MsgPropose);
+        message.set_msg_type(MessageType::MsgPropose);
         message.from = self.config.id;
-        message.entries = vec![entry].into();
+        message.entries = entries.into();
         match self.raw.raft.step(message) {
             Ok(()) => Ok(()),
             Err(raft::Error::ProposalDropped) => Err(Refused::NoLeader),
-            Err(other) => Err(Refused::Other(other.to_string())),
+            Err(e) => Err(other(e)),
+        }
+    }
+
+    fn propose_conf_change(&mut self, change: crate::ConfChange, data: Bytes) -> Result<(), Refused> {
+        let entry = wire::conf_change_entry(change, data).map_err(Refused::Other)?;
+        self.propose(vec![entry])
+    }
+
+    fn check_reads(&self) -> Result<(), Refused> {
+        if self.raw.raft.pending_read_count() >= PENDING_READS_MAX {
+            return Err(other("too many reads wait for confirmation"));
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, message: raftpb::Message) -> Result<(), Refused> {
+        let mut message = wire::message_to_raft(message).map_err(Refused::Other)?;
+        screen::check(&message, &self.raw).map_err(Refused::Other)?;
+        let (kind, from) = (message.get_msg_type(), message.from);
+        match kind {
+            // The leader takes proposals again when nobody campaigns.
+            MessageType::MsgTimeoutNow if !self.may_campaign() => return Ok(()),
+            MessageType::MsgTransferLeader if message.term == self.raw.raft.term => message.term = 0,
+            MessageType::MsgReadIndex => self.check_reads()?,
+            MessageType::MsgPropose if self.transferring().is_some() => return Err(Refused::Transferring),
+            _ => {}
+        }
+        match self.raw.step(message) {
+            Ok(()) => {}
+            Err(raft::Error::ProposalDropped) => return Err(Refused::NoLeader),
+            Err(e) => return Err(other(e)),
+        }
+        if kind == MessageType::MsgHeartbeatResponse
+            && let Some(window) = self.windows.get_mut(&from)
+            && let Some(append) = window.nudge()
+        {
+            let persisted = self.raw.raft.raft_log.persisted;
+            self.outbox.post(append, persisted);
+        }
+        Ok(())
+    }
+
+    fn synced(&mut self, number: u64) -> Result<(), Refused> {
+        if number > self.batch {
+            return Err(Refused::Other(format!("batch {number} is synced, the last one was {}", self.batch)));
+        }
+        while self.unsynced.front().is_some_and(|n| *n <= number) {
+            self.unsynced.pop_front();
+        }
+        // Batches that had nothing for the log are as good as synced together with the one before them.
+        self.raw.on_persist_ready(self.unsynced.front().map_or(self.batch, |next| next - 1));
+        if let Some((index, _)) = self.restoring.take_if(|(_, batch)| *batch <= number) {
+            self.applied = self.applied.max(index);
+        }
+        self.settle_applied();
+        self.outbox.synced(number);
+        Ok(())
+    }
+
+    /// Tells raft what is applied, as far as it is synced too.
+    fn settle_applied(&mut self) {
+        let log = &self.raw.raft.raft_log;
+        let applied = self.applied.min(log.committed).min(log.persisted);
+        if applied > log.applied {
+            self.raw.advance_apply_to(applied);
+            self.raw.mut_store().applied = applied;
+        }
+    }
+
+    fn fetched(&mut self, fetch: Fetch, entries: &[Entry]) {
+        if self.fetching.get(&fetch.to) != Some(&fetch) {
+            return;
+        }
+        self.fetching.remove(&fetch.to);
+        let tail = self.raw.store();
+        let sound = entries.iter().enumerate().all(|(at, entry)| {
+            entry.index == fetch.first + at as u64
+                && entry.index < fetch.last
+                && tail.term_of(entry.index) == Some(entry.term)
+        });
+        // What cannot be read is asked for again when the follower answers the next heartbeat.
+        if entries.is_empty() || !sound {
+            return;
+        }
+        let entries = entries.iter().map(Entry::to_raft).collect();
+        self.raw.mut_store().fetched.insert(fetch.to, entries);
+        // The first turn sends what was read; the second asks for what comes after it, so that the disk reads while
+        // the network sends.
+        for turn in 0..2 {
+            let before_index = self.raw.store().before_index;
+            let ready = self.raw.raft.prs().get(fetch.to).is_some_and(|progress| {
+                !progress.is_paused() && (turn == 0 || progress.next_idx <= before_index)
+            });
+            if ready {
+                self.raw.raft.send_append(fetch.to);
+            }
         }
     }
 
     /// What follows from the events so far; `None` once there is nothing more to do.
     pub fn effects(&mut self) -> Option<Effects> {
         if !self.raw.has_ready() {
-            return None;
+            if self.outbox.is_empty() && self.fetches.is_empty() {
+                return None;
+            }
+            return Some(Effects {
+                messages: self.outbox.take().into_iter().map(wire::message_from_raft).collect(),
+                fetches: std::mem::take(&mut self.fetches),
+                ..Effects::default()
+            });
         }
         let mut ready = self.raw.ready();
         let mut effects = Effects::default();
         if ready.ss().is_some() {
             effects.standing = Some(self.standing());
         }
-        // A single voter has nobody to talk to: peers, their messages and reads through them come with clusters.
-        assert!(ready.take_messages().is_empty(), "a member without peers sends to nobody");
-        assert!(ready.take_persisted_messages().is_empty(), "a member without peers sends to nobody");
+        // Which messages wait for what is not the raft crate's to say: see `Outbox`.
+        let mut messages = ready.take_messages();
+        messages.append(&mut ready.take_persisted_messages());
         effects.commit = ready.take_committed_entries().into_iter().map(Entry::from_raft).collect();
-        if let Some(hs) = ready.hs() {
-            self.unsaved = Some(HardState { term: hs.term, vote: hs.vote, commit: hs.commit });
-        }
+        effects.reads = ready.take_read_states().into_iter().filter_map(read_of).collect();
+        let hard_state = ready.hs().cloned();
         let must_sync = ready.must_sync();
         let number = ready.number();
+        self.batch = number;
+        if !ready.snapshot().is_empty() {
+            let metadata = ready.snapshot().get_metadata().clone();
+            self.raw.mut_store().restore(&metadata);
+            self.restoring = Some((metadata.index, number));
+            let state = metadata.get_conf_state();
+            effects.restore = Some(Restore {
+                index: metadata.index,
+                term: metadata.term,
+                voters: state.voters.clone(),
+                learners: state.learners.clone(),
+            });
+        }
         let entries = ready.take_entries();
-        if let Some(hs) = ready.hs() {
+        self.raw.mut_store().append(&entries);
+        if let Some(hs) = &hard_state {
+            self.unsaved = Some(HardState { term: hs.term, vote: hs.vote, commit: hs.commit });
             self.raw.mut_store().hard_state = hs.clone();
         }
-        self.raw.mut_store().append(&entries);
         self.raw.advance_append_async(ready);
         if must_sync {
+            let vote = hard_state.map_or(self.vote, |hs| (hs.term, hs.vote));
+            self.outbox.appended(number, vote != self.vote);
+            self.vote = vote;
+            self.unsynced.push_back(number);
             let entries = entries.into_iter().map(Entry::from_raft).collect();
             effects.append = Some(Append { number, entries, hard_state: self.unsaved.take() });
+        } else if self.unsynced.is_empty() {
+            // The raft crate keeps a record of each batch until it hears that it is synced.
+            self.raw.on_persist_ready(number);
         }
+        self.post(messages);
+        effects.messages = self.outbox.take().into_iter().map(wire::message_from_raft).collect();
+        effects.fetches = std::mem::take(&mut self.fetches);
         Some(effects)
+    }
+
+    fn post(&mut self, messages: Vec<eraftpb::Message>) {
+        let persisted = self.raw.raft.raft_log.persisted;
+        for message in messages {
+            let message = if message.get_msg_type() == MessageType::MsgAppend {
+                let window = self.windows.entry(message.to).or_default();
+                window.offer(message, self.config.bytes_in_flight_max)
+            } else {
+                Some(message)
+            };
+            if let Some(message) = message {
+                self.outbox.post(message, persisted);
+            }
+        }
+    }
+
+    /// Brings windows and fetches in line with raft's view of the followers.
+    fn settle_followers(&mut self) {
+        let raft = &self.raw.raft;
+        let term = raft.term;
+        if raft.state != StateRole::Leader || self.windows_term != term {
+            self.windows_term = term;
+            self.windows.clear();
+            self.fetching.clear();
+            self.fetches.clear();
+            let leads = raft.state == StateRole::Leader;
+            let tail = self.raw.mut_store();
+            tail.fetched.clear();
+            if !leads {
+                tail.wanted.get_mut().clear();
+                return;
+            }
+        }
+        let persisted = self.raw.raft.raft_log.persisted;
+        let progress = self.raw.raft.prs();
+        self.windows.retain(|id, _| progress.get(*id).is_some());
+        for (id, window) in &mut self.windows {
+            let Some(progress) = progress.get(*id) else { continue };
+            if progress.state != raft::ProgressState::Replicate {
+                window.clear();
+            }
+            for append in window.acknowledge(progress.matched, self.config.bytes_in_flight_max) {
+                self.outbox.post(append, persisted);
+            }
+        }
+        self.fetching.retain(|id, _| progress.get(*id).is_some());
+
+        let mut wanted = std::mem::take(self.raw.mut_store().wanted.get_mut());
+        wanted.sort_unstable();
+        wanted.dedup();
+        let last = self.raw.store().before_index + 1;
+        let mut behind: Vec<(u64, u64)> = self
+            .raw
+            .raft
+            .prs()
+            .iter()
+            .filter(|(id, progress)| **id != self.config.id && wanted.contains(&progress.next_idx))
+            .map(|(id, progress)| (*id, progress.next_idx))
+            .collect();
+        behind.sort_unstable();
+        for (to, first) in behind {
+            if !self.fetching.contains_key(&to) {
+                let fetch = Fetch { to, first, last, bytes_max: APPEND_BYTES_MAX };
+                self.fetching.insert(to, fetch);
+                self.fetches.push(fetch);
+            }
+        }
+        let next: BTreeMap<u64, u64> =
+            self.raw.raft.prs().iter().map(|(id, progress)| (*id, progress.next_idx)).collect();
+        self.raw.mut_store().fetched.retain(|id, entries| {
+            match (next.get(id), entries.first(), entries.last()) {
+                (Some(next), Some(first), Some(last)) => (first.index..=last.index).contains(next),
+                _ => false,
+            }
+        });
     }
 
     /// Where the node stands now.
@@ -301,6 +542,52 @@ impl Node {
             commit: raft.raft_log.committed,
             last: raft.raft_log.last_index(),
         }
+    }
+
+    /// What a leader knows about every member, itself included, by id; nothing on others.
+    pub fn progress(&self) -> Vec<Progress> {
+        let raft = &self.raw.raft;
+        if raft.state != StateRole::Leader {
+            return Vec::new();
+        }
+        let learners = raft.prs().conf().learners();
+        let mut all: Vec<Progress> = raft
+            .prs()
+            .iter()
+            .map(|(id, progress)| Progress {
+                id: *id,
+                matched: progress.matched,
+                next: progress.next_idx,
+                is_learner: learners.contains(id),
+                recently_active: progress.recent_active || *id == self.config.id,
+                state: match progress.state {
+                    raft::ProgressState::Probe => ProgressState::Probe,
+                    raft::ProgressState::Replicate => ProgressState::Replicate,
+                    raft::ProgressState::Snapshot => {
+                        ProgressState::Snapshot { index: progress.pending_snapshot }
+                    }
+                },
+            })
+            .collect();
+        all.sort_unstable_by_key(|progress| progress.id);
+        all
+    }
+
+    /// To whom this leader is handing over.
+    pub fn transferring(&self) -> Option<u64> {
+        match self.raw.raft.state {
+            StateRole::Leader => self.raw.raft.lead_transferee,
+            _ => None,
+        }
+    }
+
+    /// The term of an entry that is in the log, or right before its first one.
+    pub fn term_of(&self, index: u64) -> Option<u64> {
+        let log = &self.raw.raft.raft_log;
+        if index + 1 < log.first_index() || index > log.last_index() {
+            return None;
+        }
+        log.term(index).ok()
     }
 
     /// The ids of those with a vote, in order.
@@ -339,4 +626,10 @@ impl Node {
             .raft
             .set_randomized_election_timeout(usize::try_from(timeout).unwrap_or(self.config.election_ticks));
     }
+}
+
+/// The number and the index of a confirmed read; `None` for a context that no read of ours has.
+fn read_of(state: raft::ReadState) -> Option<(u64, u64)> {
+    let context = <[u8; 8]>::try_from(&state.request_ctx[..]).ok()?;
+    Some((u64::from_be_bytes(context), state.index))
 }

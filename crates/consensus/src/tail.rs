@@ -1,25 +1,53 @@
 //! The newest entries of the log, kept in memory for raft to look at.
 
-use std::collections::VecDeque;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
 
 use raft::eraftpb;
 use raft::{GetEntriesContext, RaftState, Storage, StorageError};
 
-/// Entries after `before_index`, without a gap. Implements the raft crate's view of a log.
+use crate::terms::Terms;
+
+/// Entries after `before_index`, without a gap; the terms of those before; and what was fetched of them for followers
+/// that are behind. Implements the raft crate's view of a log.
 #[derive(Debug, Default)]
 pub(crate) struct Tail {
-    /// The entry before the first one kept: its index and term are needed for matching.
+    /// The first entry that the log on disk still has, or `before_index + 1`.
+    pub first_index: u64,
+    /// The newest entry that is not kept in memory.
     pub before_index: u64,
-    pub before_term: u64,
+    /// The terms of entries from `first_index - 1` or earlier to `before_index`.
+    pub terms: Terms,
     pub entries: VecDeque<eraftpb::Entry>,
     pub hard_state: eraftpb::HardState,
+    /// The members as of the last conf change that was applied.
     pub conf_state: eraftpb::ConfState,
-    /// Bytes of the payloads kept.
+    /// The newest applied entry: what a snapshot is made of.
+    pub applied: u64,
+    /// Bytes of the payloads kept in `entries`.
     pub bytes: usize,
+    /// By follower: entries read back from disk, not yet sent.
+    pub fetched: BTreeMap<u64, Vec<eraftpb::Entry>>,
+    /// Indexes from which raft asked for entries that only the disk has.
+    pub wanted: RefCell<Vec<u64>>,
 }
 
-fn payload_bytes(entry: &eraftpb::Entry) -> usize {
+pub(crate) fn payload_bytes(entry: &eraftpb::Entry) -> usize {
     entry.data.len() + entry.context.len()
+}
+
+/// As many entries as fit, and at least one if there is one.
+fn limited<'a>(entries: impl Iterator<Item = &'a eraftpb::Entry>, bytes_max: u64) -> Vec<eraftpb::Entry> {
+    let mut bytes = 0u64;
+    let mut out = Vec::new();
+    for entry in entries {
+        bytes += payload_bytes(entry) as u64 + 16;
+        if bytes > bytes_max && !out.is_empty() {
+            break;
+        }
+        out.push(entry.clone());
+    }
+    out
 }
 
 impl Tail {
@@ -41,25 +69,44 @@ impl Tail {
         self.entries.extend(entries.iter().cloned());
     }
 
-    /// Drops entries up to and including `index`.
+    /// Drops entries up to and including `index` from memory; the log on disk still has them.
     pub fn forget(&mut self, index: u64) {
         while self.before_index < index {
             let Some(gone) = self.entries.pop_front() else { break };
             self.before_index = gone.index;
-            self.before_term = gone.term;
+            self.terms.push(gone.index, gone.term);
             self.bytes -= payload_bytes(&gone);
         }
     }
 
-    fn term_of(&self, index: u64) -> raft::Result<u64> {
-        if index == self.before_index {
-            return Ok(self.before_term);
+    /// The log on disk has no entries below `first` any more; neither has memory.
+    pub fn discard(&mut self, first: u64) {
+        if first <= self.first_index {
+            return;
         }
-        if index < self.before_index {
-            return Err(StorageError::Compacted.into());
+        self.forget(first - 1);
+        self.first_index = first;
+        self.terms.discard(first - 1);
+    }
+
+    /// Starts anew after a snapshot.
+    pub fn restore(&mut self, metadata: &eraftpb::SnapshotMetadata) {
+        self.first_index = metadata.index + 1;
+        self.before_index = metadata.index;
+        self.terms = Terms::default();
+        self.terms.push(metadata.index, metadata.term);
+        self.entries.clear();
+        self.bytes = 0;
+        self.fetched.clear();
+        self.conf_state = metadata.get_conf_state().clone();
+    }
+
+    pub fn term_of(&self, index: u64) -> Option<u64> {
+        if index <= self.before_index {
+            return self.terms.at(index);
         }
-        let at = usize::try_from(index - self.before_index - 1).unwrap_or(usize::MAX);
-        self.entries.get(at).map(|e| e.term).ok_or_else(|| StorageError::Unavailable.into())
+        let at = usize::try_from(index - self.before_index - 1).ok()?;
+        self.entries.get(at).map(|e| e.term)
     }
 }
 
@@ -73,40 +120,60 @@ impl Storage for Tail {
         low: u64,
         high: u64,
         max_size: impl Into<Option<u64>>,
-        _context: GetEntriesContext,
+        context: GetEntriesContext,
     ) -> raft::Result<Vec<eraftpb::Entry>> {
-        if low <= self.before_index {
+        let bytes_max = max_size.into().unwrap_or(u64::MAX);
+        if low < self.first_index {
             return Err(StorageError::Compacted.into());
         }
-        let max = max_size.into().unwrap_or(u64::MAX);
-        let skip = usize::try_from(low - self.before_index - 1).unwrap_or(usize::MAX);
-        let take = usize::try_from(high.saturating_sub(low)).unwrap_or(usize::MAX);
-        let mut bytes = 0u64;
-        let mut out = Vec::with_capacity(take.min(self.entries.len()));
-        for entry in self.entries.iter().skip(skip).take(take) {
-            bytes += payload_bytes(entry) as u64 + 16;
-            if bytes > max && !out.is_empty() {
-                break;
-            }
-            out.push(entry.clone());
+        if low > self.before_index {
+            let skip = usize::try_from(low - self.before_index - 1).unwrap_or(usize::MAX);
+            let take = usize::try_from(high.saturating_sub(low)).unwrap_or(usize::MAX);
+            return Ok(limited(self.entries.iter().skip(skip).take(take), bytes_max));
         }
-        Ok(out)
+        // All that is not in memory is applied, and therefore the same for whichever follower it was read.
+        for entries in self.fetched.values() {
+            let found = entries.iter().skip_while(|e| e.index < low).take_while(|e| e.index < high);
+            if entries.first().is_some_and(|e| e.index <= low) {
+                let found = limited(found, bytes_max);
+                if !found.is_empty() {
+                    return Ok(found);
+                }
+            }
+        }
+        // Only followers may be that far behind: what this node itself needs is not applied yet and hence in memory.
+        assert!(context.can_async(), "raft needs entry {low}, which is applied and forgotten");
+        self.wanted.borrow_mut().push(low);
+        Err(StorageError::LogTemporarilyUnavailable.into())
     }
 
     fn term(&self, index: u64) -> raft::Result<u64> {
-        self.term_of(index)
+        if index > self.last() {
+            return Err(StorageError::Unavailable.into());
+        }
+        self.term_of(index).ok_or_else(|| StorageError::Compacted.into())
     }
 
     fn first_index(&self) -> raft::Result<u64> {
-        Ok(self.before_index + 1)
+        Ok(self.first_index)
     }
 
     fn last_index(&self) -> raft::Result<u64> {
         Ok(self.last())
     }
 
-    fn snapshot(&self, _request_index: u64, _to: u64) -> raft::Result<eraftpb::Snapshot> {
-        // Whoever needs a snapshot is another member; the sender makes one when there is somebody to send it to.
-        Err(StorageError::SnapshotTemporarilyUnavailable.into())
+    /// Position and members only: the state itself is read when the snapshot is sent.
+    fn snapshot(&self, request_index: u64, _to: u64) -> raft::Result<eraftpb::Snapshot> {
+        match self.term_of(self.applied) {
+            Some(term) if self.applied > 0 && self.applied >= request_index => {
+                let mut snapshot = eraftpb::Snapshot::default();
+                let metadata = snapshot.mut_metadata();
+                metadata.index = self.applied;
+                metadata.term = term;
+                metadata.set_conf_state(self.conf_state.clone());
+                Ok(snapshot)
+            }
+            _ => Err(StorageError::SnapshotTemporarilyUnavailable.into()),
+        }
     }
 }

@@ -1,0 +1,110 @@
+//! What a node asks for, and how it stands.
+
+use api::raftpb;
+
+use crate::entry::{Entry, HardState};
+use crate::event::Fetch;
+
+/// A node's part in its term.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Follows a leader, or waits for one.
+    Follower,
+    /// Asks for votes, or whether it would get any.
+    Candidate,
+    /// Leads.
+    Leader,
+}
+
+/// Where a node stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// Its part.
+    pub role: Role,
+    /// The leader it knows of; 0 for none.
+    pub leader: u64,
+    /// The current term.
+    pub term: u64,
+    /// The newest committed index.
+    pub commit: u64,
+    /// The newest index in its log, synced or not.
+    pub last: u64,
+}
+
+/// How a leader sends entries to a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProgressState {
+    /// One append at a time, to find out where the logs meet.
+    Probe,
+    /// One append after the other, without waiting.
+    Replicate,
+    /// None, until the snapshot of this index has arrived.
+    Snapshot {
+        /// The snapshot's position, at the least.
+        index: u64,
+    },
+}
+
+/// What a leader knows about a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// The member.
+    pub id: u64,
+    /// The newest index known to be on its disk.
+    pub matched: u64,
+    /// The next index to send to it.
+    pub next: u64,
+    /// Whether it has no vote.
+    pub is_learner: bool,
+    /// Whether it answered since the leader last looked, which it does every election timeout.
+    pub recently_active: bool,
+    /// How it gets entries.
+    pub state: ProgressState,
+}
+
+/// A snapshot was accepted: what the log and the applied state are replaced by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Restore {
+    /// Its position.
+    pub index: u64,
+    /// The term of the entry at that position.
+    pub term: u64,
+    /// The members with a vote.
+    pub voters: Vec<u64>,
+    /// The members without one.
+    pub learners: Vec<u64>,
+}
+
+/// Entries and state for the log.
+#[derive(Debug)]
+pub struct Append {
+    /// What [`Event::LogSynced`](crate::Event::LogSynced) has to name.
+    pub number: u64,
+    /// In order; the first may replace entries already in the log.
+    pub entries: Vec<Entry>,
+    /// The new hard state, if it changed.
+    pub hard_state: Option<HardState>,
+}
+
+/// What is to be done, in the imperative.
+#[derive(Debug, Default)]
+pub struct Effects {
+    /// To be carried out before `append`: the log starts anew after it. Persisted together with `append`, which is
+    /// then there, if only for its number.
+    pub restore: Option<Restore>,
+    /// For the log.
+    pub append: Option<Append>,
+    /// To be sent now, in this order. Those that promise something come once what they promise is synced. A `MsgSnap`
+    /// has metadata only; whoever sends it replaces them by those of the state that it sends.
+    pub messages: Vec<raftpb::Message>,
+    /// Committed entries, to be applied in order.
+    pub commit: Vec<Entry>,
+    /// Answers to [`Event::ReadRequested`](crate::Event::ReadRequested): its number, and the index that has to be
+    /// applied before the read.
+    pub reads: Vec<(u64, u64)>,
+    /// Entries to be read from the log, at most one per follower at a time. Each is answered by
+    /// [`Event::Fetched`](crate::Event::Fetched).
+    pub fetches: Vec<Fetch>,
+    /// The node's new standing, if role or leader changed.
+    pub standing: Option<Standing>,
+}

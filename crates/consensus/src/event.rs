@@ -1,0 +1,152 @@
+//! What a node is told.
+
+use api::raftpb;
+use bytes::Bytes;
+
+use crate::entry::{ConfChange, Entry, HardState};
+
+/// How a node is set up. All times are in ticks.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// This member's id; not 0.
+    pub id: u64,
+    /// Ticks without a leader after which a follower campaigns, at the least; it waits up to twice as long.
+    pub election_ticks: usize,
+    /// Ticks between a leader's heartbeats.
+    pub heartbeat_ticks: usize,
+    /// Whether a member asks around before it raises the term.
+    pub pre_vote: bool,
+    /// Decides the election timeouts. Members of one cluster need different ones.
+    pub seed: u64,
+    /// Payload bytes that may be under way to one follower without its acknowledgement; the append that reaches this
+    /// number still goes.
+    pub bytes_in_flight_max: usize,
+}
+
+impl Default for Config {
+    /// etcd's defaults, and no id.
+    fn default() -> Config {
+        Config {
+            id: 0,
+            election_ticks: 10,
+            heartbeat_ticks: 1,
+            pre_vote: true,
+            seed: 0,
+            bytes_in_flight_max: 16 * 1024 * 1024,
+        }
+    }
+}
+
+/// What a node starts from: the checkpoint's position and what the log holds.
+#[derive(Clone, Debug, Default)]
+pub struct Restored {
+    /// Term, vote and commit index as last synced.
+    pub hard_state: HardState,
+    /// The members with a vote, as of `applied`. Empty for a member that waits to be told.
+    pub voters: Vec<u64>,
+    /// The members without one, as of `applied`.
+    pub learners: Vec<u64>,
+    /// The index that the restored state has applied.
+    pub applied: u64,
+    /// The term of the entry at `applied`.
+    pub applied_term: u64,
+    /// The first entry that can be read from the log on disk; 0 when none up to `applied` can.
+    pub first_index: u64,
+    /// The terms of the entries from `first_index - 1` or earlier to `applied`: the first index of each run of equal
+    /// terms, and the term. Entries before the first run count as not readable.
+    pub terms: Vec<(u64, u64)>,
+    /// All entries of the log after `applied`, in order.
+    pub entries: Vec<Entry>,
+}
+
+/// Entries that the log has and memory has not, wanted for a follower that is behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fetch {
+    /// The follower.
+    pub to: u64,
+    /// The first entry wanted.
+    pub first: u64,
+    /// The first entry that is not wanted any more.
+    pub last: u64,
+    /// How many payload bytes are enough. One entry is to be read however large it is.
+    pub bytes_max: u64,
+}
+
+/// What happened, in the past tense.
+#[derive(Debug)]
+pub enum Event {
+    /// One tick went by.
+    Ticked,
+    /// Clients' commands are to be replicated, one entry each, in this order: bytes of `InternalRaftRequest`s. A
+    /// follower forwards them to its leader in one message, which may get lost.
+    Proposed(Vec<Bytes>),
+    /// A membership change is to be replicated; the bytes are etcd's `ConfChange`. While an earlier one is not yet
+    /// applied, raft replaces it by an empty entry.
+    ConfChangeProposed(ConfChange, Bytes),
+    /// The append batch with this number, and all before it, are on disk; so is the snapshot that came with one.
+    LogSynced(u64),
+    /// Everything up to this index has been applied. A snapshot counts as applied once its batch is synced.
+    Applied(u64),
+    /// A committed membership change has been applied to the member list. A leader that this takes the vote from
+    /// steps down.
+    ConfChanged(ConfChange),
+    /// It is time to campaign without waiting for a timeout.
+    CampaignRequested,
+    /// Entries up to this index leave memory; the log still has them.
+    Forgotten(u64),
+    /// The log has no entries below this index any more.
+    Discarded(u64),
+    /// A message came from a peer.
+    Received(raftpb::Message),
+    /// The index up to which a linearizable read has to wait is to be found out. The number comes back in
+    /// `Effects::reads`, from whichever leader answers; it must be unique in the whole cluster. It may never come
+    /// back: messages get lost, leaders change, and a leader that has not yet committed in its term says nothing. Ask
+    /// again then, with a new number.
+    ReadRequested(u64),
+    /// Leadership is to go to this voter. It may fail: then the leader takes proposals again after an election
+    /// timeout.
+    TransferRequested(u64),
+    /// This node is to stop leading, in favour of nobody.
+    StepDownRequested,
+    /// Messages to this member may have been lost.
+    PeerUnreachable(u64),
+    /// The sending of a snapshot has ended.
+    SnapshotReported {
+        /// Whom it was for.
+        to: u64,
+        /// Whether the receiver has it whole.
+        delivered: bool,
+    },
+    /// The answer to one of `Effects::fetches`; each must get one.
+    Fetched {
+        /// As it was asked for.
+        fetch: Fetch,
+        /// Entries from `fetch.first` on, without a gap; none if they could not be read.
+        entries: Vec<Entry>,
+    },
+    /// Whether the disk hangs. While it does, this node starts no campaign, for it could not keep up as a leader.
+    DiskStalled(bool),
+}
+
+/// The node could not take an event.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// There is no leader to take a proposal, a read or a transfer.
+    NoLeader,
+    /// Leadership is being handed over; no proposals until that has ended.
+    Transferring,
+    /// What is wrong, for the operator.
+    Other(String),
+}
+
+impl std::fmt::Display for Refused {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Refused::NoLeader => f.write_str("no leader takes proposals"),
+            Refused::Transferring => f.write_str("leadership is being handed over"),
+            Refused::Other(text) => f.write_str(text),
+        }
+    }
+}
+
+impl std::error::Error for Refused {}

@@ -1,0 +1,89 @@
+//! Messages on their way out, and those that wait for the disk.
+
+use std::collections::VecDeque;
+
+use raft::eraftpb::{self, MessageType};
+
+/// The most messages that wait for the disk. Beyond it the oldest are dropped: raft bears the loss of any message,
+/// and the newest are those that still matter once a stalled disk moves again.
+const WAITING_MAX: usize = 4096;
+
+/// Holds back every message that promises something until the disk has what it promises.
+///
+/// The raft crate wants all messages of a follower to wait for the ready that they came with. That is safe, for a
+/// message that leaves once everything up to its making is on disk is the same as one delayed by the network; and
+/// it is more than is needed. What a crash can undo is the log, the term and the vote, hence:
+///
+/// * **An accepted append** says that the log has everything up to its index. If some of that is not on disk yet, the
+///   message waits for the newest batch given out, its own or an earlier one, for it may promise entries of any of
+///   them. If all of it is on disk, nothing but the term is promised.
+/// * **A vote** and **a request for votes** (which is a vote for oneself, and says what the log holds) wait for the
+///   newest batch too. Requests for pre-votes wait with them: they are few, and they name the log's end as well.
+/// * **A granted pre-vote** promises nothing: the voter remembers nothing of it, and the one who gets it only starts
+///   an election in which real votes count.
+/// * **All others** rest on the term alone. That they wait for a change of term or vote is needed: a sole voter
+///   becomes leader before its vote for itself is on disk, and if it told its learners of entries in that term and
+///   crashed, it would lead the same term again with other entries. A heartbeat's answer acknowledges the leader's
+///   term, which must not be forgotten and given to an older leader; a rejection or a forwarded request tells at most
+///   the term. Entries do not matter to any of these, so a linearizable read never waits behind a write's sync. The
+///   commit index is not among the promises: it is only sent by leaders, who computed it from what is on disks.
+#[derive(Debug, Default)]
+pub(crate) struct Outbox {
+    /// The newest batch given out.
+    newest: u64,
+    /// The newest batch given out that changes term or vote.
+    newest_vote: u64,
+    /// The newest batch on disk.
+    synced: u64,
+    /// With the batch each waits for.
+    waiting: VecDeque<(u64, eraftpb::Message)>,
+    ready: Vec<eraftpb::Message>,
+}
+
+impl Outbox {
+    /// A batch is given out for the log.
+    pub fn appended(&mut self, number: u64, changes_vote: bool) {
+        self.newest = number;
+        if changes_vote {
+            self.newest_vote = number;
+        }
+    }
+
+    /// A batch and all before it are on disk.
+    pub fn synced(&mut self, number: u64) {
+        self.synced = self.synced.max(number);
+        let synced = self.synced;
+        let (free, waiting) =
+            std::mem::take(&mut self.waiting).into_iter().partition(|(need, _)| *need <= synced);
+        self.waiting = waiting;
+        let free: VecDeque<(u64, eraftpb::Message)> = free;
+        self.ready.extend(free.into_iter().map(|(_, message)| message));
+    }
+
+    /// Takes a message; `persisted` is the newest entry known to be on disk here.
+    pub fn post(&mut self, message: eraftpb::Message, persisted: u64) {
+        let promises_log = match message.get_msg_type() {
+            MessageType::MsgAppendResponse => !message.reject && message.index > persisted,
+            MessageType::MsgRequestVoteResponse => !message.reject,
+            MessageType::MsgRequestVote | MessageType::MsgRequestPreVote => true,
+            _ => false,
+        };
+        let need = if promises_log { self.newest } else { self.newest_vote };
+        if need <= self.synced {
+            self.ready.push(message);
+            return;
+        }
+        if self.waiting.len() >= WAITING_MAX {
+            self.waiting.pop_front();
+        }
+        self.waiting.push_back((need, message));
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.ready.is_empty()
+    }
+
+    pub fn take(&mut self) -> Vec<eraftpb::Message> {
+        std::mem::take(&mut self.ready)
+    }
+}

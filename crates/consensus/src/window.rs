@@ -1,0 +1,132 @@
+//! How many bytes may be on their way to one follower.
+
+use std::collections::VecDeque;
+
+use raft::eraftpb;
+
+use crate::tail::payload_bytes;
+
+/// The appends to one follower that it has not acknowledged, and those that wait for room.
+///
+/// The raft crate limits how many appends are under way, not how many bytes. This holds appends back beyond a number
+/// of bytes, in order. Nothing is lost by that: raft bounds how many there are, sees them as under way, and takes
+/// them back when it goes over to probing the follower, at which [`Window::clear`] forgets them here.
+#[derive(Debug, Default)]
+pub(crate) struct Window {
+    /// The last index and the bytes of each append under way.
+    sent: VecDeque<(u64, usize)>,
+    sent_bytes: usize,
+    held: VecDeque<eraftpb::Message>,
+}
+
+impl Window {
+    /// Takes an append; returns it if it may go now.
+    pub fn offer(&mut self, message: eraftpb::Message, bytes_max: usize) -> Option<eraftpb::Message> {
+        if let Some(last) = self.held.back_mut() {
+            if message.entries.is_empty() {
+                // It only tells the commit index, and would overtake what is held.
+                last.commit = last.commit.max(message.commit);
+            } else {
+                self.held.push_back(message);
+            }
+            return None;
+        }
+        if !message.entries.is_empty() && self.sent_bytes >= bytes_max {
+            self.held.push_back(message);
+            return None;
+        }
+        self.count(&message);
+        Some(message)
+    }
+
+    fn count(&mut self, message: &eraftpb::Message) {
+        if let Some(last) = message.entries.last() {
+            let bytes = message.entries.iter().map(payload_bytes).sum::<usize>();
+            self.sent.push_back((last.index, bytes));
+            self.sent_bytes += bytes;
+        }
+    }
+
+    /// The follower has everything up to `matched`: returns what may go now.
+    pub fn acknowledge(&mut self, matched: u64, bytes_max: usize) -> Vec<eraftpb::Message> {
+        while let Some(&(last, bytes)) = self.sent.front()
+            && last <= matched
+        {
+            self.sent_bytes -= bytes;
+            self.sent.pop_front();
+        }
+        let mut free = Vec::new();
+        while self.sent_bytes < bytes_max
+            && let Some(message) = self.held.pop_front()
+        {
+            self.count(&message);
+            free.push(message);
+        }
+        free
+    }
+
+    /// The follower lives but acknowledges nothing, so appends may have been lost: lets one more go, by whose answer
+    /// raft learns of the loss. The raft crate does the same when its own limit is reached.
+    pub fn nudge(&mut self) -> Option<eraftpb::Message> {
+        let message = self.held.pop_front()?;
+        self.count(&message);
+        Some(message)
+    }
+
+    pub fn is_open(&self) -> bool {
+        self.held.is_empty()
+    }
+
+    /// Raft starts over with this follower.
+    pub fn clear(&mut self) {
+        *self = Window::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn append(index: u64, commit: u64, bytes: usize) -> eraftpb::Message {
+        let mut message = eraftpb::Message::default();
+        message.commit = commit;
+        if bytes > 0 {
+            let entry = eraftpb::Entry { index, data: vec![0; bytes].into(), ..eraftpb::Entry::default() };
+            message.set_entries(vec![entry].into());
+        }
+        message
+    }
+
+    fn indexes(messages: &[eraftpb::Message]) -> Vec<u64> {
+        messages.iter().map(|m| m.entries.last().map_or(0, |e| e.index)).collect()
+    }
+
+    #[test]
+    fn appends_wait_for_room_and_leave_in_order() {
+        let mut window = Window::default();
+        assert!(window.offer(append(1, 0, 60), 100).is_some());
+        assert!(window.offer(append(2, 0, 60), 100).is_some());
+        assert!(window.offer(append(3, 0, 60), 100).is_none());
+        assert!(window.offer(append(4, 0, 10), 100).is_none());
+        assert!(window.offer(append(0, 2, 0), 100).is_none());
+        assert!(window.acknowledge(0, 100).is_empty());
+        let free = window.acknowledge(1, 100);
+        assert_eq!(indexes(&free), [3]);
+        let free = window.acknowledge(2, 100);
+        assert_eq!(indexes(&free), [4]);
+        assert_eq!(free[0].commit, 2, "the commit index travels with the last append");
+        assert!(window.is_open());
+    }
+
+    #[test]
+    fn a_silent_follower_is_nudged_and_a_probed_one_starts_over() {
+        let mut window = Window::default();
+        assert!(window.offer(append(1, 0, 100), 100).is_some());
+        assert!(window.offer(append(2, 0, 1), 100).is_none());
+        assert!(window.nudge().is_some());
+        assert!(window.nudge().is_none());
+        assert!(window.offer(append(3, 0, 1), 100).is_none());
+        window.clear();
+        assert!(window.offer(append(3, 0, 1), 100).is_some());
+    }
+}

@@ -1,0 +1,215 @@
+//! Translation between etcd's raft messages and the raft crate's.
+//!
+//! The two protocols share their numbers up to field 12 and part ways after it, and a conf change entry carries
+//! different bytes; therefore nothing that the raft crate encodes ever leaves this crate.
+
+use api::raftpb;
+use bytes::Bytes;
+use prost::Message as _;
+use protobuf::Message as _;
+use raft::eraftpb;
+
+use crate::entry::{ConfChange, ConfChangeKind};
+
+/// Indexes and terms above this are refused: with it no sum of two of them overflows.
+pub(crate) const NUMBER_MAX: u64 = 1 << 62;
+
+/// The raft crate's name of a message type; `None` for those that never come from a peer.
+fn to_raft_type(wire: raftpb::MessageType) -> Option<eraftpb::MessageType> {
+    use eraftpb::MessageType as R;
+    use raftpb::MessageType as W;
+    Some(match wire {
+        W::MsgProp => R::MsgPropose,
+        W::MsgApp => R::MsgAppend,
+        W::MsgAppResp => R::MsgAppendResponse,
+        W::MsgVote => R::MsgRequestVote,
+        W::MsgVoteResp => R::MsgRequestVoteResponse,
+        W::MsgSnap => R::MsgSnapshot,
+        W::MsgHeartbeat => R::MsgHeartbeat,
+        W::MsgHeartbeatResp => R::MsgHeartbeatResponse,
+        W::MsgTransferLeader => R::MsgTransferLeader,
+        W::MsgTimeoutNow => R::MsgTimeoutNow,
+        W::MsgReadIndex => R::MsgReadIndex,
+        W::MsgReadIndexResp => R::MsgReadIndexResp,
+        W::MsgPreVote => R::MsgRequestPreVote,
+        W::MsgPreVoteResp => R::MsgRequestPreVoteResponse,
+        W::MsgHup
+        | W::MsgBeat
+        | W::MsgUnreachable
+        | W::MsgSnapStatus
+        | W::MsgCheckQuorum
+        | W::MsgStorageAppend
+        | W::MsgStorageAppendResp
+        | W::MsgStorageApply
+        | W::MsgStorageApplyResp
+        | W::MsgForgetLeader => return None,
+    })
+}
+
+fn from_raft_type(raft: eraftpb::MessageType) -> raftpb::MessageType {
+    use eraftpb::MessageType as R;
+    use raftpb::MessageType as W;
+    match raft {
+        R::MsgHup => W::MsgHup,
+        R::MsgBeat => W::MsgBeat,
+        R::MsgPropose => W::MsgProp,
+        R::MsgAppend => W::MsgApp,
+        R::MsgAppendResponse => W::MsgAppResp,
+        R::MsgRequestVote => W::MsgVote,
+        R::MsgRequestVoteResponse => W::MsgVoteResp,
+        R::MsgSnapshot => W::MsgSnap,
+        R::MsgHeartbeat => W::MsgHeartbeat,
+        R::MsgHeartbeatResponse => W::MsgHeartbeatResp,
+        R::MsgUnreachable => W::MsgUnreachable,
+        R::MsgSnapStatus => W::MsgSnapStatus,
+        R::MsgCheckQuorum => W::MsgCheckQuorum,
+        R::MsgTransferLeader => W::MsgTransferLeader,
+        R::MsgTimeoutNow => W::MsgTimeoutNow,
+        R::MsgReadIndex => W::MsgReadIndex,
+        R::MsgReadIndexResp => W::MsgReadIndexResp,
+        R::MsgRequestPreVote => W::MsgPreVote,
+        R::MsgRequestPreVoteResponse => W::MsgPreVoteResp,
+    }
+}
+
+/// Reads etcd's `ConfChange`.
+pub(crate) fn decode_conf_change(data: &[u8]) -> Result<ConfChange, String> {
+    use raftpb::ConfChangeType as W;
+    let change =
+        raftpb::ConfChange::decode(data).map_err(|e| format!("a conf change that cannot be read: {e}"))?;
+    let kind = change.r#type.unwrap_or_default();
+    let kind = match W::try_from(kind) {
+        Ok(W::ConfChangeAddNode) => ConfChangeKind::AddVoter,
+        Ok(W::ConfChangeRemoveNode) => ConfChangeKind::Remove,
+        Ok(W::ConfChangeUpdateNode) => ConfChangeKind::Update,
+        Ok(W::ConfChangeAddLearnerNode) => ConfChangeKind::AddLearner,
+        Err(_) => return Err(format!("a conf change of the unknown kind {kind}")),
+    };
+    Ok(ConfChange { kind, node: change.node_id() })
+}
+
+/// The entry by which the raft crate's leader knows a conf change: it reads `data`, everybody else sees `context`.
+pub(crate) fn conf_change_entry(change: ConfChange, data: Bytes) -> Result<eraftpb::Entry, String> {
+    let form = change.to_raft().write_to_bytes().map_err(|e| e.to_string())?;
+    Ok(eraftpb::Entry {
+        entry_type: eraftpb::EntryType::EntryConfChange,
+        data: form.into(),
+        context: data,
+        ..eraftpb::Entry::default()
+    })
+}
+
+fn entry_to_raft(entry: raftpb::Entry) -> Result<eraftpb::Entry, String> {
+    let kind = entry.r#type.unwrap_or_default();
+    let (term, index) = (entry.term.unwrap_or_default(), entry.index.unwrap_or_default());
+    let data = entry.data.unwrap_or_default();
+    let entry = match raftpb::EntryType::try_from(kind) {
+        Ok(raftpb::EntryType::EntryNormal) => eraftpb::Entry { data, ..eraftpb::Entry::default() },
+        Ok(raftpb::EntryType::EntryConfChange) => conf_change_entry(decode_conf_change(&data)?, data)?,
+        // etcd never proposes the second form, and nothing here could apply it.
+        Ok(raftpb::EntryType::EntryConfChangeV2) => {
+            return Err("a conf change of the second form".to_owned());
+        }
+        Err(_) => return Err(format!("an entry of the unknown type {kind}")),
+    };
+    Ok(eraftpb::Entry { term, index, ..entry })
+}
+
+fn entry_from_raft(entry: eraftpb::Entry) -> raftpb::Entry {
+    let (kind, data) = match entry.entry_type {
+        eraftpb::EntryType::EntryNormal => (raftpb::EntryType::EntryNormal, entry.data),
+        eraftpb::EntryType::EntryConfChange | eraftpb::EntryType::EntryConfChangeV2 => {
+            (raftpb::EntryType::EntryConfChange, entry.context)
+        }
+    };
+    raftpb::Entry {
+        r#type: Some(kind as i32),
+        term: Some(entry.term),
+        index: Some(entry.index),
+        data: (!data.is_empty()).then_some(data),
+    }
+}
+
+/// A message from a peer. Fields 13 and 14 mean other things in the two protocols and are left alone; so is
+/// `commit` where etcd gives it no meaning.
+pub(crate) fn message_to_raft(message: raftpb::Message) -> Result<eraftpb::Message, String> {
+    use eraftpb::MessageType as R;
+    let number = message.r#type.unwrap_or_default();
+    let kind = raftpb::MessageType::try_from(number)
+        .ok()
+        .and_then(to_raft_type)
+        .ok_or_else(|| format!("a message of type {number}, which no peer sends"))?;
+    let mut out = eraftpb::Message::default();
+    out.set_msg_type(kind);
+    out.to = message.to.unwrap_or_default();
+    out.from = message.from.unwrap_or_default();
+    out.term = message.term.unwrap_or_default();
+    out.log_term = message.log_term.unwrap_or_default();
+    out.index = message.index.unwrap_or_default();
+    if matches!(kind, R::MsgAppend | R::MsgHeartbeat) {
+        out.commit = message.commit.unwrap_or_default();
+    }
+    out.reject = message.reject.unwrap_or_default();
+    out.reject_hint = message.reject_hint.unwrap_or_default();
+    out.context = message.context.unwrap_or_default();
+    let entries = message.entries.into_iter().map(entry_to_raft).collect::<Result<Vec<_>, String>>()?;
+    out.set_entries(entries.into());
+    if let Some(snapshot) = message.snapshot {
+        let metadata = snapshot.metadata.unwrap_or_default();
+        let conf = metadata.conf_state.clone().unwrap_or_default();
+        let to = out.mut_snapshot().mut_metadata();
+        to.index = metadata.index.unwrap_or_default();
+        to.term = metadata.term.unwrap_or_default();
+        let state = to.mut_conf_state();
+        state.voters = conf.voters;
+        state.learners = conf.learners;
+        state.voters_outgoing = conf.voters_outgoing;
+        state.learners_next = conf.learners_next;
+        state.auto_leave = conf.auto_leave.unwrap_or_default();
+    }
+    Ok(out)
+}
+
+/// A message to a peer, with the fields set that etcd sets.
+pub(crate) fn message_from_raft(mut message: eraftpb::Message) -> raftpb::Message {
+    use eraftpb::MessageType as R;
+    let kind = message.get_msg_type();
+    // The raft crate tells its commit index in votes and responses too. No etcd reads it there, nor do we: so there
+    // it can promise nothing.
+    let commit = matches!(kind, R::MsgAppend | R::MsgHeartbeat).then_some(message.commit);
+    let context = std::mem::take(&mut message.context);
+    let snapshot = message.has_snapshot().then(|| {
+        let metadata = message.get_snapshot().get_metadata();
+        let state = metadata.get_conf_state();
+        raftpb::Snapshot {
+            data: None,
+            metadata: Some(raftpb::SnapshotMetadata {
+                conf_state: Some(raftpb::ConfState {
+                    voters: state.voters.clone(),
+                    learners: state.learners.clone(),
+                    voters_outgoing: state.voters_outgoing.clone(),
+                    learners_next: state.learners_next.clone(),
+                    auto_leave: Some(state.auto_leave),
+                }),
+                index: Some(metadata.index),
+                term: Some(metadata.term),
+            }),
+        }
+    });
+    raftpb::Message {
+        r#type: Some(from_raft_type(kind) as i32),
+        to: Some(message.to),
+        from: Some(message.from),
+        term: Some(message.term),
+        log_term: Some(message.log_term),
+        index: Some(message.index),
+        entries: message.take_entries().into_vec().into_iter().map(entry_from_raft).collect(),
+        commit,
+        snapshot,
+        reject: Some(message.reject),
+        reject_hint: Some(message.reject_hint),
+        context: (!context.is_empty()).then_some(context),
+        vote: None,
+        responses: Vec::new(),
+    }
+}
