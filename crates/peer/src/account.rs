@@ -1,0 +1,174 @@
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+use api::raftpb::{Message, MessageType};
+
+use crate::figures::{Counters, PeerFigures};
+use crate::options::{QUEUED_APP_BYTES_MAX, QUEUED_MESSAGES_MAX, QUEUED_OTHER_BYTES_MAX};
+
+/// What a message costs in memory beside its bytes.
+const MESSAGE_OVERHEAD_BYTES: usize = size_of::<Message>();
+const ENTRY_OVERHEAD_BYTES: usize = size_of::<api::raftpb::Entry>();
+
+/// How much may wait.
+#[derive(Debug)]
+pub(crate) struct Allowance {
+    messages: AtomicUsize,
+    bytes: AtomicUsize,
+    bytes_max: usize,
+}
+
+impl Allowance {
+    fn new(bytes_max: usize) -> Allowance {
+        Allowance { messages: AtomicUsize::new(0), bytes: AtomicUsize::new(0), bytes_max }
+    }
+
+    /// Only who holds the inbox's lock takes, so that the bound holds.
+    fn take(&self, bytes: usize) -> bool {
+        // A message larger than the bound passes when nothing else waits: otherwise it never would.
+        let waiting = self.messages.load(Ordering::Acquire);
+        if waiting >= QUEUED_MESSAGES_MAX
+            || (waiting > 0 && self.bytes.load(Ordering::Relaxed) + bytes > self.bytes_max)
+        {
+            return false;
+        }
+        self.messages.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        true
+    }
+
+    fn give_back(&self, messages: usize, bytes: usize) {
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.messages.fetch_sub(messages, Ordering::Release);
+    }
+}
+
+/// What is known about one peer on every thread: what it may queue, whether it is active, what was counted.
+#[derive(Debug)]
+pub(crate) struct Account {
+    pub(crate) id: u64,
+    pub(crate) counters: Counters,
+    /// A member, or an unknown sender that can be answered: messages to it are taken.
+    pub(crate) reachable: AtomicBool,
+    /// A member.
+    pub(crate) known: AtomicBool,
+    active_since: Mutex<Option<Instant>>,
+    apps: Allowance,
+    others: Allowance,
+}
+
+impl Account {
+    pub(crate) fn new(id: u64) -> Account {
+        Account {
+            id,
+            counters: Counters::new(),
+            reachable: AtomicBool::new(false),
+            known: AtomicBool::new(false),
+            active_since: Mutex::new(None),
+            apps: Allowance::new(QUEUED_APP_BYTES_MAX),
+            others: Allowance::new(QUEUED_OTHER_BYTES_MAX),
+        }
+    }
+
+    fn allowance(&self, is_app: bool) -> &Allowance {
+        if is_app { &self.apps } else { &self.others }
+    }
+
+    /// Room for a message, if there is some.
+    pub(crate) fn take(&self, message: &Message) -> bool {
+        self.allowance(is_app(message)).take(weight(message))
+    }
+
+    /// A message left its queue.
+    pub(crate) fn give_back(&self, message: &Message) {
+        self.allowance(is_app(message)).give_back(1, weight(message));
+    }
+
+    pub(crate) fn active_since(&self) -> Option<Instant> {
+        *self.active_since.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// True when it was not active before.
+    pub(crate) fn activate(&self) -> bool {
+        let mut since = self.active_since.lock().unwrap_or_else(PoisonError::into_inner);
+        let begins = since.is_none();
+        since.get_or_insert_with(Instant::now);
+        begins
+    }
+
+    /// True when it was active before.
+    pub(crate) fn deactivate(&self) -> bool {
+        let ends = self.active_since.lock().unwrap_or_else(PoisonError::into_inner).take().is_some();
+        if ends {
+            self.counters.disconnected.add(1);
+        }
+        ends
+    }
+
+    pub(crate) fn figures(&self) -> PeerFigures {
+        let waiting = |of: fn(&Allowance) -> &AtomicUsize| {
+            let sum = of(&self.apps).load(Ordering::Relaxed) + of(&self.others).load(Ordering::Relaxed);
+            sum as u64
+        };
+        PeerFigures {
+            known: self.known.load(Ordering::Relaxed),
+            active: self.active_since().is_some(),
+            queued_messages: waiting(|allowance| &allowance.messages),
+            queued_bytes: waiting(|allowance| &allowance.bytes),
+            ..self.counters.figures()
+        }
+    }
+}
+
+/// Whether a message belongs to the stream of its own that MsgApp has.
+pub(crate) fn is_app(message: &Message) -> bool {
+    message.r#type == Some(MessageType::MsgApp as i32)
+}
+
+/// What a message takes in memory, bytes.
+pub(crate) fn weight(message: &Message) -> usize {
+    let entry = |entry: &api::raftpb::Entry| entry.data.as_ref().map_or(0, |data| data.len());
+    let context = message.context.as_ref().map_or(0, |context| context.len());
+    MESSAGE_OVERHEAD_BYTES
+        + context
+        + message.entries.iter().map(|e| ENTRY_OVERHEAD_BYTES + entry(e)).sum::<usize>()
+        + message.responses.iter().map(weight).sum::<usize>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+
+    fn app(bytes: usize) -> Message {
+        let entry = api::raftpb::Entry { data: Some(Bytes::from(vec![0; bytes])), ..Default::default() };
+        Message {
+            r#type: Some(MessageType::MsgApp as i32),
+            entries: vec![entry],
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn messages_are_taken_up_to_both_bounds_and_again_when_some_have_left() {
+        let account = Account::new(1);
+        let small = app(1);
+        assert_eq!((0..QUEUED_MESSAGES_MAX + 5).filter(|_| account.take(&small)).count(), QUEUED_MESSAGES_MAX);
+        account.give_back(&small);
+        assert!(account.take(&small) && !account.take(&small));
+
+        let account = Account::new(1);
+        let large = app(QUEUED_APP_BYTES_MAX / 4);
+        assert_eq!((0..9).filter(|_| account.take(&large)).count(), 3);
+        let heartbeat = Message { r#type: Some(MessageType::MsgHeartbeat as i32), ..Default::default() };
+        assert!(account.take(&heartbeat), "the bounds of the kinds are apart");
+    }
+
+    #[test]
+    fn a_message_above_the_bound_passes_alone() {
+        let account = Account::new(1);
+        let huge = app(QUEUED_APP_BYTES_MAX + 1);
+        assert!(account.take(&huge) && !account.take(&huge));
+    }
+}

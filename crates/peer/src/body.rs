@@ -1,0 +1,77 @@
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::{Buf, Bytes};
+use hyper::body::{Frame, SizeHint};
+use tokio::sync::mpsc;
+
+use crate::account::Account;
+use crate::frame_buffer::Segments;
+use crate::stream_writer::StreamWriter;
+
+/// What goes out behind a head.
+pub(crate) enum Body {
+    /// Known from the start.
+    Whole(Option<Segments>),
+    /// A raft stream.
+    Stream(StreamWriter),
+    /// A snapshot: its envelope, then pieces from the thread that makes them.
+    Snapshot { envelope: Option<Segments>, pieces: mpsc::Receiver<io::Result<Bytes>>, account: Arc<Account> },
+}
+
+impl Body {
+    pub(crate) fn empty() -> Body {
+        Body::Whole(None)
+    }
+}
+
+impl<T: Into<Bytes>> From<T> for Body {
+    fn from(bytes: T) -> Body {
+        let bytes = bytes.into();
+        Body::Whole((!bytes.is_empty()).then(|| bytes.into()))
+    }
+}
+
+impl hyper::body::Body for Body {
+    type Data = Segments;
+    type Error = io::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<io::Result<Frame<Segments>>>> {
+        let segments = match self.get_mut() {
+            Body::Whole(whole) => whole.take(),
+            Body::Stream(writer) => std::task::ready!(writer.poll_segments(cx)),
+            Body::Snapshot { envelope, pieces, account } => {
+                let next = match envelope.take() {
+                    Some(envelope) => Some(envelope),
+                    None => match std::task::ready!(pieces.poll_recv(cx)) {
+                        Some(Ok(piece)) => Some(piece.into()),
+                        Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+                        None => None,
+                    },
+                };
+                if let Some(next) = &next {
+                    account.counters.snapshots_sent.bytes.add(next.remaining() as u64);
+                    account.counters.sent_bytes.add(next.remaining() as u64);
+                }
+                next
+            }
+        };
+        Poll::Ready(segments.map(|segments| Ok(Frame::data(segments))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(self, Body::Whole(None))
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Body::Whole(whole) => SizeHint::with_exact(whole.as_ref().map_or(0, |w| w.remaining() as u64)),
+            _ => SizeHint::default(),
+        }
+    }
+}

@@ -1,0 +1,132 @@
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::{HeaderValue, Request, Response};
+use http_body_util::{BodyExt, Limited};
+use hyper::body::Incoming;
+use hyper::client::conn::http1::SendRequest;
+
+use crate::body::Body;
+use crate::endpoint::Endpoint;
+use crate::options::{ANSWER_BYTES_MAX, DIAL_TIMEOUT, IDLE_CONNECTIONS_MAX, IDLE_MAX};
+use crate::socket;
+
+/// Sends single requests, over connections that are kept for a while. Needs a `LocalSet`.
+pub(crate) struct Client {
+    idle: RefCell<HashMap<String, Vec<Idle>>>,
+}
+
+struct Idle {
+    sender: SendRequest<Body>,
+    since: Instant,
+}
+
+impl Client {
+    pub(crate) fn new() -> Client {
+        Client { idle: RefCell::default() }
+    }
+
+    /// Sends a request whose URI is a path, and waits for the whole answer, whatever its status.
+    pub(crate) async fn exchange(
+        &self,
+        endpoint: &Endpoint,
+        request: Request<Bytes>,
+        timeout: Duration,
+    ) -> Result<Response<Bytes>, String> {
+        match tokio::time::timeout(timeout, self.attempt(endpoint, request.map(Body::from), timeout)).await {
+            Ok(answer) => answer,
+            Err(_) => Err(format!("no answer within {timeout:?}")),
+        }
+    }
+
+    async fn attempt(
+        &self,
+        endpoint: &Endpoint,
+        mut request: Request<Body>,
+        timeout: Duration,
+    ) -> Result<Response<Bytes>, String> {
+        name_host(&mut request, endpoint)?;
+        while let Some(mut sender) = self.take_idle(endpoint) {
+            match sender.try_send_request(request).await {
+                Ok(answer) => return self.collect(endpoint, sender, answer).await,
+                // The other end closed the connection before it took anything: the request comes back.
+                Err(mut error) => match error.take_message() {
+                    Some(unsent) => request = unsent,
+                    None => return Err(text(error.error())),
+                },
+            }
+        }
+        let mut sender = dial(endpoint, timeout).await?;
+        let answer = sender.send_request(request).await.map_err(|error| text(&error))?;
+        self.collect(endpoint, sender, answer).await
+    }
+
+    async fn collect(
+        &self,
+        endpoint: &Endpoint,
+        sender: SendRequest<Body>,
+        answer: Response<Incoming>,
+    ) -> Result<Response<Bytes>, String> {
+        let (head, body) = answer.into_parts();
+        let body = Limited::new(body, ANSWER_BYTES_MAX).collect().await;
+        let body = body.map_err(|error| format!("the answer broke off: {error}"))?.to_bytes();
+        if !sender.is_closed() {
+            self.keep(endpoint, sender);
+        }
+        Ok(Response::from_parts(head, body))
+    }
+
+    fn keep(&self, endpoint: &Endpoint, sender: SendRequest<Body>) {
+        let mut idle = self.idle.borrow_mut();
+        let kept = idle.entry(endpoint.authority.clone()).or_default();
+        if kept.len() < IDLE_CONNECTIONS_MAX {
+            kept.push(Idle { sender, since: Instant::now() });
+        }
+    }
+
+    fn take_idle(&self, endpoint: &Endpoint) -> Option<SendRequest<Body>> {
+        let mut idle = self.idle.borrow_mut();
+        let kept = idle.get_mut(&endpoint.authority)?;
+        while let Some(Idle { sender, since }) = kept.pop() {
+            if since.elapsed() < IDLE_MAX && sender.is_ready() {
+                return Some(sender);
+            }
+        }
+        None
+    }
+
+    /// Closes what was kept too long.
+    pub(crate) fn sweep(&self) {
+        let mut idle = self.idle.borrow_mut();
+        idle.retain(|_, kept| {
+            kept.retain(|idle| idle.since.elapsed() < IDLE_MAX && !idle.sender.is_closed());
+            !kept.is_empty()
+        });
+    }
+}
+
+/// Sets what HTTP/1.1 asks of every request.
+pub(crate) fn name_host<B>(request: &mut Request<B>, endpoint: &Endpoint) -> Result<(), String> {
+    let host = HeaderValue::from_str(&endpoint.authority).map_err(|error| error.to_string())?;
+    request.headers_mut().insert(http::header::HOST, host);
+    Ok(())
+}
+
+/// Opens a connection that is driven until its last handle is gone.
+pub(crate) async fn dial(endpoint: &Endpoint, write_timeout: Duration) -> Result<SendRequest<Body>, String> {
+    let socket = socket::connect(endpoint, DIAL_TIMEOUT, write_timeout).await.map_err(|error| error.to_string())?;
+    let handshake = hyper::client::conn::http1::handshake(socket).await;
+    let (sender, connection) = handshake.map_err(|error| text(&error))?;
+    tokio::task::spawn_local(connection);
+    Ok(sender)
+}
+
+/// An error of hyper with its cause, which alone says what happened.
+pub(crate) fn text(error: &hyper::Error) -> String {
+    match std::error::Error::source(error) {
+        Some(cause) => format!("{error}: {cause}"),
+        None => error.to_string(),
+    }
+}

@@ -1,0 +1,44 @@
+//! Raft over HTTP: etcd's protocol between members, so that etcd's members and ours can talk to one another.
+//!
+//! What it is: [`Peers`] runs one thread. It serves the peer listeners, dials two streams to every other member
+//! (the *receiver* dials: `GET /raft/stream/{msgapp,message}/<own id>`), writes the streams others dialed, falls
+//! back to `POST /raft` (the pipeline) while a stream is not up, probes every 4 s, and sends and receives snapshots
+//! (`POST /raft/snapshot`), each on a thread of its own.
+//!
+//! What it does not know: what a message means, what an entry or a snapshot holds, who is a member (it is told),
+//! TLS (an `https` URL is refused; `socket::connect` and `hub::accept` are the only places that would change).
+//!
+//! Invariants:
+//! - A message goes out at most once, and those of one kind (MsgApp; all others) in the order in which they were
+//!   given, as long as one stream stays up. What is lost is reported as unreachable, once per batch.
+//! - Other messages never wait behind MsgApp: they have a connection of their own; where MsgApp has to share it,
+//!   they overtake it.
+//! - [`Peers::send`] takes one lock and wakes the thread at most once; what waits for a stream goes out in one
+//!   write per turn; an entry of 4 KiB or more is never copied on its way out.
+//! - Everything that waits is bounded by number and bytes ([`Peers::send`]), and a frame takes memory only as its
+//!   bytes arrive, whatever its length field says.
+//! - What comes in closes at most its own connection and never panics.
+//!
+//! Own extensions: a snapshot of ours carries `X-Mainstay-Snapshot: 1`, and its sender asks the receiver
+//! `GET /mainstay/snapshot` first. A snapshot without that header is a bbolt file of etcd's: 501.
+//!
+//! Tests: beside the code for the framing and the headers; `tests/it` runs members over loopback and speaks to
+//! them with raw sockets. With `MAINSTAY_TEST_ETCD=<etcd binary>` one test elects that etcd as leader.
+
+mod account;
+mod endpoint;
+mod fetch;
+mod figures;
+mod handler;
+mod hub;
+mod inbox;
+mod options;
+mod peers;
+mod snapshot_sender;
+
+pub use endpoint::check_url;
+pub use fetch::fetch;
+pub use figures::{Figures, Histogram, PeerFigures, SnapshotFigures};
+pub use handler::{Handler, Pieces, SnapshotSource};
+pub use options::{Level, Log, Options};
+pub use peers::{Peers, Target};

@@ -1,0 +1,105 @@
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use api::raftpb::Message;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::handler::{Handler, SnapshotSource};
+use crate::inbox::{Command, Inbox};
+use crate::options::{Level, Log, SNAPSHOT_PIECES_MAX, SNAPSHOTS_SENT_MAX};
+use crate::peers::Target;
+
+/// Where our own members say what they have, so that less than everything may be sent.
+const RECEIVER_PATH: &str = "/mainstay/snapshot";
+/// How long the answer to that may take.
+const RECEIVER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Sends snapshots, each on a thread of its own.
+pub(crate) struct SnapshotSender {
+    inbox: Arc<Inbox>,
+    handler: Arc<dyn Handler>,
+    log: Log,
+    sending: Arc<Mutex<BTreeSet<u64>>>,
+}
+
+impl SnapshotSender {
+    pub(crate) fn new(inbox: Arc<Inbox>, handler: Arc<dyn Handler>, log: Log) -> SnapshotSender {
+        SnapshotSender { inbox, handler, log, sending: Arc::default() }
+    }
+
+    pub(crate) fn send(&self, message: Message, source: Box<dyn SnapshotSource>) {
+        let to = message.to.unwrap_or(0);
+        {
+            let mut sending = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
+            if sending.len() >= SNAPSHOTS_SENT_MAX || !sending.insert(to) {
+                drop(sending);
+                self.inbox.refuse_snapshot(to);
+                return;
+            }
+        }
+        let (inbox, handler, log) = (Arc::clone(&self.inbox), Arc::clone(&self.handler), Arc::clone(&self.log));
+        let sending = Arc::clone(&self.sending);
+        let work = move || {
+            let sent = send(&inbox, message, source);
+            // Before the report: the core may answer it with the next snapshot.
+            sending.lock().unwrap_or_else(PoisonError::into_inner).remove(&to);
+            let id = format!("{to:x}");
+            match &sent {
+                Ok(()) => log(Level::Info, "sent database snapshot", &[("to", &id)]),
+                Err(error) => {
+                    log(Level::Warn, "failed to send database snapshot", &[("to", &id), ("error", error)]);
+                }
+            }
+            handler.snapshot_sent(to, sent.is_ok());
+            if sent.is_err() {
+                handler.unreachable(to);
+            }
+        };
+        if std::thread::Builder::new().name("snapshot-send".to_owned()).spawn(work).is_err() {
+            self.sending.lock().unwrap_or_else(PoisonError::into_inner).remove(&to);
+            self.inbox.refuse_snapshot(to);
+        }
+    }
+}
+
+fn send(inbox: &Inbox, message: Message, mut source: Box<dyn SnapshotSource>) -> Result<(), String> {
+    const STOPPING: &str = "the member is stopping";
+    let to = message.to.unwrap_or(0);
+    let account = inbox.account(to).ok_or("unknown member")?;
+    let counters = &account.counters.snapshots_sent;
+    counters.begin();
+    let begun = Instant::now();
+    let attempt = || -> Result<(), String> {
+        let (answer, answered) = oneshot::channel();
+        let mut request = http::Request::new(bytes::Bytes::new());
+        *request.uri_mut() = http::Uri::from_static(RECEIVER_PATH);
+        let target = Target::Member(to);
+        inbox.push(Command::Request { target, request, timeout: RECEIVER_TIMEOUT, answer, permit: None });
+        let answered = answered.blocking_recv().map_err(|_| STOPPING)?;
+        let receiver = answered.ok().filter(|answer| answer.status() == http::StatusCode::OK);
+
+        let opened = source.open(receiver.map(http::Response::into_body))?;
+        let (give, pieces) = mpsc::channel(SNAPSHOT_PIECES_MAX);
+        let (done, sent) = oneshot::channel();
+        inbox.push(Command::Snapshot { message, pieces, done });
+        let mut failure = None;
+        for piece in opened {
+            let error = piece.as_ref().err().map(ToString::to_string);
+            // The other end is gone when the connection broke; the outcome says why.
+            if give.blocking_send(piece).is_err() {
+                break;
+            }
+            if error.is_some() {
+                failure = error;
+                break;
+            }
+        }
+        drop(give);
+        let sent = sent.blocking_recv().map_err(|_| STOPPING)?;
+        failure.map_or(sent, Err)
+    };
+    let sent = attempt();
+    counters.end(sent.is_ok().then(|| begun.elapsed()));
+    sent
+}
