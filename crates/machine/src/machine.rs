@@ -19,8 +19,9 @@ use crate::alarm::Alarms;
 use crate::check;
 use crate::found::{Found, Values};
 use crate::lease::Leases;
-use crate::member::{Member, Members};
+use crate::member::Members;
 use crate::range::{Failure, refused};
+use crate::reconfiguration::Reconfiguration;
 use crate::txn::{self, Deleted, OpOutcome, Path, TxnOutcome};
 
 /// What is the same for every member, and fixed at start.
@@ -28,6 +29,8 @@ use crate::txn::{self, Deleted, OpOutcome, Path, TxnOutcome};
 pub struct Rules {
     /// The shortest TTL a lease gets, in seconds.
     pub lease_ttl_min: i64,
+    /// How many members may be learners at the same time; etcd's `--max-learners`.
+    pub learners_max: usize,
 }
 
 /// A committed entry.
@@ -137,6 +140,15 @@ pub enum VoterChange {
     Remove(u64),
     /// Nobody came or left.
     Update(u64),
+}
+
+/// A committed membership change's effect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfApplied {
+    /// The id under which it was proposed.
+    pub request_id: u64,
+    /// What changed, or why nothing did: raft is then told of a change of node 0, as in etcd.
+    pub outcome: Result<VoterChange, Status>,
 }
 
 /// The bytes of one segment that the index still points at.
@@ -493,54 +505,22 @@ impl Machine {
         }
     }
 
-    /// Applies a committed membership change. One that concerns a member removed before, or removes one that is not
-    /// there, changes nothing.
+    /// Applies a committed membership change. One that the members there no longer allow changes nothing and is
+    /// answered as etcd does; raft then has to be told that nothing changed.
     ///
     /// # Errors
     ///
     /// When the entry cannot be understood.
-    pub fn apply_conf_change(&mut self, command: Command<'_>) -> Result<(u64, VoterChange), Fatal> {
+    pub fn apply_conf_change(&mut self, command: Command<'_>) -> Result<ConfApplied, Fatal> {
         let fatal = |why: String| Fatal { index: command.index, why };
         self.next(command)?;
         let change = raftpb::ConfChange::decode(command.data.clone())
             .map_err(|e| fatal(format!("it is no membership change: {e}")))?;
-        let node = change.node_id.unwrap_or(0);
-        let context = || Member::from_json(change.context.as_deref().unwrap_or_default()).map_err(&fatal);
-        let kind = raftpb::ConfChangeType::try_from(change.r#type.unwrap_or(0))
-            .map_err(|_| fatal("it changes the membership in a way this version does not know".to_owned()))?;
-        let removed = self.members.removed.contains(&node);
-        let voter_change = match kind {
-            // As in etcd, what was proposed before another change made it impossible has no effect.
-            _ if removed => VoterChange::Update(node),
-            raftpb::ConfChangeType::ConfChangeRemoveNode if !self.members.by_id.contains_key(&node) => {
-                VoterChange::Update(node)
-            }
-            raftpb::ConfChangeType::ConfChangeAddNode | raftpb::ConfChangeType::ConfChangeAddLearnerNode => {
-                let learner = kind == raftpb::ConfChangeType::ConfChangeAddLearnerNode;
-                let member = context()?;
-                match self.members.by_id.get_mut(&node) {
-                    // A member that is there already is promoted; its addresses stay.
-                    Some(known) => known.is_learner = learner,
-                    None => {
-                        self.members.by_id.insert(node, Member { id: node, is_learner: learner, ..member });
-                    }
-                }
-                if learner { VoterChange::AddLearner(node) } else { VoterChange::AddVoter(node) }
-            }
-            raftpb::ConfChangeType::ConfChangeRemoveNode => {
-                self.members.by_id.remove(&node);
-                self.members.removed.insert(node);
-                VoterChange::Remove(node)
-            }
-            raftpb::ConfChangeType::ConfChangeUpdateNode => {
-                let member = context()?;
-                if let Some(known) = self.members.by_id.get_mut(&node) {
-                    known.peer_urls = member.peer_urls;
-                }
-                VoterChange::Update(node)
-            }
-        };
-        Ok((change.id.unwrap_or(0), voter_change))
+        let request_id = change.id.unwrap_or(0);
+        let change = Reconfiguration::of(&change).map_err(fatal)?;
+        let outcome =
+            change.check(&self.members, self.rules.learners_max).map(|()| change.apply(&mut self.members));
+        Ok(ConfApplied { request_id, outcome })
     }
 }
 

@@ -16,7 +16,7 @@ use crate::compare::assert_same;
 use crate::journal::{Journal, Placed, apply};
 use crate::random::Random;
 
-pub const RULES: Rules = Rules { lease_ttl_min: 2 };
+pub const RULES: Rules = Rules { lease_ttl_min: 2, learners_max: 1 };
 
 type Blocks = Vec<Vec<u8>>;
 
