@@ -31,6 +31,7 @@ mod member;
 pub mod range;
 mod reconfiguration;
 pub mod snapshot;
+mod state_hash;
 pub mod txn;
 
 pub use alarm::Alarms;
@@ -42,3 +43,4 @@ pub use machine::{
 };
 pub use member::{Member, Members};
 pub use reconfiguration::{promotion_json, validate};
+pub use state_hash::{STATE_POINTS_MAX, StatePoint, StateTrail, TrailComparison};

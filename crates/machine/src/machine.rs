@@ -22,6 +22,7 @@ use crate::lease::Leases;
 use crate::member::Members;
 use crate::range::{Failure, refused};
 use crate::reconfiguration::Reconfiguration;
+use crate::state_hash::{Effect, StateHash, StatePoint, StateTrail};
 use crate::txn::{self, Deleted, OpOutcome, Path, TxnOutcome};
 
 /// What is the same for every member, and fixed at start.
@@ -179,6 +180,7 @@ pub struct Machine {
     pub(crate) in_use_bytes: u64,
     /// The highest main revision of a deletion that compaction has physically removed; see [`crate::image::Head`].
     pub(crate) delta_from_min: i64,
+    pub(crate) hash: StateHash,
 }
 
 impl std::fmt::Debug for Machine {
@@ -205,10 +207,13 @@ struct Books<'a> {
     leases: &'a mut Leases,
     usage: &'a mut BTreeMap<u32, SegmentUse>,
     in_use_bytes: &'a mut u64,
+    hash: &'a mut StateHash,
 }
 
 impl Books<'_> {
-    fn added(&mut self, version: Version<'_>) {
+    fn added(&mut self, change: &mvcc::Change<'_>) {
+        self.hash.key_changed(change);
+        let version = change.version;
         *self.in_use_bytes += version_bytes(version);
         if version.value_len() > 0 {
             let usage = self.usage.entry(version.location().segment).or_default();
@@ -236,6 +241,7 @@ impl Machine {
             usage: BTreeMap::new(),
             in_use_bytes: 0,
             delta_from_min: 0,
+            hash: StateHash::first(),
         }
     }
 
@@ -247,6 +253,23 @@ impl Machine {
     /// What each segment of the log still holds of the store.
     pub fn usage(&self) -> &BTreeMap<u32, SegmentUse> {
         &self.usage
+    }
+
+    /// The rolling hash of all that entries changed up to the last one applied. `None` when it cannot be known,
+    /// since an image of a version without it was at the beginning: that compares with nothing.
+    pub fn state_hash(&self) -> Option<u64> {
+        self.hash.value()
+    }
+
+    /// The hash as it was after the entry `from_index`, if that is still remembered, and after each entry behind it
+    /// that changed anything; the last [`crate::STATE_POINTS_MAX`] are. Empty when the hash is not known.
+    pub fn state_hashes(&self, from_index: u64) -> impl Iterator<Item = StatePoint> + '_ {
+        self.hash.points(from_index)
+    }
+
+    /// The same, to be compared with what another member says.
+    pub fn state_trail(&self, from_index: u64) -> StateTrail {
+        StateTrail { applied_index: self.applied_index, points: self.state_hashes(from_index).collect() }
     }
 
     /// Applies a committed entry. With `answer` false the results of reads inside transactions are not gathered.
@@ -278,6 +301,7 @@ impl Machine {
             Err(Failure::Refused(status)) => Err(status),
             Err(Failure::Unreadable(why)) => return Err(fatal(why)),
         };
+        self.hash.entry_done(self.applied_index, self.store.current_revision());
         Ok(Applied { request_id, op: op_name(&request), outcome, change })
     }
 
@@ -337,6 +361,7 @@ impl Machine {
                 return Err(error::NO_SPACE.into());
             }
             let ttl = self.leases.grant(grant.id, grant.ttl, self.rules.lease_ttl_min)?;
+            self.hash.mix(Effect::LeaseGranted, &[grant.id as u64, ttl as u64]);
             *change = Some(Change::LeaseGranted { id: grant.id, ttl });
             return Ok(Outcome::LeaseGranted { id: grant.id, ttl });
         }
@@ -345,7 +370,9 @@ impl Machine {
         }
         if let Some(checkpoint) = &request.lease_checkpoint {
             for lease in &checkpoint.checkpoints {
-                self.leases.checkpoint(lease.id, lease.remaining_ttl);
+                if let Some(remaining) = self.leases.checkpoint(lease.id, lease.remaining_ttl) {
+                    self.hash.mix(Effect::LeaseCheckpointed, &[lease.id as u64, remaining as u64]);
+                }
             }
             return Ok(Outcome::LeaseCheckpointed);
         }
@@ -353,22 +380,34 @@ impl Machine {
             return Ok(Outcome::Alarms(self.alarm(alarm, change)));
         }
         if let Some(version) = &request.cluster_version_set {
-            self.members.cluster_version = version.ver.clone();
+            if self.members.cluster_version != version.ver {
+                self.members.cluster_version = version.ver.clone();
+                self.hash.mix(Effect::ClusterVersion, &[]);
+                self.hash.mix_texts([&version.ver]);
+            }
             *change = Some(Change::Members);
             return Ok(Outcome::Done);
         }
         if let Some(set) = &request.cluster_member_attr_set {
             if let Some(member) = self.members.by_id.get_mut(&set.member_id)
                 && let Some(attributes) = &set.member_attributes
+                && (member.name != attributes.name || member.client_urls != attributes.client_urls)
             {
                 member.name = attributes.name.clone();
                 member.client_urls = attributes.client_urls.clone();
+                self.hash.mix(Effect::MemberAttributes, &[set.member_id]);
+                self.hash.mix_texts(std::iter::once(&member.name).chain(&member.client_urls));
             }
             *change = Some(Change::Members);
             return Ok(Outcome::Done);
         }
         if let Some(set) = &request.downgrade_info_set {
-            self.members.downgrade_target = set.enabled.then(|| set.ver.clone());
+            let target = set.enabled.then(|| set.ver.clone());
+            if self.members.downgrade_target != target {
+                self.hash.mix(Effect::Downgrade, &[]);
+                self.hash.mix_texts(&target);
+                self.members.downgrade_target = target;
+            }
             *change = Some(Change::Members);
             return Ok(Outcome::Done);
         }
@@ -386,8 +425,12 @@ impl Machine {
             return Err(error::LEASE_NOT_FOUND);
         }
         txn::check_put(&self.store.snapshot(), &self.leases, put)?;
-        let mut books =
-            Books { leases: &mut self.leases, usage: &mut self.usage, in_use_bytes: &mut self.in_use_bytes };
+        let mut books = Books {
+            leases: &mut self.leases,
+            usage: &mut self.usage,
+            in_use_bytes: &mut self.in_use_bytes,
+            hash: &mut self.hash,
+        };
         let mut writer = self.store.begin();
         let previous = write_put(&mut writer, &mut books, command, put);
         let revision = writer.finish();
@@ -395,8 +438,12 @@ impl Machine {
     }
 
     fn delete_range(&mut self, delete: &DeleteRangeRequest) -> Deleted {
-        let mut books =
-            Books { leases: &mut self.leases, usage: &mut self.usage, in_use_bytes: &mut self.in_use_bytes };
+        let mut books = Books {
+            leases: &mut self.leases,
+            usage: &mut self.usage,
+            in_use_bytes: &mut self.in_use_bytes,
+            hash: &mut self.hash,
+        };
         let mut writer = self.store.begin();
         let mut deleted = write_delete(&mut writer, &mut books, delete);
         deleted.revision = writer.finish();
@@ -413,8 +460,12 @@ impl Machine {
         let snapshot = self.store.snapshot();
         let path = txn::choose(&snapshot, request, values)?;
         txn::check_path(&snapshot, &self.leases, request, &path)?;
-        let mut books =
-            Books { leases: &mut self.leases, usage: &mut self.usage, in_use_bytes: &mut self.in_use_bytes };
+        let mut books = Books {
+            leases: &mut self.leases,
+            usage: &mut self.usage,
+            in_use_bytes: &mut self.in_use_bytes,
+            hash: &mut self.hash,
+        };
         let mut writer = self.store.begin();
         let mut run = Run { writer: &mut writer, books: &mut books, command, values, answer };
         let mut outcome = run.branch(request, &path)?;
@@ -428,6 +479,7 @@ impl Machine {
         change: &mut Option<Change>,
     ) -> Result<Outcome, Failure> {
         self.store.compact(request.revision).map_err(|e: RevisionError| refused(e))?;
+        self.hash.mix(Effect::Compacted, &[request.revision as u64]);
         *change = Some(Change::Compacted(request.revision));
         Ok(Outcome::Compacted)
     }
@@ -477,10 +529,13 @@ impl Machine {
     ) -> Result<Outcome, Status> {
         let lease = self.leases.revoke(request.id).ok_or(error::LEASE_NOT_FOUND)?;
         *change = Some(Change::LeaseRevoked(request.id));
-        let in_use_bytes = &mut self.in_use_bytes;
+        self.hash.mix(Effect::LeaseRevoked, &[request.id as u64, lease.keys.len() as u64]);
+        // The lease is gone, and with it what the books say of its keys.
+        let (in_use_bytes, hash) = (&mut self.in_use_bytes, &mut self.hash);
         let mut writer = self.store.begin();
         for key in &lease.keys {
             writer.delete_range(KeyRange::single(key), |deletion| {
+                hash.key_changed(&deletion);
                 *in_use_bytes += version_bytes(deletion.version);
             });
         }
@@ -493,11 +548,14 @@ impl Machine {
         match AlarmAction::try_from(request.action) {
             Ok(AlarmAction::Get) => self.alarms.list(request.alarm, request.member_id),
             Ok(AlarmAction::Activate) if request.alarm != AlarmType::None as i32 => {
-                self.alarms.raise(request.alarm, request.member_id);
+                if self.alarms.raise(request.alarm, request.member_id) {
+                    self.hash.mix(Effect::AlarmRaised, &[request.alarm as u64, request.member_id]);
+                }
                 *change = Some(Change::Alarms);
                 vec![one]
             }
             Ok(AlarmAction::Deactivate) if self.alarms.clear(request.alarm, request.member_id) => {
+                self.hash.mix(Effect::AlarmCleared, &[request.alarm as u64, request.member_id]);
                 *change = Some(Change::Alarms);
                 vec![one]
             }
@@ -518,8 +576,10 @@ impl Machine {
             .map_err(|e| fatal(format!("it is no membership change: {e}")))?;
         let request_id = change.id.unwrap_or(0);
         let change = Reconfiguration::of(&change).map_err(fatal)?;
-        let outcome =
-            change.check(&self.members, self.rules.learners_max).map(|()| change.apply(&mut self.members));
+        let outcome = change
+            .check(&self.members, self.rules.learners_max)
+            .map(|()| change.apply(&mut self.members, &mut self.hash));
+        self.hash.entry_done(self.applied_index, self.store.current_revision());
         Ok(ConfApplied { request_id, outcome })
     }
 }
@@ -623,7 +683,7 @@ fn write_put(
         _ => put.lease,
     };
     let change = writer.put(&put.key, value, lease);
-    books.added(change.version);
+    books.added(&change);
     let previous_lease = change.previous.map_or(0, Version::lease);
     let previous = change.previous.filter(|_| put.prev_kv).map(Found::of);
     books.leases.attach(&put.key, previous_lease, lease);
@@ -639,7 +699,7 @@ fn write_delete(writer: &mut Writer<'_>, books: &mut Books<'_>, delete: &DeleteR
     let mut previous = Vec::new();
     let range = KeyRange::of_request(&delete.key, &delete.range_end);
     let deleted = writer.delete_range(range, |change| {
-        books.added(change.version);
+        books.added(&change);
         if let Some(gone) = change.previous {
             books.leases.detach(gone.key(), gone.lease());
             if delete.prev_kv {

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use crate::machine::VoterChange;
 use crate::member::{Member, Members};
+use crate::state_hash::{Effect, StateHash};
 
 /// What a `ConfChange` asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,10 +82,18 @@ impl Reconfiguration {
     }
 
     /// Carries out what was checked.
-    pub fn apply(self, members: &mut Members) -> VoterChange {
+    pub fn apply(self, members: &mut Members, hash: &mut StateHash) -> VoterChange {
+        let effect = match &self {
+            Reconfiguration::Add(_) => Effect::MemberAdded,
+            Reconfiguration::Promote(_) => Effect::MemberPromoted,
+            Reconfiguration::Remove(_) => Effect::MemberRemoved,
+            Reconfiguration::Update(..) => Effect::MemberUpdated,
+        };
+        hash.mix(effect, &[self.id()]);
         match self {
             Reconfiguration::Add(member) => {
                 let (id, is_learner) = (member.id, member.is_learner);
+                hash.mix_texts([&member.to_json()]);
                 members.by_id.insert(id, member);
                 if is_learner { VoterChange::AddLearner(id) } else { VoterChange::AddVoter(id) }
             }
@@ -100,6 +109,7 @@ impl Reconfiguration {
                 VoterChange::Remove(id)
             }
             Reconfiguration::Update(id, urls) => {
+                hash.mix_texts(&urls);
                 if let Some(member) = members.by_id.get_mut(&id) {
                     member.peer_urls = urls;
                 }

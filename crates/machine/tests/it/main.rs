@@ -9,3 +9,4 @@ mod membership;
 mod model;
 mod random;
 mod snapshot;
+mod state_hash;
