@@ -23,8 +23,9 @@ impl Alarms {
             .collect()
     }
 
-    pub(crate) fn raise(&mut self, alarm: i32, member: u64) {
-        self.0.insert((alarm, member));
+    /// Says whether it was not raised before.
+    pub(crate) fn raise(&mut self, alarm: i32, member: u64) -> bool {
+        self.0.insert((alarm, member))
     }
 
     pub(crate) fn clear(&mut self, alarm: i32, member: u64) -> bool {

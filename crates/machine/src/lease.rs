@@ -70,11 +70,12 @@ impl Leases {
         self.table.remove(&id)
     }
 
-    /// Notes the time left, in seconds; 0 takes the note back.
-    pub(crate) fn checkpoint(&mut self, id: i64, remaining: i64) {
-        if let Some(lease) = self.table.get_mut(&id) {
-            lease.remaining = remaining.clamp(0, lease.ttl);
-        }
+    /// Notes the time left, in seconds; 0 takes the note back. Gives what is noted, if that is something else now.
+    pub(crate) fn checkpoint(&mut self, id: i64, remaining: i64) -> Option<i64> {
+        let lease = self.table.get_mut(&id)?;
+        let remaining = remaining.clamp(0, lease.ttl);
+        let before = std::mem::replace(&mut lease.remaining, remaining);
+        (before != remaining).then_some(remaining)
     }
 
     /// A key was put: moves it from one lease to another; 0 stands for none.

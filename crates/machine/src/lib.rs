@@ -5,6 +5,7 @@
 //!
 //! * [`Machine`] applies entries.
 //! * [`check`] says what can be said of a request before it is proposed.
+//! * [`validate`] says the same of a membership change.
 //! * [`range`] and [`txn`] evaluate reads, in transactions and on views alike.
 //! * [`found`] encodes keys and values as clients and HashKV see them.
 //! * [`image`] is the state as a checkpoint holds it.
@@ -28,12 +29,18 @@ mod lease;
 mod machine;
 mod member;
 pub mod range;
+mod reconfiguration;
 pub mod snapshot;
+mod state_hash;
 pub mod txn;
 
 pub use alarm::Alarms;
 pub use codec::Malformed;
 pub use found::{Found, ReadError, Values};
 pub use lease::{Lease, Leases};
-pub use machine::{Applied, Change, Command, Fatal, Machine, Outcome, Rules, SegmentUse, VoterChange};
+pub use machine::{
+    Applied, Change, Command, ConfApplied, Fatal, Machine, Outcome, Rules, SegmentUse, VoterChange,
+};
 pub use member::{Member, Members};
+pub use reconfiguration::{promotion_json, validate};
+pub use state_hash::{STATE_POINTS_MAX, StatePoint, StateTrail, TrailComparison};

@@ -19,8 +19,10 @@ use crate::alarm::Alarms;
 use crate::check;
 use crate::found::{Found, Values};
 use crate::lease::Leases;
-use crate::member::{Member, Members};
+use crate::member::Members;
 use crate::range::{Failure, refused};
+use crate::reconfiguration::Reconfiguration;
+use crate::state_hash::{Effect, StateHash, StatePoint, StateTrail};
 use crate::txn::{self, Deleted, OpOutcome, Path, TxnOutcome};
 
 /// What is the same for every member, and fixed at start.
@@ -28,6 +30,8 @@ use crate::txn::{self, Deleted, OpOutcome, Path, TxnOutcome};
 pub struct Rules {
     /// The shortest TTL a lease gets, in seconds.
     pub lease_ttl_min: i64,
+    /// How many members may be learners at the same time; etcd's `--max-learners`.
+    pub learners_max: usize,
 }
 
 /// A committed entry.
@@ -139,6 +143,15 @@ pub enum VoterChange {
     Update(u64),
 }
 
+/// A committed membership change's effect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfApplied {
+    /// The id under which it was proposed.
+    pub request_id: u64,
+    /// What changed, or why nothing did: raft is then told of a change of node 0, as in etcd.
+    pub outcome: Result<VoterChange, Status>,
+}
+
 /// The bytes of one segment that the index still points at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SegmentUse {
@@ -167,6 +180,7 @@ pub struct Machine {
     pub(crate) in_use_bytes: u64,
     /// The highest main revision of a deletion that compaction has physically removed; see [`crate::image::Head`].
     pub(crate) delta_from_min: i64,
+    pub(crate) hash: StateHash,
 }
 
 impl std::fmt::Debug for Machine {
@@ -193,10 +207,13 @@ struct Books<'a> {
     leases: &'a mut Leases,
     usage: &'a mut BTreeMap<u32, SegmentUse>,
     in_use_bytes: &'a mut u64,
+    hash: &'a mut StateHash,
 }
 
 impl Books<'_> {
-    fn added(&mut self, version: Version<'_>) {
+    fn added(&mut self, change: &mvcc::Change<'_>) {
+        self.hash.key_changed(change);
+        let version = change.version;
         *self.in_use_bytes += version_bytes(version);
         if version.value_len() > 0 {
             let usage = self.usage.entry(version.location().segment).or_default();
@@ -224,6 +241,7 @@ impl Machine {
             usage: BTreeMap::new(),
             in_use_bytes: 0,
             delta_from_min: 0,
+            hash: StateHash::first(),
         }
     }
 
@@ -235,6 +253,23 @@ impl Machine {
     /// What each segment of the log still holds of the store.
     pub fn usage(&self) -> &BTreeMap<u32, SegmentUse> {
         &self.usage
+    }
+
+    /// The rolling hash of all that entries changed up to the last one applied. `None` when it cannot be known,
+    /// since an image of a version without it was at the beginning: that compares with nothing.
+    pub fn state_hash(&self) -> Option<u64> {
+        self.hash.value()
+    }
+
+    /// The hash as it was after the entry `from_index`, if that is still remembered, and after each entry behind it
+    /// that changed anything; the last [`crate::STATE_POINTS_MAX`] are. Empty when the hash is not known.
+    pub fn state_hashes(&self, from_index: u64) -> impl Iterator<Item = StatePoint> + '_ {
+        self.hash.points(from_index)
+    }
+
+    /// The same, to be compared with what another member says.
+    pub fn state_trail(&self, from_index: u64) -> StateTrail {
+        StateTrail { applied_index: self.applied_index, points: self.state_hashes(from_index).collect() }
     }
 
     /// Applies a committed entry. With `answer` false the results of reads inside transactions are not gathered.
@@ -266,6 +301,7 @@ impl Machine {
             Err(Failure::Refused(status)) => Err(status),
             Err(Failure::Unreadable(why)) => return Err(fatal(why)),
         };
+        self.hash.entry_done(self.applied_index, self.store.current_revision());
         Ok(Applied { request_id, op: op_name(&request), outcome, change })
     }
 
@@ -325,6 +361,7 @@ impl Machine {
                 return Err(error::NO_SPACE.into());
             }
             let ttl = self.leases.grant(grant.id, grant.ttl, self.rules.lease_ttl_min)?;
+            self.hash.mix(Effect::LeaseGranted, &[grant.id as u64, ttl as u64]);
             *change = Some(Change::LeaseGranted { id: grant.id, ttl });
             return Ok(Outcome::LeaseGranted { id: grant.id, ttl });
         }
@@ -333,7 +370,9 @@ impl Machine {
         }
         if let Some(checkpoint) = &request.lease_checkpoint {
             for lease in &checkpoint.checkpoints {
-                self.leases.checkpoint(lease.id, lease.remaining_ttl);
+                if let Some(remaining) = self.leases.checkpoint(lease.id, lease.remaining_ttl) {
+                    self.hash.mix(Effect::LeaseCheckpointed, &[lease.id as u64, remaining as u64]);
+                }
             }
             return Ok(Outcome::LeaseCheckpointed);
         }
@@ -341,22 +380,34 @@ impl Machine {
             return Ok(Outcome::Alarms(self.alarm(alarm, change)));
         }
         if let Some(version) = &request.cluster_version_set {
-            self.members.cluster_version = version.ver.clone();
+            if self.members.cluster_version != version.ver {
+                self.members.cluster_version = version.ver.clone();
+                self.hash.mix(Effect::ClusterVersion, &[]);
+                self.hash.mix_texts([&version.ver]);
+            }
             *change = Some(Change::Members);
             return Ok(Outcome::Done);
         }
         if let Some(set) = &request.cluster_member_attr_set {
             if let Some(member) = self.members.by_id.get_mut(&set.member_id)
                 && let Some(attributes) = &set.member_attributes
+                && (member.name != attributes.name || member.client_urls != attributes.client_urls)
             {
                 member.name = attributes.name.clone();
                 member.client_urls = attributes.client_urls.clone();
+                self.hash.mix(Effect::MemberAttributes, &[set.member_id]);
+                self.hash.mix_texts(std::iter::once(&member.name).chain(&member.client_urls));
             }
             *change = Some(Change::Members);
             return Ok(Outcome::Done);
         }
         if let Some(set) = &request.downgrade_info_set {
-            self.members.downgrade_target = set.enabled.then(|| set.ver.clone());
+            let target = set.enabled.then(|| set.ver.clone());
+            if self.members.downgrade_target != target {
+                self.hash.mix(Effect::Downgrade, &[]);
+                self.hash.mix_texts(&target);
+                self.members.downgrade_target = target;
+            }
             *change = Some(Change::Members);
             return Ok(Outcome::Done);
         }
@@ -374,8 +425,12 @@ impl Machine {
             return Err(error::LEASE_NOT_FOUND);
         }
         txn::check_put(&self.store.snapshot(), &self.leases, put)?;
-        let mut books =
-            Books { leases: &mut self.leases, usage: &mut self.usage, in_use_bytes: &mut self.in_use_bytes };
+        let mut books = Books {
+            leases: &mut self.leases,
+            usage: &mut self.usage,
+            in_use_bytes: &mut self.in_use_bytes,
+            hash: &mut self.hash,
+        };
         let mut writer = self.store.begin();
         let previous = write_put(&mut writer, &mut books, command, put);
         let revision = writer.finish();
@@ -383,8 +438,12 @@ impl Machine {
     }
 
     fn delete_range(&mut self, delete: &DeleteRangeRequest) -> Deleted {
-        let mut books =
-            Books { leases: &mut self.leases, usage: &mut self.usage, in_use_bytes: &mut self.in_use_bytes };
+        let mut books = Books {
+            leases: &mut self.leases,
+            usage: &mut self.usage,
+            in_use_bytes: &mut self.in_use_bytes,
+            hash: &mut self.hash,
+        };
         let mut writer = self.store.begin();
         let mut deleted = write_delete(&mut writer, &mut books, delete);
         deleted.revision = writer.finish();
@@ -401,8 +460,12 @@ impl Machine {
         let snapshot = self.store.snapshot();
         let path = txn::choose(&snapshot, request, values)?;
         txn::check_path(&snapshot, &self.leases, request, &path)?;
-        let mut books =
-            Books { leases: &mut self.leases, usage: &mut self.usage, in_use_bytes: &mut self.in_use_bytes };
+        let mut books = Books {
+            leases: &mut self.leases,
+            usage: &mut self.usage,
+            in_use_bytes: &mut self.in_use_bytes,
+            hash: &mut self.hash,
+        };
         let mut writer = self.store.begin();
         let mut run = Run { writer: &mut writer, books: &mut books, command, values, answer };
         let mut outcome = run.branch(request, &path)?;
@@ -416,6 +479,7 @@ impl Machine {
         change: &mut Option<Change>,
     ) -> Result<Outcome, Failure> {
         self.store.compact(request.revision).map_err(|e: RevisionError| refused(e))?;
+        self.hash.mix(Effect::Compacted, &[request.revision as u64]);
         *change = Some(Change::Compacted(request.revision));
         Ok(Outcome::Compacted)
     }
@@ -465,10 +529,13 @@ impl Machine {
     ) -> Result<Outcome, Status> {
         let lease = self.leases.revoke(request.id).ok_or(error::LEASE_NOT_FOUND)?;
         *change = Some(Change::LeaseRevoked(request.id));
-        let in_use_bytes = &mut self.in_use_bytes;
+        self.hash.mix(Effect::LeaseRevoked, &[request.id as u64, lease.keys.len() as u64]);
+        // The lease is gone, and with it what the books say of its keys.
+        let (in_use_bytes, hash) = (&mut self.in_use_bytes, &mut self.hash);
         let mut writer = self.store.begin();
         for key in &lease.keys {
             writer.delete_range(KeyRange::single(key), |deletion| {
+                hash.key_changed(&deletion);
                 *in_use_bytes += version_bytes(deletion.version);
             });
         }
@@ -481,11 +548,14 @@ impl Machine {
         match AlarmAction::try_from(request.action) {
             Ok(AlarmAction::Get) => self.alarms.list(request.alarm, request.member_id),
             Ok(AlarmAction::Activate) if request.alarm != AlarmType::None as i32 => {
-                self.alarms.raise(request.alarm, request.member_id);
+                if self.alarms.raise(request.alarm, request.member_id) {
+                    self.hash.mix(Effect::AlarmRaised, &[request.alarm as u64, request.member_id]);
+                }
                 *change = Some(Change::Alarms);
                 vec![one]
             }
             Ok(AlarmAction::Deactivate) if self.alarms.clear(request.alarm, request.member_id) => {
+                self.hash.mix(Effect::AlarmCleared, &[request.alarm as u64, request.member_id]);
                 *change = Some(Change::Alarms);
                 vec![one]
             }
@@ -493,54 +563,24 @@ impl Machine {
         }
     }
 
-    /// Applies a committed membership change. One that concerns a member removed before, or removes one that is not
-    /// there, changes nothing.
+    /// Applies a committed membership change. One that the members there no longer allow changes nothing and is
+    /// answered as etcd does; raft then has to be told that nothing changed.
     ///
     /// # Errors
     ///
     /// When the entry cannot be understood.
-    pub fn apply_conf_change(&mut self, command: Command<'_>) -> Result<(u64, VoterChange), Fatal> {
+    pub fn apply_conf_change(&mut self, command: Command<'_>) -> Result<ConfApplied, Fatal> {
         let fatal = |why: String| Fatal { index: command.index, why };
         self.next(command)?;
         let change = raftpb::ConfChange::decode(command.data.clone())
             .map_err(|e| fatal(format!("it is no membership change: {e}")))?;
-        let node = change.node_id.unwrap_or(0);
-        let context = || Member::from_json(change.context.as_deref().unwrap_or_default()).map_err(&fatal);
-        let kind = raftpb::ConfChangeType::try_from(change.r#type.unwrap_or(0))
-            .map_err(|_| fatal("it changes the membership in a way this version does not know".to_owned()))?;
-        let removed = self.members.removed.contains(&node);
-        let voter_change = match kind {
-            // As in etcd, what was proposed before another change made it impossible has no effect.
-            _ if removed => VoterChange::Update(node),
-            raftpb::ConfChangeType::ConfChangeRemoveNode if !self.members.by_id.contains_key(&node) => {
-                VoterChange::Update(node)
-            }
-            raftpb::ConfChangeType::ConfChangeAddNode | raftpb::ConfChangeType::ConfChangeAddLearnerNode => {
-                let learner = kind == raftpb::ConfChangeType::ConfChangeAddLearnerNode;
-                let member = context()?;
-                match self.members.by_id.get_mut(&node) {
-                    // A member that is there already is promoted; its addresses stay.
-                    Some(known) => known.is_learner = learner,
-                    None => {
-                        self.members.by_id.insert(node, Member { id: node, is_learner: learner, ..member });
-                    }
-                }
-                if learner { VoterChange::AddLearner(node) } else { VoterChange::AddVoter(node) }
-            }
-            raftpb::ConfChangeType::ConfChangeRemoveNode => {
-                self.members.by_id.remove(&node);
-                self.members.removed.insert(node);
-                VoterChange::Remove(node)
-            }
-            raftpb::ConfChangeType::ConfChangeUpdateNode => {
-                let member = context()?;
-                if let Some(known) = self.members.by_id.get_mut(&node) {
-                    known.peer_urls = member.peer_urls;
-                }
-                VoterChange::Update(node)
-            }
-        };
-        Ok((change.id.unwrap_or(0), voter_change))
+        let request_id = change.id.unwrap_or(0);
+        let change = Reconfiguration::of(&change).map_err(fatal)?;
+        let outcome = change
+            .check(&self.members, self.rules.learners_max)
+            .map(|()| change.apply(&mut self.members, &mut self.hash));
+        self.hash.entry_done(self.applied_index, self.store.current_revision());
+        Ok(ConfApplied { request_id, outcome })
     }
 }
 
@@ -643,7 +683,7 @@ fn write_put(
         _ => put.lease,
     };
     let change = writer.put(&put.key, value, lease);
-    books.added(change.version);
+    books.added(&change);
     let previous_lease = change.previous.map_or(0, Version::lease);
     let previous = change.previous.filter(|_| put.prev_kv).map(Found::of);
     books.leases.attach(&put.key, previous_lease, lease);
@@ -659,7 +699,7 @@ fn write_delete(writer: &mut Writer<'_>, books: &mut Books<'_>, delete: &DeleteR
     let mut previous = Vec::new();
     let range = KeyRange::of_request(&delete.key, &delete.range_end);
     let deleted = writer.delete_range(range, |change| {
-        books.added(change.version);
+        books.added(&change);
         if let Some(gone) = change.previous {
             books.leases.detach(gone.key(), gone.lease());
             if delete.prev_kv {

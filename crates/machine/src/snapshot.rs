@@ -220,6 +220,8 @@ pub struct SnapshotHead {
     pub applied_index: u64,
     /// Its term.
     pub applied_term: u64,
+    /// The rolling hash; see [`Machine::state_hash`].
+    pub state_hash: Option<u64>,
     /// Leases, still without their keys.
     pub leases: Leases,
     /// Alarms.
@@ -282,6 +284,7 @@ where
             compact_revision: -1,
             applied_index: 0,
             applied_term: 0,
+            state_hash: None,
             leases: Leases::default(),
             alarms: Alarms::default(),
             members: Members::default(),
@@ -314,6 +317,7 @@ where
             compact_revision: saved.compact_revision,
             applied_index: saved.applied_index,
             applied_term: saved.applied_term,
+            state_hash: saved.state_hash,
             leases: saved.leases,
             alarms: saved.alarms,
             members: saved.members,
@@ -461,6 +465,7 @@ where
         applied_index: head.applied_index,
         applied_term: head.applied_term,
         versions: reader.versions,
+        state_hash: head.state_hash,
         leases: std::mem::take(&mut head.leases),
         alarms: head.alarms.clone(),
         members: head.members.clone(),

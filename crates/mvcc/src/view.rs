@@ -171,6 +171,14 @@ impl<'a> Snapshot<'a> {
         self.stored((from, 0), through)
     }
 
+    /// What is physically there behind change `sub` of main revision `main`, in the order of writing, without the puts
+    /// that the compact revision made unreadable. How a state is sent to somebody who may have a part of it: which
+    /// deletions below the compact revision are still there depends on how far compaction has come.
+    pub fn written_after(&self, main: i64, sub: u32) -> Changes<'a> {
+        let cursor = Cursor::seek(self.revisions(), (main, sub), true);
+        Changes { cursor, through: self.state.current, compacted: self.state.compacted }
+    }
+
     /// What is physically there from this change on.
     pub(crate) fn stored(&self, from: (i64, u32), through: i64) -> Changes<'a> {
         Changes { cursor: Cursor::seek(self.revisions(), from, false), through, compacted: i64::MIN }

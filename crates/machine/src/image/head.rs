@@ -6,6 +6,7 @@ use crate::image::{FORMAT, HEAD};
 use crate::lease::{self, Leases};
 use crate::machine::Machine;
 use crate::member::Members;
+use crate::state_hash;
 
 /// Everything of a machine but keys and values, copied out of it between two entries: as large as there are leases,
 /// alarms and members. It belongs with the view that is published at the same moment.
@@ -25,6 +26,8 @@ pub struct Head {
     pub delta_from_min: i64,
     /// What the quota is held against, in bytes.
     pub in_use_bytes: u64,
+    /// The rolling hash; see [`Machine::state_hash`].
+    pub state_hash: Option<u64>,
     /// Versions physically there.
     pub(crate) versions: u64,
     /// Id, TTL and time left, in no order: sorting millions is not for the machine's thread.
@@ -45,6 +48,7 @@ impl Machine {
             applied_term: self.applied_term,
             delta_from_min: self.delta_from_min,
             in_use_bytes: self.in_use_bytes,
+            state_hash: self.state_hash(),
             versions: snapshot.versions(),
             leases: self.leases.terms(),
             alarms: self.alarms.clone(),
@@ -67,6 +71,7 @@ impl Head {
         lease::encode_terms(self.leases.clone(), &mut out);
         self.alarms.encode(&mut out);
         self.members.encode(&mut out);
+        state_hash::encode(self.state_hash, &mut out);
         out
     }
 }
@@ -80,6 +85,7 @@ pub(crate) struct SavedHead {
     pub applied_index: u64,
     pub applied_term: u64,
     pub versions: u64,
+    pub state_hash: Option<u64>,
     pub leases: Leases,
     pub alarms: Alarms,
     pub members: Members,
@@ -91,21 +97,26 @@ impl SavedHead {
         if input.raw(1)? != [HEAD] {
             return Err(Malformed("no head at the beginning"));
         }
-        if input.u64()? != FORMAT {
+        let format = input.u64()?;
+        if !(1..=FORMAT).contains(&format) {
             return Err(Malformed("a format of another version of this program"));
         }
         let number = |n: u64| i64::try_from(n).map_err(|_| Malformed("a revision out of range"));
-        let head = SavedHead {
+        let mut head = SavedHead {
             from: number(input.u64()?)?,
             revision: number(input.u64()?)?,
             compact_revision: input.i64()?,
             applied_index: input.u64()?,
             applied_term: input.u64()?,
             versions: input.u64()?,
+            state_hash: None,
             leases: Leases::decode(&mut input)?,
             alarms: Alarms::decode(&mut input)?,
             members: Members::decode(&mut input)?,
         };
+        if format >= 2 {
+            head.state_hash = state_hash::decode(&mut input)?;
+        }
         if !input.is_empty() {
             return Err(Malformed("more than a head in the first block"));
         }

@@ -5,6 +5,7 @@ use mvcc::{LoadError, LoadedVersion, Loader};
 use crate::codec::{Input, Malformed};
 use crate::image::{END, Entry, EntryReader, KEYS, SavedHead};
 use crate::machine::{Machine, Rules, SegmentUse, loaded_bytes};
+use crate::state_hash::StateHash;
 
 /// Why a checkpoint cannot be restored.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -162,6 +163,10 @@ impl Intake {
         machine.applied_term = self.head.applied_term;
         machine.in_use_bytes = self.books.in_use_bytes;
         machine.usage = self.books.usage;
+        // Any deletion below the compact revision may have been left out.
+        machine.delta_from_min = (self.head.compact_revision - 1).max(0);
+        machine.hash =
+            StateHash::new(self.head.state_hash, machine.applied_index, machine.store.current_revision());
         Ok(machine)
     }
 

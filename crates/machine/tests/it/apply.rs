@@ -215,27 +215,3 @@ fn what_cannot_be_understood_stops_the_member() {
         }
     }
 }
-
-#[test]
-fn a_removed_member_never_comes_back() {
-    use api::raftpb::ConfChange;
-    use mainstay_machine::{Member, VoterChange};
-    let (mut machine, journal) = (Machine::new(RULES), Journal::default());
-    let mut change = |kind: i32, node: u64| {
-        let member = Member { id: node, peer_urls: vec!["http://a:1".to_owned()], ..Member::default() };
-        let context = Some(member.to_json().into());
-        let change = ConfChange { id: Some(9), r#type: Some(kind), node_id: Some(node), context };
-        let data = Bytes::from(change.encode_to_vec());
-        let placed = Placed { location: journal.append(&data), data, conf: true };
-        let effect = apply(&mut machine, &placed, &journal, true);
-        let Effect::Conf(Ok((9, effect))) = effect else { panic!("{effect:?}") };
-        (effect, machine.members.voters(), machine.members.learners())
-    };
-    assert_eq!(change(0, 1), (VoterChange::AddVoter(1), vec![1], vec![]));
-    assert_eq!(change(3, 2), (VoterChange::AddLearner(2), vec![1], vec![2]));
-    assert_eq!(change(0, 2), (VoterChange::AddVoter(2), vec![1, 2], vec![]));
-    assert_eq!(change(1, 2), (VoterChange::Remove(2), vec![1], vec![]));
-    assert_eq!(change(0, 2), (VoterChange::Update(2), vec![1], vec![]));
-    assert_eq!(change(1, 3), (VoterChange::Update(3), vec![1], vec![]));
-    assert_eq!(change(0, 3), (VoterChange::AddVoter(3), vec![1, 3], vec![]));
-}

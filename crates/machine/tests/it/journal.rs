@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use bytes::{Bytes, BytesMut};
-use mainstay_machine::{Applied, Command, Fatal, Machine, ReadError, Values, VoterChange};
+use mainstay_machine::{Applied, Command, ConfApplied, Fatal, Machine, ReadError, Values};
 use mvcc::{Location, Value};
 
 /// Small segments, so that there are many.
@@ -71,7 +71,7 @@ pub struct Placed {
 #[derive(Debug, PartialEq)]
 pub enum Effect {
     Applied(Result<Applied, Fatal>),
-    Conf(Result<(u64, VoterChange), Fatal>),
+    Conf(Result<ConfApplied, Fatal>),
 }
 
 pub fn apply(machine: &mut Machine, placed: &Placed, journal: &Journal, answer: bool) -> Effect {

@@ -5,6 +5,8 @@ mod commands;
 mod compare;
 mod image;
 mod journal;
+mod membership;
 mod model;
 mod random;
 mod snapshot;
+mod state_hash;

@@ -72,6 +72,7 @@ fn a_snapshot_holds_everything() {
         assert_eq!(rows(&machine.store.snapshot(), &journal), rows(&back.store.snapshot(), &other));
         assert_eq!(used(&machine), used(&back));
         assert_eq!(machine.in_use_bytes(), back.in_use_bytes());
+        assert_eq!(machine.state_hash(), back.state_hash());
         assert_eq!((machine.applied_index, machine.applied_term), (back.applied_index, back.applied_term));
         assert_eq!(machine.store.compact_revision(), back.store.compact_revision());
         assert_eq!(machine.store.current_revision(), back.store.current_revision());
@@ -131,8 +132,11 @@ fn the_digest_behind_it_is_handed_on() {
     assert_eq!(reader.next(), Ok(None));
 }
 
-/// The specimen as format 1 has it, up to where only zero bytes follow.
-const GOLDEN: &str = "4d41494e534e415001000000000000003e0000000c4541b20101000601060100010e78000001257b226964223a332c227065657255524c73223a5b22687474703a2f2f613a32333830225d7d010405332e372e30000028000000ce8f231002440003666f6f02036f6e654902057468726565640303626172030e0374776f03022405017a060e720100007d245a640305";
+/// The specimen with a head of format 2, up to where only zero bytes follow.
+const GOLDEN: &str = "4d41494e534e415001000000000000004700000000665b1f0102000601060100010e78000001257b226964223a332c227065657255524c73223a5b22687474703a2f2f613a32333830225d7d010405332e372e300000014d267fc3ba64f23928000000ce8f231002440003666f6f02036f6e654902057468726565640303626172030e0374776f03022405017a060e690100004c5f7f3b0305";
+
+/// The same with one of format 1, before there was a hash.
+const GOLDEN_1: &str = "4d41494e534e415001000000000000003e0000000c4541b20101000601060100010e78000001257b226964223a332c227065657255524c73223a5b22687474703a2f2f613a32333830225d7d010405332e372e30000028000000ce8f231002440003666f6f02036f6e654902057468726565640303626172030e0374776f03022405017a060e720100007d245a640305";
 
 #[test]
 fn old_snapshots_open_for_ever() {
@@ -142,13 +146,16 @@ fn old_snapshots_open_for_ever() {
     let used = bytes.iter().rposition(|byte| *byte != 0).unwrap() + 1;
     let text: String = bytes[..used].iter().map(|byte| format!("{byte:02x}")).collect();
     assert_eq!(text, GOLDEN);
-    let mut golden: Vec<u8> = (0..GOLDEN.len() / 2)
-        .map(|at| u8::from_str_radix(&GOLDEN[2 * at..2 * at + 2], 16).unwrap())
-        .collect();
-    golden.resize(golden.len().next_multiple_of(512), 0);
-    let other = Journal::default();
-    let back = load(&[golden.into()], &other).unwrap();
-    assert_eq!(rows(&machine.store.snapshot(), &journal), rows(&back.store.snapshot(), &other));
+    for (text, hash) in [(GOLDEN, machine.state_hash()), (GOLDEN_1, None)] {
+        let mut golden: Vec<u8> = (0..text.len() / 2)
+            .map(|at| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).unwrap())
+            .collect();
+        golden.resize(golden.len().next_multiple_of(512), 0);
+        let other = Journal::default();
+        let back = load(&[golden.into()], &other).unwrap();
+        assert_eq!(rows(&machine.store.snapshot(), &journal), rows(&back.store.snapshot(), &other));
+        assert_eq!(back.state_hash(), hash);
+    }
 }
 
 #[test]

@@ -1,0 +1,155 @@
+//! One change of the membership, and whether the members there are allow it.
+//!
+//! The same rules hold before a change is proposed and when it is applied: between the two another change may have
+//! made it impossible, and then every member refuses it alike. They are those of etcd's
+//! `membership.RaftCluster.ValidateConfigurationChange`.
+
+use api::raftpb;
+use api::{Code, Status, error};
+use serde_json::{Value, json};
+
+use crate::machine::VoterChange;
+use crate::member::{Member, Members};
+use crate::state_hash::{Effect, StateHash};
+
+/// What a `ConfChange` asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Reconfiguration {
+    /// A new member, with or without a vote.
+    Add(Member),
+    /// A learner gets a vote; the id.
+    Promote(u64),
+    /// A member leaves for ever; the id.
+    Remove(u64),
+    /// A member is reached elsewhere: its id and all its peer URLs.
+    Update(u64, Vec<String>),
+}
+
+impl Reconfiguration {
+    /// Reads a membership change; what is wrong with it, if it is none.
+    pub fn of(change: &raftpb::ConfChange) -> Result<Reconfiguration, String> {
+        let node = change.node_id.unwrap_or(0);
+        let kind = raftpb::ConfChangeType::try_from(change.r#type.unwrap_or(0))
+            .map_err(|_| "it changes the membership in a way this version does not know".to_owned())?;
+        let context = change.context.as_deref().unwrap_or_default();
+        if kind == raftpb::ConfChangeType::ConfChangeRemoveNode {
+            return Ok(Reconfiguration::Remove(node));
+        }
+        let member = Member::from_json(context)?;
+        if member.id != node {
+            return Err(format!("it is about member {node:x} and describes member {:x}", member.id));
+        }
+        Ok(match kind {
+            raftpb::ConfChangeType::ConfChangeUpdateNode => Reconfiguration::Update(node, member.peer_urls),
+            raftpb::ConfChangeType::ConfChangeAddNode if is_promotion(context) => {
+                Reconfiguration::Promote(node)
+            }
+            // The type says it, since it is what raft goes by.
+            _ => {
+                let is_learner = kind == raftpb::ConfChangeType::ConfChangeAddLearnerNode;
+                Reconfiguration::Add(Member { is_learner, ..member })
+            }
+        })
+    }
+
+    /// Whether the members there are allow it; if not, with etcd's answer.
+    pub fn check(&self, members: &Members, learners_max: usize) -> Result<(), Status> {
+        let id = self.id();
+        // 0 stands for nobody in raft.
+        if id == 0 || members.removed.contains(&id) {
+            return Err(error::MEMBER_NOT_FOUND);
+        }
+        let known = members.by_id.get(&id);
+        let is_used = |url: &String| {
+            members.by_id.values().any(|other| other.id != id && other.peer_urls.contains(url))
+        };
+        match self {
+            Reconfiguration::Add(_) if known.is_some() => Err(error::MEMBER_EXIST),
+            Reconfiguration::Add(member) if member.peer_urls.iter().any(is_used) => {
+                Err(error::PEER_URL_EXIST)
+            }
+            Reconfiguration::Add(member) if member.is_learner && members.learners().len() >= learners_max => {
+                Err(error::TOO_MANY_LEARNERS)
+            }
+            Reconfiguration::Add(_) => Ok(()),
+            _ if known.is_none() => Err(error::MEMBER_NOT_FOUND),
+            Reconfiguration::Promote(_) if known.is_some_and(|member| !member.is_learner) => {
+                Err(error::MEMBER_NOT_LEARNER)
+            }
+            Reconfiguration::Update(_, urls) if urls.iter().any(is_used) => Err(error::PEER_URL_EXIST),
+            Reconfiguration::Promote(_) | Reconfiguration::Remove(_) | Reconfiguration::Update(..) => Ok(()),
+        }
+    }
+
+    /// Carries out what was checked.
+    pub fn apply(self, members: &mut Members, hash: &mut StateHash) -> VoterChange {
+        let effect = match &self {
+            Reconfiguration::Add(_) => Effect::MemberAdded,
+            Reconfiguration::Promote(_) => Effect::MemberPromoted,
+            Reconfiguration::Remove(_) => Effect::MemberRemoved,
+            Reconfiguration::Update(..) => Effect::MemberUpdated,
+        };
+        hash.mix(effect, &[self.id()]);
+        match self {
+            Reconfiguration::Add(member) => {
+                let (id, is_learner) = (member.id, member.is_learner);
+                hash.mix_texts([&member.to_json()]);
+                members.by_id.insert(id, member);
+                if is_learner { VoterChange::AddLearner(id) } else { VoterChange::AddVoter(id) }
+            }
+            Reconfiguration::Promote(id) => {
+                if let Some(member) = members.by_id.get_mut(&id) {
+                    member.is_learner = false;
+                }
+                VoterChange::AddVoter(id)
+            }
+            Reconfiguration::Remove(id) => {
+                members.by_id.remove(&id);
+                members.removed.insert(id);
+                VoterChange::Remove(id)
+            }
+            Reconfiguration::Update(id, urls) => {
+                hash.mix_texts(&urls);
+                if let Some(member) = members.by_id.get_mut(&id) {
+                    member.peer_urls = urls;
+                }
+                VoterChange::Update(id)
+            }
+        }
+    }
+
+    /// The member it is about.
+    pub fn id(&self) -> u64 {
+        match self {
+            Reconfiguration::Add(member) => member.id,
+            Reconfiguration::Promote(id) | Reconfiguration::Remove(id) | Reconfiguration::Update(id, _) => {
+                *id
+            }
+        }
+    }
+}
+
+fn is_promotion(context: &[u8]) -> bool {
+    serde_json::from_slice(context)
+        .is_ok_and(|value: Value| value.get("isPromote").and_then(Value::as_bool).unwrap_or(false))
+}
+
+/// The context of a promotion, as etcd writes it: `{"id":N,"peerURLs":null,"isPromote":true}`.
+pub fn promotion_json(id: u64) -> String {
+    let mut text = json!({ "id": id, "peerURLs": null }).to_string();
+    // etcd writes this field last.
+    text.pop();
+    text.push_str(r#","isPromote":true}"#);
+    text
+}
+
+/// Whether a membership change would be let through now: to be asked before it is proposed. Applying asks the same.
+///
+/// # Errors
+///
+/// etcd's answer to whoever asked for the change; `Internal` for one that no member proposes.
+pub fn validate(members: &Members, change: &raftpb::ConfChange, learners_max: usize) -> Result<(), Status> {
+    let change = Reconfiguration::of(change)
+        .map_err(|why| Status::with(Code::Internal, format!("malformed membership change: {why}")))?;
+    change.check(members, learners_max)
+}

@@ -1,0 +1,175 @@
+//! Membership changes: what is let through, what is refused and how.
+
+use api::raftpb::ConfChange;
+use api::{Status, error};
+use bytes::Bytes;
+use mainstay_machine::{ConfApplied, Machine, Member, Rules, VoterChange, promotion_json, validate};
+use prost::Message as _;
+
+use crate::image::RULES;
+use crate::journal::{Effect, Journal, Placed, apply};
+
+const ADD: i32 = 0;
+const REMOVE: i32 = 1;
+const UPDATE: i32 = 2;
+const ADD_LEARNER: i32 = 3;
+
+struct Cluster {
+    learners_max: usize,
+    machine: Machine,
+    journal: Journal,
+}
+
+impl Cluster {
+    fn new(learners_max: usize) -> Cluster {
+        let machine = Machine::new(Rules { learners_max, ..RULES });
+        Cluster { learners_max, machine, journal: Journal::default() }
+    }
+
+    /// Asks first, then applies; both have to say the same, and a refusal leaves the members as they were.
+    fn change(&mut self, kind: i32, node: u64, context: String) -> Result<VoterChange, Status> {
+        let change = ConfChange {
+            id: Some(9),
+            r#type: Some(kind),
+            node_id: Some(node),
+            context: Some(context.into()),
+        };
+        let (before, applied) = (self.machine.members.clone(), self.machine.applied_index);
+        let asked = validate(&before, &change, self.learners_max);
+        let data = Bytes::from(change.encode_to_vec());
+        let placed = Placed { location: self.journal.append(&data), data, conf: true };
+        let effect = apply(&mut self.machine, &placed, &self.journal, true);
+        let Effect::Conf(Ok(ConfApplied { request_id: 9, outcome })) = effect else { panic!("{effect:?}") };
+        assert_eq!(asked.err(), outcome.clone().err());
+        assert_eq!(self.machine.applied_index, applied + 1);
+        if outcome.is_err() {
+            assert_eq!(self.machine.members, before);
+        }
+        outcome
+    }
+
+    fn member(&mut self, kind: i32, node: u64, urls: &[&str]) -> Result<VoterChange, Status> {
+        let peer_urls = urls.iter().map(|url| format!("http://{url}:2380")).collect();
+        let is_learner = kind == ADD_LEARNER;
+        self.change(kind, node, Member { id: node, peer_urls, is_learner, ..Member::default() }.to_json())
+    }
+
+    fn promote(&mut self, node: u64) -> Result<VoterChange, Status> {
+        self.change(ADD, node, promotion_json(node))
+    }
+
+    fn remove(&mut self, node: u64) -> Result<VoterChange, Status> {
+        self.change(REMOVE, node, String::new())
+    }
+
+    fn ids(&self) -> (Vec<u64>, Vec<u64>) {
+        (self.machine.members.voters(), self.machine.members.learners())
+    }
+}
+
+#[test]
+fn members_come_are_promoted_move_and_leave() {
+    let mut cluster = Cluster::new(1);
+    assert_eq!(cluster.member(ADD, 1, &["a"]), Ok(VoterChange::AddVoter(1)));
+    assert_eq!(cluster.member(ADD_LEARNER, 2, &["b", "c"]), Ok(VoterChange::AddLearner(2)));
+    assert_eq!(cluster.ids(), (vec![1], vec![2]));
+    assert_eq!(cluster.promote(2), Ok(VoterChange::AddVoter(2)));
+    assert_eq!(cluster.ids(), (vec![1, 2], vec![]));
+    assert_eq!(cluster.machine.members.by_id[&2].peer_urls, ["http://b:2380", "http://c:2380"]);
+    // Its own addresses do not stand in its way, nor do those it gave up in another's.
+    assert_eq!(cluster.member(UPDATE, 2, &["b", "d"]), Ok(VoterChange::Update(2)));
+    assert_eq!(cluster.machine.members.by_id[&2].peer_urls, ["http://b:2380", "http://d:2380"]);
+    assert_eq!(cluster.member(ADD, 3, &["c"]), Ok(VoterChange::AddVoter(3)));
+    assert_eq!(cluster.remove(3), Ok(VoterChange::Remove(3)));
+    assert_eq!(cluster.ids(), (vec![1, 2], vec![]));
+    assert!(cluster.machine.members.removed.contains(&3));
+    assert_eq!(cluster.member(ADD, 4, &["c"]), Ok(VoterChange::AddVoter(4)));
+}
+
+#[test]
+fn an_update_changes_addresses_and_nothing_else() {
+    let mut cluster = Cluster::new(1);
+    cluster.member(ADD_LEARNER, 1, &["a"]).unwrap();
+    let member = cluster.machine.members.by_id.get_mut(&1).unwrap();
+    member.name = "one".to_owned();
+    member.client_urls = vec!["http://a:2379".to_owned()];
+    let context = r#"{"id":1,"peerURLs":["http://z:1"],"name":"two","isLearner":false}"#;
+    assert_eq!(cluster.change(UPDATE, 1, context.to_owned()), Ok(VoterChange::Update(1)));
+    let expected = Member {
+        id: 1,
+        peer_urls: vec!["http://z:1".to_owned()],
+        is_learner: true,
+        name: "one".to_owned(),
+        client_urls: vec!["http://a:2379".to_owned()],
+    };
+    assert_eq!(cluster.machine.members.by_id[&1], expected);
+}
+
+#[test]
+fn what_the_members_do_not_allow_is_refused_as_in_etcd() {
+    let mut cluster = Cluster::new(1);
+    cluster.member(ADD, 1, &["a"]).unwrap();
+    cluster.member(ADD, 2, &["b"]).unwrap();
+    cluster.member(ADD_LEARNER, 3, &["c"]).unwrap();
+    cluster.member(ADD, 4, &["d"]).unwrap();
+    cluster.remove(4).unwrap();
+    let unknown = Err(error::MEMBER_NOT_FOUND);
+    // An id that was removed.
+    assert_eq!(cluster.member(ADD, 4, &["x"]), unknown);
+    assert_eq!(cluster.member(ADD_LEARNER, 4, &["x"]), unknown);
+    assert_eq!(cluster.member(UPDATE, 4, &["x"]), unknown);
+    assert_eq!(cluster.promote(4), unknown);
+    assert_eq!(cluster.remove(4), unknown);
+    // An id that never was.
+    assert_eq!(cluster.member(UPDATE, 5, &["x"]), unknown);
+    assert_eq!(cluster.promote(5), unknown);
+    assert_eq!(cluster.remove(5), unknown);
+    assert_eq!(cluster.remove(0), unknown);
+    assert_eq!(cluster.member(ADD, 0, &["x"]), unknown);
+    // One that is there; that comes before its address is looked at.
+    assert_eq!(cluster.member(ADD, 1, &["x"]), Err(error::MEMBER_EXIST));
+    assert_eq!(cluster.member(ADD, 3, &["b"]), Err(error::MEMBER_EXIST));
+    assert_eq!(cluster.member(ADD_LEARNER, 1, &["x"]), Err(error::MEMBER_EXIST));
+    // An address that is taken; that comes before the learners are counted.
+    assert_eq!(cluster.member(ADD, 5, &["x", "b"]), Err(error::PEER_URL_EXIST));
+    assert_eq!(cluster.member(ADD_LEARNER, 5, &["c"]), Err(error::PEER_URL_EXIST));
+    assert_eq!(cluster.member(UPDATE, 2, &["b", "a"]), Err(error::PEER_URL_EXIST));
+    assert_eq!(cluster.member(ADD_LEARNER, 5, &["x"]), Err(error::TOO_MANY_LEARNERS));
+    assert_eq!(cluster.promote(1), Err(error::MEMBER_NOT_LEARNER));
+    assert_eq!(cluster.ids(), (vec![1, 2], vec![3]));
+    // Room for another one when the first has a vote.
+    cluster.promote(3).unwrap();
+    cluster.member(ADD_LEARNER, 5, &["x"]).unwrap();
+    assert_eq!(cluster.ids(), (vec![1, 2, 3], vec![5]));
+}
+
+#[test]
+fn as_many_learners_as_the_rules_allow() {
+    let mut cluster = Cluster::new(2);
+    cluster.member(ADD_LEARNER, 1, &["a"]).unwrap();
+    cluster.member(ADD_LEARNER, 2, &["b"]).unwrap();
+    assert_eq!(cluster.member(ADD_LEARNER, 3, &["c"]), Err(error::TOO_MANY_LEARNERS));
+}
+
+#[test]
+fn a_promotion_is_the_json_that_etcd_writes() {
+    let id = u64::MAX;
+    assert_eq!(promotion_json(id), format!(r#"{{"id":{id},"peerURLs":null,"isPromote":true}}"#));
+}
+
+#[test]
+fn a_change_that_describes_another_member_stops_this_one() {
+    let change = ConfChange {
+        id: Some(1),
+        r#type: Some(ADD),
+        node_id: Some(1),
+        context: Some(Member { id: 2, ..Member::default() }.to_json().into()),
+    };
+    let mut machine = Machine::new(RULES);
+    assert!(validate(&machine.members, &change, 1).is_err());
+    let journal = Journal::default();
+    let data = Bytes::from(change.encode_to_vec());
+    let placed = Placed { location: journal.append(&data), data, conf: true };
+    let effect = apply(&mut machine, &placed, &journal, true);
+    assert!(matches!(effect, Effect::Conf(Err(_))), "{effect:?}");
+}

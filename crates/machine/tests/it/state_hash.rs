@@ -1,0 +1,208 @@
+//! The rolling hash: the same where the state is, and another from the first entry on that touches a difference.
+
+use api::etcdserverpb::{
+    AlarmRequest, CompactionRequest, InternalRaftRequest, LeaseCheckpoint, LeaseCheckpointRequest,
+    LeaseRevokeRequest, RangeRequest,
+};
+use api::{membershippb, raftpb};
+use bytes::Bytes;
+use mainstay_machine::{Machine, Member, STATE_POINTS_MAX, StatePoint, TrailComparison};
+use prost::Message as _;
+
+use crate::commands::Commands;
+use crate::image::{Blocks, RULES, delete, execute, grant, put, restored, run};
+use crate::journal::{Journal, Placed, apply};
+
+#[test]
+fn the_same_entries_make_the_same_hashes() {
+    let mut remembered = (0, 0);
+    for seed in 1..=6 {
+        let journal = Journal::default();
+        let mut commands = Commands::new(seed, [6, 40, 300][seed as usize % 3]);
+        let (mut ours, mut theirs) = (Machine::new(RULES), Machine::new(RULES));
+        for round in 0..800 {
+            let placed = commands.next(&ours, &journal);
+            let before = (ours.state_hash(), ours.store.current_revision());
+            apply(&mut ours, &placed, &journal, true);
+            apply(&mut theirs, &placed, &journal, false);
+            // One compacts physically, one is restarted now and then.
+            ours.compact_step(commands.random.below(4));
+            if round % 300 == 299 {
+                theirs = restored(&[run(&mut theirs, 0)]).unwrap();
+            }
+            assert_eq!(ours.state_hash(), theirs.state_hash(), "seed {seed}, round {round}");
+            if ours.store.current_revision() != before.1 {
+                assert_ne!(ours.state_hash(), before.0);
+            }
+        }
+        let (trail, other) = (ours.state_trail(0), theirs.state_trail(0));
+        remembered.0 += trail.points.len();
+        remembered.1 += other.points.len();
+        assert_eq!(other.points[0].index, 600, "it began anew with the restart");
+        assert_eq!(trail.compare(&other), TrailComparison::Same { through: 800 });
+        let last = trail.points[trail.points.len() - 1];
+        assert_eq!((Some(last.hash), last.revision), (ours.state_hash(), ours.store.current_revision()));
+    }
+    assert!(remembered.0 > 1000 && remembered.1 > 200, "{remembered:?}");
+}
+
+#[test]
+fn only_what_changes_something_changes_the_hash() {
+    let (mut machine, journal) = (Machine::new(RULES), Journal::default());
+    let request = |change: &dyn Fn(&mut InternalRaftRequest)| {
+        let mut request = InternalRaftRequest::default();
+        change(&mut request);
+        request
+    };
+    let alarm =
+        |action| request(&|r| r.alarm = Some(AlarmRequest { action, member_id: 1, alarm: 2 - action % 2 }));
+    let version = |ver: &str| {
+        request(&|r| {
+            r.cluster_version_set = Some(membershippb::ClusterVersionSetRequest { ver: ver.to_owned() })
+        })
+    };
+    let attributes = |member_id| {
+        request(&|r| {
+            let attributes = membershippb::Attributes { name: "n".to_owned(), client_urls: Vec::new() };
+            r.cluster_member_attr_set = Some(membershippb::ClusterMemberAttrSetRequest {
+                member_id,
+                member_attributes: Some(attributes),
+            });
+        })
+    };
+    let downgrade = |enabled| {
+        request(&|r| {
+            let ver = "3.6.0".to_owned();
+            r.downgrade_info_set = Some(membershippb::DowngradeInfoSetRequest { enabled, ver });
+        })
+    };
+    let checkpoint = |id, remaining_ttl| {
+        request(&|r| {
+            let checkpoints = vec![LeaseCheckpoint { id, remaining_ttl }];
+            r.lease_checkpoint = Some(LeaseCheckpointRequest { checkpoints });
+        })
+    };
+    let compaction =
+        |revision| request(&|r| r.compaction = Some(CompactionRequest { revision, physical: false }));
+    let revoke = |id| request(&|r| r.lease_revoke = Some(LeaseRevokeRequest { id }));
+    let range = request(&|r| r.range = Some(RangeRequest { key: "k".into(), ..RangeRequest::default() }));
+    machine.members.by_id.insert(1, Member { id: 1, ..Member::default() });
+    // Each with whether it changes anything here.
+    let steps = [
+        (put("k", "v", 0), true),
+        (put("k", "v", 0), true),
+        (put("k", "v", 77), false),
+        (range, false),
+        (delete("nobody"), false),
+        (delete("k"), true),
+        (delete("k"), false),
+        (grant(5, 60), true),
+        (grant(5, 60), false),
+        (checkpoint(5, 30), true),
+        (checkpoint(5, 30), false),
+        (checkpoint(6, 30), false),
+        (put("l", "v", 5), true),
+        (revoke(5), true),
+        (revoke(5), false),
+        (compaction(3), true),
+        (compaction(3), false),
+        (compaction(300), false),
+        (version("3.7.0"), true),
+        (version("3.7.0"), false),
+        (attributes(1), true),
+        (attributes(1), false),
+        (attributes(2), false),
+        (downgrade(true), true),
+        (downgrade(true), false),
+        (downgrade(false), true),
+        (downgrade(false), false),
+        (alarm(1), true),
+        (alarm(1), false),
+        (alarm(2), false),
+    ];
+    let mut seen = std::collections::HashSet::from([machine.state_hash()]);
+    for (at, (request, changes)) in steps.iter().enumerate() {
+        let points = machine.state_hashes(0).count();
+        execute(&mut machine, &journal, request);
+        assert_eq!(seen.insert(machine.state_hash()), *changes, "step {at}");
+        assert_eq!(machine.state_hashes(0).count(), points + usize::from(*changes), "step {at}");
+    }
+    // Membership: an addition, the same again (refused), a removal.
+    let member = Member { id: 9, peer_urls: vec!["http://a".to_owned()], ..Member::default() };
+    for (kind, changes) in [(0, true), (0, false), (1, true)] {
+        let change = raftpb::ConfChange {
+            id: Some(1),
+            r#type: Some(kind),
+            node_id: Some(9),
+            context: Some(member.to_json().into()),
+        };
+        let data = Bytes::from(change.encode_to_vec());
+        let placed = Placed { location: journal.append(&data), data, conf: true };
+        apply(&mut machine, &placed, &journal, true);
+        assert_eq!(seen.insert(machine.state_hash()), changes);
+    }
+}
+
+/// A machine that has the keys of one and the head, so the hash, of another.
+fn mongrel(head: &mut Machine, keys: &mut Machine) -> Machine {
+    let mut blocks: Blocks = run(keys, 0);
+    blocks[0] = run(head, 0).swap_remove(0);
+    restored(&[blocks]).unwrap()
+}
+
+#[test]
+fn a_difference_shows_from_the_first_entry_that_touches_it() {
+    let journal = Journal::default();
+    let made = |requests: &[InternalRaftRequest]| {
+        let mut machine = Machine::new(RULES);
+        for request in requests {
+            execute(&mut machine, &journal, request);
+        }
+        machine
+    };
+    let sound = || made(&[grant(5, 60), put("other", "v", 0), put("k", "v", 0)]);
+    let cases = [
+        ("version and create revision", [grant(5, 60), put("k", "v", 0), put("k", "v", 0)]),
+        ("value", [grant(5, 60), put("other", "v", 0), put("k", "w", 0)]),
+        ("lease", [grant(5, 60), put("other", "v", 0), put("k", "v", 5)]),
+        ("revision", [grant(5, 60), put("k", "v", 0), put("other", "v", 0)]),
+        ("key", [grant(5, 60), put("other", "v", 0), put("l", "v", 0)]),
+    ];
+    for touching in [put("k", "new", 0), delete("k")] {
+        for (what, requests) in &cases {
+            let (mut ours, mut theirs) = (sound(), mongrel(&mut sound(), &mut made(requests)));
+            let begun = ours.applied_index;
+            for key in ["x", "y", "x"] {
+                execute(&mut ours, &journal, &put(key, "v", 0));
+                execute(&mut theirs, &journal, &put(key, "v", 0));
+                assert_eq!(ours.state_hash(), theirs.state_hash(), "nothing touched the {what} yet");
+            }
+            for request in [&touching, &put("x", "v", 0), &put("k", "v", 0), &delete("k")] {
+                execute(&mut ours, &journal, request);
+                execute(&mut theirs, &journal, request);
+                assert_ne!(ours.state_hash(), theirs.state_hash(), "the {what} differs");
+            }
+            let (trail, other) = (ours.state_trail(0), theirs.state_trail(0));
+            let expected = TrailComparison::Different { index: begun + 4, revision: 7, at_first: false };
+            assert_eq!(trail.compare(&other), expected, "{what}");
+            assert_eq!(other.compare(&trail), expected, "{what}");
+        }
+    }
+}
+
+#[test]
+fn the_last_points_are_remembered_over_many_entries() {
+    let (mut machine, journal) = (Machine::new(RULES), Journal::default());
+    for n in 0..STATE_POINTS_MAX + 100 {
+        execute(&mut machine, &journal, &put(&format!("{}", n % 50), "v", 0));
+    }
+    let points: Vec<StatePoint> = machine.state_hashes(0).collect();
+    assert_eq!(points.len(), STATE_POINTS_MAX);
+    assert!(points.windows(2).all(|pair| pair[0].index + 1 == pair[1].index));
+    assert!(points.iter().all(|point| point.revision == point.index as i64 + 1));
+    let last = machine.applied_index;
+    assert_eq!(
+        machine.state_hashes(last - 2).map(|p| p.index).collect::<Vec<_>>(),
+        [last - 2, last - 1, last]
+    );
+}
