@@ -38,6 +38,10 @@ package!(/** The standard gRPC health service. */ health, "grpc.health.v1.rs");
 /// The version of etcd's API that this server speaks; clients and kubeadm read it as a semantic version.
 pub const API_VERSION: &str = "3.7.1";
 
+/// The lowest cluster version that a member can work with, and the one a cluster has until its members have told
+/// theirs.
+pub const MIN_CLUSTER_VERSION: &str = "3.0.0";
+
 /// The cluster version that goes with [`API_VERSION`].
 pub const CLUSTER_VERSION: &str = "3.7.0";
 

@@ -22,7 +22,7 @@ use prost::Message as _;
 
 use crate::compaction_hash;
 use crate::catch_up::{self, FETCHES_MAX, entry_of};
-use crate::config::{Config, InitialClusterState, MetricsDetail, Url};
+use crate::config::{Config, MetricsDetail, Url};
 use crate::core::{Ask, Core, Order, Parts};
 use crate::http::MetricsListener;
 use crate::inbox::Inbox;
@@ -178,8 +178,7 @@ fn open(
         }
     };
 
-    let learners_max = usize::try_from(config.max_learners).unwrap_or(usize::MAX);
-    let rules = Rules { lease_ttl_min: lease_ttl_min(config), learners_max };
+    let rules = rules(config);
     let applied = manifest.as_ref().map_or(0, |manifest| manifest.applied_index);
     // The two take about as long as each other, and neither needs the other.
     let (state, replayed) = std::thread::scope(|scope| {
@@ -286,7 +285,10 @@ fn open(
         consensus::Config {
             election_ticks: usize::try_from(election_ticks).unwrap_or(10).max(2),
             pre_vote: config.pre_vote,
-            ..consensus::Config::new(identity.member_id)
+            id: identity.member_id,
+            // Members of one cluster must not time out together.
+            seed: identity.member_id,
+            ..consensus::Config::default()
         },
         Restored {
             hard_state,
@@ -433,6 +435,11 @@ fn append_and_wait(
     Err("the disk did not take the first entries within a minute".to_owned())
 }
 
+fn rules(config: &Config) -> Rules {
+    let learners_max = usize::try_from(config.max_learners).unwrap_or(usize::MAX);
+    Rules { lease_ttl_min: lease_ttl_min(config), learners_max }
+}
+
 /// etcd's shortest TTL: one and a half election timeouts, in whole seconds.
 fn lease_ttl_min(config: &Config) -> i64 {
     let ms = config.election_timeout.as_millis() * 3 / 2;
@@ -520,6 +527,7 @@ fn serve(
         txn_ops_max: usize::try_from(config.max_txn_ops).unwrap_or(usize::MAX),
         quota_bytes: config.quota_backend_bytes,
         request_timeout: Duration::from_secs(5) + 2 * config.election_timeout,
+        election_timeout: config.election_timeout,
         progress_interval: config.watch_progress_notify_interval,
         slow_request: config.warning_unary_request_duration,
         times_calls: config.metrics == MetricsDetail::Extensive,
@@ -537,7 +545,7 @@ fn serve(
         removed_through: machine.store.compact_revision(),
     };
     let seed = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
-    let shared = Arc::new(Shared::new(identity, state, limits, shards, inbox, log.values(), metrics, config.election_timeout, seed));
+    let shared = Arc::new(Shared::new(identity, state, limits, shards, inbox, log.values(), metrics, seed));
     let checkpoint_bytes: u64 = levels.iter().map(|level| level.run.file_bytes).sum();
     let log_bytes: u64 = log.segments().iter().map(|s| s.used_bytes).sum();
     shared.set_disk_bytes(log_bytes + checkpoint_bytes);
@@ -554,7 +562,7 @@ fn serve(
     // Ends when the core lets go of its end of the queue.
     spawn("catch-up", move || catch_up::run(&reader, &entries, &fetch_queue))?;
 
-    let receiver = Receiver::new(Arc::clone(&shared), machine.rules());
+    let receiver = Receiver::new(Arc::clone(&shared), rules(&config));
     let peering = Arc::new(Peering::new(Arc::clone(&shared), Arc::clone(&logger), receiver));
     let peer_logger = Arc::clone(&logger);
     let options = peer::Options {
@@ -567,7 +575,9 @@ fn serve(
         write_timeout: config.raft_write_timeout,
         listeners: peers,
     };
-    let peers = Peers::start(options, peering, Arc::new(move |line: &str| peer_logger.info(line, &[])))
+    let peers = Peers::start(options, peering, Arc::new(move |level, line, fields| {
+        log_peer(&peer_logger, level, line, fields);
+    }))
         .map_err(|e| format!("cannot start the thread that talks to other members: {e}"))?;
     let peers = Arc::new(peers);
     peers.set_members(remotes);
@@ -655,6 +665,16 @@ fn serve(
     Ok((running, listening))
 }
 
+fn log_peer(logger: &Logger, level: peer::Level, line: &str, fields: &[(&str, &str)]) {
+    let fields: Vec<(&str, Value<'_>)> = fields.iter().map(|(name, value)| (*name, Value::Str(value))).collect();
+    match level {
+        peer::Level::Debug => logger.debug(line, &fields),
+        peer::Level::Info => logger.info(line, &fields),
+        peer::Level::Warn => logger.warn(line, &fields),
+        peer::Level::Error => logger.error(line, &fields),
+    }
+}
+
 fn front_options(config: &Config, shards: usize) -> front::Options {
     front::Options {
         shards,
@@ -708,7 +728,7 @@ impl Running {
         self.shared.core.send(Ask::Stop);
         let outcome = self.core.join().map_err(|_| "the core's thread panicked".to_owned())?;
         self.monitor.stop();
-        self.peers.stop();
+        drop(self.peers);
         self.shared.compaction_hashes.stop();
         let _ = self.hasher.join();
         // The core tells the keeper to end.

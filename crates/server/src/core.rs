@@ -25,7 +25,7 @@ use api::raftpb;
 use bytes::Bytes;
 use consensus::{Entry, Fetch};
 use log::LogEvent;
-use machine::{Member, Outcome};
+use machine::{Outcome, StateTrail};
 use tokio::sync::oneshot;
 
 use crate::transfer::Received;
@@ -94,6 +94,8 @@ pub enum Ask {
     Place(Vec<log::Value>, SyncSender<Vec<(log::ValueId, log::Location)>>),
     /// Entries that a follower needs and that had left memory; none if they could not be read.
     Fetched(Fetch, Vec<Entry>),
+    /// The hashes of the state after the entries from this one on.
+    StateTrail(Ticket, u64),
     /// Another member says that this one was removed.
     Removed,
     /// This member's state differs from the leader's.
@@ -182,6 +184,8 @@ pub enum ReplyBody {
     MembersChanged,
     /// The other member leads.
     LeaderMoved,
+    /// Hashes of the state.
+    StateTrail(StateTrail),
     /// The state: keys and values, and the rest.
     Image(Box<Head>, Pinned),
 }
@@ -206,6 +210,8 @@ pub enum Order {
         view: Arc<View>,
         /// Whether to write all of it, and not only what is new.
         whole: bool,
+        /// The terms of the entries before.
+        terms: Vec<(u64, u64)>,
     },
     /// Find the live values in these segments and ask for their relocation.
     Relocate {

@@ -17,6 +17,7 @@ use mvcc::View;
 
 use crate::core::{Ask, Checkpointed, Order, Relocation};
 use crate::shared::Shared;
+use crate::terms;
 use crate::values::LogValues;
 
 /// Runs beyond this are merged, whatever their sizes.
@@ -80,8 +81,8 @@ impl Keeper {
     pub fn run(mut self, orders: &Receiver<Order>) {
         while let Ok(order) = orders.recv() {
             match order {
-                Order::Checkpoint { head, view, whole } => {
-                    let result = self.checkpoint(head, view, whole);
+                Order::Checkpoint { head, view, whole, terms } => {
+                    let result = self.checkpoint(head, view, whole, terms::write(&terms));
                     self.shared.core.send(Ask::Checkpointed(result.map_err(|e| e.to_string())));
                 }
                 Order::Relocate { view, segments } => {
@@ -120,9 +121,9 @@ impl Keeper {
         (from, kept)
     }
 
-    fn manifest(levels: &[Level], applied_index: u64, term: u64) -> Manifest {
+    fn manifest(levels: &[Level], applied_index: u64, term: u64, metadata: Vec<u8>) -> Manifest {
         let runs = levels.iter().map(|level| level.run.clone()).collect();
-        Manifest { applied_index, term, metadata: Vec::new(), runs }
+        Manifest { applied_index, term, metadata, runs }
     }
 
     fn checkpoint(
@@ -130,6 +131,7 @@ impl Keeper {
         head: Head,
         view: Arc<View>,
         whole: bool,
+        metadata: Vec<u8>,
     ) -> Result<Checkpointed, log::OpenError> {
         let snapshot = view.snapshot();
         let from_min = if whole { i64::MAX } else { head.delta_from_min };
@@ -137,7 +139,7 @@ impl Keeper {
         let (to, applied_index, term) = (head.revision, head.applied_index, head.applied_term);
         let name = Level::name(from, to, applied_index, &self.levels);
         // An attempt that failed, or was cut short by a crash, may have left files, even one of this name.
-        self.store.prune(&Keeper::manifest(&self.levels, applied_index, term))?;
+        self.store.prune(&Keeper::manifest(&self.levels, applied_index, term, Vec::new()))?;
         let mut file = self.store.begin(&name, applied_index, term, &[])?;
         let mut blocks = RunWriter::new(view, head, from);
         let mut synced = 0;
@@ -160,7 +162,7 @@ impl Keeper {
         syncs.observe_seconds(finishing.elapsed());
         let mut levels = self.levels[..kept].to_vec();
         levels.push(Level { from, to, run });
-        let manifest = Keeper::manifest(&levels, applied_index, term);
+        let manifest = Keeper::manifest(&levels, applied_index, term, metadata);
         self.store.commit(&manifest)?;
         self.levels = levels;
         self.store.prune(&manifest)?;

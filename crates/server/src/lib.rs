@@ -12,21 +12,28 @@
 //! errors). Tests: beside the code, `tests/it`, and end to end in the `mainstay` crate.
 
 pub mod boot;
+mod catch_up;
 mod compaction_hash;
+mod comparison;
 pub mod config;
 pub mod core;
 mod crc_combine;
 mod encode;
 mod expiry;
+mod forwarding;
 pub mod http;
 pub mod inbox;
+mod joining;
 pub mod keeper;
 mod kv_hash;
 pub mod logging;
 pub mod metrics;
-mod peer_listener;
+mod monitor;
+mod peering;
 pub mod pending;
 pub mod services;
 pub mod shared;
+mod terms;
+mod transfer;
 pub mod values;
 pub mod watch;

@@ -56,6 +56,9 @@ pub struct Services {
     began: Cell<Instant>,
 }
 
+/// How many looks in a row, an election timeout apart, must find no leader before streams that insist on one end.
+const LEADERLESS_LOOKS: u32 = 3;
+
 /// The status of a value that the disk did not give back.
 pub(crate) fn unreadable(error: &ReadError) -> Status {
     Status::with(Code::Internal, format!("mainstay: a value could not be read: {error}"))
@@ -139,6 +142,17 @@ impl Services {
                 sweeping.sweep(Instant::now());
             }
         });
+        let leading = Rc::clone(&hub);
+        tokio::task::spawn_local(async move {
+            let mut without_leader = 0;
+            loop {
+                tokio::time::sleep(leading.election_timeout()).await;
+                without_leader = if leading.has_leader() { 0 } else { without_leader + 1 };
+                if without_leader >= LEADERLESS_LOOKS {
+                    leading.leader_lost();
+                }
+            }
+        });
         let mut replies = Vec::new();
         tokio::task::spawn_local(poll_fn::<(), _>(move |context| {
             shared.shards[number].poll(context.waker(), &mut replies);
@@ -179,10 +193,19 @@ impl Services {
     /// What holds for every call, before anything of it is looked at.
     fn admit(&self, head: &Head, stream: bool) -> Result<(), Status> {
         self.count_client(head, stream)?;
+        if self.learns() && !is_for_learners(head.method) {
+            return Err(error::NOT_SUPPORTED_FOR_LEARNER);
+        }
         if head.requires_leader() && self.shared.state.load().leader == 0 {
             return Err(error::NO_LEADER);
         }
         Ok(())
+    }
+
+    /// Whether this member has no vote yet, and so may be far behind.
+    fn learns(&self) -> bool {
+        let state = self.shared.state.load();
+        state.members.by_id.get(&self.shared.identity.member_id).is_some_and(|member| member.is_learner)
     }
 
     fn dispatch(self: &Rc<Self>, method: u16, message: Bytes) -> Result<Unary, Status> {
@@ -322,6 +345,17 @@ impl Services {
         }
         Ok(())
     }
+}
+
+/// The calls that a member without a vote answers. Of ranges it answers the serializable ones.
+fn is_for_learners(method: u16) -> bool {
+    api::METHODS.get(usize::from(method)).is_some_and(|method| {
+        let path = method.path;
+        path == "/etcdserverpb.Maintenance/Status"
+            || path == "/etcdserverpb.Maintenance/Snapshot"
+            || path == "/etcdserverpb.KV/Range"
+            || path.starts_with("/grpc.health.v1.")
+    })
 }
 
 fn confirmed(reply: Reply) -> Result<(), Status> {

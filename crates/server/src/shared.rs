@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use api::Status;
 use api::error;
@@ -85,8 +85,6 @@ pub struct Shared {
     peers: OnceLock<Arc<Peers>>,
     /// When the present leader was first heard of; `None` while there is none, and before there was any.
     elected: Mutex<(u64, Option<Instant>)>,
-    /// The heartbeat's and the election's times.
-    election_timeout: Duration,
     /// Request ids given out.
     next_request: AtomicU64,
     /// Lease ids given out.
@@ -104,6 +102,8 @@ pub struct Limits {
     pub quota_bytes: Option<u64>,
     /// How long a request may wait for the log.
     pub request_timeout: std::time::Duration,
+    /// How long followers wait for a leader, at the least.
+    pub election_timeout: std::time::Duration,
     /// How often a watch hears of progress.
     pub progress_interval: std::time::Duration,
     /// Requests slower than this are logged.
@@ -123,7 +123,6 @@ impl Shared {
         core: Arc<Inbox<Ask>>,
         values: log::Values,
         metrics: Arc<crate::metrics::Metrics>,
-        election_timeout: Duration,
         seed: u64,
     ) -> Shared {
         // etcd's request ids: 16 bits of the member, 40 of the time, 8 to count from there.
@@ -144,7 +143,6 @@ impl Shared {
             disk_bytes: AtomicU64::new(0),
             peers: OnceLock::new(),
             elected: Mutex::new((0, None)),
-            election_timeout,
             next_request: AtomicU64::new(request),
             next_lease: AtomicI64::new(lease),
         }
@@ -172,7 +170,7 @@ impl Shared {
         let (leader, elected) = *self.elected.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(elected) = elected
             && since < elected
-            && since + 2 * self.election_timeout > elected
+            && since + 2 * self.limits.election_timeout > elected
         {
             return error::TIMEOUT_DUE_TO_LEADER_FAIL;
         }

@@ -121,6 +121,16 @@ pub struct Config {
     pub strict_reconfig_check: bool,
     /// Most learners in the cluster.
     pub max_learners: u64,
+    /// Time after which a silent connection from another member is given up.
+    pub raft_read_timeout: Duration,
+    /// Time after which a connection to another member that takes nothing is given up.
+    pub raft_write_timeout: Duration,
+    /// Whether this member is to become the only one of its cluster.
+    pub force_new_cluster: bool,
+    /// Time between comparisons of all members' data; zero does not compare.
+    pub corrupt_check_time: Duration,
+    /// Time between comparisons of members' hashes at the last compaction; not zero.
+    pub compact_hash_check_time: Duration,
     /// Whether writes are not synced. For tests: it loses acknowledged writes.
     pub unsafe_no_fsync: bool,
     /// Most revisions removed in one step of a compaction; not 0.

@@ -24,6 +24,8 @@ const COMPACTION_BATCH_LIMIT_DEFAULT: u64 = 1_000;
 const COMPACTION_SLEEP_INTERVAL_DEFAULT: Duration = Duration::from_millis(1);
 const WATCH_PROGRESS_NOTIFY_INTERVAL_DEFAULT: Duration = Duration::from_secs(600);
 const WARNING_UNARY_REQUEST_DURATION_DEFAULT: Duration = Duration::from_millis(300);
+/// Shorter ones are raised to this, as in etcd.
+const RAFT_TIMEOUT_MIN: Duration = Duration::from_secs(5);
 const NANOS_PER_HOUR: u64 = 3_600_000_000_000;
 
 const ADVERTISE_CLIENT_URLS_UNSET: &str =
@@ -95,6 +97,11 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
         pre_vote: settings.bool("pre-vote"),
         strict_reconfig_check: settings.bool("strict-reconfig-check"),
         max_learners: not_negative(settings, "max-learners")?,
+        raft_read_timeout: raft_timeout(settings, "raft-read-timeout")?,
+        raft_write_timeout: raft_timeout(settings, "raft-write-timeout")?,
+        force_new_cluster: settings.bool("force-new-cluster"),
+        corrupt_check_time: duration(settings, "corrupt-check-time")?,
+        compact_hash_check_time: compact_hash_check_time(settings)?,
         unsafe_no_fsync: settings.bool("unsafe-no-fsync"),
         compaction_batch_limit: or_default(
             not_negative(settings, "compaction-batch-limit")?,
@@ -108,6 +115,19 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
         socket_reuse_address: settings.bool("socket-reuse-address"),
         feature_gates,
     })
+}
+
+/// As in rafthttp: at least as long as its own default.
+fn raft_timeout(settings: &Settings, flag: &'static str) -> Result<Duration, Refusal> {
+    Ok(duration(settings, flag)?.max(RAFT_TIMEOUT_MIN))
+}
+
+fn compact_hash_check_time(settings: &Settings) -> Result<Duration, Refusal> {
+    let time = duration(settings, "compact-hash-check-time")?;
+    if time.is_zero() {
+        return Err(Refusal::invalid("--compact-hash-check-time must be >0 (set to 0s)"));
+    }
+    Ok(time)
 }
 
 struct Urls {

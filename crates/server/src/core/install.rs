@@ -164,6 +164,7 @@ impl Core {
         );
         self.machine = *machine;
         self.locations.clear();
+        self.terms = vec![(restore.index, restore.term)];
         self.compacted = self.machine.store.compact_revision();
         self.removing = true;
         self.next_removal = now;
@@ -178,7 +179,8 @@ impl Core {
     pub(super) fn order_install(&mut self) {
         let Stage::Installed(reset) = self.install.stage else { return };
         let view = Arc::clone(&self.shared.state.load().view);
-        let order = Order::Checkpoint { head: self.machine.head(), view, whole: true };
+        let terms = self.terms.clone();
+        let order = Order::Checkpoint { head: self.machine.head(), view, whole: true, terms };
         if self.orders.try_send(order).is_ok() {
             self.install.stage = Stage::Saving(reset);
             self.checkpoint.begun(Instant::now(), self.log.figures().written_bytes());

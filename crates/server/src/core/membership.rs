@@ -59,7 +59,7 @@ impl MemberChange {
                 ConfChangeKind::AddVoter,
                 Type::ConfChangeAddNode,
                 *node,
-                Some(Member::promotion_json(*node)),
+                Some(machine::promotion_json(*node)),
             ),
         };
         let change = raftpb::ConfChange {
@@ -93,7 +93,8 @@ impl Core {
             self.is_caught_up(*id)?;
         }
         let (_, wire) = change.to_raft(0);
-        machine::validate(&self.machine.members, &wire, self.machine.rules().learners_max)
+        let learners_max = usize::try_from(self.config.max_learners).unwrap_or(usize::MAX);
+        machine::validate(&self.machine.members, &wire, learners_max)
     }
 
     /// Members other than learners, and how many of them have made themselves known.

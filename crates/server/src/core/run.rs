@@ -61,6 +61,8 @@ pub struct Parts {
     pub checkpoint_bytes: u64,
     /// Reads entries that have left memory, for followers that lag.
     pub fetches: SyncSender<Fetch>,
+    /// The terms of the entries that the checkpoint has.
+    pub terms: Vec<(u64, u64)>,
     /// Told once this member may serve clients.
     pub ready: SyncSender<()>,
 }
@@ -124,6 +126,8 @@ pub struct Core {
     pub(super) stepping_down: Option<Instant>,
     pub(super) advance_until: Option<Instant>,
     pub(super) next_look: Instant,
+    /// The terms of the entries applied, as far back as the log goes.
+    pub(super) terms: Vec<(u64, u64)>,
     /// Members that need the whole state.
     pub(super) snapshots_wanted: Vec<raftpb::Message>,
     pub(super) install: Install,
@@ -210,6 +214,7 @@ impl Core {
             stepping_down: None,
             advance_until: advances.then(|| now + ADVANCE_PATIENCE),
             next_look: now,
+            terms: parts.terms,
             snapshots_wanted: Vec::new(),
             install: Install::default(),
             outside: Slab::new(),
@@ -346,6 +351,10 @@ impl Core {
             Ask::SnapshotGivenUp => self.install.give_up(),
             Ask::Place(values, done) => self.place(values, done, now),
             Ask::Fetched(fetch, entries) => self.step(Event::Fetched { fetch, entries })?,
+            Ask::StateTrail(ticket, from) => {
+                let trail = self.machine.state_trail(from);
+                self.reply(ticket, ReplyBody::StateTrail(trail));
+            }
             Ask::Removed => self.end_removed(now),
             Ask::Corrupt(member_id) => self.raise_corrupt(member_id),
             Ask::ClusterVersion(version) => self.set_cluster_version(version),
@@ -576,6 +585,7 @@ impl Core {
 
     fn apply(&mut self, entry: &Entry, now: Instant) -> Result<(), String> {
         let location = self.location(entry.index)?;
+        crate::terms::push(&mut self.terms, entry.index, entry.term);
         let command = Command { index: entry.index, term: entry.term, data: &entry.data, location };
         self.applied_since = true;
         self.checkpoint.entries_since += 1;
@@ -726,7 +736,7 @@ impl Core {
 
     fn answer(&mut self) {
         let view = Arc::clone(&self.shared.state.load().view);
-        for (waiter, outcome, revision, raft_term) in self.outcomes.drain(..) {
+        for (waiter, outcome, revision, raft_term) in std::mem::take(&mut self.outcomes) {
             let (ticket, body, wait_removed) = match waiter {
                 Waiter::Client(ticket, wait_removed) => {
                     let wait_removed = wait_removed && outcome.is_ok();

@@ -130,7 +130,9 @@ impl Core {
             .map(|s| s.seq)
             .filter(|seq| whole || !self.checkpoint.emptied.contains(seq))
             .collect();
-        let order = Order::Checkpoint { head: self.machine.head(), view, whole };
+        crate::terms::forget(&mut self.terms, self.entries.first_index());
+        let terms = self.terms.clone();
+        let order = Order::Checkpoint { head: self.machine.head(), view, whole, terms };
         if self.orders.try_send(order).is_err() {
             return;
         }

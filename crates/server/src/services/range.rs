@@ -154,6 +154,9 @@ impl Services {
         let request: RangeRequest = decode(message)?;
         check::range(&request)?;
         self.shared.metrics.mvcc.ranges.inc();
+        if !request.serializable && self.learns() {
+            return Err(error::NOT_SUPPORTED_FOR_LEARNER);
+        }
         let began = Instant::now();
         self.read(request.serializable, move |services| services.range_now(request, began))
     }

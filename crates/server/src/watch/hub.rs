@@ -158,8 +158,14 @@ impl Hub {
         self.streams.borrow().values().map(|stream| stream.queued_bytes()).max().unwrap_or(0)
     }
 
-    pub(super) fn has_leader(&self) -> bool {
+    /// Whether this member knows a leader.
+    pub fn has_leader(&self) -> bool {
         self.shared.state.load().leader != 0
+    }
+
+    /// How long the cluster takes to notice that a leader is gone, at the least.
+    pub fn election_timeout(&self) -> Duration {
+        self.shared.limits.election_timeout
     }
 
     /// Counts a response that took so long to send.

@@ -69,6 +69,7 @@ impl World {
         let (log, _) = log::Log::open(options, disk, 1, &mut |_| {}, Box::new(|_| {})).expect("opens");
         let mut store = Store::new();
         let limits = Limits {
+            election_timeout: std::time::Duration::from_secs(1),
             request_bytes_max,
             txn_ops_max: 128,
             quota_bytes: None,
