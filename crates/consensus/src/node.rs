@@ -325,7 +325,7 @@ impl Node {
         }
         if kind == MessageType::MsgHeartbeatResponse
             && let Some(window) = self.windows.get_mut(&from)
-            && let Some(append) = window.nudge()
+            && let Some(append) = window.nudge(self.ticks)
         {
             let persisted = self.raw.raft.raft_log.persisted;
             self.outbox.post(append, persisted);

@@ -17,6 +17,8 @@ pub(crate) struct Window {
     sent: VecDeque<(u64, usize)>,
     sent_bytes: usize,
     held: VecDeque<eraftpb::Message>,
+    /// The tick of the last nudge.
+    nudged: u64,
 }
 
 impl Window {
@@ -66,15 +68,15 @@ impl Window {
     }
 
     /// The follower lives but acknowledges nothing, so appends may have been lost: lets one more go, by whose answer
-    /// raft learns of the loss. The raft crate does the same when its own limit is reached.
-    pub fn nudge(&mut self) -> Option<eraftpb::Message> {
+    /// raft learns of the loss. The raft crate does the same when its own limit is reached. Once a tick at the most,
+    /// for heartbeats also go out with every read.
+    pub fn nudge(&mut self, tick: u64) -> Option<eraftpb::Message> {
+        if std::mem::replace(&mut self.nudged, tick) == tick {
+            return None;
+        }
         let message = self.held.pop_front()?;
         self.count(&message);
         Some(message)
-    }
-
-    pub fn is_open(&self) -> bool {
-        self.held.is_empty()
     }
 
     /// Raft starts over with this follower.
@@ -88,8 +90,7 @@ mod tests {
     use super::*;
 
     fn append(index: u64, commit: u64, bytes: usize) -> eraftpb::Message {
-        let mut message = eraftpb::Message::default();
-        message.commit = commit;
+        let mut message = eraftpb::Message { commit, ..eraftpb::Message::default() };
         if bytes > 0 {
             let entry = eraftpb::Entry { index, data: vec![0; bytes].into(), ..eraftpb::Entry::default() };
             message.set_entries(vec![entry].into());
@@ -115,7 +116,7 @@ mod tests {
         let free = window.acknowledge(2, 100);
         assert_eq!(indexes(&free), [4]);
         assert_eq!(free[0].commit, 2, "the commit index travels with the last append");
-        assert!(window.is_open());
+        assert!(window.held.is_empty());
     }
 
     #[test]
@@ -123,9 +124,12 @@ mod tests {
         let mut window = Window::default();
         assert!(window.offer(append(1, 0, 100), 100).is_some());
         assert!(window.offer(append(2, 0, 1), 100).is_none());
-        assert!(window.nudge().is_some());
-        assert!(window.nudge().is_none());
         assert!(window.offer(append(3, 0, 1), 100).is_none());
+        assert!(window.nudge(5).is_some());
+        assert!(window.nudge(5).is_none(), "one a tick");
+        assert!(window.nudge(6).is_some());
+        assert!(window.nudge(7).is_none(), "nothing is held");
+        assert!(window.offer(append(4, 0, 1), 100).is_none());
         window.clear();
         assert!(window.offer(append(3, 0, 1), 100).is_some());
     }

@@ -1,0 +1,681 @@
+//! A cluster of nodes in one thread: disks that sync late and forget what they have not synced, a network that only
+//! does what it is told, and the checks that must hold after every step.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use api::raftpb::{self, MessageType};
+use bytes::Bytes;
+use consensus::{
+    ConfChange, ConfChangeKind, Config, Effects, Entry, EntryKind, Event, Fetch, HardState, Node, Refused,
+    Restored, Role,
+};
+use mainstay_consensus as consensus;
+use prost::Message as _;
+
+/// SplitMix64 (Steele, Lea, Flood 2014).
+pub struct Dice(pub u64);
+
+impl Dice {
+    pub fn roll(&mut self, below: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.0;
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (x ^ (x >> 31)) % below
+    }
+
+    pub fn one_in(&mut self, n: u64) -> bool {
+        self.roll(n) == 0
+    }
+
+    pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[usize::try_from(self.roll(from.len() as u64)).expect("small")]
+    }
+}
+
+/// What applying entries leads to.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct State {
+    pub index: u64,
+    pub term: u64,
+    pub voters: BTreeSet<u64>,
+    pub learners: BTreeSet<u64>,
+    pub removed: BTreeSet<u64>,
+}
+
+impl State {
+    /// Applies a conf change the way etcd's member list does; `None` if it refuses.
+    fn change(&mut self, change: ConfChange) -> Option<ConfChange> {
+        let id = change.node;
+        if self.removed.contains(&id) {
+            return None;
+        }
+        match change.kind {
+            ConfChangeKind::AddVoter => {
+                self.learners.remove(&id);
+                self.voters.insert(id);
+            }
+            ConfChangeKind::AddLearner if self.voters.contains(&id) => return None,
+            ConfChangeKind::AddLearner => {
+                self.learners.insert(id);
+            }
+            ConfChangeKind::Remove if self.voters.len() == 1 && self.voters.contains(&id) => return None,
+            ConfChangeKind::Remove => {
+                self.voters.remove(&id);
+                self.learners.remove(&id);
+                self.removed.insert(id);
+            }
+            ConfChangeKind::Update => {}
+        }
+        Some(change)
+    }
+}
+
+/// What survives a crash.
+#[derive(Clone, Debug, Default)]
+pub struct Disk {
+    pub hard_state: HardState,
+    pub checkpoint: State,
+    /// The entry before the first one.
+    pub before: (u64, u64),
+    pub entries: Vec<Entry>,
+}
+
+impl Disk {
+    pub fn last(&self) -> u64 {
+        self.before.0 + self.entries.len() as u64
+    }
+
+    pub fn term_of(&self, index: u64) -> Option<u64> {
+        if index == self.before.0 {
+            return Some(self.before.1);
+        }
+        let at = index.checked_sub(self.before.0 + 1)?;
+        self.entries.get(usize::try_from(at).ok()?).map(|e| e.term)
+    }
+
+    fn write(&mut self, write: Write) {
+        if let Some(state) = write.restore {
+            self.before = (state.index, state.term);
+            self.entries.clear();
+            self.checkpoint = state;
+        }
+        if let Some(first) = write.entries.first() {
+            assert!(first.index > self.checkpoint.index, "an applied entry is rewritten");
+            let keep = usize::try_from(first.index - self.before.0 - 1).expect("small");
+            assert!(keep <= self.entries.len(), "a gap on disk");
+            self.entries.truncate(keep);
+            self.entries.extend(write.entries);
+        }
+        if let Some(hard_state) = write.hard_state {
+            self.hard_state = hard_state;
+        }
+    }
+
+    fn restored(&self) -> Restored {
+        let applied = self.checkpoint.index;
+        let mut terms: Vec<(u64, u64)> = Vec::new();
+        for index in self.before.0.max(1)..=applied {
+            let term = self.term_of(index).expect("on disk");
+            if terms.last().is_none_or(|run| run.1 != term) {
+                terms.push((index, term));
+            }
+        }
+        Restored {
+            hard_state: self.hard_state,
+            voters: self.checkpoint.voters.iter().copied().collect(),
+            learners: self.checkpoint.learners.iter().copied().collect(),
+            applied,
+            applied_term: self.checkpoint.term,
+            first_index: self.before.0 + 1,
+            terms,
+            entries: self.entries.iter().filter(|e| e.index > applied).cloned().collect(),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Write {
+    number: u64,
+    restore: Option<State>,
+    entries: Vec<Entry>,
+    hard_state: Option<HardState>,
+}
+
+pub struct Member {
+    pub id: u64,
+    pub node: Option<Node>,
+    pub disk: Disk,
+    writes: VecDeque<Write>,
+    pub state: State,
+    to_apply: VecDeque<Entry>,
+    pub fetches: VecDeque<Fetch>,
+    snapshot: Option<State>,
+    starts: u64,
+    /// The commit index up to which a majority was checked while this node led.
+    checked: u64,
+    pub role: Role,
+}
+
+impl Member {
+    pub fn node(&self) -> &Node {
+        self.node.as_ref().expect("runs")
+    }
+
+    pub fn unsynced(&self) -> usize {
+        self.writes.len()
+    }
+}
+
+pub struct Sim {
+    pub seed: u64,
+    pub dice: Dice,
+    pub members: BTreeMap<u64, Member>,
+    pub network: Vec<raftpb::Message>,
+    /// Directed pairs between which nothing passes.
+    pub cut: BTreeSet<(u64, u64)>,
+    snapshots: Vec<State>,
+    leaders: BTreeMap<u64, u64>,
+    pub committed: BTreeMap<u64, Entry>,
+    /// The newest index that any node knew to be committed.
+    pub commit: u64,
+    /// By context: the commit index when the read began.
+    reads: BTreeMap<u64, u64>,
+    pub answered_reads: BTreeMap<u64, u64>,
+    context: u64,
+    payload: u64,
+    pub restores: u64,
+    pub fetched: u64,
+    pub bytes_in_flight_max: usize,
+}
+
+pub fn conf_change(change: ConfChange) -> Bytes {
+    use raftpb::ConfChangeType as T;
+    let kind = match change.kind {
+        ConfChangeKind::AddVoter => T::ConfChangeAddNode,
+        ConfChangeKind::AddLearner => T::ConfChangeAddLearnerNode,
+        ConfChangeKind::Remove => T::ConfChangeRemoveNode,
+        ConfChangeKind::Update => T::ConfChangeUpdateNode,
+    };
+    let wire = raftpb::ConfChange {
+        r#type: Some(kind as i32),
+        node_id: Some(change.node),
+        context: Some(Bytes::from_static(b"{}")),
+        ..Default::default()
+    };
+    wire.encode_to_vec().into()
+}
+
+fn read_conf_change(data: &[u8]) -> ConfChange {
+    use raftpb::ConfChangeType as T;
+    let wire = raftpb::ConfChange::decode(data).expect("a conf change");
+    let kind = match wire.r#type() {
+        T::ConfChangeAddNode => ConfChangeKind::AddVoter,
+        T::ConfChangeAddLearnerNode => ConfChangeKind::AddLearner,
+        T::ConfChangeRemoveNode => ConfChangeKind::Remove,
+        T::ConfChangeUpdateNode => ConfChangeKind::Update,
+    };
+    ConfChange { kind, node: wire.node_id() }
+}
+
+impl Sim {
+    /// A cluster of voters that were bootstrapped together.
+    pub fn new(seed: u64, voters: u64) -> Sim {
+        let mut sim = Sim {
+            seed,
+            dice: Dice(seed),
+            members: BTreeMap::new(),
+            network: Vec::new(),
+            cut: BTreeSet::new(),
+            snapshots: Vec::new(),
+            leaders: BTreeMap::new(),
+            committed: BTreeMap::new(),
+            commit: 0,
+            reads: BTreeMap::new(),
+            answered_reads: BTreeMap::new(),
+            context: 0,
+            payload: 0,
+            restores: 0,
+            fetched: 0,
+            bytes_in_flight_max: 500,
+        };
+        let entries: Vec<Entry> = (1..=voters)
+            .map(|id| Entry {
+                term: 1,
+                index: id,
+                kind: EntryKind::ConfChange,
+                data: conf_change(ConfChange { kind: ConfChangeKind::AddVoter, node: id }),
+            })
+            .collect();
+        for id in 1..=voters {
+            let disk = Disk {
+                hard_state: HardState { term: 1, vote: 0, commit: voters },
+                checkpoint: State { voters: (1..=voters).collect(), ..State::default() },
+                before: (0, 0),
+                entries: entries.clone(),
+            };
+            sim.add(id, disk);
+        }
+        sim
+    }
+
+    /// A member with this disk starts.
+    pub fn add(&mut self, id: u64, disk: Disk) {
+        let member = Member {
+            id,
+            node: None,
+            disk,
+            writes: VecDeque::new(),
+            state: State::default(),
+            to_apply: VecDeque::new(),
+            fetches: VecDeque::new(),
+            snapshot: None,
+            starts: 0,
+            checked: 0,
+            role: Role::Follower,
+        };
+        self.members.insert(id, member);
+        self.start(id);
+    }
+
+    pub fn member(&self, id: u64) -> &Member {
+        &self.members[&id]
+    }
+
+    pub fn node(&self, id: u64) -> &Node {
+        self.members[&id].node()
+    }
+
+    pub fn running(&self) -> Vec<u64> {
+        self.members.values().filter(|m| m.node.is_some()).map(|m| m.id).collect()
+    }
+
+    pub fn leader(&self) -> Option<u64> {
+        self.running()
+            .into_iter()
+            .filter(|id| self.node(*id).standing().role == Role::Leader)
+            .max_by_key(|id| self.node(*id).standing().term)
+    }
+
+    pub fn start(&mut self, id: u64) {
+        let member = self.members.get_mut(&id).expect("known");
+        member.starts += 1;
+        let config = Config {
+            id,
+            // Seeds are the server's to choose; here: one for each member and start.
+            seed: self.seed ^ (id << 32) ^ member.starts,
+            bytes_in_flight_max: self.bytes_in_flight_max,
+            ..Config::default()
+        };
+        member.node = Some(Node::new(config, member.disk.restored()).expect("starts"));
+        member.state = member.disk.checkpoint.clone();
+        member.role = Role::Follower;
+        self.settle(id);
+    }
+
+    /// The process ends; of the writes not synced a prefix of `kept` may have reached the disk.
+    pub fn crash(&mut self, id: u64, kept: usize) {
+        let member = self.members.get_mut(&id).expect("known");
+        member.node = None;
+        for write in member.writes.drain(..).take(kept) {
+            member.disk.write(write);
+        }
+        member.writes.clear();
+        member.to_apply.clear();
+        member.fetches.clear();
+        member.snapshot = None;
+        member.checked = 0;
+    }
+
+    /// Steps an event into a running node and carries out what follows at once.
+    pub fn step(&mut self, id: u64, event: Event) -> Result<(), Refused> {
+        let node = self.members.get_mut(&id).expect("known").node.as_mut().expect("runs");
+        let outcome = node.step(event);
+        self.settle(id);
+        outcome
+    }
+
+    pub fn must(&mut self, id: u64, event: Event) {
+        self.step(id, event).expect("taken");
+    }
+
+    fn settle(&mut self, id: u64) {
+        self.check(id);
+        while let Some(effects) =
+            self.members.get_mut(&id).expect("known").node.as_mut().expect("runs").effects()
+        {
+            self.carry_out(id, effects);
+        }
+        self.check(id);
+    }
+
+    fn carry_out(&mut self, id: u64, effects: Effects) {
+        let member = self.members.get_mut(&id).expect("known");
+        let mut restored = None;
+        if let Some(restore) = effects.restore {
+            self.restores += 1;
+            let state = member.snapshot.take().expect("a snapshot came before");
+            assert_eq!((state.index, state.term), (restore.index, restore.term));
+            assert_eq!(restore.voters, state.voters.iter().copied().collect::<Vec<_>>());
+            assert_eq!(restore.learners, state.learners.iter().copied().collect::<Vec<_>>());
+            assert!(effects.append.is_some(), "a snapshot without a number");
+            member.state = state.clone();
+            member.to_apply.clear();
+            restored = Some(state);
+        }
+        if let Some(append) = effects.append {
+            member.writes.push_back(Write {
+                number: append.number,
+                restore: restored,
+                entries: append.entries,
+                hard_state: append.hard_state,
+            });
+        }
+        for entry in effects.commit {
+            assert!(member.disk.term_of(entry.index) == Some(entry.term), "committed before it was synced");
+            match self.committed.get(&entry.index) {
+                Some(known) => assert_eq!(known, &entry, "committed entries differ"),
+                None => {
+                    self.committed.insert(entry.index, entry.clone());
+                }
+            }
+            member.to_apply.push_back(entry);
+        }
+        for (context, index) in effects.reads {
+            let floor = self.reads[&context];
+            assert!(index >= floor, "a read saw {index} after {floor} was committed");
+            self.answered_reads.insert(context, index);
+        }
+        member.fetches.extend(effects.fetches);
+        if let Some(standing) = effects.standing {
+            member.role = standing.role;
+        }
+        for mut message in effects.messages {
+            assert_eq!(
+                message.term() == 0,
+                matches!(message.r#type(), MessageType::MsgProp | MessageType::MsgReadIndex)
+            );
+            if message.r#type() == MessageType::MsgSnap {
+                let state = self.members[&id].state.clone();
+                let metadata = raftpb::SnapshotMetadata {
+                    conf_state: Some(raftpb::ConfState {
+                        voters: state.voters.iter().copied().collect(),
+                        learners: state.learners.iter().copied().collect(),
+                        ..Default::default()
+                    }),
+                    index: Some(state.index),
+                    term: Some(state.term),
+                };
+                let at = self.snapshots.len() as u64;
+                message.snapshot = Some(raftpb::Snapshot {
+                    metadata: Some(metadata),
+                    data: Some(Bytes::copy_from_slice(&at.to_be_bytes())),
+                });
+                self.snapshots.push(state);
+            }
+            self.network.push(message);
+        }
+    }
+
+    /// What must hold at all times.
+    fn check(&mut self, id: u64) {
+        let node = self.node(id);
+        let standing = node.standing();
+        let voters = node.voters();
+        self.commit = self.commit.max(standing.commit);
+        if standing.role != Role::Leader {
+            // What it learned from others was committed by the members of then.
+            self.members.get_mut(&id).expect("known").checked = standing.commit;
+            return;
+        }
+        let leader = *self.leaders.entry(standing.term).or_insert(id);
+        assert_eq!(leader, id, "two leaders in term {}", standing.term);
+        // A leader that was deposed may lack what the newer one commits.
+        if self.leaders.last_key_value().is_some_and(|(term, _)| *term == standing.term) {
+            for (index, entry) in self.committed.iter().rev().take(20) {
+                let term = self.node(id).term_of(*index);
+                let discarded = *index <= self.members[&id].disk.before.0;
+                assert!(
+                    discarded || term == Some(entry.term),
+                    "the leader lacks the committed entry {index}"
+                );
+            }
+        }
+        let member = &self.members[&id];
+        if standing.commit > member.checked {
+            let term = self.node(id).term_of(standing.commit).expect("in the log");
+            let holders = voters
+                .iter()
+                .filter(|voter| {
+                    self.members.get(voter).is_some_and(|m| {
+                        m.disk.checkpoint.index >= standing.commit
+                            || m.disk.term_of(standing.commit) == Some(term)
+                    })
+                })
+                .count();
+            assert!(
+                holders > voters.len() / 2,
+                "entry {} is committed on {holders} of {voters:?}",
+                standing.commit
+            );
+            self.members.get_mut(&id).expect("known").checked = standing.commit;
+        }
+    }
+
+    pub fn tick(&mut self, id: u64) {
+        self.must(id, Event::Ticked);
+    }
+
+    /// The oldest `count` writes of a member reach its disk.
+    pub fn sync(&mut self, id: u64, count: usize) {
+        let member = self.members.get_mut(&id).expect("known");
+        let mut number = None;
+        for _ in 0..count.min(member.writes.len()) {
+            let write = member.writes.pop_front().expect("counted");
+            number = Some(write.number);
+            member.disk.write(write);
+        }
+        if let Some(number) = number {
+            self.must(id, Event::LogSynced(number));
+        }
+    }
+
+    pub fn apply(&mut self, id: u64, count: usize) {
+        for _ in 0..count {
+            let member = self.members.get_mut(&id).expect("known");
+            let Some(entry) = member.to_apply.pop_front() else { return };
+            assert_eq!(entry.index, member.state.index + 1, "committed entries leave a gap");
+            member.state.index = entry.index;
+            member.state.term = entry.term;
+            if entry.kind == EntryKind::ConfChange
+                && let Some(change) = member.state.change(read_conf_change(&entry.data))
+            {
+                self.must(id, Event::ConfChanged(change));
+            }
+            // A snapshot may have come in between.
+            if self.members[&id].state.index == entry.index {
+                self.must(id, Event::Applied(entry.index));
+            }
+        }
+    }
+
+    pub fn to_apply(&self, id: u64) -> usize {
+        self.members[&id].to_apply.len()
+    }
+
+    /// Saves the applied state; the log keeps what it has.
+    pub fn checkpoint(&mut self, id: u64) {
+        let member = self.members.get_mut(&id).expect("known");
+        // While a snapshot is being written, that is the checkpoint.
+        if member.writes.iter().all(|w| w.restore.is_none()) && member.state.index <= member.disk.last() {
+            member.disk.checkpoint = member.state.clone();
+        }
+    }
+
+    pub fn forget(&mut self, id: u64, keep: u64) {
+        let index = self.members[&id].state.index.saturating_sub(keep);
+        self.must(id, Event::Forgotten(index));
+    }
+
+    /// The log drops all but the last `keep` entries of those in the checkpoint.
+    pub fn discard(&mut self, id: u64, keep: u64) {
+        let member = self.members.get_mut(&id).expect("known");
+        let index = member.disk.checkpoint.index.saturating_sub(keep);
+        if index <= member.disk.before.0 || member.writes.iter().any(|w| w.restore.is_some()) {
+            return;
+        }
+        let term = member.disk.term_of(index).expect("on disk");
+        let gone = usize::try_from(index - member.disk.before.0).expect("small");
+        member.disk.entries.drain(..gone);
+        member.disk.before = (index, term);
+        self.must(id, Event::Discarded(index + 1));
+    }
+
+    /// Answers the oldest fetch with at most `count` entries.
+    pub fn fetch(&mut self, id: u64, count: usize) {
+        let member = self.members.get_mut(&id).expect("known");
+        let Some(fetch) = member.fetches.pop_front() else { return };
+        assert!(fetch.first < fetch.last && fetch.bytes_max > 0);
+        let entries: Vec<Entry> = member
+            .disk
+            .entries
+            .iter()
+            .filter(|e| (fetch.first..fetch.last).contains(&e.index))
+            .take(count)
+            .cloned()
+            .collect();
+        let entries =
+            if entries.first().is_some_and(|e| e.index == fetch.first) { entries } else { Vec::new() };
+        self.fetched += entries.len() as u64;
+        self.must(id, Event::Fetched { fetch, entries });
+    }
+
+    /// Proposes commands of this many bytes each.
+    pub fn propose(&mut self, id: u64, count: usize, bytes: usize) -> Result<(), Refused> {
+        let commands = (0..count)
+            .map(|_| {
+                self.payload += 1;
+                let mut data = self.payload.to_be_bytes().to_vec();
+                data.resize(bytes.max(8), 0);
+                Bytes::from(data)
+            })
+            .collect();
+        self.step(id, Event::Proposed(commands))
+    }
+
+    pub fn propose_change(&mut self, id: u64, kind: ConfChangeKind, node: u64) -> Result<(), Refused> {
+        let change = ConfChange { kind, node };
+        self.step(id, Event::ConfChangeProposed(change, conf_change(change)))
+    }
+
+    /// Begins a read; returns its context.
+    pub fn read(&mut self, id: u64) -> Result<u64, Refused> {
+        self.context += 1;
+        self.reads.insert(self.context, self.commit);
+        self.step(id, Event::ReadRequested(self.context)).map(|()| self.context)
+    }
+
+    /// A message arrives, or is lost if its way is cut or its receiver down.
+    pub fn deliver(&mut self, message: raftpb::Message) {
+        let (from, to) = (message.from(), message.to());
+        let snapshot = message.snapshot.clone().filter(|_| message.r#type() == MessageType::MsgSnap);
+        let up = self.members.get(&to).is_some_and(|m| m.node.is_some()) && !self.cut.contains(&(from, to));
+        if up {
+            if let Some(snapshot) = &snapshot {
+                let at = u64::from_be_bytes(snapshot.data()[..].try_into().expect("eight bytes"));
+                let state = self.snapshots[usize::try_from(at).expect("small")].clone();
+                self.members.get_mut(&to).expect("known").snapshot = Some(state);
+            }
+            let wire = message.encode_to_vec();
+            let message = raftpb::Message::decode(&wire[..]).expect("own encoding");
+            match self.step(to, Event::Received(message.clone())) {
+                Ok(()) | Err(Refused::NoLeader | Refused::Transferring) => {}
+                Err(Refused::Other(text)) => {
+                    let known = [
+                        "a transfer request to a member that does not lead",
+                        "raft: cannot step as peer not found",
+                    ];
+                    assert!(
+                        known.contains(&text.as_str()),
+                        "a sound message is refused: {text}: {message:?}"
+                    );
+                }
+            }
+        }
+        if snapshot.is_some() && self.members.get(&from).is_some_and(|m| m.node.is_some()) {
+            self.must(from, Event::SnapshotReported { to, delivered: up });
+        }
+    }
+
+    /// A message does not arrive; whoever sends a snapshot learns of it.
+    pub fn lose(&mut self, message: &raftpb::Message) {
+        let (from, to) = (message.from(), message.to());
+        if message.r#type() == MessageType::MsgSnap
+            && self.members.get(&from).is_some_and(|m| m.node.is_some())
+        {
+            self.must(from, Event::SnapshotReported { to, delivered: false });
+        }
+    }
+
+    /// Everything happens that can happen without time.
+    pub fn rest(&mut self) {
+        for _ in 0..10_000 {
+            let messages = std::mem::take(&mut self.network);
+            let mut quiet = messages.is_empty();
+            for message in messages {
+                self.deliver(message);
+            }
+            for id in self.running() {
+                quiet &= self.member(id).unsynced() == 0
+                    && self.to_apply(id) == 0
+                    && self.member(id).fetches.is_empty();
+                self.sync(id, usize::MAX);
+                self.apply(id, usize::MAX);
+                while !self.member(id).fetches.is_empty() {
+                    self.fetch(id, usize::MAX);
+                }
+            }
+            if quiet {
+                return;
+            }
+        }
+        panic!("the cluster does not come to rest");
+    }
+
+    /// Where everybody stands, for a test that failed.
+    pub fn describe(&self) -> String {
+        let line = |m: &Member| {
+            let node = m
+                .node
+                .as_ref()
+                .map(|n| (n.standing(), n.progress(), n.voters(), n.learners(), n.transferring()));
+            format!("{} applied {} disk {:?}..{} {node:?}", m.id, m.state.index, m.disk.before, m.disk.last())
+        };
+        self.members.values().map(line).collect::<Vec<_>>().join("\n")
+    }
+
+    /// Time passes at all running members, with rest after each tick.
+    pub fn ticks(&mut self, count: usize) {
+        for _ in 0..count {
+            for id in self.running() {
+                self.tick(id);
+            }
+            self.rest();
+        }
+    }
+
+    /// Cuts members off from all others, both ways.
+    pub fn isolate(&mut self, ids: &[u64]) {
+        let all: Vec<u64> = self.members.keys().copied().collect();
+        for a in ids {
+            for b in all.iter().filter(|b| !ids.contains(b)) {
+                self.cut.insert((*a, *b));
+                self.cut.insert((*b, *a));
+            }
+        }
+    }
+
+    pub fn heal(&mut self) {
+        self.cut.clear();
+    }
+}
