@@ -36,18 +36,18 @@ fn receive(
     chunks: impl Iterator<Item = Result<Bytes, String>>,
     journal: &Journal,
     batch: usize,
-) -> Result<Machine, (Assembly, Held, RestoreError<String>)> {
+) -> Result<Machine, Box<(Assembly, Held, RestoreError<String>)>> {
     let mut waiting: Vec<(ReceivedVersion, Location)> = Vec::new();
     let mut reader = match TransferReader::open(chunks) {
         Ok(reader) => reader,
         Err(error) => {
             let held = assembly.pause();
-            return Err((assembly, held, error));
+            return Err(Box::new((assembly, held, error)));
         }
     };
     if let Err(error) = assembly.begin(reader.head()) {
         let held = assembly.pause();
-        return Err((assembly, held, error.into()));
+        return Err(Box::new((assembly, held, error.into())));
     }
     let failed = loop {
         match reader.next() {
@@ -72,7 +72,7 @@ fn receive(
     if let Some(error) = failed {
         // What was not placed yet is lost.
         let held = assembly.pause();
-        return Err((assembly, held, error));
+        return Err(Box::new((assembly, held, error)));
     }
     for (received, location) in waiting.drain(..) {
         assembly.push(&received, location);
@@ -321,7 +321,7 @@ fn a_stream_that_does_not_follow_is_refused_and_one_of_everything_replaces() {
     for from in [older.1.revision, 2, 1] {
         let chunks = send(&mut machine, from, &journal);
         let assembly = Assembly::new(RULES, Some(base.clone()));
-        let (mut assembly, held, error) = receive(assembly, whole(&chunks), &journal, 1).unwrap_err();
+        let (mut assembly, held, error) = *receive(assembly, whole(&chunks), &journal, 1).unwrap_err();
         let expected = Malformed("a transfer that does not follow on what is there");
         assert_eq!(error, RestoreError::Malformed(expected));
         assert_eq!(held, base.1.held());
@@ -375,7 +375,7 @@ fn a_broken_connection_leaves_whole_revisions() {
     let chunks = send(&mut machine, 0, &journal);
     let held_after = |count: usize| {
         let broken = whole(&chunks[..count]).chain([Err("the connection broke".to_owned())]);
-        let (assembly, held, error) = receive(Assembly::new(RULES, None), broken, &journal, 1).unwrap_err();
+        let (assembly, held, error) = *receive(Assembly::new(RULES, None), broken, &journal, 1).unwrap_err();
         assert_eq!(error, RestoreError::Read("the connection broke".to_owned()));
         (assembly, held.revision)
     };
