@@ -41,7 +41,8 @@
 //! key before it.
 //!
 //! Merging drops what the compact revision of the newest run made unreadable: of each key all versions at or below it
-//! but the newest, and that one too if it is a deletion below it. A delta run must therefore hold every deletion of a
+//! but the newest, and that one too if it is a deletion below it. (A deletion at it stays, also when a put of the same
+//! revision follows it.) A delta run must therefore hold every deletion of a
 //! key that an earlier run knows; [`Head::delta_from_min`] says from where on it does.
 //!
 //! What a checkpoint does not record is that a value was moved: a run written before keeps naming the old place. So
@@ -58,7 +59,7 @@ pub use run::RunWriter;
 
 pub(crate) use entry::{Entry, EntryReader, EntryWriter, Payload};
 pub(crate) use head::SavedHead;
-pub(crate) use restore::Intake;
+pub(crate) use restore::{Intake, RunReader};
 pub(crate) use run::Walk;
 
 /// The format this version writes.

@@ -9,7 +9,8 @@
 //! * [`range`] and [`txn`] evaluate reads, in transactions and on views alike.
 //! * [`found`] encodes keys and values as clients and HashKV see them.
 //! * [`image`] is the state as a checkpoint holds it.
-//! * [`snapshot`] is the state with its values, as it is sent and saved.
+//! * [`snapshot`] is the state with its values, as it is saved.
+//! * [`transfer`] is what one member sends another, which may have a part of it.
 //!
 //! It does not know raft, files, clients or which member it is.
 //!
@@ -24,6 +25,7 @@ mod alarm;
 pub mod check;
 mod codec;
 pub mod found;
+mod frame;
 pub mod image;
 mod lease;
 mod machine;
@@ -32,6 +34,7 @@ pub mod range;
 mod reconfiguration;
 pub mod snapshot;
 mod state_hash;
+pub mod transfer;
 pub mod txn;
 
 pub use alarm::Alarms;

@@ -19,6 +19,7 @@ use mvcc::{Location, Value, View};
 use crate::alarm::Alarms;
 use crate::codec::{Input, Malformed, put_u64};
 use crate::found::{ReadError, Values, read_version};
+use crate::frame::{BlockStream, FRAME_BYTES, append_block, seal};
 use crate::image::{
     BLOCK_BYTES, END, Entry, EntryReader, EntryWriter, Head, Intake, KEYS, Payload, RestoreError, SavedHead,
     Walk,
@@ -28,7 +29,6 @@ use crate::machine::{Machine, Rules};
 use crate::member::Members;
 
 const MAGIC: [u8; 16] = *b"MAINSNAP\x01\0\0\0\0\0\0\0";
-const FRAME_BYTES: usize = 8;
 const ALIGN: u64 = 512;
 /// Bytes of the SHA-256 that the caller appends.
 const DIGEST_BYTES: usize = 32;
@@ -189,26 +189,6 @@ impl SnapshotWriter {
     }
 }
 
-fn append_block(block: &[u8], out: &mut Vec<u8>) {
-    let start = out.len();
-    out.extend_from_slice(&[0; FRAME_BYTES]);
-    out.extend_from_slice(block);
-    let mut framed = out.split_off(start);
-    seal(&mut framed);
-    out.append(&mut framed);
-}
-
-/// Fills in the frame in front of a block.
-fn seal(framed: &mut [u8]) {
-    let len = framed.len() - FRAME_BYTES;
-    let len = u32::try_from(len).expect("blocks are a little longer than their longest entry");
-    let (frame, block) = framed.split_at_mut(FRAME_BYTES);
-    let (length, checksum) = frame.split_at_mut(4);
-    length.copy_from_slice(&len.to_le_bytes());
-    let crc = crc32c::crc32c_append(crc32c::crc32c(length), block);
-    checksum.copy_from_slice(&crc.to_le_bytes());
-}
-
 /// What a snapshot says beside keys and values.
 #[derive(Debug)]
 pub struct SnapshotHead {
@@ -252,15 +232,10 @@ pub struct SnapshotVersion<'a> {
 /// Reads a snapshot and verifies every byte of it. Versions come by key in ascending order, for each key from old to
 /// new; whether they make sense together is for [`restore`] to say.
 pub struct SnapshotReader<I> {
-    chunks: I,
-    /// What arrived and was not yet used; the part before `at` is used up.
-    buffer: Vec<u8>,
-    at: usize,
-    /// Bytes used up in all.
-    taken: u64,
+    stream: BlockStream<I>,
     head: SnapshotHead,
     versions: u64,
-    /// The block of keys at hand, in the buffer: where its next entry begins, and its end.
+    /// The block of keys at hand, in the stream: where its next entry begins, and its end.
     block: (usize, usize),
     reader: EntryReader,
     entries: u64,
@@ -290,10 +265,7 @@ where
             members: Members::default(),
         };
         let mut reader = SnapshotReader {
-            chunks,
-            buffer: Vec::new(),
-            at: 0,
-            taken: 0,
+            stream: BlockStream::new(chunks),
             head,
             versions: 0,
             block: (0, 0),
@@ -302,12 +274,12 @@ where
             done: false,
             digest: None,
         };
-        let magic = reader.take(MAGIC.len())?;
-        if reader.buffer.get(magic.0..magic.1) != Some(MAGIC.as_slice()) {
+        let magic = reader.stream.take(MAGIC.len())?;
+        if reader.stream.bytes(magic) != MAGIC {
             return Err(Malformed("this is no snapshot that this version of the program can read").into());
         }
-        let (start, end) = reader.take_block()?;
-        let saved = SavedHead::decode(reader.buffer.get(start..end).unwrap_or_default())?;
+        let block = reader.stream.take_block()?;
+        let saved = SavedHead::decode(reader.stream.bytes(block))?;
         if saved.from != 0 {
             return Err(Malformed("a snapshot that does not begin at the beginning").into());
         }
@@ -346,13 +318,13 @@ where
             if self.done {
                 return Ok(None);
             }
-            let (start, end) = self.take_block()?;
-            match self.buffer.get(start..end) {
-                Some([KEYS, _, ..]) => {
+            let (start, end) = self.stream.take_block()?;
+            match self.stream.bytes((start, end)) {
+                [KEYS, _, ..] => {
                     self.reader.restart();
                     self.block = (start + 1, end);
                 }
-                Some([END, rest @ ..]) => {
+                [END, rest @ ..] => {
                     let mut input = Input(rest);
                     if input.u64()? != self.entries {
                         return Err(Malformed("a snapshot with entries missing").into());
@@ -366,7 +338,7 @@ where
             }
         }
         let (start, end) = self.block;
-        let mut input = Input(self.buffer.get(start..end).unwrap_or_default());
+        let mut input = Input(self.stream.bytes((start, end)));
         let entry = self.reader.next(&mut input, true)?;
         self.block.0 = end - input.0.len();
         self.entries += 1;
@@ -390,16 +362,10 @@ where
 
     /// Checks the length, and takes the digest if there is one.
     fn finish(&mut self) -> Result<(), RestoreError<E>> {
-        if !self.taken.is_multiple_of(ALIGN) {
+        if !self.stream.taken().is_multiple_of(ALIGN) {
             return Err(Malformed("a snapshot of a length that no writer gives it").into());
         }
-        let mut rest = self.buffer.split_off(self.at);
-        for chunk in self.chunks.by_ref() {
-            rest.extend_from_slice(chunk.map_err(RestoreError::Read)?.as_ref());
-            if rest.len() > DIGEST_BYTES {
-                break;
-            }
-        }
+        let rest = self.stream.take_rest(DIGEST_BYTES)?;
         if !rest.is_empty() {
             let digest =
                 rest.try_into().map_err(|_| Malformed("something behind the end of the snapshot"))?;
@@ -407,39 +373,6 @@ where
         }
         self.done = true;
         Ok(())
-    }
-
-    /// A whole block, checked: where it lies in the buffer.
-    fn take_block(&mut self) -> Result<(usize, usize), RestoreError<E>> {
-        let (start, _) = self.take(FRAME_BYTES)?;
-        let word = |buffer: &[u8], at: usize| -> Result<u32, Malformed> {
-            let bytes = buffer.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
-            bytes.map(u32::from_le_bytes).ok_or(Malformed("bytes beyond the end"))
-        };
-        let len = word(&self.buffer, start)?;
-        let expected = word(&self.buffer, start + 4)?;
-        let (start, end) = self.take(len as usize)?;
-        let block = self.buffer.get(start..end).unwrap_or_default();
-        if crc32c::crc32c_append(crc32c::crc32c(&len.to_le_bytes()), block) != expected {
-            return Err(Malformed("a block whose checksum does not match: the snapshot is damaged").into());
-        }
-        Ok((start, end))
-    }
-
-    /// The next `len` bytes: where they lie in the buffer. It grows only by what arrives.
-    fn take(&mut self, len: usize) -> Result<(usize, usize), RestoreError<E>> {
-        if self.buffer.len() - self.at < len {
-            self.buffer.drain(..self.at);
-            self.at = 0;
-            while self.buffer.len() < len {
-                let chunk = self.chunks.next().ok_or(Malformed("a snapshot without its end"))?;
-                self.buffer.extend_from_slice(chunk.map_err(RestoreError::Read)?.as_ref());
-            }
-        }
-        let start = self.at;
-        self.at += len;
-        self.taken += len as u64;
-        Ok((start, self.at))
     }
 }
 

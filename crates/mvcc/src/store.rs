@@ -185,9 +185,8 @@ impl Writer<'_> {
 
     /// Writes a key. The version counts on from the live predecessor, or begins at 1.
     ///
-    /// etcd rejects requests that put a key after deleting it, or twice. Nothing breaks here if one does, but
-    /// while its revision is the compact revision such a tombstone is in [`Snapshot::changes`] and not in
-    /// [`Snapshot::histories`].
+    /// etcd rejects requests that put a key twice, and most that put it after deleting it. Nothing breaks here if
+    /// one does.
     pub fn put(&mut self, key: &[u8], value: Value, lease: i64) -> Change<'_> {
         self.write(key, Some((value, lease)))
     }

@@ -258,12 +258,17 @@ impl<'a> Version<'a> {
     /// The version before this one, if a snapshot with this compact revision still logically holds it.
     pub(crate) fn predecessor(self, compacted: i64) -> Option<Version<'a>> {
         let link = self.link()?;
-        if self.main() <= compacted || (self.version() == 1 && link.prev_main < compacted) {
+        let held = match self.version() {
+            // It follows a tombstone, which stays while it does not lie below the compact revision.
+            1 => link.prev_main >= compacted,
+            _ => self.main() > compacted,
+        };
+        if !held {
             return None;
         }
-        // SAFETY: this version lies above the compact revision, so its predecessor is above it too or is the
-        // newest below; of those only tombstones below the compact revision are freed, and a tombstone is
-        // always followed by a first version, which was handled above.
+        // SAFETY: of a first version the predecessor is a tombstone, and those at or above the compact revision are
+        // not freed. Any other one lies above the compact revision here, so its predecessor is above it too or is
+        // the newest below, and no tombstone.
         Some(unsafe { Version::from_record(link.prev) })
     }
 

@@ -188,7 +188,7 @@ impl Intake {
 
     /// Several runs: of each key the versions of all, oldest run first, without those that the newest compact
     /// revision made unreadable.
-    fn merge<I, B, E>(&mut self, runs: &mut [RunReader<I, B>]) -> Result<(), RestoreError<E>>
+    pub fn merge<I, B, E>(&mut self, runs: &mut [RunReader<I, B>]) -> Result<(), RestoreError<E>>
     where
         I: Iterator<Item = Result<B, E>>,
         B: AsRef<[u8]>,
@@ -196,39 +196,47 @@ impl Intake {
         for run in runs.iter_mut() {
             run.advance()?;
         }
+        // The runs that have something left, by the key at hand and then by age, the first at the end.
+        let mut order: Vec<usize> = (0..runs.len()).filter(|&at| runs[at].entry.is_some()).collect();
+        order.sort_by(|&a, &b| (runs[b].reader.key(), b).cmp(&(runs[a].reader.key(), a)));
         let mut history: Vec<Entry<'static>> = Vec::new();
         let mut key = Vec::new();
-        loop {
-            let Some(least) = runs.iter().filter(|run| run.entry.is_some()).map(|run| run.reader.key()).min()
-            else {
-                return Ok(());
-            };
+        while let Some(first) = order.last() {
             key.clear();
-            key.extend_from_slice(least);
+            key.extend_from_slice(runs[*first].reader.key());
             history.clear();
-            for run in runs.iter_mut() {
+            while let Some(at) = order.pop_if(|at| runs[*at].reader.key() == key) {
+                let run = &mut runs[at];
                 while let Some(entry) = run.entry.filter(|_| run.reader.key() == key) {
                     history.push(entry);
                     run.advance()?;
                 }
+                if runs[at].entry.is_some() {
+                    let next = (runs[at].reader.key(), at);
+                    let place = order.partition_point(|&other| (runs[other].reader.key(), other) > next);
+                    order.insert(place, at);
+                }
             }
             let compacted = self.head.compact_revision;
-            // The newest at or below the compact revision stays, unless it is a deletion below it.
+            // The newest at or below the compact revision stays, unless it is a deletion below it. So does a deletion
+            // at it that a put of the same revision follows.
             let below = history.iter().take_while(|entry| entry.main <= compacted).count();
-            let kept = match below.checked_sub(1).and_then(|last| Some((last, history.get(last)?))) {
-                Some((last, entry)) if entry.is_tombstone() && entry.main < compacted => last + 1,
-                Some((last, _)) => last,
-                None => 0,
+            let kept = match history.get(..below) {
+                Some([.., entry]) if entry.is_tombstone() && entry.main < compacted => below,
+                Some([.., deletion, _]) if deletion.is_tombstone() && deletion.main == compacted => below - 2,
+                Some([.., _]) => below - 1,
+                _ => 0,
             };
             for entry in history.iter().skip(kept) {
                 self.push(&entry.loaded(&key))?;
             }
         }
+        Ok(())
     }
 }
 
 /// The entries of one run.
-struct RunReader<I, B> {
+pub(crate) struct RunReader<I, B> {
     blocks: I,
     /// Its revisions: above the first, up to the second.
     from: i64,
@@ -247,7 +255,7 @@ where
     I: Iterator<Item = Result<B, E>>,
     B: AsRef<[u8]>,
 {
-    fn new(blocks: I, from: i64, through: i64) -> Self {
+    pub fn new(blocks: I, from: i64, through: i64) -> Self {
         let reader = EntryReader::default();
         RunReader { blocks, from, through, reader, entries: 0, block: None, entry: None }
     }

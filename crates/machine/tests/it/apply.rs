@@ -55,7 +55,7 @@ fn answer_of_txn(txn: &TxnOutcome, journal: &Journal) -> Answer {
     }
 }
 
-fn answer(effect: Effect, journal: &Journal) -> Result<Answer, Status> {
+pub fn answer(effect: Effect, journal: &Journal) -> Result<Answer, Status> {
     let Effect::Applied(Ok(applied)) = effect else { panic!("it stopped: {effect:?}") };
     Ok(match applied.outcome? {
         Outcome::Put { revision, previous } => answer_of_op(&OpOutcome::Put { revision, previous }, journal),

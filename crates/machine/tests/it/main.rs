@@ -10,3 +10,4 @@ mod model;
 mod random;
 mod snapshot;
 mod state_hash;
+mod transfer;

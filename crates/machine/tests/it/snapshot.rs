@@ -38,9 +38,9 @@ fn load(chunks: &[Bytes], journal: &Journal) -> Result<Machine, RestoreError<Str
     restore(RULES, reader, |value| Ok(journal.append(&Bytes::copy_from_slice(value))))
 }
 
-type Row = (Vec<u8>, [i64; 5], Bytes);
+pub type Row = (Vec<u8>, [i64; 5], Bytes);
 
-fn rows(snapshot: &Snapshot<'_>, journal: &Journal) -> Vec<Row> {
+pub fn rows(snapshot: &Snapshot<'_>, journal: &Journal) -> Vec<Row> {
     let row = |v: mvcc::Version<'_>| {
         let numbers = [v.main(), i64::from(v.sub()), v.create_revision(), v.version(), v.lease()];
         (v.key().to_vec(), numbers, journal.value(v.value()))
@@ -48,7 +48,7 @@ fn rows(snapshot: &Snapshot<'_>, journal: &Journal) -> Vec<Row> {
     snapshot.histories().map(row).collect()
 }
 
-fn used(machine: &Machine) -> (u64, u64) {
+pub fn used(machine: &Machine) -> (u64, u64) {
     machine
         .usage()
         .values()

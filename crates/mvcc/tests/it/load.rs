@@ -153,3 +153,28 @@ fn what_was_written_is_told_below_the_compact_revision_too() {
     while !store.compact_step(5, |_| ()).done {}
     assert_eq!(mains(&store, 0, 100), [11, 12]);
 }
+
+#[test]
+fn what_is_sent_is_in_the_order_of_writing_without_unreadable_puts() {
+    let mut store = Store::new();
+    for key in [b"a", b"b", b"a", b"c"] {
+        store.begin().put(key, Value::default(), 0);
+    }
+    store.begin().delete_range(KeyRange::ALL, |_| ());
+    store.begin().put(b"a", Value::default(), 0);
+    store.begin().put(b"a", Value::default(), 0);
+    let sent = |store: &Store, main, sub| -> Vec<(i64, u32)> {
+        store.snapshot().written_after(main, sub).map(|version| (version.main(), version.sub())).collect()
+    };
+    let all = [(2, 0), (3, 0), (4, 0), (5, 0), (6, 0), (6, 1), (6, 2), (7, 0), (8, 0)];
+    assert_eq!(sent(&store, 0, 0), all);
+    assert_eq!(sent(&store, 6, 0), all[5..]);
+    assert_eq!(sent(&store, 6, u32::MAX), all[7..]);
+    store.compact(4).unwrap();
+    assert_eq!(sent(&store, 0, 0), all[1..], "the first of a is superseded at 4");
+    store.compact(8).unwrap();
+    let deletions_and_newest = [(6, 0), (6, 1), (6, 2), (8, 0)];
+    assert_eq!(sent(&store, 0, 0), deletions_and_newest);
+    while !store.compact_step(2, |_| ()).done {}
+    assert_eq!(sent(&store, 0, 0), [(8, 0)], "deletions are there as long as compaction leaves them");
+}

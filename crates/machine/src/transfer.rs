@@ -1,0 +1,335 @@
+//! The state on its way from one member to another: all of it, or what lies behind a revision that the receiver has.
+//!
+//! ```text
+//! stream  "MAINXFER" | format (4 bytes, 1) | 0 (4 bytes) | blocks
+//! block   as in `frame`
+//! blocks  one head, any number with keys, one end: as in checkpoints (see `image`), with these differences:
+//!         the head's `from` is the revision behind which the stream begins, its `versions` a bound of what comes;
+//!         entries come in the order of their writing, by main and sub revision, whatever their keys;
+//!         of an entry's value there is its length and itself, no place and no checksum
+//! end     03 | entries in all key blocks | checksum over the frames of all blocks before (8 bytes)
+//! ```
+//!
+//! Numbers in bytes are little-endian.
+//!
+//! A stream holds every version above `from` that is physically there, without the puts that the compact revision made
+//! unreadable: so all deletions that compaction has not yet removed, which a receiver needs that has the deleted
+//! keys. Whether none is missing is for [`Head::can_follow`](crate::image::Head::can_follow) to say. As versions come
+//! in the order of their writing, a receiver whose stream breaks off has everything up to some revision, and the next
+//! stream, of whatever moment and from whatever member, may begin there.
+//!
+//! * [`TransferWriter`] sends.
+//! * [`TransferReader`] reads and verifies; whoever reads stores the values.
+//! * [`Assembly`] makes a machine of what was there and what came.
+//! * [`Held`] is what a receiver says it has.
+
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use mvcc::View;
+
+use crate::alarm::Alarms;
+use crate::codec::{Input, Malformed, put_u64};
+use crate::found::{ReadError, Values, read_version};
+use crate::frame::{BlockStream, FRAME_BYTES, append_block, chain, seal};
+use crate::image::{
+    BLOCK_BYTES, END, Entry, EntryReader, EntryWriter, Head, KEYS, Payload, RestoreError, SavedHead,
+};
+use crate::lease::Leases;
+use crate::member::Members;
+use crate::snapshot::{CHUNK_BYTES_MAX, SnapshotVersion};
+
+mod assembly;
+mod held;
+
+pub use assembly::{Assembly, ReceivedVersion};
+pub use held::Held;
+
+const MAGIC: [u8; 16] = *b"MAINXFER\x01\0\0\0\0\0\0\0";
+
+/// Writes a transfer, chunk by chunk, on any thread.
+pub struct TransferWriter {
+    view: Arc<View>,
+    head: Head,
+    from: i64,
+    stage: Stage,
+    /// The last version written, by main and sub revision.
+    behind: (i64, u32),
+    entries: u64,
+    checksum: u64,
+    /// Written and not yet given out.
+    ready: Bytes,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Head,
+    Keys,
+    End,
+    Done,
+}
+
+impl TransferWriter {
+    /// Begins a transfer of what lies above revision `from`; 0 sends everything. What `from` to take says
+    /// [`Head::transfer_from`].
+    ///
+    /// # Panics
+    ///
+    /// When the view is not of the head's moment, or `from` lies above it.
+    pub fn new(view: Arc<View>, head: Head, from: i64) -> TransferWriter {
+        let snapshot = view.snapshot();
+        assert_eq!(
+            (snapshot.current_revision(), snapshot.compact_revision()),
+            (head.revision, head.compact_revision),
+            "head and view are of one moment"
+        );
+        assert!((0..=head.revision).contains(&from), "nothing can follow on {from} at {}", head.revision);
+        TransferWriter {
+            view,
+            head,
+            from,
+            stage: Stage::Head,
+            behind: (from, u32::MAX),
+            entries: 0,
+            checksum: 0,
+            ready: Bytes::new(),
+        }
+    }
+
+    /// Versions written so far.
+    pub fn entries(&self) -> u64 {
+        self.entries
+    }
+
+    /// The next chunk, of 1 to [`CHUNK_BYTES_MAX`] bytes; `None` after the last.
+    ///
+    /// # Errors
+    ///
+    /// When a value cannot be read. The transfer cannot be finished then.
+    pub fn next_chunk(&mut self, values: &dyn Values) -> Result<Option<Bytes>, ReadError> {
+        if self.ready.is_empty() {
+            self.ready = match self.stage {
+                Stage::Head => {
+                    self.stage = Stage::Keys;
+                    let mut framed = Vec::new();
+                    append_block(&self.head.encode(self.from, self.head.versions), &mut framed);
+                    self.checksum = chain(self.checksum, &framed);
+                    Bytes::from([&MAGIC, framed.as_slice()].concat())
+                }
+                Stage::Keys => match self.next_keys(values)? {
+                    Some(block) => block,
+                    None => self.end(),
+                },
+                Stage::End => self.end(),
+                Stage::Done => return Ok(None),
+            };
+        }
+        let len = self.ready.len().min(CHUNK_BYTES_MAX);
+        Ok(Some(self.ready.split_to(len)))
+    }
+
+    /// A framed block of keys; `None` when there is none left.
+    fn next_keys(&mut self, values: &dyn Values) -> Result<Option<Bytes>, ReadError> {
+        let mut block = Vec::with_capacity(BLOCK_BYTES + (8 << 10));
+        block.extend_from_slice(&[0; FRAME_BYTES]);
+        block.push(KEYS);
+        let mut writer = EntryWriter::default();
+        let mut value = BytesMut::new();
+        let snapshot = self.view.snapshot();
+        let mut versions = snapshot.written_after(self.behind.0, self.behind.1);
+        while block.len() < BLOCK_BYTES {
+            let Some(version) = versions.next() else {
+                self.stage = Stage::End;
+                break;
+            };
+            value.clear();
+            if version.value_len() > 0 {
+                read_version(version, values, &mut value)?;
+            }
+            if value.len() != version.value_len() as usize {
+                return Err(ReadError::Failed(format!(
+                    "the value of revision {} has {} bytes, not {}",
+                    version.main(),
+                    value.len(),
+                    version.value_len()
+                )));
+            }
+            let entry = Entry { payload: Payload::Inline(&value), ..Entry::of(version) };
+            writer.put(version.key(), &entry, &mut block);
+            self.behind = (version.main(), version.sub());
+            self.entries += 1;
+        }
+        if block.len() == FRAME_BYTES + 1 {
+            return Ok(None);
+        }
+        seal(&mut block);
+        self.checksum = chain(self.checksum, &block);
+        Ok(Some(Bytes::from(block)))
+    }
+
+    fn end(&mut self) -> Bytes {
+        self.stage = Stage::Done;
+        let mut block = vec![END];
+        put_u64(&mut block, self.entries);
+        block.extend_from_slice(&self.checksum.to_le_bytes());
+        let mut framed = Vec::new();
+        append_block(&block, &mut framed);
+        Bytes::from(framed)
+    }
+}
+
+/// What a transfer says beside keys and values.
+#[derive(Debug)]
+pub struct TransferHead {
+    /// The revision behind which it begins; 0 when it holds everything.
+    pub from: i64,
+    /// The sender's revision.
+    pub revision: i64,
+    /// Its compact revision; -1 for none.
+    pub compact_revision: i64,
+    /// The last entry it applied.
+    pub applied_index: u64,
+    /// Its term.
+    pub applied_term: u64,
+    /// Versions to come at most.
+    pub versions_max: u64,
+    /// The rolling hash; see [`crate::Machine::state_hash`].
+    pub state_hash: Option<u64>,
+    /// Leases, still without their keys.
+    pub leases: Leases,
+    /// Alarms.
+    pub alarms: Alarms,
+    /// Members.
+    pub members: Members,
+}
+
+/// What has arrived whole.
+#[derive(Debug)]
+pub struct TransferEnd {
+    /// Its head.
+    pub head: TransferHead,
+    /// The versions that came.
+    pub entries: u64,
+}
+
+/// Reads a transfer and verifies every byte of it. Versions come in the order of their writing.
+pub struct TransferReader<I> {
+    stream: BlockStream<I>,
+    head: TransferHead,
+    /// The block of keys at hand, in the stream: where its next entry begins, and its end.
+    block: (usize, usize),
+    reader: EntryReader,
+    /// The last version read, by main and sub revision.
+    last: (i64, u32),
+    entries: u64,
+    done: bool,
+}
+
+impl<I, B, E> TransferReader<I>
+where
+    I: Iterator<Item = Result<B, E>>,
+    B: AsRef<[u8]>,
+{
+    /// Reads the head. Chunks may be cut anywhere.
+    ///
+    /// # Errors
+    ///
+    /// When a chunk cannot be read, or this is no transfer of a format this version knows.
+    pub fn open(chunks: I) -> Result<Self, RestoreError<E>> {
+        let mut stream = BlockStream::new(chunks);
+        let magic = stream.take(MAGIC.len())?;
+        if stream.bytes(magic) != MAGIC {
+            return Err(Malformed("this is no state that this version of the program can read").into());
+        }
+        let block = stream.take_block()?;
+        let saved = SavedHead::decode(stream.bytes(block))?;
+        let head = TransferHead {
+            from: saved.from,
+            revision: saved.revision,
+            compact_revision: saved.compact_revision,
+            applied_index: saved.applied_index,
+            applied_term: saved.applied_term,
+            versions_max: saved.versions,
+            state_hash: saved.state_hash,
+            leases: saved.leases,
+            alarms: saved.alarms,
+            members: saved.members,
+        };
+        let last = (head.from, u32::MAX);
+        let reader = EntryReader::default();
+        Ok(TransferReader { stream, head, block: (0, 0), reader, last, entries: 0, done: false })
+    }
+
+    /// What the transfer says beside keys and values.
+    pub fn head(&self) -> &TransferHead {
+        &self.head
+    }
+
+    /// The next version; `None` when all were given and the end was found whole.
+    ///
+    /// # Errors
+    ///
+    /// When a chunk cannot be read, or anything is missing, changed or over. What was given before is good.
+    #[allow(clippy::should_implement_trait)]
+    pub fn next(&mut self) -> Result<Option<SnapshotVersion<'_>>, RestoreError<E>> {
+        while self.block.0 == self.block.1 {
+            if self.done {
+                return Ok(None);
+            }
+            let (start, end) = self.stream.take_block()?;
+            match self.stream.bytes((start, end)) {
+                [KEYS, _, ..] => {
+                    self.reader.restart();
+                    self.block = (start + 1, end);
+                }
+                [END, rest @ ..] => {
+                    let mut input = Input(rest);
+                    if input.u64()? != self.entries {
+                        return Err(Malformed("a transfer with entries missing").into());
+                    }
+                    if input.0 != self.stream.checksum_before().to_le_bytes() {
+                        return Err(Malformed("a transfer with blocks missing or out of order").into());
+                    }
+                    if !self.stream.take_rest(0)?.is_empty() {
+                        return Err(Malformed("something behind the end of the transfer").into());
+                    }
+                    self.done = true;
+                }
+                _ => return Err(Malformed("a block of an unknown kind").into()),
+            }
+        }
+        let (start, end) = self.block;
+        let mut input = Input(self.stream.bytes((start, end)));
+        let entry = self.reader.next(&mut input, true)?;
+        self.block.0 = end - input.0.len();
+        let at = (entry.main, entry.sub);
+        if at <= self.last || entry.main > self.head.revision {
+            return Err(Malformed("a version outside the revisions of its transfer").into());
+        }
+        self.last = at;
+        self.entries += 1;
+        let value = match entry.payload {
+            Payload::Inline(value) => value,
+            Payload::Place(_) => b"",
+        };
+        Ok(Some(SnapshotVersion {
+            key: self.reader.key(),
+            main: entry.main,
+            sub: entry.sub,
+            create_revision: entry.create_revision,
+            version: entry.version,
+            lease: entry.lease,
+            value,
+        }))
+    }
+
+    /// What [`Assembly::finish`] wants, after [`TransferReader::next`] gave its `None`.
+    ///
+    /// # Panics
+    ///
+    /// When there is more to read.
+    pub fn finish(self) -> TransferEnd {
+        assert!(self.done, "a transfer is read to its end");
+        TransferEnd { head: self.head, entries: self.entries }
+    }
+}

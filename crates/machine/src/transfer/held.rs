@@ -1,0 +1,143 @@
+//! What a receiver has, and whether a sender's state can follow on it.
+
+use crate::codec::{Input, Malformed, put_i64, put_u64};
+use crate::image::Head;
+
+const FORMAT: u64 = 1;
+
+/// Of every revision up to `revision`, a receiver has all versions but those that some compaction made unreadable.
+/// Its parts may have come at different moments, so these may be several compactions: it has all that the states
+/// compacted at the revisions `compacted_min` through `compacted_max` keep, and may have what only the oldest keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// The revision up to which nothing is missing.
+    pub revision: i64,
+    /// The oldest compact revision of any part; -1 for none.
+    pub compacted_min: i64,
+    /// The newest.
+    pub compacted_max: i64,
+}
+
+impl Held {
+    /// The bytes by which a sender learns of it.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        put_u64(&mut out, FORMAT);
+        for number in [self.revision, self.compacted_min, self.compacted_max] {
+            put_i64(&mut out, number);
+        }
+        out
+    }
+
+    /// Reads them.
+    ///
+    /// # Errors
+    ///
+    /// When they are of another format, or nobody can have that.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Held, Malformed> {
+        let mut input = Input(bytes);
+        if input.u64()? != FORMAT {
+            return Err(Malformed("a format of another version of this program"));
+        }
+        let held = Held { revision: input.i64()?, compacted_min: input.i64()?, compacted_max: input.i64()? };
+        if !input.is_empty()
+            || !(0..=i64::MAX / 2).contains(&held.revision)
+            || !(-1..=i64::MAX / 2).contains(&held.compacted_min)
+            || held.compacted_max < held.compacted_min
+        {
+            return Err(Malformed("a state that nobody can have"));
+        }
+        Ok(held)
+    }
+}
+
+impl Head {
+    /// What the member with this head has.
+    pub fn held(&self) -> Held {
+        Held {
+            revision: self.revision,
+            compacted_min: self.compact_revision,
+            compacted_max: self.compact_revision,
+        }
+    }
+
+    /// Whether what this state has above `held.revision`, merged with what is held, and without what this state's
+    /// compact revision makes unreadable, is this state.
+    ///
+    /// Let F be `held.revision` and C the compact revision here. What is wanted is every version above C, and at or
+    /// below it the newest of each key unless it is a deletion below C.
+    ///
+    /// Nothing wanted is missing. Above F all of it is sent. At or below F it was written before, and whatever part
+    /// is held was compacted at a revision not above C (`compacted_max`): what is above C is above that too, and
+    /// what is its key's newest at C was its newest there, or is above. So every part has it.
+    ///
+    /// Nothing unwanted stays. A version held is unwanted if it lies at or below C and is not its key's newest there:
+    /// then something at or below C came after it. If that is held or sent, merging sees it and drops the older one.
+    /// Puts that are newest at C are always sent. So are deletions, but for those below C that compaction has
+    /// already removed: if none of them lies above F, all is well, and `delta_from_min` is the highest of them. If
+    /// one does, the held keys that it deleted would come back. But then F is below C, and if what is held was
+    /// compacted at C already, whenever and wherever, all of it at or below F is its key's newest at C: nothing
+    /// came after it at or below C, no deletion either. That is what lets the transfer of a whole state, once broken
+    /// off, go on after years of compactions that lie behind it, as long as none has come since.
+    pub fn can_follow(&self, held: &Held) -> bool {
+        held.revision <= self.revision
+            && held.compacted_max <= self.compact_revision
+            && (held.compacted_min == self.compact_revision || held.revision >= self.delta_from_min)
+    }
+
+    /// The revision behind which a transfer to whoever holds this begins; 0 when everything has to be sent.
+    pub fn transfer_from(&self, held: Option<&Held>) -> i64 {
+        held.filter(|held| self.can_follow(held)).map_or(0, |held| held.revision)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::{Machine, Rules};
+
+    fn head(revision: i64, compact_revision: i64, delta_from_min: i64) -> Head {
+        let machine = Machine::new(Rules { lease_ttl_min: 1, learners_max: 1 });
+        Head { revision, compact_revision, delta_from_min, ..machine.head() }
+    }
+
+    #[test]
+    fn what_can_follow_on_what() {
+        let held = |revision, compacted_min, compacted_max| Held { revision, compacted_min, compacted_max };
+        // Nothing was ever compacted.
+        assert!(head(100, -1, 0).can_follow(&held(0, -1, -1)));
+        assert!(head(100, -1, 0).can_follow(&held(100, -1, -1)));
+        assert!(!head(100, -1, 0).can_follow(&held(101, -1, -1)), "it is ahead");
+        // Compacted at 50 here, the last deletion removed is that of 40.
+        let now = head(100, 50, 40);
+        assert!(now.can_follow(&held(40, -1, -1)));
+        assert!(now.can_follow(&held(70, 30, 50)));
+        assert!(!now.can_follow(&held(39, -1, -1)), "it may have what the deletion of 40 deleted");
+        assert!(!now.can_follow(&held(39, 30, 50)), "a part of it may");
+        assert!(now.can_follow(&held(10, 50, 50)), "it has only what is newest at 50");
+        assert!(!now.can_follow(&held(60, 51, 51)), "it has not what is readable here");
+        assert!(!now.can_follow(&held(60, 50, 51)));
+        assert_eq!(now.transfer_from(Some(&held(40, -1, -1))), 40);
+        assert_eq!(now.transfer_from(Some(&held(39, -1, -1))), 0);
+        assert_eq!(now.transfer_from(None), 0);
+    }
+
+    #[test]
+    fn it_is_told_in_bytes() {
+        let held = Held { revision: 1 << 40, compacted_min: -1, compacted_max: 77 };
+        let bytes = held.to_bytes();
+        assert_eq!(Held::from_bytes(&bytes), Ok(held));
+        for len in 0..bytes.len() {
+            assert!(Held::from_bytes(&bytes[..len]).is_err(), "{len}");
+        }
+        assert!(Held::from_bytes(&[bytes.as_slice(), &[0]].concat()).is_err());
+        for wrong in [
+            Held { revision: -1, ..held },
+            Held { compacted_min: -2, ..held },
+            Held { compacted_min: 78, ..held },
+            Held { revision: i64::MAX, ..held },
+        ] {
+            assert!(Held::from_bytes(&wrong.to_bytes()).is_err(), "{wrong:?}");
+        }
+    }
+}

@@ -1,0 +1,499 @@
+//! The state from one member to another, whole or in part, in one go or in several.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use mainstay_machine::image::{Head, RestoreError};
+use mainstay_machine::snapshot::CHUNK_BYTES_MAX;
+use mainstay_machine::transfer::{Assembly, Held, ReceivedVersion, TransferReader, TransferWriter};
+use mainstay_machine::{Lease, Machine, Malformed, ReadError, Values};
+use mvcc::{Location, Snapshot, hash_versions};
+
+use crate::apply::answer;
+use crate::commands::Commands;
+use crate::image::{RULES, delete, execute, put, restored, run, specimen};
+use crate::journal::{Effect, Journal, Placed, apply};
+use crate::random::Random;
+use crate::snapshot::{rows, used};
+
+/// The chunks of a transfer of this moment.
+fn send(machine: &mut Machine, from: i64, values: &dyn Values) -> Vec<Bytes> {
+    let (view, head) = (machine.store.publish(), machine.head());
+    let mut writer = TransferWriter::new(view, head, from);
+    let mut chunks = Vec::new();
+    while let Some(chunk) = writer.next_chunk(values).unwrap() {
+        assert!(!chunk.is_empty() && chunk.len() <= CHUNK_BYTES_MAX);
+        chunks.push(chunk);
+    }
+    assert_eq!(writer.next_chunk(values), Ok(None), "it stays at its end");
+    chunks
+}
+
+/// Takes chunks in until they end or fail, storing values in batches of `batch` versions. The machine, or what is
+/// held when the stream broke off.
+fn receive(
+    mut assembly: Assembly,
+    chunks: impl Iterator<Item = Result<Bytes, String>>,
+    journal: &Journal,
+    batch: usize,
+) -> Result<Machine, Box<(Assembly, Held, RestoreError<String>)>> {
+    let mut waiting: Vec<(ReceivedVersion, Location)> = Vec::new();
+    let mut reader = match TransferReader::open(chunks) {
+        Ok(reader) => reader,
+        Err(error) => {
+            let held = assembly.pause();
+            return Err(Box::new((assembly, held, error)));
+        }
+    };
+    if let Err(error) = assembly.begin(reader.head()) {
+        let held = assembly.pause();
+        return Err(Box::new((assembly, held, error.into())));
+    }
+    let failed = loop {
+        match reader.next() {
+            Ok(Some(version)) => {
+                let received = ReceivedVersion::of(&version).unwrap();
+                assert_eq!(received.value_len() as usize, version.value.len());
+                let location = match version.value {
+                    b"" => Location::default(),
+                    value => journal.append(&Bytes::copy_from_slice(value)),
+                };
+                waiting.push((received, location));
+                if waiting.len() == batch {
+                    for (received, location) in waiting.drain(..) {
+                        assembly.push(&received, location);
+                    }
+                }
+            }
+            Ok(None) => break None,
+            Err(error) => break Some(error),
+        }
+    };
+    if let Some(error) = failed {
+        // What was not placed yet is lost.
+        let held = assembly.pause();
+        return Err(Box::new((assembly, held, error)));
+    }
+    for (received, location) in waiting.drain(..) {
+        assembly.push(&received, location);
+    }
+    Ok(assembly.finish(reader.finish()).unwrap())
+}
+
+fn whole(chunks: &[Bytes]) -> impl Iterator<Item = Result<Bytes, String>> + '_ {
+    chunks.iter().map(|chunk| Ok(chunk.clone()))
+}
+
+fn leases(machine: &Machine) -> BTreeMap<i64, Lease> {
+    machine.leases.iter().map(|(id, lease)| (id, lease.clone())).collect()
+}
+
+/// etcd's hash over keys and values at every revision that can be read.
+fn hashes(machine: &mut Machine, journal: &Journal) -> Vec<u32> {
+    let view = machine.store.publish();
+    let first = view.snapshot().compact_revision().max(1);
+    (first..=view.snapshot().current_revision())
+        .map(|revision| {
+            let mut crc = 0;
+            hash_versions(&view, revision, |version| {
+                crc = crc32c::crc32c_append(crc, version.key());
+                for number in [version.main(), i64::from(version.sub()), version.create_revision()] {
+                    crc = crc32c::crc32c_append(crc, &number.to_le_bytes());
+                }
+                for number in [version.version(), version.lease()] {
+                    crc = crc32c::crc32c_append(crc, &number.to_le_bytes());
+                }
+                crc = crc32c::crc32c_append(crc, &journal.value(version.value()));
+            })
+            .unwrap();
+            crc
+        })
+        .collect()
+}
+
+fn changes(snapshot: &Snapshot<'_>) -> Vec<(i64, u32)> {
+    let changes = snapshot.changes(snapshot.compact_revision().max(1), snapshot.current_revision());
+    changes.unwrap().map(|version| (version.main(), version.sub())).collect()
+}
+
+/// That nobody can tell the receiver from the sender, but by where its values lie.
+fn assert_equal(sender: &mut Machine, receiver: &mut Machine, journal: &Journal) {
+    while !sender.compact_step(100) {}
+    while !receiver.compact_step(100) {}
+    assert_eq!(rows(&sender.store.snapshot(), journal), rows(&receiver.store.snapshot(), journal));
+    assert_eq!(changes(&sender.store.snapshot()), changes(&receiver.store.snapshot()));
+    assert_eq!(hashes(sender, journal), hashes(receiver, journal));
+    assert_eq!(leases(sender), leases(receiver));
+    assert_eq!((&sender.alarms, &sender.members), (&receiver.alarms, &receiver.members));
+    assert_eq!((sender.applied_index, sender.applied_term), (receiver.applied_index, receiver.applied_term));
+    assert_eq!(sender.store.compact_revision(), receiver.store.compact_revision());
+    assert_eq!(sender.store.current_revision(), receiver.store.current_revision());
+    assert_eq!(sender.store.stats().versions, receiver.store.stats().versions);
+    assert_eq!(used(sender), used(receiver));
+    assert_eq!(sender.in_use_bytes(), receiver.in_use_bytes());
+    assert!(sender.state_hash().is_some());
+    assert_eq!(sender.state_hash(), receiver.state_hash());
+}
+
+/// What everybody sees of an effect.
+fn seen(effect: Effect, journal: &Journal) -> String {
+    match effect {
+        Effect::Conf(conf) => format!("{conf:?}"),
+        Effect::Applied(ref applied) => {
+            let rest = applied.as_ref().map(|a| (a.request_id, a.op, a.change.clone()));
+            let rest = format!("{rest:?}");
+            format!("{rest} {:?}", answer(effect, journal))
+        }
+    }
+}
+
+struct Leader {
+    machine: Machine,
+    commands: Commands,
+    journal: Journal,
+}
+
+impl Leader {
+    fn new(seed: u64) -> Leader {
+        let commands = Commands::new(seed, [4, 12, 60, 300][seed as usize % 4]);
+        Leader { machine: Machine::new(RULES), commands, journal: Journal::default() }
+    }
+
+    /// Applies some entries, together with those who are still there.
+    fn go(&mut self, entries: u64, others: &mut [&mut Machine]) {
+        for _ in 0..entries {
+            let placed: Placed = self.commands.next(&self.machine, &self.journal);
+            let effect = seen(apply(&mut self.machine, &placed, &self.journal, true), &self.journal);
+            for other in others.iter_mut() {
+                assert_eq!(seen(apply(other, &placed, &self.journal, true), &self.journal), effect);
+            }
+            // Compaction is here and there, on each at its own pace.
+            for machine in others.iter_mut().map(|other| &mut **other).chain([&mut self.machine]) {
+                if self.commands.random.chance(10) {
+                    machine.compact_step(self.commands.random.below(12));
+                }
+            }
+        }
+    }
+
+    /// Another member leads: one that was restarted, whose checkpoint has no compacted deletions.
+    fn change(&mut self) {
+        self.machine = restored(&[run(&mut self.machine, 0)]).unwrap();
+    }
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    wholes: u32,
+    parts: u32,
+    resumed_wholes: u32,
+    resumed_parts: u32,
+    begun_anew: u32,
+    refused: u32,
+}
+
+#[test]
+fn whatever_the_receiver_has_it_ends_where_the_sender_is() {
+    let mut counts = Seen::default();
+    for seed in 1..=240 {
+        let mut leader = Leader::new(seed);
+        let mut follower = Machine::new(RULES);
+        let first = leader.commands.random.below(400);
+        leader.go(first, &mut [&mut follower]);
+        let alone = 1 + leader.commands.random.below([20, 60, 300][seed as usize % 3]);
+        leader.go(alone, &mut []);
+        let base = leader.commands.random.chance(70).then(|| (follower.store.publish(), follower.head()));
+        let mut held = base.as_ref().map(|(_, head)| head.held());
+        let mut assembly = Assembly::new(RULES, base);
+        let mut breaks = leader.commands.random.below(4);
+        let mut before = None;
+        let mut receiver = loop {
+            if leader.commands.random.chance(20) {
+                leader.change();
+            }
+            let head = leader.machine.head();
+            let told = held.map(|held| Held::from_bytes(&held.to_bytes()).unwrap());
+            let from = head.transfer_from(told.as_ref());
+            match (before, from) {
+                (None, 0) => counts.wholes += 1,
+                (None, _) => counts.parts += 1,
+                (Some(_), 0) => counts.begun_anew += 1,
+                (Some(0), _) => counts.resumed_wholes += 1,
+                (Some(_), _) => counts.resumed_parts += 1,
+            }
+            counts.refused += u32::from(from == 0 && held.is_some());
+            // Once begun anew, it is a whole one.
+            before = Some(if before.is_none_or(|_| from == 0) { from } else { before.unwrap_or(0) });
+            let chunks = send(&mut leader.machine, from, &leader.journal);
+            let bytes = Bytes::from(chunks.concat());
+            let mut cut = Vec::new();
+            let mut at = 0;
+            while at < bytes.len() {
+                let end = (at + 1 + leader.commands.random.below(5000) as usize).min(bytes.len());
+                cut.push(Ok(bytes.slice(at..end)));
+                at = end;
+            }
+            let batch = 1 + leader.commands.random.below(30) as usize;
+            if breaks == 0 {
+                break receive(assembly, cut.into_iter(), &leader.journal, batch).map_err(|e| e.2).unwrap();
+            }
+            breaks -= 1;
+            // The blocks of a small state are as large as it is: break it off between versions instead.
+            let mut reader = TransferReader::open(cut.into_iter()).unwrap();
+            assembly.begin(reader.head()).unwrap();
+            let count = leader.commands.random.below(400);
+            for _ in 0..count {
+                let Some(version) = reader.next().unwrap() else { break };
+                let place = match version.value {
+                    b"" => Location::default(),
+                    value => leader.journal.append(&Bytes::copy_from_slice(value)),
+                };
+                assembly.push(&ReceivedVersion::of(&version).unwrap(), place);
+            }
+            let now = assembly.pause();
+            assert_eq!(assembly.pause(), now);
+            held = Some(now);
+            let meanwhile = leader.commands.random.below([5, 30, 150][seed as usize % 3]);
+            leader.go(meanwhile, &mut []);
+        };
+        let mut copy = restored(&[run(&mut receiver, 0)]).unwrap();
+        assert_equal(&mut leader.machine, &mut receiver, &leader.journal);
+        // And what comes later has the same effects, also on what a checkpoint makes of it.
+        leader.go(80, &mut [&mut receiver, &mut copy]);
+        assert_equal(&mut leader.machine, &mut receiver, &leader.journal);
+        assert_equal(&mut leader.machine, &mut copy, &leader.journal);
+    }
+    println!("{counts:?}");
+    let all = [counts.wholes, counts.parts, counts.resumed_wholes, counts.resumed_parts];
+    assert!(all.iter().chain([&counts.begun_anew, &counts.refused]).all(|count| *count >= 15), "{counts:?}");
+}
+
+#[test]
+fn only_what_is_new_is_sent() {
+    let (mut machine, journal) = (Machine::new(RULES), Journal::default());
+    for n in 0..5000 {
+        execute(&mut machine, &journal, &put(&format!("key-{n:05}"), "a value of some length", 0));
+    }
+    let base = (machine.store.publish(), machine.head());
+    let bytes = |chunks: &[Bytes]| chunks.iter().map(Bytes::len).sum::<usize>();
+    let everything = bytes(&send(&mut machine, 0, &journal));
+    for n in 0..50 {
+        execute(&mut machine, &journal, &put(&format!("key-{:05}", n * 7), "another one", 0));
+    }
+    let from = machine.head().transfer_from(Some(&base.1.held()));
+    assert_eq!(from, base.1.revision);
+    let chunks = send(&mut machine, from, &journal);
+    assert!(bytes(&chunks) < everything / 50, "{} of {everything} bytes", bytes(&chunks));
+    let mut back =
+        receive(Assembly::new(RULES, Some(base)), whole(&chunks), &journal, 7).map_err(|e| e.2).unwrap();
+    assert_equal(&mut machine, &mut back, &journal);
+}
+
+#[test]
+fn a_deletion_that_compaction_removed_cannot_be_followed_on() {
+    let (mut machine, journal) = (Machine::new(RULES), Journal::default());
+    execute(&mut machine, &journal, &put("gone", "v", 0));
+    let base = (machine.store.publish(), machine.head());
+    execute(&mut machine, &journal, &delete("gone"));
+    execute(&mut machine, &journal, &put("stays", "v", 0));
+    machine.store.compact(4).unwrap();
+    assert!(machine.head().can_follow(&base.1.held()), "it is still there");
+    let chunks = send(&mut machine, 2, &journal);
+    let assembly = Assembly::new(RULES, Some((base.0.clone(), base.1.clone())));
+    let back = receive(assembly, whole(&chunks), &journal, 1).map_err(|e| e.2).unwrap();
+    assert_eq!(back.store.stats().keys, 1);
+    // A checkpoint has it no more, and so has the machine when compaction came that far.
+    let restarted = restored(&[run(&mut machine, 0)]).unwrap();
+    assert!(!restarted.head().can_follow(&base.1.held()));
+    while !machine.compact_step(1) {}
+    assert!(!machine.head().can_follow(&base.1.held()));
+}
+
+#[test]
+fn a_stream_that_does_not_follow_is_refused_and_one_of_everything_replaces() {
+    let (mut machine, journal) = (Machine::new(RULES), Journal::default());
+    for key in ["a", "b", "c"] {
+        execute(&mut machine, &journal, &put(key, "v", 0));
+    }
+    let older = (machine.store.publish(), machine.head());
+    execute(&mut machine, &journal, &put("d", "v", 0));
+    let base = (machine.store.publish(), machine.head());
+    for from in [older.1.revision, 2, 1] {
+        let chunks = send(&mut machine, from, &journal);
+        let assembly = Assembly::new(RULES, Some(base.clone()));
+        let (mut assembly, held, error) = *receive(assembly, whole(&chunks), &journal, 1).unwrap_err();
+        let expected = Malformed("a transfer that does not follow on what is there");
+        assert_eq!(error, RestoreError::Malformed(expected));
+        assert_eq!(held, base.1.held());
+        // It can still go on, from where it was or from nothing.
+        assert_eq!(assembly.pause(), held);
+        let chunks = send(&mut machine, [0, held.revision][from as usize % 2], &journal);
+        let mut back = receive(assembly, whole(&chunks), &journal, 1).map_err(|e| e.2).unwrap();
+        assert_equal(&mut machine, &mut back, &journal);
+    }
+    // A sender that is compacted less than what is held has what is missing here, but does not send it.
+    let mut compacted = restored(&[run(&mut machine, 0)]).unwrap();
+    compacted.store.compact(4).unwrap();
+    let base = (compacted.store.publish(), compacted.head());
+    assert!(!machine.head().can_follow(&base.1.held()));
+    let chunks = send(&mut machine, base.1.revision, &journal);
+    assert!(receive(Assembly::new(RULES, Some(base)), whole(&chunks), &journal, 1).is_err());
+}
+
+#[test]
+fn large_values_come_in_bounded_chunks() {
+    let (mut machine, journal) = (Machine::new(RULES), Journal::default());
+    let mut random = Random::new(9);
+    for n in 0..40 {
+        let len = [0, 1000, 200_000, 1_500_000][random.below(4) as usize];
+        let value: Bytes = (0..len).map(|at| (at * n) as u8).collect::<Vec<u8>>().into();
+        let put = api::etcdserverpb::PutRequest { key: format!("{n}").into(), value, ..Default::default() };
+        let request = api::etcdserverpb::InternalRaftRequest { put: Some(put), ..Default::default() };
+        execute(&mut machine, &journal, &request);
+    }
+    let chunks = send(&mut machine, 0, &journal);
+    assert!(chunks.len() > 20);
+    let mut back = receive(Assembly::new(RULES, None), whole(&chunks), &journal, 3).map_err(|e| e.2).unwrap();
+    assert_equal(&mut machine, &mut back, &journal);
+}
+
+#[test]
+fn a_broken_connection_leaves_whole_revisions() {
+    let (mut machine, journal) = (Machine::new(RULES), Journal::default());
+    let put_of = |key: String| {
+        let request = put(&key, &"v".repeat(3000), 0).put.unwrap();
+        api::etcdserverpb::RequestOp {
+            request: Some(api::etcdserverpb::request_op::Request::RequestPut(request)),
+        }
+    };
+    for n in 0..100 {
+        let success = (0..5).map(|k| put_of(format!("{n}-{k}"))).collect();
+        let txn = api::etcdserverpb::TxnRequest { success, ..Default::default() };
+        let request = api::etcdserverpb::InternalRaftRequest { txn: Some(txn), ..Default::default() };
+        execute(&mut machine, &journal, &request);
+    }
+    let chunks = send(&mut machine, 0, &journal);
+    let held_after = |count: usize| {
+        let broken = whole(&chunks[..count]).chain([Err("the connection broke".to_owned())]);
+        let (assembly, held, error) = *receive(Assembly::new(RULES, None), broken, &journal, 1).unwrap_err();
+        assert_eq!(error, RestoreError::Read("the connection broke".to_owned()));
+        (assembly, held.revision)
+    };
+    let mut last = 0;
+    for count in 0..chunks.len() {
+        let (assembly, revision) = held_after(count);
+        assert!(revision >= last && revision <= machine.store.current_revision());
+        last = revision;
+        let rest = send(&mut machine, revision, &journal);
+        let mut back = receive(assembly, whole(&rest), &journal, 10).map_err(|e| e.2).unwrap();
+        assert_equal(&mut machine, &mut back, &journal);
+    }
+    assert!(last > 80, "{last}: nothing but the end was missing");
+}
+
+/// The specimen behind revision 3, as format 1 has it.
+const GOLDEN: &str = "4d41494e58464552010000000000000047000000f839f5400102030601060105010e78000001257b226964223a332c227065657255524c73223a5b22687474703a2f2f613a32333830225d7d010405332e372e300000014d267fc3ba64f2391d00000084cd8a4d02400003666f6f040202057468726565020303626172052405017a060e0a000000759d03330303ce6707ef7194dfa9";
+
+fn unhex(text: &str) -> Bytes {
+    (0..text.len() / 2).map(|at| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).unwrap()).collect()
+}
+
+#[test]
+fn members_of_old_versions_are_understood() {
+    let journal = Journal::default();
+    let mut machine = specimen(&journal);
+    let bytes = send(&mut machine, 3, &journal).concat();
+    let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    assert_eq!(text, GOLDEN);
+    let mut base = Machine::new(RULES);
+    execute(&mut base, &journal, &crate::image::grant(7, 60));
+    execute(&mut base, &journal, &put("foo", "one", 0));
+    execute(&mut base, &journal, &put("foobar", "two", 7));
+    let assembly = Assembly::new(RULES, Some((base.store.publish(), base.head())));
+    let golden = [unhex(GOLDEN)];
+    let mut back = receive(assembly, whole(&golden), &journal, 1).map_err(|e| e.2).unwrap();
+    assert_equal(&mut machine, &mut back, &journal);
+}
+
+#[test]
+fn every_cut_and_every_flipped_bit_is_refused() {
+    let journal = Journal::default();
+    let all = Bytes::from(send(&mut specimen(&journal), 0, &journal).concat());
+    let take = |bytes: Bytes| {
+        let other = Journal::default();
+        receive(Assembly::new(RULES, None), [Ok(bytes)].into_iter(), &other, 1).map_err(|e| e.2)
+    };
+    assert!(take(all.clone()).is_ok());
+    for len in 0..all.len() {
+        assert!(take(all.slice(..len)).is_err(), "cut to {len}");
+    }
+    for bit in 0..all.len() * 8 {
+        let mut damaged = all.to_vec();
+        damaged[bit / 8] ^= 1 << (bit % 8);
+        assert!(take(damaged.into()).is_err(), "bit {bit}");
+    }
+    let longer = Bytes::from([all.as_ref(), &[0]].concat());
+    let expected = Malformed("something behind the end of the transfer");
+    assert_eq!(take(longer).err(), Some(RestoreError::Malformed(expected)));
+    // A length from nowhere costs nothing.
+    let mut huge = all.to_vec();
+    huge[16..20].copy_from_slice(&u32::MAX.to_le_bytes());
+    let expected = RestoreError::Malformed(Malformed("a snapshot without its end"));
+    assert_eq!(take(huge.into()).err(), Some(expected));
+}
+
+/// Where each block begins, and behind the last one the end.
+fn frames(bytes: &[u8]) -> Vec<usize> {
+    let mut starts = vec![16];
+    while let Some(&start) = starts.last().filter(|start| **start < bytes.len()) {
+        let len = u32::from_le_bytes(bytes[start..start + 4].try_into().unwrap());
+        starts.push(start + 8 + len as usize);
+    }
+    starts
+}
+
+#[test]
+fn blocks_that_are_good_but_of_another_stream_are_refused() {
+    let journal = Journal::default();
+    let state = |letter: &str| {
+        let mut machine = Machine::new(RULES);
+        for n in 0..3000 {
+            execute(&mut machine, &journal, &put(&format!("{n:05}"), &letter.repeat(100), 0));
+        }
+        send(&mut machine, 0, &journal).concat()
+    };
+    let (ours, theirs) = (state("a"), state("b"));
+    let starts = frames(&ours);
+    assert!(starts.len() > 4 && starts == frames(&theirs));
+    let mut mixed = ours.clone();
+    mixed[starts[1]..starts[2]].copy_from_slice(&theirs[starts[1]..starts[2]]);
+    for (bytes, good) in [(ours, true), (theirs, true), (mixed, false)] {
+        let chunks = [Bytes::from(bytes)];
+        let back = receive(Assembly::new(RULES, None), whole(&chunks), &Journal::default(), 100);
+        assert_eq!(back.is_ok(), good);
+    }
+}
+
+#[test]
+fn a_value_that_cannot_be_read_breaks_it_off() {
+    struct Broken;
+    impl Values for Broken {
+        fn read_into(&self, _: mvcc::Value, _: &mut bytes::BytesMut) -> Result<(), ReadError> {
+            Err(ReadError::Failed("the disk is gone".to_owned()))
+        }
+    }
+    let mut machine = specimen(&Journal::default());
+    let (view, head) = (machine.store.publish(), machine.head());
+    let mut writer = TransferWriter::new(view, head, 0);
+    assert!(writer.next_chunk(&Broken).is_ok(), "the head needs no values");
+    assert_eq!(writer.next_chunk(&Broken), Err(ReadError::Failed("the disk is gone".to_owned())));
+}
+
+#[test]
+fn both_sides_go_to_other_threads() {
+    fn is_send<T: Send>() {}
+    is_send::<TransferWriter>();
+    is_send::<Assembly>();
+    is_send::<(ReceivedVersion, Head)>();
+    is_send::<TransferReader<std::vec::IntoIter<Result<Bytes, String>>>>();
+}
