@@ -132,13 +132,15 @@ impl Core {
     }
 
     /// The voter that could lead at once: connected, and furthest of all.
-    fn successor(&self) -> Option<u64> {
+    pub(super) fn successor(&self) -> Option<u64> {
         let peers = self.shared.peers()?;
+        let corrupt = api::etcdserverpb::AlarmType::Corrupt as i32;
         self.node
             .progress()
             .into_iter()
             .filter(|p| !p.is_learner && p.recently_active && p.id != self.shared.identity.member_id)
             .filter(|p| peers.active_since(p.id).is_some())
+            .filter(|p| !self.machine.alarms.is_raised(corrupt, p.id))
             .max_by_key(|p| p.matched)
             .map(|p| p.id)
     }

@@ -154,7 +154,7 @@ pub struct Core {
     pub(super) leads: bool,
     /// Whether an entry of the own term has been applied while leading.
     pub(super) settled: bool,
-    next_tick: Instant,
+    pub(super) next_tick: Instant,
     pub(super) applied_since: bool,
     pub(super) checkpoint: Checkpoints,
     pub(super) views: VecDeque<(u64, Weak<View>)>,
@@ -287,6 +287,7 @@ impl Core {
             }
         };
         let _ = self.orders.send(Order::Stop);
+        shared.core.close();
         outcome
     }
 
@@ -348,7 +349,7 @@ impl Core {
             Ask::SnapshotSent { to, delivered } => self.step(Event::SnapshotReported { to, delivered })?,
             Ask::ReceiveSnapshot(ticket) => self.begin_install(ticket),
             Ask::SnapshotReceived(received) => self.snapshot_received(received, now)?,
-            Ask::SnapshotGivenUp => self.install.give_up(),
+            Ask::SnapshotGivenUp => self.end_install(),
             Ask::Place(values, done) => self.place(values, done, now),
             Ask::Fetched(fetch, entries) => self.step(Event::Fetched { fetch, entries })?,
             Ask::StateTrail(ticket, from) => {
@@ -464,9 +465,11 @@ impl Core {
             return Ok(());
         }
         // Ticks that were missed are not made up for: a node that was stopped should not campaign at once.
+        self.note_late_tick(now);
         self.next_tick = now + self.config.heartbeat_interval;
         self.watch_disk(now)?;
         self.step(Event::Ticked)?;
+        self.resign_if_corrupt()?;
         self.advance_ticks(now)?;
         self.retry_reads(now);
         self.sweep_waiting(now);
