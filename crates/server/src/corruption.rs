@@ -375,6 +375,8 @@ impl Checker {
 mod tests {
     use super::*;
 
+    const NOBODY: [u64; 0] = [];
+
     fn hashed(hash: u32, compact_revision: i64, revision: i64) -> Hashed {
         Hashed { hash, compact_revision, revision, current_revision: revision }
     }
@@ -408,24 +410,24 @@ mod tests {
         };
         let own = hashed(7, 3, 10);
         let same = [(2, told(7, 3, 10)), (3, HashAnswer::Future)];
-        assert_eq!(named(own, own, &same), []);
+        assert_eq!(named(own, own, &same), NOBODY);
         // The leader's own hash changed, without a write: memory, or disk.
         assert_eq!(named(own, hashed(8, 3, 10), &same), [1]);
-        assert_eq!(named(own, hashed(8, 3, 11), &same), [], "a write came between");
-        assert_eq!(named(own, hashed(8, 4, 10), &same), [], "a compaction came between");
+        assert_eq!(named(own, hashed(8, 3, 11), &same), NOBODY, "a write came between");
+        assert_eq!(named(own, hashed(8, 4, 10), &same), NOBODY, "a compaction came between");
         assert_eq!(named(own, own, &[(2, told(8, 3, 10)), (3, told(9, 3, 10))]), [2, 3]);
-        assert_eq!(named(own, own, &[(2, told(8, 2, 10))]), [], "another compact revision");
+        assert_eq!(named(own, own, &[(2, told(8, 2, 10))]), NOBODY, "another compact revision");
         let ahead = Hashed { current_revision: 11, ..own };
         assert_eq!(named(own, own, &[(2, HashAnswer::Hashed(ahead))]), [2]);
-        assert_eq!(named(own, ahead, &[(2, HashAnswer::Hashed(ahead))]), [], "the leader has come to it since");
+        assert_eq!(named(own, ahead, &[(2, HashAnswer::Hashed(ahead))]), NOBODY, "the leader has come to it since");
         assert_eq!(named(own, own, &[(2, told(8, 4, 10))]), [2], "compacted what the leader has not");
-        assert_eq!(named(own, hashed(9, 4, 10), &[(2, told(8, 4, 10))]), []);
+        assert_eq!(named(own, hashed(9, 4, 10), &[(2, told(8, 4, 10))]), NOBODY);
     }
 
     #[test]
     fn the_minority_is_named() {
-        assert_eq!(minority(&[vec![1, 2, 3]], 3), []);
-        assert_eq!(minority(&[vec![1]], 3), [], "nobody to compare with");
+        assert_eq!(minority(&[vec![1, 2, 3]], 3), NOBODY);
+        assert_eq!(minority(&[vec![1]], 3), NOBODY, "nobody to compare with");
         assert_eq!(minority(&[vec![1, 2], vec![3]], 3), [3]);
         assert_eq!(minority(&[vec![1], vec![2, 3]], 3), [1], "the leader itself");
         assert_eq!(minority(&[vec![1], vec![2]], 3), [0], "the third could decide");
