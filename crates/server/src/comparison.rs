@@ -48,8 +48,8 @@ pub struct Hashed {
 pub fn hash_of(shared: &Shared, revision: i64) -> Result<Hashed, String> {
     let view = std::sync::Arc::clone(&shared.state.load().view);
     let values = LogValues::new(shared.values.clone());
-    let mut walk = HashWalk::new(&view.snapshot(), revision)
-        .map_err(|e| range::refused(e).message.into_owned())?;
+    let mut walk =
+        HashWalk::new(&view.snapshot(), revision).map_err(|e| range::refused(e).message.into_owned())?;
     let (revision, compact_revision) = (walk.revision(), walk.compact_revision());
     let mut hash = KvHash::default();
     let mut failed = None;

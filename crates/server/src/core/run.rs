@@ -6,9 +6,9 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use api::error;
-use api::{Status, raftpb};
 use api::etcdserverpb::alarm_request::AlarmAction;
 use api::etcdserverpb::{AlarmRequest, AlarmType, CompactionRequest, InternalRaftRequest};
+use api::{Status, raftpb};
 use consensus::{Effects, Entry, EntryKind, Event, Fetch, Node, Role};
 use log::{Batch, Log, LogEvent, Space, Synced};
 use machine::{Alarms, Change, Command, Machine, Members, Outcome};
@@ -61,6 +61,8 @@ pub struct Parts {
     pub checkpoint_bytes: u64,
     /// Reads entries that have left memory, for followers that lag.
     pub fetches: SyncSender<Fetch>,
+    /// Members that are there already, as far as this member's own log does not say so.
+    pub remotes: Vec<(u64, Vec<String>)>,
     /// The terms of the entries that the checkpoint has.
     pub terms: Vec<(u64, u64)>,
     /// Told once this member may serve clients.
@@ -126,6 +128,7 @@ pub struct Core {
     pub(super) stepping_down: Option<Instant>,
     pub(super) advance_until: Option<Instant>,
     pub(super) next_look: Instant,
+    pub(super) remotes: Vec<(u64, Vec<String>)>,
     /// The terms of the entries applied, as far back as the log goes.
     pub(super) terms: Vec<(u64, u64)>,
     /// Members that need the whole state.
@@ -214,6 +217,7 @@ impl Core {
             stepping_down: None,
             advance_until: advances.then(|| now + ADVANCE_PATIENCE),
             next_look: now,
+            remotes: parts.remotes,
             terms: parts.terms,
             snapshots_wanted: Vec::new(),
             install: Install::default(),
@@ -346,7 +350,13 @@ impl Core {
             Ask::Messages(messages) => self.received(messages),
             Ask::Unreachable(id) => self.step(Event::PeerUnreachable(id))?,
             Ask::SnapshotSent { to, delivered } => self.step(Event::SnapshotReported { to, delivered })?,
-            Ask::ReceiveSnapshot(ticket) => self.begin_install(ticket),
+            Ask::Holds(ticket) => {
+                let held = self.machine.head().held();
+                self.reply(ticket, ReplyBody::Holds(held, self.machine.applied_index));
+            }
+            Ask::ReceiveSnapshot(ticket, claim) => self.begin_install(ticket, claim),
+            Ask::SnapshotBroken => self.install.pause(now),
+            Ask::ResumeSnapshot(ticket, claim) => self.resume_install(ticket, claim),
             Ask::SnapshotReceived(received) => self.snapshot_received(received, now)?,
             Ask::SnapshotGivenUp => self.install.give_up(),
             Ask::Place(values, done) => self.place(values, done, now),
@@ -473,6 +483,7 @@ impl Core {
         self.sweep_changes(now);
         self.look_at_moves(now);
         self.look_at_log(now)?;
+        self.install.look(now);
         self.propose_attributes(now);
         if self.leads && self.settled && self.stopping.is_none() {
             self.expire_leases(now);
