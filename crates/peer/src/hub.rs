@@ -18,9 +18,7 @@ impl Hub {
     ) -> io::Result<JoinHandle<()>> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         std::thread::Builder::new().name("peer".to_owned()).spawn(move || {
-            runtime.block_on(async {
-                while std::future::poll_fn(|cx| inbox.poll_arrivals(cx)).await.is_some() {}
-            });
+            runtime.block_on(async { while std::future::poll_fn(|cx| inbox.poll_arrivals(cx)).await.is_some() {} });
         })
     }
 }

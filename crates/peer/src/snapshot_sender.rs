@@ -38,8 +38,7 @@ impl SnapshotSender {
                 return;
             }
         }
-        let (inbox, handler, log) =
-            (Arc::clone(&self.inbox), Arc::clone(&self.handler), Arc::clone(&self.log));
+        let (inbox, handler, log) = (Arc::clone(&self.inbox), Arc::clone(&self.handler), Arc::clone(&self.log));
         let sending = Arc::clone(&self.sending);
         let work = move || {
             let sent = send(&inbox, message, source);
