@@ -252,6 +252,11 @@ impl Shared {
         self.proposal_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
+    /// A command that had been taken waits once more.
+    pub fn proposal_again(&self, bytes: usize) {
+        self.proposal_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
     /// Bytes of the data directory's files, as far as they are in use.
     pub fn disk_bytes(&self) -> u64 {
         self.disk_bytes.load(Ordering::Relaxed)

@@ -10,7 +10,7 @@ use machine::{Command, Member, VoterChange};
 use prost::Message as _;
 
 use super::Ticket;
-use super::proposals::Waiter;
+use super::proposals::{Open, Waiter};
 use super::run::Core;
 use crate::logging::Value;
 
@@ -188,7 +188,8 @@ impl Core {
         if self.node.step(event).is_ok() {
             self.changes.pop_front();
             self.change_open = Some(id);
-            self.waiting.insert(id, (Waiter::Members(ticket), since));
+            let term = self.node.standing().term;
+            self.waiting.insert(id, Open::new(Waiter::Members(ticket), since, term));
         }
     }
 
@@ -219,7 +220,8 @@ impl Core {
         if applied.outcome.is_ok() {
             self.members_changed(change);
         }
-        if let Some((Waiter::Members(ticket), _)) = self.waiting.remove(&applied.request_id) {
+        let waiter = self.waiting.remove(&applied.request_id).map(|open| open.waiter);
+        if let Some(Waiter::Members(ticket)) = waiter {
             self.member_outcomes.push((ticket, applied.outcome.map(|_| ()), entry.term));
         }
         Ok(())

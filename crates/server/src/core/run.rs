@@ -20,7 +20,7 @@ use super::compactor::Compactor;
 use super::gathering::Gathering;
 use super::install::Install;
 use super::meters::Meters;
-use super::proposals::{Proposal, REVOKE_PAUSE, Waiter};
+use super::proposals::{Open, Proposal, REVOKE_PAUSE, Waiter};
 use super::reads::{Reads, Want};
 use super::space::Checkpoints;
 use super::{Ask, MemberChange, OUTSIDE, Order, Pinned, Reply, ReplyBody, Ticket};
@@ -105,7 +105,7 @@ pub struct Core {
     pub(super) attributes_known: bool,
     pub(super) attributes_proposed: Option<Instant>,
     /// Who waits for which entry, by the id in it, and since when.
-    pub(super) waiting: HashMap<u64, (Waiter, Instant)>,
+    pub(super) waiting: HashMap<u64, Open>,
     pub(super) next_sweep: Instant,
     meters: Meters,
     pub(super) gathered: Vec<Proposal>,
@@ -596,7 +596,11 @@ impl Core {
 
     fn apply(&mut self, entry: &Entry, now: Instant) -> Result<(), String> {
         let location = self.location(entry.index)?;
+        let newer = self.terms.last().is_some_and(|(_, term)| *term < entry.term);
         crate::terms::push(&mut self.terms, entry.index, entry.term);
+        if newer {
+            self.propose_again(entry.term);
+        }
         let command = Command { index: entry.index, term: entry.term, data: &entry.data, location };
         self.applied_since = true;
         self.checkpoint.entries_since += 1;
@@ -620,7 +624,7 @@ impl Core {
                 if let Some(change) = applied.change {
                     self.changed(change, now);
                 }
-                let waiter = self.waiting.remove(&applied.request_id).map_or(Waiter::Nobody, |(w, _)| w);
+                let waiter = self.waiting.remove(&applied.request_id).map_or(Waiter::Nobody, |open| open.waiter);
                 match waiter {
                     Waiter::Expiry(id) => {
                         self.revokes_open = self.revokes_open.saturating_sub(1);
