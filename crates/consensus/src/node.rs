@@ -584,7 +584,7 @@ impl Node {
     /// The term of an entry that is in the log, or right before its first one.
     pub fn term_of(&self, index: u64) -> Option<u64> {
         let log = &self.raw.raft.raft_log;
-        if index + 1 < log.first_index() || index > log.last_index() {
+        if index > log.last_index() || index + 1 < log.first_index() {
             return None;
         }
         log.term(index).ok()

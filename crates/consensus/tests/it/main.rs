@@ -1,5 +1,6 @@
 //! Transcripts of one node, what is refused, and a simulated cluster.
 
 mod chaos;
+mod refusals;
 mod sim;
 mod transcripts;
