@@ -74,6 +74,10 @@ pub struct Fetch {
 
 /// What happened, in the past tense.
 #[derive(Debug)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "an event is made and taken on the spot, and messages are most of them"
+)]
 pub enum Event {
     /// One tick went by.
     Ticked,

@@ -1,6 +1,6 @@
 //! The node: raft's decisions, as effects for others to carry out.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque, btree_map};
 
 use api::raftpb;
 use bytes::Bytes;
@@ -512,9 +512,9 @@ impl Node {
             .collect();
         behind.sort_unstable();
         for (to, first) in behind {
-            if !self.fetching.contains_key(&to) {
+            if let btree_map::Entry::Vacant(free) = self.fetching.entry(to) {
                 let fetch = Fetch { to, first, last, bytes_max: APPEND_BYTES_MAX };
-                self.fetching.insert(to, fetch);
+                free.insert(fetch);
                 self.fetches.push(fetch);
             }
         }

@@ -2,5 +2,6 @@
 
 mod chaos;
 mod refusals;
+mod scenarios;
 mod sim;
 mod transcripts;

@@ -67,12 +67,7 @@ fn message(kind: MessageType, term: u64) -> raftpb::Message {
 }
 
 fn entry(index: u64, term: u64) -> raftpb::Entry {
-    raftpb::Entry {
-        r#type: None,
-        term: Some(term),
-        index: Some(index),
-        data: Some(Bytes::from_static(b"y")),
-    }
+    raftpb::Entry { r#type: None, term: Some(term), index: Some(index), data: Some(Bytes::from_static(b"y")) }
 }
 
 fn append(index: u64, log_term: u64, entries: Vec<raftpb::Entry>) -> raftpb::Message {
@@ -119,11 +114,19 @@ fn what_never_comes_from_a_peer() {
     }
     refused(follower(), raftpb::Message::default(), "a message of type 0, which no peer sends");
     let beat = || message(MessageType::MsgHeartbeat, 3);
-    refused(follower(), raftpb::Message { to: Some(9), ..beat() }, "a message to 9, which is not this member");
+    refused(
+        follower(),
+        raftpb::Message { to: Some(9), ..beat() },
+        "a message to 9, which is not this member",
+    );
     refused(follower(), raftpb::Message { from: None, ..beat() }, "a message from nobody");
     refused(follower(), raftpb::Message { from: Some(1), ..beat() }, "a message from this member itself");
     refused(follower(), raftpb::Message { term: None, ..beat() }, "MsgHeartbeat without a term");
-    refused(follower(), raftpb::Message { term: Some(u64::MAX), ..beat() }, "a term or an index beyond all measure");
+    refused(
+        follower(),
+        raftpb::Message { term: Some(u64::MAX), ..beat() },
+        "a term or an index beyond all measure",
+    );
 }
 
 #[test]
@@ -183,7 +186,11 @@ fn snapshots() {
     refused(follower(), snapshot(0, 2, voters, &[]), "a snapshot of nothing");
     refused(follower(), snapshot(20, 0, voters, &[]), "a snapshot of nothing");
     refused(follower(), snapshot(20, 4, voters, &[]), "a snapshot of entry 20 in term 4");
-    refused(follower(), snapshot(u64::MAX, 3, voters, &[]), &format!("a snapshot of entry {} in term 3", u64::MAX));
+    refused(
+        follower(),
+        snapshot(u64::MAX, 3, voters, &[]),
+        &format!("a snapshot of entry {} in term 3", u64::MAX),
+    );
     refused(follower(), snapshot(20, 3, &[], &[]), "a snapshot without a voter");
     refused(follower(), snapshot(20, 3, &[], &[1]), "a snapshot without a voter");
     refused(follower(), snapshot(20, 3, &[1, 2, 1], &[]), "a member named twice");
@@ -234,20 +241,24 @@ fn forwarded_requests() {
     let read = |entries| raftpb::Message { entries, ..message(MessageType::MsgReadIndex, 0) };
     refused(leader(), read(vec![]), "MsgReadIndex without its one context");
     refused(leader(), read(vec![entry(0, 0), entry(0, 0)]), "MsgReadIndex without its one context");
-    refused(
-        leader(),
-        read(vec![raftpb::Entry::default()]),
-        "MsgReadIndex without its one context",
-    );
+    refused(leader(), read(vec![raftpb::Entry::default()]), "MsgReadIndex without its one context");
     refused(leader(), message(MessageType::MsgReadIndex, 4), "MsgReadIndex with a term");
-    refused(follower(), message(MessageType::MsgReadIndexResp, 3), "MsgReadIndexResp without its one context");
+    refused(
+        follower(),
+        message(MessageType::MsgReadIndexResp, 3),
+        "MsgReadIndexResp without its one context",
+    );
     refused(leader(), message(MessageType::MsgProp, 0), "a proposal of nothing");
     refused(leader(), message(MessageType::MsgProp, 4), "MsgProp with a term");
     // The raft crate cannot forward what has a term, and this one has known a leader.
     let follower = taken(follower(), message(MessageType::MsgHeartbeat, 3));
     let mut node = follower;
     drain(&mut node);
-    refused(node, message(MessageType::MsgTransferLeader, 3), "a transfer request to a member that does not lead");
+    refused(
+        node,
+        message(MessageType::MsgTransferLeader, 3),
+        "a transfer request to a member that does not lead",
+    );
 }
 
 #[test]
@@ -295,7 +306,8 @@ fn proposals_wait_while_leadership_is_handed_over() {
 #[test]
 fn noise() {
     let mut leaders = 0;
-    for seed in 0..400 {
+    let seeds = std::env::var("MAINSTAY_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(400);
+    for seed in 0..seeds {
         let mut dice = Dice(seed);
         let mut node = if dice.one_in(2) { follower() } else { leader() };
         let mut unsynced: Vec<u64> = Vec::new();
