@@ -1,6 +1,6 @@
 //! The node: raft's decisions, as effects for others to carry out.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque, btree_map};
 
 use api::raftpb;
 use bytes::Bytes;
@@ -51,6 +51,8 @@ pub struct Node {
     fetching: BTreeMap<u64, Fetch>,
     /// Fetches not given out yet.
     fetches: Vec<Fetch>,
+    /// Reads that came before this leader had committed anything in its term.
+    early_reads: Vec<eraftpb::Message>,
     disk_stalled: bool,
 }
 
@@ -142,6 +144,7 @@ impl Node {
             windows_term: 0,
             fetching: BTreeMap::new(),
             fetches: Vec::new(),
+            early_reads: Vec::new(),
             disk_stalled: false,
         };
         node.settle_timeout();
@@ -157,6 +160,7 @@ impl Node {
         let outcome = self.take(event);
         self.settle_timeout();
         self.settle_followers();
+        self.settle_reads();
         outcome
     }
 
@@ -206,11 +210,14 @@ impl Node {
             }
             Event::Received(message) => return self.receive(message),
             Event::ReadRequested(context) => {
-                self.check_reads()?;
                 if self.raw.raft.leader_id == 0 {
                     return Err(Refused::NoLeader);
                 }
-                self.raw.read_index(context.to_be_bytes().to_vec());
+                let data = Bytes::copy_from_slice(&context.to_be_bytes());
+                let mut message = eraftpb::Message::default();
+                message.set_msg_type(MessageType::MsgReadIndex);
+                message.set_entries(vec![eraftpb::Entry { data, ..Default::default() }].into());
+                return self.read(message);
             }
             Event::TransferRequested(to) => {
                 if self.raw.raft.leader_id == 0 {
@@ -226,6 +233,7 @@ impl Node {
                     self.stand_down();
                 }
             }
+            Event::PeerUnreachable(id) if id == self.config.id => {}
             Event::PeerUnreachable(id) => self.raw.report_unreachable(id),
             Event::SnapshotReported { to, delivered } => {
                 let status = if delivered { SnapshotStatus::Finish } else { SnapshotStatus::Failure };
@@ -255,11 +263,9 @@ impl Node {
         let log = &self.raw.raft.raft_log;
         self.raw.raft.promotable()
             && !self.disk_stalled
-            // Raft looks for conf changes between what is applied and what is committed, and a snapshot that is not
-            // applied yet leaves a hole there.
-            && self.restoring.is_none()
             // A candidate says that it has its log. A sole voter becomes leader at once, and the raft crate insists
-            // that its log is synced by then.
+            // that its log is synced by then. And a snapshot that is not restored yet leaves a hole between what is
+            // applied and what is committed, where raft looks for conf changes; until it is on disk, this is unequal.
             && log.persisted == log.last_index()
     }
 
@@ -295,15 +301,40 @@ impl Node {
     }
 
     fn propose_conf_change(&mut self, change: crate::ConfChange, data: Bytes) -> Result<(), Refused> {
+        // The raft crate would put an empty entry in its place, and nobody would hear of it.
+        if self.raw.raft.state == StateRole::Leader && self.raw.raft.has_pending_conf() {
+            return Err(other("an earlier membership change may not be applied yet"));
+        }
         let entry = wire::conf_change_entry(change, data).map_err(Refused::Other)?;
         self.propose(vec![entry])
     }
 
-    fn check_reads(&self) -> Result<(), Refused> {
-        if self.raw.raft.pending_read_count() >= PENDING_READS_MAX {
+    /// Takes a read, a client's or a follower's. The raft crate's leader drops those that come before it has
+    /// committed something in its term, for only then it knows what is committed; here they wait for that.
+    fn read(&mut self, message: eraftpb::Message) -> Result<(), Refused> {
+        let raft = &mut self.raw.raft;
+        if raft.pending_read_count() + self.early_reads.len() >= PENDING_READS_MAX {
             return Err(other("too many reads wait for confirmation"));
         }
-        Ok(())
+        if raft.state == StateRole::Leader && !raft.commit_to_current_term() {
+            self.early_reads.push(message);
+            return Ok(());
+        }
+        raft.step(message).map_err(other)
+    }
+
+    fn settle_reads(&mut self) {
+        if self.early_reads.is_empty() {
+            return;
+        }
+        if self.raw.raft.state != StateRole::Leader {
+            self.early_reads.clear();
+        } else if self.raw.raft.commit_to_current_term() {
+            for message in std::mem::take(&mut self.early_reads) {
+                let taken = self.raw.raft.step(message);
+                debug_assert!(taken.is_ok(), "a leader takes reads");
+            }
+        }
     }
 
     fn receive(&mut self, message: raftpb::Message) -> Result<(), Refused> {
@@ -314,7 +345,7 @@ impl Node {
             // The leader takes proposals again when nobody campaigns.
             MessageType::MsgTimeoutNow if !self.may_campaign() => return Ok(()),
             MessageType::MsgTransferLeader if message.term == self.raw.raft.term => message.term = 0,
-            MessageType::MsgReadIndex => self.check_reads()?,
+            MessageType::MsgReadIndex => return self.read(message),
             MessageType::MsgPropose if self.transferring().is_some() => return Err(Refused::Transferring),
             _ => {}
         }
@@ -497,7 +528,15 @@ impl Node {
             }
         }
         self.fetching.retain(|id, _| progress.get(*id).is_some());
+        self.settle_fetches();
+    }
 
+    /// Decides what to read back from the log, and drops what was read and is sent.
+    fn settle_fetches(&mut self) {
+        let tail = self.raw.mut_store();
+        if tail.wanted.get_mut().is_empty() && tail.fetched.is_empty() {
+            return;
+        }
         let mut wanted = std::mem::take(self.raw.mut_store().wanted.get_mut());
         wanted.sort_unstable();
         wanted.dedup();
@@ -512,9 +551,9 @@ impl Node {
             .collect();
         behind.sort_unstable();
         for (to, first) in behind {
-            if !self.fetching.contains_key(&to) {
+            if let btree_map::Entry::Vacant(free) = self.fetching.entry(to) {
                 let fetch = Fetch { to, first, last, bytes_max: APPEND_BYTES_MAX };
-                self.fetching.insert(to, fetch);
+                free.insert(fetch);
                 self.fetches.push(fetch);
             }
         }
@@ -584,7 +623,7 @@ impl Node {
     /// The term of an entry that is in the log, or right before its first one.
     pub fn term_of(&self, index: u64) -> Option<u64> {
         let log = &self.raw.raft.raft_log;
-        if index + 1 < log.first_index() || index > log.last_index() {
+        if index > log.last_index() || index + 1 < log.first_index() {
             return None;
         }
         log.term(index).ok()

@@ -72,6 +72,11 @@ fn from_raft_type(raft: eraftpb::MessageType) -> raftpb::MessageType {
     }
 }
 
+/// etcd's name of a message type.
+pub(crate) fn name(raft: eraftpb::MessageType) -> &'static str {
+    from_raft_type(raft).as_str_name()
+}
+
 /// Reads etcd's `ConfChange`.
 pub(crate) fn decode_conf_change(data: &[u8]) -> Result<ConfChange, String> {
     use raftpb::ConfChangeType as W;

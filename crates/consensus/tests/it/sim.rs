@@ -187,6 +187,7 @@ pub struct Sim {
     pub restores: u64,
     pub fetched: u64,
     pub bytes_in_flight_max: usize,
+    pub pre_vote: bool,
 }
 
 pub fn conf_change(change: ConfChange) -> Bytes {
@@ -238,6 +239,7 @@ impl Sim {
             restores: 0,
             fetched: 0,
             bytes_in_flight_max: 500,
+            pre_vote: true,
         };
         let entries: Vec<Entry> = (1..=voters)
             .map(|id| Entry {
@@ -305,6 +307,7 @@ impl Sim {
             // Seeds are the server's to choose; here: one for each member and start.
             seed: self.seed ^ (id << 32) ^ member.starts,
             bytes_in_flight_max: self.bytes_in_flight_max,
+            pre_vote: self.pre_vote,
             ..Config::default()
         };
         member.node = Some(Node::new(config, member.disk.restored()).expect("starts"));
