@@ -82,7 +82,8 @@ pub enum Event {
     /// One tick went by.
     Ticked,
     /// Clients' commands are to be replicated, one entry each, in this order: bytes of `InternalRaftRequest`s. A
-    /// follower forwards them to its leader in one message, which may get lost.
+    /// follower forwards them to its leader in one message, which may get lost; they get into the log in the present
+    /// term or never.
     Proposed(Vec<Bytes>),
     /// A membership change is to be replicated; the bytes are etcd's `ConfChange`. A leader refuses it while an
     /// earlier one may not be applied yet; one that a follower forwards becomes an empty entry then.

@@ -293,6 +293,8 @@ impl Node {
         message.set_msg_type(MessageType::MsgPropose);
         message.from = self.config.id;
         message.entries = entries.into();
+        // For a leader of this term only, see `is_for_another_term`.
+        message.context = Bytes::copy_from_slice(&self.raw.raft.term.to_be_bytes());
         match self.raw.raft.step(message) {
             Ok(()) => Ok(()),
             Err(raft::Error::ProposalDropped) => Err(Refused::NoLeader),
@@ -347,6 +349,9 @@ impl Node {
             MessageType::MsgTransferLeader if message.term == self.raw.raft.term => message.term = 0,
             MessageType::MsgReadIndex => return self.read(message),
             MessageType::MsgPropose if self.transferring().is_some() => return Err(Refused::Transferring),
+            MessageType::MsgPropose if self.is_for_another_term(&message) => {
+                return Err(Refused::NoLeader);
+            }
             _ => {}
         }
         match self.raw.step(message) {
@@ -362,6 +367,15 @@ impl Node {
             self.outbox.post(append, persisted);
         }
         Ok(())
+    }
+
+    /// Whether a forwarded proposal names a term that this node does not lead in. Who forwarded it may then conclude,
+    /// from the first entry of a newer term, that it never got into the log, and propose it again: so it must not get
+    /// there by another way. etcd's members name no term; theirs are taken whenever they come.
+    fn is_for_another_term(&self, message: &eraftpb::Message) -> bool {
+        let raft = &self.raw.raft;
+        <[u8; 8]>::try_from(&message.context[..])
+            .is_ok_and(|term| u64::from_be_bytes(term) != raft.term || raft.state != StateRole::Leader)
     }
 
     fn synced(&mut self, number: u64) -> Result<(), Refused> {

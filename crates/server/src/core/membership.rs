@@ -220,7 +220,7 @@ impl Core {
         if applied.outcome.is_ok() {
             self.members_changed(change);
         }
-        let waiter = self.waiting.remove(&applied.request_id).map(|open| open.waiter);
+        let waiter = self.taken_from_waiting(applied.request_id);
         if let Some(Waiter::Members(ticket)) = waiter {
             self.member_outcomes.push((ticket, applied.outcome.map(|_| ()), entry.term));
         }

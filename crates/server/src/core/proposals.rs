@@ -15,6 +15,8 @@ use super::run::Core;
 
 /// Bytes that may wait in the log to be synced before the core holds proposals back.
 const LOG_QUEUE_BYTES: usize = 64 << 20;
+/// Bytes of commands that a follower hands on before some of them are applied.
+const FORWARDED_BYTES_MAX: usize = 8 << 20;
 /// Pause before a revocation that failed is tried again.
 pub(super) const REVOKE_PAUSE: Duration = Duration::from_secs(1);
 
@@ -81,7 +83,10 @@ impl Core {
             queued_bytes += proposal.data.len();
             room
         };
-        let count = self.gathered.iter().take_while(|proposal| fits(proposal)).count();
+        let mut count = self.gathered.iter().take_while(|proposal| fits(proposal)).count();
+        if !self.leads {
+            count = count.min(self.forwardable());
+        }
         self.held_back = count < self.gathered.len();
         if count == 0 {
             return;
@@ -97,9 +102,29 @@ impl Core {
         for proposal in self.gathered.drain(..count) {
             self.shared.proposal_taken(proposal.data.len());
             let waiter = Waiter::Client(proposal.ticket, proposal.wait_removed);
+            self.open_bytes += proposal.data.len();
             let open = Open { waiter, since: proposal.since, term, data: Some(proposal.data) };
             self.waiting.insert(proposal.id, open);
         }
+    }
+
+    /// How many of the gathered proposals a follower may hand on now. What goes to the leader shares its connection
+    /// with heartbeats, which must not wait long.
+    fn forwardable(&self) -> usize {
+        let mut room = FORWARDED_BYTES_MAX.saturating_sub(self.open_bytes);
+        let fits = |proposal: &&Proposal| {
+            let fits = room > 0;
+            room = room.saturating_sub(proposal.data.len());
+            fits
+        };
+        self.gathered.iter().take_while(fits).count()
+    }
+
+    /// Nobody waits for this entry any more.
+    pub(super) fn taken_from_waiting(&mut self, id: u64) -> Option<Waiter> {
+        let open = self.waiting.remove(&id)?;
+        self.open_bytes = self.open_bytes.saturating_sub(open.data.map_or(0, |data| data.len()));
+        Some(open.waiter)
     }
 
     /// An entry of a newer term than those before has been applied: what was given to a leader of an older term, and
@@ -111,6 +136,7 @@ impl Core {
         let mut again = Vec::new();
         for id in lost {
             let Some(open) = self.waiting.remove(&id) else { continue };
+            self.open_bytes = self.open_bytes.saturating_sub(open.data.as_ref().map_or(0, bytes::Bytes::len));
             match (open.waiter, open.data) {
                 (Waiter::Client(ticket, wait_removed), Some(data)) => {
                     self.shared.proposal_again(data.len());
@@ -176,9 +202,9 @@ impl Core {
         let lost: Vec<u64> =
             self.waiting.iter().filter(|(_, open)| late(&open.since)).map(|(id, _)| *id).collect();
         for id in lost {
-            if let Some(open) = self.waiting.remove(&id) {
+            if let Some(waiter) = self.taken_from_waiting(id) {
                 self.shared.metrics.server.proposals_failed.inc();
-                self.give_up(open.waiter, error::TIMEOUT);
+                self.give_up(waiter, error::TIMEOUT);
             }
         }
     }

@@ -106,6 +106,8 @@ pub struct Core {
     pub(super) attributes_proposed: Option<Instant>,
     /// Who waits for which entry, by the id in it, and since when.
     pub(super) waiting: HashMap<u64, Open>,
+    /// Bytes of the clients' commands among them.
+    pub(super) open_bytes: usize,
     pub(super) next_sweep: Instant,
     meters: Meters,
     pub(super) gathered: Vec<Proposal>,
@@ -204,6 +206,7 @@ impl Core {
             attributes: parts.attributes,
             attributes_known: false,
             attributes_proposed: None,
+            open_bytes: 0,
             next_sweep: now,
             reads: Reads::default(),
             trusted_until: None,
@@ -624,7 +627,7 @@ impl Core {
                 if let Some(change) = applied.change {
                     self.changed(change, now);
                 }
-                let waiter = self.waiting.remove(&applied.request_id).map_or(Waiter::Nobody, |open| open.waiter);
+                let waiter = self.taken_from_waiting(applied.request_id).unwrap_or(Waiter::Nobody);
                 match waiter {
                     Waiter::Expiry(id) => {
                         self.revokes_open = self.revokes_open.saturating_sub(1);
