@@ -110,6 +110,7 @@ pub(crate) struct Decoder {
     entries: Vec<Entry>,
     /// Bytes that the entries of this frame may still have.
     room: u64,
+    frame_bytes_max: u64,
 }
 
 impl Decoder {
@@ -135,6 +136,7 @@ impl Decoder {
             entries_left: 0,
             entries: Vec::new(),
             room: 0,
+            frame_bytes_max: FRAME_BYTES_MAX,
         }
     }
 
@@ -159,7 +161,7 @@ impl Decoder {
             },
             Step::MessageLength => {
                 let Some(len) = self.intake.take_u64() else { return Ok(None) };
-                Step::Message(length_within(len, FRAME_BYTES_MAX)?)
+                Step::Message(length_within(len, self.frame_bytes_max)?)
             }
             Step::Message(len) => {
                 let Some(bytes) = self.intake.take(len) else { return Ok(None) };
@@ -169,7 +171,7 @@ impl Decoder {
             Step::EntryCount => {
                 let Some(count) = self.intake.take_u64() else { return Ok(None) };
                 self.entries_left = count;
-                self.room = FRAME_BYTES_MAX;
+                self.room = self.frame_bytes_max;
                 if count == 0 { Step::Commit } else { Step::EntryLength }
             }
             Step::EntryLength => {
@@ -379,11 +381,11 @@ mod tests {
         decoder.decode(claim.into(), &mut Vec::new()).unwrap();
         assert!(decoder.intake.begun.capacity() <= 2 * AHEAD_BYTES_MAX);
 
-        let mut decoder = Decoder::of_apps(LOCAL, REMOTE);
+        let mut decoder = Decoder { frame_bytes_max: 1 << 20, ..Decoder::of_apps(LOCAL, REMOTE) };
         decoder.decode([vec![1], be(u64::MAX)].concat().into(), &mut Vec::new()).unwrap();
         let empty = Bytes::from(vec![0; 8 * 1024]);
         let fed = (0..).find(|_| decoder.decode(empty.clone(), &mut Vec::new()).is_err()).unwrap();
-        assert!(fed as u64 * 1024 <= FRAME_BYTES_MAX / ENTRY_BYTES_MIN, "{fed}");
+        assert!(fed as u64 * 1024 <= (1 << 20) / ENTRY_BYTES_MIN, "{fed}");
     }
 
     #[test]

@@ -29,7 +29,12 @@ impl Endpoint {
             return Err(format!("peer URL {url:?} is invalid: it must not have a path"));
         }
         let host = authority.host().trim_start_matches('[').trim_end_matches(']').to_owned();
-        let port = authority.port_u16().unwrap_or(80);
+        // A port that is none (empty, or above 65535) reads as if there was none.
+        let says_port = authority.as_str().len() > authority.host().len();
+        let port = authority.port_u16().filter(|port| *port > 0).or((!says_port).then_some(80));
+        let Some(port) = port else {
+            return Err(format!("peer URL {url:?} is invalid: its port is none"));
+        };
         if host.is_empty() {
             return Err(format!("peer URL {url:?} is invalid: it names no host"));
         }
@@ -100,6 +105,8 @@ mod tests {
             "http://u@a:1",
             "unix://x",
             "http://a:99999",
+            "http://a:",
+            "http://a:0",
             "\u{0}",
         ] {
             let error = check_url(bad).unwrap_err();

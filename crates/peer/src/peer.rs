@@ -220,6 +220,7 @@ impl Peer {
             slot.attached = false;
             slot.waker = None;
         }
+        hub.log(Level::Warn, "lost a stream that a remote peer reads", self.id, kind.name());
         self.writer_lost(hub, kind);
         self.link_down(hub, "the stream to the peer ended");
     }

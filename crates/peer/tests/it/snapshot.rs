@@ -22,7 +22,7 @@ struct Seen {
 
 /// Pieces that look random, and differ.
 fn piece(number: usize) -> Bytes {
-    let mut state = number as u64 * 0x9e37_79b9_7f4a_7c15 + 1;
+    let mut state = (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let words = (0..PIECE_BYTES / 8).flat_map(|_| {
         state ^= state << 13;
         state ^= state >> 7;
