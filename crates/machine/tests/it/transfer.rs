@@ -310,6 +310,49 @@ fn a_deletion_that_compaction_removed_cannot_be_followed_on() {
 }
 
 #[test]
+fn a_part_once_broken_off_is_as_old_as_what_it_began_with() {
+    let (mut machine, journal) = (Machine::new(RULES), Journal::default());
+    execute(&mut machine, &journal, &put("gone", "v", 0));
+    let base = (machine.store.publish(), machine.head());
+    for key in ["a", "b"] {
+        execute(&mut machine, &journal, &put(key, "v", 0));
+    }
+    execute(&mut machine, &journal, &delete("gone"));
+    execute(&mut machine, &journal, &put("c", "v", 0));
+    machine.store.compact(6).unwrap();
+    // The first stream still had the deletion, but broke off before it.
+    let chunks = send(&mut machine, 2, &journal);
+    let mut reader = TransferReader::open(whole(&chunks)).unwrap();
+    let mut assembly = Assembly::new(RULES, Some(base));
+    assembly.begin(reader.head()).unwrap();
+    for _ in 0..2 {
+        let version = reader.next().unwrap().unwrap();
+        let place = journal.append(&Bytes::copy_from_slice(version.value));
+        assembly.push(&ReceivedVersion::of(&version).unwrap(), place);
+    }
+    let held = assembly.pause();
+    assert_eq!(held, Held { revision: 3, compacted_min: -1, compacted_max: 6 });
+    assert!(machine.head().can_follow(&held));
+    while !machine.compact_step(1) {}
+    assert!(!machine.head().can_follow(&held), "the deletion of 5 would be missed");
+    // Of a whole one everything is as new as the stream.
+    let chunks = send(&mut machine, 0, &journal);
+    let mut reader = TransferReader::open(whole(&chunks)).unwrap();
+    assembly.begin(reader.head()).unwrap();
+    for _ in 0..2 {
+        let version = reader.next().unwrap().unwrap();
+        let place = journal.append(&Bytes::copy_from_slice(version.value));
+        assembly.push(&ReceivedVersion::of(&version).unwrap(), place);
+    }
+    let held = assembly.pause();
+    assert_eq!(held, Held { revision: 3, compacted_min: 6, compacted_max: 6 });
+    assert!(machine.head().can_follow(&held));
+    let chunks = send(&mut machine, 3, &journal);
+    let mut back = receive(assembly, whole(&chunks), &journal, 1).map_err(|e| e.2).unwrap();
+    assert_equal(&mut machine, &mut back, &journal);
+}
+
+#[test]
 fn a_stream_that_does_not_follow_is_refused_and_one_of_everything_replaces() {
     let (mut machine, journal) = (Machine::new(RULES), Journal::default());
     for key in ["a", "b", "c"] {
