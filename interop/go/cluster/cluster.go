@@ -229,7 +229,15 @@ func (c *Cluster) Leader(ctx context.Context) (*Member, error) {
 
 // Client is an official client with the endpoints of these members. It
 // reconnects quickly, because members come back quickly here.
-func Client(members ...*Member) (*clientv3.Client, error) {
+func Client(members ...*Member) (*clientv3.Client, error) { return client(0, members) }
+
+// ClientWithoutRetries sends every unary request at most once. The ordinary
+// client sends even a write again when a *server* answers that the deadline has
+// passed or that the call was canceled while the client's own clock still has a
+// moment left, and such a write may happen twice.
+func ClientWithoutRetries(members ...*Member) (*clientv3.Client, error) { return client(1, members) }
+
+func client(attempts uint, members []*Member) (*clientv3.Client, error) {
 	var endpoints []string
 	for _, m := range members {
 		endpoints = append(endpoints, m.Endpoint)
@@ -238,6 +246,8 @@ func Client(members ...*Member) (*clientv3.Client, error) {
 		Endpoints:   endpoints,
 		DialTimeout: 5 * time.Second,
 		Logger:      zap.NewNop(),
+		// 0 stands for the library's default of 100.
+		MaxUnaryRetries: attempts,
 		DialOptions: []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.5, Jitter: 0.2, MaxDelay: 500 * time.Millisecond},
 			MinConnectTimeout: 2 * time.Second,

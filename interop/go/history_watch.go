@@ -1,0 +1,96 @@
+package main
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"mainstay/interop/cluster"
+	"mainstay/interop/history"
+)
+
+// watcher follows all keys from revision 1 at one member.
+type watcher struct {
+	name string
+	mu   sync.Mutex
+	// batches are all responses with events.
+	batches []history.Batch
+	last    int64
+	// reopened counts how often the client gave the watch up and we opened it
+	// again; within that, the client resumes by itself.
+	reopened int
+	err      string
+}
+
+// follow watches until the context ends.
+func (w *watcher) follow(ctx context.Context, m *cluster.Member) {
+	c, err := cluster.Client(m)
+	if err != nil {
+		w.err = err.Error()
+		return
+	}
+	defer c.Close()
+	for {
+		w.mu.Lock()
+		next := w.last + 1
+		w.mu.Unlock()
+		for r := range c.Watch(ctx, "", clientv3.WithPrefix(), clientv3.WithRev(next)) {
+			if err := r.Err(); err != nil {
+				w.mu.Lock()
+				if r.CompactRevision != 0 {
+					w.err = err.Error()
+					w.mu.Unlock()
+					return
+				}
+				w.mu.Unlock()
+				break
+			}
+			w.take(r)
+		}
+		if !pause(ctx, 50*time.Millisecond) {
+			return
+		}
+		w.mu.Lock()
+		w.reopened++
+		w.mu.Unlock()
+	}
+}
+
+func (w *watcher) take(r clientv3.WatchResponse) {
+	if len(r.Events) == 0 {
+		return
+	}
+	batch := make(history.Batch, 0, len(r.Events))
+	for _, e := range r.Events {
+		event := history.Event{Rev: e.Kv.ModRevision, Key: string(e.Kv.Key), Deleted: e.Type == clientv3.EventTypeDelete}
+		if !event.Deleted {
+			event.Value, event.Create, event.Version = string(e.Kv.Value), e.Kv.CreateRevision, e.Kv.Version
+		}
+		batch = append(batch, event)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.batches = append(w.batches, batch)
+	w.last = max(w.last, batch[len(batch)-1].Rev)
+}
+
+// reach waits until the watch has come to a revision.
+func (w *watcher) reach(ctx context.Context, revision int64) bool {
+	for {
+		w.mu.Lock()
+		there := w.last >= revision
+		w.mu.Unlock()
+		if there || !pause(ctx, 20*time.Millisecond) {
+			return there
+		}
+	}
+}
+
+// result is what the history keeps of the watch.
+func (w *watcher) result() history.Watch {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return history.Watch{Name: w.name, Batches: w.batches, Error: w.err}
+}
