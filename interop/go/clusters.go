@@ -21,6 +21,9 @@ func runCluster(args []string) int {
 		"history":          runHistory,
 		"history-check":    runHistoryCheck,
 		"history-selftest": runHistorySelfTest,
+		"failover":         runFailover,
+		"rolling":          runRolling,
+		"catchup":          runCatchup,
 	}
 	if len(args) == 0 || commands[args[0]] == nil {
 		usage()

@@ -25,6 +25,8 @@ type Member struct {
 	Endpoint string
 	// PeerURL is what the member advertises to the others.
 	PeerURL string
+	// Server is the binary that the next start takes; empty for the cluster's.
+	Server string
 	// Gone says that the member was removed for good and is not to be started.
 	Gone bool
 
@@ -60,7 +62,11 @@ func (m *Member) Start() error {
 		return err
 	}
 	defer log.Close()
-	cmd := exec.Command(m.cluster.Server, m.flags()...)
+	server := m.cluster.Server
+	if m.Server != "" {
+		server = m.Server
+	}
+	cmd := exec.Command(server, m.flags()...)
 	cmd.Stdout, cmd.Stderr, cmd.Dir = log, log, m.dir
 	// The process must not survive us, however we end.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
