@@ -183,7 +183,9 @@ func (r *rolling) replace(ctx context.Context, m *cluster.Member) error {
 		return err
 	}
 	joining.Server = m.Server
-	added, err := c.MemberAddAsLearner(ctx, []string{joining.PeerURL})
+	added, err := whenHealthy(ctx, func() (*clientv3.MemberAddResponse, error) {
+		return c.MemberAddAsLearner(ctx, []string{joining.PeerURL})
+	})
 	if err != nil {
 		return err
 	}
@@ -204,7 +206,9 @@ func (r *rolling) replace(ctx context.Context, m *cluster.Member) error {
 		}
 	}
 	m.ExpectExit()
-	if err := removeMember(ctx, c, status.Header.MemberId); err != nil {
+	if _, err := whenHealthy(ctx, func() (*clientv3.MemberRemoveResponse, error) {
+		return c.MemberRemove(ctx, status.Header.MemberId)
+	}); err != nil {
 		return err
 	}
 	m.Kill()
@@ -226,15 +230,13 @@ func promote(ctx context.Context, c *clientv3.Client, id uint64) error {
 	}
 }
 
-// removeMember asks until the cluster is healthy enough to lose the member.
-func removeMember(ctx context.Context, c *clientv3.Client, id uint64) error {
+// whenHealthy asks again while a server refuses to change the membership because
+// its connections to the others are not some seconds old yet.
+func whenHealthy[R any](ctx context.Context, ask func() (R, error)) (R, error) {
 	for {
-		_, err := c.MemberRemove(ctx, id)
-		if err == nil || !errors.Is(err, rpctypes.ErrUnhealthy) && !retriable(err) {
-			return err
-		}
-		if !pause(ctx, 100*time.Millisecond) {
-			return fmt.Errorf("not removed in time: %w", err)
+		r, err := ask()
+		if err == nil || !errors.Is(err, rpctypes.ErrUnhealthy) || !pause(ctx, 100*time.Millisecond) {
+			return r, err
 		}
 	}
 }

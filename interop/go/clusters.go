@@ -22,6 +22,7 @@ func runCluster(args []string) int {
 		"history-check":    runHistoryCheck,
 		"history-selftest": runHistorySelfTest,
 		"failover":         runFailover,
+		"members":          runMembers,
 		"rolling":          runRolling,
 		"catchup":          runCatchup,
 	}
