@@ -113,25 +113,29 @@ func (r *historyRun) collect(ctx context.Context) (*history.History, []history.V
 		broken("not recovered", "%s", problem)
 	}
 	h := &history.History{Ops: r.load.ops}
-	ctx, cancel := context.WithTimeout(ctx, 120*time.Second)
+	recoverCtx, cancel := context.WithTimeout(ctx, 60*time.Second)
 	defer cancel()
-	if err := r.cluster.StartAll(ctx); err != nil {
+	if err := r.cluster.StartAll(recoverCtx); err != nil {
 		broken("not recovered", "at the end: %v", err)
 		return h, violations
 	}
-	revision, err := r.settle(ctx)
+	settleCtx, cancel := context.WithTimeout(ctx, 60*time.Second)
+	defer cancel()
+	// Members that do not converge are asked all the same: what they hold says more.
+	revision, err := r.settle(settleCtx)
 	if err != nil {
 		broken("not converged", "%v", err)
-		return h, violations
 	}
 	for i, m := range r.cluster.Members {
+		ctx, cancel := context.WithTimeout(ctx, 60*time.Second)
+		defer cancel()
 		member, err := ask(ctx, m, revision)
 		if err != nil {
 			broken("no final state", "%s: %v", m.Name, err)
 		}
 		h.Members = append(h.Members, member)
-		if !r.watches[i].reach(ctx, revision) {
-			broken("missing event", "%s did not come to revision %d", r.watches[i].name, revision)
+		if !r.watches[i].reach(ctx, member.Revision) {
+			broken("missing event", "%s did not come to revision %d", r.watches[i].name, member.Revision)
 		}
 		h.Watches = append(h.Watches, r.watches[i].result())
 	}
@@ -173,7 +177,8 @@ func (r *historyRun) settle(ctx context.Context) (int64, error) {
 	}
 }
 
-// ask takes everything that one member holds.
+// ask takes everything that one member holds, at the revision given or, when
+// that is 0, at its own.
 func ask(ctx context.Context, m *cluster.Member, revision int64) (history.Member, error) {
 	out := history.Member{Name: m.Name}
 	c, err := cluster.Client(m)
@@ -191,6 +196,9 @@ func ask(ctx context.Context, m *cluster.Member, revision int64) (history.Member
 	}
 	out.Linearizable, out.Serializable = entries(linearizable.Kvs), entries(serializable.Kvs)
 	out.Revision = linearizable.Header.Revision
+	if revision == 0 {
+		revision = out.Revision
+	}
 	hash, err := c.HashKV(ctx, m.Endpoint, revision)
 	if err != nil {
 		return out, err
@@ -241,11 +249,11 @@ func (r *historyRun) judge(h *history.History, violations []history.Violation) i
 }
 
 func printViolations(violations []history.Violation) {
-	const most = 20
+	const most = 4 // Of one kind; one mistake has many consequences.
 	kinds := map[string]int{}
-	for i, v := range violations {
+	for _, v := range violations {
 		kinds[v.Kind]++
-		if i < most {
+		if kinds[v.Kind] <= most {
 			text := v.String()
 			if len(text) > 700 {
 				text = text[:700] + " ..."
