@@ -24,6 +24,9 @@ type historyRun struct {
 	load    *load
 	faults  *faults
 	watches []*watcher
+	mu      sync.Mutex
+	// late are watches that began and ended during the run.
+	late []history.Watch
 }
 
 func runHistory(ctx context.Context, args []string) int {
@@ -86,6 +89,13 @@ func (r *historyRun) work(ctx context.Context, lasting time.Duration, clients in
 		w := &watcher{name: "watch at " + m.Name}
 		r.watches = append(r.watches, w)
 		go w.follow(watchCtx, m)
+		start(func() error {
+			late, err := w.lateWatches(ctx, m, rand.New(rand.NewPCG(seed, uint64(5000+m.Index))))
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.late = append(r.late, late...)
+			return err
+		})
 		start(func() error { return r.load.contender(ctx, 1000+m.Index, m) })
 	}
 	for n := range clients {
@@ -139,6 +149,7 @@ func (r *historyRun) collect(ctx context.Context) (*history.History, []history.V
 		}
 		h.Watches = append(h.Watches, r.watches[i].result())
 	}
+	h.Watches = append(h.Watches, r.late...)
 	return h, violations
 }
 
@@ -303,6 +314,9 @@ func (r *historyRun) summary(h *history.History, checked time.Duration) {
 	fmt.Printf("            %d unknown, of which %d were writes that happened; %d refused\n", unknown, resolved, refused)
 	fmt.Printf("failures    %s\n", sortedCounts(r.load.failures.n))
 	fmt.Printf("faults      %s\n", sortedCounts(r.faults.injected.n))
+	if all := r.faults.recoveries; len(all) > 0 {
+		fmt.Printf("end of a fault to all members healthy: median %v, worst %v, of %d\n", cluster.Median(all).Round(time.Millisecond), cluster.Worst(all).Round(time.Millisecond), len(all))
+	}
 	if kills := r.afterKills(); len(kills) > 0 {
 		fmt.Printf("leader kill to next write: median %v, worst %v, of %d\n", cluster.Median(kills).Round(time.Millisecond), cluster.Worst(kills).Round(time.Millisecond), len(kills))
 	}
@@ -315,7 +329,7 @@ func (r *historyRun) summary(h *history.History, checked time.Duration) {
 			events += len(b)
 		}
 	}
-	fmt.Printf("watches     %d, %d events, opened again %d times beyond the client's own resume\n", len(h.Watches), events, reopened)
+	fmt.Printf("watches     %d for the whole run, opened again %d times beyond the client's own resume; %d late ones; %d events\n", len(r.watches), reopened, len(r.late), events)
 	l := &r.load.locks
 	fmt.Printf("locks       taken %d times, %d writes, %d of them fenced off, %d leases ended meanwhile, %d overlaps by the clock alone (lease of %d s)\n",
 		l.acquired.Load(), l.writes.Load(), l.fencedOff.Load(), l.lostSession.Load(), l.overlaps.Load(), lockTTL)

@@ -81,6 +81,10 @@ func runRolling(ctx context.Context, args []string) int {
 	wait.Wait()
 	r.verify(ctx, *clients)
 	fmt.Printf("%d members restarted in %v\n", r.restarts, took.Round(time.Millisecond))
+	if len(r.ends) > 0 {
+		fmt.Printf("SIGTERM to the end: median %v, worst %v; start to healthy: median %v, worst %v\n", cluster.Median(r.ends).Round(time.Millisecond),
+			cluster.Worst(r.ends).Round(time.Millisecond), cluster.Median(r.starts).Round(time.Millisecond), cluster.Worst(r.starts).Round(time.Millisecond))
+	}
 	fmt.Printf("writes      %d acknowledged, %d of them after a retry, longest %v\n", r.written.Load(), r.retried.Load(), time.Duration(r.longest.Load()).Round(time.Millisecond))
 	fmt.Printf("retriable   %s\n", sortedCounts(r.retriable.n))
 	fmt.Printf("failed      %d\n", r.failed.Load())
@@ -92,6 +96,9 @@ type rolling struct {
 	tally    *tally
 	clients  []*clientv3.Client
 	restarts int
+	// ends are the times from SIGTERM to the end of the process, starts those from
+	// the start until the member was healthy.
+	ends, starts []time.Duration
 
 	written, retried, failed, longest atomic.Int64
 	retriable                         counts
@@ -148,6 +155,9 @@ func retriable(err error) bool {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return true
 	}
+	if status.Convert(err).Message() == "raft: stopped" {
+		return true // What etcd answers, with the code Unknown, while a removed member ends.
+	}
 	var known rpctypes.EtcdError
 	if errors.As(err, &known) {
 		return known.Code() == codes.Unavailable
@@ -157,16 +167,22 @@ func retriable(err error) bool {
 }
 
 func (r *rolling) restart(ctx context.Context, m *cluster.Member) error {
+	began := time.Now()
 	if err := m.Terminate(30 * time.Second); err != nil {
 		return err
 	}
+	ended := time.Now()
 	if err := m.Start(); err != nil {
 		return err
 	}
 	r.restarts++
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	return r.cluster.WaitHealthy(ctx, m)
+	if err := r.cluster.WaitHealthy(ctx, m); err != nil {
+		return err
+	}
+	r.ends, r.starts = append(r.ends, ended.Sub(began)), append(r.starts, time.Since(ended))
+	return nil
 }
 
 // replace adds a new member as a learner, promotes it and removes the old one.
@@ -206,6 +222,8 @@ func (r *rolling) replace(ctx context.Context, m *cluster.Member) error {
 		}
 	}
 	m.ExpectExit()
+	// Not asked of the member itself, which would end before it answers.
+	c.SetEndpoints(endpoints(r.cluster.Alive(), m)...)
 	if _, err := whenHealthy(ctx, func() (*clientv3.MemberRemoveResponse, error) {
 		return c.MemberRemove(ctx, status.Header.MemberId)
 	}); err != nil {
@@ -215,6 +233,17 @@ func (r *rolling) replace(ctx context.Context, m *cluster.Member) error {
 	m.Gone = true
 	r.restarts++
 	return r.cluster.WaitHealthy(ctx, joining)
+}
+
+// endpoints are those of some members but one.
+func endpoints(members []*cluster.Member, but *cluster.Member) []string {
+	var out []string
+	for _, m := range members {
+		if m != but {
+			out = append(out, m.Endpoint)
+		}
+	}
+	return out
 }
 
 // promote asks until the learner has caught up.

@@ -41,6 +41,7 @@ type clusterFlags struct {
 	servers servers
 	members int
 	flags   string
+	mixed   string
 	out     string
 }
 
@@ -49,6 +50,7 @@ func newClusterFlags(name string) *clusterFlags {
 	f.Var(&f.servers, "server", "path of the server binary, or NAME=PATH; some commands take several")
 	f.IntVar(&f.members, "members", 3, "number of members")
 	f.StringVar(&f.flags, "flags", "", "more flags for every member, with blanks between them")
+	f.StringVar(&f.mixed, "mixed", "", "path of another server binary, which every second member runs")
 	f.StringVar(&f.out, "out", "", "directory for what helps to explain a failure; default: one in the working directory, made when it is needed")
 	return f
 }
@@ -63,7 +65,7 @@ func (f *clusterFlags) parse(args []string, severalServers bool) {
 }
 
 func (f *clusterFlags) options(s namedServer, proxied bool) cluster.Options {
-	return cluster.Options{Server: s.path, Members: f.members, Flags: strings.Fields(f.flags), Proxied: proxied}
+	return cluster.Options{Server: s.path, Members: f.members, Mixed: f.mixed, Flags: strings.Fields(f.flags), Proxied: proxied}
 }
 
 // failureDir makes the directory for a failure.

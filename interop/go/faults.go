@@ -36,6 +36,9 @@ type faults struct {
 	mu sync.Mutex
 	// leaderKills are the moments at which a leader was killed.
 	leaderKills []time.Time
+	// recoveries are the times from the end of each fault until all members were
+	// healthy.
+	recoveries []time.Duration
 	// problems are members that did not come back.
 	problems []string
 	// queue is a shuffled list of what comes next, so that each fault comes about
@@ -86,7 +89,14 @@ func (f *faults) run(ctx context.Context) {
 		// What comes next needs a majority that answers, so all have to be back. The
 		// context of the run does not matter here: a member has to come back anyway.
 		if err == nil {
-			err = f.recovered()
+			over := time.Now()
+			if err = f.recovered(); err == nil {
+				took := time.Since(over)
+				f.say("  all healthy %v after it was over", took.Round(time.Millisecond))
+				f.mu.Lock()
+				f.recoveries = append(f.recoveries, took)
+				f.mu.Unlock()
+			}
 		}
 		if err != nil {
 			f.say("%s: %v", name, err)

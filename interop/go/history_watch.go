@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"fmt"
+	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -74,6 +76,37 @@ func (w *watcher) take(r clientv3.WatchResponse) {
 	defer w.mu.Unlock()
 	w.batches = append(w.batches, batch)
 	w.last = max(w.last, batch[len(batch)-1].Rev)
+}
+
+// lateWatches opens watches from revisions of the past, one after the other, and
+// closes each after a while: what is read from the store then goes over to what
+// happens meanwhile, which is where events get lost.
+func (w *watcher) lateWatches(ctx context.Context, m *cluster.Member, rng *rand.Rand) ([]history.Watch, error) {
+	c, err := cluster.Client(m)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	var out []history.Watch
+	for n := 0; ctx.Err() == nil; n++ {
+		w.mu.Lock()
+		last := w.last
+		w.mu.Unlock()
+		from := max(2, last-rng.Int64N(1500))
+		late := &watcher{name: fmt.Sprintf("late watch %d at %s from revision %d", n, m.Name, from)}
+		lasting, cancel := context.WithTimeout(ctx, time.Duration(200+rng.IntN(3000))*time.Millisecond)
+		for r := range c.Watch(lasting, "", clientv3.WithPrefix(), clientv3.WithRev(from)) {
+			if r.Err() != nil {
+				break // A member that ends says so; the next watch is a new one.
+			}
+			late.take(r)
+		}
+		cancel()
+		result := late.result()
+		result.From = from
+		out = append(out, result)
+	}
+	return out, nil
 }
 
 // reach waits until the watch has come to a revision.

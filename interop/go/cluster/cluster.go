@@ -32,6 +32,8 @@ import (
 type Options struct {
 	// Server is the path of the server binary.
 	Server string
+	// Mixed is another binary, which every second member runs; empty for none.
+	Mixed string
 	// Members is the size of the cluster at its start.
 	Members int
 	// Flags are given to every member after those of the cluster itself.
@@ -75,14 +77,19 @@ func Prepare(o Options) (*Cluster, error) {
 	if o.Token == "" {
 		o.Token = "interop"
 	}
-	path, err := filepath.Abs(o.Server)
-	if err != nil {
-		return nil, err
+	for _, path := range []*string{&o.Server, &o.Mixed} {
+		if *path == "" {
+			continue
+		}
+		absolute, err := filepath.Abs(*path)
+		if err != nil {
+			return nil, err
+		}
+		if _, err := os.Stat(absolute); err != nil {
+			return nil, err
+		}
+		*path = absolute
 	}
-	if _, err := os.Stat(path); err != nil {
-		return nil, err
-	}
-	o.Server = path
 	dir, err := os.MkdirTemp("", "interop-cluster-")
 	if err != nil {
 		return nil, err
@@ -92,9 +99,13 @@ func Prepare(o Options) (*Cluster, error) {
 		c.Network = newNetwork(c)
 	}
 	for i := range o.Members {
-		if _, err := c.allot(fmt.Sprintf("m%d", i)); err != nil {
+		m, err := c.allot(fmt.Sprintf("m%d", i))
+		if err != nil {
 			c.Close()
 			return nil, err
+		}
+		if i%2 == 1 {
+			m.Server = o.Mixed
 		}
 	}
 	initial := c.Initial(c.Members...)

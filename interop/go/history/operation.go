@@ -174,11 +174,14 @@ type Event struct {
 // Batch is the events of one watch response.
 type Batch []Event
 
-// Watch is what one client saw that watched all keys from revision 1 for the
-// whole run.
+// Watch is what one client saw that watched all keys.
 type Watch struct {
 	Name    string
 	Batches []Batch
+	// From is the revision at which it began; 0 stands for 1. A watch from 1 was
+	// open for the whole run and saw everything. A later one was closed again at
+	// some point, and saw everything from its beginning to somewhere.
+	From int64
 	// Error is set when the watch could not be followed to the end.
 	Error string
 }

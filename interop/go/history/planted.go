@@ -162,6 +162,8 @@ func (s *script) finish() *History {
 		s.Members = append(s.Members, Member{Name: name, Final: cut(), Linearizable: slices.Clone(s.state.entries), Serializable: slices.Clone(s.state.entries),
 			Revision: s.state.rev, Hash: 7, HashRevision: s.state.rev})
 	}
+	// A watch from later on, which was closed before the end.
+	s.Watches = append(s.Watches, Watch{Name: "late watch", From: 12, Batches: from(cut(), 12, 40)}, Watch{Name: "late watch that saw nothing", From: 12})
 	return &s.History
 }
 
@@ -339,6 +341,15 @@ var alterations = []struct {
 			h.Watches[i].Batches = without(h.Watches[i].Batches, 20)
 		}
 	}},
+	{"a late watch begins too late", "missing event", func(h *History) {
+		h.Watches = append(h.Watches, Watch{Name: "late", From: 10, Batches: from(h.Members[0].Final, 11, 30)})
+	}},
+	{"a late watch begins too early", "missing event", func(h *History) {
+		h.Watches = append(h.Watches, Watch{Name: "late", From: 10, Batches: from(h.Members[0].Final, 9, 30)})
+	}},
+	{"a late watch misses an event", "missing event", func(h *History) {
+		h.Watches = append(h.Watches, Watch{Name: "late", From: 10, Batches: without(from(h.Members[0].Final, 10, 30), 15)})
+	}},
 	{"a watch tells another value", "missing event", func(h *History) {
 		for _, b := range h.Watches[0].Batches {
 			for i := range b {
@@ -360,6 +371,17 @@ var alterations = []struct {
 			h.Members[i].Serializable = h.Members[i].Serializable[1:]
 		}
 	}},
+}
+
+// from gives the events of some revisions.
+func from(batches []Batch, first, last int64) []Batch {
+	var out []Batch
+	for _, b := range batches {
+		if b = slices.DeleteFunc(slices.Clone(b), func(e Event) bool { return e.Rev < first || e.Rev > last }); len(b) > 0 {
+			out = append(out, b)
+		}
+	}
+	return out
 }
 
 func without(batches []Batch, rev int64) []Batch {
