@@ -332,7 +332,7 @@ impl Node {
         } else if self.raw.raft.commit_to_current_term() {
             for message in std::mem::take(&mut self.early_reads) {
                 let taken = self.raw.raft.step(message);
-                debug_assert!(taken.is_ok(), "a leader takes reads");
+                assert!(taken.is_ok(), "a leader takes reads");
             }
         }
     }

@@ -283,6 +283,24 @@ fn what_the_caller_says_wrongly() {
     assert_eq!(nobody.to_string(), "a member with the id 0");
 }
 
+/// A vote belongs to its term: a checkpoint that knows of a newer one leaves it open.
+#[test]
+fn a_vote_of_an_older_term_binds_nobody() {
+    let entries = Vec::new();
+    let hard_state = HardState { term: 3, vote: 2, commit: 6 };
+    let restored = Restored { hard_state, applied_term: 5, terms: vec![], entries, ..restored() };
+    let mut node = Node::new(Config { id: 1, ..Config::default() }, restored).expect("starts");
+    let ask = raftpb::Message {
+        from: Some(3),
+        index: Some(9),
+        log_term: Some(5),
+        ..message(MessageType::MsgVote, 5)
+    };
+    node.step(Event::Received(ask)).expect("taken");
+    let answer = drain(&mut node);
+    assert_eq!((answer[0].r#type(), answer[0].reject()), (MessageType::MsgVoteResp, false));
+}
+
 #[test]
 fn proposals_wait_while_leadership_is_handed_over() {
     let mut node = leader();
