@@ -263,9 +263,11 @@ impl Node {
         let log = &self.raw.raft.raft_log;
         self.raw.raft.promotable()
             && !self.disk_stalled
+            // Raft looks for conf changes between what is applied and what is committed, and a snapshot that is not
+            // restored yet leaves a hole there.
+            && self.restoring.is_none()
             // A candidate says that it has its log. A sole voter becomes leader at once, and the raft crate insists
-            // that its log is synced by then. And a snapshot that is not restored yet leaves a hole between what is
-            // applied and what is committed, where raft looks for conf changes; until it is on disk, this is unequal.
+            // that its log is synced by then.
             && log.persisted == log.last_index()
     }
 

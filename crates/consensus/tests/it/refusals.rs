@@ -301,6 +301,48 @@ fn a_vote_of_an_older_term_binds_nobody() {
     assert_eq!((answer[0].r#type(), answer[0].reject()), (MessageType::MsgVoteResp, false));
 }
 
+/// What is read back from the log must be the log: whatever else the caller brings goes to nobody.
+#[test]
+fn only_the_entries_of_the_log_are_sent() {
+    let mut node = leader();
+    for index in [8, 11] {
+        node.step(Event::Applied(node.standing().commit.min(index))).expect("taken");
+    }
+    node.step(Event::Forgotten(8)).expect("taken");
+    let reject = raftpb::Message {
+        reject: Some(true),
+        index: Some(10),
+        reject_hint: Some(4),
+        log_term: Some(2),
+        ..message(MessageType::MsgAppResp, 4)
+    };
+    node.step(Event::Received(reject)).expect("taken");
+    let fetch = node.effects().expect("a fetch").fetches[0];
+    assert_eq!((fetch.to, fetch.first, fetch.last), (2, 5, 9));
+    let entry = |index, term| Entry { term, index, kind: EntryKind::Normal, data: Bytes::from_static(b"x") };
+    let again = |node: &mut Node| {
+        node.step(Event::Received(message(MessageType::MsgHeartbeatResp, 4))).expect("taken");
+        assert_eq!(node.effects().expect("asked for again").fetches, [fetch]);
+    };
+    for wrong in [vec![entry(5, 3)], vec![entry(6, 2)], vec![entry(5, 2), entry(7, 2)], vec![]] {
+        node.step(Event::Fetched { fetch, entries: wrong }).expect("taken");
+        assert!(node.effects().is_none(), "something else than the log is sent");
+        again(&mut node);
+    }
+    node.step(Event::Fetched { fetch, entries: vec![entry(5, 2), entry(6, 2)] }).expect("taken");
+    let sent = drain(&mut node);
+    assert_eq!(sent[0].entries.iter().map(|e| e.index()).collect::<Vec<_>>(), [5, 6]);
+    // Once the logs are known to meet, the next entries are read while these are sent.
+    let accept = raftpb::Message { index: Some(6), ..message(MessageType::MsgAppResp, 4) };
+    node.step(Event::Received(accept)).expect("taken");
+    let fetch = node.effects().expect("a fetch").fetches[0];
+    assert_eq!((fetch.first, fetch.last), (7, 9));
+    node.step(Event::Fetched { fetch, entries: vec![entry(7, 2)] }).expect("taken");
+    let effects = node.effects().expect("an append and a fetch");
+    assert_eq!(effects.messages[0].entries[0].index(), 7);
+    assert_eq!(effects.fetches[0].first, 8);
+}
+
 #[test]
 fn proposals_wait_while_leadership_is_handed_over() {
     let mut node = leader();
