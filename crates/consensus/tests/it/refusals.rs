@@ -240,6 +240,42 @@ fn a_late_sync_does_not_pass_for_a_snapshots() {
     assert_eq!(node.standing().role, Role::Candidate);
 }
 
+/// Entries overwritten and written again while the disk hangs: the sync of the first writing says nothing about the
+/// last one, although index and term are the same.
+#[test]
+fn a_late_sync_does_not_pass_for_that_of_the_same_entries_written_again() {
+    let mut node = follower();
+    let mut numbers = Vec::new();
+    let at = |term, entries| raftpb::Message { term: Some(term), ..append(10, 2, entries) };
+    let first = || vec![entry(11, 3), entry(12, 3)];
+    let again = vec![entry(11, 3), entry(12, 3), entry(13, 5)];
+    // The last term is on disk before its entries: nothing but these can make an acknowledgement wait.
+    let beat = message(MessageType::MsgHeartbeat, 5);
+    for message in [at(3, first()), at(4, vec![entry(11, 4)]), beat, at(5, again)] {
+        node.step(Event::Received(message)).expect("taken");
+        let effects = node.effects().expect("something to write");
+        numbers.push(effects.append.expect("something to write").number);
+        assert!(effects.messages.is_empty());
+    }
+    let acknowledged = |node: &mut Node| -> Vec<(u64, u64)> {
+        std::iter::from_fn(|| node.effects())
+            .flat_map(|effects| effects.messages)
+            .filter(|m| m.r#type() == MessageType::MsgAppResp)
+            .map(|m| (m.term(), m.index()))
+            .collect()
+    };
+    node.step(Event::LogSynced(numbers[0])).expect("taken");
+    // This is the acknowledgement to the leader of then, who has long been deposed.
+    assert_eq!(acknowledged(&mut node), [(3, 12)]);
+    node.step(Event::LogSynced(numbers[2])).expect("taken");
+    assert_eq!(acknowledged(&mut node), [(4, 11)]);
+    // On disk is now entry 11 of term 4.
+    let mut node = taken(node, at(5, first()));
+    assert_eq!(acknowledged(&mut node), []);
+    node.step(Event::LogSynced(numbers[3])).expect("taken");
+    assert_eq!(acknowledged(&mut node), [(5, 13), (5, 12)]);
+}
+
 #[test]
 fn answers_to_a_leader() {
     let answer = |index, reject, hint| raftpb::Message {
