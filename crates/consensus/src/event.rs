@@ -93,7 +93,8 @@ pub enum Event {
     /// Everything up to this index has been applied. A snapshot counts as applied once its batch is synced.
     Applied(u64),
     /// A committed membership change has been applied to the member list. A leader that this takes the vote from
-    /// steps down.
+    /// steps down. If it was one of the last two voters and the other one has not heard that the change is committed,
+    /// that one waits for this node's vote in vain: a leader hands over before it is removed.
     ConfChanged(ConfChange),
     /// It is time to campaign without waiting for a timeout.
     CampaignRequested,

@@ -36,8 +36,8 @@ pub struct Node {
     vote: (u64, u64),
     /// The newest batch of raft's decisions, whether it had something for the log or not.
     batch: u64,
-    /// The numbers of batches given out for the log and not synced yet.
-    unsynced: VecDeque<u64>,
+    /// The batches given out for the log and not synced yet: the number, and whether it replaces what is in the log.
+    unsynced: VecDeque<(u64, bool)>,
     /// The snapshot that is being restored, and the number of its batch.
     restoring: Option<(u64, u64)>,
     /// What the caller says is applied; raft takes it once it is synced too.
@@ -263,9 +263,11 @@ impl Node {
         let log = &self.raw.raft.raft_log;
         self.raw.raft.promotable()
             && !self.disk_stalled
+            // Raft looks for conf changes between what is applied and what is committed, and a snapshot that is not
+            // restored yet leaves a hole there.
+            && self.restoring.is_none()
             // A candidate says that it has its log. A sole voter becomes leader at once, and the raft crate insists
-            // that its log is synced by then. And a snapshot that is not restored yet leaves a hole between what is
-            // applied and what is committed, where raft looks for conf changes; until it is on disk, this is unequal.
+            // that its log is synced by then.
             && log.persisted == log.last_index()
     }
 
@@ -334,7 +336,7 @@ impl Node {
         } else if self.raw.raft.commit_to_current_term() {
             for message in std::mem::take(&mut self.early_reads) {
                 let taken = self.raw.raft.step(message);
-                debug_assert!(taken.is_ok(), "a leader takes reads");
+                assert!(taken.is_ok(), "a leader takes reads");
             }
         }
     }
@@ -382,11 +384,16 @@ impl Node {
         if number > self.batch {
             return Err(Refused::Other(format!("batch {number} is synced, the last one was {}", self.batch)));
         }
-        while self.unsynced.front().is_some_and(|n| *n <= number) {
+        while self.unsynced.front().is_some_and(|(n, _)| *n <= number) {
             self.unsynced.pop_front();
         }
-        // Batches that had nothing for the log are as good as synced together with the one before them.
-        self.raw.on_persist_ready(self.unsynced.front().map_or(self.batch, |next| next - 1));
+        // The raft crate knows what is synced by index and term, and takes an entry that was overwritten and written
+        // again for the one that is on disk, though the overwriting may yet reach the disk and the rest be lost. So
+        // it hears of no sync while an overwriting is under way.
+        if self.unsynced.iter().all(|(_, replaces)| !replaces) {
+            // Batches that had nothing for the log are as good as synced together with the one before them.
+            self.raw.on_persist_ready(self.unsynced.front().map_or(self.batch, |(next, _)| next - 1));
+        }
         if let Some((index, _)) = self.restoring.take_if(|(_, batch)| *batch <= number) {
             self.applied = self.applied.max(index);
         }
@@ -474,6 +481,8 @@ impl Node {
             });
         }
         let entries = ready.take_entries();
+        let last = self.raw.store().last();
+        let replaces = effects.restore.is_some() || entries.first().is_some_and(|entry| entry.index <= last);
         self.raw.mut_store().append(&entries);
         if let Some(hs) = &hard_state {
             self.unsaved = Some(HardState { term: hs.term, vote: hs.vote, commit: hs.commit });
@@ -484,7 +493,7 @@ impl Node {
             let vote = hard_state.map_or(self.vote, |hs| (hs.term, hs.vote));
             self.outbox.appended(number, vote != self.vote);
             self.vote = vote;
-            self.unsynced.push_back(number);
+            self.unsynced.push_back((number, replaces));
             let entries = entries.into_iter().map(Entry::from_raft).collect();
             effects.append = Some(Append { number, entries, hard_state: self.unsaved.take() });
         } else if self.unsynced.is_empty() {

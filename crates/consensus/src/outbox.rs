@@ -87,3 +87,48 @@ impl Outbox {
         std::mem::take(&mut self.ready)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(kind: MessageType, index: u64) -> eraftpb::Message {
+        let mut message = eraftpb::Message { index, ..eraftpb::Message::default() };
+        message.set_msg_type(kind);
+        message
+    }
+
+    fn indexes(outbox: &mut Outbox) -> Vec<u64> {
+        outbox.take().iter().map(|m| m.index).collect()
+    }
+
+    #[test]
+    fn what_waits_for_which_batch() {
+        let mut outbox = Outbox::default();
+        outbox.appended(1, true);
+        outbox.post(message(MessageType::MsgRequestVoteResponse, 1), 0);
+        outbox.appended(2, false);
+        outbox.post(message(MessageType::MsgAppendResponse, 2), 1);
+        outbox.post(message(MessageType::MsgHeartbeatResponse, 3), 1);
+        outbox.post(message(MessageType::MsgAppendResponse, 1), 1);
+        assert!(outbox.is_empty());
+        outbox.synced(1);
+        assert_eq!(indexes(&mut outbox), [1, 3, 1]);
+        outbox.post(message(MessageType::MsgHeartbeatResponse, 4), 1);
+        let rejection = eraftpb::Message { reject: true, ..message(MessageType::MsgAppendResponse, 9) };
+        outbox.post(rejection, 1);
+        assert_eq!(indexes(&mut outbox), [4, 9]);
+        outbox.synced(2);
+        assert_eq!(indexes(&mut outbox), [2]);
+    }
+
+    #[test]
+    fn a_stalled_disk_does_not_fill_the_memory() {
+        let mut outbox = Outbox::default();
+        outbox.appended(1, false);
+        let many = WAITING_MAX as u64 + 100;
+        (1..=many).for_each(|index| outbox.post(message(MessageType::MsgAppendResponse, index), 0));
+        outbox.synced(1);
+        assert_eq!(indexes(&mut outbox), (101..=many).collect::<Vec<_>>());
+    }
+}

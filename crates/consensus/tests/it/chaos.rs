@@ -6,13 +6,25 @@ use mainstay_consensus as consensus;
 use crate::sim::{Dice, Disk, Sim};
 
 /// Seeds of a normal run; `MAINSTAY_SEEDS` names another number and `MAINSTAY_SEED` a single one.
-const SEEDS: u64 = 300;
+const SEEDS: u64 = 500;
 const STEPS: usize = 2500;
 const MEMBERS_MAX: u64 = 6;
+
+/// Two members that do not hear each other campaign at the same time.
+fn duel(sim: &mut Sim, id: u64) {
+    let other = sim.dice.pick(&sim.running());
+    sim.heal();
+    sim.cut.extend([(id, other), (other, id)]);
+    for id in [id, other] {
+        let _ = sim.step(id, Event::CampaignRequested);
+        sim.sync(id, usize::MAX);
+    }
+}
 
 /// Elections and crashes at every turn, and slow disks.
 fn storm(sim: &mut Sim, id: u64) {
     match sim.dice.roll(20) {
+        5 => duel(sim, id),
         0 | 1 => {
             let _ = sim.step(id, Event::CampaignRequested);
         }

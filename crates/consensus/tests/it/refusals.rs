@@ -219,6 +219,63 @@ fn snapshots() {
     node.step(Event::CampaignRequested).expect("taken");
 }
 
+/// The raft crate knows what is synced by index and term. A snapshot may name the index and term of an entry that was
+/// overwritten before it was synced; the late word of that sync then passes for the snapshot's.
+#[test]
+fn a_late_sync_does_not_pass_for_a_snapshots() {
+    let mut node = follower();
+    let mut numbers = Vec::new();
+    let replaced = raftpb::Message { term: Some(4), ..append(10, 2, vec![entry(11, 4)]) };
+    let image = raftpb::Message { term: Some(4), ..snapshot(13, 3, &[1, 2, 3], &[]) };
+    for message in [append(10, 2, vec![entry(11, 3), entry(12, 3), entry(13, 3)]), replaced, image] {
+        node.step(Event::Received(message)).expect("taken");
+        let effects = node.effects().expect("something to write");
+        numbers.push(effects.append.expect("something to write").number);
+    }
+    node.step(Event::LogSynced(numbers[0])).expect("taken");
+    node = taken(node, message(MessageType::MsgTimeoutNow, 4));
+    assert_eq!(node.standing().role, Role::Follower);
+    node.step(Event::LogSynced(numbers[2])).expect("taken");
+    let node = taken(node, message(MessageType::MsgTimeoutNow, 4));
+    assert_eq!(node.standing().role, Role::Candidate);
+}
+
+/// Entries overwritten and written again while the disk hangs: the sync of the first writing says nothing about the
+/// last one, although index and term are the same.
+#[test]
+fn a_late_sync_does_not_pass_for_that_of_the_same_entries_written_again() {
+    let mut node = follower();
+    let mut numbers = Vec::new();
+    let at = |term, entries| raftpb::Message { term: Some(term), ..append(10, 2, entries) };
+    let first = || vec![entry(11, 3), entry(12, 3)];
+    let again = vec![entry(11, 3), entry(12, 3), entry(13, 5)];
+    // The last term is on disk before its entries: nothing but these can make an acknowledgement wait.
+    let beat = message(MessageType::MsgHeartbeat, 5);
+    for message in [at(3, first()), at(4, vec![entry(11, 4)]), beat, at(5, again)] {
+        node.step(Event::Received(message)).expect("taken");
+        let effects = node.effects().expect("something to write");
+        numbers.push(effects.append.expect("something to write").number);
+        assert!(effects.messages.is_empty());
+    }
+    let acknowledged = |node: &mut Node| -> Vec<(u64, u64)> {
+        std::iter::from_fn(|| node.effects())
+            .flat_map(|effects| effects.messages)
+            .filter(|m| m.r#type() == MessageType::MsgAppResp)
+            .map(|m| (m.term(), m.index()))
+            .collect()
+    };
+    node.step(Event::LogSynced(numbers[0])).expect("taken");
+    // This is the acknowledgement to the leader of then, who has long been deposed.
+    assert_eq!(acknowledged(&mut node), [(3, 12)]);
+    node.step(Event::LogSynced(numbers[2])).expect("taken");
+    assert_eq!(acknowledged(&mut node), [(4, 11)]);
+    // On disk is now entry 11 of term 4.
+    let mut node = taken(node, at(5, first()));
+    assert_eq!(acknowledged(&mut node), []);
+    node.step(Event::LogSynced(numbers[3])).expect("taken");
+    assert_eq!(acknowledged(&mut node), [(5, 13), (5, 12)]);
+}
+
 #[test]
 fn answers_to_a_leader() {
     let answer = |index, reject, hint| raftpb::Message {
@@ -281,6 +338,66 @@ fn what_the_caller_says_wrongly() {
     assert_eq!(refused(|r| r.terms = vec![(1, 9)]), "the log's terms contradict the term of entry 6");
     let nobody = Node::new(Config::default(), restored()).expect_err("refused");
     assert_eq!(nobody.to_string(), "a member with the id 0");
+}
+
+/// A vote belongs to its term: a checkpoint that knows of a newer one leaves it open.
+#[test]
+fn a_vote_of_an_older_term_binds_nobody() {
+    let entries = Vec::new();
+    let hard_state = HardState { term: 3, vote: 2, commit: 6 };
+    let restored = Restored { hard_state, applied_term: 5, terms: vec![], entries, ..restored() };
+    let mut node = Node::new(Config { id: 1, ..Config::default() }, restored).expect("starts");
+    let ask = raftpb::Message {
+        from: Some(3),
+        index: Some(9),
+        log_term: Some(5),
+        ..message(MessageType::MsgVote, 5)
+    };
+    node.step(Event::Received(ask)).expect("taken");
+    let answer = drain(&mut node);
+    assert_eq!((answer[0].r#type(), answer[0].reject()), (MessageType::MsgVoteResp, false));
+}
+
+/// What is read back from the log must be the log: whatever else the caller brings goes to nobody.
+#[test]
+fn only_the_entries_of_the_log_are_sent() {
+    let mut node = leader();
+    for index in [8, 11] {
+        node.step(Event::Applied(node.standing().commit.min(index))).expect("taken");
+    }
+    node.step(Event::Forgotten(8)).expect("taken");
+    let reject = raftpb::Message {
+        reject: Some(true),
+        index: Some(10),
+        reject_hint: Some(4),
+        log_term: Some(2),
+        ..message(MessageType::MsgAppResp, 4)
+    };
+    node.step(Event::Received(reject)).expect("taken");
+    let fetch = node.effects().expect("a fetch").fetches[0];
+    assert_eq!((fetch.to, fetch.first, fetch.last), (2, 5, 9));
+    let entry = |index, term| Entry { term, index, kind: EntryKind::Normal, data: Bytes::from_static(b"x") };
+    let again = |node: &mut Node| {
+        node.step(Event::Received(message(MessageType::MsgHeartbeatResp, 4))).expect("taken");
+        assert_eq!(node.effects().expect("asked for again").fetches, [fetch]);
+    };
+    for wrong in [vec![entry(5, 3)], vec![entry(6, 2)], vec![entry(5, 2), entry(7, 2)], vec![]] {
+        node.step(Event::Fetched { fetch, entries: wrong }).expect("taken");
+        assert!(node.effects().is_none(), "something else than the log is sent");
+        again(&mut node);
+    }
+    node.step(Event::Fetched { fetch, entries: vec![entry(5, 2), entry(6, 2)] }).expect("taken");
+    let sent = drain(&mut node);
+    assert_eq!(sent[0].entries.iter().map(|e| e.index()).collect::<Vec<_>>(), [5, 6]);
+    // Once the logs are known to meet, the next entries are read while these are sent.
+    let accept = raftpb::Message { index: Some(6), ..message(MessageType::MsgAppResp, 4) };
+    node.step(Event::Received(accept)).expect("taken");
+    let fetch = node.effects().expect("a fetch").fetches[0];
+    assert_eq!((fetch.first, fetch.last), (7, 9));
+    node.step(Event::Fetched { fetch, entries: vec![entry(7, 2)] }).expect("taken");
+    let effects = node.effects().expect("an append and a fetch");
+    assert_eq!(effects.messages[0].entries[0].index(), 7);
+    assert_eq!(effects.fetches[0].first, 8);
 }
 
 #[test]

@@ -357,6 +357,65 @@ fn reads_at_the_leader_at_followers_and_behind_a_partition() {
 }
 
 #[test]
+fn reads_wait_until_the_leader_has_committed_in_its_term() {
+    let mut sim = led(3);
+    sim.must(1, Event::TransferRequested(2));
+    while sim.leader() != Some(2) || sim.network.is_empty() {
+        let message = sim.network.remove(0);
+        sim.deliver(message);
+        for id in [1, 2, 3] {
+            if sim.leader() != Some(2) {
+                sim.sync(id, usize::MAX);
+            }
+        }
+    }
+    // Its first append is on its way; member 3 hears of it before it is on anybody's disk.
+    let early = sim.read(2).expect("a leader");
+    for message in std::mem::take(&mut sim.network) {
+        sim.deliver(message);
+    }
+    let forwarded = sim.read(3).expect("knows the leader");
+    for _ in 0..3 {
+        for message in std::mem::take(&mut sim.network) {
+            sim.deliver(message);
+        }
+    }
+    assert!(sim.answered_reads.is_empty(), "answered before anything was committed");
+    sim.rest();
+    assert_eq!(sim.answered_reads[&early], sim.commit);
+    assert_eq!(sim.answered_reads[&forwarded], sim.commit);
+    // They are forgotten with the leader that has them.
+    sim.isolate(&[2]);
+    sim.must(2, Event::StepDownRequested);
+    assert_eq!(sim.read(2), Err(Refused::NoLeader));
+}
+
+#[test]
+fn one_membership_change_at_a_time() {
+    let mut sim = led(3);
+    sim.propose_change(1, ConfChangeKind::AddLearner, 4).expect("a leader");
+    let refused = sim.propose_change(1, ConfChangeKind::AddLearner, 5);
+    assert_eq!(
+        refused,
+        Err(Refused::Other("an earlier membership change may not be applied yet".to_owned()))
+    );
+    sim.rest();
+    sim.propose_change(1, ConfChangeKind::AddLearner, 5).expect("the first one is applied");
+    sim.rest();
+    assert_eq!(sim.node(3).learners(), [4, 5]);
+}
+
+#[test]
+fn reads_that_wait_are_bounded() {
+    let mut sim = led(3);
+    sim.isolate(&[1]);
+    for _ in 0..4096 {
+        sim.read(1).expect("there is room");
+    }
+    assert_eq!(sim.read(1), Err(Refused::Other("too many reads wait for confirmation".to_owned())));
+}
+
+#[test]
 fn a_member_that_comes_back_does_not_depose_the_leader() {
     let mut sim = led(3);
     let term = sim.node(1).standing().term;

@@ -59,7 +59,9 @@ impl State {
             ConfChangeKind::AddLearner => {
                 self.learners.insert(id);
             }
-            ConfChangeKind::Remove if self.voters.len() == 1 && self.voters.contains(&id) => return None,
+            // Of the last two voters none goes: if it led and the other one did not hear that the removal is
+            // committed, the other one would ask for its vote for ever.
+            ConfChangeKind::Remove if self.voters.len() <= 2 && self.voters.contains(&id) => return None,
             ConfChangeKind::Remove => {
                 self.voters.remove(&id);
                 self.learners.remove(&id);
