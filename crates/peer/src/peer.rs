@@ -206,6 +206,7 @@ impl Peer {
         } else {
             self.link_up(hub);
         }
+        hub.log(Level::Info, "a remote peer reads a stream", self.id, kind.name());
         self.is_there.notify_waiters();
         generation
     }
