@@ -4,6 +4,7 @@
 //	interop concurrency --endpoint HOST:PORT
 //	interop compare --reference HOST:PORT --subject HOST:PORT [--ops N] [--seed S] [--without auth,locks]
 //	interop http --reference HOST:PORT --subject HOST:PORT [--without gateway]
+//	interop cluster COMMAND --server PATH [...]
 //
 // The last line of output is always "N passed, M failed". The exit code is 0
 // when nothing failed, 1 when something did, 2 when the run was not possible.
@@ -25,6 +26,8 @@ func main() {
 		os.Exit(runCompare(os.Args[2:]))
 	case "http":
 		os.Exit(runHTTP(os.Args[2:]))
+	case "cluster":
+		os.Exit(runCluster(os.Args[2:]))
 	default:
 		usage()
 	}
@@ -34,5 +37,6 @@ func usage() {
 	fmt.Fprintln(os.Stderr, "usage: interop concurrency --endpoint E")
 	fmt.Fprintln(os.Stderr, "       interop compare --reference E1 --subject E2 [--ops N] [--seed S] [--without auth,locks]")
 	fmt.Fprintln(os.Stderr, "       interop http --reference E1 --subject E2 [--without gateway]")
+	fmt.Fprintln(os.Stderr, "       interop cluster history|history-check|history-selftest|failover|members|rolling|catchup --help")
 	os.Exit(2)
 }

@@ -74,21 +74,27 @@ pub struct Fetch {
 
 /// What happened, in the past tense.
 #[derive(Debug)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "an event is made and taken on the spot, and messages are most of them"
+)]
 pub enum Event {
     /// One tick went by.
     Ticked,
     /// Clients' commands are to be replicated, one entry each, in this order: bytes of `InternalRaftRequest`s. A
-    /// follower forwards them to its leader in one message, which may get lost.
+    /// follower forwards them to its leader in one message, which may get lost; they get into the log in the present
+    /// term or never.
     Proposed(Vec<Bytes>),
-    /// A membership change is to be replicated; the bytes are etcd's `ConfChange`. While an earlier one is not yet
-    /// applied, raft replaces it by an empty entry.
+    /// A membership change is to be replicated; the bytes are etcd's `ConfChange`. A leader refuses it while an
+    /// earlier one may not be applied yet; one that a follower forwards becomes an empty entry then.
     ConfChangeProposed(ConfChange, Bytes),
     /// The append batch with this number, and all before it, are on disk; so is the snapshot that came with one.
     LogSynced(u64),
     /// Everything up to this index has been applied. A snapshot counts as applied once its batch is synced.
     Applied(u64),
     /// A committed membership change has been applied to the member list. A leader that this takes the vote from
-    /// steps down.
+    /// steps down. If it was one of the last two voters and the other one has not heard that the change is committed,
+    /// that one waits for this node's vote in vain: a leader hands over before it is removed.
     ConfChanged(ConfChange),
     /// It is time to campaign without waiting for a timeout.
     CampaignRequested,
@@ -100,8 +106,8 @@ pub enum Event {
     Received(raftpb::Message),
     /// The index up to which a linearizable read has to wait is to be found out. The number comes back in
     /// `Effects::reads`, from whichever leader answers; it must be unique in the whole cluster. It may never come
-    /// back: messages get lost, leaders change, and a leader that has not yet committed in its term says nothing. Ask
-    /// again then, with a new number.
+    /// back: messages get lost and leaders change. Ask again then, with a new number. A leader answers once it has
+    /// committed something in its term.
     ReadRequested(u64),
     /// Leadership is to go to this voter. It may fail: then the leader takes proposals again after an election
     /// timeout.

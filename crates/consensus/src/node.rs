@@ -1,6 +1,6 @@
 //! The node: raft's decisions, as effects for others to carry out.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque, btree_map};
 
 use api::raftpb;
 use bytes::Bytes;
@@ -36,8 +36,8 @@ pub struct Node {
     vote: (u64, u64),
     /// The newest batch of raft's decisions, whether it had something for the log or not.
     batch: u64,
-    /// The numbers of batches given out for the log and not synced yet.
-    unsynced: VecDeque<u64>,
+    /// The batches given out for the log and not synced yet: the number, and whether it replaces what is in the log.
+    unsynced: VecDeque<(u64, bool)>,
     /// The snapshot that is being restored, and the number of its batch.
     restoring: Option<(u64, u64)>,
     /// What the caller says is applied; raft takes it once it is synced too.
@@ -51,6 +51,8 @@ pub struct Node {
     fetching: BTreeMap<u64, Fetch>,
     /// Fetches not given out yet.
     fetches: Vec<Fetch>,
+    /// Reads that came before this leader had committed anything in its term.
+    early_reads: Vec<eraftpb::Message>,
     disk_stalled: bool,
 }
 
@@ -142,6 +144,7 @@ impl Node {
             windows_term: 0,
             fetching: BTreeMap::new(),
             fetches: Vec::new(),
+            early_reads: Vec::new(),
             disk_stalled: false,
         };
         node.settle_timeout();
@@ -157,6 +160,7 @@ impl Node {
         let outcome = self.take(event);
         self.settle_timeout();
         self.settle_followers();
+        self.settle_reads();
         outcome
     }
 
@@ -206,11 +210,14 @@ impl Node {
             }
             Event::Received(message) => return self.receive(message),
             Event::ReadRequested(context) => {
-                self.check_reads()?;
                 if self.raw.raft.leader_id == 0 {
                     return Err(Refused::NoLeader);
                 }
-                self.raw.read_index(context.to_be_bytes().to_vec());
+                let data = Bytes::copy_from_slice(&context.to_be_bytes());
+                let mut message = eraftpb::Message::default();
+                message.set_msg_type(MessageType::MsgReadIndex);
+                message.set_entries(vec![eraftpb::Entry { data, ..Default::default() }].into());
+                return self.read(message);
             }
             Event::TransferRequested(to) => {
                 if self.raw.raft.leader_id == 0 {
@@ -226,6 +233,7 @@ impl Node {
                     self.stand_down();
                 }
             }
+            Event::PeerUnreachable(id) if id == self.config.id => {}
             Event::PeerUnreachable(id) => self.raw.report_unreachable(id),
             Event::SnapshotReported { to, delivered } => {
                 let status = if delivered { SnapshotStatus::Finish } else { SnapshotStatus::Failure };
@@ -256,7 +264,7 @@ impl Node {
         self.raw.raft.promotable()
             && !self.disk_stalled
             // Raft looks for conf changes between what is applied and what is committed, and a snapshot that is not
-            // applied yet leaves a hole there.
+            // restored yet leaves a hole there.
             && self.restoring.is_none()
             // A candidate says that it has its log. A sole voter becomes leader at once, and the raft crate insists
             // that its log is synced by then.
@@ -287,6 +295,8 @@ impl Node {
         message.set_msg_type(MessageType::MsgPropose);
         message.from = self.config.id;
         message.entries = entries.into();
+        // For a leader of this term only, see `is_for_another_term`.
+        message.context = Bytes::copy_from_slice(&self.raw.raft.term.to_be_bytes());
         match self.raw.raft.step(message) {
             Ok(()) => Ok(()),
             Err(raft::Error::ProposalDropped) => Err(Refused::NoLeader),
@@ -295,15 +305,40 @@ impl Node {
     }
 
     fn propose_conf_change(&mut self, change: crate::ConfChange, data: Bytes) -> Result<(), Refused> {
+        // The raft crate would put an empty entry in its place, and nobody would hear of it.
+        if self.raw.raft.state == StateRole::Leader && self.raw.raft.has_pending_conf() {
+            return Err(other("an earlier membership change may not be applied yet"));
+        }
         let entry = wire::conf_change_entry(change, data).map_err(Refused::Other)?;
         self.propose(vec![entry])
     }
 
-    fn check_reads(&self) -> Result<(), Refused> {
-        if self.raw.raft.pending_read_count() >= PENDING_READS_MAX {
+    /// Takes a read, a client's or a follower's. The raft crate's leader drops those that come before it has
+    /// committed something in its term, for only then it knows what is committed; here they wait for that.
+    fn read(&mut self, message: eraftpb::Message) -> Result<(), Refused> {
+        let raft = &mut self.raw.raft;
+        if raft.pending_read_count() + self.early_reads.len() >= PENDING_READS_MAX {
             return Err(other("too many reads wait for confirmation"));
         }
-        Ok(())
+        if raft.state == StateRole::Leader && !raft.commit_to_current_term() {
+            self.early_reads.push(message);
+            return Ok(());
+        }
+        raft.step(message).map_err(other)
+    }
+
+    fn settle_reads(&mut self) {
+        if self.early_reads.is_empty() {
+            return;
+        }
+        if self.raw.raft.state != StateRole::Leader {
+            self.early_reads.clear();
+        } else if self.raw.raft.commit_to_current_term() {
+            for message in std::mem::take(&mut self.early_reads) {
+                let taken = self.raw.raft.step(message);
+                assert!(taken.is_ok(), "a leader takes reads");
+            }
+        }
     }
 
     fn receive(&mut self, message: raftpb::Message) -> Result<(), Refused> {
@@ -314,8 +349,11 @@ impl Node {
             // The leader takes proposals again when nobody campaigns.
             MessageType::MsgTimeoutNow if !self.may_campaign() => return Ok(()),
             MessageType::MsgTransferLeader if message.term == self.raw.raft.term => message.term = 0,
-            MessageType::MsgReadIndex => self.check_reads()?,
+            MessageType::MsgReadIndex => return self.read(message),
             MessageType::MsgPropose if self.transferring().is_some() => return Err(Refused::Transferring),
+            MessageType::MsgPropose if self.is_for_another_term(&message) => {
+                return Err(Refused::NoLeader);
+            }
             _ => {}
         }
         match self.raw.step(message) {
@@ -333,15 +371,29 @@ impl Node {
         Ok(())
     }
 
+    /// Whether a forwarded proposal names a term that this node does not lead in. Who forwarded it may then conclude,
+    /// from the first entry of a newer term, that it never got into the log, and propose it again: so it must not get
+    /// there by another way. etcd's members name no term; theirs are taken whenever they come.
+    fn is_for_another_term(&self, message: &eraftpb::Message) -> bool {
+        let raft = &self.raw.raft;
+        <[u8; 8]>::try_from(&message.context[..])
+            .is_ok_and(|term| u64::from_be_bytes(term) != raft.term || raft.state != StateRole::Leader)
+    }
+
     fn synced(&mut self, number: u64) -> Result<(), Refused> {
         if number > self.batch {
             return Err(Refused::Other(format!("batch {number} is synced, the last one was {}", self.batch)));
         }
-        while self.unsynced.front().is_some_and(|n| *n <= number) {
+        while self.unsynced.front().is_some_and(|(n, _)| *n <= number) {
             self.unsynced.pop_front();
         }
-        // Batches that had nothing for the log are as good as synced together with the one before them.
-        self.raw.on_persist_ready(self.unsynced.front().map_or(self.batch, |next| next - 1));
+        // The raft crate knows what is synced by index and term, and takes an entry that was overwritten and written
+        // again for the one that is on disk, though the overwriting may yet reach the disk and the rest be lost. So
+        // it hears of no sync while an overwriting is under way.
+        if self.unsynced.iter().all(|(_, replaces)| !replaces) {
+            // Batches that had nothing for the log are as good as synced together with the one before them.
+            self.raw.on_persist_ready(self.unsynced.front().map_or(self.batch, |(next, _)| next - 1));
+        }
         if let Some((index, _)) = self.restoring.take_if(|(_, batch)| *batch <= number) {
             self.applied = self.applied.max(index);
         }
@@ -429,6 +481,8 @@ impl Node {
             });
         }
         let entries = ready.take_entries();
+        let last = self.raw.store().last();
+        let replaces = effects.restore.is_some() || entries.first().is_some_and(|entry| entry.index <= last);
         self.raw.mut_store().append(&entries);
         if let Some(hs) = &hard_state {
             self.unsaved = Some(HardState { term: hs.term, vote: hs.vote, commit: hs.commit });
@@ -439,7 +493,7 @@ impl Node {
             let vote = hard_state.map_or(self.vote, |hs| (hs.term, hs.vote));
             self.outbox.appended(number, vote != self.vote);
             self.vote = vote;
-            self.unsynced.push_back(number);
+            self.unsynced.push_back((number, replaces));
             let entries = entries.into_iter().map(Entry::from_raft).collect();
             effects.append = Some(Append { number, entries, hard_state: self.unsaved.take() });
         } else if self.unsynced.is_empty() {
@@ -497,7 +551,15 @@ impl Node {
             }
         }
         self.fetching.retain(|id, _| progress.get(*id).is_some());
+        self.settle_fetches();
+    }
 
+    /// Decides what to read back from the log, and drops what was read and is sent.
+    fn settle_fetches(&mut self) {
+        let tail = self.raw.mut_store();
+        if tail.wanted.get_mut().is_empty() && tail.fetched.is_empty() {
+            return;
+        }
         let mut wanted = std::mem::take(self.raw.mut_store().wanted.get_mut());
         wanted.sort_unstable();
         wanted.dedup();
@@ -512,9 +574,9 @@ impl Node {
             .collect();
         behind.sort_unstable();
         for (to, first) in behind {
-            if !self.fetching.contains_key(&to) {
+            if let btree_map::Entry::Vacant(free) = self.fetching.entry(to) {
                 let fetch = Fetch { to, first, last, bytes_max: APPEND_BYTES_MAX };
-                self.fetching.insert(to, fetch);
+                free.insert(fetch);
                 self.fetches.push(fetch);
             }
         }
@@ -584,7 +646,7 @@ impl Node {
     /// The term of an entry that is in the log, or right before its first one.
     pub fn term_of(&self, index: u64) -> Option<u64> {
         let log = &self.raw.raft.raft_log;
-        if index + 1 < log.first_index() || index > log.last_index() {
+        if index > log.last_index() || index + 1 < log.first_index() {
             return None;
         }
         log.term(index).ok()

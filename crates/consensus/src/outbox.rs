@@ -17,8 +17,8 @@ const WAITING_MAX: usize = 4096;
 /// * **An accepted append** says that the log has everything up to its index. If some of that is not on disk yet, the
 ///   message waits for the newest batch given out, its own or an earlier one, for it may promise entries of any of
 ///   them. If all of it is on disk, nothing but the term is promised.
-/// * **A vote** and **a request for votes** (which is a vote for oneself, and says what the log holds) wait for the
-///   newest batch too. Requests for pre-votes wait with them: they are few, and they name the log's end as well.
+/// * **A vote** rests on term and vote alone: it says that nobody else gets one in this term. A **request for votes** is
+///   a vote for oneself, and says what the log holds; but no node campaigns before its whole log is on disk.
 /// * **A granted pre-vote** promises nothing: the voter remembers nothing of it, and the one who gets it only starts
 ///   an election in which real votes count.
 /// * **All others** rest on the term alone. That they wait for a change of term or vote is needed: a sole voter
@@ -52,6 +52,9 @@ impl Outbox {
     /// A batch and all before it are on disk.
     pub fn synced(&mut self, number: u64) {
         self.synced = self.synced.max(number);
+        if self.waiting.is_empty() {
+            return;
+        }
         let synced = self.synced;
         let (free, waiting) =
             std::mem::take(&mut self.waiting).into_iter().partition(|(need, _)| *need <= synced);
@@ -62,12 +65,9 @@ impl Outbox {
 
     /// Takes a message; `persisted` is the newest entry known to be on disk here.
     pub fn post(&mut self, message: eraftpb::Message, persisted: u64) {
-        let promises_log = match message.get_msg_type() {
-            MessageType::MsgAppendResponse => !message.reject && message.index > persisted,
-            MessageType::MsgRequestVoteResponse => !message.reject,
-            MessageType::MsgRequestVote | MessageType::MsgRequestPreVote => true,
-            _ => false,
-        };
+        let promises_log = message.get_msg_type() == MessageType::MsgAppendResponse
+            && !message.reject
+            && message.index > persisted;
         let need = if promises_log { self.newest } else { self.newest_vote };
         if need <= self.synced {
             self.ready.push(message);
@@ -85,5 +85,50 @@ impl Outbox {
 
     pub fn take(&mut self) -> Vec<eraftpb::Message> {
         std::mem::take(&mut self.ready)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(kind: MessageType, index: u64) -> eraftpb::Message {
+        let mut message = eraftpb::Message { index, ..eraftpb::Message::default() };
+        message.set_msg_type(kind);
+        message
+    }
+
+    fn indexes(outbox: &mut Outbox) -> Vec<u64> {
+        outbox.take().iter().map(|m| m.index).collect()
+    }
+
+    #[test]
+    fn what_waits_for_which_batch() {
+        let mut outbox = Outbox::default();
+        outbox.appended(1, true);
+        outbox.post(message(MessageType::MsgRequestVoteResponse, 1), 0);
+        outbox.appended(2, false);
+        outbox.post(message(MessageType::MsgAppendResponse, 2), 1);
+        outbox.post(message(MessageType::MsgHeartbeatResponse, 3), 1);
+        outbox.post(message(MessageType::MsgAppendResponse, 1), 1);
+        assert!(outbox.is_empty());
+        outbox.synced(1);
+        assert_eq!(indexes(&mut outbox), [1, 3, 1]);
+        outbox.post(message(MessageType::MsgHeartbeatResponse, 4), 1);
+        let rejection = eraftpb::Message { reject: true, ..message(MessageType::MsgAppendResponse, 9) };
+        outbox.post(rejection, 1);
+        assert_eq!(indexes(&mut outbox), [4, 9]);
+        outbox.synced(2);
+        assert_eq!(indexes(&mut outbox), [2]);
+    }
+
+    #[test]
+    fn a_stalled_disk_does_not_fill_the_memory() {
+        let mut outbox = Outbox::default();
+        outbox.appended(1, false);
+        let many = WAITING_MAX as u64 + 100;
+        (1..=many).for_each(|index| outbox.post(message(MessageType::MsgAppendResponse, index), 0));
+        outbox.synced(1);
+        assert_eq!(indexes(&mut outbox), (101..=many).collect::<Vec<_>>());
     }
 }

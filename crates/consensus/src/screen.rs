@@ -7,7 +7,7 @@
 use raft::eraftpb::{self, MessageType};
 use raft::{RawNode, StateRole, Storage};
 
-use crate::wire::NUMBER_MAX;
+use crate::wire::{self, NUMBER_MAX};
 
 /// A snapshot or a restored checkpoint names at least one voter, nobody twice and nobody by the id 0.
 pub(crate) fn check_members(voters: &[u64], learners: &[u64]) -> Result<(), String> {
@@ -47,10 +47,10 @@ pub(crate) fn check<T: Storage>(message: &eraftpb::Message, node: &RawNode<T>) -
     // A term of 0 marks what a node tells itself; a forwarded request has it because it has no term.
     match kind {
         M::MsgPropose | M::MsgReadIndex if message.term != 0 => {
-            return Err(format!("{kind:?} with a term"));
+            return Err(format!("{} with a term", wire::name(kind)));
         }
         M::MsgPropose | M::MsgReadIndex => {}
-        _ if message.term == 0 => return Err(format!("{kind:?} without a term")),
+        _ if message.term == 0 => return Err(format!("{} without a term", wire::name(kind))),
         _ => {}
     }
     // What an older term says is answered or dropped without a look at it.
@@ -78,7 +78,7 @@ pub(crate) fn check<T: Storage>(message: &eraftpb::Message, node: &RawNode<T>) -
         }
         M::MsgReadIndex | M::MsgReadIndexResp => match message.entries.as_slice() {
             [entry] if !entry.data.is_empty() => Ok(()),
-            _ => Err(format!("{kind:?} without its one context")),
+            _ => Err(format!("{} without its one context", wire::name(kind))),
         },
         _ => Ok(()),
     }

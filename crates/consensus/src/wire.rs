@@ -72,6 +72,11 @@ fn from_raft_type(raft: eraftpb::MessageType) -> raftpb::MessageType {
     }
 }
 
+/// etcd's name of a message type.
+pub(crate) fn name(raft: eraftpb::MessageType) -> &'static str {
+    from_raft_type(raft).as_str_name()
+}
+
 /// Reads etcd's `ConfChange`.
 pub(crate) fn decode_conf_change(data: &[u8]) -> Result<ConfChange, String> {
     use raftpb::ConfChangeType as W;
@@ -211,5 +216,37 @@ pub(crate) fn message_from_raft(mut message: eraftpb::Message) -> raftpb::Messag
         context: (!context.is_empty()).then_some(context),
         vote: None,
         responses: Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn conf_changes_of_every_kind() {
+        // Field 2 is the kind, field 3 the member; a kind of 0 is left out.
+        let read = |data: &[u8]| decode_conf_change(data).expect("sound");
+        assert_eq!(read(&[0x18, 5]), ConfChange { kind: ConfChangeKind::AddVoter, node: 5 });
+        assert_eq!(read(&[0x10, 1, 0x18, 5]), ConfChange { kind: ConfChangeKind::Remove, node: 5 });
+        assert_eq!(read(&[0x10, 2, 0x18, 5]), ConfChange { kind: ConfChangeKind::Update, node: 5 });
+        assert_eq!(read(&[0x10, 3, 0x18, 5]), ConfChange { kind: ConfChangeKind::AddLearner, node: 5 });
+    }
+
+    /// Field 13 and 14 are etcd's vote and responses, the raft crate's snapshot request and priority.
+    #[test]
+    fn fields_that_differ_are_left_alone() {
+        let mut ours =
+            eraftpb::Message { to: 2, from: 1, term: 4, priority: 9, commit: 7, ..Default::default() };
+        ours.commit_term = 3;
+        ours.request_snapshot = 8;
+        ours.deprecated_priority = 9;
+        ours.set_msg_type(eraftpb::MessageType::MsgRequestVote);
+        let wire = message_from_raft(ours);
+        assert_eq!((wire.vote, wire.responses.len(), wire.commit), (None, 0, None));
+        let wire = raftpb::Message { vote: Some(8), responses: vec![wire.clone()], commit: Some(7), ..wire };
+        let back = message_to_raft(wire).expect("sound");
+        assert_eq!((back.request_snapshot, back.priority, back.commit, back.commit_term), (0, 0, 0, 0));
+        assert_eq!((back.to, back.from, back.term), (2, 1, 4));
     }
 }

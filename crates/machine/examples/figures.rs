@@ -1,4 +1,5 @@
-//! Prints what checkpoints cost: `cargo run --release -p mainstay-machine --example figures [keys]`.
+//! Prints what checkpoints and transfers cost, and small puts with their hash: `cargo run --release -p mainstay-machine --example figures [keys]`,
+//! and with `puts` instead of a number.
 
 use std::convert::Infallible;
 use std::io::{Read as _, Write as _};
@@ -8,16 +9,18 @@ use std::time::Instant;
 use api::etcdserverpb::{InternalRaftRequest, PutRequest};
 use bytes::{Bytes, BytesMut};
 use mainstay_machine::image::{RunWriter, restore};
+use mainstay_machine::transfer::{Assembly, ReceivedVersion, TransferReader, TransferWriter};
 use mainstay_machine::{Command, Machine, ReadError, Rules, Values};
 use mvcc::{Location, Value};
 use prost::Message as _;
 
-/// Puts read nothing.
-struct Nothing;
+/// All values are the same.
+struct Same;
 
-impl Values for Nothing {
-    fn read_into(&self, _: Value, _: &mut BytesMut) -> Result<(), ReadError> {
-        Err(ReadError::Failed("there are no values here".to_owned()))
+impl Values for Same {
+    fn read_into(&self, value: Value, out: &mut BytesMut) -> Result<(), ReadError> {
+        out.resize(out.len() + value.len as usize, b'v');
+        Ok(())
     }
 }
 
@@ -76,10 +79,67 @@ fn child() -> std::io::Result<()> {
     Ok(())
 }
 
+/// Puts of few keys, so that the index costs little; their requests are made before.
+fn hot_puts() {
+    let requests: Vec<Bytes> = (0..1000)
+        .map(|n| {
+            let put = PutRequest {
+                key: format!("/registry/some/key-{n:05}").into(),
+                value: Bytes::from_static(&[b'v'; 64]),
+                ..PutRequest::default()
+            };
+            let request = InternalRaftRequest { put: Some(put), ..InternalRaftRequest::default() };
+            Bytes::from(request.encode_to_vec())
+        })
+        .collect();
+    for _ in 0..5 {
+        let mut machine = Machine::new(RULES);
+        let (start, count) = (Instant::now(), 500_000u64);
+        for (n, data) in (1..=count).zip(requests.iter().cycle()) {
+            let location = Location { segment: 1, offset: n as u32 };
+            machine.apply(Command { index: n, term: 1, data, location }, &Same, true).expect("a put applies");
+            if n % 1000 == 0 {
+                let revision = machine.store.current_revision();
+                machine.store.compact(revision).expect("the revision is there");
+                while !machine.compact_step(1000) {}
+                drop(machine.store.publish());
+            }
+        }
+        let ns = start.elapsed().as_nanos() as f64 / count as f64;
+        println!("{ns:.0} ns a put of a hot key, its share of a compaction included");
+    }
+}
+
+/// A whole transfer, with the values handed over and placed at once.
+fn transfer(machine: &mut Machine) {
+    let (view, head) = (machine.store.publish(), machine.head());
+    let chunks: Vec<Bytes> = measure("writing a transfer", || {
+        let mut writer = TransferWriter::new(view, head, 0);
+        std::iter::from_fn(|| writer.next_chunk(&Same).expect("values are there")).collect()
+    });
+    println!("{} bytes", chunks.iter().map(Bytes::len).sum::<usize>());
+    let chunks = chunks.into_iter().map(Ok::<_, Infallible>);
+    let mut reader = TransferReader::open(chunks).expect("opens");
+    let mut assembly = Assembly::new(RULES, None);
+    assembly.begin(reader.head()).expect("a whole one follows on nothing");
+    measure("taking it in", || {
+        while let Some(version) = reader.next().expect("reads") {
+            let received = ReceivedVersion::of(&version).expect("values are short");
+            assembly.push(&received, Location { segment: 1, offset: 32 });
+        }
+    });
+    let back = measure("making the machine", || assembly.finish(reader.finish()).expect("it is sound"));
+    assert_eq!(back.state_hash(), machine.state_hash());
+}
+
 fn main() -> std::io::Result<()> {
     let argument = std::env::args().nth(1);
     if argument.as_deref() == Some("restore") {
         return child();
+    }
+    if argument.as_deref() == Some("puts") {
+        hot_puts();
+        return Ok(());
     }
     let keys: u64 = argument.and_then(|n| n.parse().ok()).unwrap_or(1_000_000);
     let mut machine = Machine::new(RULES);
@@ -94,7 +154,7 @@ fn main() -> std::io::Result<()> {
             let at = n * 1200;
             let location = Location { segment: 1 + (at >> 26) as u32, offset: (at & ((1 << 26) - 1)) as u32 };
             let command = Command { index: n + 1, term: 1, data: &data, location };
-            machine.apply(command, &Nothing, true).expect("a put applies");
+            machine.apply(command, &Same, true).expect("a put applies");
         }
     });
     let (view, head) = (machine.store.publish(), machine.head());
@@ -104,6 +164,7 @@ fn main() -> std::io::Result<()> {
     });
     let bytes: usize = blocks.iter().map(Vec::len).sum();
     println!("{} blocks, {bytes} bytes, {:.1} a key of 24", blocks.len(), bytes as f64 / keys as f64);
+    transfer(&mut machine);
     drop(machine);
     for _ in 0..3 {
         let back = measure("restoring it", || restore_blocks(&blocks));

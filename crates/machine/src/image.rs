@@ -42,8 +42,8 @@
 //!
 //! Merging drops what the compact revision of the newest run made unreadable: of each key all versions at or below it
 //! but the newest, and that one too if it is a deletion below it. (A deletion at it stays, also when a put of the same
-//! revision follows it.) A delta run must therefore hold every deletion of a
-//! key that an earlier run knows; [`Head::delta_from_min`] says from where on it does.
+//! revision follows it.) A delta run must therefore hold every deletion of a key that an earlier run knows;
+//! [`Head::delta_from_min`] says from where on it does.
 //!
 //! What a checkpoint does not record is that a value was moved: a run written before keeps naming the old place. So
 //! a segment may be deleted only when a *base* run whose head was taken after the move is durable.

@@ -19,7 +19,12 @@
 //!   compaction got (`apply`);
 //! * a mutating entry raises the revision by exactly one, a refused one changes nothing (`apply`);
 //! * what is restored from a checkpoint cannot be told from what was saved (`image`), and so with snapshots
-//!   (`snapshot`); files of old versions open for ever; damaged ones are errors, never panics.
+//!   (`snapshot`); files of old versions open for ever; damaged ones are errors, never panics;
+//! * nor can what was transferred be told from what was sent, whatever the receiver had and however often the
+//!   transfer broke off (`transfer`);
+//! * the rolling hash is the same on members whose state is the same, and differs from the first entry on that touches
+//!   a difference (`state_hash`);
+//! * a membership change that the members there do not allow changes nothing (`membership`).
 
 mod alarm;
 pub mod check;

@@ -77,6 +77,8 @@ impl Reconfiguration {
                 Err(error::MEMBER_NOT_LEARNER)
             }
             Reconfiguration::Update(_, urls) if urls.iter().any(is_used) => Err(error::PEER_URL_EXIST),
+            // Raft cannot do without any voter, whatever the options allow.
+            Reconfiguration::Remove(id) if members.voters() == [*id] => Err(error::MEMBER_NOT_ENOUGH_STARTED),
             Reconfiguration::Promote(_) | Reconfiguration::Remove(_) | Reconfiguration::Update(..) => Ok(()),
         }
     }

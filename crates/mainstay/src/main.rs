@@ -97,7 +97,8 @@ fn serve(parsed: Parsed, greet: bool) -> ExitCode {
         Ok(started) => started,
         Err(why) => {
             if let Some(signal) = early.get() {
-                logger.info("received signal; shutting down", &[("signal", Value::Str(signals::name(signal)))]);
+                logger
+                    .info("received signal; shutting down", &[("signal", Value::Str(signals::name(signal)))]);
                 signals::die_by(signal);
             }
             logger.fatal("cannot start the member", &[("error", Value::Str(&why))]);

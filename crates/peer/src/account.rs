@@ -143,18 +143,17 @@ mod tests {
 
     fn app(bytes: usize) -> Message {
         let entry = api::raftpb::Entry { data: Some(Bytes::from(vec![0; bytes])), ..Default::default() };
-        Message {
-            r#type: Some(MessageType::MsgApp as i32),
-            entries: vec![entry],
-            ..Default::default()
-        }
+        Message { r#type: Some(MessageType::MsgApp as i32), entries: vec![entry], ..Default::default() }
     }
 
     #[test]
     fn messages_are_taken_up_to_both_bounds_and_again_when_some_have_left() {
         let account = Account::new(1);
         let small = app(1);
-        assert_eq!((0..QUEUED_MESSAGES_MAX + 5).filter(|_| account.take(&small)).count(), QUEUED_MESSAGES_MAX);
+        assert_eq!(
+            (0..QUEUED_MESSAGES_MAX + 5).filter(|_| account.take(&small)).count(),
+            QUEUED_MESSAGES_MAX
+        );
         account.give_back(&small);
         assert!(account.take(&small) && !account.take(&small));
 

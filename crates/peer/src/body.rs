@@ -1,14 +1,16 @@
 use std::io;
 use std::pin::Pin;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::{Buf, Bytes};
 use hyper::body::{Frame, SizeHint};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 
 use crate::account::Account;
 use crate::frame_buffer::Segments;
+use crate::piece::{Piece, broken_off};
 use crate::stream_writer::StreamWriter;
 
 /// What goes out behind a head.
@@ -18,7 +20,13 @@ pub(crate) enum Body {
     /// A raft stream.
     Stream(StreamWriter),
     /// A snapshot: its envelope, then pieces from the thread that makes them.
-    Snapshot { envelope: Option<Segments>, pieces: mpsc::Receiver<io::Result<Bytes>>, account: Arc<Account> },
+    Snapshot {
+        envelope: Option<Segments>,
+        pieces: mpsc::Receiver<Piece>,
+        account: Arc<Account>,
+        /// Told when the last piece was handed over.
+        handed_over: Rc<Notify>,
+    },
 }
 
 impl Body {
@@ -38,20 +46,21 @@ impl hyper::body::Body for Body {
     type Data = Segments;
     type Error = io::Error;
 
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<io::Result<Frame<Segments>>>> {
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Segments>>>> {
         let segments = match self.get_mut() {
             Body::Whole(whole) => whole.take(),
             Body::Stream(writer) => std::task::ready!(writer.poll_segments(cx)),
-            Body::Snapshot { envelope, pieces, account } => {
+            Body::Snapshot { envelope, pieces, account, handed_over } => {
                 let next = match envelope.take() {
                     Some(envelope) => Some(envelope),
                     None => match std::task::ready!(pieces.poll_recv(cx)) {
-                        Some(Ok(piece)) => Some(piece.into()),
-                        Some(Err(error)) => return Poll::Ready(Some(Err(error))),
-                        None => None,
+                        Some(Piece::Bytes(bytes)) => Some(bytes.into()),
+                        Some(Piece::Failed(error)) => return Poll::Ready(Some(Err(error))),
+                        None => return Poll::Ready(Some(Err(broken_off()))),
+                        Some(Piece::End) => {
+                            handed_over.notify_one();
+                            None
+                        }
                     },
                 };
                 if let Some(next) = &next {

@@ -7,6 +7,7 @@ use http::{HeaderValue, Request, Response};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::SendRequest;
+use tokio::task::AbortHandle;
 
 use crate::body::Body;
 use crate::endpoint::Endpoint;
@@ -58,7 +59,7 @@ impl Client {
                 },
             }
         }
-        let mut sender = dial(endpoint, timeout).await?;
+        let (mut sender, _) = dial(endpoint, timeout).await?;
         let answer = sender.send_request(request).await.map_err(|error| text(&error))?;
         self.collect(endpoint, sender, answer).await
     }
@@ -114,13 +115,16 @@ pub(crate) fn name_host<B>(request: &mut Request<B>, endpoint: &Endpoint) -> Res
     Ok(())
 }
 
-/// Opens a connection that is driven until its last handle is gone.
-pub(crate) async fn dial(endpoint: &Endpoint, write_timeout: Duration) -> Result<SendRequest<Body>, String> {
-    let socket = socket::connect(endpoint, DIAL_TIMEOUT, write_timeout).await.map_err(|error| error.to_string())?;
+/// Opens a connection; it is driven until its last handle is gone, or it is aborted.
+pub(crate) async fn dial(
+    endpoint: &Endpoint,
+    write_timeout: Duration,
+) -> Result<(SendRequest<Body>, AbortHandle), String> {
+    let socket =
+        socket::connect(endpoint, DIAL_TIMEOUT, write_timeout).await.map_err(|error| error.to_string())?;
     let handshake = hyper::client::conn::http1::handshake(socket).await;
     let (sender, connection) = handshake.map_err(|error| text(&error))?;
-    tokio::task::spawn_local(connection);
-    Ok(sender)
+    Ok((sender, tokio::task::spawn_local(connection).abort_handle()))
 }
 
 /// An error of hyper with its cause, which alone says what happened.

@@ -16,7 +16,9 @@ impl Endpoint {
         let uri: Uri = url.parse().map_err(|error| format!("peer URL {url:?} is invalid: {error}"))?;
         match uri.scheme_str() {
             Some("http") => {}
-            Some("https") => return Err(format!("peer URL {url:?}: TLS between members is not supported yet")),
+            Some("https") => {
+                return Err(format!("peer URL {url:?}: TLS between members is not supported yet"));
+            }
             _ => return Err(format!("peer URL {url:?} is invalid: only http:// is supported")),
         }
         let authority = uri.authority().filter(|authority| !authority.as_str().contains('@'));
@@ -27,7 +29,12 @@ impl Endpoint {
             return Err(format!("peer URL {url:?} is invalid: it must not have a path"));
         }
         let host = authority.host().trim_start_matches('[').trim_end_matches(']').to_owned();
-        let port = authority.port_u16().unwrap_or(80);
+        // A port that is none (empty, or above 65535) reads as if there was none.
+        let says_port = authority.as_str().len() > authority.host().len();
+        let port = authority.port_u16().filter(|port| *port > 0).or((!says_port).then_some(80));
+        let Some(port) = port else {
+            return Err(format!("peer URL {url:?} is invalid: its port is none"));
+        };
         if host.is_empty() {
             return Err(format!("peer URL {url:?} is invalid: it names no host"));
         }
@@ -87,8 +94,21 @@ mod tests {
         assert_eq!((endpoint.host.as_str(), endpoint.port), ("::1", 2380));
         assert_eq!(endpoint.authority, "[::1]:2380");
         assert_eq!(Endpoint::parse("http://a.example").unwrap().port, 80);
-        assert!(check_url("https://a:2380").unwrap_err().contains("TLS between members is not supported yet"));
-        for bad in ["", "a:2380", "http://", "http://a:2380/x", "http://u@a:1", "unix://x", "http://a:99999", "\u{0}"] {
+        assert!(
+            check_url("https://a:2380").unwrap_err().contains("TLS between members is not supported yet")
+        );
+        for bad in [
+            "",
+            "a:2380",
+            "http://",
+            "http://a:2380/x",
+            "http://u@a:1",
+            "unix://x",
+            "http://a:99999",
+            "http://a:",
+            "http://a:0",
+            "\u{0}",
+        ] {
             let error = check_url(bad).unwrap_err();
             assert!(error.contains("peer URL"), "{error}");
         }

@@ -122,7 +122,7 @@ impl FrameBuffer {
     pub(crate) fn put_sized_message(&mut self, mut message: Message) {
         let len = message.encoded_len();
         self.put_u64(len as u64);
-        if !message.entries.iter().any(|entry| has_shared_data(entry)) {
+        if !message.entries.iter().any(has_shared_data) {
             self.room(len);
             message.encode_raw(&mut self.small);
             return;
@@ -177,7 +177,12 @@ mod tests {
     use super::*;
 
     fn entry(index: u64, bytes: usize) -> Entry {
-        Entry { r#type: Some(0), term: Some(3), index: Some(index), data: Some(vec![index as u8; bytes].into()) }
+        Entry {
+            r#type: Some(0),
+            term: Some(3),
+            index: Some(index),
+            data: Some(vec![index as u8; bytes].into()),
+        }
     }
 
     #[test]
@@ -204,7 +209,7 @@ mod tests {
             let mut segments = buffer.take();
             let mut seen = [IoSlice::new(&[]); 64];
             let n = segments.chunks_vectored(&mut seen);
-            assert_eq!(seen[..n].concat(), expected);
+            assert_eq!(seen[..n].iter().flat_map(|slice| slice.to_vec()).collect::<Vec<u8>>(), expected);
             assert_eq!(segments.copy_to_bytes(segments.remaining()), expected);
             assert_eq!(buffer.len(), 0);
         }

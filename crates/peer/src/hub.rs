@@ -1,24 +1,373 @@
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
+use std::future::poll_fn;
 use std::io;
+use std::rc::Rc;
 use std::sync::Arc;
+use std::task::Poll;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
+use api::raftpb::Message;
+use bytes::Bytes;
+use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Limited};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, mpsc, oneshot};
+
+use crate::body::Body;
+use crate::client::{self, Client};
+use crate::endpoint::Endpoint;
+use crate::frame_buffer::FrameBuffer;
 use crate::handler::Handler;
-use crate::inbox::Inbox;
-use crate::options::{Log, Options};
+use crate::identity::{Identity, MAINSTAY_SNAPSHOT};
+use crate::inbox::{Arrivals, Command, Inbox};
+use crate::options::{
+    CONNECTIONS_MAX, IDLE_MAX, Level, Log, Options, REMOTES_MAX, SNAPSHOT_ANSWER_TIMEOUT, SNAPSHOT_PATIENCE,
+};
+use crate::peer::Peer;
+use crate::peers::Target;
+use crate::piece::Piece;
+use crate::race::{First, race};
+use crate::routes;
+use crate::socket::{Clock, Socket};
 
-/// The peer thread.
-pub(crate) struct Hub;
+/// Batches taken from the inbox before the network gets a turn.
+const BATCHES_PER_TURN: usize = 8;
+/// After a failed accept (no descriptors, say).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// What is read of a refused snapshot's answer.
+const REFUSAL_BYTES_MAX: usize = 64 * 1024;
+
+/// Everything of the peer thread.
+pub(crate) struct Hub {
+    pub(crate) identity: Identity,
+    pub(crate) handler: Arc<dyn Handler>,
+    pub(crate) inbox: Arc<Inbox>,
+    pub(crate) client: Client,
+    pub(crate) read_timeout: Duration,
+    pub(crate) write_timeout: Duration,
+    /// Snapshots that come in now.
+    pub(crate) receiving: Cell<usize>,
+    log: Log,
+    peers: RefCell<BTreeMap<u64, Rc<Peer>>>,
+    connections: Cell<usize>,
+    told_removed: Cell<bool>,
+    stopping: Cell<bool>,
+}
 
 impl Hub {
     pub(crate) fn start(
-        _: Options,
-        _: Arc<dyn Handler>,
-        _: Log,
+        options: Options,
+        handler: Arc<dyn Handler>,
+        log: Log,
         inbox: Arc<Inbox>,
     ) -> io::Result<JoinHandle<()>> {
+        let identity = Identity::new(&options)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let entered = runtime.enter();
+        let mut listeners = Vec::with_capacity(options.listeners.len());
+        for listener in options.listeners {
+            listener.set_nonblocking(true)?;
+            listeners.push(TcpListener::from_std(listener)?);
+        }
+        drop(entered);
+        let (read_timeout, write_timeout) = (options.read_timeout, options.write_timeout);
         std::thread::Builder::new().name("peer".to_owned()).spawn(move || {
-            runtime.block_on(async { while std::future::poll_fn(|cx| inbox.poll_arrivals(cx)).await.is_some() {} });
+            let hub = Rc::new(Hub {
+                identity,
+                handler,
+                inbox,
+                client: Client::new(),
+                read_timeout,
+                write_timeout,
+                receiving: Cell::new(0),
+                log,
+                peers: RefCell::default(),
+                connections: Cell::new(0),
+                told_removed: Cell::new(false),
+                stopping: Cell::new(false),
+            });
+            let local = tokio::task::LocalSet::new();
+            local.block_on(&runtime, run(Rc::clone(&hub), listeners));
+            hub.stopping.set(true);
+            // Tasks hold the hub and their peers; with them gone everything closes.
+            drop(local);
+            // A name that is still being looked up holds up nothing.
+            runtime.shutdown_background();
         })
     }
+
+    /// Says something about a peer.
+    pub(crate) fn log(&self, level: Level, message: &str, peer: u64, detail: &str) {
+        let id = format!("{peer:x}");
+        let fields = [("remote-peer-id", id.as_str()), ("detail", detail)];
+        (self.log)(level, message, if detail.is_empty() { &fields[..1] } else { &fields });
+    }
+
+    /// A member; not a remote.
+    pub(crate) fn member(&self, id: u64) -> Option<Rc<Peer>> {
+        self.peers.borrow().get(&id).filter(|peer| !peer.is_remote).cloned()
+    }
+
+    pub(crate) fn unreachable(&self, id: u64) {
+        if !self.stopping.get() {
+            self.handler.unreachable(id);
+        }
+    }
+
+    pub(crate) fn told_removed(&self, by: u64) {
+        if !self.told_removed.replace(true) {
+            self.log(Level::Error, "a peer says that this member was removed from the cluster", by, "");
+            self.handler.removed();
+        }
+    }
+
+    /// An unknown sender said where it listens: it may know more than we do, so that it can be answered.
+    pub(crate) fn add_remote(self: &Rc<Self>, id: u64, urls: &[String]) {
+        let mut peers = self.peers.borrow_mut();
+        let remotes = peers.values().filter(|peer| peer.is_remote).count();
+        if id == 0
+            || id == self.identity.local_id
+            || peers.contains_key(&id)
+            || remotes >= REMOTES_MAX
+            || self.handler.is_removed(id)
+            || !urls.iter().any(|url| Endpoint::parse(url).is_ok())
+        {
+            return;
+        }
+        let account = self.inbox.add_remote(id);
+        peers.insert(id, Peer::remote(self, account, urls));
+        self.log(Level::Info, "added remote peer", id, &urls.join(","));
+    }
+
+    fn take(self: &Rc<Self>, arrivals: Arrivals) {
+        for command in arrivals.commands {
+            match command {
+                Command::Members(members) => self.set_members(members),
+                Command::Request { target, request, timeout, answer, permit } => {
+                    let hub = Rc::clone(self);
+                    tokio::task::spawn_local(async move {
+                        let mut answer = answer;
+                        let exchange = hub.exchange(&target, request, timeout);
+                        if let First::Left(answered) = race(exchange, answer.closed()).await {
+                            // Whoever asked may be gone by now.
+                            let _ = answer.send(answered);
+                        }
+                        drop(permit);
+                    });
+                }
+                Command::Snapshot { message, pieces, done } => {
+                    tokio::task::spawn_local(post_snapshot(Rc::clone(self), message, pieces, done));
+                }
+            }
+        }
+        let mut unreachable: BTreeSet<u64> = arrivals.unreachable.into_iter().collect();
+        let peers = self.peers.borrow();
+        for message in arrivals.messages {
+            let to = message.to.unwrap_or(0);
+            match peers.get(&to) {
+                Some(peer) => {
+                    if !peer.enqueue(self, message) {
+                        unreachable.insert(to);
+                    }
+                }
+                // It left meanwhile.
+                None => {
+                    if let Some(account) = self.inbox.account(to) {
+                        account.give_back(&message);
+                    }
+                }
+            }
+        }
+        drop(peers);
+        for id in unreachable {
+            self.unreachable(id);
+        }
+        for id in arrivals.snapshots_refused {
+            self.handler.snapshot_sent(id, false);
+        }
+    }
+
+    fn set_members(self: &Rc<Self>, members: Vec<(u64, Vec<String>)>) {
+        let mut peers = self.peers.borrow_mut();
+        let mut left = Vec::new();
+        peers.retain(|id, peer| {
+            let stays = peer.is_remote || members.iter().any(|member| member.0 == *id);
+            if !stays {
+                left.push(Rc::clone(peer));
+            }
+            stays
+        });
+        for (id, urls) in members {
+            match peers.get(&id) {
+                Some(peer) if !peer.is_remote => peer.set_urls(self, &urls),
+                _ => {
+                    let Some(account) = self.inbox.account(id) else { continue };
+                    if let Some(remote) = peers.insert(id, Peer::member(self, account, &urls)) {
+                        left.push(remote);
+                    }
+                    self.log(Level::Info, "added remote peer", id, &urls.join(","));
+                }
+            }
+        }
+        drop(peers);
+        for peer in left {
+            peer.close();
+            self.log(Level::Info, "removed remote peer", peer.id, "");
+        }
+    }
+
+    async fn exchange(
+        &self,
+        target: &Target,
+        request: Request<Bytes>,
+        timeout: Duration,
+    ) -> Result<Response<Bytes>, String> {
+        match target {
+            Target::Url(url) => {
+                let endpoint = Endpoint::parse(url)?;
+                let answered = self.client.exchange(&endpoint, request, timeout).await;
+                answered.map_err(|error| format!("{url}: {error}"))
+            }
+            Target::Member(id) => {
+                let peer = self.peers.borrow().get(id).cloned();
+                let peer = peer.ok_or_else(|| format!("member {id:x} is unknown"))?;
+                let endpoint = peer.endpoint()?;
+                let answered = self.client.exchange(&endpoint, request, timeout).await;
+                answered.map_err(|error| {
+                    peer.endpoint_failed(&endpoint);
+                    format!("member {id:x} at {}: {error}", endpoint.authority)
+                })
+            }
+        }
+    }
+}
+
+async fn run(hub: Rc<Hub>, listeners: Vec<TcpListener>) {
+    for listener in listeners {
+        tokio::task::spawn_local(accept(Rc::clone(&hub), listener));
+    }
+    let sweeper = Rc::clone(&hub);
+    tokio::task::spawn_local(async move {
+        loop {
+            tokio::time::sleep(IDLE_MAX).await;
+            sweeper.client.sweep();
+        }
+    });
+    poll_fn(|cx| {
+        for _ in 0..BATCHES_PER_TURN {
+            match std::task::ready!(hub.inbox.poll_arrivals(cx)) {
+                Some(arrivals) => hub.take(arrivals),
+                None => return Poll::Ready(()),
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+async fn accept(hub: Rc<Hub>, listener: TcpListener) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) if hub.connections.get() < CONNECTIONS_MAX => {
+                hub.connections.set(hub.connections.get() + 1);
+                let hub = Rc::clone(&hub);
+                tokio::task::spawn_local(async move {
+                    serve(&hub, stream).await;
+                    hub.connections.set(hub.connections.get() - 1);
+                });
+            }
+            Ok(_) => (hub.log)(Level::Warn, "closed a connection: too many are open", &[]),
+            Err(error) => {
+                (hub.log)(Level::Warn, "cannot accept a connection", &[("error", &error.to_string())]);
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn serve(hub: &Rc<Hub>, stream: TcpStream) {
+    let Ok(socket) = Socket::new(stream, hub.write_timeout) else { return };
+    let answer = hyper::service::service_fn(|request| {
+        let hub = Rc::clone(hub);
+        async move { Ok::<_, Infallible>(routes::answer(hub, request).await) }
+    });
+    let connection = hyper::server::conn::http1::Builder::new()
+        .timer(Clock)
+        .header_read_timeout(hub.read_timeout)
+        .title_case_headers(true)
+        .serve_connection(socket, answer);
+    // A broken connection is noticed by what it carried: a stream's writer, a snapshot's body.
+    let _ = connection.await;
+}
+
+/// Sends one snapshot; tells how it ended. When this ends first, the pieces' sender notices.
+async fn post_snapshot(
+    hub: Rc<Hub>,
+    message: Message,
+    pieces: mpsc::Receiver<Piece>,
+    done: oneshot::Sender<Result<(), String>>,
+) {
+    let to = message.to.unwrap_or(0);
+    let peer = hub.peers.borrow().get(&to).cloned();
+    let sent = match peer {
+        Some(peer) => deliver_snapshot(&hub, &peer, message, pieces).await,
+        None => Err(format!("member {to:x} is unknown")),
+    };
+    // Only the snapshot's thread waits for it; it cannot be gone.
+    let _ = done.send(sent);
+}
+
+async fn deliver_snapshot(
+    hub: &Hub,
+    peer: &Peer,
+    message: Message,
+    pieces: mpsc::Receiver<Piece>,
+) -> Result<(), String> {
+    let endpoint = peer.endpoint()?;
+    let mut envelope = FrameBuffer::default();
+    envelope.put_sized_message(message);
+    let handed_over = Rc::new(Notify::new());
+    let mut request = Request::new(Body::Snapshot {
+        envelope: Some(envelope.take()),
+        pieces,
+        account: Arc::clone(&peer.account),
+        handed_over: Rc::clone(&handed_over),
+    });
+    *request.method_mut() = Method::POST;
+    *request.uri_mut() = http::Uri::from_static(crate::snapshot_receiver::PATH);
+    client::name_host(&mut request, &endpoint)?;
+    let headers = request.headers_mut();
+    hub.identity.stamp(headers);
+    headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
+    headers.insert(MAINSTAY_SNAPSHOT, HeaderValue::from_static("1"));
+
+    let dialed = client::dial(&endpoint, hub.write_timeout * SNAPSHOT_PATIENCE).await;
+    let (mut sender, connection) = dialed.inspect_err(|_| peer.endpoint_failed(&endpoint))?;
+    let outcome = async {
+        let answer = sender.send_request(request).await.map_err(|error| client::text(&error))?;
+        let status = answer.status();
+        if status == StatusCode::NO_CONTENT {
+            return Ok(());
+        }
+        let body = Limited::new(answer.into_body(), REFUSAL_BYTES_MAX).collect().await;
+        let body = body.map(|body| body.to_bytes()).unwrap_or_default();
+        Err(format!("the receiver answered {status}: {}", String::from_utf8_lossy(&body).trim_end()))
+    };
+    // The time of the answer runs from the last piece on: how long the pieces take depends on how many there are,
+    // and the connection watches that they move.
+    let patience = async {
+        handed_over.notified().await;
+        tokio::time::sleep(SNAPSHOT_ANSWER_TIMEOUT).await;
+    };
+    let outcome = match race(outcome, patience).await {
+        First::Left(outcome) => outcome,
+        First::Right(()) => Err(format!("no answer within {SNAPSHOT_ANSWER_TIMEOUT:?}")),
+    };
+    // A refusal comes before the body is through: without this the rest would go out for nothing.
+    connection.abort();
+    outcome
 }

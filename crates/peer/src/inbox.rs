@@ -10,6 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use crate::account::Account;
 use crate::peers::Target;
+use crate::piece::Piece;
 
 /// What other threads hand to the peer thread.
 pub(crate) struct Inbox {
@@ -51,11 +52,7 @@ pub(crate) enum Command {
         permit: Option<OwnedSemaphorePermit>,
     },
     /// A snapshot whose pieces come from a thread of its own.
-    Snapshot {
-        message: Message,
-        pieces: mpsc::Receiver<std::io::Result<Bytes>>,
-        done: oneshot::Sender<Result<(), String>>,
-    },
+    Snapshot { message: Message, pieces: mpsc::Receiver<Piece>, done: oneshot::Sender<Result<(), String>> },
 }
 
 impl Inbox {

@@ -26,15 +26,32 @@
 //! them with raw sockets. With `MAINSTAY_TEST_ETCD=<etcd binary>` one test elects that etcd as leader.
 
 mod account;
+mod app_encoder;
+mod body;
+mod client;
+mod decoder;
 mod endpoint;
 mod fetch;
 mod figures;
+mod frame_buffer;
 mod handler;
 mod hub;
+mod identity;
 mod inbox;
 mod options;
+mod peer;
 mod peers;
+mod piece;
+mod pipeline;
+mod prober;
+mod race;
+mod rfc3339;
+mod routes;
+mod snapshot_receiver;
 mod snapshot_sender;
+mod socket;
+mod stream_reader;
+mod stream_writer;
 
 pub use endpoint::check_url;
 pub use fetch::fetch;

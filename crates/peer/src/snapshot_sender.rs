@@ -9,6 +9,7 @@ use crate::handler::{Handler, SnapshotSource};
 use crate::inbox::{Command, Inbox};
 use crate::options::{Level, Log, SNAPSHOT_PIECES_MAX, SNAPSHOTS_SENT_MAX};
 use crate::peers::Target;
+use crate::piece::Piece;
 
 /// Where our own members say what they have, so that less than everything may be sent.
 const RECEIVER_PATH: &str = "/mainstay/snapshot";
@@ -38,7 +39,8 @@ impl SnapshotSender {
                 return;
             }
         }
-        let (inbox, handler, log) = (Arc::clone(&self.inbox), Arc::clone(&self.handler), Arc::clone(&self.log));
+        let (inbox, handler, log) =
+            (Arc::clone(&self.inbox), Arc::clone(&self.handler), Arc::clone(&self.log));
         let sending = Arc::clone(&self.sending);
         let work = move || {
             let sent = send(&inbox, message, source);
@@ -84,14 +86,18 @@ fn send(inbox: &Inbox, message: Message, mut source: Box<dyn SnapshotSource>) ->
         let (done, sent) = oneshot::channel();
         inbox.push(Command::Snapshot { message, pieces, done });
         let mut failure = None;
-        for piece in opened {
-            let error = piece.as_ref().err().map(ToString::to_string);
+        let pieces = opened.map(Some).chain([None]);
+        for piece in pieces {
+            let piece = match piece {
+                Some(Ok(bytes)) => Piece::Bytes(bytes),
+                Some(Err(error)) => {
+                    failure = Some(error.to_string());
+                    Piece::Failed(error)
+                }
+                None => Piece::End,
+            };
             // The other end is gone when the connection broke; the outcome says why.
-            if give.blocking_send(piece).is_err() {
-                break;
-            }
-            if error.is_some() {
-                failure = error;
+            if give.blocking_send(piece).is_err() || failure.is_some() {
                 break;
             }
         }

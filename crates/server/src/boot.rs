@@ -13,15 +13,15 @@ use api::raftpb;
 use consensus::{Entry, EntryKind, HardState, Node, Restored};
 use disk::{Disk, Lock, RealDisk};
 use front::Front;
+use log::Reset;
 use log::checkpoint::{CheckpointStore, Manifest};
 use log::{Batch, Log, LogEvent, Recovered, Replayed};
-use log::Reset;
 use machine::{Machine, Rules};
 use peer::Peers;
 use prost::Message as _;
 
-use crate::compaction_hash;
 use crate::catch_up::{self, FETCHES_MAX, entry_of};
+use crate::compaction_hash;
 use crate::config::{Config, MetricsDetail, Url};
 use crate::core::{Ask, Core, Order, Parts};
 use crate::http::MetricsListener;
@@ -413,8 +413,7 @@ fn append_and_wait(
     batch: Batch,
 ) -> Result<VecDeque<(u64, log::Location)>, String> {
     inbox.receive_here();
-    let ticket =
-        log.append(batch).map_err(|e| format!("cannot write the first entries: {:?}", e.reason))?;
+    let ticket = log.append(batch).map_err(|e| format!("cannot write the first entries: {:?}", e.reason))?;
     let deadline = Instant::now() + BOOT_PATIENCE;
     let (mut told, mut places) = (Vec::new(), VecDeque::new());
     while Instant::now() < deadline {
@@ -578,12 +577,15 @@ fn serve(
         write_timeout: config.raft_write_timeout,
         listeners: peers,
     };
-    let peers = Peers::start(options, peering, Arc::new(move |level, line, fields| {
-        log_peer(&peer_logger, level, line, fields);
-    }))
-        .map_err(|e| format!("cannot start the thread that talks to other members: {e}"))?;
+    let peers = Peers::start(
+        options,
+        peering,
+        Arc::new(move |level, line, fields| {
+            log_peer(&peer_logger, level, line, fields);
+        }),
+    )
+    .map_err(|e| format!("cannot start the thread that talks to other members: {e}"))?;
     let peers = Arc::new(peers);
-    peers.set_members(remotes);
     shared.set_peers(Arc::clone(&peers));
     let monitor = Monitor::start(&shared, &logger, &config)?;
 
@@ -603,6 +605,7 @@ fn serve(
         orders,
         hash_jobs,
         fetches,
+        remotes,
         terms,
         attributes,
         checkpoint_bytes,
@@ -674,7 +677,8 @@ fn serve(
 }
 
 fn log_peer(logger: &Logger, level: peer::Level, line: &str, fields: &[(&str, &str)]) {
-    let fields: Vec<(&str, Value<'_>)> = fields.iter().map(|(name, value)| (*name, Value::Str(value))).collect();
+    let fields: Vec<(&str, Value<'_>)> =
+        fields.iter().map(|(name, value)| (*name, Value::Str(value))).collect();
     match level {
         peer::Level::Debug => logger.debug(line, &fields),
         peer::Level::Info => logger.info(line, &fields),

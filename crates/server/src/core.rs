@@ -31,6 +31,7 @@ use tokio::sync::oneshot;
 
 use crate::transfer::Received;
 use machine::image::Head;
+use machine::transfer::Held;
 use mvcc::{Location, View};
 
 pub use command::command;
@@ -85,8 +86,14 @@ pub enum Ask {
         /// Whether it has all of it.
         delivered: bool,
     },
-    /// Another member is about to send its state: the present state is wanted, to build on.
-    ReceiveSnapshot(Ticket),
+    /// What another member need not send of its state.
+    Holds(Ticket),
+    /// Another member sends its state: the present state is wanted, to build on. The number stands for this attempt.
+    ReceiveSnapshot(Ticket, u64),
+    /// The sending has broken off; it may go on.
+    SnapshotBroken,
+    /// It goes on.
+    ResumeSnapshot(Ticket, u64),
     /// All of it has arrived.
     SnapshotReceived(Box<Received>),
     /// It will not arrive.
@@ -185,6 +192,8 @@ pub enum ReplyBody {
     MembersChanged,
     /// The other member leads.
     LeaderMoved,
+    /// What this member has of the state, and the last entry it has applied.
+    Holds(Held, u64),
     /// Hashes of the state.
     StateTrail(StateTrail),
     /// The state: keys and values, and the rest.

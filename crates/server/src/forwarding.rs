@@ -49,7 +49,9 @@ async fn ask_leader(
             if let Ok(response) = answered
                 && !matches!(
                     response.status(),
-                    StatusCode::INTERNAL_SERVER_ERROR | StatusCode::SERVICE_UNAVAILABLE | StatusCode::REQUEST_TIMEOUT
+                    StatusCode::INTERNAL_SERVER_ERROR
+                        | StatusCode::SERVICE_UNAVAILABLE
+                        | StatusCode::REQUEST_TIMEOUT
                 )
             {
                 return Ok(response);

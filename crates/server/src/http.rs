@@ -1,7 +1,7 @@
 //! What the client listener and the metrics listeners answer over HTTP/1: health, version, metrics.
 //!
-//! Statuses, headers and bodies are those of etcd 3.7. Everything is answered at once, from the newest published
-//! state: nothing here waits, writes, or asks the core.
+//! Statuses, headers and bodies are those of etcd 3.7. Everything is answered from the newest published
+//! state; only health waits, until the cluster has confirmed that this state is new enough for a linearizable read.
 //!
 //! It does not know sockets or the JSON gateway, and it does not log.
 //!
@@ -18,10 +18,11 @@ use ::http::header::{
     CONNECTION, CONTENT_TYPE, LOCATION, X_CONTENT_TYPE_OPTIONS,
 };
 use ::http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode};
-use api::API_VERSION;
+use api::{API_VERSION, error};
 use bytes::Bytes;
 use serde_json::Value;
 
+use crate::core::{Ask, ReplyBody};
 use crate::metrics;
 use crate::shared::{Published, Shared};
 use crate::values::LogValues;
@@ -40,6 +41,30 @@ struct Asked<'a> {
     values: &'a LogValues,
     state: &'a Published,
     query: Query<'a>,
+    /// Whether the state is as new as a linearizable read needs, if that had to be asked.
+    confirmed: Option<&'a Confirmed>,
+}
+
+/// The answer to whether the published state is as new as a linearizable read needs; travels with the request.
+#[derive(Clone, Debug)]
+struct Confirmed(Result<(), String>);
+
+/// Asks the cluster, if this request is answered by a linearizable read and this member alone cannot tell.
+pub async fn confirm(shared: &Shared, request: &mut Request<Bytes>) {
+    let Target::Path(path) = target::of(request) else { return };
+    let reads = path == "/health" || path == "/readyz" || path == "/readyz/linearizable_read";
+    let state = shared.state.load_full();
+    if !reads || state.reads_local || Query::of(request.uri()).first("serializable") == Some(b"true") {
+        return;
+    }
+    let asked = tokio::time::timeout(shared.limits.request_timeout, shared.ask(Ask::Read)).await;
+    let confirmed = match asked.map(|reply| reply.map(|reply| reply.body)) {
+        Ok(Ok(ReplyBody::Readable)) => Ok(()),
+        Ok(Ok(ReplyBody::Outcome(Err(status), _)) | Err(status)) => Err(status.message.into_owned()),
+        Ok(Ok(_)) => Err(error::STOPPED.message.into_owned()),
+        Err(_) => Err(error::TIMEOUT.message.into_owned()),
+    };
+    request.extensions_mut().insert(Confirmed(confirmed));
 }
 
 /// Answers a request that came to a client listener.
@@ -105,7 +130,8 @@ fn common(
     let ask = |answer: &dyn Fn(&Asked<'_>) -> Response<Bytes>| {
         only_get(request, || {
             let state = shared.state.load();
-            answer(&Asked { shared, values, state: &state, query: Query::of(request.uri()) })
+            let (query, confirmed) = (Query::of(request.uri()), request.extensions().get());
+            answer(&Asked { shared, values, state: &state, query, confirmed })
         })
     };
     if path == "/health" {

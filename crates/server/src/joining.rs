@@ -112,9 +112,11 @@ fn join(config: &Config, bootstrap: &Bootstrap, logger: &Logger) -> Result<Begin
         }
     }
     let Some((cluster_id, existing)) = found else {
-        return Err("cannot fetch cluster info from peer urls: could not retrieve cluster information from the \
+        return Err(
+            "cannot fetch cluster info from peer urls: could not retrieve cluster information from the \
                     given URLs"
-            .to_owned());
+                .to_owned(),
+        );
     };
     if existing.len() != bootstrap.members.len() {
         let urls: Vec<&str> = existing.iter().flat_map(|m| m.peer_urls.iter().map(String::as_str)).collect();
@@ -233,7 +235,14 @@ fn check_version(url: &str) -> Result<(), String> {
 }
 
 /// For `--force-new-cluster`: the entries that make this member the only one of its cluster, behind `last`.
-pub fn alone(own: u64, member: Option<&Member>, members: &BTreeSet<u64>, own_urls: &[Url], term: u64, last: u64) -> Vec<Entry> {
+pub fn alone(
+    own: u64,
+    member: Option<&Member>,
+    members: &BTreeSet<u64>,
+    own_urls: &[Url],
+    term: u64,
+    last: u64,
+) -> Vec<Entry> {
     use raftpb::ConfChangeType as Type;
     let mut changes = Vec::new();
     for other in members.iter().filter(|id| **id != own) {

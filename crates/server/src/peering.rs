@@ -32,13 +32,13 @@ const LEASE_BODY_BYTES_MAX: usize = 64 << 10;
 pub struct Peering {
     shared: Arc<Shared>,
     logger: Arc<Logger>,
-    receiver: Receiver,
+    receiver: Arc<Receiver>,
 }
 
 impl Peering {
     /// Answers for this member.
     pub fn new(shared: Arc<Shared>, logger: Arc<Logger>, receiver: Receiver) -> Peering {
-        Peering { shared, logger, receiver }
+        Peering { shared, logger, receiver: Arc::new(receiver) }
     }
 }
 
@@ -68,8 +68,7 @@ fn members_json<'a>(members: impl Iterator<Item = &'a Member>) -> String {
 }
 
 fn members(shared: &Shared) -> Response<Bytes> {
-    let mut response =
-        answer(StatusCode::OK, JSON, members_json(shared.state.load().members.by_id.values()));
+    let mut response = answer(StatusCode::OK, JSON, members_json(shared.state.load().members.by_id.values()));
     if let Ok(cluster) = HeaderValue::from_str(&format!("{:x}", shared.identity.cluster_id)) {
         response.headers_mut().insert("x-etcd-cluster-id", cluster);
     }
@@ -148,7 +147,7 @@ async fn time_to_live(shared: &Shared, body: Bytes) -> Response<Bytes> {
     }
 }
 
-async fn route(shared: Arc<Shared>, request: Request<Bytes>) -> Response<Bytes> {
+async fn route(shared: Arc<Shared>, receiver: Arc<Receiver>, request: Request<Bytes>) -> Response<Bytes> {
     let path = request.uri().path().to_owned();
     match (request.method(), path.as_str()) {
         (&Method::GET, "/members") => members(&shared),
@@ -159,17 +158,17 @@ async fn route(shared: Arc<Shared>, request: Request<Bytes>) -> Response<Bytes> 
         }
         (&Method::POST, "/leases") => renew(&shared, request.into_body()).await,
         (&Method::POST, "/leases/internal") => time_to_live(&shared, request.into_body()).await,
-        (_, "/leases" | "/leases/internal") => {
-            refused(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed")
-        }
+        (_, "/leases" | "/leases/internal") => refused(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed"),
         (&Method::GET, crate::comparison::HASH_KV) => crate::comparison::hash_kv(&shared, &request).await,
         (_, crate::comparison::HASH_KV) => not_allowed("GET"),
         (&Method::GET, "/downgrade/enabled") => {
             let enabled = shared.state.load().members.downgrade_target.is_some();
             answer(StatusCode::OK, PLAIN, enabled.to_string())
         }
-        (&Method::GET, crate::transfer::PATH) => crate::transfer::holds(&shared),
-        (&Method::GET, crate::comparison::STATE_HASHES) => crate::comparison::state_hashes(&shared, &request).await,
+        (&Method::GET, crate::transfer::PATH) => receiver.holds().await,
+        (&Method::GET, crate::comparison::STATE_HASHES) => {
+            crate::comparison::state_hashes(&shared, &request).await
+        }
         (method, path) => match path.strip_prefix("/members/promote/") {
             Some(id) if method == Method::POST => promote(&shared, id).await,
             Some(_) => not_allowed("POST"),
@@ -210,6 +209,6 @@ impl peer::Handler for Peering {
     }
 
     fn http(&self, request: Request<Bytes>) -> Pin<Box<dyn Future<Output = Response<Bytes>> + Send>> {
-        Box::pin(route(Arc::clone(&self.shared), request))
+        Box::pin(route(Arc::clone(&self.shared), Arc::clone(&self.receiver), request))
     }
 }

@@ -437,8 +437,10 @@ impl front::Service for Services {
         }
     }
 
-    fn http(self: Rc<Self>, request: http::Request<Bytes>) -> LocalBoxFuture<http::Response<Bytes>> {
-        let response = crate::http::answer(&self.shared, &self.values, &self.counters, &request);
-        Box::pin(std::future::ready(response))
+    fn http(self: Rc<Self>, mut request: http::Request<Bytes>) -> LocalBoxFuture<http::Response<Bytes>> {
+        Box::pin(async move {
+            crate::http::confirm(&self.shared, &mut request).await;
+            crate::http::answer(&self.shared, &self.values, &self.counters, &request)
+        })
     }
 }

@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
-use api::Status;
 use api::error;
 use api::etcdserverpb::{AlarmType, ResponseHeader};
+use api::{Code, Status};
 use arc_swap::ArcSwap;
 use machine::{Alarms, Members};
 use mvcc::View;
@@ -63,6 +63,17 @@ pub struct Identity {
     pub cluster_id: u64,
 }
 
+/// What a proposal is answered with that no leader was there to take.
+const NEVER_PROPOSED: Status = Status::new(Code::DeadlineExceeded, "context deadline exceeded");
+
+/// The leader that is known, or 0, and when leaders came and went.
+#[derive(Clone, Copy, Default)]
+struct Leadership {
+    leader: u64,
+    elected: Option<Instant>,
+    lost: Option<Instant>,
+}
+
 /// What all threads of a member share.
 pub struct Shared {
     /// Who this is.
@@ -91,8 +102,7 @@ pub struct Shared {
     disk_bytes: AtomicU64,
     /// The ways to the other members, once there are some.
     peers: OnceLock<Arc<Peers>>,
-    /// When the present leader was first heard of; `None` while there is none, and before there was any.
-    elected: Mutex<(u64, Option<Instant>)>,
+    leadership: Mutex<Leadership>,
     /// Request ids given out.
     next_request: AtomicU64,
     /// Lease ids given out.
@@ -150,7 +160,7 @@ impl Shared {
             proposal_bytes: AtomicUsize::new(0),
             disk_bytes: AtomicU64::new(0),
             peers: OnceLock::new(),
-            elected: Mutex::new((0, None)),
+            leadership: Mutex::default(),
             next_request: AtomicU64::new(request),
             next_lease: AtomicI64::new(lease),
         }
@@ -169,13 +179,22 @@ impl Shared {
 
     /// The core heard of another leader, or of none.
     pub fn leader_is(&self, leader: u64, now: Instant) {
-        let mut elected = self.elected.lock().unwrap_or_else(PoisonError::into_inner);
-        *elected = (leader, if leader == 0 { elected.1 } else { Some(now) });
+        let mut leadership = self.leadership.lock().unwrap_or_else(PoisonError::into_inner);
+        leadership.leader = leader;
+        if leader == 0 {
+            leadership.lost = Some(now);
+        } else {
+            leadership.elected = Some(now);
+        }
     }
 
     /// etcd's words for a proposal that was not answered in time: they say whose fault it may be.
     pub fn timed_out(&self, since: Instant) -> Status {
-        let (leader, elected) = *self.elected.lock().unwrap_or_else(PoisonError::into_inner);
+        let Leadership { leader, elected, lost } =
+            *self.leadership.lock().unwrap_or_else(PoisonError::into_inner);
+        if leader == 0 && lost.is_none_or(|lost| lost <= since) {
+            return NEVER_PROPOSED;
+        }
         if let Some(elected) = elected
             && since < elected
             && since + 2 * self.limits.election_timeout > elected
@@ -258,6 +277,11 @@ impl Shared {
     /// A command that was counted has gone to the log, or was refused.
     pub fn proposal_taken(&self, bytes: usize) {
         self.proposal_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// A command that had been taken waits once more.
+    pub fn proposal_again(&self, bytes: usize) {
+        self.proposal_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Bytes of the data directory's files, as far as they are in use.

@@ -33,9 +33,9 @@ pub fn read(bytes: &[u8], machine: &Machine) -> Vec<(u64, u64)> {
     let runs: Vec<(u64, u64)> =
         bytes.chunks_exact(16).map(|pair| (number(&pair[..8]), number(&pair[8..]))).collect();
     let ascending = runs.windows(2).all(|pair| pair[0].0 < pair[1].0 && pair[0].1 < pair[1].1);
-    let ends = runs.last().is_some_and(|(index, term)| {
-        *index <= machine.applied_index && *term == machine.applied_term
-    });
+    let ends = runs
+        .last()
+        .is_some_and(|(index, term)| *index <= machine.applied_index && *term == machine.applied_term);
     if ascending && ends && bytes.len() % 16 == 0 {
         return runs;
     }

@@ -1,19 +1,33 @@
-//! A member's whole state on its way to another.
+//! A member's whole state on its way to another: the sender's source of bytes, and the receiver's thread.
+//!
+//! The receiver says what it has ([`Held`]), the sender sends what lies behind that. What breaks off is kept for a
+//! while, and the next stream goes on behind it.
 
+use std::collections::HashMap;
 use std::io;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use api::raftpb;
 use bytes::Bytes;
 use http::{Response, StatusCode};
 use machine::image::Head;
+use machine::transfer::{Assembly, Held, ReceivedVersion, TransferReader, TransferWriter};
 use machine::{Machine, Rules};
+use mvcc::Location;
 
-use crate::core::Pinned;
+use crate::core::{Ask, Pinned, ReplyBody};
 use crate::shared::Shared;
+use crate::values::LogValues;
 
-/// What a sender asks for before it sends.
+/// Where a sender asks what the receiver has.
 pub const PATH: &str = "/mainstay/snapshot";
+
+/// Bytes of values that go to the log at once.
+const PORTION_BYTES: usize = 1 << 20;
+/// Versions that are gathered at once, whatever their values weigh.
+const PORTION_VERSIONS: usize = 16 << 10;
 
 /// A state that has arrived whole.
 pub struct Received {
@@ -27,49 +41,213 @@ pub struct Received {
 
 /// The state of a moment, to be sent.
 pub struct Source {
-    head: Head,
+    head: Option<Head>,
     view: Pinned,
+    values: log::Values,
 }
 
 impl Source {
     /// The state of this view.
-    pub fn new(head: Head, view: Pinned, _shared: &Arc<Shared>) -> Source {
-        Source { head, view }
+    pub fn new(head: Head, view: Pinned, shared: &Shared) -> Source {
+        Source { head: Some(head), view, values: shared.values.clone() }
     }
 }
 
 impl peer::SnapshotSource for Source {
-    fn open(&mut self, _receiver: Option<Bytes>) -> Result<peer::Pieces<'_>, String> {
-        let _ = (&self.head, &self.view);
-        Err("not yet".to_owned())
+    fn open(&mut self, receiver: Option<Bytes>) -> Result<peer::Pieces<'_>, String> {
+        let Some(held) = receiver else {
+            return Err(
+                "the receiver does not say what it has, as only this program does: a member that runs etcd \
+                        needs another form of snapshot"
+                    .to_owned(),
+            );
+        };
+        let held = Held::from_bytes(&held).map_err(|e| format!("the receiver says that it has {}", e.0))?;
+        let head = self.head.take().ok_or("a snapshot is sent once")?;
+        let from = head.transfer_from(Some(&held));
+        let mut writer = TransferWriter::new(Arc::clone(&self.view.0), head, from);
+        let values = LogValues::new(self.values.clone());
+        let mut ended = false;
+        Ok(Box::new(std::iter::from_fn(move || {
+            if ended {
+                return None;
+            }
+            let chunk = writer.next_chunk(&values).map_err(io::Error::other).transpose();
+            ended = matches!(chunk, Some(Err(_)) | None);
+            chunk
+        })))
     }
 }
 
-/// What this member holds already.
-pub fn holds(_shared: &Shared) -> Response<Bytes> {
-    let mut response = Response::new(Bytes::new());
-    *response.status_mut() = StatusCode::NOT_FOUND;
-    response
+/// What has arrived of a state whose stream broke off.
+struct Broken {
+    assembly: Assembly,
+    held: Held,
+    claim: u64,
+    base_applied: u64,
 }
 
-/// Takes states that other members send.
+/// Takes states that other members send, one at a time.
 pub struct Receiver {
-    _shared: Arc<Shared>,
-    _rules: Rules,
+    shared: Arc<Shared>,
+    rules: Rules,
+    broken: Mutex<Option<Broken>>,
+    claims: AtomicU64,
 }
 
 impl Receiver {
     /// For this member.
     pub fn new(shared: Arc<Shared>, rules: Rules) -> Receiver {
-        Receiver { _shared: shared, _rules: rules }
+        Receiver { shared, rules, broken: Mutex::new(None), claims: AtomicU64::new(0) }
     }
 
-    /// Takes one.
+    fn broken(&self) -> MutexGuard<'_, Option<Broken>> {
+        self.broken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Answers a sender who asks what this member has.
+    pub async fn holds(&self) -> Response<Bytes> {
+        let broken = self.broken().as_ref().map(|broken| (broken.held, broken.base_applied));
+        let held = match self.shared.ask(Ask::Holds).await.map(|reply| reply.body) {
+            Ok(ReplyBody::Holds(_, applied)) if broken.is_some_and(|(_, base)| base == applied) => {
+                broken.map(|(held, _)| held)
+            }
+            Ok(ReplyBody::Holds(held, _)) => Some(held),
+            _ => None,
+        };
+        match held {
+            Some(held) => Response::new(Bytes::from(held.to_bytes())),
+            None => {
+                let mut response = Response::new(Bytes::from_static(b"the member is stopping\n"));
+                *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+                response
+            }
+        }
+    }
+
+    /// Takes a state. Blocks until raft has been asked whether it wants it.
+    ///
+    /// # Errors
+    ///
+    /// What was wrong with the stream, or why this member cannot take it now.
     pub fn receive(
         &self,
-        _message: raftpb::Message,
-        _body: &mut dyn Iterator<Item = io::Result<Bytes>>,
+        message: raftpb::Message,
+        body: &mut dyn Iterator<Item = io::Result<Bytes>>,
     ) -> Result<(), String> {
-        Err("not yet".to_owned())
+        let mut reader = TransferReader::open(body).map_err(|e| e.to_string())?;
+        let position = message.snapshot.as_ref().and_then(|snapshot| snapshot.metadata.as_ref());
+        let told = position.map(|metadata| (metadata.index.unwrap_or(0), metadata.term.unwrap_or(0)));
+        if told != Some((reader.head().applied_index, reader.head().applied_term)) {
+            return Err("the message and the state are not of the same entry".to_owned());
+        }
+        let mut partial = match self.resume(reader.head().from) {
+            Some(broken) => broken,
+            None => self.begin()?,
+        };
+        let filled = self.fill(&mut partial.assembly, &mut reader);
+        if let Err(why) = filled {
+            partial.held = partial.assembly.pause();
+            *self.broken() = Some(partial);
+            self.shared.core.send(Ask::SnapshotBroken);
+            return Err(why);
+        }
+        let base_applied = (reader.head().from > 0).then_some(partial.base_applied);
+        let machine = partial.assembly.finish(reader.finish()).map_err(|e| {
+            self.shared.core.send(Ask::SnapshotGivenUp);
+            e.to_string()
+        })?;
+        let received = Received { message, machine: Box::new(machine), base_applied };
+        self.shared.core.send(Ask::SnapshotReceived(Box::new(received)));
+        Ok(())
+    }
+
+    /// Goes on behind what came before a break, if the stream does and the core still keeps it.
+    fn resume(&self, from: i64) -> Option<Broken> {
+        let broken = self.broken().take()?;
+        if broken.held.revision != from {
+            self.shared.core.send(Ask::SnapshotGivenUp);
+            return None;
+        }
+        let claim = broken.claim;
+        let reply = self.shared.ask_blocking(move |ticket| Ask::ResumeSnapshot(ticket, claim)).ok()?;
+        matches!(reply.body, ReplyBody::Readable).then_some(broken)
+    }
+
+    fn begin(&self) -> Result<Broken, String> {
+        let claim = self.claims.fetch_add(1, Ordering::Relaxed) + 1;
+        let reply = self.shared.ask_blocking(move |ticket| Ask::ReceiveSnapshot(ticket, claim));
+        match reply.map(|reply| reply.body) {
+            Ok(ReplyBody::Image(head, Pinned(view))) => {
+                let base_applied = head.applied_index;
+                let held = head.held();
+                let base = (base_applied > 0).then_some((view, *head));
+                Ok(Broken { assembly: Assembly::new(self.rules, base), held, claim, base_applied })
+            }
+            Ok(ReplyBody::Outcome(Err(status), _)) | Err(status) => {
+                Err(format!("not now: {}", status.message))
+            }
+            Ok(_) => Err("not now".to_owned()),
+        }
+    }
+
+    fn fill<I>(&self, assembly: &mut Assembly, reader: &mut TransferReader<I>) -> Result<(), String>
+    where
+        I: Iterator<Item = io::Result<Bytes>>,
+    {
+        assembly.begin(reader.head()).map_err(|e| e.0.to_owned())?;
+        let (mut versions, mut values, mut bytes) = (Vec::new(), Vec::new(), 0);
+        loop {
+            let next = reader.next().map_err(|e| e.to_string());
+            if let Ok(Some(version)) = &next {
+                let noted = ReceivedVersion::of(version).map_err(|e| e.0.to_owned())?;
+                if noted.value_len() > 0 {
+                    let id = log::ValueId { main: version.main, sub: i64::from(version.sub) };
+                    values.push(log::Value { id, data: Bytes::copy_from_slice(version.value) });
+                    bytes += version.value.len();
+                }
+                versions.push(noted);
+            }
+            // What came before a break is good.
+            let last = !matches!(next, Ok(Some(_)));
+            if last || bytes >= PORTION_BYTES || versions.len() >= PORTION_VERSIONS {
+                self.place(assembly, &mut versions, &mut values)?;
+                bytes = 0;
+            }
+            match next {
+                Ok(Some(_)) => {}
+                Ok(None) => return Ok(()),
+                Err(why) => return Err(why),
+            }
+        }
+    }
+
+    /// Writes values to the log, and gives the versions on with their places.
+    fn place(
+        &self,
+        assembly: &mut Assembly,
+        versions: &mut Vec<ReceivedVersion>,
+        values: &mut Vec<log::Value>,
+    ) -> Result<(), String> {
+        let ids: Vec<log::ValueId> = values.iter().map(|value| value.id).collect();
+        let mut places = Vec::new();
+        if !values.is_empty() {
+            let (done, placed) = sync_channel(1);
+            self.shared.core.send(Ask::Place(std::mem::take(values), done));
+            places = placed.recv().map_err(|_| "the log takes no values now".to_owned())?;
+        }
+        let places: HashMap<log::ValueId, log::Location> = places.into_iter().collect();
+        let mut places = ids.into_iter().map(|id| places.get(&id).copied());
+        for version in versions.drain(..) {
+            let location = match version.value_len() {
+                0 => Location::default(),
+                _ => {
+                    let place = places.next().flatten().ok_or("the log lost a value")?;
+                    Location { segment: place.segment, offset: place.offset }
+                }
+            };
+            assembly.push(&version, location);
+        }
+        Ok(())
     }
 }

@@ -6,11 +6,38 @@ use mainstay_consensus as consensus;
 use crate::sim::{Dice, Disk, Sim};
 
 /// Seeds of a normal run; `MAINSTAY_SEEDS` names another number and `MAINSTAY_SEED` a single one.
-const SEEDS: u64 = 300;
+const SEEDS: u64 = 500;
 const STEPS: usize = 2500;
 const MEMBERS_MAX: u64 = 6;
 
-fn chance(sim: &mut Sim, id: u64, crashes: bool) {
+/// Two members that do not hear each other campaign at the same time.
+fn duel(sim: &mut Sim, id: u64) {
+    let other = sim.dice.pick(&sim.running());
+    sim.heal();
+    sim.cut.extend([(id, other), (other, id)]);
+    for id in [id, other] {
+        let _ = sim.step(id, Event::CampaignRequested);
+        sim.sync(id, usize::MAX);
+    }
+}
+
+/// Elections and crashes at every turn, and slow disks.
+fn storm(sim: &mut Sim, id: u64) {
+    match sim.dice.roll(20) {
+        5 => duel(sim, id),
+        0 | 1 => {
+            let _ = sim.step(id, Event::CampaignRequested);
+        }
+        2 => {
+            let kept = usize::try_from(sim.dice.roll(3)).expect("small");
+            sim.crash(id, kept);
+        }
+        3 | 4 => sim.sync(id, 1),
+        _ => {}
+    }
+}
+
+fn chance(sim: &mut Sim, id: u64) {
     let count = 1 + usize::try_from(sim.dice.roll(4)).expect("small");
     match sim.dice.roll(1000) {
         0..150 => sim.tick(id),
@@ -33,7 +60,7 @@ fn chance(sim: &mut Sim, id: u64, crashes: bool) {
             let keep = sim.dice.roll(20);
             sim.discard(id, keep);
         }
-        910..920 if crashes => {
+        910..920 => {
             let kept = usize::try_from(sim.dice.roll(4)).expect("small");
             sim.crash(id, kept);
         }
@@ -131,12 +158,18 @@ fn network(sim: &mut Sim) {
 fn run(seed: u64) -> (u64, u64, u64, u64) {
     let voters = 1 + Dice(seed).roll(5);
     let mut sim = Sim::new(seed, voters);
+    let stormy = seed % 3 == 2;
+    sim.pre_vote = !stormy;
     for _ in 0..STEPS {
         let ids: Vec<u64> = sim.members.keys().copied().collect();
         let id = sim.dice.pick(&ids);
         if sim.members[&id].node.is_some() {
-            chance(&mut sim, id, true);
-        } else if sim.dice.one_in(10) {
+            if stormy && sim.dice.one_in(2) {
+                storm(&mut sim, id);
+            } else {
+                chance(&mut sim, id);
+            }
+        } else if sim.dice.one_in(if stormy { 2 } else { 10 }) {
             sim.start(id);
         }
         for _ in 0..3 {

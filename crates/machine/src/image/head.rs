@@ -32,8 +32,10 @@ pub struct Head {
     pub(crate) versions: u64,
     /// Id, TTL and time left, in no order: sorting millions is not for the machine's thread.
     pub(crate) leases: Vec<(i64, i64, i64)>,
-    pub(crate) alarms: Alarms,
-    pub(crate) members: Members,
+    /// Alarms.
+    pub alarms: Alarms,
+    /// Members.
+    pub members: Members,
 }
 
 impl Machine {

@@ -121,7 +121,10 @@ impl Assembly {
             *self = Assembly::new(self.rules, None);
             self.held.compacted_min = head.compact_revision;
             self.held.compacted_max = head.compact_revision;
-        } else if head.from != self.held.revision || head.compact_revision < self.held.compacted_max {
+        } else if head.from != self.held.revision
+            || head.compact_revision < self.held.compacted_max
+            || self.base.as_ref().is_some_and(|(_, base)| head.applied_index < base.applied_index)
+        {
             return Err(Malformed("a transfer that does not follow on what is there"));
         }
         self.stream = Some(Stream {

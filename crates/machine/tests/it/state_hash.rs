@@ -160,30 +160,38 @@ fn a_difference_shows_from_the_first_entry_that_touches_it() {
         }
         machine
     };
-    let sound = || made(&[grant(5, 60), put("other", "v", 0), put("k", "v", 0)]);
+    let sound = || vec![grant(5, 60), put("other", "v", 0), put("k", "v", 0)];
+    let twice =
+        |first: &str| vec![put(first, "v", 0), put(["k", "other"][usize::from(first == "k")], "v", 0)];
     let cases = [
-        ("version and create revision", [grant(5, 60), put("k", "v", 0), put("k", "v", 0)]),
-        ("value", [grant(5, 60), put("other", "v", 0), put("k", "w", 0)]),
-        ("lease", [grant(5, 60), put("other", "v", 0), put("k", "v", 5)]),
-        ("revision", [grant(5, 60), put("k", "v", 0), put("other", "v", 0)]),
-        ("key", [grant(5, 60), put("other", "v", 0), put("l", "v", 0)]),
+        ("version", sound(), vec![grant(5, 60), put("k", "v", 0), put("k", "v", 0)]),
+        ("value", sound(), vec![grant(5, 60), put("other", "v", 0), put("k", "w", 0)]),
+        ("lease", sound(), vec![grant(5, 60), put("other", "v", 0), put("k", "v", 5)]),
+        ("revision", sound(), vec![grant(5, 60), put("k", "v", 0), put("other", "v", 0)]),
+        ("key", sound(), vec![grant(5, 60), put("other", "v", 0), put("l", "v", 0)]),
+        (
+            "create revision alone",
+            [twice("k"), vec![put("k", "v", 0)]].concat(),
+            [twice("other"), vec![put("k", "v", 0)]].concat(),
+        ),
     ];
     for touching in [put("k", "new", 0), delete("k")] {
-        for (what, requests) in &cases {
-            let (mut ours, mut theirs) = (sound(), mongrel(&mut sound(), &mut made(requests)));
+        for (what, ours, theirs) in &cases {
+            let (mut ours, mut theirs) = (made(ours), mongrel(&mut made(ours), &mut made(theirs)));
             let begun = ours.applied_index;
             for key in ["x", "y", "x"] {
                 execute(&mut ours, &journal, &put(key, "v", 0));
                 execute(&mut theirs, &journal, &put(key, "v", 0));
                 assert_eq!(ours.state_hash(), theirs.state_hash(), "nothing touched the {what} yet");
             }
+            let revision = ours.store.current_revision() + 1;
             for request in [&touching, &put("x", "v", 0), &put("k", "v", 0), &delete("k")] {
                 execute(&mut ours, &journal, request);
                 execute(&mut theirs, &journal, request);
                 assert_ne!(ours.state_hash(), theirs.state_hash(), "the {what} differs");
             }
             let (trail, other) = (ours.state_trail(0), theirs.state_trail(0));
-            let expected = TrailComparison::Different { index: begun + 4, revision: 7, at_first: false };
+            let expected = TrailComparison::Different { index: begun + 4, revision, at_first: false };
             assert_eq!(trail.compare(&other), expected, "{what}");
             assert_eq!(other.compare(&trail), expected, "{what}");
         }

@@ -310,6 +310,49 @@ fn a_deletion_that_compaction_removed_cannot_be_followed_on() {
 }
 
 #[test]
+fn a_part_once_broken_off_is_as_old_as_what_it_began_with() {
+    let (mut machine, journal) = (Machine::new(RULES), Journal::default());
+    execute(&mut machine, &journal, &put("gone", "v", 0));
+    let base = (machine.store.publish(), machine.head());
+    for key in ["a", "b"] {
+        execute(&mut machine, &journal, &put(key, "v", 0));
+    }
+    execute(&mut machine, &journal, &delete("gone"));
+    execute(&mut machine, &journal, &put("c", "v", 0));
+    machine.store.compact(6).unwrap();
+    // The first stream still had the deletion, but broke off before it.
+    let chunks = send(&mut machine, 2, &journal);
+    let mut reader = TransferReader::open(whole(&chunks)).unwrap();
+    let mut assembly = Assembly::new(RULES, Some(base));
+    assembly.begin(reader.head()).unwrap();
+    for _ in 0..2 {
+        let version = reader.next().unwrap().unwrap();
+        let place = journal.append(&Bytes::copy_from_slice(version.value));
+        assembly.push(&ReceivedVersion::of(&version).unwrap(), place);
+    }
+    let held = assembly.pause();
+    assert_eq!(held, Held { revision: 3, compacted_min: -1, compacted_max: 6 });
+    assert!(machine.head().can_follow(&held));
+    while !machine.compact_step(1) {}
+    assert!(!machine.head().can_follow(&held), "the deletion of 5 would be missed");
+    // Of a whole one everything is as new as the stream.
+    let chunks = send(&mut machine, 0, &journal);
+    let mut reader = TransferReader::open(whole(&chunks)).unwrap();
+    assembly.begin(reader.head()).unwrap();
+    for _ in 0..2 {
+        let version = reader.next().unwrap().unwrap();
+        let place = journal.append(&Bytes::copy_from_slice(version.value));
+        assembly.push(&ReceivedVersion::of(&version).unwrap(), place);
+    }
+    let held = assembly.pause();
+    assert_eq!(held, Held { revision: 3, compacted_min: 6, compacted_max: 6 });
+    assert!(machine.head().can_follow(&held));
+    let chunks = send(&mut machine, 3, &journal);
+    let mut back = receive(assembly, whole(&chunks), &journal, 1).map_err(|e| e.2).unwrap();
+    assert_equal(&mut machine, &mut back, &journal);
+}
+
+#[test]
 fn a_stream_that_does_not_follow_is_refused_and_one_of_everything_replaces() {
     let (mut machine, journal) = (Machine::new(RULES), Journal::default());
     for key in ["a", "b", "c"] {
@@ -331,6 +374,14 @@ fn a_stream_that_does_not_follow_is_refused_and_one_of_everything_replaces() {
         let mut back = receive(assembly, whole(&chunks), &journal, 1).map_err(|e| e.2).unwrap();
         assert_equal(&mut machine, &mut back, &journal);
     }
+    // A sender that applied less, though nothing that changed a key.
+    let base = {
+        let mut ahead = restored(&[run(&mut machine, 0)]).unwrap();
+        execute(&mut ahead, &journal, &crate::image::grant(5, 60));
+        (ahead.store.publish(), ahead.head())
+    };
+    let chunks = send(&mut machine, base.1.revision, &journal);
+    assert!(receive(Assembly::new(RULES, Some(base)), whole(&chunks), &journal, 1).is_err());
     // A sender that is compacted less than what is held has what is missing here, but does not send it.
     let mut compacted = restored(&[run(&mut machine, 0)]).unwrap();
     compacted.store.compact(4).unwrap();
@@ -472,6 +523,62 @@ fn blocks_that_are_good_but_of_another_stream_are_refused() {
         let back = receive(Assembly::new(RULES, None), whole(&chunks), &Journal::default(), 100);
         assert_eq!(back.is_ok(), good);
     }
+}
+
+/// Sound frames around damaged blocks: a sender that is itself broken.
+#[test]
+fn no_damage_makes_it_panic() {
+    let mut leader = Leader::new(4);
+    leader.go(120, &mut []);
+    let all = send(&mut leader.machine, 0, &leader.journal).concat();
+    let starts = frames(&all);
+    let random = &mut leader.commands.random;
+    let (mut refused, mut taken) = (0, 0);
+    for _ in 0..4000 {
+        let mut bytes = all.clone();
+        // Any block but the end.
+        let block = random.below(starts.len() as u64 - 2) as usize;
+        let (frame, end) = (starts[block], starts[block + 1]);
+        for _ in 0..1 + random.below(3) {
+            let at = frame + 8 + random.below((end - frame - 8) as u64) as usize;
+            bytes[at] ^= [0xff, 1 << random.below(8)][random.below(2) as usize];
+        }
+        if bytes == all {
+            continue;
+        }
+        let crc = crc32c::crc32c_append(crc32c::crc32c(&bytes[frame..frame + 4]), &bytes[frame + 8..end]);
+        bytes[frame + 4..frame + 8].copy_from_slice(&crc.to_le_bytes());
+        let chunks = [Bytes::from(bytes)];
+        let Err(broken) = receive(Assembly::new(RULES, None), whole(&chunks), &leader.journal, 1) else {
+            panic!("the checksum over all blocks does not match");
+        };
+        // What was good enough to be kept has to be good enough for what follows, or be found out at the end.
+        let (mut assembly, held, _) = *broken;
+        if !leader.machine.head().can_follow(&held) {
+            refused += 1;
+            continue;
+        }
+        let rest = send(&mut leader.machine, held.revision, &leader.journal);
+        let mut reader = TransferReader::open(whole(&rest)).unwrap();
+        if assembly.begin(reader.head()).is_err() {
+            refused += 1;
+            continue;
+        }
+        while let Some(version) = reader.next().unwrap() {
+            assembly.push(&ReceivedVersion::of(&version).unwrap(), Location { segment: 1, offset: 32 });
+        }
+        match assembly.finish(reader.finish()) {
+            Err(_) => refused += 1,
+            Ok(mut machine) => {
+                taken += 1;
+                execute(&mut machine, &Journal::default(), &put("k", "v", 0));
+                let revision = machine.store.current_revision();
+                machine.store.compact(revision).unwrap();
+                while !machine.compact_step(100) {}
+            }
+        }
+    }
+    assert!(refused > 300 && taken > 300, "{refused} refused, {taken} taken");
 }
 
 #[test]

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use consensus::{Append, Event, Restore};
 use log::{Batch, Location, Reset, Value as LogValue, ValueId};
@@ -18,13 +18,16 @@ use super::{Order, Pinned, ReplyBody, Ticket};
 use crate::logging::Value;
 use crate::transfer::Received;
 
+/// How long what has arrived of a snapshot is kept after a break.
+const RESUME_PATIENCE: Duration = Duration::from_secs(60);
+
 #[derive(Default)]
 enum Stage {
     /// Nothing is going on.
     #[default]
     Idle,
-    /// A snapshot is being received.
-    Receiving,
+    /// A snapshot is being received, in this attempt. What has arrived is kept until then if it broke off.
+    Receiving { claim: u64, until: Option<Instant> },
     /// The new state is in place; a checkpoint of it has to be ordered.
     Installed(Reset),
     /// That checkpoint is being written.
@@ -45,7 +48,7 @@ pub(super) struct Install {
 
 impl Install {
     pub fn is_receiving(&self) -> bool {
-        matches!(self.stage, Stage::Receiving)
+        matches!(self.stage, Stage::Receiving { .. })
     }
 
     pub fn wants_checkpoint(&self) -> bool {
@@ -59,15 +62,32 @@ impl Install {
                 self.held.push(append);
                 None
             }
-            Stage::Idle | Stage::Receiving => Some(append),
+            Stage::Idle | Stage::Receiving { .. } => Some(append),
         }
     }
 
     /// The sender broke off, or what it sent could not be used.
     pub fn give_up(&mut self) {
-        if let Stage::Receiving = self.stage {
+        if let Stage::Receiving { .. } = self.stage {
             self.stage = Stage::Idle;
             self.received = None;
+            self.placing = None;
+        }
+    }
+
+    /// The stream broke off; what has arrived is kept for a while.
+    pub fn pause(&mut self, now: Instant) {
+        if let Stage::Receiving { until, .. } = &mut self.stage {
+            *until = Some(now + RESUME_PATIENCE);
+        }
+    }
+
+    /// Whether somebody goes on with what has arrived.
+    pub fn look(&mut self, now: Instant) {
+        if let Stage::Receiving { until: Some(until), .. } = self.stage
+            && now >= until
+        {
+            self.give_up();
         }
     }
 
@@ -81,15 +101,27 @@ impl Install {
 
 impl Core {
     /// Another member is about to send its state. It is refused while the present one is being moved about.
-    pub(super) fn begin_install(&mut self, ticket: Ticket) {
-        let idle = matches!(self.install.stage, Stage::Idle);
+    pub(super) fn begin_install(&mut self, ticket: Ticket, claim: u64) {
+        // One that broke off and is not gone on with makes way.
+        let idle = matches!(self.install.stage, Stage::Idle | Stage::Receiving { until: Some(_), .. });
         if !idle || !self.moving.is_empty() || self.checkpoint.busy || self.stopping.is_some() {
             self.refuse(ticket, api::error::TOO_MANY_REQUESTS);
             return;
         }
-        self.install.stage = Stage::Receiving;
+        self.install.stage = Stage::Receiving { claim, until: None };
         self.shared.metrics.server.snapshot_apply_in_progress.set_u64(1);
         self.image_waiters.push(ticket);
+    }
+
+    /// A snapshot that broke off goes on.
+    pub(super) fn resume_install(&mut self, ticket: Ticket, claim: u64) {
+        match &mut self.install.stage {
+            Stage::Receiving { claim: known, until } if *known == claim && until.is_some() => {
+                *until = None;
+                self.reply(ticket, ReplyBody::Readable);
+            }
+            _ => self.refuse(ticket, api::error::TOO_MANY_REQUESTS),
+        }
     }
 
     /// Writes values of a snapshot to the log.

@@ -10,7 +10,7 @@ use machine::{Command, Member, VoterChange};
 use prost::Message as _;
 
 use super::Ticket;
-use super::proposals::Waiter;
+use super::proposals::{Open, Waiter};
 use super::run::Core;
 use crate::logging::Value;
 
@@ -49,9 +49,7 @@ impl MemberChange {
             MemberChange::Add(member) => {
                 (ConfChangeKind::AddVoter, Type::ConfChangeAddNode, member.id, Some(member.to_json()))
             }
-            MemberChange::Remove(node) => {
-                (ConfChangeKind::Remove, Type::ConfChangeRemoveNode, *node, None)
-            }
+            MemberChange::Remove(node) => (ConfChangeKind::Remove, Type::ConfChangeRemoveNode, *node, None),
             MemberChange::Update(member) => {
                 (ConfChangeKind::Update, Type::ConfChangeUpdateNode, member.id, Some(member.to_json()))
             }
@@ -196,7 +194,8 @@ impl Core {
         if self.node.step(event).is_ok() {
             self.changes.pop_front();
             self.change_open = Some(id);
-            self.waiting.insert(id, (Waiter::Members(ticket), since));
+            let term = self.node.standing().term;
+            self.waiting.insert(id, Open::new(Waiter::Members(ticket), since, term));
         }
     }
 
@@ -228,7 +227,8 @@ impl Core {
         if applied.outcome.is_ok() {
             self.members_changed(change);
         }
-        if let Some((Waiter::Members(ticket), _)) = self.waiting.remove(&applied.request_id) {
+        let waiter = self.taken_from_waiting(applied.request_id);
+        if let Some(Waiter::Members(ticket)) = waiter {
             let promoted = matches!(applied.outcome, Ok(VoterChange::AddVoter(_)));
             if promoted && self.machine.members.learners().len() < learners {
                 self.shared.metrics.server.learner_promote_successes.inc();
@@ -259,8 +259,19 @@ impl Core {
         self.applied_since = true;
         if let Some(peers) = self.shared.peers() {
             let own = self.shared.identity.member_id;
-            let others = self.machine.members.by_id.values().filter(|member| member.id != own);
-            peers.set_members(others.map(|member| (member.id, member.peer_urls.clone())).collect());
+            let members = &self.machine.members;
+            let known = members.by_id.values().map(|member| (member.id, member.peer_urls.clone()));
+            let mut others: Vec<(u64, Vec<String>)> = known.filter(|(id, _)| *id != own).collect();
+            // A member that joins reads in the log how the cluster came about. Until it finds itself there, it goes by
+            // what it was told, or it would lose sight of those who send it the log.
+            if !members.by_id.contains_key(&own) {
+                let told = self
+                    .remotes
+                    .iter()
+                    .filter(|(id, _)| !members.by_id.contains_key(id) && !members.removed.contains(id));
+                others.extend(told.cloned());
+            }
+            peers.set_members(others);
         }
     }
 
@@ -287,10 +298,8 @@ impl Core {
         }
         let (name, client_urls) = self.attributes.clone();
         let attributes = membershippb::Attributes { name, client_urls };
-        let set = membershippb::ClusterMemberAttrSetRequest {
-            member_id: id,
-            member_attributes: Some(attributes),
-        };
+        let set =
+            membershippb::ClusterMemberAttrSetRequest { member_id: id, member_attributes: Some(attributes) };
         self.attributes_proposed = Some(now);
         let request =
             InternalRaftRequest { cluster_member_attr_set: Some(set), ..InternalRaftRequest::default() };

@@ -15,6 +15,8 @@ use super::run::Core;
 
 /// Bytes that may wait in the log to be synced before the core holds proposals back.
 const LOG_QUEUE_BYTES: usize = 64 << 20;
+/// Bytes of commands that a follower hands on before some of them are applied.
+const FORWARDED_BYTES_MAX: usize = 8 << 20;
 /// Pause before a revocation that failed is tried again.
 pub(super) const REVOKE_PAUSE: Duration = Duration::from_secs(1);
 
@@ -33,6 +35,22 @@ pub(super) enum Waiter {
     Attributes,
     /// Nobody: the core's own business.
     Nobody,
+}
+
+/// Something proposed whose entry is waited for.
+pub(super) struct Open {
+    pub waiter: Waiter,
+    pub since: Instant,
+    /// The term of the leader that it was given to.
+    term: u64,
+    /// A client's command, to be proposed again if that leader did not get it into the log.
+    data: Option<Bytes>,
+}
+
+impl Open {
+    pub fn new(waiter: Waiter, since: Instant, term: u64) -> Open {
+        Open { waiter, since, term, data: None }
+    }
 }
 
 /// A client's command that is not proposed yet.
@@ -65,7 +83,10 @@ impl Core {
             queued_bytes += proposal.data.len();
             room
         };
-        let count = self.gathered.iter().take_while(|proposal| fits(proposal)).count();
+        let mut count = self.gathered.iter().take_while(|proposal| fits(proposal)).count();
+        if !self.leads {
+            count = count.min(self.forwardable());
+        }
         self.held_back = count < self.gathered.len();
         if count == 0 {
             return;
@@ -77,11 +98,60 @@ impl Core {
             return;
         }
         self.gathering.went(count);
+        let term = self.node.standing().term;
         for proposal in self.gathered.drain(..count) {
             self.shared.proposal_taken(proposal.data.len());
             let waiter = Waiter::Client(proposal.ticket, proposal.wait_removed);
-            self.waiting.insert(proposal.id, (waiter, proposal.since));
+            self.open_bytes += proposal.data.len();
+            let open = Open { waiter, since: proposal.since, term, data: Some(proposal.data) };
+            self.waiting.insert(proposal.id, open);
         }
+    }
+
+    /// How many of the gathered proposals a follower may hand on now. What goes to the leader shares its connection
+    /// with heartbeats, which must not wait long.
+    fn forwardable(&self) -> usize {
+        let mut room = FORWARDED_BYTES_MAX.saturating_sub(self.open_bytes);
+        let fits = |proposal: &&Proposal| {
+            let fits = room > 0;
+            room = room.saturating_sub(proposal.data.len());
+            fits
+        };
+        self.gathered.iter().take_while(fits).count()
+    }
+
+    /// Nobody waits for this entry any more.
+    pub(super) fn taken_from_waiting(&mut self, id: u64) -> Option<Waiter> {
+        let open = self.waiting.remove(&id)?;
+        self.open_bytes = self.open_bytes.saturating_sub(open.data.map_or(0, |data| data.len()));
+        Some(open.waiter)
+    }
+
+    /// An entry of a newer term than those before has been applied: what was given to a leader of an older term, and
+    /// has not been applied by now, never will be. A leader takes forwarded proposals only for its own term, and in
+    /// the log no entry of an older term follows. So clients' commands are proposed again.
+    pub(super) fn propose_again(&mut self, term: u64) {
+        let lost: Vec<u64> =
+            self.waiting.iter().filter(|(_, open)| open.term < term).map(|(id, _)| *id).collect();
+        let mut again = Vec::new();
+        for id in lost {
+            let Some(open) = self.waiting.remove(&id) else { continue };
+            self.open_bytes = self.open_bytes.saturating_sub(open.data.as_ref().map_or(0, bytes::Bytes::len));
+            match (open.waiter, open.data) {
+                (Waiter::Client(ticket, wait_removed), Some(data)) => {
+                    self.shared.proposal_again(data.len());
+                    again.push(Proposal { ticket, id, data, wait_removed, since: open.since });
+                }
+                (waiter, _) => self.give_up(waiter, error::LEADER_CHANGED),
+            }
+        }
+        if again.is_empty() {
+            return;
+        }
+        // In the order in which they came, before those that came later.
+        again.sort_unstable_by_key(|proposal| (proposal.since, proposal.id));
+        again.append(&mut self.gathered);
+        self.gathered = again;
     }
 
     /// Proposes something of the core's own.
@@ -94,7 +164,8 @@ impl Core {
         if refused {
             self.give_up(waiter, error::NO_LEADER);
         } else {
-            self.waiting.insert(id, (waiter, Instant::now()));
+            let term = self.node.standing().term;
+            self.waiting.insert(id, Open::new(waiter, Instant::now(), term));
         }
     }
 
@@ -129,9 +200,9 @@ impl Core {
         }
         self.next_sweep = now + timeout / 4;
         let lost: Vec<u64> =
-            self.waiting.iter().filter(|(_, (_, since))| late(since)).map(|(id, _)| *id).collect();
+            self.waiting.iter().filter(|(_, open)| late(&open.since)).map(|(id, _)| *id).collect();
         for id in lost {
-            if let Some((waiter, _)) = self.waiting.remove(&id) {
+            if let Some(waiter) = self.taken_from_waiting(id) {
                 self.shared.metrics.server.proposals_failed.inc();
                 self.give_up(waiter, error::TIMEOUT);
             }

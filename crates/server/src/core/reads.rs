@@ -137,7 +137,8 @@ impl Core {
 
     /// Looks after rounds that nobody confirms, and reads whose clients were told that they took too long.
     pub(super) fn retry_reads(&mut self, now: Instant) {
-        let late = |round: &Round| round.index.is_none() && now.saturating_duration_since(round.began) >= RETRY;
+        let late =
+            |round: &Round| round.index.is_none() && now.saturating_duration_since(round.began) >= RETRY;
         if self.reads.rounds.iter().any(late) {
             self.shared.metrics.server.slow_read_indexes.inc();
             if self.reads.slow_until.is_none_or(|until| now >= until) {

@@ -60,9 +60,10 @@ impl Core {
     pub(super) fn fetch(&mut self, fetch: Fetch) -> Result<(), String> {
         match self.fetches.try_send(fetch) {
             Ok(()) => Ok(()),
-            Err(std::sync::mpsc::TrySendError::Full(fetch) | std::sync::mpsc::TrySendError::Disconnected(fetch)) => {
-                self.step(Event::Fetched { fetch, entries: Vec::new() })
-            }
+            Err(
+                std::sync::mpsc::TrySendError::Full(fetch)
+                | std::sync::mpsc::TrySendError::Disconnected(fetch),
+            ) => self.step(Event::Fetched { fetch, entries: Vec::new() }),
         }
     }
 
@@ -98,7 +99,8 @@ impl Core {
     /// Notices when the disk does not come back from a sync: such a member must not lead.
     pub(super) fn watch_disk(&mut self, now: Instant) -> Result<(), String> {
         let oldest = self.syncing.front().map(|open| open.since);
-        let stalled = oldest.is_some_and(|at| now.saturating_duration_since(at) > self.config.election_timeout);
+        let stalled =
+            oldest.is_some_and(|at| now.saturating_duration_since(at) > self.config.election_timeout);
         if stalled != self.disk_stalled {
             self.disk_stalled = stalled;
             self.step(Event::DiskStalled(stalled))?;
@@ -205,7 +207,8 @@ impl Core {
             return Ok(());
         }
         self.advance_until = None;
-        let ticks = self.config.election_timeout.as_millis() / self.config.heartbeat_interval.as_millis().max(1);
+        let ticks =
+            self.config.election_timeout.as_millis() / self.config.heartbeat_interval.as_millis().max(1);
         // A slow leader's first message may still be on its way: two ticks are left to it.
         for _ in 2..ticks {
             self.step(Event::Ticked)?;
@@ -230,11 +233,13 @@ impl Core {
         self.ask_again();
         self.shared.leader_is(standing.leader, now);
         if standing.leader == 0 {
-            self.logger.warn("lost the leader", &[("was", Value::Id(before)), ("term", Value::Uint(standing.term))]);
+            self.logger
+                .warn("lost the leader", &[("was", Value::Id(before)), ("term", Value::Uint(standing.term))]);
         } else {
             self.shared.metrics.server.leader_changes.inc();
             let what = if leads { "became leader" } else { "follows" };
-            self.logger.info(what, &[("term", Value::Uint(standing.term)), ("leader", Value::Id(standing.leader))]);
+            self.logger
+                .info(what, &[("term", Value::Uint(standing.term)), ("leader", Value::Id(standing.leader))]);
         }
         self.look_at_moves(now);
     }

@@ -6,9 +6,9 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use api::error;
-use api::{Status, raftpb};
 use api::etcdserverpb::alarm_request::AlarmAction;
 use api::etcdserverpb::{AlarmRequest, AlarmType, CompactionRequest, InternalRaftRequest};
+use api::{Status, raftpb};
 use consensus::{Effects, Entry, EntryKind, Event, Fetch, Node, Role};
 use log::{Batch, Log, LogEvent, Space, Synced};
 use machine::{Alarms, Change, Command, Machine, Members, Outcome};
@@ -20,7 +20,7 @@ use super::compactor::Compactor;
 use super::gathering::Gathering;
 use super::install::Install;
 use super::meters::Meters;
-use super::proposals::{Proposal, REVOKE_PAUSE, Waiter};
+use super::proposals::{Open, Proposal, REVOKE_PAUSE, Waiter};
 use super::reads::{Reads, Want};
 use super::space::Checkpoints;
 use super::{Ask, MemberChange, OUTSIDE, Order, Pinned, Reply, ReplyBody, Ticket};
@@ -61,6 +61,8 @@ pub struct Parts {
     pub checkpoint_bytes: u64,
     /// Reads entries that have left memory, for followers that lag.
     pub fetches: SyncSender<Fetch>,
+    /// Members that are there already, as far as this member's own log does not say so.
+    pub remotes: Vec<(u64, Vec<String>)>,
     /// The terms of the entries that the checkpoint has.
     pub terms: Vec<(u64, u64)>,
     /// Told once this member may serve clients.
@@ -103,7 +105,9 @@ pub struct Core {
     pub(super) attributes_known: bool,
     pub(super) attributes_proposed: Option<Instant>,
     /// Who waits for which entry, by the id in it, and since when.
-    pub(super) waiting: HashMap<u64, (Waiter, Instant)>,
+    pub(super) waiting: HashMap<u64, Open>,
+    /// Bytes of the clients' commands among them.
+    pub(super) open_bytes: usize,
     pub(super) next_sweep: Instant,
     meters: Meters,
     pub(super) gathered: Vec<Proposal>,
@@ -126,6 +130,7 @@ pub struct Core {
     pub(super) stepping_down: Option<Instant>,
     pub(super) advance_until: Option<Instant>,
     pub(super) next_look: Instant,
+    pub(super) remotes: Vec<(u64, Vec<String>)>,
     /// The terms of the entries applied, as far back as the log goes.
     pub(super) terms: Vec<(u64, u64)>,
     /// Members that need the whole state.
@@ -201,6 +206,7 @@ impl Core {
             attributes: parts.attributes,
             attributes_known: false,
             attributes_proposed: None,
+            open_bytes: 0,
             next_sweep: now,
             reads: Reads::default(),
             trusted_until: None,
@@ -214,6 +220,7 @@ impl Core {
             stepping_down: None,
             advance_until: advances.then(|| now + ADVANCE_PATIENCE),
             next_look: now,
+            remotes: parts.remotes,
             terms: parts.terms,
             snapshots_wanted: Vec::new(),
             install: Install::default(),
@@ -347,7 +354,13 @@ impl Core {
             Ask::Messages(messages) => self.received(messages),
             Ask::Unreachable(id) => self.step(Event::PeerUnreachable(id))?,
             Ask::SnapshotSent { to, delivered } => self.step(Event::SnapshotReported { to, delivered })?,
-            Ask::ReceiveSnapshot(ticket) => self.begin_install(ticket),
+            Ask::Holds(ticket) => {
+                let held = self.machine.head().held();
+                self.reply(ticket, ReplyBody::Holds(held, self.machine.applied_index));
+            }
+            Ask::ReceiveSnapshot(ticket, claim) => self.begin_install(ticket, claim),
+            Ask::SnapshotBroken => self.install.pause(now),
+            Ask::ResumeSnapshot(ticket, claim) => self.resume_install(ticket, claim),
             Ask::SnapshotReceived(received) => self.snapshot_received(received, now)?,
             Ask::SnapshotGivenUp => self.end_install(),
             Ask::Place(values, done) => self.place(values, done, now),
@@ -476,6 +489,7 @@ impl Core {
         self.sweep_changes(now);
         self.look_at_moves(now);
         self.look_at_log(now)?;
+        self.install.look(now);
         self.propose_attributes(now);
         if self.leads && self.settled && self.stopping.is_none() {
             self.expire_leases(now);
@@ -588,7 +602,11 @@ impl Core {
 
     fn apply(&mut self, entry: &Entry, now: Instant) -> Result<(), String> {
         let location = self.location(entry.index)?;
+        let newer = self.terms.last().is_some_and(|(_, term)| *term < entry.term);
         crate::terms::push(&mut self.terms, entry.index, entry.term);
+        if newer {
+            self.propose_again(entry.term);
+        }
         let command = Command { index: entry.index, term: entry.term, data: &entry.data, location };
         self.applied_since = true;
         self.checkpoint.entries_since += 1;
@@ -612,7 +630,7 @@ impl Core {
                 if let Some(change) = applied.change {
                     self.changed(change, now);
                 }
-                let waiter = self.waiting.remove(&applied.request_id).map_or(Waiter::Nobody, |(w, _)| w);
+                let waiter = self.taken_from_waiting(applied.request_id).unwrap_or(Waiter::Nobody);
                 match waiter {
                     Waiter::Expiry(id) => {
                         self.revokes_open = self.revokes_open.saturating_sub(1);

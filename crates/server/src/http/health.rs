@@ -8,7 +8,7 @@ use bytes::Bytes;
 use machine::range::{self, Failure};
 use serde_json::Value;
 
-use super::{Asked, PLAIN, plain, reply};
+use super::{Asked, Confirmed, PLAIN, plain, reply};
 
 /// What a probe looks at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,7 +84,10 @@ fn is_learner(asked: &Asked<'_>) -> bool {
 /// The read that health stands for: the first key there is, without its value.
 fn read(asked: &Asked<'_>, serializable: bool) -> Result<(), String> {
     if !serializable && !asked.state.reads_local {
-        return Err(error::NO_LEADER.message.into_owned());
+        match asked.confirmed {
+            Some(Confirmed(confirmed)) => confirmed.clone()?,
+            None => return Err(error::NO_LEADER.message.into_owned()),
+        }
     }
     let every_key = Bytes::from_static(b"\0");
     let request = RangeRequest { range_end: every_key, keys_only: true, limit: 1, ..RangeRequest::default() };

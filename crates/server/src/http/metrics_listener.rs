@@ -65,8 +65,10 @@ impl Service for MetricsListener {
         Box::pin(std::future::ready(Err(no_calls())))
     }
 
-    fn http(self: Rc<Self>, request: Request<Bytes>) -> LocalBoxFuture<Response<Bytes>> {
-        let response = answer_metrics_listener(&self.shared, &self.values, &self.counters, &request);
-        Box::pin(std::future::ready(response))
+    fn http(self: Rc<Self>, mut request: Request<Bytes>) -> LocalBoxFuture<Response<Bytes>> {
+        Box::pin(async move {
+            super::confirm(&self.shared, &mut request).await;
+            answer_metrics_listener(&self.shared, &self.values, &self.counters, &request)
+        })
     }
 }

@@ -76,14 +76,12 @@ impl Services {
     pub(super) fn alarm(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let request: AlarmRequest = decode(message.clone())?;
         match AlarmAction::try_from(request.action) {
-            Ok(AlarmAction::Get) => {
-                self.read(false, move |services| {
-                    let state = services.state();
-                    let header = Some(services.header(state.view.snapshot().current_revision(), &state));
-                    let alarms = state.alarms.list(request.alarm, request.member_id);
-                    Ok(Unary::Done(Ok(whole(&AlarmResponse { header, alarms }))))
-                })
-            }
+            Ok(AlarmAction::Get) => self.read(false, move |services| {
+                let state = services.state();
+                let header = Some(services.header(state.view.snapshot().current_revision(), &state));
+                let alarms = state.alarms.list(request.alarm, request.member_id);
+                Ok(Unary::Done(Ok(whole(&AlarmResponse { header, alarms }))))
+            }),
             Ok(_) => self.propose(ALARM, &message, false, "Alarm", |_, outcome, header| {
                 let Outcome::Alarms(alarms) = outcome else { return Err(error::STOPPED) };
                 Ok(whole(&AlarmResponse { header: Some(header), alarms }))

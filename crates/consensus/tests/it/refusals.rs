@@ -1,0 +1,538 @@
+//! What peers may not say, and that nothing they say ends the process.
+
+use api::raftpb::{self, EntryType, MessageType};
+use bytes::Bytes;
+use consensus::{
+    ConfChange, ConfChangeKind, Config, Entry, EntryKind, Event, HardState, Node, Refused, Restored, Role,
+};
+use mainstay_consensus as consensus;
+
+use crate::sim::{Dice, conf_change};
+
+/// Member 1 of three, with entries 1 to 10 of term 2, of which 8 are committed and 6 applied.
+fn restored() -> Restored {
+    let entry = |index| Entry { term: 2, index, kind: EntryKind::Normal, data: Bytes::from_static(b"x") };
+    Restored {
+        hard_state: HardState { term: 3, vote: 0, commit: 8 },
+        voters: vec![1, 2, 3],
+        learners: vec![4],
+        applied: 6,
+        applied_term: 2,
+        first_index: 3,
+        terms: vec![(2, 2)],
+        entries: (7..=10).map(entry).collect(),
+    }
+}
+
+fn follower() -> Node {
+    let mut node = Node::new(Config { id: 1, ..Config::default() }, restored()).expect("starts");
+    drain(&mut node);
+    node
+}
+
+/// Leader of term 4, with entries up to 11.
+fn leader() -> Node {
+    let mut node = follower();
+    node.step(Event::CampaignRequested).expect("taken");
+    drain(&mut node);
+    node.step(Event::Received(message(MessageType::MsgPreVoteResp, 4))).expect("taken");
+    drain(&mut node);
+    node.step(Event::Received(message(MessageType::MsgVoteResp, 4))).expect("taken");
+    drain(&mut node);
+    assert_eq!(node.standing().role, Role::Leader);
+    assert_eq!(node.standing().last, 11);
+    node
+}
+
+/// Carries out everything at once.
+fn drain(node: &mut Node) -> Vec<raftpb::Message> {
+    let mut messages = Vec::new();
+    while let Some(effects) = node.effects() {
+        messages.extend(effects.messages);
+        if let Some(append) = effects.append {
+            node.step(Event::LogSynced(append.number)).expect("taken");
+        }
+    }
+    messages
+}
+
+fn message(kind: MessageType, term: u64) -> raftpb::Message {
+    raftpb::Message {
+        r#type: Some(kind as i32),
+        to: Some(1),
+        from: Some(2),
+        term: Some(term),
+        ..Default::default()
+    }
+}
+
+fn entry(index: u64, term: u64) -> raftpb::Entry {
+    raftpb::Entry { r#type: None, term: Some(term), index: Some(index), data: Some(Bytes::from_static(b"y")) }
+}
+
+fn append(index: u64, log_term: u64, entries: Vec<raftpb::Entry>) -> raftpb::Message {
+    raftpb::Message {
+        index: Some(index),
+        log_term: Some(log_term),
+        entries,
+        ..message(MessageType::MsgApp, 3)
+    }
+}
+
+fn snapshot(index: u64, term: u64, voters: &[u64], learners: &[u64]) -> raftpb::Message {
+    let conf_state =
+        raftpb::ConfState { voters: voters.to_vec(), learners: learners.to_vec(), ..Default::default() };
+    let metadata =
+        raftpb::SnapshotMetadata { conf_state: Some(conf_state), index: Some(index), term: Some(term) };
+    raftpb::Message {
+        snapshot: Some(raftpb::Snapshot { data: None, metadata: Some(metadata) }),
+        ..message(MessageType::MsgSnap, 3)
+    }
+}
+
+#[track_caller]
+fn refused(mut node: Node, message: raftpb::Message, why: &str) {
+    let before = node.standing();
+    let Err(Refused::Other(text)) = node.step(Event::Received(message)) else { panic!("not refused: {why}") };
+    assert_eq!(text, why);
+    assert_eq!(node.standing(), before);
+    assert!(node.effects().is_none(), "something follows from what was refused");
+}
+
+#[track_caller]
+fn taken(mut node: Node, message: raftpb::Message) -> Node {
+    node.step(Event::Received(message)).expect("taken");
+    node
+}
+
+#[test]
+fn what_never_comes_from_a_peer() {
+    for kind in [0, 1, 10, 11, 12, 19, 20, 21, 22, 23, 24, -1, i32::MAX] {
+        let mut strange = message(MessageType::MsgHup, 3);
+        strange.r#type = Some(kind);
+        refused(follower(), strange, &format!("a message of type {kind}, which no peer sends"));
+    }
+    refused(follower(), raftpb::Message::default(), "a message of type 0, which no peer sends");
+    let beat = || message(MessageType::MsgHeartbeat, 3);
+    refused(
+        follower(),
+        raftpb::Message { to: Some(9), ..beat() },
+        "a message to 9, which is not this member",
+    );
+    refused(follower(), raftpb::Message { from: None, ..beat() }, "a message from nobody");
+    refused(follower(), raftpb::Message { from: Some(1), ..beat() }, "a message from this member itself");
+    refused(follower(), raftpb::Message { term: None, ..beat() }, "MsgHeartbeat without a term");
+    refused(
+        follower(),
+        raftpb::Message { term: Some(u64::MAX), ..beat() },
+        "a term or an index beyond all measure",
+    );
+}
+
+#[test]
+fn heartbeats() {
+    let commit = |index| raftpb::Message { commit: Some(index), ..message(MessageType::MsgHeartbeat, 3) };
+    refused(follower(), commit(11), "a heartbeat that commits entry 11, the last one is 10");
+    assert_eq!(taken(follower(), commit(10)).standing().commit, 10);
+    // An older term is told of the newer one, whatever it says.
+    let mut node = taken(follower(), raftpb::Message { term: Some(2), ..commit(99) });
+    assert_eq!(drain(&mut node)[0].r#type(), MessageType::MsgAppResp);
+}
+
+#[test]
+fn appends() {
+    refused(follower(), append(11, 0, vec![entry(12, 3)]), "an append after entry 11 of term 0");
+    refused(follower(), append(0, 2, vec![]), "an append after entry 0 of term 2");
+    refused(follower(), append(10, 2, vec![entry(12, 3)]), "entry 12 where 11 belongs");
+    refused(follower(), append(10, 2, vec![entry(11, 3), entry(11, 3)]), "entry 11 where 12 belongs");
+    // This one would contradict what is committed.
+    refused(follower(), append(8, 2, vec![entry(5, 3)]), "entry 5 where 9 belongs");
+    refused(follower(), append(10, 2, vec![entry(11, 4)]), "entry 11 of term 4 after one of term 2");
+    refused(follower(), append(10, 2, vec![entry(11, 1)]), "entry 11 of term 1 after one of term 2");
+    refused(follower(), append(0, 0, vec![entry(1, 0)]), "entry 1 of term 0 after one of term 0");
+    refused(follower(), append(10, 4, vec![]), "an append of term 3 after an entry of term 4");
+    let huge = raftpb::Message { commit: Some(u64::MAX), ..append(10, 2, vec![]) };
+    refused(follower(), huge, "a term or an index beyond all measure");
+
+    let typed = |kind, data: &'static [u8]| raftpb::Entry {
+        r#type: Some(kind),
+        data: Some(Bytes::from_static(data)),
+        ..entry(11, 3)
+    };
+    refused(follower(), append(10, 2, vec![typed(7, b"")]), "an entry of the unknown type 7");
+    let second = EntryType::EntryConfChangeV2 as i32;
+    refused(follower(), append(10, 2, vec![typed(second, b"")]), "a conf change of the second form");
+    refused(
+        follower(),
+        append(10, 2, vec![typed(1, &[0x10, 9, 0x18, 5])]),
+        "a conf change of the unknown kind 9",
+    );
+    let mut node = follower();
+    let garbage = Event::Received(append(10, 2, vec![typed(1, &[0xff, 0xff])]));
+    let Err(Refused::Other(text)) = node.step(garbage) else { panic!("garbage is no conf change") };
+    assert!(text.starts_with("a conf change that cannot be read: "), "{text}");
+
+    let replaced = taken(follower(), append(8, 2, vec![entry(9, 3)]));
+    assert_eq!((replaced.standing().last, replaced.term_of(9)), (9, Some(3)));
+    // A commit index beyond what the append brings is cut to it.
+    let ahead = raftpb::Message { commit: Some(1000), ..append(10, 2, vec![entry(11, 3)]) };
+    assert_eq!(taken(follower(), ahead).standing().commit, 11);
+}
+
+#[test]
+fn snapshots() {
+    let voters = &[1, 2, 3][..];
+    refused(follower(), message(MessageType::MsgSnap, 3), "a snapshot of nothing");
+    refused(follower(), snapshot(0, 2, voters, &[]), "a snapshot of nothing");
+    refused(follower(), snapshot(20, 0, voters, &[]), "a snapshot of nothing");
+    refused(follower(), snapshot(20, 4, voters, &[]), "a snapshot of entry 20 in term 4");
+    refused(
+        follower(),
+        snapshot(u64::MAX, 3, voters, &[]),
+        &format!("a snapshot of entry {} in term 3", u64::MAX),
+    );
+    refused(follower(), snapshot(20, 3, &[], &[]), "a snapshot without a voter");
+    refused(follower(), snapshot(20, 3, &[], &[1]), "a snapshot without a voter");
+    refused(follower(), snapshot(20, 3, &[1, 2, 1], &[]), "a member named twice");
+    refused(follower(), snapshot(20, 3, voters, &[1]), "a member named twice");
+    refused(follower(), snapshot(20, 3, &[0, 1], &[]), "a member with the id 0");
+    refused(follower(), snapshot(8, 3, voters, &[]), "a snapshot that contradicts the committed entry 8");
+    let mut joint = snapshot(20, 3, voters, &[]);
+    let metadata = joint.snapshot.as_mut().and_then(|s| s.metadata.as_mut()).expect("set above");
+    metadata.conf_state.as_mut().expect("set above").voters_outgoing = vec![1];
+    refused(follower(), joint, "a snapshot in the middle of a joint conf change");
+
+    let mut node = taken(follower(), snapshot(20, 3, voters, &[]));
+    let effects = node.effects().expect("a snapshot to restore");
+    assert_eq!(effects.restore.expect("accepted").index, 20);
+    assert_eq!((node.standing().last, node.standing().commit, node.term_of(20)), (20, 20, Some(3)));
+    // A campaign now would look for conf changes in entries that are no longer there.
+    let mut timeout = message(MessageType::MsgTimeoutNow, 3);
+    timeout.from = Some(2);
+    let mut node = taken(node, timeout);
+    assert_eq!(node.standing().role, Role::Follower);
+    assert_eq!(
+        node.step(Event::CampaignRequested),
+        Err(Refused::Other("this member must not campaign now".to_owned()))
+    );
+    node.step(Event::LogSynced(effects.append.expect("comes with it").number)).expect("taken");
+    node.step(Event::CampaignRequested).expect("taken");
+}
+
+/// The raft crate knows what is synced by index and term. A snapshot may name the index and term of an entry that was
+/// overwritten before it was synced; the late word of that sync then passes for the snapshot's.
+#[test]
+fn a_late_sync_does_not_pass_for_a_snapshots() {
+    let mut node = follower();
+    let mut numbers = Vec::new();
+    let replaced = raftpb::Message { term: Some(4), ..append(10, 2, vec![entry(11, 4)]) };
+    let image = raftpb::Message { term: Some(4), ..snapshot(13, 3, &[1, 2, 3], &[]) };
+    for message in [append(10, 2, vec![entry(11, 3), entry(12, 3), entry(13, 3)]), replaced, image] {
+        node.step(Event::Received(message)).expect("taken");
+        let effects = node.effects().expect("something to write");
+        numbers.push(effects.append.expect("something to write").number);
+    }
+    node.step(Event::LogSynced(numbers[0])).expect("taken");
+    node = taken(node, message(MessageType::MsgTimeoutNow, 4));
+    assert_eq!(node.standing().role, Role::Follower);
+    node.step(Event::LogSynced(numbers[2])).expect("taken");
+    let node = taken(node, message(MessageType::MsgTimeoutNow, 4));
+    assert_eq!(node.standing().role, Role::Candidate);
+}
+
+/// Entries overwritten and written again while the disk hangs: the sync of the first writing says nothing about the
+/// last one, although index and term are the same.
+#[test]
+fn a_late_sync_does_not_pass_for_that_of_the_same_entries_written_again() {
+    let mut node = follower();
+    let mut numbers = Vec::new();
+    let at = |term, entries| raftpb::Message { term: Some(term), ..append(10, 2, entries) };
+    let first = || vec![entry(11, 3), entry(12, 3)];
+    let again = vec![entry(11, 3), entry(12, 3), entry(13, 5)];
+    // The last term is on disk before its entries: nothing but these can make an acknowledgement wait.
+    let beat = message(MessageType::MsgHeartbeat, 5);
+    for message in [at(3, first()), at(4, vec![entry(11, 4)]), beat, at(5, again)] {
+        node.step(Event::Received(message)).expect("taken");
+        let effects = node.effects().expect("something to write");
+        numbers.push(effects.append.expect("something to write").number);
+        assert!(effects.messages.is_empty());
+    }
+    let acknowledged = |node: &mut Node| -> Vec<(u64, u64)> {
+        std::iter::from_fn(|| node.effects())
+            .flat_map(|effects| effects.messages)
+            .filter(|m| m.r#type() == MessageType::MsgAppResp)
+            .map(|m| (m.term(), m.index()))
+            .collect()
+    };
+    node.step(Event::LogSynced(numbers[0])).expect("taken");
+    // This is the acknowledgement to the leader of then, who has long been deposed.
+    assert_eq!(acknowledged(&mut node), [(3, 12)]);
+    node.step(Event::LogSynced(numbers[2])).expect("taken");
+    assert_eq!(acknowledged(&mut node), [(4, 11)]);
+    // On disk is now entry 11 of term 4.
+    let mut node = taken(node, at(5, first()));
+    assert_eq!(acknowledged(&mut node), []);
+    node.step(Event::LogSynced(numbers[3])).expect("taken");
+    assert_eq!(acknowledged(&mut node), [(5, 13), (5, 12)]);
+}
+
+#[test]
+fn answers_to_a_leader() {
+    let answer = |index, reject, hint| raftpb::Message {
+        index: Some(index),
+        reject: Some(reject),
+        reject_hint: Some(hint),
+        log_term: Some(2),
+        ..message(MessageType::MsgAppResp, 4)
+    };
+    refused(leader(), answer(12, false, 0), "an answer about entry 12, the last one is 11");
+    refused(leader(), answer(12, true, 3), "an answer about entry 12, the last one is 11");
+    refused(leader(), answer(10, true, 12), "a hint at entry 12, the last one is 11");
+    assert_eq!(taken(leader(), answer(11, false, 0)).standing().commit, 11);
+    let stranger = raftpb::Message { from: Some(99), ..answer(11, false, 0) };
+    refused(leader(), stranger, "raft: cannot step as peer not found");
+}
+
+#[test]
+fn forwarded_requests() {
+    let read = |entries| raftpb::Message { entries, ..message(MessageType::MsgReadIndex, 0) };
+    refused(leader(), read(vec![]), "MsgReadIndex without its one context");
+    refused(leader(), read(vec![entry(0, 0), entry(0, 0)]), "MsgReadIndex without its one context");
+    refused(leader(), read(vec![raftpb::Entry::default()]), "MsgReadIndex without its one context");
+    refused(leader(), message(MessageType::MsgReadIndex, 4), "MsgReadIndex with a term");
+    refused(
+        follower(),
+        message(MessageType::MsgReadIndexResp, 3),
+        "MsgReadIndexResp without its one context",
+    );
+    refused(leader(), message(MessageType::MsgProp, 0), "a proposal of nothing");
+    refused(leader(), message(MessageType::MsgProp, 4), "MsgProp with a term");
+    // The raft crate cannot forward what has a term, and this one has known a leader.
+    let follower = taken(follower(), message(MessageType::MsgHeartbeat, 3));
+    let mut node = follower;
+    drain(&mut node);
+    refused(
+        node,
+        message(MessageType::MsgTransferLeader, 3),
+        "a transfer request to a member that does not lead",
+    );
+}
+
+#[test]
+fn what_the_caller_says_wrongly() {
+    let other = |text: &str| Err(Refused::Other(text.to_owned()));
+    let mut node = follower();
+    assert_eq!(node.step(Event::Applied(9)), other("entry 9 is applied, committed is 8"));
+    assert_eq!(node.step(Event::LogSynced(1000)), other("batch 1000 is synced, the last one was 1"));
+    assert_eq!(node.step(Event::ReadRequested(1)), Err(Refused::NoLeader));
+    assert_eq!(node.step(Event::TransferRequested(2)), Err(Refused::NoLeader));
+    assert_eq!(leader().step(Event::TransferRequested(4)), other("member 4 has no vote and cannot lead"));
+    let refused = |change: fn(&mut Restored)| {
+        let mut restored = restored();
+        change(&mut restored);
+        Node::new(Config { id: 1, ..Config::default() }, restored).expect_err("refused").to_string()
+    };
+    assert_eq!(refused(|r| r.voters = vec![1, 1]), "a member named twice");
+    assert_eq!(refused(|r| r.learners = vec![0]), "a member with the id 0");
+    assert_eq!(refused(|r| r.terms = vec![(1, 2), (1, 2)]), "the log's terms are out of order at entry 1");
+    assert_eq!(refused(|r| r.terms = vec![(1, 9)]), "the log's terms contradict the term of entry 6");
+    let nobody = Node::new(Config::default(), restored()).expect_err("refused");
+    assert_eq!(nobody.to_string(), "a member with the id 0");
+}
+
+/// A vote belongs to its term: a checkpoint that knows of a newer one leaves it open.
+#[test]
+fn a_vote_of_an_older_term_binds_nobody() {
+    let entries = Vec::new();
+    let hard_state = HardState { term: 3, vote: 2, commit: 6 };
+    let restored = Restored { hard_state, applied_term: 5, terms: vec![], entries, ..restored() };
+    let mut node = Node::new(Config { id: 1, ..Config::default() }, restored).expect("starts");
+    let ask = raftpb::Message {
+        from: Some(3),
+        index: Some(9),
+        log_term: Some(5),
+        ..message(MessageType::MsgVote, 5)
+    };
+    node.step(Event::Received(ask)).expect("taken");
+    let answer = drain(&mut node);
+    assert_eq!((answer[0].r#type(), answer[0].reject()), (MessageType::MsgVoteResp, false));
+}
+
+/// What is read back from the log must be the log: whatever else the caller brings goes to nobody.
+#[test]
+fn only_the_entries_of_the_log_are_sent() {
+    let mut node = leader();
+    for index in [8, 11] {
+        node.step(Event::Applied(node.standing().commit.min(index))).expect("taken");
+    }
+    node.step(Event::Forgotten(8)).expect("taken");
+    let reject = raftpb::Message {
+        reject: Some(true),
+        index: Some(10),
+        reject_hint: Some(4),
+        log_term: Some(2),
+        ..message(MessageType::MsgAppResp, 4)
+    };
+    node.step(Event::Received(reject)).expect("taken");
+    let fetch = node.effects().expect("a fetch").fetches[0];
+    assert_eq!((fetch.to, fetch.first, fetch.last), (2, 5, 9));
+    let entry = |index, term| Entry { term, index, kind: EntryKind::Normal, data: Bytes::from_static(b"x") };
+    let again = |node: &mut Node| {
+        node.step(Event::Received(message(MessageType::MsgHeartbeatResp, 4))).expect("taken");
+        assert_eq!(node.effects().expect("asked for again").fetches, [fetch]);
+    };
+    for wrong in [vec![entry(5, 3)], vec![entry(6, 2)], vec![entry(5, 2), entry(7, 2)], vec![]] {
+        node.step(Event::Fetched { fetch, entries: wrong }).expect("taken");
+        assert!(node.effects().is_none(), "something else than the log is sent");
+        again(&mut node);
+    }
+    node.step(Event::Fetched { fetch, entries: vec![entry(5, 2), entry(6, 2)] }).expect("taken");
+    let sent = drain(&mut node);
+    assert_eq!(sent[0].entries.iter().map(|e| e.index()).collect::<Vec<_>>(), [5, 6]);
+    // Once the logs are known to meet, the next entries are read while these are sent.
+    let accept = raftpb::Message { index: Some(6), ..message(MessageType::MsgAppResp, 4) };
+    node.step(Event::Received(accept)).expect("taken");
+    let fetch = node.effects().expect("a fetch").fetches[0];
+    assert_eq!((fetch.first, fetch.last), (7, 9));
+    node.step(Event::Fetched { fetch, entries: vec![entry(7, 2)] }).expect("taken");
+    let effects = node.effects().expect("an append and a fetch");
+    assert_eq!(effects.messages[0].entries[0].index(), 7);
+    assert_eq!(effects.fetches[0].first, 8);
+}
+
+#[test]
+fn proposals_wait_while_leadership_is_handed_over() {
+    let mut node = leader();
+    node.step(Event::TransferRequested(2)).expect("taken");
+    assert_eq!(node.transferring(), Some(2));
+    let command = || vec![Bytes::from_static(b"z")];
+    assert_eq!(node.step(Event::Proposed(command())), Err(Refused::Transferring));
+    let forwarded = raftpb::Message { entries: vec![entry(0, 0)], ..message(MessageType::MsgProp, 0) };
+    assert_eq!(node.step(Event::Received(forwarded)), Err(Refused::Transferring));
+    for _ in 0..10 {
+        node.step(Event::Ticked).expect("taken");
+        // Somebody else keeps it in office.
+        let answer = raftpb::Message { from: Some(3), ..message(MessageType::MsgHeartbeatResp, 4) };
+        node.step(Event::Received(answer)).expect("taken");
+    }
+    assert_eq!(node.transferring(), None);
+    node.step(Event::Proposed(command())).expect("taken");
+}
+
+/// Messages with every field at or next to a bound, in no sense: none ends the process, whatever it makes of the node.
+#[test]
+fn noise() {
+    let mut leaders = 0;
+    let seeds = std::env::var("MAINSTAY_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(400);
+    for seed in 0..seeds {
+        let mut dice = Dice(seed);
+        let mut node = if dice.one_in(2) { follower() } else { leader() };
+        let mut unsynced: Vec<u64> = Vec::new();
+        let mut members = vec![1, 2, 3, 4];
+        let mut commits: Vec<Entry> = Vec::new();
+        for _ in 0..300 {
+            let standing = node.standing();
+            leaders += u64::from(standing.role == Role::Leader);
+            let noisy = noise_message(&mut dice, &node);
+            let _ = node.step(Event::Received(noisy));
+            if dice.one_in(10) {
+                let _ = node.step(Event::Ticked);
+                let _ = node.step(Event::ReadRequested(dice.roll(5)));
+                let _ = node.step(Event::Proposed(vec![Bytes::from_static(b"p")]));
+            }
+            if dice.one_in(60) {
+                let _ = node.step(Event::CampaignRequested);
+            }
+            while dice.one_in(2)
+                && let Some(effects) = node.effects()
+            {
+                if effects.restore.is_some() {
+                    commits.clear();
+                }
+                unsynced.extend(effects.append.map(|append| append.number));
+                commits.extend(effects.commit);
+                for fetch in effects.fetches {
+                    let _ = node.step(Event::Fetched { fetch, entries: Vec::new() });
+                }
+            }
+            if dice.one_in(3) && !unsynced.is_empty() {
+                node.step(Event::LogSynced(unsynced.remove(0))).expect("taken");
+            }
+            if dice.one_in(3) && !commits.is_empty() {
+                let entry = commits.remove(0);
+                if entry.kind == EntryKind::ConfChange {
+                    let change = ConfChange { kind: ConfChangeKind::AddLearner, node: 9 };
+                    members.push(9);
+                    node.step(Event::ConfChanged(change)).expect("taken");
+                }
+                node.step(Event::Applied(entry.index)).expect("taken");
+                if dice.one_in(3) {
+                    node.step(Event::Forgotten(entry.index)).expect("taken");
+                }
+                if dice.one_in(3) {
+                    node.step(Event::Discarded(entry.index)).expect("taken");
+                }
+            }
+        }
+    }
+    assert!(leaders > 1000, "noise never meets a leader: {leaders}");
+}
+
+fn noise_message(dice: &mut Dice, node: &Node) -> raftpb::Message {
+    let standing = node.standing();
+    let index = |dice: &mut Dice| {
+        let bounds = [0, 1, standing.commit, standing.last, standing.last + 1, 1 << 40, u64::MAX];
+        match dice.roll(4) {
+            0 => dice.pick(&bounds),
+            1 => dice.pick(&bounds).saturating_sub(1),
+            _ => standing.last.saturating_sub(dice.roll(6)),
+        }
+    };
+    let term = |dice: &mut Dice| match dice.roll(12) {
+        0 => 0,
+        1 => standing.term + 1,
+        2 => standing.term.saturating_sub(1),
+        _ => standing.term,
+    };
+    let kind = dice.pick(&[2, 3, 3, 3, 4, 4, 5, 6, 7, 8, 9, 13, 14, 15, 16, 17, 18]);
+    let at = index(dice);
+    let log_term = if dice.one_in(4) { term(dice) } else { node.term_of(at).unwrap_or(1) };
+    let entries = (0..dice.roll(4))
+        .map(|offset| {
+            let index = if dice.one_in(20) { index(dice) } else { at.saturating_add(1 + offset) };
+            let change = ConfChange { kind: ConfChangeKind::AddLearner, node: 9 };
+            let change = dice.one_in(8).then(|| conf_change(change));
+            raftpb::Entry {
+                r#type: Some(i32::from(change.is_some())),
+                term: Some(if dice.one_in(20) { term(dice) } else { standing.term }),
+                index: Some(index),
+                data: Some(change.unwrap_or_else(|| Bytes::from_static(b"12345678"))),
+            }
+        })
+        .collect();
+    let voters = [1, 2, 3].into_iter().filter(|_| !dice.one_in(8)).collect();
+    let conf_state = raftpb::ConfState { voters, learners: vec![4], ..Default::default() };
+    raftpb::Message {
+        r#type: Some(kind),
+        to: Some(1),
+        from: Some(dice.pick(&[2, 2, 3, 3, 4, 1, 0, 9])),
+        term: Some(if matches!(kind, 2 | 15) && !dice.one_in(10) { 0 } else { term(dice) }),
+        log_term: Some(log_term),
+        index: Some(at),
+        entries,
+        commit: Some(index(dice)),
+        snapshot: (kind == 7).then(|| raftpb::Snapshot {
+            data: None,
+            metadata: Some(raftpb::SnapshotMetadata {
+                conf_state: Some(conf_state),
+                index: Some(index(dice)),
+                term: Some(term(dice)),
+            }),
+        }),
+        reject: Some(dice.one_in(3)),
+        reject_hint: Some(index(dice)),
+        context: dice.one_in(3).then(|| Bytes::from_static(b"CampaignTransfer")),
+        vote: None,
+        responses: Vec::new(),
+    }
+}

@@ -1,0 +1,421 @@
+use std::fmt;
+
+use api::raftpb::{Entry, Message, MessageType};
+use bytes::{Buf, Bytes, BytesMut};
+use prost::Message as _;
+
+use crate::app_encoder::{APP, APP_ENTRIES, LINK_HEARTBEAT};
+use crate::options::FRAME_BYTES_MAX;
+
+/// What is allocated at most for bytes that have not come yet.
+const AHEAD_BYTES_MAX: usize = 1 << 20;
+/// What an entry counts beside its bytes against the bound of a frame: it takes memory even when it is empty.
+const ENTRY_BYTES_MIN: u64 = 64;
+
+/// Why a stream cannot be read on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum DecodeError {
+    /// A length above the bound.
+    TooLong,
+    /// No such kind of frame.
+    UnknownType(u8),
+    /// Not a message or entry.
+    Malformed(String),
+}
+
+impl fmt::Display for DecodeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DecodeError::TooLong => f.write_str("rafthttp: error limit exceeded"),
+            DecodeError::UnknownType(byte) => write!(f, "failed to parse type {byte} in msgappv2 stream"),
+            DecodeError::Malformed(error) => f.write_str(error),
+        }
+    }
+}
+
+/// Gives out units of bytes from pieces that end anywhere; a unit within one piece is not copied.
+#[derive(Debug, Default)]
+pub(crate) struct Intake {
+    piece: Bytes,
+    /// The beginning of a unit that the pieces so far did not hold whole.
+    begun: BytesMut,
+}
+
+impl Intake {
+    /// The next piece; the one before must be used up.
+    pub(crate) fn feed(&mut self, piece: Bytes) {
+        debug_assert!(self.piece.is_empty());
+        self.piece = piece;
+    }
+
+    /// The next `len` bytes, if they are there. Asked again with the same `len` until they are.
+    pub(crate) fn take(&mut self, len: usize) -> Option<Bytes> {
+        if self.begun.is_empty() && self.piece.len() >= len {
+            return Some(self.piece.split_to(len));
+        }
+        let here = self.piece.len().min(len - self.begun.len());
+        if here > 0 {
+            if self.begun.is_empty() {
+                self.begun.reserve(len.min(AHEAD_BYTES_MAX).max(here));
+            }
+            self.begun.extend_from_slice(&self.piece.split_to(here));
+        }
+        (self.begun.len() == len).then(|| self.begun.split().freeze())
+    }
+
+    fn take_u8(&mut self) -> Option<u8> {
+        self.piece.has_remaining().then(|| self.piece.get_u8())
+    }
+
+    pub(crate) fn take_u64(&mut self) -> Option<u64> {
+        if self.begun.is_empty() && self.piece.len() >= 8 {
+            return Some(self.piece.get_u64());
+        }
+        self.take(8).map(|mut bytes| bytes.get_u64())
+    }
+
+    /// What no unit took.
+    pub(crate) fn rest(self) -> Bytes {
+        self.piece
+    }
+}
+
+/// Where in a frame the reader is.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// At the type of a `msgappv2` frame.
+    Type,
+    /// At the length of a whole message.
+    MessageLength,
+    Message(usize),
+    EntryCount,
+    EntryLength,
+    Entry(usize),
+    Commit,
+}
+
+/// Reads the frames of one stream.
+#[derive(Debug)]
+pub(crate) struct Decoder {
+    /// Where every frame begins.
+    first: Step,
+    step: Step,
+    intake: Intake,
+    local: u64,
+    remote: u64,
+    /// As the encoder has them.
+    term: u64,
+    index: u64,
+    entries_left: u64,
+    entries: Vec<Entry>,
+    /// Bytes that the entries of this frame may still have.
+    room: u64,
+    frame_bytes_max: u64,
+}
+
+impl Decoder {
+    /// Of a stream of whole messages.
+    pub(crate) fn of_messages() -> Decoder {
+        Decoder::new(Step::MessageLength, 0, 0)
+    }
+
+    /// Of a `msgappv2` stream from `remote` to `local`.
+    pub(crate) fn of_apps(local: u64, remote: u64) -> Decoder {
+        Decoder::new(Step::Type, local, remote)
+    }
+
+    fn new(first: Step, local: u64, remote: u64) -> Decoder {
+        Decoder {
+            first,
+            step: first,
+            intake: Intake::default(),
+            local,
+            remote,
+            term: 0,
+            index: 0,
+            entries_left: 0,
+            entries: Vec::new(),
+            room: 0,
+            frame_bytes_max: FRAME_BYTES_MAX,
+        }
+    }
+
+    /// Reads a piece of the stream and gives the messages that it completes; link heartbeats are left out.
+    pub(crate) fn decode(&mut self, piece: Bytes, into: &mut Vec<Message>) -> Result<(), DecodeError> {
+        self.intake.feed(piece);
+        while let Some(next) = self.advance(into)? {
+            self.step = next;
+        }
+        Ok(())
+    }
+
+    /// One step, if its bytes are there.
+    fn advance(&mut self, into: &mut Vec<Message>) -> Result<Option<Step>, DecodeError> {
+        let next = match self.step {
+            Step::Type => match self.intake.take_u8() {
+                None => return Ok(None),
+                Some(LINK_HEARTBEAT) => Step::Type,
+                Some(APP_ENTRIES) => Step::EntryCount,
+                Some(APP) => Step::MessageLength,
+                Some(other) => return Err(DecodeError::UnknownType(other)),
+            },
+            Step::MessageLength => {
+                let Some(len) = self.intake.take_u64() else { return Ok(None) };
+                Step::Message(length_within(len, self.frame_bytes_max)?)
+            }
+            Step::Message(len) => {
+                let Some(bytes) = self.intake.take(len) else { return Ok(None) };
+                self.message(bytes, into)?;
+                self.first
+            }
+            Step::EntryCount => {
+                let Some(count) = self.intake.take_u64() else { return Ok(None) };
+                self.entries_left = count;
+                self.room = self.frame_bytes_max;
+                if count == 0 { Step::Commit } else { Step::EntryLength }
+            }
+            Step::EntryLength => {
+                let Some(len) = self.intake.take_u64() else { return Ok(None) };
+                let len = length_within(len, self.room)?;
+                self.room =
+                    self.room.checked_sub(len as u64 + ENTRY_BYTES_MIN).ok_or(DecodeError::TooLong)?;
+                Step::Entry(len)
+            }
+            Step::Entry(len) => {
+                let Some(bytes) = self.intake.take(len) else { return Ok(None) };
+                self.entries.push(Entry::decode(bytes).map_err(malformed)?);
+                self.entries_left -= 1;
+                if self.entries_left == 0 { Step::Commit } else { Step::EntryLength }
+            }
+            Step::Commit => {
+                let Some(commit) = self.intake.take_u64() else { return Ok(None) };
+                let entries = std::mem::take(&mut self.entries);
+                let index = self.index;
+                self.index = index.wrapping_add(entries.len() as u64);
+                into.push(Message {
+                    r#type: Some(MessageType::MsgApp as i32),
+                    to: Some(self.local),
+                    from: Some(self.remote),
+                    term: Some(self.term),
+                    log_term: Some(self.term),
+                    index: Some(index),
+                    entries,
+                    commit: Some(commit),
+                    ..Message::default()
+                });
+                Step::Type
+            }
+        };
+        Ok(Some(next))
+    }
+
+    fn message(&mut self, bytes: Bytes, into: &mut Vec<Message>) -> Result<(), DecodeError> {
+        let message = Message::decode(bytes).map_err(malformed)?;
+        if matches!(self.first, Step::Type) {
+            self.term = message.term.unwrap_or(0);
+            let last = message.entries.last().map(|last| last.index.unwrap_or(0));
+            self.index = last.unwrap_or(message.index.unwrap_or(0));
+        }
+        if !is_link_heartbeat(&message) {
+            into.push(message);
+        }
+        Ok(())
+    }
+}
+
+fn malformed(error: prost::DecodeError) -> DecodeError {
+    DecodeError::Malformed(error.to_string())
+}
+
+pub(crate) fn length_within(len: u64, max: u64) -> Result<usize, DecodeError> {
+    usize::try_from(len).ok().filter(|_| len <= max).ok_or(DecodeError::TooLong)
+}
+
+/// A heartbeat between nobody keeps a stream of messages alive.
+fn is_link_heartbeat(message: &Message) -> bool {
+    message.r#type == Some(MessageType::MsgHeartbeat as i32)
+        && message.from.unwrap_or(0) == 0
+        && message.to.unwrap_or(0) == 0
+}
+
+/// What [`is_link_heartbeat`] recognizes.
+pub(crate) fn link_heartbeat() -> Message {
+    Message {
+        r#type: Some(MessageType::MsgHeartbeat as i32),
+        to: Some(0),
+        from: Some(0),
+        ..Message::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::app_encoder::AppEncoder;
+    use crate::frame_buffer::FrameBuffer;
+
+    const LOCAL: u64 = 0x11;
+    const REMOTE: u64 = 0x22;
+
+    fn entry(term: u64, index: u64, data: &'static str) -> Entry {
+        Entry { r#type: Some(0), term: Some(term), index: Some(index), data: Some(data.into()) }
+    }
+
+    fn app(term: u64, log_term: u64, index: u64, entries: Vec<Entry>, commit: u64) -> Message {
+        Message {
+            r#type: Some(MessageType::MsgApp as i32),
+            to: Some(LOCAL),
+            from: Some(REMOTE),
+            term: Some(term),
+            log_term: Some(log_term),
+            index: Some(index),
+            entries,
+            commit: Some(commit),
+            ..Message::default()
+        }
+    }
+
+    fn be(n: u64) -> Vec<u8> {
+        n.to_be_bytes().to_vec()
+    }
+
+    fn frames(messages: &[Message]) -> Vec<Vec<u8>> {
+        let (mut encoder, mut buffer) = (AppEncoder::default(), FrameBuffer::default());
+        let mut frame = |message: &Message| {
+            encoder.encode(message.clone(), &mut buffer);
+            let mut segments = buffer.take();
+            segments.copy_to_bytes(segments.remaining()).to_vec()
+        };
+        messages.iter().map(&mut frame).collect()
+    }
+
+    /// Feeds pieces of a size; what was decoded.
+    fn decoded(mut decoder: Decoder, bytes: &[u8], piece: usize) -> Result<Vec<Message>, DecodeError> {
+        let mut messages = Vec::new();
+        for piece in bytes.chunks(piece) {
+            decoder.decode(Bytes::copy_from_slice(piece), &mut messages)?;
+        }
+        Ok(messages)
+    }
+
+    #[test]
+    fn the_compact_form_is_used_exactly_while_the_state_fits() {
+        let script = [
+            app(5, 4, 7, vec![entry(5, 8, "a"), entry(5, 9, "bc")], 6),
+            // The state is now term 5, index 9.
+            app(5, 5, 9, vec![entry(5, 10, "d")], 8),
+            app(5, 5, 10, vec![], 10),
+            // A repeated index does not follow: whole, and the state goes back to 10.
+            app(5, 5, 9, vec![entry(5, 10, "d")], 10),
+            app(5, 5, 10, vec![entry(5, 11, "")], 10),
+            // Another term: whole, and its own state (term 6, index 11) from then on.
+            app(6, 5, 11, vec![], 11),
+            // logTerm 5 is not the state's 6.
+            app(6, 5, 11, vec![entry(6, 12, "e")], 11),
+            app(6, 6, 12, vec![], 12),
+        ];
+        let frames = frames(&script);
+        let kinds: Vec<u8> = frames.iter().map(|frame| frame[0]).collect();
+        assert_eq!(kinds, [2, 1, 1, 2, 1, 2, 2, 1]);
+
+        // By hand from the format: type, number of entries, each behind its length, commit.
+        let entry_d = b"\x08\x00\x10\x05\x18\x0a\x22\x01d";
+        let mut expected = vec![1];
+        expected.extend([be(1), be(9), entry_d.to_vec(), be(8)].concat());
+        assert_eq!(frames[1], expected);
+        assert_eq!(frames[2], [vec![1], be(0), be(10)].concat());
+        let whole = b"\x08\x03\x10\x11\x18\x22\x20\x05\x28\x04\x30\x07\
+            \x3a\x09\x08\x00\x10\x05\x18\x08\x22\x01a\x3a\x0a\x08\x00\x10\x05\x18\x09\x22\x02bc\x40\x06";
+        assert_eq!(frames[0], [vec![2], be(37), whole.to_vec()].concat());
+
+        let mut stream = frames.concat();
+        stream.push(0);
+        for piece in [1, 2, 3, 7, 8, 9, 64, stream.len()] {
+            let read = decoded(Decoder::of_apps(LOCAL, REMOTE), &stream, piece).unwrap();
+            assert_eq!(read, script, "pieces of {piece}");
+        }
+    }
+
+    #[test]
+    fn messages_stand_behind_their_length_and_heartbeats_of_the_link_are_dropped() {
+        let vote = Message {
+            r#type: Some(MessageType::MsgVote as i32),
+            to: Some(1),
+            from: Some(2),
+            term: Some(300),
+            ..Message::default()
+        };
+        let mut buffer = FrameBuffer::default();
+        buffer.put_sized_message(link_heartbeat());
+        buffer.put_sized_message(vote.clone());
+        let mut segments = buffer.take();
+        let bytes = segments.copy_to_bytes(segments.remaining());
+        let heartbeat = [be(6), b"\x08\x08\x10\x00\x18\x00".to_vec()].concat();
+        let expected = [heartbeat, be(9), b"\x08\x05\x10\x01\x18\x02\x20\xac\x02".to_vec()].concat();
+        assert_eq!(bytes, expected);
+        for piece in [1, 5, 8, 100] {
+            assert_eq!(decoded(Decoder::of_messages(), &bytes, piece).unwrap(), [vote.clone()]);
+        }
+        // As a decoder that leaves zeros out would write it.
+        assert_eq!(decoded(Decoder::of_messages(), &[be(2), b"\x08\x08".to_vec()].concat(), 3), Ok(vec![]));
+    }
+
+    #[test]
+    fn lengths_above_the_bound_and_unknown_frames_are_refused() {
+        let apps = |bytes: &[u8]| decoded(Decoder::of_apps(LOCAL, REMOTE), bytes, 5);
+        assert_eq!(apps(&[3]), Err(DecodeError::UnknownType(3)));
+        assert_eq!(apps(&[vec![2], be(u64::MAX)].concat()), Err(DecodeError::TooLong));
+        assert_eq!(apps(&[vec![1], be(1), be(FRAME_BYTES_MAX + 1)].concat()), Err(DecodeError::TooLong));
+        assert_eq!(decoded(Decoder::of_messages(), &be(FRAME_BYTES_MAX + 1), 8), Err(DecodeError::TooLong));
+        assert!(matches!(apps(&[vec![2], be(1), vec![0xff]].concat()), Err(DecodeError::Malformed(_))));
+        assert!(matches!(
+            apps(&[vec![1], be(1), be(1), vec![0xff]].concat()),
+            Err(DecodeError::Malformed(_))
+        ));
+    }
+
+    #[test]
+    fn a_claimed_length_or_number_takes_no_memory() {
+        let mut decoder = Decoder::of_messages();
+        let claim = [be(FRAME_BYTES_MAX), vec![1]].concat();
+        decoder.decode(claim.into(), &mut Vec::new()).unwrap();
+        assert!(decoder.intake.begun.capacity() <= 2 * AHEAD_BYTES_MAX);
+
+        let mut decoder = Decoder { frame_bytes_max: 1 << 20, ..Decoder::of_apps(LOCAL, REMOTE) };
+        decoder.decode([vec![1], be(u64::MAX)].concat().into(), &mut Vec::new()).unwrap();
+        let empty = Bytes::from(vec![0; 8 * 1024]);
+        let fed = (0..).find(|_| decoder.decode(empty.clone(), &mut Vec::new()).is_err()).unwrap();
+        assert!(fed as u64 * 1024 <= (1 << 20) / ENTRY_BYTES_MIN, "{fed}");
+    }
+
+    #[test]
+    fn any_bytes_are_read_or_refused() {
+        // xorshift: the same garbage every time.
+        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut next = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state
+        };
+        for _ in 0..2000 {
+            let mut bytes: Vec<u8> = (0..next() % 200).map(|_| (next() >> 33) as u8).collect();
+            // Lengths that are possible get further.
+            for at in (1..bytes.len().saturating_sub(8)).step_by(9) {
+                bytes[at..at + 8].copy_from_slice(&(next() % 40).to_be_bytes());
+                bytes[at - 1] %= 3;
+            }
+            let _ = decoded(Decoder::of_apps(LOCAL, REMOTE), &bytes, 1 + (next() % 64) as usize);
+            let _ = decoded(Decoder::of_messages(), &bytes, 1 + (next() % 64) as usize);
+        }
+    }
+
+    #[test]
+    fn data_within_one_piece_is_not_copied() {
+        let bytes = Bytes::from(frames(&[app(5, 4, 7, vec![entry(5, 8, "abcdefgh")], 6)]).concat());
+        let mut messages = Vec::new();
+        Decoder::of_apps(LOCAL, REMOTE).decode(bytes.clone(), &mut messages).unwrap();
+        let data = messages[0].entries[0].data.as_ref().unwrap();
+        assert!(bytes.as_ptr_range().contains(&data.as_ptr()));
+    }
+}

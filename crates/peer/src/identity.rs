@@ -1,0 +1,210 @@
+use std::io;
+
+use http::header::{HeaderMap, HeaderName, HeaderValue};
+
+use crate::options::Options;
+
+pub(crate) const SERVER_FROM: HeaderName = HeaderName::from_static("x-server-from");
+pub(crate) const SERVER_VERSION: HeaderName = HeaderName::from_static("x-server-version");
+pub(crate) const MIN_CLUSTER_VERSION: HeaderName = HeaderName::from_static("x-min-cluster-version");
+pub(crate) const CLUSTER_ID: HeaderName = HeaderName::from_static("x-etcd-cluster-id");
+pub(crate) const RAFT_TO: HeaderName = HeaderName::from_static("x-raft-to");
+pub(crate) const PEER_URLS: HeaderName = HeaderName::from_static("x-peerurls");
+/// Our own: what follows the envelope of a snapshot is ours, not a bbolt file.
+pub(crate) const MAINSTAY_SNAPSHOT: HeaderName = HeaderName::from_static("x-mainstay-snapshot");
+
+/// etcd's texts for a peer that does not fit, at both ends.
+pub(crate) const INCOMPATIBLE_VERSION: &str = "incompatible version";
+pub(crate) const CLUSTER_ID_MISMATCH: &str = "cluster ID mismatch";
+
+/// What a peer that says no version counts as.
+const VERSION_UNSAID: Version = Version { major: 2, minor: 0 };
+
+/// What two versions are compared by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Version {
+    major: u64,
+    minor: u64,
+}
+
+impl Version {
+    /// Reads `major.minor.patch`, maybe with `-pre` or `+build` behind.
+    fn parse(text: &str) -> Option<Version> {
+        let numbers = text.split(['-', '+']).next()?;
+        let mut parts = numbers.split('.').map(|part| {
+            let digits = !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+            part.parse::<u64>().ok().filter(|_| digits)
+        });
+        let (major, minor, _patch) = (parts.next()??, parts.next()??, parts.next()??);
+        parts.next().is_none().then_some(Version { major, minor })
+    }
+}
+
+/// Who this member is, as it says it in headers, and what it takes from others there.
+#[derive(Debug)]
+pub(crate) struct Identity {
+    pub(crate) local_id: u64,
+    pub(crate) local_hex: HeaderValue,
+    pub(crate) cluster_hex: HeaderValue,
+    pub(crate) server_version: HeaderValue,
+    min_cluster_version: HeaderValue,
+    peer_urls: HeaderValue,
+    server: Version,
+    min_cluster: Version,
+}
+
+impl Identity {
+    pub(crate) fn new(options: &Options) -> io::Result<Identity> {
+        let invalid = |what: &str, value: &str| {
+            io::Error::new(io::ErrorKind::InvalidInput, format!("{what} {value:?} is invalid"))
+        };
+        let version = |text| Version::parse(text).ok_or_else(|| invalid("version", text));
+        let peer_urls = options.peer_urls.join(",");
+        Ok(Identity {
+            local_id: options.local_id,
+            local_hex: hex(options.local_id),
+            cluster_hex: hex(options.cluster_id),
+            server_version: HeaderValue::from_static(options.server_version),
+            min_cluster_version: HeaderValue::from_static(options.min_cluster_version),
+            peer_urls: HeaderValue::from_str(&peer_urls).map_err(|_| invalid("peer URLs", &peer_urls))?,
+            server: version(options.server_version)?,
+            min_cluster: version(options.min_cluster_version)?,
+        })
+    }
+
+    /// Says who sends a request.
+    pub(crate) fn stamp(&self, headers: &mut HeaderMap) {
+        headers.insert(SERVER_FROM, self.local_hex.clone());
+        headers.insert(SERVER_VERSION, self.server_version.clone());
+        headers.insert(MIN_CLUSTER_VERSION, self.min_cluster_version.clone());
+        headers.insert(CLUSTER_ID, self.cluster_hex.clone());
+        if !self.peer_urls.is_empty() {
+            headers.insert(PEER_URLS, self.peer_urls.clone());
+        }
+    }
+
+    /// Whether the sender of a request can be talked to; the text to refuse it with if not.
+    pub(crate) fn check(&self, headers: &HeaderMap) -> Result<(), &'static str> {
+        let version = |name| match headers.get(name) {
+            None => Ok(VERSION_UNSAID),
+            Some(value) if value.is_empty() => Ok(VERSION_UNSAID),
+            Some(value) => value.to_str().ok().and_then(Version::parse).ok_or(INCOMPATIBLE_VERSION),
+        };
+        if version(SERVER_VERSION)? < self.min_cluster || version(MIN_CLUSTER_VERSION)? > self.server {
+            return Err(INCOMPATIBLE_VERSION);
+        }
+        if headers.get(CLUSTER_ID) != Some(&self.cluster_hex) {
+            return Err(CLUSTER_ID_MISMATCH);
+        }
+        Ok(())
+    }
+}
+
+/// An id as headers and paths carry it: lowercase hex without leading zeros.
+pub(crate) fn hex(id: u64) -> HeaderValue {
+    // Digits are always a value.
+    HeaderValue::from_str(&format!("{id:x}")).unwrap_or(HeaderValue::from_static("0"))
+}
+
+/// Reads an id out of a header or path.
+pub(crate) fn parse_id(text: &str) -> Option<u64> {
+    let digits = text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    u64::from_str_radix(text, 16).ok().filter(|_| digits)
+}
+
+/// Who sends a request and where it listens, if it says so.
+pub(crate) fn sender(headers: &HeaderMap) -> Option<(u64, Vec<String>)> {
+    let id = parse_id(headers.get(SERVER_FROM)?.to_str().ok()?)?;
+    Some((id, urls(headers)?))
+}
+
+/// Where the sender of a request listens.
+pub(crate) fn urls(headers: &HeaderMap) -> Option<Vec<String>> {
+    let urls = headers.get(PEER_URLS)?.to_str().ok()?;
+    (!urls.is_empty()).then(|| urls.split(',').map(str::to_owned).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn identity() -> Identity {
+        Identity::new(&Options {
+            local_id: 0xabc,
+            cluster_id: 0x0f,
+            peer_urls: vec!["http://a:1".to_owned(), "http://b:2".to_owned()],
+            server_version: "3.7.1",
+            min_cluster_version: "3.0.0",
+            read_timeout: Duration::ZERO,
+            write_timeout: Duration::ZERO,
+            listeners: Vec::new(),
+        })
+        .unwrap()
+    }
+
+    #[test]
+    fn a_request_says_who_sends_it() {
+        let mut headers = HeaderMap::new();
+        identity().stamp(&mut headers);
+        let mut seen: Vec<_> = headers.iter().map(|(k, v)| format!("{k}: {}", v.to_str().unwrap())).collect();
+        seen.sort_unstable();
+        assert_eq!(
+            seen,
+            [
+                "x-etcd-cluster-id: f",
+                "x-min-cluster-version: 3.0.0",
+                "x-peerurls: http://a:1,http://b:2",
+                "x-server-from: abc",
+                "x-server-version: 3.7.1",
+            ]
+        );
+        assert_eq!(identity().check(&headers), Ok(()));
+        assert_eq!(
+            sender(&headers).unwrap(),
+            (0xabc, vec!["http://a:1".to_owned(), "http://b:2".to_owned()])
+        );
+    }
+
+    #[test]
+    fn versions_and_cluster_are_checked() {
+        let check = |server: Option<&'static str>, min: Option<&'static str>, cluster: &'static str| {
+            let mut headers = HeaderMap::new();
+            for (name, value) in
+                [(SERVER_VERSION, server), (MIN_CLUSTER_VERSION, min), (CLUSTER_ID, Some(cluster))]
+            {
+                if let Some(value) = value {
+                    headers.insert(name, HeaderValue::from_static(value));
+                }
+            }
+            identity().check(&headers)
+        };
+        assert_eq!(check(Some("3.7.1"), Some("3.0.0"), "f"), Ok(()));
+        assert_eq!(check(Some("3.0.0-rc.1"), Some("3.7.9"), "f"), Ok(()));
+        assert_eq!(check(Some("4.0.0"), Some("3.0.0+git"), "f"), Ok(()));
+        assert_eq!(check(Some("3.7.1"), None, "f"), Ok(()), "2.0.0 is not above ours");
+        assert_eq!(check(Some("3.7.1"), Some("3.0.0"), "0f"), Err("cluster ID mismatch"));
+        assert_eq!(check(Some("3.7.1"), Some("3.0.0"), ""), Err("cluster ID mismatch"));
+        for (server, min) in [
+            (None, None),
+            (Some("2.3.0"), Some("2.0.0")),
+            (Some("9.0.0"), Some("3.8.0")),
+            (Some("junk"), Some("3.0.0")),
+            (Some("3.7"), Some("3.0.0")),
+            (Some("3.7.+1"), Some("3.0.0")),
+            (Some("3.7.1.0"), Some("3.0.0")),
+            (Some("99999999999999999999.0.0"), Some("3.0.0")),
+        ] {
+            assert_eq!(check(server, min, "f"), Err("incompatible version"), "{server:?} {min:?}");
+        }
+    }
+
+    #[test]
+    fn ids_are_hex() {
+        assert_eq!(parse_id("13fdd5eaf37aaa49"), Some(0x13fd_d5ea_f37a_aa49));
+        for bad in ["", "+1", "zz", "0x1", "1ffffffffffffffff", "1 "] {
+            assert_eq!(parse_id(bad), None, "{bad:?}");
+        }
+        assert_eq!(hex(u64::MAX), "ffffffffffffffff");
+    }
+}

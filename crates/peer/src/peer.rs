@@ -1,0 +1,336 @@
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Waker;
+
+use api::raftpb::Message;
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+
+use crate::account::{Account, is_app};
+use crate::endpoint::{Endpoint, Endpoints};
+use crate::hub::Hub;
+use crate::options::{Level, PIPELINE_CONNECTIONS, PIPELINED_MAX};
+use crate::{pipeline, prober, stream_reader};
+
+/// The two streams of each direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// `msgappv2`: MsgApp only.
+    App,
+    /// Everything else; MsgApp too while its own stream is not up.
+    Message,
+}
+
+impl Kind {
+    /// As in the path.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Kind::App => "msgapp",
+            Kind::Message => "message",
+        }
+    }
+}
+
+/// A stream this peer dialed, as far as the rest of us sees it.
+#[derive(Debug, Default)]
+struct Slot {
+    /// Raised with every stream: an older one sees that it was replaced.
+    generation: u64,
+    attached: bool,
+    waker: Option<Waker>,
+}
+
+/// What waits to be sent.
+#[derive(Debug, Default)]
+struct Queues {
+    apps: VecDeque<Message>,
+    others: VecDeque<Message>,
+    /// Of both kinds, while no stream takes them.
+    piped: VecDeque<Message>,
+}
+
+/// Another member, or an unknown sender (a *remote*) that can be answered over the pipeline only.
+pub(crate) struct Peer {
+    pub(crate) id: u64,
+    pub(crate) account: Arc<Account>,
+    pub(crate) is_remote: bool,
+    endpoints: RefCell<Endpoints>,
+    queues: RefCell<Queues>,
+    app: RefCell<Slot>,
+    message: RefCell<Slot>,
+    /// Streams that are up, of both directions.
+    links: Cell<u32>,
+    pipelines: Cell<usize>,
+    /// The pipeline failed since it last worked or rested, and that was reported.
+    pipeline_failed: Cell<bool>,
+    /// The peer is there: who waits before the next dial need not wait longer.
+    pub(crate) is_there: Notify,
+    tasks: RefCell<Vec<AbortHandle>>,
+    closed: Cell<bool>,
+}
+
+impl Peer {
+    /// A member: both streams are dialed until it is closed.
+    pub(crate) fn member(hub: &Rc<Hub>, account: Arc<Account>, urls: &[String]) -> Rc<Peer> {
+        let peer = Rc::new(Peer::new(hub, account, urls, false));
+        for kind in [Kind::Message, Kind::App] {
+            let task = tokio::task::spawn_local(stream_reader::run(Rc::clone(hub), Rc::clone(&peer), kind));
+            peer.tasks.borrow_mut().push(task.abort_handle());
+        }
+        let task = tokio::task::spawn_local(prober::run(Rc::clone(hub), Rc::clone(&peer)));
+        peer.tasks.borrow_mut().push(task.abort_handle());
+        peer
+    }
+
+    pub(crate) fn remote(hub: &Rc<Hub>, account: Arc<Account>, urls: &[String]) -> Rc<Peer> {
+        Rc::new(Peer::new(hub, account, urls, true))
+    }
+
+    fn new(hub: &Hub, account: Arc<Account>, urls: &[String], is_remote: bool) -> Peer {
+        let peer = Peer {
+            id: account.id,
+            account,
+            is_remote,
+            endpoints: RefCell::default(),
+            queues: RefCell::default(),
+            app: RefCell::default(),
+            message: RefCell::default(),
+            links: Cell::new(0),
+            pipelines: Cell::new(0),
+            pipeline_failed: Cell::new(false),
+            is_there: Notify::new(),
+            tasks: RefCell::default(),
+            closed: Cell::new(false),
+        };
+        peer.set_urls(hub, urls);
+        peer
+    }
+
+    /// Its URLs from the next dial on.
+    pub(crate) fn set_urls(&self, hub: &Hub, urls: &[String]) {
+        let (endpoints, complaints) = Endpoints::parse(urls);
+        for complaint in complaints {
+            hub.log(Level::Error, "cannot use a peer URL", self.id, &complaint);
+        }
+        *self.endpoints.borrow_mut() = endpoints;
+        self.is_there.notify_waiters();
+    }
+
+    pub(crate) fn endpoint(&self) -> Result<Endpoint, String> {
+        self.endpoints.borrow().pick().ok_or_else(|| format!("no usable peer URL of member {:x}", self.id))
+    }
+
+    /// The next URL is tried next time.
+    pub(crate) fn endpoint_failed(&self, endpoint: &Endpoint) {
+        self.endpoints.borrow_mut().unreachable(endpoint);
+    }
+
+    /// It left, or was replaced: all it has ends.
+    pub(crate) fn close(&self) {
+        self.closed.set(true);
+        for task in self.tasks.borrow_mut().drain(..) {
+            task.abort();
+        }
+        for slot in [&self.app, &self.message] {
+            let mut slot = slot.borrow_mut();
+            slot.generation += 1;
+            slot.attached = false;
+            if let Some(waker) = slot.waker.take() {
+                waker.wake();
+            }
+        }
+        self.drop_queued(true, true);
+        self.drop_piped();
+        self.account.deactivate();
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.get()
+    }
+
+    /// Queues a message where it can leave soonest; false when it had to be dropped.
+    pub(crate) fn enqueue(self: &Rc<Self>, hub: &Rc<Hub>, message: Message) -> bool {
+        let app_up = self.app.borrow().attached;
+        let message_up = self.message.borrow().attached;
+        let mut queues = self.queues.borrow_mut();
+        let (queue, stream) = match is_app(&message) {
+            true if app_up => (&mut queues.apps, &self.app),
+            true if message_up => (&mut queues.apps, &self.message),
+            false if message_up => (&mut queues.others, &self.message),
+            _ if queues.piped.len() < PIPELINED_MAX => {
+                queues.piped.push_back(message);
+                if self.pipelines.get() < PIPELINE_CONNECTIONS {
+                    self.pipelines.set(self.pipelines.get() + 1);
+                    tokio::task::spawn_local(pipeline::run(Rc::clone(hub), Rc::clone(self)));
+                }
+                return true;
+            }
+            _ => {
+                self.account.give_back(&message);
+                self.account.counters.send_failures.add(1);
+                return false;
+            }
+        };
+        // With something in the queue the stream was woken already, or waits for its connection to take bytes.
+        let wakes = queue.is_empty();
+        queue.push_back(message);
+        if wakes && let Some(waker) = stream.borrow_mut().waker.take() {
+            waker.wake();
+        }
+        true
+    }
+
+    fn slot(&self, kind: Kind) -> &RefCell<Slot> {
+        match kind {
+            Kind::App => &self.app,
+            Kind::Message => &self.message,
+        }
+    }
+
+    /// The peer dialed a stream, which replaces the one before. Gives its generation.
+    pub(crate) fn attach(&self, hub: &Hub, kind: Kind) -> u64 {
+        let (generation, replaced) = {
+            let mut slot = self.slot(kind).borrow_mut();
+            slot.generation += 1;
+            let replaced = std::mem::replace(&mut slot.attached, true);
+            if let Some(waker) = slot.waker.take() {
+                waker.wake();
+            }
+            (slot.generation, replaced)
+        };
+        if replaced {
+            hub.log(Level::Warn, "closed a stream that its reader dialed again", self.id, kind.name());
+            self.writer_lost(hub, kind);
+        } else {
+            self.link_up(hub);
+        }
+        hub.log(Level::Info, "a remote peer reads a stream", self.id, kind.name());
+        self.is_there.notify_waiters();
+        generation
+    }
+
+    /// A stream of this peer ended.
+    pub(crate) fn detach(&self, hub: &Hub, kind: Kind, generation: u64) {
+        {
+            let mut slot = self.slot(kind).borrow_mut();
+            if slot.generation != generation {
+                return;
+            }
+            slot.attached = false;
+            slot.waker = None;
+        }
+        hub.log(Level::Warn, "lost a stream that a remote peer reads", self.id, kind.name());
+        self.writer_lost(hub, kind);
+        self.link_down(hub, "the stream to the peer ended");
+    }
+
+    /// What a stream had queued, and what its connection held, may be lost.
+    fn writer_lost(&self, hub: &Hub, kind: Kind) {
+        let app_up = self.app.borrow().attached;
+        self.drop_queued(kind == Kind::App || !app_up, kind == Kind::Message);
+        hub.unreachable(self.id);
+    }
+
+    fn drop_queued(&self, apps: bool, others: bool) {
+        let mut queues = self.queues.borrow_mut();
+        let Queues { apps: queued_apps, others: queued_others, .. } = &mut *queues;
+        for queue in [(queued_apps, apps), (queued_others, others)].into_iter().filter(|q| q.1).map(|q| q.0) {
+            self.account.counters.send_failures.add(queue.len() as u64);
+            for message in queue.drain(..) {
+                self.account.give_back(&message);
+            }
+        }
+    }
+
+    /// Whether this stream is still the one to write, and whom to wake when there is more.
+    pub(crate) fn watch(&self, kind: Kind, generation: u64, waker: &Waker) -> bool {
+        let mut slot = self.slot(kind).borrow_mut();
+        let is_current = slot.generation == generation && slot.attached;
+        if is_current && !slot.waker.as_ref().is_some_and(|known| known.will_wake(waker)) {
+            slot.waker = Some(waker.clone());
+        }
+        is_current
+    }
+
+    /// The next message for a stream.
+    pub(crate) fn next(&self, kind: Kind) -> Option<Message> {
+        let mut queues = self.queues.borrow_mut();
+        let message = match kind {
+            Kind::App => queues.apps.pop_front(),
+            Kind::Message => match queues.others.pop_front() {
+                None if !self.app.borrow().attached => queues.apps.pop_front(),
+                other => other,
+            },
+        }?;
+        self.account.give_back(&message);
+        Some(message)
+    }
+
+    /// The next message for the pipeline.
+    pub(crate) fn next_piped(&self) -> Option<Message> {
+        let message = self.queues.borrow_mut().piped.pop_front()?;
+        self.account.give_back(&message);
+        Some(message)
+    }
+
+    /// The pipeline's message was taken.
+    pub(crate) fn pipeline_worked(&self, hub: &Hub) {
+        self.pipeline_failed.set(false);
+        if !self.is_closed() {
+            self.activate(hub);
+        }
+    }
+
+    /// The pipeline's message was not: what waits behind it would not be either.
+    pub(crate) fn pipeline_broke(&self, hub: &Hub, error: &str) {
+        self.account.counters.send_failures.add(1);
+        self.drop_piped();
+        self.failed(hub, error);
+        if !self.pipeline_failed.replace(true) {
+            hub.unreachable(self.id);
+        }
+    }
+
+    /// One of the pipeline's connections has nothing to do.
+    pub(crate) fn pipeline_rests(&self) {
+        self.pipelines.set(self.pipelines.get() - 1);
+        if self.pipelines.get() == 0 {
+            self.pipeline_failed.set(false);
+        }
+    }
+
+    fn drop_piped(&self) {
+        let piped = std::mem::take(&mut self.queues.borrow_mut().piped);
+        self.account.counters.send_failures.add(piped.len() as u64);
+        for message in piped {
+            self.account.give_back(&message);
+        }
+    }
+
+    /// A stream of either direction came up.
+    pub(crate) fn link_up(&self, hub: &Hub) {
+        self.links.set(self.links.get() + 1);
+        self.activate(hub);
+    }
+
+    /// A stream of either direction ended.
+    pub(crate) fn link_down(&self, hub: &Hub, error: &str) {
+        self.links.set(self.links.get() - 1);
+        self.failed(hub, error);
+    }
+
+    fn activate(&self, hub: &Hub) {
+        if self.account.activate() {
+            hub.log(Level::Info, "peer became active", self.id, "");
+        }
+    }
+
+    /// Something with this peer failed; while a stream is up it counts as active all the same.
+    pub(crate) fn failed(&self, hub: &Hub, error: &str) {
+        if self.links.get() == 0 && self.account.deactivate() {
+            hub.log(Level::Warn, "peer became inactive (message send to peer failed)", self.id, error);
+        }
+    }
+}

@@ -1,0 +1,48 @@
+use std::rc::Rc;
+
+use bytes::Bytes;
+use http::{HeaderValue, Method, Request, StatusCode};
+use prost::Message as _;
+
+use crate::hub::Hub;
+use crate::peer::Peer;
+
+/// etcd's text for a sender that was removed, in the body of a 403.
+pub(crate) const REMOVED: &str = "cannot process message from removed member";
+
+/// Posts what waits for the pipeline of a peer, message by message, until nothing does.
+pub(crate) async fn run(hub: Rc<Hub>, peer: Rc<Peer>) {
+    while let Some(message) = peer.next_piped() {
+        let body = Bytes::from(message.encode_to_vec());
+        let bytes = body.len() as u64;
+        match post(&hub, &peer, body).await {
+            Ok(()) => {
+                peer.account.counters.sent_bytes.add(bytes);
+                peer.pipeline_worked(&hub);
+            }
+            Err(error) => peer.pipeline_broke(&hub, &error),
+        }
+    }
+    peer.pipeline_rests();
+}
+
+async fn post(hub: &Hub, peer: &Peer, body: Bytes) -> Result<(), String> {
+    let endpoint = peer.endpoint()?;
+    let mut request = Request::new(body);
+    *request.method_mut() = Method::POST;
+    *request.uri_mut() = http::Uri::from_static("/raft");
+    hub.identity.stamp(request.headers_mut());
+    let protobuf = HeaderValue::from_static("application/protobuf");
+    request.headers_mut().insert(http::header::CONTENT_TYPE, protobuf);
+    let answer = hub.client.exchange(&endpoint, request, hub.read_timeout).await;
+    let answer = answer.inspect_err(|_| peer.endpoint_failed(&endpoint))?;
+    if answer.status() == StatusCode::NO_CONTENT {
+        return Ok(());
+    }
+    peer.endpoint_failed(&endpoint);
+    let said = String::from_utf8_lossy(answer.body());
+    if answer.status() == StatusCode::FORBIDDEN && said.contains(REMOVED) {
+        hub.told_removed(peer.id);
+    }
+    Err(format!("{} to POST /raft: {}", answer.status(), said.trim_end()))
+}

@@ -1,0 +1,73 @@
+use std::rc::Rc;
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use http::Request;
+use tokio::time::Instant;
+
+use crate::hub::Hub;
+use crate::options::{CLOCK_DRIFT_MAX, Level, PROBE_INTERVAL};
+use crate::peer::Peer;
+use crate::rfc3339;
+
+/// Where probes go, at both ends.
+pub(crate) const PATH: &str = "/raft/probing";
+/// A drift is not said more often.
+const DRIFT_WARNING_INTERVAL: Duration = Duration::from_secs(30);
+
+/// Probes a peer every 4 s: how long a round trip takes, and whether its clock agrees with ours. Until it is
+/// aborted.
+pub(crate) async fn run(hub: Rc<Hub>, peer: Rc<Peer>) {
+    let mut ticks = tokio::time::interval(PROBE_INTERVAL);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut warned: Option<Instant> = None;
+    loop {
+        ticks.tick().await;
+        let Ok(endpoint) = peer.endpoint() else { continue };
+        let mut request = Request::new(Bytes::new());
+        *request.uri_mut() = http::Uri::from_static(PATH);
+        let (begun, begun_clock) = (Instant::now(), SystemTime::now());
+        let Ok(answer) = hub.client.exchange(&endpoint, request, hub.read_timeout).await else { continue };
+        let took = begun.elapsed();
+        let Some(now) = read(answer.body()) else { continue };
+        peer.account.counters.round_trips.add(took);
+        let drift = drift(begun_clock + took / 2, now);
+        if drift > CLOCK_DRIFT_MAX && warned.is_none_or(|then| then.elapsed() >= DRIFT_WARNING_INTERVAL) {
+            warned = Some(Instant::now());
+            hub.log(Level::Warn, "prober found high clock drift", peer.id, &format!("{drift:?}"));
+        }
+    }
+}
+
+/// The peer's clock, if the answer is a healthy one.
+fn read(body: &[u8]) -> Option<SystemTime> {
+    let answer: serde_json::Value = serde_json::from_slice(body).ok()?;
+    (answer.get("OK")?.as_bool()?).then(|| rfc3339::parse(answer.get("Now")?.as_str()?))?
+}
+
+fn drift(ours: SystemTime, theirs: SystemTime) -> Duration {
+    ours.duration_since(theirs).unwrap_or_else(|later| later.duration())
+}
+
+/// What a probe is answered with.
+pub(crate) fn answer() -> String {
+    format!("{{\"OK\":true,\"Now\":\"{}\"}}\n", rfc3339::format(SystemTime::now()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_of_etcd_is_read_and_ours_too() {
+        let etcd = b"{\"OK\":true,\"Now\":\"2026-11-21T10:50:53.873938335Z\"}\n";
+        let seconds = read(etcd).unwrap().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+        assert_eq!(seconds, 1_795_258_253);
+        assert!(drift(SystemTime::now(), read(answer().as_bytes()).unwrap()) < CLOCK_DRIFT_MAX);
+        for bad in
+            ["", "{}", "[]", "{\"OK\":false,\"Now\":\"2026-11-21T10:50:53Z\"}", "{\"OK\":true,\"Now\":7}"]
+        {
+            assert_eq!(read(bad.as_bytes()), None, "{bad}");
+        }
+    }
+}

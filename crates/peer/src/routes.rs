@@ -1,0 +1,209 @@
+use std::rc::Rc;
+use std::time::Duration;
+
+use api::raftpb::{Message, MessageType};
+use bytes::{Bytes, BytesMut};
+use http::header::{ALLOW, CONTENT_TYPE, HeaderName, HeaderValue};
+use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use prost::Message as _;
+
+use crate::body::Body;
+use crate::hub::Hub;
+use crate::identity::{self, CLUSTER_ID, RAFT_TO, SERVER_VERSION};
+use crate::options::{FRAME_BYTES_MAX, REQUEST_BYTES_MAX};
+use crate::peer::Kind;
+use crate::stream_writer::StreamWriter;
+use crate::{pipeline, prober, snapshot_receiver};
+
+const MESSAGE_PATH: &str = "/raft";
+const STREAM_PREFIX: &str = "/raft/stream/";
+
+/// Answers a request to a peer listener, with etcd's statuses and texts.
+pub(crate) async fn answer(hub: Rc<Hub>, request: Request<Incoming>) -> Response<Body> {
+    let path = request.uri().path();
+    if let Some(stream) = path.strip_prefix(STREAM_PREFIX) {
+        let stream = stream.to_owned();
+        return open_stream(&hub, &request, &stream);
+    }
+    match path {
+        MESSAGE_PATH => take_message(&hub, request).await,
+        snapshot_receiver::PATH => snapshot_receiver::receive(&hub, request).await,
+        prober::PATH => plain(StatusCode::OK, prober::answer()),
+        _ => delegate(&hub, request).await,
+    }
+}
+
+/// Every path that is not raft's.
+async fn delegate(hub: &Hub, request: Request<Incoming>) -> Response<Body> {
+    let (head, body) = request.into_parts();
+    let body = match read(body, REQUEST_BYTES_MAX, hub.read_timeout).await {
+        Ok(body) => body,
+        Err(Unread::TooLong) => return refuse(StatusCode::PAYLOAD_TOO_LARGE, "request body too large"),
+        Err(Unread::Broken) => return refuse(StatusCode::BAD_REQUEST, "error reading request body"),
+    };
+    hub.handler.http(Request::from_parts(head, body)).await.map(Body::from)
+}
+
+/// A peer dials a stream, `msgapp/<its id>` or `message/<its id>`.
+fn open_stream(hub: &Rc<Hub>, request: &Request<Incoming>, stream: &str) -> Response<Body> {
+    if request.method() != Method::GET {
+        return wrong_method("GET");
+    }
+    let mut response = match accept_stream(hub, request.headers(), stream) {
+        Ok(writer) => Response::new(Body::Stream(writer)),
+        Err(refusal) => *refusal,
+    };
+    response.headers_mut().insert(SERVER_VERSION, hub.identity.server_version.clone());
+    stamp(hub, response)
+}
+
+fn accept_stream(
+    hub: &Rc<Hub>,
+    headers: &HeaderMap,
+    stream: &str,
+) -> Result<StreamWriter, Box<Response<Body>>> {
+    let refuse = |status, text| Box::new(refuse(status, text));
+    hub.identity.check(headers).map_err(|text| refuse(StatusCode::PRECONDITION_FAILED, text))?;
+    let (kind, from) = match stream.split_once('/') {
+        Some(("msgapp", from)) if !from.contains('/') => (Kind::App, from),
+        Some(("message", from)) if !from.contains('/') => (Kind::Message, from),
+        _ => return Err(refuse(StatusCode::NOT_FOUND, "invalid path")),
+    };
+    let from = identity::parse_id(from).ok_or_else(|| refuse(StatusCode::NOT_FOUND, "invalid from"))?;
+    if hub.handler.is_removed(from) {
+        let mut gone = Response::new(Body::empty());
+        *gone.status_mut() = StatusCode::GONE;
+        return Err(Box::new(gone));
+    }
+    let Some(peer) = hub.member(from) else {
+        if let Some(urls) = identity::urls(headers) {
+            hub.add_remote(from, &urls);
+        }
+        return Err(refuse(StatusCode::NOT_FOUND, "error sender not found"));
+    };
+    if headers.get(RAFT_TO) != Some(&hub.identity.local_hex) {
+        return Err(refuse(StatusCode::PRECONDITION_FAILED, "to field mismatch"));
+    }
+    Ok(StreamWriter::attach(Rc::clone(hub), peer, kind))
+}
+
+/// One message through the pipeline.
+async fn take_message(hub: &Rc<Hub>, request: Request<Incoming>) -> Response<Body> {
+    if request.method() != Method::POST {
+        return wrong_method("POST");
+    }
+    let (head, body) = request.into_parts();
+    stamp(
+        hub,
+        match accept_message(hub, &head.headers, body).await {
+            Ok(()) => {
+                let mut taken = Response::new(Body::empty());
+                *taken.status_mut() = StatusCode::NO_CONTENT;
+                taken
+            }
+            Err(refusal) => *refusal,
+        },
+    )
+}
+
+async fn accept_message(
+    hub: &Rc<Hub>,
+    headers: &HeaderMap,
+    body: Incoming,
+) -> Result<(), Box<Response<Body>>> {
+    let refuse = |status, text| Box::new(refuse(status, text));
+    hub.identity.check(headers).map_err(|text| refuse(StatusCode::PRECONDITION_FAILED, text))?;
+    if let Some((id, urls)) = identity::sender(headers) {
+        hub.add_remote(id, &urls);
+    }
+    let body = read(body, FRAME_BYTES_MAX as usize, hub.read_timeout).await;
+    let body = body.map_err(|_| refuse(StatusCode::BAD_REQUEST, "error reading raft message"))?;
+    let bytes = body.len() as u64;
+    let message = Message::decode(body)
+        .map_err(|_| refuse(StatusCode::BAD_REQUEST, "error unmarshalling raft message"))?;
+    check_sender(hub, &message, "error processing raft message")?;
+    if message.r#type == Some(MessageType::MsgSnap as i32) {
+        return Err(refuse(StatusCode::BAD_REQUEST, "wrong raft message type"));
+    }
+    if let Some(account) = hub.inbox.account(message.from.unwrap_or(0)) {
+        account.counters.received_bytes.add(bytes);
+    }
+    hub.handler.received(&mut vec![message]);
+    Ok(())
+}
+
+/// Refuses what comes from a removed member, or is meant for another one.
+pub(crate) fn check_sender(
+    hub: &Hub,
+    message: &Message,
+    misdirected: &str,
+) -> Result<(), Box<Response<Body>>> {
+    if hub.handler.is_removed(message.from.unwrap_or(0)) {
+        let mut refusal = Response::new(Body::from(format!("{{\"message\":\"{}\"}}", pipeline::REMOVED)));
+        *refusal.status_mut() = StatusCode::FORBIDDEN;
+        refusal.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        return Err(Box::new(refusal));
+    }
+    if message.to != Some(hub.identity.local_id) {
+        return Err(Box::new(refuse(StatusCode::INTERNAL_SERVER_ERROR, misdirected)));
+    }
+    Ok(())
+}
+
+/// Why a body was not read.
+enum Unread {
+    TooLong,
+    Broken,
+}
+
+/// Reads a body that keeps coming, up to a bound. Memory is taken as bytes arrive.
+async fn read(mut body: Incoming, bytes_max: usize, silence_max: Duration) -> Result<Bytes, Unread> {
+    let mut first = Bytes::new();
+    let mut all = BytesMut::new();
+    while let Some(frame) =
+        tokio::time::timeout(silence_max, body.frame()).await.map_err(|_| Unread::Broken)?
+    {
+        let Ok(piece) = frame.map_err(|_| Unread::Broken)?.into_data() else { continue };
+        if first.len() + all.len() + piece.len() > bytes_max {
+            return Err(Unread::TooLong);
+        }
+        // Most bodies come in one piece, which need not be copied.
+        if first.is_empty() && all.is_empty() {
+            first = piece;
+        } else {
+            all.extend_from_slice(&std::mem::take(&mut first));
+            all.extend_from_slice(&piece);
+        }
+    }
+    Ok(if all.is_empty() { first } else { all.freeze() })
+}
+
+/// Says which cluster answers.
+pub(crate) fn stamp(hub: &Hub, mut response: Response<Body>) -> Response<Body> {
+    response.headers_mut().insert(CLUSTER_ID, hub.identity.cluster_hex.clone());
+    response
+}
+
+pub(crate) fn wrong_method(allowed: &'static str) -> Response<Body> {
+    let mut refusal = refuse(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed");
+    refusal.headers_mut().insert(ALLOW, HeaderValue::from_static(allowed));
+    refusal
+}
+
+/// A refusal in the form Go's `http.Error` gives it.
+pub(crate) fn refuse(status: StatusCode, text: &str) -> Response<Body> {
+    let mut refusal = plain(status, format!("{text}\n"));
+    let nosniff = HeaderName::from_static("x-content-type-options");
+    refusal.headers_mut().insert(nosniff, HeaderValue::from_static("nosniff"));
+    refusal
+}
+
+fn plain(status: StatusCode, text: String) -> Response<Body> {
+    let mut response = Response::new(Body::from(text));
+    *response.status_mut() = status;
+    let plain = HeaderValue::from_static("text/plain; charset=utf-8");
+    response.headers_mut().insert(CONTENT_TYPE, plain);
+    response
+}

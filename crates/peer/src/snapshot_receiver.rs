@@ -1,0 +1,234 @@
+use std::cell::Cell;
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use api::raftpb::{Message, MessageType};
+use bytes::Bytes;
+use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use prost::Message as _;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::account::Account;
+use crate::body::Body;
+use crate::decoder::{Intake, length_within};
+use crate::handler::Handler;
+use crate::hub::Hub;
+use crate::identity::{self, MAINSTAY_SNAPSHOT};
+use crate::options::{
+    ENVELOPE_BYTES_MAX, Level, SNAPSHOT_PATIENCE, SNAPSHOT_PIECES_MAX, SNAPSHOTS_RECEIVED_MAX,
+};
+use crate::piece::{self, Piece};
+use crate::race::{First, race};
+use crate::routes::{check_sender, refuse, stamp, wrong_method};
+
+/// Where snapshots go, at both ends.
+pub(crate) const PATH: &str = "/raft/snapshot";
+
+type Refusal = Box<Response<Body>>;
+
+/// Takes a snapshot: 204 when the handler took it, 500 with its text when it did not.
+///
+/// The bodies of etcd's own members are bbolt files, which the handler cannot take: 501.
+pub(crate) async fn receive(hub: &Rc<Hub>, request: Request<Incoming>) -> Response<Body> {
+    if request.method() != Method::POST {
+        return wrong_method("POST");
+    }
+    let (head, mut body) = request.into_parts();
+    let taken = take(hub, &head.headers, &mut body).await;
+    if taken.is_err() {
+        // The answer goes out while the sender still writes. Closing now could destroy it on its way.
+        tokio::task::spawn_local(drain(body, hub.read_timeout));
+    }
+    stamp(
+        hub,
+        match taken {
+            Ok(()) => {
+                let mut response = Response::new(Body::empty());
+                *response.status_mut() = StatusCode::NO_CONTENT;
+                response
+            }
+            Err(refusal) => *refusal,
+        },
+    )
+}
+
+async fn take(hub: &Rc<Hub>, headers: &HeaderMap, body: &mut Incoming) -> Result<(), Refusal> {
+    let refuse = |status, text: &str| Box::new(refuse(status, text));
+    if let Err(text) = hub.identity.check(headers) {
+        hub.inbox.count_unknown_snapshot_failure();
+        return Err(refuse(StatusCode::PRECONDITION_FAILED, text));
+    }
+    if let Some((id, urls)) = identity::sender(headers) {
+        hub.add_remote(id, &urls);
+    }
+    let silence_max = hub.read_timeout * SNAPSHOT_PATIENCE;
+    let (message, rest) = read_envelope(body, silence_max).await.map_err(|error| {
+        hub.inbox.count_unknown_snapshot_failure();
+        refuse(StatusCode::BAD_REQUEST, &format!("failed to decode raft message ({error})"))
+    })?;
+    if message.r#type != Some(MessageType::MsgSnap as i32) {
+        return Err(refuse(StatusCode::BAD_REQUEST, "wrong raft message type"));
+    }
+    check_sender(
+        hub,
+        &message,
+        "failed to process raft message (cannot process message to mismatch member)",
+    )?;
+    if headers.get(MAINSTAY_SNAPSHOT).is_none_or(|value| value != "1") {
+        let text = "failed to save KV snapshot (snapshots in etcd's bbolt format are not supported)";
+        return Err(refuse(StatusCode::NOT_IMPLEMENTED, text));
+    }
+    let from = message.from.unwrap_or(0);
+    let Some(account) = hub.inbox.account(from) else {
+        return Err(refuse(StatusCode::FORBIDDEN, "failed to process raft message (unknown sender)"));
+    };
+    if hub.receiving.get() >= SNAPSHOTS_RECEIVED_MAX {
+        let text = "failed to save KV snapshot (too many are being received)";
+        return Err(refuse(StatusCode::SERVICE_UNAVAILABLE, text));
+    }
+
+    let mut receiving = Receiving::begin(&hub.receiving, &account);
+    match hand_over(hub, &account, message, rest, body, silence_max).await {
+        Ok(()) => {
+            receiving.delivered = true;
+            hub.log(Level::Info, "received and saved database snapshot", from, "");
+            Ok(())
+        }
+        Err(error) => {
+            hub.log(Level::Error, "failed to save incoming database snapshot", from, &error);
+            Err(refuse(StatusCode::INTERNAL_SERVER_ERROR, &error))
+        }
+    }
+}
+
+/// The message in front of a snapshot, and what came with it.
+async fn read_envelope(body: &mut Incoming, silence_max: Duration) -> Result<(Message, Bytes), String> {
+    const ENDED: &str = "unexpected EOF";
+    let mut intake = Intake::default();
+    let mut len = None;
+    loop {
+        match len {
+            None => {
+                if let Some(said) = intake.take_u64() {
+                    len = Some(length_within(said, ENVELOPE_BYTES_MAX).map_err(|error| error.to_string())?);
+                    continue;
+                }
+            }
+            Some(len) => {
+                if let Some(bytes) = intake.take(len) {
+                    let message = Message::decode(bytes).map_err(|error| error.to_string())?;
+                    return Ok((message, intake.rest()));
+                }
+            }
+        }
+        match next_piece(body, silence_max).await {
+            Some(Ok(piece)) => intake.feed(piece),
+            Some(Err(error)) => return Err(error.to_string()),
+            None => return Err(ENDED.to_owned()),
+        }
+    }
+}
+
+/// The next bytes of a body; an error when they do not come.
+async fn next_piece(body: &mut Incoming, silence_max: Duration) -> Option<io::Result<Bytes>> {
+    loop {
+        match tokio::time::timeout(silence_max, body.frame()).await {
+            Err(_) => {
+                let text = format!("the sender was silent for {silence_max:?}");
+                return Some(Err(io::Error::new(io::ErrorKind::TimedOut, text)));
+            }
+            Ok(None) => return None,
+            Ok(Some(Err(error))) => return Some(Err(io::Error::other(error))),
+            Ok(Some(Ok(frame))) => match frame.into_data() {
+                Ok(piece) if !piece.is_empty() => return Some(Ok(piece)),
+                _ => {}
+            },
+        }
+    }
+}
+
+/// Gives the handler, on a thread of its own, piece after piece, as fast as it takes them.
+async fn hand_over(
+    hub: &Hub,
+    account: &Arc<Account>,
+    message: Message,
+    rest: Bytes,
+    body: &mut Incoming,
+    silence_max: Duration,
+) -> Result<(), String> {
+    let (give, pieces) = mpsc::channel(SNAPSHOT_PIECES_MAX);
+    let (done, taken) = oneshot::channel();
+    let handler: Arc<dyn Handler> = Arc::clone(&hub.handler);
+    let work = move || {
+        let mut pieces = piece::Incoming::new(pieces);
+        let result = handler.receive_snapshot(message, &mut pieces);
+        // The request may be gone.
+        let _ = done.send(result);
+    };
+    let thread = std::thread::Builder::new().name("snapshot-receive".to_owned()).spawn(work);
+    thread.map_err(|error| format!("cannot start a thread: {error}"))?;
+
+    let feed = async {
+        let mut first = (!rest.is_empty()).then_some(Ok(rest));
+        loop {
+            let next = match first.take() {
+                Some(first) => Some(first),
+                None => next_piece(body, silence_max).await,
+            };
+            let piece = match next {
+                Some(Ok(bytes)) => {
+                    account.counters.snapshots_received.bytes.add(bytes.len() as u64);
+                    account.counters.received_bytes.add(bytes.len() as u64);
+                    Piece::Bytes(bytes)
+                }
+                Some(Err(error)) => Piece::Failed(error),
+                None => Piece::End,
+            };
+            let is_last = !matches!(piece, Piece::Bytes(_));
+            // A handler that takes no more has made up its mind.
+            if give.send(piece).await.is_err() || is_last {
+                break;
+            }
+        }
+        drop(give);
+        std::future::pending::<()>().await;
+    };
+    match race(taken, feed).await {
+        First::Left(Ok(result)) => result,
+        _ => Err("the receiver of the snapshot ended without a result".to_owned()),
+    }
+}
+
+/// Reads what nobody wants, for a while.
+async fn drain(mut body: Incoming, at_most: Duration) {
+    let all = async { while let Some(Ok(_)) = body.frame().await {} };
+    // Whoever has not stopped by then is cut off.
+    let _ = tokio::time::timeout(at_most, all).await;
+}
+
+/// Counts one snapshot that comes in, also when its request is dropped.
+struct Receiving<'a> {
+    count: &'a Cell<usize>,
+    account: &'a Account,
+    begun: Instant,
+    delivered: bool,
+}
+
+impl<'a> Receiving<'a> {
+    fn begin(count: &'a Cell<usize>, account: &'a Account) -> Receiving<'a> {
+        count.set(count.get() + 1);
+        account.counters.snapshots_received.begin();
+        Receiving { count, account, begun: Instant::now(), delivered: false }
+    }
+}
+
+impl Drop for Receiving<'_> {
+    fn drop(&mut self) {
+        self.count.set(self.count.get() - 1);
+        self.account.counters.snapshots_received.end(self.delivered.then(|| self.begun.elapsed()));
+    }
+}

@@ -1,0 +1,216 @@
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::task::Poll;
+
+use api::raftpb::{Message, MessageType};
+use http::{Request, StatusCode};
+use http_body_util::{BodyExt, Limited};
+use hyper::body::{Body as _, Incoming};
+use tokio::time::Instant;
+
+use crate::body::Body;
+use crate::client::{name_host, text};
+use crate::decoder::Decoder;
+use crate::endpoint::Endpoint;
+use crate::hub::Hub;
+use crate::identity::{self, RAFT_TO};
+use crate::options::{DIAL_PACE, DIAL_PACE_MAX, DIAL_TIMEOUT, Level};
+use crate::peer::{Kind, Peer};
+use crate::race::{First, race};
+use crate::socket::{self, Socket};
+
+/// Bytes read before others get a turn.
+const TURN_BYTES: usize = 1 << 20;
+/// Dials that fail before the pace slows down.
+const QUICK_DIALS: u32 = 10;
+/// What is read of a refusal.
+const REFUSAL_BYTES_MAX: usize = 4096;
+
+type Connection = hyper::client::conn::http1::Connection<Socket, Body>;
+
+/// Dials one stream of a peer, again and again, and reads it; until it is aborted.
+pub(crate) async fn run(hub: Rc<Hub>, peer: Rc<Peer>, kind: Kind) {
+    let mut failures = 0_u32;
+    let mut said = String::new();
+    loop {
+        let begun = Instant::now();
+        match dial(&hub, &peer, kind).await {
+            Ok(stream) => {
+                failures = 0;
+                said.clear();
+                peer.link_up(&hub);
+                hub.log(
+                    Level::Info,
+                    "established TCP streaming connection with remote peer",
+                    peer.id,
+                    kind.name(),
+                );
+                let reason = stream.read(&hub, &peer, kind).await;
+                hub.log(Level::Warn, "lost TCP streaming connection with remote peer", peer.id, &reason);
+                peer.link_down(&hub, &reason);
+            }
+            Err(error) => {
+                failures = failures.saturating_add(1);
+                peer.failed(&hub, &error);
+                // The same again and again is said once.
+                if said != error {
+                    hub.log(Level::Warn, "cannot dial a stream of a peer", peer.id, &error);
+                    said = error;
+                }
+            }
+        }
+        let slowed = DIAL_PACE * 2_u32.saturating_pow(failures.saturating_sub(QUICK_DIALS).min(8));
+        let waited = tokio::time::sleep_until(begun + slowed.min(DIAL_PACE_MAX));
+        if let First::Right(()) = race(waited, peer.is_there.notified()).await {
+            tokio::time::sleep_until(begun + DIAL_PACE).await;
+        }
+    }
+}
+
+/// A stream that is up.
+struct Stream {
+    /// None when it ended.
+    connection: Option<Pin<Box<Connection>>>,
+    body: Incoming,
+}
+
+async fn dial(hub: &Rc<Hub>, peer: &Peer, kind: Kind) -> Result<Stream, String> {
+    let endpoint = peer.endpoint()?;
+    let attempt = tokio::time::timeout(DIAL_TIMEOUT + hub.read_timeout, attempt(hub, peer, kind, &endpoint));
+    let stream = match attempt.await {
+        Ok(stream) => stream,
+        Err(_) => Err("no answer to the dial of a stream".to_owned()),
+    };
+    if stream.is_err() {
+        peer.endpoint_failed(&endpoint);
+    }
+    stream
+}
+
+async fn attempt(hub: &Rc<Hub>, peer: &Peer, kind: Kind, endpoint: &Endpoint) -> Result<Stream, String> {
+    let socket =
+        socket::connect(endpoint, DIAL_TIMEOUT, hub.write_timeout).await.map_err(|e| e.to_string())?;
+    let handshake = hyper::client::conn::http1::handshake(socket).await;
+    let (mut sender, connection) = handshake.map_err(|error| text(&error))?;
+    let mut connection = Box::pin(connection);
+
+    let mut request = Request::new(Body::empty());
+    let path = format!("/raft/stream/{}/{:x}", kind.name(), hub.identity.local_id);
+    *request.uri_mut() = path.parse().map_err(|_| "no path")?;
+    name_host(&mut request, endpoint)?;
+    hub.identity.stamp(request.headers_mut());
+    request.headers_mut().insert(RAFT_TO, identity::hex(peer.id));
+
+    let mut ended = false;
+    let answer = {
+        let mut answer = pin!(sender.send_request(request));
+        poll_fn(|cx| {
+            if !ended {
+                ended = connection.as_mut().poll(cx).is_ready();
+            }
+            answer.as_mut().poll(cx)
+        })
+        .await
+        .map_err(|error| text(&error))?
+    };
+    let status = answer.status();
+    if status == StatusCode::OK {
+        let connection = (!ended).then_some(connection);
+        return Ok(Stream { connection, body: answer.into_body() });
+    }
+    if status == StatusCode::GONE {
+        hub.told_removed(peer.id);
+    }
+    let body = Limited::new(answer.into_body(), REFUSAL_BYTES_MAX).collect();
+    let body = match race(body, async { if ended { std::future::pending().await } else { connection.await } })
+        .await
+    {
+        First::Left(Ok(body)) => body.to_bytes(),
+        _ => bytes::Bytes::new(),
+    };
+    let said = String::from_utf8_lossy(&body).trim_end().to_owned();
+    Err(match status {
+        StatusCode::NOT_FOUND => format!("the peer does not know this member yet: {said}"),
+        StatusCode::GONE => "the peer says that this member was removed".to_owned(),
+        StatusCode::PRECONDITION_FAILED => format!("the peer refused the stream: {said}"),
+        _ => format!("unhandled status {status}: {said}"),
+    })
+}
+
+impl Stream {
+    /// Reads until the stream ends; why it did.
+    async fn read(mut self, hub: &Hub, peer: &Peer, kind: Kind) -> String {
+        let mut decoder = match kind {
+            Kind::App => Decoder::of_apps(hub.identity.local_id, peer.id),
+            Kind::Message => Decoder::of_messages(),
+        };
+        let mut messages = Vec::new();
+        let mut heard = Instant::now();
+        let mut alarm = pin!(tokio::time::sleep_until(heard + hub.read_timeout));
+        poll_fn(|cx| {
+            let (mut bytes, mut ended) = (0, None);
+            // hyper hands over one piece at a time, so both sides take turns until nothing moves.
+            loop {
+                let before = bytes;
+                if let Some(connection) = &mut self.connection
+                    && connection.as_mut().poll(cx).is_ready()
+                {
+                    self.connection = None;
+                }
+                while ended.is_none() {
+                    match Pin::new(&mut self.body).poll_frame(cx) {
+                        Poll::Pending => break,
+                        Poll::Ready(None) => ended = Some("the peer closed the stream".to_owned()),
+                        Poll::Ready(Some(Err(error))) => ended = Some(text(&error)),
+                        Poll::Ready(Some(Ok(frame))) => {
+                            let Ok(piece) = frame.into_data() else { continue };
+                            bytes += piece.len();
+                            if let Err(error) = decoder.decode(piece, &mut messages) {
+                                peer.account.counters.receive_failures.add(1);
+                                ended = Some(error.to_string());
+                            }
+                        }
+                    }
+                }
+                if ended.is_some() || bytes == before || bytes >= TURN_BYTES {
+                    break;
+                }
+            }
+            if bytes > 0 {
+                heard = Instant::now();
+                peer.account.counters.received_bytes.add(bytes as u64);
+                deliver(hub, peer, &mut messages);
+            }
+            if let Some(reason) = ended {
+                return Poll::Ready(reason);
+            }
+            if bytes >= TURN_BYTES {
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            loop {
+                std::task::ready!(alarm.as_mut().poll(cx));
+                let due = heard + hub.read_timeout;
+                if due <= Instant::now() {
+                    return Poll::Ready(format!("the peer was silent for {:?}", hub.read_timeout));
+                }
+                alarm.as_mut().reset(due);
+            }
+        })
+        .await
+    }
+}
+
+/// Hands over what is for this member. A MsgSnap without its snapshot is worth nothing.
+fn deliver(hub: &Hub, peer: &Peer, messages: &mut Vec<Message>) {
+    let came = messages.len();
+    messages.retain(|message| {
+        message.to == Some(hub.identity.local_id) && message.r#type != Some(MessageType::MsgSnap as i32)
+    });
+    peer.account.counters.receive_failures.add((came - messages.len()) as u64);
+    if !messages.is_empty() {
+        hub.handler.received(messages);
+        messages.clear();
+    }
+}

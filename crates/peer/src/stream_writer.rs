@@ -1,0 +1,109 @@
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::time::{Instant, Sleep};
+
+use crate::app_encoder::AppEncoder;
+use crate::decoder::link_heartbeat;
+use crate::frame_buffer::{FrameBuffer, Segments};
+use crate::hub::Hub;
+use crate::peer::{Kind, Peer};
+
+/// Bytes that go to the connection at once, give or take a message.
+const WRITE_BYTES: usize = 256 * 1024;
+/// Bytes after which other connections get a turn: heartbeats must not wait for a long queue to drain.
+const TURN_BYTES: usize = 1 << 20;
+/// Link heartbeats within one read timeout.
+const HEARTBEATS: u32 = 3;
+
+/// Writes a stream that a peer dialed, as the body of the answer to its GET.
+pub(crate) struct StreamWriter {
+    hub: Rc<Hub>,
+    peer: Rc<Peer>,
+    kind: Kind,
+    generation: u64,
+    apps: AppEncoder,
+    buffer: FrameBuffer,
+    /// Bytes given since the connection last had to wait.
+    turn_bytes: usize,
+    heartbeat: Pin<Box<Sleep>>,
+    written: Instant,
+}
+
+impl StreamWriter {
+    /// Takes the place of the stream before.
+    pub(crate) fn attach(hub: Rc<Hub>, peer: Rc<Peer>, kind: Kind) -> StreamWriter {
+        let generation = peer.attach(&hub, kind);
+        let heartbeat = Box::pin(tokio::time::sleep(heartbeat_interval(&hub)));
+        StreamWriter {
+            hub,
+            peer,
+            kind,
+            generation,
+            apps: AppEncoder::default(),
+            buffer: FrameBuffer::default(),
+            turn_bytes: 0,
+            heartbeat,
+            written: Instant::now(),
+        }
+    }
+
+    /// What waits, in one piece; the end when another stream took over.
+    pub(crate) fn poll_segments(&mut self, cx: &mut Context<'_>) -> Poll<Option<Segments>> {
+        if !self.peer.watch(self.kind, self.generation, cx.waker()) {
+            return Poll::Ready(None);
+        }
+        if self.turn_bytes >= TURN_BYTES {
+            self.turn_bytes = 0;
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        while self.buffer.len() < WRITE_BYTES {
+            let Some(message) = self.peer.next(self.kind) else { break };
+            match self.kind {
+                Kind::App => self.apps.encode(message, &mut self.buffer),
+                Kind::Message => self.buffer.put_sized_message(message),
+            }
+        }
+        if self.buffer.len() == 0 {
+            self.turn_bytes = 0;
+            std::task::ready!(self.poll_heartbeat(cx));
+        }
+        self.written = Instant::now();
+        self.turn_bytes += self.buffer.len();
+        self.peer.account.counters.sent_bytes.add(self.buffer.len() as u64);
+        Poll::Ready(Some(self.buffer.take()))
+    }
+
+    /// Ready, with a heartbeat of the link in the buffer, when nothing was written for long enough.
+    fn poll_heartbeat(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let interval = heartbeat_interval(&self.hub);
+        loop {
+            std::task::ready!(self.heartbeat.as_mut().poll(cx));
+            let due = self.written + interval;
+            if due <= Instant::now() {
+                break;
+            }
+            self.heartbeat.as_mut().reset(due);
+        }
+        self.heartbeat.as_mut().reset(Instant::now() + interval);
+        match self.kind {
+            Kind::App => self.apps.encode_heartbeat(&mut self.buffer),
+            Kind::Message => self.buffer.put_sized_message(link_heartbeat()),
+        }
+        Poll::Ready(())
+    }
+}
+
+fn heartbeat_interval(hub: &Hub) -> Duration {
+    hub.read_timeout / HEARTBEATS
+}
+
+impl Drop for StreamWriter {
+    fn drop(&mut self) {
+        self.peer.detach(&self.hub, self.kind, self.generation);
+    }
+}

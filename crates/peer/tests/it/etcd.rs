@@ -1,0 +1,249 @@
+//! A real etcd, of which the test is the other member.
+
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use api::raftpb::{Entry, Message, MessageType};
+use bytes::Bytes;
+
+use crate::kit::{self, DEADLINE, Member, TIMEOUTS, message};
+
+/// The etcd under test; ends with the test.
+struct Etcd {
+    child: Child,
+    directory: PathBuf,
+    peer_url: String,
+    client_url: String,
+}
+
+impl Etcd {
+    fn start(binary: &str, other: &str) -> Etcd {
+        let free = || format!("http://{}", TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap());
+        let (peer_url, client_url) = (free(), free());
+        let port = peer_url.rsplit(':').next().unwrap();
+        let directory =
+            std::env::temp_dir().join(format!("mainstay-peer-etcd-{}-{port}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&directory);
+        let cluster = format!("etcd={peer_url},ours={other}");
+        let options = [
+            ("--name", "etcd"),
+            ("--data-dir", directory.to_str().unwrap()),
+            ("--listen-peer-urls", &peer_url),
+            ("--initial-advertise-peer-urls", &peer_url),
+            ("--listen-client-urls", &client_url),
+            ("--advertise-client-urls", &client_url),
+            ("--initial-cluster", &cluster),
+        ];
+        let child = Command::new(binary)
+            .args(options.iter().flat_map(|option| [option.0, option.1]))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        Etcd { child, directory, peer_url, client_url }
+    }
+}
+
+impl Drop for Etcd {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+fn fetch(url: &str, method: &str, path: &str, body: &str) -> Result<http::Response<Bytes>, String> {
+    let request =
+        http::Request::builder().method(method).uri(path).body(Bytes::from(body.to_owned())).unwrap();
+    mainstay_peer::fetch(url, request, Duration::from_secs(5))
+}
+
+/// A follower that agrees to everything, and what it saw.
+struct Follower<'a> {
+    member: &'a Member,
+    leader: u64,
+    counts: std::collections::BTreeMap<&'static str, usize>,
+    entries: Vec<Entry>,
+    commit: u64,
+    term: u64,
+    read_answers: Vec<Message>,
+}
+
+impl Follower<'_> {
+    /// Answers what comes until a condition holds.
+    fn follow(&mut self, what: &str, mut done: impl FnMut(&Follower<'_>) -> bool) {
+        let deadline = Instant::now() + DEADLINE;
+        while !done(self) {
+            assert!(Instant::now() < deadline, "waited in vain: {what}; {:?}", self.counts);
+            for message in self.member.recorder.wait_messages(1) {
+                let kind = MessageType::try_from(message.r#type.unwrap_or(0)).unwrap();
+                *self.counts.entry(kind.as_str_name()).or_default() += 1;
+                if let Some(answer) = self.answer(kind, message) {
+                    self.member.peers.send(vec![answer]);
+                }
+            }
+        }
+    }
+
+    fn answer(&mut self, kind: MessageType, got: Message) -> Option<Message> {
+        assert_eq!((got.from, got.to), (Some(self.leader), Some(self.member.id)));
+        let term = got.term.unwrap_or(0);
+        let reply = |kind| message(kind, self.member.id, self.leader, term);
+        match kind {
+            MessageType::MsgPreVote => Some(reply(MessageType::MsgPreVoteResp)),
+            MessageType::MsgVote => Some(reply(MessageType::MsgVoteResp)),
+            MessageType::MsgHeartbeat => {
+                Some(Message { context: got.context, ..reply(MessageType::MsgHeartbeatResp) })
+            }
+            MessageType::MsgApp => {
+                let index = got.index.unwrap_or(0);
+                for (at, entry) in got.entries.iter().enumerate() {
+                    assert_eq!(entry.index, Some(index + 1 + at as u64), "entries follow the previous index");
+                }
+                self.term = term;
+                self.commit = self.commit.max(got.commit.unwrap_or(0));
+                let last = index + got.entries.len() as u64;
+                self.entries.extend(got.entries);
+                Some(Message { index: Some(last), ..reply(MessageType::MsgAppResp) })
+            }
+            MessageType::MsgReadIndexResp => {
+                self.read_answers.push(got);
+                None
+            }
+            _ => None,
+        }
+    }
+}
+
+/// The etcd that the environment names, with the other member of its cluster: ours. None: the test is skipped.
+fn start() -> Option<(Etcd, Member, u64)> {
+    let Ok(binary) = std::env::var("MAINSTAY_TEST_ETCD") else {
+        println!("skipped: MAINSTAY_TEST_ETCD names no etcd binary");
+        return None;
+    };
+    let (listener, url) = kit::listen();
+    let etcd = Etcd::start(&binary, &url);
+    let listed = kit::until("etcd's members", || fetch(&etcd.peer_url, "GET", "/members", "").ok());
+    let cluster = u64::from_str_radix(listed.headers()["x-etcd-cluster-id"].to_str().unwrap(), 16).unwrap();
+    let members: serde_json::Value = serde_json::from_slice(listed.body()).unwrap();
+    let id_of = |url: &str| {
+        let mut all = members.as_array().unwrap().iter();
+        all.find(|member| member["peerURLs"][0] == url).unwrap()["id"].as_u64().unwrap()
+    };
+    let (theirs, ours) = (id_of(&etcd.peer_url), id_of(&url));
+    let member = kit::member_at(ours, cluster, listener, &url, TIMEOUTS);
+    member.peers.set_members(vec![(theirs, vec![etcd.peer_url.clone()])]);
+    Some((etcd, member, theirs))
+}
+
+#[test]
+fn a_real_etcd_is_elected_and_replicates() {
+    let Some((etcd, member, leader)) = start() else { return };
+    let ours = member.id;
+    let mut follower = Follower {
+        member: &member,
+        leader,
+        counts: Default::default(),
+        entries: Vec::new(),
+        commit: 0,
+        term: 0,
+        read_answers: Vec::new(),
+    };
+    follower
+        .follow("a leader that commits", |seen| seen.commit >= 3 && seen.counts.contains_key("MsgHeartbeat"));
+    assert!(follower.counts.contains_key("MsgPreVote") && follower.counts.contains_key("MsgVote"));
+    assert!(member.peers.active_since(leader).is_some());
+
+    // Writes of a client arrive: small ones, and one that spans many reads. etcd sends them in the short form.
+    let large = "x".repeat(1_000_000);
+    let puts: Vec<String> = (0..50).map(|n| format!("{{\"key\":\"{n:04}\",\"value\":\"eA==\"}}")).collect();
+    std::thread::scope(|scope| {
+        let client = scope.spawn(|| {
+            for put in puts.iter().chain([&format!("{{\"key\":\"bGFyZ2U=\",\"value\":\"{large}\"}}")]) {
+                let answer = fetch(&etcd.client_url, "POST", "/v3/kv/put", put).unwrap();
+                assert_eq!(answer.status().as_u16(), 200, "{answer:?}");
+            }
+        });
+        follower.follow("the writes", |_| client.is_finished());
+    });
+    let data = |entry: &&Entry| entry.data.as_ref().map_or(0, |data| data.len());
+    assert!(follower.entries.iter().any(|entry| data(&entry) > 700_000), "the large value came");
+    assert!(follower.entries.windows(2).all(|pair| pair[0].index.unwrap() < pair[1].index.unwrap()));
+
+    // What we ask is answered.
+    let asked = Entry { data: Some("12345678".into()), ..Entry::default() };
+    let ask =
+        Message { entries: vec![asked], term: None, ..message(MessageType::MsgReadIndex, ours, leader, 0) };
+    member.peers.send(vec![ask]);
+    follower.follow("the answer to ReadIndex", |seen| !seen.read_answers.is_empty());
+    let read = &follower.read_answers[0];
+    assert_eq!(read.entries[0].data.as_deref(), Some(&b"12345678"[..]));
+    assert!(read.index.unwrap() >= 53);
+
+    let figures = member.peers.figures().peers[&leader].clone();
+    println!("term {}, commit {}, messages {:?}", follower.term, follower.commit, follower.counts);
+    println!("figures {figures:?}");
+    assert_eq!((figures.send_failures, figures.receive_failures), (0, 0));
+}
+
+#[test]
+fn a_real_etcd_follows_our_streams() {
+    const TERM: u64 = 50;
+    let Some((_etcd, member, theirs)) = start() else { return };
+    let recorder = &member.recorder;
+    // It dials us, too: both its streams must be up, so that nothing goes through the pipeline.
+    for stream in ["msgapp", "message"] {
+        kit::wait_log(&member, "established TCP streaming connection", theirs, stream);
+        kit::wait_log(&member, "a remote peer reads a stream", theirs, stream);
+    }
+    let wait_for = |kind: MessageType, holds: &dyn Fn(&Message) -> bool| {
+        recorder.wait(kind.as_str_name(), |heard| {
+            let mut all = heard.messages.iter();
+            all.find(|(_, m)| m.r#type == Some(kind as i32) && m.term == Some(TERM) && holds(m)).map(|_| ())
+        });
+    };
+    // Of a cluster of two its log holds two entries of term 1. A transfer is voted for at once.
+    let vote = Message {
+        index: Some(2),
+        log_term: Some(1),
+        context: Some("CampaignTransfer".into()),
+        ..message(MessageType::MsgVote, member.id, theirs, TERM)
+    };
+    member.peers.send(vec![vote]);
+    wait_for(MessageType::MsgVoteResp, &|m| !m.reject.unwrap_or(false));
+
+    // A whole frame, then short ones: of one entry, of several, of large ones, of none. Nothing new is committed, so
+    // that what the entries hold does not matter.
+    let entry = |index: u64, bytes: usize| Entry {
+        r#type: Some(0),
+        term: Some(TERM),
+        index: Some(index),
+        data: Some(vec![index as u8; bytes].into()),
+    };
+    let app = |index: u64, log_term: u64, sizes: &[usize]| Message {
+        index: Some(index),
+        log_term: Some(log_term),
+        commit: Some(2),
+        entries: sizes.iter().enumerate().map(|(at, bytes)| entry(index + 1 + at as u64, *bytes)).collect(),
+        ..message(MessageType::MsgApp, member.id, theirs, TERM)
+    };
+    let mut last = 2;
+    for (log_term, sizes) in [
+        (1, &[0][..]),
+        (TERM, &[10]),
+        (TERM, &[5000, 0, 100, 70_000, 4096]),
+        (TERM, &[900_000]),
+        (TERM, &[]),
+        (TERM, &[1; 500]),
+    ] {
+        member.peers.send(vec![app(last, log_term, sizes)]);
+        last += sizes.len() as u64;
+        wait_for(MessageType::MsgAppResp, &|m| m.index == Some(last) && !m.reject.unwrap_or(false));
+    }
+    let beat = Message { context: Some("\0\0abcdef".into()), ..kit::heartbeat(member.id, theirs, TERM) };
+    member.peers.send(vec![beat.clone()]);
+    wait_for(MessageType::MsgHeartbeatResp, &|m| m.context == beat.context);
+    println!("{:?}", member.peers.figures().peers[&theirs]);
+}

@@ -1,0 +1,102 @@
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+
+use crate::kit::{self, Timeouts, app, heartbeat, pair};
+use crate::raw::{self, headers, with};
+
+const MESSAGE_BYTES: usize = 1 << 20;
+
+/// A peer that dialed a stream and does not read it.
+fn unread(one: &kit::Member, path: &str) -> std::net::TcpStream {
+    let mut stream = raw::connect(&one.url);
+    stream.write_all(&raw::head("GET", path, &with(headers("2"), "X-Raft-To", "1"))).unwrap();
+    assert_eq!(raw::read_head(&mut stream).status, 200);
+    stream
+}
+
+#[test]
+fn a_peer_that_does_not_read_costs_a_bounded_queue_and_is_reported() {
+    let (listener, url) = kit::listen();
+    let timeouts = Timeouts { write: Duration::from_millis(1500), ..kit::TIMEOUTS };
+    let one = kit::member_at(1, kit::CLUSTER, listener, &url, timeouts);
+    one.peers.set_members(vec![(2, vec![kit::listen().1])]);
+    let _messages = unread(&one, "/raft/stream/message/2");
+    let _apps = unread(&one, "/raft/stream/msgapp/2");
+    // The same bytes 200 times over: only what is counted is big.
+    let data = Bytes::from(vec![7; MESSAGE_BYTES]);
+    for index in 1..=200 {
+        let mut message = app(1, 2, index, 0);
+        message.entries[0].data = Some(data.clone());
+        one.peers.send(vec![message]);
+        let figures = one.peers.figures().peers[&2].clone();
+        assert!(figures.queued_bytes <= 64 << 20 && figures.queued_messages <= 4096, "{figures:?}");
+    }
+    let failures = one.peers.figures().peers[&2].send_failures;
+    assert!(failures > 0);
+    let reports = one
+        .recorder
+        .wait("unreachable", |heard| (!heard.unreachable.is_empty()).then(|| heard.unreachable.len() as u64));
+    assert!(reports <= failures);
+
+    // By number: one call is one batch, whatever it drops.
+    one.recorder.with(|heard| heard.unreachable.clear());
+    one.peers.send((0..200_000).map(|term| heartbeat(1, 2, term)).collect());
+    assert!(one.peers.figures().peers[&2].queued_messages <= 2 * 4096);
+    // Whoever takes no bytes within the write timeout is cut off, and what waited is gone.
+    kit::wait_log(&one, "lost a stream that a remote peer reads", 2, "msgapp");
+    kit::until("empty", || (one.peers.figures().peers[&2].queued_bytes == 0).then_some(()));
+    let reports = one.recorder.with(|heard| heard.unreachable.len());
+    assert_eq!(reports, 2, "of the batch, and of the stream");
+}
+
+#[test]
+fn heartbeats_do_not_wait_behind_bulk() {
+    let (one, two) = pair(kit::TIMEOUTS);
+    two.recorder.with(|heard| heard.forgets_data = true);
+    let data = Bytes::from(vec![7; MESSAGE_BYTES]);
+    let mut sent_at = Vec::new();
+    let mut index = 0;
+    while index < 200 {
+        // As much as fits, so that the queue is never empty.
+        if one.peers.figures().peers[&2].queued_bytes + (2 * MESSAGE_BYTES as u64) < 64 << 20 {
+            index += 1;
+            let mut message = app(1, 2, index, 0);
+            message.entries[0].data = Some(data.clone());
+            one.peers.send(vec![message]);
+            if index % 4 == 0 {
+                sent_at.push(Instant::now());
+                one.peers.send(vec![heartbeat(1, 2, sent_at.len() as u64)]);
+            }
+        }
+    }
+    two.recorder.wait("all", |heard| (heard.app_bytes == 200 * MESSAGE_BYTES).then_some(()));
+    let came = two
+        .recorder
+        .wait("heartbeats", |heard| (heard.messages.len() == 250).then(|| heard.messages.clone()));
+    let mut waits = Vec::new();
+    for (at, message) in came.iter().filter(|(_, message)| message.entries.is_empty()) {
+        waits.push(at.duration_since(sent_at[message.term.unwrap() as usize - 1]));
+    }
+    waits.sort_unstable();
+    println!(
+        "heartbeats under load: median {:?}, worst {:?}",
+        waits[waits.len() / 2],
+        waits[waits.len() - 1]
+    );
+    assert_eq!(waits.len(), 50);
+    assert!(waits[waits.len() - 1] < Duration::from_millis(50), "{waits:?}");
+    assert_eq!(one.recorder.with(|heard| heard.unreachable.clone()), [0; 0]);
+}
+
+#[test]
+fn a_peer_that_is_not_there_is_reported_once_per_batch() {
+    let one = kit::member(1);
+    one.peers.set_members(vec![(2, vec![kit::listen().1])]);
+    kit::wait_log(&one, "cannot dial a stream", 2, "");
+    one.peers.send((1..=50).map(|term| heartbeat(1, 2, term)).collect());
+    kit::until("dropped", || (one.peers.figures().peers[&2].send_failures == 50).then_some(()));
+    assert_eq!(one.recorder.with(|heard| heard.unreachable.clone()), [2]);
+    kit::until("given back", || (one.peers.figures().peers[&2].queued_messages == 0).then_some(()));
+}

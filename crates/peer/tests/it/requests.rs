@@ -1,0 +1,86 @@
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use mainstay_peer::Target;
+
+use crate::kit::{self, block_on, introduce};
+
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+fn echo(body: &'static str) -> http::Request<Bytes> {
+    http::Request::post("/echo").body(body.into()).unwrap()
+}
+
+#[test]
+fn requests_reach_members_and_urls() {
+    let (one, two) = (kit::member(1), kit::member(2));
+    introduce(&[&one, &two]);
+    for target in [Target::Member(2), Target::Url(two.url.clone())] {
+        for _ in 0..3 {
+            let answer = block_on(one.peers.request(target.clone(), echo("hello"), TIMEOUT)).unwrap();
+            assert_eq!((answer.status().as_u16(), &answer.body()[..]), (200, &b"hello"[..]));
+        }
+        let missing = http::Request::get("/nothing").body(Bytes::new()).unwrap();
+        let answer = block_on(one.peers.request(target, missing, TIMEOUT)).unwrap();
+        assert_eq!(answer.status().as_u16(), 404);
+    }
+    let unknown = block_on(one.peers.request(Target::Member(9), echo(""), TIMEOUT)).unwrap_err();
+    assert_eq!(unknown, "member 9 is unknown");
+}
+
+#[test]
+fn many_requests_at_once_are_answered() {
+    let (one, two) = (kit::member(1), kit::member(2));
+    introduce(&[&one, &two]);
+    let all: Vec<_> = (0..100).map(|_| one.peers.request(Target::Member(2), echo("x"), TIMEOUT)).collect();
+    for answer in all {
+        assert_eq!(&block_on(answer).unwrap().body()[..], b"x");
+    }
+}
+
+#[test]
+fn failures_say_which_url_and_why_and_in_time() {
+    let (silent, url) = kit::listen();
+    let one = kit::member(1);
+    let begun = Instant::now();
+    let error = block_on(one.peers.request(Target::Url(url.clone()), echo(""), Duration::from_millis(200)));
+    assert_eq!(error.unwrap_err(), format!("{url}: no answer within 200ms"));
+    assert!(begun.elapsed() < Duration::from_secs(3));
+    drop(silent);
+    let error = block_on(one.peers.request(Target::Url(url.clone()), echo(""), TIMEOUT)).unwrap_err();
+    assert!(error.starts_with(&format!("{url}: ")) && error.contains("refused"), "{error}");
+    let error =
+        block_on(one.peers.request(Target::Url("https://a:1".to_owned()), echo(""), TIMEOUT)).unwrap_err();
+    assert!(error.contains("TLS between members is not supported yet"), "{error}");
+
+    let waiting = one.peers.request(Target::Member(9), echo(""), TIMEOUT);
+    let after = {
+        one.peers.stop();
+        block_on(waiting).unwrap_err()
+    };
+    assert!(after == "the member is stopping" || after == "member 9 is unknown", "{after}");
+}
+
+#[test]
+fn a_fetch_needs_no_peers() {
+    let one = kit::member(1);
+    let answer = mainstay_peer::fetch(&one.url, echo("boot"), TIMEOUT).unwrap();
+    assert_eq!((answer.status().as_u16(), &answer.body()[..]), (200, &b"boot"[..]));
+    let (silent, url) = kit::listen();
+    let error = mainstay_peer::fetch(&url, echo(""), Duration::from_millis(100)).unwrap_err();
+    assert_eq!(error, format!("{url}: no answer within 100ms"));
+    drop(silent);
+    assert!(mainstay_peer::fetch(&url, echo(""), TIMEOUT).unwrap_err().contains("refused"));
+    assert!(mainstay_peer::fetch("https://a:1", echo(""), TIMEOUT).unwrap_err().contains("TLS"));
+}
+
+#[test]
+fn a_kept_connection_that_the_other_end_closed_is_replaced() {
+    let (one, two) = (kit::member(1), kit::member(2));
+    let url = two.url.clone();
+    let target = Target::Url(url.clone());
+    block_on(one.peers.request(target.clone(), echo("a"), TIMEOUT)).unwrap();
+    two.peers.stop();
+    let _two = kit::member_at(2, kit::CLUSTER, kit::listen_again(&url), &url, kit::TIMEOUTS);
+    assert_eq!(&block_on(one.peers.request(target, echo("b"), TIMEOUT)).unwrap().body()[..], b"b");
+}

@@ -1,0 +1,317 @@
+use std::hash::{DefaultHasher, Hasher};
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex, mpsc};
+
+use api::raftpb::{ConfState, Message, MessageType, Snapshot, SnapshotMetadata};
+use bytes::Bytes;
+use mainstay_peer::{Pieces, SnapshotSource};
+use prost::Message as _;
+
+use crate::kit::{self, Member, introduce, message};
+use crate::raw::{self, headers, request, with};
+
+const PIECE_BYTES: usize = 64 * 1024;
+
+/// What was seen of a snapshot: its bytes, their digest, how it ended.
+#[derive(Debug, Default, PartialEq)]
+struct Seen {
+    bytes: usize,
+    digest: u64,
+    error: Option<String>,
+}
+
+/// Pieces that look random, and differ.
+fn piece(number: usize) -> Bytes {
+    let mut state = (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let words = (0..PIECE_BYTES / 8).flat_map(|_| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()
+    });
+    words.collect()
+}
+
+struct Source {
+    pieces: usize,
+    /// After this many the source fails.
+    fails_after: Option<usize>,
+    asked: Arc<Mutex<Option<Option<Bytes>>>>,
+    digest: Arc<Mutex<DefaultHasher>>,
+    /// Says each piece that was taken.
+    progress: Option<mpsc::Sender<usize>>,
+}
+
+impl Source {
+    fn of(pieces: usize) -> Source {
+        Source { pieces, fails_after: None, asked: Arc::default(), digest: Arc::default(), progress: None }
+    }
+}
+
+impl SnapshotSource for Source {
+    fn open(&mut self, receiver: Option<Bytes>) -> Result<Pieces<'_>, String> {
+        *self.asked.lock().unwrap() = Some(receiver);
+        if self.pieces == 0 {
+            return Err("there is no snapshot".to_owned());
+        }
+        let fails_after = self.fails_after;
+        Ok(Box::new((0..self.pieces).map(move |number| {
+            if fails_after == Some(number) {
+                return Err(io::Error::other("the disk is gone"));
+            }
+            if let Some(progress) = &self.progress {
+                let _ = progress.send(number);
+            }
+            let piece = piece(number);
+            self.digest.lock().unwrap().write(&piece);
+            Ok(piece)
+        })))
+    }
+}
+
+fn metadata(from: u64, to: u64) -> Message {
+    let conf_state = Some(ConfState { voters: vec![1, 2], ..ConfState::default() });
+    let metadata = Some(SnapshotMetadata { conf_state, index: Some(77), term: Some(3) });
+    Message {
+        snapshot: Some(Snapshot { data: None, metadata }),
+        ..message(MessageType::MsgSnap, from, to, 3)
+    }
+}
+
+/// Makes a member read snapshots to their end; what it saw.
+fn reads(member: &Member) -> Arc<Mutex<Vec<(Message, Seen)>>> {
+    let seen: Arc<Mutex<Vec<(Message, Seen)>>> = Arc::default();
+    let all = Arc::clone(&seen);
+    *member.recorder.take_snapshot.lock().unwrap() = Some(Arc::new(Box::new(move |message, body| {
+        let (mut seen, mut digest) = (Seen::default(), DefaultHasher::new());
+        for piece in body {
+            match piece {
+                Ok(piece) => {
+                    seen.bytes += piece.len();
+                    digest.write(&piece);
+                }
+                Err(error) => seen.error = Some(error.to_string()),
+            }
+        }
+        seen.digest = digest.finish();
+        let result = seen.error.clone().map_or(Ok(()), Err);
+        all.lock().unwrap().push((message, seen));
+        result
+    })));
+    seen
+}
+
+fn two() -> (Member, Member) {
+    let (one, two) = (kit::member(1), kit::member(2));
+    introduce(&[&one, &two]);
+    kit::wait_streams(&one, &two);
+    (one, two)
+}
+
+#[test]
+fn a_snapshot_of_50_mb_arrives_whole() {
+    let (one, two) = two();
+    let seen = reads(&two);
+    two.recorder.with(|heard| heard.receiver = Some("I have up to 12".into()));
+    let source = Source::of(50 * 16);
+    let (asked, digest) = (Arc::clone(&source.asked), Arc::clone(&source.digest));
+    one.peers.send_snapshot(metadata(1, 2), Box::new(source));
+    one.recorder.wait("sent", |heard| (heard.snapshots_sent == [(2, true)]).then_some(()));
+    let seen = seen.lock().unwrap();
+    let expected = Seen { bytes: 50 << 20, digest: digest.lock().unwrap().finish(), error: None };
+    assert_eq!(*seen, [(metadata(1, 2), expected)]);
+    assert_eq!(asked.lock().unwrap().clone(), Some(Some("I have up to 12".into())));
+
+    let (sent, received) = (one.peers.figures(), two.peers.figures());
+    let (sent, received) = (&sent.peers[&2].snapshots_sent, &received.peers[&1].snapshots_received);
+    assert_eq!((sent.successes, sent.failures, sent.in_flight, sent.seconds.count), (1, 0, 0, 1));
+    assert_eq!((received.successes, received.failures, received.in_flight), (1, 0, 0));
+    assert_eq!(received.bytes, 50 << 20);
+    assert_eq!(sent.bytes, (50 << 20) + 8 + metadata(1, 2).encoded_len() as u64);
+    assert_eq!(one.recorder.with(|heard| heard.unreachable.clone()), [0; 0]);
+}
+
+#[test]
+fn a_receiver_that_does_not_answer_the_question_gets_a_snapshot_all_the_same() {
+    let (one, two) = two();
+    let seen = reads(&two);
+    let source = Source::of(1);
+    let asked = Arc::clone(&source.asked);
+    one.peers.send_snapshot(metadata(1, 2), Box::new(source));
+    one.recorder.wait("sent", |heard| (heard.snapshots_sent == [(2, true)]).then_some(()));
+    assert_eq!(asked.lock().unwrap().clone(), Some(None));
+    assert_eq!(seen.lock().unwrap()[0].1.bytes, PIECE_BYTES);
+}
+
+#[test]
+fn a_source_that_fails_breaks_the_snapshot_off() {
+    let (one, two) = two();
+    let seen = reads(&two);
+    let source = Source { fails_after: Some(20), ..Source::of(100) };
+    one.peers.send_snapshot(metadata(1, 2), Box::new(source));
+    one.recorder.wait("failed", |heard| (heard.snapshots_sent == [(2, false)]).then_some(()));
+    one.recorder.wait("unreachable", |heard| (heard.unreachable == [2]).then_some(()));
+    kit::wait_log(&one, "failed to send database snapshot", 2, "the disk is gone");
+    kit::until("broken", || seen.lock().unwrap().iter().any(|seen| seen.1.error.is_some()).then_some(()));
+    assert!(seen.lock().unwrap()[0].1.bytes <= 20 * PIECE_BYTES);
+
+    // One that cannot even be opened sends nothing.
+    one.peers.send_snapshot(metadata(1, 2), Box::new(Source::of(0)));
+    one.recorder.wait("failed", |heard| (heard.snapshots_sent == [(2, false), (2, false)]).then_some(()));
+    assert_eq!(seen.lock().unwrap().len(), 1);
+    let figures = two.peers.figures().peers[&1].snapshots_received.clone();
+    assert_eq!((figures.successes, figures.failures, figures.in_flight), (0, 1, 0));
+}
+
+#[test]
+fn a_connection_that_breaks_never_looks_like_an_end() {
+    let (one, _two) = two();
+    let seen = reads(&one);
+    let headers = with(with(headers("2"), "X-Mainstay-Snapshot", "1"), "Transfer-Encoding", "chunked");
+    let envelope = metadata(2, 1).encode_to_vec();
+    let mut body = (envelope.len() as u64).to_be_bytes().to_vec();
+    body.extend(&envelope);
+    body.extend(b"half");
+    let mut stream = raw::connect(&one.url);
+    stream.write_all(&raw::head("POST", "/raft/snapshot", &headers)).unwrap();
+    stream.write_all(&raw::chunk(&body)).unwrap();
+    drop(stream);
+    kit::until("broken", || seen.lock().unwrap().first().map(|_| ()));
+    let seen = seen.lock().unwrap();
+    assert_eq!((seen[0].1.bytes, &seen[0].0), (4, &metadata(2, 1)));
+    assert!(seen[0].1.error.is_some(), "{seen:?}");
+}
+
+#[test]
+fn a_snapshot_is_broken_off_when_its_receiver_stops() {
+    let (one, two) = two();
+    let seen = reads(&two);
+    let (progress, taken) = mpsc::channel();
+    one.peers
+        .send_snapshot(metadata(1, 2), Box::new(Source { progress: Some(progress), ..Source::of(100_000) }));
+    assert!(taken.iter().any(|number| number == 50));
+    two.peers.stop();
+    one.recorder.wait("failed", |heard| (heard.snapshots_sent == [(2, false)]).then_some(()));
+    kit::until("broken", || seen.lock().unwrap().first().map(|_| ()));
+    assert!(seen.lock().unwrap()[0].1.error.is_some());
+    let last = taken.iter().last().unwrap_or(50);
+    assert!(last < 99_999, "the source was not read to its end for nothing");
+}
+
+#[test]
+fn a_refusal_reaches_the_sender_while_it_writes() {
+    let (one, two) = two();
+    *two.recorder.take_snapshot.lock().unwrap() = Some(Arc::new(Box::new(|_, body| {
+        body.next().unwrap().unwrap();
+        Err("mainstay: no room for it".to_owned())
+    })));
+    let (progress, taken) = mpsc::channel();
+    one.peers
+        .send_snapshot(metadata(1, 2), Box::new(Source { progress: Some(progress), ..Source::of(100_000) }));
+    one.recorder.wait("failed", |heard| (heard.snapshots_sent == [(2, false)]).then_some(()));
+    kit::wait_log(
+        &one,
+        "failed to send database snapshot",
+        2,
+        "500 Internal Server Error: mainstay: no room for it",
+    );
+    assert!(taken.iter().last().unwrap() < 99_999);
+}
+
+#[test]
+fn a_slow_receiver_slows_the_source() {
+    let (one, two) = two();
+    let (go, goes) = mpsc::channel::<()>();
+    let goes = Mutex::new(goes);
+    *two.recorder.take_snapshot.lock().unwrap() = Some(Arc::new(Box::new(move |_, body| {
+        goes.lock().unwrap().recv().unwrap();
+        assert_eq!(body.map(|piece| piece.unwrap().len()).sum::<usize>(), 2000 * PIECE_BYTES);
+        Ok(())
+    })));
+    let (progress, taken) = mpsc::channel();
+    one.peers
+        .send_snapshot(metadata(1, 2), Box::new(Source { progress: Some(progress), ..Source::of(2000) }));
+    // The source is read until everything between is full, and no further.
+    let mut last = 0;
+    while let Ok(number) = taken.recv_timeout(std::time::Duration::from_millis(500)) {
+        last = number;
+    }
+    assert!(last < 400, "{last} pieces were read ahead");
+    go.send(()).unwrap();
+    one.recorder.wait("sent", |heard| (heard.snapshots_sent == [(2, true)]).then_some(()));
+}
+
+#[test]
+fn one_snapshot_at_a_time_goes_to_a_peer() {
+    let (one, two) = two();
+    let (go, goes) = mpsc::channel::<()>();
+    let goes = Mutex::new(goes);
+    *two.recorder.take_snapshot.lock().unwrap() = Some(Arc::new(Box::new(move |_, body| {
+        goes.lock().unwrap().recv().unwrap();
+        body.last();
+        Ok(())
+    })));
+    one.peers.send_snapshot(metadata(1, 2), Box::new(Source::of(1)));
+    one.peers.send_snapshot(metadata(1, 2), Box::new(Source::of(1)));
+    one.recorder.wait("refused", |heard| (heard.snapshots_sent == [(2, false)]).then_some(()));
+    // A MsgSnap among other messages has nothing behind it.
+    one.peers.send(vec![metadata(1, 2)]);
+    one.recorder.wait("refused", |heard| (heard.snapshots_sent == [(2, false), (2, false)]).then_some(()));
+    go.send(()).unwrap();
+    one.recorder.wait("sent", |heard| (heard.snapshots_sent.last() == Some(&(2, true))).then_some(()));
+}
+
+#[test]
+fn snapshots_are_refused_as_etcd_refuses_them() {
+    let one = kit::member(1);
+    one.peers.set_members(vec![(2, vec![kit::listen().1])]);
+    one.recorder.with(|heard| heard.removed_ids.push(9));
+    let seen = reads(&one);
+    let ours = || with(headers("2"), "X-Mainstay-Snapshot", "1");
+    let framed = |message: &Message| {
+        let mut body = (message.encoded_len() as u64).to_be_bytes().to_vec();
+        message.encode(&mut body).unwrap();
+        body
+    };
+    let good = framed(&metadata(2, 1));
+    let mut limit = vec![0, 0, 0, 0, 4, 0, 0, 1];
+    limit.extend([0; 100]);
+    let cases = [
+        (ours(), vec![0; 3], 400, "failed to decode raft message (unexpected EOF)\n"),
+        (ours(), good[..12].to_vec(), 400, "failed to decode raft message (unexpected EOF)\n"),
+        (ours(), limit, 400, "failed to decode raft message (rafthttp: error limit exceeded)\n"),
+        (ours(), framed(&kit::heartbeat(2, 1, 3)), 400, "wrong raft message type\n"),
+        (
+            ours(),
+            framed(&metadata(2, 3)),
+            500,
+            "failed to process raft message (cannot process message to mismatch member)\n",
+        ),
+        (
+            ours(),
+            framed(&metadata(9, 1)),
+            403,
+            "{\"message\":\"cannot process message from removed member\"}",
+        ),
+        (ours(), framed(&metadata(8, 1)), 403, "failed to process raft message (unknown sender)\n"),
+        (
+            headers("2"),
+            good.clone(),
+            501,
+            "failed to save KV snapshot (snapshots in etcd's bbolt format are not supported)\n",
+        ),
+        (with(ours(), "X-Etcd-Cluster-ID", "c2"), good.clone(), 412, "cluster ID mismatch\n"),
+        (with(ours(), "X-Server-Version", ""), good.clone(), 412, "incompatible version\n"),
+    ];
+    for (headers, body, status, text) in cases {
+        let answer = request(&one.url, "POST", "/raft/snapshot", &headers, &body);
+        assert_eq!((answer.status, answer.text()), (status, text));
+        assert_eq!(answer.header("x-etcd-cluster-id"), Some("c1"));
+    }
+    let got = request(&one.url, "GET", "/raft/snapshot", &ours(), b"");
+    assert_eq!((got.status, got.header("allow")), (405, Some("POST")));
+    assert!(seen.lock().unwrap().is_empty());
+    assert_eq!(request(&one.url, "POST", "/raft/snapshot", &ours(), &good).status, 204);
+    assert_eq!(seen.lock().unwrap().len(), 1);
+    assert_eq!(one.peers.figures().unknown_snapshot_failures, 5);
+}

@@ -1,0 +1,424 @@
+// Package cluster runs the members of a cluster as child processes on loopback
+// and does to them what can happen to members: they die, hang, lose their disk
+// and lose each other. It knows the flags that every etcd v3 server takes and
+// nothing else about the server.
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sort"
+	"strings"
+	"sync"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+// Options say what to start.
+type Options struct {
+	// Server is the path of the server binary.
+	Server string
+	// Mixed is another binary, which every second member runs; empty for none.
+	Mixed string
+	// Members is the size of the cluster at its start.
+	Members int
+	// Flags are given to every member after those of the cluster itself.
+	Flags []string
+	// Proxied puts a proxy of ours in front of every peer URL, so that Network
+	// can cut, delay and throttle what members say to each other.
+	Proxied bool
+	// Token is the cluster token; it decides the cluster id.
+	Token string
+}
+
+// Cluster is a set of members that were started together, and those added later.
+type Cluster struct {
+	Options
+	Members []*Member
+	// Network is between the members; nil when they talk directly.
+	Network *Network
+
+	dir string
+	mu  sync.Mutex
+	// deaths are the exits that nobody asked for.
+	deaths []string
+}
+
+// Start starts all members on an empty disk and waits until each is healthy.
+func Start(ctx context.Context, o Options) (*Cluster, error) {
+	c, err := Prepare(o)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.StartAll(ctx); err != nil {
+		err = fmt.Errorf("%w\n%s", err, c.LogTails(8))
+		c.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// Prepare allots directories, ports and proxies, but starts nothing.
+func Prepare(o Options) (*Cluster, error) {
+	if o.Token == "" {
+		o.Token = "interop"
+	}
+	for _, path := range []*string{&o.Server, &o.Mixed} {
+		if *path == "" {
+			continue
+		}
+		absolute, err := filepath.Abs(*path)
+		if err != nil {
+			return nil, err
+		}
+		if _, err := os.Stat(absolute); err != nil {
+			return nil, err
+		}
+		*path = absolute
+	}
+	dir, err := os.MkdirTemp("", "interop-cluster-")
+	if err != nil {
+		return nil, err
+	}
+	c := &Cluster{Options: o, dir: dir}
+	if o.Proxied {
+		c.Network = newNetwork(c)
+	}
+	for i := range o.Members {
+		m, err := c.allot(fmt.Sprintf("m%d", i))
+		if err != nil {
+			c.Close()
+			return nil, err
+		}
+		if i%2 == 1 {
+			m.Server = o.Mixed
+		}
+	}
+	initial := c.Initial(c.Members...)
+	for _, m := range c.Members {
+		m.initial, m.state = initial, "new"
+	}
+	return c, nil
+}
+
+// allot makes a member that is not started yet.
+func (c *Cluster) allot(name string) (*Member, error) {
+	m := &Member{Name: name, Index: len(c.Members), cluster: c, dir: filepath.Join(c.dir, name)}
+	if err := os.MkdirAll(m.dir, 0o700); err != nil {
+		return nil, err
+	}
+	client, err := freePort()
+	if err != nil {
+		return nil, err
+	}
+	peer, err := freePort()
+	if err != nil {
+		return nil, err
+	}
+	m.Endpoint = fmt.Sprintf("127.0.0.1:%d", client)
+	m.listenPeer = fmt.Sprintf("http://127.0.0.1:%d", peer)
+	m.PeerURL = m.listenPeer
+	if c.Network != nil {
+		public, err := freePort()
+		if err != nil {
+			return nil, err
+		}
+		m.PeerURL = fmt.Sprintf("http://127.0.0.1:%d", public)
+		if err := c.Network.serve(m.Index, fmt.Sprintf("127.0.0.1:%d", public), fmt.Sprintf("127.0.0.1:%d", peer)); err != nil {
+			return nil, err
+		}
+	}
+	c.mu.Lock()
+	c.Members = append(c.Members, m)
+	c.mu.Unlock()
+	return m, nil
+}
+
+// snapshot is the list of members for those that run beside the owner.
+func (c *Cluster) snapshot() []*Member {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return append([]*Member(nil), c.Members...)
+}
+
+// Join allots a member that will join the running cluster made of those given
+// and itself. The caller has to add it to the membership before starting it.
+func (c *Cluster) Join(name string, others ...*Member) (*Member, error) {
+	m, err := c.allot(name)
+	if err != nil {
+		return nil, err
+	}
+	m.initial, m.state = c.Initial(append(append([]*Member{}, others...), m)...), "existing"
+	return m, nil
+}
+
+// Initial is the value of --initial-cluster for these members.
+func (c *Cluster) Initial(members ...*Member) string {
+	parts := make([]string, len(members))
+	for i, m := range members {
+		parts[i] = m.Name + "=" + m.PeerURL
+	}
+	return strings.Join(parts, ",")
+}
+
+// StartAll starts the members that do not run and waits until all are healthy.
+func (c *Cluster) StartAll(ctx context.Context) error {
+	for _, m := range c.Members {
+		if !m.Running() && !m.Gone {
+			if err := m.Start(); err != nil {
+				return err
+			}
+		}
+	}
+	return c.WaitHealthy(ctx, c.Alive()...)
+}
+
+// Alive are the members whose process runs.
+func (c *Cluster) Alive() []*Member {
+	var out []*Member
+	for _, m := range c.Members {
+		if m.Running() {
+			out = append(out, m)
+		}
+	}
+	return out
+}
+
+// WaitHealthy waits until every member given answers /health with true, which
+// it does only after a linearizable read.
+func (c *Cluster) WaitHealthy(ctx context.Context, members ...*Member) error {
+	for _, m := range members {
+		for !m.Healthy(ctx) {
+			if !m.Running() {
+				return fmt.Errorf("member %s does not run", m.Name)
+			}
+			if !pause(ctx, 20*time.Millisecond) {
+				return fmt.Errorf("member %s did not become healthy in time", m.Name)
+			}
+		}
+	}
+	return nil
+}
+
+// Leader is the running member that says of itself that it leads, with the
+// highest term of all that say so.
+func (c *Cluster) Leader(ctx context.Context) (*Member, error) {
+	for {
+		var leader *Member
+		var term uint64
+		for _, m := range c.Alive() {
+			if m.Paused() {
+				continue
+			}
+			s, err := m.Status(ctx)
+			if err == nil && s.Leader != 0 && s.Leader == s.Header.MemberId && s.RaftTerm > term {
+				leader, term = m, s.RaftTerm
+			}
+		}
+		if leader != nil {
+			return leader, nil
+		}
+		if !pause(ctx, 20*time.Millisecond) {
+			return nil, errors.New("no leader in time")
+		}
+	}
+}
+
+// Client is an official client with the endpoints of these members. It
+// reconnects quickly, because members come back quickly here.
+func Client(members ...*Member) (*clientv3.Client, error) { return client(0, members) }
+
+// ClientWithoutRetries sends every unary request at most once. The ordinary
+// client sends even a write again when a *server* answers that the deadline has
+// passed or that the call was canceled while the client's own clock still has a
+// moment left, and such a write may happen twice.
+func ClientWithoutRetries(members ...*Member) (*clientv3.Client, error) { return client(1, members) }
+
+func client(attempts uint, members []*Member) (*clientv3.Client, error) {
+	var endpoints []string
+	for _, m := range members {
+		endpoints = append(endpoints, m.Endpoint)
+	}
+	return clientv3.New(clientv3.Config{
+		Endpoints:   endpoints,
+		DialTimeout: 5 * time.Second,
+		Logger:      zap.NewNop(),
+		// 0 stands for the library's default of 100.
+		MaxUnaryRetries: attempts,
+		DialOptions: []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.5, Jitter: 0.2, MaxDelay: 500 * time.Millisecond},
+			MinConnectTimeout: 2 * time.Second,
+		})},
+	})
+}
+
+// Deaths are the exits of members that were neither killed nor asked to end.
+func (c *Cluster) Deaths() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return append([]string(nil), c.deaths...)
+}
+
+// Close ends every process and removes what they wrote.
+func (c *Cluster) Close() {
+	for _, m := range c.Members {
+		m.Kill()
+	}
+	if c.Network != nil {
+		c.Network.close()
+	}
+	for _, m := range c.Members {
+		if m.conn != nil {
+			m.conn.Close()
+		}
+	}
+	_ = os.RemoveAll(c.dir) // A temporary directory that stays is no failure.
+}
+
+// LogTails are the last lines that each member printed.
+func (c *Cluster) LogTails(lines int) string {
+	var out strings.Builder
+	for _, m := range c.Members {
+		text, _ := os.ReadFile(m.logPath()) // No log, nothing to show.
+		all := strings.Split(strings.TrimSpace(string(text)), "\n")
+		if len(all) > lines {
+			all = all[len(all)-lines:]
+		}
+		fmt.Fprintf(&out, "--- %s\n%s\n", m.Name, strings.Join(all, "\n"))
+	}
+	return out.String()
+}
+
+// SaveLogs copies what the members printed into a directory.
+func (c *Cluster) SaveLogs(dir string) error {
+	for _, m := range c.Members {
+		text, err := os.ReadFile(m.logPath())
+		if err != nil {
+			continue
+		}
+		if err := os.WriteFile(filepath.Join(dir, m.Name+".log"), text, 0o600); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Healthy asks /health once.
+func (m *Member) Healthy(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+m.Endpoint+"/health", nil)
+	if err != nil {
+		return false
+	}
+	answer, err := http.DefaultClient.Do(r)
+	if err != nil {
+		return false
+	}
+	defer answer.Body.Close()
+	body, err := io.ReadAll(answer.Body)
+	return err == nil && bytes.Contains(body, []byte("true"))
+}
+
+// Status asks the member itself, with no retries.
+func (m *Member) Status(ctx context.Context) (*pb.StatusResponse, error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	conn, err := m.Conn()
+	if err != nil {
+		return nil, err
+	}
+	return pb.NewMaintenanceClient(conn).Status(ctx, &pb.StatusRequest{})
+}
+
+// Conn is a plain gRPC connection to the member, made at the first use.
+func (m *Member) Conn() (*grpc.ClientConn, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.conn == nil {
+		conn, err := grpc.NewClient("passthrough:///"+m.Endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(1<<30)),
+			grpc.WithConnectParams(grpc.ConnectParams{
+				Backoff:           backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.5, Jitter: 0.2, MaxDelay: 200 * time.Millisecond},
+				MinConnectTimeout: time.Second,
+			}))
+		if err != nil {
+			return nil, err
+		}
+		m.conn = conn
+	}
+	return m.conn, nil
+}
+
+// Median of some durations; zero for none.
+func Median(all []time.Duration) time.Duration {
+	if len(all) == 0 {
+		return 0
+	}
+	sorted := append([]time.Duration(nil), all...)
+	sort.Slice(sorted, func(i, j int) bool { return sorted[i] < sorted[j] })
+	return sorted[len(sorted)/2]
+}
+
+// Worst of some durations; zero for none.
+func Worst(all []time.Duration) time.Duration {
+	var worst time.Duration
+	for _, d := range all {
+		worst = max(worst, d)
+	}
+	return worst
+}
+
+// pause waits and says whether the context is still alive.
+func pause(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
+	}
+}
+
+var ports = struct {
+	sync.Mutex
+	next int
+}{}
+
+// freePort gives a port that nobody listens on. Ports lie above the range from
+// which Linux takes those of outgoing connections: otherwise some connection
+// could take the port of a member while that member is down.
+func freePort() (int, error) {
+	const lowest, highest = 61000, 65500
+	ports.Lock()
+	defer ports.Unlock()
+	if ports.next == 0 {
+		ports.next = lowest + rand.IntN(highest-lowest)
+	}
+	for range highest - lowest {
+		port := ports.next
+		if ports.next++; ports.next > highest {
+			ports.next = lowest
+		}
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+		if err != nil {
+			continue
+		}
+		l.Close()
+		return port, nil
+	}
+	return 0, errors.New("no free port between 61000 and 65500")
+}
