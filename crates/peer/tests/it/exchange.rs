@@ -99,12 +99,15 @@ fn the_pipeline_carries_messages_while_the_peer_dials_no_stream() {
     for message in sent {
         assert!(came.contains(&message), "{message:?}");
     }
-    kit::until("active", || one.peers.active_since(2).map(|_| ()));
+    let since = kit::until("active", || one.peers.active_since(2));
 
     // The requests named one's URL: it became a remote, which can be answered.
     two.peers.send(vec![message(MessageType::MsgVoteResp, 2, 1, 10)]);
     assert_eq!(one.recorder.wait_messages(1), [message(MessageType::MsgVoteResp, 2, 1, 10)]);
     assert!(!two.peers.figures().peers[&1].known);
+
+    // Dials go on failing, but the pipeline works: it has been active all the time.
+    assert_eq!(one.peers.active_since(2), Some(since));
 
     // And a member when it is told so.
     two.peers.set_members(vec![(1, vec![one.url.clone()])]);

@@ -35,9 +35,9 @@ fn a_peer_that_does_not_read_costs_a_bounded_queue_and_is_reported() {
     }
     let failures = one.peers.figures().peers[&2].send_failures;
     assert!(failures > 0);
-    let reports = one
-        .recorder
-        .wait("unreachable", |heard| (!heard.unreachable.is_empty()).then(|| heard.unreachable.len() as u64));
+    let reports = one.recorder.wait("unreachable", |heard| {
+        (!heard.unreachable.is_empty()).then_some(heard.unreachable.len() as u64)
+    });
     assert!(reports <= failures);
 
     // By number: one call is one batch, whatever it drops.
@@ -86,7 +86,8 @@ fn heartbeats_do_not_wait_behind_bulk() {
         waits[waits.len() - 1]
     );
     assert_eq!(waits.len(), 50);
-    assert!(waits[waits.len() - 1] < Duration::from_millis(50), "{waits:?}");
+    // A machine that is busy with other tests may hold up a few; behind the queue it would be nearly all of them.
+    assert!(waits[39] < Duration::from_millis(50), "{waits:?}");
     assert_eq!(one.recorder.with(|heard| heard.unreachable.clone()), [0; 0]);
 }
 
