@@ -62,7 +62,8 @@ pub fn judge(own: u64, ours: &StateTrail, others: &[(u64, StateTrail)], members:
             TrailComparison::Same { through } if through < first => verdict.awaited = true,
             TrailComparison::Same { .. } => groups[0].1.push(id),
             TrailComparison::Different { .. } => {
-                let alike = |trail: &StateTrail| matches!(trail.compare(theirs), TrailComparison::Same { .. });
+                let alike =
+                    |trail: &StateTrail| matches!(trail.compare(theirs), TrailComparison::Same { .. });
                 match groups.iter_mut().find(|(trail, _)| trail.is_some_and(alike)) {
                     Some((_, group)) => group.push(id),
                     None => groups.push((Some(theirs), vec![id])),
@@ -230,7 +231,7 @@ mod tests {
         let header = Some(RequestHeader { id: index, ..RequestHeader::default() });
         let request = InternalRaftRequest { header, put: Some(put), ..InternalRaftRequest::default() };
         let data = Bytes::from(request.encode_to_vec());
-        let location = mvcc::Location { segment: 1, offset: index * 64 };
+        let location = mvcc::Location { segment: 1, offset: 64 };
         let command = Command { index, term: 1, data: &data, location };
         machine.apply(command, &NoValues, false).expect("applies").outcome.expect("is put");
     }
