@@ -14,6 +14,11 @@ impl Alarms {
         self.0.iter().any(|(kind, _)| *kind == alarm)
     }
 
+    /// Whether this alarm is raised for this very member; 0 is none, but what stands for all.
+    pub fn is_raised(&self, alarm: i32, member: u64) -> bool {
+        self.0.contains(&(alarm, member))
+    }
+
     /// Those raised, by type and member; `alarm` 0 and `member` 0 stand for all.
     pub fn list(&self, alarm: i32, member: u64) -> Vec<api::etcdserverpb::AlarmMember> {
         self.0

@@ -515,8 +515,11 @@ fn serve(
     listening: Listening,
     stop_wanted: &dyn Fn() -> bool,
 ) -> Result<(Running, Listening), String> {
-    let Opened { identity, mut machine, node, log, locations, checkpoints, levels, terms, remotes, .. } =
+    let Opened { identity, mut machine, node, log, recovered, locations, checkpoints, levels, terms, remotes } =
         opened;
+    // One that has nothing yet has nothing to compare.
+    let had_data = recovered.last_index > 0 || machine.applied_index > 0;
+    let checks = had_data && config.feature_gates.is_on("InitialCorruptCheck");
     let metrics = Arc::new(Metrics::new(&grpc_methods(), config.metrics));
     metrics.server.set_id(identity.member_id);
     metrics.server.set_features(&config.feature_gates);
@@ -631,6 +634,11 @@ fn serve(
                 });
             }
         }
+    }
+    if checks && let Err(why) = crate::corruption::check_initially(&shared, &logger) {
+        shared.core.send(Ask::Stop);
+        let _ = core.join();
+        return Err(why);
     }
     let counters = crate::http::FrontCounters::default();
     let (service_shared, service_counters, service_logger) =

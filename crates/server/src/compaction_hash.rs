@@ -76,6 +76,16 @@ impl CompactionHashes {
         newest.iter().find(|hash| hash.revision == revision).cloned()
     }
 
+    /// Those that are computed, the newest first: revision, compact revision before it, hash.
+    pub fn known(&self) -> Vec<(i64, i64, u32)> {
+        let newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = newest.iter().rev().filter_map(|hash| match *hash.progress.borrow() {
+            Progress::Known(value) => Some((hash.revision, hash.compact_revision, value)),
+            Progress::Computing => None,
+        });
+        known.collect()
+    }
+
     /// Has the hash of a compaction computed; `view` is the state it was published with. Whether there was room for
     /// it among those that wait.
     pub fn order(
@@ -165,6 +175,8 @@ mod tests {
             drop(jobs);
         });
         assert!(runtime.block_on(early.wait()).is_some(), "and it stays known");
+        let known: Vec<(i64, i64)> = hashes.known().iter().map(|(at, before, _)| (*at, *before)).collect();
+        assert_eq!(known, (4..14).rev().map(|at| (at, at - 1)).collect::<Vec<_>>());
     }
 
     #[test]

@@ -12,6 +12,7 @@ mod leases;
 mod membership;
 mod meters;
 mod proposals;
+mod quarantine;
 mod reads;
 mod replication;
 mod run;
@@ -105,7 +106,7 @@ pub enum Ask {
     StateTrail(Ticket, u64),
     /// Another member says that this one was removed.
     Removed,
-    /// This member's state differs from the leader's.
+    /// This member's state differs from that of the others; 0: of some member, it is not known which.
     Corrupt(u64),
     /// The cluster can run at this version.
     ClusterVersion(String),

@@ -3,7 +3,7 @@
 //! Both are drained whole by their one receiver, so that whatever gathered while it was busy becomes one batch. Both
 //! are bounded by who fills them: a shard has at most [`ASKS_PER_SHARD_MAX`] questions open, and each gets one reply.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::thread::Thread;
@@ -23,11 +23,17 @@ pub struct Inbox<T> {
     receiver: Mutex<Option<Thread>>,
     /// 0 while the receiver is awake, else how many things have to wait before it is worth waking.
     asleep: AtomicUsize,
+    closed: AtomicBool,
 }
 
 impl<T> Default for Inbox<T> {
     fn default() -> Self {
-        Inbox { waiting: Mutex::new(Vec::new()), receiver: Mutex::new(None), asleep: AtomicUsize::new(0) }
+        Inbox {
+            waiting: Mutex::new(Vec::new()),
+            receiver: Mutex::new(None),
+            asleep: AtomicUsize::new(0),
+            closed: AtomicBool::new(false),
+        }
     }
 }
 
@@ -39,7 +45,14 @@ impl<T> Inbox<T> {
 
     /// Puts one thing in that should not wait.
     pub fn send(&self, item: T) {
-        lock(&self.waiting).push(item);
+        let mut waiting = lock(&self.waiting);
+        if self.closed.load(Ordering::SeqCst) {
+            // Dropped after the lock: what it holds may lead back here.
+            drop(waiting);
+            return;
+        }
+        waiting.push(item);
+        drop(waiting);
         self.wake(usize::MAX);
     }
 
@@ -49,6 +62,11 @@ impl<T> Inbox<T> {
             return;
         }
         let mut waiting = lock(&self.waiting);
+        if self.closed.load(Ordering::SeqCst) {
+            drop(waiting);
+            items.clear();
+            return;
+        }
         waiting.append(items);
         let count = waiting.len();
         drop(waiting);
@@ -66,6 +84,16 @@ impl<T> Inbox<T> {
         {
             thread.unpark();
         }
+    }
+
+    /// Drops what waits, and from now on everything that is put in: nobody receives any more. Whoever waits for an
+    /// answer hears of it by the drop.
+    pub fn close(&self) {
+        let mut waiting = lock(&self.waiting);
+        self.closed.store(true, Ordering::SeqCst);
+        let dropped = std::mem::take(&mut *waiting);
+        drop(waiting);
+        drop(dropped);
     }
 
     /// Takes everything that waits into `into`, which is empty. Sleeps up to `patience` until `wanted` things wait,
@@ -149,5 +177,20 @@ mod tests {
         }
         seen.sort_unstable();
         assert!(seen.iter().copied().eq(0..40_000));
+    }
+
+    #[test]
+    fn who_waits_for_an_answer_hears_of_the_end() {
+        let inbox = Inbox::default();
+        let (before, answer_before) = std::sync::mpsc::channel::<()>();
+        let (after, answer_after) = std::sync::mpsc::channel::<()>();
+        inbox.send(before);
+        inbox.close();
+        inbox.send(after);
+        assert!(answer_before.recv().is_err() && answer_after.recv().is_err());
+        let (late, answer_late) = std::sync::mpsc::channel::<()>();
+        let mut late = vec![late];
+        inbox.send_all(&mut late);
+        assert!(late.is_empty() && answer_late.recv().is_err());
     }
 }

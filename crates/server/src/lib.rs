@@ -5,6 +5,7 @@
 //!   publishes for them.
 //! * [`services`] answer calls, one set per shard; [`watch`] is one of them, [`pending`] their questions to the core.
 //! * [`keeper`] writes checkpoints and finds values that have to move.
+//! * `comparison` tells other members what this one holds, `divergence` and `corruption` compare it on the leader.
 //! * [`http`] answers health, version and metrics; [`metrics`] names and counts.
 //! * [`config`] and [`logging`] are what they say.
 //!
@@ -17,7 +18,9 @@ mod compaction_hash;
 mod comparison;
 pub mod config;
 pub mod core;
+mod corruption;
 mod crc_combine;
+mod divergence;
 mod encode;
 mod expiry;
 mod forwarding;

@@ -1,4 +1,5 @@
-//! What the leader looks at now and then, on a thread of its own: which versions the members run.
+//! What the leader looks at now and then, on a thread of its own: which versions the members run, and whether they all
+//! hold the same.
 
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -7,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use crate::config::Config;
 use crate::core::Ask;
+use crate::corruption::CorruptionChecks;
+use crate::divergence::{self, Divergence};
 use crate::joining::{minor, version_of};
 use crate::logging::Logger;
 use crate::shared::Shared;
@@ -27,6 +30,9 @@ pub struct Monitor {
 struct Watch {
     shared: Arc<Shared>,
     next_versions: Instant,
+    divergence: Divergence,
+    next_comparison: Instant,
+    checks: CorruptionChecks,
 }
 
 impl Monitor {
@@ -35,15 +41,23 @@ impl Monitor {
     /// # Errors
     ///
     /// When there is no thread to be had.
-    pub fn start(shared: &Arc<Shared>, _logger: &Arc<Logger>, _config: &Config) -> Result<Monitor, String> {
+    pub fn start(shared: &Arc<Shared>, logger: &Arc<Logger>, config: &Config) -> Result<Monitor, String> {
         let (stop, stopped) = sync_channel::<()>(1);
-        let mut watch = Watch { shared: Arc::clone(shared), next_versions: Instant::now() };
+        let now = Instant::now();
+        let mut watch = Watch {
+            shared: Arc::clone(shared),
+            next_versions: now,
+            divergence: Divergence::new(shared, logger),
+            next_comparison: now,
+            checks: CorruptionChecks::new(shared, logger, config, now),
+        };
         let thread = std::thread::Builder::new()
             .name("monitor".to_owned())
             .spawn(move || {
                 while let Err(std::sync::mpsc::RecvTimeoutError::Timeout) = stopped.recv_timeout(TURN) {
                     watch.turn(Instant::now());
                 }
+                watch.checks.stop();
             })
             .map_err(|e| format!("cannot start the monitor thread: {e}"))?;
         Ok(Monitor { stop, thread })
@@ -60,7 +74,9 @@ impl Monitor {
 impl Watch {
     fn turn(&mut self, now: Instant) {
         let state = self.shared.state.load();
-        if state.leader != self.shared.identity.member_id {
+        let leads = state.leader == self.shared.identity.member_id;
+        self.checks.turn(leads, now);
+        if !leads {
             return;
         }
         let undecided = state.members.cluster_version.is_empty();
@@ -68,6 +84,10 @@ impl Watch {
         if now >= self.next_versions || undecided {
             self.next_versions = now + VERSION_INTERVAL;
             self.versions();
+        }
+        if now >= self.next_comparison {
+            self.next_comparison = now + divergence::INTERVAL;
+            self.divergence.compare();
         }
     }
 

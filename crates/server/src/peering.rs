@@ -158,9 +158,11 @@ async fn route(shared: Arc<Shared>, receiver: Arc<Receiver>, request: Request<By
         }
         (&Method::POST, "/leases") => renew(&shared, request.into_body()).await,
         (&Method::POST, "/leases/internal") => time_to_live(&shared, request.into_body()).await,
-        (_, "/leases" | "/leases/internal") => refused(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed"),
-        (&Method::GET, "/members/hashkv") => crate::comparison::hash_kv(&shared, &request).await,
-        (_, "/members/hashkv") => not_allowed("GET"),
+        (_, "/leases" | "/leases/internal") => {
+            refused(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed")
+        }
+        (&Method::GET, crate::comparison::HASH_KV) => crate::comparison::hash_kv(&shared, &request).await,
+        (_, crate::comparison::HASH_KV) => not_allowed("GET"),
         (&Method::GET, "/downgrade/enabled") => {
             let enabled = shared.state.load().members.downgrade_target.is_some();
             answer(StatusCode::OK, PLAIN, enabled.to_string())

@@ -151,6 +151,7 @@ impl Services {
                 if without_leader >= LEADERLESS_LOOKS {
                     leading.leader_lost();
                 }
+                leading.end_if_quarantined();
             }
         });
         let mut replies = Vec::new();
@@ -196,8 +197,12 @@ impl Services {
         if self.learns() && !is_for_learners(head.method) {
             return Err(error::NOT_SUPPORTED_FOR_LEARNER);
         }
-        if head.requires_leader() && self.shared.state.load().leader == 0 {
+        let state = self.shared.state.load();
+        if head.requires_leader() && state.leader == 0 {
             return Err(error::NO_LEADER);
+        }
+        if state.is_quarantined(self.shared.identity.member_id) && is_about_data(head.method) {
+            return Err(error::CORRUPT);
         }
         Ok(())
     }
@@ -335,7 +340,9 @@ impl Services {
     fn check_quota(&self, cost: u64) -> Result<(), Status> {
         let state = self.shared.state.load();
         if state.alarms.any(AlarmType::Nospace as i32) {
-            return Err(error::NO_SPACE);
+            // With both alarms raised, etcd's writes fail for the other one.
+            let corrupt = state.alarms.any(AlarmType::Corrupt as i32);
+            return Err(if corrupt { error::CORRUPT } else { error::NO_SPACE });
         }
         if let Some(quota) = self.shared.limits.quota_bytes
             && state.in_use_bytes + cost > quota
@@ -355,6 +362,16 @@ fn is_for_learners(method: u16) -> bool {
             || path == "/etcdserverpb.Maintenance/Snapshot"
             || path == "/etcdserverpb.KV/Range"
             || path.starts_with("/grpc.health.v1.")
+    })
+}
+
+/// The calls that a member does not answer while the CORRUPT alarm names it: etcd's goes on answering reads, from a
+/// state that is known to be wrong (COMPAT-20). Leases are renewed at the leader, and what an operator needs to look
+/// and to repair goes on.
+fn is_about_data(method: u16) -> bool {
+    api::METHODS.get(usize::from(method)).is_some_and(|method| {
+        let service = method.service;
+        matches!(service, "etcdserverpb.KV" | "etcdserverpb.Watch" | "v3lockpb.Lock" | "v3electionpb.Election")
     })
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use api::error;
-use api::etcdserverpb::ResponseHeader;
+use api::etcdserverpb::{AlarmType, ResponseHeader};
 use api::{Code, Status};
 use arc_swap::ArcSwap;
 use machine::{Alarms, Members};
@@ -41,6 +41,14 @@ pub struct Published {
     /// Changes above this revision are all there, whatever has been compacted: what a compaction makes unreadable is
     /// removed only after this was raised.
     pub removed_through: i64,
+}
+
+impl Published {
+    /// Whether the CORRUPT alarm names this member: what it holds is not what the others hold, and clients must not
+    /// be told of it.
+    pub fn is_quarantined(&self, member_id: u64) -> bool {
+        self.alarms.is_raised(AlarmType::Corrupt as i32, member_id)
+    }
 }
 
 /// Bytes of commands that may wait for the log to take them.

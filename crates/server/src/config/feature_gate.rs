@@ -29,6 +29,8 @@ pub enum Stage {
 /// What setting a gate does in this version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
+    /// It switches on and off what it names.
+    Implemented,
     /// Accepted whatever the value; the log says that it makes no difference and, in these words, why.
     NoDifference(&'static str),
     /// Refused when it is to be on.
@@ -42,7 +44,7 @@ pub const ALL_BETA: &str = "AllBeta";
 
 /// All gates, sorted by name.
 pub const FEATURE_GATES: &[FeatureGate] = &[
-    FeatureGate { name: "CompactHashCheck", stage: Stage::Alpha, default: false, effect: Effect::NotYet },
+    FeatureGate { name: "CompactHashCheck", stage: Stage::Alpha, default: false, effect: Effect::Implemented },
     FeatureGate {
         name: "FastLeaseKeepAlive",
         stage: Stage::Beta,
@@ -53,10 +55,7 @@ pub const FEATURE_GATES: &[FeatureGate] = &[
         name: "InitialCorruptCheck",
         stage: Stage::Alpha,
         default: false,
-        effect: Effect::NoDifference(
-            "hashes are not compared with other members at start; every record read from disk is verified by its \
-             checksum instead",
-        ),
+        effect: Effect::Implemented,
     },
     FeatureGate { name: "LeaseCheckpoint", stage: Stage::Alpha, default: false, effect: Effect::NotYet },
     FeatureGate {
@@ -117,6 +116,11 @@ impl FeatureGates {
     /// The gates that were set, sorted by name.
     pub fn set(&self) -> impl Iterator<Item = (&'static FeatureGate, bool)> + '_ {
         self.set.iter().filter_map(|(name, on)| Some((FeatureGate::find(name)?, *on)))
+    }
+
+    /// State of the gate called `name`; one that there is not is off.
+    pub fn is_on(&self, name: &str) -> bool {
+        FeatureGate::find(name).is_some_and(|gate| self.is_enabled(gate))
     }
 
     /// Sets one gate.

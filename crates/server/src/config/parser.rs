@@ -272,8 +272,7 @@ impl Settings {
             }
             gates.insert(gate, old.on);
         }
-        let find = |name| FeatureGate::find(name).is_some_and(|gate| gates.is_enabled(gate));
-        if find("LeaseCheckpointPersist") && !find("LeaseCheckpoint") {
+        if gates.is_on("LeaseCheckpointPersist") && !gates.is_on("LeaseCheckpoint") {
             let text =
                 "enabling feature gate LeaseCheckpointPersist requires enabling feature gate LeaseCheckpoint";
             return Err(Refusal::invalid(text));
@@ -282,7 +281,7 @@ impl Settings {
         for (gate, on) in gates.set() {
             match gate.effect {
                 Effect::NotYet if on => refused.push(gate.name),
-                Effect::NotYet => {}
+                Effect::NotYet | Effect::Implemented => {}
                 Effect::NoDifference(why) => self.notices.push(
                     Entry::new(Level::Info, "feature gate makes no difference")
                         .with("feature-gate", format!("{}={on}", gate.name))

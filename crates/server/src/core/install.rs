@@ -167,11 +167,16 @@ impl Core {
             self.logger.warn("refused a snapshot", &[("reason", Value::Str(&why.to_string()))]);
         }
         self.carry_out(now)?;
+        self.end_install();
+        Ok(())
+    }
+
+    /// Gives up receiving, unless raft has accepted what was received.
+    pub(super) fn end_install(&mut self) {
         self.install.give_up();
         if let Stage::Idle = self.install.stage {
             self.shared.metrics.server.snapshot_apply_in_progress.set_u64(0);
         }
-        Ok(())
     }
 
     /// Raft has accepted a snapshot: the received state takes the place of the present one.

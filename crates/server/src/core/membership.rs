@@ -79,7 +79,13 @@ impl Core {
         }
         match self.admit_change(&change, now) {
             Ok(()) => self.changes.push_back((ticket, change, now)),
-            Err(status) => self.refuse(ticket, status),
+            Err(status) => {
+                if matches!(change, MemberChange::Promote(_)) && self.leads {
+                    let failures = &self.shared.metrics.server.learner_promote_failures;
+                    failures.with(&[&status.message]).inc();
+                }
+                self.refuse(ticket, status);
+            }
         }
     }
 
@@ -204,6 +210,7 @@ impl Core {
     }
 
     pub(super) fn apply_conf_change(&mut self, entry: &Entry, command: Command<'_>) -> Result<(), String> {
+        let learners = self.machine.members.learners().len();
         let applied = self.machine.apply_conf_change(command).map_err(|e| e.to_string())?;
         let change = match &applied.outcome {
             Ok(VoterChange::AddVoter(node)) => ConfChange { kind: ConfChangeKind::AddVoter, node: *node },
@@ -220,8 +227,11 @@ impl Core {
         if applied.outcome.is_ok() {
             self.members_changed(change);
         }
-        let waiter = self.taken_from_waiting(applied.request_id);
-        if let Some(Waiter::Members(ticket)) = waiter {
+        if let Some(Waiter::Members(ticket)) = self.taken_from_waiting(applied.request_id) {
+            let promoted = matches!(applied.outcome, Ok(VoterChange::AddVoter(_)));
+            if promoted && self.machine.members.learners().len() < learners {
+                self.shared.metrics.server.learner_promote_successes.inc();
+            }
             self.member_outcomes.push((ticket, applied.outcome.map(|_| ()), entry.term));
         }
         Ok(())
@@ -307,20 +317,6 @@ impl Core {
         let set = membershippb::ClusterVersionSetRequest { ver: version };
         let request =
             InternalRaftRequest { cluster_version_set: Some(set), ..InternalRaftRequest::default() };
-        self.propose_own(request, Waiter::Nobody);
-    }
-
-    /// Another member's state differs from the leader's: all are told.
-    pub(super) fn raise_corrupt(&mut self, member_id: u64) {
-        use api::etcdserverpb::alarm_request::AlarmAction;
-        use api::etcdserverpb::{AlarmRequest, AlarmType};
-        let alarm = AlarmType::Corrupt as i32;
-        let raised = !self.machine.alarms.list(alarm, member_id).is_empty();
-        if raised || !self.leads {
-            return;
-        }
-        let alarm = AlarmRequest { action: AlarmAction::Activate as i32, member_id, alarm };
-        let request = InternalRaftRequest { alarm: Some(alarm), ..InternalRaftRequest::default() };
         self.propose_own(request, Waiter::Nobody);
     }
 }

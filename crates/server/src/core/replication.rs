@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use api::error;
 use api::raftpb::{self, MessageType};
 use consensus::{Event, Fetch, Role, Standing};
+use log::Space;
 
 use super::run::Core;
 use super::{ReplyBody, Ticket};
@@ -22,7 +23,10 @@ impl Core {
             let (kind, from) = (message.r#type.unwrap_or(0), message.from.unwrap_or(0));
             // A snapshot comes with its state, another way.
             let snapshot = kind == MessageType::MsgSnap as i32;
-            if snapshot || self.machine.members.removed.contains(&from) {
+            // What a full disk could not take is as good as lost on the way: it comes again.
+            let entries = !message.entries.is_empty() && kind != MessageType::MsgReadIndex as i32;
+            let full = entries && self.log.space() == Space::Exhausted;
+            if snapshot || full || self.machine.members.removed.contains(&from) {
                 continue;
             }
             // What raft cannot take is dropped, as if it had been lost on the way: it is sent again if it matters.
@@ -134,13 +138,15 @@ impl Core {
     }
 
     /// The voter that could lead at once: connected, and furthest of all.
-    fn successor(&self) -> Option<u64> {
+    pub(super) fn successor(&self) -> Option<u64> {
         let peers = self.shared.peers()?;
+        let corrupt = api::etcdserverpb::AlarmType::Corrupt as i32;
         self.node
             .progress()
             .into_iter()
             .filter(|p| !p.is_learner && p.recently_active && p.id != self.shared.identity.member_id)
             .filter(|p| peers.active_since(p.id).is_some())
+            .filter(|p| !self.machine.alarms.is_raised(corrupt, p.id))
             .max_by_key(|p| p.matched)
             .map(|p| p.id)
     }

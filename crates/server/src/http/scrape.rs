@@ -31,6 +31,9 @@ pub fn scrape(shared: &Shared, counters: &FrontCounters) -> String {
     copy_front(&shared.metrics, &counters.get());
     copy_log(&shared.metrics, shared.values.figures());
     copy_state(shared, &shared.state.load());
+    if let Some(peers) = shared.peers() {
+        shared.metrics.network.copy_peers(shared.identity.member_id, &peers.figures());
+    }
     let mut text = String::new();
     shared.metrics.render(&mut text);
     text
@@ -72,6 +75,7 @@ fn copy_state(shared: &Shared, state: &Published) {
     server.is_learner.set_bool(state.members.by_id.get(&id).is_some_and(|member| member.is_learner));
     server.proposals_committed.set_u64(state.commit_index);
     server.proposals_applied.set_u64(state.applied_index);
+    shared.metrics.network.set_members(id, state.members.by_id.keys().copied());
     // etcd leaves it at 0 where there is no limit.
     server.quota_backend_bytes.set_u64(shared.limits.quota_bytes.unwrap_or(0));
     let raised = state.alarms.list(0, 0);

@@ -19,7 +19,7 @@ pub use family::{Descriptor, Labelled};
 pub use grpc::{GrpcMethod, GrpcMetrics, MethodMetrics, MethodTotals, MethodType};
 pub(crate) use process::file_descriptor_limit;
 pub use series::{Buckets, Counter, Distribution, Gauge, Histogram, Total};
-pub use table::{DiskMetrics, HealthMetrics, LeaseMetrics, MvccMetrics, NetworkMetrics, ServerMetrics};
+pub use table::{DiskMetrics, HealthMetrics, LeaseMetrics, MvccMetrics, NetworkMetrics, ServerMetrics, StateHashMetrics};
 pub use text::{CONTENT_TYPE, MetricType};
 
 use crate::config::feature_gate::{ALL_ALPHA, ALL_BETA, FEATURE_GATES, Stage};
@@ -46,6 +46,8 @@ pub struct Metrics {
     pub disk: DiskMetrics,
     /// Its traffic.
     pub network: NetworkMetrics,
+    /// Its comparison of all members' states.
+    pub state_hash: StateHashMetrics,
     /// Its gRPC methods.
     pub grpc: GrpcMetrics,
     registry: Registry,
@@ -79,6 +81,7 @@ impl Metrics {
             lease: LeaseMetrics::register(&mut registry),
             disk: DiskMetrics::register(&mut registry),
             network: NetworkMetrics::register(&mut registry),
+            state_hash: StateHashMetrics::register(&mut registry),
             grpc: GrpcMetrics::register(&mut registry, methods, detail == MetricsDetail::Extensive),
             registry,
         };
@@ -151,6 +154,67 @@ impl ServerMetrics {
     pub fn request_duration_of(&self, request: &str, success: bool) -> Histogram {
         self.request_duration.with(&[request, SUCCESS[usize::from(success)]])
     }
+}
+
+/// Value of the label `From` for a snapshot that was refused before its sender was known.
+const UNKNOWN_SNAPSHOT_SENDER: &str = "UNKNOWN_SNAPSHOT_SENDER";
+
+impl NetworkMetrics {
+    /// Says who is a member now; those that no longer are become 0.
+    pub fn set_members(&self, local: u64, members: impl Iterator<Item = u64>) {
+        let local = format!("{local:x}");
+        let members: Vec<Vec<String>> = members.map(|id| vec![local.clone(), format!("{id:x}")]).collect();
+        self.known_peers.mark_only(&members);
+    }
+
+    /// Takes over what was counted for the other members. As in etcd, there are series of snapshots only for those
+    /// that one was sent to or received from.
+    pub fn copy_peers(&self, local: u64, figures: &peer::Figures) {
+        let local = format!("{local:x}");
+        for (id, peer) in &figures.peers {
+            let id = format!("{id:x}");
+            let (one, both) = (&[id.as_str()][..], &[local.as_str(), id.as_str()][..]);
+            copy_histogram(&self.peer_round_trip_time.with(one), &peer.round_trips);
+            self.peer_sent_bytes.with(one).raise_to(peer.sent_bytes);
+            self.peer_received_bytes.with(one).raise_to(peer.received_bytes);
+            self.peer_sent_failures.with(one).raise_to(peer.send_failures);
+            self.peer_received_failures.with(one).raise_to(peer.receive_failures);
+            self.active_peers.with(both).set_bool(peer.active);
+            self.disconnected_peers.with(both).raise_to(peer.disconnected);
+            let (sent, received) = (&peer.snapshots_sent, &peer.snapshots_received);
+            if has_any(sent) {
+                self.snapshot_send_success.with(one).raise_to(sent.successes);
+                self.snapshot_send_failures.with(one).raise_to(sent.failures);
+                self.snapshot_send_inflights.with(one).set_u64(sent.in_flight);
+                copy_histogram(&self.snapshot_send_duration.with(one), &sent.seconds);
+            }
+            if has_any(received) {
+                self.snapshot_receive_success.with(one).raise_to(received.successes);
+                self.snapshot_receive_failures.with(one).raise_to(received.failures);
+                self.snapshot_receive_inflights.with(one).set_u64(received.in_flight);
+                copy_histogram(&self.snapshot_receive_duration.with(one), &received.seconds);
+            }
+        }
+        if figures.unknown_snapshot_failures > 0 {
+            let failures = self.snapshot_receive_failures.with(&[UNKNOWN_SNAPSHOT_SENDER]);
+            failures.raise_to(figures.unknown_snapshot_failures);
+        }
+    }
+}
+
+fn has_any(snapshots: &peer::SnapshotFigures) -> bool {
+    snapshots.successes + snapshots.failures + snapshots.in_flight > 0
+}
+
+/// The bounds are the same on both sides, which a test of the peer's room and one here hold against etcd's.
+fn copy_histogram(to: &Distribution, from: &peer::Histogram) {
+    if from.buckets.is_empty() {
+        return;
+    }
+    let mut counts: Vec<u64> = from.buckets.iter().map(|(_, count)| *count).collect();
+    // Counted one after the other, without a lock: the whole may be a sample behind its parts.
+    counts.push(from.count.saturating_sub(counts.iter().sum()));
+    to.raise_to(&counts, from.sum);
 }
 
 impl HealthMetrics {

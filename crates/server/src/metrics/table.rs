@@ -129,10 +129,35 @@ group! {
 }
 
 group! {
-    /// Traffic with clients.
+    /// Traffic with clients and other members.
     NetworkMetrics {
+        peer_round_trip_time: Labelled<Distribution> = "etcd_network_peer_round_trip_time_seconds" ["To"] exp(0.0001, 2.0, 16), "Round trips to a member and back.";
+        peer_sent_bytes: Labelled<Total> = "etcd_network_peer_sent_bytes_total" ["To"], "Bytes sent to a member.";
+        peer_received_bytes: Labelled<Total> = "etcd_network_peer_received_bytes_total" ["From"], "Bytes received from a member.";
+        peer_sent_failures: Labelled<Total> = "etcd_network_peer_sent_failures_total" ["To"], "Messages to a member that were dropped or could not be sent.";
+        peer_received_failures: Labelled<Total> = "etcd_network_peer_received_failures_total" ["From"], "Messages from a member that could not be read.";
+        active_peers: Labelled<Gauge> = "etcd_network_active_peers" ["Local", "Remote"], "1 for every other member that a connection works to.";
+        known_peers: Labelled<Gauge> = "etcd_network_known_peers" ["Local", "Remote"], "1 for every member, this one included.";
+        disconnected_peers: Labelled<Total> = "etcd_network_disconnected_peers_total" ["Local", "Remote"], "How often the connection to a member was lost.";
+        snapshot_send_success: Labelled<Total> = "etcd_network_snapshot_send_success" ["To"], "Snapshots sent to a member.";
+        snapshot_send_failures: Labelled<Total> = "etcd_network_snapshot_send_failures" ["To"], "Snapshots that could not be sent to a member.";
+        snapshot_send_inflights: Labelled<Gauge> = "etcd_network_snapshot_send_inflights_total" ["To"], "Snapshots on their way to a member.";
+        snapshot_send_duration: Labelled<Distribution> = "etcd_network_snapshot_send_total_duration_seconds" ["To"] exp(0.1, 2.0, 10), "Time to send a snapshot to a member.";
+        snapshot_receive_success: Labelled<Total> = "etcd_network_snapshot_receive_success" ["From"], "Snapshots received from a member.";
+        snapshot_receive_failures: Labelled<Total> = "etcd_network_snapshot_receive_failures" ["From"], "Snapshots from a member that could not be received.";
+        snapshot_receive_inflights: Labelled<Gauge> = "etcd_network_snapshot_receive_inflights_total" ["From"], "Snapshots on their way from a member.";
+        snapshot_receive_duration: Labelled<Distribution> = "etcd_network_snapshot_receive_total_duration_seconds" ["From"] exp(0.1, 2.0, 10), "Time to receive a snapshot from a member.";
         client_grpc_sent_bytes: Total = "etcd_network_client_grpc_sent_bytes_total", "Bytes sent to gRPC clients.";
         client_grpc_received_bytes: Total = "etcd_network_client_grpc_received_bytes_total", "Bytes received from gRPC clients.";
         server_stream_failures: Labelled<Counter> = "etcd_network_server_stream_failures_total" ["Type", "API"], "Streams of clients that ended badly.";
+    }
+}
+
+group! {
+    /// The leader's comparison of all members' states; etcd has nothing like it.
+    StateHashMetrics {
+        compared: Counter = "mainstay_state_hash_compared_total", "Comparisons of a member's state with this one's, while it led.";
+        differences: Counter = "mainstay_state_hash_differences_total", "Members found to differ from this one, while it led.";
+        index: Gauge = "mainstay_state_hash_index", "The entry through which all members that answered were last found to hold the same.";
     }
 }

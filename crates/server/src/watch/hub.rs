@@ -142,6 +142,15 @@ impl Hub {
         }
     }
 
+    /// Ends all streams when this member's state is known to differ from the others'.
+    pub fn end_if_quarantined(&self) {
+        if self.shared.state.load().is_quarantined(self.shared.identity.member_id) {
+            for stream in self.streams.borrow().values() {
+                stream.end(error::CORRUPT);
+            }
+        }
+    }
+
     /// How many watches there are on this shard.
     pub fn watches(&self) -> usize {
         self.shared.watches[self.shard].load(Ordering::Relaxed)

@@ -330,6 +330,7 @@ fn a_scrape_shows_the_state() {
         ("etcd_server_proposals_applied_total", 5.0),
         ("etcd_server_quota_backend_bytes", f64::from(1u32 << 31)),
         ("etcd_cluster_version{cluster_version=\"3.7\"}", 1.0),
+        ("etcd_network_known_peers{Local=\"ab\",Remote=\"ab\"}", 1.0),
         ("etcd_debugging_server_alarms{alarm_type=\"NOSPACE\",server_id=\"5\"}", 1.0),
         ("etcd_debugging_mvcc_current_revision", 4.0),
         ("etcd_debugging_mvcc_compact_revision", -1.0),

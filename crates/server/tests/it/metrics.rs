@@ -70,6 +70,37 @@ fn touch_everything(metrics: &Metrics) {
     server.set_alarms([(0xab, "NOSPACE")].into_iter());
     metrics.health.check("livez", "serializable_read").record(true);
     metrics.network.server_stream_failures.with(&["receive", "watch"]).inc();
+    metrics.network.set_members(0xab, [0xab, 0xcd].into_iter());
+    metrics.network.copy_peers(0xab, &figures(0xcd));
+}
+
+/// What the room that talks to other members may have counted for this one.
+fn figures(id: u64) -> peer::Figures {
+    let histogram = |first: f64, bounds: i32| {
+        let bucket = |at: i32| (first * 2f64.powi(at), u64::from(at == 1));
+        peer::Histogram { buckets: (0..bounds).map(bucket).collect(), sum: 2.5, count: 3 }
+    };
+    let snapshots = |successes| peer::SnapshotFigures {
+        successes,
+        failures: 4,
+        in_flight: 1,
+        bytes: 1_000,
+        seconds: histogram(0.1, 10),
+    };
+    let counted = peer::PeerFigures {
+        known: true,
+        active: true,
+        disconnected: 2,
+        sent_bytes: 100,
+        received_bytes: 200,
+        send_failures: 5,
+        receive_failures: 6,
+        round_trips: histogram(0.0001, 16),
+        snapshots_sent: snapshots(7),
+        snapshots_received: snapshots(8),
+        ..peer::PeerFigures::default()
+    };
+    peer::Figures { peers: BTreeMap::from([(id, counted)]), unknown_snapshot_failures: 9 }
 }
 
 #[test]
@@ -122,7 +153,8 @@ fn names_types_labels_and_bounds_are_those_of_etcd() {
         }
         compared += 1;
     }
-    let registered = metrics.descriptors().filter(|row| !row.name.starts_with("grpc_")).count();
+    let ours = |name: &str| name.starts_with("grpc_") || name.starts_with("mainstay_");
+    let registered = metrics.descriptors().filter(|row| !ours(row.name)).count();
     assert_eq!(compared, registered + 2, "all rows of the table, and os_fd_used and os_fd_limit");
 }
 
@@ -256,6 +288,52 @@ fn a_version_or_an_alarm_of_before_becomes_zero() {
         )
     };
     assert_eq!([alarm("NOSPACE", "1"), alarm("CORRUPT", "2")], [0.0, 1.0]);
+}
+
+#[test]
+fn what_was_counted_for_other_members_is_shown() {
+    let metrics = Metrics::new(&[], MetricsDetail::Basic);
+    metrics.network.set_members(0xab, [0xab, 0xcd, 0xef].into_iter());
+    metrics.network.set_members(0xab, [0xab, 0xcd].into_iter());
+    metrics.network.copy_peers(0xab, &figures(0xcd));
+    // Again, with another member that was never heard of, and one that is gone.
+    let mut later = figures(0xcd);
+    later.peers.insert(0xef, peer::PeerFigures::default());
+    if let Some(peer) = later.peers.get_mut(&0xcd) {
+        peer.active = false;
+        peer.sent_bytes = 150;
+        peer.snapshots_sent.in_flight = 0;
+    }
+    metrics.network.copy_peers(0xab, &later);
+    let text = render(&metrics);
+    for (series, expected) in [
+        ("known_peers{Local=\"ab\",Remote=\"ab\"}", 1.0),
+        ("known_peers{Local=\"ab\",Remote=\"cd\"}", 1.0),
+        ("known_peers{Local=\"ab\",Remote=\"ef\"}", 0.0),
+        ("active_peers{Local=\"ab\",Remote=\"cd\"}", 0.0),
+        ("disconnected_peers_total{Local=\"ab\",Remote=\"cd\"}", 2.0),
+        ("peer_sent_bytes_total{To=\"cd\"}", 150.0),
+        ("peer_sent_bytes_total{To=\"ef\"}", 0.0),
+        ("peer_received_bytes_total{From=\"cd\"}", 200.0),
+        ("peer_sent_failures_total{To=\"cd\"}", 5.0),
+        ("peer_received_failures_total{From=\"cd\"}", 6.0),
+        ("peer_round_trip_time_seconds_bucket{To=\"cd\",le=\"0.0001\"}", 0.0),
+        ("peer_round_trip_time_seconds_bucket{To=\"cd\",le=\"0.0002\"}", 1.0),
+        ("peer_round_trip_time_seconds_bucket{To=\"cd\",le=\"+Inf\"}", 3.0),
+        ("peer_round_trip_time_seconds_sum{To=\"cd\"}", 2.5),
+        ("snapshot_send_success{To=\"cd\"}", 7.0),
+        ("snapshot_send_failures{To=\"cd\"}", 4.0),
+        ("snapshot_send_inflights_total{To=\"cd\"}", 0.0),
+        ("snapshot_send_total_duration_seconds_count{To=\"cd\"}", 3.0),
+        ("snapshot_receive_success{From=\"cd\"}", 8.0),
+        ("snapshot_receive_failures{From=\"cd\"}", 4.0),
+        ("snapshot_receive_failures{From=\"UNKNOWN_SNAPSHOT_SENDER\"}", 9.0),
+        ("snapshot_receive_inflights_total{From=\"cd\"}", 1.0),
+        ("snapshot_receive_total_duration_seconds_sum{From=\"cd\"}", 2.5),
+    ] {
+        assert_eq!(value(&text, &format!("etcd_network_{series}")), expected, "{series}");
+    }
+    assert!(!text.contains("snapshot_send_success{To=\"ef\"}"), "no snapshot was sent to it");
 }
 
 #[test]
