@@ -227,8 +227,7 @@ impl Core {
         if applied.outcome.is_ok() {
             self.members_changed(change);
         }
-        let waiter = self.taken_from_waiting(applied.request_id);
-        if let Some(Waiter::Members(ticket)) = waiter {
+        if let Some(Waiter::Members(ticket)) = self.taken_from_waiting(applied.request_id) {
             let promoted = matches!(applied.outcome, Ok(VoterChange::AddVoter(_)));
             if promoted && self.machine.members.learners().len() < learners {
                 self.shared.metrics.server.learner_promote_successes.inc();

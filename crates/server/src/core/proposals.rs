@@ -159,8 +159,9 @@ impl Core {
         let id = self.shared.request_id();
         request.header = Some(RequestHeader { id, ..RequestHeader::default() });
         let data = Bytes::from(request.encode_to_vec());
-        let refused =
-            self.log.space() == Space::Exhausted || self.node.step(Event::Proposed(vec![data])).is_err();
+        // A follower's own disk has nothing to do with what it hands on.
+        let full = self.leads && self.log.space() == Space::Exhausted;
+        let refused = full || self.node.step(Event::Proposed(vec![data])).is_err();
         if refused {
             self.give_up(waiter, error::NO_LEADER);
         } else {

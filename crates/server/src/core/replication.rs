@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use api::error;
 use api::raftpb::{self, MessageType};
 use consensus::{Event, Fetch, Role, Standing};
+use log::Space;
 
 use super::run::Core;
 use super::{ReplyBody, Ticket};
@@ -22,7 +23,10 @@ impl Core {
             let (kind, from) = (message.r#type.unwrap_or(0), message.from.unwrap_or(0));
             // A snapshot comes with its state, another way.
             let snapshot = kind == MessageType::MsgSnap as i32;
-            if snapshot || self.machine.members.removed.contains(&from) {
+            // What a full disk could not take is as good as lost on the way: it comes again.
+            let entries = !message.entries.is_empty() && kind != MessageType::MsgReadIndex as i32;
+            let full = entries && self.log.space() == Space::Exhausted;
+            if snapshot || full || self.machine.members.removed.contains(&from) {
                 continue;
             }
             // What raft cannot take is dropped, as if it had been lost on the way: it is sent again if it matters.

@@ -33,6 +33,8 @@ use crate::values::LogValues;
 
 /// How long a stop waits for what is under way.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
+/// Pause before an alarm is proposed again.
+const ALARM_PAUSE: Duration = Duration::from_secs(5);
 /// How long after a start the first election timeout may be shortened.
 const ADVANCE_PATIENCE: Duration = Duration::from_secs(5);
 /// What boot made for the core.
@@ -155,7 +157,8 @@ pub struct Core {
     pub(super) removal_after: i64,
     pub(super) removal_asked: Instant,
     compactor: Compactor,
-    alarm_proposed: bool,
+    /// When the NOSPACE alarm was last proposed; it may have been lost on its way to the leader.
+    alarm_proposed: Option<Instant>,
     pub(super) leads: bool,
     /// Whether an entry of the own term has been applied while leading.
     pub(super) settled: bool,
@@ -243,7 +246,7 @@ impl Core {
             removed_through: compacted,
             removal_after: 0,
             removal_asked: now,
-            alarm_proposed: false,
+            alarm_proposed: None,
             leads: false,
             settled: false,
             next_tick: now,
@@ -460,10 +463,11 @@ impl Core {
 
     fn raise_no_space(&mut self) {
         let raised = self.machine.alarms.any(AlarmType::Nospace as i32);
-        if raised || self.alarm_proposed || !self.leads {
+        let proposed = self.alarm_proposed.is_some_and(|at| at.elapsed() < ALARM_PAUSE);
+        if raised || proposed || self.leader == 0 {
             return;
         }
-        self.alarm_proposed = true;
+        self.alarm_proposed = Some(Instant::now());
         let alarm = AlarmRequest {
             action: AlarmAction::Activate as i32,
             member_id: self.shared.identity.member_id,
@@ -676,7 +680,7 @@ impl Core {
             }
             Change::Alarms => {
                 self.alarms = Arc::new(self.machine.alarms.clone());
-                self.alarm_proposed = false;
+                self.alarm_proposed = None;
             }
             Change::Members => self.tell_members(),
         }
