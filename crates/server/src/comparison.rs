@@ -326,8 +326,8 @@ mod tests {
             read_hash(Ok(response))
         };
         // As etcd 3.7.1 writes it.
-        let whole = r#"{"header":{"revision":4},"hash":1084519789,"compact_revision":-1,"hash_revision":4}"#;
-        let hashed = Hashed { hash: 1_084_519_789, compact_revision: -1, revision: 4, current_revision: 4 };
+        let whole = r#"{"header":{"revision":1},"hash":1084519789,"compact_revision":-1,"hash_revision":1}"#;
+        let hashed = Hashed { hash: 1_084_519_789, compact_revision: -1, revision: 1, current_revision: 1 };
         assert_eq!(answer(200, whole), HashAnswer::Hashed(hashed));
         let none = r#"{"header":{},"compact_revision":2}"#;
         let hashed = Hashed { hash: 0, compact_revision: 2, revision: 0, current_revision: 0 };
