@@ -361,7 +361,9 @@ impl Machine {
                 return Err(error::NO_SPACE.into());
             }
             let ttl = self.leases.grant(grant.id, grant.ttl, self.rules.lease_ttl_min)?;
-            self.hash.mix(Effect::LeaseGranted, &[grant.id as u64, ttl as u64]);
+            // What was asked for, not what was granted: the shortest TTL follows from each member's election timeout,
+            // and members whose flags are changed one after the other must not look corrupt.
+            self.hash.mix(Effect::LeaseGranted, &[grant.id as u64, grant.ttl as u64]);
             *change = Some(Change::LeaseGranted { id: grant.id, ttl });
             return Ok(Outcome::LeaseGranted { id: grant.id, ttl });
         }

@@ -15,12 +15,12 @@
 pub mod boot;
 mod catch_up;
 mod compaction_hash;
-mod comparison;
+pub mod comparison;
 pub mod config;
 pub mod core;
-mod corruption;
+pub mod corruption;
 mod crc_combine;
-mod divergence;
+pub mod divergence;
 mod encode;
 mod expiry;
 mod forwarding;

@@ -6,7 +6,7 @@ use api::etcdserverpb::{
 };
 use api::{membershippb, raftpb};
 use bytes::Bytes;
-use mainstay_machine::{Machine, Member, STATE_POINTS_MAX, StatePoint, TrailComparison};
+use mainstay_machine::{Machine, Member, Rules, STATE_POINTS_MAX, StatePoint, TrailComparison};
 use prost::Message as _;
 
 use crate::commands::Commands;
@@ -195,6 +195,18 @@ fn a_difference_shows_from_the_first_entry_that_touches_it() {
             assert_eq!(trail.compare(&other), expected, "{what}");
             assert_eq!(other.compare(&trail), expected, "{what}");
         }
+    }
+}
+
+#[test]
+fn members_with_other_election_timeouts_do_not_look_different() {
+    let journal = Journal::default();
+    let mut ours = Machine::new(RULES);
+    let mut theirs = Machine::new(Rules { lease_ttl_min: RULES.lease_ttl_min + 7, ..RULES });
+    for request in [grant(5, 1), put("k", "v", 5), delete("k")] {
+        execute(&mut ours, &journal, &request);
+        execute(&mut theirs, &journal, &request);
+        assert_eq!(ours.state_hash(), theirs.state_hash());
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod answers;
 mod client;
+mod corrupt;
 mod crash;
 mod damage;
 mod history;

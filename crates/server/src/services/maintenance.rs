@@ -46,7 +46,7 @@ impl Services {
         for alarm in state.alarms.list(0, 0) {
             // The text form of Go's message, as etcd prints it.
             let kind = AlarmType::try_from(alarm.alarm).map_or("", |kind| kind.as_str_name());
-            errors.push(format!("memberID:{} alarm:{kind} ", alarm.member_id));
+            errors.push(format!("memberID:{} alarm:{kind}", alarm.member_id));
         }
         let in_use = i64::try_from(state.in_use_bytes).unwrap_or(i64::MAX);
         let is_learner =

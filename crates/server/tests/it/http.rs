@@ -32,8 +32,8 @@ const METHODS: &[GrpcMethod] = &[
 ];
 
 /// A member as far as HTTP sees it.
-struct Served {
-    shared: Arc<Shared>,
+pub struct Served {
+    pub shared: Arc<Shared>,
     values: LogValues,
     counters: FrontCounters,
     _log: log::Log,
@@ -41,9 +41,9 @@ struct Served {
 
 /// What a member has been through.
 #[derive(Default)]
-struct Given {
-    entries: Vec<InternalRaftRequest>,
-    learner: bool,
+pub struct Given {
+    pub entries: Vec<InternalRaftRequest>,
+    pub learner: bool,
 }
 
 fn alarm(member_id: u64, alarm: AlarmType) -> InternalRaftRequest {
@@ -51,7 +51,7 @@ fn alarm(member_id: u64, alarm: AlarmType) -> InternalRaftRequest {
     InternalRaftRequest { alarm: Some(alarm), ..InternalRaftRequest::default() }
 }
 
-fn put(key: &'static str) -> InternalRaftRequest {
+pub fn put(key: &'static str) -> InternalRaftRequest {
     let put = PutRequest { key: key.into(), ..PutRequest::default() };
     InternalRaftRequest { put: Some(put), ..InternalRaftRequest::default() }
 }
@@ -79,7 +79,7 @@ fn shared(state: Published, values: log::Values) -> Shared {
 }
 
 /// The member that applied these entries; `adjust` has the last word on what it publishes.
-fn served(given: Given, adjust: impl FnOnce(&mut Published)) -> Served {
+pub fn served(given: Given, adjust: impl FnOnce(&mut Published)) -> Served {
     let options = log::Options {
         segment_bytes: 16 << 10,
         by_hand: true,

@@ -1,5 +1,6 @@
 //! Integration tests of the server crate, in one binary.
 
+mod comparison;
 mod config;
 mod expect;
 mod http;
