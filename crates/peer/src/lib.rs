@@ -52,6 +52,7 @@ mod snapshot_sender;
 mod socket;
 mod stream_reader;
 mod stream_writer;
+mod turn;
 
 pub use endpoint::check_url;
 pub use fetch::fetch;
