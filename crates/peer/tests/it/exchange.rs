@@ -197,7 +197,7 @@ fn a_silent_peer_is_given_up_after_the_read_timeout() {
     let answered = Instant::now();
     let mut dials = 0;
     while dials < 2 {
-        let (mut stream, _) = silent.accept().unwrap();
+        let mut stream = kit::accept(&silent);
         let request = read_request(&mut stream);
         if request.starts_with("GET /raft/stream/message/1 HTTP/1.1\r\n") {
             assert!(request.to_lowercase().contains("\r\nx-raft-to: 2\r\n"), "{request}");
@@ -229,7 +229,7 @@ fn dials_are_paced() {
     let begun = Instant::now();
     let mut dials = 0;
     while dials < 6 {
-        let (mut stream, _) = refusing.accept().unwrap();
+        let mut stream = kit::accept(&refusing);
         dials += usize::from(read_request(&mut stream).starts_with("GET /raft/stream/message/"));
         drop(stream);
     }
