@@ -354,7 +354,7 @@ mod tests {
         let expected = [heartbeat, be(9), b"\x08\x05\x10\x01\x18\x02\x20\xac\x02".to_vec()].concat();
         assert_eq!(bytes, expected);
         for piece in [1, 5, 8, 100] {
-            assert_eq!(decoded(Decoder::of_messages(), &bytes, piece).unwrap(), [vote.clone()]);
+            assert_eq!(decoded(Decoder::of_messages(), &bytes, piece).unwrap(), std::slice::from_ref(&vote));
         }
         // As a decoder that leaves zeros out would write it.
         assert_eq!(decoded(Decoder::of_messages(), &[be(2), b"\x08\x08".to_vec()].concat(), 3), Ok(vec![]));

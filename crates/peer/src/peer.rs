@@ -3,6 +3,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Waker;
+use std::time::Instant;
 
 use api::raftpb::Message;
 use tokio::sync::Notify;
@@ -65,6 +66,8 @@ pub(crate) struct Peer {
     pipelines: Cell<usize>,
     /// The pipeline failed since it last worked or rested, and that was reported.
     pipeline_failed: Cell<bool>,
+    /// When the pipeline last worked, unless it failed since.
+    pipeline_worked: Cell<Option<Instant>>,
     /// The peer is there: who waits before the next dial need not wait longer.
     pub(crate) is_there: Notify,
     tasks: RefCell<Vec<AbortHandle>>,
@@ -100,6 +103,7 @@ impl Peer {
             links: Cell::new(0),
             pipelines: Cell::new(0),
             pipeline_failed: Cell::new(false),
+            pipeline_worked: Cell::new(None),
             is_there: Notify::new(),
             tasks: RefCell::default(),
             closed: Cell::new(false),
@@ -278,6 +282,7 @@ impl Peer {
     /// The pipeline's message was taken.
     pub(crate) fn pipeline_worked(&self, hub: &Hub) {
         self.pipeline_failed.set(false);
+        self.pipeline_worked.set(Some(Instant::now()));
         if !self.is_closed() {
             self.activate(hub);
         }
@@ -287,6 +292,7 @@ impl Peer {
     pub(crate) fn pipeline_broke(&self, hub: &Hub, error: &str) {
         self.account.counters.send_failures.add(1);
         self.drop_piped();
+        self.pipeline_worked.set(None);
         self.failed(hub, error);
         if !self.pipeline_failed.replace(true) {
             hub.unreachable(self.id);
@@ -327,9 +333,11 @@ impl Peer {
         }
     }
 
-    /// Something with this peer failed; while a stream is up it counts as active all the same.
+    /// Something with this peer failed; while a stream is up, or the pipeline works, it counts as active all the
+    /// same.
     pub(crate) fn failed(&self, hub: &Hub, error: &str) {
-        if self.links.get() == 0 && self.account.deactivate() {
+        let is_piped = self.pipeline_worked.get().is_some_and(|at| at.elapsed() < hub.read_timeout);
+        if self.links.get() == 0 && !is_piped && self.account.deactivate() {
             hub.log(Level::Warn, "peer became inactive (message send to peer failed)", self.id, error);
         }
     }

@@ -84,3 +84,39 @@ fn a_kept_connection_that_the_other_end_closed_is_replaced() {
     let _two = kit::member_at(2, kit::CLUSTER, kit::listen_again(&url), &url, kit::TIMEOUTS);
     assert_eq!(&block_on(one.peers.request(target, echo("b"), TIMEOUT)).unwrap().body()[..], b"b");
 }
+
+#[test]
+fn requests_under_way_are_bounded() {
+    let (_silent, url) = kit::listen();
+    let one = kit::member(1);
+    let target = Target::Url(url);
+    let all: Vec<_> = (0..1025).map(|_| one.peers.request(target.clone(), echo(""), TIMEOUT)).collect();
+    let last = all.into_iter().next_back().unwrap();
+    assert_eq!(block_on(last).unwrap_err(), "too many requests to peers are under way");
+    // Those that nobody waits for any more end, and make room.
+    kit::until("room", || {
+        let error =
+            block_on(one.peers.request(target.clone(), echo(""), Duration::from_millis(10))).unwrap_err();
+        error.contains("no answer within 10ms").then_some(())
+    });
+}
+
+#[test]
+fn unknown_senders_that_are_remembered_are_bounded() {
+    use prost::Message as _;
+    let one = kit::member(1);
+    for id in 2..80_u64 {
+        let from = format!("{id:x}");
+        let headers = [
+            ("X-Server-From", from.as_str()),
+            ("X-Server-Version", "3.7.1"),
+            ("X-Min-Cluster-Version", "3.0.0"),
+            ("X-Etcd-Cluster-ID", "c1"),
+            ("X-PeerURLs", "http://127.0.0.1:1"),
+        ];
+        let body = kit::heartbeat(id, 1, 3).encode_to_vec();
+        assert_eq!(crate::raw::request(&one.url, "POST", "/raft", &headers, &body).status, 204);
+    }
+    assert_eq!(one.recorder.wait_messages(78).len(), 78);
+    assert_eq!(one.peers.figures().peers.len(), 64);
+}
