@@ -515,8 +515,18 @@ fn serve(
     listening: Listening,
     stop_wanted: &dyn Fn() -> bool,
 ) -> Result<(Running, Listening), String> {
-    let Opened { identity, mut machine, node, log, recovered, locations, checkpoints, levels, terms, remotes } =
-        opened;
+    let Opened {
+        identity,
+        mut machine,
+        node,
+        log,
+        recovered,
+        locations,
+        checkpoints,
+        levels,
+        terms,
+        remotes,
+    } = opened;
     // One that has nothing yet has nothing to compare.
     let had_data = recovered.last_index > 0 || machine.applied_index > 0;
     let checks = had_data && config.feature_gates.is_on("InitialCorruptCheck");

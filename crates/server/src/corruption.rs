@@ -208,7 +208,12 @@ struct Checker {
 
 impl CorruptionChecks {
     /// Those that the configuration asks for.
-    pub fn new(shared: &Arc<Shared>, logger: &Arc<Logger>, config: &Config, now: Instant) -> CorruptionChecks {
+    pub fn new(
+        shared: &Arc<Shared>,
+        logger: &Arc<Logger>,
+        config: &Config,
+        now: Instant,
+    ) -> CorruptionChecks {
         let compactions = config.feature_gates.is_on("CompactHashCheck");
         let periodic = Timer::new(config.corrupt_check_time, now);
         if periodic.is_some() {
@@ -419,7 +424,11 @@ mod tests {
         assert_eq!(named(own, own, &[(2, told(8, 2, 10))]), NOBODY, "another compact revision");
         let ahead = Hashed { current_revision: 11, ..own };
         assert_eq!(named(own, own, &[(2, HashAnswer::Hashed(ahead))]), [2]);
-        assert_eq!(named(own, ahead, &[(2, HashAnswer::Hashed(ahead))]), NOBODY, "the leader has come to it since");
+        assert_eq!(
+            named(own, ahead, &[(2, HashAnswer::Hashed(ahead))]),
+            NOBODY,
+            "the leader has come to it since"
+        );
         assert_eq!(named(own, own, &[(2, told(8, 4, 10))]), [2], "compacted what the leader has not");
         assert_eq!(named(own, hashed(9, 4, 10), &[(2, told(8, 4, 10))]), NOBODY);
     }

@@ -62,7 +62,8 @@ pub fn judge(own: u64, ours: &StateTrail, others: &[(u64, StateTrail)], members:
             TrailComparison::Same { through } if through < first => verdict.awaited = true,
             TrailComparison::Same { .. } => groups[0].1.push(id),
             TrailComparison::Different { .. } => {
-                let alike = |trail: &StateTrail| matches!(trail.compare(theirs), TrailComparison::Same { .. });
+                let alike =
+                    |trail: &StateTrail| matches!(trail.compare(theirs), TrailComparison::Same { .. });
                 match groups.iter_mut().find(|(trail, _)| trail.is_some_and(alike)) {
                     Some((_, group)) => group.push(id),
                     None => groups.push((Some(theirs), vec![id])),
@@ -108,14 +109,31 @@ impl Divergence {
         if members.by_id.len() < 2 {
             return;
         }
+        let Some(mut verdict) = self.ask(members.by_id.len()) else { return };
+        // A member that was found the same before and is not any more, such as one that was started again with other
+        // data: it is asked for all it knows, so that the place is found.
+        let lost = |(id, comparison): &(u64, TrailComparison)| {
+            let known = self.through.get(id).is_some_and(|through| *through > 0);
+            (known && matches!(comparison, TrailComparison::Different { at_first: true, .. })).then_some(*id)
+        };
+        let lost: Vec<u64> = verdict.compared.iter().filter_map(lost).collect();
+        if !lost.is_empty() {
+            self.through.retain(|id, _| !lost.contains(id));
+            if let Some(again) = self.ask(members.by_id.len()) {
+                verdict = again;
+            }
+        }
+        self.follow(&verdict);
+    }
+
+    fn ask(&self, members: usize) -> Option<Verdict> {
         let known = |id: u64| self.through.get(&id).copied().unwrap_or(0);
         // The others first: what is asked last is the furthest, and this member has to know what they know.
         let others = trails_of_others(&self.shared, TIMEOUT, known);
-        let Some(from) = others.iter().map(|(id, _)| known(*id)).min() else { return };
+        let from = others.iter().map(|(id, _)| known(*id)).min()?;
         let reply = self.shared.ask_blocking(move |ticket| Ask::StateTrail(ticket, from));
-        let Ok(ReplyBody::StateTrail(ours)) = reply.map(|reply| reply.body) else { return };
-        let verdict = judge(self.shared.identity.member_id, &ours, &others, members.by_id.len());
-        self.follow(&verdict);
+        let Ok(ReplyBody::StateTrail(ours)) = reply.map(|reply| reply.body) else { return None };
+        Some(judge(self.shared.identity.member_id, &ours, &others, members))
     }
 
     fn follow(&mut self, verdict: &Verdict) {
@@ -230,7 +248,7 @@ mod tests {
         let header = Some(RequestHeader { id: index, ..RequestHeader::default() });
         let request = InternalRaftRequest { header, put: Some(put), ..InternalRaftRequest::default() };
         let data = Bytes::from(request.encode_to_vec());
-        let location = mvcc::Location { segment: 1, offset: index * 64 };
+        let location = mvcc::Location { segment: 1, offset: 64 };
         let command = Command { index, term: 1, data: &data, location };
         machine.apply(command, &NoValues, false).expect("applies").outcome.expect("is put");
     }

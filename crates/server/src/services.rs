@@ -371,7 +371,10 @@ fn is_for_learners(method: u16) -> bool {
 fn is_about_data(method: u16) -> bool {
     api::METHODS.get(usize::from(method)).is_some_and(|method| {
         let service = method.service;
-        matches!(service, "etcdserverpb.KV" | "etcdserverpb.Watch" | "v3lockpb.Lock" | "v3electionpb.Election")
+        matches!(
+            service,
+            "etcdserverpb.KV" | "etcdserverpb.Watch" | "v3lockpb.Lock" | "v3electionpb.Election"
+        )
     })
 }
 

@@ -44,7 +44,12 @@ pub const ALL_BETA: &str = "AllBeta";
 
 /// All gates, sorted by name.
 pub const FEATURE_GATES: &[FeatureGate] = &[
-    FeatureGate { name: "CompactHashCheck", stage: Stage::Alpha, default: false, effect: Effect::Implemented },
+    FeatureGate {
+        name: "CompactHashCheck",
+        stage: Stage::Alpha,
+        default: false,
+        effect: Effect::Implemented,
+    },
     FeatureGate {
         name: "FastLeaseKeepAlive",
         stage: Stage::Beta,

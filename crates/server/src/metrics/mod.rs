@@ -19,7 +19,9 @@ pub use family::{Descriptor, Labelled};
 pub use grpc::{GrpcMethod, GrpcMetrics, MethodMetrics, MethodTotals, MethodType};
 pub(crate) use process::file_descriptor_limit;
 pub use series::{Buckets, Counter, Distribution, Gauge, Histogram, Total};
-pub use table::{DiskMetrics, HealthMetrics, LeaseMetrics, MvccMetrics, NetworkMetrics, ServerMetrics, StateHashMetrics};
+pub use table::{
+    DiskMetrics, HealthMetrics, LeaseMetrics, MvccMetrics, NetworkMetrics, ServerMetrics, StateHashMetrics,
+};
 pub use text::{CONTENT_TYPE, MetricType};
 
 use crate::config::feature_gate::{ALL_ALPHA, ALL_BETA, FEATURE_GATES, Stage};

@@ -198,7 +198,7 @@ fn refusals_are_as_expected() {
         --feature-gates=CompactHashCheck=true,PriorityRequest=true
         --feature-gates=LeaseCheckpointPersist=true
         --feature-gates=AllAlpha=true
-        --experimental-compact-hash-check-enabled
+        --experimental-enable-lease-checkpoint
         --experimental-max-learners=2 --max-learners=3
         --experimental-initial-corrupt-check --feature-gates=InitialCorruptCheck=true
         --experimental-warning-apply-duration=x
@@ -221,7 +221,7 @@ fn warnings_and_bootstraps_are_as_expected() {
         --name=a --data-dir=/d --auto-compaction-mode=revision --auto-compaction-retention=5m --metrics=all
         --name=a --data-dir=/d --feature-gates=InitialCorruptCheck=true,FastLeaseKeepAlive=false
         --name=a --data-dir=/d --experimental-initial-corrupt-check=true --experimental-watch-progress-notify-interval=5s
-        ETCD_EXPERIMENTAL_MAX_LEARNERS=2 --name=a --data-dir=/d
+        ETCD_EXPERIMENTAL_MAX_LEARNERS=2 --name=a --data-dir=/d --experimental-compact-hash-check-enabled
         --name=a --data-dir=/d --listen-peer-urls=http://0.0.0.0:2380
         --name=a --data-dir=/d --cert-file= --enable-grpc-gateway=false --corrupt-check-time=0 --tls-min-version=TLS1.2
         --name=b --data-dir=/d --initial-advertise-peer-urls=http://10.0.0.2:2380 --initial-cluster=a=http://10.0.0.1:2380,b=http://10.0.0.2:2380,c=http://10.0.0.3:2380
