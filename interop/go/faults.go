@@ -2,12 +2,16 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
 	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"mainstay/interop/cluster"
 )
@@ -21,6 +25,7 @@ var faultNames = map[string]string{
 	"pause":       "SIGSTOP some member, the leader every other time, SIGCONT after a while",
 	"partition":   "cut one member off from all others in both directions, the leader every other time; packets vanish, or connections are reset",
 	"oneway":      "let nothing through from one member to another, or to all others, while the other direction works",
+	"replace":     "kill -9 some member, the leader every other time, and lose its disk; remove it and add a new one with its addresses",
 	"slow":        "delay what members say to each other by up to 80 ms, and limit the rate of one direction",
 }
 
@@ -180,6 +185,13 @@ func (f *faults) inject(ctx context.Context, name string) error {
 			}
 		}
 		return nil
+	case "replace":
+		m, err := f.leaderOrAny(ctx)
+		if err != nil {
+			return err
+		}
+		f.say("replaced %s", m.Name)
+		return f.replace(m)
 	case "restart":
 		m := f.any()
 		if err := m.Terminate(30 * time.Second); err != nil {
@@ -251,4 +263,44 @@ func (f *faults) inject(ctx context.Context, name string) error {
 		network.Heal(false)
 	}
 	return nil
+}
+
+// replace does what an operator does after a disk is lost. It is carried to its
+// end also when the run is over meanwhile.
+func (f *faults) replace(m *cluster.Member) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	status, err := m.Status(ctx)
+	if err != nil {
+		return err
+	}
+	m.Kill()
+	c, err := cluster.Client(f.cluster.Alive()...)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	for {
+		_, err = whenHealthy(ctx, func() (*clientv3.MemberRemoveResponse, error) { return c.MemberRemove(ctx, status.Header.MemberId) })
+		// After an answer that got lost, the member is gone already.
+		if err == nil || errors.Is(err, rpctypes.ErrMemberNotFound) {
+			break
+		}
+		if !retriable(err) || !pause(ctx, 100*time.Millisecond) {
+			return fmt.Errorf("remove: %w", err)
+		}
+	}
+	for {
+		_, err = whenHealthy(ctx, func() (*clientv3.MemberAddResponse, error) { return c.MemberAdd(ctx, []string{m.PeerURL}) })
+		if err == nil || errors.Is(err, rpctypes.ErrPeerURLExist) {
+			break
+		}
+		if !retriable(err) || !pause(ctx, 100*time.Millisecond) {
+			return fmt.Errorf("add: %w", err)
+		}
+	}
+	if err := f.cluster.Rejoin(m); err != nil {
+		return err
+	}
+	return m.Start()
 }

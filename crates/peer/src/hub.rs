@@ -32,6 +32,7 @@ use crate::piece::Piece;
 use crate::race::{First, race};
 use crate::routes;
 use crate::socket::{Clock, Socket};
+use crate::turn::end_turn;
 
 /// Batches taken from the inbox before the network gets a turn.
 const BATCHES_PER_TURN: usize = 8;
@@ -263,7 +264,7 @@ async fn run(hub: Rc<Hub>, listeners: Vec<TcpListener>) {
                 None => return Poll::Ready(()),
             }
         }
-        cx.waker().wake_by_ref();
+        end_turn(cx);
         Poll::Pending
     })
     .await;

@@ -15,6 +15,7 @@
 //!   they overtake it.
 //! - [`Peers::send`] takes one lock and wakes the thread at most once; what waits for a stream goes out in one
 //!   write per turn; an entry of 4 KiB or more is never copied on its way out.
+//! - After 512 KiB of one connection and direction the others and the network get their turn (`turn`).
 //! - Everything that waits is bounded by number and bytes ([`Peers::send`]), and a frame takes memory only as its
 //!   bytes arrive, whatever its length field says.
 //! - What comes in closes at most its own connection and never panics.
@@ -23,7 +24,8 @@
 //! `GET /mainstay/snapshot` first. A snapshot without that header is a bbolt file of etcd's: 501.
 //!
 //! Tests: beside the code for the framing and the headers; `tests/it` runs members over loopback and speaks to
-//! them with raw sockets. With `MAINSTAY_TEST_ETCD=<etcd binary>` one test elects that etcd as leader.
+//! them with raw sockets. With `MAINSTAY_TEST_ETCD=<etcd binary>` two tests are the other member of that etcd's
+//! cluster: once its follower, once its leader. `examples/exchange.rs` measures what a message costs.
 
 mod account;
 mod app_encoder;
@@ -52,6 +54,7 @@ mod snapshot_sender;
 mod socket;
 mod stream_reader;
 mod stream_writer;
+mod turn;
 
 pub use endpoint::check_url;
 pub use fetch::fetch;

@@ -10,6 +10,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
 use crate::endpoint::Endpoint;
+use crate::turn::{TURN_BYTES, end_turn};
 
 /// Bytes read at once.
 const READ_BYTES: usize = 128 * 1024;
@@ -40,6 +41,9 @@ pub(crate) struct Socket {
     write_timeout: Duration,
     /// While a write waits for the kernel.
     stalled: Option<Pin<Box<tokio::time::Sleep>>>,
+    /// Bytes read and written since the connection last had to wait.
+    read_bytes: usize,
+    written_bytes: usize,
 }
 
 impl Socket {
@@ -50,14 +54,26 @@ impl Socket {
         // Bytes that a vanished host does not acknowledge would otherwise look sent for many minutes.
         #[cfg(target_os = "linux")]
         socket.set_tcp_user_timeout(Some(write_timeout))?;
-        Ok(Socket { stream, write_timeout, stalled: None })
+        Ok(Socket { stream, write_timeout, stalled: None, read_bytes: 0, written_bytes: 0 })
     }
 
-    fn watch_stall<T>(&mut self, cx: &mut Context<'_>, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
-        if polled.is_ready() {
-            self.stalled = None;
-            return polled;
+    fn poll_send(
+        &mut self,
+        cx: &mut Context<'_>,
+        write: impl FnOnce(Pin<&mut TcpStream>, &mut Context<'_>) -> Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
+        if self.written_bytes >= TURN_BYTES {
+            self.written_bytes = 0;
+            end_turn(cx);
+            return Poll::Pending;
         }
+        let polled = write(Pin::new(&mut self.stream), cx);
+        if let Poll::Ready(result) = polled {
+            self.stalled = None;
+            self.written_bytes += result.as_ref().map_or(0, |written| *written);
+            return Poll::Ready(result);
+        }
+        self.written_bytes = 0;
         let timeout = self.write_timeout;
         let stalled = self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));
         match stalled.as_mut().poll(cx) {
@@ -75,11 +91,17 @@ impl hyper::rt::Read for Socket {
         cx: &mut Context<'_>,
         mut into: ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
+        if self.read_bytes >= TURN_BYTES {
+            self.read_bytes = 0;
+            end_turn(cx);
+            return Poll::Pending;
+        }
         SPACE.with_borrow_mut(|space| {
             let room = into.remaining().min(space.len());
             let mut buffer = ReadBuf::new(&mut space[..room]);
             let polled = Pin::new(&mut self.stream).poll_read(cx, &mut buffer);
             into.put_slice(buffer.filled());
+            self.read_bytes = if polled.is_ready() { self.read_bytes + buffer.filled().len() } else { 0 };
             polled
         })
     }
@@ -87,8 +109,7 @@ impl hyper::rt::Read for Socket {
 
 impl hyper::rt::Write for Socket {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let polled = Pin::new(&mut self.stream).poll_write(cx, bytes);
-        self.watch_stall(cx, polled)
+        self.poll_send(cx, |stream, cx| stream.poll_write(cx, bytes))
     }
 
     fn poll_write_vectored(
@@ -96,8 +117,7 @@ impl hyper::rt::Write for Socket {
         cx: &mut Context<'_>,
         parts: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let polled = Pin::new(&mut self.stream).poll_write_vectored(cx, parts);
-        self.watch_stall(cx, polled)
+        self.poll_send(cx, |stream, cx| stream.poll_write_vectored(cx, parts))
     }
 
     fn is_write_vectored(&self) -> bool {

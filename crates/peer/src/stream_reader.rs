@@ -19,9 +19,8 @@ use crate::options::{DIAL_PACE, DIAL_PACE_MAX, DIAL_TIMEOUT, Level};
 use crate::peer::{Kind, Peer};
 use crate::race::{First, race};
 use crate::socket::{self, Socket};
+use crate::turn::{TURN_BYTES, end_turn};
 
-/// Bytes read before others get a turn.
-const TURN_BYTES: usize = 1 << 20;
 /// Dials that fail before the pace slows down.
 const QUICK_DIALS: u32 = 10;
 /// What is read of a refusal.
@@ -186,7 +185,7 @@ impl Stream {
                 return Poll::Ready(reason);
             }
             if bytes >= TURN_BYTES {
-                cx.waker().wake_by_ref();
+                end_turn(cx);
                 return Poll::Pending;
             }
             loop {

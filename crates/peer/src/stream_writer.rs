@@ -14,8 +14,6 @@ use crate::peer::{Kind, Peer};
 
 /// Bytes that go to the connection at once, give or take a message.
 const WRITE_BYTES: usize = 256 * 1024;
-/// Bytes after which other connections get a turn: heartbeats must not wait for a long queue to drain.
-const TURN_BYTES: usize = 1 << 20;
 /// Link heartbeats within one read timeout.
 const HEARTBEATS: u32 = 3;
 
@@ -27,8 +25,6 @@ pub(crate) struct StreamWriter {
     generation: u64,
     apps: AppEncoder,
     buffer: FrameBuffer,
-    /// Bytes given since the connection last had to wait.
-    turn_bytes: usize,
     heartbeat: Pin<Box<Sleep>>,
     written: Instant,
 }
@@ -45,7 +41,6 @@ impl StreamWriter {
             generation,
             apps: AppEncoder::default(),
             buffer: FrameBuffer::default(),
-            turn_bytes: 0,
             heartbeat,
             written: Instant::now(),
         }
@@ -56,11 +51,6 @@ impl StreamWriter {
         if !self.peer.watch(self.kind, self.generation, cx.waker()) {
             return Poll::Ready(None);
         }
-        if self.turn_bytes >= TURN_BYTES {
-            self.turn_bytes = 0;
-            cx.waker().wake_by_ref();
-            return Poll::Pending;
-        }
         while self.buffer.len() < WRITE_BYTES {
             let Some(message) = self.peer.next(self.kind) else { break };
             match self.kind {
@@ -69,11 +59,9 @@ impl StreamWriter {
             }
         }
         if self.buffer.len() == 0 {
-            self.turn_bytes = 0;
             std::task::ready!(self.poll_heartbeat(cx));
         }
         self.written = Instant::now();
-        self.turn_bytes += self.buffer.len();
         self.peer.account.counters.sent_bytes.add(self.buffer.len() as u64);
         Poll::Ready(Some(self.buffer.take()))
     }

@@ -56,8 +56,9 @@ impl<T> Inbox<T> {
         self.wake(usize::MAX);
     }
 
-    /// Puts many things in at once, and leaves `items` empty. They may wait for others, see [`Inbox::drain`].
-    pub fn send_all(&self, items: &mut Vec<T>) {
+    /// Puts many things in at once, and leaves `items` empty. Unless one is `urgent`, they may wait for others, see
+    /// [`Inbox::drain`].
+    pub fn send_all(&self, items: &mut Vec<T>, urgent: bool) {
         if items.is_empty() {
             return;
         }
@@ -68,7 +69,7 @@ impl<T> Inbox<T> {
             return;
         }
         waiting.append(items);
-        let count = waiting.len();
+        let count = if urgent { usize::MAX } else { waiting.len() };
         drop(waiting);
         self.wake(count);
     }

@@ -97,7 +97,11 @@ impl Pending {
     /// Sends what gathered since the last time; to be polled by a task of its own, which runs behind the tasks that
     /// were ready before it.
     pub fn poll_flush(&self, context: &mut Context<'_>) {
-        self.shared.core.send_all(&mut self.outgoing.borrow_mut());
+        let mut outgoing = self.outgoing.borrow_mut();
+        // A command may wait for more to share its way; whatever else is asked may not.
+        let urgent = outgoing.iter().any(|ask| !matches!(ask, Ask::Propose { .. }));
+        self.shared.core.send_all(&mut outgoing, urgent);
+        drop(outgoing);
         self.flusher.set(Some(context.waker().clone()));
     }
 

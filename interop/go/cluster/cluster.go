@@ -166,6 +166,23 @@ func (c *Cluster) Join(name string, others ...*Member) (*Member, error) {
 	return m, nil
 }
 
+// Rejoin lets a member that does not run come back on an empty disk, under its old
+// name and addresses, as one that joins the running cluster. The caller has to
+// remove the old member from the membership and to add the new one.
+func (c *Cluster) Rejoin(m *Member) error {
+	if err := m.Wipe(); err != nil {
+		return err
+	}
+	var all []*Member
+	for _, other := range c.Members {
+		if !other.Gone {
+			all = append(all, other)
+		}
+	}
+	m.initial, m.state = c.Initial(all...), "existing"
+	return nil
+}
+
 // Initial is the value of --initial-cluster for these members.
 func (c *Cluster) Initial(members ...*Member) string {
 	parts := make([]string, len(members))

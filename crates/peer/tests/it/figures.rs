@@ -44,7 +44,7 @@ fn a_clock_that_is_off_is_warned_of() {
     let (peer, url) = kit::listen();
     one.peers.set_members(vec![(2, vec![url])]);
     loop {
-        let (mut stream, _) = peer.accept().unwrap();
+        let mut stream = kit::accept(&peer);
         let mut request = vec![0; 4096];
         let n = stream.read(&mut request).unwrap();
         if request[..n].starts_with(b"GET /raft/probing HTTP/1.1\r\n") {

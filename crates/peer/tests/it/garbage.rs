@@ -58,7 +58,7 @@ fn garbage_on_a_stream_ends_it_and_it_is_dialed_again() {
     let mut held = Vec::new();
     let mut dials = [0, 0];
     while dials.iter().any(|dials| *dials < 3) {
-        let (mut stream, _) = peer.accept().unwrap();
+        let mut stream = kit::accept(&peer);
         let mut request = vec![0; 64 * 1024];
         let n = stream.read(&mut request).unwrap();
         let request = String::from_utf8_lossy(&request[..n]).into_owned();
@@ -88,7 +88,7 @@ fn messages_for_others_and_snapshots_without_one_are_dropped_from_a_stream() {
     one.peers.set_members(vec![(2, vec![url])]);
     let snapshot = kit::message(api::raftpb::MessageType::MsgSnap, 2, 1, 3);
     loop {
-        let (mut stream, _) = peer.accept().unwrap();
+        let mut stream = kit::accept(&peer);
         let mut request = vec![0; 64 * 1024];
         let n = stream.read(&mut request).unwrap();
         if !request[..n].starts_with(b"GET /raft/stream/message/1 ") {

@@ -24,7 +24,14 @@ fn a_peer_that_does_not_read_costs_a_bounded_queue_and_is_reported() {
     one.peers.set_members(vec![(2, vec![kit::listen().1])]);
     let _messages = unread(&one, "/raft/stream/message/2");
     let _apps = unread(&one, "/raft/stream/msgapp/2");
-    // The same bytes 200 times over: only what is counted is big.
+    // By number: one call is one batch, whatever it drops.
+    one.peers.send((0..200_000).map(|term| heartbeat(1, 2, term)).collect());
+    assert!(one.peers.figures().peers[&2].queued_messages <= 4096);
+    kit::until("empty", || (one.peers.figures().peers[&2].queued_messages == 0).then_some(()));
+    assert_eq!(one.peers.figures().peers[&2].send_failures, 200_000 - 4096);
+    assert_eq!(one.recorder.with(|heard| std::mem::take(&mut heard.unreachable)), [2]);
+
+    // By bytes: the same ones 200 times over, so that only what is counted is big.
     let data = Bytes::from(vec![7; MESSAGE_BYTES]);
     for index in 1..=200 {
         let mut message = app(1, 2, index, 0);
@@ -34,21 +41,15 @@ fn a_peer_that_does_not_read_costs_a_bounded_queue_and_is_reported() {
         assert!(figures.queued_bytes <= 64 << 20 && figures.queued_messages <= 4096, "{figures:?}");
     }
     let failures = one.peers.figures().peers[&2].send_failures;
-    assert!(failures > 0);
+    assert!(failures > 200_000 - 4096);
     let reports = one.recorder.wait("unreachable", |heard| {
         (!heard.unreachable.is_empty()).then_some(heard.unreachable.len() as u64)
     });
     assert!(reports <= failures);
 
-    // By number: one call is one batch, whatever it drops.
-    one.recorder.with(|heard| heard.unreachable.clear());
-    one.peers.send((0..200_000).map(|term| heartbeat(1, 2, term)).collect());
-    assert!(one.peers.figures().peers[&2].queued_messages <= 2 * 4096);
     // Whoever takes no bytes within the write timeout is cut off, and what waited is gone.
     kit::wait_log(&one, "lost a stream that a remote peer reads", 2, "msgapp");
     kit::until("empty", || (one.peers.figures().peers[&2].queued_bytes == 0).then_some(()));
-    let reports = one.recorder.with(|heard| heard.unreachable.len());
-    assert_eq!(reports, 2, "of the batch, and of the stream");
 }
 
 #[test]
@@ -87,7 +88,7 @@ fn heartbeats_do_not_wait_behind_bulk() {
     );
     assert_eq!(waits.len(), 50);
     // A machine that is busy with other tests may hold up a few; behind the queue it would be nearly all of them.
-    assert!(waits[39] < Duration::from_millis(50), "{waits:?}");
+    assert!(waits[45] < Duration::from_millis(50), "{waits:?}");
     assert_eq!(one.recorder.with(|heard| heard.unreachable.clone()), [0; 0]);
 }
 

@@ -5,12 +5,18 @@
 //! processors are busy spends it better on requests. So, once syncs carry [`LARGE_BATCH`] proposals by themselves, the
 //! next batch waits until half of the connections that write have put something in, [`WINDOW`] at the most.
 
+//! In a cluster a batch costs every member a sync, and each pair of members several messages. There a batch goes at once
+//! when nothing is under way, and else waits until that is done: the members' disks and the network between them set
+//! the pace. Again [`WINDOW`] at the most, so that a distant member slows nobody down.
+
 use std::time::{Duration, Instant};
 
 /// The longest wait.
 const WINDOW: Duration = Duration::from_millis(2);
 /// Proposals in a batch from which on gathering is worth it.
 const LARGE_BATCH: usize = 8;
+/// Proposals that are enough for a batch in a cluster, whatever is under way.
+const ENOUGH_IN_CLUSTER: usize = 512;
 /// How long a connection counts as writing after it wrote.
 const ACTIVE: Duration = Duration::from_millis(50);
 
@@ -66,6 +72,20 @@ impl Gathering {
         (!left.is_zero()).then_some((enough - waiting, left))
     }
 
+    /// The same in a cluster; `under_way` says whether earlier proposals are not applied yet.
+    pub fn wait_in_cluster(&self, waiting: usize, under_way: bool, now: Instant) -> Option<(usize, Duration)> {
+        if !under_way || waiting >= ENOUGH_IN_CLUSTER {
+            return None;
+        }
+        let left = WINDOW.checked_sub(now.saturating_duration_since(self.began?))?;
+        (!left.is_zero()).then_some((ENOUGH_IN_CLUSTER - waiting, left))
+    }
+
+    /// Others' proposals came, by way of another member.
+    pub fn came(&mut self, now: Instant) {
+        self.began.get_or_insert(now);
+    }
+
     /// A batch of so many proposals goes to the log.
     pub fn went(&mut self, proposals: usize) {
         self.batch16 = (self.batch16 * 7 + proposals * 16) / 8;
@@ -103,6 +123,12 @@ mod tests {
         assert_eq!(gathering.wait(1, now), Some((49, WINDOW)));
         assert_eq!(gathering.wait(50, now), None);
         assert_eq!(gathering.wait(10, now + WINDOW), None);
+        // In a cluster, what is under way is waited for.
+        gathering.wrote(1, now);
+        assert_eq!(gathering.wait_in_cluster(3, false, now), None);
+        assert_eq!(gathering.wait_in_cluster(3, true, now), Some((ENOUGH_IN_CLUSTER - 3, WINDOW)));
+        assert_eq!(gathering.wait_in_cluster(ENOUGH_IN_CLUSTER, true, now), None);
+        assert_eq!(gathering.wait_in_cluster(3, true, now + WINDOW), None);
         // Batches that stay small say that there is nothing to wait for.
         for _ in 0..40 {
             gathering.went(2);

@@ -63,9 +63,32 @@ pub(super) struct Proposal {
 }
 
 impl Core {
+    pub(super) fn has_gathered(&self) -> bool {
+        !self.gathered.is_empty() || !self.handed_on.is_empty()
+    }
+
+    /// How many more proposals to wait for, and how long; `None` to go ahead.
+    pub(super) fn gathering_wait(&self, now: Instant) -> Option<(usize, Duration)> {
+        let waiting = self.gathered.len() + self.handed_on.len();
+        if self.machine.members.by_id.len() <= 1 {
+            return self.gathering.wait(waiting, now);
+        }
+        let standing = self.node.standing();
+        let under_way = if self.leads { standing.last > standing.commit } else { self.open_bytes > 0 };
+        self.gathering.wait_in_cluster(waiting, under_way, now)
+    }
+
     /// Proposes what has gathered, unless it is better to wait: for more, for the log, or for a leader.
     pub(super) fn propose_gathered(&mut self, now: Instant) {
-        if self.gathered.is_empty() || self.gathering.wait(self.gathered.len(), now).is_some() {
+        if !self.has_gathered() || self.gathering_wait(now).is_some() {
+            return;
+        }
+        let handed_on = std::mem::take(&mut self.handed_on);
+        self.gathering.went(self.gathered.len() + handed_on.len());
+        for message in handed_on {
+            self.step_received(message);
+        }
+        if self.gathered.is_empty() {
             return;
         }
         if self.stopping.is_some() || self.log.space() == Space::Exhausted {
@@ -97,7 +120,6 @@ impl Core {
             self.held_back = true;
             return;
         }
-        self.gathering.went(count);
         let term = self.node.standing().term;
         for proposal in self.gathered.drain(..count) {
             self.shared.proposal_taken(proposal.data.len());

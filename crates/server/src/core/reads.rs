@@ -14,8 +14,11 @@ use super::run::Core;
 use super::{ReplyBody, Ticket};
 use crate::logging::Value;
 
-/// Rounds under way at once; what arrives meanwhile shares the next.
-const ROUNDS_MAX: usize = 4;
+/// Rounds under way at once.
+const ROUNDS_MAX: usize = 16;
+/// What arrives while a round is under way shares the next, which begins when that one ends, or after this time if the
+/// other members are far away.
+const ROUND_PACE: Duration = Duration::from_millis(2);
 /// A round that nobody confirmed is asked for again: a message may be lost, or the leader be too new to know.
 const RETRY: Duration = Duration::from_millis(500);
 
@@ -50,6 +53,10 @@ impl Reads {
     pub fn push(&mut self, want: Want, now: Instant) {
         self.waiting.push((want, now));
     }
+
+    fn open(&self) -> impl Iterator<Item = &Round> {
+        self.rounds.iter().filter(|round| round.index.is_none())
+    }
 }
 
 impl Core {
@@ -64,7 +71,10 @@ impl Core {
             return Ok(());
         }
         let standing = self.node.standing();
-        let open = self.reads.rounds.iter().filter(|round| round.index.is_none()).count();
+        let open = self.reads.open().count();
+        if self.round_waits(now).is_some_and(|left| !left.is_zero()) {
+            return Ok(());
+        }
         // A leader that has not committed in its term does not know yet what earlier leaders have.
         if standing.leader == 0 || (self.leads && !self.settled) || open >= ROUNDS_MAX {
             return Ok(());
@@ -73,6 +83,15 @@ impl Core {
         let wants = std::mem::take(&mut self.reads.waiting);
         self.reads.rounds.push_back(Round { context, wants, began: now, index: None });
         self.step(Event::ReadRequested(context))
+    }
+
+    /// How long what waits has to wait for the next round to begin, if anything waits.
+    pub(super) fn round_waits(&self, now: Instant) -> Option<Duration> {
+        if self.reads.waiting.is_empty() {
+            return None;
+        }
+        let newest = self.reads.open().last()?;
+        Some(ROUND_PACE.saturating_sub(now.saturating_duration_since(newest.began)))
     }
 
     /// The leader has confirmed a round.

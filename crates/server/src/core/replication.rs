@@ -18,7 +18,7 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Core {
     /// Takes what other members sent.
-    pub(super) fn received(&mut self, messages: Vec<raftpb::Message>) {
+    pub(super) fn received(&mut self, messages: Vec<raftpb::Message>, now: Instant) {
         for message in messages {
             let (kind, from) = (message.r#type.unwrap_or(0), message.from.unwrap_or(0));
             // A snapshot comes with its state, another way.
@@ -29,17 +29,27 @@ impl Core {
             if snapshot || full || self.machine.members.removed.contains(&from) {
                 continue;
             }
-            // What raft cannot take is dropped, as if it had been lost on the way: it is sent again if it matters.
-            if let Err(why) = self.node.step(Event::Received(message)) {
-                self.logger.debug(
-                    "dropped a message",
-                    &[
-                        ("from", Value::Id(from)),
-                        ("type", Value::Int(i64::from(kind))),
-                        ("reason", Value::Str(&why.to_string())),
-                    ],
-                );
+            if self.leads && kind == MessageType::MsgProp as i32 {
+                self.gathering.came(now);
+                self.handed_on.push(message);
+            } else {
+                self.step_received(message);
             }
+        }
+    }
+
+    /// What raft cannot take is dropped, as if it had been lost on the way: it is sent again if it matters.
+    pub(super) fn step_received(&mut self, message: raftpb::Message) {
+        let (kind, from) = (message.r#type.unwrap_or(0), message.from.unwrap_or(0));
+        if let Err(why) = self.node.step(Event::Received(message)) {
+            self.logger.debug(
+                "dropped a message",
+                &[
+                    ("from", Value::Id(from)),
+                    ("type", Value::Int(i64::from(kind))),
+                    ("reason", Value::Str(&why.to_string())),
+                ],
+            );
         }
     }
 

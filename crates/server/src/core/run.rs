@@ -113,6 +113,8 @@ pub struct Core {
     pub(super) next_sweep: Instant,
     meters: Meters,
     pub(super) gathered: Vec<Proposal>,
+    /// What other members have handed on to this one, which leads.
+    pub(super) handed_on: Vec<raftpb::Message>,
     /// Whether some of them wait for the log to have room, or for a leader.
     pub(super) held_back: bool,
     pub(super) gathering: Gathering,
@@ -231,6 +233,7 @@ impl Core {
             waiting: HashMap::new(),
             meters: Meters::new(Arc::clone(&parts.shared.metrics)),
             gathered: Vec::new(),
+            handed_on: Vec::new(),
             held_back: false,
             gathering: Gathering::new(now),
             syncing: VecDeque::new(),
@@ -332,11 +335,14 @@ impl Core {
         if self.removing {
             patience = patience.min(self.next_removal.saturating_duration_since(now));
         }
-        match self.gathering.wait(self.gathered.len(), now) {
+        if let Some(left) = self.round_waits(now) {
+            patience = patience.min(left);
+        }
+        match self.gathering_wait(now) {
             // A sync of the log wakes the core whatever it waits for.
             _ if self.held_back => (patience, usize::MAX),
-            Some((more, left)) if !self.gathered.is_empty() => (patience.min(left), more),
-            _ if !self.gathered.is_empty() => (Duration::ZERO, 1),
+            Some((more, left)) if self.has_gathered() => (patience.min(left), more),
+            _ if self.has_gathered() => (Duration::ZERO, 1),
             _ => (patience, 1),
         }
     }
@@ -354,7 +360,7 @@ impl Core {
                 let slot = u32::try_from(self.outside.insert(sender)).unwrap_or(u32::MAX);
                 self.take(ask(Ticket { shard: OUTSIDE, slot, generation: 0 }), now)?;
             }
-            Ask::Messages(messages) => self.received(messages),
+            Ask::Messages(messages) => self.received(messages, now),
             Ask::Unreachable(id) => self.step(Event::PeerUnreachable(id))?,
             Ask::SnapshotSent { to, delivered } => self.step(Event::SnapshotReported { to, delivered })?,
             Ask::Holds(ticket) => {
