@@ -158,9 +158,7 @@ async fn route(shared: Arc<Shared>, receiver: Arc<Receiver>, request: Request<By
         }
         (&Method::POST, "/leases") => renew(&shared, request.into_body()).await,
         (&Method::POST, "/leases/internal") => time_to_live(&shared, request.into_body()).await,
-        (_, "/leases" | "/leases/internal") => {
-            refused(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed")
-        }
+        (_, "/leases" | "/leases/internal") => refused(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed"),
         (&Method::GET, crate::comparison::HASH_KV) => crate::comparison::hash_kv(&shared, &request).await,
         (_, crate::comparison::HASH_KV) => not_allowed("GET"),
         (&Method::GET, "/downgrade/enabled") => {
