@@ -1,4 +1,5 @@
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use api::etcdserverpb::request_op::Request;
 use api::etcdserverpb::watch_request::RequestUnion;
@@ -6,7 +7,7 @@ use api::etcdserverpb::*;
 use api::mvccpb::KeyValue;
 use api::{Code, Status};
 use bytes::Bytes;
-use client::{Channel, Receiver, Sender};
+use client::{CallOptions, Channel, Receiver, Sender};
 use prost::Message;
 
 /// Paths of the methods that tests call.
@@ -24,6 +25,11 @@ pub mod path {
     pub const ALARM: &str = "/etcdserverpb.Maintenance/Alarm";
     pub const STATUS: &str = "/etcdserverpb.Maintenance/Status";
     pub const HASH_KV: &str = "/etcdserverpb.Maintenance/HashKV";
+    pub const MOVE_LEADER: &str = "/etcdserverpb.Maintenance/MoveLeader";
+    pub const MEMBER_ADD: &str = "/etcdserverpb.Cluster/MemberAdd";
+    pub const MEMBER_REMOVE: &str = "/etcdserverpb.Cluster/MemberRemove";
+    pub const MEMBER_PROMOTE: &str = "/etcdserverpb.Cluster/MemberPromote";
+    pub const MEMBER_LIST: &str = "/etcdserverpb.Cluster/MemberList";
     pub const RANGE_STREAM: &str = "/etcdserverpb.KV/RangeStream";
     pub const SNAPSHOT: &str = "/etcdserverpb.Maintenance/Snapshot";
 }
@@ -32,17 +38,31 @@ pub mod path {
 #[derive(Clone)]
 pub struct Client {
     pub channel: Channel,
+    /// What goes with each unary call.
+    options: CallOptions,
 }
 
 impl Client {
     pub async fn connect(address: SocketAddr) -> Client {
         let channel = Channel::connect(address).await.expect("the member takes connections");
-        Client { channel }
+        Client { channel, options: CallOptions::default() }
+    }
+
+    /// As [`Client::connect`], to a member that may be slow, or not there; each call has this long, too.
+    pub async fn within(time: Duration, address: SocketAddr) -> Result<Client, Status> {
+        let channel = match tokio::time::timeout(time, Channel::connect(address)).await {
+            Ok(Ok(channel)) => channel,
+            Ok(Err(error)) => {
+                return Err(Status::with(Code::Unavailable, format!("connection error: {error}")));
+            }
+            Err(_) => return Err(Status::new(Code::Unavailable, "connection error: no greeting in time")),
+        };
+        Ok(Client { channel, options: CallOptions::default().within(time) })
     }
 
     /// Calls a unary method.
     pub async fn call<A: Message + Default>(&self, path: &str, request: &impl Message) -> Result<A, Status> {
-        let answer = self.channel.unary(path, request.encode_to_vec().into()).await?;
+        let answer = self.channel.unary_with(path, &self.options, request.encode_to_vec().into()).await?;
         A::decode(answer).map_err(|e| Status::with(Code::Internal, format!("not an answer: {e}")))
     }
 
@@ -77,6 +97,20 @@ impl Client {
         let request = RangeRequest { key: key.into(), ..RangeRequest::default() };
         let answer: RangeResponse = self.call(path::RANGE, &request).await?;
         Ok(answer.kvs.into_iter().next())
+    }
+
+    /// The value of a key as this member has it, without a word from the others.
+    pub async fn get_local(&self, key: impl Into<Bytes>) -> Result<Option<KeyValue>, Status> {
+        let request = RangeRequest { key: key.into(), serializable: true, ..RangeRequest::default() };
+        let answer: RangeResponse = self.call(path::RANGE, &request).await?;
+        Ok(answer.kvs.into_iter().next())
+    }
+
+    /// The members, as this one knows them.
+    pub async fn members(&self) -> Result<Vec<Member>, Status> {
+        let request = MemberListRequest { linearizable: false };
+        let answer: MemberListResponse = self.call(path::MEMBER_LIST, &request).await?;
+        Ok(answer.members)
     }
 
     /// Everything the member holds.

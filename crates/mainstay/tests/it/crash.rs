@@ -16,7 +16,7 @@ use crate::{Dice, eventually, run};
 const CONNECTIONS: u32 = 20;
 
 /// A number from the environment, so that many rounds can be run by hand.
-fn setting(name: &str, default: u32) -> u32 {
+pub fn setting(name: &str, default: u32) -> u32 {
     std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}={text}")))
 }
 
@@ -25,28 +25,33 @@ fn is_broken(status: &Status) -> bool {
     status.code == Code::Unavailable && status.message.starts_with("connection error")
 }
 
+/// Tries one operation of a writer; which one follows from its number.
+pub async fn attempt(client: &Client, writer: u32, number: u32) -> (Deed, Result<Fate, Status>) {
+    match number % 4 {
+        0 | 2 => {
+            let put = client.put(history::single_key(writer), history::value(writer, number));
+            (Deed::Put, put.await.map(Fate::Done))
+        }
+        1 => {
+            let value = history::value(writer, number);
+            let success = ['a', 'b'].map(|half| put_op(history::pair_key(writer, half), value.clone()));
+            let request = TxnRequest { success: success.to_vec(), ..TxnRequest::default() };
+            let answer = client.call::<TxnResponse>(path::TXN, &request).await;
+            (Deed::Pair, answer.map(|answer| Fate::Done(revision(answer.header))))
+        }
+        _ => {
+            let answer = client.delete(history::single_key(writer)).await;
+            let fate = |(revision, deleted)| if deleted == 0 { Fate::Idle } else { Fate::Done(revision) };
+            (Deed::Delete, answer.map(fate))
+        }
+    }
+}
+
 /// Writes until the connection breaks.
 async fn write(client: Client, writer: u32, first: u32, acknowledged: Arc<AtomicU64>) -> Vec<Op> {
     let mut ops = Vec::new();
     for number in first.. {
-        let (deed, outcome) = match number % 4 {
-            0 | 2 => {
-                let put = client.put(history::single_key(writer), history::value(writer, number));
-                (Deed::Put, put.await.map(Fate::Done))
-            }
-            1 => {
-                let value = history::value(writer, number);
-                let success = ['a', 'b'].map(|half| put_op(history::pair_key(writer, half), value.clone()));
-                let request = TxnRequest { success: success.to_vec(), ..TxnRequest::default() };
-                let answer = client.call::<TxnResponse>(path::TXN, &request).await;
-                (Deed::Pair, answer.map(|answer| Fate::Done(revision(answer.header))))
-            }
-            _ => {
-                let answer = client.delete(history::single_key(writer)).await;
-                let fate = |(revision, deleted)| if deleted == 0 { Fate::Idle } else { Fate::Done(revision) };
-                (Deed::Delete, answer.map(fate))
-            }
-        };
+        let (deed, outcome) = attempt(&client, writer, number).await;
         match outcome {
             Ok(fate) => {
                 acknowledged.fetch_add(1, Ordering::Relaxed);
@@ -122,9 +127,8 @@ async fn watch(client: Client, from: i64) -> Vec<Step> {
     }
 }
 
-/// Holds everything a restarted member says against the history.
-async fn check(member: &Member, history: &mut History, compaction_tried: i64) {
-    let client = member.client().await;
+/// Holds everything a member says against the history.
+pub async fn check(client: &Client, history: &mut History, compaction_tried: i64) {
     let everything = client.everything().await.expect("reads are served");
     let last = revision(everything.header);
     assert!(last >= history.revision(), "revisions went back from {} to {last}", history.revision());
@@ -211,7 +215,7 @@ fn nothing_acknowledged_is_lost_by_kill_9() {
                 member.kill();
             }
             let member = setup.start();
-            check(&member, &mut history, compaction_tried).await;
+            check(&member.client().await, &mut history, compaction_tried).await;
             for step in &shown {
                 history.was_shown(step);
             }

@@ -3,6 +3,10 @@
 
 mod answers;
 mod client;
+mod cluster;
+mod cluster_basics;
+mod cluster_crash;
+mod cluster_load;
 mod corrupt;
 mod crash;
 mod damage;

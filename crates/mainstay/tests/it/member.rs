@@ -57,8 +57,7 @@ impl Setup {
                 "--initial-advertise-peer-urls=http://127.0.0.1:2380",
             ])
             .arg("--initial-cluster=m=http://127.0.0.1:2380")
-            .args(&self.flags)
-            .stdin(Stdio::null());
+            .args(&self.flags);
         command
     }
 
@@ -73,13 +72,7 @@ impl Setup {
 
     /// Starts a member that must refuse; gives what it said on standard error.
     pub fn refused(&self) -> String {
-        let mut member = Member::spawn(self);
-        let status = member.wait();
-        assert!(!status.success() && status.signal().is_none(), "{status:?}: {}", member.said());
-        member.join_readers();
-        let said = member.said();
-        assert!(!said.contains("panicked"), "{said}");
-        said
+        Member::spawn(self).refuses()
     }
 }
 
@@ -137,9 +130,12 @@ pub struct Member {
 impl Member {
     /// Starts the process and waits for nothing.
     pub fn spawn(setup: &Setup) -> Member {
-        let mut command = setup.command();
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        let open_files = setup.open_files;
+        Member::launch(setup.command(), setup.open_files)
+    }
+
+    /// Starts the process of this command, with this soft limit on open files if there is one.
+    pub fn launch(mut command: Command, open_files: Option<u64>) -> Member {
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // SAFETY: only plain system calls, which are allowed between fork and exec; the limit is initialised.
         unsafe {
             command.pre_exec(move || {
@@ -242,6 +238,16 @@ impl Member {
             assert!(Instant::now() < deadline, "the member does not end: {}", self.said());
             std::thread::sleep(Duration::from_millis(2));
         }
+    }
+
+    /// Waits until it has refused to go on; gives what it said on standard error.
+    pub fn refuses(mut self) -> String {
+        let status = self.wait();
+        assert_eq!(status.code(), Some(1), "{status:?}: {}", self.said());
+        self.join_readers();
+        let said = self.said();
+        assert!(!said.contains("panicked"), "{said}");
+        said
     }
 
     /// Whether it has not ended.

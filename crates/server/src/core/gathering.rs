@@ -73,7 +73,12 @@ impl Gathering {
     }
 
     /// The same in a cluster; `under_way` says whether earlier proposals are not applied yet.
-    pub fn wait_in_cluster(&self, waiting: usize, under_way: bool, now: Instant) -> Option<(usize, Duration)> {
+    pub fn wait_in_cluster(
+        &self,
+        waiting: usize,
+        under_way: bool,
+        now: Instant,
+    ) -> Option<(usize, Duration)> {
         if !under_way || waiting >= ENOUGH_IN_CLUSTER {
             return None;
         }

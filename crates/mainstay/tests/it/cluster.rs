@@ -1,0 +1,272 @@
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
+
+use api::Status;
+use api::etcdserverpb::{HashKvResponse, MemberAddRequest, MemberAddResponse};
+
+use crate::client::{Client, path};
+use crate::eventually;
+use crate::member::{Member, READY, binary};
+use crate::temp_dir::TempDir;
+
+/// How long a cluster may take for what it does by itself.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a call may take before its client gives up.
+pub const CALL_TIME_MAX: Duration = Duration::from_secs(10);
+/// Of every member, unless a test says otherwise: half of etcd's default, so that elections are not what takes long.
+pub const ELECTION_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// A place for a member: its name, its addresses and its data, whether or not it runs.
+pub struct Seat {
+    pub name: String,
+    pub client: SocketAddr,
+    pub peer: SocketAddr,
+    pub data_dir: PathBuf,
+    /// What the process is started by, if it is not started directly.
+    pub launcher: Vec<String>,
+    pub member: Option<Member>,
+}
+
+/// A cluster of processes; killed at the end, whatever happens.
+pub struct Cluster {
+    // Dropped before the directory.
+    pub seats: Vec<Seat>,
+    flags: Vec<String>,
+    token: String,
+    address: Ipv4Addr,
+    pub dir: TempDir,
+}
+
+/// An address of the loopback that nobody else uses: a port that is free on it stays free while its member is down,
+/// for no outgoing connection begins there.
+fn own_address() -> Ipv4Addr {
+    static NUMBER: AtomicU8 = AtomicU8::new(1);
+    let [.., high, low] = std::process::id().to_be_bytes();
+    Ipv4Addr::new(127, high.max(1), low, NUMBER.fetch_add(1, Ordering::Relaxed))
+}
+
+impl Cluster {
+    /// Places for members, none of which runs yet. Each gets these flags behind its own.
+    pub fn plan(name: &str, size: usize, flags: &[&str]) -> Cluster {
+        let mut cluster = Cluster {
+            seats: Vec::new(),
+            flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
+            token: name.to_owned(),
+            address: own_address(),
+            dir: TempDir::new(name),
+        };
+        for _ in 0..size {
+            cluster.add_seat();
+        }
+        cluster
+    }
+
+    /// A new cluster, all of whose members serve.
+    pub fn start(name: &str, size: usize, flags: &[&str]) -> Cluster {
+        let mut cluster = Cluster::plan(name, size, flags);
+        cluster.start_all();
+        cluster
+    }
+
+    /// One more place.
+    pub fn add_seat(&mut self) -> usize {
+        let at = self.seats.len();
+        let name = format!("m{at}");
+        let ports: [TcpListener; 2] = std::array::from_fn(|_| {
+            TcpListener::bind((self.address, 0)).expect("the loopback has free ports")
+        });
+        let [client, peer] = ports.map(|port| port.local_addr().expect("it is bound"));
+        let data_dir = self.dir.path().join(&name);
+        self.seats.push(Seat { name, client, peer, data_dir, launcher: Vec::new(), member: None });
+        at
+    }
+
+    /// The value of `--initial-cluster` with these places.
+    pub fn initial(&self, seats: &[usize]) -> String {
+        let seats = seats.iter().map(|at| &self.seats[*at]);
+        seats.map(|seat| format!("{}=http://{}", seat.name, seat.peer)).collect::<Vec<_>>().join(",")
+    }
+
+    /// How a member of a new cluster of all places is started.
+    pub fn command(&self, at: usize) -> Command {
+        let everybody: Vec<usize> = (0..self.seats.len()).collect();
+        self.command_with(at, &[&format!("--initial-cluster={}", self.initial(&everybody))])
+    }
+
+    /// How a member is started; flags that come later replace those before.
+    pub fn command_with(&self, at: usize, flags: &[&str]) -> Command {
+        let seat = &self.seats[at];
+        let mut command = match &seat.launcher[..] {
+            [] => Command::new(binary()),
+            [first, rest @ ..] => {
+                let mut command = Command::new(first);
+                command.args(rest).arg(binary());
+                command
+            }
+        };
+        let (client, peer) = (seat.client, seat.peer);
+        command
+            .env_clear()
+            .arg(format!("--name={}", seat.name))
+            .arg("--data-dir")
+            .arg(&seat.data_dir)
+            .arg(format!("--listen-client-urls=http://{client}"))
+            .arg(format!("--advertise-client-urls=http://{client}"))
+            .arg(format!("--listen-peer-urls=http://{peer}"))
+            .arg(format!("--initial-advertise-peer-urls=http://{peer}"))
+            .arg(format!("--initial-cluster-token={}", self.token))
+            .arg("--heartbeat-interval=50")
+            .arg(format!("--election-timeout={}", ELECTION_TIMEOUT.as_millis()))
+            .args(&self.flags)
+            .args(flags);
+        command
+    }
+
+    /// Starts a member and waits for nothing.
+    pub fn spawn(&mut self, at: usize) {
+        let command = self.command(at);
+        self.spawn_with(at, command);
+    }
+
+    pub fn spawn_with(&mut self, at: usize, command: Command) {
+        assert!(self.seats[at].member.is_none(), "{at} runs already");
+        self.seats[at].member = Some(Member::launch(command, None));
+    }
+
+    /// Starts those that do not run, and waits until all serve.
+    pub fn start_all(&mut self) {
+        for at in 0..self.seats.len() {
+            if self.seats[at].member.is_none() {
+                self.spawn(at);
+            }
+        }
+        for at in 0..self.seats.len() {
+            self.member(at).wait_for(READY);
+        }
+    }
+
+    /// Starts a member and waits until it serves.
+    pub fn start_one(&mut self, at: usize) {
+        self.spawn(at);
+        self.member(at).wait_for(READY);
+    }
+
+    pub fn member(&self, at: usize) -> &Member {
+        self.seats[at].member.as_ref().expect("it runs")
+    }
+
+    pub fn take(&mut self, at: usize) -> Member {
+        self.seats[at].member.take().expect("it runs")
+    }
+
+    pub fn kill(&mut self, at: usize) {
+        self.take(at).kill();
+    }
+
+    pub fn running(&self) -> Vec<usize> {
+        (0..self.seats.len()).filter(|at| self.seats[*at].member.is_some()).collect()
+    }
+
+    /// A connection of its own, to a member that may still be starting.
+    pub async fn client(&self, at: usize) -> Client {
+        let address = self.seats[at].client;
+        eventually("a member takes connections", PATIENCE, async || {
+            Client::within(CALL_TIME_MAX, address).await.ok()
+        })
+        .await
+    }
+
+    /// The member that leads, once all of these agree.
+    pub async fn leader_of(&self, seats: &[usize]) -> usize {
+        let mut clients = Vec::new();
+        for at in seats {
+            clients.push((*at, self.client(*at).await));
+        }
+        eventually("they agree on a leader", PATIENCE, async || {
+            let (mut leader, mut found, mut term) = (None, None, None);
+            for (at, client) in &clients {
+                let status = client.status().await.ok()?;
+                let own = status.header?.member_id;
+                let same = *leader.get_or_insert(status.leader) == status.leader
+                    && *term.get_or_insert(status.raft_term) == status.raft_term;
+                if status.leader == 0 || !same {
+                    return None;
+                }
+                if own == status.leader {
+                    found = Some(*at);
+                }
+            }
+            found
+        })
+        .await
+    }
+
+    /// The member that leads, once all that run agree.
+    pub async fn leader(&self) -> usize {
+        self.leader_of(&self.running()).await
+    }
+
+    /// Writes through a member, as soon as the cluster takes it. Gives the revision.
+    pub async fn put(&self, at: usize, key: &str, value: &str) -> i64 {
+        let client = self.client(at).await;
+        eventually("a write is taken", PATIENCE, async || {
+            client.put(key.to_owned(), value.to_owned()).await.ok()
+        })
+        .await
+    }
+
+    /// Waits until all that run have come equally far, and asserts that they hold the same.
+    pub async fn assert_equal(&self) -> HashKvResponse {
+        let mut clients = Vec::new();
+        for at in self.running() {
+            clients.push(self.client(at).await);
+        }
+        let hashes = eventually("all members come equally far", PATIENCE, async || {
+            let mut hashes: Vec<HashKvResponse> = Vec::new();
+            for client in &clients {
+                hashes.push(client.hash_kv(0).await.ok()?);
+            }
+            let far = |hash: &HashKvResponse| (hash.hash_revision, hash.compact_revision);
+            hashes.iter().all(|hash| far(hash) == far(&hashes[0])).then_some(hashes)
+        })
+        .await;
+        let found: Vec<u32> = hashes.iter().map(|hash| hash.hash).collect();
+        assert!(found.iter().all(|hash| *hash == found[0]), "members hold different things: {hashes:?}");
+        hashes[0].clone()
+    }
+
+    /// Announces a member through another. Gives its id.
+    pub async fn announce(&self, through: usize, at: usize, is_learner: bool) -> u64 {
+        let client = self.client(through).await;
+        let peer_urls = vec![format!("http://{}", self.seats[at].peer)];
+        let request = MemberAddRequest { peer_urls, is_learner };
+        let mut refused = None;
+        let added: Option<MemberAddResponse> = crate::eventually("a member is added", PATIENCE, async || {
+            match client.call(path::MEMBER_ADD, &request).await {
+                Ok(added) => Some(Some(added)),
+                Err(status) if is_passing(&status) => None,
+                Err(status) => {
+                    refused = Some(status);
+                    Some(None)
+                }
+            }
+        })
+        .await;
+        let added = added.unwrap_or_else(|| panic!("the member is not added: {refused:?}"));
+        added.member.expect("the answer names the member").id
+    }
+
+    /// How a member that was announced to these others is started.
+    pub fn joining(&self, at: usize, everybody: &[usize]) -> Command {
+        let initial = format!("--initial-cluster={}", self.initial(everybody));
+        self.command_with(at, &[&initial, "--initial-cluster-state=existing"])
+    }
+}
+
+/// Whether this goes by when a cluster has a leader again, and all are connected.
+pub fn is_passing(status: &Status) -> bool {
+    matches!(status.code, api::Code::Unavailable | api::Code::DeadlineExceeded)
+}

@@ -1,0 +1,71 @@
+//! kill -9 of the leader, or of everybody, under writers: nothing acknowledged is lost, and all members stay equal.
+
+use crate::cluster::Cluster;
+use crate::cluster_load::{Load, Record};
+use crate::crash::{check, setting};
+use crate::{Dice, run};
+
+/// Rounds and chance, from the environment for runs by hand.
+fn rounds(default: u32) -> (u32, Dice) {
+    let rounds = setting("MAINSTAY_CRASH_ROUNDS", default);
+    let seed = setting("MAINSTAY_CRASH_SEED", 1);
+    println!("MAINSTAY_CRASH_ROUNDS={rounds} MAINSTAY_CRASH_SEED={seed}");
+    (rounds, Dice::new(u64::from(seed)))
+}
+
+#[test]
+fn nothing_acknowledged_is_lost_when_leaders_are_killed() {
+    let (rounds, mut dice) = rounds(3);
+    let mut cluster = Cluster::start("leaders", 3, &["--snapshot-count=100"]);
+    let mut record = Record::new();
+    for _ in 0..rounds {
+        run(async {
+            let leader = cluster.leader().await;
+            let load = Load::start(&cluster, &record, 24);
+            load.more(100 + dice.below(500)).await;
+            cluster.kill(leader);
+            // The other two elect a leader and go on.
+            load.more(100 + dice.below(500)).await;
+            cluster.start_one(leader);
+            load.more(100).await;
+            load.end(&mut record).await;
+            check(&cluster.client(leader).await, &mut record.history, 0).await;
+            cluster.assert_equal().await;
+        });
+    }
+    let (acknowledged, unknown) = record.history.tally();
+    println!("{rounds} leaders killed, {acknowledged} acknowledged writes, {unknown} cut short: none lost");
+    assert!(acknowledged > 300 && unknown > 0, "the crashes met writes under way");
+}
+
+#[test]
+fn nothing_acknowledged_is_lost_when_all_are_killed() {
+    let (rounds, mut dice) = rounds(3);
+    let mut cluster = Cluster::start("all", 3, &["--snapshot-count=100"]);
+    let mut record = Record::new();
+    for round in 0..rounds {
+        run(async {
+            cluster.leader().await;
+            let load = Load::start(&cluster, &record, 24);
+            load.more(200 + dice.below(800)).await;
+            for at in 0..3 {
+                cluster.member(at).signal(libc::SIGSTOP);
+            }
+            for at in 0..3 {
+                cluster.kill(at);
+            }
+            // They come back in any order, with the load still there.
+            for at in 0..3 {
+                cluster.spawn((at + round as usize) % 3);
+            }
+            load.more(100).await;
+            cluster.leader().await;
+            load.end(&mut record).await;
+            check(&cluster.client(dice.below(3) as usize).await, &mut record.history, 0).await;
+            cluster.assert_equal().await;
+        });
+    }
+    let (acknowledged, unknown) = record.history.tally();
+    println!("{rounds} times all killed, {acknowledged} acknowledged writes, {unknown} cut short: none lost");
+    assert!(acknowledged > 300 && unknown > 0, "the crashes met writes under way");
+}

@@ -1,0 +1,111 @@
+//! Writers that go on whatever happens to the members, and remember what was acknowledged.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::client::Client;
+use crate::cluster::{Cluster, PATIENCE, is_passing};
+use crate::crash::attempt;
+use crate::eventually;
+use crate::history::{Fate, History, Op};
+
+/// After a write of unknown fate a writer goes on under another number: it may still happen, at any time.
+const WRITERS_MAX: u32 = 20_000;
+/// How long a call may take before its writer turns to another member.
+const CALL_TIME_MAX: Duration = Duration::from_secs(3);
+
+#[derive(Default)]
+struct Common {
+    ended: AtomicBool,
+    acknowledged: AtomicU64,
+    next_writer: AtomicU32,
+}
+
+/// Writers under way.
+pub struct Load {
+    common: Arc<Common>,
+    tasks: Vec<tokio::task::JoinHandle<Vec<(u32, Vec<Op>)>>>,
+}
+
+/// What all writers ever did.
+pub struct Record {
+    pub history: History,
+    next_writer: u32,
+}
+
+impl Record {
+    pub fn new() -> Record {
+        Record { history: History::new(WRITERS_MAX), next_writer: 0 }
+    }
+}
+
+async fn write(common: Arc<Common>, addresses: Vec<SocketAddr>, from: usize) -> Vec<(u32, Vec<Op>)> {
+    let mut done = Vec::new();
+    for address in addresses.iter().cycle().skip(from) {
+        if common.ended.load(Ordering::Relaxed) {
+            break;
+        }
+        let Ok(client) = Client::within(CALL_TIME_MAX, *address).await else {
+            // Nobody listens there; a moment later somebody may.
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            continue;
+        };
+        let writer = common.next_writer.fetch_add(1, Ordering::Relaxed);
+        assert!(writer < WRITERS_MAX, "too many writes failed");
+        let mut ops = Vec::new();
+        for number in 0.. {
+            if common.ended.load(Ordering::Relaxed) {
+                break;
+            }
+            let (deed, outcome) = attempt(&client, writer, number).await;
+            let fate = match outcome {
+                Ok(fate) => fate,
+                Err(status) => {
+                    assert!(is_passing(&status), "{status}");
+                    Fate::Unknown
+                }
+            };
+            ops.push(Op { number, deed, fate });
+            if fate == Fate::Unknown {
+                break;
+            }
+            common.acknowledged.fetch_add(1, Ordering::Relaxed);
+        }
+        done.push((writer, ops));
+    }
+    done
+}
+
+impl Load {
+    /// Writers at all places of the cluster.
+    pub fn start(cluster: &Cluster, record: &Record, writers: usize) -> Load {
+        let common = Arc::new(Common { next_writer: record.next_writer.into(), ..Common::default() });
+        let addresses: Vec<SocketAddr> = cluster.seats.iter().map(|seat| seat.client).collect();
+        let tasks = (0..writers)
+            .map(|from| tokio::spawn(write(Arc::clone(&common), addresses.clone(), from)))
+            .collect();
+        Load { common, tasks }
+    }
+
+    /// Waits until so many more writes are acknowledged.
+    pub async fn more(&self, count: u64) {
+        let enough = self.common.acknowledged.load(Ordering::Relaxed) + count;
+        eventually("writes are acknowledged", PATIENCE, async || {
+            (self.common.acknowledged.load(Ordering::Relaxed) >= enough).then_some(())
+        })
+        .await;
+    }
+
+    /// Ends it; all that was done goes to the record.
+    pub async fn end(self, record: &mut Record) {
+        self.common.ended.store(true, Ordering::Relaxed);
+        for task in self.tasks {
+            for (writer, ops) in task.await.expect("no writer panics") {
+                record.history.did(writer, ops);
+            }
+        }
+        record.next_writer = self.common.next_writer.load(Ordering::Relaxed);
+    }
+}
