@@ -11,6 +11,7 @@ mod install;
 mod leases;
 mod membership;
 mod meters;
+mod pressure;
 mod proposals;
 mod quarantine;
 mod reads;

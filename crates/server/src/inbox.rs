@@ -191,7 +191,7 @@ mod tests {
         assert!(answer_before.recv().is_err() && answer_after.recv().is_err());
         let (late, answer_late) = std::sync::mpsc::channel::<()>();
         let mut late = vec![late];
-        inbox.send_all(&mut late);
+        inbox.send_all(&mut late, false);
         assert!(late.is_empty() && answer_late.recv().is_err());
     }
 }

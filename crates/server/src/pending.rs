@@ -98,8 +98,12 @@ impl Pending {
     /// were ready before it.
     pub fn poll_flush(&self, context: &mut Context<'_>) {
         let mut outgoing = self.outgoing.borrow_mut();
-        // A command may wait for more to share its way; whatever else is asked may not.
-        let urgent = outgoing.iter().any(|ask| !matches!(ask, Ask::Propose { .. }));
+        // A command may wait for more to share its way, and so may a read while a round is under way.
+        let urgent = outgoing.iter().any(|ask| match ask {
+            Ask::Propose { .. } => false,
+            Ask::Read(_) => self.shared.wakes_for_reads(),
+            _ => true,
+        });
         self.shared.core.send_all(&mut outgoing, urgent);
         drop(outgoing);
         self.flusher.set(Some(context.waker().clone()));

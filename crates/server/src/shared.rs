@@ -1,6 +1,6 @@
 //! What all threads of a member share: its identity, its present state, and the ways to the core.
 
-use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
@@ -103,6 +103,8 @@ pub struct Shared {
     /// The ways to the other members, once there are some.
     peers: OnceLock<Arc<Peers>>,
     leadership: Mutex<Leadership>,
+    /// Whether a read that arrives should wake the core.
+    wakes_for_reads: AtomicBool,
     /// Request ids given out.
     next_request: AtomicU64,
     /// Lease ids given out.
@@ -161,6 +163,7 @@ impl Shared {
             disk_bytes: AtomicU64::new(0),
             peers: OnceLock::new(),
             leadership: Mutex::default(),
+            wakes_for_reads: AtomicBool::new(true),
             next_request: AtomicU64::new(request),
             next_lease: AtomicI64::new(lease),
         }
@@ -186,6 +189,17 @@ impl Shared {
         } else {
             leadership.elected = Some(now);
         }
+    }
+
+    /// Whether a read that arrives should wake the core; not while others wait for the next round to begin, or one is
+    /// under way, whose end wakes it.
+    pub fn wakes_for_reads(&self) -> bool {
+        self.wakes_for_reads.load(Ordering::SeqCst)
+    }
+
+    /// The core says which it is, before it sleeps.
+    pub fn set_wakes_for_reads(&self, wakes: bool) {
+        self.wakes_for_reads.store(wakes, Ordering::SeqCst);
     }
 
     /// etcd's words for a proposal that was not answered in time: they say whose fault it may be.

@@ -30,6 +30,7 @@ pub struct Gathering {
     /// Proposals in recent batches, on average, in sixteenths.
     batch16: usize,
     began: Option<Instant>,
+    went_at: Instant,
 }
 
 impl Gathering {
@@ -41,6 +42,7 @@ impl Gathering {
             period_began: now,
             batch16: 0,
             began: None,
+            went_at: now,
         }
     }
 
@@ -72,17 +74,21 @@ impl Gathering {
         (!left.is_zero()).then_some((enough - waiting, left))
     }
 
-    /// The same in a cluster; `under_way` says whether earlier proposals are not applied yet.
+    /// The same in a cluster. `under_way` says whether earlier proposals are not applied yet, `pace` how far apart
+    /// batches have to be.
     pub fn wait_in_cluster(
         &self,
         waiting: usize,
         under_way: bool,
+        pace: Duration,
         now: Instant,
     ) -> Option<(usize, Duration)> {
-        if !under_way || waiting >= ENOUGH_IN_CLUSTER {
+        if waiting >= ENOUGH_IN_CLUSTER {
             return None;
         }
-        let left = WINDOW.checked_sub(now.saturating_duration_since(self.began?))?;
+        let paced = pace.saturating_sub(now.saturating_duration_since(self.went_at));
+        let window = if under_way { WINDOW } else { Duration::ZERO };
+        let left = window.saturating_sub(now.saturating_duration_since(self.began?)).max(paced);
         (!left.is_zero()).then_some((ENOUGH_IN_CLUSTER - waiting, left))
     }
 
@@ -92,7 +98,8 @@ impl Gathering {
     }
 
     /// A batch of so many proposals goes to the log.
-    pub fn went(&mut self, proposals: usize) {
+    pub fn went(&mut self, proposals: usize, now: Instant) {
+        self.went_at = now;
         self.batch16 = (self.batch16 * 7 + proposals * 16) / 8;
         self.began = None;
     }
@@ -110,7 +117,7 @@ mod tests {
             let now = now + Duration::from_micros(100) * n;
             gathering.wrote((n % 4) as u16, now);
             assert_eq!(gathering.wait(1, now), None);
-            gathering.went(1);
+            gathering.went(1, now);
         }
     }
 
@@ -122,7 +129,7 @@ mod tests {
             for writer in 0..100 {
                 gathering.wrote(writer, now);
             }
-            gathering.went(20);
+            gathering.went(20, now);
         }
         gathering.wrote(1, now);
         assert_eq!(gathering.wait(1, now), Some((49, WINDOW)));
@@ -130,13 +137,21 @@ mod tests {
         assert_eq!(gathering.wait(10, now + WINDOW), None);
         // In a cluster, what is under way is waited for.
         gathering.wrote(1, now);
-        assert_eq!(gathering.wait_in_cluster(3, false, now), None);
-        assert_eq!(gathering.wait_in_cluster(3, true, now), Some((ENOUGH_IN_CLUSTER - 3, WINDOW)));
-        assert_eq!(gathering.wait_in_cluster(ENOUGH_IN_CLUSTER, true, now), None);
-        assert_eq!(gathering.wait_in_cluster(3, true, now + WINDOW), None);
+        let cluster = |gathering: &Gathering, waiting, under_way, pace_ms, later_ms| {
+            let (pace, later) = (Duration::from_millis(pace_ms), Duration::from_millis(later_ms));
+            gathering.wait_in_cluster(waiting, under_way, pace, now + later)
+        };
+        let more = ENOUGH_IN_CLUSTER - 3;
+        assert_eq!(cluster(&gathering, 3, false, 0, 0), None);
+        assert_eq!(cluster(&gathering, 3, true, 0, 0), Some((more, WINDOW)));
+        assert_eq!(cluster(&gathering, ENOUGH_IN_CLUSTER, true, 9, 0), None);
+        assert_eq!(cluster(&gathering, 3, true, 0, 2), None);
+        // And batches keep their distance.
+        assert_eq!(cluster(&gathering, 3, false, 5, 1), Some((more, Duration::from_millis(4))));
+        assert_eq!(cluster(&gathering, 3, false, 5, 5), None);
         // Batches that stay small say that there is nothing to wait for.
         for _ in 0..40 {
-            gathering.went(2);
+            gathering.went(2, now);
         }
         gathering.wrote(1, now);
         assert_eq!(gathering.wait(1, now), None);

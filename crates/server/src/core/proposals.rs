@@ -75,7 +75,7 @@ impl Core {
         }
         let standing = self.node.standing();
         let under_way = if self.leads { standing.last > standing.commit } else { self.open_bytes > 0 };
-        self.gathering.wait_in_cluster(waiting, under_way, now)
+        self.gathering.wait_in_cluster(waiting, under_way, self.pressure.pace(), now)
     }
 
     /// Proposes what has gathered, unless it is better to wait: for more, for the log, or for a leader.
@@ -84,7 +84,7 @@ impl Core {
             return;
         }
         let handed_on = std::mem::take(&mut self.handed_on);
-        self.gathering.went(self.gathered.len() + handed_on.len());
+        self.gathering.went(self.gathered.len() + handed_on.len(), now);
         for message in handed_on {
             self.step_received(message);
         }

@@ -47,6 +47,8 @@ pub(super) struct Reads {
     /// Reads whose round is confirmed and whose state is applied: answered once it is published.
     readable: Vec<Ticket>,
     slow_until: Option<Instant>,
+    /// When the last round began.
+    began: Option<Instant>,
 }
 
 impl Reads {
@@ -79,6 +81,7 @@ impl Core {
         if standing.leader == 0 || (self.leads && !self.settled) || open >= ROUNDS_MAX {
             return Ok(());
         }
+        self.reads.began = Some(now);
         let context = self.shared.request_id();
         let wants = std::mem::take(&mut self.reads.waiting);
         self.reads.rounds.push_back(Round { context, wants, began: now, index: None });
@@ -90,8 +93,15 @@ impl Core {
         if self.reads.waiting.is_empty() {
             return None;
         }
-        let newest = self.reads.open().last()?;
-        Some(ROUND_PACE.saturating_sub(now.saturating_duration_since(newest.began)))
+        let since = |began: Instant| now.saturating_duration_since(began);
+        let paced = self.reads.began.map(|began| self.pressure.pace().saturating_sub(since(began)));
+        let shared = self.reads.open().last().map(|newest| ROUND_PACE.saturating_sub(since(newest.began)));
+        paced.max(shared)
+    }
+
+    /// Whether a read that arrives now could begin a round at once.
+    pub(super) fn wakes_for_reads(&self) -> bool {
+        self.reads.waiting.is_empty() && self.reads.open().next().is_none()
     }
 
     /// The leader has confirmed a round.

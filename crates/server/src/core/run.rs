@@ -20,6 +20,7 @@ use super::compactor::Compactor;
 use super::gathering::Gathering;
 use super::install::Install;
 use super::meters::Meters;
+use super::pressure::Pressure;
 use super::proposals::{Open, Proposal, REVOKE_PAUSE, Waiter};
 use super::reads::{Reads, Want};
 use super::space::Checkpoints;
@@ -118,6 +119,7 @@ pub struct Core {
     /// Whether some of them wait for the log to have room, or for a leader.
     pub(super) held_back: bool,
     pub(super) gathering: Gathering,
+    pub(super) pressure: Pressure,
     pub(super) reads: Reads,
     /// Until when this leader may renew leases without asking the others.
     pub(super) trusted_until: Option<Instant>,
@@ -236,6 +238,7 @@ impl Core {
             handed_on: Vec::new(),
             held_back: false,
             gathering: Gathering::new(now),
+            pressure: Pressure::here(now),
             syncing: VecDeque::new(),
             locations: parts.locations,
             outcomes: Vec::new(),
@@ -291,6 +294,7 @@ impl Core {
         self.tell_members();
         let outcome = loop {
             let (patience, wanted) = self.patience();
+            shared.set_wakes_for_reads(self.wakes_for_reads());
             shared.core.drain(&mut asks, patience, wanted);
             let now = Instant::now();
             match self.turn(&mut asks, now) {
@@ -490,6 +494,7 @@ impl Core {
         // Ticks that were missed are not made up for: a node that was stopped should not campaign at once.
         self.note_late_tick(now);
         self.next_tick = now + self.config.heartbeat_interval;
+        self.pressure.look(now);
         self.watch_disk(now)?;
         self.step(Event::Ticked)?;
         self.resign_if_corrupt()?;
