@@ -111,11 +111,16 @@ pub fn hash_of(shared: &Shared, revision: i64, stop: &AtomicBool) -> Result<Hash
     Ok(Hashed { hash: hash.finish(), compact_revision, revision, current_revision })
 }
 
+/// Whether who asks says that it belongs to another cluster than this one.
+fn is_of_another(cluster: &str, request: &Request<Bytes>) -> bool {
+    let theirs = request.headers().get(CLUSTER_ID);
+    theirs.is_some_and(|id| !id.is_empty() && id.as_bytes() != cluster.as_bytes())
+}
+
 /// Answers another member that wants to compare.
 pub async fn hash_kv(shared: &Arc<Shared>, request: &Request<Bytes>) -> Response<Bytes> {
     let cluster = cluster_id(shared);
-    let theirs = request.headers().get(CLUSTER_ID);
-    if theirs.is_some_and(|id| !id.is_empty() && id.as_bytes() != cluster.as_bytes()) {
+    if is_of_another(&cluster, request) {
         return refused(StatusCode::PRECONDITION_FAILED, OTHER_CLUSTER);
     }
     let asked: Option<Value> = serde_json::from_slice(request.body()).ok();
@@ -254,6 +259,9 @@ fn ask_others(
 
 /// Answers another member with the hashes of this one's state after its last entries.
 pub async fn state_hashes(shared: &Shared, request: &Request<Bytes>) -> Response<Bytes> {
+    if is_of_another(&cluster_id(shared), request) {
+        return refused(StatusCode::PRECONDITION_FAILED, OTHER_CLUSTER);
+    }
     let query = request.uri().query().unwrap_or_default();
     let from = query.split('&').find_map(|pair| pair.strip_prefix("from="));
     let Ok(from) = from.unwrap_or("0").parse::<u64>() else {
@@ -304,7 +312,13 @@ pub fn trails_of_others(
     timeout: Duration,
     from: impl Fn(u64) -> u64,
 ) -> Vec<(u64, StateTrail)> {
-    let question = |id| Request::get(format!("{STATE_HASHES}?from={}", from(id))).body(Bytes::new());
+    // The address of a member may be another cluster's by mistake: that one's state is no cause for alarm.
+    let cluster = cluster_id(shared);
+    let question = |id| {
+        Request::get(format!("{STATE_HASHES}?from={}", from(id)))
+            .header(CLUSTER_ID, cluster.as_str())
+            .body(Bytes::new())
+    };
     let answers = ask_others(shared, timeout, question).into_iter();
     answers
         .filter_map(|(id, answer)| {

@@ -1,0 +1,168 @@
+//! Members that come and go: learners, removed ones, and a cluster that goes on from one survivor.
+
+use api::error;
+use api::etcdserverpb::{
+    MemberPromoteRequest, MemberPromoteResponse, MemberRemoveRequest, MemberRemoveResponse,
+};
+
+use crate::client::{Client, path};
+use crate::cluster::{Cluster, PATIENCE, is_passing};
+use crate::cluster_load::{Load, Record};
+use crate::crash::check;
+use crate::member::READY;
+use crate::{eventually, run};
+
+/// Removes a member, as soon as the cluster lets it go.
+pub async fn remove(client: &Client, id: u64) {
+    eventually("a member is removed", PATIENCE, async || {
+        match client.call::<MemberRemoveResponse>(path::MEMBER_REMOVE, &MemberRemoveRequest { id }).await {
+            Ok(_) => Some(()),
+            // An answer that was lost on the way.
+            Err(status) if status == error::MEMBER_NOT_FOUND => Some(()),
+            Err(status) => {
+                assert!(is_passing(&status), "{status}");
+                None
+            }
+        }
+    })
+    .await;
+}
+
+pub async fn id_of(client: &Client) -> u64 {
+    client.status().await.expect("a status").header.expect("a header").member_id
+}
+
+#[test]
+fn a_learner_learns_and_then_votes() {
+    run(async {
+        let mut cluster = Cluster::start("learner", 2, &[]);
+        let leader = cluster.leader().await;
+        for number in 0..50 {
+            cluster.put(number % 2, &format!("k/{number}"), "x").await;
+        }
+        let at = cluster.add_seat();
+        let id = cluster.announce(1 - leader, at, true).await;
+        cluster.spawn_with(at, cluster.joining(at, &[0, 1, 2]));
+        cluster.member(at).wait_for(READY);
+
+        let client = cluster.client(at).await;
+        assert_eq!(id_of(&client).await, id);
+        assert!(client.status().await.expect("a status is given").is_learner);
+        assert_eq!(client.put("k", "x").await, Err(error::NOT_SUPPORTED_FOR_LEARNER));
+        assert_eq!(client.get("k").await, Err(error::NOT_SUPPORTED_FOR_LEARNER));
+        eventually("the learner has what the others have", PATIENCE, async || {
+            client.get_local("k/49").await.expect("reads of its own state are served")
+        })
+        .await;
+
+        let others = cluster.client(1 - leader).await;
+        eventually("the learner is promoted", PATIENCE, async || {
+            let request = MemberPromoteRequest { id };
+            match others.call::<MemberPromoteResponse>(path::MEMBER_PROMOTE, &request).await {
+                Ok(_) => Some(()),
+                Err(status) => {
+                    assert!(status == error::LEARNER_NOT_READY || is_passing(&status), "{status}");
+                    None
+                }
+            }
+        })
+        .await;
+        // Without its vote the cluster of three could not lose its leader.
+        cluster.kill(leader);
+        cluster.put(1 - leader, "voted", "x").await;
+        assert!(client.get("voted").await.expect("reads are served").is_some());
+        let members = client.members().await.expect("members are listed");
+        assert!(members.len() == 3 && members.iter().all(|member| !member.is_learner), "{members:?}");
+        cluster.start_one(leader);
+        cluster.assert_equal().await;
+    });
+}
+
+#[test]
+fn a_removed_member_ends_and_does_not_come_back() {
+    run(async {
+        let mut cluster = Cluster::start("removed", 5, &["--strict-reconfig-check=false"]);
+        let leader = cluster.leader().await;
+        let [first, second, stays] = [1, 2, 3].map(|step| (leader + step) % 5);
+        let client = cluster.client(stays).await;
+        let ids = [
+            id_of(&cluster.client(leader).await).await,
+            id_of(&cluster.client(first).await).await,
+            id_of(&cluster.client(second).await).await,
+        ];
+
+        // One that runs ends by itself, and does not start again.
+        remove(&client, ids[1]).await;
+        let mut gone = cluster.take(first);
+        assert_eq!(gone.wait().code(), Some(0), "{}", gone.said());
+        drop(gone);
+        cluster.spawn(first);
+        let said = cluster.take(first).refuses();
+        assert!(said.contains("has been permanently removed from the cluster"), "{said}");
+
+        // So does one that leads; the others go on.
+        remove(&client, ids[0]).await;
+        let mut gone = cluster.take(leader);
+        assert_eq!(gone.wait().code(), Some(0), "{}", gone.said());
+        drop(gone);
+        cluster.put(stays, "k", "x").await;
+
+        // One that was down when it happened is told when it comes back.
+        cluster.kill(second);
+        remove(&client, ids[2]).await;
+        cluster.put(stays, "k", "y").await;
+        cluster.spawn(second);
+        let mut gone = cluster.take(second);
+        gone.wait();
+        assert!(gone.said().contains("has been permanently removed from the cluster"), "{}", gone.said());
+        let members = client.members().await.expect("members are listed");
+        assert_eq!(members.len(), 2, "{members:?}");
+        assert!(cluster.member(stays).said().contains("removed a member"));
+    });
+}
+
+#[test]
+fn one_survivor_goes_on_alone_and_takes_others_in() {
+    run(async {
+        let mut cluster =
+            Cluster::start("survivor", 3, &["--strict-reconfig-check=false", "--snapshot-count=100"]);
+        let mut record = Record::new();
+        cluster.leader().await;
+        let load = Load::start(&cluster, &record, 12);
+        load.more(300).await;
+        load.end(&mut record).await;
+        let hash = cluster.assert_equal().await;
+        for at in 0..3 {
+            cluster.kill(at);
+        }
+
+        let command = cluster.command_with(1, &["--force-new-cluster"]);
+        cluster.spawn_with(1, command);
+        let client = cluster.client(1).await;
+        let members = client.members().await.expect("members are listed");
+        assert_eq!(members.iter().map(|member| &member.name[..]).collect::<Vec<_>>(), ["m1"]);
+        assert_eq!(client.hash_kv(hash.hash_revision).await.expect("a hash").hash, hash.hash);
+        check(&client, &mut record.history, 0).await;
+        cluster.kill(1);
+
+        // It stays alone without the flag, until others are added.
+        cluster.start_one(1);
+        for at in [0, 2] {
+            std::fs::remove_dir_all(&cluster.seats[at].data_dir).expect("it is there");
+        }
+        cluster.announce(1, 0, false).await;
+        cluster.spawn_with(0, cluster.joining(0, &[1, 0]));
+        cluster.member(0).wait_for(READY);
+        cluster.announce(0, 2, false).await;
+        cluster.spawn_with(2, cluster.joining(2, &[0, 1, 2]));
+        cluster.member(2).wait_for(READY);
+        let load = Load::start(&cluster, &record, 12);
+        load.more(100).await;
+        load.end(&mut record).await;
+        check(&cluster.client(2).await, &mut record.history, 0).await;
+        cluster.kill(1);
+        cluster.put(0, "single/0000", "0:0:").await;
+        cluster.start_one(1);
+        cluster.assert_equal().await;
+    });
+}
