@@ -18,6 +18,9 @@ pub trait Handler: Send + Sync + 'static {
     /// Messages to this member were lost; once per batch of failures.
     fn unreachable(&self, id: u64);
 
+    /// Nobody listens at this member's address: its host answers, its process does not. Called for every such dial.
+    fn refused(&self, _id: u64) {}
+
     /// How sending a snapshot ended. Called on the snapshot's own thread, or on the peer thread.
     fn snapshot_sent(&self, to: u64, delivered: bool);
 

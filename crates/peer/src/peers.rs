@@ -113,6 +113,11 @@ impl Peers {
     pub fn stop(self) {
         drop(self);
     }
+
+    /// As [`Peers::stop`], for one of several owners: nothing is sent or received any more. Does not wait.
+    pub fn close(&self) {
+        self.inbox.stop();
+    }
 }
 
 impl Drop for Peers {

@@ -88,8 +88,12 @@ async fn dial(hub: &Rc<Hub>, peer: &Peer, kind: Kind) -> Result<Stream, String> 
 }
 
 async fn attempt(hub: &Rc<Hub>, peer: &Peer, kind: Kind, endpoint: &Endpoint) -> Result<Stream, String> {
-    let socket =
-        socket::connect(endpoint, DIAL_TIMEOUT, hub.write_timeout).await.map_err(|e| e.to_string())?;
+    let socket = socket::connect(endpoint, DIAL_TIMEOUT, hub.write_timeout).await.map_err(|error| {
+        if error.kind() == std::io::ErrorKind::ConnectionRefused {
+            hub.handler.refused(peer.id);
+        }
+        error.to_string()
+    })?;
     let handshake = hyper::client::conn::http1::handshake(socket).await;
     let (mut sender, connection) = handshake.map_err(|error| text(&error))?;
     let mut connection = Box::pin(connection);

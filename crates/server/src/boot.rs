@@ -750,7 +750,7 @@ impl Running {
         self.shared.core.send(Ask::Stop);
         let outcome = self.core.join().map_err(|_| "the core's thread panicked".to_owned())?;
         self.monitor.stop();
-        drop(self.peers);
+        self.peers.close();
         self.shared.compaction_hashes.stop();
         let _ = self.hasher.join();
         // The core tells the keeper to end.

@@ -80,6 +80,8 @@ pub enum Ask {
     Messages(Vec<raftpb::Message>),
     /// A member could not be reached.
     Unreachable(u64),
+    /// Nobody listens any more where this member, which led, was reached.
+    LeaderEnded(u64),
     /// A snapshot was delivered to a member, or was not.
     SnapshotSent {
         /// The member.
@@ -216,7 +218,7 @@ pub enum Order {
     /// Write the state of this view.
     Checkpoint {
         /// The rest of the state.
-        head: Head,
+        head: Box<Head>,
         /// Keys and values.
         view: Arc<View>,
         /// Whether to write all of it, and not only what is new.

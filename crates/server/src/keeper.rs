@@ -82,7 +82,7 @@ impl Keeper {
         while let Ok(order) = orders.recv() {
             match order {
                 Order::Checkpoint { head, view, whole, terms } => {
-                    let result = self.checkpoint(head, view, whole, terms::write(&terms));
+                    let result = self.checkpoint(*head, view, whole, terms::write(&terms));
                     self.shared.core.send(Ask::Checkpointed(result.map_err(|e| e.to_string())));
                 }
                 Order::Relocate { view, segments } => {

@@ -190,6 +190,13 @@ impl peer::Handler for Peering {
         self.shared.core.send(Ask::Unreachable(id));
     }
 
+    fn refused(&self, id: u64) {
+        // Only a leader's end is anybody's business.
+        if self.shared.state.load().leader == id {
+            self.shared.core.send(Ask::LeaderEnded(id));
+        }
+    }
+
     fn snapshot_sent(&self, to: u64, delivered: bool) {
         self.shared.core.send(Ask::SnapshotSent { to, delivered });
     }

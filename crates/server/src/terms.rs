@@ -36,7 +36,7 @@ pub fn read(bytes: &[u8], machine: &Machine) -> Vec<(u64, u64)> {
     let ends = runs
         .last()
         .is_some_and(|(index, term)| *index <= machine.applied_index && *term == machine.applied_term);
-    if ascending && ends && bytes.len() % 16 == 0 {
+    if ascending && ends && bytes.len().is_multiple_of(16) {
         return runs;
     }
     if machine.applied_index == 0 { Vec::new() } else { vec![(machine.applied_index, machine.applied_term)] }

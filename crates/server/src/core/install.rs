@@ -34,6 +34,12 @@ enum Stage {
     Saving(Reset),
 }
 
+/// Where values lie.
+type Places = Vec<(ValueId, Location)>;
+
+/// Values on their way to the log: its ticket, where they lie as far as known, and who waits.
+type Placing = (u64, Places, SyncSender<Places>);
+
 /// How far the taking over has come.
 #[derive(Default)]
 pub(super) struct Install {
@@ -42,8 +48,7 @@ pub(super) struct Install {
     received: Option<Box<Received>>,
     /// What the log has to wait with.
     held: Vec<Append>,
-    /// Values on their way to the log: its ticket, where they lie as far as known, and who waits.
-    placing: Option<(u64, Vec<(ValueId, Location)>, SyncSender<Vec<(ValueId, Location)>>)>,
+    placing: Option<Placing>,
 }
 
 impl Install {
@@ -217,7 +222,7 @@ impl Core {
         let Stage::Installed(reset) = self.install.stage else { return };
         let view = Arc::clone(&self.shared.state.load().view);
         let terms = self.terms.clone();
-        let order = Order::Checkpoint { head: self.machine.head(), view, whole: true, terms };
+        let order = Order::Checkpoint { head: Box::new(self.machine.head()), view, whole: true, terms };
         if self.orders.try_send(order).is_ok() {
             self.install.stage = Stage::Saving(reset);
             self.checkpoint.begun(Instant::now(), self.log.figures().written_bytes());

@@ -221,13 +221,31 @@ impl Core {
             return Ok(());
         }
         self.advance_until = None;
-        let ticks =
-            self.config.election_timeout.as_millis() / self.config.heartbeat_interval.as_millis().max(1);
         // A slow leader's first message may still be on its way: two ticks are left to it.
-        for _ in 2..ticks {
+        for _ in 2..self.election_ticks() {
             self.step(Event::Ticked)?;
         }
         Ok(())
+    }
+
+    /// The leader's process has ended, as its host says by refusing connections, so there is no point in waiting for
+    /// its heartbeats. The election timeout counts as over, but for the part that keeps members from campaigning
+    /// together. If it is a mistake, the leader's next heartbeat undoes it.
+    pub(super) fn leader_ended(&mut self, id: u64) -> Result<(), String> {
+        let standing = self.node.standing();
+        if self.leads || standing.leader != id || self.ended_term == standing.term {
+            return Ok(());
+        }
+        self.ended_term = standing.term;
+        self.logger.warn("the leader's process has ended", &[("leader", Value::Id(id))]);
+        for _ in 0..self.election_ticks() {
+            self.step(Event::Ticked)?;
+        }
+        Ok(())
+    }
+
+    fn election_ticks(&self) -> u128 {
+        self.config.election_timeout.as_millis() / self.config.heartbeat_interval.as_millis().max(1)
     }
 
     pub(super) fn stands(&mut self, standing: Standing, now: Instant) {

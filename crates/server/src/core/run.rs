@@ -135,6 +135,8 @@ pub struct Core {
     pub(super) disk_stalled: bool,
     pub(super) stepping_down: Option<Instant>,
     pub(super) advance_until: Option<Instant>,
+    /// The term whose leader's process has ended.
+    pub(super) ended_term: u64,
     pub(super) next_look: Instant,
     pub(super) remotes: Vec<(u64, Vec<String>)>,
     /// The terms of the entries applied, as far back as the log goes.
@@ -226,6 +228,7 @@ impl Core {
             disk_stalled: false,
             stepping_down: None,
             advance_until: advances.then(|| now + ADVANCE_PATIENCE),
+            ended_term: 0,
             next_look: now,
             remotes: parts.remotes,
             terms: parts.terms,
@@ -366,6 +369,7 @@ impl Core {
             }
             Ask::Messages(messages) => self.received(messages, now),
             Ask::Unreachable(id) => self.step(Event::PeerUnreachable(id))?,
+            Ask::LeaderEnded(id) => self.leader_ended(id)?,
             Ask::SnapshotSent { to, delivered } => self.step(Event::SnapshotReported { to, delivered })?,
             Ask::Holds(ticket) => {
                 let held = self.machine.head().held();

@@ -132,7 +132,7 @@ impl Core {
             .collect();
         crate::terms::forget(&mut self.terms, self.entries.first_index());
         let terms = self.terms.clone();
-        let order = Order::Checkpoint { head: self.machine.head(), view, whole, terms };
+        let order = Order::Checkpoint { head: Box::new(self.machine.head()), view, whole, terms };
         if self.orders.try_send(order).is_err() {
             return;
         }
