@@ -162,7 +162,16 @@ impl Client {
 
     /// Opens a watch of its own stream and waits until the server has it.
     pub async fn watch(&self, create: WatchCreateRequest) -> Result<Watch, Status> {
-        let (mut sender, receiver) = self.channel.stream(path::WATCH).await?;
+        self.watch_with(&CallOptions::default(), create).await
+    }
+
+    /// As [`Client::watch`], with metadata.
+    pub async fn watch_with(
+        &self,
+        options: &CallOptions,
+        create: WatchCreateRequest,
+    ) -> Result<Watch, Status> {
+        let (mut sender, receiver) = self.channel.stream_with(path::WATCH, options).await?;
         let request = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
         sender.send(request.encode_to_vec().into()).await?;
         let mut watch = Watch { _sender: sender, receiver };

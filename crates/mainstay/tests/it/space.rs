@@ -173,13 +173,13 @@ fn a_quota_is_kept_and_deleting_frees_it() {
 }
 
 /// A file system of its own in memory; unmounted at the end.
-struct SmallDisk {
-    path: PathBuf,
+pub struct SmallDisk {
+    pub path: PathBuf,
 }
 
 impl SmallDisk {
     /// `None` when this process may not mount.
-    fn mount(dir: &TempDir, bytes: usize) -> Option<SmallDisk> {
+    pub fn mount(dir: &TempDir, bytes: usize) -> Option<SmallDisk> {
         let path = dir.path().join("small-disk");
         std::fs::create_dir_all(&path).expect("a directory can be made");
         let mut mount = Command::new("mount");
