@@ -235,7 +235,7 @@ impl Cluster {
         .await;
         let found: Vec<u32> = hashes.iter().map(|hash| hash.hash).collect();
         assert!(found.iter().all(|hash| *hash == found[0]), "members hold different things: {hashes:?}");
-        hashes[0].clone()
+        hashes[0]
     }
 
     /// Announces a member through another. Gives its id.

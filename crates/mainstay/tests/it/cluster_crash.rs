@@ -1,5 +1,7 @@
 //! kill -9 of the leader, or of everybody, under writers: nothing acknowledged is lost, and all members stay equal.
 
+use std::time::Duration;
+
 use crate::cluster::Cluster;
 use crate::cluster_load::{Load, Record};
 use crate::crash::{check, setting};
@@ -45,18 +47,36 @@ fn nothing_acknowledged_is_lost_when_all_are_killed() {
     let mut record = Record::new();
     for round in 0..rounds {
         run(async {
-            cluster.leader().await;
+            let leader = cluster.leader().await;
             let load = Load::start(&cluster, &record, 24);
             load.more(200 + dice.below(800)).await;
-            for at in 0..3 {
-                cluster.member(at).signal(libc::SIGSTOP);
-            }
-            for at in 0..3 {
-                cluster.kill(at);
-            }
-            // They come back in any order, with the load still there.
-            for at in 0..3 {
-                cluster.spawn((at + round as usize) % 3);
+            if round % 2 == 0 {
+                for at in 0..3 {
+                    cluster.member(at).signal(libc::SIGSTOP);
+                }
+                for at in 0..3 {
+                    cluster.kill(at);
+                }
+                // They come back in any order, with the load still there.
+                let first = dice.below(3) as usize;
+                for at in 0..3 {
+                    cluster.spawn((at + first) % 3);
+                }
+            } else {
+                // For a moment the leader has nobody to agree with, and whatever it takes then is lost with it, for
+                // the others go on first.
+                let others = [(leader + 1) % 3, (leader + 2) % 3];
+                for at in others {
+                    cluster.kill(at);
+                }
+                tokio::time::sleep(Duration::from_millis(dice.below(200))).await;
+                cluster.kill(leader);
+                for at in others {
+                    cluster.spawn(at);
+                }
+                cluster.leader().await;
+                load.more(50).await;
+                cluster.spawn(leader);
             }
             load.more(100).await;
             cluster.leader().await;

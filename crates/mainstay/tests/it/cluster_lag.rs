@@ -114,6 +114,7 @@ fn a_follower_killed_while_it_catches_up_converges() {
         let mut checkpoints = 0;
         let mut take = Duration::ZERO;
         let mut installed = true;
+        let mut cut_short = 0;
         for round in 0..=rounds {
             if cluster.seats[follower].member.is_some() {
                 cluster.kill(follower);
@@ -137,8 +138,14 @@ fn a_follower_killed_while_it_catches_up_converges() {
             }
             let member = cluster.take(follower);
             installed = member.said().contains(INSTALLED);
+            cut_short += u32::from(!installed);
+            if installed {
+                // It was slow when it was measured.
+                take = take.mul_f64(0.6);
+            }
             member.kill();
         }
+        println!("of {rounds} kills {cut_short} came before its end");
         cluster.start_one(follower);
         assert_same(&cluster, leader, follower).await;
         cluster.kill(follower);

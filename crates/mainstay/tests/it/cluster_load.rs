@@ -23,10 +23,13 @@ struct Common {
     next_writer: AtomicU32,
 }
 
+/// What writers did, each under its number.
+type Done = Vec<(u32, Vec<Op>)>;
+
 /// Writers under way.
 pub struct Load {
     common: Arc<Common>,
-    tasks: Vec<tokio::task::JoinHandle<Vec<(u32, Vec<Op>)>>>,
+    tasks: Vec<tokio::task::JoinHandle<Done>>,
 }
 
 /// What all writers ever did.
@@ -41,7 +44,7 @@ impl Record {
     }
 }
 
-async fn write(common: Arc<Common>, addresses: Vec<SocketAddr>, from: usize) -> Vec<(u32, Vec<Op>)> {
+async fn write(common: Arc<Common>, addresses: Vec<SocketAddr>, from: usize) -> Done {
     let mut done = Vec::new();
     for address in addresses.iter().cycle().skip(from) {
         if common.ended.load(Ordering::Relaxed) {

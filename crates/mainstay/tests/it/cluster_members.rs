@@ -67,6 +67,17 @@ fn a_learner_learns_and_then_votes() {
             }
         })
         .await;
+        // As in etcd, a change of members that only the leader has carried out may go down with it.
+        eventually("the others have heard of it", PATIENCE, async || {
+            for one in [&client, &others] {
+                let members = one.members().await.ok()?;
+                if members.len() != 3 || members.iter().any(|member| member.is_learner) {
+                    return None;
+                }
+            }
+            Some(())
+        })
+        .await;
         // Without its vote the cluster of three could not lose its leader.
         cluster.kill(leader);
         cluster.put(1 - leader, "voted", "x").await;

@@ -57,6 +57,10 @@ fn a_leader_cut_off_serves_nothing_old_and_comes_back() {
 
             network.cut_off(leader);
             let began = Instant::now();
+            let reading = {
+                let client = client.clone();
+                tokio::spawn(async move { client.get("k").await })
+            };
             assert_ne!(cluster.leader_of(&others).await, leader);
             println!("the others had a leader after {:?}", began.elapsed());
             load.more(200).await;
@@ -72,10 +76,6 @@ fn a_leader_cut_off_serves_nothing_old_and_comes_back() {
             };
             assert_eq!(ended, error::NO_LEADER);
             // A delete of nothing: should it happen later, it makes no revision.
-            let reading = {
-                let client = client.clone();
-                tokio::spawn(async move { client.get("k").await })
-            };
             let asked = Instant::now();
             let write = client.delete("k").await;
             assert!(asked.elapsed() < CALL_TIME_MAX, "the member refuses before its client loses patience");

@@ -1,5 +1,5 @@
 //! The built binary, run as a process and spoken to over its sockets: what it promises when it is killed, when its
-//! disk fills up, when its files are damaged, and when what clients send makes no sense.
+//! disk fills up, when its files are damaged, and when what clients send makes no sense. And clusters of such processes.
 
 mod answers;
 mod client;
