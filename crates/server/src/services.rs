@@ -339,7 +339,8 @@ impl Services {
     /// Whether the NOSPACE alarm stands, or `cost` bytes more would raise it: then it is raised.
     fn check_quota(&self, cost: u64) -> Result<(), Status> {
         let state = self.shared.state.load();
-        if state.alarms.any(AlarmType::Nospace as i32) {
+        // In a cluster this member may not have heard yet that the alarm was disarmed; applying a write tells.
+        if state.reads_local && state.alarms.any(AlarmType::Nospace as i32) {
             // With both alarms raised, etcd's writes fail for the other one.
             let corrupt = state.alarms.any(AlarmType::Corrupt as i32);
             return Err(if corrupt { error::CORRUPT } else { error::NO_SPACE });
@@ -367,14 +368,16 @@ fn is_for_learners(method: u16) -> bool {
 
 /// The calls that a member does not answer while the CORRUPT alarm names it: etcd's goes on answering reads, from a
 /// state that is known to be wrong (COMPAT-20). Leases are renewed at the leader, and what an operator needs to look
-/// and to repair goes on.
+/// and to repair goes on. Writes are refused when they are applied, at all members at the same entry, so that one behind
+/// a disarming is not refused by a member that has not heard of it yet.
 fn is_about_data(method: u16) -> bool {
     api::METHODS.get(usize::from(method)).is_some_and(|method| {
         let service = method.service;
-        matches!(
+        let guarded = matches!(
             service,
             "etcdserverpb.KV" | "etcdserverpb.Watch" | "v3lockpb.Lock" | "v3electionpb.Election"
-        )
+        );
+        guarded && !matches!(method.name, "Put" | "DeleteRange" | "Compact")
     })
 }
 

@@ -129,8 +129,7 @@ impl Core {
                 if !member.is_learner && !restores && !enough(all + 1, started) {
                     return Err(error::MEMBER_NOT_ENOUGH_STARTED);
                 }
-                let voters = members.voters().len();
-                if self.connected(healthy_since) < voters {
+                if self.connected(healthy_since) <= members.voters().len() / 2 {
                     return Err(error::UNHEALTHY);
                 }
             }
