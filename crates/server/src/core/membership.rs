@@ -129,7 +129,9 @@ impl Core {
                 if !member.is_learner && !restores && !enough(all + 1, started) {
                     return Err(error::MEMBER_NOT_ENOUGH_STARTED);
                 }
-                if self.connected(healthy_since) <= members.voters().len() / 2 {
+                // Those that never started are counted above; the others have to be there.
+                let mut voters = members.by_id.values().filter(|m| !m.is_learner && !m.name.is_empty());
+                if voters.any(|member| !self.connected_since(member.id, healthy_since)) {
                     return Err(error::UNHEALTHY);
                 }
             }
