@@ -2,15 +2,19 @@
 //!
 //! A round of messages and a sync cost about the same whatever they carry. While processors are idle, the sooner they
 //! begin the better. When they are not, each takes time from requests, and what waits a few milliseconds for others to
-//! share its way is answered sooner for it. How long the kernel lets a runnable thread wait (`/proc/<tid>/schedstat`)
-//! tells the two apart, which neither the number of clients nor the size of batches can.
+//! share its way is answered sooner for it. What the kernel counts tells the two apart, which neither the number of
+//! clients nor the size of batches can: how long it lets this runnable thread wait (`/proc/<tid>/schedstat`), and
+//! whether any processor was idle meanwhile (`/proc/stat`). It takes both: threads that wake one another in turn wait
+//! for a processor now and then even where most of the time is idle.
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom};
 use std::time::{Duration, Instant};
 
 /// How often it looks.
-const INTERVAL: Duration = Duration::from_millis(100);
+const INTERVAL: Duration = Duration::from_millis(200);
+/// The share of all processors' time that has to be idle for nothing to be slowed down.
+const IDLE_ENOUGH: f64 = 0.15;
 /// The share of its time that a thread has to wait before anything is slowed down.
 const WAITS_MIN: f64 = 0.15;
 /// The share from which on the pace is the slowest.
@@ -22,8 +26,11 @@ const PACE_MAX: Duration = Duration::from_millis(10);
 pub(super) struct Pressure {
     /// Absent where the kernel does not tell.
     schedstat: Option<File>,
+    stat: Option<File>,
     /// Nanoseconds run and waited, as last seen.
     seen: (u64, u64),
+    /// All processors' ticks, and the idle ones among them, as last seen.
+    ticks: (u64, u64),
     next_look: Instant,
     /// The share of the time that the thread had to wait for a processor, smoothed.
     waits: f64,
@@ -32,8 +39,14 @@ pub(super) struct Pressure {
 impl Pressure {
     /// Of the calling thread.
     pub fn here(now: Instant) -> Pressure {
-        let schedstat = File::open("/proc/thread-self/schedstat").ok();
-        Pressure { schedstat, seen: (0, 0), next_look: now, waits: 0.0 }
+        Pressure {
+            schedstat: File::open("/proc/thread-self/schedstat").ok(),
+            stat: File::open("/proc/stat").ok(),
+            seen: (0, 0),
+            ticks: (0, 0),
+            next_look: now,
+            waits: 0.0,
+        }
     }
 
     /// Looks, if it is time.
@@ -42,15 +55,25 @@ impl Pressure {
             return;
         }
         self.next_look = now + INTERVAL;
-        let Some((run, waited)) = self.schedstat.as_mut().and_then(read) else { return };
+        let Some([run, waited]) = self.schedstat.as_mut().and_then(|file| numbers(file, 0)) else { return };
+        let Some([user, nice, system, idle, io_wait, irq, soft_irq]) =
+            self.stat.as_mut().and_then(|file| numbers(file, 1))
+        else {
+            return;
+        };
         let (ran, stood) = (run.saturating_sub(self.seen.0), waited.saturating_sub(self.seen.1));
         self.seen = (run, waited);
-        self.felt(ran, stood);
+        let rest = idle + io_wait;
+        let all = user + nice + system + irq + soft_irq + rest;
+        let (passed, idled) = (all.saturating_sub(self.ticks.0), rest.saturating_sub(self.ticks.1));
+        self.ticks = (all, rest);
+        self.felt(ran, stood, idled as f64 / passed.max(1) as f64);
     }
 
-    fn felt(&mut self, ran: u64, stood: u64) {
+    fn felt(&mut self, ran: u64, stood: u64, idle: f64) {
         // A thread with next to nothing to do says nothing about the machine.
-        let share = if ran + stood < 1_000_000 { 0.0 } else { stood as f64 / (ran + stood) as f64 };
+        let free = ran + stood < 1_000_000 || idle >= IDLE_ENOUGH;
+        let share = if free { 0.0 } else { stood as f64 / (ran + stood) as f64 };
         self.waits += (share - self.waits) / 4.0;
     }
 
@@ -61,12 +84,18 @@ impl Pressure {
     }
 }
 
-fn read(file: &mut File) -> Option<(u64, u64)> {
-    let mut text = [0; 96];
+/// The first numbers of a file's first line, behind so many words.
+fn numbers<const N: usize>(file: &mut File, words: usize) -> Option<[u64; N]> {
+    let mut text = [0; 256];
     file.seek(SeekFrom::Start(0)).ok()?;
     let len = file.read(&mut text).ok()?;
-    let mut numbers = std::str::from_utf8(&text[..len]).ok()?.split_ascii_whitespace();
-    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+    let line = String::from_utf8_lossy(&text[..len]);
+    let mut found = line.lines().next()?.split_ascii_whitespace().skip(words);
+    let mut out = [0; N];
+    for number in &mut out {
+        *number = found.next()?.parse().ok()?;
+    }
+    Some(out)
 }
 
 #[cfg(test)]
@@ -74,22 +103,33 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_kernel_tells() {
+        let mut pressure = Pressure::here(Instant::now());
+        pressure.look(Instant::now());
+        assert!(pressure.schedstat.is_none() || (pressure.seen.0 > 0 && pressure.ticks.0 > pressure.ticks.1));
+    }
+
+    #[test]
     fn only_a_thread_that_has_to_wait_slows_down() {
-        let mut pressure = Pressure { schedstat: None, seen: (0, 0), next_look: Instant::now(), waits: 0.0 };
+        let mut pressure = Pressure::here(Instant::now());
         for _ in 0..50 {
-            pressure.felt(90_000_000, 5_000_000);
+            pressure.felt(90_000_000, 5_000_000, 0.0);
         }
         assert_eq!(pressure.pace(), Duration::ZERO);
         for _ in 0..50 {
-            pressure.felt(10_000, 500_000);
+            pressure.felt(10_000, 500_000, 0.0);
         }
         assert_eq!(pressure.pace(), Duration::ZERO, "an idle thread waits for nothing");
         for _ in 0..50 {
-            pressure.felt(30_000_000, 60_000_000);
+            pressure.felt(30_000_000, 60_000_000, 0.05);
         }
         assert_eq!(pressure.pace(), PACE_MAX);
         for _ in 0..50 {
-            pressure.felt(70_000_000, 30_000_000);
+            pressure.felt(30_000_000, 60_000_000, 0.5);
+        }
+        assert_eq!(pressure.pace(), Duration::ZERO, "there are processors to be had");
+        for _ in 0..50 {
+            pressure.felt(70_000_000, 30_000_000, 0.0);
         }
         assert!(pressure.pace() > PACE_MAX / 3 && pressure.pace() < PACE_MAX, "{:?}", pressure.pace());
     }
