@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 const WINDOW: Duration = Duration::from_millis(2);
 /// Proposals in a batch from which on gathering is worth it.
 const LARGE_BATCH: usize = 8;
+/// Proposals in a batch from which on keeping batches apart is worth it.
+const SHARED_BATCH: usize = 3;
 /// Proposals that are enough for a batch in a cluster, whatever is under way.
 const ENOUGH_IN_CLUSTER: usize = 512;
 /// How long a connection counts as writing after it wrote.
@@ -86,6 +88,8 @@ impl Gathering {
         if waiting >= ENOUGH_IN_CLUSTER {
             return None;
         }
+        // Batches that stay small say that there is nothing to gather.
+        let pace = if self.batch16 < 16 * SHARED_BATCH { Duration::ZERO } else { pace };
         let paced = pace.saturating_sub(now.saturating_duration_since(self.went_at));
         let window = if under_way { WINDOW } else { Duration::ZERO };
         let left = window.saturating_sub(now.saturating_duration_since(self.began?)).max(paced);
@@ -146,7 +150,7 @@ mod tests {
         assert_eq!(cluster(&gathering, 3, true, 0, 0), Some((more, WINDOW)));
         assert_eq!(cluster(&gathering, ENOUGH_IN_CLUSTER, true, 9, 0), None);
         assert_eq!(cluster(&gathering, 3, true, 0, 2), None);
-        // And batches keep their distance.
+        // And batches that several share keep their distance.
         assert_eq!(cluster(&gathering, 3, false, 5, 1), Some((more, Duration::from_millis(4))));
         assert_eq!(cluster(&gathering, 3, false, 5, 5), None);
         // Batches that stay small say that there is nothing to wait for.

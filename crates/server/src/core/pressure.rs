@@ -74,7 +74,7 @@ impl Pressure {
         // A thread with next to nothing to do says nothing about the machine.
         let free = ran + stood < 1_000_000 || idle >= IDLE_ENOUGH;
         let share = if free { 0.0 } else { stood as f64 / (ran + stood) as f64 };
-        self.waits += (share - self.waits) / 4.0;
+        self.waits += (share - self.waits) / 2.0;
     }
 
     /// The shortest time between two beginnings of what costs the same whatever it carries.
@@ -106,7 +106,8 @@ mod tests {
     fn the_kernel_tells() {
         let mut pressure = Pressure::here(Instant::now());
         pressure.look(Instant::now());
-        assert!(pressure.schedstat.is_none() || (pressure.seen.0 > 0 && pressure.ticks.0 > pressure.ticks.1));
+        // A thread that has just begun may not have been counted yet; the machine has.
+        assert!(pressure.stat.is_none() || pressure.ticks.0 > pressure.ticks.1);
     }
 
     #[test]

@@ -19,6 +19,8 @@ const ROUNDS_MAX: usize = 16;
 /// What arrives while a round is under way shares the next, which begins when that one ends, or after this time if the
 /// other members are far away.
 const ROUND_PACE: Duration = Duration::from_millis(2);
+/// Reads in a round from which on keeping rounds apart is worth it.
+const SHARED_ROUND: usize = 3;
 /// A round that nobody confirmed is asked for again: a message may be lost, or the leader be too new to know.
 const RETRY: Duration = Duration::from_millis(500);
 
@@ -49,6 +51,8 @@ pub(super) struct Reads {
     slow_until: Option<Instant>,
     /// When the last round began.
     began: Option<Instant>,
+    /// Reads in recent rounds, on average, in sixteenths.
+    shared16: usize,
 }
 
 impl Reads {
@@ -82,6 +86,7 @@ impl Core {
             return Ok(());
         }
         self.reads.began = Some(now);
+        self.reads.shared16 = (self.reads.shared16 * 7 + self.reads.waiting.len() * 16) / 8;
         let context = self.shared.request_id();
         let wants = std::mem::take(&mut self.reads.waiting);
         self.reads.rounds.push_back(Round { context, wants, began: now, index: None });
@@ -94,7 +99,10 @@ impl Core {
             return None;
         }
         let since = |began: Instant| now.saturating_duration_since(began);
-        let paced = self.reads.began.map(|began| self.pressure.pace().saturating_sub(since(began)));
+        // Rounds that nobody shares are not worth keeping apart.
+        let pace =
+            if self.reads.shared16 < 16 * SHARED_ROUND { Duration::ZERO } else { self.pressure.pace() };
+        let paced = self.reads.began.map(|began| pace.saturating_sub(since(began)));
         let shared = self.reads.open().last().map(|newest| ROUND_PACE.saturating_sub(since(newest.began)));
         paced.max(shared)
     }
