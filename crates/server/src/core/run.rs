@@ -5,13 +5,12 @@ use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use api::error;
 use api::etcdserverpb::alarm_request::AlarmAction;
 use api::etcdserverpb::{AlarmRequest, AlarmType, CompactionRequest, InternalRaftRequest};
 use api::{Status, raftpb};
-use consensus::{Effects, Entry, EntryKind, Event, Fetch, Node, Role};
+use consensus::{Effects, EntryKind, Event, Fetch, Node, Role};
 use log::{Batch, Log, LogEvent, Space, Synced};
-use machine::{Alarms, Change, Command, Machine, Members, Outcome};
+use machine::{Alarms, Machine, Members, Outcome};
 use mvcc::{Location, View};
 use slab::Slab;
 use tokio::sync::oneshot;
@@ -21,7 +20,7 @@ use super::gathering::Gathering;
 use super::install::Install;
 use super::meters::Meters;
 use super::pressure::Pressure;
-use super::proposals::{Open, Proposal, REVOKE_PAUSE, Waiter};
+use super::proposals::{Open, Proposal, Waiter};
 use super::reads::{Reads, Want};
 use super::space::Checkpoints;
 use super::{Ask, MemberChange, OUTSIDE, Order, Pinned, Reply, ReplyBody, Ticket};
@@ -98,11 +97,11 @@ pub struct Core {
     pub(super) orders: SyncSender<Order>,
     hash_jobs: SyncSender<Job>,
     /// Entries up to here were in the log at start.
-    replayed_through: u64,
+    pub(super) replayed_through: u64,
     /// The compact revision.
     pub(super) compacted: i64,
     /// Compactions that are not published yet: the compact revision before, and the one they set.
-    compactions: Vec<(i64, i64)>,
+    pub(super) compactions: Vec<(i64, i64)>,
     pub(super) attributes: (String, Vec<String>),
     /// Whether this member has made itself known since it was started, and when it last tried.
     pub(super) attributes_known: bool,
@@ -112,7 +111,7 @@ pub struct Core {
     /// Bytes of the clients' commands among them.
     pub(super) open_bytes: usize,
     pub(super) next_sweep: Instant,
-    meters: Meters,
+    pub(super) meters: Meters,
     pub(super) gathered: Vec<Proposal>,
     /// What other members have handed on to this one, which leads.
     pub(super) handed_on: Vec<raftpb::Message>,
@@ -150,7 +149,7 @@ pub struct Core {
     pub(super) syncing: VecDeque<Syncing>,
     /// Where entries that are not yet applied lie.
     pub(super) locations: VecDeque<(u64, log::Location)>,
-    outcomes: Vec<(Waiter, Result<Outcome, Status>, i64, u64)>,
+    pub(super) outcomes: Vec<(Waiter, Result<Outcome, Status>, i64, u64)>,
     pub(super) replies: Vec<Vec<Reply>>,
     /// Answers to compactions that wait for the removal.
     pub(super) removal_waiters: Vec<Reply>,
@@ -164,7 +163,7 @@ pub struct Core {
     pub(super) removal_asked: Instant,
     compactor: Compactor,
     /// When the NOSPACE alarm was last proposed; it may have been lost on its way to the leader.
-    alarm_proposed: Option<Instant>,
+    pub(super) alarm_proposed: Option<Instant>,
     pub(super) leads: bool,
     /// Whether an entry of the own term has been applied while leading.
     pub(super) settled: bool,
@@ -603,102 +602,6 @@ impl Core {
             .map_err(|refused| format!("the log takes no more: {:?}", refused.reason))?;
         self.syncing.push_back(Syncing { ticket, raft: append.number, since: now });
         Ok(())
-    }
-
-    fn location(&mut self, index: u64) -> Result<Location, String> {
-        while let Some(&(at, location)) = self.locations.front() {
-            if at == index {
-                self.locations.pop_front();
-                return Ok(Location { segment: location.segment, offset: location.offset });
-            }
-            if at > index {
-                break;
-            }
-            self.locations.pop_front();
-        }
-        Err(format!("entry {index} was committed before the log said where it lies"))
-    }
-
-    fn apply(&mut self, entry: &Entry, now: Instant) -> Result<(), String> {
-        let location = self.location(entry.index)?;
-        let newer = self.terms.last().is_some_and(|(_, term)| *term < entry.term);
-        crate::terms::push(&mut self.terms, entry.index, entry.term);
-        if newer {
-            self.propose_again(entry.term);
-        }
-        let command = Command { index: entry.index, term: entry.term, data: &entry.data, location };
-        self.applied_since = true;
-        self.checkpoint.entries_since += 1;
-        match entry.kind {
-            EntryKind::Normal => {
-                let clock = Instant::now();
-                let applied = self.machine.apply(command, &self.values, true).map_err(|e| e.to_string())?;
-                let took = clock.elapsed();
-                self.meters.applied(applied.op, &applied.outcome, entry.data.len(), took);
-                if took > self.config.warning_apply_duration {
-                    self.shared.metrics.server.slow_apply.inc();
-                    self.logger.warn(
-                        "apply request took too long",
-                        &[
-                            ("took", Value::Duration(took)),
-                            ("index", Value::Uint(entry.index)),
-                            ("size", Value::Uint(entry.data.len() as u64)),
-                        ],
-                    );
-                }
-                if let Some(change) = applied.change {
-                    self.changed(change, now);
-                }
-                let waiter = self.taken_from_waiting(applied.request_id).unwrap_or(Waiter::Nobody);
-                match waiter {
-                    Waiter::Expiry(id) => {
-                        self.revokes_open = self.revokes_open.saturating_sub(1);
-                        if !(applied.outcome.is_ok() || applied.outcome == Err(error::LEASE_NOT_FOUND)) {
-                            self.expiry.retry(id, now, REVOKE_PAUSE);
-                        }
-                    }
-                    Waiter::Attributes => self.attributes_known = true,
-                    Waiter::Nobody => {}
-                    waiter => {
-                        let revision = self.machine.store.current_revision();
-                        self.outcomes.push((waiter, applied.outcome, revision, entry.term));
-                    }
-                }
-                let standing = self.node.standing();
-                if self.leads && !self.settled && entry.term == standing.term {
-                    self.settled = true;
-                    // Times left that were noted in earlier terms are all known only now.
-                    self.start_leases(now);
-                }
-            }
-            EntryKind::ConfChange => {
-                self.apply_conf_change(entry, command)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn changed(&mut self, change: Change, now: Instant) {
-        match change {
-            Change::LeaseGranted { id, ttl } => self.lease_granted(id, ttl, now),
-            Change::LeaseRevoked(id) => self.lease_revoked(id),
-            Change::Compacted(revision) => {
-                let previous = std::mem::replace(&mut self.compacted, revision);
-                // etcd has no hashes of compactions from before it was started.
-                if self.machine.applied_index > self.replayed_through {
-                    self.compactions.push((previous, revision));
-                }
-                self.removing = true;
-                self.next_removal = now;
-                self.removal_after = self.machine.store.current_revision();
-                self.removal_asked = now;
-            }
-            Change::Alarms => {
-                self.alarms = Arc::new(self.machine.alarms.clone());
-                self.alarm_proposed = None;
-            }
-            Change::Members => self.tell_members(),
-        }
     }
 
     /// Whether this member's newest state answers linearizable reads by itself.
