@@ -205,6 +205,7 @@ impl Core {
             ],
         );
         self.machine = *machine;
+        self.forget_commands();
         self.locations.clear();
         self.terms = vec![(restore.index, restore.term)];
         self.compacted = self.machine.store.compact_revision();

@@ -176,6 +176,15 @@ impl Core {
         self.gathered = again;
     }
 
+    /// The state was replaced by another member's: entries were passed over, and what was proposed may be among them.
+    /// Nothing of it may be proposed again, or it could count twice; whoever waits is told that its time is up.
+    pub(super) fn forget_commands(&mut self) {
+        for open in self.waiting.values_mut() {
+            open.data = None;
+        }
+        self.open_bytes = 0;
+    }
+
     /// Proposes something of the core's own.
     pub(super) fn propose_own(&mut self, mut request: InternalRaftRequest, waiter: Waiter) {
         let id = self.shared.request_id();
