@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use crate::core::{Ask, ReplyBody};
 use crate::kv_hash::KvHash;
+use crate::peering::{answer, refused};
 use crate::shared::Shared;
 use crate::values::LogValues;
 
@@ -29,7 +30,6 @@ pub const POINTS_MAX: usize = 1024;
 /// Versions hashed at a time.
 const HASHED_PER_SLICE: usize = 4096;
 
-const PLAIN: &str = "text/plain; charset=utf-8";
 const CLUSTER_ID: &str = "x-etcd-cluster-id";
 /// etcd's words for why there is no hash at a revision, by which members know the reason.
 const COMPACTED: &str = "mvcc: required revision has been compacted";
@@ -62,17 +62,6 @@ pub enum HashAnswer {
     OtherCluster,
     /// Nothing that helps, and why.
     Nothing(String),
-}
-
-fn answer(status: StatusCode, content_type: &'static str, body: String) -> Response<Bytes> {
-    let mut response = Response::new(Bytes::from(body));
-    *response.status_mut() = status;
-    response.headers_mut().insert(http::header::CONTENT_TYPE, HeaderValue::from_static(content_type));
-    response
-}
-
-fn refused(status: StatusCode, text: &str) -> Response<Bytes> {
-    answer(status, PLAIN, format!("{text}\n"))
 }
 
 fn cluster_id(shared: &Shared) -> String {

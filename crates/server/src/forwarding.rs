@@ -109,11 +109,7 @@ pub async fn promote(shared: &Shared, id: u64) -> Result<Vec<Member>, Status> {
     let path = format!("/members/promote/{id}");
     let response = ask_leader(shared, &Method::POST, &path, &Bytes::new()).await?;
     if response.status() == StatusCode::OK {
-        let members: Vec<serde_json::Value> = serde_json::from_slice(response.body())
-            .map_err(|e| Status::with(Code::Internal, format!("mainstay: the leader's answer: {e}")))?;
-        let members = members.iter().map(|member| Member::from_json(member.to_string().as_bytes()));
-        return members
-            .collect::<Result<_, _>>()
+        return crate::joining::read_members(response.body())
             .map_err(|e| Status::with(Code::Internal, format!("mainstay: the leader's answer: {e}")));
     }
     let text = String::from_utf8_lossy(response.body()).trim().to_owned();

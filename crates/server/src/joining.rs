@@ -190,11 +190,18 @@ pub fn members_of(url: &str, timeout: Duration) -> Result<(u64, Vec<Member>), St
         .and_then(|id| id.to_str().ok())
         .and_then(|id| u64::from_str_radix(id, 16).ok())
         .ok_or_else(|| format!("{url}/members names no cluster"))?;
-    let members: Vec<serde_json::Value> =
-        serde_json::from_slice(response.body()).map_err(|e| format!("{url}/members: {e}"))?;
-    let members: Result<Vec<Member>, String> =
-        members.iter().map(|member| Member::from_json(member.to_string().as_bytes())).collect();
-    Ok((cluster_id, members.map_err(|e| format!("{url}/members: {e}"))?))
+    let members = read_members(response.body()).map_err(|e| format!("{url}/members: {e}"))?;
+    Ok((cluster_id, members))
+}
+
+/// Reads the list of members that a member answers with.
+///
+/// # Errors
+///
+/// When it is none.
+pub fn read_members(body: &[u8]) -> Result<Vec<Member>, String> {
+    let members: Vec<serde_json::Value> = serde_json::from_slice(body).map_err(|e| e.to_string())?;
+    members.iter().map(|member| Member::from_json(member.to_string().as_bytes())).collect()
 }
 
 /// The versions that a member states: its own and its cluster's.

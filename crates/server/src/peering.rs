@@ -42,7 +42,12 @@ impl Peering {
     }
 }
 
-fn answer(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Response<Bytes> {
+/// An answer to another member.
+pub(crate) fn answer(
+    status: StatusCode,
+    content_type: &'static str,
+    body: impl Into<Bytes>,
+) -> Response<Bytes> {
     let mut response = Response::new(body.into());
     *response.status_mut() = status;
     response.headers_mut().insert(http::header::CONTENT_TYPE, HeaderValue::from_static(content_type));
@@ -50,7 +55,7 @@ fn answer(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>
 }
 
 /// An error as Go's `http.Error` writes it.
-fn refused(status: StatusCode, text: &str) -> Response<Bytes> {
+pub(crate) fn refused(status: StatusCode, text: &str) -> Response<Bytes> {
     answer(status, PLAIN, format!("{text}\n"))
 }
 
