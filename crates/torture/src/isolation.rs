@@ -1,0 +1,83 @@
+//! What this machine allows: namespaces, file systems of one's own, time namespaces.
+
+use std::ffi::CString;
+use std::io;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use crate::process::ClockOffset;
+
+/// Runs a command of the system; what it said is the error.
+pub(crate) fn system(program: &str, words: &[&str]) -> io::Result<()> {
+    let output = Command::new(program)
+        .args(words)
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| io::Error::other(format!("{program}: {error}")))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(io::Error::other(format!("{program} {}: {}", words.join(" "), said.trim())))
+}
+
+/// Moves the calling thread, and all threads and processes it starts from then on, to a network and a view of mounts
+/// of their own. Interfaces, routes, namespaces and mounts made there vanish with the last of these processes, however
+/// it ends; nothing of it is seen from outside.
+///
+/// Has to be called before the program has a second thread.
+///
+/// # Errors
+/// The operating system refuses: the program does not run as root, or in a container.
+pub fn enter() -> io::Result<()> {
+    // SAFETY: a plain system call; it changes where this thread makes sockets and mounts, and nothing in memory.
+    if unsafe { libc::unshare(libc::CLONE_NEWNET | libc::CLONE_NEWNS) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mount = |kind: Option<&str>, target: &str, flags: libc::c_ulong| -> io::Result<()> {
+        let kind = CString::new(kind.unwrap_or("none"))?;
+        let target = CString::new(target)?;
+        let (source, none) = (c"mainstay-torture", std::ptr::null());
+        // SAFETY: all strings are terminated and live until the call returns; these kinds of mounts need no data.
+        if unsafe { libc::mount(source.as_ptr(), target.as_ptr(), kind.as_ptr(), flags, none) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    };
+    // What is mounted from here on stays here.
+    mount(None, "/", libc::MS_REC | libc::MS_PRIVATE)?;
+    std::fs::create_dir_all("/run/netns")?;
+    mount(Some("tmpfs"), "/run/netns", 0)?;
+    system("ip", &["link", "set", "lo", "up"])
+}
+
+/// Whether processes can be started with clocks that are shifted.
+///
+/// # Errors
+/// Why not.
+pub fn probe_clock() -> io::Result<()> {
+    const SHIFT_SECONDS: i64 = 100_000_000;
+    let uptime = |text: &str| -> Option<f64> { text.split_whitespace().next()?.parse().ok() };
+    let here = std::fs::read_to_string("/proc/uptime")?;
+    let mut command = Command::new("cat");
+    command.arg("/proc/uptime").stdin(Stdio::null());
+    crate::process::shift_clock(&mut command, ClockOffset { seconds: SHIFT_SECONDS });
+    let there = command.output()?;
+    let there = String::from_utf8_lossy(&there.stdout).into_owned();
+    match (uptime(&here), uptime(&there)) {
+        (Some(here), Some(there)) if there - here > SHIFT_SECONDS as f64 / 2.0 => Ok(()),
+        _ => Err(io::Error::other("a process in a new time namespace has the same clock")),
+    }
+}
+
+/// Whether a file system of one's own can be made and mounted in this directory.
+///
+/// # Errors
+/// Why not.
+pub fn probe_disk(dir: &Path) -> io::Result<()> {
+    const PROBE_BYTES: u64 = 32 << 20;
+    let disk = crate::small_disk::SmallDisk::make(dir, "probe", PROBE_BYTES)?;
+    disk.freeze()?;
+    disk.thaw()?;
+    disk.remove()
+}

@@ -1,0 +1,146 @@
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io;
+use std::net::Ipv4Addr;
+use std::os::fd::OwnedFd;
+
+use crate::isolation::system;
+use crate::shaper::{Quality, Shaper};
+
+/// How a cut is felt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cut {
+    /// Packets vanish: nothing fails at once.
+    Silent,
+    /// The sender is told that the other is not to be reached: connecting fails at once.
+    Unreachable,
+}
+
+/// A network in which members can be cut off from each other without any connection being closed: each is in a
+/// namespace that a router joins with the others. This program is at the router and reaches everybody at all times.
+///
+/// Needs [`crate::isolation::enter`] before; everything vanishes with that.
+pub struct Network {
+    places: Vec<OwnedFd>,
+    /// What was added to the router's rules, to take it away again.
+    rules: BTreeSet<Vec<String>>,
+    shaper: Option<Shaper>,
+}
+
+/// The table of routes that lead through the shaper.
+const SHAPED_TABLE: &str = "99";
+
+fn ip(words: &[&str]) -> io::Result<()> {
+    system("ip", words)
+}
+
+impl Network {
+    /// A network with so many places. Without TUN devices, links cannot be shaped; why goes to `no_shaper`.
+    ///
+    /// # Errors
+    /// What the operating system refuses.
+    pub fn make(size: usize, seed: u64, no_shaper: &mut Option<String>) -> io::Result<Network> {
+        let mut places = Vec::new();
+        for at in 0..size {
+            let name = format!("m{at}");
+            ip(&["netns", "add", &name])?;
+            let (link, own) = (format!("v{at}"), format!("10.77.{at}.254/24"));
+            ip(&["link", "add", &link, "type", "veth", "peer", "name", "eth0", "netns", &name])?;
+            ip(&["address", "add", &own, "dev", &link])?;
+            ip(&["link", "set", &link, "up"])?;
+            let (address, router) = (format!("10.77.{at}.1/24"), format!("10.77.{at}.254"));
+            ip(&["-n", &name, "address", "add", &address, "dev", "eth0"])?;
+            ip(&["-n", &name, "link", "set", "eth0", "up"])?;
+            ip(&["-n", &name, "link", "set", "lo", "up"])?;
+            ip(&["-n", &name, "route", "add", "default", "via", &router])?;
+            places.push(File::open(format!("/run/netns/{name}"))?.into());
+        }
+        // This thread's own network's.
+        std::fs::write("/proc/sys/net/ipv4/ip_forward", "1")?;
+        let mut network = Network { places, rules: BTreeSet::new(), shaper: None };
+        match Network::shaper(seed) {
+            Ok(shaper) => network.shaper = Some(shaper),
+            Err(error) => *no_shaper = Some(error.to_string()),
+        }
+        Ok(network)
+    }
+
+    fn shaper(seed: u64) -> io::Result<Shaper> {
+        let shaper = Shaper::open("slow0", seed)?;
+        ip(&["link", "set", "slow0", "up"])?;
+        // Packets come back from there with the sender's address.
+        for device in ["all", "slow0"] {
+            std::fs::write(format!("/proc/sys/net/ipv4/conf/{device}/rp_filter"), "0")?;
+        }
+        ip(&["route", "add", "default", "dev", "slow0", "table", SHAPED_TABLE])?;
+        Ok(shaper)
+    }
+
+    /// The address of a place.
+    pub fn address(at: usize) -> Ipv4Addr {
+        Ipv4Addr::new(10, 77, u8::try_from(at).unwrap_or(u8::MAX), 1)
+    }
+
+    /// The namespace of a place.
+    pub fn place(&self, at: usize) -> Option<&OwnedFd> {
+        self.places.get(at)
+    }
+
+    fn add_rule(&mut self, preference: &str, from: usize, to: usize, action: &[&str]) -> io::Result<()> {
+        let (link, net) = (format!("v{from}"), format!("10.77.{to}.0/24"));
+        let mut rule = ["pref", preference, "iif", &link, "to", &net].map(str::to_owned).to_vec();
+        rule.extend(action.iter().map(|word| (*word).to_owned()));
+        if self.rules.contains(&rule) {
+            return Ok(());
+        }
+        let words: Vec<&str> = ["rule", "add"].into_iter().chain(rule.iter().map(String::as_str)).collect();
+        ip(&words)?;
+        self.rules.insert(rule);
+        Ok(())
+    }
+
+    /// From now on nothing gets from `from` to `to`.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn cut(&mut self, from: usize, to: usize, cut: Cut) -> io::Result<()> {
+        let action = match cut {
+            Cut::Silent => "blackhole",
+            Cut::Unreachable => "unreachable",
+        };
+        self.add_rule("100", from, to, &[action])
+    }
+
+    /// From now on what goes from `from` to `to` goes as all shaped links do.
+    ///
+    /// # Errors
+    /// The operating system's; there are no shaped links.
+    pub fn shape(&mut self, from: usize, to: usize, quality: Quality) -> io::Result<()> {
+        let Some(shaper) = &self.shaper else { return Err(io::ErrorKind::Unsupported.into()) };
+        shaper.set(Network::address(from), Network::address(to), quality);
+        self.add_rule("200", from, to, &["lookup", SHAPED_TABLE])
+    }
+
+    /// Everything gets everywhere again, at once.
+    ///
+    /// # Errors
+    /// The operating system's; what could not be taken away stays, for the next call.
+    pub fn heal(&mut self) -> io::Result<()> {
+        let mut result = Ok(());
+        self.rules.retain(|rule| {
+            let words: Vec<&str> =
+                ["rule", "del"].into_iter().chain(rule.iter().map(String::as_str)).collect();
+            match ip(&words) {
+                Ok(()) => false,
+                Err(error) => {
+                    result = Err(error);
+                    true
+                }
+            }
+        });
+        if let Some(shaper) = &self.shaper {
+            shaper.clear();
+        }
+        result
+    }
+}

@@ -1,0 +1,280 @@
+use std::path::PathBuf;
+
+use crate::fault::Fault;
+
+/// How the members reach each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NetworkKind {
+    /// Each in a network namespace of its own.
+    Namespaces,
+    /// All on addresses of the loopback.
+    Loopback,
+}
+
+/// What a run is asked to be.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Options {
+    /// The server's binary; `None`: the release build of this project.
+    pub server: Option<PathBuf>,
+    /// Another build, which members change to and from at rolling restarts.
+    pub second_build: Option<PathBuf>,
+    /// How many members: 1, 3 or 5.
+    pub members: usize,
+    /// How long clients work and faults are injected.
+    pub seconds: u64,
+    /// Decides which faults come when, and what clients ask; `None`: one at random.
+    pub seed: Option<u64>,
+    /// Seconds from the end of one fault to the next.
+    pub every: f64,
+    /// Faults asked for by name; `None`: all that this machine allows.
+    pub faults: Option<Vec<Fault>>,
+    /// Clients that read and write keys.
+    pub clients: usize,
+    /// Operations per second of all these clients together, at most.
+    pub rate: u64,
+    /// How long one operation may take, in milliseconds.
+    pub timeout_ms: u64,
+    /// Further flags for every member.
+    pub flags: Vec<String>,
+    /// How members are connected; `None`: namespaces if allowed.
+    pub network: Option<NetworkKind>,
+    /// Keep the members' data and the whole history also when all went well.
+    pub keep: bool,
+    /// Where results go.
+    pub out: Option<PathBuf>,
+    /// Say on standard error what is done to whom.
+    pub verbose: bool,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            server: None,
+            second_build: None,
+            members: 3,
+            seconds: 60,
+            seed: None,
+            every: 4.0,
+            faults: None,
+            clients: 12,
+            rate: 400,
+            timeout_ms: 3000,
+            flags: Vec::new(),
+            network: None,
+            keep: false,
+            out: None,
+            verbose: false,
+        }
+    }
+}
+
+/// What the arguments ask for.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Invocation {
+    /// The help text.
+    Help,
+    /// A run.
+    Run(Box<Options>),
+}
+
+/// One flag: its name, what its value is called (nothing: it has none), and what it means.
+struct Flag {
+    name: &'static str,
+    value: &'static str,
+    text: &'static str,
+    set: fn(&mut Options, &str) -> Result<(), String>,
+}
+
+fn number<T: std::str::FromStr>(text: &str, least: T, most: T) -> Result<T, String>
+where
+    T: PartialOrd + std::fmt::Display,
+{
+    match text.parse() {
+        Ok(number) if number >= least && number <= most => Ok(number),
+        _ => Err(format!("takes a number from {least} to {most}, not {text:?}")),
+    }
+}
+
+fn path(text: &str) -> Result<Option<PathBuf>, String> {
+    if text.is_empty() {
+        return Err("takes a path, which is not empty".to_owned());
+    }
+    Ok(Some(PathBuf::from(text)))
+}
+
+const FLAGS: &[Flag] = &[
+    Flag {
+        name: "server",
+        value: "PATH",
+        text: "the server's binary, Mainstay's or etcd's; default: mainstay beside this program, or in target/release",
+        set: |o, v| path(v).map(|path| o.server = path),
+    },
+    Flag {
+        name: "second-build",
+        value: "PATH",
+        text: "another build: rolling restarts change members from one to the other",
+        set: |o, v| path(v).map(|path| o.second_build = path),
+    },
+    Flag {
+        name: "members",
+        value: "N",
+        text: "members of the cluster: 1, 3 or 5 (default 3)",
+        set: |o, v| match v {
+            "1" | "3" | "5" => number(v, 1, 5).map(|members| o.members = members),
+            _ => Err(format!("takes 1, 3 or 5, not {v:?}")),
+        },
+    },
+    Flag {
+        name: "seconds",
+        value: "N",
+        text: "how long clients work and faults come (default 60)",
+        set: |o, v| number(v, 1, 7 * 86_400).map(|seconds| o.seconds = seconds),
+    },
+    Flag {
+        name: "seed",
+        value: "N",
+        text: "which faults come when, and what clients ask, follows from it (default: one at random)",
+        set: |o, v| number(v, 0, u64::MAX).map(|seed| o.seed = Some(seed)),
+    },
+    Flag {
+        name: "every",
+        value: "SECONDS",
+        text: "from all members' recovery to the next fault (default 4)",
+        set: |o, v| number(v, 0.1, 3600.0).map(|every| o.every = every),
+    },
+    Flag {
+        name: "faults",
+        value: "LIST",
+        text: "names with commas between them, see below; -NAME takes one away; none: \"\" (default: all that this machine allows)",
+        set: |o, v| Fault::parse_list(v).map(|faults| o.faults = Some(faults)),
+    },
+    Flag {
+        name: "clients",
+        value: "N",
+        text: "clients that read and write keys, spread over the members (default 12)",
+        set: |o, v| number(v, 1, 1000).map(|clients| o.clients = clients),
+    },
+    Flag {
+        name: "rate",
+        value: "N",
+        text: "operations per second of all these clients together, at most (default 400)",
+        set: |o, v| number(v, 1, 100_000).map(|rate| o.rate = rate),
+    },
+    Flag {
+        name: "timeout",
+        value: "MS",
+        text: "how long one operation may take (default 3000)",
+        set: |o, v| number(v, 10, 600_000).map(|timeout| o.timeout_ms = timeout),
+    },
+    Flag {
+        name: "flags",
+        value: "\"FLAGS\"",
+        text: "further flags for every member, with blanks between them",
+        set: |o, v| {
+            o.flags.extend(v.split_whitespace().map(str::to_owned));
+            Ok(())
+        },
+    },
+    Flag {
+        name: "network",
+        value: "KIND",
+        text: "namespaces (needs root) or loopback (no faults of the network); default: namespaces if allowed",
+        set: |o, v| {
+            o.network = Some(match v {
+                "namespaces" => NetworkKind::Namespaces,
+                "loopback" => NetworkKind::Loopback,
+                _ => return Err(format!("takes namespaces or loopback, not {v:?}")),
+            });
+            Ok(())
+        },
+    },
+    Flag {
+        name: "out",
+        value: "DIR",
+        text: "where results go; must not exist or be empty (default: torture-TIME in the working directory)",
+        set: |o, v| path(v).map(|path| o.out = path),
+    },
+    Flag {
+        name: "keep",
+        value: "",
+        text: "keep the members' data directories too",
+        set: |o, _| {
+            o.keep = true;
+            Ok(())
+        },
+    },
+    Flag {
+        name: "verbose",
+        value: "",
+        text: "say what is done to whom, on standard error",
+        set: |o, _| {
+            o.verbose = true;
+            Ok(())
+        },
+    },
+];
+
+/// The help text.
+pub fn help() -> String {
+    let mut out = String::from(
+        "Runs a cluster of real processes under faults, records what clients see, and judges it.\n\n\
+         Usage: mainstay-torture [FLAGS]\n\n\
+         Example: ten minutes of five members, every fault, results in ./night\n  \
+         mainstay-torture --members 5 --seconds 600 --out night\n\
+         Example: without root, on the loopback, crashes and pauses only\n  \
+         mainstay-torture --network loopback --faults kill,pause --seconds 30\n\nFlags:\n",
+    );
+    for flag in FLAGS {
+        let usage = format!("--{} {}", flag.name, flag.value);
+        out.push_str(&format!("  {usage:<22} {}\n", flag.text));
+    }
+    out.push_str("  --help                 this text\n\nFaults:\n");
+    for fault in Fault::ALL {
+        out.push_str(&format!("  {:<22} {}\n", fault.name(), fault.text()));
+    }
+    out.push_str("\nGroups of faults:\n");
+    for (name, faults) in Fault::groups() {
+        let faults = if name == "all" { "every fault".to_owned() } else { faults.join(", ") };
+        out.push_str(&format!("  {name:<22} {faults}\n"));
+    }
+    out.push_str(
+        "\nResults, in the output directory: timeline.html (what failed when), report.json, history.jsonl, members' logs.\n\
+         Exit code: 0 all is well; 1 violations were found; 2 wrong usage, or the run could not be set up.\n",
+    );
+    out
+}
+
+/// Reads the arguments behind the program's name.
+///
+/// # Errors
+/// What is wrong with them, in a sentence.
+pub fn parse(arguments: &[String]) -> Result<Invocation, String> {
+    let mut options = Options::default();
+    let mut rest = arguments.iter();
+    while let Some(word) = rest.next() {
+        if matches!(word.as_str(), "--help" | "-help" | "-h") {
+            return Ok(Invocation::Help);
+        }
+        let Some(name) = word.strip_prefix("--").or_else(|| word.strip_prefix('-')) else {
+            return Err(format!("{word:?} is no flag; see --help"));
+        };
+        let (name, inline) = match name.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (name, None),
+        };
+        let Some(flag) = FLAGS.iter().find(|flag| flag.name == name) else {
+            return Err(format!("unknown flag --{name}; see --help"));
+        };
+        let value = match (flag.value, inline) {
+            ("", Some(_)) => return Err(format!("--{name} takes no value")),
+            ("", None) => "",
+            (_, Some(value)) => value,
+            (kind, None) => match rest.next() {
+                Some(value) => value,
+                None => return Err(format!("--{name} needs a value: {kind}")),
+            },
+        };
+        (flag.set)(&mut options, value).map_err(|error| format!("--{name}: {error}"))?;
+    }
+    Ok(Invocation::Run(Box::new(options)))
+}

@@ -1,0 +1,187 @@
+//! A member's process: started at its place in the network, with its clock, and ended with this program.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// How often a process is looked at whose end is waited for.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+
+/// By how much a process's monotonic and boot clocks differ from this machine's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClockOffset {
+    /// Seconds ahead.
+    pub seconds: i64,
+}
+
+/// Starts the command in a time namespace with these clocks.
+pub(crate) fn shift_clock(command: &mut Command, offset: ClockOffset) {
+    let line = format!("monotonic {0} 0\nboottime {0} 0\n", offset.seconds);
+    let shift = move || {
+        // SAFETY: a plain system call in a process with one thread; the new namespace is entered at the exec to come.
+        if unsafe { libc::unshare(CLONE_NEWTIME) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the path is terminated; the line lives in the closure; open, write and close may be called between
+        // fork and exec.
+        let written = unsafe {
+            let file = libc::open(c"/proc/self/timens_offsets".as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
+            if file < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            let written = libc::write(file, line.as_ptr().cast(), line.len());
+            libc::close(file);
+            written
+        };
+        if usize::try_from(written).is_ok_and(|written| written == line.len()) {
+            return Ok(());
+        }
+        Err(io::Error::last_os_error())
+    };
+    // SAFETY: the closure makes system calls only, and allocates nothing.
+    unsafe { command.pre_exec(shift) };
+}
+
+/// From `linux/sched.h`.
+const CLONE_NEWTIME: libc::c_int = 0x80;
+
+/// Where and how a process is started.
+pub struct Place<'a> {
+    /// The network namespace, if not this program's.
+    pub network: Option<&'a OwnedFd>,
+    /// The clock, if not the machine's.
+    pub clock: Option<ClockOffset>,
+}
+
+/// A process, killed when it is dropped.
+pub struct Process {
+    child: Child,
+    ended: Option<ExitStatus>,
+}
+
+impl Process {
+    /// Starts the command; both its outputs are appended to the log. It is killed when the calling thread ends.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn start(mut command: Command, place: &Place<'_>, log: &File) -> io::Result<Process> {
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log.try_clone()?);
+        // A signal from the terminal is for this program; it ends its processes in its own way.
+        command.process_group(0);
+        if let Some(network) = place.network {
+            let network = network.as_raw_fd();
+            let enter = move || {
+                // SAFETY: the descriptor is open in the parent until this child has executed its program.
+                if unsafe { libc::setns(network, libc::CLONE_NEWNET) } != 0 {
+                    return Err(io::Error::last_os_error());
+                }
+                Ok(())
+            };
+            // SAFETY: the closure makes a system call only.
+            unsafe { command.pre_exec(enter) };
+        }
+        if let Some(clock) = place.clock {
+            shift_clock(&mut command, clock);
+        }
+        let parent = std::process::id();
+        let bind = move || {
+            // SAFETY: plain system calls.
+            let bound = unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) } == 0;
+            if !bound {
+                return Err(io::Error::last_os_error());
+            }
+            // SAFETY: as above. The parent may have ended before the call.
+            if unsafe { libc::getppid() }.unsigned_abs() != parent {
+                return Err(io::Error::from_raw_os_error(libc::ESRCH));
+            }
+            Ok(())
+        };
+        // SAFETY: the closure makes system calls only; its error does not allocate.
+        unsafe { command.pre_exec(bind) };
+        Ok(Process { child: command.spawn()?, ended: None })
+    }
+
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends a signal; none if it has ended.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn signal(&mut self, signal: libc::c_int) -> io::Result<()> {
+        if self.ended()?.is_some() {
+            return Ok(());
+        }
+        let Ok(id) = libc::pid_t::try_from(self.id()) else { return Err(io::ErrorKind::InvalidInput.into()) };
+        // SAFETY: the id is that of a child that has not been waited for, so nobody else can have it.
+        if unsafe { libc::kill(id, signal) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    }
+
+    /// How it ended, if it has.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn ended(&mut self) -> io::Result<Option<ExitStatus>> {
+        if self.ended.is_none() {
+            self.ended = self.child.try_wait()?;
+        }
+        Ok(self.ended)
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Errors
+    /// It still runs when the time is over.
+    pub fn wait(&mut self, patience: Duration) -> io::Result<ExitStatus> {
+        let deadline = Instant::now() + patience;
+        loop {
+            if let Some(status) = self.ended()? {
+                return Ok(status);
+            }
+            if Instant::now() >= deadline {
+                return Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    format!("the process did not end within {} s", patience.as_secs()),
+                ));
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    /// Ends it at once, and waits until it is gone: then its files and ports are free.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn kill(&mut self, patience: Duration) -> io::Result<ExitStatus> {
+        self.signal(libc::SIGKILL)?;
+        self.wait(patience)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It fails only for a process that has ended.
+        let _ = self.child.kill();
+        // Not without end: a process whose disk is frozen cannot end, and who drops it may be about to thaw it.
+        if let Err(error) = self.wait(Duration::from_secs(10)) {
+            eprintln!("process {}: {error}", self.id());
+        }
+    }
+}
+
+/// An end in words.
+pub fn describe(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exit code {code}"),
+        (None, Some(signal)) => format!("signal {signal}"),
+        (None, None) => status.to_string(),
+    }
+}

@@ -1,0 +1,222 @@
+//! Slow and lossy links, made here: the router sends what goes over such a link to a TUN device, and this program
+//! sends it on when, and if, the link would. Kernels without netem do as well as others.
+
+use std::collections::{BTreeMap, BinaryHeap};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::net::Ipv4Addr;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::rng::Rng;
+
+/// How good a link is, in one direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Quality {
+    /// What every packet takes, in milliseconds.
+    pub delay_ms: u64,
+    /// What some take in addition, at most.
+    pub jitter_ms: u64,
+    /// How many of a hundred packets are lost.
+    pub loss_percent: u64,
+    /// How many of a hundred come twice.
+    pub twice_percent: u64,
+    /// How many of a hundred do not wait for those before them.
+    pub reorder_percent: u64,
+    /// How many bytes get through per second; 0: no limit.
+    pub bytes_per_second: u64,
+}
+
+/// Packets under way, at most: a router's buffer ends, too.
+const PACKETS_MAX: usize = 8192;
+/// More than any packet of a device with a usual MTU.
+const PACKET_BYTES_MAX: usize = 65_536;
+
+type Links = Arc<Mutex<BTreeMap<(Ipv4Addr, Ipv4Addr), Quality>>>;
+
+/// The device and its thread, which ends with it.
+pub(crate) struct Shaper {
+    links: Links,
+    /// Closing it wakes the thread.
+    stop: Option<io::PipeWriter>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+/// A packet under way. The heap gives the earliest first.
+struct Packet {
+    due: Instant,
+    nth: u64,
+    bytes: Vec<u8>,
+}
+
+impl PartialEq for Packet {
+    fn eq(&self, other: &Packet) -> bool {
+        self.nth == other.nth
+    }
+}
+impl Eq for Packet {}
+impl PartialOrd for Packet {
+    fn partial_cmp(&self, other: &Packet) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Packet {
+    fn cmp(&self, other: &Packet) -> std::cmp::Ordering {
+        (other.due, other.nth).cmp(&(self.due, self.nth))
+    }
+}
+
+impl Shaper {
+    /// Makes the device.
+    ///
+    /// # Errors
+    /// The operating system's: there is no `/dev/net/tun`, or it may not be used.
+    pub fn open(name: &str, seed: u64) -> io::Result<Shaper> {
+        let device = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
+            .open("/dev/net/tun")
+            .map_err(|error| io::Error::other(format!("/dev/net/tun: {error}")))?;
+        // SAFETY: all-zero bytes are a valid ifreq.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        for (to, from) in request.ifr_name.iter_mut().take(libc::IFNAMSIZ - 1).zip(name.bytes()) {
+            *to = from as libc::c_char;
+        }
+        request.ifr_ifru.ifru_flags = (libc::IFF_TUN | libc::IFF_NO_PI) as libc::c_short;
+        // SAFETY: the descriptor is open, and the request is the structure that this call takes.
+        if unsafe { libc::ioctl(device.as_raw_fd(), libc::TUNSETIFF as _, &raw mut request) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let (stopped, stop) = io::pipe()?;
+        let links = Links::default();
+        let state = Under {
+            device,
+            links: Arc::clone(&links),
+            rng: Rng::new(seed, 77),
+            waiting: BinaryHeap::new(),
+            busy_until: BTreeMap::new(),
+            latest: BTreeMap::new(),
+            packets: 0,
+        };
+        let thread = std::thread::Builder::new().name("shaper".to_owned()).spawn(move || state.run(&stopped))?;
+        Ok(Shaper { links, stop: Some(stop), thread: Some(thread) })
+    }
+
+    /// From now on the link between these is like that.
+    pub fn set(&self, from: Ipv4Addr, to: Ipv4Addr, quality: Quality) {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner).insert((from, to), quality);
+    }
+
+    /// All links are good.
+    pub fn clear(&self) {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}
+
+impl Drop for Shaper {
+    fn drop(&mut self) {
+        self.stop = None;
+        if let Some(thread) = self.thread.take() {
+            // It has no result, and says itself if it failed.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What the thread holds.
+struct Under {
+    device: File,
+    links: Links,
+    rng: Rng,
+    waiting: BinaryHeap<Packet>,
+    /// Until when a link with a limited rate is busy.
+    busy_until: BTreeMap<(Ipv4Addr, Ipv4Addr), Instant>,
+    /// When the latest packet is due that others must not overtake.
+    latest: BTreeMap<(Ipv4Addr, Ipv4Addr), Instant>,
+    packets: u64,
+}
+
+impl Under {
+    fn run(mut self, stopped: &io::PipeReader) {
+        let mut buffer = vec![0; PACKET_BYTES_MAX];
+        loop {
+            let now = Instant::now();
+            while let Some(packet) = self.waiting.peek().filter(|packet| packet.due <= now) {
+                // A device that takes no packet loses it, as links do.
+                let _ = self.device.write(&packet.bytes);
+                self.waiting.pop();
+            }
+            let timeout = self.waiting.peek().map(|packet| packet.due.saturating_duration_since(now));
+            match wait(&self.device, stopped, timeout) {
+                Ok(true) => return,
+                Ok(false) => {}
+                Err(error) => {
+                    eprintln!("shaped links: {error}");
+                    return;
+                }
+            }
+            while let Ok(len) = self.device.read(&mut buffer) {
+                self.take(buffer.get(..len).unwrap_or_default());
+            }
+        }
+    }
+
+    /// Decides about a packet.
+    fn take(&mut self, bytes: &[u8]) {
+        let Some(link) = ends(bytes) else { return };
+        let quality = self.links.lock().unwrap_or_else(PoisonError::into_inner).get(&link).copied();
+        let quality = quality.unwrap_or_default();
+        if self.waiting.len() >= PACKETS_MAX || self.rng.percent(quality.loss_percent) {
+            return;
+        }
+        let now = Instant::now();
+        let mut due = now;
+        if let Some(nanos) = (bytes.len() as u64 * 1_000_000_000).checked_div(quality.bytes_per_second) {
+            let busy = self.busy_until.entry(link).or_insert(now);
+            *busy = (*busy).max(now) + Duration::from_nanos(nanos);
+            due = *busy;
+        }
+        due += Duration::from_millis(quality.delay_ms + self.rng.between(0, quality.jitter_ms));
+        if !self.rng.percent(quality.reorder_percent) {
+            let latest = self.latest.entry(link).or_insert(due);
+            *latest = (*latest).max(due);
+            due = *latest;
+        }
+        let times = if self.rng.percent(quality.twice_percent) { 2 } else { 1 };
+        for _ in 0..times {
+            self.packets += 1;
+            self.waiting.push(Packet { due, nth: self.packets, bytes: bytes.to_vec() });
+        }
+    }
+}
+
+/// Source and destination of an IPv4 packet.
+fn ends(packet: &[u8]) -> Option<(Ipv4Addr, Ipv4Addr)> {
+    let address = |from: usize| -> Option<Ipv4Addr> {
+        let bytes: [u8; 4] = packet.get(from..from + 4)?.try_into().ok()?;
+        Some(Ipv4Addr::from(bytes))
+    };
+    (packet.first()? >> 4 == 4).then_some(())?;
+    Some((address(12)?, address(16)?))
+}
+
+/// Waits for a packet or the time; true: the end.
+fn wait(device: &File, stopped: &io::PipeReader, timeout: Option<Duration>) -> io::Result<bool> {
+    let poll = |fd: i32| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    let mut fds = [poll(device.as_raw_fd()), poll(stopped.as_raw_fd())];
+    let time = timeout.map(|timeout| libc::timespec {
+        tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: i64::from(timeout.subsec_nanos()),
+    });
+    let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: both descriptors are open; the array and the time live until the call returns; no signal mask.
+    let ready = unsafe { libc::ppoll(fds.as_mut_ptr(), 2, time, std::ptr::null()) };
+    if ready < 0 {
+        let error = io::Error::last_os_error();
+        return if error.kind() == io::ErrorKind::Interrupted { Ok(false) } else { Err(error) };
+    }
+    Ok(fds[1].revents != 0)
+}
