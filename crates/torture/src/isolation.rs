@@ -21,17 +21,18 @@ pub(crate) fn system(program: &str, words: &[&str]) -> io::Result<()> {
     Err(io::Error::other(format!("{program} {}: {}", words.join(" "), said.trim())))
 }
 
-/// Moves the calling thread, and all threads and processes it starts from then on, to a network and a view of mounts
-/// of their own. Interfaces, routes, namespaces and mounts made there vanish with the last of these processes, however
+/// Moves the calling thread, and all threads and processes it starts from then on, to a view of mounts and, if asked
+/// for, a network of their own. Interfaces, routes, namespaces and mounts made there vanish with the last of these processes, however
 /// it ends; nothing of it is seen from outside.
 ///
 /// Has to be called before the program has a second thread.
 ///
 /// # Errors
 /// The operating system refuses: the program does not run as root, or in a container.
-pub fn enter() -> io::Result<()> {
+pub fn enter(with_network: bool) -> io::Result<()> {
+    let what = if with_network { libc::CLONE_NEWNET | libc::CLONE_NEWNS } else { libc::CLONE_NEWNS };
     // SAFETY: a plain system call; it changes where this thread makes sockets and mounts, and nothing in memory.
-    if unsafe { libc::unshare(libc::CLONE_NEWNET | libc::CLONE_NEWNS) } != 0 {
+    if unsafe { libc::unshare(what) } != 0 {
         return Err(io::Error::last_os_error());
     }
     let mount = |kind: Option<&str>, target: &str, flags: libc::c_ulong| -> io::Result<()> {
@@ -46,6 +47,9 @@ pub fn enter() -> io::Result<()> {
     };
     // What is mounted from here on stays here.
     mount(None, "/", libc::MS_REC | libc::MS_PRIVATE)?;
+    if !with_network {
+        return Ok(());
+    }
     std::fs::create_dir_all("/run/netns")?;
     mount(Some("tmpfs"), "/run/netns", 0)?;
     system("ip", &["link", "set", "lo", "up"])

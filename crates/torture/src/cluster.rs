@@ -1,0 +1,567 @@
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _, Seek as _, SeekFrom};
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use api::etcdserverpb as pb;
+use api::{Code, Status, error};
+use client::CallOptions;
+use prost::Message;
+use tokio::runtime::Runtime;
+
+use crate::chronicle::{Chronicle, State};
+use crate::network::Network;
+use crate::process::{ClockOffset, Place, Process, describe};
+use crate::session::{Ground, Session};
+use crate::small_disk::SmallDisk;
+
+/// Where every member listens, on its own address.
+pub const CLIENT_PORT: u16 = 2379;
+const PEER_PORT: u16 = 2380;
+/// How long all members may take to be healthy when nothing is in their way.
+pub const RECOVERY_TIME_MAX: Duration = Duration::from_secs(60);
+/// How long an orderly stop may take.
+const STOP_TIME_MAX: Duration = Duration::from_secs(30);
+/// How long a killed process may take to be gone.
+const KILL_TIME_MAX: Duration = Duration::from_secs(30);
+/// How long a call of the operator may take.
+const CALL_TIME_MAX: Duration = Duration::from_secs(5);
+/// The number of the client that acts as operator.
+const OPERATOR: u64 = 7000;
+/// Of what a member said, at most this much is quoted.
+const QUOTE_BYTES: u64 = 1500;
+
+/// Flags of every member, before those that were asked for: small logs and little patience for laggards, so that
+/// checkpoints and snapshots are a matter of seconds.
+const FLAGS: &[&str] = &["--snapshot-count=1000", "--snapshot-catchup-entries=200"];
+
+/// A place for a member and who is there.
+struct Seat {
+    name: String,
+    address: Ipv4Addr,
+    data_dir: PathBuf,
+    log_path: PathBuf,
+    process: Option<Process>,
+    /// Which of the builds it runs.
+    build: usize,
+    clock: Option<ClockOffset>,
+    /// Whether it joined a cluster that was there.
+    joined: bool,
+    /// Whether nobody is surprised when the process ends.
+    may_end: bool,
+}
+
+/// The members, their network and their disks.
+pub struct Cluster {
+    // In the order in which they have to go.
+    seats: Vec<Seat>,
+    disks: Vec<SmallDisk>,
+    /// `None`: all are on the loopback.
+    pub network: Option<Network>,
+    builds: Vec<PathBuf>,
+    flags: Vec<String>,
+    ground: Arc<Ground>,
+    chronicle: Arc<Chronicle>,
+    runtime: Runtime,
+}
+
+/// What a cluster is made of.
+pub struct Parts {
+    /// One or two binaries.
+    pub builds: Vec<PathBuf>,
+    /// Further flags of every member.
+    pub flags: Vec<String>,
+    /// The address of each member.
+    pub addresses: Vec<Ipv4Addr>,
+    /// `None`: all are on the loopback.
+    pub network: Option<Network>,
+    /// One for each member, or none.
+    pub disks: Vec<SmallDisk>,
+    /// Where data directories are, without disks of their own.
+    pub work_dir: PathBuf,
+    /// Where logs go.
+    pub out_dir: PathBuf,
+}
+
+impl Cluster {
+    /// A cluster none of whose members runs yet.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn plan(parts: Parts, ground: &Arc<Ground>, chronicle: &Arc<Chronicle>) -> io::Result<Cluster> {
+        let seats = parts.addresses.iter().enumerate().map(|(at, address)| {
+            let base = parts.disks.get(at).map_or(parts.work_dir.as_path(), SmallDisk::path);
+            Seat {
+                name: format!("m{at}"),
+                address: *address,
+                data_dir: base.join(format!("data-m{at}")),
+                log_path: parts.out_dir.join(format!("m{at}.log")),
+                process: None,
+                build: 0,
+                clock: None,
+                joined: false,
+                may_end: false,
+            }
+        });
+        Ok(Cluster {
+            seats: seats.collect(),
+            disks: parts.disks,
+            network: parts.network,
+            builds: parts.builds,
+            flags: parts.flags,
+            ground: Arc::clone(ground),
+            chronicle: Arc::clone(chronicle),
+            runtime: tokio::runtime::Builder::new_current_thread().enable_all().build()?,
+        })
+    }
+
+    /// How many members there are.
+    pub fn size(&self) -> usize {
+        self.seats.len()
+    }
+
+    /// How many builds there are.
+    pub fn builds(&self) -> usize {
+        self.builds.len()
+    }
+
+    /// A member's disk.
+    pub fn disk(&self, at: usize) -> Option<&SmallDisk> {
+        self.disks.get(at)
+    }
+
+    /// A member's data directory.
+    pub fn data_dir(&self, at: usize) -> io::Result<&Path> {
+        self.seat(at).map(|seat| seat.data_dir.as_path())
+    }
+
+    fn seat(&self, at: usize) -> io::Result<&Seat> {
+        self.seats.get(at).ok_or_else(|| io::Error::other(format!("there is no member {at}")))
+    }
+
+    fn seat_mut(&mut self, at: usize) -> io::Result<&mut Seat> {
+        self.seats.get_mut(at).ok_or_else(|| io::Error::other(format!("there is no member {at}")))
+    }
+
+    fn command(&self, seat: &Seat) -> io::Result<Command> {
+        let build = self.builds.get(seat.build).ok_or_else(|| io::Error::other("there is no such build"))?;
+        let url = |seat: &Seat, port: u16| format!("http://{}:{port}", seat.address);
+        let initial: Vec<String> =
+            self.seats.iter().map(|seat| format!("{}={}", seat.name, url(seat, PEER_PORT))).collect();
+        let (client, peer) = (url(seat, CLIENT_PORT), url(seat, PEER_PORT));
+        let mut command = Command::new(build);
+        command
+            .env_clear()
+            .arg(format!("--name={}", seat.name))
+            .arg("--data-dir")
+            .arg(&seat.data_dir)
+            .arg(format!("--listen-client-urls={client}"))
+            .arg(format!("--advertise-client-urls={client}"))
+            .arg(format!("--listen-peer-urls={peer}"))
+            .arg(format!("--initial-advertise-peer-urls={peer}"))
+            .arg(format!("--initial-cluster={}", initial.join(",")))
+            .arg(format!("--initial-cluster-state={}", if seat.joined { "existing" } else { "new" }))
+            .arg("--initial-cluster-token=torture")
+            .args(FLAGS)
+            .args(&self.flags);
+        Ok(command)
+    }
+
+    /// Starts a member's process.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn start(&mut self, at: usize) -> io::Result<()> {
+        let seat = self.seat(at)?;
+        let command = self.command(seat)?;
+        let log = OpenOptions::new().create(true).append(true).open(&seat.log_path)?;
+        let place = Place {
+            network: self.network.as_ref().and_then(|network| network.place(at)),
+            clock: seat.clock,
+        };
+        if let Some(life) = self.ground.lives.get(at) {
+            life.fetch_add(1, Ordering::SeqCst);
+        }
+        let process = Process::start(command, &place, &log)?;
+        self.seat_mut(at)?.process = Some(process);
+        self.chronicle.is(at, State::Up);
+        Ok(())
+    }
+
+    /// Whether a member's process is there.
+    pub fn runs(&self, at: usize) -> bool {
+        self.seats.get(at).is_some_and(|seat| seat.process.is_some())
+    }
+
+    /// Ends a member as a crash would.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn kill(&mut self, at: usize) -> io::Result<()> {
+        if let Some(mut process) = self.seat_mut(at)?.process.take() {
+            process.kill(KILL_TIME_MAX)?;
+        }
+        self.chronicle.is(at, State::Down);
+        Ok(())
+    }
+
+    /// Ends several at the same moment.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn kill_together(&mut self, members: &[usize]) -> io::Result<()> {
+        for at in members {
+            if let Some(process) = &mut self.seat_mut(*at)?.process {
+                process.signal(libc::SIGKILL)?;
+            }
+        }
+        members.iter().try_for_each(|at| self.kill(*at))
+    }
+
+    /// Ends a member in order.
+    ///
+    /// # Errors
+    /// It does not end in time.
+    pub fn stop(&mut self, at: usize) -> io::Result<()> {
+        if let Some(mut process) = self.seat_mut(at)?.process.take() {
+            process.signal(libc::SIGTERM)?;
+            process.wait(STOP_TIME_MAX)?;
+        }
+        self.chronicle.is(at, State::Down);
+        Ok(())
+    }
+
+    /// Lets a member stand still, or go on.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn pause(&mut self, at: usize, still: bool) -> io::Result<()> {
+        if let Some(process) = &mut self.seat_mut(at)?.process {
+            process.signal(if still { libc::SIGSTOP } else { libc::SIGCONT })?;
+            self.chronicle.is(at, if still { State::Paused } else { State::Up });
+        }
+        Ok(())
+    }
+
+    /// The next process of this member has this clock.
+    ///
+    /// # Errors
+    /// There is no such member.
+    pub fn set_clock(&mut self, at: usize, clock: ClockOffset) -> io::Result<()> {
+        self.seat_mut(at)?.clock = Some(clock);
+        Ok(())
+    }
+
+    /// The next process of this member is of the next build.
+    ///
+    /// # Errors
+    /// There is no such member.
+    pub fn change_build(&mut self, at: usize) -> io::Result<()> {
+        let builds = self.builds.len().max(1);
+        let seat = self.seat_mut(at)?;
+        seat.build = (seat.build + 1) % builds;
+        Ok(())
+    }
+
+    /// Says whether this member's process may end by itself.
+    ///
+    /// # Errors
+    /// There is no such member.
+    pub fn may_end(&mut self, at: usize, may: bool) -> io::Result<()> {
+        self.seat_mut(at)?.may_end = may;
+        Ok(())
+    }
+
+    /// Looks for processes that ended by themselves. That is trouble, unless it was to be expected.
+    pub fn look(&mut self) {
+        for at in 0..self.seats.len() {
+            let Some(seat) = self.seats.get_mut(at) else { continue };
+            let Some(process) = &mut seat.process else { continue };
+            let ended = match process.ended() {
+                Ok(None) => continue,
+                Ok(Some(status)) => describe(status),
+                Err(error) => error.to_string(),
+            };
+            seat.process = None;
+            let name = seat.name.clone();
+            self.chronicle.is(at, State::Down);
+            if seat.may_end {
+                self.chronicle.note(format!("{name} ended by itself ({ended}), as it may"));
+            } else {
+                let said = self.said(at, 0);
+                self.chronicle.trouble(
+                    "member ended",
+                    format!("{name} ended by itself: {ended}. Its last words: {said}"),
+                );
+            }
+        }
+    }
+
+    /// Waits until a member's process has ended by itself; `None` if it does not in time.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn wait_for_end(&mut self, at: usize, patience: Duration) -> io::Result<Option<ExitStatus>> {
+        let Some(process) = &mut self.seat_mut(at)?.process else { return Ok(None) };
+        match process.wait(patience) {
+            Ok(status) => {
+                self.seat_mut(at)?.process = None;
+                self.chronicle.is(at, State::Down);
+                Ok(Some(status))
+            }
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// How long a member's log is, in bytes.
+    pub fn log_bytes(&self, at: usize) -> u64 {
+        let path = self.seats.get(at).map(|seat| &seat.log_path);
+        path.and_then(|path| path.metadata().ok()).map_or(0, |metadata| metadata.len())
+    }
+
+    /// What a member wrote to its log from here on, but for the last part at most.
+    pub fn said(&self, at: usize, from: u64) -> String {
+        let read = || -> io::Result<String> {
+            let mut file = File::open(&self.seat(at)?.log_path)?;
+            let len = file.metadata()?.len();
+            file.seek(SeekFrom::Start(from.max(len.saturating_sub(QUOTE_BYTES))))?;
+            let mut said = Vec::new();
+            file.read_to_end(&mut said)?;
+            Ok(String::from_utf8_lossy(&said).trim().to_owned())
+        };
+        read().unwrap_or_else(|error| error.to_string())
+    }
+
+    /// Calls a unary method at a member, over a connection of its own.
+    ///
+    /// # Errors
+    /// The server's, or the connection's.
+    pub fn call<A: Message + Default>(
+        &self,
+        at: usize,
+        path: &str,
+        request: &impl Message,
+    ) -> Result<A, Status> {
+        self.call_within(at, path, request, CALL_TIME_MAX)
+    }
+
+    /// As [`Cluster::call`], with this much time.
+    ///
+    /// # Errors
+    /// As [`Cluster::call`].
+    pub fn call_within<A: Message + Default>(
+        &self,
+        at: usize,
+        path: &str,
+        request: &impl Message,
+        time: Duration,
+    ) -> Result<A, Status> {
+        self.runtime.block_on(async {
+            let (channel, _) = self.ground.connect(at).await?;
+            let options = CallOptions::default().within(time);
+            let answer = channel.unary_with(path, &options, request.encode_to_vec().into()).await?;
+            A::decode(answer).map_err(|error| Status::with(Code::Internal, format!("not an answer: {error}")))
+        })
+    }
+
+    /// Asks a member as a client whose operations are recorded, so that the judge knows of it.
+    pub fn operate(&self, at: usize, request: oracle::Request) -> oracle::Outcome {
+        self.runtime.block_on(Session::new(&self.ground, OPERATOR, at).ask(request))
+    }
+
+    /// Lets something be done in the background's own time.
+    pub fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
+        self.runtime.block_on(future)
+    }
+
+    /// What a member says of itself.
+    ///
+    /// # Errors
+    /// As [`Cluster::call`].
+    pub fn status(&self, at: usize) -> Result<pb::StatusResponse, Status> {
+        let time = Duration::from_secs(1);
+        self.call_within(at, "/etcdserverpb.Maintenance/Status", &pb::StatusRequest {}, time)
+    }
+
+    /// Whether a member answers a linearizable read.
+    ///
+    /// # Errors
+    /// Why it does not.
+    pub fn healthy(&self, at: usize) -> Result<i64, Status> {
+        let request = pb::RangeRequest { key: "none".into(), ..pb::RangeRequest::default() };
+        let time = Duration::from_secs(2);
+        let answer: pb::RangeResponse = self.call_within(at, "/etcdserverpb.KV/Range", &request, time)?;
+        Ok(answer.header.map_or(0, |header| header.revision))
+    }
+
+    /// Starts those who do not run, and waits until all are healthy.
+    ///
+    /// # Errors
+    /// Who is not, and why.
+    pub fn recover(&mut self) -> io::Result<()> {
+        let deadline = Instant::now() + RECOVERY_TIME_MAX;
+        for at in 0..self.size() {
+            if !self.runs(at) {
+                self.start(at)?;
+            }
+        }
+        for at in 0..self.size() {
+            loop {
+                self.look();
+                let error = match self.healthy(at) {
+                    Ok(_) => break,
+                    Err(status) => status,
+                };
+                if !self.runs(at) {
+                    return Err(io::Error::other(format!("m{at} does not stay up")));
+                }
+                if Instant::now() > deadline {
+                    let seconds = RECOVERY_TIME_MAX.as_secs();
+                    return Err(io::Error::other(format!("m{at} is not healthy after {seconds} s: {error}")));
+                }
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        }
+        Ok(())
+    }
+
+    /// Who leads, when a majority has a leader and it says so itself.
+    pub fn leader(&self, patience: Duration) -> Option<usize> {
+        let deadline = Instant::now() + patience;
+        loop {
+            let mut leads = None;
+            for at in 0..self.size() {
+                let Ok(status) = self.status(at) else { continue };
+                let own = status.header.as_ref().map_or(0, |header| header.member_id);
+                // A leader that was cut off may not know yet that there is a newer one.
+                if own != 0
+                    && own == status.leader
+                    && leads.is_none_or(|(_, term)| term < status.raft_term)
+                {
+                    leads = Some((at, status.raft_term));
+                }
+            }
+            if leads.is_some() || Instant::now() > deadline {
+                return leads.map(|(at, _)| at);
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Asks again while the answer is one that goes by, at whichever member runs.
+    fn insist<A: Message + Default>(
+        &self,
+        but: usize,
+        path: &str,
+        request: &impl Message,
+        is_done: impl Fn(&Status) -> bool,
+    ) -> io::Result<()> {
+        let deadline = Instant::now() + RECOVERY_TIME_MAX;
+        let mut others = (0..self.size()).filter(|at| *at != but && self.runs(*at)).collect::<Vec<_>>();
+        loop {
+            let Some(at) = others.first().copied() else {
+                return Err(io::Error::other("no other member runs"));
+            };
+            match self.call::<A>(at, path, request) {
+                Ok(_) => return Ok(()),
+                Err(status) if is_done(&status) => return Ok(()),
+                Err(status) => {
+                    let passes = matches!(status.code, Code::Unavailable | Code::DeadlineExceeded)
+                        || status.message == error::UNHEALTHY.message
+                        || status.message == error::MEMBER_NOT_ENOUGH_STARTED.message
+                        || status.message == error::TOO_MANY_REQUESTS.message;
+                    if !passes || Instant::now() > deadline {
+                        return Err(io::Error::other(format!("{path} at m{at}: {status}")));
+                    }
+                }
+            }
+            others.rotate_left(1);
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// Does what an operator does after a member's disk is lost: removes the member, adds a new one with its addresses
+    /// and starts it with nothing. The member must not run.
+    ///
+    /// # Errors
+    /// What the cluster refuses.
+    pub fn replace(&mut self, at: usize) -> io::Result<()> {
+        let peer = format!("http://{}:{PEER_PORT}", self.seat(at)?.address);
+        let other = (0..self.size())
+            .find(|other| *other != at && self.runs(*other))
+            .ok_or_else(|| io::Error::other("no other member runs"))?;
+        // As this member knows them; it may lag behind, never by this member's own addition.
+        let deadline = Instant::now() + RECOVERY_TIME_MAX;
+        let members = loop {
+            let request = pb::MemberListRequest { linearizable: true };
+            let answer: Result<pb::MemberListResponse, _> =
+                self.call(other, "/etcdserverpb.Cluster/MemberList", &request);
+            match answer {
+                Ok(list) => break list.members,
+                Err(status) if Instant::now() > deadline => return Err(io::Error::other(status.to_string())),
+                Err(_) => std::thread::sleep(Duration::from_millis(100)),
+            }
+        };
+        if let Some(member) = members.iter().find(|member| member.peer_urls.contains(&peer)) {
+            let request = pb::MemberRemoveRequest { id: member.id };
+            self.insist::<pb::MemberRemoveResponse>(
+                at,
+                "/etcdserverpb.Cluster/MemberRemove",
+                &request,
+                |status| status.message == error::MEMBER_NOT_FOUND.message,
+            )?;
+        }
+        let request = pb::MemberAddRequest { peer_urls: vec![peer], is_learner: false };
+        self.insist::<pb::MemberAddResponse>(
+            at,
+            "/etcdserverpb.Cluster/MemberAdd",
+            &request,
+            |status| status.message == error::PEER_URL_EXIST.message,
+        )?;
+        let seat = self.seat_mut(at)?;
+        if seat.data_dir.exists() {
+            std::fs::remove_dir_all(&seat.data_dir)?;
+        }
+        seat.joined = true;
+        self.start(at)
+    }
+
+    /// Takes back every alarm about room.
+    pub fn disarm(&self) {
+        for at in 0..self.size() {
+            let request = pb::AlarmRequest {
+                action: pb::alarm_request::AlarmAction::Get as i32,
+                member_id: 0,
+                alarm: pb::AlarmType::None as i32,
+            };
+            let Ok(list) = self.call::<pb::AlarmResponse>(at, "/etcdserverpb.Maintenance/Alarm", &request)
+            else {
+                continue;
+            };
+            let mut all_back = true;
+            for alarm in list.alarms {
+                if alarm.alarm() != pb::AlarmType::Nospace {
+                    let kind = alarm.alarm().as_str_name();
+                    self.chronicle
+                        .trouble("alarm", format!("member {:x} raised {kind}", alarm.member_id));
+                }
+                let request = pb::AlarmRequest {
+                    action: pb::alarm_request::AlarmAction::Deactivate as i32,
+                    member_id: alarm.member_id,
+                    alarm: alarm.alarm,
+                };
+                let answer: Result<pb::AlarmResponse, _> =
+                    self.call(at, "/etcdserverpb.Maintenance/Alarm", &request);
+                all_back &= answer.is_ok();
+            }
+            if all_back {
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! A client that throws history away, now here, now there.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use oracle::Request;
+use tokio::sync::watch;
+
+use crate::load::{Phase, pause};
+use crate::rng::Rng;
+use crate::session::{Ground, Session};
+
+/// Compacts until the phase ends.
+pub async fn work(ground: Arc<Ground>, number: u64, mut rng: Rng, mut phase: watch::Receiver<Phase>) {
+    let mut session = Session::new(&ground, number, 0);
+    while pause(&mut phase, Duration::from_millis(rng.between(1000, 6000))).await {
+        session.move_to(rng.index(ground.addresses.len()));
+        let Ok(newest) = session.revision().await else { continue };
+        let behind = rng.between(0, 1000) as i64;
+        let physical = rng.percent(40);
+        // Sometimes what is compacted already, or not yet there: then it is refused.
+        let revision = (newest + 5 - behind).max(1);
+        session.ask(Request::Compact { revision, physical }).await;
+    }
+}

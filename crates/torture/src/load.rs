@@ -1,0 +1,178 @@
+//! All clients of a run, in a thread of their own.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::LocalSet;
+
+use crate::chronicle::Chronicle;
+use crate::key_client::Known;
+use crate::rng::Rng;
+use crate::session::Ground;
+use crate::{compactor, key_client, lease_client, lock_client, prober, watch_client};
+
+/// What clients are to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Ask.
+    Work,
+    /// Finish what is under way. Watches go on.
+    Rest,
+    /// Watches end when they have come to this revision.
+    Drain(i64),
+    /// End whatever is missing.
+    Over,
+}
+
+/// Whether clients still work.
+pub(crate) fn working(phase: &watch::Receiver<Phase>) -> bool {
+    *phase.borrow() == Phase::Work
+}
+
+/// Waits, unless work ends before. True: it has not.
+pub(crate) async fn pause(phase: &mut watch::Receiver<Phase>, time: Duration) -> bool {
+    pause_until(phase, tokio::time::Instant::now() + time).await
+}
+
+/// As [`pause`], to a moment.
+pub(crate) async fn pause_until(phase: &mut watch::Receiver<Phase>, due: tokio::time::Instant) -> bool {
+    let over = phase.wait_for(|phase| *phase != Phase::Work);
+    tokio::time::timeout_at(due, over).await.is_err()
+}
+
+/// Numbers of clients, by kind: the first of each.
+const FOLLOWERS: u64 = 1000;
+const GLANCERS: u64 = 2000;
+const LOCKERS: u64 = 3000;
+const LESSEES: u64 = 4000;
+const COMPACTOR: u64 = 5000;
+/// The last reading of everything at each member.
+pub const REREADERS: u64 = 6000;
+
+/// How much clients do.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    /// Clients that read and write keys.
+    pub clients: usize,
+    /// Operations per second of all these together, at most.
+    pub rate: u64,
+    /// Decides what they ask.
+    pub seed: u64,
+}
+
+/// Clients at work.
+pub struct Load {
+    phase: watch::Sender<Phase>,
+    workers_done: watch::Receiver<bool>,
+    thread: JoinHandle<()>,
+}
+
+impl Load {
+    /// Starts them all.
+    ///
+    /// # Errors
+    /// No thread can be had.
+    pub fn start(ground: &Arc<Ground>, chronicle: &Arc<Chronicle>, plan: Plan) -> std::io::Result<Load> {
+        let (phase, phases) = watch::channel(Phase::Work);
+        let (done, workers_done) = watch::channel(false);
+        let (ground, chronicle) = (Arc::clone(ground), Arc::clone(chronicle));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let thread = std::thread::Builder::new().name("clients".to_owned()).spawn(move || {
+            runtime.block_on(LocalSet::new().run_until(all(ground, chronicle, plan, phases, done)));
+        })?;
+        Ok(Load { phase, workers_done, thread })
+    }
+
+    /// Ends the work: true when all have finished what was under way.
+    pub async fn rest(&mut self, patience: Duration) -> bool {
+        self.phase.send_replace(Phase::Rest);
+        let done = self.workers_done.wait_for(|done| *done);
+        matches!(tokio::time::timeout(patience, done).await, Ok(Ok(_)))
+    }
+
+    /// Waits until watches have told everything up to a revision, and ends. False: some have not in time, or a client
+    /// failed.
+    pub fn drain(self, revision: i64, patience: Duration) -> bool {
+        self.phase.send_replace(Phase::Drain(revision));
+        let deadline = std::time::Instant::now() + patience;
+        while !self.thread.is_finished() && std::time::Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let in_time = self.thread.is_finished();
+        self.phase.send_replace(Phase::Over);
+        self.thread.join().is_ok() && in_time
+    }
+}
+
+async fn all(
+    ground: Arc<Ground>,
+    chronicle: Arc<Chronicle>,
+    plan: Plan,
+    phase: watch::Receiver<Phase>,
+    done: watch::Sender<bool>,
+) {
+    let members = ground.addresses.len();
+    let known = Arc::new(Known::default());
+    let mut watches = Vec::new();
+    let mut workers = Vec::new();
+    let every = Duration::from_secs_f64(plan.clients as f64 / plan.rate.max(1) as f64);
+    for member in 0..members {
+        let nth = member as u64;
+        let rng = |purpose: u64| Rng::new(plan.seed, purpose + nth);
+        let ground = || Arc::clone(&ground);
+        watches.push(tokio::task::spawn_local(watch_client::follow(
+            ground(),
+            FOLLOWERS + nth,
+            member,
+            phase.clone(),
+        )));
+        watches.push(tokio::task::spawn_local(prober::probe(
+            ground(),
+            Arc::clone(&chronicle),
+            member,
+            phase.clone(),
+        )));
+        workers.push(tokio::task::spawn_local(watch_client::glance(
+            ground(),
+            Arc::clone(&known),
+            GLANCERS + nth,
+            member,
+            rng(GLANCERS),
+            phase.clone(),
+        )));
+        let lock = lock_client::work(ground(), LOCKERS + nth, member, rng(LOCKERS), phase.clone());
+        workers.push(tokio::task::spawn_local(lock));
+        let lease = lease_client::work(ground(), LESSEES + nth, member, rng(LESSEES), phase.clone());
+        workers.push(tokio::task::spawn_local(lease));
+    }
+    for number in 0..plan.clients {
+        workers.push(tokio::task::spawn_local(key_client::work(
+            Arc::clone(&ground),
+            Arc::clone(&known),
+            number as u64,
+            number % members.max(1),
+            every,
+            Rng::new(plan.seed, number as u64),
+            phase.clone(),
+        )));
+    }
+    workers.push(tokio::task::spawn_local(compactor::work(
+        Arc::clone(&ground),
+        COMPACTOR,
+        Rng::new(plan.seed, COMPACTOR),
+        phase.clone(),
+    )));
+    for worker in workers {
+        if let Err(error) = worker.await {
+            chronicle.trouble("client failed", error.to_string());
+        }
+    }
+    done.send_replace(true);
+    for watch in watches {
+        if let Err(error) = watch.await {
+            chronicle.trouble("client failed", error.to_string());
+        }
+    }
+}

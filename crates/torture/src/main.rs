@@ -1,0 +1,54 @@
+//! The program `mainstay-torture`.
+
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use torture::options::{self, Invocation};
+use torture::{report, run, timeline};
+
+/// Set by the first signal that asks for an end; at the second the program ends as signals end programs.
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn interrupt(signal: libc::c_int) {
+    INTERRUPTED.store(true, Ordering::Relaxed);
+    // SAFETY: signal may be called in a handler; the default action is a valid disposition.
+    unsafe { libc::signal(signal, libc::SIG_DFL) };
+}
+
+fn main() -> ExitCode {
+    let arguments: Result<Vec<String>, _> = std::env::args_os().skip(1).map(|word| word.into_string()).collect();
+    let Ok(arguments) = arguments else {
+        eprintln!("arguments have to be UTF-8");
+        return ExitCode::from(2);
+    };
+    let options = match options::parse(&arguments) {
+        Ok(Invocation::Help) => {
+            print!("{}", options::help());
+            return ExitCode::SUCCESS;
+        }
+        Ok(Invocation::Run(options)) => *options,
+        Err(error) => {
+            eprintln!("mainstay-torture: {error}");
+            return ExitCode::from(2);
+        }
+    };
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        let handler = interrupt as extern "C" fn(libc::c_int);
+        // SAFETY: the handler stores to an atomic and calls signal, both of which handlers may.
+        unsafe { libc::signal(signal, handler as libc::sighandler_t) };
+    }
+    let finding = match run::run(options, &INTERRUPTED) {
+        Ok(finding) => finding,
+        Err(run::SetupError(error)) => {
+            eprintln!("mainstay-torture: {error}");
+            return ExitCode::from(2);
+        }
+    };
+    let kept = report::write(&finding).and_then(|()| timeline::write(&finding));
+    print!("{}", report::summary(&finding));
+    if let Err(error) = kept {
+        eprintln!("mainstay-torture: {}: {error}", finding.out.display());
+        return ExitCode::from(2);
+    }
+    if finding.is_clean() { ExitCode::SUCCESS } else { ExitCode::from(1) }
+}

@@ -1,0 +1,431 @@
+//! A run from beginning to end.
+
+use std::collections::BTreeMap;
+use std::io::{self, IsTerminal as _, Write as _};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use oracle::{History, Note, Settings, Verdict};
+
+use crate::chronicle::{Chapters, Chronicle};
+use crate::cluster::{CLIENT_PORT, Cluster, Parts};
+use crate::fault::{Fault, Need};
+use crate::injector::Injector;
+use crate::load::{Load, Plan};
+use crate::network::Network;
+use crate::options::{NetworkKind, Options};
+use crate::record::Record;
+use crate::rng::Rng;
+use crate::session::Ground;
+use crate::settlement;
+use crate::small_disk::SmallDisk;
+use crate::{isolation, leftovers};
+
+/// Of each member's file system. Images are sparse.
+const DISK_BYTES: u64 = 1 << 30;
+/// How long clients may take to finish what is under way.
+const REST_TIME_MAX: Duration = Duration::from_secs(60);
+/// How long watches may take to tell what is left.
+const DRAIN_TIME_MAX: Duration = Duration::from_secs(60);
+/// By how much members' clocks and ours may drift apart, in millionths; all are of one machine.
+const DRIFT_PPM: u64 = 1000;
+/// What a lease may seem to lack: a timer's grain.
+const LEASE_SLACK: u64 = 10_000_000;
+
+/// Why a run could not be set up.
+#[derive(Debug)]
+pub struct SetupError(pub String);
+
+impl From<io::Error> for SetupError {
+    fn from(error: io::Error) -> SetupError {
+        SetupError(error.to_string())
+    }
+}
+
+/// What a run found.
+pub struct Finding {
+    /// As it was asked for; paths and seed are filled in.
+    pub options: Options,
+    /// Faults that were injected.
+    pub faults: Vec<Fault>,
+    /// Faults that this machine does not allow, and why.
+    pub skipped: Vec<(Fault, String)>,
+    /// What was done to members.
+    pub chapters: Chapters,
+    /// What clients saw.
+    pub history: History,
+    /// What the oracle says of that.
+    pub verdict: Verdict,
+    /// How long judging took.
+    pub judging: Duration,
+    /// How often what failed.
+    pub failures: BTreeMap<String, u64>,
+    /// When clients ended their work, in nanoseconds.
+    pub worked: u64,
+    /// Where results are.
+    pub out: PathBuf,
+}
+
+impl Finding {
+    /// Whether everything was as promised.
+    pub fn is_clean(&self) -> bool {
+        self.verdict.is_clean() && self.chapters.troubles.is_empty()
+    }
+}
+
+/// Thaws file systems when this program is gone, whatever way it went: a process whose disk is frozen cannot even be
+/// killed.
+struct ThawGuard {
+    stdin: Option<ChildStdin>,
+    child: Child,
+}
+
+impl ThawGuard {
+    fn start(disks: &[SmallDisk]) -> io::Result<ThawGuard> {
+        let script = "cat >/dev/null; for dir; do fsfreeze -u \"$dir\" 2>/dev/null; done";
+        let mut command = Command::new("sh");
+        command.args(["-c", script, "thaw"]).args(disks.iter().map(SmallDisk::path));
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
+        let mut child = command.spawn()?;
+        Ok(ThawGuard { stdin: child.stdin.take(), child })
+    }
+}
+
+impl Drop for ThawGuard {
+    fn drop(&mut self) {
+        self.stdin = None;
+        // It ends by itself now.
+        let _ = self.child.wait();
+    }
+}
+
+/// What this machine gives a run.
+struct Machine {
+    addresses: Vec<Ipv4Addr>,
+    network: Option<Network>,
+    disks: Vec<SmallDisk>,
+    /// What is missing, and why.
+    missing: Vec<(Need, String)>,
+    work_dir: leftovers::WorkDir,
+}
+
+impl Machine {
+    fn set_up(options: &Options, seed: u64) -> Result<Machine, SetupError> {
+        let work_dir = leftovers::WorkDir::make()?;
+        let mut missing = Vec::new();
+        let mut network = None;
+        let wants_network = options.network != Some(NetworkKind::Loopback);
+        let entered = match isolation::enter(wants_network) {
+            Ok(()) if wants_network => {
+                let mut no_shaper = None;
+                network = Some(Network::make(options.members, seed, &mut no_shaper)?);
+                missing.extend(no_shaper.map(|why| (Need::Shaping, why)));
+                Ok(())
+            }
+            entered => entered,
+        };
+        match (&entered, wants_network) {
+            (Err(error), true) if options.network == Some(NetworkKind::Namespaces) => {
+                return Err(SetupError(format!(
+                    "--network namespaces: network namespaces need root: {error}"
+                )));
+            }
+            (Err(error), true) => {
+                for need in [Need::Network, Need::Shaping] {
+                    missing.push((need, format!("network namespaces need root: {error}")));
+                }
+            }
+            (_, false) => {
+                for need in [Need::Network, Need::Shaping] {
+                    missing.push((need, "members are on the loopback".to_owned()));
+                }
+            }
+            (Ok(()), true) => {}
+        }
+        if let Err(error) = isolation::probe_clock() {
+            missing.push((Need::Clock, error.to_string()));
+        }
+        let mut disks = Vec::new();
+        let probed = match &entered {
+            Ok(()) => isolation::probe_disk(work_dir.path()),
+            Err(_) => Err(io::Error::other("mounting file systems needs root")),
+        };
+        match probed {
+            Ok(()) => {
+                for at in 0..options.members {
+                    disks.push(SmallDisk::make(work_dir.path(), &format!("m{at}"), DISK_BYTES)?);
+                }
+            }
+            Err(error) => missing.push((Need::Disk, error.to_string())),
+        }
+        let [.., high, low] = std::process::id().to_be_bytes();
+        let loopback = |at: usize| {
+            Ipv4Addr::new(127, high.clamp(1, 254), low, u8::try_from(at + 1).unwrap_or(u8::MAX))
+        };
+        let address = |at: usize| if network.is_some() { Network::address(at) } else { loopback(at) };
+        let addresses = (0..options.members).map(address).collect();
+        Ok(Machine { addresses, network, disks, missing, work_dir })
+    }
+}
+
+/// Whether a binary is this project's server.
+fn is_own(server: &Path) -> bool {
+    let said = Command::new(server).arg("--help").stdin(Stdio::null()).output();
+    said.is_ok_and(|said| {
+        let both = [said.stdout, said.stderr].concat();
+        String::from_utf8_lossy(&both).contains("mainstay")
+    })
+}
+
+/// The server's binary, if none is named.
+fn default_server() -> Result<PathBuf, SetupError> {
+    let mut candidates = Vec::new();
+    if let Ok(own) = std::env::current_exe()
+        && let Some(dir) = own.parent()
+    {
+        candidates.push(dir.join("mainstay"));
+    }
+    candidates.push(PathBuf::from("target/release/mainstay"));
+    match candidates.iter().find(|path| path.is_file()) {
+        Some(path) => Ok(path.clone()),
+        None => {
+            let tried: Vec<String> = candidates.iter().map(|path| path.display().to_string()).collect();
+            Err(SetupError(format!(
+                "no server's binary at {}: build it (cargo build --release) or name it with --server",
+                tried.join(" nor ")
+            )))
+        }
+    }
+}
+
+fn existing(path: &Path) -> Result<PathBuf, SetupError> {
+    std::fs::canonicalize(path).map_err(|error| SetupError(format!("{}: {error}", path.display())))
+}
+
+fn out_dir(options: &Options) -> Result<PathBuf, SetupError> {
+    let path = match &options.out {
+        Some(path) => path.clone(),
+        None => {
+            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+            PathBuf::from(format!("torture-{}", now.map_or(0, |now| now.as_secs())))
+        }
+    };
+    let taken = std::fs::read_dir(&path).is_ok_and(|mut entries| entries.next().is_some());
+    if taken {
+        return Err(SetupError(format!("--out: {} is not empty", path.display())));
+    }
+    std::fs::create_dir_all(&path)
+        .map_err(|error| SetupError(format!("--out: {}: {error}", path.display())))?;
+    existing(&path)
+}
+
+/// Which faults are injected, and which are not, and why.
+fn choose(
+    options: &Options,
+    machine: &Machine,
+    own: bool,
+) -> Result<(Vec<Fault>, Vec<(Fault, String)>), SetupError> {
+    let mut chosen = Vec::new();
+    let mut skipped = Vec::new();
+    for fault in options.faults.as_deref().unwrap_or(Fault::ALL) {
+        let mut why = machine
+            .missing
+            .iter()
+            .find(|(need, _)| *need == fault.need())
+            .map(|(_, why)| why.clone());
+        if fault.need() == Need::OwnFiles && !own {
+            why = Some("the server's files are not this project's".to_owned());
+        }
+        if options.members == 1 && matches!(fault, Fault::Replace | Fault::FlipBit | Fault::MoveLeader) {
+            why = Some("a single member has nobody to go on without it".to_owned());
+        }
+        match why {
+            None => chosen.push(*fault),
+            // What was asked for by name is not left out in silence.
+            Some(why) if options.faults.is_some() && options.network == Some(NetworkKind::Loopback) => {
+                return Err(SetupError(format!("the fault {fault} is not possible here: {why}")));
+            }
+            Some(why) => skipped.push((*fault, why)),
+        }
+    }
+    Ok((chosen, skipped))
+}
+
+/// Does what the options say.
+///
+/// # Errors
+/// It could not be set up. What goes wrong after that is in the finding.
+pub fn run(mut options: Options, interrupted: &'static AtomicBool) -> Result<Finding, SetupError> {
+    let server = match &options.server {
+        Some(server) => existing(server)?,
+        None => existing(&default_server()?)?,
+    };
+    options.server = Some(server.clone());
+    let mut builds = vec![server.clone()];
+    if let Some(second) = &options.second_build {
+        builds.push(existing(second)?);
+    }
+    let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let random = clock.map_or(1, |now| now.subsec_nanos().into());
+    let seed = *options.seed.get_or_insert_with(|| Rng::new(random, std::process::id().into()).word() >> 32);
+    let out = out_dir(&options)?;
+    leftovers::remove();
+    let machine = Machine::set_up(&options, seed)?;
+    let (faults, skipped) = choose(&options, &machine, is_own(&server))?;
+    for (fault, why) in &skipped {
+        eprintln!("SKIPPED fault {fault}: {why}");
+    }
+
+    let addresses = &machine.addresses;
+    let ground = Arc::new(Ground {
+        record: Record::default(),
+        addresses: addresses.iter().map(|address| SocketAddr::from((*address, CLIENT_PORT))).collect(),
+        lives: addresses.iter().map(|_| AtomicU64::new(0)).collect(),
+        timeout: Duration::from_millis(options.timeout_ms),
+    });
+    let chronicle = Arc::new(Chronicle::new(&ground));
+    let guard = ThawGuard::start(&machine.disks)?;
+    let parts = Parts {
+        builds,
+        flags: options.flags.clone(),
+        addresses: machine.addresses,
+        network: machine.network,
+        disks: machine.disks,
+        work_dir: machine.work_dir.path().to_owned(),
+        out_dir: out.clone(),
+    };
+    let mut cluster = Cluster::plan(parts, &ground, &chronicle)?;
+    cluster.recover().map_err(|error| {
+        SetupError(format!("the cluster does not start: {error}; see {}/m*.log", out.display()))
+    })?;
+
+    let plan = Plan { clients: options.clients, rate: options.rate, seed };
+    let mut load = Load::start(&ground, &chronicle, plan)?;
+    let deadline = Instant::now() + Duration::from_secs(options.seconds);
+    let over = Arc::new(AtomicBool::new(false));
+    let progress = progress(&ground, &chronicle, deadline, options.seconds, &over)?;
+    let began = Instant::now();
+    let say = |text: &str| {
+        if options.verbose {
+            eprintln!("{:8.2} s  {text}", began.elapsed().as_secs_f64());
+        }
+    };
+    let stopped = || interrupted.load(Ordering::Relaxed);
+    let every = Duration::from_secs_f64(options.every);
+    let schedule = (faults.clone(), every, Rng::new(seed, 0xfa17));
+    let mut injector = Injector::new(&mut cluster, &chronicle, schedule, deadline, &stopped, &say);
+    injector.run();
+    if let Err(error) = injector.heal() {
+        chronicle.trouble("not healed", error.to_string());
+    }
+    let worked = chronicle.now();
+    if !cluster.block_on(load.rest(REST_TIME_MAX)) {
+        chronicle.trouble("client hangs", format!("clients did not end within {} s", REST_TIME_MAX.as_secs()));
+    }
+    let settled = settlement::settle(&mut cluster, &ground, &chronicle);
+    if !load.drain(settled.revision, DRAIN_TIME_MAX) {
+        chronicle.trouble(
+            "watch hangs",
+            format!("a watch did not come to revision {} within {} s", settled.revision, DRAIN_TIME_MAX.as_secs()),
+        );
+    }
+    cluster.look();
+    over.store(true, Ordering::Relaxed);
+    // It has no result.
+    let _ = progress.join();
+    let chapters = chronicle.lock().clone();
+    if options.keep {
+        keep(&cluster, &out)?;
+    }
+    // Processes before disks, and disks before the guard and the directory.
+    drop(cluster);
+    drop(guard);
+    drop(machine.work_dir);
+
+    let recorded = std::mem::take(&mut *ground.record.lock());
+    let mut history = History {
+        settings: Settings { lease_slack: LEASE_SLACK, clock_drift_ppm: DRIFT_PPM, ..Settings::default() },
+        operations: recorded.operations,
+        watches: recorded.watches,
+        holdings: recorded.holdings,
+        finals: settled.finals,
+        notes: Vec::new(),
+    };
+    for bar in &chapters.bars {
+        history.notes.push(Note { at: bar.from, text: format!("{}: {}", bar.name, bar.detail) });
+        if let Some(to) = bar.to {
+            history.notes.push(Note { at: to, text: format!("{} is over", bar.name) });
+        }
+    }
+    let judging = Instant::now();
+    let verdict = oracle::check(&history);
+    Ok(Finding {
+        options,
+        faults,
+        skipped,
+        chapters,
+        history,
+        verdict,
+        judging: judging.elapsed(),
+        failures: recorded.failures,
+        worked,
+        out,
+    })
+}
+
+/// Copies the members' data.
+fn keep(cluster: &Cluster, out: &Path) -> io::Result<()> {
+    for at in 0..cluster.size() {
+        let from = cluster.data_dir(at)?;
+        let to = out.join(format!("data-m{at}"));
+        let copied = Command::new("cp").arg("-a").arg("--sparse=always").arg(from).arg(&to).status()?;
+        if !copied.success() {
+            eprintln!("{} is not wholly copied to {}", from.display(), to.display());
+        }
+    }
+    Ok(())
+}
+
+/// A line that shows on a terminal how far the run is.
+fn progress(
+    ground: &Arc<Ground>,
+    chronicle: &Arc<Chronicle>,
+    deadline: Instant,
+    seconds: u64,
+    over: &Arc<AtomicBool>,
+) -> io::Result<std::thread::JoinHandle<()>> {
+    let (ground, chronicle, over) = (Arc::clone(ground), Arc::clone(chronicle), Arc::clone(over));
+    std::thread::Builder::new().name("progress".to_owned()).spawn(move || {
+        let mut terminal = std::io::stderr();
+        if !terminal.is_terminal() {
+            return;
+        }
+        while !over.load(Ordering::Relaxed) {
+            let left = deadline.saturating_duration_since(Instant::now()).as_secs();
+            let ([done, refused, unknown], events) = {
+                let record = ground.record.lock();
+                (record.tally, record.events)
+            };
+            let (faults, now, troubles) = {
+                let chapters = chronicle.lock();
+                let now = chapters.bars.last().filter(|bar| bar.to.is_none()).map(|bar| bar.name.clone());
+                (chapters.bars.len(), now.unwrap_or_else(|| "none".to_owned()), chapters.troubles.len())
+            };
+            let stage = if left > 0 { format!("{:>4} of {seconds} s", seconds - left) } else { "settling".to_owned() };
+            // What cannot be shown is not needed.
+            let _ = write!(
+                terminal,
+                "\r\x1b[K{stage} · {done} done, {refused} refused, {unknown} unknown · {events} events · \
+                 fault {faults}: {now} · {troubles} troubles"
+            );
+            let _ = terminal.flush();
+            std::thread::sleep(Duration::from_millis(250));
+        }
+        let _ = write!(terminal, "\r\x1b[K");
+    })
+}

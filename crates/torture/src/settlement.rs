@@ -1,0 +1,112 @@
+//! The end of a run: everything is healed, all members come equally far, and each says what it holds.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use api::Status;
+use api::etcdserverpb as pb;
+use oracle::Final;
+
+use crate::chronicle::Chronicle;
+use crate::cluster::{Cluster, RECOVERY_TIME_MAX};
+use crate::load::REREADERS;
+use crate::session::Ground;
+use crate::{translation, watch_client};
+
+/// A dump of everything may be large.
+const DUMP_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// How it ended.
+pub struct Settled {
+    /// The last revision.
+    pub revision: i64,
+    /// What each member said.
+    pub finals: Vec<Final>,
+}
+
+/// Brings everybody to the end and asks. What does not come there is trouble.
+pub fn settle(cluster: &mut Cluster, ground: &Arc<Ground>, chronicle: &Arc<Chronicle>) -> Settled {
+    if let Err(error) = cluster.recover() {
+        chronicle.trouble("not recovered", format!("at the end: {error}"));
+    }
+    cluster.disarm();
+    let revision = converge(cluster, chronicle);
+    let mut finals = Vec::new();
+    for at in 0..cluster.size() {
+        match ask(cluster, at, revision) {
+            Ok((last, compact_revision)) => {
+                finals.push(last);
+                let from = compact_revision.max(0) + 1;
+                if from <= revision {
+                    let reading =
+                        watch_client::reread(ground, REREADERS + at as u64, at, from, revision);
+                    cluster.block_on(reading);
+                }
+            }
+            Err(status) => chronicle.trouble("no final state", format!("m{at}: {status}")),
+        }
+    }
+    Settled { revision, finals }
+}
+
+/// Waits until no lease is left that could end, and all members have the same revision. Gives it.
+fn converge(cluster: &mut Cluster, chronicle: &Chronicle) -> i64 {
+    let deadline = Instant::now() + RECOVERY_TIME_MAX;
+    loop {
+        cluster.look();
+        let found: Vec<_> = (0..cluster.size()).map(|at| state(cluster, at)).collect();
+        let newest = found.iter().flatten().map(|(revision, ..)| *revision).max().unwrap_or_default();
+        let first = found.first().and_then(|first| first.as_ref().ok());
+        let same = first.is_some_and(|first| found.iter().all(|found| found.as_ref() == Ok(first)));
+        if same && first.is_some_and(|(_, _, leases)| *leases == 0) {
+            return newest;
+        }
+        if Instant::now() > deadline {
+            let words: Vec<String> = found
+                .iter()
+                .enumerate()
+                .map(|(at, found)| match found {
+                    Ok((revision, compacted, leases)) => {
+                        format!("m{at} at revision {revision}, compacted to {compacted}, with {leases} leases")
+                    }
+                    Err(status) => format!("m{at}: {status}"),
+                })
+                .collect();
+            let seconds = RECOVERY_TIME_MAX.as_secs();
+            chronicle.trouble("not converged", format!("after {seconds} s: {}", words.join("; ")));
+            return newest;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// A member's own revision, compact revision and number of leases.
+fn state(cluster: &Cluster, at: usize) -> Result<(i64, i64, usize), Status> {
+    let hash: pb::HashKvResponse =
+        cluster.call(at, "/etcdserverpb.Maintenance/HashKV", &pb::HashKvRequest { revision: 0 })?;
+    let leases: pb::LeaseLeasesResponse =
+        cluster.call(at, "/etcdserverpb.Lease/LeaseLeases", &pb::LeaseLeasesRequest {})?;
+    let revision = hash.header.as_ref().map_or(0, |header| header.revision);
+    Ok((revision, hash.compact_revision, leases.leases.len()))
+}
+
+/// What a member holds, and its compact revision.
+fn ask(cluster: &Cluster, at: usize, revision: i64) -> Result<(Final, i64), Status> {
+    let all = pb::RangeRequest {
+        key: "\0".into(),
+        range_end: "\0".into(),
+        serializable: true,
+        ..pb::RangeRequest::default()
+    };
+    let dump: pb::RangeResponse = cluster.call_within(at, "/etcdserverpb.KV/Range", &all, DUMP_TIME_MAX)?;
+    let request = pb::HashKvRequest { revision };
+    let hash: pb::HashKvResponse =
+        cluster.call_within(at, "/etcdserverpb.Maintenance/HashKV", &request, DUMP_TIME_MAX)?;
+    let last = Final {
+        member: at as u64,
+        revision: dump.header.map_or(0, |header| header.revision),
+        dump: Some(dump.kvs.into_iter().map(translation::key_value).collect()),
+        hash: Some((hash.hash, revision, hash.compact_revision)),
+    };
+    Ok((last, hash.compact_revision))
+}

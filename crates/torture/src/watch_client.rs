@@ -1,0 +1,248 @@
+//! Clients that watch: all keys for the whole run, and some keys for a while.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use api::etcdserverpb as pb;
+use api::etcdserverpb::watch_request::RequestUnion;
+use client::CallOptions;
+use http::{HeaderName, HeaderValue};
+use oracle::{End, Watch, WatchAnswer, WatchResponse};
+use prost::Message;
+use tokio::sync::watch;
+
+use crate::key_client::Known;
+use crate::load::{Phase, pause};
+use crate::rng::Rng;
+use crate::session::Ground;
+use crate::translation;
+
+/// From the first key, and to the last.
+const ALL: &[u8] = b"\0";
+/// After a stream broke, and before the next try.
+const REST: Duration = Duration::from_millis(100);
+
+/// When a watch is closed.
+enum Until {
+    /// When it has come to this revision, or has nothing more to tell for some time, or work is over.
+    Revision(i64),
+    /// When all clients are done and it has come to the last revision.
+    Drained,
+}
+
+/// Watches everything from revision 1 on, and goes on wherever a stream broke, until it is drained.
+pub async fn follow(ground: Arc<Ground>, number: u64, member: usize, mut phase: watch::Receiver<Phase>) {
+    let mut next = 1;
+    loop {
+        let mut watch = plan(&ground, number, member);
+        watch.key = ALL.to_vec();
+        watch.range_end = ALL.to_vec();
+        watch.start_revision = next;
+        watch.prev_kv = member == 1;
+        watch.fragment = member == 2;
+        let strict = number.is_multiple_of(2);
+        run(&ground, &mut watch, strict, Until::Drained, &mut phase).await;
+        // All that is told of one revision comes at once, so what has come need not come again.
+        for response in &watch.responses {
+            match &response.answer {
+                WatchAnswer::Events { events, fragment: false } => {
+                    next = events.iter().map(|event| event.kv.mod_revision + 1).fold(next, i64::max);
+                }
+                WatchAnswer::Canceled { compact_revision, .. } => next = next.max(*compact_revision),
+                _ => {}
+            }
+        }
+        let drained = matches!(watch.end, End::Drained(_));
+        if !watch.responses.is_empty() {
+            ground.record.lock().watches.push(watch);
+        }
+        if drained || matches!(*phase.borrow(), Phase::Over) {
+            return;
+        }
+        tokio::time::sleep(REST).await;
+    }
+}
+
+/// Opens watches from some revision of the past, one after the other, until work is over.
+pub async fn glance(
+    ground: Arc<Ground>,
+    known: Arc<Known>,
+    number: u64,
+    member: usize,
+    mut rng: Rng,
+    mut phase: watch::Receiver<Phase>,
+) {
+    while pause(&mut phase, Duration::from_millis(rng.between(500, 4000))).await {
+        let newest = known.newest();
+        let mut watch = plan(&ground, number, member);
+        if rng.percent(40) {
+            watch.key = format!("g{:06}/", ground.record.number() / 1500).into_bytes();
+            watch.range_end = b"h".to_vec();
+        } else {
+            watch.key = ALL.to_vec();
+            watch.range_end = ALL.to_vec();
+        }
+        watch.start_revision = (newest - rng.between(0, 600) as i64).max(1);
+        watch.prev_kv = rng.percent(30);
+        watch.no_put = rng.percent(10);
+        watch.no_delete = !watch.no_put && rng.percent(10);
+        watch.fragment = rng.percent(30);
+        let strict = rng.percent(50);
+        run(&ground, &mut watch, strict, Until::Revision(newest + 5), &mut phase).await;
+        if !watch.responses.is_empty() {
+            ground.record.lock().watches.push(watch);
+        }
+    }
+}
+
+/// At the end: one more watch of everything that is left, at one member.
+pub async fn reread(ground: &Arc<Ground>, number: u64, member: usize, from: i64, to: i64) {
+    let mut watch = plan(ground, number, member);
+    (watch.key, watch.range_end, watch.start_revision) = (ALL.to_vec(), ALL.to_vec(), from);
+    let (_sender, mut phase) = watch::channel(Phase::Drain(to));
+    let patience = Duration::from_secs(30);
+    let reading = run(ground, &mut watch, false, Until::Drained, &mut phase);
+    // Without everything in time it is judged for what it has.
+    let _ = tokio::time::timeout(patience, reading).await;
+    ground.record.lock().watches.push(watch);
+}
+
+fn plan(ground: &Ground, client: u64, member: usize) -> Watch {
+    Watch {
+        id: ground.record.number(),
+        client,
+        member: member as u64,
+        life: 0,
+        opened: ground.record.now(),
+        key: Vec::new(),
+        range_end: Vec::new(),
+        start_revision: 0,
+        prev_kv: false,
+        no_put: false,
+        no_delete: false,
+        fragment: false,
+        responses: Vec::new(),
+        end: End::Broken,
+    }
+}
+
+/// Opens the watch and writes down what it tells, until it is over.
+async fn run(
+    ground: &Ground,
+    watch: &mut Watch,
+    strict: bool,
+    until: Until,
+    phase: &mut watch::Receiver<Phase>,
+) {
+    let Ok((channel, life)) = ground.connect(watch.member as usize).await else { return };
+    watch.life = life;
+    watch.opened = ground.record.now();
+    let mut options = CallOptions::default();
+    if strict {
+        let (name, value) = (HeaderName::from_static("hasleader"), HeaderValue::from_static("true"));
+        options = options.with(name, value);
+    }
+    let Ok((mut sender, mut receiver)) = channel.stream_with("/etcdserverpb.Watch/Watch", &options).await
+    else {
+        return;
+    };
+    let create = pb::WatchCreateRequest {
+        key: watch.key.clone().into(),
+        range_end: watch.range_end.clone().into(),
+        start_revision: watch.start_revision,
+        progress_notify: true,
+        filters: filters(watch),
+        prev_kv: watch.prev_kv,
+        watch_id: 0,
+        fragment: watch.fragment,
+    };
+    let request = pb::WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
+    if sender.send(request.encode_to_vec().into()).await.is_err() {
+        return;
+    }
+    let mut come = watch.start_revision - 1;
+    // A watch with filters may have nothing to tell for ever.
+    let patience = tokio::time::Instant::now()
+        + match until {
+            Until::Revision(_) => Duration::from_secs(3),
+            Until::Drained => Duration::from_secs(365 * 86_400),
+        };
+    loop {
+        let target = match (&until, &*phase.borrow_and_update()) {
+            (_, Phase::Over) => return,
+            (Until::Revision(to), Phase::Work) => *to,
+            (Until::Revision(_), _) => return,
+            (Until::Drained, Phase::Drain(to)) if come >= *to => {
+                watch.end = End::Drained(*to);
+                return;
+            }
+            (Until::Drained, _) => i64::MAX,
+        };
+        if come >= target {
+            return;
+        }
+        let message = match first(receiver.next(), tokio::time::timeout_at(patience, phase.changed())).await {
+            Either::First(message) => message,
+            Either::Second(Ok(Ok(()))) => continue,
+            Either::Second(_) => return,
+        };
+        let Ok(Some(message)) = message else { return };
+        let at = ground.record.now();
+        let Ok(message) = pb::WatchResponse::decode(message) else { return };
+        let revision = message.header.as_ref().map_or(0, |header| header.revision);
+        let answer = if message.canceled {
+            let (compact_revision, reason) = (message.compact_revision, message.cancel_reason);
+            WatchAnswer::Canceled { compact_revision, reason }
+        } else if message.created {
+            WatchAnswer::Created
+        } else if message.events.is_empty() {
+            come = come.max(revision);
+            WatchAnswer::Progress
+        } else {
+            let fragment = message.fragment;
+            let events: Vec<_> = message.events.into_iter().filter_map(translation::event).collect();
+            if !fragment {
+                come = events.iter().map(|event| event.kv.mod_revision).fold(come, i64::max);
+            }
+            ground.record.lock().events += events.len() as u64;
+            WatchAnswer::Events { events, fragment }
+        };
+        let canceled = matches!(answer, WatchAnswer::Canceled { .. });
+        watch.responses.push(WatchResponse { at, revision, answer });
+        if canceled {
+            watch.end = End::Canceled;
+            return;
+        }
+    }
+}
+
+fn filters(watch: &Watch) -> Vec<i32> {
+    use pb::watch_create_request::FilterType;
+    let mut filters = Vec::new();
+    if watch.no_put {
+        filters.push(FilterType::Noput as i32);
+    }
+    if watch.no_delete {
+        filters.push(FilterType::Nodelete as i32);
+    }
+    filters
+}
+
+/// Which of two futures was done first.
+enum Either<A, B> {
+    First(A),
+    Second(B),
+}
+
+/// Waits for the first of two that is done, the first of all if both are; the other is dropped.
+async fn first<A, B>(a: impl Future<Output = A>, b: impl Future<Output = B>) -> Either<A, B> {
+    let (mut a, mut b) = (pin!(a), pin!(b));
+    poll_fn(|cx| match a.as_mut().poll(cx) {
+        Poll::Ready(done) => Poll::Ready(Either::First(done)),
+        Poll::Pending => b.as_mut().poll(cx).map(Either::Second),
+    })
+    .await
+}
