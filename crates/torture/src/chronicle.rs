@@ -1,3 +1,5 @@
+//! What was done to members and what became of them.
+
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::session::Ground;

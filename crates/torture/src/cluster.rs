@@ -37,7 +37,7 @@ const QUOTE_BYTES: u64 = 1500;
 
 /// Flags of every member, before those that were asked for: small logs and little patience for laggards, so that
 /// checkpoints and snapshots are a matter of seconds.
-const FLAGS: &[&str] = &["--snapshot-count=1000", "--snapshot-catchup-entries=200"];
+const FLAGS: &[&str] = &["--snapshot-count=300", "--snapshot-catchup-entries=100"];
 
 /// A place for a member and who is there.
 struct Seat {
@@ -122,11 +122,6 @@ impl Cluster {
     /// How many members there are.
     pub fn size(&self) -> usize {
         self.seats.len()
-    }
-
-    /// How many builds there are.
-    pub fn builds(&self) -> usize {
-        self.builds.len()
     }
 
     /// A member's disk.

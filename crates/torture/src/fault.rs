@@ -1,3 +1,5 @@
+//! The faults there are.
+
 use std::fmt;
 
 /// What a fault needs of the machine.

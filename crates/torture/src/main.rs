@@ -1,8 +1,10 @@
 //! The program `mainstay-torture`.
 
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use oracle::History;
 use torture::options::{self, Invocation};
 use torture::{report, run, timeline};
 
@@ -27,6 +29,7 @@ fn main() -> ExitCode {
             return ExitCode::SUCCESS;
         }
         Ok(Invocation::Run(options)) => *options,
+        Ok(Invocation::Judge(path)) => return judge(&path),
         Err(error) => {
             eprintln!("mainstay-torture: {error}");
             return ExitCode::from(2);
@@ -51,4 +54,31 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     }
     if finding.is_clean() { ExitCode::SUCCESS } else { ExitCode::from(1) }
+}
+
+/// Judges a history that was kept.
+fn judge(path: &Path) -> ExitCode {
+    let text = std::fs::read_to_string(path).map_err(|error| error.to_string());
+    let history = text.and_then(|text| History::from_lines(&text).map_err(|error| error.to_string()));
+    let history = match history {
+        Ok(history) => history,
+        Err(error) => {
+            eprintln!("mainstay-torture: {}: {error}", path.display());
+            return ExitCode::from(2);
+        }
+    };
+    let verdict = oracle::check(&history);
+    for violation in &verdict.violations {
+        println!("VIOLATION   {violation}");
+    }
+    for undecided in &verdict.undecided {
+        println!("UNDECIDED   {}", undecided.text);
+    }
+    println!("judged      {:?}", verdict.figures);
+    if verdict.is_clean() {
+        println!("verdict     no violation");
+        return ExitCode::SUCCESS;
+    }
+    println!("verdict     {} violations, {} undecided", verdict.violations.len(), verdict.undecided.len());
+    ExitCode::from(1)
 }

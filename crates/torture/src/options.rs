@@ -1,3 +1,5 @@
+//! The flags.
+
 use std::path::PathBuf;
 
 use crate::fault::Fault;
@@ -75,6 +77,8 @@ pub enum Invocation {
     Help,
     /// A run.
     Run(Box<Options>),
+    /// The judgement of a history that was kept.
+    Judge(PathBuf),
 }
 
 /// One flag: its name, what its value is called (nothing: it has none), and what it means.
@@ -228,6 +232,7 @@ pub fn help() -> String {
         let usage = format!("--{} {}", flag.name, flag.value);
         out.push_str(&format!("  {usage:<22} {}\n", flag.text));
     }
+    out.push_str("  --judge PATH           run nothing: judge a history.jsonl that was kept\n");
     out.push_str("  --help                 this text\n\nFaults:\n");
     for fault in Fault::ALL {
         out.push_str(&format!("  {:<22} {}\n", fault.name(), fault.text()));
@@ -262,6 +267,12 @@ pub fn parse(arguments: &[String]) -> Result<Invocation, String> {
             Some((name, value)) => (name, Some(value)),
             None => (name, None),
         };
+        if name == "judge" {
+            return match inline.map(str::to_owned).or_else(|| rest.next().cloned()) {
+                Some(path) if !path.is_empty() => Ok(Invocation::Judge(PathBuf::from(path))),
+                _ => Err("--judge needs a value: the path of a history.jsonl".to_owned()),
+            };
+        }
         let Some(flag) = FLAGS.iter().find(|flag| flag.name == name) else {
             return Err(format!("unknown flag --{name}; see --help"));
         };

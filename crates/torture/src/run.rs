@@ -175,11 +175,8 @@ impl Machine {
 
 /// Whether a binary is this project's server.
 fn is_own(server: &Path) -> bool {
-    let said = Command::new(server).arg("--help").stdin(Stdio::null()).output();
-    said.is_ok_and(|said| {
-        let both = [said.stdout, said.stderr].concat();
-        String::from_utf8_lossy(&both).contains("mainstay")
-    })
+    let said = Command::new(server).arg("--version").stdin(Stdio::null()).output();
+    said.is_ok_and(|said| String::from_utf8_lossy(&said.stdout).contains("Mainstay Version"))
 }
 
 /// The server's binary, if none is named.
@@ -309,10 +306,9 @@ pub fn run(mut options: Options, interrupted: &'static AtomicBool) -> Result<Fin
     let deadline = Instant::now() + Duration::from_secs(options.seconds);
     let over = Arc::new(AtomicBool::new(false));
     let progress = progress(&ground, &chronicle, deadline, options.seconds, &over)?;
-    let began = Instant::now();
     let say = |text: &str| {
         if options.verbose {
-            eprintln!("{:8.2} s  {text}", began.elapsed().as_secs_f64());
+            eprintln!("{:8.2} s  {text}", chronicle.now() as f64 / 1e9);
         }
     };
     let stopped = || interrupted.load(Ordering::Relaxed);
