@@ -66,12 +66,25 @@ pub fn check(history: &History) -> Verdict {
     rules::headers::check(history, &mut verdict);
     let sequence = Sequence::new(history, &evidence, &timeline, &mut verdict);
     let compactions = Compactions::new(history);
-    rules::watches::check(history, &sequence.store, &compactions, &mut verdict);
     rules::compaction::check(history, &timeline, &mut verdict);
-    rules::refusals::check(history, &sequence, &timeline, &mut verdict);
-    rules::leases::check(history, &sequence, &timeline, &mut verdict);
-    rules::locks::check(history, &sequence, &mut verdict);
     rules::members::check(history, &mut verdict);
+    let mut by_content = Verdict::default();
+    rules::watches::check(history, &sequence.store, &compactions, &mut by_content);
+    rules::refusals::check(history, &sequence, &timeline, &mut by_content);
+    rules::leases::check(history, &sequence, &timeline, &mut by_content);
+    rules::locks::check(history, &sequence, &mut by_content);
+    verdict.figures.leases = by_content.figures.leases;
+    verdict.figures.leases_expired = by_content.figures.leases_expired;
+    for violation in by_content.violations {
+        if sequence.is_ambiguous && violation.kind.hangs_on_contents() {
+            let text = format!(
+                "in one possible order of writes with unknown outcomes, but perhaps not in all: {violation}"
+            );
+            verdict.leave_open(violation.operations, text);
+        } else {
+            verdict.add(violation);
+        }
+    }
     verdict
 }
 

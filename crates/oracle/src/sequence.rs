@@ -54,6 +54,8 @@ pub(crate) struct Sequence<'a> {
     /// What contradicted the sequence, with the revision.
     found: Vec<(i64, Violation)>,
     steps: u64,
+    /// Whether another way was left somewhere when the end was reached.
+    pub is_ambiguous: bool,
 }
 
 const SEARCH_STEPS_MAX: u64 = 300_000;
@@ -77,6 +79,7 @@ impl<'a> Sequence<'a> {
             ways: HashMap::new(),
             found: Vec::new(),
             steps: 0,
+            is_ambiguous: false,
         };
         sequence.claim(verdict);
         sequence.build(verdict);
@@ -191,6 +194,7 @@ impl<'a> Sequence<'a> {
             revision += 1;
         }
         verdict.figures.search_steps = self.steps;
+        self.is_ambiguous = forks.iter().any(|fork| !fork.untried.is_empty()) || open_from < i64::MAX;
         for (at, violation) in std::mem::take(&mut self.found) {
             if at >= open_from {
                 let text = format!(

@@ -315,7 +315,7 @@ impl Trial<'_> {
         branch(txn, self.store.succeeds(txn)).iter().find_map(|action| match action {
             Action::Range(range) if range.revision > self.store.revision => Some(Refusal::FutureRevision),
             Action::Put(put) if put.ignore_value || put.ignore_lease => {
-                self.store.live.get(put.key.as_slice()).is_none().then_some(Refusal::KeyNotFound)
+                (!self.store.live.contains_key(put.key.as_slice())).then_some(Refusal::KeyNotFound)
             }
             Action::Txn(inner) => self.refusal(inner),
             _ => None,

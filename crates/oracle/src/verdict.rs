@@ -150,6 +150,23 @@ pub enum Kind {
     FinalState,
 }
 
+impl Kind {
+    /// Whether it is found by looking at what the store held, which is not known for certain where writes with unknown
+    /// outcomes may have happened in more than one way that nobody saw.
+    pub(crate) fn hangs_on_contents(self) -> bool {
+        !matches!(
+            self,
+            Kind::WatchTwice
+                | Kind::WatchOrder
+                | Kind::WatchSplit
+                | Kind::WatchStart
+                | Kind::WatchCompacted
+                | Kind::LeaseEarly
+                | Kind::LeaseGrant
+        )
+    }
+}
+
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}: {}", self.kind, self.text)
