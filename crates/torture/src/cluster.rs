@@ -37,7 +37,8 @@ const QUOTE_BYTES: u64 = 1500;
 
 /// Flags of every member, before those that were asked for: small logs and little patience for laggards, so that
 /// checkpoints and snapshots are a matter of seconds.
-const FLAGS: &[&str] = &["--snapshot-count=300", "--snapshot-catchup-entries=100"];
+const FLAGS: &[&str] =
+    &["--snapshot-count=300", "--snapshot-catchup-entries=100", "--watch-progress-notify-interval=2s"];
 
 /// A place for a member and who is there.
 struct Seat {
@@ -174,10 +175,8 @@ impl Cluster {
         let seat = self.seat(at)?;
         let command = self.command(seat)?;
         let log = OpenOptions::new().create(true).append(true).open(&seat.log_path)?;
-        let place = Place {
-            network: self.network.as_ref().and_then(|network| network.place(at)),
-            clock: seat.clock,
-        };
+        let place =
+            Place { network: self.network.as_ref().and_then(|network| network.place(at)), clock: seat.clock };
         if let Some(life) = self.ground.lives.get(at) {
             life.fetch_add(1, Ordering::SeqCst);
         }
@@ -434,10 +433,7 @@ impl Cluster {
                 let Ok(status) = self.status(at) else { continue };
                 let own = status.header.as_ref().map_or(0, |header| header.member_id);
                 // A leader that was cut off may not know yet that there is a newer one.
-                if own != 0
-                    && own == status.leader
-                    && leads.is_none_or(|(_, term)| term < status.raft_term)
-                {
+                if own != 0 && own == status.leader && leads.is_none_or(|(_, term)| term < status.raft_term) {
                     leads = Some((at, status.raft_term));
                 }
             }
@@ -512,12 +508,9 @@ impl Cluster {
             )?;
         }
         let request = pb::MemberAddRequest { peer_urls: vec![peer], is_learner: false };
-        self.insist::<pb::MemberAddResponse>(
-            at,
-            "/etcdserverpb.Cluster/MemberAdd",
-            &request,
-            |status| status.message == error::PEER_URL_EXIST.message,
-        )?;
+        self.insist::<pb::MemberAddResponse>(at, "/etcdserverpb.Cluster/MemberAdd", &request, |status| {
+            status.message == error::PEER_URL_EXIST.message
+        })?;
         let seat = self.seat_mut(at)?;
         if seat.data_dir.exists() {
             std::fs::remove_dir_all(&seat.data_dir)?;
@@ -542,8 +535,7 @@ impl Cluster {
             for alarm in list.alarms {
                 if alarm.alarm() != pb::AlarmType::Nospace {
                     let kind = alarm.alarm().as_str_name();
-                    self.chronicle
-                        .trouble("alarm", format!("member {:x} raised {kind}", alarm.member_id));
+                    self.chronicle.trouble("alarm", format!("member {:x} raised {kind}", alarm.member_id));
                 }
                 let request = pb::AlarmRequest {
                     action: pb::alarm_request::AlarmAction::Deactivate as i32,

@@ -93,10 +93,7 @@ faults! {
 /// Names of several faults, for asking for them together.
 const GROUPS: &[(&str, &[Fault])] = &[
     ("kill", &[Fault::KillLeader, Fault::KillAny, Fault::KillAll]),
-    (
-        "partition",
-        &[Fault::PartitionLeader, Fault::PartitionMinority, Fault::PartitionAll, Fault::OneWay],
-    ),
+    ("partition", &[Fault::PartitionLeader, Fault::PartitionMinority, Fault::PartitionAll, Fault::OneWay]),
     ("network", &[Fault::SlowNet, Fault::LossyNet]),
     ("disk", &[Fault::SlowDisk, Fault::StalledDisk, Fault::FullDisk]),
     ("members", &[Fault::Replace, Fault::FlipBit]),

@@ -19,6 +19,8 @@ use crate::shaper::Quality;
 
 /// How long a leader may take to be found.
 const LEADER_TIME_MAX: Duration = Duration::from_secs(20);
+/// A log with less than this is not worth damaging: what follows may be no proof.
+const WRITTEN_BYTES_LEAST: u64 = 64 << 10;
 /// How often it is looked at whether the run is to end, and whether all processes are there.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
@@ -322,7 +324,11 @@ impl<'a> Injector<'a> {
         }
         let direction = if outwards { "to" } else { "from" };
         let names: Vec<String> = others.iter().map(|at| format!("m{at}")).collect();
-        self.tell(bar, &[at], &format!("nothing gets through {direction} m{at}'s peers {}", names.join(", ")));
+        self.tell(
+            bar,
+            &[at],
+            &format!("nothing gets through {direction} m{at}'s peers {}", names.join(", ")),
+        );
         for other in others {
             let (from, to) = if outwards { (at, other) } else { (other, at) };
             self.cut(from, to, Cut::Silent)?;
@@ -339,7 +345,11 @@ impl<'a> Injector<'a> {
         if fault == Fault::SlowNet {
             self.tell(bar, &all, &format!("links take up to 80 ms; those of m{limited} carry 100 kB/s"));
         } else {
-            self.tell(bar, &all, &format!("links lose {loss_percent} % of all packets, some come twice or late"));
+            self.tell(
+                bar,
+                &all,
+                &format!("links lose {loss_percent} % of all packets, some come twice or late"),
+            );
         }
         for from in 0..self.cluster.size() {
             for to in (0..self.cluster.size()).filter(|to| *to != from) {
@@ -376,9 +386,11 @@ impl<'a> Injector<'a> {
         let Some(target) = target.map(|header| header.member_id) else { return Ok(()) };
         let request = pb::MoveLeaderRequest { target_id: target };
         // It may have lost the leadership by itself meanwhile, or take too long: neither breaks a promise.
-        if let Err(status) =
-            self.cluster.call::<pb::MoveLeaderResponse>(from, "/etcdserverpb.Maintenance/MoveLeader", &request)
-        {
+        if let Err(status) = self.cluster.call::<pb::MoveLeaderResponse>(
+            from,
+            "/etcdserverpb.Maintenance/MoveLeader",
+            &request,
+        ) {
             self.chronicle.detail(bar, &[from, to], &format!("not done: {}", status.message));
         }
         Ok(())
@@ -408,13 +420,15 @@ impl<'a> Injector<'a> {
 
     /// Compacts as a client whose operations are recorded: the judge has to know of every compaction.
     fn record_compaction(&self, at: usize, request: pb::CompactionRequest) {
-        self.cluster.operate(at, oracle::Request::Compact {
-            revision: request.revision,
-            physical: request.physical,
-        });
+        self.cluster
+            .operate(at, oracle::Request::Compact { revision: request.revision, physical: request.physical });
     }
 
-    fn on_disk(&self, at: usize, act: impl Fn(&crate::small_disk::SmallDisk) -> io::Result<()>) -> io::Result<()> {
+    fn on_disk(
+        &self,
+        at: usize,
+        act: impl Fn(&crate::small_disk::SmallDisk) -> io::Result<()>,
+    ) -> io::Result<()> {
         match self.cluster.disk(at) {
             Some(disk) => act(disk),
             None => Err(io::Error::other(format!("m{at} has no disk of its own"))),
@@ -504,15 +518,41 @@ impl<'a> Injector<'a> {
                 }
             }
         }
+        // Without a checkpoint a start reads the whole log: then any record will do that others follow.
+        let whole_log = files.is_empty();
+        if whole_log && let Ok(entries) = std::fs::read_dir(member_dir.join("log")) {
+            for entry in entries {
+                let path = entry?.path();
+                if path.extension().is_some_and(|extension| extension == "seg") {
+                    files.push(path);
+                }
+            }
+            files.sort();
+            files.truncate(1);
+        }
         files.sort();
         if files.is_empty() {
             return Ok(None);
         }
         let path = files.swap_remove(self.rng.index(files.len()));
         let file = OpenOptions::new().read(true).write(true).open(&path)?;
-        let offset = self.rng.below(file.metadata()?.len());
+        let mut end = file.metadata()?.len();
+        if whole_log {
+            let bytes = std::fs::read(&path)?;
+            let written = bytes.iter().rposition(|byte| *byte != 0).unwrap_or_default() as u64;
+            if written < WRITTEN_BYTES_LEAST {
+                return Ok(None);
+            }
+            end = written / 2;
+        }
+        let mut offset = self.rng.below(end);
         let mut byte = [0];
         file.read_exact_at(&mut byte, offset)?;
+        // Zeros of a log may be padding, which nobody reads.
+        while whole_log && byte == [0] && offset < end {
+            offset += 1;
+            file.read_exact_at(&mut byte, offset)?;
+        }
         file.write_all_at(&byte.map(|byte| byte ^ (1 << self.rng.below(8))), offset)?;
         Ok(Some((path, offset)))
     }

@@ -112,7 +112,8 @@ pub async fn work(
 fn invent(rng: &mut Rng, known: &Known, id: u64, group: u64) -> Request {
     let mut order: Vec<usize> = (0..GROUP_KEYS).collect();
     rng.shuffle(&mut order);
-    let key = |nth: usize| format!("g{group:06}/{}", order.get(nth).copied().unwrap_or_default()).into_bytes();
+    let key =
+        |nth: usize| format!("g{group:06}/{}", order.get(nth).copied().unwrap_or_default()).into_bytes();
     let prefix = format!("g{group:06}/").into_bytes();
     let prefix_end = format!("g{group:06}0").into_bytes();
     let filling = if rng.percent(4) { rng.between(200, 4000) as usize } else { 0 };
@@ -167,8 +168,13 @@ fn invent(rng: &mut Rng, known: &Known, id: u64, group: u64) -> Request {
         }
         90..93 => Request::Range(all()),
         93..95 => {
-            let target =
-                [SortTarget::Key, SortTarget::Version, SortTarget::Create, SortTarget::Mod, SortTarget::Value];
+            let target = [
+                SortTarget::Key,
+                SortTarget::Version,
+                SortTarget::Create,
+                SortTarget::Mod,
+                SortTarget::Value,
+            ];
             let target = target.get(rng.index(target.len())).copied().unwrap_or_default();
             let order = if rng.percent(50) { Order::Ascend } else { Order::Descend };
             let limit = rng.between(0, 4) as i64;

@@ -94,11 +94,8 @@ async fn live(
     // Nobody renews it any more: it and its keys end, not before their time. Whoever looks sees when.
     let deadline = tokio::time::Instant::now() + Duration::from_secs(u64::try_from(ttl).unwrap_or(1) + 4);
     while tokio::time::Instant::now() < deadline && pause(phase, Duration::from_millis(250)).await {
-        let keys = Range {
-            key: prefix.clone().into(),
-            range_end: prefix_end.clone().into(),
-            ..Range::default()
-        };
+        let keys =
+            Range { key: prefix.clone().into(), range_end: prefix_end.clone().into(), ..Range::default() };
         match session.ask(Request::Range(keys)).await {
             Outcome::Done(_, Response::Range(range)) if range.kvs.iter().all(|kv| kv.lease != lease) => {
                 break;

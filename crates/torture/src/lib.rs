@@ -14,6 +14,7 @@
 //!
 //! Tests: `tests/it`; they need no root.
 
+mod bulk_client;
 pub mod chronicle;
 mod cluster;
 mod compactor;

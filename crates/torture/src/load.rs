@@ -11,7 +11,7 @@ use crate::chronicle::Chronicle;
 use crate::key_client::Known;
 use crate::rng::Rng;
 use crate::session::Ground;
-use crate::{compactor, key_client, lease_client, lock_client, prober, watch_client};
+use crate::{bulk_client, compactor, key_client, lease_client, lock_client, prober, watch_client};
 
 /// What clients are to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +48,7 @@ const GLANCERS: u64 = 2000;
 const LOCKERS: u64 = 3000;
 const LESSEES: u64 = 4000;
 const COMPACTOR: u64 = 5000;
+const BULK: u64 = 5500;
 /// The last reading of everything at each member.
 pub const REREADERS: u64 = 6000;
 
@@ -162,6 +163,12 @@ async fn all(
         Arc::clone(&ground),
         COMPACTOR,
         Rng::new(plan.seed, COMPACTOR),
+        phase.clone(),
+    )));
+    workers.push(tokio::task::spawn_local(bulk_client::work(
+        Arc::clone(&ground),
+        BULK,
+        Rng::new(plan.seed, BULK),
         phase.clone(),
     )));
     for worker in workers {

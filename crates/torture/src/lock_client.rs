@@ -65,12 +65,7 @@ fn first_of_all() -> Range {
 }
 
 /// Takes the lock, writes, gives it up. False: this session is of no use any more.
-async fn hold(
-    session: &mut Session,
-    lease: i64,
-    rng: &mut Rng,
-    phase: &mut watch::Receiver<Phase>,
-) -> bool {
+async fn hold(session: &mut Session, lease: i64, rng: &mut Rng, phase: &mut watch::Receiver<Phase>) -> bool {
     let ground = Arc::clone(session.ground());
     let key = format!("{PREFIX}{lease:x}").into_bytes();
     let id = ground.record.number();

@@ -18,7 +18,8 @@ extern "C" fn interrupt(signal: libc::c_int) {
 }
 
 fn main() -> ExitCode {
-    let arguments: Result<Vec<String>, _> = std::env::args_os().skip(1).map(|word| word.into_string()).collect();
+    let arguments: Result<Vec<String>, _> =
+        std::env::args_os().skip(1).map(|word| word.into_string()).collect();
     let Ok(arguments) = arguments else {
         eprintln!("arguments have to be UTF-8");
         return ExitCode::from(2);

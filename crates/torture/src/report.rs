@@ -153,12 +153,8 @@ fn listed<'a>(counts: impl IntoIterator<Item = (&'a str, u64)>) -> String {
 }
 
 fn recoveries(finding: &Finding) -> Vec<u64> {
-    let mut times: Vec<u64> = finding
-        .chapters
-        .bars
-        .iter()
-        .filter_map(|bar| Some(bar.recovered?.saturating_sub(bar.to?)))
-        .collect();
+    let mut times: Vec<u64> =
+        finding.chapters.bars.iter().filter_map(|bar| Some(bar.recovered?.saturating_sub(bar.to?))).collect();
     times.sort_unstable();
     times
 }
@@ -193,11 +189,8 @@ pub fn json(finding: &Finding) -> Value {
             })
         })
         .collect();
-    let skipped: Vec<Value> = finding
-        .skipped
-        .iter()
-        .map(|(fault, why)| json!({ "fault": fault.name(), "why": why }))
-        .collect();
+    let skipped: Vec<Value> =
+        finding.skipped.iter().map(|(fault, why)| json!({ "fault": fault.name(), "why": why })).collect();
     let violations: Vec<Value> = violations(finding)
         .into_iter()
         .map(|(at, kind, text)| json!({ "at_ms": at.map(millis), "kind": kind, "text": text }))
@@ -264,7 +257,10 @@ fn write_summary(finding: &Finding, out: &mut String) {
     let options = &finding.options;
     let server = options.server.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
     let seed = options.seed.unwrap_or_default();
-    line("run", format!("{server}, {} members, {} s, seed {seed}", options.members, finding.worked / 1_000_000_000));
+    line(
+        "run",
+        format!("{server}, {} members, {} s, seed {seed}", options.members, finding.worked / 1_000_000_000),
+    );
     let operations = &finding.history.operations;
     for sort in Sort::ALL {
         let [done, refused, unknown] = outcomes(operations, sort);
@@ -272,7 +268,11 @@ fn write_summary(finding: &Finding, out: &mut String) {
         let at = |per_mille| quantile(&times, per_mille).map_or(0.0, millis);
         line(
             sort.name(),
-            format!("{done} done, {refused} refused, {unknown} unknown; p50 {} ms, p99 {} ms", at(500), at(990)),
+            format!(
+                "{done} done, {refused} refused, {unknown} unknown; p50 {} ms, p99 {} ms",
+                at(500),
+                at(990)
+            ),
         );
     }
     line("failures", listed(finding.failures.iter().map(|(kind, count)| (kind.as_str(), *count))));
@@ -281,22 +281,31 @@ fn write_summary(finding: &Finding, out: &mut String) {
     if !skipped.is_empty() {
         line("skipped", skipped.into_iter().collect::<Vec<_>>().join(", "));
     }
-    for (name, times) in
-        [("recovery", recoveries(finding)), ("failover", after_leader_kills(finding))]
-    {
+    for (name, times) in [("recovery", recoveries(finding)), ("failover", after_leader_kills(finding))] {
         if let (Some(median), Some(worst)) = (quantile(&times, 500), times.last()) {
             let what = if name == "recovery" {
                 "end of a fault to all members healthy"
             } else {
                 "leader killed to next write"
             };
-            line(name, format!("{what}: median {} ms, worst {} ms, of {}", millis(median), millis(*worst), times.len()));
+            line(
+                name,
+                format!(
+                    "{what}: median {} ms, worst {} ms, of {}",
+                    millis(median),
+                    millis(*worst),
+                    times.len()
+                ),
+            );
         }
     }
     let figures = &finding.verdict.figures;
     line(
         "watches",
-        format!("{}, {} events, {} progress notifications", figures.watches, figures.events, figures.progress),
+        format!(
+            "{}, {} events, {} progress notifications",
+            figures.watches, figures.events, figures.progress
+        ),
     );
     line(
         "judged",

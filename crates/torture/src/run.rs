@@ -27,7 +27,7 @@ use crate::small_disk::SmallDisk;
 use crate::{isolation, leftovers};
 
 /// Of each member's file system. Images are sparse.
-const DISK_BYTES: u64 = 1 << 30;
+const DISK_BYTES: u64 = 4 << 30;
 /// How long clients may take to finish what is under way.
 const REST_TIME_MAX: Duration = Duration::from_secs(60);
 /// How long watches may take to tell what is left.
@@ -164,9 +164,8 @@ impl Machine {
             Err(error) => missing.push((Need::Disk, error.to_string())),
         }
         let [.., high, low] = std::process::id().to_be_bytes();
-        let loopback = |at: usize| {
-            Ipv4Addr::new(127, high.clamp(1, 254), low, u8::try_from(at + 1).unwrap_or(u8::MAX))
-        };
+        let loopback =
+            |at: usize| Ipv4Addr::new(127, high.clamp(1, 254), low, u8::try_from(at + 1).unwrap_or(u8::MAX));
         let address = |at: usize| if network.is_some() { Network::address(at) } else { loopback(at) };
         let addresses = (0..options.members).map(address).collect();
         Ok(Machine { addresses, network, disks, missing, work_dir })
@@ -230,11 +229,8 @@ fn choose(
     let mut chosen = Vec::new();
     let mut skipped = Vec::new();
     for fault in options.faults.as_deref().unwrap_or(Fault::ALL) {
-        let mut why = machine
-            .missing
-            .iter()
-            .find(|(need, _)| *need == fault.need())
-            .map(|(_, why)| why.clone());
+        let mut why =
+            machine.missing.iter().find(|(need, _)| *need == fault.need()).map(|(_, why)| why.clone());
         if fault.need() == Need::OwnFiles && !own {
             why = Some("the server's files are not this project's".to_owned());
         }
@@ -321,13 +317,18 @@ pub fn run(mut options: Options, interrupted: &'static AtomicBool) -> Result<Fin
     }
     let worked = chronicle.now();
     if !cluster.block_on(load.rest(REST_TIME_MAX)) {
-        chronicle.trouble("client hangs", format!("clients did not end within {} s", REST_TIME_MAX.as_secs()));
+        chronicle
+            .trouble("client hangs", format!("clients did not end within {} s", REST_TIME_MAX.as_secs()));
     }
     let settled = settlement::settle(&mut cluster, &ground, &chronicle);
     if !load.drain(settled.revision, DRAIN_TIME_MAX) {
         chronicle.trouble(
             "watch hangs",
-            format!("a watch did not come to revision {} within {} s", settled.revision, DRAIN_TIME_MAX.as_secs()),
+            format!(
+                "a watch did not come to revision {} within {} s",
+                settled.revision,
+                DRAIN_TIME_MAX.as_secs()
+            ),
         );
     }
     cluster.look();
@@ -412,7 +413,11 @@ fn progress(
                 let now = chapters.bars.last().filter(|bar| bar.to.is_none()).map(|bar| bar.name.clone());
                 (chapters.bars.len(), now.unwrap_or_else(|| "none".to_owned()), chapters.troubles.len())
             };
-            let stage = if left > 0 { format!("{:>4} of {seconds} s", seconds - left) } else { "settling".to_owned() };
+            let stage = if left > 0 {
+                format!("{:>4} of {seconds} s", seconds - left)
+            } else {
+                "settling".to_owned()
+            };
             // What cannot be shown is not needed.
             let _ = write!(
                 terminal,

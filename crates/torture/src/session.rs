@@ -117,6 +117,10 @@ impl Session {
             }
         };
         let returned = self.ground.record.now();
+        let mut request = request;
+        if let Request::Put(put) = &mut request {
+            put.value = translation::recorded(&put.value);
+        }
         let (client, member) = (self.client, self.member as u64);
         self.ground.record.did(Operation {
             id,
@@ -145,9 +149,7 @@ impl Session {
         let answer = answer.inspect_err(|status| self.failed(status))?;
         let answer = RangeResponse::decode(answer);
         let header = answer.ok().and_then(|answer| answer.header);
-        header
-            .map(|header| header.revision)
-            .ok_or(Status::new(Code::Internal, "an answer without a header"))
+        header.map(|header| header.revision).ok_or(Status::new(Code::Internal, "an answer without a header"))
     }
 
     async fn link(&mut self) -> Result<(Channel, u64), Status> {

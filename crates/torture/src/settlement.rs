@@ -38,8 +38,7 @@ pub fn settle(cluster: &mut Cluster, ground: &Arc<Ground>, chronicle: &Arc<Chron
                 finals.push(last);
                 let from = compact_revision.max(0) + 1;
                 if from <= revision {
-                    let reading =
-                        watch_client::reread(ground, REREADERS + at as u64, at, from, revision);
+                    let reading = watch_client::reread(ground, REREADERS + at as u64, at, from, revision);
                     cluster.block_on(reading);
                 }
             }
@@ -67,7 +66,9 @@ fn converge(cluster: &mut Cluster, chronicle: &Chronicle) -> i64 {
                 .enumerate()
                 .map(|(at, found)| match found {
                     Ok((revision, compacted, leases)) => {
-                        format!("m{at} at revision {revision}, compacted to {compacted}, with {leases} leases")
+                        format!(
+                            "m{at} at revision {revision}, compacted to {compacted}, with {leases} leases"
+                        )
                     }
                     Err(status) => format!("m{at}: {status}"),
                 })

@@ -101,7 +101,8 @@ impl Shaper {
             latest: BTreeMap::new(),
             packets: 0,
         };
-        let thread = std::thread::Builder::new().name("shaper".to_owned()).spawn(move || state.run(&stopped))?;
+        let thread =
+            std::thread::Builder::new().name("shaper".to_owned()).spawn(move || state.run(&stopped))?;
         Ok(Shaper { links, stop: Some(stop), thread: Some(thread) })
     }
 

@@ -37,11 +37,7 @@ fn seconds(nanos: u64) -> f64 {
 }
 
 /// Pieces of a trail that are worth drawing: from, to, what.
-fn pieces<T: Copy>(
-    trail: &Trail<T>,
-    end: u64,
-    draw: impl Fn(T) -> Option<Value>,
-) -> Vec<Value> {
+fn pieces<T: Copy>(trail: &Trail<T>, end: u64, draw: impl Fn(T) -> Option<Value>) -> Vec<Value> {
     let mut out = Vec::new();
     for (nth, (from, value)) in trail.iter().enumerate() {
         let to = trail.get(nth + 1).map_or(end.max(*from), |(next, _)| *next);
@@ -69,7 +65,8 @@ fn data(finding: &Finding) -> Value {
         let sort = Sort::of(&operation.request);
         match operation.outcome {
             Outcome::Done(..) => {
-                let counts = Sort::ALL.iter().position(|other| *other == sort).and_then(|nth| done.get_mut(nth));
+                let counts =
+                    Sort::ALL.iter().position(|other| *other == sort).and_then(|nth| done.get_mut(nth));
                 if let Some(count) = counts.and_then(|counts| counts.get_mut(at)) {
                     *count += 1;
                 }

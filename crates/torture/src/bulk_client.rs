@@ -1,0 +1,39 @@
+//! A client with large values: logs grow, segments are sealed, checkpoints are written and space is reclaimed within
+//! minutes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use oracle::{Put, Range, Request};
+use tokio::sync::watch;
+
+use crate::load::{Phase, pause};
+use crate::rng::Rng;
+use crate::session::{Ground, Session};
+
+/// Keys that are overwritten in turn.
+const KEYS: u64 = 12;
+/// Between two puts; with the mean size some 2 MB/s.
+const EVERY: Duration = Duration::from_millis(150);
+const KIB_LEAST: u64 = 64;
+const KIB_MOST: u64 = 512;
+
+/// Puts until the phase ends, and reads now and then.
+pub async fn work(ground: Arc<Ground>, number: u64, mut rng: Rng, mut phase: watch::Receiver<Phase>) {
+    let mut session = Session::new(&ground, number, 0);
+    while pause(&mut phase, EVERY).await {
+        session.move_to(rng.index(ground.addresses.len()));
+        let id = ground.record.number();
+        let key = format!("bulk/{:02}", rng.below(KEYS)).into_bytes();
+        if rng.percent(10) {
+            session.ask(Request::Range(Range { key, ..Range::default() })).await;
+            continue;
+        }
+        let len = rng.between(KIB_LEAST, KIB_MOST) as usize * 1024;
+        let mut value = format!("v{id}:").into_bytes();
+        while value.len() < len {
+            value.extend(rng.word().to_le_bytes());
+        }
+        session.ask_numbered(id, Request::Put(Put { key, value, ..Put::default() }), None).await;
+    }
+}

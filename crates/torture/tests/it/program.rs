@@ -1,0 +1,173 @@
+//! The program itself: on the loopback, with crashes only.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_mainstay-torture");
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A directory of this test, removed at its end.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Scratch {
+        let path = std::env::temp_dir().join(format!("torture-test-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&path).expect("a directory can be made");
+        Scratch(path)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // A test that failed may have left it in any state.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The server, built beside this program. Without it the test says so, past the test harness.
+fn server(test: &str) -> Option<PathBuf> {
+    let path = Path::new(PROGRAM).parent().map(|dir| dir.join("mainstay")).filter(|path| path.is_file());
+    if path.is_none() {
+        let words = "there is no mainstay binary beside the program; build it: cargo build -p mainstay";
+        writeln!(std::io::stderr(), "SKIPPED {test}: {words}").expect("standard error is open");
+    }
+    path
+}
+
+fn run(arguments: &[&str]) -> Output {
+    Command::new(PROGRAM).args(arguments).stdin(Stdio::null()).output().expect("the program can be started")
+}
+
+/// Ids of processes with this in their command lines.
+fn processes(words: &str) -> Vec<u32> {
+    let entries = std::fs::read_dir("/proc").expect("/proc is there").filter_map(Result::ok);
+    entries
+        .filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok())
+        .filter(|id| {
+            let line = std::fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();
+            String::from_utf8_lossy(&line).contains(words)
+        })
+        .collect()
+}
+
+#[test]
+fn crashes_on_the_loopback_break_no_promise() {
+    let Some(server) = server("crashes_on_the_loopback_break_no_promise") else { return };
+    let scratch = Scratch::new("run");
+    let out = scratch.0.join("out");
+    let out_text = out.to_str().expect("UTF-8");
+    let output = run(&[
+        "--server",
+        server.to_str().expect("UTF-8"),
+        "--network=loopback",
+        "--faults=kill-leader,kill-all",
+        "--seconds=10",
+        "--every=1",
+        "--clients=6",
+        "--rate=100",
+        "--seed=5",
+        "--out",
+        out_text,
+    ]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{said}{errors}");
+    assert!(said.ends_with("verdict     no violation\n"), "{said}");
+    assert_eq!(errors, "", "quiet in a pipe");
+    let report = std::fs::read_to_string(out.join("report.json")).expect("there is a report");
+    let report: serde_json::Value = serde_json::from_str(&report).expect("it is JSON");
+    assert_eq!(report["verdict"], "no violation");
+    assert_eq!(report["judged"]["finals"], 3);
+    assert!(report["faults"].as_array().is_some_and(|faults| !faults.is_empty()), "{report}");
+    assert!(report["operations"]["writes"]["done"].as_u64() > Some(20), "{report}");
+    for file in ["timeline.html", "m0.log", "m1.log", "m2.log"] {
+        assert!(out.join(file).metadata().is_ok_and(|metadata| metadata.len() > 0), "{file}");
+    }
+    let history = out.join("history.jsonl");
+    let judged = run(&["--judge", history.to_str().expect("UTF-8")]);
+    assert_eq!(judged.status.code(), Some(0), "{}", String::from_utf8_lossy(&judged.stdout));
+
+    // An answer that nobody gave: the judge has to notice.
+    let text = std::fs::read_to_string(&history).expect("there is a history");
+    let from = text.find("\"deleted\":1").expect("somebody deleted a key");
+    let (before, after) = text.split_at(from);
+    std::fs::write(&history, format!("{before}\"deleted\":7{}", &after["\"deleted\":1".len()..]))
+        .expect("written");
+    let judged = run(&["--judge", history.to_str().expect("UTF-8")]);
+    let said = String::from_utf8_lossy(&judged.stdout);
+    assert_eq!(judged.status.code(), Some(1), "{said}");
+    assert!(said.contains("VIOLATION"), "{said}");
+}
+
+fn started(scratch: &Scratch, server: &Path) -> Child {
+    let child = Command::new(PROGRAM)
+        .args(["--network=loopback", "--faults=", "--seconds=300", "--clients=1", "--rate=10", "--server"])
+        .arg(server)
+        .arg("--out")
+        .arg(scratch.0.join("out"))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("the program can be started");
+    let deadline = Instant::now() + PATIENCE;
+    while processes(&format!("mainstay-torture-{}/", child.id())).len() < 3 {
+        assert!(Instant::now() < deadline, "three members run");
+        std::thread::yield_now();
+    }
+    child
+}
+
+#[test]
+fn members_end_with_the_program_however_it_ends() {
+    let Some(server) = server("members_end_with_the_program_however_it_ends") else { return };
+    let scratch = Scratch::new("killed");
+    let mut child = started(&scratch, &server);
+    let words = format!("mainstay-torture-{}/", child.id());
+    let left = std::env::temp_dir().join(format!("mainstay-torture-{}", child.id()));
+    child.kill().expect("it runs");
+    child.wait().expect("it is our child");
+    let deadline = Instant::now() + PATIENCE;
+    while !processes(&words).is_empty() {
+        assert!(Instant::now() < deadline, "members outlive the program");
+        std::thread::yield_now();
+    }
+    assert!(left.exists(), "nobody was there to remove it");
+    // The next run removes it.
+    let next = Scratch::new("next");
+    let mut child = started(&next, &server);
+    assert!(!left.exists(), "what a killed run left is removed");
+    child.kill().expect("it runs");
+    child.wait().expect("it is our child");
+    let left = std::env::temp_dir().join(format!("mainstay-torture-{}", child.id()));
+    std::fs::remove_dir_all(left).expect("it was left");
+}
+
+#[test]
+fn what_cannot_be_set_up_is_said_with_exit_code_2() {
+    let scratch = Scratch::new("refused");
+    let out = scratch.0.join("out");
+    let out = out.to_str().expect("UTF-8");
+    let itself = PROGRAM;
+    for (arguments, words) in [
+        (&["--members", "2"][..], "--members: takes 1, 3 or 5, not \"2\""),
+        (&["--server", "/nowhere", "--out", out], "/nowhere: No such file or directory"),
+        (
+            &["--server", itself, "--network", "loopback", "--faults", "partition", "--out", out],
+            "the fault partition-leader is not possible here: members are on the loopback",
+        ),
+        (&["--judge", "/nowhere"], "/nowhere: No such file or directory"),
+    ] {
+        let output = run(arguments);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {errors}");
+        assert!(errors.contains(words), "{arguments:?}: {errors}");
+    }
+    let help = run(&["--help"]);
+    assert_eq!(help.status.code(), Some(0));
+    assert!(
+        String::from_utf8_lossy(&help.stdout).starts_with("Runs a cluster of real processes under faults")
+    );
+}
