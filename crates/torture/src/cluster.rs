@@ -519,6 +519,19 @@ impl Cluster {
         self.start(at)
     }
 
+    /// How many alarms are raised; 0 also if nobody can say.
+    pub fn alarms(&self) -> usize {
+        let request = pb::AlarmRequest {
+            action: pb::alarm_request::AlarmAction::Get as i32,
+            member_id: 0,
+            alarm: pb::AlarmType::None as i32,
+        };
+        let listed = (0..self.size()).filter(|at| self.runs(*at)).find_map(|at| {
+            self.call::<pb::AlarmResponse>(at, "/etcdserverpb.Maintenance/Alarm", &request).ok()
+        });
+        listed.map_or(0, |list| list.alarms.len())
+    }
+
     /// Takes back every alarm about room.
     pub fn disarm(&self) {
         for at in 0..self.size() {

@@ -21,6 +21,9 @@ use crate::shaper::Quality;
 const LEADER_TIME_MAX: Duration = Duration::from_secs(20);
 /// A log with less than this is not worth damaging: what follows may be no proof.
 const WRITTEN_BYTES_LEAST: u64 = 64 << 10;
+/// How long it is tried to use up the room that a log has prepared, and in what portions.
+const FILLING_TIME_MAX: Duration = Duration::from_secs(25);
+const FILLING_BYTES: usize = 1 << 20;
 /// How often it is looked at whether the run is to end, and whether all processes are there.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
@@ -464,7 +467,20 @@ impl<'a> Injector<'a> {
             self.cluster.may_end(*at, true)?;
             self.on_disk(*at, |disk| disk.fill(left))?;
         }
-        self.last();
+        // A member has room prepared for its log: somebody has to use it up.
+        let until = Instant::now() + FILLING_TIME_MAX;
+        let mut written = 0;
+        while self.wait(Duration::ZERO) && Instant::now() < until && self.cluster.alarms() == 0 {
+            let mut value = format!("full{bar}.{written}:").into_bytes();
+            value.resize(FILLING_BYTES, b'.');
+            let key = format!("bulk/{:02}", written % 4).into_bytes();
+            let at = self.any();
+            self.cluster
+                .operate(at, oracle::Request::Put(oracle::Put { key, value, ..oracle::Put::default() }));
+            written += 1;
+        }
+        let alarms = self.cluster.alarms();
+        self.chronicle.detail(bar, &members, &format!("{written} MiB put meanwhile, {alarms} alarms raised"));
         self.last();
         for at in &members {
             self.on_disk(*at, |disk| disk.free())?;

@@ -89,9 +89,9 @@ struct Flag {
     set: fn(&mut Options, &str) -> Result<(), String>,
 }
 
-fn number<T: std::str::FromStr>(text: &str, least: T, most: T) -> Result<T, String>
+fn number<T>(text: &str, least: T, most: T) -> Result<T, String>
 where
-    T: PartialOrd + std::fmt::Display,
+    T: std::str::FromStr + PartialOrd + std::fmt::Display,
 {
     match text.parse() {
         Ok(number) if number >= least && number <= most => Ok(number),

@@ -134,6 +134,7 @@ pub fn violations(finding: &Finding) -> Vec<(Option<u64>, String, String)> {
     for undecided in &finding.verdict.undecided {
         out.push((time(&undecided.operations, &[]), "Undecided".to_owned(), undecided.text.clone()));
     }
+    out.sort_by_key(|(at, ..)| at.unwrap_or(u64::MAX));
     out
 }
 

@@ -47,6 +47,9 @@ impl From<io::Error> for SetupError {
     }
 }
 
+/// A fault that this machine does not allow, and why.
+pub type Skipped = (Fault, String);
+
 /// What a run found.
 pub struct Finding {
     /// As it was asked for; paths and seed are filled in.
@@ -54,7 +57,7 @@ pub struct Finding {
     /// Faults that were injected.
     pub faults: Vec<Fault>,
     /// Faults that this machine does not allow, and why.
-    pub skipped: Vec<(Fault, String)>,
+    pub skipped: Vec<Skipped>,
     /// What was done to members.
     pub chapters: Chapters,
     /// What clients saw.
@@ -221,11 +224,7 @@ fn out_dir(options: &Options) -> Result<PathBuf, SetupError> {
 }
 
 /// Which faults are injected, and which are not, and why.
-fn choose(
-    options: &Options,
-    machine: &Machine,
-    own: bool,
-) -> Result<(Vec<Fault>, Vec<(Fault, String)>), SetupError> {
+fn choose(options: &Options, machine: &Machine, own: bool) -> Result<(Vec<Fault>, Vec<Skipped>), SetupError> {
     let mut chosen = Vec::new();
     let mut skipped = Vec::new();
     for fault in options.faults.as_deref().unwrap_or(Fault::ALL) {
