@@ -75,6 +75,34 @@ bugs! {
     CompactionDropsCurrent = "compaction-drops-current";
     /// machine: a value that was moved is not counted for its new segment, which may be deleted with it.
     MovedValueNotCounted = "moved-value-not-counted";
+    /// server: a checkpoint says that it has one entry more than it has.
+    AppliedIndexEarly = "applied-index-early";
+    /// server: a segment is deleted although a view may still read it.
+    SegmentDeletedUnderView = "segment-deleted-under-view";
+    /// server: a segment is deleted before the checkpoint is durable that does without it.
+    SegmentDeletedEarly = "segment-deleted-early";
+    /// server: a leader counts its entries as synced when it hands them to its log.
+    LeaderCountsUnsynced = "leader-counts-unsynced";
+    /// server: a leader answers linearizable reads without asking whether it still leads.
+    StaleRead = "stale-read";
+    /// server: a read is answered once the leader has confirmed it, though this member has not applied so far.
+    ReadBeforeApplied = "read-before-applied";
+    /// server: commands that wait are proposed again as soon as there is another leader, who may have them already.
+    ProposedAgainEarly = "proposed-again-early";
+    /// server: commands that wait may be proposed again though a state taken over may have them.
+    ProposedAgainAfterSnapshot = "proposed-again-after-snapshot";
+    /// server: a snapshot is acknowledged before it is durable.
+    SnapshotAcknowledgedEarly = "snapshot-acknowledged-early";
+    /// server: a leader that led before goes by the deadlines of leases that it knew then.
+    OldLeaseDeadlines = "old-lease-deadlines";
+    /// server: a leader renews leases without asking whether it still leads.
+    RenewedByDeposed = "renewed-by-deposed";
+    /// server: events that a compaction has removed are left out of a watch without a word.
+    WatchLostAtCompaction = "watch-lost-at-compaction";
+    /// server: a watch whose client is slow is given its last events again.
+    WatchFallsTooFarBehind = "watch-falls-too-far-behind";
+    /// server: a client is told of progress before it has all events up to there.
+    ProgressAhead = "progress-ahead";
 }
 
 /// The bug that is planted now, counted from 1; 0 for none.

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use consensus::{Append, Event, Restore};
 use log::{Batch, Location, Reset, Value as LogValue, ValueId};
+use planted::Bug;
 use tokio::sync::oneshot;
 
 use super::run::{Core, Syncing};
@@ -209,7 +210,9 @@ impl Core {
             ],
         );
         self.machine = *machine;
-        self.forget_commands();
+        if !planted::is(Bug::ProposedAgainAfterSnapshot) {
+            self.forget_commands();
+        }
         self.locations.clear();
         self.terms = vec![(restore.index, restore.term)];
         self.compacted = self.machine.store.compact_revision();
@@ -223,14 +226,18 @@ impl Core {
         Ok(())
     }
 
-    pub(super) fn order_install(&mut self) {
+    pub(super) fn order_install(&mut self, now: Instant) {
         let Stage::Installed(reset) = self.install.stage else { return };
         let view = Arc::clone(&self.shared.state.load().view);
         let terms = self.terms.clone();
         let order = Order::Checkpoint { head: Box::new(self.machine.head()), view, whole: true, terms };
         if self.orders.try_send(order).is_ok() {
             self.install.stage = Stage::Saving(reset);
-            self.checkpoint.begun(self.shared.clock.now(), self.log.figures().written_bytes());
+            self.checkpoint.begun(now, self.log.figures().written_bytes());
+            if planted::is(Bug::SnapshotAcknowledgedEarly) {
+                // What was held is ours to append: it cannot be refused.
+                let _ = self.install_saved(reset.index, now);
+            }
         }
     }
 

@@ -6,6 +6,7 @@ use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
 use log::{Batch, Space};
+use planted::Bug;
 
 use super::run::{Core, Syncing};
 use super::{Checkpointed, Order, Relocation};
@@ -120,7 +121,7 @@ impl Core {
             return;
         }
         if self.install.wants_checkpoint() {
-            self.order_install();
+            self.order_install(now);
             return;
         }
         if self.leader == 0 || (self.leads && !self.settled) {
@@ -153,12 +154,20 @@ impl Core {
             .collect();
         crate::terms::forget(&mut self.terms, self.entries.first_index());
         let terms = self.terms.clone();
-        let order = Order::Checkpoint { head: Box::new(self.machine.head()), view, whole, terms };
+        let mut head = Box::new(self.machine.head());
+        if planted::is(Bug::AppliedIndexEarly) {
+            head.applied_index += 1;
+        }
+        let order = Order::Checkpoint { head, view, whole, terms };
         if self.orders.try_send(order).is_err() {
             return;
         }
         self.checkpoint.begun(now, log_bytes);
         self.checkpoint.empty_segments = empty_segments;
+        if planted::is(Bug::SegmentDeletedEarly) {
+            let early = self.checkpoint.empty_segments.drain(..).map(|seq| (self.published, seq));
+            self.doomed.extend(early);
+        }
         self.checkpoint.whole_wanted = false;
         // What becomes garbage while this one is under way is for the next.
         self.checkpoint.frees = self.checkpoint.frees_at.take().is_some() || whole;
@@ -287,7 +296,7 @@ impl Core {
         let mut kept = Vec::new();
         for (number, seq) in self.doomed.drain(..) {
             // The published state itself holds a view, which may be the very one of then.
-            if oldest <= number && oldest != self.published {
+            if oldest <= number && oldest != self.published && !planted::is(Bug::SegmentDeletedUnderView) {
                 kept.push((number, seq));
             } else if let Err(why) = self.log.release(seq) {
                 self.logger

@@ -15,6 +15,7 @@ use api::{Status, error};
 use bytes::Bytes;
 use front::{Closing, Head, Inbound, LocalBoxFuture, Outbound};
 use machine::Values;
+use planted::Bug;
 
 use super::drive::{self, Requests, Responses};
 use super::index::{End, Index, Keys};
@@ -79,7 +80,7 @@ impl Hub {
         let header = self.header(&state, current);
         let from = self.revision.get() + 1;
         // Above what may have been removed, everything written is still there, compacted or not.
-        let changes = if from > state.removed_through {
+        let changes = if from > state.removed_through || planted::is(Bug::WatchLostAtCompaction) {
             Ok(snapshot.written(from, current))
         } else {
             snapshot.changes(from, current)
@@ -383,6 +384,7 @@ impl Hub {
     fn fall_behind(&self, watch: &Rc<Watch>, next: i64) {
         let removed = self.synced.borrow_mut().remove(&watch.keys, watch.serial);
         assert!(removed.is_some(), "only a synced watch falls behind");
+        let next = if planted::is(Bug::WatchFallsTooFarBehind) { next - 1 } else { next };
         watch.next.set(watch.next.get().max(next));
         watch.synced.set(false);
         watch.stream.unsynced.borrow_mut().insert(&watch.keys, watch.serial, Rc::clone(watch));
@@ -457,6 +459,10 @@ impl Hub {
     ///
     /// etcd drops the request if they are not; here the client hears as soon as they are.
     pub(super) fn tell_progress(&self, stream: &Rc<Stream>) {
+        if stream.progress_wanted.get() && planted::is(Bug::ProgressAhead) {
+            stream.progress_wanted.set(false);
+            return self.push_progress(stream, NO_WATCH);
+        }
         if !stream.progress_wanted.get() || !stream.unsynced.borrow().is_empty() {
             return;
         }
