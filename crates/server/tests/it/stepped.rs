@@ -161,6 +161,15 @@ fn a_power_cut_at_any_operation_loses_nothing_acknowledged() {
         let outcome = world.start(0).and_then(|()| wear(&mut world, &mut known, &mut open));
         assert_eq!(world.places[0].disk.ops(), nth, "the power is cut: {outcome:?}");
         world.crash(0);
+        // And once more, while it recovers or soon after.
+        world.places[0].disk.fail_at(1 + nth % 24, Fault::PowerCut);
+        if world.start(0).is_ok() {
+            let mut steps = 0..500;
+            while steps.next().is_some() && world.work().is_ok() {
+                world.wait();
+            }
+        }
+        world.crash(0);
         world.start(0).unwrap_or_else(|why| panic!("operation {nth}: does not start again: {why}"));
         world.until("it is ready again", |world| world.member(0).is_ready());
         for (key, value) in &known {
