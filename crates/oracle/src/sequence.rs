@@ -109,6 +109,11 @@ impl<'a> Sequence<'a> {
                 }
                 continue;
             }
+            if header.revision < 2 {
+                let text = format!("{}: the first change has revision 2", brief(op));
+                verdict.add(Violation::of(Kind::WrongAnswer, &[op], text));
+                continue;
+            }
             if let Some(other) = self.claims.insert(header.revision, at) {
                 let other = &self.history.operations[other];
                 let text = format!(

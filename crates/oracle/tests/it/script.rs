@@ -567,6 +567,7 @@ impl Script {
             let create_revision = self.state()[&key].create_revision;
             keys.push((contender, put, id, Fence { prefix: b"lock/".to_vec(), key, create_revision }));
         }
+        self.pass(SECOND / 10);
         for (client, _, lease, fence) in keys {
             let read = self.sure(Request::Range(Range {
                 key: b"lock/".to_vec(),
