@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, VecDeque, btree_map};
 
 use api::raftpb;
 use bytes::Bytes;
+use planted::Bug;
 use raft::eraftpb::{self, MessageType};
 use raft::{RawNode, SnapshotStatus, StateRole};
 
 use crate::effects::{Append, Effects, Progress, ProgressState, Restore, Role, Standing};
-use crate::entry::{Entry, HardState};
+use crate::entry::{ConfChangeKind, Entry, HardState};
 use crate::event::{Config, Event, Fetch, Refused, Restored};
 use crate::outbox::Outbox;
 use crate::screen;
@@ -186,6 +187,8 @@ impl Node {
                 self.applied = self.applied.max(index);
                 self.settle_applied();
             }
+            Event::ConfChanged(change)
+                if planted::is(Bug::RemovedVoterCounted) && change.kind == ConfChangeKind::Remove => {}
             Event::ConfChanged(change) => {
                 let state = self.raw.apply_conf_change(&change.to_raft()).map_err(other)?;
                 self.raw.mut_store().conf_state = state;
@@ -375,6 +378,9 @@ impl Node {
     /// from the first entry of a newer term, that it never got into the log, and propose it again: so it must not get
     /// there by another way. etcd's members name no term; theirs are taken whenever they come.
     fn is_for_another_term(&self, message: &eraftpb::Message) -> bool {
+        if planted::is(Bug::ForwardedInAnyTerm) {
+            return false;
+        }
         let raft = &self.raw.raft;
         <[u8; 8]>::try_from(&message.context[..])
             .is_ok_and(|term| u64::from_be_bytes(term) != raft.term || raft.state != StateRole::Leader)
@@ -390,7 +396,8 @@ impl Node {
         // The raft crate knows what is synced by index and term, and takes an entry that was overwritten and written
         // again for the one that is on disk, though the overwriting may yet reach the disk and the rest be lost. So
         // it hears of no sync while an overwriting is under way.
-        if self.unsynced.iter().all(|(_, replaces)| !replaces) {
+        if self.unsynced.iter().all(|(_, replaces)| !replaces) || planted::is(Bug::OverwrittenCountsAsSynced)
+        {
             // Batches that had nothing for the log are as good as synced together with the one before them.
             self.raw.on_persist_ready(self.unsynced.front().map_or(self.batch, |(next, _)| next - 1));
         }
@@ -650,6 +657,21 @@ impl Node {
             return None;
         }
         log.term(index).ok()
+    }
+
+    /// Whom this member voted for in its term; 0 for nobody.
+    pub fn voted_for(&self) -> u64 {
+        self.raw.raft.vote
+    }
+
+    /// The newest index of which this member has told raft that it is on disk.
+    pub fn synced_index(&self) -> u64 {
+        self.raw.raft.raft_log.persisted
+    }
+
+    /// The first index that this node can still give to others, from memory or from the log.
+    pub fn first_index(&self) -> u64 {
+        self.raw.raft.raft_log.first_index()
     }
 
     /// The ids of those with a vote, in order.

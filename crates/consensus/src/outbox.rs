@@ -65,7 +65,8 @@ impl Outbox {
 
     /// Takes a message; `persisted` is the newest entry known to be on disk here.
     pub fn post(&mut self, message: eraftpb::Message, persisted: u64) {
-        let promises_log = message.get_msg_type() == MessageType::MsgAppendResponse
+        let promises_log = !planted::is(planted::Bug::PromiseBeforeSync)
+            && message.get_msg_type() == MessageType::MsgAppendResponse
             && !message.reject
             && message.index > persisted;
         let need = if promises_log { self.newest } else { self.newest_vote };

@@ -222,7 +222,9 @@ pub(crate) fn find(bytes: &[u8], offset: u64, len: u64, identity: u32) -> Found 
     if bytes.len() < full {
         return Found::Short(full);
     }
-    if crc32c::crc32c_append(identity, &bytes[4..total]) != u32_at(bytes, 0) {
+    if crc32c::crc32c_append(identity, &bytes[4..total]) != u32_at(bytes, 0)
+        && !planted::is(planted::Bug::ChecksumIgnored)
+    {
         return Found::Invalid("the record's checksum does not match");
     }
     if bytes[total..full].iter().any(|byte| *byte != 0) {

@@ -19,6 +19,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use disk::File;
+use planted::Bug;
 
 use crate::format::{END_BYTES, RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, SegmentHeader};
 use crate::segment::{Shared, file_name, write_zeros};
@@ -230,7 +231,9 @@ impl Preparation {
                 Some(spare) => {
                     disk.rename(spare, &making)?;
                     // Or a crash could bring back the old name with the new contents.
-                    disk.sync_dir(dir)?;
+                    if !planted::is(Bug::DirectoryNotSynced) {
+                        disk.sync_dir(dir)?;
+                    }
                     disk.open(&making)?
                 }
                 None => {
@@ -258,7 +261,9 @@ impl Preparation {
             file.write_at(&bytes, 0)?;
             file.sync_all()?;
             disk.rename(&making, &path)?;
-            disk.sync_dir(dir)?;
+            if !planted::is(Bug::DirectoryNotSynced) {
+                disk.sync_dir(dir)?;
+            }
             self.shared.figures.prepared_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
             // A recycled file has been written all over once.
             let filled = if spare.is_some() { capacity } else { SEGMENT_HEADER_BYTES as u64 };

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
 use bytes::Bytes;
+use planted::Bug;
 
 use crate::format::{
     END_BYTES, Kind, PAYLOAD_BYTES_MAX, RECORD_HEADER_BYTES, RecordHeader, SEGMENT_HEADER_BYTES, Start,
@@ -197,7 +198,7 @@ impl Writer {
         let starved = !queue.is_empty();
         if let Some(state) = hard_state {
             if self.make_room(8, RELEASE_TAIL_BYTES, synced)? {
-                let vote = state.vote.to_le_bytes();
+                let vote = if planted::is(Bug::VoteForgotten) { 0 } else { state.vote }.to_le_bytes();
                 self.place(Kind::HardState, 0, state.term, state.commit, &vote, Bytes::new());
                 self.write.effects.push(Effect::HardState(state));
             } else {
@@ -385,8 +386,14 @@ impl Writer {
         figures.writes.add(written - begun);
         figures.written_bytes.fetch_add(bytes, Ordering::Relaxed);
         self.filled = self.filled.max(u64::from(self.write.end) + zeros as u64);
-        if !self.unsafe_no_fsync {
-            active.file.sync_data().map_err(|error| fatal("sync", error))?;
+        if !self.unsafe_no_fsync && !planted::is(Bug::AckBeforeSync) {
+            let synced = active.file.sync_data();
+            let synced = if planted::is(Bug::SyncErrorIgnored) {
+                synced.or_else(|_| active.file.sync_data())
+            } else {
+                synced
+            };
+            synced.map_err(|error| fatal("sync", error))?;
             figures.fsyncs.add(written.elapsed());
         }
         self.take_effect(&active, synced);

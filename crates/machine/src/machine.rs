@@ -13,6 +13,7 @@ use api::etcdserverpb::{
 use api::raftpb;
 use bytes::Bytes;
 use mvcc::{KeyRange, Location, RevisionError, Snapshot, Store, Value, Version, Writer};
+use planted::Bug;
 use prost::Message as _;
 
 use crate::alarm::Alarms;
@@ -339,7 +340,8 @@ impl Machine {
         }
         let no_space = self.alarms.any(AlarmType::Nospace as i32);
         if let Some(put) = &request.put {
-            if no_space {
+            let own = planted::is(Bug::ApplyDependsOnMember) && self.in_use_bytes > 48 << 10;
+            if no_space || own {
                 return Err(error::NO_SPACE.into());
             }
             return Ok(self.put(command, put)?);
@@ -518,6 +520,9 @@ impl Machine {
             old.values = old.values.saturating_sub(1);
             old.bytes = old.bytes.saturating_sub(bytes);
         }
+        if planted::is(Bug::MovedValueNotCounted) {
+            return true;
+        }
         let new = self.usage.entry(to.segment).or_default();
         new.values += 1;
         new.bytes += bytes;
@@ -601,7 +606,10 @@ impl Run<'_, '_, '_> {
         let mut outcome =
             TxnOutcome { revision: 0, succeeded: path.succeeded, responses: Vec::with_capacity(ops.len()) };
         let mut nested = path.nested.iter();
-        for op in ops {
+        let cut = planted::is(Bug::TransactionCutShort)
+            && ops.len() > 1
+            && ops.iter().any(|op| matches!(op.request, Some(Request::RequestDeleteRange(_))));
+        for op in &ops[..ops.len() - usize::from(cut)] {
             let done = match &op.request {
                 Some(Request::RequestRange(range)) => {
                     if !self.answer {

@@ -104,7 +104,9 @@ pub(crate) fn branch(txn: &TxnRequest, succeeded: bool) -> &[RequestOp] {
 fn holds(snapshot: &Snapshot<'_>, compare: &Compare, values: &dyn Values) -> Result<bool, Failure> {
     let range = KeyRange::of_request(&compare.key, &compare.range_end);
     let mut found = false;
-    for version in snapshot.range(range, 0)? {
+    let before = snapshot.current_revision() - 1;
+    let old = planted::is(planted::Bug::CompareOnOldState) && before > snapshot.compact_revision().max(1);
+    for version in snapshot.range(range, if old { before } else { 0 })? {
         found = true;
         if !holds_for(Some(version), compare, values)? {
             return Ok(false);

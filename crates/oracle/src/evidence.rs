@@ -176,6 +176,12 @@ impl<'a> Evidence<'a> {
             })
     }
 
+    /// Whether a watch of everything was to tell a revision.
+    pub fn is_covered(&self, revision: i64) -> bool {
+        let mut covers = self.covers.iter();
+        covers.any(|cover| is_of_all(cover.watch) && (cover.from..=cover.to).contains(&revision))
+    }
+
     /// Whether a watch should have told a change that nobody saw.
     fn untold(&self, revision: i64, key: &[u8], deleted: bool) -> bool {
         let mut covers = self.covers.iter();

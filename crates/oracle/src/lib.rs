@@ -14,8 +14,9 @@
 //! * a history that a right store can give is never found fault with (`right`, over many seeds; against a search that
 //!   knows nothing of revisions, `search`);
 //! * each kind of mistake is found, under its name (`planted`);
-//! * what is written as lines and read again is the same history (`lines`);
-//! * a question that cannot be decided is said to be open, never answered (`right`).
+//! * what is written as lines and read again is the same history (`lines`).
+//!
+//! A question that cannot be decided is said to be open ([`Verdict::undecided`]), never answered.
 //!
 //! Not judged: how long anything takes; the order of leases and remaining times in answers; leases listed by a member;
 //! users, members, alarms; hashes against etcd's own formula; compaction that the servers do by themselves.

@@ -109,6 +109,11 @@ impl<'a> Sequence<'a> {
                 }
                 continue;
             }
+            if header.revision < 2 {
+                let text = format!("{}: the first change has revision 2", brief(op));
+                verdict.add(Violation::of(Kind::WrongAnswer, &[op], text));
+                continue;
+            }
             if let Some(other) = self.claims.insert(header.revision, at) {
                 let other = &self.history.operations[other];
                 let text = format!(
@@ -247,12 +252,19 @@ impl<'a> Sequence<'a> {
         }
         let (fitting, others): (Vec<Choice>, Vec<Choice>) =
             choices.into_iter().partition(|choice| self.evidence.allows(revision, &choice.changes));
-        let half =
-            |choice: &Choice| seen.keys.is_empty() || choice.changes.iter().any(|change| seen.has(change));
+        // What a lease's end takes away it takes away whole.
+        let half = |choice: &Choice| match seen.keys.is_empty() {
+            true => !self.evidence.is_covered(revision),
+            false => {
+                let is_end = matches!(choice.makers[0], Maker::LeaseEnd(..));
+                !(is_end && seen.whole) && choice.changes.iter().any(|change| seen.has(change))
+            }
+        };
+        let others: Vec<Choice> = others.into_iter().filter(half).collect();
         let mut fitting = self.free(revision, fitting);
         if fitting.is_empty() {
             // Nothing fits all that was seen, so somebody was told wrong; who, the rule for watches will say.
-            fitting = self.free(revision, others.into_iter().filter(half).collect());
+            fitting = self.free(revision, others);
         }
         fitting
     }

@@ -35,8 +35,74 @@ macro_rules! bugs {
 }
 
 bugs! {
-    /// The log reports a batch as durable before it has synced it.
+    /// log: a batch is reported as durable and never synced.
     AckBeforeSync = "ack-before-sync";
+    /// log: a sync that failed is tried again and believed, though the kernel has dropped what it could not write.
+    SyncErrorIgnored = "sync-error-ignored";
+    /// log: a segment comes into use though its name in the directory was never made durable.
+    DirectoryNotSynced = "directory-not-synced";
+    /// log: the vote is left out of the hard state, so a member that was restarted may vote twice in a term.
+    VoteForgotten = "vote-forgotten";
+    /// log: recovery takes records whose checksum does not match.
+    ChecksumIgnored = "checksum-ignored";
+    /// log: an invalid record ends the log wherever it stands, whatever was acknowledged behind it.
+    DamageTakenForTornEnd = "damage-taken-for-torn-end";
+    /// log: a checkpoint's run is given its name before it is synced.
+    CheckpointTorn = "checkpoint-torn";
+    /// log: the manifest is renamed into place before its contents are synced.
+    ManifestNotSynced = "manifest-not-synced";
+    /// consensus: a follower's acknowledgement leaves before its entries are on disk.
+    PromiseBeforeSync = "promise-before-sync";
+    /// consensus: a removed voter goes on counting for the quorum.
+    RemovedVoterCounted = "removed-voter-counted";
+    /// consensus: a forwarded proposal is taken in whatever term it comes, though its sender may have proposed it again.
+    ForwardedInAnyTerm = "forwarded-in-any-term";
+    /// consensus: what is being overwritten in the log counts as synced by its index alone.
+    OverwrittenCountsAsSynced = "overwritten-counts-as-synced";
+    /// machine: whether a put is refused for want of space depends on how far this member's own removal has come.
+    ApplyDependsOnMember = "apply-depends-on-member";
+    /// machine: a revoked lease loses its keys, but lives on.
+    LeaseRevived = "lease-revived";
+    /// machine: after a restart the last key of the checkpoint is not tied to its lease any more.
+    LeaseKeyForgotten = "lease-key-forgotten";
+    /// machine: a transaction of several operations that deletes leaves out its last operation.
+    TransactionCutShort = "transaction-cut-short";
+    /// machine: a comparison of a transaction is made on the state before the last revision.
+    CompareOnOldState = "compare-on-old-state";
+    /// machine: the compact revision is forgotten by a restart, so a compacted read gives what happens to be left.
+    CompactRevisionForgotten = "compact-revision-forgotten";
+    /// machine: merging the runs of a checkpoint drops the version that is current at the compact revision.
+    CompactionDropsCurrent = "compaction-drops-current";
+    /// machine: a value that was moved is not counted for its new segment, which may be deleted with it.
+    MovedValueNotCounted = "moved-value-not-counted";
+    /// server: a checkpoint says that it has one entry more than it has.
+    AppliedIndexEarly = "applied-index-early";
+    /// server: a segment is deleted although a view may still read it.
+    SegmentDeletedUnderView = "segment-deleted-under-view";
+    /// server: a segment is deleted before the checkpoint is durable that does without it.
+    SegmentDeletedEarly = "segment-deleted-early";
+    /// server: a leader counts its entries as synced when it hands them to its log.
+    LeaderCountsUnsynced = "leader-counts-unsynced";
+    /// server: a leader answers linearizable reads without asking whether it still leads.
+    StaleRead = "stale-read";
+    /// server: a read is answered once the leader has confirmed it, though this member has not applied so far.
+    ReadBeforeApplied = "read-before-applied";
+    /// server: commands that wait are proposed again as soon as there is another leader, who may have them already.
+    ProposedAgainEarly = "proposed-again-early";
+    /// server: commands that wait may be proposed again though a state taken over may have them.
+    ProposedAgainAfterSnapshot = "proposed-again-after-snapshot";
+    /// server: a snapshot is acknowledged before it is durable.
+    SnapshotAcknowledgedEarly = "snapshot-acknowledged-early";
+    /// server: a leader that led before goes by the deadlines of leases that it knew then.
+    OldLeaseDeadlines = "old-lease-deadlines";
+    /// server: a leader renews leases without asking whether it still leads.
+    RenewedByDeposed = "renewed-by-deposed";
+    /// server: events that a compaction has removed are left out of a watch without a word.
+    WatchLostAtCompaction = "watch-lost-at-compaction";
+    /// server: a watch whose client is slow is given its last events again.
+    WatchFallsTooFarBehind = "watch-falls-too-far-behind";
+    /// server: a client is told of progress before it has all events up to there.
+    ProgressAhead = "progress-ahead";
 }
 
 /// The bug that is planted now, counted from 1; 0 for none.

@@ -1,6 +1,7 @@
 //! Reading runs back into a machine.
 
 use mvcc::{LoadError, LoadedVersion, Loader};
+use planted::Bug;
 
 use crate::codec::{Input, Malformed};
 use crate::image::{END, Entry, EntryReader, KEYS, SavedHead};
@@ -150,11 +151,13 @@ impl Intake {
     }
 
     pub fn finish<E>(mut self, rules: Rules) -> Result<Machine, RestoreError<E>> {
-        if self.lease != 0 {
+        if self.lease != 0 && !planted::is(Bug::LeaseKeyForgotten) {
             self.head.leases.reattach(&self.key, self.lease)?;
         }
         self.books.close();
-        let store = self.loader.finish(self.head.revision, self.head.compact_revision)?;
+        let compacted =
+            if planted::is(Bug::CompactRevisionForgotten) { -1 } else { self.head.compact_revision };
+        let store = self.loader.finish(self.head.revision, compacted)?;
         let mut machine = Machine::with_store(rules, store);
         machine.leases = self.head.leases;
         machine.alarms = self.head.alarms;
@@ -224,6 +227,7 @@ impl Intake {
             let kept = match history.get(..below) {
                 Some([.., entry]) if entry.is_tombstone() && entry.main < compacted => below,
                 Some([.., deletion, _]) if deletion.is_tombstone() && deletion.main == compacted => below - 2,
+                Some([.., _]) if planted::is(Bug::CompactionDropsCurrent) => below,
                 Some([.., _]) => below - 1,
                 _ => 0,
             };

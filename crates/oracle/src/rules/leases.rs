@@ -151,6 +151,10 @@ fn lease_of(step: &Step<'_>) -> Option<i64> {
     }
 }
 
+fn is_revocation(op: &Operation) -> bool {
+    matches!((&op.request, &op.outcome), (Request::Revoke { .. }, Outcome::Done(..)))
+}
+
 impl Lease<'_> {
     /// A grant gives the id asked for and at least the time asked for, and no id that is in use; every renewal gives
     /// the granted time again.
@@ -190,8 +194,9 @@ impl Lease<'_> {
     /// The earliest time by which it was gone for certain, who saw that, and in words.
     fn gone_by(&self) -> Option<(u64, Option<&Operation>, String)> {
         let granted = self.granted.first().map_or(u64::MAX, |(op, _)| op.returned);
-        // Who asked before the grant was answered may have been too early.
-        let told = self.gone.iter().filter(|op| op.call >= granted).min_by_key(|op| op.returned);
+        // Who asked before the grant was answered may have been too early, unless it was there to be revoked.
+        let told = self.gone.iter().filter(|op| op.call >= granted || is_revocation(op));
+        let told = told.min_by_key(|op| op.returned);
         let ended = self.ended_at.filter(|(_, by)| *by < u64::MAX);
         match (told, ended) {
             (Some(op), None) => Some((op.returned, Some(op), brief(op))),

@@ -86,7 +86,9 @@ fn pick(history: &mut History, fits: impl Fn(&Operation) -> bool) -> Option<&mut
 
 fn is_answered_put(op: &Operation) -> bool {
     match (&op.request, &op.outcome) {
-        (Request::Put(put), Outcome::Done(..)) => put.lease == 0 && !put.ignore_value && op.fence.is_none(),
+        (Request::Put(put), Outcome::Done(..)) => {
+            put.lease == 0 && !put.ignore_value && !put.ignore_lease && op.fence.is_none()
+        }
         _ => false,
     }
 }

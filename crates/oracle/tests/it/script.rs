@@ -85,6 +85,8 @@ pub struct Script {
     watches: Vec<Opened>,
     next_lease: i64,
     values: u64,
+    /// Whether the operation under way is answered in any case.
+    is_sure: bool,
 }
 
 pub fn within(key: &[u8], start: &[u8], end: &[u8]) -> bool {
@@ -112,6 +114,7 @@ impl Script {
             watches: Vec::new(),
             next_lease: 100,
             values: 0,
+            is_sure: false,
         };
         if style.observed {
             script.watch(
@@ -354,9 +357,9 @@ impl Script {
             outcome: Outcome::Unknown("timeout".to_owned()),
             fence: None,
         };
-        if self.dice.one_in(40) {
+        if !self.is_sure && self.dice.one_in(40) {
             op.outcome = Outcome::Refused(Refusal::Other("too many requests".to_owned()));
-        } else if self.dice.one_in(self.style.unknown) {
+        } else if !self.is_sure && self.dice.one_in(self.style.unknown) {
             op.returned = op.call + self.dice.below(60 * MS);
             match self.dice.below(3) {
                 0 => {}
@@ -390,13 +393,10 @@ impl Script {
 
     /// An operation that is answered, whatever the dice say; gives its number.
     pub fn sure(&mut self, request: Request) -> u64 {
-        loop {
-            let id = self.op(request.clone());
-            let op = &self.history.operations[id as usize];
-            if matches!(op.outcome, Outcome::Done(..)) && op.member < 4 {
-                return id;
-            }
-        }
+        self.is_sure = true;
+        let id = self.op(request);
+        self.is_sure = false;
+        id
     }
 
     pub fn last(&mut self) -> &mut Operation {
@@ -567,6 +567,7 @@ impl Script {
             let create_revision = self.state()[&key].create_revision;
             keys.push((contender, put, id, Fence { prefix: b"lock/".to_vec(), key, create_revision }));
         }
+        self.pass(SECOND / 10);
         for (client, _, lease, fence) in keys {
             let read = self.sure(Request::Range(Range {
                 key: b"lock/".to_vec(),

@@ -7,11 +7,12 @@
 //! this member has it. A crash before the checkpoint finds the old state, one behind it the new.
 
 use std::sync::Arc;
-use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
 use consensus::{Append, Event, Restore};
 use log::{Batch, Location, Reset, Value as LogValue, ValueId};
+use planted::Bug;
+use tokio::sync::oneshot;
 
 use super::run::{Core, Syncing};
 use super::{Order, Pinned, ReplyBody, Ticket};
@@ -38,7 +39,7 @@ enum Stage {
 type Places = Vec<(ValueId, Location)>;
 
 /// Values on their way to the log: its ticket, where they lie as far as known, and who waits.
-type Placing = (u64, Places, SyncSender<Places>);
+type Placing = (u64, Places, oneshot::Sender<Places>);
 
 /// How far the taking over has come.
 #[derive(Default)]
@@ -54,6 +55,10 @@ pub(super) struct Install {
 impl Install {
     pub fn is_receiving(&self) -> bool {
         matches!(self.stage, Stage::Receiving { .. })
+    }
+
+    pub fn is_busy(&self) -> bool {
+        !matches!(self.stage, Stage::Idle)
     }
 
     pub fn wants_checkpoint(&self) -> bool {
@@ -133,10 +138,10 @@ impl Core {
     pub(super) fn place(
         &mut self,
         values: Vec<LogValue>,
-        done: SyncSender<Vec<(ValueId, Location)>>,
+        done: oneshot::Sender<Vec<(ValueId, Location)>>,
         now: Instant,
     ) {
-        // Dropping the sender tells the receiving thread that it cannot go on.
+        // Dropping the sender tells who receives that it cannot go on.
         if !self.install.is_receiving() || self.install.placing.is_some() || values.is_empty() {
             return;
         }
@@ -154,8 +159,8 @@ impl Core {
         if *wanted <= ticket
             && let Some((_, places, done)) = self.install.placing.take()
         {
-            // The receiving thread may have given up.
-            let _ = done.try_send(places);
+            // Who receives may have given up.
+            let _ = done.send(places);
         }
     }
 
@@ -205,7 +210,9 @@ impl Core {
             ],
         );
         self.machine = *machine;
-        self.forget_commands();
+        if !planted::is(Bug::ProposedAgainAfterSnapshot) {
+            self.forget_commands();
+        }
         self.locations.clear();
         self.terms = vec![(restore.index, restore.term)];
         self.compacted = self.machine.store.compact_revision();
@@ -219,14 +226,18 @@ impl Core {
         Ok(())
     }
 
-    pub(super) fn order_install(&mut self) {
+    pub(super) fn order_install(&mut self, now: Instant) {
         let Stage::Installed(reset) = self.install.stage else { return };
         let view = Arc::clone(&self.shared.state.load().view);
         let terms = self.terms.clone();
         let order = Order::Checkpoint { head: Box::new(self.machine.head()), view, whole: true, terms };
         if self.orders.try_send(order).is_ok() {
             self.install.stage = Stage::Saving(reset);
-            self.checkpoint.begun(Instant::now(), self.log.figures().written_bytes());
+            self.checkpoint.begun(now, self.log.figures().written_bytes());
+            if planted::is(Bug::SnapshotAcknowledgedEarly) {
+                // What was held is ours to append: it cannot be refused.
+                let _ = self.install_saved(reset.index, now);
+            }
         }
     }
 

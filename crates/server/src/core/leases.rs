@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use api::error;
 use api::etcdserverpb::{InternalRaftRequest, LeaseCheckpoint, LeaseCheckpointRequest, LeaseRevokeRequest};
+use planted::Bug;
 
 use super::proposals::Waiter;
 use super::reads::Want;
@@ -30,6 +31,9 @@ fn ttl_of(seconds: i64) -> Duration {
 impl Core {
     /// On becoming leader: every lease gets its noted time, or its whole TTL, from now on.
     pub(super) fn start_leases(&mut self, now: Instant) {
+        if planted::is(Bug::OldLeaseDeadlines) && self.expiry.iter(now).next().is_some() {
+            return;
+        }
         self.expiry = crate::expiry::Expiry::new(now);
         for (id, lease) in self.machine.leases.iter() {
             let left = if lease.remaining > 0 { lease.remaining } else { lease.ttl };
@@ -56,7 +60,10 @@ impl Core {
     pub(super) fn keep_alive(&mut self, ticket: Ticket, id: i64, now: Instant) {
         if !self.leads {
             self.refuse(ticket, error::NOT_PRIMARY_LESSOR);
-        } else if self.reads_local() || self.trusted_until.is_some_and(|until| now < until) {
+        } else if self.reads_local()
+            || planted::is(Bug::RenewedByDeposed)
+            || self.trusted_until.is_some_and(|until| now < until)
+        {
             self.renew(ticket, id, now);
         } else {
             self.reads.push(Want::Renewal(ticket, id), now);

@@ -153,8 +153,9 @@ impl Core {
     /// has not been applied by now, never will be. A leader takes forwarded proposals only for its own term, and in
     /// the log no entry of an older term follows. So clients' commands are proposed again.
     pub(super) fn propose_again(&mut self, term: u64) {
-        let lost: Vec<u64> =
+        let mut lost: Vec<u64> =
             self.waiting.iter().filter(|(_, open)| open.term < term).map(|(id, _)| *id).collect();
+        lost.sort_unstable();
         let mut again = Vec::new();
         for id in lost {
             let Some(open) = self.waiting.remove(&id) else { continue };
@@ -197,7 +198,7 @@ impl Core {
             self.give_up(waiter, error::NO_LEADER);
         } else {
             let term = self.node.standing().term;
-            self.waiting.insert(id, Open::new(waiter, Instant::now(), term));
+            self.waiting.insert(id, Open::new(waiter, self.shared.clock.now(), term));
         }
     }
 
@@ -208,7 +209,7 @@ impl Core {
             }
             Waiter::Expiry(id) => {
                 self.revokes_open = self.revokes_open.saturating_sub(1);
-                self.expiry.retry(id, Instant::now(), REVOKE_PAUSE);
+                self.expiry.retry(id, self.shared.clock.now(), REVOKE_PAUSE);
             }
             Waiter::Attributes => self.attributes_proposed = None,
             Waiter::Nobody => {}
@@ -231,8 +232,9 @@ impl Core {
             return;
         }
         self.next_sweep = now + timeout / 4;
-        let lost: Vec<u64> =
+        let mut lost: Vec<u64> =
             self.waiting.iter().filter(|(_, open)| late(&open.since)).map(|(id, _)| *id).collect();
+        lost.sort_unstable();
         for id in lost {
             if let Some(waiter) = self.taken_from_waiting(id) {
                 self.shared.metrics.server.proposals_failed.inc();

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use api::error;
 use consensus::Event;
+use planted::Bug;
 
 use super::run::Core;
 use super::{ReplyBody, Ticket};
@@ -71,7 +72,7 @@ impl Core {
         if self.reads.waiting.is_empty() {
             return Ok(());
         }
-        if self.reads_local() {
+        if self.reads_local() || (planted::is(Bug::StaleRead) && self.leads && self.settled) {
             let wants = std::mem::take(&mut self.reads.waiting);
             self.grant(wants, now);
             return Ok(());
@@ -131,7 +132,7 @@ impl Core {
         let applied = self.machine.applied_index;
         let mut at = 0;
         while let Some(round) = self.reads.rounds.get(at) {
-            if round.index.is_some_and(|index| index <= applied) {
+            if round.index.is_some_and(|index| index <= applied || planted::is(Bug::ReadBeforeApplied)) {
                 if let Some(round) = self.reads.rounds.remove(at) {
                     self.grant(round.wants, now);
                 }

@@ -263,6 +263,9 @@ impl Core {
         }
         let before = std::mem::replace(&mut self.leader, standing.leader);
         self.ask_again();
+        if planted::is(planted::Bug::ProposedAgainEarly) && standing.leader != 0 {
+            self.propose_again(standing.term);
+        }
         self.shared.leader_is(standing.leader, now);
         if standing.leader == 0 {
             self.logger

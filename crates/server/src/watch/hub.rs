@@ -15,12 +15,14 @@ use api::{Status, error};
 use bytes::Bytes;
 use front::{Closing, Head, Inbound, LocalBoxFuture, Outbound};
 use machine::Values;
+use planted::Bug;
 
 use super::drive::{self, Requests, Responses};
 use super::index::{End, Index, Keys};
 use super::response::{self, NO_WATCH};
 use super::slice::Slice;
 use super::stream::{Queued, Stream, Watch};
+use crate::clock::Sleep;
 use crate::services::decode_streamed;
 use crate::shared::{Published, Shared};
 
@@ -78,7 +80,7 @@ impl Hub {
         let header = self.header(&state, current);
         let from = self.revision.get() + 1;
         // Above what may have been removed, everything written is still there, compacted or not.
-        let changes = if from > state.removed_through {
+        let changes = if from > state.removed_through || planted::is(Bug::WatchLostAtCompaction) {
             Ok(snapshot.written(from, current))
         } else {
             snapshot.changes(from, current)
@@ -90,6 +92,8 @@ impl Hub {
                 // Compacted before this shard came to see it: the streams find out for each watch.
                 let mut all = Vec::new();
                 self.synced.borrow().visit_all(&mut |watch| all.push(Rc::clone(watch)));
+                // Not in the order of a hash map, which differs from run to run.
+                all.sort_unstable_by_key(|watch| watch.serial);
                 all.iter().for_each(|watch| self.fall_behind(watch, from));
                 None
             }
@@ -170,6 +174,11 @@ impl Hub {
     /// Whether this member knows a leader.
     pub fn has_leader(&self) -> bool {
         self.shared.state.load().leader != 0
+    }
+
+    /// Resolves after this time, by the member's clock.
+    pub(super) fn sleep(&self, time: Duration) -> Sleep {
+        self.shared.clock.sleep(time)
     }
 
     /// How long the cluster takes to notice that a leader is gone, at the least.
@@ -377,6 +386,7 @@ impl Hub {
     fn fall_behind(&self, watch: &Rc<Watch>, next: i64) {
         let removed = self.synced.borrow_mut().remove(&watch.keys, watch.serial);
         assert!(removed.is_some(), "only a synced watch falls behind");
+        let next = if planted::is(Bug::WatchFallsTooFarBehind) { next - 1 } else { next };
         watch.next.set(watch.next.get().max(next));
         watch.synced.set(false);
         watch.stream.unsynced.borrow_mut().insert(&watch.keys, watch.serial, Rc::clone(watch));
@@ -391,6 +401,7 @@ impl Hub {
         let (current, compacted) = (snapshot.current_revision(), snapshot.compact_revision());
         let mut behind = Vec::new();
         stream.unsynced.borrow().visit_all(&mut |watch| behind.push(Rc::clone(watch)));
+        behind.sort_unstable_by_key(|watch| watch.serial);
         behind.retain(|watch| {
             let readable = watch.next.get() >= compacted;
             if !readable {
@@ -451,6 +462,10 @@ impl Hub {
     ///
     /// etcd drops the request if they are not; here the client hears as soon as they are.
     pub(super) fn tell_progress(&self, stream: &Rc<Stream>) {
+        if stream.progress_wanted.get() && planted::is(Bug::ProgressAhead) {
+            stream.progress_wanted.set(false);
+            return self.push_progress(stream, NO_WATCH);
+        }
         if !stream.progress_wanted.get() || !stream.unsynced.borrow().is_empty() {
             return;
         }
