@@ -36,7 +36,7 @@ pub fn settle(cluster: &mut Cluster, ground: &Arc<Ground>, chronicle: &Arc<Chron
         match ask(cluster, at, revision) {
             Ok((last, compact_revision)) => {
                 finals.push(last);
-                let from = compact_revision.max(0) + 1;
+                let from = compact_revision + 1;
                 if from <= revision {
                     let reading = watch_client::reread(ground, REREADERS + at as u64, at, from, revision);
                     cluster.block_on(reading);
@@ -103,11 +103,13 @@ fn ask(cluster: &Cluster, at: usize, revision: i64) -> Result<(Final, i64), Stat
     let request = pb::HashKvRequest { revision };
     let hash: pb::HashKvResponse =
         cluster.call_within(at, "/etcdserverpb.Maintenance/HashKV", &request, DUMP_TIME_MAX)?;
+    // A store that was never compacted says -1.
+    let compact_revision = hash.compact_revision.max(0);
     let last = Final {
         member: at as u64,
         revision: dump.header.map_or(0, |header| header.revision),
         dump: Some(dump.kvs.into_iter().map(translation::key_value).collect()),
-        hash: Some((hash.hash, revision, hash.compact_revision)),
+        hash: Some((hash.hash, revision, compact_revision)),
     };
-    Ok((last, hash.compact_revision))
+    Ok((last, compact_revision))
 }
