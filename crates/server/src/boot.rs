@@ -88,15 +88,8 @@ pub fn start(
     })?;
     opened.report(&logger, began.elapsed());
     let shards = std::thread::available_parallelism().map_or(1, usize::from);
-    let setting = Setting {
-        config,
-        logger,
-        inbox,
-        clock: Clock::real(),
-        shards,
-        threads: true,
-        thresholds: Thresholds::default(),
-    };
+    let thresholds = Thresholds::of(config.snapshot_count);
+    let setting = Setting { config, logger, inbox, clock: Clock::real(), shards, threads: true, thresholds };
     let assembled = assemble(setting, opened);
     let listeners = (clients, peers, metrics_listeners);
     serve(assembled, listeners, listening, stop_wanted)

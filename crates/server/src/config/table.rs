@@ -25,7 +25,7 @@ pub const FLAGS: &[Flag] = &[
     flag("name", Member, Text, "default", Implemented, "Human-readable name of this member, unique in its cluster."),
     flag("data-dir", Member, Text, "", Implemented, "Directory that holds this member's data."),
     flag("wal-dir", Member, Text, "", NotYet(""), "Separate directory for the write-ahead log."),
-    flag("snapshot-count", Member, Uint, "10000", Implemented, "Number of applied entries after which a checkpoint is taken."),
+    flag("snapshot-count", Member, Uint, "10000", Implemented, "Applied entries before a checkpoint may be taken; one is after ten times as many (1,000 to 100,000), 64 MiB of log, or a minute."),
     flag("snapshot-catchup-entries", Features, Uint, "5000", Implemented, "Number of log entries kept behind a checkpoint for followers that lag."),
     flag("heartbeat-interval", Member, Uint, "100", Implemented, "Milliseconds between two heartbeats of a leader."),
     flag("election-timeout", Member, Uint, "1000", Implemented, "Milliseconds without a leader after which an election begins."),

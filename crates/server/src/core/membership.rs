@@ -20,8 +20,6 @@ const HEALTHY_FOR: Duration = Duration::from_secs(5);
 const REMOVED_PAUSE: Duration = Duration::from_secs(1);
 /// Changes that may wait for the one under way.
 const CHANGES_MAX: usize = 64;
-/// Pause before this member's name and addresses are proposed again.
-const ATTRIBUTES_PAUSE: Duration = Duration::from_secs(5);
 
 /// A change of the members.
 #[derive(Clone, Debug)]
@@ -289,7 +287,9 @@ impl Core {
 
     /// Makes this member's name and client URLs known, once after each start.
     pub(super) fn propose_attributes(&mut self, now: Instant) {
-        if self.attributes_known || self.attributes_proposed.is_some_and(|at| now < at + ATTRIBUTES_PAUSE) {
+        // It may have been lost on its way to the leader, or with it. Twice does no harm: the second changes nothing.
+        let pause = self.config.election_timeout / 2;
+        if self.attributes_known || self.attributes_proposed.is_some_and(|at| now < at + pause) {
             return;
         }
         let id = self.shared.identity.member_id;

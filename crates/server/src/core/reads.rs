@@ -32,6 +32,16 @@ pub(super) enum Want {
     Read(Ticket),
     /// A renewal of this lease: only a leader that is known to lead may promise a client more time.
     Renewal(Ticket, i64),
+    /// The time that this lease has, and with `true` its keys: a leader that was replaced, or has not applied all that
+    /// is committed, would tell of a lease that is gone.
+    TimeToLive(Ticket, i64, bool),
+}
+
+impl Want {
+    fn ticket(self) -> Ticket {
+        let (Want::Read(ticket) | Want::Renewal(ticket, _) | Want::TimeToLive(ticket, _, _)) = self;
+        ticket
+    }
 }
 
 struct Round {
@@ -146,7 +156,10 @@ impl Core {
         for (want, _) in wants {
             match want {
                 Want::Read(ticket) => self.reads.readable.push(ticket),
+                // Leadership was lost while it waited, and the clocks of leases are the next leader's.
+                want if !self.leads => self.refuse(want.ticket(), error::NOT_PRIMARY_LESSOR),
                 Want::Renewal(ticket, id) => self.renew(ticket, id, now),
+                Want::TimeToLive(ticket, id, keys) => self.time_to_live(ticket, id, keys, now),
             }
         }
     }
@@ -201,8 +214,7 @@ impl Core {
         });
         for want in expired {
             self.shared.metrics.server.read_indexes_failed.inc();
-            let (Want::Read(ticket) | Want::Renewal(ticket, _)) = want;
-            self.refuse(ticket, error::TIMEOUT);
+            self.refuse(want.ticket(), error::TIMEOUT);
         }
     }
 }

@@ -416,7 +416,9 @@ impl Core {
             Ask::ClusterVersion(version) => self.set_cluster_version(version),
             Ask::RaiseNoSpace => self.raise_no_space(now),
             Ask::KeepAlive(ticket, id) => self.keep_alive(ticket, id, now),
-            Ask::TimeToLive(ticket, id, keys) => self.time_to_live(ticket, id, keys, now),
+            Ask::TimeToLive(ticket, id, keys) => {
+                self.reads.push(Want::TimeToLive(ticket, id, keys), now);
+            }
             Ask::Leases(ticket) => self.list_leases(ticket, now),
             Ask::Image(ticket) => self.image_waiters.push(ticket),
             Ask::Checkpointed(result) => self.checkpointed(result, now)?,

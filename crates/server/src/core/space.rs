@@ -25,11 +25,13 @@ pub struct Thresholds {
     pub reclaim_dead_bytes: u64,
 }
 
-impl Default for Thresholds {
-    fn default() -> Thresholds {
+impl Thresholds {
+    /// Those of a member whose `--snapshot-count` is this. Checkpoints cost less than etcd's snapshots and free no
+    /// memory, so ten times as many entries go between them.
+    pub fn of(snapshot_count: u64) -> Thresholds {
         Thresholds {
             checkpoint_log_bytes: 64 << 20,
-            checkpoint_entries: 100_000,
+            checkpoint_entries: snapshot_count.saturating_mul(10).clamp(1000, 100_000),
             checkpoint_age: Duration::from_secs(60),
             reclaim_dead_bytes: 64 << 20,
         }

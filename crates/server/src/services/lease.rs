@@ -49,24 +49,31 @@ impl Services {
     /// Only the leader's clocks say how long a lease has.
     pub(super) fn lease_time_to_live(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let LeaseTimeToLiveRequest { id, keys } = decode(message)?;
+        let services = Rc::clone(self);
+        Ok(Unary::Later(Box::pin(async move {
+            let began = services.shared.clock.now();
+            let answered = services.whoever_leads(async || services.time_to_live(id, keys).await).await;
+            let took = services.shared.clock.now().saturating_duration_since(began);
+            services.took("LeaseTimeToLive", answered.is_ok(), took);
+            let mut response = answered?;
+            let state = services.state();
+            response.header = Some(services.header(state.view.snapshot().current_revision(), &state));
+            Ok(whole(&response))
+        })))
+    }
+
+    /// Asks here or the leader.
+    async fn time_to_live(&self, id: i64, keys: bool) -> Result<LeaseTimeToLiveResponse, Status> {
         if !self.leads() {
-            let services = Rc::clone(self);
-            return Ok(Unary::Later(Box::pin(async move {
-                let mut response = forwarding::time_to_live(&services.shared, id, keys).await?;
-                let state = services.state();
-                response.header = Some(services.header(state.view.snapshot().current_revision(), &state));
-                Ok(whole(&response))
-            })));
+            return forwarding::time_to_live(&self.shared, id, keys).await;
         }
-        self.ask(
-            |ticket| Ask::TimeToLive(ticket, id, keys),
-            "LeaseTimeToLive",
-            move |_, body, header| {
-                let ReplyBody::TimeToLive { ttl, granted, keys } = body else { return Err(error::STOPPED) };
-                let header = Some(header);
-                Ok(whole(&LeaseTimeToLiveResponse { header, id, ttl, granted_ttl: granted, keys }))
-            },
-        )
+        match self.pending.ask(|ticket| Ask::TimeToLive(ticket, id, keys))?.await?.body {
+            ReplyBody::TimeToLive { ttl, granted, keys } => {
+                Ok(LeaseTimeToLiveResponse { header: None, id, ttl, granted_ttl: granted, keys })
+            }
+            ReplyBody::Outcome(Err(status), _) => Err(status),
+            _ => Err(error::STOPPED),
+        }
     }
 
     fn leads(&self) -> bool {
@@ -104,24 +111,29 @@ impl Services {
 
     /// Renews a lease, here or at the leader: the TTL, 0 if the lease is gone.
     pub(super) async fn renew(&self, id: i64) -> Result<i64, Status> {
-        let deadline = self.shared.clock.now() + self.shared.limits.request_timeout;
+        let renew = async || {
+            if !self.leads() {
+                return forwarding::renew(&self.shared, id).await;
+            }
+            match self.pending.ask(|ticket| Ask::KeepAlive(ticket, id))?.await?.body {
+                ReplyBody::KeptAlive(ttl) => Ok(ttl),
+                ReplyBody::Outcome(Err(status), _) => Err(status),
+                _ => Err(error::STOPPED),
+            }
+        };
+        self.whoever_leads(renew).await
+    }
+
+    /// Repeats what only a leader answers, for as long as leadership moves while it is asked.
+    async fn whoever_leads<T>(&self, ask: impl AsyncFn() -> Result<T, Status>) -> Result<T, Status> {
+        let clock = &self.shared.clock;
+        let deadline = clock.now() + self.shared.limits.request_timeout;
         loop {
-            let renewed = if self.leads() {
-                let reply = self.pending.ask(|ticket| Ask::KeepAlive(ticket, id))?.await?;
-                match reply.body {
-                    ReplyBody::KeptAlive(ttl) => Ok(ttl),
-                    ReplyBody::Outcome(Err(status), _) => Err(status),
-                    _ => return Err(error::STOPPED),
+            match ask().await {
+                Err(status) if status == error::NOT_PRIMARY_LESSOR && clock.now() < deadline => {
+                    clock.sleep(Duration::from_millis(50)).await;
                 }
-            } else {
-                forwarding::renew(&self.shared, id).await
-            };
-            match renewed {
-                // Leadership moved while it was asked.
-                Err(status) if status == error::NOT_PRIMARY_LESSOR && self.shared.clock.now() < deadline => {
-                    self.shared.clock.sleep(Duration::from_millis(50)).await;
-                }
-                renewed => return renewed,
+                answered => return answered,
             }
         }
     }
