@@ -1,0 +1,224 @@
+//! What is judged. Times are nanoseconds of one clock that only goes forward and that all clients share: virtual time
+//! in a simulation, the monotonic clock of the one machine that all clients run on.
+
+use crate::{Event, KeyValue, Request, Response};
+
+/// Everything that clients did and saw, of a cluster that began empty at revision 1.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct History {
+    /// What the judge has to know of the run.
+    pub settings: Settings,
+    /// In any order.
+    pub operations: Vec<Operation>,
+    /// In any order.
+    pub watches: Vec<Watch>,
+    /// In any order.
+    pub holdings: Vec<Holding>,
+    /// What members said at the end, when all was quiet.
+    pub finals: Vec<Final>,
+    /// Faults and other remarks; shown beside violations, never judged.
+    pub notes: Vec<Note>,
+}
+
+/// What the judge has to know of the run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// By how much a lease may seem to end too early, in nanoseconds: what is between the clients' clock and the
+    /// members' that is not proportional to time.
+    pub lease_slack: u64,
+    /// By how much a member's clock may run faster than the clients', in millionths.
+    pub clock_drift_ppm: u64,
+    /// Prefixes of keys that clients write who are not recorded. Changes of such keys need no operation.
+    pub unrecorded: Vec<Vec<u8>>,
+    /// How many steps the search for the place of writes with unknown outcomes may take; 0 for the usual number.
+    pub search_steps_max: u64,
+}
+
+/// One request of a client and what became of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Operation {
+    /// Its number in the history: unique among operations.
+    pub id: u64,
+    /// Which client.
+    pub client: u64,
+    /// Which member it asked.
+    pub member: u64,
+    /// Which life of the member's process (counted from 1) answered; 0 when that is not known for certain.
+    pub life: u64,
+    /// When it was sent.
+    pub call: u64,
+    /// When the answer came, or the client gave up.
+    pub returned: u64,
+    /// What was asked.
+    pub request: Request,
+    /// What became of it.
+    pub outcome: Outcome,
+    /// Set when the writer believed to hold a lock.
+    pub fence: Option<Fence>,
+}
+
+/// What the client knows of its operation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It was answered.
+    Done(Header, Response),
+    /// It failed in a way that says for certain that it never happens.
+    Refused(Refusal),
+    /// It failed in a way that leaves open whether it has happened, or will happen still. With the error's text.
+    Unknown(String),
+}
+
+/// The header of an answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Header {
+    /// The store's revision; 0 where the answer had none.
+    pub revision: i64,
+    /// The term of the last applied entry; 0 if not recorded.
+    pub term: u64,
+}
+
+/// Why an operation never happens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// `mvcc: required revision has been compacted`.
+    Compacted,
+    /// `mvcc: required revision is a future revision`.
+    FutureRevision,
+    /// `key not found`: `ignore_value` or `ignore_lease` without a key.
+    KeyNotFound,
+    /// `requested lease not found`.
+    LeaseNotFound,
+    /// `lease already exists`.
+    LeaseExists,
+    /// Anything else that says for certain that nothing happens (no quorum was asked, no space, malformed); the judge
+    /// does not ask whether there was reason to refuse.
+    Other(String),
+}
+
+/// Which lock a writer held: the lock's keys have a common prefix, and the one created first holds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fence {
+    /// The prefix of the lock's keys.
+    pub prefix: Vec<u8>,
+    /// The writer's own key.
+    pub key: Vec<u8>,
+    /// The create revision of its key.
+    pub create_revision: i64,
+}
+
+/// The time in which a client believed to hold a lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holding {
+    /// Which client.
+    pub client: u64,
+    /// The lock and the client's key.
+    pub fence: Fence,
+    /// The lease its key is attached to.
+    pub lease: i64,
+    /// From when the client knew it held the lock.
+    pub from: u64,
+    /// When it began to give it up, or knew that it had lost it; the end of the run if neither. The judge itself cuts
+    /// this down to what the lease promises.
+    pub until: u64,
+}
+
+/// One watch of a client, from its creation to its end. A client that goes on after a broken stream records a new one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Watch {
+    /// Its number in the history: unique among watches.
+    pub id: u64,
+    /// Which client.
+    pub client: u64,
+    /// Which member.
+    pub member: u64,
+    /// As in [`Operation::life`].
+    pub life: u64,
+    /// When the request for it was sent.
+    pub opened: u64,
+    /// The key, or the first of the range; empty means from the first key.
+    pub key: Vec<u8>,
+    /// As in [`crate::Range::range_end`].
+    pub range_end: Vec<u8>,
+    /// 0 for what comes after its creation.
+    pub start_revision: i64,
+    /// Whether events have the previous value.
+    pub prev_kv: bool,
+    /// Puts are left out.
+    pub no_put: bool,
+    /// Deletions are left out.
+    pub no_delete: bool,
+    /// Whether big responses may come in parts.
+    pub fragment: bool,
+    /// In the order in which they came.
+    pub responses: Vec<WatchResponse>,
+    /// How it ended.
+    pub end: End,
+}
+
+/// One response of a watch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WatchResponse {
+    /// When it came.
+    pub at: u64,
+    /// The header's revision.
+    pub revision: i64,
+    /// What it says.
+    pub answer: WatchAnswer,
+}
+
+/// What a response of a watch says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WatchAnswer {
+    /// The watch stands.
+    Created,
+    /// Changes.
+    Events {
+        /// In the order in which they came.
+        events: Vec<Event>,
+        /// Whether the response goes on in the next.
+        fragment: bool,
+    },
+    /// All up to the header's revision has been told.
+    Progress,
+    /// The server ended the watch.
+    Canceled {
+        /// Not 0 if it ended because what it needs was compacted up to here.
+        compact_revision: i64,
+        /// The reason in words.
+        reason: String,
+    },
+}
+
+/// How a watch ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The stream broke, or the client ended it; more may have been under way.
+    Broken,
+    /// The server canceled it; the last response says so.
+    Canceled,
+    /// It was open to the end of the run, and the client waited until there was nothing more to come: it has to have
+    /// told everything up to this revision.
+    Drained(i64),
+}
+
+/// What one member said at the end.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Final {
+    /// Which member.
+    pub member: u64,
+    /// The header's revision of the dump.
+    pub revision: i64,
+    /// All keys, in order, of a serializable read; `None` if not taken.
+    pub dump: Option<Vec<KeyValue>>,
+    /// What `HashKV` gave: hash, the revision it is of, the compact revision; `None` if not taken.
+    pub hash: Option<(u32, i64, i64)>,
+}
+
+/// A remark on the run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Note {
+    /// When.
+    pub at: u64,
+    /// What.
+    pub text: String,
+}
