@@ -33,7 +33,7 @@ pub struct Network {
     /// Nothing passes in this direction, since when.
     cut: BTreeMap<(Host, Host), Nanos>,
     /// When the last thing sent over a link arrives: nothing overtakes it, but for weather.
-    arrivals: BTreeMap<(Host, Host), Nanos>,
+    arrivals: BTreeMap<(Host, Host, u8), Nanos>,
     /// What is wrong at large.
     pub weather: Weather,
 }
@@ -66,8 +66,8 @@ impl Network {
         mean / 2 + rng.around(mean / 2).min(20 * mean)
     }
 
-    /// Sends something from one host to another over a connection, in order.
-    pub fn pass(&mut self, from: Host, to: Host, now: Nanos, rng: &mut Rng) -> Passage {
+    /// Sends something from one host to another over one of the connections between them, in its order.
+    pub fn pass(&mut self, from: Host, to: Host, lane: u8, now: Nanos, rng: &mut Rng) -> Passage {
         if self.is_cut(from, to) || rng.per_mille(self.weather.loss) {
             return Passage::Lost;
         }
@@ -75,7 +75,7 @@ impl Network {
         if rng.per_mille(self.weather.reordering) {
             return Passage::At(at + rng.below(20 * self.delay + MILLI));
         }
-        let last = self.arrivals.entry((from, to)).or_default();
+        let last = self.arrivals.entry((from, to, lane)).or_default();
         let at = at.max(*last + 1);
         *last = at;
         if rng.per_mille(self.weather.duplication) {
@@ -143,18 +143,18 @@ mod tests {
         let mut network = Network::new(MILLI);
         let mut last = 0;
         for now in 0..1000 {
-            let Passage::At(at) = network.pass(0, 1, now, &mut rng) else { panic!("lost on a good network") };
+            let Passage::At(at) = network.pass(0, 1, 0, now, &mut rng) else { panic!("lost on a good network") };
             assert!(at > last && at > now);
             last = at;
         }
         network.cut(0, 1, 7);
-        assert_eq!(network.pass(0, 1, 9, &mut rng), Passage::Lost);
-        assert!(matches!(network.pass(1, 0, 9, &mut rng), Passage::At(_)));
+        assert_eq!(network.pass(0, 1, 0, 9, &mut rng), Passage::Lost);
+        assert!(matches!(network.pass(1, 0, 0, 9, &mut rng), Passage::At(_)));
         assert!(!network.connects(1, 0));
         assert_eq!(network.cut_since(1, 0), Some(7));
         network.heal();
         network.weather = Weather { loss: 300, duplication: 300, reordering: 300 };
-        let passages: Vec<Passage> = (0..1000).map(|now| network.pass(0, 1, now, &mut rng)).collect();
+        let passages: Vec<Passage> = (0..1000).map(|now| network.pass(0, 1, 0, now, &mut rng)).collect();
         let count = |wanted: fn(&Passage) -> bool| passages.iter().filter(|p| wanted(p)).count();
         assert!(count(|p| *p == Passage::Lost) > 200 && count(|p| matches!(p, Passage::Twice(..))) > 80);
     }
