@@ -652,6 +652,21 @@ impl Node {
         log.term(index).ok()
     }
 
+    /// Whom this member voted for in its term; 0 for nobody.
+    pub fn voted_for(&self) -> u64 {
+        self.raw.raft.vote
+    }
+
+    /// The newest index of which this member has told raft that it is on disk.
+    pub fn synced_index(&self) -> u64 {
+        self.raw.raft.raft_log.persisted
+    }
+
+    /// The first index that this node can still give to others, from memory or from the log.
+    pub fn first_index(&self) -> u64 {
+        self.raw.raft.raft_log.first_index()
+    }
+
     /// The ids of those with a vote, in order.
     pub fn voters(&self) -> Vec<u64> {
         let mut voters = self.raw.store().conf_state.voters.clone();

@@ -49,4 +49,4 @@ pub use options::Options;
 pub use outbound::{Outbound, TrySend};
 pub use race::{First, race};
 pub use service::{Answer, Kind, LocalBoxFuture, Method, PieceSource, Service, Unary};
-pub use shard::{Closing, Shard, ShardId};
+pub use shard::{Close, Closing, Shard, ShardId};

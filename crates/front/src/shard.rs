@@ -21,7 +21,24 @@ pub struct ShardId(pub usize);
 #[derive(Clone, Debug)]
 pub struct Closing(pub(crate) watch::Receiver<bool>);
 
+/// Begins the shutdown that a [`Closing`] tells of; a drop does the same.
+#[derive(Debug)]
+pub struct Close(watch::Sender<bool>);
+
+impl Close {
+    /// Shutdown begins.
+    pub fn begin(&self) {
+        self.0.send_replace(true);
+    }
+}
+
 impl Closing {
+    /// For services that serve without a front.
+    pub fn by_hand() -> (Close, Closing) {
+        let (close, closing) = watch::channel(false);
+        (Close(close), Closing(closing))
+    }
+
     /// Whether shutdown has begun.
     pub fn has_begun(&self) -> bool {
         *self.0.borrow()

@@ -250,6 +250,13 @@ impl Log {
         &self.shared.figures
     }
 
+    /// Only for a log driven by hand: whether anything was queued since its last turn. One that had no room for all of
+    /// it should get another turn now and then all the same.
+    pub fn wants_turn(&self) -> bool {
+        let waiting = self.queue.lock();
+        !waiting.requests.is_empty() || !waiting.releases.is_empty()
+    }
+
     /// Only for a log driven by hand: prepares segments, writes and syncs what is queued, reports events.
     pub fn turn(&mut self) {
         let Some(worker) = &mut self.worker else { return };

@@ -1,50 +1,36 @@
 //! From a configuration and a data directory to a running member.
 
-use std::collections::{BTreeSet, VecDeque};
 use std::net::{TcpListener, ToSocketAddrs};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc::{self, sync_channel};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
-use api::raftpb;
-use consensus::{Entry, EntryKind, HardState, Node, Restored};
 use disk::{Disk, Lock, RealDisk};
 use front::Front;
-use log::Reset;
-use log::checkpoint::{CheckpointStore, Manifest};
-use log::{Batch, Log, LogEvent, Recovered, Replayed};
-use machine::{Machine, Rules};
 use peer::Peers;
-use prost::Message as _;
 
-use crate::catch_up::{self, FETCHES_MAX, entry_of};
-use crate::compaction_hash;
-use crate::config::{Config, MetricsDetail, Url};
-use crate::core::{Ask, Core, Order, Parts};
+use crate::assembly::{Assembled, Setting, assemble};
+use crate::catch_up;
+use crate::clock::Clock;
+use crate::config::{Config, Url};
+use crate::core::{Ask, Core, Thresholds};
 use crate::http::MetricsListener;
 use crate::inbox::Inbox;
-use crate::joining::{self, Beginning};
-use crate::keeper::{Keeper, Level};
+use crate::joining;
 use crate::logging::{Logger, Value};
-use crate::metrics::{GrpcMethod, MethodType, Metrics};
 use crate::monitor::Monitor;
-use crate::peering::Peering;
+use crate::open::{self, Opening};
+use crate::peer_links::PeerLinks;
 use crate::services::Services;
-use crate::shared::{Identity, Limits, Published, Shared};
-use crate::terms;
-use crate::transfer::Receiver;
+use crate::shared::Shared;
 
-/// How long the first start waits for its own first entry.
-const BOOT_PATIENCE: Duration = Duration::from_secs(60);
 /// How long calls in flight may go on when the member stops.
 const STOP_PATIENCE: Duration = Duration::from_secs(2);
 /// How often a start that waits for the cluster looks whether it is to stop.
 const READY_LOOK: Duration = Duration::from_millis(200);
-/// Orders that may wait for the keeper of checkpoints.
-const ORDERS_MAX: usize = 4;
 
 /// A running member.
 pub struct Running {
@@ -54,7 +40,7 @@ pub struct Running {
     keeper: JoinHandle<()>,
     hasher: JoinHandle<()>,
     monitor: Monitor,
-    peers: Arc<Peers>,
+    peers: Arc<dyn PeerLinks>,
     /// Says that the core has ended.
     ended: mpsc::Receiver<()>,
     _lock: Lock,
@@ -88,361 +74,32 @@ pub fn start(
     };
 
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
-    let member_dir = config.data_dir.join("member");
-    refuse_foreign(&*disk, &member_dir)?;
-    disk.create_dir_all(&member_dir).map_err(|e| format!("cannot create {}: {e}", member_dir.display()))?;
-    let lock_path = member_dir.join("lock");
-    let lock = disk.lock(&lock_path).map_err(|e| {
-        if e.kind() == std::io::ErrorKind::WouldBlock {
-            format!("{} is locked: another process serves this data directory", lock_path.display())
-        } else {
-            format!("cannot lock {}: {e}", lock_path.display())
-        }
-    })?;
-
     let began = Instant::now();
     let inbox = Arc::new(Inbox::default());
-    let opened = open(&config, &disk, &member_dir, &inbox, &logger)?;
-    for repair in &opened.recovered.repairs {
-        logger.warn(
-            "cut off what an interrupted write left at the end of the log; nothing of it was acknowledged",
-            &[("repair", Value::Str(&format!("{repair:?}")))],
-        );
-    }
-    logger.info(
-        "restored the state",
-        &[
-            ("checkpoint-index", Value::Uint(opened.machine.applied_index)),
-            ("last-index", Value::Uint(opened.recovered.last_index)),
-            ("revision", Value::Int(opened.machine.store.current_revision())),
-            ("took", Value::Duration(began.elapsed())),
-        ],
-    );
+    let opened = open::open(&Opening {
+        config: &config,
+        disk: &disk,
+        inbox: &inbox,
+        logger: &logger,
+        threads: true,
+        segment_bytes: None,
+        seed: None,
+        begin: &|| joining::begin(&config, &logger),
+    })?;
+    opened.report(&logger, began.elapsed());
+    let shards = std::thread::available_parallelism().map_or(1, usize::from);
+    let setting = Setting {
+        config,
+        logger,
+        inbox,
+        clock: Clock::real(),
+        shards,
+        threads: true,
+        thresholds: Thresholds::default(),
+    };
+    let assembled = assemble(setting, opened);
     let listeners = (clients, peers, metrics_listeners);
-    serve(config, logger, opened, inbox, listeners, lock, listening, stop_wanted)
-}
-
-/// What opening the data directory gave.
-struct Opened {
-    identity: Identity,
-    machine: Machine,
-    node: Node,
-    log: Log,
-    recovered: Recovered,
-    locations: VecDeque<(u64, log::Location)>,
-    checkpoints: CheckpointStore,
-    levels: Vec<Level>,
-    terms: Vec<(u64, u64)>,
-    /// Members that are there already, as far as this member does not know them from its own log.
-    remotes: Vec<(u64, Vec<String>)>,
-}
-
-fn refuse_foreign(disk: &dyn Disk, member_dir: &Path) -> Result<(), String> {
-    for theirs in ["wal", "snap"] {
-        let path = member_dir.join(theirs);
-        if disk.exists(&path).map_err(|e| format!("cannot look for {}: {e}", path.display()))? {
-            return Err(format!(
-                "{} was written by etcd, whose files this version does not read: use an empty data directory \
-                 (--data-dir), and copy the keys over with etcdctl make-mirror",
-                path.display()
-            ));
-        }
-    }
-    Ok(())
-}
-
-fn open(
-    config: &Config,
-    disk: &Arc<dyn Disk>,
-    member_dir: &Path,
-    inbox: &Arc<Inbox<Ask>>,
-    logger: &Logger,
-) -> Result<Opened, String> {
-    let text = |e: log::OpenError| e.to_string();
-    let log_dir = member_dir.join("log");
-    let checkpoints = CheckpointStore::open(Arc::clone(disk), member_dir.join("checkpoint")).map_err(text)?;
-    let manifest = checkpoints.load().map_err(text)?;
-    let known = Log::identify(&**disk, &log_dir).map_err(text)?;
-    let (identity, beginning) = match known {
-        Some((cluster_id, member_id)) => (Identity { member_id, cluster_id }, None),
-        None if manifest.is_some() => {
-            return Err(format!(
-                "{} is missing or empty, but there is a checkpoint beside it: the log holds the values; restore \
-                 the directory, or start with an empty data directory",
-                log_dir.display()
-            ));
-        }
-        None => {
-            let beginning = joining::begin(config, logger)?;
-            (beginning.identity.clone(), Some(beginning))
-        }
-    };
-
-    let rules = rules(config);
-    let applied = manifest.as_ref().map_or(0, |manifest| manifest.applied_index);
-    // The two take about as long as each other, and neither needs the other.
-    let (state, replayed) = std::thread::scope(|scope| {
-        let log = scope.spawn(|| {
-            let mut options = log::Options::new(&log_dir, identity.cluster_id, identity.member_id);
-            options.unsafe_no_fsync = config.unsafe_no_fsync;
-            replay_log(options, disk, applied + 1, Arc::clone(inbox))
-        });
-        let state = restore(rules, &checkpoints, manifest.as_ref(), member_dir);
-        (state, log.join())
-    });
-    let (machine, levels) = state?;
-    let replayed = replayed.map_err(|_| "the thread that opens the log panicked".to_owned())??;
-    let ReplayedLog { mut log, recovered, mut entries, mut locations } = replayed;
-    if machine.applied_index != applied {
-        return Err(format!(
-            "the checkpoint in {} says it goes up to entry {applied}, but it holds entry {}",
-            member_dir.display(),
-            machine.applied_index
-        ));
-    }
-    if machine.members.removed.contains(&identity.member_id) {
-        return Err(format!(
-            "member {:x} has been permanently removed from the cluster: remove its data directory {}",
-            identity.member_id,
-            config.data_dir.display()
-        ));
-    }
-    let mut hard_state = HardState {
-        term: recovered.hard_state.term.max(machine.applied_term),
-        vote: if recovered.hard_state.term < machine.applied_term { 0 } else { recovered.hard_state.vote },
-        commit: recovered.hard_state.commit,
-    };
-    // A snapshot was taken over, and the member stopped before the log could start anew behind it.
-    let behind = recovered.last_index < applied
-        || entries.first().is_some_and(|entry| entry.term < machine.applied_term);
-    if behind && applied > 0 {
-        let reset = Reset { index: applied, term: machine.applied_term };
-        let batch = Batch { reset: Some(reset), hard_state: Some(saved(hard_state)), ..Batch::default() };
-        append_and_wait(&mut log, inbox, batch)?;
-        entries.clear();
-        locations.clear();
-    } else if let Some(last) = entries.last()
-        && last.index != recovered.last_index
-    {
-        return Err(format!(
-            "the log says its last entry is {}, but it holds {}",
-            recovered.last_index, last.index
-        ));
-    }
-
-    // Nothing was ever in this log: a first start that was cut short begins again, and a member that joins may not
-    // have heard from the others yet.
-    let empty = hard_state.term == 0 && machine.applied_index == 0 && entries.is_empty();
-    let beginning = match beginning {
-        None if empty => Some(joining::begin(config, logger)?),
-        beginning => beginning,
-    };
-    let mut remotes = Vec::new();
-    if let Some(beginning) = beginning {
-        let Beginning { identity: found, entries: first, remotes: others } = beginning;
-        if found != identity {
-            return Err(format!(
-                "{} was made for member {:x} of cluster {:x}, but by its options this is member {:x} of cluster \
-                 {:x}",
-                member_dir.display(),
-                identity.member_id,
-                identity.cluster_id,
-                found.member_id,
-                found.cluster_id
-            ));
-        }
-        remotes = others;
-        if !first.is_empty() {
-            hard_state = HardState { term: 1, vote: 0, commit: first.len() as u64 };
-            locations = append_entries(&mut log, inbox, &first, hard_state)?;
-            entries = first;
-        }
-    }
-    if config.force_new_cluster {
-        let members = members_at_end(&machine, &entries)?;
-        let last = entries.last().map_or(applied, |entry| entry.index);
-        let own = machine.members.by_id.get(&identity.member_id);
-        let urls = &config.initial_advertise_peer_urls;
-        let changes = joining::alone(identity.member_id, own, &members, urls, hard_state.term.max(1), last);
-        logger.warn(
-            "forcing a new cluster of this member alone",
-            &[("removed", Value::Uint(changes.len() as u64)), ("last-index", Value::Uint(last))],
-        );
-        // All that is in the log counts: what was acknowledged is among it, and there is nobody left to ask.
-        hard_state.term = hard_state.term.max(1);
-        hard_state.commit = last + changes.len() as u64;
-        if !changes.is_empty() {
-            locations.extend(append_entries(&mut log, inbox, &changes, hard_state)?);
-            entries.extend(changes);
-        }
-    }
-
-    let terms = terms::read(manifest.as_ref().map_or(&[][..], |manifest| &manifest.metadata), &machine);
-    let first_index = log.entries().first_index().max(terms.first().map_or(0, |(index, _)| *index) + 1);
-    let heartbeat = config.heartbeat_interval.max(Duration::from_millis(1));
-    let election_ticks = config.election_timeout.as_millis() / heartbeat.as_millis().max(1);
-    let node = Node::new(
-        consensus::Config {
-            election_ticks: usize::try_from(election_ticks).unwrap_or(10).max(2),
-            pre_vote: config.pre_vote,
-            id: identity.member_id,
-            // Members of one cluster must not time out together.
-            seed: identity.member_id,
-            ..consensus::Config::default()
-        },
-        Restored {
-            hard_state,
-            voters: machine.members.voters(),
-            learners: machine.members.learners(),
-            applied: machine.applied_index,
-            applied_term: machine.applied_term,
-            entries,
-            first_index: first_index.min(machine.applied_index + 1),
-            terms: terms.clone(),
-        },
-    )
-    .map_err(|e| format!("the log and the checkpoint in {} do not go together: {e}", member_dir.display()))?;
-    Ok(Opened { identity, machine, node, log, recovered, locations, checkpoints, levels, terms, remotes })
-}
-
-/// The ids of the members once all entries are applied.
-fn members_at_end(machine: &Machine, entries: &[Entry]) -> Result<BTreeSet<u64>, String> {
-    let mut ids: BTreeSet<u64> = machine.members.by_id.keys().copied().collect();
-    for entry in entries.iter().filter(|entry| entry.kind == EntryKind::ConfChange) {
-        let change = raftpb::ConfChange::decode(entry.data.clone())
-            .map_err(|e| format!("entry {} is no membership change: {e}", entry.index))?;
-        let id = change.node_id.unwrap_or(0);
-        match raftpb::ConfChangeType::try_from(change.r#type.unwrap_or(0)) {
-            Ok(raftpb::ConfChangeType::ConfChangeRemoveNode) => {
-                ids.remove(&id);
-            }
-            Ok(raftpb::ConfChangeType::ConfChangeUpdateNode) | Err(_) => {}
-            Ok(_) => {
-                ids.insert(id);
-            }
-        }
-    }
-    Ok(ids)
-}
-
-/// A log that was opened, and what of it the checkpoint does not have.
-struct ReplayedLog {
-    log: Log,
-    recovered: Recovered,
-    entries: Vec<Entry>,
-    locations: VecDeque<(u64, log::Location)>,
-}
-
-fn replay_log(
-    options: log::Options,
-    disk: &Arc<dyn Disk>,
-    first: u64,
-    inbox: Arc<Inbox<Ask>>,
-) -> Result<ReplayedLog, String> {
-    let mut entries: Vec<Entry> = Vec::new();
-    let mut locations: VecDeque<(u64, log::Location)> = VecDeque::new();
-    let mut replay = |replayed: Replayed| match replayed {
-        Replayed::Entry(entry, location) if entry.index >= first => {
-            let keep = usize::try_from(entry.index - first).unwrap_or(usize::MAX);
-            entries.truncate(keep);
-            locations.truncate(keep);
-            locations.push_back((entry.index, location));
-            entries.push(entry_of(entry));
-        }
-        // An older entry that comes late replaces everything from it on; and a log that starts anew has nothing else.
-        Replayed::Entry(..) | Replayed::Reset(_) => {
-            entries.clear();
-            locations.clear();
-        }
-        // A hard state is told with the result; values that were moved after the checkpoint are still in their old
-        // places as well, and those of a snapshot that was never taken over belong to nobody.
-        Replayed::HardState(_) | Replayed::Value(..) => {}
-    };
-    let on_event = Box::new(move |event: LogEvent| inbox.send(Ask::Log(event)));
-    let (log, recovered) =
-        Log::open(options, Arc::clone(disk), first, &mut replay, on_event).map_err(|e| e.to_string())?;
-    Ok(ReplayedLog { log, recovered, entries, locations })
-}
-
-fn restore(
-    rules: Rules,
-    checkpoints: &CheckpointStore,
-    manifest: Option<&Manifest>,
-    member_dir: &Path,
-) -> Result<(Machine, Vec<Level>), String> {
-    let Some(manifest) = manifest else { return Ok((Machine::new(rules), Vec::new())) };
-    let (mut runs, mut levels) = (Vec::new(), Vec::new());
-    for run in &manifest.runs {
-        let mut reader = checkpoints.read(run).map_err(|e| e.to_string())?;
-        runs.push(std::iter::from_fn(move || reader.next_block().transpose()));
-        let level = Level::of(run.clone())
-            .ok_or_else(|| format!("the checkpoint names a file {:?}, which is none of its", run.name))?;
-        levels.push(level);
-    }
-    let machine = machine::image::restore(rules, runs)
-        .map_err(|e| format!("cannot restore the checkpoint in {}: {e}", member_dir.display()))?;
-    Ok((machine, levels))
-}
-
-fn saved(state: HardState) -> log::HardState {
-    log::HardState { term: state.term, vote: state.vote, commit: state.commit }
-}
-
-/// Appends entries before anything runs; where they lie.
-fn append_entries(
-    log: &mut Log,
-    inbox: &Inbox<Ask>,
-    entries: &[Entry],
-    hard_state: HardState,
-) -> Result<VecDeque<(u64, log::Location)>, String> {
-    let entries = entries
-        .iter()
-        .map(|entry| log::Entry {
-            term: entry.term,
-            index: entry.index,
-            entry_type: u8::from(entry.kind == EntryKind::ConfChange),
-            data: entry.data.clone(),
-        })
-        .collect();
-    append_and_wait(log, inbox, Batch { entries, hard_state: Some(saved(hard_state)), ..Batch::default() })
-}
-
-fn append_and_wait(
-    log: &mut Log,
-    inbox: &Inbox<Ask>,
-    batch: Batch,
-) -> Result<VecDeque<(u64, log::Location)>, String> {
-    inbox.receive_here();
-    let ticket = log.append(batch).map_err(|e| format!("cannot write the first entries: {:?}", e.reason))?;
-    let deadline = Instant::now() + BOOT_PATIENCE;
-    let (mut told, mut places) = (Vec::new(), VecDeque::new());
-    while Instant::now() < deadline {
-        inbox.drain(&mut told, Duration::from_secs(1), 1);
-        for ask in told.drain(..) {
-            match ask {
-                Ask::Log(LogEvent::Synced(synced)) => {
-                    places.extend(synced.locations);
-                    if synced.ticket >= ticket {
-                        return Ok(places);
-                    }
-                }
-                Ask::Log(LogEvent::Failed(fatal)) => return Err(fatal.to_string()),
-                _ => {}
-            }
-        }
-    }
-    Err("the disk did not take the first entries within a minute".to_owned())
-}
-
-fn rules(config: &Config) -> Rules {
-    let learners_max = usize::try_from(config.max_learners).unwrap_or(usize::MAX);
-    Rules { lease_ttl_min: lease_ttl_min(config), learners_max }
-}
-
-/// etcd's shortest TTL: one and a half election timeouts, in whole seconds.
-fn lease_ttl_min(config: &Config) -> i64 {
-    let ms = config.election_timeout.as_millis() * 3 / 2;
-    i64::try_from(ms.div_ceil(1000)).unwrap_or(i64::MAX)
+    serve(assembled, listeners, listening, stop_wanted)
 }
 
 fn resolve(url: &Url) -> Result<std::net::SocketAddr, String> {
@@ -485,97 +142,38 @@ fn urls(asked: &[Url], listeners: &[TcpListener]) -> Vec<String> {
         .collect()
 }
 
-/// The RPCs as metrics know them, in the order of [`api::METHODS`].
-pub fn grpc_methods() -> Vec<GrpcMethod> {
-    api::METHODS
-        .iter()
-        .map(|method| GrpcMethod {
-            service: method.service,
-            method: method.name,
-            kind: match method.kind {
-                api::Kind::Unary => MethodType::Unary,
-                api::Kind::ServerStream => MethodType::ServerStream,
-                api::Kind::ClientStream => MethodType::ClientStream,
-                api::Kind::BidiStream => MethodType::BidiStream,
-            },
-        })
-        .collect()
-}
-
 type Listeners = (Vec<TcpListener>, Vec<TcpListener>, Vec<TcpListener>);
 
-#[allow(clippy::too_many_arguments, reason = "called once, with what start made")]
 fn serve(
-    config: Config,
-    logger: Arc<Logger>,
-    opened: Opened,
-    inbox: Arc<Inbox<Ask>>,
+    assembled: Assembled,
     (clients, peers, metrics_listeners): Listeners,
-    lock: Lock,
     listening: Listening,
     stop_wanted: &dyn Fn() -> bool,
 ) -> Result<(Running, Listening), String> {
-    let Opened {
-        identity,
-        mut machine,
-        node,
-        log,
-        recovered,
-        locations,
-        checkpoints,
-        levels,
-        terms,
-        remotes,
-    } = opened;
+    let Assembled {
+        shared,
+        core: parts,
+        keeper,
+        orders,
+        hash_jobs,
+        entries,
+        fetches,
+        peering,
+        ready,
+        had_data,
+        lock,
+    } = assembled;
+    let (config, logger) = (&parts.config, Arc::clone(&parts.logger));
     // One that has nothing yet has nothing to compare.
-    let had_data = recovered.last_index > 0 || machine.applied_index > 0;
     let checks = had_data && config.feature_gates.is_on("InitialCorruptCheck");
-    let metrics = Arc::new(Metrics::new(&grpc_methods(), config.metrics));
-    metrics.server.set_id(identity.member_id);
-    metrics.server.set_features(&config.feature_gates);
-    let shards = std::thread::available_parallelism().map_or(1, usize::from);
-    let limits = Limits {
-        request_bytes_max: usize::try_from(config.max_request_bytes).unwrap_or(usize::MAX),
-        txn_ops_max: usize::try_from(config.max_txn_ops).unwrap_or(usize::MAX),
-        quota_bytes: config.quota_backend_bytes,
-        request_timeout: Duration::from_secs(5) + 2 * config.election_timeout,
-        election_timeout: config.election_timeout,
-        progress_interval: config.watch_progress_notify_interval,
-        slow_request: config.warning_unary_request_duration,
-        times_calls: config.metrics == MetricsDetail::Extensive,
-    };
-    let state = Published {
-        view: machine.store.publish(),
-        applied_index: machine.applied_index,
-        applied_term: machine.applied_term,
-        commit_index: node.standing().commit,
-        leader: 0,
-        reads_local: false,
-        alarms: Arc::new(machine.alarms.clone()),
-        members: Arc::new(machine.members.clone()),
-        in_use_bytes: machine.in_use_bytes(),
-        removed_through: machine.store.compact_revision(),
-    };
-    let seed = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
-    let shared = Arc::new(Shared::new(identity, state, limits, shards, inbox, log.values(), metrics, seed));
-    let checkpoint_bytes: u64 = levels.iter().map(|level| level.run.file_bytes).sum();
-    let log_bytes: u64 = log.segments().iter().map(|s| s.used_bytes).sum();
-    shared.set_disk_bytes(log_bytes + checkpoint_bytes);
-
-    let (orders, order_queue) = sync_channel::<Order>(ORDERS_MAX);
-    let keeper = Keeper::new(Arc::clone(&shared), checkpoints, levels);
-    let keeper = spawn("keeper", move || keeper.run(&order_queue))?;
-    let (hash_jobs, hash_queue) = sync_channel(compaction_hash::JOBS_MAX);
+    let shards = shared.shards.len();
+    let keeper = spawn("keeper", move || keeper.run(&orders))?;
     let hashing = Arc::clone(&shared);
-    let hasher = spawn("hasher", move || hashing.compaction_hashes.run(&hash_queue))?;
-
-    let (fetches, fetch_queue) = sync_channel(FETCHES_MAX);
-    let (reader, entries) = (Arc::clone(&shared), log.entries());
+    let hasher = spawn("hasher", move || hashing.compaction_hashes.run(&hash_jobs))?;
+    let reader = Arc::clone(&shared);
     // Ends when the core lets go of its end of the queue.
-    spawn("catch-up", move || catch_up::run(&reader, &entries, &fetch_queue))?;
+    spawn("catch-up", move || catch_up::run(&reader, &entries, &fetches))?;
 
-    let receiver = Receiver::new(Arc::clone(&shared), rules(&config));
-    let peering = Arc::new(Peering::new(Arc::clone(&shared), Arc::clone(&logger), receiver));
     let peer_logger = Arc::clone(&logger);
     let options = peer::Options {
         local_id: shared.identity.member_id,
@@ -595,32 +193,12 @@ fn serve(
         }),
     )
     .map_err(|e| format!("cannot start the thread that talks to other members: {e}"))?;
-    let peers = Arc::new(peers);
+    let peers: Arc<dyn PeerLinks> = Arc::new(peers);
     shared.set_peers(Arc::clone(&peers));
-    let monitor = Monitor::start(&shared, &logger, &config)?;
+    let monitor = Monitor::start(&shared, &logger, config)?;
 
-    let (ready_sender, ready) = sync_channel(1);
     let (ended_sender, ended) = sync_channel(1);
-    let attributes =
-        (config.name.clone(), config.advertise_client_urls.iter().map(|u| u.as_str().to_owned()).collect());
-    let front_options = front_options(&config, shards);
-    let parts = Parts {
-        shared: Arc::clone(&shared),
-        logger: Arc::clone(&logger),
-        config,
-        node,
-        machine,
-        log,
-        locations,
-        orders,
-        hash_jobs,
-        fetches,
-        remotes,
-        terms,
-        attributes,
-        checkpoint_bytes,
-        ready: ready_sender,
-    };
+    let front_options = front_options(config, shards);
     let core = spawn("core", move || {
         let outcome = Core::new(parts).run();
         // Whoever waits hears of the end by the sender's drop; a full channel says the same.

@@ -14,12 +14,17 @@ pub const FETCHES_MAX: usize = 64;
 /// Carries out reads until the core ends.
 pub fn run(shared: &Arc<Shared>, entries: &log::Entries, fetches: &Receiver<Fetch>) {
     while let Ok(fetch) = fetches.recv() {
-        // Whatever the reason is that they cannot be read, the follower is asked again what it needs, and gets a
-        // snapshot if the log has let them go.
-        let read = entries.read(fetch.first, fetch.last, fetch.bytes_max).unwrap_or_default();
-        let entries = read.into_iter().map(entry_of).collect();
-        shared.core.send(Ask::Fetched(fetch, entries));
+        carry_out(shared, entries, fetch);
     }
+}
+
+/// Carries out one.
+pub fn carry_out(shared: &Shared, entries: &log::Entries, fetch: Fetch) {
+    // Whatever the reason is that they cannot be read, the follower is asked again what it needs, and gets a snapshot if
+    // the log has let them go.
+    let read = entries.read(fetch.first, fetch.last, fetch.bytes_max).unwrap_or_default();
+    let entries = read.into_iter().map(entry_of).collect();
+    shared.core.send(Ask::Fetched(fetch, entries));
 }
 
 /// The log's entry as raft knows it.

@@ -116,27 +116,45 @@ impl CompactionHashes {
     /// Computes hashes until nobody can order more.
     pub fn run(&self, jobs: &Receiver<Job>) {
         while let Ok(job) = jobs.recv() {
-            let Some(hash) = self.compute(&job) else { return };
-            // Nobody may have asked; the entry keeps it.
-            let _ = job.answer.send(Progress::Known(hash));
+            let mut computing = Computing::new(job);
+            loop {
+                let clock = Instant::now();
+                if computing.step() {
+                    break;
+                }
+                if self.stopped.load(Ordering::Relaxed) {
+                    return;
+                }
+                std::thread::sleep((clock.elapsed() * PAUSE_FACTOR).min(Duration::from_millis(5)));
+            }
         }
     }
+}
 
-    fn compute(&self, job: &Job) -> Option<u32> {
+/// A hash that is being computed.
+pub struct Computing {
+    job: Job,
+    walk: HashWalk,
+    hash: KvHash,
+}
+
+impl Computing {
+    /// Begins.
+    pub fn new(job: Job) -> Computing {
+        let walk = HashWalk::of_compaction(&job.view.snapshot(), job.compact_revision, job.revision);
+        Computing { job, walk, hash: KvHash::default() }
+    }
+
+    /// Goes on for a while. Whether it is done, and whoever waits was told.
+    pub fn step(&mut self) -> bool {
+        let Computing { job, walk, hash } = self;
         let snapshot = job.view.snapshot();
-        let mut walk = HashWalk::of_compaction(&snapshot, job.compact_revision, job.revision);
-        let mut hash = KvHash::default();
-        loop {
-            let clock = Instant::now();
-            let done = walk.step(&snapshot, VERSIONS_PER_SLICE, |version| hash.feed_checksum(version));
-            if done {
-                return Some(hash.finish());
-            }
-            if self.stopped.load(Ordering::Relaxed) {
-                return None;
-            }
-            std::thread::sleep((clock.elapsed() * PAUSE_FACTOR).min(Duration::from_millis(5)));
+        let done = walk.step(&snapshot, VERSIONS_PER_SLICE, |version| hash.feed_checksum(version));
+        if done {
+            // Nobody may have asked; the entry keeps it.
+            let _ = job.answer.send(Progress::Known(hash.finish()));
         }
+        done
     }
 }
 

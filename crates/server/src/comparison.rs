@@ -150,6 +150,9 @@ async fn hash_of_compaction(shared: &Shared, revision: i64) -> Option<Hashed> {
 
 /// Hashes on a thread of its own: others wait for this one.
 async fn hash_elsewhere(shared: &Arc<Shared>, revision: i64) -> Result<Hashed, String> {
+    if !shared.threads {
+        return hash_of(shared, revision, &AtomicBool::new(false));
+    }
     let (sender, receiver) = tokio::sync::oneshot::channel();
     let hashing = Arc::clone(shared);
     std::thread::Builder::new()
@@ -162,8 +165,8 @@ async fn hash_elsewhere(shared: &Arc<Shared>, revision: i64) -> Result<Hashed, S
     receiver.await.unwrap_or_else(|_| Err("the hash could not be computed".to_owned()))
 }
 
-/// Asks all other members for their hash at a revision, all at once. Blocks.
-pub fn hashes_of_others(shared: &Shared, revision: i64) -> Vec<(u64, HashAnswer)> {
+/// Asks all other members for their hash at a revision, all at once.
+pub async fn hashes_of_others(shared: &Shared, revision: i64) -> Vec<(u64, HashAnswer)> {
     let cluster = cluster_id(shared);
     let body = Bytes::from(json!({ "revision": revision }).to_string());
     let question = |_| {
@@ -172,7 +175,7 @@ pub fn hashes_of_others(shared: &Shared, revision: i64) -> Vec<(u64, HashAnswer)
             .header(CLUSTER_ID, cluster.as_str())
             .body(body.clone())
     };
-    let answers = ask_others(shared, shared.limits.request_timeout, question);
+    let answers = ask_others(shared, shared.limits.request_timeout, question).await;
     answers.into_iter().map(|(id, answer)| (id, read_hash(answer))).collect()
 }
 
@@ -209,8 +212,8 @@ pub fn read_hash(answer: Result<Response<Bytes>, String>) -> HashAnswer {
     }
 }
 
-/// Asks all other members at once, and waits for their answers. Blocks.
-fn ask_others(
+/// Asks all other members at once, and waits for their answers.
+async fn ask_others(
     shared: &Shared,
     timeout: Duration,
     question: impl Fn(u64) -> http::Result<Request<Bytes>>,
@@ -227,23 +230,17 @@ fn ask_others(
             (member.id, asked.map(|request| peers.request(Target::Member(member.id), request, timeout)))
         })
         .collect();
-    let runtime = match tokio::runtime::Builder::new_current_thread().build() {
-        Ok(runtime) => runtime,
-        Err(why) => return open.into_iter().map(|(id, _)| (id, Err(why.to_string()))).collect(),
-    };
-    runtime.block_on(async {
-        let mut answers = Vec::with_capacity(open.len());
-        for (id, asked) in open {
-            answers.push((
-                id,
-                match asked {
-                    Ok(answer) => answer.await,
-                    Err(why) => Err(why),
-                },
-            ));
-        }
-        answers
-    })
+    let mut answers = Vec::with_capacity(open.len());
+    for (id, asked) in open {
+        answers.push((
+            id,
+            match asked {
+                Ok(answer) => answer.await,
+                Err(why) => Err(why),
+            },
+        ));
+    }
+    answers
 }
 
 /// Answers another member with the hashes of this one's state after its last entries.
@@ -295,8 +292,8 @@ pub fn read_trail(text: &[u8]) -> Option<StateTrail> {
 }
 
 /// Asks all other members for their hashes from the entries on that `from` says, all at once; those that tell none, as
-/// etcd's members do, are left out. Blocks.
-pub fn trails_of_others(
+/// etcd's members do, are left out.
+pub async fn trails_of_others(
     shared: &Shared,
     timeout: Duration,
     from: impl Fn(u64) -> u64,
@@ -308,7 +305,7 @@ pub fn trails_of_others(
             .header(CLUSTER_ID, cluster.as_str())
             .body(Bytes::new())
     };
-    let answers = ask_others(shared, timeout, question).into_iter();
+    let answers = ask_others(shared, timeout, question).await.into_iter();
     answers
         .filter_map(|(id, answer)| {
             let response = answer.ok().filter(|response| response.status() == StatusCode::OK)?;

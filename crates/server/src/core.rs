@@ -13,6 +13,7 @@ mod leases;
 mod membership;
 mod meters;
 mod pressure;
+mod probe;
 mod proposals;
 mod quarantine;
 mod reads;
@@ -38,7 +39,9 @@ use mvcc::{Location, View};
 
 pub use command::command;
 pub use membership::MemberChange;
+pub use probe::Probe;
 pub use run::{Core, Parts};
+pub use space::Thresholds;
 
 /// Whom to answer: a place among a shard's open questions. The generation keeps a late answer from a new question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,7 +106,7 @@ pub enum Ask {
     /// It will not arrive.
     SnapshotGivenUp,
     /// Values of a snapshot that is being received, to be written to the log.
-    Place(Vec<log::Value>, SyncSender<Vec<(log::ValueId, log::Location)>>),
+    Place(Vec<log::Value>, oneshot::Sender<Vec<(log::ValueId, log::Location)>>),
     /// Entries that a follower needs and that had left memory; none if they could not be read.
     Fetched(Fetch, Vec<Entry>),
     /// The hashes of the state after the entries from this one on.

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::block_on::block_on;
 use crate::comparison::{HashAnswer, Hashed, hash_of, hashes_of_others};
 use crate::config::Config;
 use crate::core::{Ask, ReplyBody};
@@ -51,7 +52,7 @@ pub fn check_initially(shared: &Shared, logger: &Logger) -> Result<(), String> {
     let own = hash_of(shared, 0, &AtomicBool::new(false))
         .map_err(|why| format!("{id:x} failed to fetch hash ({why})"))?;
     let mut mismatches = 0;
-    for (peer, answer) in hashes_of_others(shared, own.revision) {
+    for (peer, answer) in block_on(hashes_of_others(shared, own.revision)) {
         let found = compare_initially(&own, &answer);
         let text = match (&answer, found) {
             (_, Initial::Same) => continue,
@@ -235,24 +236,29 @@ impl CorruptionChecks {
         }
     }
 
+    /// What is due, if this member leads: the periodic check, and that of compactions.
+    fn due(&mut self, leads: bool, now: Instant) -> Option<(bool, bool)> {
+        let periodic = self.periodic.as_mut().is_some_and(|timer| timer.is_due(now));
+        let compactions = self.of_compactions.as_mut().is_some_and(|timer| timer.is_due(now));
+        (leads && (periodic || compactions)).then_some((periodic, compactions))
+    }
+
+    /// Does what is due, if this member leads, on the spot.
+    pub async fn turn_here(&mut self, leads: bool, now: Instant) {
+        if let Some((periodic, compactions)) = self.due(leads, now) {
+            self.checker.run(periodic, compactions).await;
+        }
+    }
+
     /// Starts what is due, if this member leads. Does not block.
     pub fn turn(&mut self, leads: bool, now: Instant) {
         if self.running.as_ref().is_some_and(|running| !running.is_finished()) {
             return;
         }
-        let periodic = self.periodic.as_mut().is_some_and(|timer| timer.is_due(now));
-        let compactions = self.of_compactions.as_mut().is_some_and(|timer| timer.is_due(now));
-        if !leads || !(periodic || compactions) {
-            return;
-        }
+        let Some((periodic, compactions)) = self.due(leads, now) else { return };
         let checker = Arc::clone(&self.checker);
         let spawned = std::thread::Builder::new().name("corruption".to_owned()).spawn(move || {
-            if periodic && let Err(why) = checker.check() {
-                checker.logger.warn("failed to check hash KV", &[("error", Value::Str(&why))]);
-            }
-            if compactions {
-                checker.check_compactions();
-            }
+            block_on(checker.run(periodic, compactions));
         });
         match spawned {
             Ok(running) => self.running = Some(running),
@@ -270,14 +276,23 @@ impl CorruptionChecks {
 }
 
 impl Checker {
+    async fn run(&self, periodic: bool, compactions: bool) {
+        if periodic && let Err(why) = self.check().await {
+            self.logger.warn("failed to check hash KV", &[("error", Value::Str(&why))]);
+        }
+        if compactions {
+            self.check_compactions().await;
+        }
+    }
+
     fn name(&self, id: u64) {
         self.shared.core.send(Ask::Corrupt(id));
     }
 
-    fn check(&self) -> Result<(), String> {
+    async fn check(&self) -> Result<(), String> {
         let first = hash_of(&self.shared, 0, &self.stop)?;
-        let answers = hashes_of_others(&self.shared, first.revision);
-        let reply = self.shared.ask_blocking(Ask::Read).map_err(|status| status.message.into_owned())?;
+        let answers = hashes_of_others(&self.shared, first.revision).await;
+        let reply = self.shared.ask(Ask::Read).await.map_err(|status| status.message.into_owned())?;
         match reply.body {
             ReplyBody::Readable => {}
             ReplyBody::Outcome(Err(status), _) => return Err(status.message.into_owned()),
@@ -318,7 +333,7 @@ impl Checker {
     }
 
     /// Looks for a compaction, newest first, whose hash all members know.
-    fn check_compactions(&self) {
+    async fn check_compactions(&self) {
         let leader = self.shared.identity.member_id;
         let checked_through = self.checked_through.load(Ordering::Relaxed);
         let known = self.shared.compaction_hashes.known();
@@ -327,7 +342,7 @@ impl Checker {
             if revision <= checked_through || self.stop.load(Ordering::Relaxed) {
                 break;
             }
-            let answers = hashes_of_others(&self.shared, revision);
+            let answers = hashes_of_others(&self.shared, revision).await;
             if answers.is_empty() {
                 continue;
             }

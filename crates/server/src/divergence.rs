@@ -101,15 +101,15 @@ impl Divergence {
         }
     }
 
-    /// Compares once. Blocks, up to the timeout.
-    pub fn compare(&mut self) {
+    /// Compares once. Takes up to twice the timeout.
+    pub async fn compare(&mut self) {
         let members = Arc::clone(&self.shared.state.load().members);
         self.through.retain(|id, _| members.by_id.contains_key(id));
         self.differing.retain(|id, _| members.by_id.contains_key(id));
         if members.by_id.len() < 2 {
             return;
         }
-        let Some(mut verdict) = self.ask(members.by_id.len()) else { return };
+        let Some(mut verdict) = self.ask(members.by_id.len()).await else { return };
         // A member that was found the same before and is not any more, such as one that was started again with other
         // data: it is asked for all it knows, so that the place is found.
         let lost = |(id, comparison): &(u64, TrailComparison)| {
@@ -119,19 +119,19 @@ impl Divergence {
         let lost: Vec<u64> = verdict.compared.iter().filter_map(lost).collect();
         if !lost.is_empty() {
             self.through.retain(|id, _| !lost.contains(id));
-            if let Some(again) = self.ask(members.by_id.len()) {
+            if let Some(again) = self.ask(members.by_id.len()).await {
                 verdict = again;
             }
         }
         self.follow(&verdict);
     }
 
-    fn ask(&self, members: usize) -> Option<Verdict> {
+    async fn ask(&self, members: usize) -> Option<Verdict> {
         let known = |id: u64| self.through.get(&id).copied().unwrap_or(0);
         // The others first: what is asked last is the furthest, and this member has to know what they know.
-        let others = trails_of_others(&self.shared, TIMEOUT, known);
+        let others = trails_of_others(&self.shared, TIMEOUT, known).await;
         let from = others.iter().map(|(id, _)| known(*id)).min()?;
-        let reply = self.shared.ask_blocking(move |ticket| Ask::StateTrail(ticket, from));
+        let reply = self.shared.ask(move |ticket| Ask::StateTrail(ticket, from)).await;
         let Ok(ReplyBody::StateTrail(ours)) = reply.map(|reply| reply.body) else { return None };
         Some(judge(self.shared.identity.member_id, &ours, &others, members))
     }

@@ -1,6 +1,6 @@
 //! Questions that only the leader can answer, handed on to it over HTTP on its peer URL as etcd's members do.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use api::etcdserverpb::{
     LeaseKeepAliveRequest, LeaseKeepAliveResponse, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse,
@@ -24,10 +24,10 @@ async fn ask_leader(
     path: &str,
     body: &Bytes,
 ) -> Result<http::Response<Bytes>, Status> {
-    let deadline = Instant::now() + shared.limits.request_timeout;
+    let deadline = shared.clock.now() + shared.limits.request_timeout;
     loop {
         let leader = shared.state.load().leader;
-        let left = deadline.saturating_duration_since(Instant::now());
+        let left = deadline.saturating_duration_since(shared.clock.now());
         if left.is_zero() {
             return Err(error::TIMEOUT);
         }
@@ -57,7 +57,7 @@ async fn ask_leader(
                 return Ok(response);
             }
         }
-        tokio::time::sleep(PAUSE).await;
+        shared.clock.sleep(PAUSE).await;
     }
 }
 

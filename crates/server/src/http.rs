@@ -20,6 +20,7 @@ use ::http::header::{
 use ::http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode};
 use api::{API_VERSION, error};
 use bytes::Bytes;
+use front::First;
 use serde_json::Value;
 
 use crate::core::{Ask, ReplyBody};
@@ -57,12 +58,14 @@ pub async fn confirm(shared: &Shared, request: &mut Request<Bytes>) {
     if !reads || state.reads_local || Query::of(request.uri()).first("serializable") == Some(b"true") {
         return;
     }
-    let asked = tokio::time::timeout(shared.limits.request_timeout, shared.ask(Ask::Read)).await;
-    let confirmed = match asked.map(|reply| reply.map(|reply| reply.body)) {
-        Ok(Ok(ReplyBody::Readable)) => Ok(()),
-        Ok(Ok(ReplyBody::Outcome(Err(status), _)) | Err(status)) => Err(status.message.into_owned()),
-        Ok(Ok(_)) => Err(error::STOPPED.message.into_owned()),
-        Err(_) => Err(error::TIMEOUT.message.into_owned()),
+    let late = shared.clock.sleep(shared.limits.request_timeout);
+    let confirmed = match front::race(shared.ask(Ask::Read), late).await {
+        First::Left(reply) => match reply.map(|reply| reply.body) {
+            Ok(ReplyBody::Readable) => Ok(()),
+            Ok(ReplyBody::Outcome(Err(status), _)) | Err(status) => Err(status.message.into_owned()),
+            Ok(_) => Err(error::STOPPED.message.into_owned()),
+        },
+        First::Right(()) => Err(error::TIMEOUT.message.into_owned()),
     };
     request.extensions_mut().insert(Confirmed(confirmed));
 }

@@ -97,6 +97,21 @@ impl<T> Inbox<T> {
         drop(dropped);
     }
 
+    /// For a receiver that is no thread: says that it sleeps from now on, until [`Inbox::is_asleep`] says that it was
+    /// woken, as [`Inbox::drain`] would be.
+    pub fn fall_asleep(&self, wanted: usize) {
+        let wanted = wanted.max(1);
+        self.asleep.store(wanted, Ordering::SeqCst);
+        if lock(&self.waiting).len() >= wanted {
+            self.asleep.store(0, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether nobody has woken a receiver that fell asleep.
+    pub fn is_asleep(&self) -> bool {
+        self.asleep.load(Ordering::SeqCst) != 0
+    }
+
     /// Takes everything that waits into `into`, which is empty. Sleeps up to `patience` until `wanted` things wait,
     /// or one that should not.
     pub fn drain(&self, into: &mut Vec<T>, patience: Duration, wanted: usize) {

@@ -22,6 +22,7 @@ const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
 const BOOTSTRAPPED_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What a member without data begins with.
+#[derive(Clone, Debug)]
 pub struct Beginning {
     /// Who it is.
     pub identity: Identity,
@@ -64,6 +65,20 @@ fn form(bootstrap: &Bootstrap) -> Result<Beginning, String> {
         }
         break;
     }
+    Ok(first_of(bootstrap))
+}
+
+/// What a member begins with that forms a cluster with those of its configuration, without asking any of them.
+///
+/// # Errors
+///
+/// When the options do not fit together.
+pub fn form_alone(config: &Config) -> Result<Beginning, String> {
+    Ok(first_of(&config.bootstrap().map_err(|e| e.to_string())?))
+}
+
+/// The beginning of a cluster of these members.
+fn first_of(bootstrap: &Bootstrap) -> Beginning {
     let entries = bootstrap
         .members
         .iter()
@@ -91,7 +106,7 @@ fn form(bootstrap: &Bootstrap) -> Result<Beginning, String> {
         .map(|member| (member.id, texts(&member.peer_urls)))
         .collect();
     let identity = Identity { member_id: bootstrap.local_id, cluster_id: bootstrap.cluster_id };
-    Ok(Beginning { identity, entries, remotes })
+    Beginning { identity, entries, remotes }
 }
 
 fn join(config: &Config, bootstrap: &Bootstrap, logger: &Logger) -> Result<Beginning, String> {
@@ -211,12 +226,20 @@ pub fn read_members(body: &[u8]) -> Result<Vec<Member>, String> {
 /// When it does not answer, or with something else.
 pub fn version_of(url: &str, timeout: Duration) -> Result<(String, String), String> {
     let response = get(url, "/version", timeout)?;
-    let value: serde_json::Value =
-        serde_json::from_slice(response.body()).map_err(|e| format!("{url}/version: {e}"))?;
+    read_versions(response.body()).map_err(|e| format!("{url}/version: {e}"))
+}
+
+/// Reads the versions that a member answers with.
+///
+/// # Errors
+///
+/// When it states none.
+pub fn read_versions(body: &[u8]) -> Result<(String, String), String> {
+    let value: serde_json::Value = serde_json::from_slice(body).map_err(|e| e.to_string())?;
     let text = |name: &str| value[name].as_str().map(str::to_owned);
     text("etcdserver")
         .zip(text("etcdcluster"))
-        .ok_or_else(|| format!("{url}/version does not say which version it is"))
+        .ok_or_else(|| "it does not say which version it is".to_owned())
 }
 
 /// Major and minor number of a version.

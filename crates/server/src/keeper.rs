@@ -6,7 +6,7 @@
 //! each version is written a few times in all.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
@@ -69,30 +69,139 @@ pub struct Keeper {
     shared: Arc<Shared>,
     store: CheckpointStore,
     levels: Vec<Level>,
+    job: Option<Job>,
+}
+
+/// What is under way.
+enum Job {
+    Checkpoint(Box<Writing>),
+    Relocation(Box<Moving>),
+}
+
+/// How a step went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Nothing is under way.
+    Idle,
+    /// A piece of a run was written, or whatever comes behind the last.
+    Written,
+    /// A portion of values is with the core, which has to move them before anything else can be done.
+    Waiting,
+    /// An order was carried out, or could not be.
+    Ended,
+}
+
+/// A checkpoint under way.
+struct Writing {
+    stage: Stage,
+    /// How many of the levels stay below the new one.
+    kept: usize,
+    from: i64,
+    to: i64,
+    applied_index: u64,
+    term: u64,
+    metadata: Vec<u8>,
+}
+
+enum Stage {
+    /// Blocks of the run are being written; so many bytes of it are synced.
+    Blocks { file: log::checkpoint::RunWriter, blocks: RunWriter, synced: u64 },
+    /// The run is whole: the manifest has to name it.
+    Whole(Run),
+    /// It does: what it does not name can go.
+    Committed,
+}
+
+/// Values being moved out of some segments.
+struct Moving {
+    view: Arc<View>,
+    segments: Vec<u32>,
+    values: LogValues,
+    /// The version that was looked at last, by main and sub revision.
+    behind: (i64, u32),
+    /// Hears when the portion that the core has is on disk in its new place.
+    moved: Option<Receiver<()>>,
 }
 
 impl Keeper {
     /// Takes over the checkpoint that the member was started from.
     pub fn new(shared: Arc<Shared>, store: CheckpointStore, levels: Vec<Level>) -> Keeper {
-        Keeper { shared, store, levels }
+        Keeper { shared, store, levels, job: None }
     }
 
     /// Carries out orders until the last.
     pub fn run(mut self, orders: &Receiver<Order>) {
         while let Ok(order) = orders.recv() {
-            match order {
-                Order::Checkpoint { head, view, whole, terms } => {
-                    let result = self.checkpoint(*head, view, whole, terms::write(&terms));
-                    self.shared.core.send(Ask::Checkpointed(result.map_err(|e| e.to_string())));
+            if !self.take(order) {
+                return;
+            }
+            loop {
+                if let Some(Job::Relocation(moving)) = &mut self.job {
+                    moving.wait();
                 }
-                Order::Relocate { view, segments } => {
-                    self.relocate(&view, &segments);
-                    drop(view);
-                    self.shared.core.send(Ask::Relocated);
+                let clock = Instant::now();
+                match self.step() {
+                    Step::Written => std::thread::sleep((clock.elapsed() * PAUSE_FACTOR).min(PAUSE_MAX)),
+                    Step::Waiting => {}
+                    Step::Idle | Step::Ended => break,
                 }
-                Order::Stop => return,
             }
         }
+    }
+
+    /// Begins to carry out an order, with nothing else under way; `false` for the last.
+    pub fn take(&mut self, order: Order) -> bool {
+        debug_assert!(self.job.is_none(), "one order at a time");
+        match order {
+            Order::Checkpoint { head, view, whole, terms } => {
+                match self.begin(*head, view, whole, terms::write(&terms)) {
+                    Ok(writing) => self.job = Some(Job::Checkpoint(Box::new(writing))),
+                    Err(why) => self.checkpointed(Err(why)),
+                }
+            }
+            Order::Relocate { view, segments } => {
+                let values = LogValues::new(self.shared.values.clone());
+                let moving = Moving { view, segments, values, behind: (0, 0), moved: None };
+                self.job = Some(Job::Relocation(Box::new(moving)));
+            }
+            Order::Stop => return false,
+        }
+        true
+    }
+
+    /// Does a piece of what is under way: writes a block, or sends the core a portion of values. Does not wait.
+    pub fn step(&mut self) -> Step {
+        match self.job.take() {
+            None => Step::Idle,
+            Some(Job::Checkpoint(mut writing)) => match self.write(&mut writing) {
+                Ok(None) => {
+                    self.job = Some(Job::Checkpoint(writing));
+                    Step::Written
+                }
+                Ok(Some(done)) => {
+                    self.checkpointed(Ok(done));
+                    Step::Ended
+                }
+                Err(why) => {
+                    self.checkpointed(Err(why));
+                    Step::Ended
+                }
+            },
+            Some(Job::Relocation(mut moving)) => {
+                if moving.step(&self.shared) {
+                    self.job = Some(Job::Relocation(moving));
+                    return Step::Waiting;
+                }
+                // The view goes first: what it pins may be in the way of what follows.
+                drop(moving);
+                self.shared.core.send(Ask::Relocated);
+                Step::Ended
+            }
+        }
+    }
+
+    fn checkpointed(&self, result: Result<Checkpointed, log::OpenError>) {
+        self.shared.core.send(Ask::Checkpointed(result.map_err(|e| e.to_string())));
     }
 
     /// The revision above which a new run starts, and how many levels stay below it.
@@ -126,13 +235,13 @@ impl Keeper {
         Manifest { applied_index, term, metadata, runs }
     }
 
-    fn checkpoint(
-        &mut self,
+    fn begin(
+        &self,
         head: Head,
         view: Arc<View>,
         whole: bool,
         metadata: Vec<u8>,
-    ) -> Result<Checkpointed, log::OpenError> {
+    ) -> Result<Writing, log::OpenError> {
         let snapshot = view.snapshot();
         let from_min = if whole { i64::MAX } else { head.delta_from_min };
         let (from, kept) = Keeper::plan(&self.levels, head.revision, snapshot.versions(), from_min);
@@ -140,68 +249,98 @@ impl Keeper {
         let name = Level::name(from, to, applied_index, &self.levels);
         // An attempt that failed, or was cut short by a crash, may have left files, even one of this name.
         self.store.prune(&Keeper::manifest(&self.levels, applied_index, term, Vec::new()))?;
-        let mut file = self.store.begin(&name, applied_index, term, &[])?;
-        let mut blocks = RunWriter::new(view, head, from);
-        let mut synced = 0;
-        // Not the time of a whole checkpoint, which is paced: alerts on this metric ask how slow the disk is.
-        let syncs = self.shared.metrics.disk.backend_commit_duration.clone();
-        loop {
-            let clock = Instant::now();
-            let Some(block) = blocks.next_block() else { break };
-            file.write_block(&block)?;
-            if file.file_bytes() - synced >= SYNC_BYTES {
-                let syncing = Instant::now();
-                file.sync()?;
-                syncs.observe_seconds(syncing.elapsed());
-                synced = file.file_bytes();
-            }
-            std::thread::sleep((clock.elapsed() * PAUSE_FACTOR).min(PAUSE_MAX));
-        }
-        let finishing = Instant::now();
-        let run = file.finish()?;
-        syncs.observe_seconds(finishing.elapsed());
-        let mut levels = self.levels[..kept].to_vec();
-        levels.push(Level { from, to, run });
-        let manifest = Keeper::manifest(&levels, applied_index, term, metadata);
-        self.store.commit(&manifest)?;
-        self.levels = levels;
-        self.store.prune(&manifest)?;
-        let bytes = self.levels.iter().map(|level| level.run.file_bytes).sum();
-        Ok(Checkpointed { applied_index, whole: from == 0, bytes })
+        let file = self.store.begin(&name, applied_index, term, &[])?;
+        let blocks = RunWriter::new(view, head, from);
+        let stage = Stage::Blocks { file, blocks, synced: 0 };
+        Ok(Writing { stage, kept, from, to, applied_index, term, metadata })
     }
 
-    /// Sends the live values of some segments to the core, portion by portion, to be written anew.
-    fn relocate(&self, view: &View, segments: &[u32]) {
-        let values = LogValues::new(self.shared.values.clone());
+    /// Goes on with a checkpoint; gives it when it is durable.
+    fn write(&mut self, writing: &mut Writing) -> Result<Option<Checkpointed>, log::OpenError> {
+        // Not the time of a whole checkpoint, which is paced: alerts on this metric ask how slow the disk is.
+        let syncs = &self.shared.metrics.disk.backend_commit_duration;
+        match std::mem::replace(&mut writing.stage, Stage::Committed) {
+            Stage::Blocks { mut file, mut blocks, mut synced } => {
+                let Some(block) = blocks.next_block() else {
+                    let finishing = Instant::now();
+                    writing.stage = Stage::Whole(file.finish()?);
+                    syncs.observe_seconds(finishing.elapsed());
+                    return Ok(None);
+                };
+                file.write_block(&block)?;
+                if file.file_bytes() - synced >= SYNC_BYTES {
+                    let syncing = Instant::now();
+                    file.sync()?;
+                    syncs.observe_seconds(syncing.elapsed());
+                    synced = file.file_bytes();
+                }
+                writing.stage = Stage::Blocks { file, blocks, synced };
+                Ok(None)
+            }
+            Stage::Whole(run) => {
+                let mut levels = self.levels[..writing.kept].to_vec();
+                levels.push(Level { from: writing.from, to: writing.to, run });
+                let metadata = std::mem::take(&mut writing.metadata);
+                let manifest = Keeper::manifest(&levels, writing.applied_index, writing.term, metadata);
+                self.store.commit(&manifest)?;
+                self.levels = levels;
+                Ok(None)
+            }
+            Stage::Committed => {
+                let (applied_index, term) = (writing.applied_index, writing.term);
+                self.store.prune(&Keeper::manifest(&self.levels, applied_index, term, Vec::new()))?;
+                let bytes = self.levels.iter().map(|level| level.run.file_bytes).sum();
+                Ok(Some(Checkpointed { applied_index, whole: writing.from == 0, bytes }))
+            }
+        }
+    }
+}
+
+impl Moving {
+    /// Blocks until the core has moved what it was given.
+    fn wait(&mut self) {
+        if let Some(moved) = &self.moved
+            && moved.recv().is_ok()
+        {
+            self.moved = None;
+        }
+    }
+
+    /// Sends the core the next portion of live values to be written anew; `false` when there are none left, or the
+    /// core is gone.
+    fn step(&mut self, shared: &Shared) -> bool {
+        if let Some(moved) = &self.moved {
+            match moved.try_recv() {
+                Ok(()) => self.moved = None,
+                Err(TryRecvError::Empty) => return true,
+                Err(TryRecvError::Disconnected) => return false,
+            }
+        }
         let (mut portion, mut bytes) = (Vec::new(), 0);
-        for version in view.snapshot().histories() {
+        for version in self.view.snapshot().written_after(self.behind.0, self.behind.1) {
+            self.behind = (version.main(), version.sub());
             let from = version.location();
-            if version.value_len() == 0 || !segments.contains(&from.segment) {
+            if version.value_len() == 0 || !self.segments.contains(&from.segment) {
                 continue;
             }
             let mut data = BytesMut::new();
-            if read_version(version, &values, &mut data).is_err() {
+            if read_version(version, &self.values, &mut data).is_err() {
                 // Whoever asks for this value will be told; the segment is not emptied and so not deleted.
                 continue;
             }
             bytes += data.len();
             portion.push(Relocation { main: version.main(), sub: version.sub(), from, data: data.freeze() });
-            if bytes >= MOVE_BYTES && !self.send(&mut portion) {
-                return;
+            if bytes >= MOVE_BYTES {
+                break;
             }
-            bytes = if portion.is_empty() { 0 } else { bytes };
         }
-        self.send(&mut portion);
-    }
-
-    /// Waits until the portion is on disk in its new place; `false` if the core is gone.
-    fn send(&self, portion: &mut Vec<Relocation>) -> bool {
         if portion.is_empty() {
-            return true;
+            return false;
         }
         let (done, moved) = sync_channel(1);
-        self.shared.core.send(Ask::Relocate(std::mem::take(portion), done));
-        moved.recv().is_ok()
+        shared.core.send(Ask::Relocate(portion, done));
+        self.moved = Some(moved);
+        true
     }
 }
 

@@ -7,13 +7,17 @@
 //! * [`keeper`] writes checkpoints and finds values that have to move.
 //! * `comparison` tells other members what this one holds, `divergence` and `corruption` compare it on the leader.
 //! * [`http`] answers health, version and metrics; [`metrics`] names and counts.
+//! * [`stepped`] is the same member without threads, sockets and real time, for simulation; [`clock`] is its time.
 //! * [`config`] and [`logging`] are what they say.
 //!
 //! Invariants: I2 (only the core writes), I3 (it answers after the sync), I8 (`watch`), I9 (limits answer with etcd's
 //! errors). Tests: beside the code, `tests/it`, and end to end in the `mainstay` crate.
 
+mod assembly;
+mod block_on;
 pub mod boot;
 mod catch_up;
+pub mod clock;
 mod compaction_hash;
 pub mod comparison;
 pub mod config;
@@ -32,10 +36,13 @@ mod kv_hash;
 pub mod logging;
 pub mod metrics;
 mod monitor;
+mod open;
+pub mod peer_links;
 mod peering;
 pub mod pending;
 pub mod services;
 pub mod shared;
+pub mod stepped;
 mod terms;
 mod transfer;
 pub mod values;

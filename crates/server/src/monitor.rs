@@ -1,21 +1,26 @@
-//! What the leader looks at now and then, on a thread of its own: which versions the members run, and whether they all
-//! hold the same.
+//! What the leader looks at now and then, in a member that runs on a thread of its own: which versions the members run,
+//! and whether they all hold the same.
 
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
+use http::{Request, StatusCode};
+use peer::Target;
+
+use crate::block_on::block_on;
 use crate::config::Config;
 use crate::core::Ask;
 use crate::corruption::CorruptionChecks;
 use crate::divergence::{self, Divergence};
-use crate::joining::{minor, version_of};
+use crate::joining::{minor, read_versions};
 use crate::logging::Logger;
 use crate::shared::Shared;
 
 /// How often it looks at the clock.
-const TURN: Duration = Duration::from_millis(200);
+pub const TURN: Duration = Duration::from_millis(200);
 /// How often the members are asked for their versions, as in etcd.
 const VERSION_INTERVAL: Duration = Duration::from_secs(4);
 /// How long one member is waited for.
@@ -27,7 +32,8 @@ pub struct Monitor {
     thread: JoinHandle<()>,
 }
 
-struct Watch {
+/// What the leader looks at, and when next.
+pub struct Lookout {
     shared: Arc<Shared>,
     next_versions: Instant,
     divergence: Divergence,
@@ -43,21 +49,15 @@ impl Monitor {
     /// When there is no thread to be had.
     pub fn start(shared: &Arc<Shared>, logger: &Arc<Logger>, config: &Config) -> Result<Monitor, String> {
         let (stop, stopped) = sync_channel::<()>(1);
-        let now = Instant::now();
-        let mut watch = Watch {
-            shared: Arc::clone(shared),
-            next_versions: now,
-            divergence: Divergence::new(shared, logger),
-            next_comparison: now,
-            checks: CorruptionChecks::new(shared, logger, config, now),
-        };
+        let mut lookout = Lookout::new(shared, logger, config);
+        let clock = shared.clock.clone();
         let thread = std::thread::Builder::new()
             .name("monitor".to_owned())
             .spawn(move || {
                 while let Err(std::sync::mpsc::RecvTimeoutError::Timeout) = stopped.recv_timeout(TURN) {
-                    watch.turn(Instant::now());
+                    block_on(lookout.turn(clock.now()));
                 }
-                watch.checks.stop();
+                lookout.checks.stop();
             })
             .map_err(|e| format!("cannot start the monitor thread: {e}"))?;
         Ok(Monitor { stop, thread })
@@ -71,36 +71,59 @@ impl Monitor {
     }
 }
 
-impl Watch {
-    fn turn(&mut self, now: Instant) {
-        let state = self.shared.state.load();
-        let leads = state.leader == self.shared.identity.member_id;
-        self.checks.turn(leads, now);
+impl Lookout {
+    /// Everything is due.
+    pub fn new(shared: &Arc<Shared>, logger: &Arc<Logger>, config: &Config) -> Lookout {
+        let now = shared.clock.now();
+        Lookout {
+            shared: Arc::clone(shared),
+            next_versions: now,
+            divergence: Divergence::new(shared, logger),
+            next_comparison: now,
+            checks: CorruptionChecks::new(shared, logger, config, now),
+        }
+    }
+
+    /// Looks at what is due, if this member leads. To be called every [`TURN`]; waits for the other members' answers.
+    pub async fn turn(&mut self, now: Instant) {
+        let (leads, undecided) = {
+            let state = self.shared.state.load();
+            (state.leader == self.shared.identity.member_id, state.members.cluster_version.is_empty())
+        };
+        if self.shared.threads {
+            self.checks.turn(leads, now);
+        } else {
+            self.checks.turn_here(leads, now).await;
+        }
         if !leads {
             return;
         }
-        let undecided = state.members.cluster_version.is_empty();
-        drop(state);
         if now >= self.next_versions || undecided {
             self.next_versions = now + VERSION_INTERVAL;
-            self.versions();
+            self.versions().await;
         }
         if now >= self.next_comparison {
             self.next_comparison = now + divergence::INTERVAL;
-            self.divergence.compare();
+            self.divergence.compare().await;
         }
+    }
+
+    /// The version that a member runs, if it tells.
+    async fn version_of(&self, id: u64) -> Option<(u32, u32)> {
+        let request = Request::get("/version").body(Bytes::new()).ok()?;
+        let answered = self.shared.peers()?.request(Target::Member(id), request, TIMEOUT);
+        let response = answered.await.ok().filter(|response| response.status() == StatusCode::OK)?;
+        minor(&read_versions(response.body()).ok()?.0)
     }
 
     /// The cluster runs at the lowest version that any member has; while one does not answer, at the lowest there is,
     /// until it is known better.
-    fn versions(&self) {
+    async fn versions(&self) {
         let state = self.shared.state.load_full();
         let own = self.shared.identity.member_id;
         let mut lowest = minor(api::API_VERSION);
         for member in state.members.by_id.values().filter(|member| member.id != own) {
-            let answered = member.peer_urls.iter().find_map(|url| version_of(url, TIMEOUT).ok());
-            let version = answered.and_then(|(server, _)| minor(&server));
-            lowest = lowest.zip(version).map(|(a, b)| a.min(b));
+            lowest = lowest.zip(self.version_of(member.id).await).map(|(a, b)| a.min(b));
         }
         let known = minor(&state.members.cluster_version);
         let decided = match (lowest, known) {

@@ -17,6 +17,7 @@ use machine::Member;
 use prost::Message as _;
 use serde_json::json;
 
+use crate::block_on::block_on;
 use crate::core::{Ask, MemberChange, ReplyBody};
 use crate::logging::{Logger, Value};
 use crate::shared::Shared;
@@ -39,6 +40,21 @@ impl Peering {
     /// Answers for this member.
     pub fn new(shared: Arc<Shared>, logger: Arc<Logger>, receiver: Receiver) -> Peering {
         Peering { shared, logger, receiver: Arc::new(receiver) }
+    }
+
+    /// Takes a snapshot, as [`peer::Handler::receive_snapshot`] does, without blocking but where `body` does.
+    ///
+    /// # Errors
+    ///
+    /// What was wrong with the stream, or why this member cannot take it now.
+    pub async fn take_snapshot(
+        &self,
+        message: raftpb::Message,
+        body: &mut dyn Iterator<Item = io::Result<Bytes>>,
+    ) -> Result<(), String> {
+        self.receiver.receive(message, body).await.inspect_err(|why| {
+            self.logger.warn("could not receive a snapshot", &[("error", Value::Str(why))]);
+        })
     }
 }
 
@@ -215,9 +231,7 @@ impl peer::Handler for Peering {
         message: raftpb::Message,
         body: &mut dyn Iterator<Item = io::Result<Bytes>>,
     ) -> Result<(), String> {
-        self.receiver.receive(message, body).inspect_err(|why| {
-            self.logger.warn("could not receive a snapshot", &[("error", Value::Str(why))]);
-        })
+        block_on(self.take_snapshot(message, body))
     }
 
     fn http(&self, request: Request<Bytes>) -> Pin<Box<dyn Future<Output = Response<Bytes>> + Send>> {

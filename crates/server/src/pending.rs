@@ -66,7 +66,7 @@ impl Pending {
                 slots.push(Slot {
                     generation: 0,
                     state: State::Free,
-                    deadline: Instant::now(),
+                    deadline: self.shared.clock.now(),
                     proposed: None,
                 });
                 (slots.len() - 1) as u32
@@ -76,7 +76,7 @@ impl Pending {
         let entry = &mut slots[slot as usize];
         entry.generation = entry.generation.wrapping_add(1);
         entry.state = State::Waiting(None);
-        let now = Instant::now();
+        let now = self.shared.clock.now();
         entry.deadline = now + self.shared.limits.request_timeout;
         let ticket = Ticket { shard: self.shard, slot, generation: entry.generation };
         let ask = ask(ticket);

@@ -33,7 +33,7 @@ use crate::metrics::{ClientRequests, Histogram};
 use crate::pending::{Pending, Question};
 use crate::shared::{Published, Shared};
 use crate::values::LogValues;
-use crate::watch::Hub;
+use crate::watch::{Hub, Requests, Responses};
 
 /// The services of one shard.
 pub struct Services {
@@ -127,7 +127,7 @@ impl Services {
             request_times: RefCell::default(),
             caller: Cell::new(0),
             timed: shared.limits.times_calls,
-            began: Cell::new(Instant::now()),
+            began: Cell::new(shared.clock.now()),
             shared: Arc::clone(&shared),
         });
         let flushing = Rc::clone(&pending);
@@ -135,18 +135,18 @@ impl Services {
             flushing.poll_flush(context);
             Poll::Pending
         }));
-        let sweeping = Rc::clone(&pending);
+        let (sweeping, clock) = (Rc::clone(&pending), shared.clock.clone());
         tokio::task::spawn_local(async move {
             loop {
-                tokio::time::sleep(Pending::SWEEP_INTERVAL).await;
-                sweeping.sweep(Instant::now());
+                clock.sleep(Pending::SWEEP_INTERVAL).await;
+                sweeping.sweep(clock.now());
             }
         });
-        let leading = Rc::clone(&hub);
+        let (leading, clock) = (Rc::clone(&hub), shared.clock.clone());
         tokio::task::spawn_local(async move {
             let mut without_leader = 0;
             loop {
-                tokio::time::sleep(leading.election_timeout()).await;
+                clock.sleep(leading.election_timeout()).await;
                 without_leader = if leading.has_leader() { 0 } else { without_leader + 1 };
                 if without_leader >= LEADERLESS_LOOKS {
                     leading.leader_lost();
@@ -164,6 +164,34 @@ impl Services {
             Poll::Pending
         }));
         services
+    }
+
+    /// Answers a unary call that did not come through a front, as if it had.
+    pub fn call(self: &Rc<Self>, head: Head, message: Bytes) -> Unary {
+        front::Service::unary(Rc::clone(self), head, message)
+    }
+
+    /// Serves a watch stream that did not come through a front, as if it had; `closed` resolves when the server stops.
+    pub fn watch(
+        self: &Rc<Self>,
+        head: &Head,
+        requests: impl Requests,
+        responses: impl Responses,
+        closed: impl Future<Output = ()> + 'static,
+    ) -> LocalBoxFuture<Result<(), Status>> {
+        if let Err(status) = self.admit(head, true) {
+            return Box::pin(async move { Err(status) });
+        }
+        self.hub.serve(head.requires_leader(), requests, responses, closed)
+    }
+
+    /// Answers one request of a stream of renewals: the lease's TTL, 0 if it is gone.
+    pub fn keep_alive(self: &Rc<Self>, head: &Head, id: i64) -> LocalBoxFuture<Result<i64, Status>> {
+        if let Err(status) = self.admit(head, true) {
+            return Box::pin(async move { Err(status) });
+        }
+        let services = Rc::clone(self);
+        Box::pin(async move { services.renew(id).await })
     }
 
     fn state(&self) -> Arc<Published> {
@@ -259,14 +287,14 @@ impl Services {
         what: &'static str,
         answer: impl FnOnce(&Services, ReplyBody, ResponseHeader) -> Result<Answer, Status> + 'static,
     ) -> Result<Unary, Status> {
-        let began = Instant::now();
+        let began = self.shared.clock.now();
         let question: Question = self.pending.ask(ask)?;
         let services = Rc::clone(self);
         Ok(Unary::Later(Box::pin(async move {
             let reply = question.await?;
             let header = services.shared.header(reply.revision, reply.raft_term);
             let answered = answer(&services, reply.body, header);
-            let took = began.elapsed();
+            let took = services.shared.clock.now().saturating_duration_since(began);
             services.took(what, answered.is_ok(), took);
             if took > services.shared.limits.slow_request {
                 let fields = [("request", Value::Str(what)), ("took", Value::Duration(took))];
@@ -281,7 +309,7 @@ impl Services {
         let (services, began) = (Rc::clone(self), self.began.get());
         let count = move || {
             if let Some(method) = services.shared.metrics.grpc.methods().get(usize::from(method)) {
-                method.took(began.elapsed());
+                method.took(services.shared.clock.now().saturating_duration_since(began));
             }
         };
         match answer {
@@ -409,7 +437,7 @@ impl front::Service for Services {
             return Unary::Done(Err(status));
         }
         if self.timed {
-            self.began.set(Instant::now());
+            self.began.set(self.shared.clock.now());
         }
         self.caller.set(head.peer.port());
         let answer = self.dispatch(head.method, message).unwrap_or_else(|status| Unary::Done(Err(status)));

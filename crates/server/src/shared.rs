@@ -10,12 +10,13 @@ use api::{Code, Status};
 use arc_swap::ArcSwap;
 use machine::{Alarms, Members};
 use mvcc::View;
-use peer::Peers;
 use tokio::sync::oneshot;
 
+use crate::clock::Clock;
 use crate::compaction_hash::CompactionHashes;
 use crate::core::{Ask, Reply, Ticket};
 use crate::inbox::{Inbox, Outbox};
+use crate::peer_links::PeerLinks;
 
 /// The state of a member after one batch of entries: what every read is answered from.
 pub struct Published {
@@ -88,6 +89,10 @@ pub struct Shared {
     pub shards: Vec<Outbox<Reply>>,
     /// Reads values from the log.
     pub values: log::Values,
+    /// What time it is.
+    pub clock: Clock,
+    /// Whether threads may be started. Where they may not, what takes long is done on the spot.
+    pub threads: bool,
     /// All metrics.
     pub metrics: Arc<crate::metrics::Metrics>,
     /// How many watches each shard serves: one without any need not hear of every change.
@@ -101,7 +106,7 @@ pub struct Shared {
     /// The data directory's bytes on disk: log and checkpoints.
     disk_bytes: AtomicU64,
     /// The ways to the other members, once there are some.
-    peers: OnceLock<Arc<Peers>>,
+    peers: OnceLock<Arc<dyn PeerLinks>>,
     leadership: Mutex<Leadership>,
     /// Whether a read that arrives should wake the core.
     wakes_for_reads: AtomicBool,
@@ -155,6 +160,8 @@ impl Shared {
             core,
             shards: (0..shards).map(|_| Outbox::default()).collect(),
             values,
+            clock: Clock::real(),
+            threads: true,
             metrics,
             watches: (0..shards).map(|_| AtomicUsize::new(0)).collect(),
             seen: (0..shards).map(|_| AtomicI64::new(0)).collect(),
@@ -170,12 +177,12 @@ impl Shared {
     }
 
     /// The ways to the other members.
-    pub fn peers(&self) -> Option<&Arc<Peers>> {
+    pub fn peers(&self) -> Option<&Arc<dyn PeerLinks>> {
         self.peers.get()
     }
 
     /// Told once by boot.
-    pub fn set_peers(&self, peers: Arc<Peers>) {
+    pub fn set_peers(&self, peers: Arc<dyn PeerLinks>) {
         // There is one call of this, before anything runs.
         let _ = self.peers.set(peers);
     }
@@ -239,17 +246,6 @@ impl Shared {
         let (sender, receiver) = oneshot::channel();
         self.core.send(Ask::Outside(sender, Box::new(ask)));
         receiver.await.map_err(|_| error::STOPPED)
-    }
-
-    /// As [`Shared::ask`], for threads that may block.
-    ///
-    /// # Errors
-    ///
-    /// When the core has ended.
-    pub fn ask_blocking(&self, ask: impl FnOnce(Ticket) -> Ask + Send + 'static) -> Result<Reply, Status> {
-        let (sender, receiver) = oneshot::channel();
-        self.core.send(Ask::Outside(sender, Box::new(ask)));
-        receiver.blocking_recv().map_err(|_| error::STOPPED)
     }
 
     /// Wakes a shard for the state just published, if anything there watches.

@@ -1,4 +1,4 @@
-//! A member's whole state on its way to another: the sender's source of bytes, and the receiver's thread.
+//! A member's whole state on its way to another: the sender's source of bytes, and the receiver.
 //!
 //! The receiver says what it has ([`Held`]), the sender sends what lies behind that. What breaks off is kept for a
 //! while, and the next stream goes on behind it.
@@ -6,7 +6,6 @@
 use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use api::raftpb;
@@ -16,6 +15,7 @@ use machine::image::Head;
 use machine::transfer::{Assembly, Held, ReceivedVersion, TransferReader, TransferWriter};
 use machine::{Machine, Rules};
 use mvcc::Location;
+use tokio::sync::oneshot;
 
 use crate::core::{Ask, Pinned, ReplyBody};
 use crate::shared::Shared;
@@ -125,12 +125,13 @@ impl Receiver {
         }
     }
 
-    /// Takes a state. Blocks until raft has been asked whether it wants it.
+    /// Takes a state; ends when raft has been asked whether it wants it. Blocks where `body` does, and waits for
+    /// nothing but the core.
     ///
     /// # Errors
     ///
     /// What was wrong with the stream, or why this member cannot take it now.
-    pub fn receive(
+    pub async fn receive(
         &self,
         message: raftpb::Message,
         body: &mut dyn Iterator<Item = io::Result<Bytes>>,
@@ -141,11 +142,11 @@ impl Receiver {
         if told != Some((reader.head().applied_index, reader.head().applied_term)) {
             return Err("the message and the state are not of the same entry".to_owned());
         }
-        let mut partial = match self.resume(reader.head().from) {
+        let mut partial = match self.resume(reader.head().from).await {
             Some(broken) => broken,
-            None => self.begin()?,
+            None => self.begin().await?,
         };
-        let filled = self.fill(&mut partial.assembly, &mut reader);
+        let filled = self.fill(&mut partial.assembly, &mut reader).await;
         if let Err(why) = filled {
             partial.held = partial.assembly.pause();
             *self.broken() = Some(partial);
@@ -163,20 +164,20 @@ impl Receiver {
     }
 
     /// Goes on behind what came before a break, if the stream does and the core still keeps it.
-    fn resume(&self, from: i64) -> Option<Broken> {
+    async fn resume(&self, from: i64) -> Option<Broken> {
         let broken = self.broken().take()?;
         if broken.held.revision != from {
             self.shared.core.send(Ask::SnapshotGivenUp);
             return None;
         }
         let claim = broken.claim;
-        let reply = self.shared.ask_blocking(move |ticket| Ask::ResumeSnapshot(ticket, claim)).ok()?;
+        let reply = self.shared.ask(move |ticket| Ask::ResumeSnapshot(ticket, claim)).await.ok()?;
         matches!(reply.body, ReplyBody::Readable).then_some(broken)
     }
 
-    fn begin(&self) -> Result<Broken, String> {
+    async fn begin(&self) -> Result<Broken, String> {
         let claim = self.claims.fetch_add(1, Ordering::Relaxed) + 1;
-        let reply = self.shared.ask_blocking(move |ticket| Ask::ReceiveSnapshot(ticket, claim));
+        let reply = self.shared.ask(move |ticket| Ask::ReceiveSnapshot(ticket, claim)).await;
         match reply.map(|reply| reply.body) {
             Ok(ReplyBody::Image(head, Pinned(view))) => {
                 let base_applied = head.applied_index;
@@ -191,7 +192,7 @@ impl Receiver {
         }
     }
 
-    fn fill<I>(&self, assembly: &mut Assembly, reader: &mut TransferReader<I>) -> Result<(), String>
+    async fn fill<I>(&self, assembly: &mut Assembly, reader: &mut TransferReader<I>) -> Result<(), String>
     where
         I: Iterator<Item = io::Result<Bytes>>,
     {
@@ -211,7 +212,7 @@ impl Receiver {
             // What came before a break is good.
             let last = !matches!(next, Ok(Some(_)));
             if last || bytes >= PORTION_BYTES || versions.len() >= PORTION_VERSIONS {
-                self.place(assembly, &mut versions, &mut values)?;
+                self.place(assembly, &mut versions, &mut values).await?;
                 bytes = 0;
             }
             match next {
@@ -223,7 +224,7 @@ impl Receiver {
     }
 
     /// Writes values to the log, and gives the versions on with their places.
-    fn place(
+    async fn place(
         &self,
         assembly: &mut Assembly,
         versions: &mut Vec<ReceivedVersion>,
@@ -232,9 +233,9 @@ impl Receiver {
         let ids: Vec<log::ValueId> = values.iter().map(|value| value.id).collect();
         let mut places = Vec::new();
         if !values.is_empty() {
-            let (done, placed) = sync_channel(1);
+            let (done, placed) = oneshot::channel();
             self.shared.core.send(Ask::Place(std::mem::take(values), done));
-            places = placed.recv().map_err(|_| "the log takes no values now".to_owned())?;
+            places = placed.await.map_err(|_| "the log takes no values now".to_owned())?;
         }
         let places: HashMap<log::ValueId, log::Location> = places.into_iter().collect();
         let mut places = ids.into_iter().map(|id| places.get(&id).copied());

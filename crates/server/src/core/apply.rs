@@ -39,9 +39,9 @@ impl Core {
         self.checkpoint.entries_since += 1;
         match entry.kind {
             EntryKind::Normal => {
-                let clock = Instant::now();
+                let began = self.shared.clock.now();
                 let applied = self.machine.apply(command, &self.values, true).map_err(|e| e.to_string())?;
-                let took = clock.elapsed();
+                let took = self.shared.clock.now().saturating_duration_since(began);
                 self.meters.applied(applied.op, &applied.outcome, entry.data.len(), took);
                 if took > self.config.warning_apply_duration {
                     self.shared.metrics.server.slow_apply.inc();

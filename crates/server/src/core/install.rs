@@ -7,11 +7,11 @@
 //! this member has it. A crash before the checkpoint finds the old state, one behind it the new.
 
 use std::sync::Arc;
-use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
 use consensus::{Append, Event, Restore};
 use log::{Batch, Location, Reset, Value as LogValue, ValueId};
+use tokio::sync::oneshot;
 
 use super::run::{Core, Syncing};
 use super::{Order, Pinned, ReplyBody, Ticket};
@@ -38,7 +38,7 @@ enum Stage {
 type Places = Vec<(ValueId, Location)>;
 
 /// Values on their way to the log: its ticket, where they lie as far as known, and who waits.
-type Placing = (u64, Places, SyncSender<Places>);
+type Placing = (u64, Places, oneshot::Sender<Places>);
 
 /// How far the taking over has come.
 #[derive(Default)]
@@ -54,6 +54,10 @@ pub(super) struct Install {
 impl Install {
     pub fn is_receiving(&self) -> bool {
         matches!(self.stage, Stage::Receiving { .. })
+    }
+
+    pub fn is_busy(&self) -> bool {
+        !matches!(self.stage, Stage::Idle)
     }
 
     pub fn wants_checkpoint(&self) -> bool {
@@ -133,10 +137,10 @@ impl Core {
     pub(super) fn place(
         &mut self,
         values: Vec<LogValue>,
-        done: SyncSender<Vec<(ValueId, Location)>>,
+        done: oneshot::Sender<Vec<(ValueId, Location)>>,
         now: Instant,
     ) {
-        // Dropping the sender tells the receiving thread that it cannot go on.
+        // Dropping the sender tells who receives that it cannot go on.
         if !self.install.is_receiving() || self.install.placing.is_some() || values.is_empty() {
             return;
         }
@@ -154,8 +158,8 @@ impl Core {
         if *wanted <= ticket
             && let Some((_, places, done)) = self.install.placing.take()
         {
-            // The receiving thread may have given up.
-            let _ = done.try_send(places);
+            // Who receives may have given up.
+            let _ = done.send(places);
         }
     }
 
@@ -226,7 +230,7 @@ impl Core {
         let order = Order::Checkpoint { head: Box::new(self.machine.head()), view, whole: true, terms };
         if self.orders.try_send(order).is_ok() {
             self.install.stage = Stage::Saving(reset);
-            self.checkpoint.begun(Instant::now(), self.log.figures().written_bytes());
+            self.checkpoint.begun(self.shared.clock.now(), self.log.figures().written_bytes());
         }
     }
 

@@ -249,7 +249,7 @@ impl Core {
         };
         self.logger.info(what, &[("member-id", Value::Id(change.node))]);
         if change.kind == ConfChangeKind::Remove && change.node == own {
-            self.end_removed(Instant::now());
+            self.end_removed(self.shared.clock.now());
         }
     }
 

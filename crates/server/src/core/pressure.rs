@@ -49,6 +49,12 @@ impl Pressure {
         }
     }
 
+    /// Of nothing: there is no pressure ever.
+    pub fn none(now: Instant) -> Pressure {
+        let waits = 0.0;
+        Pressure { schedstat: None, stat: None, seen: (0, 0), ticks: (0, 0), next_look: now, waits }
+    }
+
     /// Looks, if it is time.
     pub fn look(&mut self, now: Instant) {
         if now < self.next_look {

@@ -197,7 +197,7 @@ impl Core {
             self.give_up(waiter, error::NO_LEADER);
         } else {
             let term = self.node.standing().term;
-            self.waiting.insert(id, Open::new(waiter, Instant::now(), term));
+            self.waiting.insert(id, Open::new(waiter, self.shared.clock.now(), term));
         }
     }
 
@@ -208,7 +208,7 @@ impl Core {
             }
             Waiter::Expiry(id) => {
                 self.revokes_open = self.revokes_open.saturating_sub(1);
-                self.expiry.retry(id, Instant::now(), REVOKE_PAUSE);
+                self.expiry.retry(id, self.shared.clock.now(), REVOKE_PAUSE);
             }
             Waiter::Attributes => self.attributes_proposed = None,
             Waiter::Nobody => {}

@@ -22,7 +22,7 @@ use super::meters::Meters;
 use super::pressure::Pressure;
 use super::proposals::{Open, Proposal, Waiter};
 use super::reads::{Reads, Want};
-use super::space::Checkpoints;
+use super::space::{Checkpoints, Thresholds};
 use super::{Ask, MemberChange, OUTSIDE, Order, Pinned, Reply, ReplyBody, Ticket};
 use crate::compaction_hash::Job;
 use crate::config::Config;
@@ -67,6 +67,8 @@ pub struct Parts {
     pub remotes: Vec<(u64, Vec<String>)>,
     /// The terms of the entries that the checkpoint has.
     pub terms: Vec<(u64, u64)>,
+    /// When checkpoints are due.
+    pub thresholds: Thresholds,
     /// Told once this member may serve clients.
     pub ready: SyncSender<()>,
 }
@@ -169,6 +171,7 @@ pub struct Core {
     pub(super) settled: bool,
     pub(super) next_tick: Instant,
     pub(super) applied_since: bool,
+    pub(super) thresholds: Thresholds,
     pub(super) checkpoint: Checkpoints,
     pub(super) views: VecDeque<(u64, Weak<View>)>,
     pub(super) published: u64,
@@ -186,7 +189,7 @@ pub struct Core {
 impl Core {
     /// Puts a core together.
     pub fn new(parts: Parts) -> Core {
-        let now = Instant::now();
+        let now = parts.shared.clock.now();
         let shards = parts.shared.shards.len();
         let applied = parts.machine.applied_index;
         let compacted = parts.machine.store.compact_revision();
@@ -240,7 +243,7 @@ impl Core {
             handed_on: Vec::new(),
             held_back: false,
             gathering: Gathering::new(now),
-            pressure: Pressure::here(now),
+            pressure: if parts.shared.threads { Pressure::here(now) } else { Pressure::none(now) },
             syncing: VecDeque::new(),
             locations: parts.locations,
             outcomes: Vec::new(),
@@ -259,6 +262,7 @@ impl Core {
             settled: false,
             next_tick: now,
             applied_since: true,
+            thresholds: parts.thresholds,
             checkpoint: Checkpoints {
                 busy: false,
                 empty_segments: Vec::new(),
@@ -293,12 +297,11 @@ impl Core {
         let shared = Arc::clone(&self.shared);
         shared.core.receive_here();
         let mut asks = Vec::new();
-        self.tell_members();
+        self.begin();
         let outcome = loop {
-            let (patience, wanted) = self.patience();
-            shared.set_wakes_for_reads(self.wakes_for_reads());
+            let (patience, wanted) = self.before_sleep();
             shared.core.drain(&mut asks, patience, wanted);
-            let now = Instant::now();
+            let now = shared.clock.now();
             match self.turn(&mut asks, now) {
                 Ok(false) => {}
                 Ok(true) => break Ok(()),
@@ -310,7 +313,29 @@ impl Core {
         outcome
     }
 
-    fn turn(&mut self, asks: &mut Vec<Ask>, now: Instant) -> Result<bool, String> {
+    /// Before the first turn.
+    pub(crate) fn begin(&mut self) {
+        self.tell_members();
+    }
+
+    /// To be asked between two turns: how long to sleep, and how many asks are worth waking for.
+    pub(crate) fn before_sleep(&self) -> (Duration, usize) {
+        self.shared.set_wakes_for_reads(self.wakes_for_reads());
+        self.patience()
+    }
+
+    /// Whether the log, driven by hand, has something to do.
+    pub(crate) fn log_wants_turn(&self) -> bool {
+        self.log.wants_turn()
+    }
+
+    /// Has the log, driven by hand, do all it has to do.
+    pub(crate) fn log_turn(&mut self) {
+        self.log.turn();
+    }
+
+    /// One turn: takes these asks, and does all that follows and that is due. Whether the core has come to its end.
+    pub(crate) fn turn(&mut self, asks: &mut Vec<Ask>, now: Instant) -> Result<bool, String> {
         for ask in asks.drain(..) {
             self.take(ask, now)?;
         }
@@ -336,7 +361,7 @@ impl Core {
 
     /// How long to sleep, and how many asks are worth waking for.
     fn patience(&self) -> (Duration, usize) {
-        let now = Instant::now();
+        let now = self.shared.clock.now();
         let mut patience = self.next_tick.saturating_duration_since(now);
         if self.removing {
             patience = patience.min(self.next_removal.saturating_duration_since(now));
@@ -388,16 +413,16 @@ impl Core {
             Ask::Removed => self.end_removed(now),
             Ask::Corrupt(member_id) => self.raise_corrupt(member_id),
             Ask::ClusterVersion(version) => self.set_cluster_version(version),
-            Ask::RaiseNoSpace => self.raise_no_space(),
+            Ask::RaiseNoSpace => self.raise_no_space(now),
             Ask::KeepAlive(ticket, id) => self.keep_alive(ticket, id, now),
             Ask::TimeToLive(ticket, id, keys) => self.time_to_live(ticket, id, keys, now),
             Ask::Leases(ticket) => self.list_leases(ticket, now),
             Ask::Image(ticket) => self.image_waiters.push(ticket),
             Ask::Checkpointed(result) => self.checkpointed(result, now)?,
-            Ask::Relocate(values, done) => self.relocate(values, done)?,
+            Ask::Relocate(values, done) => self.relocate(values, done, now)?,
             // The old places are free once no checkpoint names them any more.
             Ask::Relocated => self.checkpoint.whole_wanted = !self.checkpoint.emptied.is_empty(),
-            Ask::Log(event) => self.log_told(event)?,
+            Ask::Log(event) => self.log_told(event, now)?,
             Ask::Stop => {
                 if self.stopping.is_none() {
                     // So that a restart goes on where the leases stand now.
@@ -412,7 +437,7 @@ impl Core {
         Ok(())
     }
 
-    fn log_told(&mut self, event: LogEvent) -> Result<(), String> {
+    fn log_told(&mut self, event: LogEvent, now: Instant) -> Result<(), String> {
         match event {
             LogEvent::Synced(synced) => self.synced(synced),
             LogEvent::SpaceChanged(Space::Ample) => {
@@ -424,7 +449,7 @@ impl Core {
                     "the disk has no room for more log: raising the NOSPACE alarm",
                     &[("space", Value::Str(&format!("{space:?}")))],
                 );
-                self.raise_no_space();
+                self.raise_no_space(now);
                 Ok(())
             }
             LogEvent::Failed(fatal) => Err(fatal.to_string()),
@@ -474,13 +499,13 @@ impl Core {
         self.node.step(event).map_err(|e| format!("raft refused what it has to take: {e}"))
     }
 
-    fn raise_no_space(&mut self) {
+    fn raise_no_space(&mut self, now: Instant) {
         let raised = self.machine.alarms.any(AlarmType::Nospace as i32);
-        let proposed = self.alarm_proposed.is_some_and(|at| at.elapsed() < ALARM_PAUSE);
+        let proposed = self.alarm_proposed.is_some_and(|at| now.saturating_duration_since(at) < ALARM_PAUSE);
         if raised || proposed || self.leader == 0 {
             return;
         }
-        self.alarm_proposed = Some(Instant::now());
+        self.alarm_proposed = Some(now);
         let alarm = AlarmRequest {
             action: AlarmAction::Activate as i32,
             member_id: self.shared.identity.member_id,

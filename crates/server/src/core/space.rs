@@ -11,14 +11,30 @@ use super::run::{Core, Syncing};
 use super::{Checkpointed, Order, Relocation};
 use crate::logging::Value;
 
-/// Log bytes after which a checkpoint is due: what a restart has to read at most, more or less.
-const CHECKPOINT_LOG_BYTES: u64 = 64 << 20;
-/// Entries after which one is due, whatever they weigh.
-const CHECKPOINT_ENTRIES: u64 = 100_000;
-/// The age at which one is due, if there was anything to save.
-const CHECKPOINT_AGE: Duration = Duration::from_secs(60);
-/// Least bytes of dead records in sealed segments that are worth moving the live ones away.
-const RECLAIM_DEAD_BYTES: u64 = 64 << 20;
+/// When checkpoints are due, and when room is worth winning back.
+#[derive(Clone, Copy, Debug)]
+pub struct Thresholds {
+    /// Log bytes after which a checkpoint is due: what a restart has to read at most, more or less.
+    pub checkpoint_log_bytes: u64,
+    /// Entries after which one is due, whatever they weigh.
+    pub checkpoint_entries: u64,
+    /// The age at which one is due, if there was anything to save.
+    pub checkpoint_age: Duration,
+    /// Least bytes of dead records in sealed segments that are worth moving the live ones away.
+    pub reclaim_dead_bytes: u64,
+}
+
+impl Default for Thresholds {
+    fn default() -> Thresholds {
+        Thresholds {
+            checkpoint_log_bytes: 64 << 20,
+            checkpoint_entries: 100_000,
+            checkpoint_age: Duration::from_secs(60),
+            reclaim_dead_bytes: 64 << 20,
+        }
+    }
+}
+
 /// Pause before a checkpoint that failed and would have freed segments is tried again.
 const FREE_PAUSE: Duration = Duration::from_secs(5);
 /// Segments emptied at once.
@@ -77,14 +93,18 @@ impl Core {
         let done = self.machine.compact_step(self.config.compaction_batch_limit);
         let metrics = &self.shared.metrics.mvcc;
         metrics.db_compaction_keys.add(versions.saturating_sub(self.machine.store.stats().versions));
-        metrics.db_compaction_pause.observe_milliseconds(now.elapsed());
+        metrics
+            .db_compaction_pause
+            .observe_milliseconds(self.shared.clock.now().saturating_duration_since(now));
         if done {
             self.removing = false;
             if self.has_garbage() {
                 self.checkpoint.frees_at = Some(now);
             }
-            metrics.db_compaction_total.observe_milliseconds(self.removal_asked.elapsed());
-            metrics.db_compaction_last.set_u64(unix_seconds());
+            metrics
+                .db_compaction_total
+                .observe_milliseconds(now.saturating_duration_since(self.removal_asked));
+            metrics.db_compaction_last.set_u64(self.shared.clock.unix_seconds());
             for reply in std::mem::take(&mut self.removal_waiters) {
                 let queue = self.queue_of(reply.ticket);
                 self.replies[queue].push(reply);
@@ -108,10 +128,11 @@ impl Core {
         }
         let log_bytes = self.log.figures().written_bytes();
         let since = log_bytes.saturating_sub(self.checkpoint.log_bytes_at);
+        let due = &self.thresholds;
         let enough = self.checkpoint.entries_since >= self.config.snapshot_count
-            && (since >= CHECKPOINT_LOG_BYTES
-                || self.checkpoint.entries_since >= CHECKPOINT_ENTRIES
-                || now.saturating_duration_since(self.checkpoint.at) >= CHECKPOINT_AGE);
+            && (since >= due.checkpoint_log_bytes
+                || self.checkpoint.entries_since >= due.checkpoint_entries
+                || now.saturating_duration_since(self.checkpoint.at) >= due.checkpoint_age);
         let frees = self.checkpoint.frees_at.is_some_and(|at| now >= at);
         // One that is to free emptied segments, and failed, is wanted whole again.
         let whole = self.checkpoint.whole_wanted || (frees && !self.checkpoint.emptied.is_empty());
@@ -197,7 +218,7 @@ impl Core {
             live += in_use;
             dead += segment.used_bytes.saturating_sub(in_use);
         }
-        dead >= RECLAIM_DEAD_BYTES.max(live / 2)
+        dead >= self.thresholds.reclaim_dead_bytes.max(live / 2)
     }
 
     /// Looks for segments that hold little, and has their live values moved.
@@ -214,7 +235,7 @@ impl Core {
             .collect();
         let dead: u64 = sealed.iter().map(|(live, used, _)| used.saturating_sub(*live)).sum();
         let all_live: u64 = sealed.iter().map(|(live, _, _)| live).sum();
-        if dead < RECLAIM_DEAD_BYTES.max(all_live / 2) {
+        if dead < self.thresholds.reclaim_dead_bytes.max(all_live / 2) {
             return;
         }
         sealed.retain(|(live, used, _)| *live < used / 2);
@@ -228,7 +249,12 @@ impl Core {
         let _ = self.orders.try_send(Order::Relocate { view, segments });
     }
 
-    pub(super) fn relocate(&mut self, values: Vec<Relocation>, done: SyncSender<()>) -> Result<(), String> {
+    pub(super) fn relocate(
+        &mut self,
+        values: Vec<Relocation>,
+        done: SyncSender<()>,
+        now: Instant,
+    ) -> Result<(), String> {
         let receiving = self.install.is_receiving();
         if self.log.space() != Space::Ample || self.stopping.is_some() || receiving || values.is_empty() {
             let _ = done.try_send(());
@@ -245,7 +271,7 @@ impl Core {
             .append(batch)
             .map_err(|refused| format!("the log takes no more: {:?}", refused.reason))?;
         // Raft knows nothing of these.
-        self.syncing.push_back(Syncing { ticket, raft: 0, since: Instant::now() });
+        self.syncing.push_back(Syncing { ticket, raft: 0, since: now });
         self.mover = Some(done);
         Ok(())
     }
@@ -270,8 +296,4 @@ impl Core {
         }
         self.doomed = kept;
     }
-}
-
-fn unix_seconds() -> u64 {
-    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

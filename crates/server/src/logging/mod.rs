@@ -17,13 +17,15 @@ use std::panic::Location;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Instant, UNIX_EPOCH};
 
 pub use encoding::Value;
 pub use settings::{Format, Level, LogOutput, LogSettings};
 
 use encoding::Line;
 use repeat::RepeatLimit;
+
+use crate::clock::Clock;
 
 /// A handle of the log; clones write to the same outputs.
 #[derive(Clone)]
@@ -36,6 +38,7 @@ struct Shared {
     format: Format,
     outputs: Mutex<Vec<Box<dyn Write + Send>>>,
     repeats: RepeatLimit,
+    clock: Clock,
     started: Instant,
     lines_lost: AtomicU64,
 }
@@ -70,12 +73,18 @@ impl Logger {
 
     /// A log to these outputs.
     pub fn to(level: Level, format: Format, outputs: Vec<Box<dyn Write + Send>>) -> Logger {
+        Logger::by(Clock::real(), level, format, outputs)
+    }
+
+    /// A log to these outputs whose lines bear the time of this clock.
+    pub fn by(clock: Clock, level: Level, format: Format, outputs: Vec<Box<dyn Write + Send>>) -> Logger {
         let shared = Shared {
             level,
             format,
             outputs: Mutex::new(outputs),
             repeats: RepeatLimit::new(),
-            started: Instant::now(),
+            started: clock.now(),
+            clock,
             lines_lost: AtomicU64::new(0),
         };
         Logger { shared: Arc::new(shared) }
@@ -139,7 +148,7 @@ impl Logger {
     #[cold]
     fn write(&self, level: Level, message: &str, fields: &[(&str, Value<'_>)], caller: &Location<'_>) {
         let shared = &*self.shared;
-        let second = shared.started.elapsed().as_secs();
+        let second = shared.clock.now().saturating_duration_since(shared.started).as_secs();
         // What ends the process is said however often it was said before.
         let suppressed = if level >= Level::DPanic {
             0
@@ -149,7 +158,7 @@ impl Logger {
                 None => return,
             }
         };
-        let now_us = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
+        let now_us = shared.clock.wall().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
         let now_us = u64::try_from(now_us).unwrap_or(u64::MAX);
         let line = Line { level, now_us, caller, message, fields, suppressed };
         let text = line.encode(shared.format);

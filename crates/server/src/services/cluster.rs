@@ -1,7 +1,6 @@
 //! The members of the cluster: listing and changing them.
 
 use std::rc::Rc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use api::Status;
 use api::error;
@@ -80,8 +79,8 @@ impl Services {
     pub(super) fn member_add(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let request: MemberAddRequest = decode(message)?;
         let peer_urls = peer_urls(&request.peer_urls)?;
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        let id = identity::added_member_id(&peer_urls, i64::try_from(now).unwrap_or(i64::MAX));
+        let now = i64::try_from(self.shared.clock.unix_seconds()).unwrap_or(i64::MAX);
+        let id = identity::added_member_id(&peer_urls, now);
         let member = Member { id, peer_urls, is_learner: request.is_learner, ..Member::default() };
         let added = message_of(&member);
         self.change_members(MemberChange::Add(member), "MemberAdd", |header, state| {

@@ -1,7 +1,7 @@
 //! Leases.
 
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use api::Status;
 use api::error;
@@ -103,8 +103,8 @@ impl Services {
     }
 
     /// Renews a lease, here or at the leader: the TTL, 0 if the lease is gone.
-    async fn renew(&self, id: i64) -> Result<i64, Status> {
-        let deadline = Instant::now() + self.shared.limits.request_timeout;
+    pub(super) async fn renew(&self, id: i64) -> Result<i64, Status> {
+        let deadline = self.shared.clock.now() + self.shared.limits.request_timeout;
         loop {
             let renewed = if self.leads() {
                 let reply = self.pending.ask(|ticket| Ask::KeepAlive(ticket, id))?.await?;
@@ -118,8 +118,8 @@ impl Services {
             };
             match renewed {
                 // Leadership moved while it was asked.
-                Err(status) if status == error::NOT_PRIMARY_LESSOR && Instant::now() < deadline => {
-                    tokio::time::sleep(Duration::from_millis(50)).await;
+                Err(status) if status == error::NOT_PRIMARY_LESSOR && self.shared.clock.now() < deadline => {
+                    self.shared.clock.sleep(Duration::from_millis(50)).await;
                 }
                 renewed => return renewed,
             }

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use api::{Code, Status, error};
 use bytes::Bytes;
 use front::{Inbound, Outbound, TrySend};
-use tokio::time::Sleep;
+
+use crate::clock::Sleep;
 
 use super::hub::{Hub, Registration};
 use super::stream::Queued;
@@ -84,7 +85,7 @@ struct Drive<R, W> {
     requests: Option<R>,
     responses: W,
     /// Since a watch asked for periodic progress.
-    tick: Option<Pin<Box<Sleep>>>,
+    tick: Option<Sleep>,
 }
 
 impl<R: Requests, W: Responses> Drive<R, W> {
@@ -134,13 +135,13 @@ impl<R: Requests, W: Responses> Drive<R, W> {
     fn tick(&mut self, cx: &mut Context<'_>) {
         let (hub, stream) = (&self.place.hub, &self.place.stream);
         if self.tick.is_none() && stream.wants_ticks.get() {
-            self.tick = Some(Box::pin(tokio::time::sleep(hub.progress_interval(stream))));
+            self.tick = Some(hub.sleep(hub.progress_interval(stream)));
         }
         while let Some(tick) = &mut self.tick
-            && tick.as_mut().poll(cx).is_ready()
+            && Pin::new(&mut *tick).poll(cx).is_ready()
         {
             hub.tell_periodic_progress(stream);
-            tick.as_mut().reset(tokio::time::Instant::now() + hub.progress_interval(stream));
+            tick.reset(hub.progress_interval(stream));
         }
     }
 

@@ -21,6 +21,7 @@ use super::index::{End, Index, Keys};
 use super::response::{self, NO_WATCH};
 use super::slice::Slice;
 use super::stream::{Queued, Stream, Watch};
+use crate::clock::Sleep;
 use crate::services::decode_streamed;
 use crate::shared::{Published, Shared};
 
@@ -170,6 +171,11 @@ impl Hub {
     /// Whether this member knows a leader.
     pub fn has_leader(&self) -> bool {
         self.shared.state.load().leader != 0
+    }
+
+    /// Resolves after this time, by the member's clock.
+    pub(super) fn sleep(&self, time: Duration) -> Sleep {
+        self.shared.clock.sleep(time)
     }
 
     /// How long the cluster takes to notice that a leader is gone, at the least.

@@ -1,0 +1,180 @@
+//! From what a data directory holds to the parts of a member, before anything of it runs.
+//!
+//! Here is no thread and no socket. `boot` gives each part a thread, `stepped` moves them by hand.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::time::{Duration, UNIX_EPOCH};
+
+use consensus::Fetch;
+use machine::Rules;
+
+use crate::catch_up::FETCHES_MAX;
+use crate::clock::Clock;
+use crate::compaction_hash::{self, Job};
+use crate::config::{Config, MetricsDetail};
+use crate::core::{Ask, Order, Parts, Thresholds};
+use crate::inbox::Inbox;
+use crate::keeper::Keeper;
+use crate::logging::Logger;
+use crate::metrics::{GrpcMethod, MethodType, Metrics};
+use crate::open::Opened;
+use crate::peering::Peering;
+use crate::shared::{Limits, Published, Shared};
+use crate::transfer;
+
+/// Orders that may wait for the keeper of checkpoints.
+const ORDERS_MAX: usize = 4;
+
+/// What a member is put together from beside its data directory.
+pub(crate) struct Setting {
+    pub config: Config,
+    pub logger: Arc<Logger>,
+    pub inbox: Arc<Inbox<Ask>>,
+    pub clock: Clock,
+    /// How many loops serve clients.
+    pub shards: usize,
+    pub threads: bool,
+    pub thresholds: Thresholds,
+}
+
+/// The parts of a member, and the ends of the queues between them.
+pub(crate) struct Assembled {
+    pub shared: Arc<Shared>,
+    pub core: Parts,
+    pub keeper: Keeper,
+    pub orders: Receiver<Order>,
+    pub hash_jobs: Receiver<Job>,
+    pub entries: log::Entries,
+    pub fetches: Receiver<Fetch>,
+    pub peering: Arc<Peering>,
+    /// Told once the member may serve clients.
+    pub ready: Receiver<()>,
+    /// Whether there was anything in the data directory.
+    pub had_data: bool,
+    /// Held while the member runs.
+    pub lock: disk::Lock,
+}
+
+/// Puts a member together. It has to be told of its ways to the others, see [`Shared::set_peers`], before it runs.
+pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
+    let Setting { config, logger, inbox, clock, shards, threads, thresholds } = setting;
+    let Opened {
+        identity,
+        mut machine,
+        node,
+        log,
+        recovered,
+        locations,
+        checkpoints,
+        levels,
+        terms,
+        remotes,
+        lock,
+    } = opened;
+    let had_data = recovered.last_index > 0 || machine.applied_index > 0;
+    let metrics = Arc::new(Metrics::new(&grpc_methods(), config.metrics));
+    metrics.server.set_id(identity.member_id);
+    metrics.server.set_features(&config.feature_gates);
+    let limits = Limits {
+        request_bytes_max: usize::try_from(config.max_request_bytes).unwrap_or(usize::MAX),
+        txn_ops_max: usize::try_from(config.max_txn_ops).unwrap_or(usize::MAX),
+        quota_bytes: config.quota_backend_bytes,
+        request_timeout: Duration::from_secs(5) + 2 * config.election_timeout,
+        election_timeout: config.election_timeout,
+        progress_interval: config.watch_progress_notify_interval,
+        slow_request: config.warning_unary_request_duration,
+        times_calls: config.metrics == MetricsDetail::Extensive,
+    };
+    let state = Published {
+        view: machine.store.publish(),
+        applied_index: machine.applied_index,
+        applied_term: machine.applied_term,
+        commit_index: node.standing().commit,
+        leader: 0,
+        reads_local: false,
+        alarms: Arc::new(machine.alarms.clone()),
+        members: Arc::new(machine.members.clone()),
+        in_use_bytes: machine.in_use_bytes(),
+        removed_through: machine.store.compact_revision(),
+    };
+    let seed = clock.wall().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
+    let mut shared = Shared::new(identity, state, limits, shards, inbox, log.values(), metrics, seed);
+    shared.clock = clock;
+    shared.threads = threads;
+    let shared = Arc::new(shared);
+    let checkpoint_bytes: u64 = levels.iter().map(|level| level.run.file_bytes).sum();
+    let log_bytes: u64 = log.segments().iter().map(|s| s.used_bytes).sum();
+    shared.set_disk_bytes(log_bytes + checkpoint_bytes);
+
+    let (orders, order_queue) = sync_channel::<Order>(ORDERS_MAX);
+    let keeper = Keeper::new(Arc::clone(&shared), checkpoints, levels);
+    let (hash_jobs, hash_queue) = sync_channel(compaction_hash::JOBS_MAX);
+    let (fetches, fetch_queue) = sync_channel(FETCHES_MAX);
+    let entries = log.entries();
+    let receiver = transfer::Receiver::new(Arc::clone(&shared), rules(&config));
+    let peering = Arc::new(Peering::new(Arc::clone(&shared), Arc::clone(&logger), receiver));
+    let (ready_sender, ready) = sync_channel(1);
+    let attributes =
+        (config.name.clone(), config.advertise_client_urls.iter().map(|u| u.as_str().to_owned()).collect());
+    let core = Parts {
+        shared: Arc::clone(&shared),
+        logger,
+        config,
+        node,
+        machine,
+        log,
+        locations,
+        orders,
+        hash_jobs,
+        fetches,
+        remotes,
+        terms,
+        attributes,
+        checkpoint_bytes,
+        thresholds,
+        ready: ready_sender,
+    };
+    Assembled {
+        shared,
+        core,
+        keeper,
+        orders: order_queue,
+        hash_jobs: hash_queue,
+        entries,
+        fetches: fetch_queue,
+        peering,
+        ready,
+        had_data,
+        lock,
+    }
+}
+
+/// What the state machine holds requests against.
+pub(crate) fn rules(config: &Config) -> Rules {
+    let learners_max = usize::try_from(config.max_learners).unwrap_or(usize::MAX);
+    Rules { lease_ttl_min: lease_ttl_min(config), learners_max }
+}
+
+/// etcd's shortest TTL: one and a half election timeouts, in whole seconds.
+fn lease_ttl_min(config: &Config) -> i64 {
+    let ms = config.election_timeout.as_millis() * 3 / 2;
+    i64::try_from(ms.div_ceil(1000)).unwrap_or(i64::MAX)
+}
+
+/// The RPCs as metrics know them, in the order of [`api::METHODS`].
+fn grpc_methods() -> Vec<GrpcMethod> {
+    api::METHODS
+        .iter()
+        .map(|method| GrpcMethod {
+            service: method.service,
+            method: method.name,
+            kind: match method.kind {
+                api::Kind::Unary => MethodType::Unary,
+                api::Kind::ServerStream => MethodType::ServerStream,
+                api::Kind::ClientStream => MethodType::ClientStream,
+                api::Kind::BidiStream => MethodType::BidiStream,
+            },
+        })
+        .collect()
+}

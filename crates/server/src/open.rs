@@ -1,0 +1,429 @@
+//! Opening a data directory: what the checkpoint and the log in it hold, and, where there is nothing, who begins.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use api::raftpb;
+use consensus::{Entry, EntryKind, HardState, Node, Restored};
+use disk::{Disk, Lock};
+use log::Reset;
+use log::checkpoint::{CheckpointStore, Manifest};
+use log::{Batch, Log, LogEvent, Recovered, Replayed};
+use machine::{Machine, Rules};
+use prost::Message as _;
+
+use crate::catch_up::entry_of;
+use crate::config::Config;
+use crate::core::Ask;
+use crate::inbox::Inbox;
+use crate::joining::{self, Beginning};
+use crate::keeper::Level;
+use crate::logging::{Logger, Value};
+use crate::shared::Identity;
+use crate::terms;
+
+/// How long the first start waits for its own first entry.
+const BOOT_PATIENCE: Duration = Duration::from_secs(60);
+
+/// How a data directory is to be opened.
+pub(crate) struct Opening<'a> {
+    pub config: &'a Config,
+    pub disk: &'a Arc<dyn Disk>,
+    /// Where the log's events go.
+    pub inbox: &'a Arc<Inbox<Ask>>,
+    pub logger: &'a Logger,
+    /// Whether threads may be started. Where they may not, one thing is done after the other, and the log is driven by
+    /// hand.
+    pub threads: bool,
+    /// Bytes of the log's segments.
+    pub segment_bytes: Option<u32>,
+    /// Decides when this member campaigns; members of one cluster must not time out together. Its id if not given.
+    pub seed: Option<u64>,
+    /// Asked when the log has nothing.
+    pub begin: &'a dyn Fn() -> Result<Beginning, String>,
+}
+
+/// What opening the data directory gave.
+pub(crate) struct Opened {
+    pub identity: Identity,
+    pub machine: Machine,
+    pub node: Node,
+    pub log: Log,
+    pub recovered: Recovered,
+    pub locations: VecDeque<(u64, log::Location)>,
+    pub checkpoints: CheckpointStore,
+    pub levels: Vec<Level>,
+    pub terms: Vec<(u64, u64)>,
+    /// Members that are there already, as far as this member does not know them from its own log.
+    pub remotes: Vec<(u64, Vec<String>)>,
+    /// Held while the member runs.
+    pub lock: Lock,
+}
+
+impl Opened {
+    /// Tells an operator what was found; it took so long.
+    pub fn report(&self, logger: &Logger, took: Duration) {
+        for repair in &self.recovered.repairs {
+            logger.warn(
+                "cut off what an interrupted write left at the end of the log; nothing of it was acknowledged",
+                &[("repair", Value::Str(&format!("{repair:?}")))],
+            );
+        }
+        logger.info(
+            "restored the state",
+            &[
+                ("checkpoint-index", Value::Uint(self.machine.applied_index)),
+                ("last-index", Value::Uint(self.recovered.last_index)),
+                ("revision", Value::Int(self.machine.store.current_revision())),
+                ("took", Value::Duration(took)),
+            ],
+        );
+    }
+}
+
+fn refuse_foreign(disk: &dyn Disk, member_dir: &Path) -> Result<(), String> {
+    for theirs in ["wal", "snap"] {
+        let path = member_dir.join(theirs);
+        if disk.exists(&path).map_err(|e| format!("cannot look for {}: {e}", path.display()))? {
+            return Err(format!(
+                "{} was written by etcd, whose files this version does not read: use an empty data directory \
+                 (--data-dir), and copy the keys over with etcdctl make-mirror",
+                path.display()
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Makes sure that nobody else serves from this directory, and that it is none of etcd's.
+fn lock(disk: &dyn Disk, member_dir: &Path) -> Result<Lock, String> {
+    refuse_foreign(disk, member_dir)?;
+    disk.create_dir_all(member_dir).map_err(|e| format!("cannot create {}: {e}", member_dir.display()))?;
+    let lock_path = member_dir.join("lock");
+    disk.lock(&lock_path).map_err(|e| {
+        if e.kind() == std::io::ErrorKind::WouldBlock {
+            format!("{} is locked: another process serves this data directory", lock_path.display())
+        } else {
+            format!("cannot lock {}: {e}", lock_path.display())
+        }
+    })
+}
+
+/// Opens a data directory.
+///
+/// # Errors
+///
+/// The text says what is wrong with which file or option, and what to do.
+pub(crate) fn open(opening: &Opening<'_>) -> Result<Opened, String> {
+    let Opening { config, disk, inbox, logger, .. } = *opening;
+    let text = |e: log::OpenError| e.to_string();
+    let member_dir = &config.data_dir.join("member");
+    let lock = lock(&**disk, member_dir)?;
+    let log_dir = member_dir.join("log");
+    let checkpoints = CheckpointStore::open(Arc::clone(disk), member_dir.join("checkpoint")).map_err(text)?;
+    let manifest = checkpoints.load().map_err(text)?;
+    let known = Log::identify(&**disk, &log_dir).map_err(text)?;
+    let (identity, beginning) = match known {
+        Some((cluster_id, member_id)) => (Identity { member_id, cluster_id }, None),
+        None if manifest.is_some() => {
+            return Err(format!(
+                "{} is missing or empty, but there is a checkpoint beside it: the log holds the values; restore \
+                 the directory, or start with an empty data directory",
+                log_dir.display()
+            ));
+        }
+        None => {
+            let beginning = (opening.begin)()?;
+            (beginning.identity.clone(), Some(beginning))
+        }
+    };
+
+    let rules = crate::assembly::rules(config);
+    let applied = manifest.as_ref().map_or(0, |manifest| manifest.applied_index);
+    let (threads, segment_bytes) = (opening.threads, opening.segment_bytes);
+    let replay = || {
+        let mut options = log::Options::new(&log_dir, identity.cluster_id, identity.member_id);
+        options.unsafe_no_fsync = config.unsafe_no_fsync;
+        options.by_hand = !threads;
+        options.segment_bytes = segment_bytes.unwrap_or(options.segment_bytes);
+        replay_log(options, disk, applied + 1, Arc::clone(inbox))
+    };
+    let restore = || restore(rules, &checkpoints, manifest.as_ref(), member_dir);
+    let (state, replayed) = if threads {
+        // The two take about as long as each other, and neither needs the other.
+        std::thread::scope(|scope| {
+            let log = scope.spawn(replay);
+            let state = restore();
+            let replayed = log.join().map_err(|_| "the thread that opens the log panicked".to_owned());
+            (state, replayed.flatten())
+        })
+    } else {
+        (restore(), replay())
+    };
+    let (machine, levels) = state?;
+    let replayed = replayed?;
+    let ReplayedLog { mut log, recovered, mut entries, mut locations } = replayed;
+    if machine.applied_index != applied {
+        return Err(format!(
+            "the checkpoint in {} says it goes up to entry {applied}, but it holds entry {}",
+            member_dir.display(),
+            machine.applied_index
+        ));
+    }
+    if machine.members.removed.contains(&identity.member_id) {
+        return Err(format!(
+            "member {:x} has been permanently removed from the cluster: remove its data directory {}",
+            identity.member_id,
+            config.data_dir.display()
+        ));
+    }
+    let mut hard_state = HardState {
+        term: recovered.hard_state.term.max(machine.applied_term),
+        vote: if recovered.hard_state.term < machine.applied_term { 0 } else { recovered.hard_state.vote },
+        commit: recovered.hard_state.commit,
+    };
+    // A snapshot was taken over, and the member stopped before the log could start anew behind it.
+    let behind = recovered.last_index < applied
+        || entries.first().is_some_and(|entry| entry.term < machine.applied_term);
+    if behind && applied > 0 {
+        let reset = Reset { index: applied, term: machine.applied_term };
+        let batch = Batch { reset: Some(reset), hard_state: Some(saved(hard_state)), ..Batch::default() };
+        append_and_wait(&mut log, inbox, batch, threads)?;
+        entries.clear();
+        locations.clear();
+    } else if let Some(last) = entries.last()
+        && last.index != recovered.last_index
+    {
+        return Err(format!(
+            "the log says its last entry is {}, but it holds {}",
+            recovered.last_index, last.index
+        ));
+    }
+
+    // Nothing was ever in this log: a first start that was cut short begins again, and a member that joins may not
+    // have heard from the others yet.
+    let empty = hard_state.term == 0 && machine.applied_index == 0 && entries.is_empty();
+    let beginning = match beginning {
+        None if empty => Some((opening.begin)()?),
+        beginning => beginning,
+    };
+    let mut remotes = Vec::new();
+    if let Some(beginning) = beginning {
+        let Beginning { identity: found, entries: first, remotes: others } = beginning;
+        if found != identity {
+            return Err(format!(
+                "{} was made for member {:x} of cluster {:x}, but by its options this is member {:x} of cluster \
+                 {:x}",
+                member_dir.display(),
+                identity.member_id,
+                identity.cluster_id,
+                found.member_id,
+                found.cluster_id
+            ));
+        }
+        remotes = others;
+        if !first.is_empty() {
+            hard_state = HardState { term: 1, vote: 0, commit: first.len() as u64 };
+            locations = append_entries(&mut log, inbox, &first, hard_state, threads)?;
+            entries = first;
+        }
+    }
+    if config.force_new_cluster {
+        let members = members_at_end(&machine, &entries)?;
+        let last = entries.last().map_or(applied, |entry| entry.index);
+        let own = machine.members.by_id.get(&identity.member_id);
+        let urls = &config.initial_advertise_peer_urls;
+        let changes = joining::alone(identity.member_id, own, &members, urls, hard_state.term.max(1), last);
+        logger.warn(
+            "forcing a new cluster of this member alone",
+            &[("removed", Value::Uint(changes.len() as u64)), ("last-index", Value::Uint(last))],
+        );
+        // All that is in the log counts: what was acknowledged is among it, and there is nobody left to ask.
+        hard_state.term = hard_state.term.max(1);
+        hard_state.commit = last + changes.len() as u64;
+        if !changes.is_empty() {
+            locations.extend(append_entries(&mut log, inbox, &changes, hard_state, threads)?);
+            entries.extend(changes);
+        }
+    }
+
+    let terms = terms::read(manifest.as_ref().map_or(&[][..], |manifest| &manifest.metadata), &machine);
+    let first_index = log.entries().first_index().max(terms.first().map_or(0, |(index, _)| *index) + 1);
+    let heartbeat = config.heartbeat_interval.max(Duration::from_millis(1));
+    let election_ticks = config.election_timeout.as_millis() / heartbeat.as_millis().max(1);
+    let node = Node::new(
+        consensus::Config {
+            election_ticks: usize::try_from(election_ticks).unwrap_or(10).max(2),
+            pre_vote: config.pre_vote,
+            id: identity.member_id,
+            seed: opening.seed.unwrap_or(identity.member_id),
+            ..consensus::Config::default()
+        },
+        Restored {
+            hard_state,
+            voters: machine.members.voters(),
+            learners: machine.members.learners(),
+            applied: machine.applied_index,
+            applied_term: machine.applied_term,
+            entries,
+            first_index: first_index.min(machine.applied_index + 1),
+            terms: terms.clone(),
+        },
+    )
+    .map_err(|e| format!("the log and the checkpoint in {} do not go together: {e}", member_dir.display()))?;
+    Ok(Opened {
+        identity,
+        machine,
+        node,
+        log,
+        recovered,
+        locations,
+        checkpoints,
+        levels,
+        terms,
+        remotes,
+        lock,
+    })
+}
+
+/// The ids of the members once all entries are applied.
+fn members_at_end(machine: &Machine, entries: &[Entry]) -> Result<BTreeSet<u64>, String> {
+    let mut ids: BTreeSet<u64> = machine.members.by_id.keys().copied().collect();
+    for entry in entries.iter().filter(|entry| entry.kind == EntryKind::ConfChange) {
+        let change = raftpb::ConfChange::decode(entry.data.clone())
+            .map_err(|e| format!("entry {} is no membership change: {e}", entry.index))?;
+        let id = change.node_id.unwrap_or(0);
+        match raftpb::ConfChangeType::try_from(change.r#type.unwrap_or(0)) {
+            Ok(raftpb::ConfChangeType::ConfChangeRemoveNode) => {
+                ids.remove(&id);
+            }
+            Ok(raftpb::ConfChangeType::ConfChangeUpdateNode) | Err(_) => {}
+            Ok(_) => {
+                ids.insert(id);
+            }
+        }
+    }
+    Ok(ids)
+}
+
+/// A log that was opened, and what of it the checkpoint does not have.
+struct ReplayedLog {
+    log: Log,
+    recovered: Recovered,
+    entries: Vec<Entry>,
+    locations: VecDeque<(u64, log::Location)>,
+}
+
+fn replay_log(
+    options: log::Options,
+    disk: &Arc<dyn Disk>,
+    first: u64,
+    inbox: Arc<Inbox<Ask>>,
+) -> Result<ReplayedLog, String> {
+    let mut entries: Vec<Entry> = Vec::new();
+    let mut locations: VecDeque<(u64, log::Location)> = VecDeque::new();
+    let mut replay = |replayed: Replayed| match replayed {
+        Replayed::Entry(entry, location) if entry.index >= first => {
+            let keep = usize::try_from(entry.index - first).unwrap_or(usize::MAX);
+            entries.truncate(keep);
+            locations.truncate(keep);
+            locations.push_back((entry.index, location));
+            entries.push(entry_of(entry));
+        }
+        // An older entry that comes late replaces everything from it on; and a log that starts anew has nothing else.
+        Replayed::Entry(..) | Replayed::Reset(_) => {
+            entries.clear();
+            locations.clear();
+        }
+        // A hard state is told with the result; values that were moved after the checkpoint are still in their old
+        // places as well, and those of a snapshot that was never taken over belong to nobody.
+        Replayed::HardState(_) | Replayed::Value(..) => {}
+    };
+    let on_event = Box::new(move |event: LogEvent| inbox.send(Ask::Log(event)));
+    let (log, recovered) =
+        Log::open(options, Arc::clone(disk), first, &mut replay, on_event).map_err(|e| e.to_string())?;
+    Ok(ReplayedLog { log, recovered, entries, locations })
+}
+
+fn restore(
+    rules: Rules,
+    checkpoints: &CheckpointStore,
+    manifest: Option<&Manifest>,
+    member_dir: &Path,
+) -> Result<(Machine, Vec<Level>), String> {
+    let Some(manifest) = manifest else { return Ok((Machine::new(rules), Vec::new())) };
+    let (mut runs, mut levels) = (Vec::new(), Vec::new());
+    for run in &manifest.runs {
+        let mut reader = checkpoints.read(run).map_err(|e| e.to_string())?;
+        runs.push(std::iter::from_fn(move || reader.next_block().transpose()));
+        let level = Level::of(run.clone())
+            .ok_or_else(|| format!("the checkpoint names a file {:?}, which is none of its", run.name))?;
+        levels.push(level);
+    }
+    let machine = machine::image::restore(rules, runs)
+        .map_err(|e| format!("cannot restore the checkpoint in {}: {e}", member_dir.display()))?;
+    Ok((machine, levels))
+}
+
+fn saved(state: HardState) -> log::HardState {
+    log::HardState { term: state.term, vote: state.vote, commit: state.commit }
+}
+
+/// Appends entries before anything runs; where they lie.
+fn append_entries(
+    log: &mut Log,
+    inbox: &Inbox<Ask>,
+    entries: &[Entry],
+    hard_state: HardState,
+    threads: bool,
+) -> Result<VecDeque<(u64, log::Location)>, String> {
+    let entries = entries
+        .iter()
+        .map(|entry| log::Entry {
+            term: entry.term,
+            index: entry.index,
+            entry_type: u8::from(entry.kind == EntryKind::ConfChange),
+            data: entry.data.clone(),
+        })
+        .collect();
+    let batch = Batch { entries, hard_state: Some(saved(hard_state)), ..Batch::default() };
+    append_and_wait(log, inbox, batch, threads)
+}
+
+fn append_and_wait(
+    log: &mut Log,
+    inbox: &Inbox<Ask>,
+    batch: Batch,
+    threads: bool,
+) -> Result<VecDeque<(u64, log::Location)>, String> {
+    if threads {
+        inbox.receive_here();
+    }
+    let ticket = log.append(batch).map_err(|e| format!("cannot write the first entries: {:?}", e.reason))?;
+    let deadline = Instant::now() + BOOT_PATIENCE;
+    let (mut told, mut places) = (Vec::new(), VecDeque::new());
+    // A log that is driven by hand has told all there is to tell when its turn is over.
+    log.turn();
+    let patience = if threads { Duration::from_secs(1) } else { Duration::ZERO };
+    while Instant::now() < deadline {
+        inbox.drain(&mut told, patience, 1);
+        if !threads && told.is_empty() {
+            return Err("the disk has no room for the first entries".to_owned());
+        }
+        for ask in told.drain(..) {
+            match ask {
+                Ask::Log(LogEvent::Synced(synced)) => {
+                    places.extend(synced.locations);
+                    if synced.ticket >= ticket {
+                        return Ok(places);
+                    }
+                }
+                Ask::Log(LogEvent::Failed(fatal)) => return Err(fatal.to_string()),
+                _ => {}
+            }
+        }
+    }
+    Err("the disk did not take the first entries within a minute".to_owned())
+}

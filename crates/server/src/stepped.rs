@@ -1,0 +1,437 @@
+//! A member without threads, sockets and real time: whoever holds it says what happens next, and what time it is.
+//!
+//! It is the same member that `boot` starts: the same core, log, keeper, services. There each has a thread, here each
+//! has a function that does the next piece of its work. Whatever another thread would have done between two of these
+//! calls has not happened, so every order in which threads could run can be brought about, and every run repeated.
+//!
+//! All of a member lives on one thread. A crash is a drop: nothing is written on the way out.
+//!
+//! What repeats: everything that follows from the calls made, the clock, and what the disk and the links answer. Metrics
+//! that count real durations do not.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Receiver;
+use std::task::{Context, Wake, Waker};
+use std::time::{Duration, Instant};
+
+use api::{Status, error, raftpb};
+use bytes::{Bytes, BytesMut};
+use consensus::Fetch;
+use disk::Disk;
+use front::{Answer, Close, Closing, Head, LocalBoxFuture, Service, Shard, ShardId, Unary};
+use machine::StateTrail;
+use tokio::task::LocalSet;
+
+use crate::assembly::{Assembled, Setting, assemble};
+use crate::catch_up;
+use crate::clock::{Clock, HandClock};
+use crate::compaction_hash::{Computing, Job};
+use crate::config::Config;
+use crate::core::{Ask, Core, Order};
+use crate::http::FrontCounters;
+use crate::inbox::Inbox;
+use crate::joining;
+use crate::keeper::{Keeper, Step};
+use crate::logging::Logger;
+use crate::monitor::{self, Lookout};
+use crate::open::{self, Opening};
+use crate::peer_links::PeerLinks;
+use crate::services::Services;
+use crate::shared::Shared;
+
+pub use crate::core::{Probe, Thresholds};
+pub use crate::joining::Beginning;
+pub use crate::peering::Peering;
+pub use crate::shared::{Identity, Published};
+pub use crate::watch::{Requests, Responses};
+
+/// What a member is made of.
+pub struct Setup {
+    /// Its options. Addresses are only told to others: nothing listens.
+    pub config: Config,
+    /// Where its data directory is.
+    pub disk: Arc<dyn Disk>,
+    /// Where its log lines go; see [`Logger::by`].
+    pub logger: Arc<Logger>,
+    /// Its ways to the other members. What these send comes in through [`Stepped::peering`]. They must not hold the
+    /// member, or it lives for ever.
+    pub links: Arc<dyn PeerLinks>,
+    /// Its clocks. The ids of requests and leases begin with the time of day, as they do in a running member.
+    pub clock: Arc<HandClock>,
+    /// Decides when it campaigns; members of one cluster need different ones.
+    pub seed: u64,
+    /// Bytes of the log's segments, from 16 KiB to 1 GiB.
+    pub segment_bytes: u32,
+    /// When checkpoints are due, and when room is worth winning back.
+    pub thresholds: Thresholds,
+    /// What it begins with if its data directory is empty: who it is, and, if it joins others, which these are. `None`:
+    /// it forms a cluster with the members of its configuration.
+    pub beginning: Option<Beginning>,
+}
+
+/// Whether a core goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Going {
+    /// It does.
+    On,
+    /// It has come to its end: it was told to stop, or removed from its cluster.
+    Ended,
+}
+
+/// A member that is moved by hand.
+pub struct Stepped {
+    // First, so that it is dropped first: what its tasks hold points to everything else.
+    local: LocalSet,
+    woken: Arc<Woken>,
+    services: Rc<Services>,
+    close: Close,
+    core: Core,
+    asks: Vec<Ask>,
+    /// When the core wants its next turn whatever happens.
+    due: Instant,
+    keeper: Keeper,
+    orders: Receiver<Order>,
+    computing: Option<Computing>,
+    hash_jobs: Receiver<Job>,
+    entries: log::Entries,
+    fetches: Receiver<Fetch>,
+    peering: Arc<Peering>,
+    ready: Receiver<()>,
+    is_ready: bool,
+    shared: Arc<Shared>,
+    clock: Arc<HandClock>,
+    _lock: disk::Lock,
+}
+
+/// Notes that a task has something to do.
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Stepped {
+    /// Opens the data directory, as a start of the process does, and puts the member together. Everything the log and
+    /// the checkpoints have to say is read, and written where it has to be, before this returns.
+    ///
+    /// # Errors
+    ///
+    /// As [`crate::boot::start`]. The disk is as the attempt has left it.
+    pub fn open(setup: Setup) -> Result<Stepped, String> {
+        let Setup { config, disk, logger, links, clock, seed, segment_bytes, thresholds, beginning } = setup;
+        let inbox = Arc::new(Inbox::default());
+        let began = clock.now();
+        let opened = open::open(&Opening {
+            config: &config,
+            disk: &disk,
+            inbox: &inbox,
+            logger: &logger,
+            threads: false,
+            segment_bytes: Some(segment_bytes),
+            seed: Some(seed),
+            begin: &|| beginning.clone().map_or_else(|| joining::form_alone(&config), Ok),
+        })?;
+        opened.report(&logger, clock.now() - began);
+        let setting = Setting {
+            config,
+            logger: Arc::clone(&logger),
+            inbox,
+            clock: Clock::by_hand(&clock),
+            shards: 1,
+            threads: false,
+            thresholds,
+        };
+        let Assembled {
+            shared,
+            core: parts,
+            keeper,
+            orders,
+            hash_jobs,
+            entries,
+            fetches,
+            peering,
+            ready,
+            lock,
+            ..
+        } = assemble(setting, opened);
+        shared.set_peers(links);
+        let mut lookout = Lookout::new(&shared, &logger, &parts.config);
+
+        let local = LocalSet::new();
+        let (close, closing) = Closing::by_hand();
+        let services = {
+            let _inside = local.enter();
+            let shard = Shard { id: ShardId(0), closing };
+            Services::start(Arc::clone(&shared), FrontCounters::default(), logger, shard)
+        };
+        let looking = Arc::clone(&shared);
+        local.spawn_local(async move {
+            loop {
+                looking.clock.sleep(monitor::TURN).await;
+                lookout.turn(looking.clock.now()).await;
+            }
+        });
+        let mut core = Core::new(parts);
+        core.begin();
+        let mut stepped = Stepped {
+            local,
+            woken: Arc::new(Woken(AtomicBool::new(true))),
+            services,
+            close,
+            core,
+            asks: Vec::new(),
+            due: clock.now(),
+            keeper,
+            orders,
+            computing: None,
+            hash_jobs,
+            entries,
+            fetches,
+            peering,
+            ready,
+            is_ready: false,
+            shared,
+            clock,
+            _lock: lock,
+        };
+        stepped.fall_asleep();
+        Ok(stepped)
+    }
+
+    fn fall_asleep(&mut self) {
+        let (patience, wanted) = self.core.before_sleep();
+        self.due = self.clock.now() + patience;
+        self.shared.core.fall_asleep(wanted);
+    }
+
+    /// One turn of the core: it takes all that waits for it. One that nothing asks for does no harm.
+    ///
+    /// # Errors
+    ///
+    /// Why the member cannot go on; the process would end here.
+    pub fn turn(&mut self) -> Result<Going, String> {
+        self.shared.core.drain(&mut self.asks, Duration::ZERO, 1);
+        let ended = self.core.turn(&mut self.asks, self.clock.now())?;
+        self.fall_asleep();
+        self.is_ready = self.is_ready || self.ready.try_recv().is_ok();
+        Ok(if ended { Going::Ended } else { Going::On })
+    }
+
+    /// Whether something waits for the core that would wake its thread.
+    pub fn wants_turn(&self) -> bool {
+        !self.shared.core.is_asleep()
+    }
+
+    /// How long, by this member's clock, until the core wants a turn whatever happens.
+    pub fn next_turn(&self) -> Duration {
+        self.due.saturating_duration_since(self.clock.now())
+    }
+
+    /// Whether the log has something to write or to release.
+    pub fn log_wants_turn(&self) -> bool {
+        self.core.log_wants_turn()
+    }
+
+    /// The log writes and syncs what is queued, and makes new segments. One that found no room should get a turn every
+    /// second, to find out whether there is some again.
+    pub fn log_turn(&mut self) {
+        self.core.log_turn();
+    }
+
+    /// The keeper begins to carry out an order, or goes on with it: one block of a checkpoint's run, its end, the
+    /// manifest, what is left over; or one portion of values that have to move. `false`: it has nothing to do, or waits
+    /// for the core to have moved a portion.
+    pub fn keeper_step(&mut self) -> bool {
+        match self.keeper.step() {
+            Step::Written | Step::Ended => true,
+            Step::Waiting => false,
+            Step::Idle => self.orders.try_recv().is_ok_and(|order| self.keeper.take(order)),
+        }
+    }
+
+    /// Computes a part of a compaction's hash; `false`: there is none to compute.
+    pub fn hasher_step(&mut self) -> bool {
+        let Some(mut computing) =
+            self.computing.take().or_else(|| self.hash_jobs.try_recv().ok().map(Computing::new))
+        else {
+            return false;
+        };
+        if !computing.step() {
+            self.computing = Some(computing);
+        }
+        true
+    }
+
+    /// Reads entries for a follower that lags; `false`: there are none to read.
+    pub fn catch_up_step(&mut self) -> bool {
+        let Ok(fetch) = self.fetches.try_recv() else { return false };
+        catch_up::carry_out(&self.shared, &self.entries, fetch);
+        true
+    }
+
+    /// Runs the member's tasks until each waits for something: the services', the monitor's, and those of
+    /// [`Stepped::spawn`].
+    pub fn poll_tasks(&mut self) {
+        let waker = Waker::from(Arc::clone(&self.woken));
+        let mut context = Context::from_waker(&waker);
+        loop {
+            self.woken.0.store(false, Ordering::Relaxed);
+            // It is never done: some tasks have no end.
+            let _ = Pin::new(&mut self.local).poll(&mut context);
+            if !self.woken.0.load(Ordering::Relaxed) {
+                return;
+            }
+        }
+    }
+
+    /// Whether a task was woken since [`Stepped::poll_tasks`].
+    pub fn wants_poll(&self) -> bool {
+        self.woken.0.load(Ordering::Relaxed)
+    }
+
+    /// How long, by this member's clock, until the next of its timers is due. [`HandClock::advance`] fires them.
+    pub fn next_timer(&self) -> Option<Duration> {
+        self.clock.next_timer()
+    }
+
+    /// Runs a task among the member's own: it ends with the member.
+    pub fn spawn(&self, task: impl Future<Output = ()> + 'static) {
+        drop(self.local.spawn_local(task));
+        self.woken.0.store(true, Ordering::Relaxed);
+    }
+
+    /// What a front would say of a call to this path; `None` for a path that is no method.
+    pub fn head(&self, path: &str) -> Option<Head> {
+        let method = Service::method(&*self.services, path)?;
+        Some(Head::new(method.id, SocketAddr::from((Ipv4Addr::LOCALHOST, 1))))
+    }
+
+    /// A client's unary call, as a front would make it: `path` is such as `/etcdserverpb.KV/Put`.
+    pub fn unary(&self, path: &str, message: Bytes) -> Unary {
+        match self.head(path) {
+            Some(head) => self.services.call(head, message),
+            None => Unary::Done(Err(error::UNKNOWN_METHOD)),
+        }
+    }
+
+    /// As [`Stepped::unary`], with what the client says of itself.
+    pub fn unary_of(&self, head: Head, message: Bytes) -> Unary {
+        self.services.call(head, message)
+    }
+
+    /// As [`Stepped::unary`]: resolves to the answer's bytes. To be polled between [`Stepped::poll_tasks`], or as one
+    /// of the member's tasks.
+    pub fn call(&self, path: &str, message: Bytes) -> LocalBoxFuture<Result<Bytes, Status>> {
+        let answer = self.unary(path, message);
+        Box::pin(async move {
+            whole(match answer {
+                Unary::Done(answer) => answer?,
+                Unary::Later(answer) => answer.await?,
+            })
+        })
+    }
+
+    /// A client's watch stream, until the future resolves or is dropped. `closed` resolves when the server stops.
+    pub fn watch<R: Requests, W: Responses>(
+        &self,
+        needs_leader: bool,
+        requests: R,
+        responses: W,
+        closed: impl Future<Output = ()> + 'static,
+    ) -> LocalBoxFuture<Result<(), Status>> {
+        let Some(mut head) = self.head("/etcdserverpb.Watch/Watch") else {
+            return Box::pin(async { Err(error::UNKNOWN_METHOD) });
+        };
+        if needs_leader {
+            head.metadata.insert("hasleader", http::HeaderValue::from_static("true"));
+        }
+        self.services.watch(&head, requests, responses, closed)
+    }
+
+    /// A client's renewal of a lease, here or at the leader: the TTL it has from then on, 0 if it is gone.
+    pub fn renew(&self, lease_id: i64) -> LocalBoxFuture<Result<i64, Status>> {
+        match self.head("/etcdserverpb.Lease/LeaseKeepAlive") {
+            Some(head) => self.services.keep_alive(&head, lease_id),
+            None => Box::pin(async { Err(error::UNKNOWN_METHOD) }),
+        }
+    }
+
+    /// Where what other members send comes in, see [`peer::Handler`]. Not for snapshots, see
+    /// [`Stepped::receive_snapshot`].
+    pub fn peering(&self) -> &Arc<Peering> {
+        &self.peering
+    }
+
+    /// Takes another member's state: the MsgSnap, and the bytes behind it, the last of which may be an error, when the
+    /// stream broke off. [`peer::Handler::receive_snapshot`] would block.
+    pub fn receive_snapshot(
+        &self,
+        message: raftpb::Message,
+        pieces: Vec<io::Result<Bytes>>,
+    ) -> LocalBoxFuture<Result<(), String>> {
+        let peering = Arc::clone(&self.peering);
+        let mut pieces = VecDeque::from(pieces);
+        Box::pin(async move {
+            peering.take_snapshot(message, &mut std::iter::from_fn(|| pieces.pop_front())).await
+        })
+    }
+
+    /// Tells the member to stop in order: calls that have no end are ended, leases' times are noted, leadership is
+    /// handed over. The core's turns say when it has ended.
+    pub fn stop(&self) {
+        self.close.begin();
+        self.shared.core.send(Ask::Stop);
+    }
+
+    /// Whether the cluster has heard of this member since it was opened: a running one serves clients from then on.
+    pub fn is_ready(&self) -> bool {
+        self.is_ready
+    }
+
+    /// Where the member stands.
+    pub fn probe(&self) -> Probe {
+        self.core.probe()
+    }
+
+    /// The term of an entry that is in the log, or right before its first one; `None` for any other.
+    pub fn entry_term(&self, index: u64) -> Option<u64> {
+        self.core.entry_term(index)
+    }
+
+    /// The hashes of the state after the entries from this one on, as far as they are kept.
+    pub fn state_trail(&self, from: u64) -> StateTrail {
+        self.core.state_trail(from)
+    }
+
+    /// The state that reads are answered from.
+    pub fn published(&self) -> Arc<Published> {
+        self.shared.state.load_full()
+    }
+
+    /// What never changes while the member runs.
+    pub fn identity(&self) -> &Identity {
+        &self.shared.identity
+    }
+}
+
+/// An answer as one message.
+fn whole(answer: Answer) -> Result<Bytes, Status> {
+    match answer {
+        Answer::Whole(bytes) => Ok(bytes),
+        Answer::Pieces { len, mut source } => {
+            let mut all = BytesMut::with_capacity(len);
+            while let Some(piece) = source(len)? {
+                all.extend_from_slice(&piece);
+            }
+            Ok(all.freeze())
+        }
+    }
+}
