@@ -279,7 +279,7 @@ impl Watcher {
 
     fn received(&mut self, response: WatchResponse, now: Nanos) {
         let revision = response.header.as_ref().map_or(0, |header| header.revision);
-        let mut note = |open: &mut Open, answer| {
+        let note = |open: &mut Open, answer| {
             open.record.responses.push(oracle::WatchResponse { at: now, revision, answer });
         };
         if response.watch_id == -1 && !response.created {
