@@ -158,7 +158,10 @@ impl Checks {
             self.returned(place, &now, term)?;
         }
         if now.applied > now.commit {
-            return Err(format!("member {place} has applied {} but only {} is committed", now.applied, now.commit));
+            return Err(format!(
+                "member {place} has applied {} but only {} is committed",
+                now.applied, now.commit
+            ));
         }
         let was_voters = self.members.get(&place).map(|m| m.standing.voters.clone()).unwrap_or_default();
         let moved = {
@@ -184,7 +187,12 @@ impl Checks {
     }
 
     /// A process has been started again: nothing that it promised may be gone.
-    fn returned(&mut self, place: Host, now: &Standing, term: &dyn Fn(u64) -> Option<u64>) -> Result<(), String> {
+    fn returned(
+        &mut self,
+        place: Host,
+        now: &Standing,
+        term: &dyn Fn(u64) -> Option<u64>,
+    ) -> Result<(), String> {
         let commit = self.commit();
         let Some(before) = self.members.get_mut(&place) else { return Ok(()) };
         if before.standing.life == 0 {
@@ -198,12 +206,17 @@ impl Checks {
         }
         let last = before.durable.last().min(commit);
         if now.last < last {
-            return Err(format!("member {place} came back with entries up to {}, but had {last} durable", now.last));
+            return Err(format!(
+                "member {place} came back with entries up to {}, but had {last} durable",
+                now.last
+            ));
         }
         for index in before.durable.base + 1..=last {
             let (was, is) = (before.durable.term(index), term(index));
             if index >= now.first && is != was {
-                return Err(format!("member {place} came back with entry {index} of term {is:?}, was {was:?}"));
+                return Err(format!(
+                    "member {place} came back with entry {index} of term {is:?}, was {was:?}"
+                ));
             }
         }
         before.hashed = 0;
@@ -270,7 +283,9 @@ impl Checks {
             if let Some(own) = term(index)
                 && own != known
             {
-                return Err(format!("entry {index} is committed with term {known}, at member {place} with {own}"));
+                return Err(format!(
+                    "entry {index} is committed with term {known}, at member {place} with {own}"
+                ));
             }
         }
         Ok(())
@@ -285,7 +300,12 @@ impl Checks {
         })
     }
 
-    fn applies(&mut self, place: Host, now: &Standing, trail: &dyn Fn(u64) -> StateTrail) -> Result<(), String> {
+    fn applies(
+        &mut self,
+        place: Host,
+        now: &Standing,
+        trail: &dyn Fn(u64) -> StateTrail,
+    ) -> Result<(), String> {
         if now.applied > 0 {
             let known = usize::try_from(now.applied - 1).ok().and_then(|at| self.committed.get(at));
             if known.is_none_or(|(term, _)| *term != now.applied_term) {

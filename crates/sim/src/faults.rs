@@ -64,7 +64,8 @@ impl World {
         }
         let next = self.dice.faults.around(self.profile.fault_every);
         self.schedule.after(next, Event::Fault);
-        let kinds: Vec<Fault> = Fault::ALL.iter().copied().filter(|fault| self.profile.fails(*fault)).collect();
+        let kinds: Vec<Fault> =
+            Fault::ALL.iter().copied().filter(|fault| self.profile.fails(*fault)).collect();
         // Whether it is on or not, what the dice give is the same.
         if kinds.is_empty() {
             return;
@@ -209,7 +210,10 @@ impl World {
             place.decayed = true;
             place.excused = true;
             let now = self.now();
-            self.trace.note(now, format_args!("m{at}: bit {bit} of byte {offset} of {} turns around", path.display()));
+            self.trace.note(
+                now,
+                format_args!("m{at}: bit {bit} of byte {offset} of {} turns around", path.display()),
+            );
         }
     }
 
@@ -301,7 +305,8 @@ impl World {
                 self.start_after(at, delay);
             }
         }
-        let whole = self.places.len() == self.profile.members && self.places.iter().all(|place| !place.retired);
+        let whole =
+            self.places.len() == self.profile.members && self.places.iter().all(|place| !place.retired);
         if whole && self.profile.members >= 3 && self.dice.faults.one_in(4) {
             // A majority is enough.
             let at = self.dice.faults.place(self.profile.members);

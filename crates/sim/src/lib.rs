@@ -21,12 +21,15 @@ mod operator;
 pub mod profile;
 pub mod rng;
 mod run;
+#[cfg(test)]
+mod scenarios;
 pub mod schedule;
 mod text;
 pub mod trace;
 pub mod watchers;
 pub mod wire;
+mod witness;
 pub mod workload;
 pub mod world;
 
-pub use run::{Options, Report, run};
+pub use run::{Options, Report, profile as profile_of, run};

@@ -111,7 +111,8 @@ impl PeerLinks for Links {
 
     fn set_members(&self, members: Vec<(u64, Vec<String>)>) {
         let mut state = self.state();
-        let places = members.iter().filter_map(|(id, urls)| Some((*id, urls.iter().find_map(|u| place_of(u))?)));
+        let places =
+            members.iter().filter_map(|(id, urls)| Some((*id, urls.iter().find_map(|u| place_of(u))?)));
         state.members = places.collect();
         let State { members, active, .. } = &mut *state;
         active.retain(|id, _| members.contains_key(id));

@@ -143,7 +143,9 @@ mod tests {
         let mut network = Network::new(MILLI);
         let mut last = 0;
         for now in 0..1000 {
-            let Passage::At(at) = network.pass(0, 1, 0, now, &mut rng) else { panic!("lost on a good network") };
+            let Passage::At(at) = network.pass(0, 1, 0, now, &mut rng) else {
+                panic!("lost on a good network")
+            };
             assert!(at > last && at > now);
             last = at;
         }

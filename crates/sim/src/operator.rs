@@ -76,7 +76,12 @@ impl World {
         let at = self.dice.operator.pick(&running);
         if !self.operator.fresh {
             let list = pb::MemberListRequest { linearizable: true };
-            return self.operator_call(at, "/etcdserverpb.Cluster/MemberList", list.encode_to_vec(), Doing::List);
+            return self.operator_call(
+                at,
+                "/etcdserverpb.Cluster/MemberList",
+                list.encode_to_vec(),
+                Doing::List,
+            );
         }
         if self.chaos {
             self.look_after(at);
@@ -196,7 +201,10 @@ impl World {
             .collect();
         self.trace.note(
             now,
-            format_args!("operator lists {:?}", listed.iter().map(|m| (m.place, m.learner)).collect::<Vec<_>>()),
+            format_args!(
+                "operator lists {:?}",
+                listed.iter().map(|m| (m.place, m.learner)).collect::<Vec<_>>()
+            ),
         );
         for member in &listed {
             let Some(place) = self.places.get_mut(member.place) else { continue };
@@ -224,9 +232,9 @@ impl World {
                 self.counts.replaced += u64::from(place.lost);
             }
         }
-        self.operator.adding.retain(|at| {
-            self.places[*at].lives == 0 && listed.iter().any(|member| member.place == *at)
-        });
+        self.operator
+            .adding
+            .retain(|at| self.places[*at].lives == 0 && listed.iter().any(|member| member.place == *at));
         self.operator.listed = listed;
         self.operator.fresh = true;
     }

@@ -21,9 +21,9 @@ impl Rng {
     /// The stream of that name that belongs to a seed.
     pub fn stream(seed: u64, name: &str) -> Rng {
         // FNV-1a of the name: names are few and short, it only has to tell them apart.
-        let named = name
-            .bytes()
-            .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+        let named = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+        });
         let mut state = seed ^ named.rotate_left(17);
         Rng { state: std::array::from_fn(|_| split_mix(&mut state)) }
     }

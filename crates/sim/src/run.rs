@@ -1,6 +1,7 @@
 //! One seed from beginning to end.
 
 use std::cell::RefCell;
+use std::mem::ManuallyDrop;
 use std::rc::Rc;
 
 use api::etcdserverpb as pb;
@@ -12,6 +13,7 @@ use crate::faults::DRIFT_MAX_PPM;
 use crate::network::Host;
 use crate::profile::{Fault, Profile, Work};
 use crate::schedule::{MILLI, Nanos, SECOND};
+use crate::witness;
 use crate::world::{Counts, World};
 
 /// How long the cluster may take to have a leader once all faults are over.
@@ -80,29 +82,42 @@ pub fn profile(seed: u64, options: &Options) -> Profile {
 /// Runs a seed.
 pub fn run(seed: u64, options: &Options) -> Report {
     let profile = profile(seed, options);
-    let mut world = World::new(seed, profile, options.prints);
+    // After a panic nothing of it can be relied on, not even that it can be dropped.
+    let mut world = ManuallyDrop::new(World::new(seed, profile, options.prints));
     if options.prints {
         println!("seed {seed}: {}", world.profile.describe());
     }
-    let mut life = Life { world: &mut world, until: options.until };
-    let undecided = match life.live() {
-        Ok(undecided) => undecided,
-        Err(why) => {
+    let outcome = witness::panics(|| Life { world: &mut world, until: options.until }.live());
+    let undecided = match outcome {
+        Ok(Ok(undecided)) => undecided,
+        Ok(Err(why)) => {
             world.fail(why);
+            0
+        }
+        Err(panic) => {
+            world.fail(format!("a panic: {panic}"));
             0
         }
     };
     world.counts.entries = world.checks.commit();
-    Report {
+    let report = Report {
         seed,
         digest: world.trace.digest(),
         lasted: world.now(),
         events: world.trace.events(),
         counts: world.counts.clone(),
-        last: if world.failure.is_some() { world.trace.last().map(str::to_owned).collect() } else { Vec::new() },
+        last: if world.failure.is_some() {
+            world.trace.last().map(str::to_owned).collect()
+        } else {
+            Vec::new()
+        },
         violation: world.failure.take(),
         undecided,
+    };
+    if report.violation.is_none() {
+        drop(ManuallyDrop::into_inner(world));
     }
+    report
 }
 
 struct Life<'w> {
@@ -177,7 +192,8 @@ impl Life<'_> {
         for watcher in &mut world.watchers {
             watcher.read(now, true);
             watcher.finish(Some(revision));
-            world.counts.watches += watcher.done.iter().map(|watch| watch.responses.len() as u64).sum::<u64>();
+            world.counts.watches +=
+                watcher.done.iter().map(|watch| watch.responses.len() as u64).sum::<u64>();
             world.history.watches.append(&mut watcher.done);
         }
         for desk in &mut world.desks {
@@ -214,17 +230,13 @@ impl World {
         self.places.iter().filter(|place| place.process.is_some()).map(|place| place.number).collect()
     }
 
-    fn leads_settled(&self, at: Host) -> bool {
+    pub(crate) fn leads_settled(&self, at: Host) -> bool {
         self.places[at].process.as_ref().is_some_and(|process| process.stepped.probe().settled)
     }
 
     fn was_answered(&self, client: u64, since: Nanos) -> bool {
-        self.history
-            .operations
-            .iter()
-            .rev()
-            .take_while(|operation| operation.returned >= since)
-            .any(|operation| {
+        self.history.operations.iter().rev().take_while(|operation| operation.returned >= since).any(
+            |operation| {
                 operation.client == client
                     && operation.call >= since
                     && match &operation.outcome {
@@ -232,7 +244,8 @@ impl World {
                         oracle::Outcome::Refused(why) => !matches!(why, oracle::Refusal::Other(_)),
                         oracle::Outcome::Unknown(_) => false,
                     }
-            })
+            },
+        )
     }
 
     fn is_alike(&self) -> bool {
@@ -247,20 +260,28 @@ impl World {
             })
             .collect();
         let waits = self.places.iter().any(|place| place.starts_at.is_some());
-        !waits && hashes.first().is_some_and(|first| first.is_some() && hashes.iter().all(|hash| hash == first))
+        !waits
+            && hashes.first().is_some_and(|first| first.is_some() && hashes.iter().all(|hash| hash == first))
     }
 
     /// Where everybody stands, for a run that failed.
     pub(crate) fn describe(&self) -> String {
         let line = |place: &crate::member::Place| match &place.process {
             Some(process) => format!("  m{}: {:?}", place.number, process.stepped.probe()),
-            None => format!("  m{}: does not run, retired {}, lost {}", place.number, place.retired, place.lost),
+            None => {
+                format!("  m{}: does not run, retired {}, lost {}", place.number, place.retired, place.lost)
+            }
         };
         self.places.iter().map(line).collect::<Vec<_>>().join("\n")
     }
 
     /// Asks one member, now; nothing happens elsewhere meanwhile.
-    fn ask_now(&mut self, at: Host, path: &'static str, message: Vec<u8>) -> Result<Bytes, String> {
+    pub(crate) fn ask_now(
+        &mut self,
+        at: Host,
+        path: &'static str,
+        message: Vec<u8>,
+    ) -> Result<Bytes, String> {
         let Some(process) = &mut self.places[at].process else { return Err("it does not run".to_owned()) };
         let answer = Rc::new(RefCell::new(None));
         let place = Rc::clone(&answer);

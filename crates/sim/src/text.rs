@@ -31,7 +31,9 @@ pub fn request(request: &Request) -> String {
             r.serializable
         ),
         Request::Delete(d) => format!("delete {}..{}", name(&d.key), name(&d.range_end)),
-        Request::Txn(t) => format!("txn {} compares, {} / {} actions", t.compare.len(), t.success.len(), t.failure.len()),
+        Request::Txn(t) => {
+            format!("txn {} compares, {} / {} actions", t.compare.len(), t.success.len(), t.failure.len())
+        }
         other => format!("{other:?}"),
     })
 }
@@ -40,7 +42,8 @@ pub fn request(request: &Request) -> String {
 pub fn outcome(outcome: &Outcome) -> String {
     cut(match outcome {
         Outcome::Done(header, oracle::Response::Range(r)) => {
-            let keys: Vec<String> = r.kvs.iter().map(|kv| format!("{}@{}", name(&kv.key), kv.mod_revision)).collect();
+            let keys: Vec<String> =
+                r.kvs.iter().map(|kv| format!("{}@{}", name(&kv.key), kv.mod_revision)).collect();
             format!("revision {}: {} keys {}", header.revision, r.count, keys.join(" "))
         }
         Outcome::Done(header, oracle::Response::Put(_)) => format!("revision {}", header.revision),

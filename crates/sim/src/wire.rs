@@ -73,7 +73,13 @@ fn compare(c: &Compare) -> pb::Compare {
         Relation::Less => 2,
         Relation::NotEqual => 3,
     };
-    pb::Compare { result, target, key: bytes(&c.key), range_end: bytes(&c.range_end), target_union: Some(union) }
+    pb::Compare {
+        result,
+        target,
+        key: bytes(&c.key),
+        range_end: bytes(&c.range_end),
+        target_union: Some(union),
+    }
 }
 
 fn action(a: &Action) -> pb::RequestOp {

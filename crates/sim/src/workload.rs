@@ -248,13 +248,23 @@ impl Client {
             (3, Some(id)) => Request::TimeToLive { id, keys: self.rng.one_in(2) },
             (4, _) => Request::Leases,
             _ if self.leases.len() < LEASES_MAX => {
-                let id = if self.rng.one_in(4) { i64::try_from(self.rng.between(1, 1000)).unwrap_or(1) } else { 0 };
+                let id = if self.rng.one_in(4) {
+                    i64::try_from(self.rng.between(1, 1000)).unwrap_or(1)
+                } else {
+                    0
+                };
                 let ttl = i64::try_from(self.rng.between(1, 12)).unwrap_or(1);
                 Request::Grant { id, ttl }
             }
             (_, Some(id)) => {
                 let put = self.put(profile);
-                Request::Put(Put { lease: id, ignore_lease: false, ignore_value: false, value: self.value(profile), ..put })
+                Request::Put(Put {
+                    lease: id,
+                    ignore_lease: false,
+                    ignore_value: false,
+                    value: self.value(profile),
+                    ..put
+                })
             }
             (_, None) => Request::Leases,
         }
@@ -341,7 +351,8 @@ impl Client {
             .collect();
         let request = match Work::ALL[self.rng.weighted(&weights)] {
             Work::Delete => {
-                let (key, range_end) = if self.rng.one_in(3) { self.span(profile) } else { (self.key(profile), Vec::new()) };
+                let (key, range_end) =
+                    if self.rng.one_in(3) { self.span(profile) } else { (self.key(profile), Vec::new()) };
                 Request::Delete(Delete { key, range_end, prev_kv: self.rng.one_in(2) })
             }
             Work::Range => Request::Range(self.range(profile)),
@@ -417,7 +428,8 @@ impl Client {
             }
             (Locking::Waiting(fence, lease, left), Some((_, Response::Range(range)))) => {
                 let first = range.kvs.first();
-                if first.is_some_and(|kv| kv.key == fence.key && kv.create_revision == fence.create_revision) {
+                if first.is_some_and(|kv| kv.key == fence.key && kv.create_revision == fence.create_revision)
+                {
                     let writes = u32::try_from(self.rng.below(6)).unwrap_or(0);
                     Some(Locking::Holding(fence, lease, now, writes))
                 } else if left == 0 {

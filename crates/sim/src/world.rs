@@ -47,20 +47,56 @@ pub(crate) enum Event {
     Log(Host, u64),
     Background(Host, u64),
     Timer(Host, u64),
-    Messages { from: Host, to: Host, id: u64, messages: Vec<Message> },
+    Messages {
+        from: Host,
+        to: Host,
+        id: u64,
+        messages: Vec<Message>,
+    },
     Unreachable(Host, u64, u64),
-    Request { from: (Host, u64), to: Host, request: http::Request<Bytes>, reply: Reply },
-    Answered { from: (Host, u64), reply: Reply, answer: Result<http::Response<Bytes>, String> },
+    Request {
+        from: (Host, u64),
+        to: Host,
+        request: http::Request<Bytes>,
+        reply: Reply,
+    },
+    Answered {
+        from: (Host, u64),
+        reply: Reply,
+        answer: Result<http::Response<Bytes>, String>,
+    },
     Piece(Host, u64, u64),
-    Snapshot { from: (Host, u64), number: u64, to: Host, message: Message, pieces: Vec<std::io::Result<Bytes>> },
-    SnapshotEnded { from: (Host, u64), to: u64, delivered: bool },
+    Snapshot {
+        from: (Host, u64),
+        number: u64,
+        to: Host,
+        message: Message,
+        pieces: Vec<std::io::Result<Bytes>>,
+    },
+    SnapshotEnded {
+        from: (Host, u64),
+        to: u64,
+        delivered: bool,
+    },
     Removed(Host, u64),
     Connections,
     Compare,
     ClientNext(usize),
-    Call { caller: Caller, operation: u64, to: Host, request: Calling },
-    Told { caller: Caller, operation: u64, heard: Heard },
-    GiveUp { caller: Caller, operation: u64 },
+    Call {
+        caller: Caller,
+        operation: u64,
+        to: Host,
+        request: Calling,
+    },
+    Told {
+        caller: Caller,
+        operation: u64,
+        heard: Heard,
+    },
+    GiveUp {
+        caller: Caller,
+        operation: u64,
+    },
     WatchConnect(usize),
     WatchRead(usize, u64),
     Start(Host),
@@ -207,7 +243,8 @@ impl World {
         };
         if world.profile.works(Work::Watch) {
             let first = world.desks.len() as u64 + 1;
-            world.watchers = (0..world.profile.watchers as u64).map(|n| Watcher::new(seed, first + n)).collect();
+            world.watchers =
+                (0..world.profile.watchers as u64).map(|n| Watcher::new(seed, first + n)).collect();
         }
         world.begin();
         world
@@ -271,7 +308,9 @@ impl World {
     fn dispatch(&mut self, event: Event) {
         let now = self.now();
         let at = match &event {
-            Event::Turn(at, _) | Event::Log(at, _) | Event::Background(at, _) | Event::Timer(at, _) => Some(*at),
+            Event::Turn(at, _) | Event::Log(at, _) | Event::Background(at, _) | Event::Timer(at, _) => {
+                Some(*at)
+            }
             Event::Messages { to, .. } | Event::Request { to, .. } | Event::Snapshot { to, .. } => Some(*to),
             Event::Answered { from: (at, _), .. } | Event::SnapshotEnded { from: (at, _), .. } => Some(*at),
             Event::Piece(at, ..) | Event::Unreachable(at, ..) | Event::Removed(at, _) => Some(*at),
@@ -651,7 +690,8 @@ impl World {
                 self.schedule.at(due, Event::Timer(at, life));
             }
         }
-        let (log, background) = (!process.log_busy && process.stepped.log_wants_turn(), !process.background_busy);
+        let (log, background) =
+            (!process.log_busy && process.stepped.log_wants_turn(), !process.background_busy);
         process.log_busy |= log;
         process.background_busy = true;
         if log {
@@ -691,8 +731,9 @@ impl World {
             self.counts.terms += u64::from(standing.leads);
         }
         self.trace.event(now, 5, &[standing.commit, standing.applied, standing.last, standing.synced]);
-        let looked =
-            self.checks.look(at, standing, &|index| stepped.entry_term(index), &|from| stepped.state_trail(from));
+        let looked = self
+            .checks
+            .look(at, standing, &|index| stepped.entry_term(index), &|from| stepped.state_trail(from));
         if let Err(why) = looked {
             self.fail(why);
         }
@@ -739,7 +780,8 @@ impl World {
                 let to = self.places[at].id;
                 let delivered = outcome.is_ok();
                 let now = self.now();
-                self.trace.note(now, format_args!("m{at} has received a snapshot of m{}: {outcome:?}", from.0));
+                self.trace
+                    .note(now, format_args!("m{at} has received a snapshot of m{}: {outcome:?}", from.0));
                 self.counts.snapshots += u64::from(delivered);
                 // Without an answer the sender gives up in the end.
                 let delay = match self.network.pass(at, from.0, 2, now, &mut self.dice.network) {
@@ -919,7 +961,12 @@ impl World {
         }
     }
 
-    fn answered(&mut self, (at, life): (Host, u64), reply: Reply, answer: Result<http::Response<Bytes>, String>) {
+    fn answered(
+        &mut self,
+        (at, life): (Host, u64),
+        reply: Reply,
+        answer: Result<http::Response<Bytes>, String>,
+    ) {
         let now = self.now();
         match reply {
             Reply::Task(waiting) => {
@@ -933,7 +980,10 @@ impl World {
             }
             Reply::Snapshot(number) => {
                 let Some(process) = self.wake(at, life) else { return };
-                let Some(sending) = process.sending.iter_mut().find(|sending| sending.number == number) else { return };
+                let Some(sending) = process.sending.iter_mut().find(|sending| sending.number == number)
+                else {
+                    return;
+                };
                 let Some(source) = sending.source.take() else { return };
                 let receiver = answer.ok().filter(|answer| answer.status() == http::StatusCode::OK);
                 sending.pieces = Some(Pieces::open(source, receiver.map(http::Response::into_body)));
@@ -994,7 +1044,9 @@ impl World {
             return;
         }
         let Some(process) = &mut self.places[at].process else { return };
-        let Some(sending) = process.sending.iter_mut().find(|sending| sending.number == number) else { return };
+        let Some(sending) = process.sending.iter_mut().find(|sending| sending.number == number) else {
+            return;
+        };
         let to = sending.to;
         let Some(place) = process.links.place_of(to) else {
             self.schedule.after(MICRO, Event::SnapshotEnded { from: (at, life), to, delivered: false });
@@ -1075,8 +1127,12 @@ impl World {
 
     fn client_next(&mut self, number: usize) {
         let now = self.now();
-        let members: Vec<Host> =
-            self.places.iter().filter(|place| !place.retired && place.lives > 0).map(|place| place.number).collect();
+        let members: Vec<Host> = self
+            .places
+            .iter()
+            .filter(|place| !place.retired && place.lives > 0)
+            .map(|place| place.number)
+            .collect();
         let running = self.running();
         let profile = &self.profile;
         let desk = &mut self.desks[number];
@@ -1142,7 +1198,8 @@ impl World {
 
     fn call(&mut self, caller: Caller, operation: u64, to: Host, request: Calling) {
         let now = self.now();
-        let Some(process) = self.wake(to, 0).filter(|process| process.stepped.is_ready() && !process.stopping)
+        let Some(process) =
+            self.wake(to, 0).filter(|process| process.stepped.is_ready() && !process.stopping)
         else {
             self.tell(to, caller, operation, Heard::Nobody);
             return;
@@ -1209,9 +1266,7 @@ impl World {
                 Outcome::Done(oracle::Header::default(), oracle::Response::Renewed { ttl })
             }
             Heard::Answer(Err(status)) | Heard::Renewal(Err(status)) => crate::wire::failed(&status),
-            Heard::Nobody => {
-                Outcome::Refused(oracle::Refusal::Other("connection refused".to_owned()))
-            }
+            Heard::Nobody => Outcome::Refused(oracle::Refusal::Other("connection refused".to_owned())),
             Heard::Broken => Outcome::Unknown("no answer".to_owned()),
         };
         let (kind, revision) = match &record.outcome {
@@ -1295,9 +1350,8 @@ impl World {
         let at = self.watchers[number].place;
         // Nothing comes through a cut, and in the end the client gives the stream up.
         let cut = self.network.cut_since(CLIENTS, at).is_some_and(|since| now > since + SILENCE_MAX);
-        let breaks = self.profile.fails(Fault::ClientLoss)
-            && self.chaos
-            && self.watchers[number].rng().one_in(200);
+        let breaks =
+            self.profile.fails(Fault::ClientLoss) && self.chaos && self.watchers[number].rng().one_in(200);
         if cut || breaks {
             self.watchers[number].broken(now);
             self.schedule.after(100 * MILLI, Event::WatchConnect(number));
