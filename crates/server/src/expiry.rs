@@ -77,6 +77,8 @@ impl Expiry {
                 break;
             }
             let Some(mut ids) = self.slots.remove(&slot) else { break };
+            // They may have come in the order of a hash map, which must not show.
+            ids.sort_unstable();
             while let Some(id) = ids.pop() {
                 let Some(timer) = self.timers.get_mut(&id) else { continue };
                 if timer.deadline > now {

@@ -103,6 +103,7 @@ struct Writing {
     metadata: Vec<u8>,
 }
 
+#[allow(clippy::large_enum_variant, reason = "there is one, and it is on the heap")]
 enum Stage {
     /// Blocks of the run are being written; so many bytes of it are synced.
     Blocks { file: log::checkpoint::RunWriter, blocks: RunWriter, synced: u64 },

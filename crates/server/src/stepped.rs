@@ -4,7 +4,8 @@
 //! has a function that does the next piece of its work. Whatever another thread would have done between two of these
 //! calls has not happened, so every order in which threads could run can be brought about, and every run repeated.
 //!
-//! All of a member lives on one thread. A crash is a drop: nothing is written on the way out.
+//! All of a member lives on one thread. A crash is a drop: nothing is written on the way out. No runtime is needed; in
+//! one, futures that are not among the member's own tasks share the budget of whatever tokio runs at the time.
 //!
 //! What repeats: everything that follows from the calls made, the clock, and what the disk and the links answer. Metrics
 //! that count real durations do not.
@@ -70,8 +71,8 @@ pub struct Setup {
     pub segment_bytes: u32,
     /// When checkpoints are due, and when room is worth winning back.
     pub thresholds: Thresholds,
-    /// What it begins with if its data directory is empty: who it is, and, if it joins others, which these are. `None`:
-    /// it forms a cluster with the members of its configuration.
+    /// What it begins with if nothing was ever in its log: who it is, and, if it joins others, which these are. To be
+    /// given with every start. `None`: it forms a cluster with the members of its configuration.
     pub beginning: Option<Beginning>,
 }
 
@@ -219,7 +220,12 @@ impl Stepped {
     /// Why the member cannot go on; the process would end here.
     pub fn turn(&mut self) -> Result<Going, String> {
         self.shared.core.drain(&mut self.asks, Duration::ZERO, 1);
-        let ended = self.core.turn(&mut self.asks, self.clock.now())?;
+        let outcome = self.core.turn(&mut self.asks, self.clock.now());
+        if outcome != Ok(false) {
+            // Whoever waits for an answer hears of the end.
+            self.shared.core.close();
+        }
+        let ended = outcome?;
         self.fall_asleep();
         self.is_ready = self.is_ready || self.ready.try_recv().is_ok();
         Ok(if ended { Going::Ended } else { Going::On })
@@ -385,13 +391,15 @@ impl Stepped {
     }
 
     /// Tells the member to stop in order: calls that have no end are ended, leases' times are noted, leadership is
-    /// handed over. The core's turns say when it has ended.
+    /// handed over. The core's turns say when it has ended; the log should have a last turn then, as it has when a process
+    /// ends.
     pub fn stop(&self) {
         self.close.begin();
         self.shared.core.send(Ask::Stop);
     }
 
-    /// Whether the cluster has heard of this member since it was opened: a running one serves clients from then on.
+    /// Whether the cluster has heard of this member since it was opened: a running one serves clients from then on, and
+    /// none before.
     pub fn is_ready(&self) -> bool {
         self.is_ready
     }

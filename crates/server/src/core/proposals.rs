@@ -153,8 +153,9 @@ impl Core {
     /// has not been applied by now, never will be. A leader takes forwarded proposals only for its own term, and in
     /// the log no entry of an older term follows. So clients' commands are proposed again.
     pub(super) fn propose_again(&mut self, term: u64) {
-        let lost: Vec<u64> =
+        let mut lost: Vec<u64> =
             self.waiting.iter().filter(|(_, open)| open.term < term).map(|(id, _)| *id).collect();
+        lost.sort_unstable();
         let mut again = Vec::new();
         for id in lost {
             let Some(open) = self.waiting.remove(&id) else { continue };
@@ -231,8 +232,9 @@ impl Core {
             return;
         }
         self.next_sweep = now + timeout / 4;
-        let lost: Vec<u64> =
+        let mut lost: Vec<u64> =
             self.waiting.iter().filter(|(_, open)| late(&open.since)).map(|(id, _)| *id).collect();
+        lost.sort_unstable();
         for id in lost {
             if let Some(waiter) = self.taken_from_waiting(id) {
                 self.shared.metrics.server.proposals_failed.inc();

@@ -91,6 +91,8 @@ impl Hub {
                 // Compacted before this shard came to see it: the streams find out for each watch.
                 let mut all = Vec::new();
                 self.synced.borrow().visit_all(&mut |watch| all.push(Rc::clone(watch)));
+                // Not in the order of a hash map, which differs from run to run.
+                all.sort_unstable_by_key(|watch| watch.serial);
                 all.iter().for_each(|watch| self.fall_behind(watch, from));
                 None
             }
@@ -397,6 +399,7 @@ impl Hub {
         let (current, compacted) = (snapshot.current_revision(), snapshot.compact_revision());
         let mut behind = Vec::new();
         stream.unsynced.borrow().visit_all(&mut |watch| behind.push(Rc::clone(watch)));
+        behind.sort_unstable_by_key(|watch| watch.serial);
         behind.retain(|watch| {
             let readable = watch.next.get() >= compacted;
             if !readable {

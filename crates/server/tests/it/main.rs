@@ -6,3 +6,4 @@ mod expect;
 mod http;
 mod logging;
 mod metrics;
+mod stepped;

@@ -1,0 +1,336 @@
+//! Members that are moved by hand: that they serve, survive, replicate, and repeat.
+
+mod world;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use api::error;
+use api::etcdserverpb::watch_request::RequestUnion;
+use api::etcdserverpb::{
+    self as pb, AlarmRequest, AlarmResponse, CompactionRequest, CompactionResponse, Compare,
+    LeaseGrantRequest, LeaseGrantResponse, MemberAddRequest, MemberAddResponse, MemberPromoteRequest,
+    MemberPromoteResponse, RangeRequest, RangeResponse, RequestOp, TxnRequest, TxnResponse,
+    WatchCreateRequest, WatchRequest, alarm_request, compare, request_op,
+};
+use disk::Fault;
+
+use mainstay_server::stepped::{Beginning, Identity, Stepped};
+use world::{Stream, World};
+
+const PUT: &str = "/etcdserverpb.KV/Put";
+const RANGE: &str = "/etcdserverpb.KV/Range";
+
+fn all_keys() -> RangeRequest {
+    RangeRequest { key: "\0".into(), range_end: "\0".into(), ..RangeRequest::default() }
+}
+
+#[test]
+fn one_member_serves_everything() {
+    let mut world = World::started(1, 1, &[]);
+    // A watch, as one of the member's tasks.
+    let stream = Stream::default();
+    stream.ask(&WatchRequest {
+        request_union: Some(RequestUnion::CreateRequest(WatchCreateRequest {
+            key: "a".into(),
+            range_end: "z".into(),
+            ..WatchCreateRequest::default()
+        })),
+    });
+    let member = world.member(0);
+    let watching = member.watch(true, stream.clone(), stream.clone(), std::future::pending());
+    member.spawn(async move {
+        let _ = watching.await;
+    });
+    world.until("the watch is there", |_| !stream.responses.borrow().is_empty());
+
+    let put = world.put(0, "k", b"1").expect("is taken");
+    let revision = put.header.expect("has one").revision;
+    assert_eq!(world.get(0, "k"), Some(b"1".to_vec()));
+    let txn = TxnRequest {
+        compare: vec![Compare {
+            key: "k".into(),
+            result: compare::CompareResult::Equal as i32,
+            target: compare::CompareTarget::Value as i32,
+            target_union: Some(compare::TargetUnion::Value("1".into())),
+            ..Compare::default()
+        }],
+        success: vec![RequestOp {
+            request: Some(request_op::Request::RequestPut(pb::PutRequest {
+                key: "k".into(),
+                value: "2".into(),
+                ..pb::PutRequest::default()
+            })),
+        }],
+        failure: Vec::new(),
+    };
+    let answer: TxnResponse = world.call(0, "/etcdserverpb.KV/Txn", &txn).expect("is taken");
+    assert!(answer.succeeded);
+    assert_eq!(world.get(0, "k"), Some(b"2".to_vec()));
+
+    // A lease takes its key along when it is not renewed.
+    let grant = LeaseGrantRequest { ttl: 5, id: 0 };
+    let lease: LeaseGrantResponse =
+        world.call(0, "/etcdserverpb.Lease/LeaseGrant", &grant).expect("is granted");
+    let put = pb::PutRequest { key: "l".into(), lease: lease.id, ..pb::PutRequest::default() };
+    let _: pb::PutResponse = world.call(0, PUT, &put).expect("is taken");
+    let began = world.places[0].clock.elapsed();
+    let past =
+        |world: &World, seconds| world.places[0].clock.elapsed() - began >= Duration::from_secs(seconds);
+    for seconds in [3, 6, 9] {
+        world.until("time has gone by", |world| past(world, seconds));
+        let renewal = world.member(0).renew(lease.id);
+        assert_eq!(world.run(renewal), Ok(5));
+    }
+    assert_eq!(world.get(0, "l"), Some(Vec::new()));
+    world.until("the lease has expired", |world| world.member(0).probe().leases == 0);
+    assert!(past(&world, 14), "not before its time");
+    assert_eq!(world.get(0, "l"), None);
+    let renewal = world.member(0).renew(lease.id);
+    assert_eq!(world.run(renewal), Ok(0));
+
+    let events: Vec<(i64, Vec<u8>)> = stream
+        .responses
+        .borrow()
+        .iter()
+        .flat_map(|response| &response.events)
+        .map(|event| event.kv.as_ref().expect("has one"))
+        .map(|kv| (kv.mod_revision, kv.key.to_vec()))
+        .collect();
+    let expected: Vec<(i64, Vec<u8>)> =
+        (revision..).zip([b"k", b"k", b"l", b"l"]).map(|(at, key)| (at, key.to_vec())).collect();
+    assert_eq!(events, expected);
+    // The version of the cluster was agreed upon, as by any member.
+    world.until("the cluster has a version", |world| {
+        !world.member(0).published().members.cluster_version.is_empty()
+    });
+    world.member(0).stop();
+    world.until("the member has stopped", |world| world.members().count() == 0);
+}
+
+/// Puts over and over what fills segments, makes checkpoints, compacts, and has live values moved. Notes in `known`
+/// what was acknowledged, and in `open` what may have been done.
+fn wear(
+    world: &mut World,
+    known: &mut BTreeMap<String, Vec<u8>>,
+    open: &mut BTreeMap<String, Vec<u8>>,
+) -> Result<(), String> {
+    use prost::Message as _;
+    for n in 0..180u32 {
+        // One key in nine is written once and for all: what keeps segments alive until its value is moved.
+        let key = if n % 9 == 0 { format!("kept-{n}") } else { format!("busy-{}", n % 5) };
+        let value = vec![n as u8; 300 + (n as usize * 37) % 900];
+        open.insert(key.clone(), value.clone());
+        let put =
+            pb::PutRequest { key: key.clone().into(), value: value.clone().into(), ..Default::default() };
+        let answer = world.member(0).call(PUT, put.encode_to_vec().into());
+        if world.try_run(answer)?.is_ok() {
+            open.remove(&key);
+            known.insert(key, value);
+        }
+        if n % 40 == 39 {
+            let revision = world.member(0).probe().revision - 3;
+            let compaction = CompactionRequest { revision, physical: true };
+            let answer = world.member(0).call("/etcdserverpb.KV/Compact", compaction.encode_to_vec().into());
+            world.try_run(answer)?.map_err(|status| status.message.into_owned())?;
+        }
+    }
+    world.settle()
+}
+
+const WORN: &[&str] = &["--snapshot-count=20", "--snapshot-catchup-entries=20"];
+
+#[test]
+fn a_power_cut_at_any_operation_loses_nothing_acknowledged() {
+    let mut whole = World::new(1, 7, WORN);
+    whole.start(0).expect("starts");
+    wear(&mut whole, &mut BTreeMap::new(), &mut BTreeMap::new()).expect("all goes well");
+    let operations = whole.places[0].disk.ops();
+    let text = whole.post.lock().expect("nobody panicked").trace.concat();
+    assert!(!text.contains("\"level\":\"error\""), "{text}");
+    assert!(whole.member(0).probe().checkpoint > 100, "checkpoints are made: {:?}", whole.member(0).probe());
+    assert!(operations > 300, "{operations}");
+    drop(whole);
+
+    // Some 400 of all operations, whichever they are.
+    let every = (operations / 400).max(1);
+    for nth in (1..=operations).step_by(usize::try_from(every).expect("is small")) {
+        let mut world = World::new(1, 7 + nth, WORN);
+        world.places[0].disk.fail_at(nth, Fault::PowerCut);
+        let (mut known, mut open) = (BTreeMap::new(), BTreeMap::new());
+        let outcome = world.start(0).and_then(|()| wear(&mut world, &mut known, &mut open));
+        assert_eq!(world.places[0].disk.ops(), nth, "the power is cut: {outcome:?}");
+        world.crash(0);
+        // And once more, while it recovers or soon after.
+        world.places[0].disk.fail_at(1 + nth % 24, Fault::PowerCut);
+        if world.start(0).is_ok() {
+            let mut steps = 0..500;
+            while steps.next().is_some() && world.work().is_ok() {
+                world.wait();
+            }
+        }
+        world.crash(0);
+        world.start(0).unwrap_or_else(|why| panic!("operation {nth}: does not start again: {why}"));
+        world.until("it is ready again", |world| world.member(0).is_ready());
+        for (key, value) in &known {
+            let found = world.get(0, key);
+            let may_be = open.get(key);
+            assert!(
+                found.as_ref() == Some(value) || (may_be.is_some() && found.as_ref() == may_be),
+                "operation {nth}: {key} is lost: {:?} instead of {:?}",
+                found.map(|found| (found.first().copied(), found.len())),
+                (value.first(), value.len()),
+            );
+        }
+    }
+}
+
+#[test]
+fn values_are_moved_and_segments_used_again() {
+    let mut world = World::started(1, 7, WORN);
+    let (mut known, mut open) = (BTreeMap::new(), BTreeMap::new());
+    for _ in 0..4 {
+        wear(&mut world, &mut known, &mut open).expect("all goes well");
+    }
+    let answer: CompactionResponse = {
+        let revision = world.member(0).probe().revision;
+        world
+            .call(0, "/etcdserverpb.KV/Compact", &CompactionRequest { revision, physical: true })
+            .expect("compacts")
+    };
+    assert!(answer.header.is_some());
+    for (key, value) in &known {
+        assert_eq!(world.get(0, key).as_ref(), Some(value), "{key}");
+    }
+    // Half a megabyte went through segments of 16 KiB; what is alive has some 60 KiB.
+    let used = world.places[0].disk.used_bytes();
+    assert!(used < 320 << 10, "{used} bytes are in use");
+    world.crash(0);
+    world.start(0).expect("starts again");
+    world.until("it is ready again", |world| world.member(0).is_ready());
+    for (key, value) in &known {
+        assert_eq!(world.get(0, key).as_ref(), Some(value), "{key}");
+    }
+}
+
+/// Three members elect, replicate, lose one, go on, and take it in again with a snapshot.
+fn script(seed: u64) -> World {
+    let mut world = World::started(3, seed, WORN);
+    for n in 0..30 {
+        world.put(n % 3, &format!("a{n}"), &[n as u8; 200]).expect("is taken by any member");
+    }
+    let leader = world.leader().expect("somebody leads");
+    let lagging = (leader + 1) % 3;
+    world.cut(lagging, true);
+    for n in 0..150 {
+        world.put(leader, &format!("b{}", n % 50), &[n as u8; 500]).expect("two of three are enough");
+    }
+    // What is not read any more leaves the log, and what was written before with it.
+    let revision = world.member(leader).probe().revision;
+    let compaction = CompactionRequest { revision, physical: true };
+    let _: CompactionResponse =
+        world.call(leader, "/etcdserverpb.KV/Compact", &compaction).expect("compacts");
+    for n in 0..100 {
+        world.put(leader, &format!("b{}", n % 50), &[n as u8; 500]).expect("two of three are enough");
+    }
+    world.until("the log lets go of what is needed", |world| {
+        world.member(lagging).probe().last_index + 1 < world.member(leader).probe().first_index
+    });
+    // The first attempt breaks off half way; the next goes on from there.
+    world.post.lock().expect("nobody panicked").breaks = 1;
+    world.cut(lagging, false);
+    world.until("all have the same", |world| {
+        let probes: Vec<_> = world.members().map(Stepped::probe).collect();
+        probes.iter().all(|p| p.applied == probes[0].applied && p.applied == p.commit && !p.installing)
+    });
+    let probes: Vec<_> = world.members().map(Stepped::probe).collect();
+    assert!(probes[0].state_hash.is_some());
+    assert!(probes.iter().all(|p| p.state_hash == probes[0].state_hash), "{probes:?}");
+    assert!(probes[lagging].first_index > 1, "it came by a snapshot: {:?}", probes[lagging]);
+    // A leader that crashes is followed by another, and nothing is lost.
+    world.crash(leader);
+    world.until("another leads", |world| world.leader().is_some_and(|at| at != leader));
+    let next = world.leader().expect("somebody leads");
+    assert_eq!(world.get(next, "b49"), Some(vec![99; 500]));
+    world.start(leader).expect("starts again");
+    world.until("it is there again", |world| world.member(leader).is_ready());
+    let found: RangeResponse = world.call(leader, RANGE, &all_keys()).expect("is answered");
+    assert_eq!(found.count, 80);
+    world
+}
+
+#[test]
+fn three_members_elect_replicate_and_send_snapshots() {
+    let world = script(3);
+    let trace = world.post.lock().expect("nobody panicked").trace.concat();
+    assert!(trace.contains("sending a snapshot") && trace.contains("installed a snapshot"));
+    assert!(trace.contains("could not receive a snapshot"), "the first broke off");
+    assert!(world.members().all(|member| !member.published().members.cluster_version.is_empty()));
+}
+
+#[test]
+fn a_learner_joins_and_gets_a_vote() {
+    let mut world = World::started(1, 5, &[]);
+    world.put(0, "k", b"v").expect("is taken");
+    let add = MemberAddRequest { peer_urls: vec!["http://10.0.0.2:2380".to_owned()], is_learner: true };
+    let added: MemberAddResponse = world.call(0, "/etcdserverpb.Cluster/MemberAdd", &add).expect("is added");
+    let id = added.member.expect("is told").id;
+    let identity = Identity { member_id: id, ..world.member(0).identity().clone() };
+    let remotes = vec![(world.places[0].id, vec!["http://10.0.0.1:2380".to_owned()])];
+    let at = world.add_place(Beginning { identity, entries: Vec::new(), remotes });
+    world.start(at).expect("starts");
+    world.until("the learner is ready", |world| world.member(at).is_ready());
+    assert_eq!(world.member(at).probe().learners, [id]);
+    let promote = MemberPromoteRequest { id };
+    // At the learner, which hands it on to the leader, there is no such call; at the leader there is.
+    let refused: Result<MemberPromoteResponse, _> =
+        world.call(at, "/etcdserverpb.Cluster/MemberPromote", &promote);
+    assert!(refused.is_err());
+    let promoted: MemberPromoteResponse =
+        world.call(0, "/etcdserverpb.Cluster/MemberPromote", &promote).expect("has caught up");
+    assert!(promoted.members.iter().all(|member| !member.is_learner));
+    world.until("it has heard of it", |world| world.member(at).probe().voters.len() == 2);
+    assert_eq!(world.get(at, "k"), Some(b"v".to_vec()), "and it answers by the leader's word");
+    // A lease is renewed at the leader, whichever member is asked.
+    let grant = LeaseGrantRequest { ttl: 60, id: 7 };
+    let _: LeaseGrantResponse = world.call(at, "/etcdserverpb.Lease/LeaseGrant", &grant).expect("is granted");
+    let renewal = world.member(at).renew(7);
+    assert_eq!(world.run(renewal), Ok(60));
+}
+
+#[test]
+fn a_full_disk_raises_the_alarm_and_room_ends_it() {
+    let mut world = World::started(1, 9, WORN);
+    let room = world.places[0].disk.used_bytes();
+    world.places[0].disk.set_capacity(Some(room));
+    let mut refused = None;
+    for n in 0..200 {
+        if let Err(status) = world.put(0, &format!("k{n}"), &[1; 700]) {
+            refused = Some(status);
+            break;
+        }
+    }
+    assert_eq!(refused, Some(error::NO_SPACE));
+    world.until("the alarm is raised", |world| !world.member(0).published().alarms.list(0, 0).is_empty());
+    world.places[0].disk.set_capacity(None);
+    world.log_turn(0);
+    world.settle().expect("it goes on");
+    let disarm = AlarmRequest {
+        action: alarm_request::AlarmAction::Deactivate as i32,
+        alarm: 1,
+        member_id: world.places[0].id,
+    };
+    let _: AlarmResponse = world.call(0, "/etcdserverpb.Maintenance/Alarm", &disarm).expect("is disarmed");
+    world.put(0, "k", b"v").expect("there is room again");
+}
+
+#[test]
+fn the_same_seed_gives_the_same_trace() {
+    let trace = |seed| std::mem::take(&mut script(seed).post.lock().expect("nobody panicked").trace);
+    let (one, other) = (trace(11), trace(11));
+    for (at, (one, other)) in one.iter().zip(&other).enumerate() {
+        assert_eq!(one, other, "line {at}");
+    }
+    assert_eq!(one.len(), other.len());
+    assert!(one.len() > 1_000);
+}

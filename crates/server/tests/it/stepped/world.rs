@@ -1,0 +1,514 @@
+//! Members in one thread, and the plainest links there are: what is sent arrives at once, unless a member is cut off.
+
+use std::cell::RefCell;
+use std::collections::{BTreeSet, VecDeque};
+use std::fmt::Write as _;
+use std::future::Future;
+use std::io::{self, Write};
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant, UNIX_EPOCH};
+
+use ::http::{Request, Response};
+use api::raftpb::Message;
+use api::{Status, etcdserverpb as pb};
+use bytes::Bytes;
+use disk::MemDisk;
+use mainstay_server::clock::{Clock, HandClock};
+use mainstay_server::config::{Config, Invocation, parse};
+use mainstay_server::logging::{Format, Level, Logger};
+use mainstay_server::peer_links::{Answered, PeerLinks};
+use mainstay_server::stepped::{Beginning, Going, Setup, Stepped, Thresholds};
+use peer::{Figures, Handler as _, SnapshotSource, Target};
+use prost::Message as _;
+use tokio::sync::oneshot;
+
+/// What is on its way between members.
+enum Letter {
+    Messages {
+        to: u64,
+        messages: Vec<Message>,
+    },
+    Snapshot {
+        message: Message,
+        source: Box<dyn SnapshotSource>,
+    },
+    /// The receiver has said what it has.
+    Opened {
+        message: Message,
+        source: Box<dyn SnapshotSource>,
+        held: Option<Bytes>,
+    },
+    /// The receiver has taken the state, or not.
+    Taken {
+        from: u64,
+        to: u64,
+        delivered: bool,
+    },
+    Request {
+        to: u64,
+        request: Request<Bytes>,
+        answer: oneshot::Sender<Result<Response<Bytes>, String>>,
+    },
+}
+
+/// Letters, who is reachable, and all that was sent or said.
+#[derive(Default)]
+pub struct Post {
+    letters: VecDeque<Letter>,
+    up: BTreeSet<u64>,
+    /// How many snapshots are to break off half way.
+    pub breaks: u32,
+    pub trace: Vec<String>,
+}
+
+type Shared = Arc<Mutex<Post>>;
+
+fn lock(post: &Shared) -> MutexGuard<'_, Post> {
+    post.lock().expect("nobody panicked")
+}
+
+struct Links {
+    own: u64,
+    since: Instant,
+    post: Shared,
+}
+
+impl PeerLinks for Links {
+    fn send(&self, messages: Vec<Message>) {
+        let mut post = lock(&self.post);
+        for message in messages {
+            let to = message.to.unwrap_or(0);
+            let _ = writeln!(post.trace_line(), "{:x}: {message:?}", self.own);
+            post.letters.push_back(Letter::Messages { to, messages: vec![message] });
+        }
+    }
+
+    fn set_members(&self, members: Vec<(u64, Vec<String>)>) {
+        let _ = writeln!(lock(&self.post).trace_line(), "{:x}: members {members:?}", self.own);
+    }
+
+    fn send_snapshot(&self, message: Message, source: Box<dyn SnapshotSource>) {
+        lock(&self.post).letters.push_back(Letter::Snapshot { message, source });
+    }
+
+    fn active_since(&self, id: u64) -> Option<Instant> {
+        let post = lock(&self.post);
+        (post.up.contains(&id) && post.up.contains(&self.own)).then_some(self.since)
+    }
+
+    fn request(&self, target: Target, request: Request<Bytes>, _timeout: Duration) -> Answered {
+        let (answer, answered) = oneshot::channel();
+        if let Target::Member(to) = target {
+            lock(&self.post).letters.push_back(Letter::Request { to, request, answer });
+        }
+        Box::pin(async move { answered.await.unwrap_or_else(|_| Err("nobody answers".to_owned())) })
+    }
+
+    fn figures(&self) -> Figures {
+        Figures::default()
+    }
+
+    fn close(&self) {}
+}
+
+impl Post {
+    fn trace_line(&mut self) -> &mut String {
+        self.trace.push(String::new());
+        self.trace.last_mut().expect("was just pushed")
+    }
+}
+
+/// A member's log lines, into the trace.
+struct Lines(u64, Shared);
+
+impl Write for Lines {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let mut post = lock(&self.1);
+        let _ = write!(post.trace_line(), "{:x}: {}", self.0, String::from_utf8_lossy(line));
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// One place where a member runs, or does not.
+pub struct Place {
+    config: Config,
+    number: u64,
+    pub disk: MemDisk,
+    pub clock: Arc<HandClock>,
+    pub member: Option<Stepped>,
+    /// Of one that joins others.
+    beginning: Option<Beginning>,
+    /// Its id, once it has run.
+    pub id: u64,
+}
+
+/// Places and the post between them.
+pub struct World {
+    pub places: Vec<Place>,
+    pub post: Shared,
+}
+
+/// Thresholds so low that a few dozen entries bring all of it about.
+pub const THRESHOLDS: Thresholds = Thresholds {
+    checkpoint_log_bytes: 32 << 10,
+    checkpoint_entries: 40,
+    checkpoint_age: Duration::from_secs(60),
+    reclaim_dead_bytes: 24 << 10,
+};
+
+fn config(number: usize, members: usize, options: &[&str]) -> Config {
+    let url = |n: usize| format!("http://10.0.0.{n}:2380");
+    let all: Vec<String> = (1..=members).map(|n| format!("m{n}={}", url(n))).collect();
+    let mut args = vec![
+        format!("--name=m{number}"),
+        format!("--data-dir=/m{number}"),
+        format!("--initial-cluster={}", all.join(",")),
+        format!("--initial-advertise-peer-urls={}", url(number)),
+        format!("--listen-peer-urls={}", url(number)),
+        format!("--listen-client-urls=http://10.0.0.{number}:2379"),
+        format!("--advertise-client-urls=http://10.0.0.{number}:2379"),
+    ];
+    args.extend(options.iter().map(|option| (*option).to_owned()));
+    match parse(&args, &[]) {
+        Ok(Invocation::Serve(parsed)) => parsed.config,
+        other => panic!("{other:?}"),
+    }
+}
+
+impl World {
+    /// So many places, with nobody in them.
+    pub fn new(members: usize, seed: u64, options: &[&str]) -> World {
+        let epoch = Instant::now();
+        let places = (1..=members)
+            .map(|number| Place {
+                config: config(number, members, options),
+                number: number as u64,
+                disk: MemDisk::new(seed ^ (number as u64) << 32),
+                clock: HandClock::new(epoch, UNIX_EPOCH + Duration::from_secs(1_700_000_000)),
+                member: None,
+                beginning: None,
+                id: 0,
+            })
+            .collect();
+        World { places, post: Shared::default() }
+    }
+
+    /// One more place, for a member that joins the others.
+    pub fn add_place(&mut self, beginning: Beginning) -> usize {
+        let number = self.places.len() + 1;
+        let clock = HandClock::new(self.places[0].clock.now(), self.places[0].clock.wall());
+        self.places.push(Place {
+            config: config(number, number, &["--initial-cluster-state=existing"]),
+            number: number as u64,
+            disk: MemDisk::new(number as u64),
+            clock,
+            member: None,
+            beginning: Some(beginning),
+            id: 0,
+        });
+        number - 1
+    }
+
+    /// The log of a member has another look at its disk.
+    pub fn log_turn(&mut self, at: usize) {
+        self.places[at].member.as_mut().expect("runs").log_turn();
+    }
+
+    /// So many members, ready to serve.
+    pub fn started(members: usize, seed: u64, options: &[&str]) -> World {
+        let mut world = World::new(members, seed, options);
+        for at in 0..members {
+            world.start(at).expect("starts");
+        }
+        world.until("all are ready", |world| world.members().all(Stepped::is_ready));
+        world
+    }
+
+    pub fn members(&self) -> impl Iterator<Item = &Stepped> {
+        self.places.iter().filter_map(|place| place.member.as_ref())
+    }
+
+    pub fn member(&self, at: usize) -> &Stepped {
+        self.places[at].member.as_ref().expect("runs")
+    }
+
+    /// Starts, or starts again, the member of a place.
+    pub fn start(&mut self, at: usize) -> Result<(), String> {
+        let place = &mut self.places[at];
+        let lines = Box::new(Lines(place.number, Arc::clone(&self.post)));
+        let clock = Clock::by_hand(&place.clock);
+        // Time goes by between two runs of a process.
+        place.clock.advance(Duration::from_millis(20));
+        let links = Links { own: place.number, since: place.clock.now(), post: Arc::clone(&self.post) };
+        let member = Stepped::open(Setup {
+            config: place.config.clone(),
+            disk: Arc::new(place.disk.clone()),
+            logger: Arc::new(Logger::by(clock, Level::Info, Format::Json, vec![lines])),
+            links: Arc::new(links),
+            clock: Arc::clone(&place.clock),
+            seed: place.number,
+            segment_bytes: 16 << 10,
+            thresholds: THRESHOLDS,
+            beginning: place.beginning.clone(),
+        })?;
+        place.id = member.identity().member_id;
+        place.member = Some(member);
+        lock(&self.post).up.insert(place.id);
+        Ok(())
+    }
+
+    /// The process ends as by kill -9, and the machine's power goes.
+    pub fn crash(&mut self, at: usize) {
+        self.kill(at);
+        self.places[at].disk.crash();
+    }
+
+    /// The process ends as by kill -9.
+    pub fn kill(&mut self, at: usize) {
+        let place = &mut self.places[at];
+        place.member = None;
+        lock(&self.post).up.remove(&place.id);
+    }
+
+    /// Cuts a member off, or connects it again.
+    pub fn cut(&mut self, at: usize, cut: bool) {
+        let id = self.places[at].id;
+        let mut post = lock(&self.post);
+        if cut {
+            post.up.remove(&id)
+        } else {
+            post.up.insert(id)
+        };
+    }
+
+    /// Does all there is to do now; whether there was anything.
+    ///
+    /// # Errors
+    ///
+    /// Why a member cannot go on.
+    pub fn work(&mut self) -> Result<bool, String> {
+        let mut worked = false;
+        for place in &mut self.places {
+            let Some(member) = &mut place.member else { continue };
+            if member.wants_turn() || member.next_turn().is_zero() {
+                worked = true;
+                if member.turn()? == Going::Ended {
+                    place.member = None;
+                    continue;
+                }
+            }
+            if member.log_wants_turn() {
+                worked = true;
+                member.log_turn();
+            }
+            worked |= member.keeper_step();
+            worked |= member.hasher_step();
+            worked |= member.catch_up_step();
+            if member.wants_poll() {
+                worked = true;
+                member.poll_tasks();
+            }
+        }
+        let letters = std::mem::take(&mut lock(&self.post).letters);
+        worked |= !letters.is_empty();
+        for letter in letters {
+            self.deliver(letter);
+        }
+        Ok(worked)
+    }
+
+    fn reached(&self, id: u64) -> Option<&Stepped> {
+        let up = lock(&self.post).up.contains(&id);
+        self.places.iter().find(|place| up && place.id == id)?.member.as_ref()
+    }
+
+    fn deliver(&self, letter: Letter) {
+        let post = Arc::clone(&self.post);
+        match letter {
+            Letter::Messages { to, mut messages } => {
+                let from = messages.first().and_then(|message| message.from).unwrap_or(0);
+                if let (Some(_), Some(member)) = (self.reached(from), self.reached(to)) {
+                    member.peering().received(&mut messages);
+                }
+            }
+            Letter::Request { to, request, answer } => {
+                let Some(member) = self.reached(to) else { return };
+                let answered = member.peering().http(request);
+                member.spawn(async move {
+                    let _ = answer.send(Ok(answered.await));
+                });
+            }
+            Letter::Snapshot { message, source } => {
+                let (from, to) = (message.from.unwrap_or(0), message.to.unwrap_or(0));
+                let Some(member) = self.reached(to) else {
+                    lock(&post).letters.push_back(Letter::Taken { from, to, delivered: false });
+                    return;
+                };
+                let request = Request::get("/mainstay/snapshot").body(Bytes::new()).expect("is one");
+                let answered = member.peering().http(request);
+                member.spawn(async move {
+                    let held = Some(answered.await).filter(|response| response.status() == 200);
+                    let held = held.map(Response::into_body);
+                    lock(&post).letters.push_back(Letter::Opened { message, source, held });
+                });
+            }
+            Letter::Opened { message, mut source, held } => {
+                let (from, to) = (message.from.unwrap_or(0), message.to.unwrap_or(0));
+                let mut pieces: Vec<io::Result<Bytes>> = source.open(held).expect("opens").collect();
+                let mut office = lock(&post);
+                if office.breaks > 0 {
+                    office.breaks -= 1;
+                    pieces.truncate(pieces.len() / 2);
+                    pieces.push(Err(io::ErrorKind::ConnectionReset.into()));
+                }
+                drop(office);
+                let Some(member) = self.reached(to) else {
+                    lock(&post).letters.push_back(Letter::Taken { from, to, delivered: false });
+                    return;
+                };
+                let taken = member.receive_snapshot(message, pieces);
+                member.spawn(async move {
+                    let delivered = taken.await.is_ok();
+                    lock(&post).letters.push_back(Letter::Taken { from, to, delivered });
+                });
+            }
+            Letter::Taken { from, to, delivered } => {
+                if let Some(member) = self.reached(from) {
+                    member.peering().snapshot_sent(to, delivered);
+                }
+            }
+        }
+    }
+
+    /// Time goes on to when something is due.
+    pub fn wait(&mut self) {
+        let next = |place: &Place| {
+            let member = place.member.as_ref()?;
+            Some(member.next_timer().map_or(member.next_turn(), |timer| timer.min(member.next_turn())))
+        };
+        let step = self.places.iter().filter_map(next).min().unwrap_or_default();
+        for place in &self.places {
+            place.clock.advance(step.clamp(Duration::from_micros(100), Duration::from_millis(50)));
+        }
+    }
+
+    /// Goes on until it is so.
+    pub fn until(&mut self, what: &str, is: impl Fn(&World) -> bool) {
+        for _ in 0..100_000 {
+            if is(self) {
+                return;
+            }
+            if !self.work().expect("all go on") {
+                self.wait();
+            }
+        }
+        let post = lock(&self.post);
+        let last = &post.trace[post.trace.len().saturating_sub(40)..];
+        panic!("it never came so far that {what}:\n{}", last.concat());
+    }
+
+    /// Runs a future to its end, while the members do their work.
+    pub fn run<T>(&mut self, future: impl Future<Output = T>) -> T {
+        self.try_run(future).expect("all go on")
+    }
+
+    /// As [`World::run`].
+    ///
+    /// # Errors
+    ///
+    /// Why a member cannot go on.
+    pub fn try_run<T>(&mut self, future: impl Future<Output = T>) -> Result<T, String> {
+        let mut future = Box::pin(future);
+        let mut context = Context::from_waker(Waker::noop());
+        for _ in 0..100_000 {
+            if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
+                return Ok(output);
+            }
+            if !self.work()? {
+                self.wait();
+            }
+        }
+        panic!("the call never ended");
+    }
+
+    /// A call to the member of a place.
+    pub fn call<Q: prost::Message, A: prost::Message + Default>(
+        &mut self,
+        at: usize,
+        path: &str,
+        request: &Q,
+    ) -> Result<A, Status> {
+        let answer = self.member(at).call(path, request.encode_to_vec().into());
+        self.run(answer).map(|bytes| A::decode(bytes).expect("decodes"))
+    }
+
+    pub fn put(&mut self, at: usize, key: &str, value: &[u8]) -> Result<pb::PutResponse, Status> {
+        let request =
+            pb::PutRequest { key: key.to_owned().into(), value: value.to_vec().into(), ..Default::default() };
+        self.call(at, "/etcdserverpb.KV/Put", &request)
+    }
+
+    pub fn get(&mut self, at: usize, key: &str) -> Option<Vec<u8>> {
+        let request = pb::RangeRequest { key: key.to_owned().into(), ..Default::default() };
+        let found: pb::RangeResponse = self.call(at, "/etcdserverpb.KV/Range", &request).expect("answers");
+        found.kvs.into_iter().next().map(|kv| kv.value.to_vec())
+    }
+
+    /// Where the leader is.
+    pub fn leader(&self) -> Option<usize> {
+        self.places.iter().position(|place| place.member.as_ref().is_some_and(|m| m.probe().settled))
+    }
+
+    /// Does all there is to do without time going on.
+    ///
+    /// # Errors
+    ///
+    /// Why a member cannot go on.
+    pub fn settle(&mut self) -> Result<(), String> {
+        while self.work()? {}
+        Ok(())
+    }
+}
+
+/// Both ends of a watch stream.
+#[derive(Clone, Default)]
+pub struct Stream {
+    requests: Rc<RefCell<VecDeque<Bytes>>>,
+    pub responses: Rc<RefCell<Vec<pb::WatchResponse>>>,
+}
+
+impl Stream {
+    pub fn ask(&self, request: &pb::WatchRequest) {
+        self.requests.borrow_mut().push_back(request.encode_to_vec().into());
+    }
+}
+
+impl mainstay_server::stepped::Requests for Stream {
+    fn poll_next(&mut self, _: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Status>> {
+        match self.requests.borrow_mut().pop_front() {
+            Some(request) => Poll::Ready(Ok(Some(request))),
+            None => Poll::Pending,
+        }
+    }
+}
+
+impl mainstay_server::stepped::Responses for Stream {
+    fn open(&mut self) -> Result<(), Status> {
+        Ok(())
+    }
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Status>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn try_send(&mut self, message: Bytes) -> Result<(), front::TrySend> {
+        self.responses.borrow_mut().push(pb::WatchResponse::decode(message).expect("decodes"));
+        Ok(())
+    }
+}
