@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::{History, Outcome, Response, WatchAnswer};
+
 /// The judgement of a history.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Verdict {
@@ -148,8 +150,56 @@ pub enum Kind {
     FinalState,
 }
 
+impl Kind {
+    /// Whether it is found by looking at what the store held, which is not known for certain where writes with unknown
+    /// outcomes may have happened in more than one way that nobody saw.
+    pub(crate) fn hangs_on_contents(self) -> bool {
+        !matches!(
+            self,
+            Kind::WatchTwice
+                | Kind::WatchOrder
+                | Kind::WatchSplit
+                | Kind::WatchStart
+                | Kind::WatchCompacted
+                | Kind::LeaseEarly
+                | Kind::LeaseGrant
+        )
+    }
+}
+
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}: {}", self.kind, self.text)
+    }
+}
+
+impl Figures {
+    pub(crate) fn of(history: &History) -> Figures {
+        let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
+        let mut figures = Figures {
+            operations: count(history.operations.len()),
+            watches: count(history.watches.len()),
+            holdings: count(history.holdings.len()),
+            finals: count(history.finals.len()),
+            ..Figures::default()
+        };
+        for op in &history.operations {
+            match &op.outcome {
+                Outcome::Done(_, response) => {
+                    figures.answered += 1;
+                    figures.compactions += u64::from(*response == Response::Compacted);
+                }
+                Outcome::Refused(_) => figures.refused += 1,
+                Outcome::Unknown(_) => figures.unknown += 1,
+            }
+        }
+        for response in history.watches.iter().flat_map(|watch| &watch.responses) {
+            match &response.answer {
+                WatchAnswer::Events { events, .. } => figures.events += count(events.len()),
+                WatchAnswer::Progress => figures.progress += 1,
+                _ => {}
+            }
+        }
+        figures
     }
 }

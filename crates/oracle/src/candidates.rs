@@ -1,0 +1,169 @@
+//! Who can have made a revision that no answer claims.
+
+use std::collections::HashMap;
+
+use crate::effects::{Step, steps};
+use crate::evidence::Seen;
+use crate::matching::Maker;
+use crate::store::{Change, Store};
+use crate::{History, Operation, Outcome, Request, Response};
+
+/// Operations by what they would write.
+pub(crate) struct Candidates<'a> {
+    history: &'a History,
+    /// Writes with unknown outcomes.
+    unknown: Vec<usize>,
+    /// Of these, by the key and value they put.
+    puts: HashMap<(&'a [u8], &'a [u8]), Vec<usize>>,
+    /// Those that keep the value that is there.
+    keepers: Vec<usize>,
+    /// Those that delete one key and nothing else, by the key.
+    deletes: HashMap<&'a [u8], Vec<usize>>,
+    /// Others that delete.
+    deleters: Vec<usize>,
+    /// Every operation by the key and value it puts, whatever came of it.
+    writers: HashMap<(&'a [u8], &'a [u8]), Vec<usize>>,
+    /// Refused ones that delete.
+    refused_deleters: Vec<usize>,
+    /// How often each lease may have been granted.
+    grants: HashMap<i64, usize>,
+    /// The revision at which a revocation of a lease was answered.
+    revoked: HashMap<i64, i64>,
+    places: HashMap<u64, usize>,
+}
+
+impl<'a> Candidates<'a> {
+    pub fn new(history: &'a History) -> Candidates<'a> {
+        let mut candidates = Candidates {
+            history,
+            unknown: Vec::new(),
+            puts: HashMap::new(),
+            keepers: Vec::new(),
+            deletes: HashMap::new(),
+            deleters: Vec::new(),
+            writers: HashMap::new(),
+            refused_deleters: Vec::new(),
+            grants: HashMap::new(),
+            revoked: HashMap::new(),
+            places: HashMap::new(),
+        };
+        for (at, op) in history.operations.iter().enumerate() {
+            candidates.take(at, op);
+        }
+        candidates
+    }
+
+    fn take(&mut self, at: usize, op: &'a Operation) {
+        self.places.insert(op.id, at);
+        match (&op.request, &op.outcome) {
+            (Request::Grant { .. }, Outcome::Done(_, Response::Granted { id, .. })) => {
+                *self.grants.entry(*id).or_default() += 1;
+            }
+            (Request::Grant { id, .. }, Outcome::Unknown(_)) => *self.grants.entry(*id).or_default() += 1,
+            (Request::Revoke { id }, Outcome::Done(header, _)) => {
+                self.revoked.insert(*id, header.revision);
+            }
+            _ => {}
+        }
+        let steps = steps(&op.request);
+        let mut writes = false;
+        for step in &steps {
+            match step {
+                Step::Range(_) => continue,
+                Step::Put(put) => {
+                    let what = (put.key.as_slice(), put.value.as_slice());
+                    self.writers.entry(what).or_default().push(at);
+                    if op.is_unknown() {
+                        if put.ignore_value {
+                            self.keepers.push(at);
+                        } else {
+                            self.puts.entry(what).or_default().push(at);
+                        }
+                    }
+                }
+                Step::Delete(_) if matches!(op.outcome, Outcome::Refused(_)) => {
+                    self.refused_deleters.push(at)
+                }
+                Step::Delete(delete) if op.is_unknown() => {
+                    if delete.range_end.is_empty() && steps.len() == 1 {
+                        self.deletes.entry(&delete.key).or_default().push(at);
+                    } else {
+                        self.deleters.push(at);
+                    }
+                }
+                Step::Delete(_) => {}
+            }
+            writes = true;
+        }
+        if writes && op.is_unknown() {
+            self.unknown.push(at);
+        }
+    }
+
+    /// Where an operation stands in the history.
+    pub fn place(&self, op: &Operation) -> Option<usize> {
+        self.places.get(&op.id).copied()
+    }
+
+    /// The ends that a lease can have.
+    pub fn lease_ends(&self, lease: i64) -> impl Iterator<Item = Maker> + use<> {
+        let times = self.grants.get(&lease).copied().unwrap_or(1).max(1);
+        (0..times).map(move |time| Maker::LeaseEnd(lease, time))
+    }
+
+    /// Whether a lease was revoked before a revision, and never granted again.
+    pub fn is_revoked_before(&self, lease: i64, revision: i64) -> bool {
+        self.grants.get(&lease).is_none_or(|times| *times <= 1)
+            && self.revoked.get(&lease).is_some_and(|revoked| *revoked < revision)
+    }
+
+    /// What can have made a revision of which this was seen, and that was there by a time. What it would have done is
+    /// not looked at.
+    pub fn makers(&self, seen: &Seen, store: &Store, by: u64) -> Vec<Maker> {
+        let mut places: Vec<usize> = Vec::new();
+        let mut makers: Vec<Maker> = Vec::new();
+        let put = seen.keys.iter().find(|(_, variants)| variants.iter().any(Option::is_some));
+        match (put, seen.keys.keys().next()) {
+            (Some((key, variants)), _) => {
+                for kv in variants.iter().flatten() {
+                    places.extend(self.puts.get(&(&**key, kv.value.as_slice())).into_iter().flatten());
+                }
+                places.extend(&self.keepers);
+            }
+            (None, Some(key)) => {
+                places.extend(self.deletes.get(&**key).into_iter().flatten());
+                places.extend(&self.deleters);
+                let lease = store.at(key, store.revision).map_or(0, |kv| kv.lease);
+                if lease != 0 {
+                    makers.extend(self.lease_ends(lease));
+                }
+            }
+            (None, None) => {
+                places.extend(&self.unknown);
+                makers.extend(store.leases_with_keys().flat_map(|lease| self.lease_ends(lease)));
+            }
+        }
+        places.sort_unstable();
+        places.dedup();
+        let called = places.into_iter().filter(|at| self.history.operations[*at].call <= by);
+        makers.extend(called.map(Maker::Operation));
+        makers
+    }
+
+    /// Operations of any outcome that write what is written here.
+    pub fn writers_like(&self, changes: &[Change]) -> Vec<&'a Operation> {
+        let mut places: Vec<usize> = Vec::new();
+        for change in changes {
+            match &change.put {
+                Some(kv) => {
+                    places
+                        .extend(self.writers.get(&(&*change.key, kv.value.as_slice())).into_iter().flatten());
+                }
+                None => places.extend(&self.refused_deleters),
+            }
+        }
+        places.sort_unstable();
+        places.dedup();
+        places.into_iter().map(|at| &self.history.operations[at]).collect()
+    }
+}

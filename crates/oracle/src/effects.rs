@@ -1,0 +1,147 @@
+//! What can be said of an operation by looking at it alone.
+
+use crate::store::branch;
+use crate::{
+    Action, ActionResult, Delete, Header, KeyValue, Operation, Outcome, Put, Range, RangeResult, Request,
+    Response, Txn, TxnResult,
+};
+
+impl Operation {
+    /// Header and answer, if it was answered.
+    pub(crate) fn done(&self) -> Option<(&Header, &Response)> {
+        match &self.outcome {
+            Outcome::Done(header, response) => Some((header, response)),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn is_unknown(&self) -> bool {
+        matches!(self.outcome, Outcome::Unknown(_))
+    }
+
+    /// Whether the answer says that keys were changed.
+    pub(crate) fn changed(&self) -> bool {
+        match self.done() {
+            Some((_, Response::Put(_))) => true,
+            Some((_, Response::Delete(result))) => result.deleted > 0,
+            Some((_, Response::Txn(result))) => txn_changed(result),
+            _ => false,
+        }
+    }
+
+    /// Whether it takes its place in the one order of all: a write, or a read that a quorum stood behind.
+    pub(crate) fn is_linearizable(&self) -> bool {
+        match &self.request {
+            Request::Range(range) => !range.serializable,
+            Request::Txn(txn) => !only_serializable(txn),
+            Request::Put(_) | Request::Delete(_) => true,
+            Request::Compact { .. } | Request::Grant { .. } | Request::Revoke { .. } => true,
+            Request::KeepAlive { .. } | Request::TimeToLive { .. } | Request::Leases => false,
+        }
+    }
+
+    /// Whether its answer has to follow from the keys and values at the header's revision.
+    pub(crate) fn is_of_keys(&self) -> bool {
+        matches!(self.request, Request::Range(_) | Request::Put(_) | Request::Delete(_) | Request::Txn(_))
+    }
+}
+
+fn txn_changed(result: &TxnResult) -> bool {
+    result.results.iter().any(|result| match result {
+        ActionResult::Range(_) => false,
+        ActionResult::Put(_) => true,
+        ActionResult::Delete(result) => result.deleted > 0,
+        ActionResult::Txn(result) => txn_changed(result),
+    })
+}
+
+/// etcd reads a transaction locally if it has only ranges, and all of them are serializable; or nothing at all.
+fn only_serializable(txn: &Txn) -> bool {
+    let serializable = |action: &Action| matches!(action, Action::Range(range) if range.serializable);
+    txn.success.iter().chain(&txn.failure).all(serializable)
+}
+
+/// The single steps of a request, of whatever branch.
+#[derive(Clone, Copy)]
+pub(crate) enum Step<'a> {
+    Range(&'a Range),
+    Put(&'a Put),
+    Delete(&'a Delete),
+}
+
+/// All steps that a request might take.
+pub(crate) fn steps(request: &Request) -> Vec<Step<'_>> {
+    let mut all = Vec::new();
+    match request {
+        Request::Range(range) => all.push(Step::Range(range)),
+        Request::Put(put) => all.push(Step::Put(put)),
+        Request::Delete(delete) => all.push(Step::Delete(delete)),
+        Request::Txn(txn) => steps_of_txn(txn, &mut all),
+        _ => {}
+    }
+    all
+}
+
+fn steps_of_txn<'a>(txn: &'a Txn, all: &mut Vec<Step<'a>>) {
+    for action in txn.success.iter().chain(&txn.failure) {
+        match action {
+            Action::Range(range) => all.push(Step::Range(range)),
+            Action::Put(put) => all.push(Step::Put(put)),
+            Action::Delete(delete) => all.push(Step::Delete(delete)),
+            Action::Txn(inner) => steps_of_txn(inner, all),
+        }
+    }
+}
+
+/// The steps that an answered request took.
+pub(crate) fn steps_taken<'a>(request: &'a Request, response: &Response) -> Vec<Step<'a>> {
+    match (request, response) {
+        (Request::Txn(txn), Response::Txn(result)) => {
+            let mut all = Vec::new();
+            steps_taken_by_txn(txn, result, &mut all);
+            all
+        }
+        _ => steps(request),
+    }
+}
+
+fn steps_taken_by_txn<'a>(txn: &'a Txn, result: &TxnResult, all: &mut Vec<Step<'a>>) {
+    for (action, result) in branch(txn, result.succeeded).iter().zip(&result.results) {
+        match (action, result) {
+            (Action::Range(range), _) => all.push(Step::Range(range)),
+            (Action::Put(put), _) => all.push(Step::Put(put)),
+            (Action::Delete(delete), _) => all.push(Step::Delete(delete)),
+            (Action::Txn(inner), ActionResult::Txn(result)) => steps_taken_by_txn(inner, result, all),
+            (Action::Txn(_), _) => {}
+        }
+    }
+}
+
+/// Every key that an answer shows whole, each as some revision put it.
+pub(crate) fn shown<'a>(request: &Request, response: &'a Response, each: &mut dyn FnMut(&'a KeyValue)) {
+    match (request, response) {
+        (Request::Range(range), Response::Range(result)) => shown_by_range(range, result, each),
+        (_, Response::Put(Some(kv))) => each(kv),
+        (_, Response::Delete(result)) => result.prev_kvs.iter().for_each(each),
+        (Request::Txn(txn), Response::Txn(result)) => shown_by_txn(txn, result, each),
+        _ => {}
+    }
+}
+
+fn shown_by_range<'a>(range: &Range, result: &'a RangeResult, each: &mut dyn FnMut(&'a KeyValue)) {
+    if !range.keys_only {
+        result.kvs.iter().for_each(each);
+    }
+}
+
+fn shown_by_txn<'a>(txn: &Txn, result: &'a TxnResult, each: &mut dyn FnMut(&'a KeyValue)) {
+    for (action, result) in branch(txn, result.succeeded).iter().zip(&result.results) {
+        match (action, result) {
+            (Action::Range(range), ActionResult::Range(result)) => shown_by_range(range, result, each),
+            (_, ActionResult::Put(Some(kv))) => each(kv),
+            (_, ActionResult::Delete(result)) => result.prev_kvs.iter().for_each(&mut *each),
+            (Action::Txn(inner), ActionResult::Txn(result)) => shown_by_txn(inner, result, each),
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! What clients saw of each revision's changes: in watches, and in keys and values that were read.
+
+use std::collections::{BTreeMap, HashMap};
+use std::rc::Rc;
+
+use crate::effects::shown;
+use crate::store::{Change, within};
+use crate::{End, Event, History, KeyValue, Watch, WatchAnswer};
+
+/// What was seen of one revision.
+#[derive(Default)]
+pub(crate) struct Seen {
+    /// Per key what it became. More than one where clients saw different things.
+    pub keys: BTreeMap<Rc<[u8]>, Vec<Option<Rc<KeyValue>>>>,
+    /// Whether a watch of all keys told it, so that there should be no other keys.
+    pub whole: bool,
+    /// The keys in the order in which a watch of all told them.
+    order: Vec<Rc<[u8]>>,
+}
+
+impl Seen {
+    /// Whether a change is what was seen, if its key was.
+    pub fn has(&self, change: &Change) -> bool {
+        self.keys.get(&change.key).is_some_and(|variants| variants.contains(&change.put))
+    }
+
+    /// The changes as they were seen.
+    pub fn changes(&self) -> Vec<Change> {
+        let told = self.order.iter().filter_map(|key| self.keys.get_key_value(key));
+        let rest = self.keys.iter().filter(|(key, _)| !self.order.contains(key));
+        let all = told.chain(rest);
+        all.filter_map(|(key, variants)| {
+            variants.first().map(|put| Change { key: key.clone(), put: put.clone() })
+        })
+        .collect()
+    }
+}
+
+/// Revisions about which a watch tells even by its silence.
+struct Cover<'a> {
+    watch: &'a Watch,
+    from: i64,
+    to: i64,
+}
+
+/// All that was seen.
+pub(crate) struct Evidence<'a> {
+    seen: HashMap<i64, Seen>,
+    covers: Vec<Cover<'a>>,
+    nothing: Seen,
+}
+
+/// Whether a watch is asked to tell an event.
+pub(crate) fn concerns(watch: &Watch, key: &[u8], deleted: bool) -> bool {
+    // An empty key stands for the first possible one.
+    let start: &[u8] = if watch.key.is_empty() { &[0] } else { &watch.key };
+    within(key, start, &watch.range_end) && !(if deleted { watch.no_delete } else { watch.no_put })
+}
+
+/// Whether a watch is of all keys and events.
+pub(crate) fn is_of_all(watch: &Watch) -> bool {
+    (watch.key.is_empty() || watch.key == [0]) && watch.range_end == [0] && !watch.no_put && !watch.no_delete
+}
+
+/// The first revision that a watch is to tell, if it was created or names one.
+pub(crate) fn first_revision(watch: &Watch) -> Option<i64> {
+    if watch.start_revision > 0 {
+        return Some(watch.start_revision);
+    }
+    let created = watch.responses.iter().find(|response| response.answer == WatchAnswer::Created);
+    created.map(|response| response.revision + 1)
+}
+
+/// The last revision up to which a watch claims to have told everything; whatever is missing up to there is missing.
+pub(crate) fn told_up_to(watch: &Watch) -> i64 {
+    let mut told = 0;
+    for response in &watch.responses {
+        match &response.answer {
+            WatchAnswer::Events { events, fragment: false } => {
+                told = events.iter().map(|event| event.kv.mod_revision).fold(told, i64::max);
+            }
+            WatchAnswer::Progress => told = told.max(response.revision),
+            _ => {}
+        }
+    }
+    match watch.end {
+        End::Drained(revision) => told.max(revision),
+        _ => told,
+    }
+}
+
+fn became(event: &Event) -> Option<Rc<KeyValue>> {
+    (!event.deleted).then(|| Rc::new(event.kv.clone()))
+}
+
+impl<'a> Evidence<'a> {
+    pub fn new(history: &'a History) -> Evidence<'a> {
+        let mut evidence = Evidence { seen: HashMap::new(), covers: Vec::new(), nothing: Seen::default() };
+        for watch in &history.watches {
+            evidence.take_watch(watch);
+        }
+        for op in &history.operations {
+            if let Some((_, response)) = op.done() {
+                shown(&op.request, response, &mut |kv| evidence.take_key(kv));
+            }
+        }
+        for kv in history.finals.iter().flat_map(|last| last.dump.iter().flatten()) {
+            evidence.take_key(kv);
+        }
+        evidence
+    }
+
+    fn take_watch(&mut self, watch: &'a Watch) {
+        let of_all = is_of_all(watch);
+        for response in &watch.responses {
+            let WatchAnswer::Events { events, .. } = &response.answer else { continue };
+            for event in events {
+                let seen = self.seen.entry(event.kv.mod_revision).or_default();
+                let key = seen.take(&event.kv.key, became(event));
+                if of_all {
+                    seen.whole = true;
+                    if !seen.order.contains(&key) {
+                        seen.order.push(key);
+                    }
+                }
+            }
+        }
+        let events = watch.responses.iter().filter_map(|response| match &response.answer {
+            WatchAnswer::Events { events, .. } => Some(events),
+            _ => None,
+        });
+        for before in events.flatten().filter_map(|event| event.prev_kv.as_ref()) {
+            self.take_key(before);
+        }
+        if let Some(from) = first_revision(watch) {
+            let to = told_up_to(watch);
+            if to >= from {
+                self.covers.push(Cover { watch, from, to });
+            }
+        }
+    }
+
+    fn take_key(&mut self, kv: &KeyValue) {
+        let seen = self.seen.entry(kv.mod_revision).or_default();
+        if seen
+            .keys
+            .get(kv.key.as_slice())
+            .is_some_and(|known| known.iter().flatten().any(|known| **known == *kv))
+        {
+            return;
+        }
+        seen.take(&kv.key, Some(Rc::new(kv.clone())));
+    }
+
+    /// What was seen of a revision.
+    pub fn of(&self, revision: i64) -> &Seen {
+        self.seen.get(&revision).unwrap_or(&self.nothing)
+    }
+
+    /// The revisions of which something was seen.
+    pub fn revisions(&self) -> impl Iterator<Item = i64> {
+        self.seen.keys().copied()
+    }
+
+    /// Whether changes are those seen of a revision: none that was seen is missing, and none is there that somebody
+    /// would have been told but was not.
+    pub fn allows(&self, revision: i64, changes: &[Change]) -> bool {
+        let seen = self.of(revision);
+        let covered = seen.keys.keys().all(|key| changes.iter().any(|change| change.key == *key));
+        covered
+            && changes.iter().all(|change| {
+                seen.has(change)
+                    || !seen.whole
+                        && !seen.keys.contains_key(&change.key)
+                        && !self.untold(revision, &change.key, change.put.is_none())
+            })
+    }
+
+    /// Whether a watch of everything was to tell a revision.
+    pub fn is_covered(&self, revision: i64) -> bool {
+        let mut covers = self.covers.iter();
+        covers.any(|cover| is_of_all(cover.watch) && (cover.from..=cover.to).contains(&revision))
+    }
+
+    /// Whether a watch should have told a change that nobody saw.
+    fn untold(&self, revision: i64, key: &[u8], deleted: bool) -> bool {
+        let mut covers = self.covers.iter();
+        covers.any(|cover| (cover.from..=cover.to).contains(&revision) && concerns(cover.watch, key, deleted))
+    }
+}
+
+impl Seen {
+    fn take(&mut self, key: &[u8], put: Option<Rc<KeyValue>>) -> Rc<[u8]> {
+        let key = match self.keys.get_key_value(key) {
+            Some((known, _)) => known.clone(),
+            None => Rc::from(key),
+        };
+        let variants = self.keys.entry(key.clone()).or_default();
+        if !variants.contains(&put) {
+            variants.push(put);
+        }
+        key
+    }
+}

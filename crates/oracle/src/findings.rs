@@ -1,0 +1,62 @@
+//! What the rules write down.
+
+use crate::{Kind, Operation, Outcome, Undecided, Verdict, Violation, Watch};
+
+/// At most so many violations of one kind are kept; the rest would say the same again.
+const OF_A_KIND_MAX: usize = 100;
+
+impl Verdict {
+    pub(crate) fn add(&mut self, violation: Violation) {
+        let of_kind = self.violations.iter().filter(|known| known.kind == violation.kind).count();
+        if of_kind < OF_A_KIND_MAX && !self.violations.contains(&violation) {
+            self.violations.push(violation);
+        }
+    }
+
+    pub(crate) fn leave_open(&mut self, operations: Vec<u64>, text: String) {
+        if self.undecided.len() < OF_A_KIND_MAX {
+            self.undecided.push(Undecided { operations, text });
+        }
+    }
+}
+
+impl Violation {
+    pub(crate) fn of(kind: Kind, operations: &[&Operation], text: String) -> Violation {
+        Violation { kind, operations: operations.iter().map(|op| op.id).collect(), watches: Vec::new(), text }
+    }
+
+    pub(crate) fn of_watch(kind: Kind, watch: &Watch, text: String) -> Violation {
+        let text = format!("watch {} of client {} at member {} {text}", watch.id, watch.client, watch.member);
+        Violation { kind, operations: Vec::new(), watches: vec![watch.id], text }
+    }
+}
+
+/// An operation in a few words.
+pub(crate) fn brief(op: &Operation) -> String {
+    let outcome = match &op.outcome {
+        Outcome::Done(header, _) => format!("answered at revision {}", header.revision),
+        Outcome::Refused(refusal) => format!("refused: {refusal:?}"),
+        Outcome::Unknown(error) => format!("outcome unknown: {error}"),
+    };
+    let request = shorten(format!("{:?}", op.request));
+    format!(
+        "operation {} of client {} at member {} [{} to {}] {request} ({outcome})",
+        op.id, op.client, op.member, op.call, op.returned
+    )
+}
+
+/// A key or value for people.
+pub(crate) fn show(bytes: &[u8]) -> String {
+    shorten(bytes.escape_ascii().to_string())
+}
+
+/// Cuts a text that is too long for a sentence.
+pub(crate) fn shorten(text: String) -> String {
+    const CHARS_MAX: usize = 300;
+    if text.chars().count() <= CHARS_MAX {
+        return text;
+    }
+    let mut cut: String = text.chars().take(CHARS_MAX).collect();
+    cut.push('…');
+    cut
+}

@@ -1,0 +1,103 @@
+//! Which operation with an unknown outcome made which revision: each at most one. A bipartite matching that grows by
+//! augmenting paths (Berge 1957), so that an earlier choice between equals never stands in the way of a later one.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+/// What may have made a revision that no answer claims.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Maker {
+    /// An operation with an unknown outcome, by its place in the history.
+    Operation(usize),
+    /// The end of a lease: by itself, or by a revocation. The number tells ends of one id apart, where it was granted
+    /// more than once.
+    LeaseEnd(i64, usize),
+}
+
+#[derive(Default)]
+pub(crate) struct Matching {
+    revision_of: HashMap<Maker, i64>,
+    makers_of: BTreeMap<i64, Vec<Maker>>,
+}
+
+impl Matching {
+    /// Gives a revision one of its possible makers, if need be by giving others another one. Changes nothing and says
+    /// no if that cannot be.
+    pub fn add(&mut self, revision: i64, makers: &[Maker]) -> bool {
+        self.makers_of.insert(revision, makers.to_vec());
+        if self.augment(revision) {
+            return true;
+        }
+        self.makers_of.remove(&revision);
+        false
+    }
+
+    /// Looks for an augmenting path, breadth first, so that it takes no stack.
+    fn augment(&mut self, revision: i64) -> bool {
+        let mut came_from: HashMap<Maker, i64> = HashMap::new();
+        let mut visited: HashSet<i64> = HashSet::from([revision]);
+        let mut queue = std::collections::VecDeque::from([revision]);
+        while let Some(at) = queue.pop_front() {
+            for maker in self.makers_of.get(&at).into_iter().flatten() {
+                if came_from.contains_key(maker) {
+                    continue;
+                }
+                came_from.insert(*maker, at);
+                match self.revision_of.get(maker) {
+                    Some(other) => {
+                        if visited.insert(*other) {
+                            queue.push_back(*other);
+                        }
+                    }
+                    None => {
+                        self.shift(*maker, revision, &came_from);
+                        return true;
+                    }
+                }
+            }
+        }
+        false
+    }
+
+    fn shift(&mut self, free: Maker, root: i64, came_from: &HashMap<Maker, i64>) {
+        let mut maker = free;
+        while let Some(revision) = came_from.get(&maker) {
+            // The maker that this revision had before takes over on the way back to the root.
+            let before = self
+                .makers_of
+                .get(revision)
+                .into_iter()
+                .flatten()
+                .find(|before| **before != maker && self.revision_of.get(before) == Some(revision));
+            let before = before.copied();
+            self.revision_of.insert(maker, *revision);
+            match before {
+                Some(before) if *revision != root => {
+                    self.revision_of.remove(&before);
+                    maker = before;
+                }
+                _ => break,
+            }
+        }
+    }
+
+    /// Forgets a revision and all after it.
+    pub fn truncate(&mut self, revision: i64) {
+        self.makers_of.split_off(&revision);
+        self.revision_of.retain(|_, given| *given < revision);
+    }
+
+    /// The revision that something made, as far as it was given one.
+    pub fn revision_of(&self, maker: Maker) -> Option<i64> {
+        self.revision_of.get(&maker).copied()
+    }
+
+    /// All that may have made a revision.
+    pub fn makers(&self, revision: i64) -> &[Maker] {
+        self.makers_of.get(&revision).map_or(&[], Vec::as_slice)
+    }
+
+    /// Everything that was given a revision.
+    pub fn given(&self) -> impl Iterator<Item = (Maker, i64)> {
+        self.revision_of.iter().map(|(maker, revision)| (*maker, *revision))
+    }
+}

@@ -1,0 +1,11 @@
+//! The promises, one in each file.
+
+pub(crate) mod compaction;
+pub(crate) mod headers;
+pub(crate) mod leases;
+pub(crate) mod locks;
+pub(crate) mod members;
+pub(crate) mod order;
+pub(crate) mod record;
+pub(crate) mod refusals;
+pub(crate) mod watches;

@@ -1,0 +1,272 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::effects::{Step, steps, steps_taken};
+use crate::findings::brief;
+use crate::sequence::Sequence;
+use crate::timeline::Timeline;
+use crate::{History, Kind, Operation, Outcome, Refusal, Request, Response, Settings, Verdict, Violation};
+
+/// A lease lives for its time to live after it was granted, and after every renewal that was answered; when it ends,
+/// by itself or revoked, its keys go with it in one revision, and it never comes back.
+///
+/// etcd: "Lease API"; a renewal is answered with 0 when the lease is gone. What is known of a lease's end is a time by
+/// which it was gone for certain: when somebody was told so, or saw its keys vanish together. A renewal that was
+/// answered had its effect before that end and after its call, so the end is not before call + time to live, whenever
+/// the answer came; and no renewal called after the end is answered.
+///
+/// Of an id that may have been granted twice only the grants are judged.
+pub(crate) fn check(history: &History, sequence: &Sequence<'_>, timeline: &Timeline, verdict: &mut Verdict) {
+    let mut leases = Leases::new(history);
+    leases.take_keys(sequence, timeline);
+    for (id, lease) in &leases.of {
+        lease.grants(*id, &history.settings, verdict);
+        if lease.granted.len() == 1 && lease.perhaps_granted == 0 {
+            lease.end(*id, &history.settings, verdict);
+            lease.keys_after_end(*id, sequence, timeline, verdict);
+        }
+    }
+    verdict.figures.leases = leases.of.values().map(|lease| lease.granted.len() as u64).sum();
+    verdict.figures.leases_expired =
+        leases.of.values().filter(|lease| lease.expired && lease.revokes.is_empty()).count() as u64;
+}
+
+/// By how many nanoseconds after a call that was answered with a time to live the lease lives for certain.
+pub(crate) fn promise(settings: &Settings, ttl: i64) -> u64 {
+    let whole = u128::from(u64::try_from(ttl).unwrap_or(0)) * 1_000_000_000;
+    // A member's clock that runs fast by d sees the time to live over after 1 / (1 + d) of it.
+    let slowest = whole * 1_000_000 / (1_000_000 + u128::from(settings.clock_drift_ppm));
+    u64::try_from(slowest).unwrap_or(u64::MAX).saturating_sub(settings.lease_slack)
+}
+
+/// Everything that clients saw of each lease.
+#[derive(Default)]
+struct Leases<'a> {
+    of: BTreeMap<i64, Lease<'a>>,
+}
+
+#[derive(Default)]
+struct Lease<'a> {
+    /// Answered grants with the seconds they gave.
+    granted: Vec<(&'a Operation, i64)>,
+    /// Grants with unknown outcomes.
+    perhaps_granted: usize,
+    /// Revocations that happened or may have.
+    revokes: Vec<&'a Operation>,
+    /// Operations that show that it was alive at some time after their call; with the seconds where they renewed it.
+    alive: Vec<(&'a Operation, Option<i64>)>,
+    /// Operations that were told that it is gone.
+    gone: Vec<&'a Operation>,
+    /// The first revision with which it must have ended, and when that was there at the latest.
+    ended_at: Option<(i64, u64)>,
+    /// Whether its keys vanished with it.
+    expired: bool,
+    /// Revisions that attach keys to it.
+    puts: Vec<i64>,
+}
+
+impl<'a> Leases<'a> {
+    fn new(history: &'a History) -> Leases<'a> {
+        let mut leases = Leases::default();
+        for op in &history.operations {
+            match &op.outcome {
+                Outcome::Done(_, response) => leases.take_answer(op, response),
+                Outcome::Unknown(_) => match op.request {
+                    Request::Grant { id, .. } if id != 0 => leases.get(id).perhaps_granted += 1,
+                    Request::Revoke { id } => leases.get(id).revokes.push(op),
+                    _ => {}
+                },
+                Outcome::Refused(Refusal::LeaseNotFound) => {
+                    // Of several leases it is not known which one is meant.
+                    let mut named: BTreeSet<i64> = BTreeSet::new();
+                    match op.request {
+                        Request::Revoke { id } | Request::KeepAlive { id } => drop(named.insert(id)),
+                        _ => named.extend(steps(&op.request).iter().filter_map(lease_of)),
+                    }
+                    if let (Some(id), 1) = (named.first(), named.len()) {
+                        leases.get(*id).gone.push(op);
+                    }
+                }
+                Outcome::Refused(_) => {}
+            }
+        }
+        leases
+    }
+
+    fn get(&mut self, id: i64) -> &mut Lease<'a> {
+        self.of.entry(id).or_default()
+    }
+
+    fn take_answer(&mut self, op: &'a Operation, response: &'a Response) {
+        match (&op.request, response) {
+            (_, Response::Granted { id, ttl }) => self.get(*id).granted.push((op, *ttl)),
+            (Request::Revoke { id }, _) => {
+                self.get(*id).revokes.push(op);
+                self.get(*id).gone.push(op);
+            }
+            (Request::KeepAlive { id }, Response::Renewed { ttl: ..=0 }) => self.get(*id).gone.push(op),
+            (Request::KeepAlive { id }, Response::Renewed { ttl }) => {
+                self.get(*id).alive.push((op, Some(*ttl)));
+            }
+            (Request::TimeToLive { id, .. }, Response::TimeToLive { granted_ttl: 0, .. }) => {
+                self.get(*id).gone.push(op);
+            }
+            (Request::TimeToLive { id, .. }, Response::TimeToLive { .. }) => {
+                self.get(*id).alive.push((op, None))
+            }
+            _ => {
+                let named: BTreeSet<i64> =
+                    steps_taken(&op.request, response).iter().filter_map(lease_of).collect();
+                named.into_iter().for_each(|id| self.get(id).alive.push((op, None)));
+            }
+        }
+    }
+
+    /// What the sequence of changes says of leases.
+    fn take_keys(&mut self, sequence: &Sequence<'_>, timeline: &Timeline) {
+        for revision in 2..=sequence.store.revision {
+            for change in sequence.store.changes(revision) {
+                if let Some(kv) = change.put.as_ref().filter(|kv| kv.lease != 0) {
+                    self.get(kv.lease).puts.push(revision);
+                }
+            }
+            let Some(change) = sequence.store.changes(revision).first() else { continue };
+            let id = sequence.store.at(&change.key, revision - 1).map_or(0, |kv| kv.lease);
+            if id == 0 || !sequence.is_end_of(revision, id) {
+                continue;
+            }
+            let by = timeline.not_after(revision).time;
+            let lease = self.get(id);
+            lease.expired = true;
+            if lease.ended_at.is_none() {
+                lease.ended_at = Some((revision, by));
+            }
+        }
+    }
+}
+
+fn lease_of(step: &Step<'_>) -> Option<i64> {
+    match step {
+        Step::Put(put) if put.lease != 0 => Some(put.lease),
+        _ => None,
+    }
+}
+
+fn is_revocation(op: &Operation) -> bool {
+    matches!((&op.request, &op.outcome), (Request::Revoke { .. }, Outcome::Done(..)))
+}
+
+impl Lease<'_> {
+    /// A grant gives the id asked for and at least the time asked for, and no id that is in use; every renewal gives
+    /// the granted time again.
+    fn grants(&self, id: i64, settings: &Settings, verdict: &mut Verdict) {
+        for (op, ttl) in &self.granted {
+            let Request::Grant { id: wanted, ttl: least } = op.request else { continue };
+            if wanted != 0 && wanted != id || *ttl < least || id == 0 {
+                let text = format!("{}: got id {id} and {ttl} s", brief(op));
+                verdict.add(Violation::of(Kind::LeaseGrant, &[op], text));
+            }
+        }
+        if let ([(_, granted)], 0) = (self.granted.as_slice(), self.perhaps_granted) {
+            for (op, ttl) in self.alive.iter().filter_map(|(op, ttl)| ttl.map(|ttl| (op, ttl))) {
+                if ttl != *granted {
+                    let text = format!("{}: renewed for {ttl} s, granted for {granted} s", brief(op));
+                    verdict.add(Violation::of(Kind::LeaseGrant, &[op], text));
+                }
+            }
+        }
+        let mut grants: Vec<&(&Operation, i64)> = self.granted.iter().collect();
+        grants.sort_by_key(|(op, _)| op.returned);
+        for pair in grants.windows(2) {
+            let ((first, ttl), (second, _)) = (pair[0], pair[1]);
+            let until = first.call.saturating_add(promise(settings, *ttl));
+            let revoked = self.revokes.iter().any(|revoke| revoke.call <= second.returned);
+            if !revoked && second.returned < until {
+                let text = format!(
+                    "lease {id} was granted again while it lived: {}, {}",
+                    brief(first),
+                    brief(second)
+                );
+                verdict.add(Violation::of(Kind::LeaseGrant, &[first, second], text));
+            }
+        }
+    }
+
+    /// The earliest time by which it was gone for certain, who saw that, and in words.
+    fn gone_by(&self) -> Option<(u64, Option<&Operation>, String)> {
+        let granted = self.granted.first().map_or(u64::MAX, |(op, _)| op.returned);
+        // Who asked before the grant was answered may have been too early, unless it was there to be revoked.
+        let told = self.gone.iter().filter(|op| op.call >= granted || is_revocation(op));
+        let told = told.min_by_key(|op| op.returned);
+        let ended = self.ended_at.filter(|(_, by)| *by < u64::MAX);
+        match (told, ended) {
+            (Some(op), None) => Some((op.returned, Some(op), brief(op))),
+            (Some(op), Some((_, by))) if op.returned <= by => Some((op.returned, Some(op), brief(op))),
+            (_, Some((revision, by))) => {
+                Some((by, None, format!("its keys were gone with revision {revision} by {by}")))
+            }
+            (None, None) => None,
+        }
+    }
+
+    /// It ends neither too early nor twice.
+    fn end(&self, id: i64, settings: &Settings, verdict: &mut Verdict) {
+        let Some((gone_by, witness, what)) = self.gone_by() else { return };
+        let revoked = self.revokes.iter().any(|revoke| revoke.call <= gone_by);
+        let grants = self.granted.iter().map(|(op, ttl)| (*op, Some(*ttl)));
+        for (op, ttl) in grants.chain(self.alive.iter().copied()) {
+            let operations: Vec<&Operation> = std::iter::once(op).chain(witness).collect();
+            if op.call > gone_by {
+                let text = format!("lease {id} was gone ({what}), but after that came {}", brief(op));
+                verdict.add(Violation::of(Kind::LeaseRevived, &operations, text));
+                continue;
+            }
+            let until = op.call.saturating_add(ttl.map_or(0, |ttl| promise(settings, ttl)));
+            if !revoked && until > gone_by {
+                let text =
+                    format!("lease {id} was gone ({what}), but was to live until {until}: {}", brief(op));
+                verdict.add(Violation::of(Kind::LeaseEarly, &operations, text));
+            }
+        }
+    }
+
+    /// When it has ended no key is attached to it any more, and none is attached again.
+    fn keys_after_end(&self, id: i64, sequence: &Sequence<'_>, timeline: &Timeline, verdict: &mut Verdict) {
+        // The revision from which on there must not be keys.
+        let revoked = self.revokes.iter().filter_map(|op| op.done()).map(|(header, _)| header.revision).min();
+        let ended = self.ended_at.map(|(revision, _)| revision);
+        let from = [revoked, ended].into_iter().flatten().min();
+        if let Some(revision) = self.puts.iter().find(|put| from.is_some_and(|from| **put > from)) {
+            let op = sequence.claimed(*revision);
+            let operations: Vec<&Operation> = op.into_iter().collect();
+            let by = op.map(brief).unwrap_or_default();
+            let text =
+                format!("revision {revision} attaches a key to lease {id}, which had ended before: {by}");
+            verdict.add(Violation::of(Kind::LeaseRevived, &operations, text));
+        }
+        let told = self.gone_by().filter(|(_, witness, _)| witness.is_some());
+        let Some((gone_by, witness, what)) = told else { return };
+        // The first state that lasted beyond that time for certain.
+        let after = timeline.perhaps_at(gone_by);
+        if timeline.not_before(after + 1).time <= gone_by {
+            return;
+        }
+        let attached: BTreeSet<&[u8]> = self
+            .puts
+            .iter()
+            .filter(|put| **put <= after)
+            .flat_map(|put| sequence.store.changes(*put))
+            .filter(|change| change.put.as_ref().is_some_and(|kv| kv.lease == id))
+            .map(|change| &*change.key)
+            .collect();
+        for key in attached {
+            if sequence.store.at(key, after).is_some_and(|kv| kv.lease == id) {
+                let operations: Vec<&Operation> = witness.into_iter().collect();
+                let text = format!(
+                    "lease {id} was gone ({what}), but its key {} was still there at revision {after}",
+                    key.escape_ascii()
+                );
+                verdict.add(Violation::of(Kind::LeaseKeys, &operations, text));
+            }
+        }
+    }
+}

@@ -1,0 +1,98 @@
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use crate::findings::{brief, show};
+use crate::sequence::Sequence;
+use crate::{Final, History, KeyValue, Kind, Operation, Outcome, Request, Verdict, Violation};
+
+/// At the end all members hold what the changes add up to: no answered write is lost, the keys are those of the store
+/// at the member's revision, and at the same revision, compacted alike, `HashKV` is the same everywhere.
+pub(crate) fn check(history: &History, verdict: &mut Verdict) {
+    let changed = history.operations.iter().filter(|op| op.changed());
+    let last = changed.max_by_key(|op| op.done().map(|(header, _)| header.revision));
+    for member in &history.finals {
+        lost(member, last, verdict);
+        compacted(history, member, verdict);
+    }
+    hashes(&history.finals, verdict);
+}
+
+/// A member at rest has applied every answered write.
+fn lost(member: &Final, last: Option<&Operation>, verdict: &mut Verdict) {
+    let Some((op, (header, _))) = last.and_then(|op| op.done().map(|done| (op, done))) else { return };
+    if member.revision < header.revision {
+        let text = format!(
+            "member {} ends at revision {}, but there is {}",
+            member.member,
+            member.revision,
+            brief(op)
+        );
+        verdict.add(Violation::of(Kind::LostWrite, &[op], text));
+    }
+}
+
+/// A member's keys are those of the store at its revision. (Asked while the sequence is built, since it may decide
+/// which of several ways was taken.)
+pub(crate) fn held(member: &Final, sequence: &Sequence<'_>) -> Option<Violation> {
+    let dump = member.dump.as_ref()?;
+    let expected = sequence.store.list(&[0], &[0], member.revision);
+    let expected: BTreeMap<&[u8], &Rc<KeyValue>> =
+        expected.iter().map(|kv| (kv.key.as_slice(), kv)).collect();
+    let got: BTreeMap<&[u8], &KeyValue> = dump.iter().map(|kv| (kv.key.as_slice(), kv)).collect();
+    let mut differing: Vec<&[u8]> = expected.keys().chain(got.keys()).copied().collect();
+    differing.sort_unstable();
+    differing.dedup();
+    differing.retain(|key| expected.get(key).map(|kv| &***kv) != got.get(key).copied());
+    let first = differing.first()?;
+    let maker = expected.get(first).and_then(|kv| sequence.claimed(kv.mod_revision));
+    let operations: Vec<&Operation> = maker.into_iter().collect();
+    let text = format!(
+        "member {} at revision {} differs in {} keys; the first is {}: it has {:?}, expected {:?}",
+        member.member,
+        member.revision,
+        differing.len(),
+        show(first),
+        got.get(first),
+        expected.get(first)
+    );
+    Some(Violation::of(Kind::FinalState, &operations, text))
+}
+
+/// The compact revision that a member names is one that somebody asked for, and not below the last one answered.
+fn compacted(history: &History, member: &Final, verdict: &mut Verdict) {
+    let Some((_, _, compact_revision)) = member.hash else { return };
+    let (mut asked, mut least) = (vec![-1, 0], 0);
+    for op in &history.operations {
+        let Request::Compact { revision, .. } = op.request else { continue };
+        match op.outcome {
+            Outcome::Done(..) => least = least.max(revision),
+            Outcome::Unknown(_) => {}
+            Outcome::Refused(_) => continue,
+        }
+        asked.push(revision);
+    }
+    if compact_revision < least || !asked.contains(&compact_revision) {
+        let text = format!(
+            "member {} says it is compacted to {compact_revision}; {least} was answered, {asked:?} asked for",
+            member.member
+        );
+        verdict.add(Violation::of(Kind::FinalState, &[], text));
+    }
+}
+
+/// Members compacted alike have the same hash at the same revision.
+fn hashes(finals: &[Final], verdict: &mut Verdict) {
+    let mut known: BTreeMap<(i64, i64), (u64, u32)> = BTreeMap::new();
+    for member in finals {
+        let Some((hash, revision, compact_revision)) = member.hash else { continue };
+        let (first, expected) = *known.entry((revision, compact_revision)).or_insert((member.member, hash));
+        if hash != expected {
+            let text = format!(
+                "HashKV at revision {revision}, compacted to {compact_revision}, is {hash} at member {} and {expected} \
+                 at member {first}",
+                member.member
+            );
+            verdict.add(Violation::of(Kind::Divergence, &[], text));
+        }
+    }
+}

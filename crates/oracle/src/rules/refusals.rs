@@ -1,0 +1,35 @@
+use crate::findings::brief;
+use crate::sequence::Sequence;
+use crate::timeline::Timeline;
+use crate::{History, Kind, Operation, Outcome, Refusal, Request, Verdict, Violation};
+
+/// A refusal is an answer too, from some state between call and return: a put that keeps value or lease is refused as
+/// `key not found` only if at some such time its key was not there.
+pub(crate) fn check(history: &History, sequence: &Sequence<'_>, timeline: &Timeline, verdict: &mut Verdict) {
+    for op in &history.operations {
+        if op.outcome != Outcome::Refused(Refusal::KeyNotFound) {
+            continue;
+        }
+        let Request::Put(put) = &op.request else { continue };
+        if !put.ignore_value && !put.ignore_lease {
+            wrong(verdict, op, "it needs no key that is there");
+            continue;
+        }
+        let (from, to) = (timeline.surely_at(op.call), timeline.perhaps_at(op.returned));
+        let mut missing = sequence.store.at(&put.key, from).is_none();
+        let mut next = from + 1;
+        while let Some(change) =
+            sequence.store.next_change(&put.key, next).filter(|change| !missing && *change <= to)
+        {
+            missing = sequence.store.at(&put.key, change).is_none();
+            next = change + 1;
+        }
+        if !missing {
+            wrong(verdict, op, "its key was there all the time");
+        }
+    }
+}
+
+fn wrong(verdict: &mut Verdict, op: &Operation, why: &str) {
+    verdict.add(Violation::of(Kind::WrongRefusal, &[op], format!("{}: {why}", brief(op))));
+}

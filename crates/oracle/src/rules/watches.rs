@@ -1,0 +1,307 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+use crate::evidence::{concerns, first_revision};
+use crate::findings::{shorten, show};
+use crate::rules::compaction::Compactions;
+use crate::store::{Change, Store};
+use crate::{End, Event, History, KeyValue, Kind, Verdict, Violation, Watch, WatchAnswer, WatchResponse};
+
+/// A watch tells every change it is asked for, from its start on, once, in the order of revisions, each revision whole
+/// in one response unless it was allowed to come in parts, and with the right previous value if asked. A progress
+/// notification says that everything up to its revision has been told. Only a watch that needs what was compacted is
+/// canceled for that, and is told the compact revision. (etcd: "Watch API guarantees: Ordered, Unique, Reliable,
+/// Atomic, Resumable, Bookmarkable".)
+pub(crate) fn check(history: &History, store: &Store, compactions: &Compactions<'_>, verdict: &mut Verdict) {
+    for watch in &history.watches {
+        let judge = Judge {
+            watch,
+            store,
+            compactions,
+            verdict,
+            next: 0,
+            told: 0,
+            last_group: Vec::new(),
+            missing: BTreeMap::new(),
+            late: BTreeSet::new(),
+            created: false,
+        };
+        judge.run();
+    }
+}
+
+struct Judge<'a> {
+    watch: &'a Watch,
+    store: &'a Store,
+    compactions: &'a Compactions<'a>,
+    verdict: &'a mut Verdict,
+    /// The next revision that has not been told.
+    next: i64,
+    /// The last revision told.
+    told: i64,
+    /// Its events.
+    last_group: Vec<Event>,
+    /// Revisions that were passed over, with the revision told after them.
+    missing: BTreeMap<i64, i64>,
+    /// Revisions already found fault with.
+    late: BTreeSet<i64>,
+    created: bool,
+}
+
+impl Judge<'_> {
+    fn run(mut self) {
+        self.next = first_revision(self.watch).unwrap_or(i64::MAX);
+        let mut parts: Vec<Event> = Vec::new();
+        for response in &self.watch.responses {
+            match &response.answer {
+                WatchAnswer::Created => self.created = true,
+                WatchAnswer::Events { events, fragment } => {
+                    if !self.created {
+                        self.find(Kind::WatchWrong, "told events before it was created".to_owned());
+                        return;
+                    }
+                    if *fragment && !self.watch.fragment {
+                        self.find(
+                            Kind::WatchSplit,
+                            "got a response in parts without having allowed it".to_owned(),
+                        );
+                    }
+                    parts.extend(events.iter().cloned());
+                    if !fragment {
+                        self.events(response, &std::mem::take(&mut parts));
+                    }
+                }
+                WatchAnswer::Progress => self.progress(response.revision),
+                WatchAnswer::Canceled { compact_revision, .. } if *compact_revision != 0 => {
+                    self.compacted(*compact_revision, response.at);
+                }
+                WatchAnswer::Canceled { .. } => {}
+            }
+        }
+        if let End::Drained(revision) = self.watch.end {
+            self.pass_over(revision + 1, revision + 1);
+        }
+        let missing = std::mem::take(&mut self.missing);
+        for (revision, after) in missing.into_iter().filter(|(revision, _)| !self.late.contains(revision)) {
+            let keys: Vec<String> = self.expected(revision).iter().map(|change| show(&change.key)).collect();
+            let text = format!("left out revision {revision} ({keys:?}) before it came to {after}");
+            self.verdict.add(Violation::of_watch(Kind::WatchMissing, self.watch, shorten(text)));
+        }
+    }
+
+    fn find(&mut self, kind: Kind, text: String) {
+        self.verdict.add(Violation::of_watch(kind, self.watch, shorten(text)));
+    }
+
+    /// What a revision has to tell this watch.
+    fn expected(&self, revision: i64) -> Vec<&Change> {
+        let changes = self.store.changes(revision).iter();
+        changes.filter(|change| self.is_asked_for(change)).collect()
+    }
+
+    fn is_asked_for(&self, change: &Change) -> bool {
+        concerns(self.watch, &change.key, change.put.is_none())
+    }
+
+    /// The revisions before `to` that should have been told by now were not.
+    fn pass_over(&mut self, to: i64, after: i64) {
+        let last = self.store.revision;
+        let mut revision = self.next;
+        while revision < to && revision <= last {
+            if self.watch.range_end.is_empty() {
+                match self.store.next_change(&self.watch.key, revision) {
+                    Some(change) if change < to => revision = change,
+                    _ => break,
+                }
+            }
+            if self.store.changes(revision).iter().any(|change| self.is_asked_for(change)) {
+                self.missing.insert(revision, after);
+            }
+            revision += 1;
+        }
+        self.next = self.next.max(to);
+    }
+
+    fn events(&mut self, response: &WatchResponse, events: &[Event]) {
+        let mut before_in_response = 0;
+        for group in events.chunk_by(|a, b| a.kv.mod_revision == b.kv.mod_revision) {
+            let revision = group[0].kv.mod_revision;
+            let first_of_response = before_in_response == 0;
+            before_in_response = revision;
+            if revision > response.revision {
+                let text =
+                    format!("told revision {revision} under the header of revision {}", response.revision);
+                self.find(Kind::WatchWrong, text);
+            }
+            if revision <= self.told || revision < self.next {
+                self.back(revision, group, first_of_response);
+                continue;
+            }
+            self.pass_over(revision, revision);
+            self.next = revision + 1;
+            self.told = revision;
+            self.last_group = group.to_vec();
+            self.group(revision, group, response.at);
+        }
+    }
+
+    /// Events of a revision that is not after all those told before.
+    fn back(&mut self, revision: i64, group: &[Event], first_of_response: bool) {
+        let start = first_revision(self.watch).unwrap_or(0);
+        if revision < start {
+            let text = format!("told revision {revision}, but begins at {start}");
+            return self.find(Kind::WatchStart, text);
+        }
+        if self.missing.contains_key(&revision) {
+            self.late.insert(revision);
+            let text = format!("told revision {revision} after {}", self.told);
+            return self.find(Kind::WatchOrder, text);
+        }
+        let known = |event: &Event| self.last_group.iter().any(|known| known.kv.key == event.kv.key);
+        if revision == self.told && first_of_response && !group.iter().any(known) {
+            self.late.insert(revision);
+            let text = format!("told revision {revision} in two responses");
+            return self.find(Kind::WatchSplit, text);
+        }
+        if self.late.contains(&revision) {
+            return; // What comes after a progress notification that was too early.
+        }
+        let text = if revision > self.told {
+            // A notification said that there is nothing here, and the store agrees.
+            return self
+                .find(Kind::WatchWrong, format!("told of revision {revision}, which has nothing for it"));
+        } else {
+            format!("told revision {revision} again after {}", self.told)
+        };
+        self.find(Kind::WatchTwice, text);
+    }
+
+    /// The events of one revision in one response.
+    fn group(&mut self, revision: i64, group: &[Event], at: u64) {
+        let expected: Vec<Change> = self.expected(revision).into_iter().cloned().collect();
+        if revision > self.store.revision || expected.is_empty() && self.store.changes(revision).is_empty() {
+            // A revision of which nothing is known but this: the sequence has said what it thinks of it.
+            return;
+        }
+        let mut told: BTreeSet<&[u8]> = BTreeSet::new();
+        for event in group {
+            let key = event.kv.key.as_slice();
+            if !told.insert(key) {
+                self.find(Kind::WatchTwice, format!("told key {} twice at revision {revision}", show(key)));
+                continue;
+            }
+            if !concerns(self.watch, key, event.deleted) {
+                let what = if event.deleted { "deletion" } else { "put" };
+                let text =
+                    format!("was told of the {what} of {} at revision {revision}, not asked for", show(key));
+                self.find(Kind::WatchWrong, text);
+                continue;
+            }
+            match expected.iter().find(|change| *change.key == *key) {
+                None => {
+                    let text =
+                        format!("told of key {} at revision {revision}, which did not change it", show(key));
+                    self.find(Kind::WatchWrong, text);
+                }
+                Some(change) if !is_told_rightly(event, change) => {
+                    let text = format!("told {:?} of revision {revision}; it was {:?}", event, change.put);
+                    self.find(Kind::WatchWrong, text);
+                }
+                Some(_) => self.previous(revision, event, at),
+            }
+        }
+        let untold: Vec<String> = expected
+            .iter()
+            .filter(|change| !told.contains(&*change.key))
+            .map(|change| show(&change.key))
+            .collect();
+        if !untold.is_empty() {
+            let rest_follows = self.rest_follows(revision, &told);
+            if !rest_follows {
+                self.find(Kind::WatchMissing, format!("left out {untold:?} of revision {revision}"));
+            }
+            return;
+        }
+        let in_order =
+            expected.iter().map(|change| &*change.key).eq(group.iter().map(|event| event.kv.key.as_slice()));
+        if !in_order && group.len() == expected.len() {
+            let text = format!(
+                "told the events of revision {revision} in another order than that of their requests"
+            );
+            self.find(Kind::WatchOrder, text);
+        }
+    }
+
+    /// Whether other events of a revision come in a later response, which is another fault.
+    fn rest_follows(&self, revision: i64, told: &BTreeSet<&[u8]>) -> bool {
+        let events = self.watch.responses.iter().filter_map(|response| match &response.answer {
+            WatchAnswer::Events { events, .. } => Some(events),
+            _ => None,
+        });
+        let mut all = events.flatten().filter(|event| event.kv.mod_revision == revision);
+        all.any(|event| !told.contains(event.kv.key.as_slice()))
+    }
+
+    /// The previous value is that of the revision before, if it was asked for and is not compacted.
+    fn previous(&mut self, revision: i64, event: &Event, at: u64) {
+        let before = self.store.at(&event.kv.key, revision - 1).map(Rc::as_ref);
+        let told = event.prev_kv.as_ref();
+        let fine = match (self.watch.prev_kv, told, before) {
+            (false, None, _) | (true, None, None) => true,
+            (false, Some(_), _) | (true, Some(_), None) => false,
+            (true, Some(told), Some(before)) => told == before,
+            (true, None, Some(_)) => self.compactions.perhaps_by(at) > revision - 1,
+        };
+        if !fine {
+            let text = format!(
+                "told of key {} at revision {revision} the previous value {told:?}; it was {before:?}{}",
+                show(&event.kv.key),
+                if self.watch.prev_kv { "" } else { ", and was not asked for" }
+            );
+            self.find(Kind::WatchPrevious, text);
+        }
+    }
+
+    fn progress(&mut self, revision: i64) {
+        let before: BTreeSet<i64> = self.missing.keys().copied().collect();
+        self.pass_over(revision + 1, revision + 1);
+        let ahead: Vec<i64> =
+            self.missing.keys().copied().filter(|missing| !before.contains(missing)).collect();
+        if let Some(first) = ahead.first() {
+            let text = format!("was told that all is told up to {revision}, but revision {first} was not");
+            self.find(Kind::WatchProgress, text);
+        }
+        for revision in ahead {
+            self.missing.remove(&revision);
+            self.late.insert(revision);
+        }
+    }
+
+    fn compacted(&mut self, revision: i64, at: u64) {
+        if !self.compactions.perhaps_to(revision, at) {
+            let text = format!("was canceled for a compaction to {revision}, which there was not");
+            self.find(Kind::WatchCompacted, text);
+        } else if self.next >= revision {
+            let text = format!(
+                "was canceled for a compaction to {revision}, but needed only {} and later",
+                self.next
+            );
+            self.find(Kind::WatchCompacted, text);
+        }
+    }
+}
+
+/// Whether an event is the change that was; of a deletion only the key and the revision are told.
+fn is_told_rightly(event: &Event, change: &Change) -> bool {
+    match &change.put {
+        Some(kv) => !event.deleted && event.kv == **kv,
+        None => {
+            let bare = KeyValue {
+                key: event.kv.key.clone(),
+                mod_revision: event.kv.mod_revision,
+                ..KeyValue::default()
+            };
+            event.deleted && event.kv == bare
+        }
+    }
+}

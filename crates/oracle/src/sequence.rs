@@ -1,0 +1,484 @@
+//! The one sequence of changes, revision by revision, and every answer held against it.
+//!
+//! Most revisions are claimed by an answer that names them. The others were made by writes with unknown outcomes, by
+//! leases that ended, or by nobody. Where several of these would change the store alike it does not matter for the
+//! state which one it was, only that there are enough ([`Matching`]); where they would change it differently, and
+//! nobody saw which way it went, the judge tries one after the other and goes back when an answer contradicts.
+
+use std::collections::HashMap;
+
+use crate::candidates::Candidates;
+use crate::evidence::Evidence;
+use crate::findings::{brief, shorten, show};
+use crate::matching::{Maker, Matching};
+use crate::rules::members;
+use crate::store::{Change, Effect, Store, agrees};
+use crate::timeline::Timeline;
+use crate::{History, Kind, Operation, Refusal, Request, Response, Verdict, Violation};
+
+/// One way in which a revision that no answer claims can have come about.
+#[derive(Clone)]
+struct Choice {
+    changes: Vec<Change>,
+    makers: Vec<Maker>,
+}
+
+/// A revision at which there was a choice.
+struct Fork {
+    revision: i64,
+    untried: Vec<usize>,
+}
+
+/// How far the best try came before something contradicted it.
+struct Furthest {
+    revision: i64,
+    path: Vec<usize>,
+}
+
+/// The sequence.
+pub(crate) struct Sequence<'a> {
+    history: &'a History,
+    evidence: &'a Evidence<'a>,
+    timeline: &'a Timeline,
+    candidates: Candidates<'a>,
+    /// The store after the last revision, with all its past.
+    pub store: Store,
+    /// What made the revisions that no answer claims.
+    pub matching: Matching,
+    /// Per revision the operation whose answer claims it.
+    claims: HashMap<i64, usize>,
+    /// Per revision the answers given from the state after it.
+    answers: HashMap<i64, Vec<usize>>,
+    /// Per revision how many ways there were, where no answer claims it.
+    ways: HashMap<i64, usize>,
+    /// What contradicted the sequence, with the revision.
+    found: Vec<(i64, Violation)>,
+    steps: u64,
+    /// Whether another way was left somewhere when the end was reached.
+    pub is_ambiguous: bool,
+}
+
+const SEARCH_STEPS_MAX: u64 = 300_000;
+
+impl<'a> Sequence<'a> {
+    pub fn new(
+        history: &'a History,
+        evidence: &'a Evidence<'a>,
+        timeline: &'a Timeline,
+        verdict: &mut Verdict,
+    ) -> Self {
+        let mut sequence = Sequence {
+            history,
+            evidence,
+            timeline,
+            candidates: Candidates::new(history),
+            store: Store::new(),
+            matching: Matching::default(),
+            claims: HashMap::new(),
+            answers: HashMap::new(),
+            ways: HashMap::new(),
+            found: Vec::new(),
+            steps: 0,
+            is_ambiguous: false,
+        };
+        sequence.claim(verdict);
+        sequence.build(verdict);
+        sequence
+    }
+
+    /// The operation whose answer claims a revision.
+    pub fn claimed(&self, revision: i64) -> Option<&'a Operation> {
+        self.claims.get(&revision).map(|at| &self.history.operations[*at])
+    }
+
+    /// Whether a revision can only have been the end of this lease.
+    pub fn is_end_of(&self, revision: i64, lease: i64) -> bool {
+        let makers = self.matching.makers(revision);
+        self.ways.get(&revision) == Some(&1)
+            && !makers.is_empty()
+            && makers.iter().all(|maker| matches!(maker, Maker::LeaseEnd(id, _) if *id == lease))
+    }
+
+    /// A mutating request raises the revision by exactly one, so no two answers name the same new revision.
+    fn claim(&mut self, verdict: &mut Verdict) {
+        for (at, op) in self.history.operations.iter().enumerate() {
+            let Some((header, _)) = op.done() else { continue };
+            if !op.changed() {
+                if op.is_of_keys() || matches!(op.request, Request::Revoke { .. }) {
+                    self.answers.entry(header.revision).or_default().push(at);
+                }
+                continue;
+            }
+            if let Some(other) = self.claims.insert(header.revision, at) {
+                let other = &self.history.operations[other];
+                let text = format!(
+                    "revision {} is claimed by {} and by {}",
+                    header.revision,
+                    brief(other),
+                    brief(op)
+                );
+                verdict.add(Violation::of(Kind::RevisionTwice, &[other, op], text));
+            }
+        }
+    }
+
+    fn build(&mut self, verdict: &mut Verdict) {
+        let steps_max = match self.history.settings.search_steps_max {
+            0 => SEARCH_STEPS_MAX,
+            steps_max => steps_max,
+        };
+        let mut forks: Vec<Fork> = Vec::new();
+        let mut path: Vec<usize> = Vec::new();
+        let mut furthest: Option<Furthest> = None;
+        // Up to here the way is settled, and what contradicts it is a finding.
+        let mut settled = 1;
+        // From here on what is found may be the fault of a search that was given up.
+        let mut open_from = i64::MAX;
+        let mut first_fork = i64::MAX;
+        self.hold_answers(1);
+        let mut revision = 2;
+        while revision <= self.timeline.last {
+            let mut choices = self.choices(revision);
+            let choice = match path.get(index(revision)) {
+                Some(chosen) => *chosen,
+                None => {
+                    if choices.len() > 1 {
+                        verdict.figures.choices += 1;
+                        first_fork = first_fork.min(revision);
+                        forks.push(Fork { revision, untried: (1..choices.len()).rev().collect() });
+                    }
+                    path.push(0);
+                    0
+                }
+            };
+            self.ways.insert(revision, choices.len());
+            let choice = (choice < choices.len()).then(|| choices.swap_remove(choice));
+            let before = self.found.len();
+            self.take(revision, choice);
+            let contradicted = self.found.len() > before;
+            if !contradicted && furthest.as_ref().is_some_and(|best| best.revision <= revision) {
+                furthest = None;
+            }
+            let may_go_back = revision > settled && forks.iter().any(|fork| !fork.untried.is_empty());
+            if contradicted && may_go_back {
+                let further = furthest.as_ref().is_none_or(|known| known.revision < revision);
+                if further {
+                    furthest = Some(Furthest { revision, path: path.clone() });
+                }
+                if self.steps < steps_max
+                    && let Some(fork) = go_back(&mut forks, &mut path)
+                {
+                    self.steps += u64::try_from(revision - fork).unwrap_or(0) + 1;
+                    self.rewind(fork);
+                    revision = fork;
+                    continue;
+                }
+            }
+            if contradicted
+                && revision > settled
+                && let Some(best) = furthest.take()
+            {
+                // Every other way fails too, or the search took too long: this one came furthest.
+                if self.steps >= steps_max {
+                    open_from = open_from.min(first_fork);
+                }
+                first_fork = i64::MAX;
+                settled = best.revision;
+                let back = common(&path, &best.path).min(best.revision).min(revision);
+                path = best.path;
+                forks.clear();
+                self.rewind(back);
+                revision = back;
+                continue;
+            }
+            revision += 1;
+        }
+        verdict.figures.search_steps = self.steps;
+        self.is_ambiguous = forks.iter().any(|fork| !fork.untried.is_empty()) || open_from < i64::MAX;
+        for (at, violation) in std::mem::take(&mut self.found) {
+            if at >= open_from {
+                let text = format!(
+                    "the search for the place of writes with unknown outcomes was given up after {} steps; in the best \
+                     order found this remains: {violation}",
+                    self.steps
+                );
+                verdict.leave_open(violation.operations, text);
+            } else {
+                verdict.add(violation);
+            }
+        }
+        let operations =
+            self.matching.given().filter(|(maker, _)| matches!(maker, Maker::Operation(_))).count();
+        verdict.figures.unknown_happened = u64::try_from(operations).unwrap_or(u64::MAX);
+    }
+
+    /// Takes back all from a revision on.
+    fn rewind(&mut self, revision: i64) {
+        while self.store.revision >= revision {
+            self.store.undo();
+        }
+        self.matching.truncate(revision);
+        self.found.retain(|(at, _)| *at < revision);
+    }
+
+    /// The ways in which a revision that no answer claims can have come about.
+    fn choices(&mut self, revision: i64) -> Vec<Choice> {
+        if self.claims.contains_key(&revision) {
+            return Vec::new();
+        }
+        let seen = self.evidence.of(revision);
+        let by = self.timeline.not_after(revision).time;
+        let mut choices: Vec<Choice> = Vec::new();
+        for maker in self.candidates.makers(seen, &self.store, by) {
+            let changes = match maker {
+                Maker::LeaseEnd(lease, _) => self.store.lease_end(lease),
+                Maker::Operation(at) => match self.store.evaluate(&self.history.operations[at].request) {
+                    Some(Ok(effect)) => effect.changes,
+                    _ => continue,
+                },
+            };
+            if changes.is_empty() || changes.iter().any(|change| self.is_on_dead_lease(change, revision)) {
+                continue;
+            }
+            match choices.iter_mut().find(|choice| choice.changes == changes) {
+                Some(choice) => choice.makers.push(maker),
+                None => choices.push(Choice { changes, makers: vec![maker] }),
+            }
+        }
+        let (fitting, others): (Vec<Choice>, Vec<Choice>) =
+            choices.into_iter().partition(|choice| self.evidence.allows(revision, &choice.changes));
+        // What a lease's end takes away it takes away whole.
+        let half = |choice: &Choice| match seen.keys.is_empty() {
+            true => !self.evidence.is_covered(revision),
+            false => {
+                let is_end = matches!(choice.makers[0], Maker::LeaseEnd(..));
+                !(is_end && seen.whole) && choice.changes.iter().any(|change| seen.has(change))
+            }
+        };
+        let others: Vec<Choice> = others.into_iter().filter(half).collect();
+        let mut fitting = self.free(revision, fitting);
+        if fitting.is_empty() {
+            // Nothing fits all that was seen, so somebody was told wrong; who, the rule for watches will say.
+            fitting = self.free(revision, others);
+        }
+        fitting
+    }
+
+    /// Those ways for which there is a maker that has not made something else.
+    fn free(&mut self, revision: i64, choices: Vec<Choice>) -> Vec<Choice> {
+        let matching = &mut self.matching;
+        let free = choices.into_iter().filter(|choice| {
+            let free = matching.add(revision, &choice.makers);
+            matching.truncate(revision);
+            free
+        });
+        free.collect()
+    }
+
+    /// Whether a change that nobody saw would attach a key to a lease that has ended for certain.
+    fn is_on_dead_lease(&self, change: &Change, revision: i64) -> bool {
+        let lease = change.put.as_ref().map_or(0, |kv| kv.lease);
+        if lease == 0 || self.store.has_keys(lease) || self.evidence.of(revision).has(change) {
+            return false;
+        }
+        let ended = |end| {
+            let makers =
+                self.matching.revision_of(end).map_or(&[][..], |revision| self.matching.makers(revision));
+            !makers.is_empty()
+                && makers.iter().all(|maker| matches!(maker, Maker::LeaseEnd(id, _) if *id == lease))
+        };
+        self.candidates.is_revoked_before(lease, revision) || self.candidates.lease_ends(lease).all(ended)
+    }
+
+    /// Makes a revision and holds the answers to it.
+    fn take(&mut self, revision: i64, choice: Option<Choice>) {
+        let changes = match (self.claims.get(&revision), choice) {
+            (Some(at), _) => self.answered(revision, &self.history.operations[*at]),
+            (None, Some(choice)) => {
+                assert!(self.matching.add(revision, &choice.makers), "was tried before");
+                choice.changes
+            }
+            (None, None) => self.unexplained(revision),
+        };
+        self.store.commit(changes);
+        self.hold_answers(revision);
+    }
+
+    /// What an answered write changed.
+    fn answered(&mut self, revision: i64, op: &'a Operation) -> Vec<Change> {
+        let Some((_, response)) = op.done() else { return Vec::new() };
+        let seen = self.evidence.of(revision);
+        let effect = match self.store.evaluate(&op.request) {
+            Some(Ok(effect)) => effect,
+            refused => {
+                let text = format!("{} was answered, but had to be refused: {refused:?}", brief(op));
+                self.found.push((revision, Violation::of(Kind::WrongAnswer, &[op], text)));
+                return seen.changes();
+            }
+        };
+        self.compare(revision, op, response, &effect);
+        let shares_a_key = effect.changes.iter().any(|change| seen.keys.contains_key(&change.key));
+        if !seen.whole || shares_a_key {
+            // Where more or other things were told of these keys, the rule for watches says so.
+            return effect.changes;
+        }
+        let told: Vec<String> = seen.keys.keys().map(|key| show(key)).collect();
+        let text = format!("{}: its revision shows keys {told:?} instead", brief(op));
+        self.found.push((revision, Violation::of(Kind::LostWrite, &[op], shorten(text))));
+        seen.changes()
+    }
+
+    fn compare(&mut self, revision: i64, op: &Operation, response: &Response, effect: &Effect) {
+        if agrees(&op.request, response, &effect.response) {
+            return;
+        }
+        let text = shorten(format!("{}: answered {response:?}", brief(op)));
+        let text = format!("{text}; at its revision it is {}", shorten(format!("{:?}", effect.response)));
+        self.found.push((revision, Violation::of(Kind::WrongAnswer, &[op], text)));
+    }
+
+    /// Every answer that changed nothing follows from the state at its header's revision, be it linearizable or
+    /// serializable; and a lease that is revoked has no keys any more.
+    fn hold_answers(&mut self, revision: i64) {
+        let history = self.history;
+        for member in history.finals.iter().filter(|member| member.revision == revision) {
+            self.found.extend(members::held(member, self).map(|violation| (revision, violation)));
+        }
+        for at in self.answers.get(&revision).cloned().unwrap_or_default() {
+            let op = &history.operations[at];
+            let Some((_, response)) = op.done() else { continue };
+            if let Request::Revoke { id } = op.request {
+                if self.store.has_keys(id) {
+                    let text = format!("{}: keys of the lease are there after it", brief(op));
+                    self.found.push((revision, Violation::of(Kind::LeaseKeys, &[op], text)));
+                }
+                continue;
+            }
+            match self.store.evaluate(&op.request) {
+                Some(Ok(effect)) => {
+                    self.compare(revision, op, response, &effect);
+                    if !effect.changes.is_empty() && agrees(&op.request, response, &effect.response) {
+                        let text = format!("{}: it changed keys, but has no revision of its own", brief(op));
+                        self.found.push((revision, Violation::of(Kind::WrongAnswer, &[op], text)));
+                    }
+                }
+                Some(Err(Refusal::FutureRevision)) => {
+                    let text = format!("{}: it reads a revision that was not there", brief(op));
+                    self.found.push((revision, Violation::of(Kind::FutureRevision, &[op], text)));
+                }
+                Some(Err(refusal)) => {
+                    let text = format!("{}: it had to be refused: {refusal:?}", brief(op));
+                    self.found.push((revision, Violation::of(Kind::WrongAnswer, &[op], text)));
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// Every revision has exactly one operation, or the end of one lease, that made it.
+    fn unexplained(&mut self, revision: i64) -> Vec<Change> {
+        let seen = self.evidence.of(revision);
+        let unrecorded = &self.history.settings.unrecorded;
+        let is_unrecorded = |key: &[u8]| unrecorded.iter().any(|prefix| key.starts_with(prefix));
+        if seen.keys.is_empty() {
+            if unrecorded.is_empty() {
+                let text = format!(
+                    "revision {revision} is not there: nothing was seen of it and no write is left that made it, of {}",
+                    self.timeline.last
+                );
+                self.found.push((revision, Violation::of(Kind::RevisionGap, &[], text)));
+            }
+            return Vec::new();
+        }
+        let changes = seen.changes();
+        if !seen.keys.keys().all(|key| is_unrecorded(key)) {
+            let violation = self.explain(revision, &changes);
+            self.found.push((revision, violation));
+        }
+        changes
+    }
+
+    /// Names what may have gone wrong where a change has no operation.
+    fn explain(&self, revision: i64, changes: &[Change]) -> Violation {
+        let keys: Vec<String> = changes.iter().map(|change| show(&change.key)).collect();
+        let say = |kind, op: Option<&Operation>, why: &str| {
+            let operations: Vec<&Operation> = op.into_iter().collect();
+            let whose = op.map(brief).unwrap_or_default();
+            let text = format!("revision {revision} changes {keys:?}: {why}{whose}");
+            Violation::of(kind, &operations, shorten(text))
+        };
+        for op in self.candidates.writers_like(changes) {
+            let claimed = op.done().map(|(header, _)| header.revision);
+            match &op.outcome {
+                crate::Outcome::Refused(_) => {
+                    if let Some(Ok(effect)) = self.store.evaluate(&op.request)
+                        && effect.changes == changes
+                    {
+                        return say(Kind::RefusedHappened, Some(op), "that is ");
+                    }
+                }
+                crate::Outcome::Done(..)
+                    if op.changed() && changes.iter().any(|change| change.put.is_some()) =>
+                {
+                    let there = self.evidence.of(claimed.unwrap_or(0));
+                    let left_out = |change: &Change| there.whole && !there.keys.contains_key(&change.key);
+                    let kind = if changes.iter().all(left_out) { Kind::NotAtomic } else { Kind::WriteTwice };
+                    let text = format!("that is of the write of revision {}: ", claimed.unwrap_or(0));
+                    return say(kind, Some(op), &text);
+                }
+                crate::Outcome::Done(..) => {}
+                crate::Outcome::Unknown(_) => {
+                    if op.call > self.timeline.not_after(revision).time {
+                        return say(Kind::Order, Some(op), "it was seen before this was called: ");
+                    }
+                    let at = self.candidates.place(op);
+                    let before = at.and_then(|at| self.matching.revision_of(Maker::Operation(at)));
+                    if let Some(before) = before {
+                        return say(
+                            Kind::WriteTwice,
+                            Some(op),
+                            &format!("revision {before} was already made by "),
+                        );
+                    }
+                }
+            }
+        }
+        let lease = changes.iter().map(|change| match &change.put {
+            None => self.store.at(&change.key, revision).map_or(0, |kv| kv.lease),
+            Some(_) => 0,
+        });
+        let leases: Vec<i64> = lease.collect();
+        if let Some(lease) = leases.first().filter(|lease| **lease != 0)
+            && leases.iter().all(|other| other == lease)
+        {
+            let why = format!(
+                "these are attached to lease {lease}, but they are not all of its keys, or it had ended before"
+            );
+            return say(Kind::LeaseKeys, None, &why);
+        }
+        say(Kind::Stranger, None, "no operation does that")
+    }
+}
+
+fn index(revision: i64) -> usize {
+    usize::try_from(revision - 2).unwrap_or(0)
+}
+
+/// Goes back to the last revision at which another way is left, takes that, and says which revision it is.
+fn go_back(forks: &mut Vec<Fork>, path: &mut Vec<usize>) -> Option<i64> {
+    while let Some(fork) = forks.last_mut() {
+        if let Some(next) = fork.untried.pop() {
+            path.truncate(index(fork.revision));
+            path.push(next);
+            return Some(fork.revision);
+        }
+        forks.pop();
+    }
+    None
+}
+
+/// The first revision at which two paths differ.
+fn common(a: &[usize], b: &[usize]) -> i64 {
+    let same = a.iter().zip(b).take_while(|(a, b)| a == b).count();
+    i64::try_from(same).unwrap_or(i64::MAX).saturating_add(2)
+}

@@ -1,0 +1,31 @@
+use mainstay_oracle::check;
+
+use crate::script::{Script, Style};
+
+fn all_is_well(seed: u64, style: Style, operations: u64) {
+    let mut script = Script::new(seed, style);
+    script.some(operations);
+    if seed.is_multiple_of(3) {
+        script.locks(3);
+        script.some(20);
+    }
+    let history = script.finish();
+    let verdict = check(&history);
+    assert!(verdict.violations.is_empty(), "seed {seed}: {:#?}", &verdict.violations[..1]);
+    assert!(verdict.undecided.is_empty(), "seed {seed}: {:#?}", verdict.undecided);
+}
+
+#[test]
+fn a_right_store_is_never_blamed() {
+    for seed in 0..400 {
+        all_is_well(seed, Style::default(), 300);
+    }
+}
+
+#[test]
+fn a_right_store_is_never_blamed_where_nobody_saw_everything() {
+    for seed in 0..400 {
+        let style = Style { observed: false, unknown: 30, ..Style::default() };
+        all_is_well(seed, style, 150);
+    }
+}
