@@ -281,6 +281,7 @@ impl World {
     pub(crate) fn heal(&mut self) {
         let now = self.now();
         self.chaos = false;
+        self.operator.look_again();
         self.network.heal();
         self.trace.note(now, format_args!("all faults end"));
         for at in 0..self.places.len() {

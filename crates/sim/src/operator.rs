@@ -53,6 +53,11 @@ impl Operator {
         self.removing.contains(&id)
     }
 
+    /// Who is a member is looked up before anything else is done.
+    pub fn look_again(&mut self) {
+        self.fresh = false;
+    }
+
     /// Whether all members that there should be are there.
     pub fn is_whole(&self) -> bool {
         let voters = self.listed.iter().filter(|member| !member.learner).count();

@@ -314,6 +314,12 @@ impl World {
         let Some((header, Response::Range(range))) = crate::wire::decode(&all, answer) else {
             return Err("a dump cannot be read".to_owned());
         };
+        let own = self.places[at].id;
+        let learns = self.places[at].process.as_ref().is_some_and(|p| p.stepped.probe().learners.contains(&own));
+        if learns {
+            // It answers nothing else.
+            return Ok(Final { member: at as u64 + 1, revision: header.revision, dump: Some(range.kvs), hash: None });
+        }
         let wanted = pb::HashKvRequest { revision: header.revision }.encode_to_vec();
         let hash = self.ask_now(at, "/etcdserverpb.Maintenance/HashKV", wanted)?;
         let hash = pb::HashKvResponse::decode(hash).map_err(|e| e.to_string())?;
@@ -321,7 +327,7 @@ impl World {
             member: at as u64 + 1,
             revision: header.revision,
             dump: Some(range.kvs),
-            hash: Some((hash.hash, hash.hash_revision, hash.compact_revision)),
+            hash: Some((hash.hash, hash.hash_revision, hash.compact_revision.max(0))),
         })
     }
 }

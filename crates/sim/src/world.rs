@@ -222,7 +222,7 @@ impl World {
                 .collect(),
             watchers: Vec::new(),
             operator: Operator::default(),
-            checks: Checks::default(),
+            checks: Checks::new(profile.members),
             trace: Trace::new(prints),
             dice: Dice {
                 schedule: stream("schedule"),
@@ -325,7 +325,7 @@ impl World {
         match event {
             Event::Turn(at, life) => {
                 if let Some(process) = self.wake(at, life)
-                    && process.turn_at == now
+                    && process.turn_at <= now
                 {
                     process.turn_at = Nanos::MAX;
                     self.turn(at);
@@ -335,7 +335,7 @@ impl World {
             Event::Background(at, life) => self.background(at, life),
             Event::Timer(at, life) => {
                 if let Some(process) = self.wake(at, life)
-                    && process.timer_at == now
+                    && process.timer_at <= now
                 {
                     process.timer_at = Nanos::MAX;
                     self.trace.event(now, 1, &[at as u64]);
@@ -858,7 +858,10 @@ impl World {
                     self.schedule.at(when, Event::Messages { from: at, to, id, messages });
                 }
                 Passage::Twice(when, again) => {
-                    let copy = messages.clone();
+                    // Connections carry a message at most once; what raft's own algorithm has to bear, it gets all the
+                    // same. A proposal handed on it does not have to bear twice.
+                    let mut copy = messages.clone();
+                    copy.retain(|message| message.r#type() != MessageType::MsgProp);
                     self.schedule.at(when, Event::Messages { from: at, to, id, messages });
                     self.schedule.at(again, Event::Messages { from: at, to, id, messages: copy });
                 }
