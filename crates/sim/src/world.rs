@@ -595,6 +595,7 @@ impl World {
                 self.settle(at);
             }
             Ok(Going::Ended) => {
+                self.look(at);
                 self.settle(at);
                 self.ended(at, Ok(()));
             }
