@@ -18,7 +18,7 @@
 mod mem_disk;
 mod real_disk;
 
-pub use mem_disk::{Fault, MemDisk, SECTOR_BYTES};
+pub use mem_disk::{Fault, MemDisk, Operation, SECTOR_BYTES};
 pub use real_disk::RealDisk;
 
 use std::any::Any;

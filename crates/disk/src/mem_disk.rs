@@ -26,6 +26,27 @@ pub enum Fault {
     PowerCut,
 }
 
+/// What [`MemDisk::fail_next`] counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// Whatever changes the disk.
+    Change,
+    /// Reading a file.
+    Read,
+    /// Writing to a file.
+    Write,
+    /// Syncing a file or a directory.
+    Sync,
+}
+
+/// A fault that waits for its operation.
+struct Planned {
+    operation: Operation,
+    /// How many operations of that sort are still to come, with the one that fails.
+    left: u64,
+    fault: Fault,
+}
+
 /// A disk in memory. Clones share it.
 ///
 /// Reads see what was written at once. [`MemDisk::crash`] throws away what was not synced, sector by sector: each
@@ -49,7 +70,11 @@ struct State {
     dirs: BTreeSet<PathBuf>,
     locks: BTreeSet<PathBuf>,
     ops: u64,
+    reads: u64,
     fault: Option<(u64, Fault)>,
+    planned: Vec<Planned>,
+    /// Power went, and the disk has not come back.
+    dark: bool,
     down: Option<i32>,
     capacity_bytes: Option<u64>,
 }
@@ -92,7 +117,10 @@ impl MemDisk {
                 dirs: BTreeSet::new(),
                 locks: BTreeSet::new(),
                 ops: 0,
+                reads: 0,
                 fault: None,
+                planned: Vec::new(),
+                dark: false,
                 down: None,
                 capacity_bytes: None,
             })),
@@ -122,8 +150,72 @@ impl MemDisk {
         state.epoch += 1;
         state.locks.clear();
         state.fault = None;
+        state.planned.clear();
+        state.dark = false;
         state.down = None;
         state.ops = 0;
+    }
+
+    /// The process that uses the disk is killed, the machine goes on: what was written stays as it can be read now,
+    /// synced or not; open files and locks die. Every call fails until [`MemDisk::heal`], so that what the process
+    /// would still do while it is taken apart does nothing.
+    pub fn kill(&self) {
+        let mut state = self.state();
+        state.epoch += 1;
+        state.locks.clear();
+        state.fault = None;
+        state.planned.clear();
+        state.down = Some(libc::EIO);
+    }
+
+    /// Whether power went at an operation and [`MemDisk::crash`] has not brought the disk back.
+    pub fn is_dark(&self) -> bool {
+        self.state().dark
+    }
+
+    /// Whether every call fails.
+    pub fn is_down(&self) -> bool {
+        self.state().down.is_some()
+    }
+
+    /// Sets what goes wrong at the `nth` operation of that sort from now, counted from 1. Several may be set.
+    pub fn fail_next(&self, operation: Operation, nth: u64, fault: Fault) {
+        self.state().planned.push(Planned { operation, left: nth.max(1), fault });
+    }
+
+    /// Turns one bit of a file around, as a disk does that decays: it is read so from now on, and no sync undoes it.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such file or no such byte.
+    pub fn flip_bit(&self, path: &Path, offset: u64, bit: u8) -> io::Result<()> {
+        let mut state = self.state();
+        let id = state.lookup(path)?;
+        let node = state.nodes.get_mut(&id).ok_or_else(|| errno(libc::ENOENT))?;
+        let byte = node.data.get_mut(offset as usize).ok_or_else(|| errno(libc::EINVAL))?;
+        *byte ^= 1 << (bit % 8);
+        Ok(())
+    }
+
+    /// Whether this byte of a file is durable as it is read.
+    pub fn is_synced(&self, path: &Path, offset: u64) -> bool {
+        let state = self.state();
+        let durable = state.names_durable.get(path) == state.names.get(path);
+        let node = state.names.get(path).and_then(|id| state.nodes.get(id));
+        durable
+            && node.is_some_and(|node| {
+                let number = offset / SECTOR_BYTES as u64;
+                offset < node.len_durable
+                    && !node.undo.contains_key(&number)
+                    && !node.doomed.contains_key(&number)
+            })
+    }
+
+    /// All files with their lengths in bytes, in the order of their paths.
+    pub fn files(&self) -> Vec<(PathBuf, u64)> {
+        let state = self.state();
+        let len = |id: &u64| state.nodes.get(id).map_or(0, |node| node.data.len() as u64);
+        state.names.iter().map(|(path, id)| (path.clone(), len(id))).collect()
     }
 
     /// Sets what goes wrong, and at which operation, counted from 1 since the disk was made or last crashed.
@@ -131,11 +223,19 @@ impl MemDisk {
         self.state().fault = Some((nth, fault));
     }
 
-    /// Takes back [`MemDisk::fail_at`], and ends a fault of kind [`Fault::Always`].
+    /// Takes back [`MemDisk::fail_at`] and [`MemDisk::fail_next`], and ends a fault of kind [`Fault::Always`] and
+    /// [`MemDisk::kill`].
     pub fn heal(&self) {
         let mut state = self.state();
         state.fault = None;
-        state.down = None;
+        state.planned.clear();
+        // Power that is gone comes back with `crash` only.
+        state.down = state.dark.then_some(libc::EIO);
+    }
+
+    /// Reads so far, since the disk was made.
+    pub fn reads(&self) -> u64 {
+        self.state().reads
     }
 
     /// Changing operations so far, since the disk was made or last crashed.
@@ -195,23 +295,55 @@ impl State {
     }
 
     /// Counts one changing operation; an error is what it must fail with.
-    fn step(&mut self) -> io::Result<()> {
+    fn step(&mut self, operation: Operation) -> io::Result<()> {
         self.alive()?;
         self.ops += 1;
-        match self.fault {
-            Some((nth, fault)) if nth == self.ops => match fault {
-                Fault::Once(code) => Err(errno(code)),
-                Fault::Always(code) => {
-                    self.down = Some(code);
-                    Err(errno(code))
-                }
-                Fault::PowerCut => {
-                    self.down = Some(libc::EIO);
-                    Err(errno(libc::EIO))
-                }
-            },
-            _ => Ok(()),
+        if let Some((nth, fault)) = self.fault
+            && nth == self.ops
+        {
+            return self.strike(fault);
         }
+        self.count_down(operation)
+    }
+
+    /// Counts one read.
+    fn step_read(&mut self) -> io::Result<()> {
+        self.alive()?;
+        self.reads += 1;
+        if self.planned.is_empty() { Ok(()) } else { self.count_down(Operation::Read) }
+    }
+
+    fn count_down(&mut self, operation: Operation) -> io::Result<()> {
+        let mut due = None;
+        self.planned.retain_mut(|planned| {
+            let meant = planned.operation == operation
+                || planned.operation == Operation::Change && operation != Operation::Read;
+            if !meant {
+                return true;
+            }
+            planned.left -= 1;
+            if planned.left == 0 {
+                due = Some(planned.fault);
+            }
+            planned.left > 0
+        });
+        due.map_or(Ok(()), |fault| self.strike(fault))
+    }
+
+    fn strike(&mut self, fault: Fault) -> io::Result<()> {
+        let code = match fault {
+            Fault::Once(code) => code,
+            Fault::Always(code) => {
+                self.down = Some(code);
+                code
+            }
+            Fault::PowerCut => {
+                self.dark = true;
+                self.down = Some(libc::EIO);
+                libc::EIO
+            }
+        };
+        Err(errno(code))
     }
 
     fn room_for(&self, id: u64, len: u64) -> io::Result<()> {
@@ -342,7 +474,7 @@ impl Node {
 impl Disk for MemDisk {
     fn create_dir_all(&self, dir: &Path) -> io::Result<()> {
         let mut state = self.state();
-        state.step()?;
+        state.step(Operation::Change)?;
         let mut at = Some(dir);
         while let Some(path) = at {
             state.dirs.insert(path.to_path_buf());
@@ -353,7 +485,7 @@ impl Disk for MemDisk {
 
     fn create(&self, path: &Path) -> io::Result<Arc<dyn File>> {
         let mut state = self.state();
-        state.step()?;
+        state.step(Operation::Change)?;
         if state.names.contains_key(path) {
             return Err(errno(libc::EEXIST));
         }
@@ -376,7 +508,7 @@ impl Disk for MemDisk {
 
     fn remove(&self, path: &Path) -> io::Result<()> {
         let mut state = self.state();
-        state.step()?;
+        state.step(Operation::Change)?;
         state.lookup(path)?;
         state.rename_names(NameChange::Remove(path.to_path_buf()));
         Ok(())
@@ -384,7 +516,7 @@ impl Disk for MemDisk {
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         let mut state = self.state();
-        state.step()?;
+        state.step(Operation::Change)?;
         state.lookup(from)?;
         state.rename_names(NameChange::Rename(from.to_path_buf(), to.to_path_buf()));
         Ok(())
@@ -405,7 +537,7 @@ impl Disk for MemDisk {
 
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
         let mut state = self.state();
-        state.step()?;
+        state.step(Operation::Sync)?;
         let pending = std::mem::take(&mut state.names_pending);
         for change in pending {
             if change.touches(dir) {
@@ -479,6 +611,7 @@ impl MemFile {
 impl File for MemFile {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         let mut state = self.state()?;
+        state.step_read()?;
         self.with(&mut state, |node| {
             let start = (offset as usize).min(node.data.len());
             let end = start.saturating_add(buf.len()).min(node.data.len());
@@ -490,7 +623,7 @@ impl File for MemFile {
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
         let mut state = self.state()?;
         let end = offset + buf.len() as u64;
-        let outcome = state.step().and_then(|()| state.room_for(self.id, end));
+        let outcome = state.step(Operation::Write).and_then(|()| state.room_for(self.id, end));
         let taken = match outcome {
             Ok(()) => buf.len(),
             Err(_) => {
@@ -513,11 +646,11 @@ impl File for MemFile {
 
     fn sync_data(&self) -> io::Result<()> {
         let mut state = self.state()?;
-        match state.step() {
+        match state.step(Operation::Sync) {
             Ok(()) => self.with(&mut state, Node::sync),
             Err(error) => {
                 // After a power cut the sectors stay undecided: `crash` throws the dice for them.
-                if !matches!(state.fault, Some((_, Fault::PowerCut))) {
+                if !state.dark {
                     self.with(&mut state, Node::sync_failed)?;
                 }
                 Err(error)
@@ -531,7 +664,7 @@ impl File for MemFile {
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         let mut state = self.state()?;
-        state.step()?;
+        state.step(Operation::Change)?;
         // A length that no memory holds is the test's error or a damaged file's: refuse it as a disk would.
         if len > u64::from(u32::MAX) {
             return Err(errno(libc::EFBIG));
@@ -542,7 +675,7 @@ impl File for MemFile {
 
     fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
         let mut state = self.state()?;
-        state.step()?;
+        state.step(Operation::Change)?;
         let end = offset.saturating_add(len);
         if end > u64::from(u32::MAX) {
             return Err(errno(libc::EFBIG));
@@ -650,6 +783,64 @@ mod tests {
         disk.remove(&path).unwrap();
         other.allocate(0, 800).unwrap();
         assert_eq!(disk.space(&path).unwrap(), DiskSpace { free_bytes: 200, total_bytes: 1000 });
+    }
+
+    #[test]
+    fn a_killed_process_leaves_what_it_wrote_to_the_next_but_not_to_a_power_cut() {
+        let (disk, path) = disk(7);
+        let file = disk.create(&path).unwrap();
+        let lock = disk.lock(Path::new("/d/lock")).unwrap();
+        file.write_at(&[1; SECTOR_BYTES], 0).unwrap();
+        disk.kill();
+        assert!(file.sync_data().is_err() && disk.open(&path).is_err());
+        drop(lock);
+        disk.heal();
+        assert!(file.sync_data().is_err(), "a file of the killed process is dead");
+        let _lock = disk.lock(Path::new("/d/lock")).unwrap();
+        assert!(!disk.is_synced(&path, 0));
+        let again = disk.open(&path).unwrap();
+        let mut read = [0; SECTOR_BYTES];
+        again.read_exact_at(&mut read, 0).unwrap();
+        assert_eq!(read, [1; SECTOR_BYTES]);
+        again.sync_data().unwrap();
+        disk.sync_dir(Path::new("/d")).unwrap();
+        assert!(disk.is_synced(&path, 0));
+        disk.crash();
+        assert_eq!(disk.contents(&path).unwrap(), [1; SECTOR_BYTES]);
+    }
+
+    #[test]
+    fn faults_wait_for_their_sort_of_operation() {
+        let (disk, path) = disk(7);
+        let file = disk.create(&path).unwrap();
+        disk.fail_next(Operation::Sync, 2, Fault::Once(libc::EIO));
+        disk.fail_next(Operation::Read, 1, Fault::Once(libc::EIO));
+        file.write_at(&[1; 8], 0).unwrap();
+        file.sync_data().unwrap();
+        file.write_at(&[1; 8], 0).unwrap();
+        assert!(file.read_at(&mut [0; 8], 0).is_err());
+        assert!(file.read_at(&mut [0; 8], 0).is_ok());
+        assert!(file.sync_data().is_err());
+        file.sync_data().unwrap();
+        disk.fail_next(Operation::Change, 2, Fault::PowerCut);
+        file.write_at(&[2; 8], 0).unwrap();
+        assert!(!disk.is_dark());
+        assert!(file.sync_data().is_err());
+        disk.heal();
+        assert!(disk.is_dark() && disk.is_down(), "only a crash brings power back");
+        disk.crash();
+        assert!(!disk.is_down() && disk.open(&path).is_ok() | !disk.exists(&path).unwrap());
+    }
+
+    #[test]
+    fn a_flipped_bit_is_read_and_survives() {
+        let (disk, path) = disk(7);
+        disk.plant(&path, vec![0; 4]);
+        disk.flip_bit(&path, 2, 3).unwrap();
+        assert!(disk.flip_bit(&path, 4, 3).is_err());
+        disk.crash();
+        assert_eq!(disk.contents(&path).unwrap(), [0, 0, 8, 0]);
+        assert_eq!(disk.files(), [(path, 4)]);
     }
 
     #[test]

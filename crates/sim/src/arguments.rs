@@ -1,0 +1,194 @@
+//! What the command line asks for.
+
+use std::time::Duration;
+
+use mainstay_sim::Options;
+use mainstay_sim::profile::{Fault, Work};
+use planted::Bug;
+
+/// How to call it.
+pub const USAGE: &str = "\
+mainstay-sim: simulates clusters of Mainstay; a seed decides everything
+
+  mainstay-sim [--seeds N] [--from S] [--jobs J] [--minutes M] [--keep-going]
+        runs seeds S, S+1, ... in J processes until N are done or M minutes are over
+  mainstay-sim --seed S [--trace] [--until EVENTS]
+        runs one seed, and prints what happens
+  mainstay-sim --seed S --minimise
+        looks for the fewest faults and the least work with which the seed still fails
+  mainstay-sim --hunt [--seeds N] [--jobs J] [--bug NAME]
+        plants each bug (or one) and prints how many seeds it takes to be found, N at most
+  mainstay-sim --bugs
+        lists the bugs that can be planted
+
+  --without A,B        faults that do not happen
+  --no-work A,B        work that clients do not do
+  --chaos SECONDS      how long faults happen
+  --clients N          clients at most
+  --bug NAME           plants a bug (needs a build with --features planted)
+
+Exits with 1 if something did not hold.";
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Print the usage.
+    Help,
+    /// List the bugs.
+    Bugs,
+    /// Run one seed.
+    One(u64),
+    /// Run seeds from this one on, in steps, for the process that asked for it.
+    Worker {
+        /// The first.
+        from: u64,
+        /// To the next.
+        step: u64,
+    },
+    /// Run many.
+    Many,
+    /// Shrink a failure.
+    Minimise(u64),
+    /// Look for planted bugs.
+    Hunt,
+}
+
+/// What the command line asks for.
+#[derive(Clone, Debug)]
+pub struct Arguments {
+    /// What is to be done.
+    pub mode: Mode,
+    /// How to run each seed.
+    pub options: Options,
+    /// How many seeds.
+    pub seeds: Option<u64>,
+    /// The first one.
+    pub from: u64,
+    /// Processes at once.
+    pub jobs: u64,
+    /// How long at most.
+    pub time: Option<Duration>,
+    /// Goes on behind the first failure.
+    pub keep_going: bool,
+    /// The bug to plant.
+    pub bug: Option<Bug>,
+}
+
+fn number(name: &str, value: Option<String>) -> Result<u64, String> {
+    let value = value.ok_or_else(|| format!("{name} needs a number"))?;
+    value.parse().map_err(|_| format!("{name} needs a number, not {value:?}"))
+}
+
+fn kinds<K: Copy>(
+    name: &str,
+    value: Option<String>,
+    all: &[K],
+    name_of: impl Fn(K) -> &'static str,
+) -> Result<Vec<K>, String> {
+    let value = value.ok_or_else(|| format!("{name} needs a list"))?;
+    value
+        .split(',')
+        .filter(|word| !word.is_empty())
+        .map(|word| {
+            all.iter().copied().find(|kind| name_of(*kind) == word).ok_or_else(|| {
+                let known: Vec<&str> = all.iter().map(|kind| name_of(*kind)).collect();
+                format!("{name} does not know {word:?}; it knows {}", known.join(","))
+            })
+        })
+        .collect()
+}
+
+impl Arguments {
+    /// Reads the words behind the program's name.
+    pub fn parse(words: impl Iterator<Item = String>) -> Result<Arguments, String> {
+        let mut arguments = Arguments {
+            mode: Mode::Many,
+            options: Options::default(),
+            seeds: None,
+            from: 0,
+            jobs: 2,
+            time: None,
+            keep_going: false,
+            bug: None,
+        };
+        let (mut seed, mut minimises, mut worker) = (None, false, None);
+        let mut words = words;
+        while let Some(word) = words.next() {
+            let (name, given) = match word.split_once('=') {
+                Some((name, value)) => (name.to_owned(), Some(value.to_owned())),
+                None => (word, None),
+            };
+            let mut value = || given.clone().or_else(|| words.next());
+            match name.as_str() {
+                "--help" | "-h" => arguments.mode = Mode::Help,
+                "--bugs" => arguments.mode = Mode::Bugs,
+                "--hunt" => arguments.mode = Mode::Hunt,
+                "--minimise" => minimises = true,
+                "--keep-going" => arguments.keep_going = true,
+                "--trace" => arguments.options.prints = true,
+                "--seed" => seed = Some(number(&name, value())?),
+                "--seeds" => arguments.seeds = Some(number(&name, value())?),
+                "--from" => arguments.from = number(&name, value())?,
+                "--jobs" => arguments.jobs = number(&name, value())?.max(1),
+                "--minutes" => arguments.time = Some(Duration::from_secs(60 * number(&name, value())?)),
+                "--until" => arguments.options.until = Some(number(&name, value())?),
+                "--chaos" => arguments.options.chaos = Some(number(&name, value())? * 1_000_000_000),
+                "--clients" => {
+                    arguments.options.clients_max =
+                        Some(usize::try_from(number(&name, value())?).unwrap_or(1));
+                }
+                "--without" => {
+                    arguments.options.without_faults = kinds(&name, value(), Fault::ALL, Fault::name)?;
+                }
+                "--no-work" => arguments.options.without_work = kinds(&name, value(), Work::ALL, Work::name)?,
+                "--worker" => worker = Some(number(&name, value())?),
+                "--bug" => {
+                    if !cfg!(feature = "planted") {
+                        return Err(
+                            "this build has no planted bugs: build it with --features planted".to_owned()
+                        );
+                    }
+                    arguments.bug = kinds(&name, value(), Bug::ALL, Bug::name)?.first().copied();
+                }
+                _ => return Err(format!("there is no option {name}")),
+            }
+        }
+        if let Some(step) = worker {
+            arguments.mode = Mode::Worker { from: arguments.from, step };
+        } else if let Some(seed) = seed {
+            arguments.mode = if minimises { Mode::Minimise(seed) } else { Mode::One(seed) };
+        }
+        if arguments.mode == Mode::Hunt && !cfg!(feature = "planted") {
+            return Err("this build has no planted bugs: build it with --features planted".to_owned());
+        }
+        Ok(arguments)
+    }
+
+    /// The words that give the same options again.
+    pub fn words(&self) -> Vec<String> {
+        let mut words = Vec::new();
+        let names: Vec<&str> = self.options.without_faults.iter().map(|fault| fault.name()).collect();
+        if !names.is_empty() {
+            words.push(format!("--without={}", names.join(",")));
+        }
+        let names: Vec<&str> = self.options.without_work.iter().map(|work| work.name()).collect();
+        if !names.is_empty() {
+            words.push(format!("--no-work={}", names.join(",")));
+        }
+        if let Some(chaos) = self.options.chaos {
+            words.push(format!("--chaos={}", chaos / 1_000_000_000));
+        }
+        if let Some(clients) = self.options.clients_max {
+            words.push(format!("--clients={clients}"));
+        }
+        if let Some(bug) = self.bug {
+            words.push(format!("--bug={}", bug.name()));
+        }
+        words
+    }
+
+    /// As [`Arguments::words`], to be typed.
+    pub fn again(&self) -> String {
+        self.words().iter().map(|word| format!("{word} ")).collect()
+    }
+}

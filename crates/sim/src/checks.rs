@@ -1,0 +1,379 @@
+//! What must hold at every step, whatever goes wrong: raft's five properties, and what Mainstay adds to them.
+
+use std::collections::BTreeMap;
+
+use machine::StateTrail;
+
+use crate::network::Host;
+
+/// What a member shows of itself after a step.
+#[derive(Clone, Debug, Default)]
+pub struct Standing {
+    /// Its id.
+    pub id: u64,
+    /// Which life of its process.
+    pub life: u64,
+    /// Whether it leads.
+    pub leads: bool,
+    /// Its term.
+    pub term: u64,
+    /// The last entry it knows to be committed.
+    pub commit: u64,
+    /// The last entry it has applied.
+    pub applied: u64,
+    /// The term of that one.
+    pub applied_term: u64,
+    /// The first and the last entry of its log.
+    pub first: u64,
+    /// See `first`.
+    pub last: u64,
+    /// The last entry that is durable.
+    pub synced: u64,
+    /// Who votes, as far as it knows.
+    pub voters: Vec<u64>,
+    /// The revision of its store.
+    pub revision: i64,
+}
+
+/// What is durable of one member's log: terms of the entries behind `base`.
+#[derive(Clone, Debug, Default)]
+struct Durable {
+    base: u64,
+    terms: Vec<u64>,
+}
+
+impl Durable {
+    fn last(&self) -> u64 {
+        self.base + self.terms.len() as u64
+    }
+
+    fn term(&self, index: u64) -> Option<u64> {
+        let at = index.checked_sub(self.base + 1)?;
+        self.terms.get(usize::try_from(at).ok()?).copied()
+    }
+
+    /// Follows the log: entries that differ are found from the end, since equal ones have equal ones before them.
+    fn follow(&mut self, first: u64, synced: u64, term: &dyn Fn(u64) -> Option<u64>) {
+        if self.last() + 1 < first || self.base >= synced {
+            // It took over a state: the log begins anew.
+            *self = Durable { base: first.saturating_sub(1).min(synced), terms: Vec::new() };
+        }
+        let len = usize::try_from(synced.saturating_sub(self.base)).unwrap_or(0);
+        self.terms.truncate(len);
+        let known = self.terms.len();
+        self.terms.resize(len, 0);
+        for at in (0..len).rev() {
+            let index = self.base + at as u64 + 1;
+            let Some(now) = term(index) else { continue };
+            if at < known && self.terms[at] == now {
+                break;
+            }
+            self.terms[at] = now;
+        }
+    }
+}
+
+/// Everything known about the run so far.
+#[derive(Default)]
+pub struct Checks {
+    /// Entries that every first member begins with, committed by agreement.
+    founding: u64,
+    /// Who led in a term.
+    leaders: BTreeMap<u64, u64>,
+    /// The terms of all committed entries, and in which term each was first seen to be committed.
+    committed: Vec<(u64, u64)>,
+    /// By index: revision and hash of the state after it.
+    states: BTreeMap<u64, (i64, u64)>,
+    members: BTreeMap<Host, Member>,
+}
+
+#[derive(Default)]
+struct Member {
+    standing: Standing,
+    durable: Durable,
+    hashed: u64,
+    /// The highest term of a message that promised something.
+    promised: u64,
+}
+
+impl Checks {
+    /// For a cluster that is formed by so many members.
+    pub fn new(members: usize) -> Checks {
+        Checks { founding: members as u64, ..Checks::default() }
+    }
+
+    /// The number of committed entries.
+    pub fn commit(&self) -> u64 {
+        self.committed.len() as u64
+    }
+
+    /// How far a member was when it was looked at last.
+    pub fn standing(&self, place: Host) -> Option<&Standing> {
+        self.members.get(&place).map(|member| &member.standing)
+    }
+
+    /// The revision of the store after all committed entries that somebody has applied.
+    pub fn revision(&self) -> i64 {
+        self.states.last_key_value().map_or(1, |(_, (revision, _))| *revision)
+    }
+
+    /// The member at this place has lost its data, on purpose, and a new one takes its place.
+    pub fn forget(&mut self, place: Host) {
+        self.members.remove(&place);
+    }
+
+    /// A member sends a message that promises something: it has to be in this term for ever.
+    ///
+    /// # Errors
+    ///
+    /// What is promised is not durable.
+    pub fn promises(&mut self, place: Host, term: u64, stored_through: Option<u64>) -> Result<(), String> {
+        let member = self.members.entry(place).or_default();
+        member.promised = member.promised.max(term);
+        if let Some(index) = stored_through
+            && index > member.durable.last()
+        {
+            return Err(format!(
+                "member {} says that it has stored entry {index}, but only {} is durable",
+                place,
+                member.durable.last()
+            ));
+        }
+        Ok(())
+    }
+
+    /// Looks at a member after a step.
+    ///
+    /// # Errors
+    ///
+    /// The property that does not hold.
+    pub fn look(
+        &mut self,
+        place: Host,
+        now: Standing,
+        term: &dyn Fn(u64) -> Option<u64>,
+        trail: &dyn Fn(u64) -> StateTrail,
+    ) -> Result<(), String> {
+        let before = self.members.entry(place).or_default();
+        let life_goes_on = before.standing.life == now.life;
+        if life_goes_on {
+            let was = &before.standing;
+            if now.term < was.term || now.commit < was.commit || now.applied < was.applied {
+                return Err(format!("member {place} went back: from {was:?} to {now:?}"));
+            }
+        } else {
+            self.returned(place, &now, term)?;
+        }
+        if now.applied > now.commit {
+            return Err(format!(
+                "member {place} has applied {} but only {} is committed",
+                now.applied, now.commit
+            ));
+        }
+        let was_voters = self.members.get(&place).map(|m| m.standing.voters.clone()).unwrap_or_default();
+        let moved = {
+            let member = self.members.entry(place).or_default();
+            let was = &member.standing;
+            let quiet = life_goes_on
+                && (was.term, was.commit, was.applied, was.last, was.synced, was.leads)
+                    == (now.term, now.commit, now.applied, now.last, now.synced, now.leads);
+            if !quiet {
+                member.durable.follow(now.first, now.synced, term);
+            }
+            member.standing = now.clone();
+            !quiet
+        };
+        if !moved {
+            return Ok(());
+        }
+        if now.leads {
+            self.led(place, &now, term)?;
+        }
+        self.commits(place, &now, &was_voters, term)?;
+        self.applies(place, &now, trail)
+    }
+
+    /// A process has been started again: nothing that it promised may be gone.
+    fn returned(
+        &mut self,
+        place: Host,
+        now: &Standing,
+        term: &dyn Fn(u64) -> Option<u64>,
+    ) -> Result<(), String> {
+        let commit = self.commit();
+        let Some(before) = self.members.get_mut(&place) else { return Ok(()) };
+        if before.standing.life == 0 {
+            return Ok(());
+        }
+        if now.term < before.promised {
+            return Err(format!(
+                "member {place} came back in term {}, but had promised something in term {}",
+                now.term, before.promised
+            ));
+        }
+        let last = before.durable.last().min(commit);
+        if now.last < last {
+            return Err(format!(
+                "member {place} came back with entries up to {}, but had {last} durable",
+                now.last
+            ));
+        }
+        for index in before.durable.base + 1..=last {
+            let (was, is) = (before.durable.term(index), term(index));
+            if index >= now.first && is != was {
+                return Err(format!(
+                    "member {place} came back with entry {index} of term {is:?}, was {was:?}"
+                ));
+            }
+        }
+        before.hashed = 0;
+        Ok(())
+    }
+
+    fn led(&mut self, place: Host, now: &Standing, term: &dyn Fn(u64) -> Option<u64>) -> Result<(), String> {
+        match self.leaders.get(&now.term) {
+            Some(id) if *id == now.id => return Ok(()),
+            Some(other) => {
+                return Err(format!("two leaders in term {}: {other:x} and {:x}", now.term, now.id));
+            }
+            None => {
+                self.leaders.insert(now.term, now.id);
+            }
+        }
+        for (at, (entry_term, commit_term)) in self.committed.iter().enumerate() {
+            let index = at as u64 + 1;
+            let missing = index > now.last || index >= now.first && term(index) != Some(*entry_term);
+            if *commit_term < now.term && missing {
+                return Err(format!(
+                    "member {place} leads in term {} without entry {index} of term {entry_term}, committed in \
+                     term {commit_term}",
+                    now.term
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn commits(
+        &mut self,
+        place: Host,
+        now: &Standing,
+        was_voters: &[u64],
+        term: &dyn Fn(u64) -> Option<u64>,
+    ) -> Result<(), String> {
+        for index in self.commit() + 1..=now.commit {
+            let Some(entry_term) = term(index) else {
+                return Err(format!("member {place} knows entry {index} to be committed, but not its term"));
+            };
+            if index <= self.founding {
+                self.committed.push((entry_term, 0));
+                continue;
+            }
+            for voters in [&now.voters[..], was_voters] {
+                let stored = voters.iter().filter(|id| self.has(**id, index, entry_term)).count();
+                if stored * 2 > voters.len() {
+                    self.committed.push((entry_term, now.term));
+                    break;
+                }
+            }
+            if self.commit() < index {
+                return Err(format!(
+                    "entry {index} of term {entry_term} is committed at member {place}, but not durable at a majority \
+                     of {:x?}",
+                    now.voters
+                ));
+            }
+        }
+        // What it knows to be committed is what everybody knows; a look at the last ones is enough every time.
+        let newest = now.commit.min(self.commit());
+        for index in newest.saturating_sub(4).max(now.first)..=newest {
+            if index == 0 {
+                continue;
+            }
+            let known = self.committed[usize::try_from(index - 1).unwrap_or(0)].0;
+            if let Some(own) = term(index)
+                && own != known
+            {
+                return Err(format!(
+                    "entry {index} is committed with term {known}, at member {place} with {own}"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn has(&self, id: u64, index: u64, term: u64) -> bool {
+        self.members.values().any(|member| {
+            member.standing.id == id
+                && (member.durable.term(index) == Some(term)
+                    // What a snapshot covers is stored as well.
+                    || member.durable.base >= index && member.durable.base > 0)
+        })
+    }
+
+    fn applies(
+        &mut self,
+        place: Host,
+        now: &Standing,
+        trail: &dyn Fn(u64) -> StateTrail,
+    ) -> Result<(), String> {
+        if now.applied > 0 {
+            let known = usize::try_from(now.applied - 1).ok().and_then(|at| self.committed.get(at));
+            if known.is_none_or(|(term, _)| *term != now.applied_term) {
+                return Err(format!(
+                    "member {place} applied entry {} of term {}, committed is {known:?}",
+                    now.applied, now.applied_term
+                ));
+            }
+        }
+        let Some(member) = self.members.get_mut(&place) else { return Ok(()) };
+        if member.hashed >= now.applied {
+            return Ok(());
+        }
+        for point in &trail(member.hashed).points {
+            let state = (point.revision, point.hash);
+            // A machine that was restored begins with a point of its own: nothing changed at that entry.
+            let newest = self.states.last_key_value().map_or(0, |(index, _)| *index);
+            let known = match self.states.range(..=point.index).next_back() {
+                _ if point.index > newest => *self.states.entry(point.index).or_insert(state),
+                Some((_, known)) => *known,
+                None => continue,
+            };
+            if known != state {
+                return Err(format!(
+                    "the state of member {place} after entry {} is {state:x?}, that of another was {known:x?}",
+                    point.index
+                ));
+            }
+        }
+        member.hashed = now.applied;
+        Ok(())
+    }
+
+    /// Compares all durable logs with each other.
+    ///
+    /// # Errors
+    ///
+    /// Two logs with an entry in common differ before it.
+    pub fn compare_logs(&self) -> Result<(), String> {
+        let members: Vec<(&Host, &Member)> = self.members.iter().collect();
+        for (at, (place, a)) in members.iter().enumerate() {
+            for (other, b) in &members[at + 1..] {
+                let first = a.durable.base.max(b.durable.base) + 1;
+                let last = a.durable.last().min(b.durable.last());
+                let mut matched = false;
+                for index in (first..=last).rev() {
+                    let (mine, theirs) = (a.durable.term(index), b.durable.term(index));
+                    if matched && mine != theirs {
+                        return Err(format!(
+                            "members {place} and {other} have an entry in common, but entry {index} differs: {mine:?} \
+                             and {theirs:?}"
+                        ));
+                    }
+                    matched |= mine == theirs;
+                }
+            }
+        }
+        Ok(())
+    }
+}

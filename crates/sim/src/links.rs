@@ -1,0 +1,162 @@
+//! A member's ways to the others: what it wants sent gathers here until the world takes it.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use api::raftpb::Message;
+use bytes::Bytes;
+use peer::{Figures, SnapshotSource, Target};
+use server::peer_links::{Answered, PeerLinks};
+use tokio::sync::oneshot;
+
+use crate::network::Host;
+
+/// The port of members' peer URLs.
+const PORT: u16 = 2380;
+
+/// The peer URL of the member at this place.
+pub fn url(place: Host) -> String {
+    format!("http://10.0.{}.{}:{PORT}", place / 250, place % 250 + 1)
+}
+
+/// The place that a peer URL names.
+pub fn place_of(url: &str) -> Option<Host> {
+    let address = url.strip_prefix("http://")?.split(':').next()?;
+    let mut parts = address.split('.').skip(2);
+    let high: Host = parts.next()?.parse().ok()?;
+    let low: Host = parts.next()?.parse().ok()?;
+    Some(high * 250 + low.checked_sub(1)?)
+}
+
+/// Tells whoever asked.
+pub type Answer = oneshot::Sender<Result<http::Response<Bytes>, String>>;
+
+/// What a member wants sent.
+pub enum Outgoing {
+    /// Messages of raft.
+    Messages(Vec<Message>),
+    /// Its state.
+    Snapshot(Message, Box<dyn SnapshotSource>),
+    /// A request outside of raft.
+    Request {
+        /// To whom.
+        target: Target,
+        /// The request.
+        request: http::Request<Bytes>,
+        /// How long the answer may take.
+        timeout: Duration,
+        /// Who waits for it.
+        answer: Answer,
+    },
+}
+
+#[derive(Default)]
+struct State {
+    outgoing: Vec<Outgoing>,
+    members: BTreeMap<u64, Host>,
+    active: BTreeMap<u64, Instant>,
+    closed: bool,
+}
+
+/// One process's links.
+#[derive(Default)]
+pub struct Links {
+    state: Mutex<State>,
+}
+
+impl Links {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes what is to be sent.
+    pub fn take(&self) -> Vec<Outgoing> {
+        std::mem::take(&mut self.state().outgoing)
+    }
+
+    /// Where a member is, as far as this one knows.
+    pub fn place_of(&self, id: u64) -> Option<Host> {
+        self.state().members.get(&id).copied()
+    }
+
+    /// The other members that this one knows, and where they are.
+    pub fn members(&self) -> Vec<(u64, Host)> {
+        self.state().members.iter().map(|(id, place)| (*id, *place)).collect()
+    }
+
+    /// Whether a connection to this member is up.
+    pub fn is_active(&self, id: u64) -> bool {
+        self.state().active.contains_key(&id)
+    }
+
+    /// A connection came up.
+    pub fn connected(&self, id: u64, now: Instant) {
+        self.state().active.entry(id).or_insert(now);
+    }
+
+    /// A connection broke.
+    pub fn disconnected(&self, id: u64) {
+        self.state().active.remove(&id);
+    }
+}
+
+impl PeerLinks for Links {
+    fn send(&self, messages: Vec<Message>) {
+        let mut state = self.state();
+        if !state.closed && !messages.is_empty() {
+            state.outgoing.push(Outgoing::Messages(messages));
+        }
+    }
+
+    fn set_members(&self, members: Vec<(u64, Vec<String>)>) {
+        let mut state = self.state();
+        let places =
+            members.iter().filter_map(|(id, urls)| Some((*id, urls.iter().find_map(|u| place_of(u))?)));
+        state.members = places.collect();
+        let State { members, active, .. } = &mut *state;
+        active.retain(|id, _| members.contains_key(id));
+    }
+
+    fn send_snapshot(&self, message: Message, source: Box<dyn SnapshotSource>) {
+        let mut state = self.state();
+        if !state.closed {
+            state.outgoing.push(Outgoing::Snapshot(message, source));
+        }
+    }
+
+    fn active_since(&self, id: u64) -> Option<Instant> {
+        self.state().active.get(&id).copied()
+    }
+
+    fn request(&self, target: Target, request: http::Request<Bytes>, timeout: Duration) -> Answered {
+        let (answer, answered) = oneshot::channel();
+        let mut state = self.state();
+        if !state.closed {
+            state.outgoing.push(Outgoing::Request { target, request, timeout, answer });
+        }
+        drop(state);
+        Box::pin(async move { answered.await.unwrap_or_else(|_| Err("the member is stopping".to_owned())) })
+    }
+
+    fn figures(&self) -> Figures {
+        Figures::default()
+    }
+
+    fn close(&self) {
+        self.state().closed = true;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_name_places() {
+        for place in [0, 1, 249, 250, 999] {
+            assert_eq!(place_of(&url(place)), Some(place));
+        }
+        assert_eq!(place_of("http://localhost:2380"), None);
+    }
+}

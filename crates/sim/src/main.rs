@@ -1,0 +1,66 @@
+//! The simulator on the command line: many seeds, one seed step by step, and the hunt for planted bugs.
+//!
+//! Seeds run in processes of their own, so that one which aborts ends nobody else's.
+
+mod arguments;
+mod crew;
+mod hunt;
+mod minimise;
+
+use std::process::ExitCode;
+
+use arguments::{Arguments, Mode};
+use mainstay_sim::{Report, run};
+
+fn main() -> ExitCode {
+    let arguments = match Arguments::parse(std::env::args().skip(1)) {
+        Ok(arguments) => arguments,
+        Err(why) => {
+            eprintln!("{why}\n\n{}", arguments::USAGE);
+            return ExitCode::from(2);
+        }
+    };
+    planted::plant(arguments.bug);
+    match arguments.mode {
+        Mode::Help => {
+            println!("{}", arguments::USAGE);
+            ExitCode::SUCCESS
+        }
+        Mode::Bugs => {
+            for bug in planted::Bug::ALL {
+                println!("{:32} {}", bug.name(), bug.about());
+            }
+            ExitCode::SUCCESS
+        }
+        Mode::One(seed) => one(seed, &arguments),
+        Mode::Worker { from, step } => crew::work(from, step, &arguments),
+        Mode::Many => crew::run(&arguments),
+        Mode::Minimise(seed) => minimise::run(seed, &arguments),
+        Mode::Hunt => hunt::run(&arguments),
+    }
+}
+
+fn one(seed: u64, arguments: &Arguments) -> ExitCode {
+    let report = run(seed, &arguments.options);
+    describe(&report, arguments);
+    if report.violation.is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+fn describe(report: &Report, arguments: &Arguments) {
+    println!(
+        "seed {}: {} virtual seconds, {} events, digest {:016x}, undecided {}",
+        report.seed,
+        report.lasted / 1_000_000_000,
+        report.events,
+        report.digest,
+        report.undecided
+    );
+    println!("{:?}", report.counts);
+    if let Some(violation) = &report.violation {
+        if !arguments.options.prints {
+            report.last.iter().for_each(|line| println!("  {line}"));
+        }
+        println!("violation: {violation}");
+        println!("again: mainstay-sim --seed {} {}--trace", report.seed, arguments.again());
+    }
+}

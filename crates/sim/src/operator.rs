@@ -1,0 +1,246 @@
+//! Whoever runs the cluster: replaces lost members, adds, promotes and removes others, and looks after things.
+//!
+//! Every answer may be lost; then it looks who is a member before it goes on.
+
+use std::collections::BTreeSet;
+
+use api::etcdserverpb as pb;
+use prost::Message as _;
+use server::stepped::{Beginning, Identity};
+
+use crate::links::{place_of, url};
+use crate::member::{Caller, Heard, Place};
+use crate::network::Host;
+use crate::profile::Work;
+use crate::schedule::{MILLI, SECOND};
+use crate::world::{Calling, Event, World};
+
+/// What it is waiting for.
+enum Doing {
+    List,
+    Add,
+    Promote,
+    Remove,
+    Other,
+}
+
+/// A member as it was listed.
+#[derive(Clone, Debug)]
+struct Listed {
+    id: u64,
+    place: Host,
+    learner: bool,
+    urls: Vec<String>,
+}
+
+/// Whoever runs the cluster.
+#[derive(Default)]
+pub(crate) struct Operator {
+    pending: Option<(u64, Doing)>,
+    listed: Vec<Listed>,
+    /// Nothing was changed since the members were listed.
+    fresh: bool,
+    /// Members that were to be removed, whether or not they were.
+    removing: BTreeSet<u64>,
+    voters_wanted: usize,
+    /// Places that a member was to be added at.
+    adding: BTreeSet<Host>,
+}
+
+impl Operator {
+    /// Whether this member was to be removed.
+    pub fn is_removed(&self, id: u64) -> bool {
+        self.removing.contains(&id)
+    }
+
+    /// Who is a member is looked up before anything else is done.
+    pub fn look_again(&mut self) {
+        self.fresh = false;
+    }
+
+    /// Whether all members that there should be are there.
+    pub fn is_whole(&self) -> bool {
+        let voters = self.listed.iter().filter(|member| !member.learner).count();
+        self.fresh && voters >= self.voters_wanted && voters == self.listed.len() && self.adding.is_empty()
+    }
+}
+
+impl World {
+    pub(crate) fn operate(&mut self) {
+        let delay = self.dice.operator.around(SECOND) + 100 * MILLI;
+        self.schedule.after(delay, Event::Operator);
+        self.operator.voters_wanted = self.profile.members;
+        if self.operator.pending.is_some() {
+            return;
+        }
+        let running: Vec<Host> =
+            self.places.iter().filter(|place| place.process.is_some()).map(|place| place.number).collect();
+        if running.is_empty() {
+            return;
+        }
+        let at = self.dice.operator.pick(&running);
+        if !self.operator.fresh {
+            let list = pb::MemberListRequest { linearizable: true };
+            return self.operator_call(
+                at,
+                "/etcdserverpb.Cluster/MemberList",
+                list.encode_to_vec(),
+                Doing::List,
+            );
+        }
+        if self.chaos {
+            self.look_after(at);
+        }
+    }
+
+    fn look_after(&mut self, at: Host) {
+        let listed = self.operator.listed.clone();
+        let lost = listed.iter().find(|member| self.places[member.place].lost);
+        if let Some(lost) = lost {
+            return self.remove(at, lost.id);
+        }
+        let voters = listed.iter().filter(|member| !member.learner).count();
+        let learner = listed.iter().find(|member| member.learner);
+        if let Some(learner) = learner
+            && self.dice.operator.one_in(2)
+        {
+            let promote = pb::MemberPromoteRequest { id: learner.id };
+            let path = "/etcdserverpb.Cluster/MemberPromote";
+            return self.operator_call(at, path, promote.encode_to_vec(), Doing::Promote);
+        }
+        if voters < self.profile.members && learner.is_none() {
+            return self.add(at);
+        }
+        let choice = self.dice.operator.below(8);
+        if self.profile.works(Work::Members) && choice < 3 {
+            if voters > 3 && choice < 2 {
+                let member = &listed[self.dice.operator.place(listed.len())];
+                return self.remove(at, member.id);
+            }
+            if listed.len() < self.profile.members + 2 && self.places.len() < 12 {
+                return self.add(at);
+            }
+        }
+        if self.profile.works(Work::MoveLeader) && choice < 5 {
+            let target_id = listed[self.dice.operator.place(listed.len())].id;
+            let leads = |place: &&Place| {
+                place.process.is_some() && self.checks.standing(place.number).is_some_and(|s| s.leads)
+            };
+            let leader = self.places.iter().filter(leads).map(|place| place.number).next_back();
+            let message = pb::MoveLeaderRequest { target_id }.encode_to_vec();
+            let path = "/etcdserverpb.Maintenance/MoveLeader";
+            return self.operator_call(leader.unwrap_or(at), path, message, Doing::Other);
+        }
+        if self.profile.works(Work::Maintenance) {
+            let (path, message) = match choice % 4 {
+                0 => ("/etcdserverpb.Maintenance/Defragment", Vec::new()),
+                1 => ("/etcdserverpb.Maintenance/Status", Vec::new()),
+                2 => ("/etcdserverpb.Maintenance/HashKV", pb::HashKvRequest { revision: 0 }.encode_to_vec()),
+                _ => ("/etcdserverpb.Maintenance/Alarm", pb::AlarmRequest::default().encode_to_vec()),
+            };
+            self.operator_call(at, path, message, Doing::Other);
+        }
+    }
+
+    fn operator_call(&mut self, at: Host, path: &'static str, message: Vec<u8>, doing: Doing) {
+        let now = self.now();
+        self.next_operation += 1;
+        let operation = self.next_operation;
+        self.trace.note(now, format_args!("operator calls {path} at m{at}"));
+        self.operator.pending = Some((operation, doing));
+        self.place_call(Caller::Operator, operation, at, Calling::Unary(path, message.into()), 10 * SECOND);
+    }
+
+    fn remove(&mut self, at: Host, id: u64) {
+        self.operator.removing.insert(id);
+        self.operator.fresh = false;
+        let message = pb::MemberRemoveRequest { id }.encode_to_vec();
+        self.operator_call(at, "/etcdserverpb.Cluster/MemberRemove", message, Doing::Remove);
+    }
+
+    fn add(&mut self, at: Host) {
+        let number = self.places.len();
+        let (seed, epoch) = (self.seed, self.epoch());
+        self.places.push(Place::new(seed, number, epoch));
+        self.operator.adding.insert(number);
+        self.operator.fresh = false;
+        let is_learner = self.dice.operator.one_in(2);
+        let message = pb::MemberAddRequest { peer_urls: vec![url(number)], is_learner }.encode_to_vec();
+        self.operator_call(at, "/etcdserverpb.Cluster/MemberAdd", message, Doing::Add);
+    }
+
+    pub(crate) fn operator_told(&mut self, operation: u64, heard: Heard) {
+        let now = self.now();
+        if self.operator.pending.as_ref().is_none_or(|(open, _)| *open != operation) {
+            return;
+        }
+        let Some((_, doing)) = self.operator.pending.take() else { return };
+        let answer = match heard {
+            Heard::Answer(Ok(message)) => Some(message),
+            other => {
+                self.trace.note(now, format_args!("operator is told {other:?}"));
+                None
+            }
+        };
+        match (doing, answer) {
+            (Doing::List, Some(message)) => {
+                if let Ok(list) = pb::MemberListResponse::decode(message) {
+                    let cluster = list.header.map_or(0, |header| header.cluster_id);
+                    self.listed(cluster, list.members);
+                }
+            }
+            (Doing::Other, _) => {}
+            // Whatever the answer: who is a member now is looked up.
+            _ => self.operator.fresh = false,
+        }
+    }
+
+    fn listed(&mut self, cluster_id: u64, members: Vec<pb::Member>) {
+        let now = self.now();
+        let listed: Vec<Listed> = members
+            .into_iter()
+            .filter_map(|member| {
+                let place = member.peer_urls.iter().find_map(|url| place_of(url))?;
+                Some(Listed { id: member.id, place, learner: member.is_learner, urls: member.peer_urls })
+            })
+            .collect();
+        self.trace.note(
+            now,
+            format_args!(
+                "operator lists {:?}",
+                listed.iter().map(|m| (m.place, m.learner)).collect::<Vec<_>>()
+            ),
+        );
+        for member in &listed {
+            let Some(place) = self.places.get_mut(member.place) else { continue };
+            if place.lives == 0 && place.beginning.is_none() && member.place >= self.profile.members {
+                let remotes = listed.iter().filter(|other| other.id != member.id);
+                let remotes = remotes.map(|other| (other.id, other.urls.clone())).collect();
+                let identity = Identity { member_id: member.id, cluster_id };
+                place.beginning = Some(Beginning { identity, entries: Vec::new(), remotes });
+                let delay = self.dice.operator.below(SECOND);
+                self.start_after(member.place, delay);
+            }
+        }
+        for at in 0..self.places.len() {
+            let is_member = listed.iter().any(|member| member.place == at);
+            let place = &mut self.places[at];
+            if is_member || place.retired {
+                continue;
+            }
+            if place.lives == 0 && at >= self.profile.members {
+                // Its addition may still be under way; a member that comes late is found by a later list.
+                continue;
+            }
+            if place.lives > 0 && self.operator.removing.contains(&place.id) && place.process.is_none() {
+                place.retired = true;
+                self.counts.replaced += u64::from(place.lost);
+            }
+        }
+        self.operator
+            .adding
+            .retain(|at| self.places[*at].lives == 0 && listed.iter().any(|member| member.place == *at));
+        self.operator.listed = listed;
+        self.operator.fresh = true;
+    }
+}

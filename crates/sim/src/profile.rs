@@ -1,0 +1,251 @@
+//! What a seed's world is like: how many members, what clients do, what goes wrong and how often.
+//!
+//! Swarm testing (Groce et al. 2012): every seed has a random half of all faults and operations, since a fault that is
+//! always there hides what only comes to light without it.
+
+use crate::rng::Rng;
+use crate::schedule::{MILLI, Nanos, SECOND};
+
+macro_rules! kinds {
+    ($(#[doc = $about:literal])+ $kind:ident { $($(#[doc = $doc:literal])+ $variant:ident = $name:literal;)+ }) => {
+        $(#[doc = $about])+
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum $kind { $($(#[doc = $doc])+ $variant),+ }
+
+        impl $kind {
+            /// All of them.
+            pub const ALL: &[$kind] = &[$($kind::$variant),+];
+
+            /// Its name on a command line.
+            pub fn name(self) -> &'static str {
+                match self { $($kind::$variant => $name),+ }
+            }
+        }
+    };
+}
+
+kinds! {
+    /// What may go wrong.
+    Fault {
+        /// Power goes at one member: what was not synced is kept, lost or torn.
+        Power = "power";
+        /// Power goes in the middle of a disk operation.
+        PowerAtOperation = "power-at-operation";
+        /// A process is killed; what it wrote stays in the page cache.
+        Kill = "kill";
+        /// A process is stopped in order and started again.
+        Stop = "stop";
+        /// A process stands still for a while.
+        Pause = "pause";
+        /// Power goes at several members at once, perhaps all.
+        Blackout = "blackout";
+        /// A member's clock runs too fast or too slow.
+        Drift = "drift";
+        /// A member's clock jumps forward.
+        Jump = "jump";
+        /// Some members do not hear others, nor are heard.
+        Partition = "partition";
+        /// Some members do not hear others, but are heard.
+        OneWay = "one-way";
+        /// Single messages are lost.
+        Loss = "loss";
+        /// Messages come twice.
+        Duplication = "duplication";
+        /// Messages overtake each other.
+        Reordering = "reordering";
+        /// Some links are slow.
+        SlowLink = "slow-link";
+        /// Snapshots break off.
+        Break = "break";
+        /// A disk takes no writes for a while, and says nothing.
+        Stall = "stall";
+        /// A disk is always slow.
+        SlowDisk = "slow-disk";
+        /// A disk fills up.
+        Full = "full";
+        /// A write fails.
+        WriteError = "write-error";
+        /// A sync fails.
+        SyncError = "sync-error";
+        /// A read fails.
+        ReadError = "read-error";
+        /// A disk fails for ever: the member is replaced.
+        DiskLost = "disk-lost";
+        /// A bit of synced data turns around.
+        Decay = "decay";
+        /// Clients are cut off from a member, or answers to them are lost.
+        ClientLoss = "client-loss";
+    }
+}
+
+kinds! {
+    /// What clients do.
+    Work {
+        /// Puts, now and then with a lease, or with the value before.
+        Put = "put";
+        /// Deletions of one key or of some.
+        Delete = "delete";
+        /// Linearizable ranges.
+        Range = "range";
+        /// Serializable ranges.
+        Stale = "stale";
+        /// Ranges at a revision of the past.
+        History = "history";
+        /// Transactions: compare and set, several operations, nested.
+        Txn = "txn";
+        /// Compactions.
+        Compact = "compact";
+        /// Leases: grant, renew, revoke, look at, and let run out.
+        Lease = "lease";
+        /// Locks, by lease and transaction.
+        Lock = "lock";
+        /// Watches.
+        Watch = "watch";
+        /// Members are added, promoted and removed.
+        Members = "members";
+        /// Leadership is moved.
+        MoveLeader = "move-leader";
+        /// Defragment, HashKV, status, alarms.
+        Maintenance = "maintenance";
+        /// Values of tens of kilobytes.
+        BigValues = "big-values";
+    }
+}
+
+/// A set of faults or of work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kinds(pub u64);
+
+impl Kinds {
+    /// Whether it holds this one; a kind is cast to its number.
+    pub fn has(self, kind: u8) -> bool {
+        self.0 & (1 << kind) != 0
+    }
+
+    /// Without this one.
+    pub fn without(self, kind: u8) -> Kinds {
+        Kinds(self.0 & !(1 << kind))
+    }
+}
+
+/// What a seed's world is like.
+#[derive(Clone, Debug)]
+pub struct Profile {
+    /// Members at the beginning, which all vote.
+    pub members: usize,
+    /// Clients that do one operation at a time.
+    pub clients: usize,
+    /// Watch streams at once.
+    pub watchers: usize,
+    /// Keys that clients use.
+    pub keys: u64,
+    /// What may go wrong.
+    pub faults: Kinds,
+    /// What clients do.
+    pub work: Kinds,
+    /// How much of each sort of work, in the order of [`Work::ALL`].
+    pub weights: Vec<u64>,
+    /// Mean time between two faults.
+    pub fault_every: Nanos,
+    /// Mean time that a client waits between two operations.
+    pub think: Nanos,
+    /// How long faults happen.
+    pub chaos: Nanos,
+    /// Mean time that a message takes.
+    pub delay: Nanos,
+    /// Mean time that a turn of the log takes.
+    pub sync: Nanos,
+    /// Mean time between something being to do for a member and its doing it.
+    pub turn: Nanos,
+    /// `--heartbeat-interval`.
+    pub heartbeat: Nanos,
+    /// `--election-timeout`.
+    pub election: Nanos,
+    /// `--pre-vote`.
+    pub pre_vote: bool,
+    /// `--experimental-snapshot-catchup-entries`: entries that a leader keeps in memory.
+    pub catchup_entries: u64,
+    /// Bytes of a segment of the log.
+    pub segment_bytes: u32,
+    /// Entries between checkpoints.
+    pub checkpoint_entries: u64,
+    /// Bytes of a disk, when disks fill up.
+    pub disk_bytes: u64,
+}
+
+impl Profile {
+    /// The world of a seed.
+    pub fn of(seed: u64) -> Profile {
+        let mut rng = Rng::stream(seed, "profile");
+        let members = rng.pick(&[1, 3, 3, 3, 3, 5]);
+        let half = |rng: &mut Rng, count: usize| {
+            // Now and then none or all.
+            match rng.below(10) {
+                0 => 0,
+                1 => (1 << count) - 1,
+                2 | 3 => rng.next() & rng.next(),
+                _ => rng.next(),
+            }
+        };
+        let faults = Kinds(half(&mut rng, Fault::ALL.len()));
+        let mut work = half(&mut rng, Work::ALL.len());
+        // Without writes there is nothing to lose.
+        work |= 1 << Work::Put as u8;
+        let election = rng.pick(&[500, 1000, 1000, 2000]) * MILLI;
+        Profile {
+            members,
+            clients: rng.pick(&[2, 3, 5, 8]),
+            watchers: rng.pick(&[1, 2, 4]),
+            keys: rng.pick(&[3, 8, 20, 60]),
+            faults,
+            work: Kinds(work),
+            weights: (0..Work::ALL.len()).map(|_| rng.between(1, 10)).collect(),
+            fault_every: rng.pick(&[300, 1000, 3000]) * MILLI,
+            think: rng.pick(&[5, 20, 50, 100]) * MILLI,
+            chaos: rng.between(5, 25) * SECOND,
+            delay: rng.pick(&[100_000, 500_000, 2 * MILLI, 10 * MILLI]),
+            sync: rng.pick(&[100_000, MILLI, 5 * MILLI]),
+            turn: rng.pick(&[2_000, 20_000, 200_000]),
+            heartbeat: election / 10,
+            election,
+            pre_vote: !rng.one_in(4),
+            catchup_entries: rng.pick(&[10, 50, 200, 5000]),
+            segment_bytes: rng.pick(&[64 << 10, 128 << 10, 512 << 10]),
+            checkpoint_entries: rng.pick(&[50, 200, 1000]),
+            disk_bytes: rng.pick(&[1 << 20, 2 << 20, 8 << 20]),
+        }
+    }
+
+    /// Whether this may go wrong.
+    pub fn fails(&self, fault: Fault) -> bool {
+        self.faults.has(fault as u8)
+    }
+
+    /// Whether clients do this.
+    pub fn works(&self, work: Work) -> bool {
+        self.work.has(work as u8)
+    }
+
+    /// The world in a few words.
+    pub fn describe(&self) -> String {
+        let faults: Vec<&str> = Fault::ALL.iter().filter(|f| self.fails(**f)).map(|f| f.name()).collect();
+        let work: Vec<&str> = Work::ALL.iter().filter(|w| self.works(**w)).map(|w| w.name()).collect();
+        format!(
+            "{} members, {} clients, {} s of faults [{}], work [{}], delay {} us, sync {} us, turn {} us, \
+             election {} ms, pre-vote {}, catch-up {} entries, segments {} KiB, checkpoints {} entries",
+            self.members,
+            self.clients,
+            self.chaos / SECOND,
+            faults.join(" "),
+            work.join(" "),
+            self.delay / 1000,
+            self.sync / 1000,
+            self.turn / 1000,
+            self.election / MILLI,
+            self.pre_vote,
+            self.catchup_entries,
+            self.segment_bytes >> 10,
+            self.checkpoint_entries,
+        )
+    }
+}

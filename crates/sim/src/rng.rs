@@ -1,0 +1,128 @@
+//! Dice: one seed, and as many independent streams as the world has concerns.
+//!
+//! Xoshiro256** (Blackman, Vigna 2018), filled by SplitMix64 (Steele, Lea, Flood 2014). A stream is named, so that what
+//! one concern draws (or ceases to draw, when its faults are switched off) does not shift what another one gets.
+
+/// A stream of random numbers.
+#[derive(Clone, Debug)]
+pub struct Rng {
+    state: [u64; 4],
+}
+
+fn split_mix(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+impl Rng {
+    /// The stream of that name that belongs to a seed.
+    pub fn stream(seed: u64, name: &str) -> Rng {
+        // FNV-1a of the name: names are few and short, it only has to tell them apart.
+        let named = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+        });
+        let mut state = seed ^ named.rotate_left(17);
+        Rng { state: std::array::from_fn(|_| split_mix(&mut state)) }
+    }
+
+    /// Any number.
+    pub fn next(&mut self) -> u64 {
+        let [a, b, c, d] = self.state;
+        let drawn = b.wrapping_mul(5).rotate_left(7).wrapping_mul(9);
+        let mut state = [a, b, c ^ a, d ^ b];
+        state[1] ^= state[2];
+        state[0] ^= state[3];
+        state[2] ^= b << 17;
+        state[3] = state[3].rotate_left(45);
+        self.state = state;
+        drawn
+    }
+
+    /// A number below this one, which is not 0. The bias of the multiplication is below one in 2^32 here.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        assert!(limit > 0, "nothing is below 0");
+        let wide = u128::from(self.next()) * u128::from(limit);
+        u64::try_from(wide >> 64).unwrap_or(0)
+    }
+
+    /// A number from a range that is not empty.
+    pub fn between(&mut self, low: u64, high: u64) -> u64 {
+        low + self.below(high - low + 1)
+    }
+
+    /// A place in a list that is not empty.
+    pub fn place(&mut self, len: usize) -> usize {
+        usize::try_from(self.below(len as u64)).unwrap_or(0)
+    }
+
+    /// One of a list that is not empty.
+    pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.place(from.len())]
+    }
+
+    /// Yes, once in so many times.
+    pub fn one_in(&mut self, times: u64) -> bool {
+        self.below(times) == 0
+    }
+
+    /// Yes, in so many of a thousand times.
+    pub fn per_mille(&mut self, of: u64) -> bool {
+        self.below(1000) < of
+    }
+
+    /// A duration around a mean: mostly near it, sometimes many times as long (exponential).
+    pub fn around(&mut self, mean: u64) -> u64 {
+        // -ln(u) in steps of 1/1024, from the number of leading zeros and what is behind them: integers only, so that
+        // every machine draws the same.
+        let drawn = self.next() | 1;
+        let zeros = u64::from(drawn.leading_zeros());
+        let fraction = if zeros < 63 { (drawn << (zeros + 1)) >> 54 } else { 0 };
+        let log2 = zeros * 1024 + (1024 - fraction);
+        // 710 / 1024 is ln 2, and half of it is added where a straight line stands for the logarithm.
+        (u128::from(mean) * u128::from(log2) * 710 / (1024 * 1024)).try_into().unwrap_or(u64::MAX)
+    }
+
+    /// One of the indices of a list of weights of which one at least is not 0.
+    pub fn weighted(&mut self, weights: &[u64]) -> usize {
+        let mut drawn = self.below(weights.iter().sum());
+        for (index, weight) in weights.iter().enumerate() {
+            if drawn < *weight {
+                return index;
+            }
+            drawn -= weight;
+        }
+        weights.len() - 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn streams_of_one_seed_differ_and_repeat() {
+        let take = |seed, name| -> Vec<u64> {
+            let mut rng = Rng::stream(seed, name);
+            (0..4).map(|_| rng.next()).collect()
+        };
+        assert_eq!(take(1, "faults"), take(1, "faults"));
+        assert_ne!(take(1, "faults"), take(1, "schedule"));
+        assert_ne!(take(1, "faults"), take(2, "faults"));
+    }
+
+    #[test]
+    fn draws_are_where_they_should_be() {
+        let mut rng = Rng::stream(7, "test");
+        let mut seen = [0u32; 8];
+        for _ in 0..8000 {
+            seen[rng.place(8)] += 1;
+        }
+        assert!(seen.iter().all(|count| (800..1200).contains(count)), "{seen:?}");
+        let mean: u64 = (0..10_000).map(|_| rng.around(1000)).sum::<u64>() / 10_000;
+        assert!((900..1200).contains(&mean), "{mean}");
+        assert!((0..100).all(|_| rng.weighted(&[0, 3, 0]) == 1));
+    }
+}

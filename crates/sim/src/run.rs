@@ -1,0 +1,333 @@
+//! One seed from beginning to end.
+
+use std::cell::RefCell;
+use std::mem::ManuallyDrop;
+use std::rc::Rc;
+
+use api::etcdserverpb as pb;
+use bytes::Bytes;
+use oracle::{Final, Holding, Response};
+use prost::Message as _;
+
+use crate::faults::DRIFT_MAX_PPM;
+use crate::network::Host;
+use crate::profile::{Fault, Profile, Work};
+use crate::schedule::{MILLI, Nanos, SECOND};
+use crate::witness;
+use crate::world::{Counts, World};
+
+/// How long the cluster may take to have a leader once all faults are over.
+const ELECTION_PATIENCE: Nanos = 40 * SECOND;
+/// How long each client may take from there on to have an operation answered.
+const PROGRESS_PATIENCE: Nanos = 60 * SECOND;
+/// How long members may take to be all alike once clients have stopped.
+const CONVERGENCE_PATIENCE: Nanos = 90 * SECOND;
+/// How long watchers may take to hear of everything.
+const DRAIN_PATIENCE: Nanos = 8 * SECOND;
+/// How often conditions are looked at.
+const LOOK_EVERY: Nanos = 50 * MILLI;
+
+/// How to run a seed.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Prints what happens.
+    pub prints: bool,
+    /// Faults that do not happen though the seed would have them.
+    pub without_faults: Vec<Fault>,
+    /// Work that clients do not do though the seed would have it.
+    pub without_work: Vec<Work>,
+    /// The faults end at this time instead.
+    pub chaos: Option<Nanos>,
+    /// Clients at most.
+    pub clients_max: Option<usize>,
+    /// Stops after so many events.
+    pub until: Option<u64>,
+}
+
+/// What came of a seed.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// The seed.
+    pub seed: u64,
+    /// Two runs with the same digest were the same.
+    pub digest: u64,
+    /// What did not hold.
+    pub violation: Option<String>,
+    /// Virtual time.
+    pub lasted: Nanos,
+    /// Events.
+    pub events: u64,
+    /// What happened how often.
+    pub counts: Counts,
+    /// The last lines of the trace, if something did not hold.
+    pub last: Vec<String>,
+    /// What the oracle could not decide.
+    pub undecided: usize,
+}
+
+/// The world of a seed with these options.
+pub fn profile(seed: u64, options: &Options) -> Profile {
+    let mut profile = Profile::of(seed);
+    for fault in &options.without_faults {
+        profile.faults = profile.faults.without(*fault as u8);
+    }
+    for work in &options.without_work {
+        profile.work = profile.work.without(*work as u8);
+    }
+    profile.chaos = options.chaos.unwrap_or(profile.chaos);
+    profile.clients = options.clients_max.unwrap_or(profile.clients).min(profile.clients).max(1);
+    profile
+}
+
+/// Runs a seed.
+pub fn run(seed: u64, options: &Options) -> Report {
+    let profile = profile(seed, options);
+    // After a panic nothing of it can be relied on, not even that it can be dropped.
+    let mut world = ManuallyDrop::new(World::new(seed, profile, options.prints));
+    if options.prints {
+        println!("seed {seed}: {}", world.profile.describe());
+    }
+    let outcome = witness::panics(|| Life { world: &mut world, until: options.until }.live());
+    let undecided = match outcome {
+        Ok(Ok(undecided)) => undecided,
+        Ok(Err(why)) => {
+            world.fail(why);
+            0
+        }
+        Err(panic) => {
+            world.fail(format!("a panic: {panic}"));
+            0
+        }
+    };
+    world.counts.entries = world.checks.commit();
+    let report = Report {
+        seed,
+        digest: world.trace.digest(),
+        lasted: world.now(),
+        events: world.trace.events(),
+        counts: world.counts.clone(),
+        last: if world.failure.is_some() {
+            world.trace.last().map(str::to_owned).collect()
+        } else {
+            Vec::new()
+        },
+        violation: world.failure.take(),
+        undecided,
+    };
+    if report.violation.is_none() {
+        drop(ManuallyDrop::into_inner(world));
+    }
+    report
+}
+
+struct Life<'w> {
+    world: &'w mut World,
+    until: Option<u64>,
+}
+
+/// Why a run ended early: something does not hold, which the world knows.
+const FAILED: &str = "";
+
+impl Life<'_> {
+    fn live(&mut self) -> Result<usize, String> {
+        let chaos = self.world.profile.chaos;
+        self.pass(chaos)?;
+        self.world.heal();
+        self.wait("a leader", ELECTION_PATIENCE, |world| {
+            world.members().iter().any(|at| world.leads_settled(*at))
+        })?;
+        let before: Vec<u64> = self.world.desks.iter().map(|desk| desk.client.number).collect();
+        let since = self.world.now();
+        self.wait("an answer for every client", PROGRESS_PATIENCE, |world| {
+            before.iter().all(|client| world.was_answered(*client, since))
+        })?;
+        self.world.working = false;
+        self.wait("the end of all operations", PROGRESS_PATIENCE, |world| {
+            world.desks.iter().all(|desk| desk.open.is_none())
+        })?;
+        self.wait("all members being alike", CONVERGENCE_PATIENCE, World::is_alike)?;
+        // What is under way to watchers arrives.
+        let revision = self.world.checks.revision();
+        self.pass(DRAIN_PATIENCE)?;
+        self.wait("all members being alike again", CONVERGENCE_PATIENCE, World::is_alike)?;
+        self.finish(revision)
+    }
+
+    fn step(&mut self) -> Result<(), String> {
+        if !self.world.step() {
+            return Err(FAILED.to_owned());
+        }
+        if self.until.is_some_and(|until| self.world.trace.events() >= until) {
+            return Err(format!("stopped after {} events, as asked", self.world.trace.events()));
+        }
+        Ok(())
+    }
+
+    fn pass(&mut self, time: Nanos) -> Result<(), String> {
+        let until = self.world.now() + time;
+        while self.world.now() < until {
+            self.step()?;
+        }
+        Ok(())
+    }
+
+    fn wait(&mut self, what: &str, patience: Nanos, done: impl Fn(&World) -> bool) -> Result<(), String> {
+        let deadline = self.world.now() + patience;
+        while !done(self.world) {
+            if self.world.now() > deadline {
+                return Err(format!(
+                    "no progress: {what} did not come within {} s after all faults had ended\n{}",
+                    patience / SECOND,
+                    self.world.describe()
+                ));
+            }
+            self.pass(LOOK_EVERY)?;
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, revision: i64) -> Result<usize, String> {
+        let world = &mut *self.world;
+        let now = world.now();
+        for watcher in &mut world.watchers {
+            watcher.read(now, true);
+            watcher.finish(Some(revision));
+            world.counts.watches +=
+                watcher.done.iter().map(|watch| watch.responses.len() as u64).sum::<u64>();
+            world.history.watches.append(&mut watcher.done);
+        }
+        for desk in &mut world.desks {
+            desk.client.finish(now);
+            for (fence, lease, from, until) in desk.client.held.drain(..) {
+                let client = desk.client.number;
+                world.history.holdings.push(Holding { client, fence, lease, from, until });
+            }
+        }
+        for at in world.members() {
+            let said = world.final_of(at)?;
+            world.history.finals.push(said);
+        }
+        let ppm = u64::try_from(2 * DRIFT_MAX_PPM).unwrap_or(0);
+        world.history.settings.clock_drift_ppm = if world.profile.fails(Fault::Drift) { ppm } else { 0 };
+        // Answers take a while, and an expiry is looked for now and then only.
+        world.history.settings.lease_slack += 2 * SECOND;
+        let verdict = oracle::check(&world.history);
+        if let Some(violation) = verdict.violations.first() {
+            return Err(format!(
+                "{} of the history's promises are broken; the first: {violation}\n  operations {:?}, watches {:?}",
+                verdict.violations.len(),
+                violation.operations,
+                violation.watches
+            ));
+        }
+        Ok(verdict.undecided.len())
+    }
+}
+
+impl World {
+    /// Members whose processes run.
+    pub(crate) fn members(&self) -> Vec<Host> {
+        self.places.iter().filter(|place| place.process.is_some()).map(|place| place.number).collect()
+    }
+
+    pub(crate) fn leads_settled(&self, at: Host) -> bool {
+        self.places[at].process.as_ref().is_some_and(|process| process.stepped.probe().settled)
+    }
+
+    fn was_answered(&self, client: u64, since: Nanos) -> bool {
+        self.history.operations.iter().rev().take_while(|operation| operation.returned >= since).any(
+            |operation| {
+                operation.client == client
+                    && operation.call >= since
+                    && match &operation.outcome {
+                        oracle::Outcome::Done(..) => true,
+                        oracle::Outcome::Refused(why) => !matches!(why, oracle::Refusal::Other(_)),
+                        oracle::Outcome::Unknown(_) => false,
+                    }
+            },
+        )
+    }
+
+    fn is_alike(&self) -> bool {
+        let commit = self.checks.commit();
+        let hashes: Vec<Option<u64>> = self
+            .places
+            .iter()
+            .filter_map(|place| place.process.as_ref())
+            .map(|process| {
+                let probe = process.stepped.probe();
+                (probe.applied == commit && process.stepped.is_ready()).then_some(probe.state_hash).flatten()
+            })
+            .collect();
+        let waits = self.places.iter().any(|place| place.starts_at.is_some());
+        !waits
+            && hashes.first().is_some_and(|first| first.is_some() && hashes.iter().all(|hash| hash == first))
+    }
+
+    /// Where everybody stands, for a run that failed.
+    pub(crate) fn describe(&self) -> String {
+        let line = |place: &crate::member::Place| match &place.process {
+            Some(process) => format!("  m{}: {:?}", place.number, process.stepped.probe()),
+            None => {
+                format!("  m{}: does not run, retired {}, lost {}", place.number, place.retired, place.lost)
+            }
+        };
+        self.places.iter().map(line).collect::<Vec<_>>().join("\n")
+    }
+
+    /// Asks one member, now; nothing happens elsewhere meanwhile.
+    pub(crate) fn ask_now(
+        &mut self,
+        at: Host,
+        path: &'static str,
+        message: Vec<u8>,
+    ) -> Result<Bytes, String> {
+        let Some(process) = &mut self.places[at].process else { return Err("it does not run".to_owned()) };
+        let answer = Rc::new(RefCell::new(None));
+        let place = Rc::clone(&answer);
+        let future = process.stepped.call(path, message.into());
+        process.stepped.spawn(async move {
+            *place.borrow_mut() = Some(future.await);
+        });
+        for _ in 0..100 {
+            process.stepped.poll_tasks();
+            if let Some(answer) = answer.borrow_mut().take() {
+                return answer.map_err(|status| format!("{path} at member {at}: {status}"));
+            }
+            if let Err(why) = process.stepped.turn() {
+                return Err(why);
+            }
+            process.stepped.log_turn();
+        }
+        Err(format!("{path} at member {at} is not answered"))
+    }
+
+    fn final_of(&mut self, at: Host) -> Result<Final, String> {
+        let all = oracle::Request::Range(oracle::Range {
+            key: vec![0],
+            range_end: vec![0],
+            serializable: true,
+            ..oracle::Range::default()
+        });
+        let (path, message) = crate::wire::encode(&all);
+        let answer = self.ask_now(at, path, message.to_vec())?;
+        let Some((header, Response::Range(range))) = crate::wire::decode(&all, answer) else {
+            return Err("a dump cannot be read".to_owned());
+        };
+        let own = self.places[at].id;
+        let learns = self.places[at].process.as_ref().is_some_and(|p| p.stepped.probe().learners.contains(&own));
+        if learns {
+            // It answers nothing else.
+            return Ok(Final { member: at as u64 + 1, revision: header.revision, dump: Some(range.kvs), hash: None });
+        }
+        let wanted = pb::HashKvRequest { revision: header.revision }.encode_to_vec();
+        let hash = self.ask_now(at, "/etcdserverpb.Maintenance/HashKV", wanted)?;
+        let hash = pb::HashKvResponse::decode(hash).map_err(|e| e.to_string())?;
+        Ok(Final {
+            member: at as u64 + 1,
+            revision: header.revision,
+            dump: Some(range.kvs),
+            hash: Some((hash.hash, hash.hash_revision, hash.compact_revision.max(0))),
+        })
+    }
+}

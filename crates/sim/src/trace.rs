@@ -1,0 +1,77 @@
+//! What happened, as a digest and, where somebody wants to read it, as text.
+
+use std::fmt::Arguments;
+
+/// Hashes every event as it happens, and prints it if asked to.
+pub struct Trace {
+    digest: u64,
+    events: u64,
+    prints: bool,
+    /// The last lines, for a failure that was not printed as it happened.
+    last: std::collections::VecDeque<String>,
+}
+
+/// Lines that are kept for a failure.
+const LAST_MAX: usize = 40;
+
+impl Trace {
+    /// An empty trace.
+    pub fn new(prints: bool) -> Trace {
+        Trace { digest: 0xcbf2_9ce4_8422_2325, events: 0, prints, last: std::collections::VecDeque::new() }
+    }
+
+    /// Two runs have had the same events if this is the same.
+    pub fn digest(&self) -> u64 {
+        self.digest
+    }
+
+    /// Events so far.
+    pub fn events(&self) -> u64 {
+        self.events
+    }
+
+    /// Whether lines are wanted.
+    pub fn prints(&self) -> bool {
+        self.prints
+    }
+
+    /// The last lines written, the oldest first.
+    pub fn last(&self) -> impl Iterator<Item = &str> {
+        self.last.iter().map(String::as_str)
+    }
+
+    /// An event in numbers: what every event leaves, cheap enough for the many.
+    pub fn event(&mut self, now: u64, kind: u8, numbers: &[u64]) {
+        self.events += 1;
+        self.mix(now ^ (u64::from(kind) << 56));
+        for number in numbers {
+            self.mix(*number);
+        }
+    }
+
+    /// A line for a reader about what just happened; part of the digest too.
+    pub fn note(&mut self, now: u64, line: Arguments<'_>) {
+        use std::fmt::Write as _;
+        let mut text = String::new();
+        let (s, us) = (now / 1_000_000_000, now / 1000 % 1_000_000);
+        // Writing to a string does not fail.
+        let _ = write!(text, "{s:4}.{us:06} {line}");
+        for chunk in text.as_bytes().chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.mix(u64::from_le_bytes(word));
+        }
+        if self.prints {
+            println!("{text}");
+        }
+        if self.last.len() == LAST_MAX {
+            self.last.pop_front();
+        }
+        self.last.push_back(text);
+    }
+
+    fn mix(&mut self, word: u64) {
+        let wide = u128::from(self.digest ^ word) * 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
+        self.digest = (wide >> 64) as u64 ^ wide as u64;
+    }
+}

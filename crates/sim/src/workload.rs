@@ -1,0 +1,478 @@
+//! What clients ask for: operations drawn from the workload's own dice, with values that are never used twice.
+
+use std::collections::BTreeMap;
+
+use oracle::{
+    Action, ActionResult, Compare, Delete, Fence, KeyValue, Order, Outcome, Put, Range, Relation, Request,
+    Response, SortTarget, Target, Txn,
+};
+
+use crate::profile::{Profile, Work};
+use crate::rng::Rng;
+use crate::schedule::Nanos;
+
+/// The end of a range that has none.
+const NO_END: &[u8] = b"\0";
+/// Locks that clients compete for.
+const LOCKS: u64 = 2;
+/// Leases that a client keeps at once.
+const LEASES_MAX: usize = 3;
+
+/// How far a client is with a lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Locking {
+    /// It has asked for a lease to hold it by.
+    Granting,
+    /// It has asked for its key to be created.
+    Queueing(Fence, i64),
+    /// It looks whether its key is the oldest, so many times more.
+    Waiting(Fence, i64, u32),
+    /// It holds the lock, since then, for so many writes more.
+    Holding(Fence, i64, Nanos, u32),
+    /// It gives up its key.
+    Leaving(Fence, i64),
+}
+
+/// A client: one operation at a time.
+pub struct Client {
+    /// Its number.
+    pub number: u64,
+    rng: Rng,
+    /// Keys as it saw them last.
+    seen: BTreeMap<Vec<u8>, KeyValue>,
+    leases: Vec<i64>,
+    lock: Option<Locking>,
+    values: u64,
+    /// The newest revision it has heard of.
+    revision: i64,
+    compacted: i64,
+    /// Locks that it held: the fence, the lease, from when and until when.
+    pub held: Vec<(Fence, i64, Nanos, Nanos)>,
+}
+
+impl Client {
+    /// A client of this number in the world of a seed.
+    pub fn new(seed: u64, number: u64) -> Client {
+        Client {
+            number,
+            rng: Rng::stream(seed, &format!("client {number}")),
+            seen: BTreeMap::new(),
+            leases: Vec::new(),
+            lock: None,
+            values: 0,
+            revision: 1,
+            compacted: 0,
+            held: Vec::new(),
+        }
+    }
+
+    /// Its dice.
+    pub fn rng(&mut self) -> &mut Rng {
+        &mut self.rng
+    }
+
+    /// The newest revision it has heard of.
+    pub fn revision(&self) -> i64 {
+        self.revision
+    }
+
+    fn key(&mut self, profile: &Profile) -> Vec<u8> {
+        format!("k{:03}", self.rng.below(profile.keys)).into_bytes()
+    }
+
+    fn value(&mut self, profile: &Profile) -> Vec<u8> {
+        self.values += 1;
+        let mut value = format!("{}.{}", self.number, self.values).into_bytes();
+        if profile.works(Work::BigValues) && self.rng.one_in(6) {
+            let bytes = self.rng.between(1000, 40_000);
+            value.resize(usize::try_from(bytes).unwrap_or(1000), b'.');
+        }
+        value
+    }
+
+    fn span(&mut self, profile: &Profile) -> (Vec<u8>, Vec<u8>) {
+        match self.rng.below(6) {
+            0 => (b"k".to_vec(), b"l".to_vec()),
+            1 => (vec![0], NO_END.to_vec()),
+            2 | 3 => {
+                let from = self.rng.below(profile.keys);
+                let to = from + 1 + self.rng.below(4);
+                (format!("k{from:03}").into_bytes(), format!("k{to:03}").into_bytes())
+            }
+            _ => (self.key(profile), Vec::new()),
+        }
+    }
+
+    fn range(&mut self, profile: &Profile) -> Range {
+        let (key, range_end) = self.span(profile);
+        let mut range = Range { key, range_end, ..Range::default() };
+        if self.rng.one_in(3) {
+            range.limit = i64::try_from(self.rng.between(1, 4)).unwrap_or(1);
+        }
+        match self.rng.below(8) {
+            0 => range.keys_only = true,
+            1 => range.count_only = true,
+            2 => {
+                range.order = self.rng.pick(&[Order::Ascend, Order::Descend]);
+                range.target = self.rng.pick(&[
+                    SortTarget::Key,
+                    SortTarget::Version,
+                    SortTarget::Create,
+                    SortTarget::Mod,
+                    SortTarget::Value,
+                ]);
+            }
+            3 => range.min_mod_revision = self.past(),
+            4 => range.max_create_revision = self.past(),
+            _ => {}
+        }
+        range
+    }
+
+    /// A revision that is likely to be readable.
+    fn past(&mut self) -> i64 {
+        let low = self.compacted.max(1);
+        let high = self.revision.max(low);
+        let span = u64::try_from(high - low).unwrap_or(0);
+        low + i64::try_from(self.rng.below(span + 1)).unwrap_or(0)
+    }
+
+    fn put(&mut self, profile: &Profile) -> Put {
+        let key = self.key(profile);
+        let value = self.value(profile);
+        let mut put = Put { key, value, prev_kv: self.rng.one_in(4), ..Put::default() };
+        if let Some(lease) = self.some_lease()
+            && self.rng.one_in(3)
+        {
+            put.lease = lease;
+        }
+        match self.rng.below(24) {
+            0 => {
+                put.ignore_value = true;
+                put.value = Vec::new();
+            }
+            1 => {
+                put.ignore_lease = true;
+                put.lease = 0;
+            }
+            _ => {}
+        }
+        put
+    }
+
+    fn some_lease(&mut self) -> Option<i64> {
+        if self.leases.is_empty() { None } else { Some(self.rng.pick(&self.leases)) }
+    }
+
+    fn compare(&mut self, key: Vec<u8>) -> Compare {
+        let known = self.seen.get(&key).cloned().unwrap_or_default();
+        let target = match self.rng.below(6) {
+            0 => Target::Version(known.version),
+            1 => Target::Create(known.create_revision),
+            2 if known.version > 0 => Target::Value(known.value),
+            3 => Target::Lease(known.lease),
+            _ => Target::Mod(known.mod_revision),
+        };
+        let relation = match self.rng.below(8) {
+            0 => Relation::Greater,
+            1 => Relation::Less,
+            2 => Relation::NotEqual,
+            _ => Relation::Equal,
+        };
+        Compare { key, range_end: Vec::new(), relation, target }
+    }
+
+    fn actions(&mut self, profile: &Profile, depth: u32) -> Vec<Action> {
+        let mut actions = Vec::new();
+        let mut used: Vec<Vec<u8>> = Vec::new();
+        for _ in 0..self.rng.below(4) {
+            match self.rng.below(8) {
+                0 | 1 => actions.push(Action::Range(self.range(profile))),
+                2 if profile.works(Work::Delete) => {
+                    let key = self.key(profile);
+                    // Two changes of one key in one transaction are refused.
+                    if !used.contains(&key) {
+                        used.push(key.clone());
+                        let prev_kv = self.rng.one_in(2);
+                        actions.push(Action::Delete(Delete { key, range_end: Vec::new(), prev_kv }));
+                    }
+                }
+                3 if depth == 0 && used.is_empty() => {
+                    let inner = self.txn(profile, 1);
+                    actions.push(Action::Txn(inner));
+                    return actions;
+                }
+                _ => {
+                    let put = self.put(profile);
+                    if !used.contains(&put.key) && !put.ignore_value {
+                        used.push(put.key.clone());
+                        actions.push(Action::Put(put));
+                    }
+                }
+            }
+        }
+        actions
+    }
+
+    fn txn(&mut self, profile: &Profile, depth: u32) -> Txn {
+        let mut txn = Txn::default();
+        for _ in 0..self.rng.below(3) {
+            let key = self.key(profile);
+            let compare = self.compare(key);
+            txn.compare.push(compare);
+        }
+        txn.success = self.actions(profile, depth);
+        txn.failure = self.actions(profile, depth);
+        if let (0, Some(first)) = (depth, txn.compare.first()) {
+            // The classic: set what was compared.
+            let key = first.key.clone();
+            let value = self.value(profile);
+            let touched = |action: &Action| match action {
+                Action::Put(put) => put.key == key,
+                Action::Delete(delete) => delete.key == key,
+                Action::Txn(_) => true,
+                Action::Range(_) => false,
+            };
+            if !txn.success.iter().any(touched) {
+                txn.success.push(Action::Put(Put { key, value, ..Put::default() }));
+            }
+        }
+        txn
+    }
+
+    fn lease(&mut self, profile: &Profile) -> Request {
+        let lease = self.some_lease();
+        match (self.rng.below(8), lease) {
+            (0, Some(id)) => Request::Revoke { id },
+            (1 | 2, Some(id)) => Request::KeepAlive { id },
+            (3, Some(id)) => Request::TimeToLive { id, keys: self.rng.one_in(2) },
+            (4, _) => Request::Leases,
+            _ if self.leases.len() < LEASES_MAX => {
+                let id = if self.rng.one_in(4) {
+                    i64::try_from(self.rng.between(1, 1000)).unwrap_or(1)
+                } else {
+                    0
+                };
+                let ttl = i64::try_from(self.rng.between(1, 12)).unwrap_or(1);
+                Request::Grant { id, ttl }
+            }
+            (_, Some(id)) => {
+                let put = self.put(profile);
+                Request::Put(Put {
+                    lease: id,
+                    ignore_lease: false,
+                    ignore_value: false,
+                    value: self.value(profile),
+                    ..put
+                })
+            }
+            (_, None) => Request::Leases,
+        }
+    }
+
+    /// The next step of its way through a lock.
+    fn lock_step(&mut self, profile: &Profile, now: Nanos) -> Option<(Request, Option<Fence>)> {
+        let locking = self.lock.clone()?;
+        Some(match locking {
+            Locking::Granting => (Request::Grant { id: 0, ttl: 10 }, None),
+            Locking::Queueing(fence, lease) => {
+                let absent = Compare {
+                    key: fence.key.clone(),
+                    range_end: Vec::new(),
+                    relation: Relation::Equal,
+                    target: Target::Create(0),
+                };
+                let put = Put { key: fence.key.clone(), value: self.value(profile), lease, ..Put::default() };
+                let own = Range { key: fence.key.clone(), ..Range::default() };
+                let txn = Txn {
+                    compare: vec![absent],
+                    success: vec![Action::Put(put)],
+                    failure: vec![Action::Range(own)],
+                };
+                (Request::Txn(txn), None)
+            }
+            Locking::Waiting(fence, _, _) => {
+                let mut end = fence.prefix.clone();
+                if let Some(last) = end.last_mut() {
+                    *last += 1;
+                }
+                let range = Range {
+                    key: fence.prefix.clone(),
+                    range_end: end,
+                    order: Order::Ascend,
+                    target: SortTarget::Create,
+                    limit: 1,
+                    ..Range::default()
+                };
+                (Request::Range(range), None)
+            }
+            Locking::Holding(fence, lease, since, left) => {
+                if left == 0 {
+                    self.held.push((fence.clone(), lease, since, now));
+                    self.lock = Some(Locking::Leaving(fence.clone(), lease));
+                    return self.lock_step(profile, now);
+                }
+                if left % 2 == 0 {
+                    return Some((Request::KeepAlive { id: lease }, None));
+                }
+                // Guarded by the lock's own key, as a careful client does.
+                let guard = Compare {
+                    key: fence.key.clone(),
+                    range_end: Vec::new(),
+                    relation: Relation::Equal,
+                    target: Target::Create(fence.create_revision),
+                };
+                let (key, value) = (self.key(profile), self.value(profile));
+                let put = Put { key, value, ..Put::default() };
+                let txn = Txn { compare: vec![guard], success: vec![Action::Put(put)], failure: Vec::new() };
+                (Request::Txn(txn), Some(fence))
+            }
+            Locking::Leaving(fence, _) => {
+                (Request::Delete(Delete { key: fence.key, range_end: Vec::new(), prev_kv: false }), None)
+            }
+        })
+    }
+
+    /// The next operation.
+    pub fn next(&mut self, profile: &Profile, now: Nanos) -> (Request, Option<Fence>) {
+        if let Some(step) = self.lock_step(profile, now) {
+            return step;
+        }
+        let weights: Vec<u64> = Work::ALL
+            .iter()
+            .zip(&profile.weights)
+            .map(|(work, weight)| {
+                let own = !matches!(
+                    work,
+                    Work::Watch | Work::Members | Work::MoveLeader | Work::Maintenance | Work::BigValues
+                );
+                if own && profile.works(*work) { *weight } else { 0 }
+            })
+            .collect();
+        let request = match Work::ALL[self.rng.weighted(&weights)] {
+            Work::Delete => {
+                let span = if self.rng.one_in(3) { self.span(profile) } else { (self.key(profile), Vec::new()) };
+                // Keys of locks are nobody's to delete but their owners'.
+                let (key, range_end) =
+                    if span.1 == NO_END { (b"k".to_vec(), b"l".to_vec()) } else { span };
+                Request::Delete(Delete { key, range_end, prev_kv: self.rng.one_in(2) })
+            }
+            Work::Range => Request::Range(self.range(profile)),
+            Work::Stale => Request::Range(Range { serializable: true, ..self.range(profile) }),
+            Work::History => {
+                let revision = if self.rng.one_in(16) { self.revision + 5 } else { self.past() };
+                let serializable = self.rng.one_in(2);
+                Request::Range(Range { revision, serializable, ..self.range(profile) })
+            }
+            Work::Txn => Request::Txn(self.txn(profile, 0)),
+            Work::Compact if self.rng.one_in(4) => {
+                let back = i64::try_from(self.rng.below(30)).unwrap_or(0);
+                Request::Compact { revision: (self.revision - back).max(1), physical: self.rng.one_in(2) }
+            }
+            Work::Lease => self.lease(profile),
+            Work::Lock => {
+                self.lock = Some(Locking::Granting);
+                return self.lock_step(profile, now).unwrap_or((Request::Leases, None));
+            }
+            _ => Request::Put(self.put(profile)),
+        };
+        (request, None)
+    }
+
+    fn saw(&mut self, kv: &KeyValue) {
+        self.seen.insert(kv.key.clone(), kv.clone());
+    }
+
+    /// Takes what became of its operation.
+    pub fn told(&mut self, request: &Request, outcome: &Outcome, now: Nanos) {
+        if let Outcome::Done(header, response) = outcome {
+            self.revision = self.revision.max(header.revision);
+            match response {
+                Response::Range(result) => result.kvs.iter().for_each(|kv| self.saw(kv)),
+                Response::Granted { id, .. } if self.lock.is_none() => self.leases.push(*id),
+                Response::Renewed { ttl: 0 } | Response::TimeToLive { ttl: -1, .. } | Response::Revoked => {
+                    self.leases.retain(|lease| !about(request, *lease));
+                }
+                Response::Compacted => {
+                    if let Request::Compact { revision, .. } = request {
+                        self.compacted = self.compacted.max(*revision);
+                    }
+                }
+                _ => {}
+            }
+        } else if let Request::Revoke { .. } | Request::KeepAlive { .. } | Request::Put(_) = request {
+            self.leases.retain(|lease| !about(request, *lease));
+        }
+        self.lock = self.lock.take().and_then(|locking| self.locked(locking, outcome, now));
+    }
+
+    fn locked(&mut self, locking: Locking, outcome: &Outcome, now: Nanos) -> Option<Locking> {
+        let answered = match outcome {
+            Outcome::Done(header, response) => Some((header, response)),
+            _ => None,
+        };
+        match (locking, answered) {
+            (Locking::Granting, Some((_, Response::Granted { id, .. }))) => {
+                let prefix = format!("lock{}/", self.rng.below(LOCKS)).into_bytes();
+                let mut key = prefix.clone();
+                key.extend_from_slice(format!("{id:x}").as_bytes());
+                Some(Locking::Queueing(Fence { prefix, key, create_revision: 0 }, *id))
+            }
+            (Locking::Queueing(mut fence, lease), Some((header, Response::Txn(txn)))) => {
+                if txn.succeeded {
+                    fence.create_revision = header.revision;
+                } else if let Some(ActionResult::Range(own)) = txn.results.first()
+                    && let Some(kv) = own.kvs.first()
+                {
+                    fence.create_revision = kv.create_revision;
+                }
+                (fence.create_revision > 0).then_some(Locking::Waiting(fence, lease, 5))
+            }
+            (Locking::Waiting(fence, lease, left), Some((_, Response::Range(range)))) => {
+                let first = range.kvs.first();
+                if first.is_some_and(|kv| kv.key == fence.key && kv.create_revision == fence.create_revision)
+                {
+                    let writes = u32::try_from(self.rng.below(6)).unwrap_or(0);
+                    Some(Locking::Holding(fence, lease, now, writes))
+                } else if left == 0 {
+                    Some(Locking::Leaving(fence, lease))
+                } else {
+                    Some(Locking::Waiting(fence, lease, left - 1))
+                }
+            }
+            (Locking::Holding(fence, lease, since, left), Some((_, response))) => {
+                let lost = match response {
+                    Response::Txn(txn) => !txn.succeeded,
+                    Response::Renewed { ttl } => *ttl == 0,
+                    _ => false,
+                };
+                if lost {
+                    // From the answer on it knows; before it, the judge goes by the lease.
+                    self.held.push((fence, lease, since, now));
+                    return None;
+                }
+                Some(Locking::Holding(fence, lease, since, left - 1))
+            }
+            (Locking::Holding(fence, lease, since, _), None) => {
+                self.held.push((fence.clone(), lease, since, now));
+                Some(Locking::Leaving(fence, lease))
+            }
+            _ => None,
+        }
+    }
+
+    /// The run is over: locks that are held are held to the end.
+    pub fn finish(&mut self, now: Nanos) {
+        if let Some(Locking::Holding(fence, lease, since, _)) = self.lock.take() {
+            self.held.push((fence, lease, since, now));
+        }
+    }
+}
+
+fn about(request: &Request, lease: i64) -> bool {
+    match request {
+        Request::Revoke { id } | Request::KeepAlive { id } | Request::TimeToLive { id, .. } => *id == lease,
+        Request::Put(put) => put.lease == lease,
+        _ => false,
+    }
+}

@@ -1,0 +1,3 @@
+//! The simulator's own tests, and a look at many seeds.
+
+mod seeds;

@@ -1,0 +1,69 @@
+//! Many seeds, those that found something, and some twice.
+
+use mainstay_sim::{Options, Report, run};
+
+/// Seeds of a normal run; `MAINSTAY_SEEDS` names another number and `MAINSTAY_SEED` a single one.
+const SEEDS: u64 = 40;
+
+/// Seeds that once failed, and what they found.
+const FOUND: &[(u64, &str)] = &[];
+
+fn check(report: &Report) {
+    if let Some(violation) = &report.violation {
+        panic!(
+            "seed {}: {violation}\n{}\nagain: cargo run --release -p mainstay-sim -- --seed {} --trace",
+            report.seed,
+            report.last.join("\n"),
+            report.seed
+        );
+    }
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().and_then(|text| text.parse().ok())
+}
+
+#[test]
+fn seeds() {
+    let (from, count) = match number("MAINSTAY_SEED") {
+        Some(seed) => (seed, 1),
+        None => (0, number("MAINSTAY_SEEDS").unwrap_or(SEEDS)),
+    };
+    let halves = [0, 1].map(|half| {
+        std::thread::spawn(move || {
+            let seeds = (from..from + count).filter(|seed| seed % 2 == half);
+            seeds.map(|seed| run(seed, &Options::default())).collect::<Vec<Report>>()
+        })
+    });
+    let reports: Vec<Report> = halves.into_iter().flat_map(|half| half.join().expect("no panic")).collect();
+    reports.iter().for_each(check);
+    if count >= SEEDS {
+        // What never happens is not tested.
+        let sum = |of: fn(&Report) -> u64| reports.iter().map(of).sum::<u64>();
+        assert!(sum(|r| r.counts.answered) > 100 * count);
+        assert!(sum(|r| r.counts.crashes) > count);
+        assert!(sum(|r| r.counts.faults) > 5 * count);
+        assert!(sum(|r| r.counts.snapshots) > count / 10);
+        assert!(sum(|r| r.counts.watches) > 10 * count);
+        assert!(sum(|r| r.counts.terms) > 2 * count);
+    }
+}
+
+#[test]
+fn what_was_found_stays_found() {
+    for (seed, what) in FOUND {
+        let report = run(*seed, &Options::default());
+        assert!(report.violation.is_none(), "seed {seed} ({what}): {:?}", report.violation);
+    }
+}
+
+#[test]
+fn a_seed_twice_is_the_same_on_any_thread() {
+    for seed in 0..4 {
+        let here = run(seed, &Options::default());
+        let there = std::thread::spawn(move || run(seed, &Options::default())).join().expect("no panic");
+        assert_eq!((here.digest, here.events, here.lasted), (there.digest, there.events, there.lasted));
+        assert_eq!(here.counts, there.counts);
+        assert_ne!(here.digest, run(seed + 100, &Options::default()).digest);
+    }
+}
