@@ -12,6 +12,7 @@
 //! Invariants: I2 (only the core writes), I3 (it answers after the sync), I8 (`watch`), I9 (limits answer with etcd's
 //! errors). Tests: beside the code, `tests/it`, and end to end in the `mainstay` crate.
 
+mod attendance;
 pub mod boot;
 mod catch_up;
 mod compaction_hash;
@@ -36,6 +37,7 @@ mod peering;
 pub mod pending;
 pub mod services;
 pub mod shared;
+mod sync;
 mod terms;
 mod transfer;
 pub mod values;
