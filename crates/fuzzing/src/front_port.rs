@@ -1,9 +1,6 @@
 //! The client port: frames, gRPC messages, whole connections of HTTP/2 and HTTP/1.
 
-use std::io;
-use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use api::{Code, Status};
@@ -11,13 +8,15 @@ use bytes::Bytes;
 use front::{
     Answer, Head, Inbound, Kind, LocalBoxFuture, Method, Options, Outbound, Service, Unary, fuzzing,
 };
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::AsyncWriteExt as _;
 
 use crate::script::{Scribe, Script, pieces};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// How long a connection may live on after its client has gone; far above what any does.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// What is under way to the server at most.
+const PIPE_BYTES: usize = 16 * 1024;
 /// Small, so that every bound is met.
 const MESSAGE_BYTES_MAX: usize = 4096;
 
@@ -111,57 +110,6 @@ impl Service for Echo {
     }
 }
 
-/// A connection that is a list of pieces one way and a hole the other.
-struct Wire {
-    pieces: Vec<Bytes>,
-    /// Whether the next piece may be read at once: every other look finds nothing yet.
-    ready: bool,
-}
-
-impl Wire {
-    fn new(bytes: &[u8], cut: u8) -> Wire {
-        let mut pieces: Vec<Bytes> = pieces(bytes, cut).map(Bytes::copy_from_slice).collect();
-        pieces.reverse();
-        Wire { pieces, ready: false }
-    }
-}
-
-impl AsyncRead for Wire {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        into: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        self.ready = !self.ready;
-        if !self.ready {
-            cx.waker().wake_by_ref();
-            return Poll::Pending;
-        }
-        if let Some(piece) = self.pieces.last_mut() {
-            let part = piece.split_to(piece.len().min(into.remaining()));
-            into.put_slice(&part);
-            if piece.is_empty() {
-                self.pieces.pop();
-            }
-        }
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl AsyncWrite for Wire {
-    fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Poll::Ready(Ok(bytes.len()))
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-}
-
 thread_local! {
     static RUNTIME: tokio::runtime::Runtime =
         tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
@@ -177,9 +125,26 @@ fn serve(bytes: &[u8], cut: u8) {
     };
     RUNTIME.with(|runtime| {
         let local = tokio::task::LocalSet::new();
+        let (client, server) = tokio::io::duplex(PIPE_BYTES);
+        let (mut answers, mut requests) = tokio::io::split(client);
+        let pieces: Vec<Bytes> = pieces(bytes, cut).map(Bytes::copy_from_slice).collect();
         let served = local.block_on(runtime, async {
-            tokio::time::timeout(PATIENCE, fuzzing::serve(Wire::new(bytes, cut), options, Rc::new(Echo)))
-                .await
+            let writing = tokio::task::spawn_local(async move {
+                for piece in pieces {
+                    // A server that has heard enough reads no more.
+                    if requests.write_all(&piece).await.is_err() {
+                        return;
+                    }
+                    tokio::task::yield_now().await;
+                }
+                let _ = requests.shutdown().await;
+            });
+            let reading = tokio::task::spawn_local(async move {
+                let _ = tokio::io::copy(&mut answers, &mut tokio::io::sink()).await;
+            });
+            let served = tokio::time::timeout(PATIENCE, fuzzing::serve(server, options, Rc::new(Echo))).await;
+            let _ = (writing.await, reading.await);
+            served
         });
         assert!(served.is_ok(), "the connection outlives its client");
     });

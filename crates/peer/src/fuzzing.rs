@@ -66,10 +66,15 @@ pub fn rewrite_time(text: &str) -> Option<String> {
     rfc3339::parse(text).map(rfc3339::format)
 }
 
-/// A connection that is a list of pieces one way and a heap of bytes the other.
+/// Writes that the other end of a connection takes before it goes.
+const WRITES_MAX: usize = 40;
+
+/// A connection that is a list of pieces one way and a hole the other.
 struct Wire {
     pieces: VecDeque<Bytes>,
-    written: usize,
+    /// The end was read.
+    ended: bool,
+    writes: usize,
     /// Whether the next piece may be read at once: every other look finds nothing yet.
     ready: bool,
 }
@@ -85,6 +90,7 @@ impl hyper::rt::Read for Wire {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
+        self.ended = self.pieces.is_empty();
         if let Some(piece) = self.pieces.front_mut() {
             let part = piece.split_to(piece.len().min(into.remaining()));
             into.put_slice(&part);
@@ -98,7 +104,11 @@ impl hyper::rt::Read for Wire {
 
 impl hyper::rt::Write for Wire {
     fn poll_write(mut self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.written += bytes.len();
+        self.writes += 1;
+        // Whoever has sent its last reads no more, and nobody reads for ever.
+        if self.ended || self.writes > WRITES_MAX {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        }
         Poll::Ready(Ok(bytes.len()))
     }
 
@@ -133,7 +143,7 @@ pub fn serve(
     let local = LocalSet::new();
     let ended = local.block_on(runtime, async {
         hub.set_members(members.iter().map(|id| (*id, Vec::new())).collect());
-        let wire = Wire { pieces: pieces.into(), written: 0, ready: false };
+        let wire = Wire { pieces: pieces.into(), ended: false, writes: 0, ready: false };
         tokio::time::timeout(patience, hub::answer_requests(&hub, wire)).await.is_ok()
     });
     drop(local);
