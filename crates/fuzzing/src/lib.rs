@@ -16,15 +16,32 @@
     reason = "a target that finds something panics; that is how it tells"
 )]
 
+// The property tests' own: the model, the lists of operations, and what compares them.
+extern crate mvcc as mainstay_mvcc;
+
 pub mod apply;
 pub mod commands;
+#[allow(dead_code, missing_docs, reason = "it belongs to the tests of mvcc")]
+#[path = "../../mvcc/tests/it/compare.rs"]
+mod compare;
+pub mod comparing;
 pub mod configuration;
 pub mod front_port;
+pub mod index;
 pub mod journal;
 pub mod journal_files;
 pub mod messages;
+#[allow(dead_code, reason = "it belongs to the tests of mvcc")]
+#[path = "../../mvcc/tests/it/naive.rs"]
+mod naive;
+#[allow(dead_code, reason = "it belongs to the tests of mvcc")]
+#[path = "../../mvcc/tests/it/operations.rs"]
+mod operations;
 pub mod peer_port;
 pub mod raft_node;
+#[allow(dead_code, reason = "it belongs to the tests of mvcc")]
+#[path = "../../mvcc/tests/it/random.rs"]
+mod random;
 pub mod restore;
 pub mod script;
 pub mod state;
@@ -44,6 +61,7 @@ pub static TARGETS: &[Target] = &[
     Target { name: "apply", run: apply::run, seeds: apply::seeds },
     Target { name: "checkpoint", run: journal_files::run_checkpoint, seeds: journal_files::seeds_checkpoint },
     Target { name: "commands", run: commands::run, seeds: commands::seeds },
+    Target { name: "comparison", run: comparing::run, seeds: comparing::seeds },
     Target { name: "config", run: configuration::run, seeds: configuration::seeds },
     Target { name: "config_values", run: configuration::run_values, seeds: configuration::seeds_values },
     Target { name: "front_frames", run: front_port::run_frames, seeds: front_port::seeds_frames },
@@ -54,6 +72,7 @@ pub static TARGETS: &[Target] = &[
     Target { name: "log_files", run: journal_files::run_files, seeds: journal_files::seeds_files },
     Target { name: "log_segments", run: journal_files::run_segments, seeds: journal_files::seeds_segments },
     Target { name: "messages", run: messages::run, seeds: messages::seeds },
+    Target { name: "mvcc", run: index::run, seeds: index::seeds },
     Target { name: "peer_requests", run: peer_port::run_requests, seeds: peer_port::seeds_requests },
     Target { name: "peer_streams", run: peer_port::run_streams, seeds: peer_port::seeds_streams },
     Target { name: "raft_node", run: raft_node::run, seeds: raft_node::seeds },
