@@ -99,6 +99,9 @@ fn key_of(byte: u8, more: u8) -> Vec<u8> {
 /// Where values lie, by main and sub revision: moved values are part of the state, and not of history.
 type Places = BTreeMap<(i64, u32), Location>;
 
+/// A change of a transaction: whether it is a put, its key, and where a deletion's range ends.
+type Alteration = (bool, Vec<u8>, Option<Vec<u8>>);
+
 /// Both, side by side.
 struct Pair {
     store: Store,
@@ -109,7 +112,7 @@ struct Pair {
 }
 
 impl Pair {
-    fn transaction(&mut self, changes: &[(bool, Vec<u8>, Option<Vec<u8>>)]) {
+    fn transaction(&mut self, changes: &[Alteration]) {
         let mut writer = self.store.begin();
         let (main, mut sub) = (writer.revision(), 0);
         let mut deleted: Vec<Vec<u8>> = Vec::new();
