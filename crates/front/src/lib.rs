@@ -25,6 +25,8 @@ mod connection;
 mod counters;
 mod frame_scanner;
 mod front;
+#[doc(hidden)]
+pub mod fuzzing;
 mod gzip;
 mod head;
 mod http1;

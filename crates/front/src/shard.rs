@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, watch};
 use crate::acceptor::Handed;
 use crate::front::MakeService;
 use crate::race::{First, race};
-use crate::socket::{BufferPool, Socket};
+use crate::socket::{BufferPool, Socket, Transport};
 use crate::{Options, Service, ShardCounters, connection, http1};
 
 /// The number of a shard, from 0.
@@ -126,7 +126,9 @@ pub(crate) async fn run(
             // Detached: the connection ends by itself or with the shard.
             drop(tokio::task::spawn_local(async move {
                 // How a connection ended is the client's affair.
-                let _ = serve(stream, peer, state, service, closing).await;
+                if let Ok(stream) = tokio::net::TcpStream::from_std(stream) {
+                    let _ = serve(stream, peer, state, service, closing).await;
+                }
                 drop((slot, open));
             }));
         }
@@ -142,14 +144,14 @@ pub(crate) async fn run(
     race(serving, killed.wait_for(|killed| *killed)).await;
 }
 
-async fn serve(
-    stream: std::net::TcpStream,
+/// Serves a connection, whichever protocol it speaks, until it ends.
+pub(crate) async fn serve<S: Transport + 'static>(
+    stream: S,
     peer: std::net::SocketAddr,
     state: Rc<ShardState>,
     service: Rc<dyn Service>,
     mut closing: Closing,
 ) -> std::io::Result<()> {
-    let stream = tokio::net::TcpStream::from_std(stream)?;
     let mut socket = Socket::new(stream, state.pool.clone());
     let first = poll_fn(|cx| socket.poll_speaks_h2(cx));
     let first = tokio::time::timeout(state.options.first_bytes_timeout, first);

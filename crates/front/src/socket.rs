@@ -44,7 +44,8 @@ struct Filled {
     end: usize,
 }
 
-/// Any byte stream under a connection: TCP now, TLS over it later.
+/// Any byte stream under a connection: TCP now, TLS over it later. It must not wake within its own poll: a connection
+/// that was told there is nothing to read does not ask again in the same turn (see `Socket::drained`).
 pub(crate) trait Transport: AsyncRead + AsyncWrite + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Unpin> Transport for T {}
 

@@ -56,6 +56,8 @@ pub(crate) const MAGIC: [u8; 8] = *b"MNSTSEG\n";
 pub(crate) const VERSION: u32 = 1;
 pub(crate) const SEGMENT_HEADER_BYTES: usize = 4096;
 pub(crate) const RECORD_HEADER_BYTES: usize = 32;
+/// No segment is smaller, whatever the options of whoever made it; and offsets within one have 32 bits.
+pub(crate) const SEGMENT_BYTES_MIN: u32 = 16 << 10;
 /// Zeros after the last record: enough to read as a record header of kind 0.
 pub(crate) const END_BYTES: usize = 16;
 /// A record's payload is smaller than this, so that offsets and lengths stay well within 32 bits.
@@ -128,12 +130,20 @@ impl SegmentHeader {
         if u32_at(bytes, 8) != VERSION {
             return Err("the segment has a format version that this release does not know");
         }
+        let capacity = u64_at(bytes, 40);
+        if !(u64::from(SEGMENT_BYTES_MIN)..=u64::from(u32::MAX)).contains(&capacity) {
+            return Err("the segment header gives a size that no segment has");
+        }
+        let seq = u32_at(bytes, 12);
+        if seq == u32::MAX {
+            return Err("the segment header gives a number that no log reaches");
+        }
         Ok(SegmentHeader {
-            seq: u32_at(bytes, 12),
+            seq,
             cluster_id: u64_at(bytes, 16),
             member_id: u64_at(bytes, 24),
             incarnation: u64_at(bytes, 32),
-            capacity: u64_at(bytes, 40),
+            capacity,
         })
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use disk::Disk;
 
-use crate::format::{PAYLOAD_BYTES_MAX, VALUE_HEAD_BYTES, padded};
+use crate::format::{PAYLOAD_BYTES_MAX, SEGMENT_BYTES_MIN, VALUE_HEAD_BYTES, padded};
 use crate::preparation::{Preparation, Step};
 use crate::segment::Shared;
 use crate::writer::{Progress, Request, Writer};
@@ -86,7 +86,7 @@ impl Log {
         replay: &mut dyn FnMut(Replayed),
         on_event: OnEvent,
     ) -> Result<(Log, Recovered), OpenError> {
-        if !(16 << 10..=1 << 30).contains(&options.segment_bytes) {
+        if !(SEGMENT_BYTES_MIN..=1 << 30).contains(&options.segment_bytes) {
             return Err(OpenError::Option("the log's segments must have from 16 KiB to 1 GiB"));
         }
         if options.spare_files_max == 0 {

@@ -1,14 +1,11 @@
-//! Reclamation: what the writer took out of the trees is freed when no view can look at it any more.
-//!
-//! Everything retired gets a position in one queue. A view pins the position reached when it was published:
-//! what was retired later may be visible to it. So everything before the pin of the oldest living view is free
-//! to go, and it goes in bounded portions.
+//! What is allocated: counted, retired, freed, and what becomes of it when the store goes. When retired things may go
+//! is for `epochs` to say.
 
-use std::collections::VecDeque;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use crate::epochs::{self, Garbage};
 use crate::node::{ByKey, ByRevision, Inner, KeySeparator, Leaf, Node, NodePtr, Order};
 use crate::version::{self, Header, Version};
 
@@ -121,117 +118,21 @@ impl Retired {
     }
 }
 
-const CHUNK: usize = 1000;
+impl Garbage for Retired {
+    type Ledger = Arc<Census>;
 
-/// A queue in chunks: growing it never moves what is in it, so that no push pauses.
-pub(crate) struct Chunks<T> {
-    chunks: VecDeque<Vec<T>>,
-    /// Entries of the first chunk already taken.
-    taken: usize,
-    spare: Option<Vec<T>>,
-    len: usize,
-}
-
-impl<T: Copy> Chunks<T> {
-    pub(crate) fn new() -> Chunks<T> {
-        Chunks { chunks: VecDeque::new(), taken: 0, spare: None, len: 0 }
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.len
-    }
-
-    pub(crate) fn push(&mut self, item: T) {
-        if self.chunks.back().is_none_or(|last| last.len() == CHUNK) {
-            let chunk = self.spare.take().unwrap_or_else(|| Vec::with_capacity(CHUNK));
-            self.chunks.push_back(chunk);
-        }
-        if let Some(last) = self.chunks.back_mut() {
-            last.push(item);
-        }
-        self.len += 1;
-    }
-
-    pub(crate) fn front(&self) -> Option<T> {
-        self.chunks.front().and_then(|chunk| chunk.get(self.taken)).copied()
-    }
-
-    pub(crate) fn pop(&mut self) -> Option<T> {
-        let item = self.front()?;
-        self.taken += 1;
-        self.len -= 1;
-        let first = self.chunks.front().map_or(0, Vec::len);
-        if self.taken == first && (first == CHUNK || self.len == 0) {
-            self.taken = 0;
-            if let Some(mut chunk) = self.chunks.pop_front() {
-                chunk.clear();
-                self.spare = Some(chunk);
-            }
-        }
-        Some(item)
+    unsafe fn free(self, census: &Arc<Census>) {
+        // SAFETY: promised by the caller.
+        unsafe { Retired::free(self, census) }
     }
 }
-
-/// Held by a view: as long as it lives, nothing retired after its publication is freed.
-#[derive(Debug)]
-pub(crate) struct Pin;
 
 /// The writer's side of reclamation.
-pub(crate) struct Epochs {
-    /// Number of the batch being written. Nodes made in it are still private to the writer.
-    batch: u64,
-    garbage: Chunks<Retired>,
-    /// Position behind the newest garbage; positions count from the start of the process.
-    end: u64,
-    /// `end` at the last publication.
-    end_published: u64,
-    /// Published epochs whose views may be alive, oldest first, with `end` at their publication.
-    pins: VecDeque<(Arc<Pin>, u64)>,
-    /// Length of `pins` at which the dead ones are swept out again.
-    pins_swept: usize,
-    census: Arc<Census>,
-}
-
-/// Frees at each publication, beyond as many as the batch itself retired.
-const FREES_EXTRA: u64 = 64;
-
-/// Dead pins tolerated beside as many as there are living ones.
-const PINS_UNSWEPT: usize = 64;
+pub(crate) type Epochs = epochs::Epochs<Retired>;
 
 impl Epochs {
-    pub(crate) fn new(census: Arc<Census>) -> Epochs {
-        Epochs {
-            batch: 1,
-            garbage: Chunks::new(),
-            end: 0,
-            end_published: 0,
-            pins: VecDeque::new(),
-            pins_swept: PINS_UNSWEPT,
-            census,
-        }
-    }
-
-    pub(crate) fn batch(&self) -> u64 {
-        self.batch
-    }
-
     pub(crate) fn census(&self) -> &Census {
-        &self.census
-    }
-
-    /// Published views that may still be held.
-    pub(crate) fn pinned(&self) -> usize {
-        self.pins.len()
-    }
-
-    /// Things retired and not yet freed.
-    pub(crate) fn pending(&self) -> usize {
-        self.garbage.len()
-    }
-
-    pub(crate) fn retire(&mut self, retired: Retired) {
-        self.garbage.push(retired);
-        self.end += 1;
+        self.ledger()
     }
 
     /// Takes a node out of use: it is freed at once if no view can ever have seen it.
@@ -242,47 +143,12 @@ impl Epochs {
         let retired = Retired::new(node, kind);
         // SAFETY: promised by the caller; a node of this batch was never published.
         unsafe {
-            if (*node).epoch == self.batch {
-                retired.free(&self.census);
+            if (*node).epoch == self.batch() {
+                retired.free(self.census());
             } else {
                 self.retire(retired);
             }
         }
-    }
-
-    /// Ends the batch: the pin is for the view of what was written so far. Frees a bounded portion.
-    pub(crate) fn publish(&mut self) -> Arc<Pin> {
-        let made = self.end - self.end_published;
-        self.end_published = self.end;
-        self.batch += 1;
-        let pin = Arc::new(Pin);
-        self.pins.push_back((Arc::clone(&pin), self.end));
-        if self.pins.len() >= self.pins_swept {
-            // Only the oldest living pin counts; forget dead ones behind it, so that one long-held view does
-            // not make the list of its successors grow without end.
-            self.pins.retain_mut(|(pin, _)| Arc::get_mut(pin).is_none());
-            self.pins_swept = 2 * self.pins.len() + PINS_UNSWEPT;
-        }
-        self.reclaim(made + FREES_EXTRA);
-        pin
-    }
-
-    /// Frees up to `budget` things no view can see; says how many could be freed yet.
-    pub(crate) fn reclaim(&mut self, budget: u64) -> u64 {
-        while self.pins.front_mut().is_some_and(|(pin, _)| Arc::get_mut(pin).is_some()) {
-            self.pins.pop_front();
-        }
-        let limit = self.pins.front().map_or(self.end, |&(_, end)| end);
-        let first = self.end - self.garbage.len() as u64;
-        let free = limit - first;
-        for _ in 0..free.min(budget) {
-            if let Some(retired) = self.garbage.pop() {
-                // SAFETY: it was retired before the oldest living view was published, so that view and all later
-                // ones were made without it, and the writer's trees do not hold it either.
-                unsafe { retired.free(&self.census) };
-            }
-        }
-        free - free.min(budget)
     }
 }
 
@@ -316,8 +182,8 @@ impl Drop for Estate {
     fn drop(&mut self) {
         let remains = self.remains.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner).take();
         let Some(mut remains) = remains else { return };
-        let census = Arc::clone(&remains.epochs.census);
-        while let Some(retired) = remains.epochs.garbage.pop() {
+        let census = Arc::clone(remains.epochs.ledger());
+        while let Some(retired) = remains.epochs.pop() {
             // SAFETY: store and views are gone; what is in the garbage is in no tree.
             unsafe { retired.free(&census) };
         }

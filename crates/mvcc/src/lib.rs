@@ -16,17 +16,19 @@
 //!
 //! `cargo run --release -p mainstay-mvcc --example figures` prints what operations and keys cost.
 //!
-//! Unsafe code is in `version` (record layout), `node`, `tree` (nodes) and `epoch` (reclamation); the few blocks
+//! Unsafe code is in `version` (record layout), `node`, `tree` (nodes), `epoch` and `epochs` (reclamation); the few blocks
 //! elsewhere only tie a pointer to the lifetime of the snapshot that keeps it alive.
 
 mod compaction;
 mod cursor;
 mod epoch;
+mod epochs;
 mod hash;
 mod load;
 mod node;
 mod range;
 mod store;
+mod sync;
 mod tree;
 mod version;
 mod view;

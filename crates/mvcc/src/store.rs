@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::epoch::{Census, Chunks, Epochs, Estate, Remains};
+use crate::epoch::{Census, Epochs, Estate, Remains};
+use crate::epochs::Chunks;
 use crate::node::{ByKey, ByRevision, Slot};
 use crate::range::KeyRange;
 use crate::tree::Tree;

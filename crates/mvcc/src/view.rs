@@ -4,7 +4,8 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use crate::cursor::Cursor;
-use crate::epoch::{Estate, Pin};
+use crate::epoch::Estate;
+use crate::epochs::Pin;
 use crate::node::{ByKey, ByRevision, Node, NodePtr};
 use crate::range::{KeyRange, Range};
 use crate::version::Version;

@@ -59,6 +59,30 @@ pub(crate) struct Hub {
 }
 
 impl Hub {
+    /// Times are those of [`Options::read_timeout`] and [`Options::write_timeout`].
+    pub(crate) fn new(
+        identity: Identity,
+        handler: Arc<dyn Handler>,
+        log: Log,
+        inbox: Arc<Inbox>,
+        (read_timeout, write_timeout): (Duration, Duration),
+    ) -> Hub {
+        Hub {
+            identity,
+            handler,
+            inbox,
+            client: Client::new(),
+            read_timeout,
+            write_timeout,
+            receiving: Cell::new(0),
+            log,
+            peers: RefCell::default(),
+            connections: Cell::new(0),
+            told_removed: Cell::new(false),
+            stopping: Cell::new(false),
+        }
+    }
+
     pub(crate) fn start(
         options: Options,
         handler: Arc<dyn Handler>,
@@ -76,20 +100,7 @@ impl Hub {
         drop(entered);
         let (read_timeout, write_timeout) = (options.read_timeout, options.write_timeout);
         std::thread::Builder::new().name("peer".to_owned()).spawn(move || {
-            let hub = Rc::new(Hub {
-                identity,
-                handler,
-                inbox,
-                client: Client::new(),
-                read_timeout,
-                write_timeout,
-                receiving: Cell::new(0),
-                log,
-                peers: RefCell::default(),
-                connections: Cell::new(0),
-                told_removed: Cell::new(false),
-                stopping: Cell::new(false),
-            });
+            let hub = Rc::new(Hub::new(identity, handler, log, inbox, (read_timeout, write_timeout)));
             let local = tokio::task::LocalSet::new();
             local.block_on(&runtime, run(Rc::clone(&hub), listeners));
             hub.stopping.set(true);
@@ -191,7 +202,7 @@ impl Hub {
         }
     }
 
-    fn set_members(self: &Rc<Self>, members: Vec<(u64, Vec<String>)>) {
+    pub(crate) fn set_members(self: &Rc<Self>, members: Vec<(u64, Vec<String>)>) {
         let mut peers = self.peers.borrow_mut();
         let mut left = Vec::new();
         peers.retain(|id, peer| {
@@ -291,7 +302,16 @@ async fn accept(hub: Rc<Hub>, listener: TcpListener) {
 }
 
 async fn serve(hub: &Rc<Hub>, stream: TcpStream) {
-    let Ok(socket) = Socket::new(stream, hub.write_timeout) else { return };
+    if let Ok(socket) = Socket::new(stream, hub.write_timeout) {
+        answer_requests(hub, socket).await;
+    }
+}
+
+/// Answers the requests of one connection until it ends.
+pub(crate) async fn answer_requests(
+    hub: &Rc<Hub>,
+    socket: impl hyper::rt::Read + hyper::rt::Write + Unpin + 'static,
+) {
     let answer = hyper::service::service_fn(|request| {
         let hub = Rc::clone(hub);
         async move { Ok::<_, Infallible>(routes::answer(hub, request).await) }

@@ -36,6 +36,8 @@ mod endpoint;
 mod fetch;
 mod figures;
 mod frame_buffer;
+#[doc(hidden)]
+pub mod fuzzing;
 mod handler;
 mod hub;
 mod identity;

@@ -2,12 +2,14 @@
 //!
 //! Both are drained whole by their one receiver, so that whatever gathered while it was busy becomes one batch. Both
 //! are bounded by who fills them: a shard has at most [`ASKS_PER_SHARD_MAX`] questions open, and each gets one reply.
+//!
+//! The `interleaving` crate runs this file under a model of the memory.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 use std::task::Waker;
-use std::thread::Thread;
 use std::time::Duration;
+
+use crate::sync::{AtomicBool, AtomicUsize, Mutex, MutexGuard, Ordering, Thread, current, park_timeout};
 
 /// How many questions of one shard the core may have open; more are answered `too many requests`.
 pub const ASKS_PER_SHARD_MAX: usize = 65_536;
@@ -40,7 +42,7 @@ impl<T> Default for Inbox<T> {
 impl<T> Inbox<T> {
     /// Makes the calling thread the receiver.
     pub fn receive_here(&self) {
-        *lock(&self.receiver) = Some(std::thread::current());
+        *lock(&self.receiver) = Some(current());
     }
 
     /// Puts one thing in that should not wait.
@@ -117,11 +119,12 @@ impl<T> Inbox<T> {
     pub fn drain(&self, into: &mut Vec<T>, patience: Duration, wanted: usize) {
         let wanted = wanted.max(1);
         if !patience.is_zero() && lock(&self.waiting).len() < wanted {
-            self.asleep.store(wanted, Ordering::SeqCst);
+            // Swapped, not stored, which costs the same: so that the model, too, knows all changes in one order.
+            self.asleep.swap(wanted, Ordering::SeqCst);
             if lock(&self.waiting).len() < wanted {
-                std::thread::park_timeout(patience);
+                park_timeout(patience);
             }
-            self.asleep.store(0, Ordering::SeqCst);
+            self.asleep.swap(0, Ordering::SeqCst);
         }
         debug_assert!(into.is_empty());
         std::mem::swap(&mut *lock(&self.waiting), into);

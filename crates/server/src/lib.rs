@@ -14,6 +14,7 @@
 //! errors). Tests: beside the code, `tests/it`, and end to end in the `mainstay` crate.
 
 mod assembly;
+mod attendance;
 mod block_on;
 pub mod boot;
 mod catch_up;
@@ -43,6 +44,7 @@ pub mod pending;
 pub mod services;
 pub mod shared;
 pub mod stepped;
+mod sync;
 mod terms;
 mod transfer;
 pub mod values;

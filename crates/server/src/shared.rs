@@ -12,6 +12,7 @@ use machine::{Alarms, Members};
 use mvcc::View;
 use tokio::sync::oneshot;
 
+use crate::attendance::Attendance;
 use crate::clock::Clock;
 use crate::compaction_hash::CompactionHashes;
 use crate::core::{Ask, Reply, Ticket};
@@ -95,10 +96,8 @@ pub struct Shared {
     pub threads: bool,
     /// All metrics.
     pub metrics: Arc<crate::metrics::Metrics>,
-    /// How many watches each shard serves: one without any need not hear of every change.
-    pub watches: Vec<AtomicUsize>,
-    /// The revision that each shard's watches have been told of.
-    seen: Vec<AtomicI64>,
+    /// Which shards serve watches: one without any need not hear of every change.
+    pub(crate) attendance: Attendance,
     /// The hashes of the last compactions.
     pub(crate) compaction_hashes: CompactionHashes,
     /// Bytes of commands on their way to the core, or waiting there for the log to take them.
@@ -163,8 +162,7 @@ impl Shared {
             clock: Clock::real(),
             threads: true,
             metrics,
-            watches: (0..shards).map(|_| AtomicUsize::new(0)).collect(),
-            seen: (0..shards).map(|_| AtomicI64::new(0)).collect(),
+            attendance: Attendance::new(shards),
             compaction_hashes: CompactionHashes::default(),
             proposal_bytes: AtomicUsize::new(0),
             disk_bytes: AtomicU64::new(0),
@@ -250,24 +248,19 @@ impl Shared {
 
     /// Wakes a shard for the state just published, if anything there watches.
     pub fn wake_watches(&self, shard: usize) {
-        // Sequentially consistent with the store of the state before it, and with the watch that is counted before it
-        // looks at the state: one of the two sees the other.
-        if self.watches[shard].load(Ordering::SeqCst) > 0 {
+        if self.attendance.is_watched(shard) {
             self.shards[shard].wake();
         }
     }
 
     /// A shard's watches have been told of everything up to this revision.
     pub fn saw(&self, shard: usize, revision: i64) {
-        self.seen[shard].store(revision, Ordering::Release);
+        self.attendance.saw(shard, revision);
     }
 
     /// Whether all watches, on whatever shard, have been told of everything up to this revision.
     pub fn all_saw(&self, revision: i64) -> bool {
-        let told = |(watches, seen): (&AtomicUsize, &AtomicI64)| {
-            watches.load(Ordering::SeqCst) == 0 || seen.load(Ordering::Acquire) >= revision
-        };
-        self.watches.iter().zip(&self.seen).all(told)
+        self.attendance.all_saw(revision)
     }
 
     /// Counts a command that is about to be put to the core.

@@ -5,5 +5,7 @@ mod leaks;
 mod load;
 mod model;
 mod naive;
+mod operations;
+mod property;
 mod random;
 mod threads;

@@ -4,7 +4,6 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use api::etcdserverpb::watch_create_request::FilterType;
@@ -157,7 +156,7 @@ impl Hub {
 
     /// How many watches there are on this shard.
     pub fn watches(&self) -> usize {
-        self.shared.watches[self.shard].load(Ordering::Relaxed)
+        self.shared.attendance.watches(self.shard)
     }
 
     /// The revision up to which synced watches have been given everything.
@@ -258,8 +257,7 @@ impl Hub {
     fn create(&self, stream: &Rc<Stream>, request: &WatchCreateRequest) {
         // Counted before looking at the state: then either the core sees the count and wakes this shard for what it
         // publishes next, or this shard sees what was published.
-        self.shared.watches[self.shard].fetch_add(1, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
+        self.shared.attendance.watch_begins(self.shard);
         self.advance();
         let mut response =
             WatchResponse { header: Some(self.present_header()), created: true, ..WatchResponse::default() };
@@ -270,7 +268,7 @@ impl Hub {
                 self.begin(watch);
             }
             Err(reason) => {
-                self.shared.watches[self.shard].fetch_sub(1, Ordering::SeqCst);
+                self.shared.attendance.watch_ends(self.shard);
                 response.watch_id = NO_WATCH;
                 response.canceled = true;
                 response.cancel_reason = reason.message.into_owned();
@@ -365,7 +363,7 @@ impl Hub {
             watch.stream.unsynced.borrow_mut().remove(&watch.keys, watch.serial)
         };
         assert!(removed.is_some(), "a watch is in the index that it says");
-        self.shared.watches[self.shard].fetch_sub(1, Ordering::SeqCst);
+        self.shared.attendance.watch_ends(self.shard);
     }
 
     fn cancel(&self, stream: &Rc<Stream>, id: i64) {

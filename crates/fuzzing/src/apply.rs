@@ -1,0 +1,164 @@
+//! Entries of any content, applied to two machines: the state machine is total and deterministic.
+
+use api::etcdserverpb::InternalRaftRequest;
+use api::raftpb::ConfChange;
+use bytes::Bytes;
+use machine::{Command, Machine};
+use prost::Message as _;
+
+use crate::commands;
+use crate::journal::Journal;
+use crate::script::{Scribe, Script};
+use crate::state::{RULES, assert_same, through_image, through_snapshot, through_transfer};
+
+/// Entries of one input at most.
+const ENTRIES_MAX: usize = 64;
+
+/// What comes next in a script.
+const ENTRY: u8 = 0;
+const CONF_CHANGE: u8 = 1;
+const COMPACT: u8 = 2;
+const IMAGE: u8 = 3;
+const SNAPSHOT: u8 = 4;
+const TRANSFER: u8 = 5;
+const STEPS: u8 = 6;
+
+/// Two machines that are told the same, each in its own circumstances: one answers, the other does not, removes what
+/// was compacted at other times, and is saved and restored in between.
+pub struct Twins {
+    journal: Journal,
+    first: Machine,
+    second: Machine,
+}
+
+impl Default for Twins {
+    fn default() -> Twins {
+        Twins { journal: Journal::default(), first: Machine::new(RULES), second: Machine::new(RULES) }
+    }
+}
+
+impl Twins {
+    /// Applies an entry to both; false when neither can go on.
+    pub fn entry(&mut self, data: &Bytes) -> bool {
+        let location = self.journal.append(data);
+        let command =
+            |machine: &Machine| Command { index: machine.applied_index + 1, term: 1, data, location };
+        let ours = self.first.apply(command(&self.first), &self.journal, true);
+        let theirs = self.second.apply(command(&self.second), &self.journal, false);
+        match (ours, theirs) {
+            (Ok(ours), Ok(theirs)) => {
+                assert_eq!(
+                    (ours.request_id, ours.op, ours.change),
+                    (theirs.request_id, theirs.op, theirs.change)
+                );
+                assert_eq!(ours.outcome.err(), theirs.outcome.err());
+                assert_eq!(self.first.state_hash(), self.second.state_hash());
+                true
+            }
+            (Err(ours), Err(theirs)) => {
+                assert_eq!(ours, theirs);
+                false
+            }
+            (ours, theirs) => panic!("one can and the other cannot: {ours:?}, {theirs:?}"),
+        }
+    }
+
+    /// Applies a membership change to both; false when neither can go on.
+    pub fn conf_change(&mut self, data: &Bytes) -> bool {
+        if let Ok(change) = ConfChange::decode(data.clone()) {
+            let before = self.first.members.clone();
+            let allowed = machine::validate(&self.first.members, &change, RULES.learners_max);
+            assert_eq!(before, self.first.members);
+            // Asked twice, answered alike.
+            assert_eq!(allowed, machine::validate(&self.second.members, &change, RULES.learners_max));
+        }
+        let location = self.journal.append(data);
+        let command =
+            |machine: &Machine| Command { index: machine.applied_index + 1, term: 1, data, location };
+        let ours = self.first.apply_conf_change(command(&self.first));
+        let theirs = self.second.apply_conf_change(command(&self.second));
+        assert_eq!(ours, theirs);
+        assert_eq!(self.first.state_hash(), self.second.state_hash());
+        ours.is_ok()
+    }
+
+    /// Lets one of them go on with its removal of what was compacted.
+    pub fn compact_step(&mut self, budget: u8) {
+        self.second.compact_step(u64::from(budget));
+    }
+
+    /// Saves and restores one of them as a checkpoint does.
+    pub fn restart(&mut self) {
+        self.second = through_image(&mut self.second);
+    }
+
+    /// The same by way of a snapshot.
+    pub fn restore_snapshot(&mut self) {
+        self.second = through_snapshot(&mut self.second, &self.journal);
+    }
+
+    /// The same by way of a transfer between members.
+    pub fn transfer(&mut self) {
+        self.second = through_transfer(&mut self.second, &self.journal);
+    }
+
+    /// Asserts that both are the same to everybody who looks.
+    pub fn finish(mut self) {
+        assert_same(&mut self.first, &mut self.second);
+    }
+}
+
+/// The target.
+pub fn run(data: &[u8]) {
+    let mut script = Script::new(data);
+    let mut twins = Twins::default();
+    for _ in 0..ENTRIES_MAX {
+        if script.is_done() {
+            break;
+        }
+        let goes_on = match script.below(STEPS) {
+            ENTRY => twins.entry(&Bytes::copy_from_slice(script.run())),
+            CONF_CHANGE => twins.conf_change(&Bytes::copy_from_slice(script.run())),
+            COMPACT => {
+                twins.compact_step(script.u8());
+                true
+            }
+            IMAGE => {
+                twins.restart();
+                true
+            }
+            SNAPSHOT => {
+                twins.restore_snapshot();
+                true
+            }
+            _ => {
+                twins.transfer();
+                true
+            }
+        };
+        if !goes_on {
+            return;
+        }
+    }
+    twins.finish();
+}
+
+/// Every kind of request and membership change, alone and one after the other.
+pub fn seeds() -> Vec<Vec<u8>> {
+    let requests: Vec<InternalRaftRequest> = commands::examples();
+    let changes = commands::conf_changes();
+    let mut all = Scribe::default();
+    let mut seeds = Vec::new();
+    for request in &requests {
+        let bytes = request.encode_to_vec();
+        all = all.u8(ENTRY).run(&bytes);
+        seeds.push(Scribe::default().u8(ENTRY).run(&bytes).done());
+    }
+    for change in &changes {
+        let bytes = change.encode_to_vec();
+        all = all.u8(CONF_CHANGE).run(&bytes);
+        seeds.push(Scribe::default().u8(CONF_CHANGE).run(&bytes).done());
+    }
+    seeds.push(all.u8(COMPACT).u8(3).u8(IMAGE).u8(SNAPSHOT).u8(TRANSFER).done());
+    seeds
+}

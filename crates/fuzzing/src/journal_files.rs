@@ -1,0 +1,485 @@
+//! Files of the log and of checkpoints of any content: recovery ends with a log or a refusal.
+//!
+//! The formats are drawn in `log/src/format.rs` and `log/src/checkpoint/mod.rs`; what builds them here follows the
+//! drawings, not that code.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use disk::{Disk, MemDisk};
+use log::checkpoint::{CheckpointStore, Manifest, Run};
+use log::{Batch, Entry, HardState, Log, LogEvent, Options, Reset, Value, ValueId};
+use log::{Recovered, Replayed};
+
+use crate::script::{Scribe, Script};
+
+const DIR: &str = "/data/log";
+const SEGMENT_BYTES: usize = 16 << 10;
+const HEADER_BYTES: usize = 4096;
+const RECORD_BYTES: usize = 32;
+const CLUSTER: u64 = 0xc1;
+const MEMBER: u64 = 0x3e;
+/// Files of one input at most.
+const FILES_MAX: usize = 6;
+const RECORDS_MAX: usize = 24;
+
+fn options() -> Options {
+    Options { segment_bytes: SEGMENT_BYTES as u32, by_hand: true, ..Options::new(DIR, CLUSTER, MEMBER) }
+}
+
+fn path(seq: u32) -> PathBuf {
+    Path::new(DIR).join(format!("{seq:016x}.seg"))
+}
+
+fn new_disk() -> Arc<MemDisk> {
+    let disk = Arc::new(MemDisk::new(1));
+    disk.create_dir_all(Path::new(DIR)).expect("a disk in memory");
+    disk
+}
+
+/// What a log told when it was opened.
+type Told = (Recovered, Vec<Replayed>);
+
+/// Opens the log; `None` when it refuses.
+fn open(disk: &Arc<MemDisk>, from_index: u64, verify_all: bool) -> Option<(Log, Told, Arc<Mutex<u64>>)> {
+    let synced = Arc::new(Mutex::new(0));
+    let listener = Arc::clone(&synced);
+    let mut replayed = Vec::new();
+    let opened = Log::open(
+        Options { verify_all, ..options() },
+        Arc::clone(disk) as Arc<dyn Disk>,
+        from_index,
+        &mut |item| replayed.push(item),
+        Box::new(move |event| {
+            if let LogEvent::Synced(told) = event {
+                *listener.lock().expect("no panic") = told.ticket;
+            }
+        }),
+    );
+    // A refusal has words.
+    let (log, recovered) = opened.map_err(|error| assert!(!error.to_string().is_empty())).ok()?;
+    Some((log, (recovered, replayed), synced))
+}
+
+/// The entries as they stand after a replay: later ones have replaced earlier ones.
+fn entries(replayed: &[Replayed]) -> Vec<Entry> {
+    let mut entries: Vec<Entry> = Vec::new();
+    for item in replayed {
+        match item {
+            Replayed::Entry(entry, _) => {
+                entries.retain(|old| old.index < entry.index);
+                entries.push(entry.clone());
+            }
+            Replayed::Reset(_) => entries.clear(),
+            _ => {}
+        }
+    }
+    entries
+}
+
+/// Opens whatever is there. What opens, opens again and tells the same, takes an entry, and keeps it.
+fn check(disk: &Arc<MemDisk>, from_index: u64, verify_all: bool) {
+    let _ = Log::identify(&**disk, Path::new(DIR));
+    let Some((log, (recovered, replayed), _)) = open(disk, from_index, verify_all) else { return };
+    drop(log);
+    let (mut log, (again, same), synced) =
+        open(disk, from_index, verify_all).expect("what opened opens again");
+    assert!(again.repairs.is_empty(), "repaired once is repaired");
+    assert_eq!(
+        (
+            recovered.hard_state,
+            recovered.first_index,
+            recovered.last_index,
+            recovered.last_term,
+            recovered.base
+        ),
+        (again.hard_state, again.first_index, again.last_index, again.last_term, again.base)
+    );
+    assert_eq!(replayed, same);
+    for item in &same {
+        if let Replayed::Entry(entry, location) = item {
+            let mut bytes = vec![0; entry.data.len()];
+            let file = disk.open(&path(location.segment)).expect("it was just read");
+            file.read_exact_at(&mut bytes, u64::from(location.offset)).expect("it was just read");
+            assert_eq!(bytes, entry.data, "the location is that of the data");
+        }
+    }
+    if recovered.last_index >= u64::MAX / 2 {
+        return;
+    }
+    let index = recovered.last_index + 1;
+    let term = recovered.last_term.max(1);
+    let entry = Entry { term, index, entry_type: 0, data: Bytes::from_static(b"behind it") };
+    let batch = Batch { entries: vec![entry.clone()], ..Batch::default() };
+    let ticket = log.append(batch).expect("there is room");
+    log.turn();
+    assert_eq!(*synced.lock().expect("no panic"), ticket, "a disk in memory takes it");
+    drop(log);
+    disk.crash();
+    let (_, (recovered, replayed), _) = open(disk, from_index, verify_all).expect("opens with the new entry");
+    assert_eq!(recovered.last_index, index);
+    if index >= from_index {
+        assert_eq!(entries(&replayed).last(), Some(&entry));
+    }
+}
+
+fn identity(seq: u32, incarnation: u64) -> u32 {
+    let mut bytes = Vec::new();
+    for number in [CLUSTER, MEMBER, incarnation] {
+        bytes.extend_from_slice(&number.to_le_bytes());
+    }
+    bytes.extend_from_slice(&seq.to_le_bytes());
+    crc32c::crc32c(&bytes)
+}
+
+fn header(seq: u32, incarnation: u64, capacity: u64) -> Vec<u8> {
+    let mut bytes = b"MNSTSEG\n".to_vec();
+    bytes.extend_from_slice(&1u32.to_le_bytes());
+    bytes.extend_from_slice(&seq.to_le_bytes());
+    for number in [CLUSTER, MEMBER, incarnation, capacity] {
+        bytes.extend_from_slice(&number.to_le_bytes());
+    }
+    bytes.resize(HEADER_BYTES - 4, 0);
+    let crc = crc32c::crc32c(&bytes);
+    bytes.extend_from_slice(&crc.to_le_bytes());
+    bytes
+}
+
+fn record(
+    identity: u32,
+    kind: u8,
+    entry_type: u8,
+    batch: u32,
+    term: u64,
+    index: u64,
+    payload: &[u8],
+) -> Vec<u8> {
+    let mut bytes = vec![0; 4];
+    bytes.extend_from_slice(&(payload.len() as u32).to_le_bytes());
+    bytes.extend_from_slice(&[kind, entry_type]);
+    bytes.extend_from_slice(&((identity >> 16) as u16 ^ identity as u16).to_le_bytes());
+    bytes.extend_from_slice(&batch.to_le_bytes());
+    bytes.extend_from_slice(&term.to_le_bytes());
+    bytes.extend_from_slice(&index.to_le_bytes());
+    bytes.extend_from_slice(payload);
+    let crc = crc32c::crc32c_append(identity, &bytes[4..]);
+    bytes[..4].copy_from_slice(&crc.to_le_bytes());
+    bytes.resize(bytes.len().next_multiple_of(8), 0);
+    bytes
+}
+
+/// The target for segments: files with sound headers and checksums, whose records say anything.
+pub fn run_segments(data: &[u8]) {
+    let mut script = Script::new(data);
+    let disk = new_disk();
+    let from_index = script.near(&[1, 2, 5]);
+    let verify_all = script.flip();
+    for number in 0..usize::from(script.below(FILES_MAX as u8 + 1)) {
+        let seq = if script.below(8) > 0 { number as u32 } else { script.near(&[0, 1, 2]) as u32 };
+        let incarnation = if script.below(16) > 0 { 1 } else { script.u64() };
+        let mut file = header(seq, incarnation, SEGMENT_BYTES as u64);
+        let identity = identity(seq, incarnation);
+        let mut batch = HEADER_BYTES as u32;
+        for at in 0..usize::from(script.below(RECORDS_MAX as u8)) {
+            // A segment begins with its Start, as a rule.
+            let kind = if at == 0 && script.below(16) > 0 { 5 } else { script.below(8) };
+            let how = script.u8();
+            if how & 1 == 1 {
+                batch = file.len() as u32;
+            }
+            let batch_said = if how & 0x0e == 2 { script.u32() } else { batch };
+            let term = script.near(&[1, 2]);
+            let index = script.near(&[1, 2, 3, 4, 5, 6, 7, 8]);
+            let payload = match kind {
+                // Hard state: a vote. Value: a sub revision and bytes. Start: its own form.
+                5 if how & 0x30 != 0 => start(&mut script, number as u32),
+                2 if how & 0x30 != 0 => script.u64().to_le_bytes().to_vec(),
+                _ => script.run().to_vec(),
+            };
+            let mut bytes = record(identity, kind, script.below(4), batch_said, term, index, &payload);
+            if how & 0xc0 == 0x40 {
+                // Torn, or damaged.
+                let at = usize::from(script.u8()) % bytes.len();
+                bytes[at] ^= script.u8();
+            }
+            file.extend_from_slice(&bytes);
+        }
+        if script.below(8) > 0 {
+            file.resize(file.len().max(SEGMENT_BYTES), 0);
+        }
+        disk.plant(&path(seq), file);
+    }
+    check(&disk, from_index, verify_all);
+}
+
+fn start(script: &mut Script<'_>, number: u32) -> Vec<u8> {
+    let mut payload = Vec::new();
+    for _ in 0..5 {
+        let number = if script.flip() { script.near(&[0, 1, 2, 5]) } else { 0 };
+        payload.extend_from_slice(&number.to_le_bytes());
+    }
+    payload.extend_from_slice(&script.near(&[0, 4096, 4184]).to_le_bytes()[..4]);
+    let live: Vec<u32> = (0..number).filter(|_| script.below(8) > 0).collect();
+    payload.extend_from_slice(&(live.len() as u32).to_le_bytes());
+    for seq in live {
+        payload.extend_from_slice(&seq.to_le_bytes());
+    }
+    payload
+}
+
+/// Scripts: bytes of any kind are one.
+pub fn seeds_segments() -> Vec<Vec<u8>> {
+    crate::commands::seeds()
+}
+
+/// The target for files as they are: each is a number, how long it is, and bytes.
+pub fn run_files(data: &[u8]) {
+    let mut script = Script::new(data);
+    let disk = new_disk();
+    for _ in 0..FILES_MAX {
+        if script.is_done() {
+            break;
+        }
+        let (seq, how) = (u32::from(script.u8()), script.u8());
+        let mut file = script.run().to_vec();
+        if how & 1 == 0 {
+            file.resize(file.len().max(SEGMENT_BYTES), 0);
+        }
+        if how & 2 == 0 && file.len() >= HEADER_BYTES {
+            let crc = crc32c::crc32c(&file[..HEADER_BYTES - 4]);
+            file[HEADER_BYTES - 4..HEADER_BYTES].copy_from_slice(&crc.to_le_bytes());
+        }
+        disk.plant(&path(seq), file);
+    }
+    check(&disk, 1, false);
+}
+
+/// A log of some batches of all kinds, as its files.
+pub fn seeds_files() -> Vec<Vec<u8>> {
+    let disk = new_disk();
+    let (mut log, ..) = open(&disk, 1, false).expect("opens");
+    let entry = |index, term| Entry { term, index, entry_type: 0, data: Bytes::from(vec![7; 40]) };
+    let batches = [
+        Batch {
+            entries: vec![entry(1, 1), entry(2, 1)],
+            hard_state: Some(HardState { term: 1, vote: 2, commit: 1 }),
+            ..Batch::default()
+        },
+        Batch {
+            entries: vec![entry(2, 2), entry(3, 2)],
+            values: vec![Value { id: ValueId { main: 2, sub: 0 }, data: Bytes::from_static(b"moved") }],
+            ..Batch::default()
+        },
+        Batch { reset: Some(Reset { index: 9, term: 3 }), entries: vec![entry(10, 3)], ..Batch::default() },
+    ];
+    let mut seeds = Vec::new();
+    for batch in batches {
+        log.append(batch).expect("there is room");
+        log.turn();
+        let mut scribe = Scribe::default();
+        for name in disk.list(Path::new(DIR)).expect("a disk in memory") {
+            let Some(seq) = name.strip_suffix(".seg").and_then(|seq| u8::from_str_radix(seq, 16).ok()) else {
+                continue;
+            };
+            let bytes = disk.contents(&Path::new(DIR).join(name)).expect("a disk in memory");
+            let len = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+            scribe = scribe.u8(seq).u8(0).run(&bytes[..len]);
+        }
+        seeds.push(scribe.done());
+    }
+    seeds
+}
+
+/// The target for damage: a log that is written, closed and hurt in one place either refuses, or has lost nothing but
+/// what its last write brought.
+pub fn run_damage(data: &[u8]) {
+    let mut script = Script::new(data);
+    let disk = new_disk();
+    let (mut log, ..) = open(&disk, 1, false).expect("opens");
+    // What should be there: after each write, and after the one before it.
+    let mut model: Vec<Entry> = Vec::new();
+    let mut before = model.clone();
+    let mut base = 0;
+    let batches = 1 + script.below(12);
+    for _ in 0..batches {
+        let mut batch = Batch::default();
+        let how = script.u8();
+        before.clone_from(&model);
+        if how & 0x1f == 1 {
+            base += 10 + model.len() as u64;
+            model.clear();
+            batch.reset = Some(Reset { index: base, term: 1 });
+        }
+        let back = u64::from(script.below(3)).min(model.len() as u64);
+        let next = base + model.len() as u64 + 1 - back;
+        model.truncate(model.len() - back as usize);
+        for offset in 0..u64::from(script.below(4)) {
+            let len = usize::from(script.u8()) * usize::from(1 + script.below(8));
+            let data = Bytes::from(vec![script.u8(); len]);
+            let entry = Entry { term: 1, index: next + offset, entry_type: 0, data };
+            model.push(entry.clone());
+            batch.entries.push(entry);
+        }
+        if batch.entries.is_empty() {
+            // Nothing was replaced after all.
+            if batch.reset.is_none() {
+                model.clone_from(&before);
+            }
+        }
+        if how & 0x20 != 0 {
+            let id = ValueId { main: i64::from(how), sub: 0 };
+            batch.values.push(Value { id, data: Bytes::from(vec![3; usize::from(script.u8())]) });
+        }
+        if how & 0x40 != 0 || batch == Batch::default() {
+            batch.hard_state = Some(HardState { term: 1, vote: script.u64(), commit: 0 });
+        }
+        log.append(batch).expect("there is room");
+        log.turn();
+    }
+    drop(log);
+    let names: Vec<String> = disk
+        .list(Path::new(DIR))
+        .expect("a disk in memory")
+        .into_iter()
+        .filter(|name| name.ends_with(".seg"))
+        .collect();
+    let victim = Path::new(DIR).join(&names[usize::from(script.u8()) % names.len()]);
+    let mut bytes = disk.contents(&victim).expect("a disk in memory");
+    let at = usize::from(script.u16()) % bytes.len().max(1);
+    match script.below(5) {
+        0 => {}
+        1 => bytes[at] ^= script.u8(),
+        2 => bytes.truncate(at),
+        3 => {
+            // A sector of zeros.
+            let sector = at / 512 * 512;
+            let end = (sector + 512).min(bytes.len());
+            bytes[sector..end].fill(0);
+        }
+        _ => {
+            let end = (at + 8).min(bytes.len());
+            bytes[at..end].fill(script.u8());
+        }
+    }
+    disk.plant(&victim, bytes);
+    let Some((log, (recovered, replayed), _)) = open(&disk, 1, script.flip()) else { return };
+    drop(log);
+    let there = entries(&replayed);
+    let whole = there == model && recovered.last_index == base + model.len() as u64;
+    assert!(
+        whole || is_cut_within_last(&there, &before, &model),
+        "silent loss: {there:?} of {model:?}, {recovered:?}"
+    );
+    check(&disk, 1, false);
+}
+
+/// Whether what is there is what was there before the last write and a part of that write.
+fn is_cut_within_last(there: &[Entry], before: &[Entry], after: &[Entry]) -> bool {
+    if there == before {
+        return true;
+    }
+    // The write replaced from some index on: a prefix of the new state that holds all it did not replace.
+    let shared = before.iter().zip(after).take_while(|(a, b)| a == b).count();
+    after.starts_with(there) && there.len() >= shared
+}
+
+/// Scripts: bytes of any kind are one.
+pub fn seeds_damage() -> Vec<Vec<u8>> {
+    crate::commands::seeds()
+}
+
+const CHECKPOINTS: &str = "/data/checkpoint";
+
+fn put_crc(bytes: &mut Vec<u8>) {
+    let crc = crc32c::crc32c(bytes);
+    bytes.extend_from_slice(&crc.to_le_bytes());
+}
+
+/// The target for the container of checkpoints: a manifest and runs, with or without sound checksums.
+pub fn run_checkpoint(data: &[u8]) {
+    let mut script = Script::new(data);
+    let disk = new_disk();
+    let dir = Path::new(CHECKPOINTS);
+    disk.create_dir_all(dir).expect("a disk in memory");
+    let how = script.u8();
+    let mut manifest = script.run().to_vec();
+    if how & 1 == 0 {
+        put_crc(&mut manifest);
+    }
+    disk.plant(&dir.join("MANIFEST"), manifest);
+    for name in ["a", "b"] {
+        let how = script.u8();
+        let mut file = script.run().to_vec();
+        if how & 1 == 0 {
+            put_crc(&mut file);
+            // Blocks and footer behind the head, each with its checksum.
+            let seed = crc32c::crc32c(&file[..file.len() - 4]);
+            let (mut total, mut bytes, count) = (0, 0, u64::from(how >> 4));
+            for number in 0..count {
+                let block = script.run();
+                let len = (block.len() as u32).to_le_bytes();
+                let crc = crc32c::crc32c_append(seed, &number.to_le_bytes());
+                let crc = crc32c::crc32c_append(crc32c::crc32c_append(crc, &len), block).to_le_bytes();
+                file.extend_from_slice(&len);
+                file.extend_from_slice(&crc);
+                file.extend_from_slice(block);
+                total = crc32c::crc32c_append(total, &crc);
+                bytes += block.len() as u64;
+            }
+            let mut tail = count.to_le_bytes().to_vec();
+            tail.extend_from_slice(&bytes.to_le_bytes());
+            tail.extend_from_slice(&total.to_le_bytes());
+            file.extend_from_slice(&[0; 4]);
+            file.extend_from_slice(&crc32c::crc32c_append(seed, &tail).to_le_bytes());
+            file.extend_from_slice(&tail);
+        }
+        disk.plant(&dir.join(name), file);
+    }
+    let store = CheckpointStore::open(Arc::clone(&disk) as Arc<dyn Disk>, dir).expect("a disk in memory");
+    let Ok(Some(manifest)) = store.load() else { return };
+    for run in &manifest.runs {
+        // As the file is, too: what the manifest says of it would keep most of them out.
+        let len = disk.contents(&dir.join(&run.name)).map_or(0, |bytes| bytes.len() as u64);
+        for run in [run.clone(), Run { file_bytes: len, ..run.clone() }] {
+            let Ok(mut reader) = store.read(&run) else { continue };
+            let mut bytes = 0;
+            while let Ok(Some(block)) = reader.next_block() {
+                assert!(!block.is_empty());
+                bytes += block.len() as u64;
+            }
+            assert!(bytes <= len);
+        }
+    }
+    // What was read is what is written.
+    store.commit(&manifest).expect("a disk in memory");
+    assert_eq!(store.load().expect("reads"), Some(manifest));
+}
+
+/// A checkpoint of one run.
+pub fn seeds_checkpoint() -> Vec<Vec<u8>> {
+    let disk = new_disk();
+    let dir = Path::new(CHECKPOINTS);
+    let store = CheckpointStore::open(Arc::clone(&disk) as Arc<dyn Disk>, dir).expect("opens");
+    let mut writer = store.begin("a", 7, 2, b"meta").expect("begins");
+    writer.write_block(b"one block").expect("writes");
+    writer.write_block(&[9; 300]).expect("writes");
+    let run = writer.finish().expect("finishes");
+    store
+        .commit(&Manifest { applied_index: 7, term: 2, metadata: b"more".to_vec(), runs: vec![run] })
+        .expect("commits");
+    let file = |name: &str| disk.contents(&dir.join(name)).expect("a disk in memory");
+    let (manifest, run) = (file("MANIFEST"), file("a"));
+    let head = RECORD_BYTES + b"meta".len();
+    vec![
+        Scribe::default().u8(1).run(&manifest).u8(1).run(&run).done(),
+        Scribe::default()
+            .u8(0)
+            .run(&manifest[..manifest.len() - 4])
+            .u8(0x20)
+            .run(&run[..head])
+            .run(b"one block")
+            .run(&[9; 300])
+            .done(),
+    ]
+}

@@ -1,0 +1,86 @@
+//! What is fuzzed: one function per decoder, from bytes to a panic or none.
+//!
+//! What it is: [`TARGETS`], each a function over an input and the seeds it begins with. `fuzz/` (a workspace of its
+//! own, at the root of the repository) runs them under libFuzzer; `tests/it` runs them over every file of their
+//! corpora in the normal test run, so that what was found once is looked at for ever.
+//!
+//! What it does not know: coverage, mutation, time.
+//!
+//! A target asserts more than that nothing panics: that what was read can be written and read again, that two members
+//! end up the same, that nothing acknowledged is missing. Where checksums would keep every mutation out, the target
+//! computes them.
+
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a target that finds something panics; that is how it tells"
+)]
+
+// The property tests' own: the model, the lists of operations, and what compares them.
+extern crate mvcc as mainstay_mvcc;
+
+pub mod apply;
+pub mod commands;
+#[allow(dead_code, missing_docs, reason = "it belongs to the tests of mvcc")]
+#[path = "../../mvcc/tests/it/compare.rs"]
+mod compare;
+pub mod comparing;
+pub mod configuration;
+pub mod front_port;
+pub mod index;
+pub mod journal;
+pub mod journal_files;
+pub mod messages;
+#[allow(dead_code, reason = "it belongs to the tests of mvcc")]
+#[path = "../../mvcc/tests/it/naive.rs"]
+mod naive;
+#[allow(dead_code, reason = "it belongs to the tests of mvcc")]
+#[path = "../../mvcc/tests/it/operations.rs"]
+mod operations;
+pub mod peer_port;
+pub mod raft_node;
+#[allow(dead_code, reason = "it belongs to the tests of mvcc")]
+#[path = "../../mvcc/tests/it/random.rs"]
+mod random;
+pub mod restore;
+pub mod script;
+pub mod state;
+
+/// One thing that is fuzzed.
+pub struct Target {
+    /// Its name, and that of its corpus's folder.
+    pub name: &'static str,
+    /// Takes an input; panics if that shows a mistake.
+    pub run: fn(&[u8]),
+    /// Real inputs to begin with.
+    pub seeds: fn() -> Vec<Vec<u8>>,
+}
+
+/// All targets.
+pub static TARGETS: &[Target] = &[
+    Target { name: "apply", run: apply::run, seeds: apply::seeds },
+    Target { name: "checkpoint", run: journal_files::run_checkpoint, seeds: journal_files::seeds_checkpoint },
+    Target { name: "commands", run: commands::run, seeds: commands::seeds },
+    Target { name: "comparison", run: comparing::run, seeds: comparing::seeds },
+    Target { name: "config", run: configuration::run, seeds: configuration::seeds },
+    Target { name: "config_values", run: configuration::run_values, seeds: configuration::seeds_values },
+    Target { name: "front_frames", run: front_port::run_frames, seeds: front_port::seeds_frames },
+    Target { name: "front_http1", run: front_port::run_http1, seeds: front_port::seeds_http1 },
+    Target { name: "front_http2", run: front_port::run_http2, seeds: front_port::seeds_http2 },
+    Target { name: "image", run: restore::run_image, seeds: restore::seeds_image },
+    Target { name: "log_damage", run: journal_files::run_damage, seeds: journal_files::seeds_damage },
+    Target { name: "log_files", run: journal_files::run_files, seeds: journal_files::seeds_files },
+    Target { name: "log_segments", run: journal_files::run_segments, seeds: journal_files::seeds_segments },
+    Target { name: "messages", run: messages::run, seeds: messages::seeds },
+    Target { name: "mvcc", run: index::run, seeds: index::seeds },
+    Target { name: "peer_requests", run: peer_port::run_requests, seeds: peer_port::seeds_requests },
+    Target { name: "peer_streams", run: peer_port::run_streams, seeds: peer_port::seeds_streams },
+    Target { name: "raft_node", run: raft_node::run, seeds: raft_node::seeds },
+    Target { name: "snapshot", run: restore::run_snapshot, seeds: restore::seeds_snapshot },
+    Target { name: "transfer", run: restore::run_transfer, seeds: restore::seeds_transfer },
+];
+
+/// The target of this name.
+pub fn find(name: &str) -> Option<&'static Target> {
+    TARGETS.iter().find(|target| target.name == name)
+}

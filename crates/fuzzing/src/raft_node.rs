@@ -1,0 +1,292 @@
+//! Messages of any content into a raft node: none ends the process.
+
+use api::raftpb::{self, MessageType};
+use bytes::Bytes;
+use consensus::{
+    ConfChange, ConfChangeKind, Config, Effects, Entry, EntryKind, Event, HardState, Node, Restored, Role,
+};
+use prost::Message as _;
+
+use crate::commands;
+use crate::script::{Scribe, Script};
+
+/// Steps of one input at most.
+const STEPS_MAX: usize = 300;
+
+/// Member 1 of three and a learner, with entries 1 to 10 of term 2, of which 8 are committed and 6 applied.
+fn follower() -> Node {
+    let entry = |index| Entry { term: 2, index, kind: EntryKind::Normal, data: Bytes::from_static(b"x") };
+    let restored = Restored {
+        hard_state: HardState { term: 3, vote: 0, commit: 8 },
+        voters: vec![1, 2, 3],
+        learners: vec![4],
+        applied: 6,
+        applied_term: 2,
+        first_index: 3,
+        terms: vec![(2, 2)],
+        entries: (7..=10).map(entry).collect(),
+    };
+    Node::new(Config { id: 1, ..Config::default() }, restored).expect("starts")
+}
+
+/// A member's surroundings: what it asked for and was not yet given.
+struct Member {
+    node: Node,
+    unsynced: Vec<u64>,
+    commits: Vec<Entry>,
+    fetches: Vec<consensus::Fetch>,
+    /// What was told so far; none of it may ever go back.
+    applied: u64,
+}
+
+impl Member {
+    fn new() -> Member {
+        Member {
+            node: follower(),
+            unsynced: Vec::new(),
+            commits: Vec::new(),
+            fetches: Vec::new(),
+            applied: 6,
+        }
+    }
+
+    /// Makes a leader of it, of term 4.
+    fn lead(&mut self) {
+        let answer = |kind| message(kind, 4);
+        // Refusals are no matter: what came before may have changed its part.
+        let _ = self.node.step(Event::CampaignRequested);
+        self.settle();
+        let _ = self.node.step(Event::Received(answer(MessageType::MsgPreVoteResp)));
+        self.settle();
+        let _ = self.node.step(Event::Received(answer(MessageType::MsgVoteResp)));
+        self.settle();
+    }
+
+    fn settle(&mut self) {
+        while self.take_effects() {}
+        for number in std::mem::take(&mut self.unsynced) {
+            self.node.step(Event::LogSynced(number)).expect("it was asked for");
+        }
+        while self.take_effects() {}
+    }
+
+    fn take_effects(&mut self) -> bool {
+        let Some(effects) = self.node.effects() else { return false };
+        let Effects { restore, append, messages, commit, fetches, .. } = effects;
+        if let Some(restore) = restore {
+            assert!(append.is_some(), "a restore comes with a number");
+            assert!(restore.index > self.applied, "a state that is older than what was applied");
+            self.commits.clear();
+            self.applied = restore.index;
+        }
+        if let Some(append) = append {
+            let in_order = append.entries.windows(2).all(|pair| pair[0].index + 1 == pair[1].index);
+            assert!(in_order, "what is appended has no gap");
+            self.unsynced.push(append.number);
+        }
+        for entry in &commit {
+            assert_eq!(entry.index, self.applied + self.commits.len() as u64 + 1, "committed in order");
+            self.commits.push(entry.clone());
+        }
+        for message in messages {
+            // What goes out can be read again.
+            assert_eq!(raftpb::Message::decode(&*message.encode_to_vec()), Ok(message));
+        }
+        self.fetches.extend(fetches);
+        true
+    }
+
+    fn apply_next(&mut self, how: u8) {
+        if self.commits.is_empty() {
+            return;
+        }
+        let entry = self.commits.remove(0);
+        if entry.kind == EntryKind::ConfChange {
+            let kinds = [
+                ConfChangeKind::AddVoter,
+                ConfChangeKind::AddLearner,
+                ConfChangeKind::Remove,
+                ConfChangeKind::Update,
+            ];
+            let change = ConfChange { kind: kinds[usize::from(how & 3)], node: u64::from(how >> 2) % 6 };
+            // The last voter may not go: the machine refuses that before.
+            let standing_alone = self.node.standing();
+            let _ = standing_alone;
+            let _ = self.node.step(Event::ConfChanged(change));
+        }
+        self.applied = entry.index;
+        self.node.step(Event::Applied(entry.index)).expect("it was committed");
+        if how & 0x40 != 0 {
+            self.node.step(Event::Forgotten(entry.index)).expect("it was applied");
+        }
+        if how & 0x80 != 0 {
+            self.node.step(Event::Discarded(entry.index)).expect("it was applied");
+        }
+    }
+}
+
+fn message(kind: MessageType, term: u64) -> raftpb::Message {
+    raftpb::Message {
+        r#type: Some(kind as i32),
+        to: Some(1),
+        from: Some(2),
+        term: Some(term),
+        ..raftpb::Message::default()
+    }
+}
+
+/// A message of numbers that mean something to the node.
+fn composed(script: &mut Script<'_>, node: &Node) -> raftpb::Message {
+    let standing = node.standing();
+    let indexes = [standing.last, standing.commit, standing.last, 0, 6, 3, standing.last + 1];
+    let terms = [standing.term, standing.term, standing.term, standing.term + 1];
+    let kind = script.pick(&[2, 3, 3, 3, 4, 4, 5, 6, 7, 8, 9, 13, 14, 15, 16, 17, 18, 0, 23]);
+    let index = script.near(&indexes);
+    let log_term = if script.below(4) == 0 { script.near(&terms) } else { node.term_of(index).unwrap_or(1) };
+    let term = if matches!(kind, 2 | 15) && script.below(8) > 0 { 0 } else { script.near(&terms) };
+    let entries = (1..=u64::from(script.below(4)))
+        .map(|offset| {
+            let how = script.u8();
+            let data = match how & 3 {
+                0 => Bytes::from(commands::conf_changes()[usize::from(how >> 2) % 5].encode_to_vec()),
+                1 => Bytes::new(),
+                _ => Bytes::from_static(b"12345678"),
+            };
+            raftpb::Entry {
+                r#type: Some(if how & 3 == 0 { 1 } else { i32::from(how >= 250) * 2 }),
+                term: Some(if how & 0x1c == 4 { script.near(&terms) } else { standing.term }),
+                index: Some(if how & 0x1c == 8 { script.near(&indexes) } else { index.wrapping_add(offset) }),
+                data: Some(data),
+            }
+        })
+        .collect();
+    let voters = (1..=3).filter(|_| script.below(8) > 0).collect();
+    let learners = (3..=5).filter(|_| script.below(3) == 0).collect();
+    let conf_state = raftpb::ConfState { voters, learners, ..raftpb::ConfState::default() };
+    raftpb::Message {
+        r#type: Some(kind),
+        to: Some(if script.below(32) > 0 { 1 } else { script.u64() }),
+        from: Some(u64::from(script.pick(&[2, 2, 2, 3, 3, 4, 1, 0, 9_u8]))),
+        term: Some(term),
+        log_term: Some(log_term),
+        index: Some(index),
+        entries,
+        commit: Some(script.near(&indexes)),
+        snapshot: (kind == 7).then(|| raftpb::Snapshot {
+            data: None,
+            metadata: Some(raftpb::SnapshotMetadata {
+                conf_state: Some(conf_state),
+                index: Some(script.near(&indexes)),
+                term: Some(script.near(&terms)),
+            }),
+        }),
+        reject: Some(script.flip()),
+        reject_hint: Some(script.near(&indexes)),
+        context: script.flip().then(|| Bytes::from_static(b"CampaignTransfer")),
+        vote: None,
+        responses: Vec::new(),
+    }
+}
+
+/// The target.
+pub fn run(data: &[u8]) {
+    let mut script = Script::new(data);
+    let mut member = Member::new();
+    while member.take_effects() {}
+    let (mut term, mut commit) = (0, 0);
+    for _ in 0..STEPS_MAX {
+        if script.is_done() {
+            break;
+        }
+        step(&mut script, &mut member);
+        let standing = member.node.standing();
+        assert!(standing.term >= term && standing.commit >= commit, "terms and commits only rise");
+        (term, commit) = (standing.term, standing.commit);
+    }
+    member.settle();
+}
+
+fn step(script: &mut Script<'_>, member: &mut Member) {
+    let node = &mut member.node;
+    match script.below(20) {
+        0..=6 => {
+            let message = composed(script, node);
+            let before = node.standing();
+            if node.step(Event::Received(message)).is_err() {
+                assert_eq!(node.standing().commit, before.commit);
+            }
+        }
+        7 => {
+            if let Ok(message) = raftpb::Message::decode(script.run()) {
+                let _ = node.step(Event::Received(message));
+            }
+        }
+        8 => {
+            for _ in 0..script.below(30) {
+                let _ = node.step(Event::Ticked);
+            }
+        }
+        9 => {
+            let _ = node.step(Event::Proposed(vec![Bytes::from_static(b"p"); usize::from(script.below(4))]));
+        }
+        10 => {
+            let change = ConfChange { kind: ConfChangeKind::AddLearner, node: script.below(7).into() };
+            let data = Bytes::from(commands::conf_changes()[1].encode_to_vec());
+            let _ = node.step(Event::ConfChangeProposed(change, data));
+        }
+        11 => {
+            let _ = node.step(Event::ReadRequested(script.u64()));
+        }
+        12 => {
+            let event = match script.below(6) {
+                0 => Event::TransferRequested(script.below(6).into()),
+                1 => Event::StepDownRequested,
+                2 => Event::PeerUnreachable(script.below(6).into()),
+                3 => Event::SnapshotReported { to: script.below(6).into(), delivered: script.flip() },
+                4 => Event::DiskStalled(script.flip()),
+                _ => Event::CampaignRequested,
+            };
+            let _ = node.step(event);
+        }
+        13 => member.lead(),
+        14 | 15 => {
+            member.take_effects();
+        }
+        16 => {
+            if !member.unsynced.is_empty() {
+                let number = member.unsynced.remove(0);
+                node.step(Event::LogSynced(number)).expect("it was asked for");
+            }
+        }
+        17 => {
+            let how = script.u8();
+            member.apply_next(how);
+        }
+        18 => {
+            if let Some(fetch) = member.fetches.pop() {
+                let term = script.near(&[1, 2]);
+                let entry =
+                    |index| Entry { term, index, kind: EntryKind::Normal, data: Bytes::from_static(b"x") };
+                let first = if script.below(8) > 0 { fetch.first } else { script.u64() >> 2 };
+                let entries = (first..first + u64::from(script.below(4))).map(entry).collect();
+                // Whatever it brings; it is judged there.
+                let _ = node.step(Event::Fetched { fetch, entries });
+            }
+        }
+        _ => {
+            assert!(node.standing().role != Role::Leader || node.standing().leader == 1);
+        }
+    }
+}
+
+/// Scripts, and one with messages as they are sent.
+pub fn seeds() -> Vec<Vec<u8>> {
+    let mut seeds = commands::seeds();
+    let kinds = [MessageType::MsgApp, MessageType::MsgHeartbeat, MessageType::MsgVote, MessageType::MsgSnap];
+    let mut scribe = Scribe::default();
+    for kind in kinds {
+        scribe = scribe.u8(7).run(&message(kind, 4).encode_to_vec());
+    }
+    seeds.push(scribe.done());
+    seeds
+}

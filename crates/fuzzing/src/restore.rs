@@ -1,0 +1,279 @@
+//! Saved states of any content: checkpoints' blocks, snapshots, and what one member sends another.
+//!
+//! What opens is a state like any other: it can be written again, read again, and is the same then.
+
+use std::convert::Infallible;
+
+use api::etcdserverpb::{InternalRaftRequest, PutRequest};
+use bytes::Bytes;
+use machine::image::{self, RunWriter};
+use machine::snapshot::{self, SnapshotReader};
+use machine::transfer::{Assembly, Held, ReceivedVersion, TransferReader, TransferWriter};
+use machine::{Command, Machine};
+use mvcc::Location;
+use prost::Message as _;
+
+use crate::commands;
+use crate::journal::Journal;
+use crate::script::{Scribe, Script, pieces};
+use crate::state::{RULES, assert_same, snapshot_of, through_image, transfer_of};
+
+const SNAPSHOT_MAGIC: &[u8; 16] = b"MAINSNAP\x01\0\0\0\0\0\0\0";
+const TRANSFER_MAGIC: &[u8; 16] = b"MAINXFER\x01\0\0\0\0\0\0\0";
+const ALIGN: usize = 512;
+const FRAME_BYTES: usize = 8;
+/// A run of blocks ends and another begins.
+const NEXT_RUN: &[u8] = b"";
+
+/// A state that all kinds of entries left, and their log.
+fn example() -> (Machine, Journal) {
+    let (mut machine, journal) = (Machine::new(RULES), Journal::default());
+    for request in commands::examples() {
+        let data = Bytes::from(request.encode_to_vec());
+        let location = journal.append(&data);
+        let index = machine.applied_index + 1;
+        machine.apply(Command { index, term: 1, data: &data, location }, &journal, false).expect("applies");
+    }
+    for change in commands::conf_changes() {
+        let data = Bytes::from(change.encode_to_vec());
+        let location = journal.append(&data);
+        let index = machine.applied_index + 1;
+        machine.apply_conf_change(Command { index, term: 1, data: &data, location }).expect("applies");
+    }
+    (machine, journal)
+}
+
+/// What was restored takes an entry, and is the same behind a checkpoint.
+fn live_on(mut machine: Machine) {
+    let snapshot = machine.store.snapshot();
+    // Nobody writes that often; a state that says so is as good as any other, but can take nothing more.
+    if snapshot.current_revision() >= i64::MAX / 2 || machine.applied_index >= u64::MAX / 2 {
+        return;
+    }
+    let put = PutRequest { key: "k".into(), value: "v".into(), ..PutRequest::default() };
+    let request = InternalRaftRequest { put: Some(put), ..InternalRaftRequest::default() };
+    let data = Bytes::from(request.encode_to_vec());
+    let location = Location { segment: u32::MAX, offset: 32 };
+    let (index, term) = (machine.applied_index + 1, machine.applied_term);
+    let journal = Journal::default();
+    machine
+        .apply(Command { index, term, data: &data, location }, &journal, true)
+        .expect("a put can be applied");
+    let mut restored = through_image(&mut machine);
+    assert_same(&mut machine, &mut restored);
+}
+
+/// The target for checkpoints: runs of blocks, each behind its length; an empty one ends a run.
+pub fn run_image(data: &[u8]) {
+    let mut script = Script::new(data);
+    let mut runs: Vec<Vec<Vec<u8>>> = vec![Vec::new()];
+    while !script.is_done() {
+        let block = script.run();
+        match runs.last_mut() {
+            Some(run) if !block.is_empty() => run.push(block.to_vec()),
+            _ => runs.push(Vec::new()),
+        }
+    }
+    let runs = runs.into_iter().map(|run| run.into_iter().map(Ok::<_, Infallible>)).collect();
+    if let Ok(machine) = image::restore(RULES, runs) {
+        live_on(machine);
+    }
+}
+
+/// Blocks of a base run, and of one with a delta behind it.
+pub fn seeds_image() -> Vec<Vec<u8>> {
+    let (mut machine, journal) = example();
+    let base = |machine: &mut Machine, from| {
+        let mut writer = RunWriter::new(machine.store.publish(), machine.head(), from);
+        std::iter::from_fn(move || writer.next_block()).collect::<Vec<_>>()
+    };
+    let scribe =
+        |scribe: Scribe, blocks: &[Vec<u8>]| blocks.iter().fold(scribe, |scribe, block| scribe.run(block));
+    let first = base(&mut machine, 0);
+    let from = machine.store.current_revision();
+    let alone = scribe(Scribe::default(), &first).done();
+    for request in commands::examples().into_iter().filter(|request| request.put.is_some()) {
+        let data = Bytes::from(request.encode_to_vec());
+        let location = journal.append(&data);
+        let index = machine.applied_index + 1;
+        machine.apply(Command { index, term: 1, data: &data, location }, &journal, false).expect("applies");
+    }
+    let delta = base(&mut machine, from);
+    let both = scribe(scribe(Scribe::default(), &first).run(NEXT_RUN), &delta).done();
+    let mut empty = Machine::new(RULES);
+    let nothing = scribe(Scribe::default(), &base(&mut empty, 0)).done();
+    vec![alone, both, nothing]
+}
+
+/// Appends a block in its frame.
+fn frame(block: &[u8], out: &mut Vec<u8>) {
+    let len = (block.len() as u32).to_le_bytes();
+    out.extend_from_slice(&len);
+    out.extend_from_slice(&crc32c::crc32c_append(crc32c::crc32c(&len), block).to_le_bytes());
+    out.extend_from_slice(block);
+}
+
+/// How a stream is made of a script.
+const RAW: u8 = 0;
+
+/// Blocks of a framed stream, without their frames.
+fn unframed(stream: &[u8]) -> Vec<&[u8]> {
+    let (mut blocks, mut rest) = (Vec::new(), &stream[SNAPSHOT_MAGIC.len()..]);
+    while let Some((frame, behind)) = rest.split_first_chunk::<FRAME_BYTES>() {
+        let len = u32::from_le_bytes([frame[0], frame[1], frame[2], frame[3]]) as usize;
+        let (block, behind) = behind.split_at(len);
+        blocks.push(block);
+        rest = behind;
+    }
+    blocks
+}
+
+/// The target for snapshots: the stream as it is, or its blocks, which get their frames and padding here.
+pub fn run_snapshot(data: &[u8]) {
+    let mut script = Script::new(data);
+    let (how, cut) = (script.u8(), script.u8());
+    let stream = if how == RAW {
+        script.rest().to_vec()
+    } else {
+        let mut stream = SNAPSHOT_MAGIC.to_vec();
+        while !script.is_done() {
+            let mut block = script.run().to_vec();
+            if script.is_done() {
+                let end = stream.len() + FRAME_BYTES + block.len();
+                block.resize(block.len() + end.next_multiple_of(ALIGN) - end, 0);
+            }
+            frame(&block, &mut stream);
+        }
+        stream
+    };
+    let chunks = pieces(&stream, cut).map(Ok::<_, Infallible>);
+    let Ok(reader) = SnapshotReader::open(chunks) else { return };
+    let journal = Journal::default();
+    let place = |value: &[u8]| Ok(journal.append(&Bytes::copy_from_slice(value)));
+    if let Ok(mut machine) = snapshot::restore(RULES, reader, place) {
+        let again = snapshot_of(&mut machine, &journal);
+        let reader = SnapshotReader::open(again.chunks(100).map(Ok::<_, Infallible>)).expect("can be read");
+        let mut restored = snapshot::restore(RULES, reader, place).expect("what was written can be read");
+        assert_same(&mut machine, &mut restored);
+        live_on(machine);
+    }
+}
+
+/// A snapshot, as it is and in blocks.
+pub fn seeds_snapshot() -> Vec<Vec<u8>> {
+    let (mut machine, journal) = example();
+    let stream = snapshot_of(&mut machine, &journal);
+    let mut blocks = Scribe::default().u8(1).u8(9);
+    for block in unframed(&stream) {
+        // The padding comes by itself.
+        let len = block.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+        blocks = blocks.run(&block[..len]);
+    }
+    vec![Scribe::default().u8(RAW).u8(0).raw(&stream).done(), blocks.done()]
+}
+
+fn mix(hash: u64, word: u64) -> u64 {
+    let product = u128::from(hash ^ word) * u128::from(0x9e37_79b9_7f4a_7c15_u64);
+    (product as u64 ^ (product >> 64) as u64).rotate_left(23)
+}
+
+/// The target for transfers: two streams, each as it is or in blocks, which get their frames and checksums here; and
+/// a receiver that has nothing, or something.
+pub fn run_transfer(data: &[u8]) {
+    let mut script = Script::new(data);
+    let held = script.run();
+    if let Ok(held) = Held::from_bytes(held) {
+        assert_eq!(Held::from_bytes(&held.to_bytes()), Ok(held));
+        let (mut machine, journal) = example();
+        let head = machine.head();
+        head.can_follow(&held);
+        let from = head.transfer_from(Some(&held));
+        let mut writer = TransferWriter::new(machine.store.publish(), head, from);
+        while writer.next_chunk(&journal).expect("the journal keeps everything").is_some() {}
+    }
+    let has_something = script.flip();
+    let (mut machine, journal) =
+        if has_something { example() } else { (Machine::new(RULES), Journal::default()) };
+    let base = has_something.then(|| (machine.store.publish(), machine.head()));
+    let mut assembly = Assembly::new(RULES, base);
+    for _ in 0..2 {
+        let (how, cut) = (script.u8(), script.u8());
+        let stream = if how == RAW { script.run().to_vec() } else { transfer_stream(&mut script, how) };
+        let chunks = pieces(&stream, cut).map(Ok::<_, Infallible>);
+        let Ok(mut reader) = TransferReader::open(chunks) else { continue };
+        if assembly.begin(reader.head()).is_err() {
+            continue;
+        }
+        let whole = loop {
+            match reader.next() {
+                Ok(None) => break true,
+                Err(_) => break false,
+                Ok(Some(version)) => {
+                    let location = match version.value {
+                        [] => Location::default(),
+                        value => journal.append(&Bytes::copy_from_slice(value)),
+                    };
+                    assembly.push(&ReceivedVersion::of(&version).expect("fits"), location);
+                }
+            }
+        };
+        if !whole {
+            assembly.pause();
+            continue;
+        }
+        if let Ok(machine) = assembly.finish(reader.finish()) {
+            live_on(machine);
+        }
+        return;
+    }
+}
+
+/// So many blocks, of which the last is the end and gets its checksum.
+fn transfer_stream(script: &mut Script<'_>, blocks: u8) -> Vec<u8> {
+    let (mut stream, mut checksum) = (TRANSFER_MAGIC.to_vec(), 0_u64);
+    for number in 1..=blocks {
+        let mut block = script.run().to_vec();
+        if number == blocks {
+            block.extend_from_slice(&checksum.to_le_bytes());
+        }
+        let start = stream.len();
+        frame(&block, &mut stream);
+        let framed = stream[start..].first_chunk().map_or(0, |frame| u64::from_le_bytes(*frame));
+        checksum = mix(checksum, framed);
+    }
+    stream
+}
+
+/// A transfer to who has nothing, whole and broken off in the middle, and one that follows on something.
+pub fn seeds_transfer() -> Vec<Vec<u8>> {
+    let (mut machine, journal) = example();
+    let held = machine.head().held().to_bytes();
+    let in_blocks = |scribe: Scribe, stream: &[u8]| {
+        let blocks = unframed(stream);
+        let scribe = scribe.u8(blocks.len() as u8).u8(11);
+        blocks.iter().enumerate().fold(scribe, |scribe, (at, block)| {
+            let checksum = if at + 1 == blocks.len() { 8 } else { 0 };
+            scribe.run(&block[..block.len() - checksum])
+        })
+    };
+    let whole = transfer_of(&mut machine, &journal);
+    let raw = Scribe::default().run(&held).u8(0).u8(RAW).u8(5).run(&whole).done();
+    let broken = Scribe::default().run(&[]).u8(0).u8(RAW).u8(5).run(&whole[..whole.len() - 30]);
+    let behind = machine.store.current_revision();
+    let first = commands::examples().swap_remove(2);
+    let data = Bytes::from(first.encode_to_vec());
+    let location = journal.append(&data);
+    let index = machine.applied_index + 1;
+    machine.apply(Command { index, term: 1, data: &data, location }, &journal, false).expect("applies");
+    let mut writer = TransferWriter::new(machine.store.publish(), machine.head(), behind);
+    let mut delta = Vec::new();
+    while let Some(chunk) = writer.next_chunk(&journal).expect("the journal keeps everything") {
+        delta.extend_from_slice(&chunk);
+    }
+    vec![
+        raw,
+        in_blocks(Scribe::default().run(&[]).u8(0), &whole).done(),
+        in_blocks(broken, &whole).done(),
+        in_blocks(Scribe::default().run(&held).u8(1), &delta).done(),
+    ]
+}

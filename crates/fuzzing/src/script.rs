@@ -1,0 +1,145 @@
+//! A fuzzer's bytes, read as a script.
+
+/// Takes numbers and runs of bytes off the front of an input. Behind the end everything is zero and empty: every
+/// input is a script, and a shorter one does less.
+pub struct Script<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Script<'a> {
+    /// Begins to read.
+    pub fn new(bytes: &'a [u8]) -> Script<'a> {
+        Script { rest: bytes }
+    }
+
+    /// Whether nothing is left.
+    pub fn is_done(&self) -> bool {
+        self.rest.is_empty()
+    }
+
+    fn array<const N: usize>(&mut self) -> [u8; N] {
+        let mut array = [0; N];
+        let len = N.min(self.rest.len());
+        let (taken, rest) = self.rest.split_at(len);
+        array[..len].copy_from_slice(taken);
+        self.rest = rest;
+        array
+    }
+
+    /// One byte.
+    pub fn u8(&mut self) -> u8 {
+        self.array::<1>()[0]
+    }
+
+    /// Two, little-endian.
+    pub fn u16(&mut self) -> u16 {
+        u16::from_le_bytes(self.array())
+    }
+
+    /// Four.
+    pub fn u32(&mut self) -> u32 {
+        u32::from_le_bytes(self.array())
+    }
+
+    /// Eight.
+    pub fn u64(&mut self) -> u64 {
+        u64::from_le_bytes(self.array())
+    }
+
+    /// A number below a bound, out of one byte.
+    pub fn below(&mut self, bound: u8) -> u8 {
+        self.u8() % bound.max(1)
+    }
+
+    /// Yes or no.
+    pub fn flip(&mut self) -> bool {
+        self.u8() & 1 == 1
+    }
+
+    /// One of these, out of one byte.
+    pub fn pick<T: Copy>(&mut self, of: &[T]) -> T {
+        of[usize::from(self.u8()) % of.len()]
+    }
+
+    /// A number that is mostly next to one of `near`, sometimes anything.
+    pub fn near(&mut self, near: &[u64]) -> u64 {
+        let how = self.u8();
+        let base = near[usize::from(how >> 3) % near.len()];
+        match how & 7 {
+            0 => self.u64(),
+            1 => base.wrapping_add(1),
+            2 => base.wrapping_sub(1),
+            3 => base.wrapping_add(u64::from(self.u8())),
+            4 => base.wrapping_sub(u64::from(self.u8())),
+            _ => base,
+        }
+    }
+
+    /// A run of bytes behind its length (two bytes, little-endian), or what is left if that is less.
+    pub fn run(&mut self) -> &'a [u8] {
+        let len = usize::from(self.u16()).min(self.rest.len());
+        let (taken, rest) = self.rest.split_at(len);
+        self.rest = rest;
+        taken
+    }
+
+    /// Everything that is left.
+    pub fn rest(&mut self) -> &'a [u8] {
+        std::mem::take(&mut self.rest)
+    }
+}
+
+/// Writes what [`Script`] reads, for seeds.
+#[derive(Default)]
+pub struct Scribe(Vec<u8>);
+
+impl Scribe {
+    /// Bytes as they are.
+    #[must_use]
+    pub fn raw(mut self, bytes: &[u8]) -> Scribe {
+        self.0.extend_from_slice(bytes);
+        self
+    }
+
+    /// One byte.
+    #[must_use]
+    pub fn u8(self, byte: u8) -> Scribe {
+        self.raw(&[byte])
+    }
+
+    /// See [`Script::run`].
+    ///
+    /// # Panics
+    ///
+    /// When the bytes are too many for one run.
+    #[must_use]
+    pub fn run(self, bytes: &[u8]) -> Scribe {
+        let len = u16::try_from(bytes.len()).expect("seeds are small");
+        self.raw(&len.to_le_bytes()).raw(bytes)
+    }
+
+    /// The script.
+    #[must_use]
+    pub fn done(self) -> Vec<u8> {
+        self.0
+    }
+}
+
+/// Cuts bytes into pieces whose lengths follow from a seed: what comes over a network ends anywhere.
+pub fn pieces(bytes: &[u8], seed: u8) -> impl Iterator<Item = &[u8]> {
+    let (mut rest, mut state) = (bytes, u32::from(seed));
+    std::iter::from_fn(move || {
+        if rest.is_empty() {
+            return None;
+        }
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let len = match seed {
+            0 => rest.len(),
+            1 => 1,
+            _ => 1 + (state >> 16) as usize % (usize::from(seed) * 2),
+        };
+        let (piece, left) = rest.split_at(len.min(rest.len()));
+        rest = left;
+        Some(piece)
+    })
+}

@@ -1,0 +1,120 @@
+//! What the targets that drive machines share: rules, copies by way of every format, and comparison.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+
+use bytes::Bytes;
+use machine::image::{self, RunWriter};
+use machine::snapshot::{self, SnapshotReader, SnapshotWriter};
+use machine::transfer::{Assembly, ReceivedVersion, TransferReader, TransferWriter};
+use machine::{Lease, Machine, Rules};
+use mvcc::{HashWalk, KeyRange, Version};
+
+use crate::journal::Journal;
+
+/// The rules of all machines here.
+pub const RULES: Rules = Rules { lease_ttl_min: 2, learners_max: 1 };
+
+/// Everything of a version but where its value lies.
+type Told = (Vec<u8>, i64, u32, i64, i64, i64, u32, u32);
+
+fn told(version: Version<'_>) -> Told {
+    (
+        version.key().to_vec(),
+        version.main(),
+        version.sub(),
+        version.create_revision(),
+        version.version(),
+        version.lease(),
+        version.value_len(),
+        version.value_crc(),
+    )
+}
+
+fn leases(machine: &Machine) -> BTreeMap<i64, Lease> {
+    machine.leases.iter().map(|(id, lease)| (id, lease.clone())).collect()
+}
+
+/// Asserts that nothing tells the machines apart but where their values lie. Both finish their physical compaction.
+pub fn assert_same(ours: &mut Machine, theirs: &mut Machine) {
+    while !ours.compact_step(1000) {}
+    while !theirs.compact_step(1000) {}
+    assert_eq!((ours.applied_index, ours.applied_term), (theirs.applied_index, theirs.applied_term));
+    assert_eq!(ours.state_hash(), theirs.state_hash());
+    assert_eq!(leases(ours), leases(theirs));
+    assert_eq!(ours.alarms, theirs.alarms);
+    assert_eq!(ours.members, theirs.members);
+    assert_eq!(ours.in_use_bytes(), theirs.in_use_bytes());
+    let (view, other) = (ours.store.publish(), theirs.store.publish());
+    let (a, b) = (view.snapshot(), other.snapshot());
+    assert_eq!((a.current_revision(), a.compact_revision()), (b.current_revision(), b.compact_revision()));
+    assert_eq!(a.live_keys(), b.live_keys());
+    let histories = |of: &mvcc::Snapshot<'_>| of.histories().map(told).collect::<Vec<_>>();
+    assert_eq!(histories(&a), histories(&b));
+    let first = a.compact_revision().max(1);
+    let range = |of: &mvcc::Snapshot<'_>, at| {
+        of.range(KeyRange::ALL, at).map(|range| range.map(told).collect::<Vec<_>>())
+    };
+    let hashed = |of: &mvcc::Snapshot<'_>, at| {
+        let mut fed = Vec::new();
+        let mut walk = HashWalk::new(of, at).expect("not compacted");
+        while !walk.step(of, 5, |version| fed.push((version.main(), version.sub()))) {}
+        fed
+    };
+    // The first few and the last: a revision that an image claims may be any number.
+    for at in (first..a.current_revision()).take(8).chain([a.current_revision()]) {
+        assert_eq!(range(&a, at), range(&b, at), "at {at}");
+        assert_eq!(hashed(&a, at), hashed(&b, at), "at {at}");
+    }
+}
+
+/// The machine by way of a checkpoint's blocks.
+pub fn through_image(machine: &mut Machine) -> Machine {
+    let mut writer = RunWriter::new(machine.store.publish(), machine.head(), 0);
+    let blocks = std::iter::from_fn(|| writer.next_block().map(Ok::<_, Infallible>));
+    image::restore(RULES, vec![blocks]).expect("what was written can be read")
+}
+
+/// The bytes of a snapshot.
+pub fn snapshot_of(machine: &mut Machine, journal: &Journal) -> Vec<u8> {
+    let mut writer = SnapshotWriter::new(machine.store.publish(), machine.head());
+    let mut bytes = Vec::new();
+    while let Some(chunk) = writer.next_chunk(journal).expect("the journal keeps everything") {
+        bytes.extend_from_slice(&chunk);
+    }
+    bytes
+}
+
+/// The machine by way of a snapshot. Its values lie elsewhere then.
+pub fn through_snapshot(machine: &mut Machine, journal: &Journal) -> Machine {
+    let bytes = snapshot_of(machine, journal);
+    let reader = SnapshotReader::open(bytes.chunks(1000).map(Ok::<_, Infallible>)).expect("can be read");
+    let place = |value: &[u8]| Ok(journal.append(&Bytes::copy_from_slice(value)));
+    snapshot::restore(RULES, reader, place).expect("what was written can be read")
+}
+
+/// The bytes of a transfer of everything.
+pub fn transfer_of(machine: &mut Machine, journal: &Journal) -> Vec<u8> {
+    let mut writer = TransferWriter::new(machine.store.publish(), machine.head(), 0);
+    let mut bytes = Vec::new();
+    while let Some(chunk) = writer.next_chunk(journal).expect("the journal keeps everything") {
+        bytes.extend_from_slice(&chunk);
+    }
+    bytes
+}
+
+/// The machine by way of a transfer to a member that has nothing.
+pub fn through_transfer(machine: &mut Machine, journal: &Journal) -> Machine {
+    let bytes = transfer_of(machine, journal);
+    let mut assembly = Assembly::new(RULES, None);
+    let mut reader = TransferReader::open(bytes.chunks(777).map(Ok::<_, Infallible>)).expect("can be read");
+    assembly.begin(reader.head()).expect("everything follows on nothing");
+    while let Some(version) = reader.next().expect("can be read") {
+        let location = match version.value {
+            [] => mvcc::Location::default(),
+            value => journal.append(&Bytes::copy_from_slice(value)),
+        };
+        assembly.push(&ReceivedVersion::of(&version).expect("fits"), location);
+    }
+    assembly.finish(reader.finish()).expect("what was written can be read")
+}

@@ -1,0 +1,3 @@
+//! Every target over its seeds and over every file of its corpus.
+
+mod replay;

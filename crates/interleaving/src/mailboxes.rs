@@ -1,0 +1,96 @@
+//! The inbox of a thread that sleeps, and the outbox of a loop that is woken.
+
+use std::task::Wake;
+use std::time::Duration;
+
+use loom::thread;
+
+use crate::inbox::{Inbox, Outbox};
+use crate::sync::{Arc, AtomicBool, Ordering};
+
+/// Without end: what is not woken by a sender is never woken.
+const PATIENCE: Duration = Duration::MAX;
+
+/// Two senders and a receiver that sleeps between: nothing is lost, and nobody sleeps on with something waiting.
+pub fn every_send_is_received() {
+    let inbox = Arc::new(Inbox::default());
+    inbox.receive_here();
+    let senders: Vec<_> = (0..2_u8)
+        .map(|number| {
+            let inbox = Arc::clone(&inbox);
+            thread::spawn(move || inbox.send(number))
+        })
+        .collect();
+    let (mut seen, mut batch) = (Vec::new(), Vec::new());
+    while seen.len() < 2 {
+        inbox.drain(&mut batch, PATIENCE, 1);
+        seen.append(&mut batch);
+    }
+    seen.sort_unstable();
+    assert_eq!(seen, [0, 1]);
+    for sender in senders {
+        sender.join().expect("sends");
+    }
+}
+
+/// A receiver that wants two things at once is woken by the second, or by one that is urgent.
+pub fn who_wants_two_is_woken_by_the_second() {
+    let inbox = Arc::new(Inbox::default());
+    inbox.receive_here();
+    let senders: Vec<_> = (0..2_u8)
+        .map(|number| {
+            let inbox = Arc::clone(&inbox);
+            thread::spawn(move || inbox.send_all(&mut vec![number], false))
+        })
+        .collect();
+    let (mut seen, mut batch) = (Vec::new(), Vec::new());
+    while seen.len() < 2 {
+        inbox.drain(&mut batch, PATIENCE, 2 - seen.len());
+        seen.append(&mut batch);
+    }
+    for sender in senders {
+        sender.join().expect("sends");
+    }
+}
+
+/// What is put into an inbox that closes meanwhile is received or dropped, and nothing stays in it.
+pub fn nothing_stays_in_a_closed_inbox() {
+    let inbox = Arc::new(Inbox::default());
+    let alive = Arc::new(());
+    let sender = {
+        let (inbox, item) = (Arc::clone(&inbox), Arc::clone(&alive));
+        thread::spawn(move || inbox.send(item))
+    };
+    inbox.close();
+    sender.join().expect("sends");
+    assert_eq!(Arc::strong_count(&alive), 1);
+}
+
+/// A loop's task: whether it was woken.
+struct Task {
+    woken: AtomicBool,
+}
+
+/// What the standard library's waker needs to hold; the flag inside is the model's.
+struct Bell(Arc<Task>);
+
+impl Wake for Bell {
+    fn wake(self: std::sync::Arc<Bell>) {
+        self.0.woken.store(true, Ordering::Release);
+    }
+}
+
+/// A loop polls its outbox while the core sends: it has the message, or it was woken since it looked.
+pub fn a_loop_that_found_nothing_is_woken() {
+    let outbox = Arc::new(Outbox::default());
+    let task = Arc::new(Task { woken: AtomicBool::new(false) });
+    let core = {
+        let outbox = Arc::clone(&outbox);
+        thread::spawn(move || outbox.send_all(&mut vec![1_u8]))
+    };
+    let waker = std::sync::Arc::new(Bell(Arc::clone(&task))).into();
+    let mut seen = Vec::new();
+    outbox.poll(&waker, &mut seen);
+    core.join().expect("sends");
+    assert!(!seen.is_empty() || task.woken.load(Ordering::Acquire), "it sleeps with a message waiting");
+}

@@ -1,0 +1,104 @@
+//! A writer that takes things out and frees them, and readers whose views may still see them.
+
+use loom::cell::UnsafeCell;
+use loom::thread;
+
+use crate::epochs::{Epochs, Garbage};
+use crate::sync::Arc;
+
+/// Something a view may see. Freeing writes to it, so that the model finds whoever reads it then.
+#[derive(Clone, Copy)]
+struct Record(&'static UnsafeCell<u64>);
+
+const FREED: u64 = u64::MAX;
+
+impl Record {
+    fn new(value: u64) -> Record {
+        // The model runs each order anew; what is left over is small.
+        Record(Box::leak(Box::new(UnsafeCell::new(value))))
+    }
+
+    fn read(self) -> u64 {
+        // SAFETY: the model checks that nobody writes meanwhile.
+        self.0.with(|value| unsafe { *value })
+    }
+}
+
+impl Garbage for Record {
+    type Ledger = ();
+
+    unsafe fn free(self, (): &()) {
+        // SAFETY: the model checks that nobody reads or writes meanwhile.
+        self.0.with_mut(|value| unsafe {
+            assert_ne!(*value, FREED, "freed twice");
+            *value = FREED;
+        });
+    }
+}
+
+// SAFETY: it is a reference to a cell whose every access the model checks.
+unsafe impl Send for Record {}
+
+/// A reader holds the first view while the writer retires what it sees, publishes again and again, and frees.
+pub fn what_a_view_sees_is_not_freed() {
+    let record = Record::new(7);
+    let mut epochs = Epochs::new(());
+    let view = epochs.publish();
+    let reader = thread::spawn(move || {
+        assert_eq!(record.read(), 7);
+        drop(view);
+    });
+    epochs.retire(record);
+    drop(epochs.publish());
+    drop(epochs.publish());
+    let left = epochs.reclaim(10);
+    assert_eq!(left, 0);
+    reader.join().expect("reads");
+    // Nobody is left: now it goes, if it has not.
+    epochs.reclaim(10);
+    assert_eq!(epochs.pending(), 0);
+    assert_eq!(record.read(), FREED);
+}
+
+/// Two readers with views of different moments, each let go on its own thread; a third thing nobody sees.
+pub fn the_oldest_view_decides() {
+    let (old, new) = (Record::new(1), Record::new(2));
+    let mut epochs = Epochs::new(());
+    let first = epochs.publish();
+    epochs.retire(old);
+    let second = epochs.publish();
+    let early = thread::spawn(move || {
+        assert_eq!((old.read(), new.read()), (1, 2));
+        drop(first);
+    });
+    let late = thread::spawn(move || {
+        assert_eq!(new.read(), 2);
+        drop(second);
+    });
+    epochs.retire(new);
+    drop(epochs.publish());
+    epochs.reclaim(10);
+    early.join().expect("reads");
+    late.join().expect("reads");
+    epochs.reclaim(10);
+    assert_eq!((epochs.pending(), old.read(), new.read()), (0, FREED, FREED));
+}
+
+/// A view that is cloned to another thread and let go by both in any order.
+pub fn a_shared_view_holds_until_both_let_go() {
+    let record = Record::new(5);
+    let mut epochs = Epochs::new(());
+    let view = epochs.publish();
+    let other = Arc::clone(&view);
+    epochs.retire(record);
+    let reader = thread::spawn(move || {
+        assert_eq!(record.read(), 5);
+        drop(other);
+    });
+    assert_eq!(record.read(), 5);
+    drop(view);
+    epochs.reclaim(10);
+    reader.join().expect("reads");
+    epochs.reclaim(10);
+    assert_eq!(epochs.pending(), 0);
+}

@@ -1,0 +1,47 @@
+//! Watches that begin while the core publishes, and the removal that waits for all of them.
+
+use loom::thread;
+
+use crate::attendance::Attendance;
+use crate::sync::{Arc, AtomicI64, Ordering};
+
+/// The newest state: its revision. The product's has more to it, and is published just as.
+struct State(AtomicI64);
+
+/// A watch is counted and then looks; the core publishes and then looks for watches: one sees the other.
+pub fn a_watch_sees_what_was_published_or_is_woken() {
+    let attendance = Arc::new(Attendance::new(1));
+    let state = Arc::new(State(AtomicI64::new(1)));
+    let core = {
+        let (attendance, state) = (Arc::clone(&attendance), Arc::clone(&state));
+        thread::spawn(move || {
+            state.0.store(2, Ordering::Release);
+            attendance.is_watched(0)
+        })
+    };
+    attendance.watch_begins(0);
+    let seen = state.0.load(Ordering::Acquire);
+    let woken = core.join().expect("publishes");
+    assert!(woken || seen == 2, "the watch never hears of revision 2");
+}
+
+/// The core removes what all watches were told of: never while one that counts has not been.
+pub fn nothing_is_removed_before_all_were_told() {
+    let attendance = Arc::new(Attendance::new(1));
+    attendance.watch_begins(0);
+    let told = Arc::new(AtomicI64::new(0));
+    let shard = {
+        let (attendance, told) = (Arc::clone(&attendance), Arc::clone(&told));
+        thread::spawn(move || {
+            told.store(5, Ordering::Relaxed);
+            attendance.saw(0, 5);
+        })
+    };
+    if attendance.all_saw(5) {
+        assert_eq!(told.load(Ordering::Relaxed), 5, "removed before it was told");
+    }
+    shard.join().expect("tells");
+    assert!(attendance.all_saw(5));
+    attendance.watch_ends(0);
+    assert!(attendance.all_saw(9), "nobody watches");
+}

@@ -1,0 +1,151 @@
+//! The decoders without threads, listeners and sockets: what fuzzing feeds.
+
+use std::collections::VecDeque;
+use std::io;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use api::raftpb::Message;
+use bytes::{Buf, Bytes};
+use hyper::rt::ReadBufCursor;
+use tokio::task::LocalSet;
+
+use crate::app_encoder::AppEncoder;
+use crate::decoder::Decoder;
+use crate::frame_buffer::FrameBuffer;
+use crate::hub::{self, Hub};
+use crate::identity::Identity;
+use crate::inbox::Inbox;
+use crate::{Handler, Options, rfc3339};
+
+/// The messages of a stream of whole messages, and how it ends if it cannot be read on.
+pub fn read_messages<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> (Vec<Message>, Option<String>) {
+    read(Decoder::of_messages(), pieces)
+}
+
+/// The same of a `msgappv2` stream.
+pub fn read_apps<'a>(
+    local: u64,
+    remote: u64,
+    pieces: impl Iterator<Item = &'a [u8]>,
+) -> (Vec<Message>, Option<String>) {
+    read(Decoder::of_apps(local, remote), pieces)
+}
+
+fn read<'a>(mut decoder: Decoder, pieces: impl Iterator<Item = &'a [u8]>) -> (Vec<Message>, Option<String>) {
+    let mut messages = Vec::new();
+    for piece in pieces {
+        if let Err(error) = decoder.decode(Bytes::copy_from_slice(piece), &mut messages) {
+            return (messages, Some(error.to_string()));
+        }
+    }
+    (messages, None)
+}
+
+/// The bytes of a stream of whole messages.
+pub fn write_messages(messages: &[Message]) -> Vec<u8> {
+    let mut buffer = FrameBuffer::default();
+    messages.iter().for_each(|message| buffer.put_sized_message(message.clone()));
+    let mut segments = buffer.take();
+    segments.copy_to_bytes(segments.remaining()).to_vec()
+}
+
+/// The bytes of a `msgappv2` stream.
+pub fn write_apps(messages: &[Message]) -> Vec<u8> {
+    let (mut encoder, mut buffer) = (AppEncoder::default(), FrameBuffer::default());
+    messages.iter().for_each(|message| encoder.encode(message.clone(), &mut buffer));
+    let mut segments = buffer.take();
+    segments.copy_to_bytes(segments.remaining()).to_vec()
+}
+
+/// A time read, and as it is written again.
+pub fn rewrite_time(text: &str) -> Option<String> {
+    rfc3339::parse(text).map(rfc3339::format)
+}
+
+/// Writes that the other end of a connection takes before it goes.
+const WRITES_MAX: usize = 40;
+
+/// A connection that is a list of pieces one way and a hole the other.
+struct Wire {
+    pieces: VecDeque<Bytes>,
+    /// The end was read.
+    ended: bool,
+    writes: usize,
+    /// Whether the next piece may be read at once: every other look finds nothing yet.
+    ready: bool,
+}
+
+impl hyper::rt::Read for Wire {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        mut into: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.ready = !self.ready;
+        if !self.ready {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        self.ended = self.pieces.is_empty();
+        if let Some(piece) = self.pieces.front_mut() {
+            let part = piece.split_to(piece.len().min(into.remaining()));
+            into.put_slice(&part);
+            if piece.is_empty() {
+                self.pieces.pop_front();
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl hyper::rt::Write for Wire {
+    fn poll_write(mut self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.writes += 1;
+        // Whoever has sent its last reads no more, and nobody reads for ever.
+        if self.ended || self.writes > WRITES_MAX {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        }
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// Serves one connection to a peer listener, given as the pieces that arrive. The other members are `members`, which
+/// cannot be reached. Returns when the connection has ended, or after `patience`: then false.
+///
+/// # Errors
+///
+/// When the options are none.
+pub fn serve(
+    runtime: &tokio::runtime::Runtime,
+    options: &Options,
+    handler: Arc<dyn Handler>,
+    members: &[u64],
+    pieces: Vec<Bytes>,
+    patience: Duration,
+) -> io::Result<bool> {
+    let identity = Identity::new(options)?;
+    let inbox = Arc::new(Inbox::new());
+    inbox.set_members(members.iter().map(|id| (*id, Vec::new())).collect());
+    let times = (options.read_timeout, options.write_timeout);
+    let hub = Rc::new(Hub::new(identity, handler, Arc::new(|_, _, _| {}), inbox, times));
+    let local = LocalSet::new();
+    let ended = local.block_on(runtime, async {
+        hub.set_members(members.iter().map(|id| (*id, Vec::new())).collect());
+        let wire = Wire { pieces: pieces.into(), ended: false, writes: 0, ready: false };
+        tokio::time::timeout(patience, hub::answer_requests(&hub, wire)).await.is_ok()
+    });
+    drop(local);
+    Ok(ended)
+}
