@@ -140,7 +140,7 @@ impl Keeper {
         let name = Level::name(from, to, applied_index, &self.levels);
         // An attempt that failed, or was cut short by a crash, may have left files, even one of this name.
         self.store.prune(&Keeper::manifest(&self.levels, applied_index, term, Vec::new()))?;
-        let mut file = self.store.begin(&name, applied_index, term, &[])?;
+        let mut file = self.store.begin(&name, applied_index, term, &self.shared.identity.to_bytes())?;
         let mut blocks = RunWriter::new(view, head, from);
         let mut synced = 0;
         // Not the time of a whole checkpoint, which is paced: alerts on this metric ask how slow the disk is.

@@ -22,6 +22,7 @@ pub mod corruption;
 mod crc_combine;
 pub mod divergence;
 mod encode;
+mod evidence;
 mod expiry;
 mod forwarding;
 pub mod http;
