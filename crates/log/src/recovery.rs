@@ -86,14 +86,29 @@ pub(crate) fn open(
     disk.sync_dir(dir).map_err(|error| OpenError::io("sync", dir, error))?;
     seqs.sort_unstable();
     let mut candidates = Vec::with_capacity(seqs.len());
+    let mut repairs = Vec::new();
     for seq in seqs {
-        let candidate = Candidate::open(disk, dir, seq)?;
-        candidate.check_owner(options)?;
-        candidates.push(candidate);
+        match Candidate::open(disk, dir, seq) {
+            Ok(candidate) => {
+                candidate.check_owner(options)?;
+                candidates.push(candidate);
+            }
+            // It had been prepared and nothing was ever written to it.
+            Err(error @ OpenError::Damaged { .. })
+                if options.closed_at.is_some_and(|end| seq > end.segment) =>
+            {
+                let OpenError::Damaged { path, offset, .. } = error else { continue };
+                disk.remove(&path).map_err(|error| OpenError::io("remove", &path, error))?;
+                let found = "the segment was not in use yet, and is made anew";
+                repairs.push(Repair { file: path, offset, found });
+            }
+            Err(error) => return Err(error),
+        }
     }
     let unused = split_unused(disk, &mut candidates)?;
     refuse_strangers(options, disk, &candidates, &unused)?;
     let mut reading = Reading::new(from_index);
+    reading.repairs = repairs;
     if let Some(end) = &options.closed_at {
         check_closed(options, disk, end, &candidates, &unused)?;
         reading.closed_at = Some(*end);

@@ -107,7 +107,7 @@ pub fn start(
     let opened = open(&config, &disk, &member_dir, &inbox, &logger)?;
     for repair in &opened.recovered.repairs {
         logger.warn(
-            "cut off what an interrupted write left at the end of the log; nothing of it was acknowledged",
+            "repaired the end of the log: cut off what an interrupted write left",
             &[("repair", Value::Str(&format!("{repair:?}")))],
         );
     }

@@ -27,7 +27,7 @@ mod expiry;
 mod forwarding;
 pub mod http;
 pub mod inbox;
-mod joining;
+pub mod joining;
 pub mod keeper;
 mod kv_hash;
 pub mod logging;
