@@ -735,7 +735,7 @@ fn serve(
     let (ended_sender, ended) = sync_channel(1);
     let attributes =
         (config.name.clone(), config.advertise_client_urls.iter().map(|u| u.as_str().to_owned()).collect());
-    let front_options = front_options(&config, shards);
+    let front_options = front_options(&config, shards, log.segments().len())?;
     let parts = Parts {
         shared: Arc::clone(&shared),
         logger: Arc::clone(&logger),
@@ -830,9 +830,26 @@ fn log_peer(logger: &Logger, level: peer::Level, line: &str, fields: &[(&str, &s
     }
 }
 
-fn front_options(config: &Config, shards: usize) -> front::Options {
-    front::Options {
+/// Files that connections must leave for everything else, as in etcd; and for each segment of the log two, for there
+/// may be more of them later.
+const OTHER_FILES: usize = 150;
+/// Fewer connections than this are no service.
+const CONNECTIONS_MIN: usize = 16;
+
+fn front_options(config: &Config, shards: usize, segments: usize) -> Result<front::Options, String> {
+    let defaults = front::Options::default();
+    let reserved = OTHER_FILES + 2 * segments;
+    let files = crate::metrics::open_files_max().unwrap_or(usize::MAX);
+    let connections_max = files.saturating_sub(reserved).min(defaults.connections_max);
+    if connections_max < CONNECTIONS_MIN {
+        return Err(format!(
+            "the limit on open files, {files}, is too low: this member needs {} at least (ulimit -n, LimitNOFILE)",
+            reserved + CONNECTIONS_MIN
+        ));
+    }
+    Ok(front::Options {
         shards,
+        connections_max,
         methods: api::METHODS.len(),
         message_bytes_max: usize::try_from(config.max_request_bytes)
             .unwrap_or(usize::MAX)
@@ -841,8 +858,8 @@ fn front_options(config: &Config, shards: usize) -> front::Options {
         keepalive_interval: config.grpc_keepalive_interval,
         keepalive_timeout: config.grpc_keepalive_timeout,
         keepalive_min_time: config.grpc_keepalive_min_time,
-        ..front::Options::default()
-    }
+        ..defaults
+    })
 }
 
 fn spawn<T: Send + 'static>(

@@ -23,17 +23,17 @@ fn segments(setup: &Setup) -> Vec<PathBuf> {
 }
 
 /// Offset behind the last byte that is not zero.
-fn end(path: &Path) -> u64 {
+pub fn end(path: &Path) -> u64 {
     let bytes = fs::read(path).expect("readable");
     bytes.iter().rposition(|byte| *byte != 0).map_or(0, |at| at as u64 + 1)
 }
 
-fn open(path: &Path) -> fs::File {
+pub fn open(path: &Path) -> fs::File {
     fs::OpenOptions::new().read(true).write(true).open(path).expect("the file can be opened")
 }
 
 /// Turns some bits of a file over; doing it twice undoes it.
-fn flip(path: &Path, offset: u64) {
+pub fn flip(path: &Path, offset: u64) {
     let file = open(path);
     let mut bytes = [0; 3];
     file.read_exact_at(&mut bytes, offset).expect("readable");

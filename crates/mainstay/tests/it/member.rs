@@ -165,6 +165,16 @@ impl Member {
         }
     }
 
+    /// Whether it said this within that time.
+    pub fn heard(&self, words: &str, patience: Duration) -> bool {
+        self.stderr.find(words, patience).is_some()
+    }
+
+    /// Waits until it serves, or has ended; whether it serves.
+    pub fn serves(&mut self) -> bool {
+        self.stderr.find(READY, PATIENCE).is_some()
+    }
+
     /// All that it wrote to standard error until now.
     pub fn said(&self) -> String {
         self.stderr.text()
