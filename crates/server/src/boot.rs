@@ -108,7 +108,11 @@ pub fn start(
     for repair in &opened.recovered.repairs {
         logger.warn(
             "repaired the end of the log: cut off what an interrupted write left",
-            &[("repair", Value::Str(&format!("{repair:?}")))],
+            &[
+                ("file", Value::Str(&repair.file.display().to_string())),
+                ("offset", Value::Uint(repair.offset)),
+                ("found", Value::Str(repair.found)),
+            ],
         );
     }
     logger.info(

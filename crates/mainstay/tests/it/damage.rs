@@ -110,7 +110,10 @@ fn a_torn_tail_is_cut_off() {
         let at = end(&last).next_multiple_of(8);
         open(&last).write_all_at(garbage, at).expect("writable");
         let said = assert_whole(&setup);
-        assert!(said.contains("cut off what an interrupted write left"), "{said}");
+        assert!(
+            said.contains("repaired the end of the log: cut off what an interrupted write left"),
+            "{said}"
+        );
     }
 }
 
