@@ -64,6 +64,11 @@ pub enum OpenError {
         /// What is there.
         path: PathBuf,
     },
+    /// A directory has the name of a file that is made now and then.
+    InTheWay {
+        /// What is there.
+        path: PathBuf,
+    },
     /// The files are another member's or another cluster's.
     Foreign {
         /// The file.
@@ -105,6 +110,13 @@ impl fmt::Display for OpenError {
                 write!(f, "{} is damaged at offset {offset}: {found}; {REMEDY}", path.display())
             }
             OpenError::Missing { path } => write!(f, "{} is missing; {REMEDY}", path.display()),
+            OpenError::InTheWay { path } => {
+                write!(
+                    f,
+                    "{} is in the way of a file that the member makes: move it elsewhere",
+                    path.display()
+                )
+            }
             OpenError::NotAFile { path } => write!(
                 f,
                 "{} is not a plain file: put the file itself back where the link or directory is now; if it is gone, \
@@ -114,7 +126,7 @@ impl fmt::Display for OpenError {
             OpenError::Foreign { path, found, expected } => write!(
                 f,
                 "{} belongs to member {:x} of cluster {:x}, not to member {:x} of cluster {:x}: check the data \
-                 directory and the cluster's configuration",
+                 directory and the flags, and put back what belongs there",
                 path.display(),
                 found.1,
                 found.0,

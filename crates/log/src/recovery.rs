@@ -162,10 +162,15 @@ fn refuse_strangers(
     unused: &[Candidate],
 ) -> Result<(), OpenError> {
     let next = unused.last().or(used.last()).map_or(0, |last| last.seq.wrapping_add(1));
-    for name in [file_name(next), NEXT_TMP.to_owned(), SPARE_TMP.to_owned()] {
+    let there = |path: &Path| disk.exists(path).map_err(|error| OpenError::io("look for", path, error));
+    let path = options.dir.join(file_name(next));
+    if there(&path)? {
+        return Err(OpenError::NotAFile { path });
+    }
+    for name in [NEXT_TMP, SPARE_TMP] {
         let path = options.dir.join(name);
-        if disk.exists(&path).map_err(|error| OpenError::io("look for", &path, error))? {
-            return Err(OpenError::NotAFile { path });
+        if there(&path)? {
+            return Err(OpenError::InTheWay { path });
         }
     }
     Ok(())

@@ -92,13 +92,13 @@ pub fn start(
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
     let member_dir = config.data_dir.join("member");
     refuse_foreign(&*disk, &member_dir)?;
-    disk.create_dir_all(&member_dir).map_err(|e| format!("cannot create {}: {e}", member_dir.display()))?;
+    disk.create_dir_all(&member_dir).map_err(|error| refused("create", &member_dir, error))?;
     let lock_path = member_dir.join("lock");
     let lock = disk.lock(&lock_path).map_err(|e| {
         if e.kind() == std::io::ErrorKind::WouldBlock {
             format!("{} is locked: another process serves this data directory", lock_path.display())
         } else {
-            format!("cannot lock {}: {e}", lock_path.display())
+            refused("lock", &lock_path, e)
         }
     })?;
 
@@ -144,10 +144,15 @@ struct Opened {
     evidence: Evidence,
 }
 
+/// What the operating system refuses, and what to do about it.
+fn refused(doing: &'static str, path: &Path, error: std::io::Error) -> String {
+    log::OpenError::Io { doing, path: path.to_path_buf(), error }.to_string()
+}
+
 fn refuse_foreign(disk: &dyn Disk, member_dir: &Path) -> Result<(), String> {
     for theirs in ["wal", "snap"] {
         let path = member_dir.join(theirs);
-        if disk.exists(&path).map_err(|e| format!("cannot look for {}: {e}", path.display()))? {
+        if disk.exists(&path).map_err(|error| refused("look for", &path, error))? {
             return Err(format!(
                 "{} was written by etcd, whose files this version does not read: use an empty data directory \
                  (--data-dir), and copy the keys over with etcdctl make-mirror",
@@ -367,7 +372,10 @@ fn open(
             terms: terms.clone(),
         },
     )
-    .map_err(|e| format!("the log and the checkpoint in {} do not go together: {e}", member_dir.display()))?;
+    .map_err(|e| {
+        let dir = member_dir.display();
+        format!("the log and the checkpoint in {dir} do not go together: {e}; {}", log::REMEDY)
+    })?;
     Ok(Opened {
         identity,
         machine,

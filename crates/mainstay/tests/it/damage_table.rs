@@ -677,8 +677,13 @@ fn check(case: &Case, outcome: &Outcome, limits: &[(&str, &str)]) {
             );
         }
         Outcome::Refused(why) => {
-            let file = why.contains(&format!("*{}*", case.role)) || why.contains('/') || why.contains(".tmp");
-            let remedies = ["mainstay rebuild", "allowed to read and write", "put back what belongs there"];
+            let file = why.contains('*') || why.contains('/') || why.contains(".tmp") || why.contains("DIR");
+            let remedies = [
+                "mainstay rebuild",
+                "allowed to read and write",
+                "put back what belongs there",
+                "move it elsewhere",
+            ];
             assert!(file && remedies.iter().any(|remedy| why.contains(remedy)), "{what}");
         }
     }
