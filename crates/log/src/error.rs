@@ -7,6 +7,32 @@ use std::sync::Arc;
 
 use crate::Batch;
 
+/// What to do about damage, the end of a sentence.
+pub const REMEDY: &str = "what this member had acknowledged may be missing here: do not delete the file by itself; \
+     rebuild the member from the others with `mainstay rebuild` and the flags it was started with or, if it is the \
+     only one, restore its data directory from a backup";
+
+/// What to do about an error of the operating system.
+fn io_remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            "the user that runs the member has to be allowed to read and write it; nothing was changed"
+        }
+        io::ErrorKind::IsADirectory | io::ErrorKind::NotADirectory => {
+            "put back what belongs there, or rebuild the member from the others with `mainstay rebuild` and the flags \
+             it was started with"
+        }
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "free some room, and start the member again"
+        }
+        _ => {
+            "check the disk; if it does not give the file back, rebuild the member from the others with `mainstay \
+             rebuild` and the flags it was started with or, if it is the only one, restore its data directory from \
+             a backup"
+        }
+    }
+}
+
 /// Why a log or a checkpoint could not be opened.
 #[derive(Debug)]
 pub enum OpenError {
@@ -33,6 +59,16 @@ pub enum OpenError {
         /// The file.
         path: PathBuf,
     },
+    /// A directory, a link or something else is where a file must be.
+    NotAFile {
+        /// What is there.
+        path: PathBuf,
+    },
+    /// A directory has the name of a file that is made now and then.
+    InTheWay {
+        /// What is there.
+        path: PathBuf,
+    },
     /// The files are another member's or another cluster's.
     Foreign {
         /// The file.
@@ -56,21 +92,41 @@ impl OpenError {
     }
 }
 
+impl OpenError {
+    /// Whether the file is there no more, or not as it was written: whoever has its contents elsewhere may go on
+    /// without it.
+    pub fn is_damage(&self) -> bool {
+        matches!(self, OpenError::Damaged { .. } | OpenError::Missing { .. } | OpenError::NotAFile { .. })
+    }
+}
+
 impl fmt::Display for OpenError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const REMEDY: &str = "data that had been acknowledged is missing from this member: do not delete the file \
-             by itself; remove the member from the cluster and add it again with an empty data directory, or \
-             restore it from a snapshot";
         match self {
-            OpenError::Io { doing, path, error } => write!(f, "cannot {doing} {}: {error}", path.display()),
+            OpenError::Io { doing, path, error } => {
+                write!(f, "cannot {doing} {}: {error}; {}", path.display(), io_remedy(error))
+            }
             OpenError::Damaged { path, offset, found } => {
                 write!(f, "{} is damaged at offset {offset}: {found}; {REMEDY}", path.display())
             }
             OpenError::Missing { path } => write!(f, "{} is missing; {REMEDY}", path.display()),
+            OpenError::InTheWay { path } => {
+                write!(
+                    f,
+                    "{} is in the way of a file that the member makes: move it elsewhere",
+                    path.display()
+                )
+            }
+            OpenError::NotAFile { path } => write!(
+                f,
+                "{} is not a plain file: put the file itself back where the link or directory is now; if it is gone, \
+                 {REMEDY}",
+                path.display()
+            ),
             OpenError::Foreign { path, found, expected } => write!(
                 f,
                 "{} belongs to member {:x} of cluster {:x}, not to member {:x} of cluster {:x}: check the data \
-                 directory and the cluster's configuration",
+                 directory and the flags, and put back what belongs there",
                 path.display(),
                 found.1,
                 found.0,

@@ -14,6 +14,8 @@
 //! - A failed write or sync of a segment in use ends the log for good (test `faults`).
 //! - Damage to acknowledged data is refused by name and offset, never skipped; only the remains of a write that
 //!   was never acknowledged are cut off (test `damage`).
+//! - What was there when the log was closed in order is there when it is opened, or opening is refused (test
+//!   `damage`).
 //! - An old record in a recycled file never reads as a new one (test `recycle`).
 //! - Version 1 files open for ever (test `golden`).
 //! - No input panics (test `damage`); a gap in what is appended is our own bug and does.
@@ -32,9 +34,10 @@ mod scan;
 mod segment;
 mod types;
 mod values;
+mod witness;
 mod writer;
 
-pub use error::{AppendError, Fatal, OpenError, ReadError, Refusal, ReleaseError};
+pub use error::{AppendError, Fatal, OpenError, REMEDY, ReadError, Refusal, ReleaseError};
 pub use figures::{DURATION_BOUNDS_S, Durations, Figures};
 pub use log::{Log, OnEvent};
 pub use types::{
@@ -42,3 +45,4 @@ pub use types::{
     Space, Synced, Value, ValueId,
 };
 pub use values::{Entries, Values};
+pub use witness::{LogEnd, Witness};

@@ -25,6 +25,9 @@ use crate::format::{END_BYTES, RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, Segmen
 use crate::segment::{Shared, file_name, write_zeros};
 use crate::{Options, Space};
 
+/// Files being made.
+pub(crate) const NEXT_TMP: &str = "next.tmp";
+pub(crate) const SPARE_TMP: &str = "spare.tmp";
 /// Filling with zeros goes in such pieces, each synced, with a pause between.
 const FILL_BYTES: usize = 256 << 10;
 const FILL_PAUSE: Duration = Duration::from_millis(20);
@@ -224,7 +227,7 @@ impl Preparation {
     fn prepare(&self, seq: u32, spare: Option<PathBuf>) -> io::Result<Prepared> {
         let disk = &self.shared.disk;
         let dir = &self.options.dir;
-        let making = dir.join("next.tmp");
+        let making = dir.join(NEXT_TMP);
         let path = dir.join(file_name(seq));
         let outcome = (|| {
             let file = match &spare {
@@ -279,7 +282,7 @@ impl Preparation {
 
     fn make_spare(&self) -> io::Result<PathBuf> {
         let disk = &self.shared.disk;
-        let making = self.options.dir.join("spare.tmp");
+        let making = self.options.dir.join(SPARE_TMP);
         let outcome = (|| {
             if disk.exists(&making)? {
                 disk.remove(&making)?;

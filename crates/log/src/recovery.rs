@@ -20,10 +20,11 @@ use crate::format::{
     VALUE_HEAD_BYTES, find, payload_location, u64_at,
 };
 use crate::preparation::Prepared;
+use crate::preparation::{NEXT_TMP, SPARE_TMP};
 use crate::scan::{self, Ending};
 use crate::segment::{Segment, file_name, seq_of};
 use crate::writer::Position;
-use crate::{Entry, HardState, OpenError, Options, Recovered, Repair, Replayed, Reset, ValueId};
+use crate::{Entry, HardState, LogEnd, OpenError, Options, Recovered, Repair, Replayed, Reset, ValueId};
 
 /// What opening found, for the parts of the log to begin with.
 pub(crate) struct Opened {
@@ -85,17 +86,37 @@ pub(crate) fn open(
     disk.sync_dir(dir).map_err(|error| OpenError::io("sync", dir, error))?;
     seqs.sort_unstable();
     let mut candidates = Vec::with_capacity(seqs.len());
+    let mut repairs = Vec::new();
     for seq in seqs {
-        let candidate = Candidate::open(disk, dir, seq)?;
-        candidate.check_owner(options)?;
-        candidates.push(candidate);
+        match Candidate::open(disk, dir, seq) {
+            Ok(candidate) => {
+                candidate.check_owner(options)?;
+                candidates.push(candidate);
+            }
+            // It had been prepared and nothing was ever written to it.
+            Err(error @ OpenError::Damaged { .. })
+                if options.closed_at.is_some_and(|end| seq > end.segment) =>
+            {
+                let OpenError::Damaged { path, offset, .. } = error else { continue };
+                disk.remove(&path).map_err(|error| OpenError::io("remove", &path, error))?;
+                let found = "the segment was not in use yet, and is made anew";
+                repairs.push(Repair { file: path, offset, found });
+            }
+            Err(error) => return Err(error),
+        }
     }
-    let unused = split_unused(&mut candidates)?;
+    let unused = split_unused(disk, &mut candidates)?;
+    refuse_strangers(options, disk, &candidates, &unused)?;
     let mut reading = Reading::new(from_index);
+    reading.repairs = repairs;
+    if let Some(end) = &options.closed_at {
+        check_closed(options, disk, end, &candidates, &unused)?;
+        reading.closed_at = Some(*end);
+    }
     reading.clear_unused(&unused)?;
     let mut released = match candidates.last() {
         None => Vec::new(),
-        Some(_) => reading.read_all(options, &mut candidates, replay)?,
+        Some(_) => reading.read_all(options, disk, &mut candidates, replay)?,
     };
     let mut unused = unused.into_iter();
     let prepared = unused.next();
@@ -106,13 +127,13 @@ pub(crate) fn open(
 
 /// Takes the segments off the end that have no valid record to begin with: the one prepared to come next, and
 /// before it perhaps the one whose very first write was torn.
-fn split_unused(candidates: &mut Vec<Candidate>) -> Result<Vec<Candidate>, OpenError> {
+fn split_unused(disk: &dyn Disk, candidates: &mut Vec<Candidate>) -> Result<Vec<Candidate>, OpenError> {
     let used = candidates.iter().rposition(|candidate| candidate.start.is_some()).map_or(0, |at| at + 1);
     let unused = candidates.split_off(used);
     let mut expected = candidates.last().map_or(0, |last| last.seq.wrapping_add(1));
     for candidate in &unused {
         if candidate.seq != expected {
-            return Err(OpenError::Missing { path: candidate.path.with_file_name(file_name(expected)) });
+            return Err(missing(disk, candidate.path.with_file_name(file_name(expected))));
         }
         expected = expected.wrapping_add(1);
     }
@@ -125,8 +146,66 @@ fn split_unused(candidates: &mut Vec<Candidate>) -> Result<Vec<Candidate>, OpenE
     }
 }
 
+/// Of a segment that is not among the plain files.
+fn missing(disk: &dyn Disk, path: PathBuf) -> OpenError {
+    match disk.exists(&path) {
+        Ok(true) => OpenError::NotAFile { path },
+        Ok(false) | Err(_) => OpenError::Missing { path },
+    }
+}
+
+/// Anything but a plain file under a name that is needed next would be in the way later.
+fn refuse_strangers(
+    options: &Options,
+    disk: &dyn Disk,
+    used: &[Candidate],
+    unused: &[Candidate],
+) -> Result<(), OpenError> {
+    let next = unused.last().or(used.last()).map_or(0, |last| last.seq.wrapping_add(1));
+    let there = |path: &Path| disk.exists(path).map_err(|error| OpenError::io("look for", path, error));
+    let path = options.dir.join(file_name(next));
+    if there(&path)? {
+        return Err(OpenError::NotAFile { path });
+    }
+    for name in [NEXT_TMP, SPARE_TMP] {
+        let path = options.dir.join(name);
+        if there(&path)? {
+            return Err(OpenError::InTheWay { path });
+        }
+    }
+    Ok(())
+}
+
+/// A log that was closed in order begins and ends where it did then.
+fn check_closed(
+    options: &Options,
+    disk: &dyn Disk,
+    end: &LogEnd,
+    used: &[Candidate],
+    unused: &[Candidate],
+) -> Result<(), OpenError> {
+    let path = options.dir.join(file_name(end.segment));
+    match used.last() {
+        Some(last) if last.seq == end.segment => Ok(()),
+        Some(last) if last.seq > end.segment => {
+            let found = format!(
+                "the segment is in use, though {} was the last when the member stopped",
+                path.display()
+            );
+            Err(OpenError::damaged(&last.path, SEGMENT_HEADER_BYTES as u64, found))
+        }
+        _ if unused.iter().any(|candidate| candidate.seq == end.segment) => {
+            let found = "the segment's first record is not valid, though the member had stopped in order";
+            Err(OpenError::damaged(&path, SEGMENT_HEADER_BYTES as u64, found))
+        }
+        _ => Err(missing(disk, path)),
+    }
+}
+
 /// What has been learnt from the records so far.
 struct Reading {
+    /// Where the log must end, if that is known.
+    closed_at: Option<LogEnd>,
     from_index: u64,
     index: EntryIndex,
     hard_state: HardState,
@@ -144,6 +223,7 @@ struct Reading {
 impl Reading {
     fn new(from_index: u64) -> Reading {
         Reading {
+            closed_at: None,
             from_index,
             index: EntryIndex::starting_at(1),
             hard_state: HardState::default(),
@@ -161,10 +241,11 @@ impl Reading {
     fn read_all(
         &mut self,
         options: &Options,
+        disk: &dyn Disk,
         candidates: &mut Vec<Candidate>,
         replay: &mut dyn FnMut(Replayed),
     ) -> Result<Vec<PathBuf>, OpenError> {
-        let released = self.choose(candidates)?;
+        let released = self.choose(disk, candidates)?;
         let first = self.first_to_read(candidates);
         if options.verify_all {
             for candidate in &candidates[..first] {
@@ -197,7 +278,11 @@ impl Reading {
     }
 
     /// Sorts out released segments and refuses when one is missing.
-    fn choose(&mut self, candidates: &mut Vec<Candidate>) -> Result<Vec<PathBuf>, OpenError> {
+    fn choose(
+        &mut self,
+        disk: &dyn Disk,
+        candidates: &mut Vec<Candidate>,
+    ) -> Result<Vec<PathBuf>, OpenError> {
         let Some(last) = candidates.last() else { return Ok(Vec::new()) };
         let mut live: BTreeSet<u32> =
             last.start.as_ref().map(|start| start.live.iter().copied().collect()).unwrap_or_default();
@@ -219,7 +304,7 @@ impl Reading {
         let last_seq = last.seq;
         let present: BTreeSet<u32> = candidates.iter().map(|candidate| candidate.seq).collect();
         if let Some(missing) = live.iter().find(|seq| !present.contains(seq)) {
-            return Err(OpenError::Missing { path: last.path.with_file_name(file_name(*missing)) });
+            return Err(self::missing(disk, last.path.with_file_name(file_name(*missing))));
         }
         let mut released = Vec::new();
         candidates.retain(|candidate| {
@@ -279,6 +364,15 @@ impl Reading {
         }
         if self.next_begun && (ending.invalid.is_some() || remains.end.is_some()) {
             let found = format!("{why}; the next segment was only begun after this had been synced");
+            return Err(OpenError::damaged(path, ending.offset, found));
+        }
+        if let Some(end) = self.closed_at.filter(|end| u64::from(end.offset) != ending.offset) {
+            let found = match ending.invalid {
+                Some(why) if u64::from(end.offset) > ending.offset => {
+                    format!("{why}; the log went on to offset {} when the member stopped", end.offset)
+                }
+                _ => format!("the log ends here, but at offset {} when the member stopped", end.offset),
+            };
             return Err(OpenError::damaged(path, ending.offset, found));
         }
         if ending.invalid.is_some() || remains.end.is_some() {
@@ -406,6 +500,13 @@ impl Reading {
             }
             if remains.end.is_none() {
                 continue;
+            }
+            if let Some(end) = &self.closed_at {
+                let found = format!(
+                    "something was written here, but the member had stopped in segment {}",
+                    end.segment
+                );
+                return Err(OpenError::damaged(path, from, found));
             }
             if nth > 0 {
                 let found = "the segment's first record is not valid; the next segment was only begun after it had \

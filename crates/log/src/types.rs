@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use crate::LogEnd;
+
 /// A raft entry. The log never looks into `data`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
@@ -143,6 +145,8 @@ pub struct Options {
     pub unsafe_no_fsync: bool,
     /// Verify every record of every segment at open, not only from the index asked for.
     pub verify_all: bool,
+    /// Where the log ended when it was closed in order, if it was: opening is refused if it ends elsewhere.
+    pub closed_at: Option<LogEnd>,
     /// No threads: appends are carried out by [`crate::Log::turn`]. For simulation.
     pub by_hand: bool,
 }
@@ -161,6 +165,7 @@ impl Options {
             quiet_after: Duration::from_secs(60),
             unsafe_no_fsync: false,
             verify_all: false,
+            closed_at: None,
             by_hand: false,
         }
     }

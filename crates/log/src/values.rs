@@ -10,7 +10,7 @@ use crate::entry_index::EntryIndex;
 use crate::format::{Found, Kind, RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, find};
 use crate::scan;
 use crate::segment::{Segment, Shared};
-use crate::{Entry, Figures, Location, ReadError};
+use crate::{Entry, Figures, Location, LogEnd, ReadError};
 
 /// Bytes read ahead when entries are read.
 const READ_BYTES: usize = 256 << 10;
@@ -25,6 +25,15 @@ impl Values {
     /// What the log has done since it was opened, for metrics.
     pub fn figures(&self) -> &Figures {
         &self.shared.figures
+    }
+
+    /// Where the log ends now; final once the [`crate::Log`] is dropped and had not failed. `None` before the first
+    /// write.
+    pub fn log_end(&self) -> Option<LogEnd> {
+        let segments = self.shared.segments();
+        let active = segments.iter().rfind(|segment| !segment.sealed.load(Ordering::Acquire))?;
+        let last_index = self.shared.index().next.saturating_sub(1);
+        Some(LogEnd { segment: active.seq, offset: active.end.load(Ordering::Acquire), last_index })
     }
 
     /// Reads `len` bytes and checks them against their crc32c. [`ReadError::Moved`] says that the segment was

@@ -1,6 +1,7 @@
-//! The binary: `mainstay [server] FLAGS`, and by the name `etcd` the etcd server.
+//! The binary: `mainstay [server] FLAGS`, `mainstay rebuild FLAGS`, and by the name `etcd` the etcd server.
 
 mod open_files;
+mod rebuild;
 mod signals;
 
 use std::io::{IsTerminal as _, Write as _};
@@ -9,6 +10,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rebuild::Rebuild;
 use server::boot::{self, Listening};
 use server::config::{self, Invocation, Parsed};
 use server::logging::{Logger, Value};
@@ -32,7 +34,15 @@ fn main() -> ExitCode {
         .map(|path| Path::new(path).file_name().unwrap_or_default().to_string_lossy().into_owned());
     let as_etcd = name.as_deref() == Some("etcd");
     let mut arguments = words.get(1..).unwrap_or_default();
+    let mut rebuilding = None;
+    let rest;
     match arguments.first().map(String::as_str) {
+        Some("rebuild") if !as_etcd => {
+            let (endpoints, others) = take_endpoints(&arguments[1..]);
+            rebuilding = Some(endpoints);
+            rest = others;
+            arguments = &rest;
+        }
         Some("server") if !as_etcd => arguments = &arguments[1..],
         Some(verb) if !verb.starts_with('-') => {
             eprintln!(
@@ -48,6 +58,7 @@ fn main() -> ExitCode {
     match config::parse(arguments, &environment) {
         Ok(Invocation::Help) => {
             eprint!("{}", config::usage());
+            eprint!("{REBUILD_USAGE}");
             print!("{}", config::flag_help());
             ExitCode::SUCCESS
         }
@@ -55,7 +66,7 @@ fn main() -> ExitCode {
             print!("{}", config::version_text());
             ExitCode::SUCCESS
         }
-        Ok(Invocation::Serve(parsed)) => serve(*parsed, !as_etcd),
+        Ok(Invocation::Serve(parsed)) => serve(*parsed, !as_etcd, rebuilding),
         Err(refusal) => {
             refusal.report(&mut std::io::stderr(), &Logger::stderr());
             ExitCode::from(refusal.exit_code())
@@ -63,7 +74,34 @@ fn main() -> ExitCode {
     }
 }
 
-fn serve(parsed: Parsed, greet: bool) -> ExitCode {
+const REBUILD_USAGE: &str = "
+  mainstay rebuild FLAGS [--endpoints HOST:PORT,...]
+    Bring a member whose data is damaged or lost back with what the others have: FLAGS are those it was started with.
+    Its data is moved aside, not deleted.
+";
+
+/// Takes `--endpoints`, which only a rebuild knows, out of the arguments.
+fn take_endpoints(arguments: &[String]) -> (Vec<String>, Vec<String>) {
+    let (mut endpoints, mut others) = (Vec::new(), Vec::new());
+    let mut arguments = arguments.iter();
+    while let Some(argument) = arguments.next() {
+        let list = match argument.trim_start_matches('-').split_once('=') {
+            Some(("endpoints", list)) if argument.starts_with('-') => Some(list.to_owned()),
+            None if argument == "--endpoints" || argument == "-endpoints" => {
+                Some(arguments.next().cloned().unwrap_or_default())
+            }
+            _ => None,
+        };
+        match list {
+            Some(list) => endpoints.extend(list.split(',').filter(|one| !one.is_empty()).map(str::to_owned)),
+            None => others.push(argument.clone()),
+        }
+    }
+    (endpoints, others)
+}
+
+/// Runs a member until it is told to stop; rebuilds it first if there are endpoints to do so from, which may be none.
+fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> ExitCode {
     // Before any thread starts, so that none of them takes a signal.
     signals::block();
     open_files::raise_limit();
@@ -86,14 +124,31 @@ fn serve(parsed: Parsed, greet: bool) -> ExitCode {
             ("api-version", Value::Str(config::API_VERSION)),
         ],
     );
-    let data_dir = parsed.config.data_dir.display().to_string();
+    let data_path = parsed.config.data_dir.clone();
+    let data_dir = data_path.display().to_string();
     let mut signal = None;
     let early = std::cell::Cell::new(None);
-    let stop_wanted = || {
-        early.set(early.get().or_else(|| signals::wait(Duration::ZERO)));
+    let stop_within = |patience: Duration| {
+        early.set(early.get().or_else(|| signals::wait(patience)));
         early.get().is_some()
     };
-    let (running, listening) = match boot::start(parsed.config, Arc::clone(&logger), &stop_wanted) {
+    let stop_wanted = || stop_within(Duration::ZERO);
+    let prepared = match &rebuilding {
+        Some(endpoints) => {
+            Rebuild::new(&mut parsed.config, endpoints, &logger, &stop_within).and_then(Rebuild::prepare)
+        }
+        None if rebuild::journal_path(&data_path).exists() => Err(rebuild::UNFINISHED.to_owned()),
+        None => Ok(()),
+    };
+    let started = prepared.and_then(|()| {
+        let started = boot::start(parsed.config, Arc::clone(&logger), &stop_wanted)?;
+        if rebuilding.is_some() {
+            rebuild::finish(&data_path)?;
+            logger.info("the member is rebuilt", &[]);
+        }
+        Ok(started)
+    });
+    let (running, listening) = match started {
         Ok(started) => started,
         Err(why) => {
             if let Some(signal) = early.get() {

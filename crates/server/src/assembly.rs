@@ -14,6 +14,7 @@ use crate::clock::Clock;
 use crate::compaction_hash::{self, Job};
 use crate::config::{Config, MetricsDetail};
 use crate::core::{Ask, Order, Parts, Thresholds};
+use crate::evidence::Evidence;
 use crate::inbox::Inbox;
 use crate::keeper::Keeper;
 use crate::logging::Logger;
@@ -52,6 +53,7 @@ pub(crate) struct Assembled {
     pub ready: Receiver<()>,
     /// Whether there was anything in the data directory.
     pub had_data: bool,
+    pub evidence: Evidence,
     /// Held while the member runs.
     pub lock: disk::Lock,
 }
@@ -70,6 +72,7 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
         levels,
         terms,
         remotes,
+        evidence,
         lock,
     } = opened;
     let had_data = recovered.last_index > 0 || machine.applied_index > 0;
@@ -146,6 +149,7 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
         peering,
         ready,
         had_data,
+        evidence,
         lock,
     }
 }

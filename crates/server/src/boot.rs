@@ -17,6 +17,7 @@ use crate::catch_up;
 use crate::clock::Clock;
 use crate::config::{Config, Url};
 use crate::core::{Ask, Core, Thresholds};
+use crate::evidence::Evidence;
 use crate::http::MetricsListener;
 use crate::inbox::Inbox;
 use crate::joining;
@@ -43,6 +44,7 @@ pub struct Running {
     peers: Arc<dyn PeerLinks>,
     /// Says that the core has ended.
     ended: mpsc::Receiver<()>,
+    evidence: Evidence,
     _lock: Lock,
 }
 
@@ -154,6 +156,7 @@ fn serve(
         peering,
         ready,
         had_data,
+        evidence,
         lock,
     } = assembled;
     let (config, logger) = (&parts.config, Arc::clone(&parts.logger));
@@ -191,7 +194,7 @@ fn serve(
     let monitor = Monitor::start(&shared, &logger, config)?;
 
     let (ended_sender, ended) = sync_channel(1);
-    let front_options = front_options(config, shards);
+    let front_options = front_options(config, shards, parts.log.segments().len())?;
     let core = spawn("core", move || {
         let outcome = Core::new(parts).run();
         // Whoever waits hears of the end by the sender's drop; a full channel says the same.
@@ -253,7 +256,8 @@ fn serve(
         );
     }
     notify_systemd(&logger);
-    let running = Running { shared, fronts, core, keeper, hasher, monitor, peers, ended, _lock: lock };
+    let running =
+        Running { shared, fronts, core, keeper, hasher, monitor, peers, ended, evidence, _lock: lock };
     Ok((running, listening))
 }
 
@@ -268,9 +272,26 @@ fn log_peer(logger: &Logger, level: peer::Level, line: &str, fields: &[(&str, &s
     }
 }
 
-fn front_options(config: &Config, shards: usize) -> front::Options {
-    front::Options {
+/// Files that connections must leave for everything else, as in etcd; and for each segment of the log two, for there
+/// may be more of them later.
+const OTHER_FILES: usize = 150;
+/// Fewer connections than this are no service.
+const CONNECTIONS_MIN: usize = 16;
+
+fn front_options(config: &Config, shards: usize, segments: usize) -> Result<front::Options, String> {
+    let defaults = front::Options::default();
+    let reserved = OTHER_FILES + 2 * segments;
+    let files = crate::metrics::open_files_max().unwrap_or(usize::MAX);
+    let connections_max = files.saturating_sub(reserved).min(defaults.connections_max);
+    if connections_max < CONNECTIONS_MIN {
+        return Err(format!(
+            "the limit on open files, {files}, is too low: this member needs {} at least (ulimit -n, LimitNOFILE)",
+            reserved + CONNECTIONS_MIN
+        ));
+    }
+    Ok(front::Options {
         shards,
+        connections_max,
         methods: api::METHODS.len(),
         message_bytes_max: usize::try_from(config.max_request_bytes)
             .unwrap_or(usize::MAX)
@@ -279,8 +300,8 @@ fn front_options(config: &Config, shards: usize) -> front::Options {
         keepalive_interval: config.grpc_keepalive_interval,
         keepalive_timeout: config.grpc_keepalive_timeout,
         keepalive_min_time: config.grpc_keepalive_min_time,
-        ..front::Options::default()
-    }
+        ..defaults
+    })
 }
 
 fn spawn<T: Send + 'static>(
@@ -326,6 +347,11 @@ impl Running {
         let _ = self.hasher.join();
         // The core tells the keeper to end.
         let _ = self.keeper.join();
+        if outcome.is_ok() {
+            // The log is closed: the core had it.
+            let end = self.shared.values.log_end();
+            self.evidence.close(&self.shared.identity, end).map_err(|e| e.to_string())?;
+        }
         outcome
     }
 }

@@ -166,7 +166,7 @@ fn join(config: &Config, bootstrap: &Bootstrap, logger: &Logger) -> Result<Begin
 }
 
 /// Whether two lists of URLs mean the same, in whatever order, by text or, where they name hosts, by address.
-fn same_places(a: &[String], b: &[String]) -> bool {
+pub fn same_places(a: &[String], b: &[String]) -> bool {
     let sorted = |urls: &[String]| urls.iter().cloned().collect::<BTreeSet<String>>();
     if sorted(a) == sorted(b) {
         return true;

@@ -250,7 +250,7 @@ impl Keeper {
         let name = Level::name(from, to, applied_index, &self.levels);
         // An attempt that failed, or was cut short by a crash, may have left files, even one of this name.
         self.store.prune(&Keeper::manifest(&self.levels, applied_index, term, Vec::new()))?;
-        let file = self.store.begin(&name, applied_index, term, &[])?;
+        let file = self.store.begin(&name, applied_index, term, &self.shared.identity.to_bytes())?;
         let blocks = RunWriter::new(view, head, from);
         let stage = Stage::Blocks { file, blocks, synced: 0 };
         Ok(Writing { stage, kept, from, to, applied_index, term, metadata })

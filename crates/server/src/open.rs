@@ -17,6 +17,7 @@ use prost::Message as _;
 use crate::catch_up::entry_of;
 use crate::config::Config;
 use crate::core::Ask;
+use crate::evidence::Evidence;
 use crate::inbox::Inbox;
 use crate::joining::{self, Beginning};
 use crate::keeper::Level;
@@ -58,6 +59,7 @@ pub(crate) struct Opened {
     pub terms: Vec<(u64, u64)>,
     /// Members that are there already, as far as this member does not know them from its own log.
     pub remotes: Vec<(u64, Vec<String>)>,
+    pub evidence: Evidence,
     /// Held while the member runs.
     pub lock: Lock,
 }
@@ -67,8 +69,12 @@ impl Opened {
     pub fn report(&self, logger: &Logger, took: Duration) {
         for repair in &self.recovered.repairs {
             logger.warn(
-                "cut off what an interrupted write left at the end of the log; nothing of it was acknowledged",
-                &[("repair", Value::Str(&format!("{repair:?}")))],
+                "repaired the end of the log: cut off what an interrupted write left",
+                &[
+                    ("file", Value::Str(&repair.file.display().to_string())),
+                    ("offset", Value::Uint(repair.offset)),
+                    ("found", Value::Str(repair.found)),
+                ],
             );
         }
         logger.info(
@@ -83,10 +89,15 @@ impl Opened {
     }
 }
 
+/// What the operating system refuses, and what to do about it.
+fn refused(doing: &'static str, path: &Path, error: std::io::Error) -> String {
+    log::OpenError::Io { doing, path: path.to_path_buf(), error }.to_string()
+}
+
 fn refuse_foreign(disk: &dyn Disk, member_dir: &Path) -> Result<(), String> {
     for theirs in ["wal", "snap"] {
         let path = member_dir.join(theirs);
-        if disk.exists(&path).map_err(|e| format!("cannot look for {}: {e}", path.display()))? {
+        if disk.exists(&path).map_err(|error| refused("look for", &path, error))? {
             return Err(format!(
                 "{} was written by etcd, whose files this version does not read: use an empty data directory \
                  (--data-dir), and copy the keys over with etcdctl make-mirror",
@@ -100,13 +111,13 @@ fn refuse_foreign(disk: &dyn Disk, member_dir: &Path) -> Result<(), String> {
 /// Makes sure that nobody else serves from this directory, and that it is none of etcd's.
 fn lock(disk: &dyn Disk, member_dir: &Path) -> Result<Lock, String> {
     refuse_foreign(disk, member_dir)?;
-    disk.create_dir_all(member_dir).map_err(|e| format!("cannot create {}: {e}", member_dir.display()))?;
+    disk.create_dir_all(member_dir).map_err(|error| refused("create", member_dir, error))?;
     let lock_path = member_dir.join("lock");
     disk.lock(&lock_path).map_err(|e| {
         if e.kind() == std::io::ErrorKind::WouldBlock {
             format!("{} is locked: another process serves this data directory", lock_path.display())
         } else {
-            format!("cannot lock {}: {e}", lock_path.display())
+            refused("lock", &lock_path, e)
         }
     })
 }
@@ -123,15 +134,20 @@ pub(crate) fn open(opening: &Opening<'_>) -> Result<Opened, String> {
     let lock = lock(&**disk, member_dir)?;
     let log_dir = member_dir.join("log");
     let checkpoints = CheckpointStore::open(Arc::clone(disk), member_dir.join("checkpoint")).map_err(text)?;
-    let manifest = checkpoints.load().map_err(text)?;
+    let (mut manifest, mut unusable) = match checkpoints.load() {
+        Ok(manifest) => (manifest, None),
+        Err(error) if error.is_damage() => (None, Some(error.to_string())),
+        Err(error) => return Err(error.to_string()),
+    };
+    let evidence = Evidence::read(disk, member_dir, logger).map_err(text)?;
     let known = Log::identify(&**disk, &log_dir).map_err(text)?;
     let (identity, beginning) = match known {
         Some((cluster_id, member_id)) => (Identity { member_id, cluster_id }, None),
-        None if manifest.is_some() => {
+        None if manifest.is_some() || evidence.known.is_some() => {
             return Err(format!(
-                "{} is missing or empty, but there is a checkpoint beside it: the log holds the values; restore \
-                 the directory, or start with an empty data directory",
-                log_dir.display()
+                "{} is missing or empty, but was there before; {}",
+                log_dir.display(),
+                log::REMEDY
             ));
         }
         None => {
@@ -140,30 +156,62 @@ pub(crate) fn open(opening: &Opening<'_>) -> Result<Opened, String> {
         }
     };
 
+    evidence.check(&identity).map_err(text)?;
     let rules = crate::assembly::rules(config);
-    let applied = manifest.as_ref().map_or(0, |manifest| manifest.applied_index);
+    let mut applied = manifest.as_ref().map_or(0, |manifest| manifest.applied_index);
     let (threads, segment_bytes) = (opening.threads, opening.segment_bytes);
-    let replay = || {
+    let replay_from = |first: u64| {
         let mut options = log::Options::new(&log_dir, identity.cluster_id, identity.member_id);
         options.unsafe_no_fsync = config.unsafe_no_fsync;
         options.by_hand = !threads;
         options.segment_bytes = segment_bytes.unwrap_or(options.segment_bytes);
-        replay_log(options, disk, applied + 1, Arc::clone(inbox))
+        options.closed_at = evidence.known.and_then(|witness| witness.end);
+        replay_log(options, disk, first, Arc::clone(inbox))
     };
-    let restore = || restore(rules, &checkpoints, manifest.as_ref(), member_dir);
+    let restore = || restore(rules, &checkpoints, manifest.as_ref(), member_dir, &identity);
     let (state, replayed) = if threads {
         // The two take about as long as each other, and neither needs the other.
         std::thread::scope(|scope| {
-            let log = scope.spawn(replay);
+            let log = scope.spawn(|| replay_from(applied + 1));
             let state = restore();
             let replayed = log.join().map_err(|_| "the thread that opens the log panicked".to_owned());
             (state, replayed.flatten())
         })
     } else {
-        (restore(), replay())
+        (restore(), replay_from(applied + 1))
     };
-    let (machine, levels) = state?;
-    let replayed = replayed?;
+    let mut replayed = replayed?;
+    let (machine, levels) = match state {
+        Ok(state) => state,
+        Err(Unrestored::Refused(why)) => return Err(why),
+        Err(Unrestored::Damaged(why)) => {
+            let repairs = std::mem::take(&mut replayed.recovered.repairs);
+            drop(replayed);
+            (applied, manifest, unusable) = (0, None, Some(why));
+            replayed = replay_from(1)?;
+            replayed.recovered.repairs.splice(..0, repairs);
+            (Machine::new(rules), Vec::new())
+        }
+    };
+    if manifest.is_none() {
+        // A log that holds everything since the first entry needs no checkpoint.
+        if let Err(lacking) = replayed.is_whole() {
+            let missing = || {
+                let path = member_dir.join("checkpoint").join("MANIFEST");
+                log::OpenError::Missing { path }.to_string()
+            };
+            return Err(format!(
+                "{} (the log alone is not enough: {lacking})",
+                unusable.unwrap_or_else(missing)
+            ));
+        }
+        if let Some(why) = unusable {
+            logger.warn(
+                "the checkpoint is damaged; the log holds everything since the first entry and is read instead",
+                &[("found", Value::Str(&why))],
+            );
+        }
+    }
     let ReplayedLog { mut log, recovered, mut entries, mut locations } = replayed;
     if machine.applied_index != applied {
         return Err(format!(
@@ -171,6 +219,11 @@ pub(crate) fn open(opening: &Opening<'_>) -> Result<Opened, String> {
             member_dir.display(),
             machine.applied_index
         ));
+    }
+    // A log without a segment is as good as none: a crash now must not leave a witness of something that never was.
+    let lasting = beginning.is_none();
+    if lasting {
+        evidence.open(&identity).map_err(text)?;
     }
     if machine.members.removed.contains(&identity.member_id) {
         return Err(format!(
@@ -188,6 +241,18 @@ pub(crate) fn open(opening: &Opening<'_>) -> Result<Opened, String> {
     let behind = recovered.last_index < applied
         || entries.first().is_some_and(|entry| entry.term < machine.applied_term);
     if behind && applied > 0 {
+        // One that was taken over knows nothing of the entries in this log.
+        let terms = terms::read(manifest.as_ref().map_or(&[][..], |manifest| &manifest.metadata), &machine);
+        if recovered.last_index < applied
+            && terms.first().is_some_and(|(index, _)| *index <= recovered.last_index)
+        {
+            return Err(format!(
+                "{} ends with entry {}, but the checkpoint beside it was made of entries up to {applied}; {}",
+                log_dir.display(),
+                recovered.last_index,
+                log::REMEDY
+            ));
+        }
         let reset = Reset { index: applied, term: machine.applied_term };
         let batch = Batch { reset: Some(reset), hard_state: Some(saved(hard_state)), ..Batch::default() };
         append_and_wait(&mut log, inbox, batch, threads)?;
@@ -228,6 +293,9 @@ pub(crate) fn open(opening: &Opening<'_>) -> Result<Opened, String> {
             hard_state = HardState { term: 1, vote: 0, commit: first.len() as u64 };
             locations = append_entries(&mut log, inbox, &first, hard_state, threads)?;
             entries = first;
+            if !lasting {
+                evidence.open(&identity).map_err(text)?;
+            }
         }
     }
     if config.force_new_cluster {
@@ -272,7 +340,10 @@ pub(crate) fn open(opening: &Opening<'_>) -> Result<Opened, String> {
             terms: terms.clone(),
         },
     )
-    .map_err(|e| format!("the log and the checkpoint in {} do not go together: {e}", member_dir.display()))?;
+    .map_err(|e| {
+        let dir = member_dir.display();
+        format!("the log and the checkpoint in {dir} do not go together: {e}; {}", log::REMEDY)
+    })?;
     Ok(Opened {
         identity,
         machine,
@@ -284,6 +355,7 @@ pub(crate) fn open(opening: &Opening<'_>) -> Result<Opened, String> {
         levels,
         terms,
         remotes,
+        evidence,
         lock,
     })
 }
@@ -314,6 +386,26 @@ struct ReplayedLog {
     recovered: Recovered,
     entries: Vec<Entry>,
     locations: VecDeque<(u64, log::Location)>,
+}
+
+impl ReplayedLog {
+    /// Whether it holds every entry there ever was; if not, what it lacks.
+    fn is_whole(&self) -> Result<(), String> {
+        if self.recovered.base.0 > 0 {
+            return Err(format!(
+                "it begins behind a state that was taken over at entry {}",
+                self.recovered.base.0
+            ));
+        }
+        let numbered = self.entries.iter().zip(1..).find(|(entry, index)| entry.index != *index);
+        match numbered {
+            Some((entry, lacking)) => {
+                Err(format!("entry {} follows where {lacking} was expected", entry.index))
+            }
+            None if self.entries.len() as u64 == self.recovered.last_index => Ok(()),
+            None => Err(format!("it lacks entries up to {}", self.recovered.last_index)),
+        }
+    }
 }
 
 fn replay_log(
@@ -347,23 +439,60 @@ fn replay_log(
     Ok(ReplayedLog { log, recovered, entries, locations })
 }
 
+/// Why there is no state from a checkpoint.
+enum Unrestored {
+    /// Its files are not as they were written.
+    Damaged(String),
+    /// Anything else.
+    Refused(String),
+}
+
+impl From<log::OpenError> for Unrestored {
+    fn from(error: log::OpenError) -> Self {
+        if error.is_damage() {
+            Unrestored::Damaged(error.to_string())
+        } else {
+            Unrestored::Refused(error.to_string())
+        }
+    }
+}
+
 fn restore(
     rules: Rules,
     checkpoints: &CheckpointStore,
     manifest: Option<&Manifest>,
     member_dir: &Path,
-) -> Result<(Machine, Vec<Level>), String> {
+    identity: &Identity,
+) -> Result<(Machine, Vec<Level>), Unrestored> {
     let Some(manifest) = manifest else { return Ok((Machine::new(rules), Vec::new())) };
     let (mut runs, mut levels) = (Vec::new(), Vec::new());
     for run in &manifest.runs {
-        let mut reader = checkpoints.read(run).map_err(|e| e.to_string())?;
+        let mut reader = checkpoints.read(run)?;
+        // Runs of an older version name nobody.
+        if !reader.metadata.is_empty() && reader.metadata != identity.to_bytes() {
+            return Err(Unrestored::Refused(format!(
+                "{} belongs to another member or cluster, not to member {:x} of cluster {:x}: put this member's \
+                 checkpoint directory back; if it is gone, {}",
+                member_dir.join("checkpoint").join(&run.name).display(),
+                identity.member_id,
+                identity.cluster_id,
+                log::REMEDY
+            )));
+        }
         runs.push(std::iter::from_fn(move || reader.next_block().transpose()));
-        let level = Level::of(run.clone())
-            .ok_or_else(|| format!("the checkpoint names a file {:?}, which is none of its", run.name))?;
+        let level = Level::of(run.clone()).ok_or_else(|| {
+            Unrestored::Refused(format!("the checkpoint names a file {:?}, which is none of its", run.name))
+        })?;
         levels.push(level);
     }
-    let machine = machine::image::restore(rules, runs)
-        .map_err(|e| format!("cannot restore the checkpoint in {}: {e}", member_dir.display()))?;
+    let machine = machine::image::restore(rules, runs).map_err(|error| match error {
+        machine::image::RestoreError::Read(error) => Unrestored::from(error),
+        other => Unrestored::Damaged(format!(
+            "cannot restore the checkpoint in {}: {other}; {}",
+            member_dir.join("checkpoint").display(),
+            log::REMEDY
+        )),
+    })?;
     Ok((machine, levels))
 }
 

@@ -35,6 +35,7 @@ use crate::clock::{Clock, HandClock};
 use crate::compaction_hash::{Computing, Job};
 use crate::config::Config;
 use crate::core::{Ask, Core, Order};
+use crate::evidence::Evidence;
 use crate::http::FrontCounters;
 use crate::inbox::Inbox;
 use crate::joining;
@@ -107,6 +108,7 @@ pub struct Stepped {
     is_ready: bool,
     shared: Arc<Shared>,
     clock: Arc<HandClock>,
+    evidence: Evidence,
     _lock: disk::Lock,
 }
 
@@ -160,6 +162,7 @@ impl Stepped {
             fetches,
             peering,
             ready,
+            evidence,
             lock,
             ..
         } = assemble(setting, opened);
@@ -201,6 +204,7 @@ impl Stepped {
             is_ready: false,
             shared,
             clock,
+            evidence,
             _lock: lock,
         };
         stepped.fall_asleep();
@@ -229,6 +233,18 @@ impl Stepped {
         self.fall_asleep();
         self.is_ready = self.is_ready || self.ready.try_recv().is_ok();
         Ok(if ended { Going::Ended } else { Going::On })
+    }
+
+    /// The end of a process whose core has come to its own: what is queued goes to the log, and where that ends is noted
+    /// beside it.
+    ///
+    /// # Errors
+    ///
+    /// When the note cannot be written.
+    pub fn close(mut self) -> Result<(), String> {
+        self.log_turn();
+        let end = self.shared.values.log_end();
+        self.evidence.close(&self.shared.identity, end).map_err(|e| e.to_string())
     }
 
     /// Whether something waits for the core that would wake its thread.

@@ -229,3 +229,46 @@ fn a_record_missing_at_the_end_of_a_sealed_segment_is_noticed() {
         other => panic!("{other:?}"),
     }
 }
+
+#[test]
+fn a_log_that_was_closed_in_order_ends_where_it_did_then() {
+    let disk = filled();
+    let end = {
+        let reference = open(&disk).unwrap();
+        reference.log.values().log_end().unwrap()
+    };
+    let closed = || Options { closed_at: Some(end), ..options() };
+    assert_eq!((end.segment, end.last_index), (2, 22));
+    assert!(open_with(closed(), &disk, 1).unwrap().recovered.repairs.is_empty());
+    let path = segment_path(2);
+    let good = disk.contents(&path).unwrap();
+    let len = end.offset as usize;
+    // The last batch, which could not be told from a torn one.
+    for at in len - 40..len {
+        let mut bad = good.clone();
+        bad[at] ^= 1;
+        disk.plant(&path, bad.clone());
+        let error = open_with(closed(), &disk, 1).map(|_| ()).unwrap_err();
+        assert!(matches!(error, OpenError::Damaged { .. }), "byte {at}: {error}");
+        assert_eq!(disk.contents(&path).unwrap(), bad, "nothing is changed");
+    }
+    // An end that is lost without a trace, wherever it was.
+    for from in (4096..len).step_by(8) {
+        let mut bad = good.clone();
+        bad[from..len].fill(0);
+        disk.plant(&path, bad);
+        assert!(open_with(closed(), &disk, 1).is_err(), "zeros from {from} on");
+    }
+    disk.remove(&path).unwrap();
+    let error = open_with(closed(), &disk, 1).map(|_| ()).unwrap_err();
+    assert!(matches!(error, OpenError::Missing { .. }), "{error}");
+    disk.plant(&path, good);
+
+    // What was prepared and never used is made anew, whatever is in it.
+    let next = segment_path(3);
+    disk.plant(&next, vec![7; 100]);
+    assert!(open(&disk).is_err(), "after a crash it may have been in use");
+    let opened = open_with(closed(), &disk, 1).unwrap();
+    assert_eq!(opened.recovered.last_index, 22);
+    assert_eq!(opened.recovered.repairs.len(), 1);
+}

@@ -3,7 +3,7 @@ use std::net::SocketAddr;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::client::Client;
@@ -13,9 +13,12 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// The line that etcd's users and their scripts wait for.
 pub const READY: &str = "ready to serve client requests";
 
-/// The binary under test.
+/// The binary under test: the one built with the tests, or the one that `MAINSTAY_TEST_BINARY` names, to measure one that
+/// is optimised.
 pub fn binary() -> &'static Path {
-    Path::new(env!("CARGO_BIN_EXE_mainstay"))
+    static NAMED: LazyLock<Option<PathBuf>> =
+        LazyLock::new(|| std::env::var_os("MAINSTAY_TEST_BINARY").map(PathBuf::from));
+    NAMED.as_deref().unwrap_or(Path::new(env!("CARGO_BIN_EXE_mainstay")))
 }
 
 /// How to start a member.
@@ -163,6 +166,16 @@ impl Member {
             Some(line) => line,
             None => panic!("the member did not say {words:?}, but:\n{}", self.said()),
         }
+    }
+
+    /// Whether it said this within that time.
+    pub fn heard(&self, words: &str, patience: Duration) -> bool {
+        self.stderr.find(words, patience).is_some()
+    }
+
+    /// Waits until it serves, or has ended; whether it serves.
+    pub fn serves(&mut self) -> bool {
+        self.stderr.find(READY, PATIENCE).is_some()
     }
 
     /// All that it wrote to standard error until now.

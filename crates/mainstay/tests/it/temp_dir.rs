@@ -17,6 +17,15 @@ impl TempDir {
         TempDir { path }
     }
 
+    /// One in memory where the machine has such a file system, for what is not about the disk: syncs of other work
+    /// then hold nothing up.
+    pub fn in_memory(name: &str) -> TempDir {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let path = Path::new("/dev/shm").join(format!("mainstay-{name}-{}-{number}", std::process::id()));
+        if std::fs::create_dir(&path).is_ok() { TempDir { path } } else { TempDir::new(name) }
+    }
+
     pub fn path(&self) -> &Path {
         &self.path
     }

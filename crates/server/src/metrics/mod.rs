@@ -10,6 +10,7 @@
 mod family;
 mod grpc;
 mod process;
+pub(crate) use process::open_files_max;
 mod registry;
 mod series;
 mod table;

@@ -57,6 +57,12 @@ pub(super) fn render(writer: &mut Writer<'_>) {
     }
 }
 
+/// How many files this process may have open; `None` where the machine does not say.
+pub(crate) fn open_files_max() -> Option<usize> {
+    // Unlimited is a word, which no number can be read from.
+    limit("Max open files").map(|files| files as usize)
+}
+
 fn open_fds() -> Option<f64> {
     // The descriptor that reads the folder is one of those counted.
     let count = fs::read_dir("/proc/self/fd").ok()?.count();

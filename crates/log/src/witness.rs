@@ -1,0 +1,150 @@
+//! What is known of the log from outside the log: whose it is, and where it ended when it was last closed in order.
+//!
+//! Within the log nothing can tell a lost end from one that was never written. So a member that stops in order writes
+//! down where its log ends, and one that starts compares. While a member runs its witness says so, and nothing is
+//! compared after a crash.
+//!
+//! ```text
+//! <data-dir>/member/witness   little-endian
+//!
+//!        0  magic        8   "MNSTWIT\n"
+//!        8  version      4   1
+//!       12  closed       4   1 if the rest is known, 0 while the log is in use
+//!       16  cluster id   8
+//!       24  member id    8
+//!       32  segment      4   the last one in use
+//!       36  offset       4   where its records end
+//!       40  last index   8
+//!       48  crc32c       4   of bytes 0..48
+//! ```
+
+use std::path::Path;
+
+use disk::Disk;
+
+use crate::OpenError;
+use crate::format::{u32_at, u64_at};
+
+const MAGIC: [u8; 8] = *b"MNSTWIT\n";
+const VERSION: u32 = 1;
+const WITNESS_BYTES: usize = 52;
+
+/// Whose log it is, and where it ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Witness {
+    /// The log's cluster.
+    pub cluster_id: u64,
+    /// The log's member.
+    pub member_id: u64,
+    /// `None` while the log is in use, and so after a crash.
+    pub end: Option<LogEnd>,
+}
+
+/// Where a log ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogEnd {
+    /// Sequence number of the last segment in use.
+    pub segment: u32,
+    /// Where its records end, in bytes from the beginning of its file.
+    pub offset: u32,
+    /// Index of the last entry.
+    pub last_index: u64,
+}
+
+impl Witness {
+    /// Reads the witness in this file; `None` if there is none.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Damaged`] says that it cannot be used; the log may be sound all the same.
+    pub fn read(disk: &dyn Disk, path: &Path) -> Result<Option<Witness>, OpenError> {
+        let io = |error| OpenError::io("read", path, error);
+        if !disk.exists(path).map_err(io)? {
+            return Ok(None);
+        }
+        let mut bytes = [0; WITNESS_BYTES + 1];
+        let read = disk.open(path).map_err(io)?.read_at(&mut bytes, 0).map_err(io)?;
+        Witness::decode(&bytes[..read]).map(Some).map_err(|why| OpenError::damaged(path, 0, why))
+    }
+
+    /// Writes the witness, durably and atomically, in the place of the one before.
+    ///
+    /// # Errors
+    ///
+    /// When the operating system refuses.
+    pub fn write(&self, disk: &dyn Disk, path: &Path) -> Result<(), OpenError> {
+        let making = path.with_extension("tmp");
+        let io = |error| OpenError::io("write", &making, error);
+        if disk.exists(&making).map_err(io)? {
+            disk.remove(&making).map_err(io)?;
+        }
+        let file = disk.create(&making).map_err(io)?;
+        file.write_at(&self.encode(), 0).map_err(io)?;
+        file.sync_all().map_err(io)?;
+        disk.rename(&making, path).map_err(|error| OpenError::io("rename to", path, error))?;
+        let dir = path.parent().unwrap_or(path);
+        disk.sync_dir(dir).map_err(|error| OpenError::io("sync", dir, error))
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(WITNESS_BYTES);
+        bytes.extend_from_slice(&MAGIC);
+        bytes.extend_from_slice(&VERSION.to_le_bytes());
+        bytes.extend_from_slice(&u32::from(self.end.is_some()).to_le_bytes());
+        bytes.extend_from_slice(&self.cluster_id.to_le_bytes());
+        bytes.extend_from_slice(&self.member_id.to_le_bytes());
+        let end = self.end.unwrap_or(LogEnd { segment: 0, offset: 0, last_index: 0 });
+        bytes.extend_from_slice(&end.segment.to_le_bytes());
+        bytes.extend_from_slice(&end.offset.to_le_bytes());
+        bytes.extend_from_slice(&end.last_index.to_le_bytes());
+        let crc = crc32c::crc32c(&bytes);
+        bytes.extend_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Witness, &'static str> {
+        if bytes.len() != WITNESS_BYTES {
+            return Err("the file has not the length of a witness");
+        }
+        if bytes[..8] != MAGIC {
+            return Err("the file does not begin as a witness does");
+        }
+        let (body, crc) = bytes.split_at(WITNESS_BYTES - 4);
+        if crc32c::crc32c(body) != u32_at(crc, 0) {
+            return Err("the witness's checksum does not match");
+        }
+        if u32_at(body, 8) != VERSION {
+            return Err("the witness has a format version that this release does not know");
+        }
+        let end =
+            LogEnd { segment: u32_at(body, 32), offset: u32_at(body, 36), last_index: u64_at(body, 40) };
+        Ok(Witness {
+            cluster_id: u64_at(body, 16),
+            member_id: u64_at(body, 24),
+            end: (u32_at(body, 12) != 0).then_some(end),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_witness_comes_back_or_is_refused() {
+        let end = LogEnd { segment: 7, offset: 8192, last_index: 99 };
+        for end in [None, Some(end)] {
+            let witness = Witness { cluster_id: 1, member_id: 2, end };
+            let bytes = witness.encode();
+            assert_eq!(Witness::decode(&bytes), Ok(witness));
+            for bit in 0..8 * bytes.len() {
+                let mut damaged = bytes.clone();
+                damaged[bit / 8] ^= 1 << (bit % 8);
+                assert!(Witness::decode(&damaged).is_err(), "bit {bit}");
+            }
+            for len in 0..bytes.len() {
+                assert!(Witness::decode(&bytes[..len]).is_err());
+            }
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! A member whose data is damaged is rebuilt from the others by one command, whatever interrupts it.
+
+use std::process::Command;
+use std::time::Duration;
+
+use crate::cluster::{Cluster, PATIENCE};
+use crate::damage::{flip, open};
+use crate::member::{Member, Setup};
+use crate::temp_dir::TempDir;
+use crate::{Dice, eventually, filler, run};
+
+const REBUILT: &str = "the member is rebuilt";
+const KEYS: u32 = 140;
+const VALUE_BYTES: usize = 512 << 10;
+
+/// The command that rebuilds the member which that command starts.
+fn rebuilding(start: &Command) -> Command {
+    let mut command = Command::new(start.get_program());
+    command.env_clear().arg("rebuild").args(start.get_args());
+    command
+}
+
+/// The first segment of a member's log.
+fn first_segment(cluster: &Cluster, at: usize) -> std::path::PathBuf {
+    cluster.seats[at].data_dir.join("member/log/0000000000000000.seg")
+}
+
+#[test]
+fn a_member_with_a_damaged_segment_is_rebuilt() {
+    let mut cluster = Cluster::start("rebuild", 3, &["--snapshot-count=1000000"]);
+    run(async {
+        let client = cluster.client(0).await;
+        for number in 0..KEYS {
+            client.put(format!("k/{number:03}"), filler(number, VALUE_BYTES)).await.expect("puts are served");
+        }
+        let lease = client.grant(10_000).await.expect("leases are granted");
+        client.put_leased("leased", "x", lease).await.expect("puts are served");
+        cluster.assert_equal().await;
+
+        // While it runs it is not touched.
+        let said = Member::launch(rebuilding(&cluster.command(2)), None).refuses();
+        assert!(said.contains("the member is running"), "{said}");
+
+        cluster.kill(2);
+        flip(&first_segment(&cluster, 2), 30 << 20);
+        let said = Member::launch(cluster.command(2), None).refuses();
+        assert!(said.contains("is damaged at offset") && said.contains("mainstay rebuild"), "{said}");
+        let old: Vec<u64> =
+            client.members().await.expect("members are listed").iter().map(|m| m.id).collect();
+        client.put("meanwhile", "x").await.expect("the others go on");
+
+        let command = rebuilding(&cluster.command(2));
+        cluster.spawn_with(2, command);
+        cluster.member(2).wait_for(REBUILT);
+        let members = client.members().await.expect("members are listed");
+        assert_eq!(members.len(), 3);
+        assert_eq!(members.iter().filter(|member| !old.contains(&member.id)).count(), 1, "one has a new id");
+        assert!(members.iter().all(|member| !member.is_learner && !member.name.is_empty()), "{members:?}");
+        cluster.assert_equal().await;
+        let rebuilt = cluster.client(2).await;
+        for number in 0..KEYS {
+            let kv = rebuilt.get_local(format!("k/{number:03}")).await.expect("reads are served");
+            assert_eq!(kv.expect("the key is there").value, filler(number, VALUE_BYTES));
+        }
+        assert_eq!(rebuilt.time_to_live(lease, true).await.expect("leases are served").keys.len(), 1);
+        let aside = cluster.seats[2].data_dir.join("member.damaged-1");
+        assert!(aside.join("log/0000000000000000.seg").exists(), "the old data is kept");
+
+        // It counts as a voter, and later starts need nothing new.
+        cluster.kill(0);
+        cluster.put(2, "without the first", "x").await;
+        cluster.start_one(0);
+        cluster.kill(2);
+        cluster.start_one(2);
+        cluster.assert_equal().await;
+        assert!(aside.exists());
+    });
+}
+
+#[test]
+fn a_rebuild_goes_on_wherever_it_was_killed() {
+    let mut cluster = Cluster::start("rebuild-killed", 3, &[]);
+    let mut dice = Dice::new(7);
+    run(async {
+        let client = cluster.client(0).await;
+        for number in 0..100u32 {
+            client.put(format!("k/{number:03}"), filler(number, 100)).await.expect("puts are served");
+        }
+        cluster.assert_equal().await;
+        cluster.kill(2);
+        let segment = first_segment(&cluster, 2);
+        open(&segment).set_len(0).expect("it can be cut");
+        // Each is killed as soon as it has said this, or after a moment of its own.
+        let steps = [
+            "removing the old member",
+            "moved the old data aside",
+            "added the new member",
+            "restored the state",
+        ];
+        let journal = cluster.seats[2].data_dir.join("rebuild");
+        let mut refused = 0;
+        for round in 0..10usize {
+            let mut command = rebuilding(&cluster.command(2));
+            command.arg("--log-level=debug");
+            let mut member = Member::launch(command, None);
+            match steps.get(round / 2).filter(|_| round % 2 == 0) {
+                Some(step) => {
+                    member.heard(step, Duration::from_secs(5));
+                }
+                None => {
+                    let until = std::time::Instant::now() + Duration::from_millis(dice.below(400));
+                    eventually("the moment comes", PATIENCE, async || {
+                        (std::time::Instant::now() >= until).then_some(())
+                    })
+                    .await;
+                }
+            }
+            assert!(
+                member.runs() || member.said().contains("run the same command again"),
+                "{}",
+                member.said()
+            );
+            drop(member);
+            if journal.exists() {
+                let said = Member::launch(cluster.command(2), None).refuses();
+                assert!(said.contains("a rebuild of this member was begun"), "{said}");
+                refused += 1;
+            }
+        }
+        assert!(refused > 0, "none was killed under way");
+        let command = rebuilding(&cluster.command(2));
+        cluster.spawn_with(2, command);
+        cluster.member(2).wait_for(REBUILT);
+        assert!(!journal.exists());
+        let members = client.members().await.expect("members are listed");
+        assert_eq!(members.len(), 3, "{members:?}");
+        cluster.assert_equal().await;
+        let kv = cluster.client(2).await.get("k/050").await.expect("reads are served");
+        assert_eq!(kv.expect("it is there").value, filler(50, 100));
+        let aside = cluster.seats[2].data_dir.join("member.damaged-1/log/0000000000000000.seg");
+        assert_eq!(std::fs::metadata(aside).expect("it is kept").len(), 0, "the damaged one was moved first");
+        cluster.kill(2);
+        cluster.start_one(2);
+        cluster.put(2, "after", "x").await;
+        cluster.assert_equal().await;
+    });
+}
+
+#[test]
+fn without_a_quorum_of_the_others_nothing_is_touched() {
+    let mut cluster = Cluster::start("rebuild-alone", 3, &[]);
+    run(async {
+        cluster.put(0, "k", "v").await;
+        cluster.assert_equal().await;
+        for at in 0..3 {
+            cluster.kill(at);
+        }
+        let segment = first_segment(&cluster, 2);
+        open(&segment).set_len(0).expect("it can be cut");
+        let said = Member::launch(rebuilding(&cluster.command(2)), None).refuses();
+        assert!(said.contains("none of the other members answers"), "{said}");
+        // One of the others alone starts, but does not serve: its peers' port answers.
+        cluster.spawn(0);
+        let address = cluster.seats[0].peer;
+        eventually("it listens", PATIENCE, async || std::net::TcpStream::connect(address).ok()).await;
+        let said = Member::launch(rebuilding(&cluster.command(2)), None).refuses();
+        assert!(said.contains("quorum") || said.contains("none of the other members answers"), "{said}");
+        let data_dir = &cluster.seats[2].data_dir;
+        assert!(segment.exists() && !data_dir.join("rebuild").exists(), "nothing is touched");
+        assert!(!data_dir.join("member.damaged-1").exists());
+        // With a quorum it works.
+        cluster.spawn(1);
+        let command = rebuilding(&cluster.command(2));
+        cluster.member(1).wait_for(crate::member::READY);
+        cluster.spawn_with(2, command);
+        cluster.member(2).wait_for(REBUILT);
+        cluster.assert_equal().await;
+    });
+}
+
+#[test]
+fn one_that_serves_without_a_quorum_is_told_apart() {
+    let mut cluster = Cluster::start("rebuild-minority", 3, &[]);
+    run(async {
+        cluster.put(0, "k", "v").await;
+        cluster.assert_equal().await;
+        cluster.kill(1);
+        cluster.kill(2);
+        let said = Member::launch(rebuilding(&cluster.command(2)), None).refuses();
+        assert!(said.contains("the other members have no quorum without this one"), "{said}");
+        assert!(said.contains("--force-new-cluster"), "{said}");
+        assert!(first_segment(&cluster, 2).exists());
+    });
+}
+
+#[test]
+fn a_single_member_has_nobody_to_be_rebuilt_from() {
+    let dir = TempDir::new("rebuild-single");
+    let setup = Setup::new(dir.path());
+    setup.start().stop();
+    let said = Member::launch(rebuilding(&setup.command()), None).refuses();
+    assert!(said.contains("there is nobody to rebuild it from"), "{said}");
+    assert!(said.contains("restore the data directory from a backup"), "{said}");
+    setup.start().stop();
+}
