@@ -2,6 +2,7 @@
 
 mod lines;
 mod planted;
+mod recorded;
 mod right;
 mod script;
 mod search;
