@@ -18,7 +18,7 @@
 //!
 //! A question that cannot be decided is said to be open ([`Verdict::undecided`]), never answered.
 //!
-//! Not judged: how long anything takes; the order of leases and remaining times in answers; leases listed by a member;
+//! Not judged: how long anything takes (but for leases, if [`Settings::expire_by`] is set); the order of leases and remaining times in answers; leases listed by a member;
 //! users, members, alarms; hashes against etcd's own formula; compaction that the servers do by themselves.
 
 mod candidates;
@@ -28,6 +28,7 @@ mod findings;
 mod history;
 mod json;
 mod matching;
+mod movable;
 mod request;
 mod rules;
 mod sequence;
@@ -73,6 +74,7 @@ pub fn check(history: &History) -> Verdict {
     rules::watches::check(history, &sequence.store, &compactions, &mut by_content);
     rules::refusals::check(history, &sequence, &timeline, &mut by_content);
     rules::leases::check(history, &sequence, &timeline, &mut by_content);
+    rules::expiry::check(history, &sequence, &timeline, &mut by_content);
     rules::locks::check(history, &sequence, &mut by_content);
     verdict.figures.leases = by_content.figures.leases;
     verdict.figures.leases_expired = by_content.figures.leases_expired;

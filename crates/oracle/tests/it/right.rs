@@ -1,6 +1,6 @@
 use mainstay_oracle::check;
 
-use crate::script::{Script, Style};
+use crate::script::{SECOND, Script, Style};
 
 fn all_is_well(seed: u64, style: Style, operations: u64) {
     let mut script = Script::new(seed, style);
@@ -9,7 +9,8 @@ fn all_is_well(seed: u64, style: Style, operations: u64) {
         script.locks(3);
         script.some(20);
     }
-    let history = script.finish();
+    let mut history = script.finish();
+    history.settings.expire_by = 4 * SECOND;
     let verdict = check(&history);
     assert!(verdict.violations.is_empty(), "seed {seed}: {:#?}", &verdict.violations[..1]);
     assert!(verdict.undecided.is_empty(), "seed {seed}: {:#?}", verdict.undecided);
