@@ -13,7 +13,9 @@
 //! Invariants, and the tests that hold them (`tests/it`):
 //! * a history that a right store can give is never found fault with (`right`, over many seeds; against a search that
 //!   knows nothing of revisions, `search`);
-//! * each kind of mistake is found, under its name (`planted`);
+//! * what its store says of requests is what etcd says (`recorded`; by hand beside `store`);
+//! * each kind of mistake is found, under its name (`planted`, `expiry`);
+//! * a search that is given up blames nobody, but hides no fault in keys that it is not about (`undecided`, `right`);
 //! * what is written as lines and read again is the same history (`lines`).
 //!
 //! A question that cannot be decided is said to be open ([`Verdict::undecided`]), never answered.

@@ -30,3 +30,19 @@ fn a_right_store_is_never_blamed_where_nobody_saw_everything() {
         all_is_well(seed, style, 150);
     }
 }
+
+#[test]
+fn a_right_store_is_never_blamed_when_the_search_is_given_up() {
+    let mut open = 0;
+    for seed in 0..400 {
+        let mut script = Script::new(seed, Style { observed: false, unknown: 8, ..Style::default() });
+        script.some(100);
+        let mut history = script.finish();
+        history.settings.search_steps_max = 1 + seed % 4;
+        let verdict = check(&history);
+        assert!(verdict.violations.is_empty(), "seed {seed}: {:#?}", &verdict.violations[..1]);
+        open += u32::from(!verdict.undecided.is_empty());
+    }
+    // Otherwise it was never given up, and this says nothing.
+    assert!(open > 20, "{open}");
+}
