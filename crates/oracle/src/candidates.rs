@@ -1,26 +1,29 @@
 //! Who can have made a revision that no answer claims.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use crate::effects::{Step, steps};
-use crate::evidence::Seen;
+use crate::evidence::{Evidence, Seen};
 use crate::matching::Maker;
-use crate::store::{Change, Store};
-use crate::{History, Operation, Outcome, Request, Response};
+use crate::store::{Change, Store, within};
+use crate::{Delete, History, Operation, Outcome, Request, Response};
 
 /// Operations by what they would write.
 pub(crate) struct Candidates<'a> {
     history: &'a History,
     /// Writes with unknown outcomes.
     unknown: Vec<usize>,
+    /// Of these, puts of a value that nobody else put or kept and that was seen at some revision: they made that or
+    /// none.
+    placed: HashSet<usize>,
     /// Of these, by the key and value they put.
     puts: HashMap<(&'a [u8], &'a [u8]), Vec<usize>>,
-    /// Those that keep the value that is there.
-    keepers: Vec<usize>,
+    /// Those that keep the value that is there, by the key.
+    keepers: HashMap<&'a [u8], Vec<usize>>,
     /// Those that delete one key and nothing else, by the key.
     deletes: HashMap<&'a [u8], Vec<usize>>,
-    /// Others that delete.
-    deleters: Vec<usize>,
+    /// Others that delete, and what they delete.
+    deleters: Vec<(usize, &'a Delete)>,
     /// Every operation by the key and value it puts, whatever came of it.
     writers: HashMap<(&'a [u8], &'a [u8]), Vec<usize>>,
     /// Refused ones that delete.
@@ -33,12 +36,13 @@ pub(crate) struct Candidates<'a> {
 }
 
 impl<'a> Candidates<'a> {
-    pub fn new(history: &'a History) -> Candidates<'a> {
+    pub fn new(history: &'a History, evidence: &Evidence<'_>) -> Candidates<'a> {
         let mut candidates = Candidates {
             history,
             unknown: Vec::new(),
+            placed: HashSet::new(),
             puts: HashMap::new(),
-            keepers: Vec::new(),
+            keepers: HashMap::new(),
             deletes: HashMap::new(),
             deleters: Vec::new(),
             writers: HashMap::new(),
@@ -49,6 +53,23 @@ impl<'a> Candidates<'a> {
         };
         for (at, op) in history.operations.iter().enumerate() {
             candidates.take(at, op);
+        }
+        let seen = evidence.values();
+        let steps = history.operations.iter().flat_map(|op| steps(&op.request));
+        let kept: HashSet<&[u8]> = steps
+            .filter_map(|step| match step {
+                Step::Put(put) if put.ignore_value => Some(put.key.as_slice()),
+                _ => None,
+            })
+            .collect();
+        for at in &candidates.unknown {
+            if let Request::Put(put) = &history.operations[*at].request {
+                let what = (put.key.as_slice(), put.value.as_slice());
+                let is_only_one = candidates.writers.get(&what).is_some_and(|writers| writers.len() == 1);
+                if !kept.contains(put.key.as_slice()) && is_only_one && seen.contains(&what) {
+                    candidates.placed.insert(*at);
+                }
+            }
         }
         candidates
     }
@@ -75,7 +96,7 @@ impl<'a> Candidates<'a> {
                     self.writers.entry(what).or_default().push(at);
                     if op.is_unknown() {
                         if put.ignore_value {
-                            self.keepers.push(at);
+                            self.keepers.entry(&put.key).or_default().push(at);
                         } else {
                             self.puts.entry(what).or_default().push(at);
                         }
@@ -88,7 +109,7 @@ impl<'a> Candidates<'a> {
                     if delete.range_end.is_empty() && steps.len() == 1 {
                         self.deletes.entry(&delete.key).or_default().push(at);
                     } else {
-                        self.deleters.push(at);
+                        self.deleters.push((at, delete));
                     }
                 }
                 Step::Delete(_) => {}
@@ -98,6 +119,11 @@ impl<'a> Candidates<'a> {
         if writes && op.is_unknown() {
             self.unknown.push(at);
         }
+    }
+
+    /// Whether an operation made the one revision at which its value was seen, or none.
+    pub fn is_placed(&self, at: usize) -> bool {
+        self.placed.contains(&at)
     }
 
     /// Where an operation stands in the history.
@@ -128,18 +154,19 @@ impl<'a> Candidates<'a> {
                 for kv in variants.iter().flatten() {
                     places.extend(self.puts.get(&(&**key, kv.value.as_slice())).into_iter().flatten());
                 }
-                places.extend(&self.keepers);
+                places.extend(self.keepers.get(&**key).into_iter().flatten());
             }
             (None, Some(key)) => {
                 places.extend(self.deletes.get(&**key).into_iter().flatten());
-                places.extend(&self.deleters);
+                let takes = |delete: &Delete| within(key, &delete.key, &delete.range_end);
+                places.extend(self.deleters.iter().filter(|(_, delete)| takes(delete)).map(|(at, _)| at));
                 let lease = store.at(key, store.revision).map_or(0, |kv| kv.lease);
                 if lease != 0 {
                     makers.extend(self.lease_ends(lease));
                 }
             }
             (None, None) => {
-                places.extend(&self.unknown);
+                places.extend(self.unknown.iter().filter(|at| !self.placed.contains(at)));
                 makers.extend(store.leases_with_keys().flat_map(|lease| self.lease_ends(lease)));
             }
         }
@@ -148,6 +175,16 @@ impl<'a> Candidates<'a> {
         let called = places.into_iter().filter(|at| self.history.operations[*at].call <= by);
         makers.extend(called.map(Maker::Operation));
         makers
+    }
+
+    /// Whether a value was put that nobody ever asked to put.
+    pub fn is_strange(&self, changes: &[Change]) -> bool {
+        if !self.history.settings.unrecorded.is_empty() {
+            return false;
+        }
+        let puts = changes.iter().filter_map(|change| change.put.as_ref());
+        let mut values = puts.map(|kv| (kv.key.as_slice(), kv.value.as_slice()));
+        values.any(|what| !self.writers.contains_key(&what))
     }
 
     /// Operations of any outcome that write what is written here.

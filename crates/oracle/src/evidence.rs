@@ -1,6 +1,6 @@
 //! What clients saw of each revision's changes: in watches, and in keys and values that were read.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::rc::Rc;
 
 use crate::effects::shown;
@@ -47,6 +47,8 @@ struct Cover<'a> {
 pub(crate) struct Evidence<'a> {
     seen: HashMap<i64, Seen>,
     covers: Vec<Cover<'a>>,
+    /// From where to where watches of all keys told everything, in order and without overlap.
+    covered: Vec<(i64, i64)>,
     nothing: Seen,
 }
 
@@ -95,10 +97,16 @@ fn became(event: &Event) -> Option<Rc<KeyValue>> {
 
 impl<'a> Evidence<'a> {
     pub fn new(history: &'a History) -> Evidence<'a> {
-        let mut evidence = Evidence { seen: HashMap::new(), covers: Vec::new(), nothing: Seen::default() };
+        let mut evidence = Evidence {
+            seen: HashMap::new(),
+            covers: Vec::new(),
+            covered: Vec::new(),
+            nothing: Seen::default(),
+        };
         for watch in &history.watches {
             evidence.take_watch(watch);
         }
+        evidence.cover();
         for op in &history.operations {
             if let Some((_, response)) = op.done() {
                 shown(&op.request, response, &mut |kv| evidence.take_key(kv));
@@ -140,6 +148,18 @@ impl<'a> Evidence<'a> {
         }
     }
 
+    fn cover(&mut self) {
+        let of_all = self.covers.iter().filter(|cover| is_of_all(cover.watch));
+        let mut all: Vec<(i64, i64)> = of_all.map(|cover| (cover.from, cover.to)).collect();
+        all.sort_unstable();
+        for (from, to) in all {
+            match self.covered.last_mut() {
+                Some((_, end)) if from <= *end + 1 => *end = to.max(*end),
+                _ => self.covered.push((from, to)),
+            }
+        }
+    }
+
     fn take_key(&mut self, kv: &KeyValue) {
         let seen = self.seen.entry(kv.mod_revision).or_default();
         if seen
@@ -155,6 +175,12 @@ impl<'a> Evidence<'a> {
     /// What was seen of a revision.
     pub fn of(&self, revision: i64) -> &Seen {
         self.seen.get(&revision).unwrap_or(&self.nothing)
+    }
+
+    /// Every put that was seen, by key and value.
+    pub fn values(&self) -> HashSet<(&[u8], &[u8])> {
+        let puts = self.seen.values().flat_map(|seen| seen.keys.values().flatten().flatten());
+        puts.map(|kv| (kv.key.as_slice(), kv.value.as_slice())).collect()
     }
 
     /// The revisions of which something was seen.
@@ -178,8 +204,8 @@ impl<'a> Evidence<'a> {
 
     /// Whether a watch of everything was to tell a revision.
     pub fn is_covered(&self, revision: i64) -> bool {
-        let mut covers = self.covers.iter();
-        covers.any(|cover| is_of_all(cover.watch) && (cover.from..=cover.to).contains(&revision))
+        let before = self.covered.partition_point(|(from, _)| *from <= revision);
+        before.checked_sub(1).is_some_and(|at| revision <= self.covered[at].1)
     }
 
     /// Whether a watch should have told a change that nobody saw.

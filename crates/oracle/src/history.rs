@@ -26,6 +26,10 @@ pub struct Settings {
     /// By how much a lease may seem to end too early, in nanoseconds: what is between the clients' clock and the
     /// members' that is not proportional to time.
     pub lease_slack: u64,
+    /// How long after its time to live a lease may still have keys at the most, in nanoseconds: what the members need to
+    /// notice and to agree, while they can, and how long after its client gave up on it a renewal may still happen. 0 if
+    /// that is not to be judged.
+    pub expire_by: u64,
     /// By how much a member's clock may run faster than the clients', in millionths.
     pub clock_drift_ppm: u64,
     /// Prefixes of keys that clients write who are not recorded. Changes of such keys need no operation.

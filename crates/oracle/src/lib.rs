@@ -13,12 +13,14 @@
 //! Invariants, and the tests that hold them (`tests/it`):
 //! * a history that a right store can give is never found fault with (`right`, over many seeds; against a search that
 //!   knows nothing of revisions, `search`);
-//! * each kind of mistake is found, under its name (`planted`);
+//! * what its store says of requests is what etcd says (`recorded`; by hand beside `store`);
+//! * each kind of mistake is found, under its name (`planted`, `expiry`);
+//! * a search that is given up blames nobody, but hides no fault in keys that it is not about (`undecided`, `right`);
 //! * what is written as lines and read again is the same history (`lines`).
 //!
 //! A question that cannot be decided is said to be open ([`Verdict::undecided`]), never answered.
 //!
-//! Not judged: how long anything takes; the order of leases and remaining times in answers; leases listed by a member;
+//! Not judged: how long anything takes (but for leases, if [`Settings::expire_by`] is set); the order of leases and remaining times in answers; leases listed by a member;
 //! users, members, alarms; hashes against etcd's own formula; compaction that the servers do by themselves.
 
 mod candidates;
@@ -28,6 +30,7 @@ mod findings;
 mod history;
 mod json;
 mod matching;
+mod movable;
 mod request;
 mod rules;
 mod sequence;
@@ -73,6 +76,7 @@ pub fn check(history: &History) -> Verdict {
     rules::watches::check(history, &sequence.store, &compactions, &mut by_content);
     rules::refusals::check(history, &sequence, &timeline, &mut by_content);
     rules::leases::check(history, &sequence, &timeline, &mut by_content);
+    rules::expiry::check(history, &sequence, &timeline, &mut by_content);
     rules::locks::check(history, &sequence, &mut by_content);
     verdict.figures.leases = by_content.figures.leases;
     verdict.figures.leases_expired = by_content.figures.leases_expired;

@@ -16,6 +16,8 @@ pub(crate) enum Maker {
 #[derive(Default)]
 pub(crate) struct Matching {
     revision_of: HashMap<Maker, i64>,
+    /// The same the other way round.
+    given_to: BTreeMap<i64, Maker>,
     makers_of: BTreeMap<i64, Vec<Maker>>,
 }
 
@@ -61,20 +63,10 @@ impl Matching {
     fn shift(&mut self, free: Maker, root: i64, came_from: &HashMap<Maker, i64>) {
         let mut maker = free;
         while let Some(revision) = came_from.get(&maker) {
-            // The maker that this revision had before takes over on the way back to the root.
-            let before = self
-                .makers_of
-                .get(revision)
-                .into_iter()
-                .flatten()
-                .find(|before| **before != maker && self.revision_of.get(before) == Some(revision));
-            let before = before.copied();
             self.revision_of.insert(maker, *revision);
-            match before {
-                Some(before) if *revision != root => {
-                    self.revision_of.remove(&before);
-                    maker = before;
-                }
+            // The maker that this revision had before takes over on the way back to the root.
+            match self.given_to.insert(*revision, maker) {
+                Some(before) if *revision != root => maker = before,
                 _ => break,
             }
         }
@@ -83,7 +75,9 @@ impl Matching {
     /// Forgets a revision and all after it.
     pub fn truncate(&mut self, revision: i64) {
         self.makers_of.split_off(&revision);
-        self.revision_of.retain(|_, given| *given < revision);
+        for maker in self.given_to.split_off(&revision).into_values() {
+            self.revision_of.remove(&maker);
+        }
     }
 
     /// The revision that something made, as far as it was given one.

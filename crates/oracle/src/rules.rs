@@ -1,6 +1,7 @@
 //! The promises, one in each file.
 
 pub(crate) mod compaction;
+pub(crate) mod expiry;
 pub(crate) mod headers;
 pub(crate) mod leases;
 pub(crate) mod locks;

@@ -5,16 +5,18 @@
 //! state which one it was, only that there are enough ([`Matching`]); where they would change it differently, and
 //! nobody saw which way it went, the judge tries one after the other and goes back when an answer contradicts.
 
-use std::collections::HashMap;
+use std::cell::OnceCell;
+use std::collections::{BTreeMap, HashMap};
 
 use crate::candidates::Candidates;
 use crate::evidence::Evidence;
 use crate::findings::{brief, shorten, show};
 use crate::matching::{Maker, Matching};
+use crate::movable::Movable;
 use crate::rules::members;
 use crate::store::{Change, Effect, Store, agrees};
 use crate::timeline::Timeline;
-use crate::{History, Kind, Operation, Refusal, Request, Response, Verdict, Violation};
+use crate::{History, KeyValue, Kind, Operation, Refusal, Request, Response, Verdict, Violation};
 
 /// One way in which a revision that no answer claims can have come about.
 #[derive(Clone)]
@@ -27,6 +29,14 @@ struct Choice {
 struct Fork {
     revision: i64,
     untried: Vec<usize>,
+}
+
+/// Something that contradicts the sequence.
+struct Found {
+    revision: i64,
+    violation: Violation,
+    /// Whether it does so whatever was chosen.
+    is_certain: bool,
 }
 
 /// How far the best try came before something contradicted it.
@@ -51,8 +61,10 @@ pub(crate) struct Sequence<'a> {
     answers: HashMap<i64, Vec<usize>>,
     /// Per revision how many ways there were, where no answer claims it.
     ways: HashMap<i64, usize>,
-    /// What contradicted the sequence, with the revision.
-    found: Vec<(i64, Violation)>,
+    /// Keys whose past may depend on the choices; looked for when something contradicts.
+    movable: OnceCell<Movable<'a>>,
+    /// What contradicted the sequence.
+    found: Vec<Found>,
     steps: u64,
     /// Whether another way was left somewhere when the end was reached.
     pub is_ambiguous: bool,
@@ -71,12 +83,13 @@ impl<'a> Sequence<'a> {
             history,
             evidence,
             timeline,
-            candidates: Candidates::new(history),
+            candidates: Candidates::new(history, evidence),
             store: Store::new(),
             matching: Matching::default(),
             claims: HashMap::new(),
             answers: HashMap::new(),
             ways: HashMap::new(),
+            movable: OnceCell::new(),
             found: Vec::new(),
             steps: 0,
             is_ambiguous: false,
@@ -84,6 +97,11 @@ impl<'a> Sequence<'a> {
         sequence.claim(verdict);
         sequence.build(verdict);
         sequence
+    }
+
+    /// Keys whose past may depend on where writes with unknown outcomes are thought to have happened.
+    pub fn movable(&self) -> &Movable<'a> {
+        self.movable.get_or_init(|| Movable::new(self.history, &self.candidates))
     }
 
     /// The operation whose answer claims a revision.
@@ -160,12 +178,13 @@ impl<'a> Sequence<'a> {
             let choice = (choice < choices.len()).then(|| choices.swap_remove(choice));
             let before = self.found.len();
             self.take(revision, choice);
-            let contradicted = self.found.len() > before;
+            // What holds whatever is chosen is no reason to choose otherwise.
+            let contradicted = self.found[before..].iter().any(|found| !found.is_certain);
             if !contradicted && furthest.as_ref().is_some_and(|best| best.revision <= revision) {
                 furthest = None;
             }
-            let may_go_back = revision > settled && forks.iter().any(|fork| !fork.untried.is_empty());
-            if contradicted && may_go_back {
+            let may_go_back = || revision > settled && forks.iter().any(|fork| !fork.untried.is_empty());
+            if contradicted && may_go_back() {
                 let further = furthest.as_ref().is_none_or(|known| known.revision < revision);
                 if further {
                     furthest = Some(Furthest { revision, path: path.clone() });
@@ -200,8 +219,8 @@ impl<'a> Sequence<'a> {
         }
         verdict.figures.search_steps = self.steps;
         self.is_ambiguous = forks.iter().any(|fork| !fork.untried.is_empty()) || open_from < i64::MAX;
-        for (at, violation) in std::mem::take(&mut self.found) {
-            if at >= open_from {
+        for Found { revision, violation, is_certain } in std::mem::take(&mut self.found) {
+            if revision >= open_from && !is_certain {
                 let text = format!(
                     "the search for the place of writes with unknown outcomes was given up after {} steps; in the best \
                      order found this remains: {violation}",
@@ -223,7 +242,7 @@ impl<'a> Sequence<'a> {
             self.store.undo();
         }
         self.matching.truncate(revision);
-        self.found.retain(|(at, _)| *at < revision);
+        self.found.retain(|found| found.revision < revision);
     }
 
     /// The ways in which a revision that no answer claims can have come about.
@@ -232,6 +251,10 @@ impl<'a> Sequence<'a> {
             return Vec::new();
         }
         let seen = self.evidence.of(revision);
+        if seen.keys.is_empty() && self.evidence.is_covered(revision) {
+            // Whatever it was, somebody was to be told of it.
+            return Vec::new();
+        }
         let by = self.timeline.not_after(revision).time;
         let mut choices: Vec<Choice> = Vec::new();
         for maker in self.candidates.makers(seen, &self.store, by) {
@@ -254,7 +277,7 @@ impl<'a> Sequence<'a> {
             choices.into_iter().partition(|choice| self.evidence.allows(revision, &choice.changes));
         // What a lease's end takes away it takes away whole.
         let half = |choice: &Choice| match seen.keys.is_empty() {
-            true => !self.evidence.is_covered(revision),
+            true => true,
             false => {
                 let is_end = matches!(choice.makers[0], Maker::LeaseEnd(..));
                 !(is_end && seen.whole) && choice.changes.iter().any(|change| seen.has(change))
@@ -317,7 +340,8 @@ impl<'a> Sequence<'a> {
             Some(Ok(effect)) => effect,
             refused => {
                 let text = format!("{} was answered, but had to be refused: {refused:?}", brief(op));
-                self.found.push((revision, Violation::of(Kind::WrongAnswer, &[op], text)));
+                let is_certain = self.is_certain_of(op);
+                self.find(revision, Violation::of(Kind::WrongAnswer, &[op], text), is_certain);
                 return seen.changes();
             }
         };
@@ -329,7 +353,8 @@ impl<'a> Sequence<'a> {
         }
         let told: Vec<String> = seen.keys.keys().map(|key| show(key)).collect();
         let text = format!("{}: its revision shows keys {told:?} instead", brief(op));
-        self.found.push((revision, Violation::of(Kind::LostWrite, &[op], shorten(text))));
+        let is_certain = self.is_certain_of(op);
+        self.find(revision, Violation::of(Kind::LostWrite, &[op], shorten(text)), is_certain);
         seen.changes()
     }
 
@@ -339,7 +364,36 @@ impl<'a> Sequence<'a> {
         }
         let text = shorten(format!("{}: answered {response:?}", brief(op)));
         let text = format!("{text}; at its revision it is {}", shorten(format!("{:?}", effect.response)));
-        self.found.push((revision, Violation::of(Kind::WrongAnswer, &[op], text)));
+        let is_certain = self.is_certain_of(op) || self.differs_for_certain(op, response, &effect.response);
+        self.find(revision, Violation::of(Kind::WrongAnswer, &[op], text), is_certain);
+    }
+
+    fn find(&mut self, revision: i64, violation: Violation, is_certain: bool) {
+        self.found.push(Found { revision, violation, is_certain });
+    }
+
+    /// Whether an operation's answer is the same whatever was chosen.
+    fn is_certain_of(&self, op: &Operation) -> bool {
+        !self.movable().decides(&op.request)
+    }
+
+    /// Whether a list is wrong in a key that is the same whatever was chosen.
+    fn differs_for_certain(&self, op: &Operation, got: &Response, expected: &Response) -> bool {
+        let (Request::Range(range), Response::Range(got), Response::Range(expected)) =
+            (&op.request, got, expected)
+        else {
+            return false;
+        };
+        // What a limit cuts off depends on the other keys; and names alone may lack their lease.
+        if range.limit > 0 || range.count_only || range.keys_only {
+            return false;
+        }
+        let of = |kvs: &[KeyValue]| -> BTreeMap<Vec<u8>, KeyValue> {
+            kvs.iter().map(|kv| (kv.key.clone(), kv.clone())).collect()
+        };
+        let (got, expected) = (of(&got.kvs), of(&expected.kvs));
+        let mut keys = got.keys().chain(expected.keys());
+        keys.any(|key| got.get(key) != expected.get(key) && !self.movable().has(key))
     }
 
     /// Every answer that changed nothing follows from the state at its header's revision, be it linearizable or
@@ -347,7 +401,9 @@ impl<'a> Sequence<'a> {
     fn hold_answers(&mut self, revision: i64) {
         let history = self.history;
         for member in history.finals.iter().filter(|member| member.revision == revision) {
-            self.found.extend(members::held(member, self).map(|violation| (revision, violation)));
+            if let Some((violation, is_certain)) = members::held(member, self) {
+                self.find(revision, violation, is_certain);
+            }
         }
         for at in self.answers.get(&revision).cloned().unwrap_or_default() {
             let op = &history.operations[at];
@@ -355,7 +411,7 @@ impl<'a> Sequence<'a> {
             if let Request::Revoke { id } = op.request {
                 if self.store.has_keys(id) {
                     let text = format!("{}: keys of the lease are there after it", brief(op));
-                    self.found.push((revision, Violation::of(Kind::LeaseKeys, &[op], text)));
+                    self.find(revision, Violation::of(Kind::LeaseKeys, &[op], text), false);
                 }
                 continue;
             }
@@ -364,16 +420,19 @@ impl<'a> Sequence<'a> {
                     self.compare(revision, op, response, &effect);
                     if !effect.changes.is_empty() && agrees(&op.request, response, &effect.response) {
                         let text = format!("{}: it changed keys, but has no revision of its own", brief(op));
-                        self.found.push((revision, Violation::of(Kind::WrongAnswer, &[op], text)));
+                        let is_certain = self.is_certain_of(op);
+                        self.find(revision, Violation::of(Kind::WrongAnswer, &[op], text), is_certain);
                     }
                 }
                 Some(Err(Refusal::FutureRevision)) => {
                     let text = format!("{}: it reads a revision that was not there", brief(op));
-                    self.found.push((revision, Violation::of(Kind::FutureRevision, &[op], text)));
+                    let is_certain = self.is_certain_of(op) || matches!(op.request, Request::Range(_));
+                    self.find(revision, Violation::of(Kind::FutureRevision, &[op], text), is_certain);
                 }
                 Some(Err(refusal)) => {
                     let text = format!("{}: it had to be refused: {refusal:?}", brief(op));
-                    self.found.push((revision, Violation::of(Kind::WrongAnswer, &[op], text)));
+                    let is_certain = self.is_certain_of(op);
+                    self.find(revision, Violation::of(Kind::WrongAnswer, &[op], text), is_certain);
                 }
                 None => {}
             }
@@ -391,14 +450,15 @@ impl<'a> Sequence<'a> {
                     "revision {revision} is not there: nothing was seen of it and no write is left that made it, of {}",
                     self.timeline.last
                 );
-                self.found.push((revision, Violation::of(Kind::RevisionGap, &[], text)));
+                self.find(revision, Violation::of(Kind::RevisionGap, &[], text), false);
             }
             return Vec::new();
         }
         let changes = seen.changes();
         if !seen.keys.keys().all(|key| is_unrecorded(key)) {
             let violation = self.explain(revision, &changes);
-            self.found.push((revision, violation));
+            let is_certain = self.candidates.is_strange(&changes);
+            self.find(revision, violation, is_certain);
         }
         changes
     }

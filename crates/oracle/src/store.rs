@@ -13,6 +13,9 @@ use crate::{
     Request, Response, SortTarget, Target, Txn, TxnResult,
 };
 
+#[cfg(test)]
+mod expectations;
+
 /// What happened to one key: it was put so, or deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Change {

@@ -136,6 +136,8 @@ pub enum Kind {
     FutureRevision,
     /// A lease ended before its time.
     LeaseEarly,
+    /// A lease that nobody renewed had keys long after its time.
+    LeaseLate,
     /// A lease was alive after its end.
     LeaseRevived,
     /// The keys of a lease that ended did not go, or not together.

@@ -36,6 +36,8 @@ pub(crate) fn check(history: &History, timeline: &Timeline, verdict: &mut Verdic
 pub(crate) struct Compactions<'a> {
     /// By call.
     all: Vec<(&'a Operation, i64)>,
+    /// By call, with the highest revision that was asked for up to then.
+    by_call: Vec<(u64, i64)>,
     /// Answered ones by return, with the highest revision compacted up to then.
     by_return: Vec<(u64, i64)>,
     /// Answered ones by the revision of their header, with the highest revision compacted up to then.
@@ -61,17 +63,11 @@ impl<'a> Compactions<'a> {
         all.sort_by_key(|(op, _)| op.call);
         by_return.sort_unstable();
         by_revision.sort_unstable();
-        let mut highest = 0;
-        for (_, revision) in &mut by_return {
-            highest = highest.max(*revision);
-            *revision = highest;
-        }
-        highest = 0;
-        for (_, revision) in &mut by_revision {
-            highest = highest.max(*revision);
-            *revision = highest;
-        }
-        Compactions { all, by_return, by_revision }
+        let mut by_call: Vec<(u64, i64)> = all.iter().map(|(op, revision)| (op.call, *revision)).collect();
+        up_to(&mut by_call);
+        up_to(&mut by_return);
+        up_to(&mut by_revision);
+        Compactions { all, by_call, by_return, by_revision }
     }
 
     /// The revision up to which everything was compacted before a time, for certain; 0 for none.
@@ -88,8 +84,8 @@ impl<'a> Compactions<'a> {
 
     /// The revision up to which everything may have been compacted by a time; 0 for none.
     pub fn perhaps_by(&self, time: u64) -> i64 {
-        let called = self.all.iter().take_while(|(op, _)| op.call <= time);
-        called.map(|(_, revision)| *revision).max().unwrap_or(0)
+        let called = self.by_call.partition_point(|(call, _)| *call <= time);
+        called.checked_sub(1).map_or(0, |at| self.by_call[at].1)
     }
 
     /// Whether there may have been a compaction to just this revision by a time.
@@ -151,6 +147,15 @@ impl<'a> Compactions<'a> {
         };
         let text = format!("{}: nothing beyond {perhaps} can have been compacted", brief(op));
         verdict.add(Violation::of(Kind::CompactionLie, &[op], text));
+    }
+}
+
+/// Makes each number the highest up to it.
+fn up_to<T>(list: &mut [(T, i64)]) {
+    let mut highest = 0;
+    for (_, revision) in list {
+        highest = highest.max(*revision);
+        *revision = highest;
     }
 }
 

@@ -32,8 +32,8 @@ fn lost(member: &Final, last: Option<&Operation>, verdict: &mut Verdict) {
 }
 
 /// A member's keys are those of the store at its revision. (Asked while the sequence is built, since it may decide
-/// which of several ways was taken.)
-pub(crate) fn held(member: &Final, sequence: &Sequence<'_>) -> Option<Violation> {
+/// which of several ways was taken: also says whether it differs whichever was.)
+pub(crate) fn held(member: &Final, sequence: &Sequence<'_>) -> Option<(Violation, bool)> {
     let dump = member.dump.as_ref()?;
     let expected = sequence.store.list(&[0], &[0], member.revision);
     let expected: BTreeMap<&[u8], &Rc<KeyValue>> =
@@ -55,7 +55,8 @@ pub(crate) fn held(member: &Final, sequence: &Sequence<'_>) -> Option<Violation>
         got.get(first),
         expected.get(first)
     );
-    Some(Violation::of(Kind::FinalState, &operations, text))
+    let is_certain = differing.iter().any(|key| !sequence.movable().has(key));
+    Some((Violation::of(Kind::FinalState, &operations, text), is_certain))
 }
 
 /// The compact revision that a member names is one that somebody asked for, and not below the last one answered.

@@ -11,6 +11,7 @@ fn a_history_survives_being_written_and_read() {
         let mut history = script.finish();
         history.settings.unrecorded = vec![b"\xff\x00raw".to_vec(), b"hex:looks like it".to_vec()];
         history.settings.lease_slack = 17;
+        history.settings.expire_by = 18;
         history.finals.push(Final { member: 9, revision: 1, dump: Some(Vec::new()), hash: None });
         history.finals.push(Final { member: 10, revision: 1, dump: None, hash: Some((u32::MAX, 1, -1)) });
         history.notes.push(Note { at: 5, text: "member 2 was killed \"hard\"\n".to_owned() });

@@ -1,0 +1,123 @@
+//! Which keys may have another past, depending on where writes with unknown outcomes are thought to have happened.
+//!
+//! What contradicts the past of any other key contradicts it in every order, so there is no sense in looking for a
+//! better one, and no doubt about the fault.
+
+use std::collections::BTreeSet;
+use std::ops::Bound;
+
+use crate::candidates::Candidates;
+use crate::effects::{Step, steps};
+use crate::store::within;
+use crate::{Action, Compare, History, Operation, Outcome, Put, Request, Txn};
+
+/// Keys whose past is not known for certain.
+pub(crate) struct Movable<'a> {
+    keys: BTreeSet<&'a [u8]>,
+    /// Those that deletions of ranges may have taken.
+    ranges: BTreeSet<(&'a [u8], &'a [u8])>,
+    prefixes: &'a [Vec<u8>],
+}
+
+impl<'a> Movable<'a> {
+    pub fn new(history: &'a History, candidates: &Candidates<'_>) -> Movable<'a> {
+        let (keys, ranges) = (BTreeSet::new(), BTreeSet::new());
+        let mut movable = Movable { keys, ranges, prefixes: &history.settings.unrecorded };
+        for (at, op) in history.operations.iter().enumerate() {
+            if op.is_unknown() && !candidates.is_placed(at) {
+                movable.take_writes(&op.request);
+            }
+            for step in steps(&op.request) {
+                if let Step::Put(put) = step
+                    && put.lease != 0
+                {
+                    // A lease may end at any time.
+                    movable.keys.insert(&put.key);
+                }
+            }
+        }
+        movable.follow(history);
+        movable
+    }
+
+    /// Whatever a transaction writes that compares such keys, or is refused without them, is such a key.
+    fn follow(&mut self, history: &'a History) {
+        const ROUNDS_MAX: usize = 20;
+        let is_made = |op: &&Operation| !matches!(op.outcome, Outcome::Refused(_));
+        for _ in 0..ROUNDS_MAX {
+            let before = (self.keys.len(), self.ranges.len());
+            for op in history.operations.iter().filter(is_made) {
+                if let Request::Txn(txn) = &op.request
+                    && self.decides_writes(txn)
+                {
+                    self.take_writes(&op.request);
+                }
+            }
+            if before == (self.keys.len(), self.ranges.len()) {
+                return;
+            }
+        }
+        // A long chain of these: then nothing is certain.
+        self.ranges.insert((&[], &[0]));
+    }
+
+    /// Whether it may depend on such keys what a transaction writes to others.
+    fn decides_writes(&self, txn: &Txn) -> bool {
+        let (mut compares, mut keepers) = (Vec::new(), Vec::new());
+        conditions(txn, &mut compares, &mut keepers);
+        compares.iter().any(|compare| self.touches(&compare.key, &compare.range_end))
+            || keepers.iter().any(|put| self.has(&put.key))
+    }
+
+    fn take_writes(&mut self, request: &'a Request) {
+        for step in steps(request) {
+            match step {
+                Step::Range(_) => {}
+                Step::Put(put) => drop(self.keys.insert(&put.key)),
+                Step::Delete(delete) if delete.range_end.is_empty() => drop(self.keys.insert(&delete.key)),
+                Step::Delete(delete) => drop(self.ranges.insert((&delete.key, &delete.range_end))),
+            }
+        }
+    }
+
+    /// Whether a key is one.
+    pub fn has(&self, key: &[u8]) -> bool {
+        self.keys.contains(key)
+            || self.ranges.iter().any(|(start, end)| within(key, start, end))
+            || self.prefixes.iter().any(|prefix| key.starts_with(prefix))
+    }
+
+    /// Whether one may be in a range as requests name it.
+    fn touches(&self, start: &[u8], end: &[u8]) -> bool {
+        if end.is_empty() {
+            return self.has(start);
+        }
+        let mut keys = self.keys.range::<[u8], _>((Bound::Included(start), Bound::Unbounded));
+        keys.next().is_some_and(|key| within(key, start, end))
+            || self.ranges.iter().any(|(from, to)| within(from, start, end) || within(start, from, to))
+            || !self.prefixes.is_empty()
+    }
+
+    /// Whether what an operation does and is answered may depend on such keys.
+    pub fn decides(&self, request: &Request) -> bool {
+        let by_branch = matches!(request, Request::Txn(txn) if self.decides_writes(txn));
+        by_branch
+            || steps(request).iter().any(|step| match step {
+                Step::Range(range) => self.touches(&range.key, &range.range_end),
+                Step::Put(put) => self.has(&put.key),
+                Step::Delete(delete) => self.touches(&delete.key, &delete.range_end),
+            })
+    }
+}
+
+/// All comparisons of a transaction and those within it, and all puts that need their key to be there.
+fn conditions<'a>(txn: &'a Txn, compares: &mut Vec<&'a Compare>, keepers: &mut Vec<&'a Put>) {
+    compares.extend(&txn.compare);
+    for action in txn.success.iter().chain(&txn.failure) {
+        match action {
+            Action::Put(put) if put.ignore_value || put.ignore_lease => keepers.push(put),
+            Action::Txn(inner) => conditions(inner, compares, keepers),
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,98 @@
+use std::collections::{BTreeMap, HashMap};
+
+use crate::findings::brief;
+use crate::sequence::Sequence;
+use crate::timeline::{Timeline, Witness};
+use crate::{History, Kind, Operation, Outcome, Request, Response, Verdict, Violation};
+
+/// A lease that nobody renews ends, and takes its keys with it, at the latest [`crate::Settings::expire_by`] after its
+/// time to live; asked only if that is set.
+///
+/// Its time begins with its grant, with every renewal that may have happened, counted from when the client had its
+/// answer or gave up, and anew with every leader (etcd: a new leader extends all leases). Of leaders is known when an
+/// answer first had their term. That its keys were still there is known from the last call of an operation that was
+/// answered from a state that had them; serializable reads say nothing.
+pub(crate) fn check(history: &History, sequence: &Sequence<'_>, timeline: &Timeline, verdict: &mut Verdict) {
+    if history.settings.expire_by == 0 {
+        return;
+    }
+    let expiry = Expiry::new(history, timeline);
+    let mut lease_of: HashMap<&[u8], i64> = HashMap::new();
+    let mut keys: BTreeMap<i64, usize> = BTreeMap::new();
+    for revision in 2..=sequence.store.revision {
+        for change in sequence.store.changes(revision) {
+            let lease = change.put.as_ref().map_or(0, |kv| kv.lease);
+            if lease != 0 {
+                *keys.entry(lease).or_default() += 1;
+            }
+            let before = lease_of.insert(&change.key, lease).unwrap_or(0);
+            if let Some(left) = keys.get_mut(&before) {
+                *left -= 1;
+                if *left == 0 {
+                    keys.remove(&before);
+                    expiry.judge(before, revision, verdict);
+                }
+            }
+        }
+    }
+    for lease in keys.into_keys() {
+        expiry.judge(lease, sequence.store.revision + 1, verdict);
+    }
+}
+
+/// What is known of the times of leases.
+struct Expiry<'a> {
+    history: &'a History,
+    timeline: &'a Timeline,
+    /// Per lease the time to live in seconds, and all that may have begun it: call and return.
+    begun: BTreeMap<i64, (i64, Vec<(u64, u64)>)>,
+    /// When an answer first had a term.
+    terms: BTreeMap<u64, u64>,
+}
+
+impl<'a> Expiry<'a> {
+    fn new(history: &'a History, timeline: &'a Timeline) -> Expiry<'a> {
+        let mut expiry = Expiry { history, timeline, begun: BTreeMap::new(), terms: BTreeMap::new() };
+        for op in &history.operations {
+            let (id, ttl) = match (&op.request, &op.outcome) {
+                (_, Outcome::Done(_, Response::Granted { id, ttl })) => (*id, *ttl),
+                (Request::KeepAlive { id }, Outcome::Done(_, Response::Renewed { ttl })) => (*id, *ttl),
+                (Request::KeepAlive { id } | Request::Grant { id, .. }, Outcome::Unknown(_)) => (*id, 0),
+                _ => (0, 0),
+            };
+            if id != 0 {
+                let (longest, times) = expiry.begun.entry(id).or_default();
+                *longest = ttl.max(*longest);
+                times.push((op.call, op.returned));
+            }
+            if let Some((header, _)) = op.done().filter(|(header, _)| header.term > 0) {
+                let first = expiry.terms.entry(header.term).or_insert(op.returned);
+                *first = op.returned.min(*first);
+            }
+        }
+        expiry
+    }
+
+    /// A lease had keys up to just before a revision.
+    fn judge(&self, lease: i64, revision: i64, verdict: &mut Verdict) {
+        let Some(Witness::Operation(at)) = self.timeline.not_before(revision).witness else { return };
+        let op: &Operation = &self.history.operations[at];
+        let term = op.done().map_or(0, |(header, _)| header.term);
+        // Nothing is known of a time to live that nobody was told.
+        let Some((ttl @ 1.., times)) = self.begun.get(&lease) else { return };
+        let before = times.iter().filter(|(call, _)| *call <= op.returned);
+        let renewed = before.map(|(_, returned)| *returned).max().unwrap_or(0);
+        let led = if term == 0 { None } else { self.terms.range(term..).map(|(_, first)| *first).min() };
+        let begun = renewed.max(led.unwrap_or(0));
+        let ttl_ns = ttl.unsigned_abs().saturating_mul(1_000_000_000);
+        let until = begun.saturating_add(ttl_ns).saturating_add(self.history.settings.expire_by);
+        if op.call > until {
+            let text = format!(
+                "lease {lease} of {ttl} s had its time for the last time at {begun} and was to be gone by {until}, but \
+                 still had keys just before revision {revision}, later than {}",
+                brief(op)
+            );
+            verdict.add(Violation::of(Kind::LeaseLate, &[op], text));
+        }
+    }
+}
