@@ -80,7 +80,14 @@ impl Services {
         let request: MemberAddRequest = decode(message)?;
         let peer_urls = peer_urls(&request.peer_urls)?;
         let now = i64::try_from(self.shared.clock.unix_seconds()).unwrap_or(i64::MAX);
-        let id = identity::added_member_id(&peer_urls, now);
+        let mut id = identity::added_member_id(&peer_urls, now);
+        // Added, removed and added again within a second: an id that was removed never comes back.
+        let state = self.state();
+        for later in 1..=i64::try_from(state.members.removed.len()).unwrap_or(i64::MAX) {
+            if state.members.removed.contains(&id) {
+                id = identity::added_member_id(&peer_urls, now.saturating_add(later));
+            }
+        }
         let member = Member { id, peer_urls, is_learner: request.is_learner, ..Member::default() };
         let added = message_of(&member);
         self.change_members(MemberChange::Add(member), "MemberAdd", |header, state| {
