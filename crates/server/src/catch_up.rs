@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
 use consensus::{Entry, EntryKind, Fetch};
+use log::ReadError;
 
 use crate::core::Ask;
 use crate::shared::Shared;
@@ -20,11 +21,13 @@ pub fn run(shared: &Arc<Shared>, entries: &log::Entries, fetches: &Receiver<Fetc
 
 /// Carries out one.
 pub fn carry_out(shared: &Shared, entries: &log::Entries, fetch: Fetch) {
-    // Whatever the reason is that they cannot be read, the follower is asked again what it needs, and gets a snapshot if
-    // the log has let them go.
-    let read = entries.read(fetch.first, fetch.last, fetch.bytes_max).unwrap_or_default();
-    let entries = read.into_iter().map(entry_of).collect();
-    shared.core.send(Ask::Fetched(fetch, entries));
+    let read = match entries.read(fetch.first, fetch.last, fetch.bytes_max) {
+        Ok(entries) => Ok(entries.into_iter().map(entry_of).collect()),
+        // The log has let them go meanwhile: the follower is asked again what it needs.
+        Err(ReadError::Moved | ReadError::Unavailable) => Ok(Vec::new()),
+        Err(error) => Err(error.to_string()),
+    };
+    shared.core.send(Ask::Fetched(fetch, read));
 }
 
 /// The log's entry as raft knows it.

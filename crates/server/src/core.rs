@@ -108,7 +108,7 @@ pub enum Ask {
     /// Values of a snapshot that is being received, to be written to the log.
     Place(Vec<log::Value>, oneshot::Sender<Vec<(log::ValueId, log::Location)>>),
     /// Entries that a follower needs and that had left memory; none if they could not be read.
-    Fetched(Fetch, Vec<Entry>),
+    Fetched(Fetch, Result<Vec<Entry>, String>),
     /// The hashes of the state after the entries from this one on.
     StateTrail(Ticket, u64),
     /// Another member says that this one was removed.

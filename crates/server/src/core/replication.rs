@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use api::error;
 use api::raftpb::{self, MessageType};
-use consensus::{Event, Fetch, Role, Standing};
+use consensus::{Entry, Event, Fetch, Role, Standing};
 use log::Space;
 
 use super::run::Core;
@@ -79,6 +79,24 @@ impl Core {
                 | std::sync::mpsc::TrySendError::Disconnected(fetch),
             ) => self.step(Event::Fetched { fetch, entries: Vec::new() }),
         }
+    }
+
+    /// Entries were read for a follower, or could not be. What the disk has damaged is as good as let go: from here on
+    /// followers that need it get a snapshot.
+    pub(super) fn fetched(&mut self, fetch: Fetch, read: Result<Vec<Entry>, String>) -> Result<(), String> {
+        let entries = match read {
+            Ok(entries) => entries,
+            Err(why) => {
+                self.logger.error(
+                    "cannot read old entries for a follower, which gets a snapshot instead; rebuild this member from \
+                     the others with `mainstay rebuild`",
+                    &[("follower", Value::Id(fetch.to)), ("error", Value::Str(&why))],
+                );
+                self.step(Event::Discarded(fetch.last))?;
+                Vec::new()
+            }
+        };
+        self.step(Event::Fetched { fetch, entries })
     }
 
     /// Lets entries leave memory: a single member needs none, others keep the newest for followers that lag.

@@ -406,7 +406,7 @@ impl Core {
             Ask::SnapshotReceived(received) => self.snapshot_received(received, now)?,
             Ask::SnapshotGivenUp => self.end_install(),
             Ask::Place(values, done) => self.place(values, done, now),
-            Ask::Fetched(fetch, entries) => self.step(Event::Fetched { fetch, entries })?,
+            Ask::Fetched(fetch, read) => self.fetched(fetch, read)?,
             Ask::StateTrail(ticket, from) => {
                 let trail = self.machine.state_trail(from);
                 self.reply(ticket, ReplyBody::StateTrail(trail));

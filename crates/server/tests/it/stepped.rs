@@ -269,6 +269,38 @@ fn three_members_elect_replicate_and_send_snapshots() {
 }
 
 #[test]
+fn a_follower_gets_a_snapshot_where_the_leaders_old_entries_are_damaged() {
+    let mut world = World::started(3, 11, &["--snapshot-count=100000", "--snapshot-catchup-entries=20"]);
+    let leader = world.leader().expect("somebody leads");
+    let lagging = (leader + 1) % 3;
+    world.cut(lagging, true);
+    world.put(leader, "b0", b"a value that the disk will damage").expect("two of three are enough");
+    for n in 0..100 {
+        world.put(leader, &format!("b{}", n % 5), &[n as u8; 100]).expect("two of three are enough");
+    }
+    // Nobody reads that value any more, but whoever needs the entry that it came with.
+    let revision = world.member(leader).probe().revision;
+    let compaction = CompactionRequest { revision, physical: true };
+    let _: CompactionResponse =
+        world.call(leader, "/etcdserverpb.KV/Compact", &compaction).expect("compacts");
+    let disk = world.places[leader].disk.clone();
+    let damaged = disk.files().into_iter().any(|(path, _)| {
+        let bytes = disk.contents(&path).expect("is there");
+        let at = bytes.windows(10).position(|window| window == b"a value th");
+        at.is_some_and(|at| disk.flip_bit(&path, at as u64, 3).is_ok())
+    });
+    assert!(damaged, "the value lies in some file");
+    world.cut(lagging, false);
+    world.until("it has all the same", |world| {
+        world.member(lagging).probe().applied == world.member(leader).probe().applied
+    });
+    assert_eq!(world.get(lagging, "b4"), Some(vec![99; 100]));
+    let trace = world.post.lock().expect("nobody panicked").trace.concat();
+    assert!(trace.contains("cannot read old entries for a follower"), "it was noticed");
+    assert!(trace.contains("installed a snapshot"));
+}
+
+#[test]
 fn a_learner_joins_and_gets_a_vote() {
     let mut world = World::started(1, 5, &[]);
     world.put(0, "k", b"v").expect("is taken");
