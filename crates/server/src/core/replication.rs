@@ -41,7 +41,18 @@ impl Core {
     /// What raft cannot take is dropped, as if it had been lost on the way: it is sent again if it matters.
     pub(super) fn step_received(&mut self, message: raftpb::Message) {
         let (kind, from) = (message.r#type.unwrap_or(0), message.from.unwrap_or(0));
+        let commit = message.commit.unwrap_or(0);
         if let Err(why) = self.node.step(Event::Received(message)) {
+            let last = self.node.standing().last;
+            if kind == MessageType::MsgHeartbeat as i32 && commit > last {
+                // Only what this member has acknowledged is committed to it by a heartbeat.
+                self.logger.error(
+                    "this member's log has lost entries that it had acknowledged: rebuild it from the others with \
+                     `mainstay rebuild`",
+                    &[("leader", Value::Id(from)), ("acknowledged", Value::Uint(commit)), ("last", Value::Uint(last))],
+                );
+                return;
+            }
             self.logger.debug(
                 "dropped a message",
                 &[
