@@ -1,0 +1,8 @@
+//! etcd's formats from outside: against files that real etcd made, against damage, and, where it is installed, against
+//! real etcd itself.
+
+mod bolt;
+mod etcd;
+mod kit;
+mod server;
+mod temp_dir;
