@@ -49,6 +49,10 @@ pub fn open<S: Source>(source: S) -> Result<(Backend<S>, Parts), Error> {
     let parts = Parts::of_size(bytes);
     if parts.has_digest {
         verify(&source, parts.database_bytes)?;
+    } else if bytes % ALIGN_BYTES != 0 {
+        let what =
+            "the snapshot is cut off: it has neither the size of a database nor that of one with a digest";
+        return Err(Error::damaged(bytes, what));
     }
     Ok((Backend::new(Bolt::open(source, parts.database_bytes)?)?, parts))
 }

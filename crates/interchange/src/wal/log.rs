@@ -116,6 +116,9 @@ impl Wal {
         let metadata = api::etcdserverpb::Metadata::decode(metadata.as_slice())
             .map_err(|_| Error::damaged(0, "the log says something strange about whose it is"))?;
         scan.snapshots.retain(|snapshot| snapshot.index <= scan.hard_state.commit);
+        if scan.entries.is_empty() {
+            scan.first = 1 + scan.snapshots.iter().map(|snapshot| snapshot.index).max().unwrap_or_default();
+        }
         Ok(Wal {
             files,
             identity: Identity { member_id: metadata.node_id(), cluster_id: metadata.cluster_id() },
@@ -127,7 +130,7 @@ impl Wal {
         })
     }
 
-    /// The index of the first entry; one above [`Wal::last`] if there is none.
+    /// The index of the first entry, or of the one that comes next if there is none; it is one above [`Wal::last`] then.
     pub fn first(&self) -> u64 {
         self.first
     }
@@ -311,7 +314,8 @@ fn hard_state(data: &[u8]) -> Option<HardState> {
 
 fn snapshot(data: &[u8]) -> Option<SnapshotMark> {
     let snapshot = api::walpb::Snapshot::decode(data).ok()?;
-    Some(SnapshotMark {
+    // As with entries, so that counting goes well.
+    (snapshot.index() < u64::MAX).then(|| SnapshotMark {
         index: snapshot.index(),
         term: snapshot.term(),
         conf_state: snapshot.conf_state.as_ref().map(ConfState::from),

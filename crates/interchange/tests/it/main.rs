@@ -2,7 +2,10 @@
 //! real etcd itself.
 
 mod bolt;
+mod damage;
 mod etcd;
+mod golden;
 mod kit;
 mod server;
 mod temp_dir;
+mod wal;

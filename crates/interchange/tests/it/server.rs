@@ -62,7 +62,7 @@ impl Programs {
 pub struct Etcd {
     child: Child,
     pub client: String,
-    release: &'static str,
+    pub release: &'static str,
     token: Option<String>,
     user: Option<String>,
 }
@@ -89,15 +89,13 @@ impl Etcd {
             .expect("etcd starts");
         let mut etcd = Etcd { child, client, release, token: None, user: None };
         let deadline = Instant::now() + Duration::from_secs(60);
-        while etcd
-            .try_call("/v3/maintenance/status", &json!({}))
-            .is_none_or(|status| status.get("leader").is_none())
-        {
+        while etcd.exchange("GET", "/health", "").is_none_or(|health| health["health"] != "true") {
             if let Ok(Some(status)) = etcd.child.try_wait() {
                 panic!("etcd-{release} on {} ended: {status}", dir.display());
             }
             assert!(Instant::now() < deadline, "etcd-{release} on {} does not answer", dir.display());
-            std::thread::yield_now();
+            // Between two looks; the condition decides.
+            std::thread::sleep(Duration::from_millis(20));
         }
         etcd
     }
@@ -110,13 +108,18 @@ impl Etcd {
 
     /// The answer, if there is any.
     pub fn try_call(&self, path: &str, request: &Value) -> Option<Value> {
-        let body = request.to_string();
+        self.exchange("POST", path, &request.to_string())
+    }
+
+    fn exchange(&self, method: &str, path: &str, body: &str) -> Option<Value> {
         let mut stream = TcpStream::connect(&self.client).ok()?;
         stream.set_read_timeout(Some(Duration::from_secs(60))).ok()?;
         let token = self.token.as_ref().map(|t| format!("Authorization: {t}\r\n")).unwrap_or_default();
         // Version 1.0, so that nothing comes in chunks.
-        let head =
-            format!("POST {path} HTTP/1.0\r\nHost: etcd\r\n{token}Content-Length: {}\r\n\r\n", body.len());
+        let head = format!(
+            "{method} {path} HTTP/1.0\r\nHost: etcd\r\n{token}Content-Length: {}\r\n\r\n",
+            body.len()
+        );
         stream.write_all(head.as_bytes()).ok()?;
         stream.write_all(body.as_bytes()).ok()?;
         let mut answer = String::new();

@@ -1,6 +1,6 @@
 //! A directory that goes away with its test.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 pub struct TempDir(PathBuf);
@@ -14,10 +14,6 @@ impl TempDir {
         let path = std::env::temp_dir().join(name);
         std::fs::create_dir_all(&path).expect("a directory");
         TempDir(path)
-    }
-
-    pub fn path(&self) -> &Path {
-        &self.0
     }
 
     pub fn join(&self, name: &str) -> PathBuf {
