@@ -17,7 +17,7 @@ use std::path::Path;
 
 use disk::RealDisk;
 use mainstay_interchange::backend::{Backend, BackendWriter, Copy, Release};
-use mainstay_interchange::bolt::{Bolt, Bucket, Cursor};
+use mainstay_interchange::bolt::{Bolt, Cursor};
 use mainstay_interchange::wal::Identity;
 use mainstay_interchange::{Command, DataDir, NewDataDir, NewMember, Source, Status, hash_kv, snapshot};
 
@@ -70,7 +70,6 @@ fn dump(path: &str, bolt: &Bolt<File>, mut cursor: Cursor<'_, File>) -> Result<(
             Some(bucket) => {
                 let name = String::from_utf8_lossy(item.key);
                 let path = if path.is_empty() { name.into_owned() } else { format!("{path}/{name}") };
-                let _: &Bucket = &bucket;
                 dump(&path, bolt, bolt.walk(&bucket))?;
             }
             None => {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 
 /// A minor release of etcd, by what it writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -90,17 +90,17 @@ impl Meta {
 }
 
 impl ConfState {
-    pub(crate) fn to_json(&self, release: Release) -> String {
-        let mut object = Map::new();
+    /// The JSON of the bucket `meta`, byte by byte as etcd has it.
+    pub(crate) fn to_json(&self) -> String {
+        let mut text = "{".to_owned();
         for (name, ids) in [("voters", &self.voters), ("learners", &self.learners)] {
             if !ids.is_empty() {
-                object.insert(name.to_owned(), ids.clone().into());
+                let ids: Vec<String> = ids.iter().map(u64::to_string).collect();
+                text.push_str(&format!("\"{name}\":[{}],", ids.join(",")));
             }
         }
-        if release < Release::V3_7 {
-            object.insert("auto_leave".to_owned(), false.into());
-        }
-        Value::Object(object).to_string()
+        text.push_str("\"auto_leave\":false}");
+        text
     }
 
     pub(crate) fn from_json(text: &[u8]) -> Result<ConfState, String> {
@@ -141,21 +141,20 @@ impl From<&ConfState> for api::raftpb::ConfState {
 }
 
 impl Member {
-    /// The JSON of the bucket `members`.
+    /// The JSON of the bucket `members`, byte by byte as etcd has it.
     pub(crate) fn to_json(&self) -> String {
-        let mut object = json!({ "id": self.id, "peerURLs": self.peer_urls });
-        if let Value::Object(fields) = &mut object {
-            if self.is_learner {
-                fields.insert("isLearner".to_owned(), true.into());
-            }
-            if !self.name.is_empty() {
-                fields.insert("name".to_owned(), self.name.as_str().into());
-            }
-            if !self.client_urls.is_empty() {
-                fields.insert("clientURLs".to_owned(), self.client_urls.clone().into());
-            }
+        let mut text = format!("{{\"id\":{},\"peerURLs\":{}", self.id, json_list(&self.peer_urls));
+        if self.is_learner {
+            text.push_str(",\"isLearner\":true");
         }
-        object.to_string()
+        if !self.name.is_empty() {
+            text.push_str(&format!(",\"name\":{}", json_string(&self.name)));
+        }
+        if !self.client_urls.is_empty() {
+            text.push_str(&format!(",\"clientURLs\":{}", json_list(&self.client_urls)));
+        }
+        text.push('}');
+        text
     }
 
     pub(crate) fn from_json(text: &[u8]) -> Result<Member, String> {
@@ -177,6 +176,30 @@ impl Member {
             client_urls: urls("clientURLs")?,
         })
     }
+}
+
+/// A text as Go writes it: fit for HTML too.
+fn json_string(text: &str) -> String {
+    let mut json = Value::from(text).to_string();
+    for (plain, escaped) in [
+        ("<", "\\u003c"),
+        (">", "\\u003e"),
+        ("&", "\\u0026"),
+        ("\u{2028}", "\\u2028"),
+        ("\u{2029}", "\\u2029"),
+    ] {
+        json = json.replace(plain, escaped);
+    }
+    json
+}
+
+/// Go's empty list is null.
+fn json_list(texts: &[String]) -> String {
+    if texts.is_empty() {
+        return "null".to_owned();
+    }
+    let texts: Vec<String> = texts.iter().map(|text| json_string(text)).collect();
+    format!("[{}]", texts.join(","))
 }
 
 impl Membership {
@@ -212,5 +235,35 @@ impl Release {
             Release::V3_6 => Some("3.6.0"),
             Release::V3_7 => Some("3.7.0"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_is_what_etcd_writes() {
+        let full = Member {
+            id: 10_276_657_743_932_975_437,
+            peer_urls: vec!["http://a:2380".to_owned(), "http://b:2380?x=1&y=2".to_owned()],
+            is_learner: true,
+            name: "<\"ä\">".to_owned(),
+            client_urls: vec!["unix://c".to_owned()],
+        };
+        let text = r#"{"id":10276657743932975437,"peerURLs":["http://a:2380","http://b:2380?x=1\u0026y=2"],"isLearner":true,"name":"\u003c\"ä\"\u003e","clientURLs":["unix://c"]}"#;
+        assert_eq!(full.to_json(), text);
+        assert_eq!(Member::from_json(text.as_bytes()), Ok(full));
+        let bare = Member { id: 1, ..Member::default() };
+        assert_eq!(bare.to_json(), r#"{"id":1,"peerURLs":null}"#);
+        assert_eq!(Member::from_json(bare.to_json().as_bytes()), Ok(bare));
+        assert!(Member::from_json(b"[]").is_err() && Member::from_json(br#"{"id":-1}"#).is_err());
+        let state = ConfState { voters: vec![1, u64::MAX], learners: vec![7] };
+        assert_eq!(
+            state.to_json(),
+            r#"{"voters":[1,18446744073709551615],"learners":[7],"auto_leave":false}"#
+        );
+        assert_eq!(ConfState::from_json(state.to_json().as_bytes()), Ok(state));
+        assert!(ConfState::from_json(br#"{"voters_outgoing":[1]}"#).is_err());
     }
 }

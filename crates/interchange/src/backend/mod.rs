@@ -24,7 +24,7 @@
 //! ```
 //!
 //! Numbers are big-endian; KeyValue and the like are protobuf messages. Before 3.5 a member writes the number of its
-//! raft entry only (no term); 3.7 leaves `auto_leave` out when it is false.
+//! raft entry only (no term). Where `authEnabled` is missing it is 0.
 
 mod change;
 mod content;

@@ -235,7 +235,7 @@ impl<P: Pairs> State<P> {
         let storage_version = self.release.storage_version().and(meta.storage_version.as_ref());
         self.bucket(name::META)?;
         for (key, value) in [
-            ("confState", conf_state.map(|c| c.to_json(self.release).into_bytes())),
+            ("confState", conf_state.map(|c| c.to_json().into_bytes())),
             ("consistent_index", Some(meta.consistent_index.to_be_bytes().to_vec())),
             ("finishedCompactRev", revision(meta.finished_compact_revision)),
             ("scheduledCompactRev", revision(meta.scheduled_compact_revision)),
@@ -281,8 +281,8 @@ impl<P: Pairs> State<P> {
 
     fn auth(&mut self, auth: &Auth) -> Result<(), WriteError> {
         self.bucket(name::AUTH)?;
-        if auth.enabled || auth.revision > 0 {
-            self.pairs.pair(b"authEnabled", &[&[u8::from(auth.enabled)]])?;
+        if auth.enabled {
+            self.pairs.pair(b"authEnabled", &[&[1]])?;
         }
         if auth.revision > 0 {
             self.pairs.pair(b"authRevision", &[&auth.revision.to_be_bytes()])?;

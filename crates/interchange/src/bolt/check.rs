@@ -1,7 +1,6 @@
 //! The check of a whole database, as bbolt's own check does it.
 
-use crate::bolt::cursor::Cursor;
-use crate::bolt::database::{Bolt, Bucket};
+use crate::bolt::database::Bolt;
 use crate::bolt::format::{COUNT_ELSEWHERE, FREELIST, PAGE_HEADER_BYTES, u16_at, u64_at};
 use crate::error::Error;
 use crate::source::Source;
@@ -52,7 +51,7 @@ impl<S: Source> Bolt<S> {
                     if nested.len() > NESTING_MAX {
                         return Err(Error::page(page, offset, "buckets are nested deeper than etcd's are"));
                     }
-                    nested.push(self.below(&bucket));
+                    nested.push(self.walk(&bucket));
                 }
             }
         }
@@ -62,10 +61,6 @@ impl<S: Source> Bolt<S> {
         }
         checked.used_pages = meta.high_water - checked.free_pages;
         Ok(checked)
-    }
-
-    fn below(&self, bucket: &Bucket) -> Cursor<'_, S> {
-        self.walk(bucket)
     }
 
     /// Takes the pages of the free list; gives how many are free.

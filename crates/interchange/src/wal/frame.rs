@@ -51,7 +51,7 @@ impl<'a, S: Source> Frames<'a, S> {
         Frames { source, len, at: 0, crc, is_last, window: Window::default() }
     }
 
-    /// Goes on at a frame that was read before, and does not look at checksums any more.
+    /// Where the next frame stands, or the end.
     pub fn at(&self) -> u64 {
         self.at
     }

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use disk::{Disk as _, MemDisk};
+use disk::{Disk as _, Fault, MemDisk};
 use mainstay_interchange::backend::BackendLayout;
 use mainstay_interchange::backend::{ConfState, Member, Membership, Release};
 use mainstay_interchange::wal::{HardState, Identity, SegmentStart, SnapshotMark, Wal, segment};
-use mainstay_interchange::{DataDir, NewDataDir, NewMember};
+use mainstay_interchange::{DataDir, NewDataDir, NewMember, WriteError};
 use prost::Message as _;
 
 const DIR: &str = "/d/member/wal";
@@ -185,43 +185,66 @@ fn a_first_file_comes_back() {
     assert_eq!(terms(&wal), []);
 }
 
-/// A directory for the only member; `then` writes to the end of its log.
-fn new_dir(then: impl FnOnce(&mut Log)) -> MemDisk {
-    let disk = MemDisk::new(1);
+/// Makes a directory for the only member.
+fn make(disk: &MemDisk) -> Result<(), WriteError> {
     let id = identity();
     let member = NewMember { identity: id, index: 9, term: 4, release: Release::V3_6 };
     let only = Member { id: id.member_id, name: "m".to_owned(), ..Member::default() };
     let membership = Membership { members: vec![only], ..Membership::default() };
-    let new = NewDataDir::begin(&disk, Path::new("/d"), member.clone()).expect("begins");
+    let new = NewDataDir::begin(disk, Path::new("/d"), member)?;
     let mut layout = BackendLayout::new(Release::V3_6);
-    layout.meta(&new.meta(None)).expect("fits");
-    layout.membership(&membership).expect("fits");
-    let mut database = new.database(layout.finish().expect("fits")).expect("begins");
-    database.meta(&new.meta(None)).expect("fits");
-    database.membership(&membership).expect("fits");
-    new.finish(database, &membership).expect("is written");
-    assert!(NewDataDir::begin(&disk, Path::new("/d"), member).is_err(), "is there already");
+    layout.meta(&new.meta(None))?;
+    layout.membership(&membership)?;
+    let mut database = new.database(layout.finish()?)?;
+    database.meta(&new.meta(None))?;
+    database.membership(&membership)?;
+    new.finish(database, &membership)
+}
+
+#[test]
+fn a_directory_cut_off_by_a_power_cut_is_no_member() {
+    let whole = MemDisk::new(1);
+    make(&whole).expect("is made");
+    assert!(make(&whole).is_err_and(|e| e.to_string().contains("is there already")));
+    let mut finished = 0;
+    for op in 1..=whole.ops() {
+        for seed in 0..10 {
+            let disk = MemDisk::new(seed * 1000 + op);
+            disk.fail_at(op, Fault::PowerCut);
+            let made = make(&disk);
+            assert!(made.is_err(), "operation {op} counts");
+            disk.crash();
+            let is_member = disk.exists(&Path::new(DIR).join(FIRST)).expect("says");
+            let opened = DataDir::open(&disk, Path::new("/d"));
+            // With a log it is whole, without one it is nothing.
+            assert_eq!(
+                opened.is_ok(),
+                is_member,
+                "operation {op}: {:?}",
+                opened.err().map(|e| e.to_string())
+            );
+            finished += u32::from(is_member);
+        }
+    }
+    assert!(finished > 0, "the name may be there before it is known to be");
+    whole.crash();
+    assert!(DataDir::open(&whole, Path::new("/d")).is_ok(), "what is finished is durable");
+}
+
+/// A directory for the only member; `then` writes to the end of its log.
+fn new_dir(then: impl FnOnce(&mut Log)) -> MemDisk {
+    let disk = MemDisk::new(1);
+    make(&disk).expect("is made");
     let path = Path::new(DIR).join(FIRST);
     let bytes = disk.contents(&path).expect("is there");
-    let crc = {
-        // Goes on where the file ends.
-        let data = |kind: i64| {
-            let mut at = 0;
-            let mut crc = 0;
-            while at < bytes.len() {
-                let head = u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
-                let (len, padding) = (head & !(0xff << 56), head >> 56 & 7);
-                let record = &bytes[at + 8..at + 8 + len as usize];
-                let record = api::walpb::Record::decode(record).expect("is one");
-                if record.r#type() != kind {
-                    crc = record.crc();
-                }
-                at += (8 + len + padding) as usize;
-            }
-            crc
-        };
-        data(4)
-    };
+    // Goes on where the file ends.
+    let (mut at, mut crc) = (0, 0);
+    while at < bytes.len() {
+        let head = u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
+        let (len, padding) = ((head & !(0xff << 56)) as usize, (head >> 56 & 7) as usize);
+        crc = api::walpb::Record::decode(&bytes[at + 8..at + 8 + len]).expect("is one").crc();
+        at += 8 + len + padding;
+    }
     let mut log = Log { bytes, crc };
     then(&mut log);
     disk.plant(&path, log.bytes);
