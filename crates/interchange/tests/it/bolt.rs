@@ -144,3 +144,24 @@ fn the_writer_refuses_what_is_wrong() {
         (0..10_000u32).map(|i| writer.pair(&i.to_be_bytes(), &[&[0; 100]])).collect();
     assert!(matches!(all, Err(WriteError::Differs(_))));
 }
+
+/// A server takes what there is whenever it likes, and never has more than a page and one value to hold.
+#[test]
+fn a_database_comes_page_by_page() {
+    let pairs: BTreeMap<_, _> = (0u64..5000)
+        .map(|i| (i.to_be_bytes().to_vec(), vec![1; if i % 500 == 0 { 50_000 } else { 90 }]))
+        .collect();
+    let contents: Contents = [(b"key".to_vec(), pairs)].into();
+    let mut writer = Writer::new(Vec::new(), plan(&contents)).expect("begins");
+    let mut taken = Vec::new();
+    writer.bucket(b"key").expect("a name");
+    for (key, value) in &contents[&b"key"[..]] {
+        writer.pair(key, &[value]).expect("fits");
+        let ready = std::mem::take(writer.output());
+        // The three pages of the head, or a leaf, and a branch.
+        assert!(ready.len() <= 53_248 + 2 * 4096 && ready.len() % 4096 == 0, "{}", ready.len());
+        taken.extend(ready);
+    }
+    taken.extend(writer.finish().expect("is what was measured"));
+    assert!(taken == write(&contents));
+}

@@ -5,6 +5,7 @@ mod bolt;
 mod damage;
 mod etcd;
 mod golden;
+mod hash;
 mod kit;
 mod server;
 mod temp_dir;
