@@ -1,0 +1,170 @@
+//! One version of a key, as the bucket `key` has it.
+
+use crate::wire::{Field, Fields, put_bytes_head, put_field};
+
+/// Where a change stands in the history: the revision, and which change of that transaction it was.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Revision {
+    /// The revision.
+    pub main: i64,
+    /// Counted from 0 within the revision.
+    pub sub: i64,
+}
+
+/// What a change says beside its value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ChangeHead<'a> {
+    /// Where it stands.
+    pub revision: Revision,
+    /// Whether the key was deleted. All that follows but the key is 0 then.
+    pub is_tombstone: bool,
+    /// The key.
+    pub key: &'a [u8],
+    /// The revision at which the key came to be.
+    pub create_revision: i64,
+    /// The revision of this change, once more.
+    pub mod_revision: i64,
+    /// Changes since the key came to be.
+    pub version: i64,
+    /// The lease; 0 for none.
+    pub lease: i64,
+}
+
+/// A change with its value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Change<'a> {
+    /// All but the value.
+    pub head: ChangeHead<'a>,
+    /// The value.
+    pub value: &'a [u8],
+}
+
+const REVISION_BYTES: usize = 17;
+const TOMBSTONE: u8 = b't';
+
+impl Revision {
+    pub(crate) fn encode(self) -> [u8; REVISION_BYTES] {
+        let mut bytes = [b'_'; REVISION_BYTES];
+        bytes[..8].copy_from_slice(&self.main.to_be_bytes());
+        bytes[9..].copy_from_slice(&self.sub.to_be_bytes());
+        bytes
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Revision> {
+        let (main, rest) = bytes.split_first_chunk::<8>()?;
+        let sub = rest.strip_prefix(b"_")?.try_into().ok()?;
+        let revision = Revision { main: i64::from_be_bytes(*main), sub: i64::from_be_bytes(sub) };
+        (revision.main >= 0 && revision.sub >= 0).then_some(revision)
+    }
+}
+
+impl<'a> Change<'a> {
+    /// Takes a pair of the bucket `key`; `Err` says what is wrong, for a sentence.
+    pub(crate) fn decode(key: &[u8], value: &'a [u8]) -> Result<Change<'a>, &'static str> {
+        let (revision, is_tombstone) = match key.split_at_checked(REVISION_BYTES) {
+            Some((revision, [])) => (revision, false),
+            Some((revision, [TOMBSTONE])) => (revision, true),
+            _ => return Err("a key of the bucket `key` is not a revision"),
+        };
+        let revision = Revision::decode(revision).ok_or("a key of the bucket `key` is not a revision")?;
+        let mut change =
+            Change { head: ChangeHead { revision, is_tombstone, ..Default::default() }, value: &[] };
+        let head = &mut change.head;
+        let mut fields = Fields(value);
+        while let Some(field) = fields.next().map_err(|()| "a value of the bucket `key` is not a KeyValue")? {
+            match field {
+                (1, Field::Bytes(key)) => head.key = key,
+                (2, Field::Varint(n)) => head.create_revision = n as i64,
+                (3, Field::Varint(n)) => head.mod_revision = n as i64,
+                (4, Field::Varint(n)) => head.version = n as i64,
+                (5, Field::Bytes(value)) => change.value = value,
+                (6, Field::Varint(n)) => head.lease = n as i64,
+                (1..=6, _) => return Err("a value of the bucket `key` has a field of another kind"),
+                // Later releases may know more.
+                _ => {}
+            }
+        }
+        if head.key.is_empty() {
+            return Err("a change of no key");
+        }
+        if !is_tombstone && head.mod_revision != revision.main {
+            return Err("a change says that it was made at another revision");
+        }
+        Ok(change)
+    }
+}
+
+impl ChangeHead<'_> {
+    /// Its key in the bucket `key`.
+    pub(crate) fn encode_key(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.revision.encode());
+        if self.is_tombstone {
+            out.push(TOMBSTONE);
+        }
+    }
+
+    /// What stands in front of the value and behind it, so that the value itself need not be copied. HashKV hashes
+    /// these bytes: fields ascend, and what is 0 or empty is left out.
+    pub(crate) fn encode_around(&self, value_len: usize, before: &mut Vec<u8>, after: &mut Vec<u8>) {
+        put_bytes_head(before, 1, self.key.len());
+        before.extend_from_slice(self.key);
+        if self.is_tombstone {
+            return;
+        }
+        put_field(before, 2, self.create_revision);
+        put_field(before, 3, self.mod_revision);
+        put_field(before, 4, self.version);
+        if value_len > 0 {
+            put_bytes_head(before, 5, value_len);
+        }
+        put_field(after, 6, self.lease);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use prost::Message as _;
+
+    #[test]
+    fn a_change_has_the_bytes_that_protobuf_gives_it() {
+        for (lease, value) in [(0, &b"some value"[..]), (i64::MAX, b""), (-1, &[7; 300])] {
+            let head = ChangeHead {
+                revision: Revision { main: 300, sub: 2 },
+                is_tombstone: false,
+                key: b"some key",
+                create_revision: 7,
+                mod_revision: 300,
+                version: 130,
+                lease,
+            };
+            let (mut key, mut before, mut after) = (Vec::new(), Vec::new(), Vec::new());
+            head.encode_key(&mut key);
+            head.encode_around(value.len(), &mut before, &mut after);
+            let encoded = [&before, value, &after].concat();
+            let message = api::mvccpb::KeyValue {
+                key: head.key.to_vec().into(),
+                create_revision: 7,
+                mod_revision: 300,
+                version: 130,
+                value: value.to_vec().into(),
+                lease,
+            };
+            assert_eq!(encoded, message.encode_to_vec());
+            assert_eq!(Change::decode(&key, &encoded), Ok(Change { head, value }));
+        }
+    }
+
+    #[test]
+    fn what_is_no_change_is_refused() {
+        let key = Revision { main: 5, sub: 0 }.encode();
+        let fine = b"\x0a\x01k\x18\x05";
+        assert!(Change::decode(&key, fine).is_ok());
+        assert!(Change::decode(&key[..16], fine).is_err());
+        assert!(Change::decode(&[&key[..], b"x"].concat(), fine).is_err());
+        assert!(Change::decode(&key, b"").is_err());
+        assert!(Change::decode(&key, b"\x0a\x01k\x18\x06").is_err());
+        assert!(Change::decode(&key, b"\x0a\x05k").is_err());
+        assert!(Change::decode(&key, b"\x08\x01").is_err());
+    }
+}

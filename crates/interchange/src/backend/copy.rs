@@ -1,0 +1,107 @@
+//! A state that is taken over from another database.
+
+use std::io::Write;
+
+use crate::backend::content::{Membership, Meta, Release};
+use crate::backend::{Backend, BackendLayout, BackendWriter};
+use crate::bolt::Plan;
+use crate::error::{Error, WriteError};
+use crate::source::Source;
+
+/// A copy of a database with other words about the member and its cluster. Everything else stays as it is, down to
+/// HashKV.
+pub struct Copy<'b, S> {
+    /// What is copied.
+    pub from: &'b Backend<S>,
+    /// Instead of what the database says of itself.
+    pub meta: Meta,
+    /// Instead of the members.
+    pub membership: Membership,
+    /// For which etcd.
+    pub release: Release,
+}
+
+/// Why a copy could not be made.
+#[derive(Debug)]
+pub enum CopyError {
+    /// The database cannot be read.
+    Read(Error),
+    /// The copy cannot be written.
+    Write(WriteError),
+}
+
+macro_rules! pass {
+    ($copy:expr, $to:expr, $change:expr) => {{
+        let (copy, to) = ($copy, $to);
+        to.meta(&copy.meta)?;
+        to.membership(&copy.membership)?;
+        to.alarms(&copy.from.alarms()?)?;
+        to.auth(&copy.from.auth()?)?;
+        let mut leases = copy.from.leases()?;
+        while let Some(lease) = leases.step()? {
+            to.lease(&lease)?;
+        }
+        let mut history = copy.from.history()?;
+        while let Some(change) = history.step()? {
+            #[allow(clippy::redundant_closure_call, reason = "the passes differ in this one call")]
+            $change(&mut *to, &change)?;
+        }
+    }};
+}
+
+impl<'b, S: Source> Copy<'b, S> {
+    /// A copy of all.
+    ///
+    /// # Errors
+    ///
+    /// When the database cannot be read.
+    pub fn of(from: &'b Backend<S>, release: Release) -> Result<Copy<'b, S>, Error> {
+        Ok(Copy { from, meta: from.meta()?, membership: from.membership()?, release })
+    }
+
+    /// How large the copy will be.
+    ///
+    /// # Errors
+    ///
+    /// When the database cannot be read, or holds what etcd's cannot.
+    pub fn plan(&self) -> Result<Plan, CopyError> {
+        let mut layout = BackendLayout::new(self.release);
+        pass!(self, &mut layout, |to: &mut BackendLayout, change: &crate::backend::Change<'_>| {
+            to.change(&change.head, change.value.len())
+        });
+        Ok(layout.finish()?)
+    }
+
+    /// Writes the copy; `to` was made with the plan.
+    ///
+    /// # Errors
+    ///
+    /// When the database cannot be read, is another than it was, or the output fails.
+    pub fn write<W: Write>(&self, to: &mut BackendWriter<W>) -> Result<(), CopyError> {
+        pass!(self, to, |to: &mut BackendWriter<W>, change: &crate::backend::Change<'_>| to.change(change));
+        Ok(())
+    }
+}
+
+impl From<Error> for CopyError {
+    fn from(error: Error) -> CopyError {
+        CopyError::Read(error)
+    }
+}
+
+impl From<WriteError> for CopyError {
+    fn from(error: WriteError) -> CopyError {
+        CopyError::Write(error)
+    }
+}
+
+impl std::fmt::Display for CopyError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            CopyError::Read(error) => error.fmt(f),
+            CopyError::Write(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for CopyError {}

@@ -1,0 +1,68 @@
+//! Walks over what there may be a lot of.
+
+use prost::Message as _;
+
+use crate::backend::change::Change;
+use crate::bolt::Cursor;
+use crate::error::Error;
+use crate::source::Source;
+
+/// A walk over all changes that are stored, in the order of revisions.
+pub struct History<'b, S> {
+    /// `None` if there is no such bucket.
+    pub(super) cursor: Option<Cursor<'b, S>>,
+}
+
+impl<S: Source> History<'_, S> {
+    /// The next change; `None` behind the last. After an error the walk is over.
+    ///
+    /// # Errors
+    ///
+    /// When the database cannot be read or is damaged.
+    pub fn step(&mut self) -> Result<Option<Change<'_>>, Error> {
+        Ok(self.step_stored()?.map(|stored| stored.change))
+    }
+
+    /// Also gives the bytes that it is stored as.
+    pub(crate) fn step_stored(&mut self) -> Result<Option<Stored<'_>>, Error> {
+        let Some(cursor) = &mut self.cursor else { return Ok(None) };
+        let Some(item) = cursor.step()? else { return Ok(None) };
+        if item.bucket.is_some() {
+            return Err(Error::page(item.page, item.offset, "a bucket inside of the bucket `key`"));
+        }
+        let change =
+            Change::decode(item.key, item.value).map_err(|what| Error::page(item.page, item.offset, what))?;
+        Ok(Some(Stored { key: item.key, value: item.value, change }))
+    }
+}
+
+/// A change and what it is stored as.
+pub(crate) struct Stored<'c> {
+    pub key: &'c [u8],
+    pub value: &'c [u8],
+    pub change: Change<'c>,
+}
+
+/// A walk over all leases, in the order of ids.
+pub struct Leases<'b, S> {
+    pub(super) cursor: Option<Cursor<'b, S>>,
+}
+
+impl<S: Source> Leases<'_, S> {
+    /// The next lease: its id, the seconds it was granted for, and those that were left at the last checkpoint, or 0.
+    /// `None` behind the last.
+    ///
+    /// # Errors
+    ///
+    /// When the database cannot be read or is damaged.
+    pub fn step(&mut self) -> Result<Option<api::leasepb::Lease>, Error> {
+        let Some(cursor) = &mut self.cursor else { return Ok(None) };
+        let Some(item) = cursor.step()? else { return Ok(None) };
+        let wrong = |what: &str| Error::page(item.page, item.offset, what);
+        let lease = api::leasepb::Lease::decode(item.value).map_err(|_| wrong("a lease that is not one"))?;
+        if item.bucket.is_some() || item.key != lease.id.to_be_bytes() {
+            return Err(wrong("a lease under another id"));
+        }
+        Ok(Some(lease))
+    }
+}

@@ -1,0 +1,59 @@
+//! etcd's state in a database: what is in which bucket.
+//!
+//! ```text
+//! bucket           key                          value
+//! key              revision                     KeyValue; of a deletion, one with nothing but the key
+//! lease            id, 8 bytes                  Lease
+//! alarm            AlarmMember                  empty
+//! auth             authEnabled                  1 byte: 0 or 1
+//!                  authRevision                 8 bytes
+//! authUsers        name                         User, its password hashed
+//! authRoles        name                         Role
+//! members          id in hex                    {"id":…,"peerURLs":[…],"isLearner":true,"name":…,"clientURLs":[…]}
+//! members_removed  id in hex                    removed
+//! cluster          clusterVersion               3.7.0
+//!                  downgrade                    {"target-version":"3.6.0","enabled":true}
+//! meta             consistent_index             8 bytes: what the state holds, as an index of the raft log
+//!                  term                         8 bytes: the term of that entry; from 3.5 on
+//!                  confState                    {"voters":[…],"learners":[…],"auto_leave":false}; from 3.5 on
+//!                  storageVersion               3.7.0; from 3.6 on
+//!                  scheduledCompactRev          revision: compacted there as far as anybody may see
+//!                  finishedCompactRev           revision: compacted there on the disk too
+//!
+//! revision         0 main 8, 8 '_', 9 sub 8, 17 't' for a deletion
+//! ```
+//!
+//! Numbers are big-endian; KeyValue and the like are protobuf messages. Before 3.5 a member writes the number of its
+//! raft entry only (no term). Where `authEnabled` is missing it is 0.
+
+mod change;
+mod content;
+mod copy;
+mod history;
+mod reader;
+mod writer;
+
+pub use change::{Change, ChangeHead, Revision};
+pub use content::{Auth, ConfState, Member, Membership, Meta, Release};
+pub use copy::{Copy, CopyError};
+pub use history::{History, Leases};
+pub use reader::Backend;
+pub use writer::{BackendLayout, BackendWriter};
+
+/// Names of buckets.
+pub(crate) mod name {
+    pub const KEY: &[u8] = b"key";
+    pub const META: &[u8] = b"meta";
+    pub const LEASE: &[u8] = b"lease";
+    pub const ALARM: &[u8] = b"alarm";
+    pub const CLUSTER: &[u8] = b"cluster";
+    pub const MEMBERS: &[u8] = b"members";
+    pub const MEMBERS_REMOVED: &[u8] = b"members_removed";
+    pub const AUTH: &[u8] = b"auth";
+    pub const AUTH_USERS: &[u8] = b"authUsers";
+    pub const AUTH_ROLES: &[u8] = b"authRoles";
+
+    /// Those that etcd has in every database.
+    pub const ALL: [&[u8]; 10] =
+        [ALARM, AUTH, AUTH_ROLES, AUTH_USERS, CLUSTER, KEY, LEASE, MEMBERS, MEMBERS_REMOVED, META];
+}

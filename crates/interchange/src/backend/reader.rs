@@ -1,0 +1,217 @@
+//! etcd's state, read from a database.
+
+use api::etcdserverpb::AlarmMember;
+use prost::Message;
+
+use crate::backend::change::Revision;
+use crate::backend::content::{Auth, ConfState, Member, Membership, Meta};
+use crate::backend::history::{History, Leases};
+use crate::backend::name;
+use crate::bolt::{Bolt, Cursor};
+use crate::error::Error;
+use crate::source::Source;
+
+/// etcd's state in a database.
+pub struct Backend<S> {
+    bolt: Bolt<S>,
+}
+
+impl<S: Source> Backend<S> {
+    /// Takes a database for etcd's.
+    ///
+    /// # Errors
+    ///
+    /// When it is none: one without the bucket `key`.
+    pub fn new(bolt: Bolt<S>) -> Result<Backend<S>, Error> {
+        if bolt.bucket(name::KEY)?.is_none() {
+            return Err(Error::damaged(0, "the database is not etcd's: it has no bucket `key`"));
+        }
+        Ok(Backend { bolt })
+    }
+
+    /// The database.
+    pub fn bolt(&self) -> &Bolt<S> {
+        &self.bolt
+    }
+
+    /// All changes.
+    ///
+    /// # Errors
+    ///
+    /// When the way to them is damaged.
+    pub fn history(&self) -> Result<History<'_, S>, Error> {
+        Ok(History { cursor: self.walk(name::KEY)? })
+    }
+
+    /// All changes from a revision on.
+    ///
+    /// # Errors
+    ///
+    /// When the way to them is damaged.
+    pub fn history_from(&self, from: Revision) -> Result<History<'_, S>, Error> {
+        let mut cursor = self.walk(name::KEY)?;
+        if let Some(cursor) = &mut cursor {
+            cursor.seek(&from.encode())?;
+        }
+        Ok(History { cursor })
+    }
+
+    /// All leases.
+    ///
+    /// # Errors
+    ///
+    /// When the way to them is damaged.
+    pub fn leases(&self) -> Result<Leases<'_, S>, Error> {
+        Ok(Leases { cursor: self.walk(name::LEASE)? })
+    }
+
+    /// What the bucket `meta` says.
+    ///
+    /// # Errors
+    ///
+    /// When it is damaged.
+    pub fn meta(&self) -> Result<Meta, Error> {
+        let mut meta = Meta::default();
+        self.each(name::META, |key, value| {
+            match key {
+                b"consistent_index" => meta.consistent_index = number(value)?,
+                b"term" => meta.term = Some(number(value)?),
+                b"confState" => meta.conf_state = Some(ConfState::from_json(value)?),
+                b"storageVersion" => meta.storage_version = Some(text(value)?),
+                b"scheduledCompactRev" => meta.scheduled_compact_revision = Some(revision(value)?),
+                b"finishedCompactRev" => meta.finished_compact_revision = Some(revision(value)?),
+                _ => {}
+            }
+            Ok(())
+        })?;
+        Ok(meta)
+    }
+
+    /// The alarms that are raised.
+    ///
+    /// # Errors
+    ///
+    /// When they cannot be read.
+    pub fn alarms(&self) -> Result<Vec<AlarmMember>, Error> {
+        let mut alarms = Vec::new();
+        self.each(name::ALARM, |key, _| {
+            alarms.push(AlarmMember::decode(key).map_err(|_| "an alarm that is not one")?);
+            Ok(())
+        })?;
+        Ok(alarms)
+    }
+
+    /// Users and roles.
+    ///
+    /// # Errors
+    ///
+    /// When they cannot be read.
+    pub fn auth(&self) -> Result<Auth, Error> {
+        let mut auth = Auth::default();
+        self.each(name::AUTH, |key, value| {
+            match key {
+                b"authEnabled" => auth.enabled = value == [1],
+                b"authRevision" => auth.revision = number(value)?,
+                _ => {}
+            }
+            Ok(())
+        })?;
+        self.each(name::AUTH_USERS, |key, value| {
+            let user = api::authpb::User::decode(value).map_err(|_| "a user that is not one")?;
+            if user.name != key {
+                return Err("a user under another name".to_owned());
+            }
+            auth.users.push(user);
+            Ok(())
+        })?;
+        self.each(name::AUTH_ROLES, |key, value| {
+            let role = api::authpb::Role::decode(value).map_err(|_| "a role that is not one")?;
+            if role.name != key {
+                return Err("a role under another name".to_owned());
+            }
+            auth.roles.push(role);
+            Ok(())
+        })?;
+        Ok(auth)
+    }
+
+    /// Members and what they agreed on.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be read.
+    pub fn membership(&self) -> Result<Membership, Error> {
+        let mut membership = Membership::default();
+        self.each(name::MEMBERS, |key, value| {
+            let member = Member::from_json(value)?;
+            if member.id != hex_id(key)? {
+                return Err("a member under another id".to_owned());
+            }
+            membership.members.push(member);
+            Ok(())
+        })?;
+        self.each(name::MEMBERS_REMOVED, |key, _| {
+            membership.removed.insert(hex_id(key)?);
+            Ok(())
+        })?;
+        self.each(name::CLUSTER, |key, value| {
+            match key {
+                b"clusterVersion" => membership.cluster_version = text(value)?,
+                b"downgrade" => membership.downgrade_target = downgrade_target(value)?,
+                _ => {}
+            }
+            Ok(())
+        })?;
+        Ok(membership)
+    }
+
+    fn walk(&self, name: &[u8]) -> Result<Option<Cursor<'_, S>>, Error> {
+        Ok(self.bolt.bucket(name)?.map(|bucket| self.bolt.walk(&bucket)))
+    }
+
+    /// Goes through a bucket, which may be missing; an error of `take` gets the place it belongs to.
+    fn each(
+        &self,
+        name: &[u8],
+        mut take: impl FnMut(&[u8], &[u8]) -> Result<(), String>,
+    ) -> Result<(), Error> {
+        let Some(mut cursor) = self.walk(name)? else { return Ok(()) };
+        while let Some(item) = cursor.step()? {
+            let taken = match item.bucket {
+                None => take(item.key, item.value),
+                Some(_) => Err("a bucket where there should be none".to_owned()),
+            };
+            taken.map_err(|what| {
+                let what = format!("in the bucket `{}`: {what}", String::from_utf8_lossy(name));
+                Error::page(item.page, item.offset, what)
+            })?;
+        }
+        Ok(())
+    }
+}
+
+fn number(value: &[u8]) -> Result<u64, String> {
+    let bytes = value.try_into().map_err(|_| "a number that does not take 8 bytes")?;
+    Ok(u64::from_be_bytes(bytes))
+}
+
+fn text(value: &[u8]) -> Result<String, String> {
+    String::from_utf8(value.to_vec()).map_err(|_| "a text that is not one".to_owned())
+}
+
+fn revision(value: &[u8]) -> Result<i64, String> {
+    let revision = Revision::decode(value).ok_or("a revision that is not one")?;
+    Ok(revision.main)
+}
+
+fn hex_id(key: &[u8]) -> Result<u64, String> {
+    let text = std::str::from_utf8(key).map_err(|_| "an id that is not one")?;
+    u64::from_str_radix(text, 16).map_err(|_| "an id that is not one".to_owned())
+}
+
+fn downgrade_target(value: &[u8]) -> Result<Option<String>, String> {
+    let value: serde_json::Value = serde_json::from_slice(value).map_err(|e| e.to_string())?;
+    let enabled = value.get("enabled").and_then(serde_json::Value::as_bool).unwrap_or(false);
+    let target = value.get("target-version").and_then(serde_json::Value::as_str).unwrap_or_default();
+    Ok(enabled.then(|| target.to_owned()))
+}

@@ -1,0 +1,303 @@
+//! etcd's state, written to a database.
+
+use std::io::Write;
+
+use api::etcdserverpb::AlarmMember;
+use prost::Message as _;
+
+use crate::backend::change::{Change, ChangeHead, Revision};
+use crate::backend::content::{Auth, Membership, Meta, Release};
+use crate::backend::name;
+use crate::bolt::{Layout, Plan, Writer};
+use crate::error::WriteError;
+
+/// Measures etcd's state. The first of two passes; see [`Layout`].
+///
+/// Each of the methods may be called once, in any order that both passes keep; [`BackendLayout::lease`] and
+/// [`BackendLayout::change`] as often as needed, but without another in between.
+pub struct BackendLayout {
+    state: State<Layout>,
+}
+
+/// Writes etcd's state. The second of two passes; see [`Writer`].
+///
+/// Calls have to be those of the first pass.
+pub struct BackendWriter<W> {
+    state: State<Writer<W>>,
+}
+
+/// What both passes write to.
+trait Pairs {
+    fn bucket(&mut self, name: &[u8]) -> Result<(), WriteError>;
+    fn pair(&mut self, key: &[u8], value: &[&[u8]]) -> Result<(), WriteError>;
+}
+
+impl Pairs for Layout {
+    fn bucket(&mut self, name: &[u8]) -> Result<(), WriteError> {
+        Layout::bucket(self, name)
+    }
+
+    fn pair(&mut self, key: &[u8], value: &[&[u8]]) -> Result<(), WriteError> {
+        Layout::pair(self, key, value.iter().map(|piece| piece.len()).sum())
+    }
+}
+
+impl<W: Write> Pairs for Writer<W> {
+    fn bucket(&mut self, name: &[u8]) -> Result<(), WriteError> {
+        Writer::bucket(self, name)
+    }
+
+    fn pair(&mut self, key: &[u8], value: &[&[u8]]) -> Result<(), WriteError> {
+        Writer::pair(self, key, value)
+    }
+}
+
+macro_rules! both_passes {
+    () => {
+        /// What the bucket `meta` says. Only what the release knows is written.
+        ///
+        /// # Errors
+        ///
+        /// When there was one before, or the output fails.
+        pub fn meta(&mut self, meta: &Meta) -> Result<(), WriteError> {
+            self.state.meta(meta)
+        }
+
+        /// Members and what they agreed on.
+        ///
+        /// # Errors
+        ///
+        /// When they were there before, or one is there twice, or the output fails.
+        pub fn membership(&mut self, membership: &Membership) -> Result<(), WriteError> {
+            self.state.membership(membership)
+        }
+
+        /// The alarms.
+        ///
+        /// # Errors
+        ///
+        /// When they were there before, or one is there twice, or the output fails.
+        pub fn alarms(&mut self, alarms: &[AlarmMember]) -> Result<(), WriteError> {
+            self.state.alarms(alarms)
+        }
+
+        /// Users and roles.
+        ///
+        /// # Errors
+        ///
+        /// When they were there before, or one is there twice, or the output fails.
+        pub fn auth(&mut self, auth: &Auth) -> Result<(), WriteError> {
+            self.state.auth(auth)
+        }
+
+        /// The next lease, by ascending ids (as numbers without a sign).
+        ///
+        /// # Errors
+        ///
+        /// When it does not come in order, or the output fails.
+        pub fn lease(&mut self, lease: &api::leasepb::Lease) -> Result<(), WriteError> {
+            self.state.begin(name::LEASE)?;
+            Pairs::pair(&mut self.state.pairs, &lease.id.to_be_bytes(), &[&lease.encode_to_vec()])
+        }
+    };
+}
+
+impl BackendLayout {
+    /// Begins a state as this release writes it.
+    pub fn new(release: Release) -> BackendLayout {
+        BackendLayout { state: State::new(Layout::default(), release) }
+    }
+
+    both_passes!();
+
+    /// The next change, in the order of revisions, and how long its value is.
+    ///
+    /// # Errors
+    ///
+    /// When it does not come in order.
+    pub fn change(&mut self, change: &ChangeHead<'_>, value_len: usize) -> Result<(), WriteError> {
+        let value_len = if change.is_tombstone { 0 } else { value_len };
+        self.state.change(change, value_len)?;
+        let len = self.state.before.len() + value_len + self.state.after.len();
+        self.state.pairs.pair(&self.state.key, len)
+    }
+
+    /// Gives the sum. The buckets that are missing are added, empty.
+    ///
+    /// # Errors
+    ///
+    /// Never in this pass; as for [`BackendWriter::finish`].
+    pub fn finish(mut self) -> Result<Plan, WriteError> {
+        self.state.complete()?;
+        self.state.pairs.finish()
+    }
+}
+
+impl<W: Write> BackendWriter<W> {
+    /// Begins a state that was measured.
+    ///
+    /// # Errors
+    ///
+    /// When the output fails.
+    pub fn new(out: W, plan: Plan, release: Release) -> Result<BackendWriter<W>, WriteError> {
+        Ok(BackendWriter { state: State::new(Writer::new(out, plan)?, release) })
+    }
+
+    both_passes!();
+
+    /// The next change, in the order of revisions.
+    ///
+    /// # Errors
+    ///
+    /// When it does not come in order, there is more than was measured, or the output fails.
+    pub fn change(&mut self, change: &Change<'_>) -> Result<(), WriteError> {
+        let value = if change.head.is_tombstone { &[] } else { change.value };
+        self.state.change(&change.head, value.len())?;
+        self.state.pairs.pair(&self.state.key, &[&self.state.before, value, &self.state.after])
+    }
+
+    /// The output, for a caller that takes what was written out of it piece by piece.
+    pub fn output(&mut self) -> &mut W {
+        self.state.pairs.output()
+    }
+
+    /// Writes what is left and gives the output back.
+    ///
+    /// # Errors
+    ///
+    /// When what was written is not what was measured, or the output fails.
+    pub fn finish(mut self) -> Result<W, WriteError> {
+        self.state.complete()?;
+        self.state.pairs.finish()
+    }
+}
+
+struct State<P> {
+    pairs: P,
+    release: Release,
+    /// The bucket that may go on, of those with methods that are called often.
+    open: Option<&'static [u8]>,
+    begun: Vec<&'static [u8]>,
+    /// Room for a change.
+    key: Vec<u8>,
+    before: Vec<u8>,
+    after: Vec<u8>,
+}
+
+impl<P> State<P> {
+    fn new(pairs: P, release: Release) -> State<P> {
+        let (key, before, after) = (Vec::new(), Vec::new(), Vec::new());
+        State { pairs, release, open: None, begun: Vec::new(), key, before, after }
+    }
+}
+
+impl<P: Pairs> State<P> {
+    fn bucket(&mut self, name: &'static [u8]) -> Result<(), WriteError> {
+        self.open = None;
+        self.begun.push(name);
+        self.pairs.bucket(name)
+    }
+
+    fn begin(&mut self, name: &'static [u8]) -> Result<(), WriteError> {
+        if self.open != Some(name) {
+            self.bucket(name)?;
+            self.open = Some(name);
+        }
+        Ok(())
+    }
+
+    fn complete(&mut self) -> Result<(), WriteError> {
+        for name in name::ALL {
+            if !self.begun.contains(&name) {
+                self.bucket(name)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn change(&mut self, change: &ChangeHead<'_>, value_len: usize) -> Result<(), WriteError> {
+        self.begin(name::KEY)?;
+        if change.key.is_empty() || change.revision.main < 0 || change.revision.sub < 0 {
+            return Err(WriteError::Refused(format!("a change that is not one: {change:?}")));
+        }
+        self.key.clear();
+        self.before.clear();
+        self.after.clear();
+        change.encode_key(&mut self.key);
+        change.encode_around(value_len, &mut self.before, &mut self.after);
+        Ok(())
+    }
+
+    fn meta(&mut self, meta: &Meta) -> Result<(), WriteError> {
+        let is_new = self.release >= Release::V3_5;
+        let conf_state = meta.conf_state.as_ref().filter(|_| is_new);
+        let revision = |rev: Option<i64>| rev.map(|main| Revision { main, sub: 0 }.encode().to_vec());
+        let storage_version = self.release.storage_version().and(meta.storage_version.as_ref());
+        self.bucket(name::META)?;
+        for (key, value) in [
+            ("confState", conf_state.map(|c| c.to_json().into_bytes())),
+            ("consistent_index", Some(meta.consistent_index.to_be_bytes().to_vec())),
+            ("finishedCompactRev", revision(meta.finished_compact_revision)),
+            ("scheduledCompactRev", revision(meta.scheduled_compact_revision)),
+            ("storageVersion", storage_version.map(|v| v.as_bytes().to_vec())),
+            ("term", meta.term.filter(|_| is_new).map(|t| t.to_be_bytes().to_vec())),
+        ] {
+            if let Some(value) = value {
+                self.pairs.pair(key.as_bytes(), &[&value])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn membership(&mut self, membership: &Membership) -> Result<(), WriteError> {
+        self.bucket(name::CLUSTER)?;
+        if !membership.cluster_version.is_empty() {
+            self.pairs.pair(b"clusterVersion", &[membership.cluster_version.as_bytes()])?;
+        }
+        if let Some(target) = &membership.downgrade_target {
+            let value = serde_json::json!({ "target-version": target, "enabled": true }).to_string();
+            self.pairs.pair(b"downgrade", &[value.as_bytes()])?;
+        }
+        // Ids have no leading zeros there: the order of texts is not that of numbers.
+        let members = membership.members.iter().map(|m| (hex_key(m.id), m.to_json()));
+        self.sorted(name::MEMBERS, members.collect())?;
+        let removed = membership.removed.iter().map(|id| (hex_key(*id), "removed".to_owned()));
+        self.sorted(name::MEMBERS_REMOVED, removed.collect())
+    }
+
+    fn sorted(
+        &mut self,
+        name: &'static [u8],
+        mut pairs: Vec<(Vec<u8>, impl AsRef<[u8]>)>,
+    ) -> Result<(), WriteError> {
+        self.bucket(name)?;
+        pairs.sort_by(|a, b| a.0.cmp(&b.0));
+        pairs.iter().try_for_each(|(key, value)| self.pairs.pair(key, &[value.as_ref()]))
+    }
+
+    fn alarms(&mut self, alarms: &[AlarmMember]) -> Result<(), WriteError> {
+        self.sorted(name::ALARM, alarms.iter().map(|alarm| (alarm.encode_to_vec(), [])).collect())
+    }
+
+    fn auth(&mut self, auth: &Auth) -> Result<(), WriteError> {
+        self.bucket(name::AUTH)?;
+        if auth.enabled {
+            self.pairs.pair(b"authEnabled", &[&[1]])?;
+        }
+        if auth.revision > 0 {
+            self.pairs.pair(b"authRevision", &[&auth.revision.to_be_bytes()])?;
+        }
+        self.sorted(
+            name::AUTH_USERS,
+            auth.users.iter().map(|user| (user.name.to_vec(), user.encode_to_vec())).collect(),
+        )?;
+        self.sorted(
+            name::AUTH_ROLES,
+            auth.roles.iter().map(|role| (role.name.to_vec(), role.encode_to_vec())).collect(),
+        )
+    }
+}
+
+fn hex_key(id: u64) -> Vec<u8> {
+    format!("{id:x}").into_bytes()
+}

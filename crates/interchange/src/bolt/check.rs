@@ -1,0 +1,134 @@
+//! The check of a whole database, as bbolt's own check does it.
+
+use crate::bolt::database::Bolt;
+use crate::bolt::format::{COUNT_ELSEWHERE, FREELIST, PAGE_HEADER_BYTES, u16_at, u64_at};
+use crate::error::Error;
+use crate::source::Source;
+
+/// etcd nests buckets one deep.
+const NESTING_MAX: usize = 16;
+
+/// What a check found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Checked {
+    /// Buckets, the root bucket not counted.
+    pub buckets: u64,
+    /// Keys in them.
+    pub keys: u64,
+    /// Pages that can be reached, heads and free list included.
+    pub used_pages: u64,
+    /// Pages that are free.
+    pub free_pages: u64,
+}
+
+impl<S: Source> Bolt<S> {
+    /// Reads every page that can be reached, once, and holds them against the free list: each page below the high
+    /// water mark has to be either in use, once, or free. Takes one bit of memory per page, and one more if there is a
+    /// free list.
+    ///
+    /// # Errors
+    ///
+    /// The first thing wrong.
+    pub fn check(&self) -> Result<Checked, Error> {
+        let meta = self.meta();
+        let mut used = Pages::new(meta.high_water);
+        used.take(0, 2, self)?;
+        let mut checked = Checked::default();
+        let mut nested = vec![self.root()];
+        while let Some(cursor) = nested.last_mut() {
+            cursor.trail.get_or_insert_default();
+            let step = cursor.step()?.map(|item| (item.bucket, item.page, item.offset));
+            for (page, count) in cursor.trail.iter_mut().flat_map(|trail| trail.drain(..)) {
+                used.take(page, count, self)?;
+            }
+            match step {
+                None => {
+                    nested.pop();
+                }
+                Some((None, ..)) => checked.keys += 1,
+                Some((Some(bucket), page, offset)) => {
+                    checked.buckets += 1;
+                    if nested.len() > NESTING_MAX {
+                        return Err(Error::page(page, offset, "buckets are nested deeper than etcd's are"));
+                    }
+                    nested.push(self.walk(&bucket));
+                }
+            }
+        }
+        match meta.freelist {
+            None => checked.free_pages = meta.high_water - used.taken,
+            Some(page) => checked.free_pages = self.check_freelist(page, &mut used)?,
+        }
+        checked.used_pages = meta.high_water - checked.free_pages;
+        Ok(checked)
+    }
+
+    /// Takes the pages of the free list; gives how many are free.
+    fn check_freelist(&self, id: u64, used: &mut Pages) -> Result<u64, Error> {
+        let (pages, bytes) = self.page_bytes(id, (0, 0), Vec::new())?;
+        let offset = self.offset(id);
+        if u64_at(&bytes, 0) != id || u16_at(&bytes, 8) != FREELIST {
+            return Err(Error::page(id, offset, "the page is not the free list that the head says it is"));
+        }
+        used.take(id, pages, self)?;
+        let mut at = PAGE_HEADER_BYTES;
+        let mut count = u64::from(u16_at(&bytes, 10));
+        if count == u64::from(COUNT_ELSEWHERE) {
+            count = u64_at(&bytes, at);
+            at += 8;
+        }
+        if count > ((bytes.len() - at) / 8) as u64 {
+            return Err(Error::page(id, offset + 10, "the free list counts more pages than it has room for"));
+        }
+        for _ in 0..count {
+            let free = u64_at(&bytes, at);
+            if free < 2 || free >= self.meta().high_water {
+                return Err(Error::page(
+                    id,
+                    offset + at as u64,
+                    format!("page {free} is free and not there"),
+                ));
+            }
+            if used.is_taken(free) {
+                let what = format!("page {free} is free and in use, or free twice");
+                return Err(Error::page(id, offset + at as u64, what));
+            }
+            used.take(free, 1, self)?;
+            at += 8;
+        }
+        if used.taken < self.meta().high_water {
+            let lost = (0..self.meta().high_water).find(|page| !used.is_taken(*page)).unwrap_or_default();
+            return Err(Error::page(lost, self.offset(lost), "the page is neither in use nor free"));
+        }
+        Ok(count)
+    }
+}
+
+/// A bit per page.
+struct Pages {
+    bits: Vec<u64>,
+    taken: u64,
+}
+
+impl Pages {
+    fn new(count: u64) -> Pages {
+        Pages { bits: vec![0; count.div_ceil(64) as usize], taken: 0 }
+    }
+
+    fn is_taken(&self, page: u64) -> bool {
+        self.bits.get((page / 64) as usize).is_some_and(|word| word >> (page % 64) & 1 != 0)
+    }
+
+    fn take<S: Source>(&mut self, first: u64, count: u64, bolt: &Bolt<S>) -> Result<(), Error> {
+        for page in first..first.saturating_add(count) {
+            if self.is_taken(page) {
+                return Err(Error::page(page, bolt.offset(page), "the page is used twice"));
+            }
+            if let Some(word) = self.bits.get_mut((page / 64) as usize) {
+                *word |= 1 << (page % 64);
+            }
+            self.taken += 1;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,193 @@
+//! A walk over a bucket, in order.
+
+use crate::bolt::database::{Bolt, Bucket, Place};
+use crate::bolt::page::Page;
+use crate::error::Error;
+use crate::source::Source;
+
+/// Branches have at least two children in files that bbolt writes, and page numbers have 64 bits.
+const DEPTH_MAX: usize = 64;
+
+/// A walk over the items of a bucket in ascending order. Holds one page per level.
+///
+/// A damaged file cannot make it go in circles: whatever it comes to must lie between the keys that led there.
+pub struct Cursor<'b, S> {
+    bolt: &'b Bolt<S>,
+    start: Option<Place>,
+    stack: Vec<Frame>,
+    spare: Option<Page>,
+    /// Pages read, if somebody wants to know: the first and how many.
+    pub(super) trail: Option<Vec<(u64, u64)>>,
+}
+
+struct Frame {
+    page: Page,
+    /// Where it stands in the file.
+    offset: u64,
+    /// The element being looked at; in a leaf, the next one to be given.
+    at: usize,
+}
+
+/// A key with its value, or a bucket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Item<'c> {
+    /// The key.
+    pub key: &'c [u8],
+    /// The value; a bucket's head if it is one.
+    pub value: &'c [u8],
+    /// If it is a bucket.
+    pub bucket: Option<Bucket>,
+    /// The page where it was found.
+    pub page: u64,
+    /// Where the element stands in the file, in bytes.
+    pub offset: u64,
+}
+
+impl<'b, S: Source> Cursor<'b, S> {
+    pub(super) fn new(bolt: &'b Bolt<S>, start: Place) -> Cursor<'b, S> {
+        Cursor { bolt, start: Some(start), stack: Vec::new(), spare: None, trail: None }
+    }
+
+    /// The next item; `None` behind the last. After an error the walk is over.
+    ///
+    /// # Errors
+    ///
+    /// When a page cannot be read or is damaged.
+    pub fn step(&mut self) -> Result<Option<Item<'_>>, Error> {
+        if !self.find()? {
+            return Ok(None);
+        }
+        let Some(leaf) = self.stack.last_mut() else { return Ok(None) };
+        let i = leaf.at;
+        leaf.at += 1;
+        let at = (leaf.page.id, leaf.offset + Page::position(i));
+        let value = leaf.page.value(i);
+        let bucket = match leaf.page.is_bucket(i) {
+            true => Some(Bucket::decode(value, at)?),
+            false => None,
+        };
+        Ok(Some(Item { key: leaf.page.key(i), value, bucket, page: at.0, offset: at.1 }))
+    }
+
+    /// Goes to the first item whose key is not below `key`; [`Cursor::step`] gives it. Only once, and only at the
+    /// beginning.
+    ///
+    /// # Errors
+    ///
+    /// As [`Cursor::step`].
+    ///
+    /// # Panics
+    ///
+    /// When the walk has begun.
+    pub fn seek(&mut self, key: &[u8]) -> Result<(), Error> {
+        let start = self.start.take();
+        assert!(start.is_some(), "a walk goes to a key before it begins");
+        if let Some(start) = start {
+            self.enter_root(start)?;
+        }
+        while let Some(frame) = self.stack.last_mut() {
+            let up_to = frame.page.up_to(key);
+            if frame.page.is_leaf {
+                // The key itself is wanted too.
+                frame.at = if up_to > 0 && frame.page.key(up_to - 1) == key { up_to - 1 } else { up_to };
+                return Ok(());
+            }
+            frame.at = up_to.saturating_sub(1);
+            self.enter_child()?;
+        }
+        Ok(())
+    }
+
+    /// Makes the top of the stack a leaf with an item to give, if there is one.
+    fn find(&mut self) -> Result<bool, Error> {
+        if let Some(start) = self.start.take() {
+            self.enter_root(start)?;
+        }
+        loop {
+            let Some(frame) = self.stack.last_mut() else { return Ok(false) };
+            if frame.at < frame.page.len() {
+                if frame.page.is_leaf {
+                    return Ok(true);
+                }
+                self.enter_child()?;
+                continue;
+            }
+            self.spare = self.stack.pop().map(|frame| frame.page);
+            if let Some(parent) = self.stack.last_mut() {
+                parent.at += 1;
+            }
+        }
+    }
+
+    fn enter_root(&mut self, place: Place) -> Result<(), Error> {
+        let (page, offset) = match place {
+            Place::Page(id) => (self.bolt.page(id, (0, 0), self.spare.take())?, self.bolt.offset(id)),
+            Place::Inline { bytes, page, offset } => {
+                let inline = Page::decode(0, offset, 0, bytes, None).map_err(|e| inside(e, page, offset))?;
+                if !inline.is_leaf {
+                    return Err(Error::page(page, offset, "an inline bucket is not a leaf"));
+                }
+                (inline, offset)
+            }
+        };
+        self.note(&page);
+        self.stack.push(Frame { page, offset, at: 0 });
+        Ok(())
+    }
+
+    /// Reads the child that the top of the stack looks at.
+    fn enter_child(&mut self) -> Result<(), Error> {
+        let entered = self.child();
+        match entered {
+            Ok(frame) => {
+                self.note(&frame.page);
+                self.stack.push(frame);
+                Ok(())
+            }
+            Err(error) => {
+                self.stack.clear();
+                Err(error)
+            }
+        }
+    }
+
+    fn child(&mut self) -> Result<Frame, Error> {
+        let Some(parent) = self.stack.last() else {
+            return Err(Error::damaged(0, "there is no branch to go down from"));
+        };
+        let from = (parent.page.id, parent.offset + Page::position(parent.at));
+        if self.stack.len() >= DEPTH_MAX {
+            return Err(Error::page(from.0, from.1, "the tree is deeper than any tree can be"));
+        }
+        let id = parent.page.child(parent.at);
+        let page = self.bolt.page(id, from, self.spare.take())?;
+        let offset = self.bolt.offset(id);
+        if page.len() == 0 {
+            return Err(Error::page(id, offset + 10, "an empty page below a branch"));
+        }
+        if page.key(0) < parent.page.key(parent.at) {
+            return Err(Error::page(id, offset, "the first key is below the one that the branch has for it"));
+        }
+        let above = self.stack.iter().rev().find(|f| f.at + 1 < f.page.len());
+        if above.is_some_and(|f| page.key(page.len() - 1) >= f.page.key(f.at + 1)) {
+            return Err(Error::page(id, offset, "the last key is not below the next one of the branch"));
+        }
+        Ok(Frame { page, offset, at: 0 })
+    }
+
+    fn note(&mut self, page: &Page) {
+        if let Some(trail) = &mut self.trail
+            && page.pages > 0
+        {
+            trail.push((page.id, page.pages));
+        }
+    }
+}
+
+/// An error of an inline page names the page it lies in.
+fn inside(error: Error, page: u64, offset: u64) -> Error {
+    match error {
+        Error::Damaged(damage) => Error::page(page, offset, format!("in an inline bucket: {}", damage.what)),
+        error => error,
+    }
+}

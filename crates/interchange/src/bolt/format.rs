@@ -1,0 +1,167 @@
+//! The format of bbolt's files, version 2. Little-endian, as every machine that etcd supports writes them.
+//!
+//! ```text
+//! file     pages of one size, a power of two, that of the machine's memory pages where the file was made
+//!          pages 0 and 1 are metas: the valid one with the higher transaction number counts
+//!
+//! page
+//!        0  id               8   its number; it stands at number x page size
+//!        8  flags            2   1 branch, 2 leaf, 4 meta, 16 free list
+//!       10  count            2   elements
+//!       12  overflow         4   pages that follow and belong to this one
+//!       16  elements, then what they point to
+//!
+//! meta     (after the header)
+//!        0  magic            4   ED 0C DA ED as a number
+//!        4  version          4   2
+//!        8  page size        4
+//!       12  flags            4   0
+//!       16  root page        8   of the root bucket
+//!       24  sequence         8   of the root bucket
+//!       32  free list        8   its page; all ones: not in the file
+//!       40  high water       8   pages in use end here
+//!       48  transaction      8
+//!       56  checksum         8   FNV-1a of the 56 bytes before
+//!
+//! branch element                 leaf element
+//!        0  position   4                0  flags       4   1: the value is a bucket
+//!        4  key size   4                4  position    4
+//!        8  child page 8                8  key size    4
+//!                                      12  value size  4
+//!          Positions count from the element. At a leaf's position stand the key and right behind it the value. The
+//!          key of a branch element is not above the least key of its child.
+//!
+//! bucket   (a value)
+//!        0  root page        8   0: the bucket is inline, and a leaf page follows here
+//!        8  sequence         8
+//!
+//! free list                      page numbers, 8 bytes each, as many as count says; if that is 65535, the real
+//!                                count is the first of them
+//! ```
+
+pub(crate) const MAGIC: u32 = 0xED0C_DAED;
+pub(crate) const VERSION: u32 = 2;
+pub(crate) const PAGE_HEADER_BYTES: usize = 16;
+pub(crate) const ELEMENT_BYTES: usize = 16;
+pub(crate) const META_BYTES: usize = 64;
+pub(crate) const BUCKET_BYTES: usize = 16;
+pub(crate) const BRANCH: u16 = 1;
+pub(crate) const LEAF: u16 = 2;
+pub(crate) const META: u16 = 4;
+pub(crate) const FREELIST: u16 = 16;
+/// Of a leaf element.
+pub(crate) const IS_BUCKET: u32 = 1;
+pub(crate) const NO_FREELIST: u64 = u64::MAX;
+/// The count that says that the count is elsewhere.
+pub(crate) const COUNT_ELSEWHERE: u16 = u16::MAX;
+/// The longest key in bytes.
+pub const KEY_BYTES_MAX: usize = 32_768;
+/// The longest value in bytes.
+pub const VALUE_BYTES_MAX: usize = (1 << 31) - 2;
+/// The smallest page.
+pub const PAGE_BYTES_MIN: u32 = 4096;
+/// The largest page.
+pub const PAGE_BYTES_MAX: u32 = 65_536;
+
+/// The head of a database.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Meta {
+    /// Bytes of a page.
+    pub page_bytes: u32,
+    /// The page where the root bucket begins.
+    pub root: u64,
+    /// The page where the free list begins; `None` if it is not in the file.
+    pub freelist: Option<u64>,
+    /// How many pages are in use.
+    pub high_water: u64,
+    /// The transaction that wrote it.
+    pub transaction: u64,
+}
+
+impl Meta {
+    pub(crate) fn encode(&self) -> [u8; META_BYTES] {
+        let mut bytes = [0; META_BYTES];
+        bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
+        bytes[4..8].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.page_bytes.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.root.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.freelist.unwrap_or(NO_FREELIST).to_le_bytes());
+        bytes[40..48].copy_from_slice(&self.high_water.to_le_bytes());
+        bytes[48..56].copy_from_slice(&self.transaction.to_le_bytes());
+        let checksum = fnv1a(&bytes[..56]);
+        bytes[56..].copy_from_slice(&checksum.to_le_bytes());
+        bytes
+    }
+
+    /// `Err` says what is wrong, for a sentence.
+    pub(crate) fn decode(bytes: &[u8; META_BYTES]) -> Result<Meta, &'static str> {
+        if u32_at(bytes, 0) != MAGIC {
+            return Err("it does not begin as a database does");
+        }
+        if u32_at(bytes, 4) != VERSION {
+            return Err("it has a format version other than 2");
+        }
+        if fnv1a(&bytes[..56]) != u64_at(bytes, 56) {
+            return Err("its checksum does not match");
+        }
+        let freelist = u64_at(bytes, 32);
+        let meta = Meta {
+            page_bytes: u32_at(bytes, 8),
+            root: u64_at(bytes, 16),
+            freelist: (freelist != NO_FREELIST).then_some(freelist),
+            high_water: u64_at(bytes, 40),
+            transaction: u64_at(bytes, 48),
+        };
+        if !meta.page_bytes.is_power_of_two() || !(PAGE_BYTES_MIN..=PAGE_BYTES_MAX).contains(&meta.page_bytes)
+        {
+            return Err("it has a page size that no etcd has");
+        }
+        Ok(meta)
+    }
+}
+
+pub(crate) fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+/// The bytes at `at`, or zeros if `bytes` ends before: callers have checked the length.
+fn array_at<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    bytes.get(at..).and_then(|rest| rest.first_chunk::<N>()).copied().unwrap_or([0; N])
+}
+
+pub(crate) fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes(array_at(bytes, at))
+}
+
+pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(array_at(bytes, at))
+}
+
+pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(array_at(bytes, at))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_checksum_is_fnv_1a() {
+        assert_eq!(fnv1a(b""), 0xcbf2_9ce4_8422_2325);
+        assert_eq!(fnv1a(b"foobar"), 0x8594_4171_f739_67e8);
+    }
+
+    #[test]
+    fn a_meta_comes_back_and_no_flipped_bit_does() {
+        let meta = Meta { page_bytes: 4096, root: 7, freelist: None, high_water: 9, transaction: 12 };
+        let bytes = meta.encode();
+        assert_eq!(Meta::decode(&bytes), Ok(meta));
+        for bit in 0..META_BYTES * 8 {
+            let mut bytes = bytes;
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            assert!(Meta::decode(&bytes).is_err(), "bit {bit}");
+        }
+    }
+}

@@ -1,0 +1,16 @@
+//! Files of bbolt, the database that etcd keeps its state in.
+//!
+//! [`Bolt`] reads one, [`Layout`] and [`Writer`] make one. The format is drawn in `format.rs`.
+
+mod check;
+mod cursor;
+mod database;
+mod format;
+mod page;
+mod writer;
+
+pub use check::Checked;
+pub use cursor::{Cursor, Item};
+pub use database::{Bolt, Bucket};
+pub use format::{KEY_BYTES_MAX, Meta, PAGE_BYTES_MAX, PAGE_BYTES_MIN, VALUE_BYTES_MAX};
+pub use writer::{Layout, PAGE_BYTES, Plan, Writer};

@@ -1,0 +1,132 @@
+//! One page of a database, checked when it is read.
+
+use crate::bolt::format::{
+    BRANCH, ELEMENT_BYTES, IS_BUCKET, KEY_BYTES_MAX, LEAF, PAGE_HEADER_BYTES, u16_at, u32_at, u64_at,
+};
+use crate::error::Error;
+
+/// A branch or leaf page with those that overflow from it.
+pub(crate) struct Page {
+    /// 0 for the page of an inline bucket.
+    pub id: u64,
+    /// How many pages it takes.
+    pub pages: u64,
+    pub is_leaf: bool,
+    bytes: Vec<u8>,
+    elements: Vec<Element>,
+}
+
+#[derive(Clone, Copy)]
+struct Element {
+    key: usize,
+    value: usize,
+    end: usize,
+    /// A branch's child, or a leaf's flags.
+    word: u64,
+}
+
+impl Page {
+    /// Takes `bytes` for the page `id` that begins `offset` bytes into the file. `spare` gives its room.
+    pub fn decode(
+        id: u64,
+        offset: u64,
+        pages: u64,
+        bytes: Vec<u8>,
+        spare: Option<Page>,
+    ) -> Result<Page, Error> {
+        let wrong = |at: usize, what: &str| Error::page(id, offset + at as u64, what);
+        if bytes.len() < PAGE_HEADER_BYTES {
+            return Err(wrong(0, "the page is shorter than its header"));
+        }
+        if u64_at(&bytes, 0) != id {
+            return Err(wrong(0, "the page says that it is another"));
+        }
+        let is_leaf = match u16_at(&bytes, 8) {
+            LEAF => true,
+            BRANCH => false,
+            _ => return Err(wrong(8, "the page is neither a branch nor a leaf")),
+        };
+        let count = usize::from(u16_at(&bytes, 10));
+        let data = PAGE_HEADER_BYTES + count * ELEMENT_BYTES;
+        if data > bytes.len() {
+            return Err(wrong(10, "the page counts more elements than it has room for"));
+        }
+        if count == 0 && !is_leaf {
+            return Err(wrong(10, "a branch without children"));
+        }
+        let mut elements = spare.map(|page| page.elements).unwrap_or_default();
+        elements.clear();
+        elements.reserve(count);
+        for i in 0..count {
+            let at = PAGE_HEADER_BYTES + i * ELEMENT_BYTES;
+            let (word, position, key_len, value_len) = if is_leaf {
+                let flags = u32_at(&bytes, at);
+                if flags & !IS_BUCKET != 0 {
+                    return Err(wrong(at, "an element has flags that nobody sets"));
+                }
+                (u64::from(flags), u32_at(&bytes, at + 4), u32_at(&bytes, at + 8), u32_at(&bytes, at + 12))
+            } else {
+                (u64_at(&bytes, at + 8), u32_at(&bytes, at), u32_at(&bytes, at + 4), 0)
+            };
+            // Sums of three numbers under 2^32 and one under 2^48.
+            let key = at as u64 + u64::from(position);
+            let value = key + u64::from(key_len);
+            let end = value + u64::from(value_len);
+            if key < data as u64 || end > bytes.len() as u64 {
+                return Err(wrong(at, "an element lies outside of its page"));
+            }
+            if key_len as usize > KEY_BYTES_MAX {
+                return Err(wrong(at, "a key is longer than keys may be"));
+            }
+            let element = Element { key: key as usize, value: value as usize, end: end as usize, word };
+            if let Some(before) = elements.last() {
+                let before: &Element = before;
+                if bytes.get(before.key..before.value) >= bytes.get(element.key..element.value) {
+                    return Err(wrong(at, "a key is not above the one before it"));
+                }
+            }
+            elements.push(element);
+        }
+        Ok(Page { id, pages, is_leaf, bytes, elements })
+    }
+
+    /// How many elements it has.
+    pub fn len(&self) -> usize {
+        self.elements.len()
+    }
+
+    /// The key of an element; nothing if there is no such element.
+    pub fn key(&self, i: usize) -> &[u8] {
+        self.elements.get(i).and_then(|e| self.bytes.get(e.key..e.value)).unwrap_or_default()
+    }
+
+    /// The value of a leaf's element.
+    pub fn value(&self, i: usize) -> &[u8] {
+        self.elements.get(i).and_then(|e| self.bytes.get(e.value..e.end)).unwrap_or_default()
+    }
+
+    /// The child of a branch's element.
+    pub fn child(&self, i: usize) -> u64 {
+        self.elements.get(i).map_or(0, |e| e.word)
+    }
+
+    /// Whether a leaf's element is a bucket.
+    pub fn is_bucket(&self, i: usize) -> bool {
+        self.is_leaf && self.elements.get(i).is_some_and(|e| e.word & u64::from(IS_BUCKET) != 0)
+    }
+
+    /// Where an element stands, in bytes from the beginning of the page.
+    pub fn position(i: usize) -> u64 {
+        (PAGE_HEADER_BYTES + i * ELEMENT_BYTES) as u64
+    }
+
+    /// How many elements have keys not above `key`.
+    pub fn up_to(&self, key: &[u8]) -> usize {
+        self.elements.partition_point(|e| self.bytes.get(e.key..e.value).is_some_and(|found| found <= key))
+    }
+
+    /// Its bytes, for the next one.
+    pub fn take_bytes(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.bytes)
+    }
+}

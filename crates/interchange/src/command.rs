@@ -1,0 +1,141 @@
+//! What an entry of etcd's log asks for, in the words of today.
+
+use api::etcdserverpb::{InternalRaftRequest, RequestHeader};
+use api::membershippb::{Attributes, ClusterMemberAttrSetRequest, ClusterVersionSetRequest};
+use api::raftpb::{ConfChange, Entry, EntryType};
+use bytes::Bytes;
+use prost::Message as _;
+
+use crate::wire::{Field, Fields};
+
+/// What an entry asks for.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Command {
+    /// Nothing: what a new leader appends, or what moved the clock of the old store.
+    Nothing,
+    /// A request: the bytes of an `InternalRaftRequest`.
+    Request(Bytes),
+    /// A change of the membership.
+    ConfChange(ConfChange),
+    /// A write to the old store (API version 2), which nothing but 3.4 and 3.5 know.
+    OldWrite {
+        /// Such as `PUT`.
+        method: String,
+        /// Where to.
+        path: String,
+    },
+}
+
+/// An entry that says nothing sensible.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Malformed {
+    /// Which one.
+    pub index: u64,
+    /// What is wrong with it.
+    pub what: &'static str,
+}
+
+/// A request to the old store. 3.4 and 3.5 tell of a member's name and of the cluster's version in this way.
+#[derive(Default)]
+struct OldRequest {
+    id: u64,
+    method: String,
+    path: String,
+    value: String,
+}
+
+impl Command {
+    /// Says what an entry asks for. Requests to the old store that mean something today are put into today's words.
+    ///
+    /// # Errors
+    ///
+    /// When it is nothing that etcd writes.
+    pub fn of(entry: &Entry) -> Result<Command, Malformed> {
+        let wrong = |what| Malformed { index: entry.index(), what };
+        let data = entry.data.clone().unwrap_or_default();
+        match entry.r#type() {
+            EntryType::EntryConfChange => {
+                let change =
+                    ConfChange::decode(data).map_err(|_| wrong("a change of members that is none"))?;
+                return Ok(Command::ConfChange(change));
+            }
+            EntryType::EntryConfChangeV2 => {
+                return Err(wrong("a change of members of a kind that etcd does not make"));
+            }
+            EntryType::EntryNormal => {}
+        }
+        if data.is_empty() {
+            return Ok(Command::Nothing);
+        }
+        if let Some(old) = OldRequest::find(&data).map_err(|()| wrong("a request that is none"))? {
+            return old.command().map_err(wrong);
+        }
+        InternalRaftRequest::decode(data.clone()).map_err(|_| wrong("a request that is none"))?;
+        Ok(Command::Request(data))
+    }
+}
+
+impl OldRequest {
+    /// Finds an old request, which is the entry itself or wrapped into a new one; both have it in field 2.
+    fn find(data: &[u8]) -> Result<Option<OldRequest>, ()> {
+        let mut fields = Fields(data);
+        while let Some(field) = fields.next()? {
+            if let (2, Field::Bytes(bytes)) = field {
+                let is_method = !bytes.is_empty() && bytes.iter().all(u8::is_ascii_uppercase);
+                return OldRequest::decode(if is_method { data } else { bytes }).map(Some);
+            }
+        }
+        Ok(None)
+    }
+
+    fn decode(data: &[u8]) -> Result<OldRequest, ()> {
+        let mut request = OldRequest::default();
+        let mut fields = Fields(data);
+        while let Some(field) = fields.next()? {
+            let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).map_err(|_| ());
+            match field {
+                (1, Field::Varint(id)) => request.id = id,
+                (2, Field::Bytes(bytes)) => request.method = text(bytes)?,
+                (3, Field::Bytes(bytes)) => request.path = text(bytes)?,
+                (4, Field::Bytes(bytes)) => request.value = text(bytes)?,
+                _ => {}
+            }
+        }
+        Ok(request)
+    }
+
+    fn command(self) -> Result<Command, &'static str> {
+        if self.method == "SYNC" || self.method == "QGET" {
+            return Ok(Command::Nothing);
+        }
+        let mut request = InternalRaftRequest {
+            header: Some(RequestHeader { id: self.id, ..RequestHeader::default() }),
+            ..InternalRaftRequest::default()
+        };
+        let member = self.path.strip_prefix("/0/members/").and_then(|rest| rest.strip_suffix("/attributes"));
+        match (self.method.as_str(), self.path.as_str(), member) {
+            ("PUT", "/0/version", _) => {
+                request.cluster_version_set = Some(ClusterVersionSetRequest { ver: self.value });
+            }
+            ("PUT", _, Some(id)) => {
+                let wrong = "the attributes of a member that are none";
+                let member_id = u64::from_str_radix(id, 16).map_err(|_| wrong)?;
+                let attributes = attributes(&self.value).ok_or(wrong)?;
+                let set = ClusterMemberAttrSetRequest { member_id, member_attributes: Some(attributes) };
+                request.cluster_member_attr_set = Some(set);
+            }
+            _ => return Ok(Command::OldWrite { method: self.method, path: self.path }),
+        }
+        Ok(Command::Request(request.encode_to_vec().into()))
+    }
+}
+
+fn attributes(text: &str) -> Option<Attributes> {
+    let value: serde_json::Value = serde_json::from_str(text).ok()?;
+    let urls = match value.get("clientURLs") {
+        None | Some(serde_json::Value::Null) => Some(Vec::new()),
+        Some(urls) => urls.as_array()?.iter().map(|url| url.as_str().map(str::to_owned)).collect(),
+    };
+    let name = value.get("name").and_then(serde_json::Value::as_str).unwrap_or_default();
+    Some(Attributes { name: name.to_owned(), client_urls: urls? })
+}

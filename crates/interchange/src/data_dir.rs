@@ -1,0 +1,165 @@
+//! A member's directory, as etcd leaves it.
+//!
+//! ```text
+//! <data-dir>/member/snap/db                   the state at the entry that its `meta` names
+//! <data-dir>/member/snap/<index>.snap.db      a whole state that was sent by the leader, before it becomes `db`
+//! <data-dir>/member/snap/<term>-<index>.snap  the old store; not needed, since the database has the members too
+//! <data-dir>/member/wal/*.wal                 entries, from before that entry on
+//! ```
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use disk::{Disk, Lock};
+
+use crate::backend::{Backend, Membership, Meta};
+use crate::bolt::Bolt;
+use crate::command::Command;
+use crate::error::Error;
+use crate::wal::Wal;
+
+type SharedFile = Arc<dyn disk::File>;
+
+/// What a stopped member of etcd left: a state, and the entries that come after it. Held against a member that starts
+/// until it is dropped.
+pub struct DataDir {
+    /// The state at [`DataDir::base_index`].
+    pub base: Backend<SharedFile>,
+    /// What the state says of itself.
+    pub meta: Meta,
+    /// The members at that state.
+    pub membership: Membership,
+    /// The log.
+    pub wal: Wal,
+    /// Who had a vote at the last entry known to be committed.
+    pub voters: BTreeSet<u64>,
+    end: u64,
+    _lock: Lock,
+}
+
+impl DataDir {
+    /// Opens a member's directory; nothing in it is changed.
+    ///
+    /// # Errors
+    ///
+    /// When a member is running on it, something is missing or damaged, or state and log do not fit together.
+    pub fn open(disk: &dyn Disk, dir: &Path) -> Result<DataDir, Error> {
+        let snap = dir.join("member").join("snap");
+        let path = snap.join("db");
+        let found = |e| Error::io(format!("looking for {}", path.display()), e);
+        if !disk.exists(&path).map_err(found)? {
+            return Err(found(io::ErrorKind::NotFound.into()));
+        }
+        let lock = disk.lock(&path).map_err(|e| Error::io(format!("locking {}", path.display()), e))?;
+        let wal = Wal::open(disk, &dir.join("member").join("wal"))?;
+        let mut base = open_database(disk, &path)?;
+        let mut meta = base.meta()?;
+        let newest = wal.snapshots.iter().map(|snapshot| snapshot.index).max().unwrap_or_default();
+        if newest > meta.consistent_index {
+            // The member stopped after it was sent a state, and before it put it into its place.
+            let path = snap.join(format!("{newest:016x}.snap.db"));
+            if !disk.exists(&path).map_err(|e| Error::io(format!("looking for {}", path.display()), e))? {
+                let what = format!(
+                    "the database holds the state at entry {}, the log has a snapshot at {newest}, and there is no {}",
+                    meta.consistent_index,
+                    path.display()
+                );
+                return Err(Error::damaged(0, what).in_file("db"));
+            }
+            base = open_database(disk, &path)?;
+            meta = base.meta()?;
+        }
+        let membership = base.membership()?;
+        let mut dir = DataDir { base, meta, membership, wal, voters: BTreeSet::new(), end: 0, _lock: lock };
+        dir.find_end()?;
+        Ok(dir)
+    }
+
+    /// The last entry whose effects are in the state.
+    pub fn base_index(&self) -> u64 {
+        self.meta.consistent_index
+    }
+
+    /// The term of that entry; `None` if nobody wrote it down.
+    pub fn base_term(&self) -> Option<u64> {
+        let index = self.base_index();
+        let snapshot = self.wal.snapshots.iter().find(|snapshot| snapshot.index == index);
+        self.wal.term(index).or(snapshot.map(|s| s.term)).or(self.meta.term).or((index == 0).then_some(0))
+    }
+
+    /// The last entry that is known to be committed.
+    pub fn committed(&self) -> u64 {
+        self.wal.hard_state.commit.max(self.base_index())
+    }
+
+    /// The last entry to apply. Beyond [`DataDir::committed`] only if this member alone has a vote: what is in its log
+    /// is committed then, and may have been acknowledged, although the log does not say so yet.
+    pub fn end(&self) -> u64 {
+        self.end
+    }
+
+    /// The entries to apply, in order: those after [`DataDir::base_index`], up to [`DataDir::end`].
+    pub fn entries(&self) -> impl Iterator<Item = Result<api::raftpb::Entry, Error>> + '_ {
+        (self.base_index() + 1..=self.end).map(|index| match self.wal.entry(index)? {
+            Some(entry) => Ok(entry),
+            None => Err(missing(index)),
+        })
+    }
+
+    fn find_end(&mut self) -> Result<(), Error> {
+        let (base, committed) = (self.base_index(), self.committed());
+        if base == u64::MAX {
+            return Err(Error::damaged(0, "the database names an entry that cannot be").in_file("db"));
+        }
+        // There may be no entries at all, and none are needed if the state has all that is committed.
+        if base < committed {
+            if self.wal.first() > base + 1 {
+                return Err(missing(base + 1));
+            }
+            if self.wal.last() < committed {
+                return Err(missing(self.wal.last() + 1));
+            }
+        }
+        self.voters = self.membership.conf_state().voters.into_iter().collect();
+        for index in base + 1..=committed {
+            self.follow(index)?;
+        }
+        self.end = committed;
+        let me = self.wal.identity.member_id;
+        while self.voters.len() == 1 && self.voters.contains(&me) && self.wal.term(self.end + 1).is_some() {
+            self.end += 1;
+            self.follow(self.end)?;
+        }
+        Ok(())
+    }
+
+    /// What an entry changes about who votes.
+    fn follow(&mut self, index: u64) -> Result<(), Error> {
+        use api::raftpb::ConfChangeType as Type;
+        if !self.wal.is_conf_change(index) {
+            return Ok(());
+        }
+        let entry = self.wal.entry(index)?.ok_or_else(|| missing(index))?;
+        let command = Command::of(&entry)
+            .map_err(|malformed| Error::damaged(0, format!("entry {index}: {}", malformed.what)))?;
+        let Command::ConfChange(change) = command else { return Ok(()) };
+        match change.r#type() {
+            Type::ConfChangeAddNode => self.voters.insert(change.node_id()),
+            Type::ConfChangeRemoveNode => self.voters.remove(&change.node_id()),
+            Type::ConfChangeUpdateNode | Type::ConfChangeAddLearnerNode => false,
+        };
+        Ok(())
+    }
+}
+
+fn missing(index: u64) -> Error {
+    Error::damaged(0, format!("entry {index} is committed and not in the log"))
+}
+
+fn open_database(disk: &dyn Disk, path: &Path) -> Result<Backend<SharedFile>, Error> {
+    let file = disk.open(path).map_err(|e| Error::io(format!("opening {}", path.display()), e))?;
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    Bolt::whole(file).and_then(Backend::new).map_err(|e| e.in_file(&name))
+}

@@ -1,0 +1,121 @@
+//! What can go wrong with a file of etcd's.
+
+use std::fmt;
+use std::io;
+
+/// Why a file could not be read.
+#[derive(Debug)]
+pub enum Error {
+    /// The file could not be read at all.
+    Io {
+        /// What was being done, for a sentence.
+        doing: String,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// The file is not what it should be.
+    Damaged(Damage),
+}
+
+/// What is wrong with a file, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Damage {
+    /// The file's name, where there are several.
+    pub file: Option<String>,
+    /// The page of a database.
+    pub page: Option<u64>,
+    /// Bytes from the beginning of the file.
+    pub offset: u64,
+    /// What is wrong there.
+    pub what: String,
+}
+
+impl Error {
+    pub(crate) fn io(doing: impl Into<String>, error: io::Error) -> Error {
+        Error::Io { doing: doing.into(), error }
+    }
+
+    pub(crate) fn damaged(offset: u64, what: impl Into<String>) -> Error {
+        Error::Damaged(Damage { file: None, page: None, offset, what: what.into() })
+    }
+
+    pub(crate) fn page(page: u64, offset: u64, what: impl Into<String>) -> Error {
+        Error::Damaged(Damage { file: None, page: Some(page), offset, what: what.into() })
+    }
+
+    pub(crate) fn in_file(self, name: &str) -> Error {
+        match self {
+            Error::Damaged(damage) => Error::Damaged(Damage {
+                file: Some(damage.file.unwrap_or_else(|| name.to_owned())),
+                ..damage
+            }),
+            Error::Io { doing, error } => Error::Io { doing: format!("{doing} ({name})"), error },
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Io { doing, error } => write!(f, "{doing}: {error}"),
+            Error::Damaged(damage) => damage.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(file) = &self.file {
+            write!(f, "{file}: ")?;
+        }
+        if let Some(page) = self.page {
+            write!(f, "page {page}, ")?;
+        }
+        write!(f, "byte {}: {}", self.offset, self.what)
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Io { error, .. } => Some(error),
+            Error::Damaged(_) => None,
+        }
+    }
+}
+
+/// Why a file could not be written.
+#[derive(Debug)]
+pub enum WriteError {
+    /// The output failed.
+    Io(io::Error),
+    /// What was given cannot be in such a file, or does not come in the order it has to.
+    Refused(String),
+    /// What is written is not what was measured before.
+    Differs(String),
+}
+
+impl fmt::Display for WriteError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            WriteError::Io(error) => write!(f, "writing failed: {error}"),
+            WriteError::Refused(what) => f.write_str(what),
+            WriteError::Differs(what) => write!(f, "the contents changed while they were written: {what}"),
+        }
+    }
+}
+
+impl std::error::Error for WriteError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            WriteError::Io(error) => Some(error),
+            WriteError::Refused(_) | WriteError::Differs(_) => None,
+        }
+    }
+}
+
+impl From<io::Error> for WriteError {
+    fn from(error: io::Error) -> WriteError {
+        WriteError::Io(error)
+    }
+}

@@ -1,0 +1,147 @@
+//! HashKV of a database at rest.
+//!
+//! With C the compact revision and R the one asked for: all changes with C < revision <= R, and of those at or below
+//! C the newest of each key at R, unless it is a deletion. If no key is left at R, then of each key the newest at C,
+//! unless it is a deletion. For each the bytes of its key and value in the bucket `key`, in order, behind that name.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use sha2::{Digest as _, Sha256};
+
+use crate::backend::{Backend, Revision, name};
+use crate::error::Error;
+use crate::source::Source;
+
+/// What HashKV answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HashKv {
+    /// CRC-32C.
+    pub hash: u32,
+    /// The compact revision that the hash belongs to; -1 for none.
+    pub compact_revision: i64,
+    /// The revision hashed.
+    pub hash_revision: i64,
+}
+
+/// Why there is no such hash.
+#[derive(Debug)]
+pub enum HashKvError {
+    /// The database cannot be read.
+    Read(Error),
+    /// The revision is below the compact revision, which is given.
+    Compacted(i64),
+    /// The revision is above the newest, which is given.
+    Future(i64),
+}
+
+/// What stands for a key where many have to be remembered: nobody finds two with the same.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Fingerprint([u8; 16]);
+
+impl Fingerprint {
+    pub fn of(key: &[u8]) -> Fingerprint {
+        let digest = Sha256::digest(key);
+        Fingerprint(digest.first_chunk().copied().unwrap_or_default())
+    }
+}
+
+/// The newest change of a key at or below the compact revision, and at or below the one asked for.
+struct Newest {
+    at_compaction: Newer,
+    at_hash: Newer,
+}
+
+#[derive(Clone, Copy)]
+struct Newer {
+    revision: Revision,
+    is_tombstone: bool,
+}
+
+impl Newer {
+    /// Whether it is this change, and not a deletion.
+    fn is(self, revision: Revision) -> bool {
+        self.revision == revision && !self.is_tombstone
+    }
+}
+
+/// Computes what HashKV answers for `revision`; 0 means the newest.
+///
+/// Two passes over the history, and some 80 bytes of memory for each key that has a change at or below the compact
+/// revision.
+///
+/// # Errors
+///
+/// When the revision is not there, or the database cannot be read.
+pub fn hash_kv<S: Source>(backend: &Backend<S>, revision: i64) -> Result<HashKv, HashKvError> {
+    let compacted = backend.meta()?.compact_revision().unwrap_or(-1);
+    // A new store is at revision 1.
+    let mut current = compacted.max(1);
+    let mut newest: HashMap<Fingerprint, Newest> = HashMap::new();
+    // Keys that came to be above the compact revision, less those that went.
+    let mut gained = 0i64;
+    let mut history = backend.history()?;
+    while let Some(change) = history.step()? {
+        let head = change.head;
+        let main = head.revision.main;
+        current = current.max(main);
+        if revision > 0 && main > revision {
+            continue;
+        }
+        let newer = Newer { revision: head.revision, is_tombstone: head.is_tombstone };
+        if main <= compacted {
+            newest.insert(Fingerprint::of(head.key), Newest { at_compaction: newer, at_hash: newer });
+            continue;
+        }
+        gained += i64::from(!head.is_tombstone && head.version == 1) - i64::from(head.is_tombstone);
+        if !newest.is_empty()
+            && let Some(found) = newest.get_mut(&Fingerprint::of(head.key))
+        {
+            found.at_hash = newer;
+        }
+    }
+    let revision = if revision <= 0 { current } else { revision };
+    if revision < compacted {
+        return Err(HashKvError::Compacted(compacted));
+    }
+    if revision > current {
+        return Err(HashKvError::Future(current));
+    }
+    let live_at_compaction = newest.values().filter(|n| !n.at_compaction.is_tombstone).count() as i64;
+    let any_live = live_at_compaction.saturating_add(gained) > 0;
+    let mut hash = crc32c::crc32c(name::KEY);
+    let mut history = backend.history()?;
+    while let Some(stored) = history.step_stored()? {
+        let at = stored.change.head.revision;
+        if at.main > revision {
+            break;
+        }
+        let is_covered = at.main > compacted || {
+            let found = newest.get(&Fingerprint::of(stored.change.head.key));
+            found.is_some_and(|n| if any_live { n.at_hash.is(at) } else { n.at_compaction.is(at) })
+        };
+        if is_covered {
+            hash = crc32c::crc32c_append(hash, stored.key);
+            hash = crc32c::crc32c_append(hash, stored.value);
+        }
+    }
+    Ok(HashKv { hash, compact_revision: compacted, hash_revision: revision })
+}
+
+impl From<Error> for HashKvError {
+    fn from(error: Error) -> HashKvError {
+        HashKvError::Read(error)
+    }
+}
+
+impl fmt::Display for HashKvError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            HashKvError::Read(error) => error.fmt(f),
+            HashKvError::Compacted(at) => write!(f, "the revision has been compacted, up to {at}"),
+            HashKvError::Future(at) => write!(f, "the revision is in the future: the newest is {at}"),
+        }
+    }
+}
+
+impl std::error::Error for HashKvError {}

@@ -1,0 +1,44 @@
+//! etcd's own formats, in and out: bbolt databases, snapshot files, and whole data directories with their WAL.
+//!
+//! What it is: [`bolt`] reads and writes the database file; [`backend`] knows what etcd keeps in which bucket;
+//! [`snapshot`] is the file of `etcdctl snapshot save`; [`Status`] and [`hash_kv`] are the figures that etcdutl gives;
+//! [`wal`] reads and writes the write-ahead log; [`DataDir`] reads a member's directory, [`NewDataDir`] makes one.
+//!
+//! What it does not know: a running server, Mainstay's own formats, what an entry of the log does to the state (it
+//! gives entries out, for the state machine to apply).
+//!
+//! Invariants:
+//! - Everything streams: memory holds a path through a tree and one value, whatever the size of a file. Three things
+//!   take more, each said at its place: a few bytes per key for `status` and `hash_kv`, two bits per page for a check,
+//!   24 bytes per entry of a WAL.
+//! - A database is written front to back, without a temporary file, so that a snapshot may go straight to a client.
+//! - No input panics or runs for ever (test `damage`); what is wrong is said with page and offset.
+//! - What real etcd wrote is read in full, and what is written here is what etcd would have written as far as HashKV
+//!   goes (tests `golden`, and with real etcd `etcd`).
+//!
+//! Tests: beside the code and in `tests/it`. Those that need real etcd say so and pass when `MAINSTAY_TEST_ETCD_DIR`
+//! does not name a directory with its programs.
+
+pub mod backend;
+pub mod bolt;
+mod command;
+mod data_dir;
+mod error;
+mod hash_kv;
+mod new_data_dir;
+mod sink;
+pub mod snapshot;
+mod source;
+mod status;
+mod v2_store;
+pub mod wal;
+mod wire;
+
+pub use command::{Command, Malformed};
+pub use data_dir::DataDir;
+pub use error::{Damage, Error, WriteError};
+pub use hash_kv::{HashKv, HashKvError, hash_kv};
+pub use new_data_dir::{NewDataDir, NewMember};
+pub use sink::FileSink;
+pub use source::Source;
+pub use status::Status;

@@ -1,0 +1,123 @@
+//! The file that `etcdctl snapshot save` writes.
+//!
+//! ```text
+//! database          a multiple of 512 bytes
+//! SHA-256 of it     32 bytes; a database copied out of a data directory comes without
+//! ```
+
+use std::io::{self, Write};
+
+use sha2::{Digest as _, Sha256};
+
+use crate::backend::Backend;
+use crate::bolt::Bolt;
+use crate::error::Error;
+use crate::source::Source;
+
+/// Bytes of the digest.
+pub const DIGEST_BYTES: usize = 32;
+/// A database is a multiple of this, a file with a digest is 32 bytes more than one.
+pub const ALIGN_BYTES: u64 = 512;
+const CHUNK_BYTES: usize = 256 << 10;
+
+/// What a snapshot file is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parts {
+    /// Bytes of the database, which comes first.
+    pub database_bytes: u64,
+    /// Whether a digest follows.
+    pub has_digest: bool,
+}
+
+impl Parts {
+    /// Tells by the size of a file, as etcd's tools do.
+    pub fn of_size(bytes: u64) -> Parts {
+        let has_digest = bytes % ALIGN_BYTES == DIGEST_BYTES as u64;
+        let database_bytes = if has_digest { bytes - DIGEST_BYTES as u64 } else { bytes };
+        Parts { database_bytes, has_digest }
+    }
+}
+
+/// Opens the database in a snapshot file, with or without a digest. If there is one, the whole file is read and held
+/// against it.
+///
+/// # Errors
+///
+/// When the file cannot be read, does not match its digest, or holds no database of etcd's.
+pub fn open<S: Source>(source: S) -> Result<(Backend<S>, Parts), Error> {
+    let bytes = source.len_bytes().map_err(|e| Error::io("asking for the snapshot's size", e))?;
+    let parts = Parts::of_size(bytes);
+    if parts.has_digest {
+        verify(&source, parts.database_bytes)?;
+    } else if bytes % ALIGN_BYTES != 0 {
+        let what =
+            "the snapshot is cut off: it has neither the size of a database nor that of one with a digest";
+        return Err(Error::damaged(bytes, what));
+    }
+    Ok((Backend::new(Bolt::open(source, parts.database_bytes)?)?, parts))
+}
+
+/// Opens the database in a snapshot file and does not look at the digest, for a user who wants just that.
+///
+/// # Errors
+///
+/// When the file cannot be read or holds no database of etcd's.
+pub fn open_unverified<S: Source>(source: S) -> Result<(Backend<S>, Parts), Error> {
+    let bytes = source.len_bytes().map_err(|e| Error::io("asking for the snapshot's size", e))?;
+    let parts = Parts::of_size(bytes);
+    Ok((Backend::new(Bolt::open(source, parts.database_bytes)?)?, parts))
+}
+
+fn verify(source: &impl Source, len: u64) -> Result<(), Error> {
+    let failed = |at: u64| move |e: io::Error| Error::io(format!("reading the snapshot at byte {at}"), e);
+    let mut sum = Sha256::new();
+    let mut chunk = vec![0; CHUNK_BYTES];
+    let mut at = 0;
+    while at < len {
+        chunk.truncate(usize::try_from(len - at).unwrap_or(CHUNK_BYTES).min(CHUNK_BYTES));
+        source.read_exact_at(&mut chunk, at).map_err(failed(at))?;
+        sum.update(&chunk);
+        at += chunk.len() as u64;
+    }
+    let mut digest = [0; DIGEST_BYTES];
+    source.read_exact_at(&mut digest, len).map_err(failed(len))?;
+    if sum.finalize().as_slice() != digest {
+        return Err(Error::damaged(len, "the snapshot is not what its SHA-256 at the end was made of"));
+    }
+    Ok(())
+}
+
+/// Passes a database on and puts its digest behind it.
+pub struct Digesting<W> {
+    out: W,
+    sum: Sha256,
+}
+
+impl<W: Write> Digesting<W> {
+    /// Begins.
+    pub fn new(out: W) -> Digesting<W> {
+        Digesting { out, sum: Sha256::new() }
+    }
+
+    /// Writes the digest and gives the output back.
+    ///
+    /// # Errors
+    ///
+    /// When the output fails.
+    pub fn finish(mut self) -> io::Result<W> {
+        self.out.write_all(&self.sum.finalize())?;
+        Ok(self.out)
+    }
+}
+
+impl<W: Write> Write for Digesting<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.out.write(bytes)?;
+        self.sum.update(bytes.get(..written).unwrap_or_default());
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}

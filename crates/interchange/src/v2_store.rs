@@ -1,0 +1,61 @@
+//! The old store of API version 2, of which nothing is left but what its image says about members: 3.4 and 3.5 read
+//! it from a `.snap` file when they start.
+
+use serde_json::{Map, Value, json};
+
+use crate::backend::Membership;
+
+/// The image of a store that knows the members.
+pub(crate) fn image(membership: &Membership, index: u64) -> String {
+    let mut members = Map::new();
+    for member in &membership.members {
+        let mut fields = Map::new();
+        let mut raft = json!({ "peerURLs": member.peer_urls });
+        if member.is_learner {
+            raft["isLearner"] = true.into();
+        }
+        let path = format!("/0/members/{:x}", member.id);
+        fields.insert("raftAttributes".into(), file(&format!("{path}/raftAttributes"), raft.to_string()));
+        if !member.name.is_empty() {
+            let attributes = json!({ "name": member.name, "clientURLs": member.client_urls });
+            fields.insert("attributes".into(), file(&format!("{path}/attributes"), attributes.to_string()));
+        }
+        members.insert(format!("{:x}", member.id), directory(&path, fields));
+    }
+    let mut removed = Map::new();
+    for id in &membership.removed {
+        let path = format!("/0/removed_members/{id:x}");
+        removed.insert(format!("{id:x}"), file(&path, "removed".to_owned()));
+    }
+    let mut cluster = Map::new();
+    cluster.insert("members".into(), directory("/0/members", members));
+    if !removed.is_empty() {
+        cluster.insert("removed_members".into(), directory("/0/removed_members", removed));
+    }
+    if !membership.cluster_version.is_empty() {
+        cluster.insert("version".into(), file("/0/version", membership.cluster_version.clone()));
+    }
+    let mut root = Map::new();
+    root.insert("0".into(), directory("/0", cluster));
+    root.insert("1".into(), directory("/1", Map::new()));
+    json!({ "Root": directory("/", root), "CurrentIndex": index, "CurrentVersion": 2 }).to_string()
+}
+
+fn directory(path: &str, children: Map<String, Value>) -> Value {
+    node(path, String::new(), Value::Object(children))
+}
+
+fn file(path: &str, value: String) -> Value {
+    node(path, value, Value::Null)
+}
+
+fn node(path: &str, value: String, children: Value) -> Value {
+    json!({
+        "Path": path,
+        "CreatedIndex": 0,
+        "ModifiedIndex": 0,
+        "ExpireTime": "0001-01-01T00:00:00Z",
+        "Value": value,
+        "Children": children,
+    })
+}

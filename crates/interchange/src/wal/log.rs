@@ -1,0 +1,337 @@
+//! A whole log, read.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use disk::Disk;
+use prost::Message as _;
+
+use crate::backend::ConfState;
+use crate::error::Error;
+use crate::wal::frame::{Frames, Next};
+use crate::wal::{CRC, ENTRY, METADATA, SNAPSHOT, STATE};
+use crate::wire::{Field, Fields};
+
+type SharedFile = Arc<dyn disk::File>;
+
+/// The raft log of a member. It was read through and verified; entries are read again when they are asked for, and 24
+/// bytes of memory each say where they are.
+pub struct Wal {
+    files: Vec<LogFile>,
+    /// Whose log it is.
+    pub identity: Identity,
+    /// What raft has promised.
+    pub hard_state: HardState,
+    /// Snapshots that are committed, in the order they were made.
+    pub snapshots: Vec<SnapshotMark>,
+    /// What was left out of the last file.
+    pub repair: Option<Repair>,
+    first: u64,
+    entries: Vec<Place>,
+}
+
+/// Whose log it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Identity {
+    /// The member.
+    pub member_id: u64,
+    /// Its cluster.
+    pub cluster_id: u64,
+}
+
+/// What raft has promised.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HardState {
+    /// The newest term seen.
+    pub term: u64,
+    /// Who got the vote in it; 0 for nobody.
+    pub vote: u64,
+    /// Entries are committed up to here; more may be.
+    pub commit: u64,
+}
+
+/// A snapshot that the log tells of.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SnapshotMark {
+    /// The last entry in it.
+    pub index: u64,
+    /// The term of that entry.
+    pub term: u64,
+    /// Who votes; etcd writes it from 3.5 on.
+    pub conf_state: Option<ConfState>,
+}
+
+/// The remains of an unfinished write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Repair {
+    /// The file's name.
+    pub file: String,
+    /// The log ends here.
+    pub offset: u64,
+}
+
+struct LogFile {
+    name: String,
+    file: SharedFile,
+    len: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Place {
+    term: u64,
+    offset: u64,
+    file: u32,
+    is_conf_change: bool,
+}
+
+impl Wal {
+    /// Reads the log in a directory.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be read or is damaged other than by an unfinished write at its end.
+    pub fn open(disk: &dyn Disk, dir: &Path) -> Result<Wal, Error> {
+        let names = disk.list(dir).map_err(|e| Error::io(format!("listing {}", dir.display()), e))?;
+        let mut files = Vec::new();
+        let mut before: Option<u64> = None;
+        for name in names {
+            let Some((sequence, _)) = parse_name(&name) else { continue };
+            if before.is_some_and(|before| before.checked_add(1) != Some(sequence)) {
+                return Err(Error::damaged(0, "a file of the log before this one is missing").in_file(&name));
+            }
+            before = Some(sequence);
+            let opened = |e| Error::io(format!("opening {}", dir.join(&name).display()), e);
+            let file = disk.open(&dir.join(&name)).map_err(opened)?;
+            let len = file.len().map_err(opened)?;
+            files.push(LogFile { name, file, len });
+        }
+        let mut scan = Scan::default();
+        for (i, file) in files.iter().enumerate() {
+            scan.file(i, file, i + 1 == files.len()).map_err(|e| e.in_file(&file.name))?;
+        }
+        let Some(metadata) = scan.metadata else {
+            let what = "the log does not say whose it is";
+            return Err(Error::damaged(0, what).in_file(&dir.display().to_string()));
+        };
+        let metadata = api::etcdserverpb::Metadata::decode(metadata.as_slice())
+            .map_err(|_| Error::damaged(0, "the log says something strange about whose it is"))?;
+        scan.snapshots.retain(|snapshot| snapshot.index <= scan.hard_state.commit);
+        if scan.entries.is_empty() {
+            scan.first = 1 + scan.snapshots.iter().map(|snapshot| snapshot.index).max().unwrap_or_default();
+        }
+        Ok(Wal {
+            files,
+            identity: Identity { member_id: metadata.node_id(), cluster_id: metadata.cluster_id() },
+            hard_state: scan.hard_state,
+            snapshots: scan.snapshots,
+            repair: scan.repair,
+            first: scan.first,
+            entries: scan.entries,
+        })
+    }
+
+    /// The index of the first entry, or of the one that comes next if there is none; it is one above [`Wal::last`] then.
+    pub fn first(&self) -> u64 {
+        self.first
+    }
+
+    /// The index of the last entry.
+    pub fn last(&self) -> u64 {
+        (self.first + self.entries.len() as u64).saturating_sub(1)
+    }
+
+    /// The term of an entry that is here.
+    pub fn term(&self, index: u64) -> Option<u64> {
+        self.place(index).map(|place| place.term)
+    }
+
+    /// Whether an entry changes the membership.
+    pub fn is_conf_change(&self, index: u64) -> bool {
+        self.place(index).is_some_and(|place| place.is_conf_change)
+    }
+
+    /// Reads an entry; `None` if it is not here.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be read any more.
+    pub fn entry(&self, index: u64) -> Result<Option<api::raftpb::Entry>, Error> {
+        let Some(place) = self.place(index) else { return Ok(None) };
+        let Some(file) = self.files.get(place.file as usize) else { return Ok(None) };
+        let read = |at: u64, len: usize| {
+            let mut bytes = vec![0; len];
+            file.file
+                .read_exact_at(&mut bytes, at)
+                .map_err(|e| Error::io(format!("reading the log at byte {at}"), e).in_file(&file.name))?;
+            Ok(bytes)
+        };
+        let changed =
+            || Error::damaged(place.offset, "the log changed while it was read").in_file(&file.name);
+        let head = read(place.offset, 8)?;
+        let len = u64::from_le_bytes(head.try_into().unwrap_or_default()) & !(0xff << 56);
+        if len > file.len {
+            return Err(changed());
+        }
+        let record = read(place.offset + 8, len as usize)?;
+        let record = api::walpb::Record::decode(bytes::Bytes::from(record)).map_err(|_| changed())?;
+        let entry = api::raftpb::Entry::decode(record.data.unwrap_or_default()).map_err(|_| changed())?;
+        if entry.index() != index || entry.term() != place.term {
+            return Err(changed());
+        }
+        Ok(Some(entry))
+    }
+
+    fn place(&self, index: u64) -> Option<&Place> {
+        let i = usize::try_from(index.checked_sub(self.first)?).ok()?;
+        self.entries.get(i)
+    }
+}
+
+/// Sequence number and first index of a file of the log.
+fn parse_name(name: &str) -> Option<(u64, u64)> {
+    let (sequence, index) = name.strip_suffix(".wal")?.split_once('-')?;
+    let hex = |text: &str| match text.len() == 16 {
+        true => u64::from_str_radix(text, 16).ok(),
+        false => None,
+    };
+    Some((hex(sequence)?, hex(index)?))
+}
+
+/// What reading through the log has found so far.
+#[derive(Default)]
+struct Scan {
+    metadata: Option<Vec<u8>>,
+    hard_state: HardState,
+    snapshots: Vec<SnapshotMark>,
+    first: u64,
+    entries: Vec<Place>,
+    crc: u32,
+    repair: Option<Repair>,
+}
+
+impl Scan {
+    fn file(&mut self, number: usize, file: &LogFile, is_last: bool) -> Result<(), Error> {
+        let mut frames = Frames::new(&file.file, file.len, self.crc, is_last);
+        let mut is_first = true;
+        loop {
+            let so_far = frames.crc();
+            let record = match frames.next()? {
+                Next::Record(record) => record,
+                Next::End => break,
+                Next::Torn => {
+                    let offset = frames.at();
+                    self.repair = Some(Repair { file: file.name.clone(), offset });
+                    break;
+                }
+            };
+            let offset = record.offset;
+            let wrong = |what: &str| Error::damaged(offset, what);
+            if std::mem::take(&mut is_first) && record.kind != CRC {
+                return Err(wrong("the file does not begin with a checksum"));
+            }
+            match record.kind {
+                CRC => {
+                    let crc = record.crc;
+                    // The first file may be the continuation of one that was deleted.
+                    if so_far != crc && !(number == 0 && so_far == 0) {
+                        return Err(wrong("the file does not go on where the one before it ends"));
+                    }
+                    frames.set_crc(crc);
+                }
+                METADATA => match &self.metadata {
+                    Some(before) if before != record.data => {
+                        return Err(wrong(
+                            "the log says in one file that it is another member's than in another",
+                        ));
+                    }
+                    _ => self.metadata = Some(record.data.to_vec()),
+                },
+                STATE => {
+                    self.hard_state =
+                        hard_state(record.data).ok_or_else(|| wrong("a hard state that is none"))?
+                }
+                SNAPSHOT => self
+                    .snapshots
+                    .push(snapshot(record.data).ok_or_else(|| wrong("a snapshot that is none"))?),
+                ENTRY => {
+                    let entry = entry(record.data).ok_or_else(|| wrong("an entry that is none"))?;
+                    self.entry(number, offset, entry).map_err(|what| Error::damaged(offset, what))?;
+                }
+                kind => return Err(wrong(&format!("a record of the unknown type {kind}"))),
+            }
+        }
+        self.crc = frames.crc();
+        Ok(())
+    }
+
+    fn entry(&mut self, file: usize, offset: u64, entry: ScannedEntry) -> Result<(), String> {
+        let place =
+            Place { term: entry.term, offset, file: file as u32, is_conf_change: entry.is_conf_change };
+        let next = self.first + self.entries.len() as u64;
+        if self.entries.is_empty() || entry.index < self.first {
+            self.entries.clear();
+            self.first = entry.index;
+        } else if entry.index > next {
+            // A member that was sent a whole state goes on behind it.
+            if !self.snapshots.iter().any(|snapshot| snapshot.index.checked_add(1) == Some(entry.index)) {
+                return Err(format!("entry {} follows entry {}", entry.index, next - 1));
+            }
+            self.entries.clear();
+            self.first = entry.index;
+        } else {
+            self.entries.truncate((entry.index - self.first) as usize);
+        }
+        if self.entries.last().is_some_and(|before| before.term > entry.term) {
+            return Err(format!("entry {} is of an older term than the one before it", entry.index));
+        }
+        self.entries.push(place);
+        Ok(())
+    }
+}
+
+struct ScannedEntry {
+    index: u64,
+    term: u64,
+    is_conf_change: bool,
+}
+
+/// Reads no more of an entry than is needed here; the checksum does not cover a record's type, so what is no entry has
+/// to be told from one.
+fn entry(data: &[u8]) -> Option<ScannedEntry> {
+    let [kind, term, index] = numbers(data, 4)?;
+    // An index of 2^64 - 1 is none, so that counting from it goes well.
+    (index > 0 && index < u64::MAX && term > 0 && kind <= 2).then_some(ScannedEntry {
+        index,
+        term,
+        is_conf_change: kind != 0,
+    })
+}
+
+fn hard_state(data: &[u8]) -> Option<HardState> {
+    let [term, vote, commit] = numbers(data, 0)?;
+    (term > 0 || (vote == 0 && commit == 0)).then_some(HardState { term, vote, commit })
+}
+
+fn snapshot(data: &[u8]) -> Option<SnapshotMark> {
+    let snapshot = api::walpb::Snapshot::decode(data).ok()?;
+    // As with entries, so that counting goes well.
+    (snapshot.index() < u64::MAX).then(|| SnapshotMark {
+        index: snapshot.index(),
+        term: snapshot.term(),
+        conf_state: snapshot.conf_state.as_ref().map(ConfState::from),
+    })
+}
+
+/// The numbers in fields 1 to 3; only field `bytes` may hold bytes.
+fn numbers(data: &[u8], bytes: u64) -> Option<[u64; 3]> {
+    let mut found = [0; 3];
+    let mut fields = Fields(data);
+    while let Some((number, field)) = fields.next().ok()? {
+        match field {
+            Field::Varint(n) => *found.get_mut(usize::try_from(number).ok()?.checked_sub(1)?)? = n,
+            Field::Bytes(_) if number == bytes => {}
+            _ => return None,
+        }
+    }
+    Some(found)
+}

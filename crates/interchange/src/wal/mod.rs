@@ -1,0 +1,40 @@
+//! etcd's write-ahead log.
+//!
+//! ```text
+//! file     <data-dir>/member/wal/<sequence, 16 hex digits>-<first index expected in it, 16 hex digits>.wal
+//!          frames, then zeros up to 64,000,000 bytes
+//!
+//! frame
+//!        0  length           7   of the record
+//!        7  padding          1   128 + zeros at the end of the frame, or 0 if there are none
+//!        8  record               protobuf: 1 type, 2 checksum, 3 data
+//!           zeros                up to a multiple of 8
+//!
+//! type     data
+//! 1        Metadata              member and cluster; the same bytes in all files
+//! 2        Entry                 of the raft log
+//! 3        HardState             the last one counts
+//! 4        none                  first in every file: the checksum so far, from which the file goes on
+//! 5        Snapshot              index and term of an image of the state, and who votes; counts once committed
+//!
+//! checksum                       CRC-32C over the data of all records so far, those of earlier files included
+//! ```
+//!
+//! A length of 0 is the end of a file. An entry with an index that was there before takes the place of that one and
+//! of all behind it. In the last file, and only there, a frame that the file has no room for, or that does not verify
+//! and has a sector (512 bytes) of nothing but zeros, is the remains of a write that was never finished: the log ends
+//! before it.
+
+mod frame;
+mod log;
+mod writer;
+
+pub use log::{HardState, Identity, Repair, SnapshotMark, Wal};
+pub(crate) use writer::FIRST_NAME;
+pub use writer::{SegmentStart, segment};
+
+pub(crate) const METADATA: u64 = 1;
+pub(crate) const ENTRY: u64 = 2;
+pub(crate) const STATE: u64 = 3;
+pub(crate) const CRC: u64 = 4;
+pub(crate) const SNAPSHOT: u64 = 5;

@@ -1,0 +1,78 @@
+//! Making the first file of a log.
+
+use prost::Message as _;
+
+use crate::backend::ConfState;
+use crate::wal::{CRC, HardState, Identity, METADATA, SNAPSHOT, STATE, SnapshotMark};
+use crate::wire::put_varint;
+
+/// What a log begins with, when its member already has a state.
+#[derive(Clone, Debug)]
+pub struct SegmentStart {
+    /// Whose log it is.
+    pub identity: Identity,
+    /// What raft has promised.
+    pub hard_state: HardState,
+    /// What the state holds.
+    pub snapshot: SnapshotMark,
+}
+
+/// The name of the first file of a log.
+pub(crate) const FIRST_NAME: &str = "0000000000000000-0000000000000000.wal";
+
+/// The bytes of the first file of a log without entries. etcd fills it up when it opens it.
+pub fn segment(start: &SegmentStart) -> Vec<u8> {
+    let metadata = api::etcdserverpb::Metadata {
+        node_id: Some(start.identity.member_id),
+        cluster_id: Some(start.identity.cluster_id),
+    };
+    let state = api::raftpb::HardState {
+        term: Some(start.hard_state.term),
+        vote: Some(start.hard_state.vote),
+        commit: Some(start.hard_state.commit),
+    };
+    let nothing = api::walpb::Snapshot { index: Some(0), term: Some(0), conf_state: None };
+    let snapshot = api::walpb::Snapshot {
+        index: Some(start.snapshot.index),
+        term: Some(start.snapshot.term),
+        conf_state: start.snapshot.conf_state.as_ref().map(|state: &ConfState| state.into()),
+    };
+    let mut log = Segment::default();
+    log.record(CRC, None);
+    log.record(METADATA, Some(metadata.encode_to_vec()));
+    log.record(SNAPSHOT, Some(nothing.encode_to_vec()));
+    log.record(STATE, Some(state.encode_to_vec()));
+    log.record(SNAPSHOT, Some(snapshot.encode_to_vec()));
+    log.bytes
+}
+
+#[derive(Default)]
+struct Segment {
+    bytes: Vec<u8>,
+    crc: u32,
+}
+
+impl Segment {
+    fn record(&mut self, kind: u64, data: Option<Vec<u8>>) {
+        if let Some(data) = &data {
+            self.crc = crc32c::crc32c_append(self.crc, data);
+        }
+        let mut record = vec![1 << 3];
+        put_varint(&mut record, kind);
+        record.push(2 << 3);
+        put_varint(&mut record, u64::from(self.crc));
+        if let Some(data) = data {
+            record.push(3 << 3 | 2);
+            put_varint(&mut record, data.len() as u64);
+            record.extend_from_slice(&data);
+        }
+        let padding = record.len().next_multiple_of(8) - record.len();
+        let mut head = record.len() as u64;
+        if padding > 0 {
+            head |= (0x80 | padding as u64) << 56;
+        }
+        self.bytes.extend_from_slice(&head.to_le_bytes());
+        self.bytes.extend_from_slice(&record);
+        self.bytes.resize(self.bytes.len() + padding, 0);
+    }
+}

@@ -1,0 +1,78 @@
+//! As much of protobuf's encoding as it takes to read and write key values without copying them.
+
+/// Reads the fields of a message.
+pub(crate) struct Fields<'a>(pub &'a [u8]);
+
+pub(crate) enum Field<'a> {
+    Varint(u64),
+    Bytes(&'a [u8]),
+    /// 32 and 64 bits; nothing that is read here has such fields.
+    Fixed,
+}
+
+impl<'a> Fields<'a> {
+    /// The next field's number and contents; `Err` if there is no field where there should be one.
+    pub fn next(&mut self) -> Result<Option<(u64, Field<'a>)>, ()> {
+        if self.0.is_empty() {
+            return Ok(None);
+        }
+        let tag = self.varint()?;
+        let field = match tag & 7 {
+            0 => Field::Varint(self.varint()?),
+            1 => self.take(8).map(|_| Field::Fixed)?,
+            2 => {
+                let len = usize::try_from(self.varint()?).map_err(|_| ())?;
+                Field::Bytes(self.take(len)?)
+            }
+            5 => self.take(4).map(|_| Field::Fixed)?,
+            _ => return Err(()),
+        };
+        let number = tag >> 3;
+        if number == 0 { Err(()) } else { Ok(Some((number, field))) }
+    }
+
+    fn take(&mut self, len: usize) -> Result<&'a [u8], ()> {
+        let (taken, rest) = self.0.split_at_checked(len).ok_or(())?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    fn varint(&mut self) -> Result<u64, ()> {
+        let mut value = 0;
+        for shift in (0..70).step_by(7) {
+            let (byte, rest) = self.0.split_first().ok_or(())?;
+            self.0 = rest;
+            let bits = u64::from(byte & 0x7f);
+            if shift == 63 && bits > 1 {
+                return Err(());
+            }
+            value |= bits << shift;
+            if byte & 0x80 == 0 {
+                return Ok(value);
+            }
+        }
+        Err(())
+    }
+}
+
+pub(crate) fn put_varint(out: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+/// A varint field, unless it is 0.
+pub(crate) fn put_field(out: &mut Vec<u8>, number: u8, value: i64) {
+    if value != 0 {
+        out.push(number << 3);
+        put_varint(out, value as u64);
+    }
+}
+
+/// The tag and length of a field with bytes.
+pub(crate) fn put_bytes_head(out: &mut Vec<u8>, number: u8, len: usize) {
+    out.push(number << 3 | 2);
+    put_varint(out, len as u64);
+}

@@ -1,0 +1,70 @@
+//! What the tests share.
+
+use std::fmt::Write as _;
+
+use mainstay_interchange::Source;
+use mainstay_interchange::backend::{Backend, BackendWriter, Copy, CopyError, Release};
+use mainstay_interchange::snapshot::Digesting;
+
+/// Numbers that follow from a seed (xorshift).
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Random {
+        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % bound
+    }
+}
+
+/// All that a database says, as text.
+pub fn transcript<S: Source>(backend: &Backend<S>) -> Result<String, mainstay_interchange::Error> {
+    let mut out = String::new();
+    let _ = writeln!(out, "{:?}", backend.meta()?);
+    let _ = writeln!(out, "{:?}", backend.membership()?);
+    let _ = writeln!(out, "{:?}", backend.alarms()?);
+    let _ = writeln!(out, "{:?}", backend.auth()?);
+    let mut leases = backend.leases()?;
+    while let Some(lease) = leases.step()? {
+        let _ = writeln!(out, "{lease:?}");
+    }
+    let mut history = backend.history()?;
+    while let Some(change) = history.step()? {
+        let head = change.head;
+        let _ = write!(out, "{}.{} ", head.revision.main, head.revision.sub);
+        let key = String::from_utf8_lossy(head.key);
+        if head.is_tombstone {
+            let _ = writeln!(out, "delete {key}");
+            continue;
+        }
+        let value = match change.value.len() {
+            0..=40 => String::from_utf8_lossy(change.value).into_owned(),
+            len => format!("{len} bytes, crc {:08x}", crc32c::crc32c(change.value)),
+        };
+        let _ = writeln!(
+            out,
+            "put {key} = {value} (created {}, version {}, lease {:x})",
+            head.create_revision, head.version, head.lease
+        );
+    }
+    Ok(out)
+}
+
+/// A snapshot file with the same in it.
+pub fn copy<S: Source>(from: &Backend<S>, release: Release) -> Vec<u8> {
+    write_copy(&Copy::of(from, release).expect("can be read")).expect("can be copied")
+}
+
+pub fn write_copy<S: Source>(copy: &Copy<'_, S>) -> Result<Vec<u8>, CopyError> {
+    let plan = copy.plan()?;
+    let mut writer = BackendWriter::new(Digesting::new(Vec::new()), plan, copy.release)?;
+    copy.write(&mut writer)?;
+    let bytes = writer.finish()?.finish().expect("a vector takes all");
+    assert_eq!(bytes.len() as u64, plan.size_bytes() + 32);
+    Ok(bytes)
+}

@@ -1,0 +1,12 @@
+//! etcd's formats from outside: against files that real etcd made, against damage, and, where it is installed, against
+//! real etcd itself.
+
+mod bolt;
+mod damage;
+mod etcd;
+mod golden;
+mod hash;
+mod kit;
+mod server;
+mod temp_dir;
+mod wal;

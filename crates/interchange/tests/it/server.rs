@@ -1,0 +1,166 @@
+//! Real etcd, if it is there, spoken to through its JSON gateway.
+
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+/// Where etcd's programs are, named `etcd-3.6`, `etcdctl-3.6` and so on.
+pub struct Programs(PathBuf);
+
+impl Programs {
+    /// `None`, said loudly, if nobody says where they are.
+    pub fn find(test: &str) -> Option<Programs> {
+        match std::env::var_os("MAINSTAY_TEST_ETCD_DIR") {
+            Some(dir) => Some(Programs(dir.into())),
+            None => {
+                // Past the test harness, which keeps what a passing test prints.
+                let mut out = std::io::stderr();
+                let _ = writeln!(
+                    out,
+                    "\nSKIPPED {test}: set MAINSTAY_TEST_ETCD_DIR to a directory with etcd-3.5, etcdctl-3.5 … etcdutl-3.7"
+                );
+                None
+            }
+        }
+    }
+
+    /// The releases that are there.
+    pub fn releases(&self) -> Vec<&'static str> {
+        let found: Vec<_> =
+            ["3.4", "3.5", "3.6", "3.7"].into_iter().filter(|r| self.path("etcd", r).exists()).collect();
+        assert!(!found.is_empty(), "there is no etcd in {}", self.0.display());
+        found
+    }
+
+    pub fn path(&self, program: &str, release: &str) -> PathBuf {
+        self.0.join(format!("{program}-{release}"))
+    }
+
+    /// Runs a program and gives what it prints.
+    pub fn run(&self, program: &str, release: &str, args: &[&str]) -> String {
+        let output = Command::new(self.path(program, release))
+            .env("ETCDCTL_API", "3")
+            .args(args)
+            .output()
+            .unwrap_or_else(|e| panic!("{program}-{release}: {e}"));
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        assert!(
+            output.status.success(),
+            "{program}-{release} {args:?}: {}{}",
+            text(&output.stdout),
+            text(&output.stderr)
+        );
+        text(&output.stdout)
+    }
+}
+
+/// A running etcd, alone in its cluster.
+pub struct Etcd {
+    child: Child,
+    pub client: String,
+    pub release: &'static str,
+    token: Option<String>,
+    user: Option<String>,
+}
+
+impl Etcd {
+    pub fn start(programs: &Programs, release: &'static str, dir: &Path) -> Etcd {
+        let free_port = || {
+            let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+            listener.local_addr().expect("an address").port()
+        };
+        let (client, peer) =
+            (format!("127.0.0.1:{}", free_port()), format!("http://127.0.0.1:{}", free_port()));
+        let log = std::fs::File::create(dir.with_extension(format!("log-{release}"))).expect("a log file");
+        let url = format!("http://{client}");
+        let child = Command::new(programs.path("etcd", release))
+            .arg("--data-dir")
+            .arg(dir)
+            .args(["--name", "golden", "--listen-client-urls", &url, "--advertise-client-urls", &url])
+            .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
+            .args(["--initial-cluster", &format!("golden={peer}"), "--snapshot-count", "100"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::from(log))
+            .spawn()
+            .expect("etcd starts");
+        let mut etcd = Etcd { child, client, release, token: None, user: None };
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while etcd.exchange("GET", "/health", "").is_none_or(|health| health["health"] != "true") {
+            if let Ok(Some(status)) = etcd.child.try_wait() {
+                panic!("etcd-{release} on {} ended: {status}", dir.display());
+            }
+            assert!(Instant::now() < deadline, "etcd-{release} on {} does not answer", dir.display());
+            // Between two looks; the condition decides.
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        etcd
+    }
+
+    pub fn call(&self, path: &str, request: &Value) -> Value {
+        let answer = self.try_call(path, request).unwrap_or_else(|| panic!("{path} is not answered"));
+        assert!(answer.get("error").is_none(), "{path} {request}: {answer}");
+        answer
+    }
+
+    /// The answer, if there is any.
+    pub fn try_call(&self, path: &str, request: &Value) -> Option<Value> {
+        self.exchange("POST", path, &request.to_string())
+    }
+
+    fn exchange(&self, method: &str, path: &str, body: &str) -> Option<Value> {
+        let mut stream = TcpStream::connect(&self.client).ok()?;
+        stream.set_read_timeout(Some(Duration::from_secs(60))).ok()?;
+        let token = self.token.as_ref().map(|t| format!("Authorization: {t}\r\n")).unwrap_or_default();
+        // Version 1.0, so that nothing comes in chunks.
+        let head = format!(
+            "{method} {path} HTTP/1.0\r\nHost: etcd\r\n{token}Content-Length: {}\r\n\r\n",
+            body.len()
+        );
+        stream.write_all(head.as_bytes()).ok()?;
+        stream.write_all(body.as_bytes()).ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        serde_json::from_str(answer.split_once("\r\n\r\n")?.1).ok()
+    }
+
+    /// Says who speaks from now on.
+    pub fn log_in(&mut self, name: &str, password: &str) {
+        let token = self.call("/v3/auth/authenticate", &json!({ "name": name, "password": password }));
+        self.token = token["token"].as_str().map(str::to_owned);
+        self.user = Some(format!("{name}:{password}"));
+    }
+
+    /// Hash, compact revision and revision, as HashKV answers. The gateway has no way to it.
+    pub fn hash_kv(&self, programs: &Programs, revision: i64) -> (u32, i64, i64) {
+        let revision_asked = revision.to_string();
+        let mut args =
+            vec!["--endpoints", &self.client, "endpoint", "hashkv", "--rev", &revision_asked, "-w", "json"];
+        if let Some(user) = &self.user {
+            args.extend(["--user", user]);
+        }
+        let answer = programs.run("etcdctl", self.release, &args);
+        let answer: Value = serde_json::from_str(&answer).expect("JSON");
+        let answer = &answer[0]["HashKV"];
+        let number = |value: &Value| value.as_i64().unwrap_or_default();
+        let current = number(&answer["header"]["revision"]);
+        let revision = if revision == 0 { current } else { revision };
+        (number(&answer["hash"]) as u32, number(&answer["compact_revision"]), revision)
+    }
+
+    /// As a power cut would, but for what the system has not written yet.
+    pub fn kill(mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Etcd {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
