@@ -460,6 +460,8 @@ impl Node {
                 // Kept and lost are what disks mostly do; zeroed is what a file system may show instead.
                 0 | 1 => {}
                 2 | 3 => restore(&mut self.data, *number, durable),
+                // Written again as it was: old and new are the same, and there is nothing else to show.
+                _ if self.sector(*number) == *durable => {}
                 _ => restore(&mut self.data, *number, &[0; SECTOR_BYTES]),
             }
         }
