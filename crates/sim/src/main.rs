@@ -55,7 +55,7 @@ fn describe(report: &Report, arguments: &Arguments) {
         report.digest,
         report.undecided
     );
-    println!("{:?}", report.counts);
+    println!("{:?}, events of each kind {:?}", report.counts, report.kinds);
     if let Some(violation) = &report.violation {
         if !arguments.options.prints {
             report.last.iter().for_each(|line| println!("  {line}"));

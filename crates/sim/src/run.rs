@@ -57,6 +57,8 @@ pub struct Report {
     pub lasted: Nanos,
     /// Events.
     pub events: u64,
+    /// Events of each kind.
+    pub kinds: Vec<u64>,
     /// What happened how often.
     pub counts: Counts,
     /// The last lines of the trace, if something did not hold.
@@ -105,6 +107,7 @@ pub fn run(seed: u64, options: &Options) -> Report {
         digest: world.trace.digest(),
         lasted: world.now(),
         events: world.trace.events(),
+        kinds: world.trace.kinds().to_vec(),
         counts: world.counts.clone(),
         last: if world.failure.is_some() {
             world.trace.last().map(str::to_owned).collect()
@@ -315,10 +318,16 @@ impl World {
             return Err("a dump cannot be read".to_owned());
         };
         let own = self.places[at].id;
-        let learns = self.places[at].process.as_ref().is_some_and(|p| p.stepped.probe().learners.contains(&own));
+        let learns =
+            self.places[at].process.as_ref().is_some_and(|p| p.stepped.probe().learners.contains(&own));
         if learns {
             // It answers nothing else.
-            return Ok(Final { member: at as u64 + 1, revision: header.revision, dump: Some(range.kvs), hash: None });
+            return Ok(Final {
+                member: at as u64 + 1,
+                revision: header.revision,
+                dump: Some(range.kvs),
+                hash: None,
+            });
         }
         let wanted = pb::HashKvRequest { revision: header.revision }.encode_to_vec();
         let hash = self.ask_now(at, "/etcdserverpb.Maintenance/HashKV", wanted)?;

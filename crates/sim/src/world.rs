@@ -546,8 +546,12 @@ impl World {
             }
         }
         for other in &mut self.places {
-            if let Some(process) = &other.process {
-                process.links.disconnected(id);
+            let Some(process) = &other.process else { continue };
+            process.links.disconnected(id);
+            // A snapshot that it was receiving breaks off.
+            if process.sending.iter().any(|sending| sending.to == id) {
+                let from = (other.number, process.life);
+                self.schedule.after(MILLI, Event::SnapshotEnded { from, to: id, delivered: false });
             }
         }
     }
