@@ -37,6 +37,7 @@ fn main() -> ExitCode {
         Mode::Many => crew::run(&arguments),
         Mode::Minimise(seed) => minimise::run(seed, &arguments),
         Mode::Hunt => hunt::run(&arguments),
+        Mode::Smoke => hunt::smoke(&arguments),
     }
 }
 
