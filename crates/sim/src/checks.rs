@@ -154,7 +154,9 @@ impl Checks {
     pub fn votes(&mut self, id: u64, term: u64, candidate: u64) -> Result<(), String> {
         let known = *self.votes.entry((id, term)).or_insert(candidate);
         if known != candidate {
-            return Err(format!("member {id:x} votes for {candidate:x} in term {term}, and has for {known:x}"));
+            return Err(format!(
+                "member {id:x} votes for {candidate:x} in term {term}, and has for {known:x}"
+            ));
         }
         Ok(())
     }

@@ -28,7 +28,7 @@ pub(crate) enum Undo {
 pub(crate) const DRIFT_MAX_PPM: i64 = 20_000;
 
 /// Bytes of a segment in use, at the most, before anything was written to it.
-const SEGMENT_USED_MIN: u64 = 256;
+const SEGMENT_USED_MIN: u64 = 4096;
 
 fn is_segment(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "seg")

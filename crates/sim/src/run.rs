@@ -23,7 +23,9 @@ const PROGRESS_PATIENCE: Nanos = 60 * SECOND;
 /// How long members may take to be all alike once clients have stopped.
 const CONVERGENCE_PATIENCE: Nanos = 90 * SECOND;
 /// How long watchers may take to hear of everything.
-const DRAIN_PATIENCE: Nanos = 8 * SECOND;
+const DRAIN_PATIENCE: Nanos = 6 * SECOND;
+/// How long events may go on coming at all.
+const DRAIN_MAX: Nanos = 120 * SECOND;
 /// How often conditions are looked at.
 const LOOK_EVERY: Nanos = 50 * MILLI;
 
@@ -152,6 +154,10 @@ impl Life<'_> {
         // What is under way to watchers arrives.
         let revision = self.world.checks.revision();
         self.pass(DRAIN_PATIENCE)?;
+        // Who is slow and far behind is still being told.
+        self.wait("the last event for every watcher", DRAIN_MAX, |world| {
+            world.watchers.iter().all(|watcher| watcher.told_at + DRAIN_PATIENCE / 2 < world.now())
+        })?;
         self.wait("all members being alike again", CONVERGENCE_PATIENCE, World::is_alike)?;
         self.finish(revision)
     }

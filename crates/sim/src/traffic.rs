@@ -207,7 +207,13 @@ impl World {
         }
     }
 
-    pub(crate) fn request(&mut self, from: (Host, u64), to: Host, request: http::Request<Bytes>, reply: Reply) {
+    pub(crate) fn request(
+        &mut self,
+        from: (Host, u64),
+        to: Host,
+        request: http::Request<Bytes>,
+        reply: Reply,
+    ) {
         let now = self.now();
         self.trace.event(now, 7, &[from.0 as u64, to as u64]);
         let Some(process) = self.wake(to, 0) else {
