@@ -337,8 +337,9 @@ impl<'a> Sequence<'a> {
         if agrees(&op.request, response, &effect.response) {
             return;
         }
-        let text = shorten(format!("{}: answered {response:?}", brief(op)));
-        let text = format!("{text}; at its revision it is {}", shorten(format!("{:?}", effect.response)));
+        let text = shorten(format_args!("{}: answered {response:?}", brief(op)));
+        let text =
+            format!("{text}; at its revision it is {}", shorten(format_args!("{:?}", effect.response)));
         self.found.push((revision, Violation::of(Kind::WrongAnswer, &[op], text)));
     }
 
