@@ -79,6 +79,17 @@ impl World {
             return;
         }
         let at = self.dice.operator.pick(&running);
+        if !self.chaos && self.dice.operator.one_in(2) {
+            // Disks have room again, but an alarm stays until somebody takes it back.
+            let member = self.dice.operator.pick(&running);
+            let alarm = pb::AlarmRequest {
+                action: pb::alarm_request::AlarmAction::Deactivate as i32,
+                member_id: self.places[member].id,
+                alarm: pb::AlarmType::Nospace as i32,
+            };
+            let path = "/etcdserverpb.Maintenance/Alarm";
+            return self.operator_call(at, path, alarm.encode_to_vec(), Doing::Other);
+        }
         if !self.operator.fresh || !self.chaos {
             // Without the member that was added last there may be no majority: then only an old list can be had.
             let linearizable = self.chaos && self.dice.operator.one_in(2);
