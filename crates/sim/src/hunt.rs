@@ -11,8 +11,18 @@ use crate::crew::Crew;
 /// Seeds for each bug, unless the command line says otherwise.
 const BUDGET: u64 = 1000;
 /// Bugs that are found soon, one for each way in which they are: they must be found at every change.
-const SMOKE: &[Bug] =
-    &[Bug::AckBeforeSync, Bug::DirectoryNotSynced, Bug::ChecksumIgnored, Bug::PromiseBeforeSync];
+const SMOKE: &[Bug] = &[
+    Bug::AckBeforeSync,
+    Bug::DirectoryNotSynced,
+    Bug::ChecksumIgnored,
+    Bug::DamageTakenForTornEnd,
+    Bug::PromiseBeforeSync,
+    Bug::RemovedVoterCounted,
+    Bug::LeaseRevived,
+    Bug::TransactionCutShort,
+    Bug::CompareOnOldState,
+    Bug::StaleRead,
+];
 /// Seeds for each of these.
 const SMOKE_BUDGET: u64 = 300;
 
