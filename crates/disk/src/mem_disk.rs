@@ -197,6 +197,18 @@ impl MemDisk {
         Ok(())
     }
 
+    /// How many bytes of a file are in use: up to the last that is not zero.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such file.
+    pub fn used_len(&self, path: &Path) -> io::Result<u64> {
+        let state = self.state();
+        let id = state.lookup(path)?;
+        let node = state.nodes.get(&id).ok_or_else(|| errno(libc::ENOENT))?;
+        Ok(node.data.iter().rposition(|byte| *byte != 0).map_or(0, |last| last as u64 + 1))
+    }
+
     /// Whether this byte of a file is durable as it is read.
     pub fn is_synced(&self, path: &Path, offset: u64) -> bool {
         let state = self.state();
@@ -460,6 +472,8 @@ impl Node {
                 // Kept and lost are what disks mostly do; zeroed is what a file system may show instead.
                 0 | 1 => {}
                 2 | 3 => restore(&mut self.data, *number, durable),
+                // Written again as it was: old and new are the same, and there is nothing else to show.
+                _ if self.sector(*number) == *durable => {}
                 _ => restore(&mut self.data, *number, &[0; SECTOR_BYTES]),
             }
         }

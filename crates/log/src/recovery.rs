@@ -341,7 +341,9 @@ impl Reading {
         replay: &mut dyn FnMut(Replayed),
     ) -> Result<(), OpenError> {
         let path = &candidate.path;
+        let mut batch = SEGMENT_HEADER_BYTES as u64;
         let ending = candidate.records(|offset, header, payload| {
+            batch = u64::from(header.batch_start);
             self.take(candidate, adjacent, offset, header, payload, replay)
         })?;
         self.scanned_bytes += ending.offset;
@@ -375,13 +377,16 @@ impl Reading {
             };
             return Err(OpenError::damaged(path, ending.offset, found));
         }
+        // The process before may have died because it could not sync this batch: what the page cache then gives back may
+        // never have come to the disk, and no later sync would bring it there. What is now given out as recovered must
+        // not vanish.
+        scan::rewrite(file, batch, ending.offset)
+            .map_err(|error| OpenError::io("write again", path, error))?;
         if ending.invalid.is_some() || remains.end.is_some() {
             scan::clear(file, candidate.len, ending.offset, remains.end)
                 .map_err(|error| OpenError::io("repair", path, error))?;
             self.repairs.push(Repair { file: path.clone(), offset: ending.offset, found: why });
         } else {
-            // A process that died may have left valid records that were never synced; what is now given out as
-            // recovered must not vanish later.
             file.sync_data().map_err(|error| OpenError::io("sync", path, error))?;
         }
         Ok(())

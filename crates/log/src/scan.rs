@@ -121,3 +121,20 @@ pub(crate) fn clear(file: &dyn File, len: u64, from: u64, end: Option<u64>) -> i
     }
     file.sync_data()
 }
+
+/// Writes what can be read from `from` to `to` once more. It is durable after the next sync, also if a sync of it has
+/// failed before: Linux takes pages that it could not write for clean.
+pub(crate) fn rewrite(file: &dyn File, from: u64, to: u64) -> io::Result<()> {
+    let mut chunk = Vec::new();
+    let mut at = from;
+    while at < to {
+        chunk.resize((CHUNK_BYTES as u64).min(to - at) as usize, 0);
+        let read = file.read_at(&mut chunk, at)?;
+        if read == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        file.write_at(&chunk[..read], at)?;
+        at += read as u64;
+    }
+    Ok(())
+}

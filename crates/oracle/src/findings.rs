@@ -1,5 +1,7 @@
 //! What the rules write down.
 
+use std::fmt::{Display, Write};
+
 use crate::{Kind, Operation, Outcome, Undecided, Verdict, Violation, Watch};
 
 /// At most so many violations of one kind are kept; the rest would say the same again.
@@ -38,7 +40,7 @@ pub(crate) fn brief(op: &Operation) -> String {
         Outcome::Refused(refusal) => format!("refused: {refusal:?}"),
         Outcome::Unknown(error) => format!("outcome unknown: {error}"),
     };
-    let request = shorten(format!("{:?}", op.request));
+    let request = shorten(format_args!("{:?}", op.request));
     format!(
         "operation {} of client {} at member {} [{} to {}] {request} ({outcome})",
         op.id, op.client, op.member, op.call, op.returned
@@ -47,16 +49,43 @@ pub(crate) fn brief(op: &Operation) -> String {
 
 /// A key or value for people.
 pub(crate) fn show(bytes: &[u8]) -> String {
-    shorten(bytes.escape_ascii().to_string())
+    shorten(bytes.escape_ascii())
 }
 
-/// Cuts a text that is too long for a sentence.
-pub(crate) fn shorten(text: String) -> String {
-    const CHARS_MAX: usize = 300;
-    if text.chars().count() <= CHARS_MAX {
-        return text;
+/// Cuts a text that is too long for a sentence, and does not even write the rest: answers hold large values, and a search
+/// writes many texts that nobody reads.
+pub(crate) fn shorten(text: impl Display) -> String {
+    let mut short = Short { text: String::new(), left: 300 };
+    if write!(short, "{text}").is_err() {
+        short.text.push('…');
     }
-    let mut cut: String = text.chars().take(CHARS_MAX).collect();
-    cut.push('…');
-    cut
+    short.text
+}
+
+/// Takes so many more characters, and refuses the rest.
+struct Short {
+    text: String,
+    left: usize,
+}
+
+impl Write for Short {
+    fn write_str(&mut self, piece: &str) -> std::fmt::Result {
+        for char in piece.chars() {
+            self.left = self.left.checked_sub(1).ok_or(std::fmt::Error)?;
+            self.text.push(char);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_text_is_cut() {
+        assert_eq!(shorten("x".repeat(300)), "x".repeat(300));
+        assert_eq!(shorten("x".repeat(301)), "x".repeat(300) + "…");
+        assert_eq!(shorten(format_args!("{:?}", vec![0; 1 << 20])).chars().count(), 301);
+    }
 }

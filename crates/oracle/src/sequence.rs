@@ -362,8 +362,9 @@ impl<'a> Sequence<'a> {
         if agrees(&op.request, response, &effect.response) {
             return;
         }
-        let text = shorten(format!("{}: answered {response:?}", brief(op)));
-        let text = format!("{text}; at its revision it is {}", shorten(format!("{:?}", effect.response)));
+        let text = shorten(format_args!("{}: answered {response:?}", brief(op)));
+        let text =
+            format!("{text}; at its revision it is {}", shorten(format_args!("{:?}", effect.response)));
         let is_certain = self.is_certain_of(op) || self.differs_for_certain(op, response, &effect.response);
         self.find(revision, Violation::of(Kind::WrongAnswer, &[op], text), is_certain);
     }

@@ -11,13 +11,15 @@ pub const USAGE: &str = "\
 mainstay-sim: simulates clusters of Mainstay; a seed decides everything
 
   mainstay-sim [--seeds N] [--from S] [--jobs J] [--minutes M] [--keep-going]
-        runs seeds S, S+1, ... in J processes until N are done or M minutes are over
+        runs seeds S, S+1, ... in J processes until N are done or the time is over
   mainstay-sim --seed S [--trace] [--until EVENTS]
         runs one seed, and prints what happens
   mainstay-sim --seed S --minimise
         looks for the fewest faults and the least work with which the seed still fails
-  mainstay-sim --hunt [--seeds N] [--jobs J] [--bug NAME]
-        plants each bug (or one) and prints how many seeds it takes to be found, N at most
+  mainstay-sim --hunt [--seeds N] [--seconds S] [--jobs J] [--bug NAME]
+        plants each bug (or one) and prints how many seeds it takes to be found, N and S seconds at most
+  mainstay-sim --smoke
+        plants some bugs that are found soon, and exits with 1 if one is not
   mainstay-sim --bugs
         lists the bugs that can be planted
 
@@ -51,6 +53,8 @@ pub enum Mode {
     Minimise(u64),
     /// Look for planted bugs.
     Hunt,
+    /// Look for some that are found soon.
+    Smoke,
 }
 
 /// What the command line asks for.
@@ -123,6 +127,7 @@ impl Arguments {
                 "--help" | "-h" => arguments.mode = Mode::Help,
                 "--bugs" => arguments.mode = Mode::Bugs,
                 "--hunt" => arguments.mode = Mode::Hunt,
+                "--smoke" => arguments.mode = Mode::Smoke,
                 "--minimise" => minimises = true,
                 "--keep-going" => arguments.keep_going = true,
                 "--trace" => arguments.options.prints = true,
@@ -131,6 +136,7 @@ impl Arguments {
                 "--from" => arguments.from = number(&name, value())?,
                 "--jobs" => arguments.jobs = number(&name, value())?.max(1),
                 "--minutes" => arguments.time = Some(Duration::from_secs(60 * number(&name, value())?)),
+                "--seconds" => arguments.time = Some(Duration::from_secs(number(&name, value())?)),
                 "--until" => arguments.options.until = Some(number(&name, value())?),
                 "--chaos" => arguments.options.chaos = Some(number(&name, value())? * 1_000_000_000),
                 "--clients" => {
@@ -158,7 +164,7 @@ impl Arguments {
         } else if let Some(seed) = seed {
             arguments.mode = if minimises { Mode::Minimise(seed) } else { Mode::One(seed) };
         }
-        if arguments.mode == Mode::Hunt && !cfg!(feature = "planted") {
+        if matches!(arguments.mode, Mode::Hunt | Mode::Smoke) && !cfg!(feature = "planted") {
             return Err("this build has no planted bugs: build it with --features planted".to_owned());
         }
         Ok(arguments)

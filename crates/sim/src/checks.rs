@@ -29,8 +29,10 @@ pub struct Standing {
     pub last: u64,
     /// The last entry that is durable.
     pub synced: u64,
-    /// Who votes, as far as it knows.
+    /// Who votes, as far as its raft knows.
     pub voters: Vec<u64>,
+    /// Who votes by the state it has applied.
+    pub voting_members: Vec<u64>,
     /// The revision of its store.
     pub revision: i64,
 }
@@ -84,6 +86,8 @@ pub struct Checks {
     committed: Vec<(u64, u64)>,
     /// By index: revision and hash of the state after it.
     states: BTreeMap<u64, (i64, u64)>,
+    /// By member and term: whom it voted for.
+    votes: BTreeMap<(u64, u64), u64>,
     members: BTreeMap<Host, Member>,
 }
 
@@ -142,6 +146,21 @@ impl Checks {
         Ok(())
     }
 
+    /// A member's vote leaves it.
+    ///
+    /// # Errors
+    ///
+    /// It voted for another in this term.
+    pub fn votes(&mut self, id: u64, term: u64, candidate: u64) -> Result<(), String> {
+        let known = *self.votes.entry((id, term)).or_insert(candidate);
+        if known != candidate {
+            return Err(format!(
+                "member {id:x} votes for {candidate:x} in term {term}, and has for {known:x}"
+            ));
+        }
+        Ok(())
+    }
+
     /// Looks at a member after a step.
     ///
     /// # Errors
@@ -168,6 +187,12 @@ impl Checks {
             return Err(format!(
                 "member {place} has applied {} but only {} is committed",
                 now.applied, now.commit
+            ));
+        }
+        if now.voters != now.voting_members {
+            return Err(format!(
+                "member {place} has applied that {:x?} vote, but counts {:x?}",
+                now.voting_members, now.voters
             ));
         }
         let was_voters = self.members.get(&place).map(|m| m.standing.voters.clone()).unwrap_or_default();

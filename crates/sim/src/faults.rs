@@ -1,6 +1,7 @@
 //! What goes wrong, when, and how it is put right again.
 
 use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 
 use disk::Operation;
 
@@ -25,6 +26,13 @@ pub(crate) enum Undo {
 
 /// By how many millionths a clock may be wrong.
 pub(crate) const DRIFT_MAX_PPM: i64 = 20_000;
+
+/// Bytes of a segment in use, at the most, before anything was written to it.
+const SEGMENT_USED_MIN: u64 = 4096;
+
+fn is_segment(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "seg")
+}
 
 impl World {
     pub(crate) fn begin_faults(&mut self) {
@@ -198,15 +206,51 @@ impl World {
         self.trace.note(now, format_args!("m{at} has lost its disk"));
     }
 
+    /// Looks how far the newest segments of all logs are synced. What is written behind that belongs to later batches,
+    /// which prove that this had been synced.
+    pub(crate) fn settle_logs(&mut self) {
+        if !self.profile.fails(Fault::Decay) {
+            return;
+        }
+        for place in &mut self.places {
+            let segments = place.disk.files().into_iter().filter(|(path, _)| is_segment(path));
+            let used = segments.map(|(path, _)| (place.disk.used_len(&path).unwrap_or(0), path));
+            // The next one is prepared already, and has nothing but a header.
+            let newest = used.filter(|(used, _)| *used > SEGMENT_USED_MIN).max_by(|a, b| a.1.cmp(&b.1));
+            place.settled_log = newest
+                .filter(|(used, path)| place.disk.is_synced(path, used - 1))
+                .map(|(used, path)| (path, used));
+        }
+    }
+
     fn decay(&mut self, at: Host) {
-        let files: Vec<_> = self.places[at].disk.files().into_iter().filter(|(_, len)| *len > 0).collect();
+        let place = &self.places[at];
+        let Some((newest, settled)) = place.settled_log.clone() else { return };
+        let used = |path: &Path| place.disk.used_len(path).unwrap_or(0);
+        let mut files: Vec<(PathBuf, u64)> = Vec::new();
+        for (path, _) in place.disk.files() {
+            let len = match used(&path) {
+                // Of the last batch nobody knows whether it was synced: a torn write looks the same.
+                len if path == newest && len > settled => settled,
+                _ if is_segment(&path) && path >= newest => 0,
+                len => len,
+            };
+            if len > 0 {
+                files.push((path, len));
+            }
+        }
         if files.is_empty() {
             return;
         }
-        let (path, len) = &files[self.dice.faults.place(files.len())];
-        let (offset, bit) = (self.dice.faults.below(*len), self.dice.faults.below(8) as u8);
+        // The log's end, every other time.
+        let last = files.iter().find(|(path, _)| *path == newest).cloned();
+        let (path, len) = match last {
+            Some(last) if self.dice.faults.one_in(2) => last,
+            _ => files[self.dice.faults.place(files.len())].clone(),
+        };
+        let (offset, bit) = (self.dice.faults.below(len), self.dice.faults.below(8) as u8);
         let place = &mut self.places[at];
-        if place.disk.is_synced(path, offset) && place.disk.flip_bit(path, offset, bit).is_ok() {
+        if place.disk.is_synced(&path, offset) && place.disk.flip_bit(&path, offset, bit).is_ok() {
             place.decayed = true;
             place.excused = true;
             let now = self.now();
@@ -214,6 +258,10 @@ impl World {
                 now,
                 format_args!("m{at}: bit {bit} of byte {offset} of {} turns around", path.display()),
             );
+            if self.dice.faults.one_in(2) {
+                // It comes to light when the files are read again.
+                self.crash(at, false);
+            }
         }
     }
 

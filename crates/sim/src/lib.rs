@@ -13,11 +13,13 @@
 //! Tests: beside the code and `tests/it`; `cargo run --release -p mainstay-sim` runs as many seeds as one likes.
 
 pub mod checks;
+mod clients;
 mod faults;
 pub mod links;
 pub mod member;
 pub mod network;
 mod operator;
+mod processes;
 pub mod profile;
 pub mod rng;
 mod run;
@@ -26,6 +28,7 @@ mod scenarios;
 pub mod schedule;
 mod text;
 pub mod trace;
+mod traffic;
 pub mod watchers;
 pub mod wire;
 mod witness;

@@ -37,6 +37,7 @@ fn main() -> ExitCode {
         Mode::Many => crew::run(&arguments),
         Mode::Minimise(seed) => minimise::run(seed, &arguments),
         Mode::Hunt => hunt::run(&arguments),
+        Mode::Smoke => hunt::smoke(&arguments),
     }
 }
 
@@ -55,7 +56,7 @@ fn describe(report: &Report, arguments: &Arguments) {
         report.digest,
         report.undecided
     );
-    println!("{:?}", report.counts);
+    println!("{:?}, events of each kind {:?}", report.counts, report.kinds);
     if let Some(violation) = &report.violation {
         if !arguments.options.prints {
             report.last.iter().for_each(|line| println!("  {line}"));

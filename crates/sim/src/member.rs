@@ -97,6 +97,8 @@ pub struct Place {
     pub starts_at: Option<Nanos>,
     /// A bit of its data has turned around.
     pub decayed: bool,
+    /// The newest segment of its log, and how much of that was synced when it was looked at last.
+    pub settled_log: Option<(std::path::PathBuf, u64)>,
 }
 
 impl Place {
@@ -120,6 +122,7 @@ impl Place {
             retired: false,
             starts_at: None,
             decayed: false,
+            settled_log: None,
         }
     }
 

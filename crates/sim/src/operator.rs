@@ -17,10 +17,10 @@ use crate::world::{Calling, Event, World};
 
 /// What it is waiting for.
 enum Doing {
-    List,
+    /// The list, and whether it is known to be the newest.
+    List(bool),
     Add,
-    Promote,
-    Remove,
+    Change,
     Other,
 }
 
@@ -79,18 +79,25 @@ impl World {
             return;
         }
         let at = self.dice.operator.pick(&running);
-        if !self.operator.fresh {
-            let list = pb::MemberListRequest { linearizable: true };
-            return self.operator_call(
-                at,
-                "/etcdserverpb.Cluster/MemberList",
-                list.encode_to_vec(),
-                Doing::List,
-            );
+        if !self.chaos && self.dice.operator.one_in(2) {
+            // Disks have room again, but an alarm stays until somebody takes it back.
+            let member = self.dice.operator.pick(&running);
+            let alarm = pb::AlarmRequest {
+                action: pb::alarm_request::AlarmAction::Deactivate as i32,
+                member_id: self.places[member].id,
+                alarm: pb::AlarmType::Nospace as i32,
+            };
+            let path = "/etcdserverpb.Maintenance/Alarm";
+            return self.operator_call(at, path, alarm.encode_to_vec(), Doing::Other);
         }
-        if self.chaos {
-            self.look_after(at);
+        if !self.operator.fresh || !self.chaos {
+            // Without the member that was added last there may be no majority: then only an old list can be had.
+            let linearizable = self.chaos && self.dice.operator.one_in(2);
+            let list = pb::MemberListRequest { linearizable };
+            let path = "/etcdserverpb.Cluster/MemberList";
+            return self.operator_call(at, path, list.encode_to_vec(), Doing::List(linearizable));
         }
+        self.look_after(at);
     }
 
     fn look_after(&mut self, at: Host) {
@@ -106,7 +113,7 @@ impl World {
         {
             let promote = pb::MemberPromoteRequest { id: learner.id };
             let path = "/etcdserverpb.Cluster/MemberPromote";
-            return self.operator_call(at, path, promote.encode_to_vec(), Doing::Promote);
+            return self.operator_call(at, path, promote.encode_to_vec(), Doing::Change);
         }
         if voters < self.profile.members && learner.is_none() {
             return self.add(at);
@@ -155,7 +162,7 @@ impl World {
         self.operator.removing.insert(id);
         self.operator.fresh = false;
         let message = pb::MemberRemoveRequest { id }.encode_to_vec();
-        self.operator_call(at, "/etcdserverpb.Cluster/MemberRemove", message, Doing::Remove);
+        self.operator_call(at, "/etcdserverpb.Cluster/MemberRemove", message, Doing::Change);
     }
 
     fn add(&mut self, at: Host) {
@@ -183,11 +190,22 @@ impl World {
             }
         };
         match (doing, answer) {
-            (Doing::List, Some(message)) => {
+            (Doing::List(newest), Some(message)) => {
                 if let Ok(list) = pb::MemberListResponse::decode(message) {
                     let cluster = list.header.map_or(0, |header| header.cluster_id);
-                    self.listed(cluster, list.members);
+                    self.start_added(cluster, &list.members);
+                    if newest {
+                        self.listed(list.members);
+                    }
                 }
+            }
+            (Doing::Add, Some(message)) => {
+                // Whoever adds a member starts it, whatever is to be looked up later.
+                if let Ok(added) = pb::MemberAddResponse::decode(message) {
+                    let cluster = added.header.map_or(0, |header| header.cluster_id);
+                    self.start_added(cluster, &added.members);
+                }
+                self.operator.fresh = false;
             }
             (Doing::Other, _) => {}
             // Whatever the answer: who is a member now is looked up.
@@ -195,22 +213,18 @@ impl World {
         }
     }
 
-    fn listed(&mut self, cluster_id: u64, members: Vec<pb::Member>) {
-        let now = self.now();
-        let listed: Vec<Listed> = members
-            .into_iter()
-            .filter_map(|member| {
-                let place = member.peer_urls.iter().find_map(|url| place_of(url))?;
-                Some(Listed { id: member.id, place, learner: member.is_learner, urls: member.peer_urls })
-            })
-            .collect();
-        self.trace.note(
-            now,
-            format_args!(
-                "operator lists {:?}",
-                listed.iter().map(|m| (m.place, m.learner)).collect::<Vec<_>>()
-            ),
-        );
+    fn places_of(members: &[pb::Member]) -> Vec<Listed> {
+        let listed = members.iter().filter_map(|member| {
+            let place = member.peer_urls.iter().find_map(|url| place_of(url))?;
+            let urls = member.peer_urls.clone();
+            Some(Listed { id: member.id, place, learner: member.is_learner, urls })
+        });
+        listed.collect()
+    }
+
+    /// Starts the members of a list that were added and never started.
+    fn start_added(&mut self, cluster_id: u64, members: &[pb::Member]) {
+        let listed = World::places_of(members);
         for member in &listed {
             let Some(place) = self.places.get_mut(member.place) else { continue };
             if place.lives == 0 && place.beginning.is_none() && member.place >= self.profile.members {
@@ -222,6 +236,19 @@ impl World {
                 self.start_after(member.place, delay);
             }
         }
+    }
+
+    /// Takes the newest list.
+    fn listed(&mut self, members: Vec<pb::Member>) {
+        let now = self.now();
+        let listed = World::places_of(&members);
+        self.trace.note(
+            now,
+            format_args!(
+                "operator lists {:?}",
+                listed.iter().map(|m| (m.place, m.learner)).collect::<Vec<_>>()
+            ),
+        );
         for at in 0..self.places.len() {
             let is_member = listed.iter().any(|member| member.place == at);
             let place = &mut self.places[at];

@@ -211,7 +211,7 @@ impl Profile {
             pre_vote: !rng.one_in(4),
             catchup_entries: rng.pick(&[10, 50, 200, 5000]),
             segment_bytes: rng.pick(&[64 << 10, 128 << 10, 512 << 10]),
-            checkpoint_entries: rng.pick(&[50, 200, 1000]),
+            checkpoint_entries: rng.pick(&[10, 50, 200, 1000]),
             disk_bytes: rng.pick(&[1 << 20, 2 << 20, 8 << 20]),
         }
     }

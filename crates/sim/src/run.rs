@@ -23,7 +23,9 @@ const PROGRESS_PATIENCE: Nanos = 60 * SECOND;
 /// How long members may take to be all alike once clients have stopped.
 const CONVERGENCE_PATIENCE: Nanos = 90 * SECOND;
 /// How long watchers may take to hear of everything.
-const DRAIN_PATIENCE: Nanos = 8 * SECOND;
+const DRAIN_PATIENCE: Nanos = 6 * SECOND;
+/// How long events may go on coming at all.
+const DRAIN_MAX: Nanos = 120 * SECOND;
 /// How often conditions are looked at.
 const LOOK_EVERY: Nanos = 50 * MILLI;
 
@@ -57,6 +59,8 @@ pub struct Report {
     pub lasted: Nanos,
     /// Events.
     pub events: u64,
+    /// Events of each kind.
+    pub kinds: Vec<u64>,
     /// What happened how often.
     pub counts: Counts,
     /// The last lines of the trace, if something did not hold.
@@ -105,6 +109,7 @@ pub fn run(seed: u64, options: &Options) -> Report {
         digest: world.trace.digest(),
         lasted: world.now(),
         events: world.trace.events(),
+        kinds: world.trace.kinds().to_vec(),
         counts: world.counts.clone(),
         last: if world.failure.is_some() {
             world.trace.last().map(str::to_owned).collect()
@@ -149,6 +154,10 @@ impl Life<'_> {
         // What is under way to watchers arrives.
         let revision = self.world.checks.revision();
         self.pass(DRAIN_PATIENCE)?;
+        // Who is slow and far behind is still being told.
+        self.wait("the last event for every watcher", DRAIN_MAX, |world| {
+            world.watchers.iter().all(|watcher| watcher.told_at + DRAIN_PATIENCE / 2 < world.now())
+        })?;
         self.wait("all members being alike again", CONVERGENCE_PATIENCE, World::is_alike)?;
         self.finish(revision)
     }
@@ -315,10 +324,16 @@ impl World {
             return Err("a dump cannot be read".to_owned());
         };
         let own = self.places[at].id;
-        let learns = self.places[at].process.as_ref().is_some_and(|p| p.stepped.probe().learners.contains(&own));
+        let learns =
+            self.places[at].process.as_ref().is_some_and(|p| p.stepped.probe().learners.contains(&own));
         if learns {
             // It answers nothing else.
-            return Ok(Final { member: at as u64 + 1, revision: header.revision, dump: Some(range.kvs), hash: None });
+            return Ok(Final {
+                member: at as u64 + 1,
+                revision: header.revision,
+                dump: Some(range.kvs),
+                hash: None,
+            });
         }
         let wanted = pb::HashKvRequest { revision: header.revision }.encode_to_vec();
         let hash = self.ask_now(at, "/etcdserverpb.Maintenance/HashKV", wanted)?;

@@ -23,7 +23,8 @@ pub struct Schedule<E> {
 struct Due<E> {
     at: Nanos,
     number: u64,
-    event: E,
+    /// In a place of its own, so that the queue moves little.
+    event: Box<E>,
 }
 
 impl<E> PartialEq for Due<E> {
@@ -67,14 +68,14 @@ impl<E> Schedule<E> {
     pub fn at(&mut self, at: Nanos, event: E) {
         let number = self.next;
         self.next += 1;
-        self.waiting.push(Reverse(Due { at: at.max(self.now), number, event }));
+        self.waiting.push(Reverse(Due { at: at.max(self.now), number, event: Box::new(event) }));
     }
 
     /// Takes the next event; time moves on to it.
     pub fn take(&mut self) -> Option<E> {
         let Reverse(due) = self.waiting.pop()?;
         self.now = due.at;
-        Some(due.event)
+        Some(*due.event)
     }
 
     /// Events that wait.

@@ -7,6 +7,7 @@ pub struct Trace {
     digest: u64,
     events: u64,
     prints: bool,
+    kinds: [u64; 16],
     /// The last lines, for a failure that was not printed as it happened.
     last: std::collections::VecDeque<String>,
 }
@@ -17,7 +18,7 @@ const LAST_MAX: usize = 40;
 impl Trace {
     /// An empty trace.
     pub fn new(prints: bool) -> Trace {
-        Trace { digest: 0xcbf2_9ce4_8422_2325, events: 0, prints, last: std::collections::VecDeque::new() }
+        Trace { digest: 0xcbf2_9ce4_8422_2325, events: 0, prints, kinds: [0; 16], last: Default::default() }
     }
 
     /// Two runs have had the same events if this is the same.
@@ -28,6 +29,11 @@ impl Trace {
     /// Events so far.
     pub fn events(&self) -> u64 {
         self.events
+    }
+
+    /// Events of each kind so far.
+    pub fn kinds(&self) -> &[u64] {
+        &self.kinds
     }
 
     /// Whether lines are wanted.
@@ -43,6 +49,7 @@ impl Trace {
     /// An event in numbers: what every event leaves, cheap enough for the many.
     pub fn event(&mut self, now: u64, kind: u8, numbers: &[u64]) {
         self.events += 1;
+        self.kinds[usize::from(kind) % 16] += 1;
         self.mix(now ^ (u64::from(kind) << 56));
         for number in numbers {
             self.mix(*number);

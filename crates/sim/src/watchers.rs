@@ -130,6 +130,8 @@ pub struct Watcher {
     pub streams: u64,
     /// The place of the member that serves it.
     pub place: usize,
+    /// When it was last told of an event.
+    pub told_at: Nanos,
     /// All watches that have ended.
     pub done: Vec<Watch>,
 }
@@ -139,7 +141,17 @@ impl Watcher {
     pub fn new(seed: u64, number: u64) -> Watcher {
         let mut rng = Rng::stream(seed, &format!("watcher {number}"));
         let pace = rng.pick(&[MILLI, 20 * MILLI, 300 * MILLI, 1500 * MILLI]);
-        Watcher { number, rng, pipe: None, open: Vec::new(), pace, streams: 0, place: 0, done: Vec::new() }
+        Watcher {
+            number,
+            rng,
+            pipe: None,
+            open: Vec::new(),
+            pace,
+            streams: 0,
+            place: 0,
+            told_at: 0,
+            done: Vec::new(),
+        }
     }
 
     /// Its dice.
@@ -317,6 +329,7 @@ impl Watcher {
             note(open, WatchAnswer::Progress);
             return;
         }
+        self.told_at = now;
         let last = response.events.last().and_then(|event| event.kv.as_ref()).map_or(0, |kv| kv.mod_revision);
         let events = response.events.into_iter().map(crate::wire::event).collect();
         note(open, WatchAnswer::Events { events, fragment: response.fragment });

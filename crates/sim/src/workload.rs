@@ -351,10 +351,10 @@ impl Client {
             .collect();
         let request = match Work::ALL[self.rng.weighted(&weights)] {
             Work::Delete => {
-                let span = if self.rng.one_in(3) { self.span(profile) } else { (self.key(profile), Vec::new()) };
+                let span =
+                    if self.rng.one_in(3) { self.span(profile) } else { (self.key(profile), Vec::new()) };
                 // Keys of locks are nobody's to delete but their owners'.
-                let (key, range_end) =
-                    if span.1 == NO_END { (b"k".to_vec(), b"l".to_vec()) } else { span };
+                let (key, range_end) = if span.1 == NO_END { (b"k".to_vec(), b"l".to_vec()) } else { span };
                 Request::Delete(Delete { key, range_end, prev_kv: self.rng.one_in(2) })
             }
             Work::Range => Request::Range(self.range(profile)),

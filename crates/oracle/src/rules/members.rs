@@ -61,7 +61,7 @@ pub(crate) fn held(member: &Final, sequence: &Sequence<'_>) -> Option<(Violation
 
 /// The compact revision that a member names is one that somebody asked for, and not below the last one answered.
 fn compacted(history: &History, member: &Final, verdict: &mut Verdict) {
-    let Some((_, _, compact_revision)) = member.hash else { return };
+    let Some((_, hash_revision, compact_revision)) = member.hash else { return };
     let (mut asked, mut least) = (vec![-1, 0], 0);
     for op in &history.operations {
         let Request::Compact { revision, .. } = op.request else { continue };
@@ -72,7 +72,9 @@ fn compacted(history: &History, member: &Final, verdict: &mut Verdict) {
         }
         asked.push(revision);
     }
-    if compact_revision < least || !asked.contains(&compact_revision) {
+    // The hash at a compaction's own revision is that of the moment before it, and names the compaction before.
+    let is_old = compact_revision < least && !asked.contains(&hash_revision);
+    if is_old || !asked.contains(&compact_revision) {
         let text = format!(
             "member {} says it is compacted to {compact_revision}; {least} was answered, {asked:?} asked for",
             member.member

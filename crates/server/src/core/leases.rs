@@ -60,12 +60,14 @@ impl Core {
     pub(super) fn keep_alive(&mut self, ticket: Ticket, id: i64, now: Instant) {
         if !self.leads {
             self.refuse(ticket, error::NOT_PRIMARY_LESSOR);
-        } else if self.reads_local()
+        } else if (self.reads_local() || self.trusted_until.is_some_and(|until| now < until))
+            && self.expiry.left(id, now).is_some()
             || planted::is(Bug::RenewedByDeposed)
-            || self.trusted_until.is_some_and(|until| now < until)
         {
             self.renew(ticket, id, now);
         } else {
+            // Also where the lease is not known: the others may have committed it, and told its owner, while this
+            // member's own disk is still busy with the entry. A round waits until that is applied.
             self.reads.push(Want::Renewal(ticket, id), now);
         }
     }

@@ -87,13 +87,7 @@ impl Core {
             self.grant(wants, now);
             return Ok(());
         }
-        let standing = self.node.standing();
-        let open = self.reads.open().count();
-        if self.round_waits(now).is_some_and(|left| !left.is_zero()) {
-            return Ok(());
-        }
-        // A leader that has not committed in its term does not know yet what earlier leaders have.
-        if standing.leader == 0 || (self.leads && !self.settled) || open >= ROUNDS_MAX {
+        if self.round_waits(now).is_none_or(|left| !left.is_zero()) {
             return Ok(());
         }
         self.reads.began = Some(now);
@@ -104,9 +98,15 @@ impl Core {
         self.step(Event::ReadRequested(context))
     }
 
-    /// How long what waits has to wait for the next round to begin, if anything waits.
+    /// How long what waits has to wait for the next round to begin. `None` if nothing waits, or if only something that
+    /// happens, such as the election of a leader, lets a round begin.
     pub(super) fn round_waits(&self, now: Instant) -> Option<Duration> {
         if self.reads.waiting.is_empty() {
+            return None;
+        }
+        // A leader that has not committed in its term does not know yet what earlier leaders have.
+        let nobody = self.node.standing().leader == 0 || (self.leads && !self.settled);
+        if nobody || self.reads.open().count() >= ROUNDS_MAX {
             return None;
         }
         let since = |began: Instant| now.saturating_duration_since(began);
@@ -115,7 +115,7 @@ impl Core {
             if self.reads.shared16 < 16 * SHARED_ROUND { Duration::ZERO } else { self.pressure.pace() };
         let paced = self.reads.began.map(|began| pace.saturating_sub(since(began)));
         let shared = self.reads.open().last().map(|newest| ROUND_PACE.saturating_sub(since(newest.began)));
-        paced.max(shared)
+        Some(paced.max(shared).unwrap_or(Duration::ZERO))
     }
 
     /// Whether a read that arrives now could begin a round at once.

@@ -1,0 +1,269 @@
+//! Clients' calls and watch streams on their way to members and back.
+
+use std::rc::Rc;
+
+use oracle::Outcome;
+
+use crate::member::{Caller, Done, Heard, Place};
+use crate::network::{CLIENTS, Host, Passage, SILENCE_MAX};
+use crate::profile::Fault;
+use crate::schedule::{MICRO, MILLI, Nanos, SECOND};
+use crate::watchers::{Incoming, Returning};
+use crate::world::{Calling, Event, Underway, World};
+
+/// How long a client waits for an answer.
+const PATIENCE: Nanos = 8 * SECOND;
+
+impl World {
+    pub(crate) fn running(&self) -> Vec<Host> {
+        self.places.iter().filter(|place| place.process.is_some()).map(|place| place.number).collect()
+    }
+
+    pub(crate) fn client_next(&mut self, number: usize) {
+        let now = self.now();
+        let members: Vec<Host> = self
+            .places
+            .iter()
+            .filter(|place| !place.retired && place.lives > 0)
+            .map(|place| place.number)
+            .collect();
+        let running = self.running();
+        let profile = &self.profile;
+        let desk = &mut self.desks[number];
+        if desk.open.is_some() || !self.working || members.is_empty() {
+            if self.working {
+                self.schedule.after(100 * MILLI, Event::ClientNext(number));
+            }
+            return;
+        }
+        let rng = desk.client.rng();
+        if rng.one_in(4) || !desk.answered {
+            // Mostly one that runs: who knows of several finds it soon.
+            let from = if running.is_empty() || rng.one_in(8) { &members } else { &running };
+            desk.place = rng.pick(from);
+        }
+        let (request, fence) = desk.client.next(profile, now);
+        self.next_operation += 1;
+        let id = self.next_operation;
+        let calling = match &request {
+            oracle::Request::KeepAlive { id } => Calling::Renew(*id),
+            other => {
+                let (path, message) = crate::wire::encode(other);
+                Calling::Unary(path, message)
+            }
+        };
+        let place = desk.place;
+        desk.open = Some(Underway {
+            operation: oracle::Operation {
+                id,
+                client: desk.client.number,
+                member: place as u64 + 1,
+                life: 0,
+                call: now,
+                returned: 0,
+                request,
+                outcome: Outcome::Unknown(String::new()),
+                fence,
+            },
+        });
+        self.counts.operations += 1;
+        self.place_call(Caller::Client(number), id, place, calling, PATIENCE);
+    }
+
+    /// Sends a call on its way, and sees to its being given up in the end.
+    pub(crate) fn place_call(
+        &mut self,
+        caller: Caller,
+        operation: u64,
+        to: Host,
+        request: Calling,
+        patience: Nanos,
+    ) {
+        let now = self.now();
+        self.schedule.after(patience, Event::GiveUp { caller, operation });
+        let lost = self.profile.fails(Fault::ClientLoss) && self.chaos && self.dice.network.one_in(50);
+        match self.network.pass(CLIENTS, to, 0, now, &mut self.dice.network) {
+            Passage::At(when) | Passage::Twice(when, _) if !lost => {
+                self.schedule.at(when, Event::Call { caller, operation, to, request });
+            }
+            _ => {}
+        }
+    }
+
+    pub(crate) fn call(&mut self, caller: Caller, operation: u64, to: Host, request: Calling) {
+        let now = self.now();
+        let Some(process) =
+            self.wake(to, 0).filter(|process| process.stepped.is_ready() && !process.stopping)
+        else {
+            self.tell(to, caller, operation, Heard::Nobody);
+            return;
+        };
+        process.calls.push((caller, operation));
+        let done = Rc::clone(&process.done);
+        let life = process.life;
+        match request {
+            Calling::Unary(path, message) => {
+                let future = process.stepped.call(path, message);
+                process.stepped.spawn(async move {
+                    let answer = future.await;
+                    done.borrow_mut().push(Done::Call(caller, operation, Heard::Answer(answer)));
+                });
+            }
+            Calling::Renew(lease) => {
+                let future = process.stepped.renew(lease);
+                process.stepped.spawn(async move {
+                    let answer = future.await;
+                    done.borrow_mut().push(Done::Call(caller, operation, Heard::Renewal(answer)));
+                });
+            }
+        }
+        if let Caller::Client(number) = caller
+            && let Some(underway) = &mut self.desks[number].open
+            && underway.operation.id == operation
+        {
+            underway.operation.life = life;
+        }
+        self.trace.event(now, 10, &[operation, to as u64]);
+        self.settle(to);
+    }
+
+    /// A member's answer goes back to whoever called, if it does.
+    pub(crate) fn tell(&mut self, at: Host, caller: Caller, operation: u64, heard: Heard) {
+        let now = self.now();
+        let lost = self.profile.fails(Fault::ClientLoss) && self.chaos && self.dice.network.one_in(50);
+        match self.network.pass(at, CLIENTS, 0, now, &mut self.dice.network) {
+            Passage::At(when) | Passage::Twice(when, _) if !lost => {
+                self.schedule.at(when, Event::Told { caller, operation, heard });
+            }
+            _ => {}
+        }
+    }
+
+    pub(crate) fn told(&mut self, caller: Caller, operation: u64, heard: Heard) {
+        let now = self.now();
+        let number = match caller {
+            Caller::Client(number) => number,
+            Caller::Operator => return self.operator_told(operation, heard),
+        };
+        let desk = &mut self.desks[number];
+        if desk.open.as_ref().is_none_or(|underway| underway.operation.id != operation) {
+            return;
+        }
+        let Some(Underway { operation: mut record }) = desk.open.take() else { return };
+        record.returned = now;
+        record.outcome = match heard {
+            Heard::Answer(Ok(message)) => match crate::wire::decode(&record.request, message) {
+                Some((header, response)) => Outcome::Done(header, response),
+                None => return self.fail(format!("the answer to operation {operation} cannot be read")),
+            },
+            Heard::Renewal(Ok(ttl)) => {
+                Outcome::Done(oracle::Header::default(), oracle::Response::Renewed { ttl })
+            }
+            Heard::Answer(Err(status)) | Heard::Renewal(Err(status)) => crate::wire::failed(&status),
+            Heard::Nobody => Outcome::Refused(oracle::Refusal::Other("connection refused".to_owned())),
+            Heard::Broken => Outcome::Unknown("no answer".to_owned()),
+        };
+        let (kind, revision) = match &record.outcome {
+            Outcome::Done(header, _) => (0, header.revision),
+            Outcome::Refused(_) => (1, 0),
+            Outcome::Unknown(_) => (2, 0),
+        };
+        desk.answered = kind == 0;
+        self.counts.answered += u64::from(kind == 0);
+        self.trace.event(now, 11, &[operation, kind, revision as u64]);
+        if self.trace.prints() {
+            println!(
+                "{:4}.{:06}   client {} at m{}: {} -> {}",
+                now / SECOND,
+                now / MICRO % 1_000_000,
+                record.client,
+                record.member - 1,
+                crate::text::request(&record.request),
+                crate::text::outcome(&record.outcome)
+            );
+        }
+        desk.client.told(&record.request, &record.outcome, now);
+        let think = desk.client.rng().around(self.profile.think);
+        let refused = if kind == 0 { 0 } else { 50 * MILLI };
+        self.history.operations.push(record);
+        self.schedule.after(think + refused, Event::ClientNext(number));
+    }
+
+    pub(crate) fn newest(&self) -> i64 {
+        self.desks.iter().map(|desk| desk.client.revision()).max().unwrap_or(1)
+    }
+
+    pub(crate) fn watch_connect(&mut self, number: usize) {
+        let now = self.now();
+        if self.watchers[number].is_open() {
+            return;
+        }
+        let ready = |place: &&Place| {
+            place.process.as_ref().is_some_and(|process| process.stepped.is_ready() && !process.stopping)
+                && self.network.connects(CLIENTS, place.number)
+        };
+        let ready: Vec<Host> = self.places.iter().filter(ready).map(|place| place.number).collect();
+        if ready.is_empty() {
+            self.schedule.after(200 * MILLI, Event::WatchConnect(number));
+            return;
+        }
+        let newest = self.newest();
+        let watcher = &mut self.watchers[number];
+        let at = watcher.rng().pick(&ready);
+        let life = self.places[at].lives;
+        let pipe = watcher.connect(at, life, &self.profile, newest, &mut self.next_watch, now);
+        let streams = watcher.streams;
+        let needs_leader = watcher.rng().one_in(4);
+        let pace = watcher.pace;
+        let Some(process) = self.wake(at, life) else { return };
+        let done = Rc::clone(&process.done);
+        let future = process.stepped.watch(
+            needs_leader,
+            Incoming(Rc::clone(&pipe)),
+            Returning(pipe),
+            std::future::pending(),
+        );
+        process.streams.push((number, streams));
+        process.stepped.spawn(async move {
+            // However it ends, the client sees a stream that is over.
+            let _ = future.await;
+            done.borrow_mut().push(Done::Stream(number, streams));
+        });
+        self.trace.event(now, 12, &[number as u64, at as u64]);
+        self.settle(at);
+        self.schedule.after(pace, Event::WatchRead(number, streams));
+    }
+
+    pub(crate) fn watch_read(&mut self, number: usize, streams: u64) {
+        let now = self.now();
+        if self.watchers[number].streams != streams || !self.watchers[number].is_open() {
+            return;
+        }
+        let at = self.watchers[number].place;
+        // Nothing comes through a cut, and in the end the client gives the stream up.
+        let cut = self.network.cut_since(CLIENTS, at).is_some_and(|since| now > since + SILENCE_MAX);
+        let breaks =
+            self.profile.fails(Fault::ClientLoss) && self.chaos && self.watchers[number].rng().one_in(200);
+        if cut || breaks {
+            self.watchers[number].broken(now);
+            self.schedule.after(100 * MILLI, Event::WatchConnect(number));
+        } else if self.network.connects(CLIENTS, at) {
+            let all = !self.working;
+            let watcher = &mut self.watchers[number];
+            watcher.read(now, all);
+            if !watcher.is_open() {
+                self.schedule.after(100 * MILLI, Event::WatchConnect(number));
+            }
+        }
+        if self.watchers[number].is_open() {
+            let watcher = &mut self.watchers[number];
+            let pace = if self.working { watcher.pace } else { watcher.pace.min(20 * MILLI) };
+            let delay = watcher.rng().around(pace) + MICRO;
+            self.schedule.after(delay, Event::WatchRead(number, streams));
+        }
+        self.trace.event(now, 13, &[number as u64]);
+        if self.wake(at, 0).is_some() && self.paused(at).is_none() {
+            self.settle(at);
+        }
+    }
+}

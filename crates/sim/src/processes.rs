@@ -1,0 +1,380 @@
+//! The processes of members: how they start, take turns and end, and what is looked at after each turn.
+
+use std::rc::Rc;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use disk::Disk;
+use server::clock::Clock;
+use server::config::{self, Config, Invocation};
+use server::logging::{Format, Level, Logger};
+use server::stepped::{Going, Setup, Stepped, Thresholds};
+
+use crate::checks::Standing;
+use crate::links::{Links, url};
+use crate::member::{Heard, Place, Process};
+use crate::network::Host;
+use crate::schedule::{MICRO, MILLI, Nanos, SECOND};
+use crate::world::{Event, World};
+
+impl World {
+    /// Has a process started after a while, unless one runs.
+    pub(crate) fn start_after(&mut self, at: Host, delay: Nanos) {
+        let when = self.now() + delay;
+        let place = &mut self.places[at];
+        if place.process.is_some() || place.retired || place.starts_at.is_some_and(|at| at <= when) {
+            return;
+        }
+        place.starts_at = Some(when);
+        self.schedule.at(when, Event::Start(at));
+    }
+
+    pub(crate) fn config(&self, at: Host) -> Result<Config, String> {
+        let ms = |nanos: Nanos| (nanos / MILLI).to_string();
+        let cluster: Vec<String> =
+            (0..self.profile.members).map(|number| format!("m{number}={}", url(number))).collect();
+        let client = url(at).replace("2380", "2379");
+        let mut args = vec![
+            format!("--name=m{at}"),
+            "--data-dir=/data".to_owned(),
+            format!("--listen-peer-urls={}", url(at)),
+            format!("--initial-advertise-peer-urls={}", url(at)),
+            format!("--listen-client-urls={client}"),
+            format!("--advertise-client-urls={client}"),
+            format!("--heartbeat-interval={}", ms(self.profile.heartbeat)),
+            format!("--election-timeout={}", ms(self.profile.election)),
+            format!("--pre-vote={}", self.profile.pre_vote),
+            format!("--snapshot-catchup-entries={}", self.profile.catchup_entries),
+            "--watch-progress-notify-interval=2s".to_owned(),
+            "--compact-hash-check-time=5s".to_owned(),
+            "--max-learners=2".to_owned(),
+        ];
+        if at < self.profile.members {
+            args.push(format!("--initial-cluster={}", cluster.join(",")));
+        } else {
+            args.push(format!("--initial-cluster=m{at}={}", url(at)));
+            args.push("--initial-cluster-state=existing".to_owned());
+        }
+        match config::parse(&args, &[]) {
+            Ok(Invocation::Serve(parsed)) => Ok(parsed.config),
+            Ok(_) => Err("no configuration".to_owned()),
+            Err(refusal) => Err(format!("{refusal:?}")),
+        }
+    }
+
+    pub(crate) fn start(&mut self, at: Host) {
+        let now = self.now();
+        let config = match self.config(at) {
+            Ok(config) => config,
+            Err(why) => return self.fail(format!("the simulator's own configuration is refused: {why}")),
+        };
+        let prints = self.trace.prints();
+        let level = if prints { Level::Info } else { Level::Fatal };
+        let segment_bytes = self.profile.segment_bytes;
+        let thresholds = Thresholds {
+            checkpoint_log_bytes: u64::from(segment_bytes) * 2,
+            checkpoint_entries: self.profile.checkpoint_entries,
+            checkpoint_age: Duration::from_secs(20),
+            reclaim_dead_bytes: u64::from(segment_bytes) * 2,
+        };
+        let links = Arc::new(Links::default());
+        let (seed, lines) = (self.seed, self.lines.clone());
+        let place = &mut self.places[at];
+        place.tick(now);
+        place.lives += 1;
+        let life = place.lives;
+        let clock = Clock::by_hand(&place.hand);
+        let logger = Logger::by(clock, level, Format::Console, vec![Box::new(lines)]);
+        let setup = Setup {
+            config,
+            disk: Arc::new(place.disk.clone()) as Arc<dyn Disk>,
+            logger: Arc::new(logger),
+            links: Arc::clone(&links) as Arc<dyn server::peer_links::PeerLinks>,
+            clock: Arc::clone(&place.hand),
+            seed: seed.rotate_left(7) ^ (at as u64) << 32 ^ life,
+            segment_bytes,
+            thresholds,
+            beginning: place.beginning.clone(),
+        };
+        self.counts.starts += 1;
+        match Stepped::open(setup) {
+            Ok(stepped) => {
+                let id = stepped.identity().member_id;
+                place.id = id;
+                place.process = Some(Process {
+                    stepped,
+                    id,
+                    life,
+                    links,
+                    done: Rc::default(),
+                    calls: Vec::new(),
+                    streams: Vec::new(),
+                    sending: Vec::new(),
+                    snapshots: 0,
+                    turn_at: Nanos::MAX,
+                    timer_at: Nanos::MAX,
+                    log_busy: false,
+                    background_busy: false,
+                    stopping: false,
+                });
+                self.trace.note(now, format_args!("m{at} starts, life {life}, id {id:x}"));
+                self.look(at);
+                self.settle(at);
+            }
+            Err(why) => {
+                self.trace.note(now, format_args!("m{at} does not start: {why}"));
+                self.print_lines(at);
+                self.not_started(at, why);
+            }
+        }
+    }
+
+    /// Ends a process: without power the page cache goes too.
+    pub(crate) fn end(&mut self, at: Host, power: bool) {
+        let now = self.now();
+        let place = &mut self.places[at];
+        place.disk.kill();
+        let process = place.process.take();
+        place.paused_until = 0;
+        let Some(process) = process else {
+            if power {
+                self.places[at].disk.crash();
+            } else {
+                self.places[at].disk.heal();
+            }
+            return;
+        };
+        let Process { stepped, calls, streams, done, id, .. } = process;
+        drop(stepped);
+        drop(done);
+        let place = &mut self.places[at];
+        if power {
+            place.disk.crash();
+        } else {
+            place.disk.heal();
+        }
+        self.counts.crashes += 1;
+        self.trace.note(now, format_args!("m{at} ends{}", if power { ", power is lost" } else { "" }));
+        for (caller, operation) in calls {
+            self.tell(at, caller, operation, Heard::Broken);
+        }
+        for (watcher, streams) in streams {
+            if self.watchers[watcher].streams == streams {
+                self.watchers[watcher].broken(now);
+                let delay = self.watchers[watcher].rng().below(SECOND);
+                self.schedule.after(delay, Event::WatchConnect(watcher));
+            }
+        }
+        for other in &mut self.places {
+            let Some(process) = &other.process else { continue };
+            process.links.disconnected(id);
+            // A snapshot that it was receiving breaks off.
+            if process.sending.iter().any(|sending| sending.to == id) {
+                let from = (other.number, process.life);
+                self.schedule.after(MILLI, Event::SnapshotEnded { from, to: id, delivered: false });
+            }
+        }
+    }
+
+    /// The process has ended by itself.
+    pub(crate) fn ended(&mut self, at: Host, outcome: Result<(), String>) {
+        let now = self.now();
+        self.print_lines(at);
+        let place = &mut self.places[at];
+        let stopping = place.process.as_ref().is_some_and(|process| process.stopping);
+        let dark = place.disk.is_dark();
+        let excused = place.excused;
+        let removed = self.operator.is_removed(place.id);
+        match &outcome {
+            Ok(()) => self.trace.note(now, format_args!("m{at} has come to its end")),
+            Err(why) => self.trace.note(now, format_args!("m{at} cannot go on: {why}")),
+        }
+        self.end(at, dark);
+        match outcome {
+            Ok(()) if stopping => {
+                let delay = self.dice.faults.between(10 * MILLI, 2 * SECOND);
+                self.start_after(at, delay);
+            }
+            Ok(()) if removed => {
+                self.places[at].retired = true;
+            }
+            Ok(()) => self.fail(format!("member {at} ended, though nobody told it to nor removed it")),
+            Err(_) if dark || excused => {
+                let delay = self.dice.faults.between(100 * MILLI, 5 * SECOND);
+                self.start_after(at, delay);
+            }
+            Err(_) if removed => self.places[at].retired = true,
+            Err(why) => self.fail(format!("member {at} ended for no reason that the simulator gave: {why}")),
+        }
+    }
+
+    pub(crate) fn turn(&mut self, at: Host) {
+        let now = self.now();
+        let Some(process) = &mut self.places[at].process else { return };
+        let outcome = process.stepped.turn();
+        self.trace.event(now, 2, &[at as u64]);
+        match outcome {
+            Ok(Going::On) => {
+                self.look(at);
+                self.settle(at);
+            }
+            Ok(Going::Ended) => {
+                self.look(at);
+                self.settle(at);
+                self.ended(at, Ok(()));
+            }
+            Err(why) => self.ended(at, Err(why)),
+        }
+    }
+
+    pub(crate) fn log_turn(&mut self, at: Host, life: u64) {
+        let now = self.now();
+        let stalled = self.places[at].stalled_until;
+        if stalled > now {
+            self.schedule.at(stalled, Event::Log(at, life));
+            return;
+        }
+        let Some(process) = self.wake(at, life) else { return };
+        process.log_busy = false;
+        process.stepped.log_turn();
+        let ops = self.places[at].disk.ops();
+        self.trace.event(now, 3, &[at as u64, ops]);
+        self.settle(at);
+    }
+
+    pub(crate) fn background(&mut self, at: Host, life: u64) {
+        let now = self.now();
+        let stalled = self.places[at].stalled_until;
+        if stalled > now {
+            self.schedule.at(stalled, Event::Background(at, life));
+            return;
+        }
+        let Some(process) = self.wake(at, life) else { return };
+        let kept = process.stepped.keeper_step();
+        let hashed = process.stepped.hasher_step();
+        let caught = process.stepped.catch_up_step();
+        process.background_busy = kept || hashed || caught;
+        if process.background_busy {
+            self.trace.event(now, 4, &[at as u64, u64::from(kept), u64::from(hashed), u64::from(caught)]);
+            let delay = self.disk_delay(at);
+            self.schedule.after(delay, Event::Background(at, life));
+            self.settle(at);
+        }
+    }
+
+    pub(crate) fn disk_delay(&mut self, at: Host) -> Nanos {
+        let slowness = self.places[at].slowness;
+        (self.dice.schedule.around(self.profile.sync) + MICRO) * slowness
+    }
+
+    /// Does all that can be done at a place without anything happening elsewhere, and sees to what comes next.
+    pub(crate) fn settle(&mut self, at: Host) {
+        for _ in 0..1000 {
+            let Some(process) = &mut self.places[at].process else { return };
+            process.stepped.poll_tasks();
+            let done = std::mem::take(&mut *process.done.borrow_mut());
+            let outgoing = process.links.take();
+            if done.is_empty() && outgoing.is_empty() {
+                break;
+            }
+            for done in done {
+                self.done(at, done);
+            }
+            for outgoing in outgoing {
+                self.send(at, outgoing);
+            }
+        }
+        self.print_lines(at);
+        if self.places[at].disk.is_dark() {
+            self.ended(at, Err("power went at a disk operation".to_owned()));
+            return;
+        }
+        self.plan(at);
+    }
+
+    /// Puts what a process will do next into the schedule.
+    pub(crate) fn plan(&mut self, at: Host) {
+        let now = self.now();
+        let turn = self.profile.turn;
+        let Place { process, time, .. } = &mut self.places[at];
+        let Some(process) = process else { return };
+        let life = process.life;
+        let wanted = if process.stepped.wants_turn() {
+            now + 1 + self.dice.schedule.around(turn)
+        } else {
+            now + time.in_world(process.stepped.next_turn()).max(MICRO)
+        };
+        if wanted < process.turn_at {
+            process.turn_at = wanted;
+            self.schedule.at(wanted, Event::Turn(at, life));
+        }
+        if let Some(timer) = process.stepped.next_timer() {
+            let due = now + time.in_world(timer).max(1);
+            if due < process.timer_at {
+                process.timer_at = due;
+                self.schedule.at(due, Event::Timer(at, life));
+            }
+        }
+        let (log, background) =
+            (!process.log_busy && process.stepped.log_wants_turn(), !process.background_busy);
+        process.log_busy |= log;
+        process.background_busy = true;
+        if log {
+            let delay = self.disk_delay(at);
+            self.schedule.after(delay, Event::Log(at, life));
+        }
+        if background {
+            let delay = 100 * MICRO + self.dice.schedule.around(4 * turn);
+            self.schedule.after(delay, Event::Background(at, life));
+        }
+    }
+
+    /// Looks at a member after a step, with all checkers.
+    pub(crate) fn look(&mut self, at: Host) {
+        let Some(process) = &self.places[at].process else { return };
+        let probe = process.stepped.probe();
+        let standing = Standing {
+            id: probe.id,
+            life: process.life,
+            leads: probe.role == consensus::Role::Leader,
+            term: probe.term,
+            commit: probe.commit,
+            applied: probe.applied,
+            applied_term: probe.applied_term,
+            first: probe.first_index,
+            last: probe.last_index,
+            synced: probe.synced_index,
+            voters: probe.voters,
+            voting_members: process.stepped.published().members.voters(),
+            revision: probe.revision,
+        };
+        let now = self.schedule.now();
+        let stepped = &process.stepped;
+        let before = self.checks.standing(at);
+        if before.is_none_or(|before| before.leads != standing.leads || before.term != standing.term) {
+            let leads = if standing.leads { ", leads" } else { "" };
+            self.trace.note(now, format_args!("m{at} is in term {}{leads}", standing.term));
+            self.counts.terms += u64::from(standing.leads);
+        }
+        self.trace.event(now, 5, &[standing.commit, standing.applied, standing.last, standing.synced]);
+        let looked = self
+            .checks
+            .look(at, standing, &|index| stepped.entry_term(index), &|from| stepped.state_trail(from));
+        if let Err(why) = looked {
+            self.fail(why);
+        }
+    }
+
+    pub(crate) fn print_lines(&mut self, at: Host) {
+        if !self.trace.prints() {
+            return;
+        }
+        let lines = std::mem::take(&mut *self.lines.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let now = self.now();
+        for line in String::from_utf8_lossy(&lines).lines() {
+            // Its own time of day says nothing here.
+            let text = line.split_once('\t').map_or(line, |(_, rest)| rest);
+            println!("{:4}.{:06}   m{at}: {text}", now / SECOND, now / MICRO % 1_000_000);
+        }
+    }
+}
