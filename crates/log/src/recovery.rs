@@ -87,32 +87,42 @@ pub(crate) fn open(
     seqs.sort_unstable();
     let mut candidates = Vec::with_capacity(seqs.len());
     let mut repairs = Vec::new();
+    let mut damaged = Vec::new();
     for seq in seqs {
         match Candidate::open(disk, dir, seq) {
             Ok(candidate) => {
                 candidate.check_owner(options)?;
                 candidates.push(candidate);
             }
-            // It had been prepared and nothing was ever written to it.
             Err(error @ OpenError::Damaged { .. })
                 if options.closed_at.is_some_and(|end| seq > end.segment) =>
             {
-                let OpenError::Damaged { path, offset, .. } = error else { continue };
-                disk.remove(&path).map_err(|error| OpenError::io("remove", &path, error))?;
-                let found = "the segment was not in use yet, and is made anew";
-                repairs.push(Repair { file: path, offset, found });
+                damaged.push(error);
             }
             Err(error) => return Err(error),
         }
     }
     let unused = split_unused(disk, &mut candidates)?;
+    // A log that goes on behind its known end was used since by a build that does not note where it ends.
+    let goes_on = |end: &LogEnd| candidates.last().is_some_and(|last| last.seq > end.segment);
+    let closed_at = options.closed_at.filter(|end| !goes_on(end));
+    for error in damaged {
+        let OpenError::Damaged { path, offset, .. } = error else { continue };
+        if closed_at.is_none() {
+            return Err(OpenError::damaged(&path, offset, "the segment's header is not valid"));
+        }
+        // It had been prepared and nothing was ever written to it.
+        disk.remove(&path).map_err(|error| OpenError::io("remove", &path, error))?;
+        let found = "the segment was not in use yet, and is made anew";
+        repairs.push(Repair { file: path, offset, found });
+    }
     refuse_strangers(options, disk, &candidates, &unused)?;
     let mut reading = Reading::new(from_index);
     reading.repairs = repairs;
-    if let Some(end) = &options.closed_at {
+    if let Some(end) = &closed_at {
         check_closed(options, disk, end, &candidates, &unused)?;
-        reading.closed_at = Some(*end);
     }
+    reading.closed_at = closed_at;
     reading.clear_unused(&unused)?;
     let mut released = match candidates.last() {
         None => Vec::new(),
@@ -176,7 +186,7 @@ fn refuse_strangers(
     Ok(())
 }
 
-/// A log that was closed in order begins and ends where it did then.
+/// A log that was closed in order has the segment it ended in then.
 fn check_closed(
     options: &Options,
     disk: &dyn Disk,
@@ -187,13 +197,6 @@ fn check_closed(
     let path = options.dir.join(file_name(end.segment));
     match used.last() {
         Some(last) if last.seq == end.segment => Ok(()),
-        Some(last) if last.seq > end.segment => {
-            let found = format!(
-                "the segment is in use, though {} was the last when the member stopped",
-                path.display()
-            );
-            Err(OpenError::damaged(&last.path, SEGMENT_HEADER_BYTES as u64, found))
-        }
         _ if unused.iter().any(|candidate| candidate.seq == end.segment) => {
             let found = "the segment's first record is not valid, though the member had stopped in order";
             Err(OpenError::damaged(&path, SEGMENT_HEADER_BYTES as u64, found))
@@ -204,7 +207,7 @@ fn check_closed(
 
 /// What has been learnt from the records so far.
 struct Reading {
-    /// Where the log must end, if that is known.
+    /// Where the log ended when it was closed, if that is known: it must not end before.
     closed_at: Option<LogEnd>,
     from_index: u64,
     index: EntryIndex,
@@ -368,12 +371,12 @@ impl Reading {
             let found = format!("{why}; the next segment was only begun after this had been synced");
             return Err(OpenError::damaged(path, ending.offset, found));
         }
-        if let Some(end) = self.closed_at.filter(|end| u64::from(end.offset) != ending.offset) {
+        if let Some(end) = self.closed_at.filter(|end| u64::from(end.offset) > ending.offset) {
             let found = match ending.invalid {
-                Some(why) if u64::from(end.offset) > ending.offset => {
+                Some(why) => {
                     format!("{why}; the log went on to offset {} when the member stopped", end.offset)
                 }
-                _ => format!("the log ends here, but at offset {} when the member stopped", end.offset),
+                None => format!("the log ends here, but at offset {} when the member stopped", end.offset),
             };
             return Err(OpenError::damaged(path, ending.offset, found));
         }

@@ -272,3 +272,24 @@ fn a_log_that_was_closed_in_order_ends_where_it_did_then() {
     assert_eq!(opened.recovered.last_index, 22);
     assert_eq!(opened.recovered.repairs.len(), 1);
 }
+
+#[test]
+fn a_log_that_went_on_behind_its_known_end_is_not_refused() {
+    let disk = filled();
+    let end = open(&disk).unwrap().log.values().log_end().unwrap();
+    let closed = || Options { closed_at: Some(end), ..options() };
+    // As a build does that notes no end, for one entry and then for some segments.
+    for last in [23, 60] {
+        let mut log = open(&disk).unwrap();
+        let first = log.recovered.last_index + 1;
+        for index in first..=last {
+            log.put(entries(index..=index, 1, 904));
+        }
+        drop(log);
+        assert_eq!(open_with(closed(), &disk, 1).unwrap().recovered.last_index, last);
+    }
+    // A segment behind it whose header is damaged may be in use as well.
+    let next = segment_path(open(&disk).unwrap().log.values().log_end().unwrap().segment + 1);
+    disk.plant(&next, vec![7; 100]);
+    assert!(open_with(closed(), &disk, 1).is_err());
+}

@@ -133,6 +133,7 @@ impl Services {
                 Err(status) if status == error::NOT_PRIMARY_LESSOR && clock.now() < deadline => {
                     clock.sleep(Duration::from_millis(50)).await;
                 }
+                Err(status) if status == error::NOT_PRIMARY_LESSOR => return Err(error::TIMEOUT),
                 answered => return answered,
             }
         }
