@@ -19,8 +19,8 @@ use crate::links::{Answer, Links};
 use crate::network::Host;
 use crate::schedule::Nanos;
 
-/// A place's own time: it may run too fast or too slow, and jump.
-#[derive(Clone, Debug)]
+/// A place's own time: right at first, it may run too fast or too slow, and jump.
+#[derive(Clone, Debug, Default)]
 pub struct LocalTime {
     base_world: Nanos,
     base_local: Nanos,
@@ -28,11 +28,6 @@ pub struct LocalTime {
 }
 
 impl LocalTime {
-    /// A clock that is right.
-    pub fn new() -> LocalTime {
-        LocalTime { base_world: 0, base_local: 0, ppm: 0 }
-    }
-
     /// What it shows.
     pub fn at(&self, now: Nanos) -> Nanos {
         let passed = i128::from(now - self.base_world);
@@ -108,7 +103,7 @@ impl Place {
         Place {
             number,
             disk: MemDisk::new(seed ^ (number as u64) << 40),
-            time: LocalTime::new(),
+            time: LocalTime::default(),
             hand: HandClock::new(epoch, wall),
             process: None,
             id: 0,
@@ -290,7 +285,7 @@ mod tests {
 
     #[test]
     fn local_time_drifts_and_jumps_but_never_goes_back() {
-        let mut time = LocalTime::new();
+        let mut time = LocalTime::default();
         assert_eq!(time.at(1000), 1000);
         time.drift(1000, 100_000);
         assert_eq!(time.at(11_000), 12_000);

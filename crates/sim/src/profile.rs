@@ -183,8 +183,8 @@ impl Profile {
             match rng.below(10) {
                 0 => 0,
                 1 => (1 << count) - 1,
-                2 | 3 => rng.next() & rng.next(),
-                _ => rng.next(),
+                2 | 3 => rng.draw() & rng.draw(),
+                _ => rng.draw(),
             }
         };
         let faults = Kinds(half(&mut rng, Fault::ALL.len()));

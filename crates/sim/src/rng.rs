@@ -29,7 +29,7 @@ impl Rng {
     }
 
     /// Any number.
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         let [a, b, c, d] = self.state;
         let drawn = b.wrapping_mul(5).rotate_left(7).wrapping_mul(9);
         let mut state = [a, b, c ^ a, d ^ b];
@@ -44,7 +44,7 @@ impl Rng {
     /// A number below this one, which is not 0. The bias of the multiplication is below one in 2^32 here.
     pub fn below(&mut self, limit: u64) -> u64 {
         assert!(limit > 0, "nothing is below 0");
-        let wide = u128::from(self.next()) * u128::from(limit);
+        let wide = u128::from(self.draw()) * u128::from(limit);
         u64::try_from(wide >> 64).unwrap_or(0)
     }
 
@@ -77,7 +77,7 @@ impl Rng {
     pub fn around(&mut self, mean: u64) -> u64 {
         // -ln(u) in steps of 1/1024, from the number of leading zeros and what is behind them: integers only, so that
         // every machine draws the same.
-        let drawn = self.next() | 1;
+        let drawn = self.draw() | 1;
         let zeros = u64::from(drawn.leading_zeros());
         let fraction = if zeros < 63 { (drawn << (zeros + 1)) >> 54 } else { 0 };
         let log2 = zeros * 1024 + (1024 - fraction);
@@ -106,7 +106,7 @@ mod tests {
     fn streams_of_one_seed_differ_and_repeat() {
         let take = |seed, name| -> Vec<u64> {
             let mut rng = Rng::stream(seed, name);
-            (0..4).map(|_| rng.next()).collect()
+            (0..4).map(|_| rng.draw()).collect()
         };
         assert_eq!(take(1, "faults"), take(1, "faults"));
         assert_ne!(take(1, "faults"), take(1, "schedule"));

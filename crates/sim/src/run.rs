@@ -303,9 +303,7 @@ impl World {
             if let Some(answer) = answer.borrow_mut().take() {
                 return answer.map_err(|status| format!("{path} at member {at}: {status}"));
             }
-            if let Err(why) = process.stepped.turn() {
-                return Err(why);
-            }
+            process.stepped.turn()?;
             process.stepped.log_turn();
         }
         Err(format!("{path} at member {at} is not answered"))
