@@ -320,10 +320,19 @@ impl Cluster {
 
     /// What a member wrote to its log from here on, but for the last part at most.
     pub fn said(&self, at: usize, from: u64) -> String {
+        self.quote(at, from, QUOTE_BYTES)
+    }
+
+    /// Whether it has said this since its log had so many bytes, as far as the last mebibyte tells.
+    pub fn has_said(&self, at: usize, from: u64, words: &str) -> bool {
+        self.quote(at, from, 1 << 20).contains(words)
+    }
+
+    fn quote(&self, at: usize, from: u64, bytes_max: u64) -> String {
         let read = || -> io::Result<String> {
             let mut file = File::open(&self.seat(at)?.log_path)?;
             let len = file.metadata()?.len();
-            file.seek(SeekFrom::Start(from.max(len.saturating_sub(QUOTE_BYTES))))?;
+            file.seek(SeekFrom::Start(from.max(len.saturating_sub(bytes_max))))?;
             let mut said = Vec::new();
             file.read_to_end(&mut said)?;
             Ok(String::from_utf8_lossy(&said).trim().to_owned())

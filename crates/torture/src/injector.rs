@@ -510,7 +510,12 @@ impl<'a> Injector<'a> {
                 "damage not named",
                 format!("m{at} did not refuse in order, with {what} turned over: {said}"),
             ),
-            None if said.contains("the checkpoint is damaged; the log holds everything") => {
+            None if self.cluster.has_said(
+                at,
+                from,
+                "the checkpoint is damaged; the log holds everything",
+            ) =>
+            {
                 self.chronicle.detail(bar, &[at], "started from the log instead");
                 self.cluster.kill(at)?;
             }
