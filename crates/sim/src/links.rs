@@ -55,6 +55,8 @@ pub enum Outgoing {
 struct State {
     outgoing: Vec<Outgoing>,
     members: BTreeMap<u64, Host>,
+    /// Who sent something without being known, and can be answered.
+    remotes: BTreeMap<u64, Host>,
     active: BTreeMap<u64, Instant>,
     closed: bool,
 }
@@ -77,7 +79,17 @@ impl Links {
 
     /// Where a member is, as far as this one knows.
     pub fn place_of(&self, id: u64) -> Option<Host> {
-        self.state().members.get(&id).copied()
+        let state = self.state();
+        state.members.get(&id).or_else(|| state.remotes.get(&id)).copied()
+    }
+
+    /// Somebody sent something. Requests between members name where their sender listens, so one that is not known can
+    /// be answered all the same: a member that joins and stops before it has any entry starts without knowing anyone.
+    pub fn heard_of(&self, id: u64, place: Host) {
+        let mut state = self.state();
+        if !state.members.contains_key(&id) {
+            state.remotes.insert(id, place);
+        }
     }
 
     /// The other members that this one knows, and where they are.
@@ -114,8 +126,9 @@ impl PeerLinks for Links {
         let places =
             members.iter().filter_map(|(id, urls)| Some((*id, urls.iter().find_map(|u| place_of(u))?)));
         state.members = places.collect();
-        let State { members, active, .. } = &mut *state;
+        let State { members, remotes, active, .. } = &mut *state;
         active.retain(|id, _| members.contains_key(id));
+        remotes.retain(|id, _| !members.contains_key(id));
     }
 
     fn send_snapshot(&self, message: Message, source: Box<dyn SnapshotSource>) {
@@ -158,5 +171,22 @@ mod tests {
             assert_eq!(place_of(&url(place)), Some(place));
         }
         assert_eq!(place_of("http://localhost:2380"), None);
+    }
+
+    #[test]
+    fn an_unknown_sender_can_be_answered_until_it_is_a_member_that_leaves() {
+        let links = Links::default();
+        assert_eq!(links.place_of(7), None);
+        links.heard_of(7, 3);
+        assert_eq!(links.place_of(7), Some(3));
+        // The log tells of another first.
+        links.set_members(vec![(8, vec![url(1)])]);
+        assert_eq!(links.place_of(7), Some(3));
+        assert!(links.members().iter().all(|(id, _)| *id != 7), "nobody connects to it");
+        links.set_members(vec![(7, vec![url(4)]), (8, vec![url(1)])]);
+        links.heard_of(7, 3);
+        assert_eq!(links.place_of(7), Some(4), "a member is where its URLs say");
+        links.set_members(vec![(8, vec![url(1)])]);
+        assert_eq!(links.place_of(7), None);
     }
 }

@@ -169,6 +169,9 @@ impl World {
             self.schedule.after(MILLI, Event::Removed(from, life));
             return;
         }
+        if sender != 0 {
+            process.links.heard_of(sender, from);
+        }
         // As they are on the wire: what they share in memory is not shared between members.
         for message in &mut messages {
             if let Ok(copy) = Message::decode(message.encode_to_vec().as_slice()) {
@@ -391,6 +394,7 @@ impl World {
             self.schedule.after(MILLI, Event::SnapshotEnded { from, to: wanted, delivered: false });
             return;
         };
+        process.links.heard_of(message.from(), from.0);
         let done = Rc::clone(&process.done);
         let future = process.stepped.receive_snapshot(message, pieces);
         process.stepped.spawn(async move {

@@ -10,6 +10,7 @@ const FOUND: &[(u64, &str)] = &[
     (32, "a slow watcher was taken for one that is told nothing any more"),
     (207, "a leader that had not applied a grant yet answered that the lease was gone"),
     (282, "the hash of a compaction names the compaction before it"),
+    (312, "a member that stopped before its first entry could not answer anybody afterwards"),
     (326, "nobody took the alarm back after disks had room again"),
 ];
 
