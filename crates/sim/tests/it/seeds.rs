@@ -11,6 +11,7 @@ const FOUND: &[(u64, &str)] = &[
     (207, "a leader that had not applied a grant yet answered that the lease was gone"),
     (282, "the hash of a compaction names the compaction before it"),
     (326, "nobody took the alarm back after disks had room again"),
+    (1090, "a watcher whose next look was ten seconds away was taken for one that is told nothing any more"),
 ];
 
 fn check(report: &Report) {
