@@ -234,6 +234,14 @@ impl World {
         self.schedule.after(pace, Event::WatchRead(number, streams));
     }
 
+    /// Lets every watcher look now, and often from then on. The look that a slow one had planned while there was work
+    /// may be many seconds away, and until then it hears nothing though there is something for it.
+    pub(crate) fn hurry_watchers(&mut self) {
+        for (number, watcher) in self.watchers.iter().enumerate().filter(|(_, watcher)| watcher.is_open()) {
+            self.schedule.after(MICRO, Event::WatchRead(number, watcher.streams));
+        }
+    }
+
     pub(crate) fn watch_read(&mut self, number: usize, streams: u64) {
         let now = self.now();
         if self.watchers[number].streams != streams || !self.watchers[number].is_open() {

@@ -153,6 +153,7 @@ impl Life<'_> {
         self.wait("all members being alike", CONVERGENCE_PATIENCE, World::is_alike)?;
         // What is under way to watchers arrives.
         let revision = self.world.checks.revision();
+        self.world.hurry_watchers();
         self.pass(DRAIN_PATIENCE)?;
         // Who is slow and far behind is still being told.
         self.wait("the last event for every watcher", DRAIN_MAX, |world| {

@@ -220,6 +220,8 @@ impl Core {
         self.next_removal = now;
         self.removal_after = self.machine.store.current_revision();
         self.removal_asked = now;
+        // The sender may have removed all that. Watches that need some of it are canceled rather than told a part.
+        self.removed_through = self.compacted;
         self.alarms = Arc::new(self.machine.alarms.clone());
         self.tell_members();
         self.install.stage = Stage::Installed(Reset { index: restore.index, term: restore.term });

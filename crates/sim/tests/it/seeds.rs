@@ -12,6 +12,7 @@ const FOUND: &[(u64, &str)] = &[
     (282, "the hash of a compaction names the compaction before it"),
     (312, "a member that stopped before its first entry could not answer anybody afterwards"),
     (326, "nobody took the alarm back after disks had room again"),
+    (1090, "a watcher whose next look was ten seconds away was taken for one that is told nothing any more"),
 ];
 
 fn check(report: &Report) {
