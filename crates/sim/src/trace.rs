@@ -78,7 +78,7 @@ impl Trace {
     }
 
     fn mix(&mut self, word: u64) {
-        let wide = u128::from(self.digest ^ word) * 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
+        let wide = u128::from(self.digest ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
         self.digest = (wide >> 64) as u64 ^ wide as u64;
     }
 }
