@@ -107,10 +107,10 @@ pub(crate) fn open(
     let goes_on = |end: &LogEnd| candidates.last().is_some_and(|last| last.seq > end.segment);
     let closed_at = options.closed_at.filter(|end| !goes_on(end));
     for error in damaged {
-        let OpenError::Damaged { path, offset, .. } = error else { continue };
         if closed_at.is_none() {
-            return Err(OpenError::damaged(&path, offset, "the segment's header is not valid"));
+            return Err(error);
         }
+        let OpenError::Damaged { path, offset, .. } = error else { continue };
         // It had been prepared and nothing was ever written to it.
         disk.remove(&path).map_err(|error| OpenError::io("remove", &path, error))?;
         let found = "the segment was not in use yet, and is made anew";
