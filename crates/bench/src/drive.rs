@@ -26,6 +26,8 @@ pub struct Request {
 pub enum Step {
     /// The request is to be sent.
     Call,
+    /// The same, on a stream that stays open until [`Workload::message`] has enough of it.
+    Open,
     /// It is over: in which series it counts, and its error if it failed.
     Done(usize, Result<(), String>),
 }
@@ -48,8 +50,10 @@ pub trait Workload: Send {
     /// Begins an operation; operations are numbered from 0 over all clients and threads.
     fn begin(&mut self, client: &mut Self::Client, number: u64, request: &mut Request) -> Step;
 
-    /// A message of the answer to a request that wanted it.
-    fn message(&mut self, _: &mut Self::Client, _: &[u8]) {}
+    /// A message of the answer to a request that wanted it. True ends an open stream as if it were answered well.
+    fn message(&mut self, _: &mut Self::Client, _: &[u8]) -> bool {
+        false
+    }
 
     /// A request is answered; most operations are over then.
     fn answered(&mut self, client: &mut Self::Client, status: &Status, request: &mut Request) -> Step;
@@ -341,7 +345,7 @@ fn worker<W: Workload>(
         workload,
         slots: clients
             .into_iter()
-            .map(|connection| Slot { connection, client: W::Client::default(), started: Instant::now() })
+            .map(|connection| Slot { connection, client: W::Client::default(), started: Instant::now(), open: None })
             .collect(),
         idle: Vec::new(),
         request: Request { method: Method::Put, message: Vec::new(), keep: false },
@@ -385,6 +389,8 @@ struct Slot<C> {
     connection: usize,
     client: C,
     started: Instant,
+    /// Where its stream is, while one is open.
+    open: Option<usize>,
 }
 
 struct Driver<'a, W: Workload> {
@@ -559,6 +565,12 @@ impl<W: Workload> Driver<'_, W> {
                 let request = &self.request;
                 calls.call(slot.connection, request.method, &request.message, at as u64, request.keep);
             }
+            Step::Open => {
+                let slot = &mut self.slots[at];
+                let request = &self.request;
+                let link = calls.open_stream(slot.connection, request.method, &request.message, at as u64);
+                slot.open = Some(link);
+            }
             Step::Done(series, result) => {
                 self.outstanding -= 1;
                 if self.preparing {
@@ -614,15 +626,20 @@ impl Request {
 }
 
 impl<W: Workload> Handler for Driver<'_, W> {
-    fn message(&mut self, _: &mut Calls, tag: u64, body: &[u8]) {
-        if let Some(slot) = self.slots.get_mut(tag as usize) {
-            self.workload.message(&mut slot.client, body);
+    fn message(&mut self, calls: &mut Calls, tag: u64, body: &[u8]) {
+        let Some(slot) = self.slots.get_mut(tag as usize) else { return };
+        if self.workload.message(&mut slot.client, body)
+            && let Some(link) = slot.open
+        {
+            calls.cancel(link, tag);
+            self.ended(calls, tag, Status::default());
         }
     }
 
     fn ended(&mut self, calls: &mut Calls, tag: u64, status: Status) {
         let at = tag as usize;
         let Some(slot) = self.slots.get_mut(at) else { return };
+        slot.open = None;
         let request = self.request.clear();
         let step = if self.preparing {
             self.workload.prepare(&mut slot.client, Some(&status), request)

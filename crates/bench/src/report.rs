@@ -180,7 +180,7 @@ fn samples(series: &Series, text: &mut String) {
             let all = &second.latencies;
             (all.min(), all.mean() as u64, all.max(), all.count())
         });
-        let show = |nanos| go::duration(Duration::from_nanos(nanos));
+        let show = |nanos| cli::go::duration(Duration::from_nanos(nanos));
         let _ = writeln!(text, "{second},{},{},{},{count}", show(min), show(mean), show(max));
     }
     *text += "\n";

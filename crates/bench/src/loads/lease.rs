@@ -4,8 +4,8 @@ use crate::drive::{Request, Step, Workload, done};
 use crate::engine::connection::{Method, Status};
 use crate::wire::{Fields, Message};
 
-/// A lease per client, granted before the load; then one keep-alive stream per operation, as etcd's client does it
-/// for a single one.
+/// A lease per client, granted before the load; then one keep-alive stream per operation, which is
+/// given up when its answer is there, as etcd's client does it for a single keep-alive.
 #[derive(Clone, Debug, Default)]
 pub struct KeepAlive;
 
@@ -28,14 +28,13 @@ impl Workload for KeepAlive {
     fn begin(&mut self, lease: &mut u64, _: u64, request: &mut Request) -> Step {
         request.method = Method::LeaseKeepAlive;
         Message(&mut request.message).uint(1, *lease);
-        Step::Call
+        Step::Open
     }
 
-    fn message(&mut self, lease: &mut u64, body: &[u8]) {
-        // Only the grant's answer is kept.
-        if !body.is_empty() {
-            *lease = Fields(body).number(2);
-        }
+    fn message(&mut self, lease: &mut u64, body: &[u8]) -> bool {
+        // The grant's answer and that to a keep-alive both have header, ID and TTL.
+        *lease = Fields(body).number(2);
+        true
     }
 
     fn answered(&mut self, _: &mut u64, status: &Status, _: &mut Request) -> Step {

@@ -79,9 +79,9 @@ impl Workload for Range {
         Step::Call
     }
 
-    fn message(&mut self, page: &mut Page, body: &[u8]) {
+    fn message(&mut self, page: &mut Page, body: &[u8]) -> bool {
         if !self.paginate || self.stream {
-            return;
+            return false;
         }
         let answer = Fields(body);
         if page.revision == 0 {
@@ -96,6 +96,7 @@ impl Workload for Range {
             }
             None => page.more = false,
         }
+        false
     }
 
     fn answered(&mut self, page: &mut Page, status: &Status, request: &mut Request) -> Step {

@@ -113,14 +113,17 @@ pub struct TxnMixed {
 }
 
 impl TxnMixed {
-    /// `ratio` is reads per write. The range is everything, as it is in etcd's tool: there `--end-key` is
-    /// overridden by the empty prefix.
-    pub fn new(keys: Keys, value_bytes: usize, ratio: f64, limit: i64, serializable: bool, seed: u64) -> Self {
+    /// `reads` is a range up to `end`, empty for everything; `ratio` is reads per write.
+    pub fn new(keys: Keys, value_bytes: usize, ratio: f64, reads: &super::range::Range, seed: u64) -> Self {
         let mut random = Random::from_clock(seed);
         let mut read = Vec::new();
         Message(&mut read).message(2, |op| {
             op.message(1, |range| {
-                range.bytes(1, b"\0").bytes(2, b"\0").int(3, limit).flag(7, serializable);
+                range
+                    .bytes(1, &reads.key)
+                    .bytes(2, &reads.end)
+                    .int(3, reads.limit)
+                    .flag(7, reads.serializable);
             });
         });
         Self { keys, value: random.bytes(value_bytes), reads: ratio / (1.0 + ratio), read, random }
