@@ -1,16 +1,21 @@
 //! Load and measurement.
 pub mod ask;
+mod command;
+mod compare;
 pub mod drive;
 pub mod engine;
-pub mod go;
+mod go;
+mod html;
 pub mod histogram;
 pub mod loads;
-pub mod machine;
+mod machine;
 pub mod outcome;
+mod render;
 pub mod report;
 pub mod responder;
 pub mod samples;
-pub mod tables;
+mod tables;
 pub mod tls;
-pub mod usage;
+mod usage;
 pub mod wire;
+pub use command::run;
