@@ -598,11 +598,19 @@ impl Session {
     ) -> Result<(), Refusal> {
         let mut document = self.document(matches, target, warnings);
         for (name, (series, elapsed)) in parts {
+            // What the tool used is known for all parts together: each gets its share of the time.
+            let share = (elapsed.as_secs_f64() / watcher.took.as_secs_f64().max(1e-9)).min(1.0);
+            let whole = watcher.generator;
+            let generator = crate::drive::Generator {
+                cpu: whole.cpu.mul_f64(share),
+                starved: whole.starved.mul_f64(share),
+                ..whole
+            };
             let run = Run {
                 series: vec![series.clone()],
                 began: SystemTime::now(),
                 elapsed: *elapsed,
-                generator: watcher.generator,
+                generator,
             };
             document.rows.push(Row::new(name, "", &[run], 0, &watcher.usages));
         }
@@ -819,6 +827,7 @@ struct Watcher {
     repeat: usize,
     times: (Duration, Duration),
     began: std::time::Instant,
+    took: Duration,
     generator: crate::drive::Generator,
 }
 
@@ -836,6 +845,7 @@ impl Watcher {
             repeat: plan.repeat,
             times: Default::default(),
             began: std::time::Instant::now(),
+            took: Duration::ZERO,
             generator: Default::default(),
         }
     }
@@ -852,10 +862,11 @@ impl Observer for Watcher {
         // Loads that run in this thread have no other measure of what they cost.
         let (cpu, starved) = crate::drive::thread_times();
         let cpu = cpu.saturating_sub(self.times.0);
+        self.took = self.began.elapsed();
         self.generator = crate::drive::Generator {
             cpu,
             starved: starved.saturating_sub(self.times.1),
-            busiest: cpu.as_secs_f64() / self.began.elapsed().as_secs_f64().max(1e-9),
+            busiest: cpu.as_secs_f64() / self.took.as_secs_f64().max(1e-9),
             lost: 0,
             segment_bytes: None,
         };

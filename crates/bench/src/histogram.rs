@@ -86,7 +86,9 @@ impl Histogram {
 
     /// The value that `percent` of all values do not exceed (the upper end of its bucket, never above the largest).
     pub fn percentile(&self, percent: f64) -> u64 {
-        let wanted = ((percent / 100.0 * self.total as f64).ceil() as u64).clamp(1, self.total.max(1));
+        // A little less than the product, which may come out a little too large and would round up then.
+        let wanted = (percent * self.total as f64 / 100.0 * (1.0 - 1e-12)).ceil() as u64;
+        let wanted = wanted.clamp(1, self.total.max(1));
         let mut seen = 0;
         for (at, count) in self.counts.iter().enumerate() {
             seen += count;

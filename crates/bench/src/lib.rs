@@ -2,6 +2,7 @@
 pub mod ask;
 mod command;
 mod compare;
+mod contests;
 pub mod drive;
 pub mod engine;
 mod go;
@@ -11,6 +12,7 @@ pub mod loads;
 mod machine;
 pub mod outcome;
 mod render;
+mod servers;
 pub mod report;
 pub mod responder;
 pub mod samples;

