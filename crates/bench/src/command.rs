@@ -1,7 +1,7 @@
 //! From a command line to a measurement and what is written about it.
 
 use std::ffi::OsString;
-use std::io::{IsTerminal as _, Write as _};
+use std::io::IsTerminal as _;
 use std::process::ExitCode;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -9,11 +9,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use cli::{Invocation, Matches};
 
 use crate::ask::Asker;
-use crate::drive::{Observer, Plan, Run, Schedule, Workload, measure};
+use crate::compactor::Compactor;
+use crate::drive::{Observer as _, Plan, Run, Schedule, Workload, measure};
 use crate::engine::calls::Target;
 use crate::engine::connection::Method;
 use crate::engine::socket::Endpoint;
-use crate::histogram::Histogram;
 use crate::loads::engine::{self, Puts};
 use crate::loads::range::Range;
 use crate::loads::stm::{Isolation, Locker, Stm};
@@ -25,7 +25,7 @@ use crate::report::{self, Style};
 use crate::responder::{self, Responder};
 use crate::samples::Series;
 use crate::tables::PROGRAM;
-use crate::usage::{Meter, Usage};
+use crate::watcher::Watcher;
 use crate::wire::Fields;
 use crate::{compare, html, machine, render, tls};
 
@@ -50,42 +50,51 @@ impl From<&str> for Refusal {
     }
 }
 
+/// Where a command writes.
+pub struct Io<'a> {
+    /// Results.
+    pub out: &'a mut dyn std::io::Write,
+    /// Everything else.
+    pub err: &'a mut dyn std::io::Write,
+    /// Whether a person reads the results as they come.
+    pub is_terminal: bool,
+}
+
 /// Runs the tool with these arguments (without the program's name). Results go to standard output, everything else to
 /// standard error.
 pub fn run(args: &[OsString], env: &[(String, String)]) -> ExitCode {
-    let mut out = std::io::stdout().lock();
-    let code = match PROGRAM.parse(args, env.iter().cloned()) {
-        Ok(Invocation::Help(text)) => {
-            let _ = out.write_all(text.as_bytes());
-            0
-        }
+    let is_terminal = std::io::stdout().is_terminal();
+    let (mut out, mut err) = (std::io::stdout().lock(), std::io::stderr());
+    ExitCode::from(execute(args, env, &mut Io { out: &mut out, err: &mut err, is_terminal }))
+}
+
+/// The same with other places to write to; gives the exit code.
+pub fn execute(args: &[OsString], env: &[(String, String)], io: &mut Io) -> u8 {
+    let (text, code) = match PROGRAM.parse(args, env.iter().cloned()) {
+        Ok(Invocation::Help(text)) => return help(io, &text),
         Ok(Invocation::Run(matches)) if matches.path.is_empty() || matches.path == ["mvcc"] => {
-            let _ = out.write_all(PROGRAM.help(&matches.path).as_bytes());
-            0
+            return help(io, &PROGRAM.help(&matches.path));
         }
         Ok(Invocation::Run(matches)) => {
             let session = Session { command: shown(args), artifacts: env_of(env, "ARTIFACTS") };
-            match session.carry_out(&matches, &mut out) {
-                Ok(()) => 0,
-                Err(Refusal::Usage(text)) => {
-                    eprintln!("{text}\n{}", PROGRAM.usage(&matches.path));
-                    1
-                }
-                Err(Refusal::Failed(text)) => {
-                    eprintln!("{text}");
-                    1
-                }
+            match session.carry_out(&matches, io) {
+                Ok(()) => return 0,
+                Err(Refusal::Usage(text)) => (format!("{text}\n{}\n", PROGRAM.usage(&matches.path)), 1),
+                Err(Refusal::Failed(text)) => (format!("{text}\n"), 1),
             }
         }
-        Err(error) => {
-            eprintln!("Error: {error}\n{}", PROGRAM.usage(&error.path));
-            // etcd's tool ends with -1 here.
-            255
-        }
+        // etcd's tool ends with -1 here.
+        Err(error) => (format!("Error: {error}\n{}\n", PROGRAM.usage(&error.path)), 255),
     };
-    // A reader that has gone away needs no word about it.
-    let _ = out.flush();
-    ExitCode::from(code)
+    // Nobody can be told that standard error is gone.
+    let _ = io.err.write_all(text.as_bytes());
+    code
+}
+
+fn help(io: &mut Io, text: &str) -> u8 {
+    // A reader that has gone away has read enough.
+    let _ = io.out.write_all(text.as_bytes()).and_then(|()| io.out.flush());
+    0
 }
 
 fn env_of(env: &[(String, String)], name: &str) -> Option<String> {
@@ -98,7 +107,8 @@ fn shown(args: &[OsString]) -> String {
     let mut secret = false;
     for arg in args {
         let word = arg.to_string_lossy();
-        let hidden = |user: &str| user.split_once(':').map_or(user.to_owned(), |(name, _)| format!("{name}:***"));
+        let hidden =
+            |user: &str| user.split_once(':').map_or(user.to_owned(), |(name, _)| format!("{name}:***"));
         words.push(if secret {
             hidden(&word)
         } else if let Some(user) = word.strip_prefix("--user=") {
@@ -151,12 +161,15 @@ fn consistency(matches: &Matches) -> Result<(&'static str, bool), Refusal> {
 }
 
 impl Session {
-    fn carry_out(&self, matches: &Matches, out: &mut impl std::io::Write) -> Result<(), Refusal> {
+    fn carry_out(&self, matches: &Matches, io: &mut Io) -> Result<(), Refusal> {
         // A watch or a put with words behind it is a mistake that etcd's tool does not see; refuse it.
         let takes_words = matches!(matches.path.as_slice(), ["range"] | ["txn-mixed"]);
         if !takes_words && !matches.args.is_empty() {
             let word = matches.arg_text(0).unwrap_or_default();
-            return Err(Refusal::Usage(format!("{} takes no arguments, but was given {word:?}", matches.path.join(" "))));
+            return Err(Refusal::Usage(format!(
+                "{} takes no arguments, but was given {word:?}",
+                matches.path.join(" ")
+            )));
         }
         if !matches.duration("auto-sync-interval").is_zero() {
             return Err("--auto-sync-interval: the endpoints of a measurement stay what they are; give all of them with \
@@ -164,24 +177,24 @@ impl Session {
                 .into());
         }
         match matches.path.as_slice() {
-            ["put"] => self.put(matches, out),
-            ["range"] => self.range(matches, out),
-            ["txn-put"] => self.txn_put(matches, out),
-            ["txn-mixed"] => self.txn_mixed(matches, out),
-            ["stm"] => self.stm(matches, out),
+            ["put"] => self.put(matches, io),
+            ["range"] => self.range(matches, io),
+            ["txn-put"] => self.txn_put(matches, io),
+            ["txn-mixed"] => self.txn_mixed(matches, io),
+            ["stm"] => self.stm(matches, io),
             ["lease-keepalive"] => {
-                self.unary(matches, out, &["lease-keepalive"], "%s", "total", |_| Ok(lease::KeepAlive))
+                self.unary(matches, io, &["lease-keepalive"], "%s", "total", |_| Ok(lease::KeepAlive))
             }
-            ["authenticate"] => self.authenticate(matches, out),
-            ["watch"] => self.watch(matches, out),
-            ["watch-get"] => self.watch_get(matches, out),
-            ["watch-latency"] => self.watch_latency(matches, out),
-            ["mvcc", "put"] => self.mvcc_put(matches, out),
-            ["mvcc", "range"] => self.mvcc_range(matches, out),
-            ["responder"] => self.responder(matches, out),
+            ["authenticate"] => self.authenticate(matches, io),
+            ["watch"] => self.watch(matches, io),
+            ["watch-get"] => self.watch_get(matches, io),
+            ["watch-latency"] => self.watch_latency(matches, io),
+            ["mvcc", "put"] => self.mvcc_put(matches, io),
+            ["mvcc", "range"] => self.mvcc_range(matches, io),
+            ["responder"] => self.responder(matches, io),
             ["compare"] => {
                 let document = compare::run(matches, &self.command)?;
-                self.write(matches, out, &compare::text(&document), &document)
+                self.write(matches, io, &compare::text(&document), &document)
             }
             other => Err(Refusal::Failed(format!("{other:?} is in the tables but nowhere else"))),
         }
@@ -208,7 +221,9 @@ impl Session {
         };
         let count = |name: &str| match matches.uint(name) {
             0 => Err(Refusal::Failed(format!("expected positive --{name}, got (0)"))),
-            value if value > 1_000_000 => Err(Refusal::Failed(format!("--{name} of {value} is beyond any machine"))),
+            value if value > 1_000_000 => {
+                Err(Refusal::Failed(format!("--{name} of {value} is beyond any machine")))
+            }
             value => Ok(value as usize),
         };
         let duration = matches.duration("duration");
@@ -233,7 +248,7 @@ impl Session {
     fn unary<W: Workload>(
         &self,
         matches: &Matches,
-        out: &mut impl std::io::Write,
+        io: &mut Io,
         names: &[&str],
         layout: &str,
         total: &str,
@@ -268,17 +283,17 @@ impl Session {
             for (series, name) in run.series.iter().zip(names) {
                 let mut report = report::report(style(matches), series, run.elapsed);
                 if matches.flag("report-perfdash") {
-                    report =
-                        report::write_perfdash(name, series, run.elapsed, self.artifacts.as_deref()) + &report;
+                    report = report::write_perfdash(name, series, run.elapsed, self.artifacts.as_deref())
+                        + &report;
                 }
                 let operations = series.count() + series.failed();
                 text = text.replacen("%d", &operations.to_string(), 1).replacen("%s", &report, 1);
             }
         }
-        self.write(matches, out, &text, &document)
+        self.write(matches, io, &text, &document)
     }
 
-    fn put(&self, matches: &Matches, out: &mut impl std::io::Write) -> Result<(), Refusal> {
+    fn put(&self, matches: &Matches, io: &mut Io) -> Result<(), Refusal> {
         let space = positive(matches, "key-space-size")?;
         let (key, value) = (size(matches, "key-size")?, size(matches, "val-size")?);
         let sequential = matches.flag("sequential-keys");
@@ -289,7 +304,7 @@ impl Session {
         } else {
             Some(Compactor::start(self.target(matches)?, interval, delta)?)
         };
-        self.unary(matches, out, &["put"], "%s\n", "total", |seed| {
+        self.unary(matches, io, &["put"], "%s\n", "total", |seed| {
             Ok(Put::new(Keys::new(key, space)?, value, sequential, seed))
         })?;
         if let Some(compactor) = compactor {
@@ -297,12 +312,12 @@ impl Session {
         }
         if matches.flag("check-hashkv") {
             let text = hash_kv(&self.target(matches)?, matches.list("endpoints"))?;
-            say(out, &text)?;
+            say(io, &text)?;
         }
         Ok(())
     }
 
-    fn range(&self, matches: &Matches, out: &mut impl std::io::Write) -> Result<(), Refusal> {
+    fn range(&self, matches: &Matches, io: &mut Io) -> Result<(), Refusal> {
         let words = &matches.args;
         let prefix = matches.flag("prefix");
         if words.len() > 2 || words.is_empty() && !prefix {
@@ -332,10 +347,10 @@ impl Session {
             let key = range.key.clone();
             range.prefix(&key);
         }
-        self.unary(matches, out, &["range"], &format!("{heading}%s"), "total", |_| Ok(range.clone()))
+        self.unary(matches, io, &["range"], &format!("{heading}%s"), "total", |_| Ok(range.clone()))
     }
 
-    fn txn_put(&self, matches: &Matches, out: &mut impl std::io::Write) -> Result<(), Refusal> {
+    fn txn_put(&self, matches: &Matches, io: &mut Io) -> Result<(), Refusal> {
         let space = positive(matches, "key-space-size")?;
         let operations = natural(matches, "txn-ops")?;
         if operations > space {
@@ -344,12 +359,12 @@ impl Session {
             )));
         }
         let (key, value) = (size(matches, "key-size")?, size(matches, "val-size")?);
-        self.unary(matches, out, &["txn-put"], "%s\n", "total", |seed| {
+        self.unary(matches, io, &["txn-put"], "%s\n", "total", |seed| {
             Ok(TxnPut::new(Keys::new(key, space)?, value, operations, seed))
         })
     }
 
-    fn txn_mixed(&self, matches: &Matches, out: &mut impl std::io::Write) -> Result<(), Refusal> {
+    fn txn_mixed(&self, matches: &Matches, io: &mut Io) -> Result<(), Refusal> {
         let space = positive(matches, "key-space-size")?;
         let (heading, serializable) = consistency(matches)?;
         let ratio = matches.float("rw-ratio");
@@ -366,12 +381,12 @@ impl Session {
         };
         let (key, value) = (size(matches, "key-size")?, size(matches, "val-size")?);
         let layout = format!("{heading}Total Read Ops: %d\nDetails:%s\nTotal Write Ops: %d\nDetails:%s\n");
-        self.unary(matches, out, &["txn-mixed-read", "txn-mixed-write"], &layout, "total", |seed| {
+        self.unary(matches, io, &["txn-mixed-read", "txn-mixed-write"], &layout, "total", |seed| {
             Ok(TxnMixed::new(Keys::new(key, space)?, value, ratio, &reads, seed))
         })
     }
 
-    fn stm(&self, matches: &Matches, out: &mut impl std::io::Write) -> Result<(), Refusal> {
+    fn stm(&self, matches: &Matches, io: &mut Io) -> Result<(), Refusal> {
         let keys = positive(matches, "keys")?;
         let percent = matches.int("txn-wr-percent");
         if !(0..=100).contains(&percent) {
@@ -379,7 +394,9 @@ impl Session {
         }
         let per_txn = matches.int("keys-per-txn");
         if per_txn < 0 || per_txn as u64 > keys {
-            return Err(Refusal::Failed(format!("expected --keys-per-txn between 0 and {keys}, got ({per_txn})")));
+            return Err(Refusal::Failed(format!(
+                "expected --keys-per-txn between 0 and {keys}, got ({per_txn})"
+            )));
         }
         let isolation = match matches.text("isolation") {
             "c" => Isolation::ReadCommitted,
@@ -395,7 +412,7 @@ impl Session {
             other => return Err(Refusal::Failed(format!("unexpected stm locker {}", cli::go::quote(other)))),
         };
         let value = size(matches, "val-size")?;
-        self.unary(matches, out, &["stm"], "%s", "total", |seed| {
+        self.unary(matches, io, &["stm"], "%s", "total", |seed| {
             let mut stm = Stm::new(isolation, locker, keys, seed);
             stm.keys_per_txn = per_txn as usize;
             stm.write_percent = percent as u64;
@@ -404,18 +421,18 @@ impl Session {
         })
     }
 
-    fn authenticate(&self, matches: &Matches, out: &mut impl std::io::Write) -> Result<(), Refusal> {
+    fn authenticate(&self, matches: &Matches, io: &mut Io) -> Result<(), Refusal> {
         let user = matches.text("user");
         if user.is_empty() {
             return Err(Refusal::Usage("authenticate needs --user name:password".to_owned()));
         }
         let (name, password) = credentials(user)?;
-        self.unary(matches, out, &["authenticate"], "%s", "total", |_| {
+        self.unary(matches, io, &["authenticate"], "%s", "total", |_| {
             Ok(authenticate::authenticate(&name, &password))
         })
     }
 
-    fn watch(&self, matches: &Matches, out: &mut impl std::io::Write) -> Result<(), Refusal> {
+    fn watch(&self, matches: &Matches, io: &mut Io) -> Result<(), Refusal> {
         let space = positive(matches, "key-space-size")?;
         let streams = positive(matches, "streams")? as usize;
         let total = positive(matches, "watched-key-total")?;
@@ -423,16 +440,18 @@ impl Session {
         let mut keys = Keys::new(size(matches, "key-size")?, space)?;
         let keys = (0..total)
             .map(|number| {
-                let number = if matches.flag("sequential-keys") { number % space } else { random.below(space) };
+                let number =
+                    if matches.flag("sequential-keys") { number % space } else { random.below(space) };
                 keys.key(number).to_vec()
             })
             .collect();
         let (clients, conns) = connections(matches)?;
         let wanted = 1 + streams / 100;
         if conns.min(clients) < wanted {
-            eprintln!(
-                "warning: grpc limits 100 streams per client connection, have {} but need {wanted}",
-                conns.min(clients)
+            let have = conns.min(clients);
+            warn(
+                io,
+                &format!("grpc limits 100 streams per client connection, have {have} but need {wanted}"),
             );
         }
         let watch = Watch {
@@ -458,10 +477,10 @@ impl Session {
             self.reported(matches, "watch-put", &events, style)
         );
         let parts = [("watch-make", made), ("watch-put", events)];
-        self.write_parts(matches, out, &text, &target, before, &parts, &watcher)
+        self.write_parts(matches, io, &text, &target, before, &parts, &watcher)
     }
 
-    fn watch_get(&self, matches: &Matches, out: &mut impl std::io::Write) -> Result<(), Refusal> {
+    fn watch_get(&self, matches: &Matches, io: &mut Io) -> Result<(), Refusal> {
         let load = WatchGet {
             watchers: positive(matches, "watchers")? as usize,
             streams: positive(matches, "streams")? as usize,
@@ -474,12 +493,14 @@ impl Session {
         watcher.begins(0);
         let gets = load.run(target.clone(), conns)?;
         watcher.ends(0);
-        let text =
-            format!("Get during watch summary:\n{}", self.reported(matches, "watch-get", &gets, style(matches)));
-        self.write_parts(matches, out, &text, &target, before, &[("watch-get", gets)], &watcher)
+        let text = format!(
+            "Get during watch summary:\n{}",
+            self.reported(matches, "watch-get", &gets, style(matches))
+        );
+        self.write_parts(matches, io, &text, &target, before, &[("watch-get", gets)], &watcher)
     }
 
-    fn watch_latency(&self, matches: &Matches, out: &mut impl std::io::Write) -> Result<(), Refusal> {
+    fn watch_latency(&self, matches: &Matches, io: &mut Io) -> Result<(), Refusal> {
         let load = WatchLatency {
             streams: positive(matches, "streams")? as usize,
             per_stream: positive(matches, "watchers-per-stream")? as usize,
@@ -503,10 +524,10 @@ impl Session {
             self.reported(matches, "watch-latency-watch", &events, style)
         );
         let parts = [("watch-latency-put", puts), ("watch-latency-watch", events)];
-        self.write_parts(matches, out, &text, &target, before, &parts, &watcher)
+        self.write_parts(matches, io, &text, &target, before, &parts, &watcher)
     }
 
-    fn mvcc_put(&self, matches: &Matches, out: &mut impl std::io::Write) -> Result<(), Refusal> {
+    fn mvcc_put(&self, matches: &Matches, io: &mut Io) -> Result<(), Refusal> {
         if matches.int("batch-interval") != 100 {
             return Err("--batch-interval: our index publishes by count, see --batch-limit".into());
         }
@@ -525,10 +546,10 @@ impl Session {
         } else {
             report::weighted(style(matches), &measured.0, measured.1, per_txn as f64)
         };
-        self.write_offline(matches, out, &text, "mvcc put", measured)
+        self.write_offline(matches, io, &text, "mvcc put", measured)
     }
 
-    fn mvcc_range(&self, matches: &Matches, out: &mut impl std::io::Write) -> Result<(), Refusal> {
+    fn mvcc_range(&self, matches: &Matches, io: &mut Io) -> Result<(), Refusal> {
         let puts = Puts {
             total: positive(matches, "keys")?,
             key_bytes: size(matches, "key-size")?,
@@ -539,13 +560,15 @@ impl Session {
         let limit = positive(matches, "limit")? as usize;
         let measured = engine::range(&puts, natural(matches, "total")?, limit)?;
         let text = report::report(style(matches), &measured.0, measured.1);
-        self.write_offline(matches, out, &text, "mvcc range", measured)
+        self.write_offline(matches, io, &text, "mvcc range", measured)
     }
 
-    fn responder(&self, matches: &Matches, out: &mut impl std::io::Write) -> Result<(), Refusal> {
+    fn responder(&self, matches: &Matches, io: &mut Io) -> Result<(), Refusal> {
         let (cert, key) = (matches.text("server-cert"), matches.text("server-key"));
         if cert.is_empty() != key.is_empty() {
-            return Err(Refusal::Usage("--server-cert and --server-key have to be given together".to_owned()));
+            return Err(Refusal::Usage(
+                "--server-cert and --server-key have to be given together".to_owned(),
+            ));
         }
         let options = responder::Options {
             value_bytes: size(matches, "val-size")?,
@@ -555,7 +578,7 @@ impl Session {
         let listen = matches.text("listen");
         let mut responder = Responder::bind(listen, options).map_err(|error| format!("{listen}: {error}"))?;
         let address = responder.address().map_err(|error| error.to_string())?;
-        say(out, &format!("{address}\n"))?;
+        say(io, &format!("{address}\n"))?;
         responder.run(&AtomicBool::new(false)).map_err(|error| Refusal::Failed(error.to_string()))
     }
 
@@ -589,7 +612,7 @@ impl Session {
     fn write_parts(
         &self,
         matches: &Matches,
-        out: &mut impl std::io::Write,
+        io: &mut Io,
         text: &str,
         target: &Target,
         warnings: Vec<String>,
@@ -606,22 +629,18 @@ impl Session {
                 starved: whole.starved.mul_f64(share),
                 ..whole
             };
-            let run = Run {
-                series: vec![series.clone()],
-                began: SystemTime::now(),
-                elapsed: *elapsed,
-                generator,
-            };
+            let run =
+                Run { series: vec![series.clone()], began: SystemTime::now(), elapsed: *elapsed, generator };
             document.rows.push(Row::new(name, "", &[run], 0, &watcher.usages));
         }
         self.conclude(&mut document, target, None);
-        self.write(matches, out, text, &document)
+        self.write(matches, io, text, &document)
     }
 
     fn write_offline(
         &self,
         matches: &Matches,
-        out: &mut impl std::io::Write,
+        io: &mut Io,
         text: &str,
         name: &str,
         (series, elapsed): (Series, Duration),
@@ -640,28 +659,20 @@ impl Session {
             ..Document::default()
         };
         document.rows.push(Row::new(name, "", &[run], 0, &[]));
-        self.write(matches, out, text, &document)
+        self.write(matches, io, text, &document)
     }
 
     /// Writes the text, and the files that were asked for.
-    fn write(
-        &self,
-        matches: &Matches,
-        out: &mut impl std::io::Write,
-        text: &str,
-        document: &Document,
-    ) -> Result<(), Refusal> {
+    fn write(&self, matches: &Matches, io: &mut Io, text: &str, document: &Document) -> Result<(), Refusal> {
         for warning in &document.warnings {
-            eprintln!("warning: {warning}");
+            warn(io, warning);
         }
-        for (flag, make) in [
-            ("json", render::json as fn(&Document) -> String),
-            ("csv", render::csv),
-            ("html", html::html),
-        ] {
+        for (flag, make) in
+            [("json", render::json as fn(&Document) -> String), ("csv", render::csv), ("html", html::html)]
+        {
             let file = matches.text(flag);
             if file == "-" && flag == "json" {
-                say(out, &make(document))?;
+                say(io, &make(document))?;
             } else if !file.is_empty() {
                 std::fs::write(file, make(document)).map_err(|error| format!("{file}: {error}"))?;
             }
@@ -669,13 +680,13 @@ impl Session {
         if matches.text("json") == "-" {
             return Ok(());
         }
-        say(out, text)?;
+        say(io, text)?;
         // Whoever reads etcd's report by a program gets nothing else, unless it was asked for.
         let ours = ["duration", "repeat", "schedule", "threads", "warmup", "pid"];
         let asked = ours.iter().any(|flag| matches.has(flag) && matches.is_set(flag));
-        if matches.path != ["compare"] && (asked || std::io::stdout().is_terminal()) {
+        if matches.path != ["compare"] && (asked || io.is_terminal) {
             for row in &document.rows {
-                say(out, &render::details(row))?;
+                say(io, &render::details(row))?;
             }
         }
         Ok(())
@@ -692,7 +703,8 @@ fn open_target(matches: &Matches) -> Result<Target, Refusal> {
         skip_verify: matches.flag("insecure-skip-tls-verify"),
     };
     let secure = |text: &String| text.starts_with("https://") || text.starts_with("unixs://");
-    let config = files.client(endpoints.iter().any(secure)).map_err(|error| format!("bad tls config: {error}"))?;
+    let config =
+        files.client(endpoints.iter().any(secure)).map_err(|error| format!("bad tls config: {error}"))?;
     let parsed: Result<Vec<Endpoint>, String> =
         endpoints.iter().map(|text| Endpoint::parse(text.trim(), config.as_ref())).collect();
     let parsed = parsed?;
@@ -755,15 +767,21 @@ fn closest<'a>(runs: &'a [Run], row: Option<&Row>) -> Option<&'a Run> {
     (0..runs.len()).min_by(|a, b| apart(*a).total_cmp(&apart(*b))).and_then(|at| runs.get(at))
 }
 
-fn say(out: &mut impl std::io::Write, text: &str) -> Result<(), Refusal> {
-    out.write_all(text.as_bytes())
-        .and_then(|()| out.flush())
+fn say(io: &mut Io, text: &str) -> Result<(), Refusal> {
+    io.out
+        .write_all(text.as_bytes())
+        .and_then(|()| io.out.flush())
         .map_err(|error| Refusal::Failed(format!("standard output: {error}")))
 }
 
 /// The time as RFC 3339.
 pub fn now() -> String {
     report::rfc3339(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()))
+}
+
+fn warn(io: &mut Io, text: &str) {
+    // Nobody can be told that standard error is gone.
+    let _ = writeln!(io.err, "warning: {text}");
 }
 
 fn hash_kv(target: &Target, endpoints: &[String]) -> Result<String, Refusal> {
@@ -783,111 +801,6 @@ fn hash_kv(target: &Target, endpoints: &[String]) -> Result<String, Refusal> {
     ))
 }
 
-/// Compacts now and then while a load runs.
-struct Compactor {
-    stop: std::sync::mpsc::Sender<()>,
-    thread: std::thread::JoinHandle<Result<(), String>>,
-}
-
-impl Compactor {
-    fn start(target: Target, interval: Duration, delta: i64) -> Result<Self, Refusal> {
-        let mut asker = Asker::new(target)?;
-        let (stop, stopped) = std::sync::mpsc::channel();
-        let thread = std::thread::spawn(move || {
-            while let Err(std::sync::mpsc::RecvTimeoutError::Timeout) = stopped.recv_timeout(interval) {
-                let answer = asker.ask(Method::Range, |message| {
-                    message.bytes(1, b"foo");
-                })?;
-                let revision = Fields(Fields(&answer).bytes(1)).number(3) as i64;
-                asker.ask(Method::Compact, |message| {
-                    message.int(1, revision.saturating_sub(delta).max(0));
-                })?;
-            }
-            Ok(())
-        });
-        Ok(Self { stop, thread })
-    }
-
-    fn stop(self) -> Result<(), Refusal> {
-        drop(self.stop);
-        match self.thread.join() {
-            Ok(result) => result.map_err(|error| Refusal::Failed(format!("compaction: {error}"))),
-            Err(_) => Err("compaction: its thread is gone".into()),
-        }
-    }
-}
-
-/// Reads what the server uses around each run, and draws progress on a terminal.
-struct Watcher {
-    meter: Option<Meter>,
-    before: Usage,
-    usages: Vec<Option<Usage>>,
-    progress: cli::Progress,
-    total: Option<u64>,
-    repeat: usize,
-    times: (Duration, Duration),
-    began: std::time::Instant,
-    took: Duration,
-    generator: crate::drive::Generator,
-}
-
-impl Watcher {
-    fn new(matches: &Matches, target: &Target, plan: &Plan) -> Self {
-        let pid = u32::try_from(matches.uint("pid")).ok().filter(|pid| *pid > 0);
-        let total = plan.duration.is_none().then_some(plan.total);
-        let name = matches.path.last().copied().unwrap_or("load");
-        Self {
-            meter: target.endpoints.first().map(|endpoint| Meter::new(endpoint, pid)),
-            before: Usage::default(),
-            usages: Vec::new(),
-            progress: cli::Progress::of_things(name, total),
-            total,
-            repeat: plan.repeat,
-            times: Default::default(),
-            began: std::time::Instant::now(),
-            took: Duration::ZERO,
-            generator: Default::default(),
-        }
-    }
-}
-
-impl Observer for Watcher {
-    fn begins(&mut self, _: usize) {
-        self.before = self.meter.as_ref().map(Meter::read).unwrap_or_default();
-        self.times = crate::drive::thread_times();
-        self.began = std::time::Instant::now();
-    }
-
-    fn ends(&mut self, _: usize) {
-        // Loads that run in this thread have no other measure of what they cost.
-        let (cpu, starved) = crate::drive::thread_times();
-        let cpu = cpu.saturating_sub(self.times.0);
-        self.took = self.began.elapsed();
-        self.generator = crate::drive::Generator {
-            cpu,
-            starved: starved.saturating_sub(self.times.1),
-            busiest: cpu.as_secs_f64() / self.took.as_secs_f64().max(1e-9),
-            lost: 0,
-            segment_bytes: None,
-        };
-        let usage = self.meter.as_ref().map(|meter| meter.read().since(self.before));
-        self.usages.push(usage.filter(|usage| *usage != Usage::default()));
-        self.progress.finish();
-    }
-
-    fn progress(&mut self, run: usize, recent: &Histogram, over: Duration, done: u64) {
-        let rate = recent.count() as f64 / over.as_secs_f64().max(1e-9);
-        let mut note = format!("now {rate:.0}/s, p99 {} ms", render::short(recent.percentile(99.0) as f64 / 1e6));
-        if self.repeat > 1 {
-            note += &format!(", run {} of {}", run + 1, self.repeat);
-        }
-        if let Some(total) = self.total {
-            self.progress.set_total(total);
-        }
-        self.progress.at(done, &note);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -896,6 +809,9 @@ mod tests {
     fn passwords_are_not_shown() {
         let args = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
         assert_eq!(shown(&args(&["--user", "root:x", "put"])), "mainstay bench --user root:*** put");
-        assert_eq!(shown(&args(&["--user=root:x", "range", "a b"])), "mainstay bench --user=root:*** range 'a b'");
+        assert_eq!(
+            shown(&args(&["--user=root:x", "range", "a b"])),
+            "mainstay bench --user=root:*** range 'a b'"
+        );
     }
 }

@@ -53,7 +53,8 @@ pub fn run(matches: &Matches, command: &str) -> Result<Document, Refusal> {
     document.facts.push(("Rounds".to_owned(), format!("{repeat}, at scale {}", matches.text("scale"))));
     let mut results: Vec<Result<Measured, (String, String)>> = Vec::new();
     let mut of: Vec<String> = Vec::new();
-    let mut progress = cli::Progress::of_things("comparing", Some(repeat * (contestants.len() * contests.len()) as u64));
+    let mut progress =
+        cli::Progress::of_things("comparing", Some(repeat * (contestants.len() * contests.len()) as u64));
     let mut done = 0;
     for round in 0..repeat {
         for contestant in &contestants {
@@ -68,8 +69,13 @@ pub fn run(matches: &Matches, command: &str) -> Result<Document, Refusal> {
             }
             for contest in &contests {
                 progress.at(done, &format!("round {}, {}, {}", round + 1, contestant.name, contest.name));
-                let mut field =
-                    Field { target: &server.target, meter: &server.meter, scale, threads, measured: Vec::new() };
+                let mut field = Field {
+                    target: &server.target,
+                    meter: &server.meter,
+                    scale,
+                    threads,
+                    measured: Vec::new(),
+                };
                 let outcome = contest.run(&mut field);
                 for measured in field.measured {
                     results.push(Ok(measured));
@@ -90,7 +96,9 @@ pub fn run(matches: &Matches, command: &str) -> Result<Document, Refusal> {
 }
 
 fn choose(names: &[String]) -> Result<Vec<&'static Contest>, Refusal> {
-    let list = || CONTESTS.iter().map(|one| format!("  {:<14} {}", one.name, one.about)).collect::<Vec<_>>().join("\n");
+    let list = || {
+        CONTESTS.iter().map(|one| format!("  {:<14} {}", one.name, one.about)).collect::<Vec<_>>().join("\n")
+    };
     if names.is_empty() {
         return Ok(CONTESTS.iter().collect());
     }
@@ -98,7 +106,9 @@ fn choose(names: &[String]) -> Result<Vec<&'static Contest>, Refusal> {
         .iter()
         .map(|name| {
             let found = CONTESTS.iter().find(|one| one.name == name);
-            found.ok_or_else(|| Refusal::Failed(format!("--workload: there is no {name:?}; there are:\n{}", list())))
+            found.ok_or_else(|| {
+                Refusal::Failed(format!("--workload: there is no {name:?}; there are:\n{}", list()))
+            })
         })
         .collect()
 }
@@ -110,7 +120,9 @@ fn contestants(matches: &Matches) -> Result<Vec<Contestant>, Refusal> {
         all.push(Contestant { name: BASELINE.to_owned(), source: Source::Responder, tls: false });
     }
     if all.is_empty() {
-        return Err(Refusal::Usage("give servers to compare: --server NAME=PATH or --at NAME=ENDPOINT".to_owned()));
+        return Err(Refusal::Usage(
+            "give servers to compare: --server NAME=PATH or --at NAME=ENDPOINT".to_owned(),
+        ));
     }
     if matches.flag("tls") {
         let with: Vec<Contestant> = all
@@ -151,7 +163,7 @@ fn gather(
                     && &measured.workload == name
                 {
                     runs.push(measured.run.clone());
-                    usages.push(Some(measured.usage));
+                    usages.push(measured.usage);
                 }
             }
             if runs.is_empty() {
@@ -178,40 +190,54 @@ fn gather(
     }
 }
 
+/// A figure of a row, where it is known.
+type Column = fn(&Row) -> Option<f64>;
+/// A situation, the workload that stands for it, whether less is better, and what is looked at.
+type Situation = (&'static str, &'static str, bool, &'static str, Column);
+/// A server and its figure.
+type Placed = (String, f64);
+
 /// What the figures say about typical situations; each sentence only where there are figures for it.
 fn conclusions(document: &Document) -> Vec<String> {
     let mut all = Vec::new();
-    let is_plain = |row: &&Row| Some(row.server.as_str()) != document.baseline.as_deref() && !row.server.ends_with("+tls");
+    let is_plain = |row: &&Row| {
+        Some(row.server.as_str()) != document.baseline.as_deref() && !row.server.ends_with("+tls")
+    };
     let rows = |workload: &str| -> Vec<&Row> {
         document.rows.iter().filter(|row| row.workload == workload).filter(is_plain).collect()
     };
-    let best = |workload: &str, least: bool, get: &dyn Fn(&Row) -> Option<f64>| -> Option<(String, f64, Option<(String, f64)>)> {
-        let mut values: Vec<(String, f64)> =
+    let best = |workload: &str, least: bool, get: Column| -> Option<(Placed, Option<Placed>)> {
+        let mut values: Vec<Placed> =
             rows(workload).iter().filter_map(|row| Some((row.server.clone(), get(row)?))).collect();
         values.sort_by(|a, b| if least { a.1.total_cmp(&b.1) } else { b.1.total_cmp(&a.1) });
         let mut values = values.into_iter();
-        let (name, value) = values.next()?;
-        Some((name, value, values.next()))
+        Some((values.next()?, values.next()))
     };
-    let behind = |value: f64, second: &Option<(String, f64)>| match second {
+    let behind = |value: f64, second: &Option<Placed>| match second {
         Some((name, other)) if value.max(*other) > 0.0 => {
             format!(", {:.2} times {name}'s ({})", value / other.max(1e-12), short(*other))
         }
         _ => String::new(),
     };
-    let situations: [(&str, &str, bool, &str, fn(&Row) -> Option<f64>); 9] = [
+    let situations: [Situation; 9] = [
         ("Many clients that write", "put-1k", false, "puts per second", |row| Some(row.median.rate)),
-        ("Many clients that read", "range-l", false, "linearizable reads per second", |row| Some(row.median.rate)),
+        ("Many clients that read", "range-l", false, "linearizable reads per second", |row| {
+            Some(row.median.rate)
+        }),
         ("One client alone, writing", "put-one", true, "ms at p50", |row| Some(row.median.percentile("p50"))),
-        ("One client alone, reading", "range-one", true, "ms at p50", |row| Some(row.median.percentile("p50"))),
+        ("One client alone, reading", "range-one", true, "ms at p50", |row| {
+            Some(row.median.percentile("p50"))
+        }),
         ("Small nodes, writing", "put-1k", true, "us of CPU per put", |row| row.median.server_cpu_us),
         ("Small nodes, reading", "range-l", true, "us of CPU per read", |row| row.median.server_cpu_us),
         ("Small nodes, memory", "put-1k", true, "MB resident under load", |row| row.median.server_rss_mb),
-        ("Slow or worn disks", "put-1k", true, "bytes written per put of 1 KiB", |row| row.median.server_disk_bytes),
+        ("Slow or worn disks", "put-1k", true, "bytes written per put of 1 KiB", |row| {
+            row.median.server_disk_bytes
+        }),
         ("Large values", "value-1m", false, "reads of 1 MB per second", |row| Some(row.median.rate)),
     ];
     for (situation, workload, least, unit, get) in situations {
-        if let Some((name, value, second)) = best(workload, least, &get) {
+        if let Some(((name, value), second)) = best(workload, least, get) {
             all.push(format!("{situation}: {name} with {} {unit}{}.", short(value), behind(value, &second)));
         }
     }
@@ -238,7 +264,8 @@ fn conclusions(document: &Document) -> Vec<String> {
     for row in document.rows.iter().filter(|row| row.server.ends_with("+tls")) {
         let name = row.server.trim_end_matches("+tls");
         let plain = document.rows.iter().find(|other| other.server == name && other.workload == row.workload);
-        if let Some((with, without)) = row.median.server_cpu_us.zip(plain.and_then(|row| row.median.server_cpu_us))
+        if let Some((with, without)) =
+            row.median.server_cpu_us.zip(plain.and_then(|row| row.median.server_cpu_us))
             && ["put-1k", "range-l"].contains(&row.workload.as_str())
             && without > 0.0
         {
@@ -262,7 +289,7 @@ fn ranks<'a>(document: &'a Document, rows: &dyn Fn(&str) -> Vec<&'a Row>) -> Opt
         if here.len() < 2 {
             continue;
         }
-        let columns: [fn(&Row) -> Option<f64>; 3] = [
+        let columns: [Column; 3] = [
             |row| Some(-row.median.rate),
             |row| Some(row.median.percentile("p99")),
             |row| row.median.server_cpu_us,
@@ -270,7 +297,8 @@ fn ranks<'a>(document: &'a Document, rows: &dyn Fn(&str) -> Vec<&'a Row>) -> Opt
         for column in columns {
             for row in &here {
                 let Some(value) = column(row) else { continue };
-                let better = here.iter().filter_map(|other| column(other)).filter(|other| *other < value).count();
+                let better =
+                    here.iter().filter_map(|other| column(other)).filter(|other| *other < value).count();
                 match sums.iter_mut().find(|(name, ..)| name == &row.server) {
                     Some((_, sum, count)) => {
                         *sum += better as f64 + 1.0;
@@ -285,8 +313,12 @@ fn ranks<'a>(document: &'a Document, rows: &dyn Fn(&str) -> Vec<&'a Row>) -> Opt
         return None;
     }
     sums.sort_by(|a, b| (a.1 / a.2).total_cmp(&(b.1 / b.2)));
-    let order: Vec<String> = sums.iter().map(|(name, sum, count)| format!("{name} ({:.2})", sum / count)).collect();
-    Some(format!("General use, by mean rank over all loads in rate, p99 and CPU per operation: {}.", order.join(", ")))
+    let order: Vec<String> =
+        sums.iter().map(|(name, sum, count)| format!("{name} ({:.2})", sum / count)).collect();
+    Some(format!(
+        "General use, by mean rank over all loads in rate, p99 and CPU per operation: {}.",
+        order.join(", ")
+    ))
 }
 
 /// The table and what follows from it, as Markdown.
@@ -304,7 +336,8 @@ pub fn text(document: &Document) -> String {
     let mut last = "";
     for row in &document.rows {
         let median = &row.median;
-        let _ = write!(text, "| {} | {} |", if last == row.workload { "" } else { &row.workload }, row.server);
+        let _ =
+            write!(text, "| {} | {} |", if last == row.workload { "" } else { &row.workload }, row.server);
         last = &row.workload;
         for value in [
             Some(median.rate),
@@ -339,7 +372,8 @@ mod tests {
     use crate::outcome::Figures;
 
     fn row(workload: &str, server: &str, rate: f64, cpu: f64) -> Row {
-        let median = Figures { rate, server_cpu_us: Some(cpu), percentiles_ms: [1.0 / rate; 6], ..Figures::default() };
+        let median =
+            Figures { rate, server_cpu_us: Some(cpu), percentiles_ms: [1.0 / rate; 6], ..Figures::default() };
         Row { workload: workload.into(), server: server.into(), median, ..Row::default() }
     }
 
@@ -356,14 +390,16 @@ mod tests {
         ]));
         assert_eq!(one[0], "Many clients that write: b with 300 puts per second, 3.00 times a's (100).");
         assert!(one.last().unwrap().contains("b (1.00), a (2.00)"), "{one:?}");
-        let other = conclusions(&document(vec![row("put-1k", "a", 400.0, 5.0), row("put-1k", "b", 300.0, 10.0)]));
+        let other =
+            conclusions(&document(vec![row("put-1k", "a", 400.0, 5.0), row("put-1k", "b", 300.0, 10.0)]));
         assert!(other[0].starts_with("Many clients that write: a with 400"), "{other:?}");
         assert!(!other.iter().any(|line| line.contains("read")), "nothing about reads: {other:?}");
     }
 
     #[test]
     fn tls_costs_what_it_costs() {
-        let lines = conclusions(&document(vec![row("range-l", "a", 1.0, 10.0), row("range-l", "a+tls", 1.0, 15.0)]));
+        let lines =
+            conclusions(&document(vec![row("range-l", "a", 1.0, 10.0), row("range-l", "a+tls", 1.0, 15.0)]));
         assert!(lines.iter().any(|line| line.contains("1.50 times as much as without")), "{lines:?}");
     }
 

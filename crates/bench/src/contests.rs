@@ -57,14 +57,34 @@ pub struct Contest {
 pub static CONTESTS: &[Contest] = &[
     Contest { name: "put-1k", about: "puts of 1 KiB, 500 clients on 100 connections", run: put_1k },
     Contest { name: "put-one", about: "puts of 256 B, one client", run: put_one },
-    Contest { name: "range-l", about: "linearizable reads of a key, 1000 clients on 100 connections", run: range_l },
-    Contest { name: "range-s", about: "serializable reads of a key, 1000 clients on 100 connections", run: range_s },
+    Contest {
+        name: "range-l",
+        about: "linearizable reads of a key, 1000 clients on 100 connections",
+        run: range_l,
+    },
+    Contest {
+        name: "range-s",
+        about: "serializable reads of a key, 1000 clients on 100 connections",
+        run: range_s,
+    },
     Contest { name: "range-one", about: "linearizable reads of a key, one client", run: range_one },
-    Contest { name: "range-writes", about: "linearizable reads, beside 10 puts per second", run: range_writes },
-    Contest { name: "curve", about: "linearizable reads beside 0, 10, 100, 1000 puts per second", run: curve },
+    Contest {
+        name: "range-writes",
+        about: "linearizable reads, beside 10 puts per second",
+        run: range_writes,
+    },
+    Contest {
+        name: "curve",
+        about: "linearizable reads beside 0, 10, 100, 1000 puts per second",
+        run: curve,
+    },
     Contest { name: "txn-mixed", about: "transactions, 4 reads of 10 keys to 1 put", run: txn_mixed },
     Contest { name: "value-1m", about: "linearizable reads of one value of 1 MB", run: value_1m },
-    Contest { name: "expensive", about: "cheap reads and puts, alone and beside ranges of many keys", run: expensive },
+    Contest {
+        name: "expensive",
+        about: "cheap reads and puts, alone and beside ranges of many keys",
+        run: expensive,
+    },
     Contest { name: "authenticate", about: "logins on 200 connections", run: logins },
 ];
 
@@ -74,8 +94,8 @@ pub struct Measured {
     pub workload: String,
     /// The run.
     pub run: Run,
-    /// What the server used.
-    pub usage: Usage,
+    /// What the server used, if that was for this load alone.
+    pub usage: Option<Usage>,
 }
 
 /// A server during one workload.
@@ -130,7 +150,7 @@ impl Field<'_> {
         let mut metered = Metered { meter: self.meter, before: Usage::default(), used: Usage::default() };
         let mut runs = measure(plan, self.target, make, &mut metered)?;
         if let Some(run) = runs.pop() {
-            self.measured.push(Measured { workload: workload.to_owned(), run, usage: metered.used });
+            self.measured.push(Measured { workload: workload.to_owned(), run, usage: Some(metered.used) });
         }
         Ok(())
     }
@@ -244,7 +264,9 @@ fn txn_mixed(field: &mut Field) -> Result<(), String> {
     plan.warmup = Duration::from_millis(300);
     let range = Range { key: vec![0], end: vec![0], limit: 10, ..Range::default() };
     let keys = Keys::new(8, 10_000)?;
-    field.measure("txn-mixed", &plan, |thread| TxnMixed::new(keys.clone(), 1024, 4.0, &range, thread as u64))?;
+    field.measure("txn-mixed", &plan, |thread| {
+        TxnMixed::new(keys.clone(), 1024, 4.0, &range, thread as u64)
+    })?;
     // Reads and writes are one load here.
     if let Some(Measured { run, .. }) = field.measured.last_mut()
         && let Some(writes) = run.series.pop()
@@ -295,7 +317,8 @@ impl Workload for Fill {
 
 fn expensive(field: &mut Field) -> Result<(), String> {
     // Full is the published experiment: 100k pairs of 1 to 32 KB, ranges of 20k of them, one each second.
-    let (pairs, in_range, bytes_max) = field.scale.of((4_000, 4_000, 4096), (20_000, 20_000, 8192), (100_000, 20_000, 32_768));
+    let (pairs, in_range, bytes_max) =
+        field.scale.of((4_000, 4_000, 4096), (20_000, 20_000, 8192), (100_000, 20_000, 32_768));
     let time = field.scale.of(Duration::from_secs(4), Duration::from_secs(20), Duration::from_secs(60));
     let fill = Fill {
         values: Random::from_clock(6).bytes(bytes_max as usize),
@@ -305,7 +328,8 @@ fn expensive(field: &mut Field) -> Result<(), String> {
     };
     measure(&field.plan(10, 50, pairs), field.target, |_| fill.clone(), &mut Nobody)?;
     let cheap = Range { key: filled_key(0), end: filled_key(10), ..Range::default() };
-    let dear = Range { key: b"filled/".to_vec(), end: b"filled0".to_vec(), limit: in_range, ..Range::default() };
+    let dear =
+        Range { key: b"filled/".to_vec(), end: b"filled0".to_vec(), limit: in_range, ..Range::default() };
     let mut reads = field.plan(10, 100, 0);
     reads.duration = Some(time);
     reads.schedule = Schedule::Open(100.0);
@@ -324,6 +348,11 @@ fn expensive(field: &mut Field) -> Result<(), String> {
             result.and(written)
         })?;
         field.measured.extend(written);
+        // Nobody can say which of the loads the server worked for; its memory counts for all.
+        for measured in &mut field.measured {
+            measured.usage =
+                measured.usage.map(|usage| Usage { rss_bytes: usage.rss_bytes, ..Usage::default() });
+        }
         Ok(())
     };
     both(field, "expensive-alone")?;

@@ -203,7 +203,9 @@ pub fn measure<W: Workload>(
             let (workload, shared, target, plan) = (make(thread), &shared, target.clone(), plan.clone());
             std::thread::Builder::new()
                 .name(format!("load {thread}"))
-                .spawn_scoped(scope, move || worker(workload, thread, threads, &plan, target, shared, &inbox, &replies))
+                .spawn_scoped(scope, move || {
+                    worker(workload, thread, threads, &plan, target, shared, &inbox, &replies)
+                })
                 .map_err(|error| format!("no thread: {error}"))?;
             workers.push((orders, answers));
         }
@@ -345,7 +347,12 @@ fn worker<W: Workload>(
         workload,
         slots: clients
             .into_iter()
-            .map(|connection| Slot { connection, client: W::Client::default(), started: Instant::now(), open: None })
+            .map(|connection| Slot {
+                connection,
+                client: W::Client::default(),
+                started: Instant::now(),
+                open: None,
+            })
             .collect(),
         idle: Vec::new(),
         request: Request { method: Method::Put, message: Vec::new(), keep: false },
@@ -498,7 +505,8 @@ impl<W: Workload> Driver<'_, W> {
         match self.schedule {
             Schedule::Open(_) => self.next < self.total,
             _ => {
-                self.until.is_none_or(|until| now < until) && self.shared.next.load(Ordering::Relaxed) < self.total
+                self.until.is_none_or(|until| now < until)
+                    && self.shared.next.load(Ordering::Relaxed) < self.total
             }
         }
     }
@@ -665,4 +673,3 @@ pub fn thread_times() -> (Duration, Duration) {
     let mut nanos = told.split_ascii_whitespace().map(|word| Duration::from_nanos(word.parse().unwrap_or(0)));
     (nanos.next().unwrap_or_default(), nanos.next().unwrap_or_default())
 }
-

@@ -127,7 +127,7 @@ impl Histogram {
         let half = full / 2;
         let exponent = ((bucket - full) / half + 1) as u32;
         let mantissa = ((bucket - full) % half + half) as u64;
-        ((u128::from(mantissa) + 1 << exponent) - 1).min(u128::from(u64::MAX)) as u64
+        (((u128::from(mantissa) + 1) << exponent) - 1).min(u128::from(u64::MAX)) as u64
     }
 }
 
@@ -167,11 +167,14 @@ mod tests {
 
     #[test]
     fn two_halves_make_the_whole() {
-        let (mut left, mut right, mut whole) =
-            (Histogram::new(6), Histogram::new(6), Histogram::new(6));
+        let (mut left, mut right, mut whole) = (Histogram::new(6), Histogram::new(6), Histogram::new(6));
         for value in 0..10_000_u64 {
             let value = value * value;
-            if value % 2 == 0 { left.record(value) } else { right.record(value) }
+            if value % 2 == 0 {
+                left.record(value)
+            } else {
+                right.record(value)
+            }
             whole.record(value);
         }
         left.add(&right);

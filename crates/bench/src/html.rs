@@ -97,8 +97,16 @@ pub fn workloads(document: &Document) -> Vec<&str> {
 }
 
 /// The value of a row relative to that of another server with the same load.
-pub fn ratio(document: &Document, row: &Row, to: Option<&str>, get: impl Fn(&Row) -> Option<f64>) -> Option<f64> {
-    let other = document.rows.iter().find(|other| other.workload == row.workload && Some(other.server.as_str()) == to)?;
+pub fn ratio(
+    document: &Document,
+    row: &Row,
+    to: Option<&str>,
+    get: impl Fn(&Row) -> Option<f64>,
+) -> Option<f64> {
+    let other = document
+        .rows
+        .iter()
+        .find(|other| other.workload == row.workload && Some(other.server.as_str()) == to)?;
     let (value, of) = (get(row)?, get(other)?);
     (of > 0.0).then_some(value / of)
 }
@@ -116,7 +124,13 @@ fn table(document: &Document, page: &mut String) {
     *page += "</tr>\n";
     for row in &document.rows {
         let median = &row.median;
-        let _ = write!(page, "<tr><td>{}</td><td>{}</td><td>{}</td>", escape(&row.workload), escape(&row.server), short(median.rate));
+        let _ = write!(
+            page,
+            "<tr><td>{}</td><td>{}</td><td>{}</td>",
+            escape(&row.workload),
+            escape(&row.server),
+            short(median.rate)
+        );
         for ms in median.percentiles_ms {
             let _ = write!(page, "<td>{}</td>", short(ms));
         }
@@ -166,7 +180,10 @@ fn bars(title: &str, rows: &[&Row], get: impl Fn(&Row) -> Option<f64>, page: &mu
         return;
     }
     let height = rows.len() as f64 * 24.0 + 6.0;
-    let _ = writeln!(page, "<h3>{title}</h3>\n<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{title}\">");
+    let _ = writeln!(
+        page,
+        "<h3>{title}</h3>\n<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{title}\">"
+    );
     for (at, row) in rows.iter().enumerate() {
         let y = at as f64 * 24.0;
         let value = get(row);
@@ -268,9 +285,15 @@ fn distribution(rows: &[&Row], page: &mut String) {
     let nines = |percent: f64| (1.0 / (1.0 - percent / 100.0).max(1e-9)).log10();
     let most = points().map(|(percent, _)| nines(*percent)).fold(0.5, f64::max);
     let x = |percent: f64| LEFT + nines(percent) / most * (WIDTH - LEFT - RIGHT);
-    for (percent, label) in
-        [(0.0, "0"), (50.0, "50"), (90.0, "90"), (99.0, "99"), (99.9, "99.9"), (99.99, "99.99"), (99.999, "99.999")]
-    {
+    for (percent, label) in [
+        (0.0, "0"),
+        (50.0, "50"),
+        (90.0, "90"),
+        (99.0, "99"),
+        (99.9, "99.9"),
+        (99.99, "99.99"),
+        (99.999, "99.999"),
+    ] {
         if nines(percent) <= most {
             column(x(percent), label, page);
         }

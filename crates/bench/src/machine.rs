@@ -8,9 +8,9 @@ use crate::outcome::Row;
 pub fn facts() -> Vec<(String, String)> {
     let read = |file: &str| fs::read_to_string(file).unwrap_or_default().trim().to_owned();
     let cpus = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = cpus
-        .lines()
-        .find_map(|line| line.strip_prefix("model name")?.split_once(':').map(|(_, name)| name.trim().to_owned()));
+    let model = cpus.lines().find_map(|line| {
+        line.strip_prefix("model name")?.split_once(':').map(|(_, name)| name.trim().to_owned())
+    });
     let count = std::thread::available_parallelism().map_or(1, usize::from);
     let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let memory_gb = memory
@@ -20,7 +20,10 @@ pub fn facts() -> Vec<(String, String)> {
     vec![
         ("CPU".to_owned(), format!("{count} x {}", model.unwrap_or_else(|| "unknown".to_owned()))),
         ("Memory".to_owned(), memory_gb),
-        ("Kernel".to_owned(), format!("{} {}", read("/proc/sys/kernel/ostype"), read("/proc/sys/kernel/osrelease"))),
+        (
+            "Kernel".to_owned(),
+            format!("{} {}", read("/proc/sys/kernel/ostype"), read("/proc/sys/kernel/osrelease")),
+        ),
         ("Load generator".to_owned(), format!("mainstay bench {}", env!("CARGO_PKG_VERSION"))),
     ]
 }
@@ -28,7 +31,8 @@ pub fn facts() -> Vec<(String, String)> {
 /// What spoils figures before anything runs.
 pub fn checks() -> Vec<String> {
     let mut warnings = Vec::new();
-    let governor = fs::read_to_string("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").unwrap_or_default();
+    let governor =
+        fs::read_to_string("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").unwrap_or_default();
     let governor = governor.trim();
     if !governor.is_empty() && governor != "performance" {
         warnings.push(format!(
@@ -45,7 +49,9 @@ pub fn checks() -> Vec<String> {
         ));
     }
     if cfg!(debug_assertions) {
-        warnings.push("this load generator is a debug build, which costs many times what a release costs".to_owned());
+        warnings.push(
+            "this load generator is a debug build, which costs many times what a release costs".to_owned(),
+        );
     }
     warnings
 }
@@ -60,7 +66,11 @@ pub fn path_check(server: &str, segment_bytes: Option<u32>) -> Option<String> {
 
 /// What runs say about themselves: a generator that was the limit, failures, lost connections.
 pub fn run_checks(row: &Row) -> Vec<String> {
-    let name = if row.server.is_empty() { row.workload.clone() } else { format!("{}, {}", row.workload, row.server) };
+    let name = if row.server.is_empty() {
+        row.workload.clone()
+    } else {
+        format!("{}, {}", row.workload, row.server)
+    };
     let mut warnings = Vec::new();
     let worst = |get: fn(&crate::outcome::Figures) -> f64| row.runs.iter().map(get).fold(0.0, f64::max);
     let busy = worst(|run| run.client_busy);

@@ -47,7 +47,13 @@ pub struct Figures {
 
 impl Figures {
     /// Of a series of a run; `all` operations of the run share what the server and the generator used.
-    pub fn new(series: &Series, elapsed_s: f64, generator: &Generator, usage: Option<Usage>, all: u64) -> Self {
+    pub fn new(
+        series: &Series,
+        elapsed_s: f64,
+        generator: &Generator,
+        usage: Option<Usage>,
+        all: u64,
+    ) -> Self {
         let histogram = series.histogram();
         let ms = |nanos: u64| nanos as f64 / 1e6;
         let count = series.count();
@@ -158,11 +164,9 @@ impl Row {
                 .collect();
         }
         row.errors = all.errors.iter().map(|(text, count)| (text.clone(), *count)).collect();
-        let closest = row
-            .runs
-            .iter()
-            .enumerate()
-            .min_by(|(_, a), (_, b)| (a.rate - row.median.rate).abs().total_cmp(&(b.rate - row.median.rate).abs()));
+        let closest = row.runs.iter().enumerate().min_by(|(_, a), (_, b)| {
+            (a.rate - row.median.rate).abs().total_cmp(&(b.rate - row.median.rate).abs())
+        });
         if let Some(one) = closest.and_then(|(at, _)| runs.get(at)).and_then(|run| run.series.get(series)) {
             let first = one.seconds.keys().next().copied().unwrap_or(0);
             row.seconds = (one.seconds.iter())

@@ -31,7 +31,8 @@ fn figures(figures: &Figures) -> String {
         ("min", number(figures.min_ms)),
         ("max", number(figures.max_ms)),
     ];
-    percentiles.extend(PERCENTILES.iter().zip(figures.percentiles_ms).map(|((_, name), ms)| (*name, number(ms))));
+    percentiles
+        .extend(PERCENTILES.iter().zip(figures.percentiles_ms).map(|((_, name), ms)| (*name, number(ms))));
     map(&[
         ("operations", figures.count.to_string()),
         ("failed", figures.failed.to_string()),
@@ -84,7 +85,12 @@ pub fn json(document: &Document) -> String {
                     ])
                 }),
             ),
-            ("errors", list(&row.errors, |(text, count)| map(&[("text", string(text)), ("count", count.to_string())]))),
+            (
+                "errors",
+                list(&row.errors, |(text, count)| {
+                    map(&[("text", string(text)), ("count", count.to_string())])
+                }),
+            ),
         ])
     };
     let facts: Vec<(&str, String)> =
@@ -106,7 +112,8 @@ pub fn json(document: &Document) -> String {
 
 /// One line per run, a header first.
 pub fn csv(document: &Document) -> String {
-    let mut out = "workload,server,run,operations,failed,elapsed_s,rate_per_s,mean_ms,min_ms,max_ms".to_owned();
+    let mut out =
+        "workload,server,run,operations,failed,elapsed_s,rate_per_s,mean_ms,min_ms,max_ms".to_owned();
     for (_, name) in PERCENTILES {
         let _ = write!(out, ",{name}_ms");
     }
@@ -150,7 +157,11 @@ pub fn csv(document: &Document) -> String {
 }
 
 fn quoted(text: &str) -> String {
-    if text.contains([',', '"', '\n']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.to_owned() }
+    if text.contains([',', '"', '\n']) {
+        format!("\"{}\"", text.replace('"', "\"\""))
+    } else {
+        text.to_owned()
+    }
 }
 
 /// Three digits that count.
@@ -173,9 +184,19 @@ pub fn details(row: &Row) -> String {
     let median = &row.median;
     let mut text = String::new();
     let name = if row.workload.is_empty() { String::new() } else { format!(" of {}", row.workload) };
-    let of = if row.runs.len() > 1 { format!("Medians of {} runs{name}", row.runs.len()) } else { format!("Details{name}") };
+    let of = if row.runs.len() > 1 {
+        format!("Medians of {} runs{name}", row.runs.len())
+    } else {
+        format!("Details{name}")
+    };
     let _ = writeln!(text, "\n{of}:");
-    let _ = writeln!(text, "  Rate:\t{} per second ({} operations, {} failed)", short(median.rate), median.count, median.failed);
+    let _ = writeln!(
+        text,
+        "  Rate:\t{} per second ({} operations, {} failed)",
+        short(median.rate),
+        median.count,
+        median.failed
+    );
     let percentiles: Vec<String> = PERCENTILES
         .iter()
         .zip(median.percentiles_ms)
@@ -185,7 +206,11 @@ pub fn details(row: &Row) -> String {
     if median.server_cpu_us.is_some() || median.server_rss_mb.is_some() {
         let mut parts = Vec::new();
         if let (Some(us), Some(per_mille)) = (median.server_cpu_us, median.server_per_mille) {
-            parts.push(format!("CPU {} us per operation ({} per mille of a core)", short(us), short(per_mille)));
+            parts.push(format!(
+                "CPU {} us per operation ({} per mille of a core)",
+                short(us),
+                short(per_mille)
+            ));
         }
         if let Some(mb) = median.server_rss_mb {
             parts.push(format!("memory {} MB", short(mb)));
@@ -213,7 +238,9 @@ mod tests {
 
     #[test]
     fn numbers_are_short() {
-        for (value, text) in [(0.0, "0"), (1234.5, "1234"), (12.34, "12.3"), (1.234, "1.23"), (0.1234, "0.123")] {
+        for (value, text) in
+            [(0.0, "0"), (1234.5, "1234"), (12.34, "12.3"), (1.234, "1.23"), (0.1234, "0.123")]
+        {
             assert_eq!(short(value), text);
         }
     }

@@ -54,7 +54,8 @@ impl Stats {
         let count: u64 = latencies.iter().map(|(_, count)| count).sum();
         let sum: f64 = latencies.iter().map(|(latency, count)| latency * *count as f64).sum();
         let average = sum / count as f64;
-        let squares: f64 = latencies.iter().map(|(l, count)| (l - average) * (l - average) * *count as f64).sum();
+        let squares: f64 =
+            latencies.iter().map(|(l, count)| (l - average) * (l - average) * *count as f64).sum();
         Self {
             total,
             average,
@@ -173,7 +174,9 @@ fn histogram(style: Style, stats: &Stats, text: &mut String) {
 fn samples(series: &Series, text: &mut String) {
     *text += "\nSample in one second (unix latency throughput):\n";
     *text += "UNIX-SECOND,MIN-LATENCY-MS,AVG-LATENCY-MS,MAX-LATENCY-MS,AVG-THROUGHPUT\n";
-    let (Some(first), Some(last)) = (series.seconds.keys().next(), series.seconds.keys().next_back()) else { return };
+    let (Some(first), Some(last)) = (series.seconds.keys().next(), series.seconds.keys().next_back()) else {
+        return;
+    };
     for second in *first..=*last {
         // A second in which nothing began has a line too.
         let (min, mean, max, count) = series.seconds.get(&second).map_or((0, 0, 0, 0), |second| {

@@ -99,7 +99,9 @@ impl Responder {
                 }
                 let Some(connection) = self.connections.get_mut(&one.token) else { continue };
                 let gone = one.readable
-                    && connection.read(&mut buffer, &self.answers, &self.options, &mut self.requests).is_err();
+                    && connection
+                        .read(&mut buffer, &self.answers, &self.options, &mut self.requests)
+                        .is_err();
                 if gone || connection.flush().is_err() {
                     self.connections.remove(&one.token);
                 }
@@ -320,7 +322,9 @@ impl Connection {
                 if head.length > frame::PAYLOAD_BYTES_MAX {
                     return Err(Gone);
                 }
-                let Some(payload) = rest.get(frame::HEAD_BYTES..frame::HEAD_BYTES + head.length) else { break };
+                let Some(payload) = rest.get(frame::HEAD_BYTES..frame::HEAD_BYTES + head.length) else {
+                    break;
+                };
                 self.frame(head, payload, answers, options, requests)?;
                 at += frame::HEAD_BYTES + head.length;
             }
@@ -419,8 +423,12 @@ impl Connection {
                 let more = i64::from(frame::read_u32(payload).ok_or(Gone)?);
                 if head.stream == 0 {
                     self.window += more;
-                    let waiting: Vec<u32> =
-                        self.streams.iter().filter(|(_, s)| !s.unsent.is_empty()).map(|(id, _)| *id).collect();
+                    let waiting: Vec<u32> = self
+                        .streams
+                        .iter()
+                        .filter(|(_, s)| !s.unsent.is_empty())
+                        .map(|(id, _)| *id)
+                        .collect();
                     for id in waiting {
                         self.send(id);
                     }
@@ -478,7 +486,8 @@ impl Connection {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let refusal = options.refuse_every.as_ref().filter(|(every, ..)| requests.is_multiple_of(*every));
         if refusal.is_some() || stream.kind == Kind::Unknown {
-            let (code, text) = refusal.map_or((12, "unknown method"), |(_, code, text)| (*code, text.as_str()));
+            let (code, text) =
+                refusal.map_or((12, "unknown method"), |(_, code, text)| (*code, text.as_str()));
             self.streams.remove(&id);
             let mut block = Vec::new();
             self.encoder.encode(

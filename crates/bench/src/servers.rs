@@ -52,7 +52,11 @@ pub fn programs(words: &[String]) -> Result<Vec<Contestant>, String> {
         if word.starts_with('-') {
             match all.last_mut().map(|one| &mut one.source) {
                 Some(Source::Program(_, flags)) => flags.push(word.clone()),
-                _ => return Err(format!("--server: the flag {word:?} belongs to no server; give NAME=PATH first")),
+                _ => {
+                    return Err(format!(
+                        "--server: the flag {word:?} belongs to no server; give NAME=PATH first"
+                    ));
+                }
             }
             continue;
         }

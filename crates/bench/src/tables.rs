@@ -27,7 +27,11 @@ static GLOBALS: &[Flag] = &[
     Flag::text("csv", "", "write the figures of each run to this `file`"),
     Flag::text("html", "", "write a report with plots, one self-contained page, to this `file`"),
     Flag::text("json", "", "write all results to this `file` ('-': standard output, instead of the text)"),
-    Flag::uint("pid", "0", "process of the server, to measure what it uses (0: found by the endpoint's port)"),
+    Flag::uint(
+        "pid",
+        "0",
+        "process of the server, to measure what it uses (0: found by the endpoint's port)",
+    ),
 ];
 
 const DURATION: Flag =
@@ -240,13 +244,23 @@ static COMPARE: &[Flag] = &[
     Flag::text("scale", "small", "How much of each: small, medium or full"),
     Flag::uint("repeat", "3", "Rounds; in each all servers take turns, and medians are given"),
     Flag::bool("tls", "Run all once more over TLS, with certificates made for it"),
-    Flag::text("data-dir", "", "Directory for the data of the servers that are started (default: a temporary one)"),
+    Flag::text(
+        "data-dir",
+        "",
+        "Directory for the data of the servers that are started (default: a temporary one)",
+    ),
     THREADS,
 ];
 
 static SUBCOMMANDS: &[Command] = &[
-    Command { name: "authenticate", usage: "authenticate", about: "Benchmark logins of --user", flags: AUTHENTICATE,
-        example: "  bench --user root:secret --conns 200 --clients 200 authenticate", ..Command::EMPTY },
+    Command {
+        name: "authenticate",
+        usage: "authenticate",
+        about: "Benchmark logins of --user",
+        flags: AUTHENTICATE,
+        example: "  bench --user root:secret --conns 200 --clients 200 authenticate",
+        ..Command::EMPTY
+    },
     Command {
         name: "compare",
         usage: "compare",
@@ -259,8 +273,14 @@ static SUBCOMMANDS: &[Command] = &[
         flags: COMPARE,
         ..Command::EMPTY
     },
-    Command { name: "lease-keepalive", usage: "lease-keepalive", about: "Benchmark lease keepalive", flags: LEASE,
-        example: "  bench --clients 10 lease-keepalive --total 10000", ..Command::EMPTY },
+    Command {
+        name: "lease-keepalive",
+        usage: "lease-keepalive",
+        about: "Benchmark lease keepalive",
+        flags: LEASE,
+        example: "  bench --clients 10 lease-keepalive --total 10000",
+        ..Command::EMPTY
+    },
     Command {
         name: "mvcc",
         usage: "mvcc",
@@ -268,28 +288,74 @@ static SUBCOMMANDS: &[Command] = &[
         long: "storage subcommand is a set of various benchmark tools for MVCC storage subsystem of etcd.\nActual \
                benchmarks are implemented as its subcommands.",
         subcommands: &[
-            Command { name: "put", usage: "put", about: "Benchmark put performance of storage", flags: MVCC_PUT,
-                example: "  bench mvcc put --total 100000", ..Command::EMPTY },
-            Command { name: "range", usage: "range", about: "Benchmark range performance of storage",
-                flags: MVCC_RANGE, example: "  bench mvcc range --keys 1000000 --limit 1000", ..Command::EMPTY },
+            Command {
+                name: "put",
+                usage: "put",
+                about: "Benchmark put performance of storage",
+                flags: MVCC_PUT,
+                example: "  bench mvcc put --total 100000",
+                ..Command::EMPTY
+            },
+            Command {
+                name: "range",
+                usage: "range",
+                about: "Benchmark range performance of storage",
+                flags: MVCC_RANGE,
+                example: "  bench mvcc range --keys 1000000 --limit 1000",
+                ..Command::EMPTY
+            },
         ],
         ..Command::EMPTY
     },
-    Command { name: "put", usage: "put", about: "Benchmark put", flags: PUT,
+    Command {
+        name: "put",
+        usage: "put",
+        about: "Benchmark put",
+        flags: PUT,
         example: "  bench --conns 100 --clients 500 put --total 100000 --val-size 1024\n  \
                   bench --clients 500 put --rate 5000 --duration 60s --html put.html",
-        ..Command::EMPTY },
-    Command { name: "range", usage: "range key [end-range]", about: "Benchmark range", flags: RANGE,
-        example: "  bench --conns 100 --clients 1000 range foo --consistency s --total 500000", ..Command::EMPTY },
-    Command { name: "responder", usage: "responder", about: "Answer every request at once, and do nothing", flags: RESPONDER,
-        example: "  bench responder --listen 127.0.0.1:12379", ..Command::EMPTY },
-    Command { name: "stm", usage: "stm", about: "Benchmark STM", flags: STM,
-        example: "  bench --clients 10 stm --isolation s --keys 100 --keys-per-txn 4", ..Command::EMPTY },
-    Command { name: "txn-mixed", usage: "txn-mixed key [end-range]",
-        about: "Benchmark a mixed load of txn-put & txn-range.", flags: TXN_MIXED,
-        example: "  bench --clients 100 txn-mixed --rw-ratio 4 --limit 10", ..Command::EMPTY },
-    Command { name: "txn-put", usage: "txn-put", about: "Benchmark txn-put", flags: TXN_PUT,
-        example: "  bench --clients 100 txn-put --txn-ops 10 --key-space-size 1000", ..Command::EMPTY },
+        ..Command::EMPTY
+    },
+    Command {
+        name: "range",
+        usage: "range key [end-range]",
+        about: "Benchmark range",
+        flags: RANGE,
+        example: "  bench --conns 100 --clients 1000 range foo --consistency s --total 500000",
+        ..Command::EMPTY
+    },
+    Command {
+        name: "responder",
+        usage: "responder",
+        about: "Answer every request at once, and do nothing",
+        flags: RESPONDER,
+        example: "  bench responder --listen 127.0.0.1:12379",
+        ..Command::EMPTY
+    },
+    Command {
+        name: "stm",
+        usage: "stm",
+        about: "Benchmark STM",
+        flags: STM,
+        example: "  bench --clients 10 stm --isolation s --keys 100 --keys-per-txn 4",
+        ..Command::EMPTY
+    },
+    Command {
+        name: "txn-mixed",
+        usage: "txn-mixed key [end-range]",
+        about: "Benchmark a mixed load of txn-put & txn-range.",
+        flags: TXN_MIXED,
+        example: "  bench --clients 100 txn-mixed --rw-ratio 4 --limit 10",
+        ..Command::EMPTY
+    },
+    Command {
+        name: "txn-put",
+        usage: "txn-put",
+        about: "Benchmark txn-put",
+        flags: TXN_PUT,
+        example: "  bench --clients 100 txn-put --txn-ops 10 --key-space-size 1000",
+        ..Command::EMPTY
+    },
     Command {
         name: "watch",
         usage: "watch",
@@ -303,9 +369,15 @@ static SUBCOMMANDS: &[Command] = &[
         example: "  bench watch --streams 10 --watch-per-stream 100 --put-total 10000",
         ..Command::EMPTY
     },
-    Command { name: "watch-get", usage: "watch-get", about: "Benchmark watch with get",
-        long: "Benchmark for serialized key gets with many unsynced watchers", flags: WATCH_GET,
-        example: "  bench watch-get --watchers 1000", ..Command::EMPTY },
+    Command {
+        name: "watch-get",
+        usage: "watch-get",
+        about: "Benchmark watch with get",
+        long: "Benchmark for serialized key gets with many unsynced watchers",
+        flags: WATCH_GET,
+        example: "  bench watch-get --watchers 1000",
+        ..Command::EMPTY
+    },
     Command {
         name: "watch-latency",
         usage: "watch-latency",

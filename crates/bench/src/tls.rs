@@ -102,7 +102,8 @@ pub fn make(directory: &Path) -> Result<(String, String), String> {
     let made = rcgen::generate_simple_self_signed(names).map_err(|error| error.to_string())?;
     let (cert, key) = (directory.join("server.crt"), directory.join("server.key"));
     std::fs::write(&cert, made.cert.pem()).map_err(|error| format!("{}: {error}", cert.display()))?;
-    std::fs::write(&key, made.signing_key.serialize_pem()).map_err(|error| format!("{}: {error}", key.display()))?;
+    std::fs::write(&key, made.signing_key.serialize_pem())
+        .map_err(|error| format!("{}: {error}", key.display()))?;
     Ok((cert.display().to_string(), key.display().to_string()))
 }
 
@@ -128,7 +129,12 @@ impl ServerCertVerifier for Anybody {
         cert: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        rustls::crypto::verify_tls12_signature(message, cert, signed, &self.0.signature_verification_algorithms)
+        rustls::crypto::verify_tls12_signature(
+            message,
+            cert,
+            signed,
+            &self.0.signature_verification_algorithms,
+        )
     }
 
     fn verify_tls13_signature(
@@ -137,7 +143,12 @@ impl ServerCertVerifier for Anybody {
         cert: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        rustls::crypto::verify_tls13_signature(message, cert, signed, &self.0.signature_verification_algorithms)
+        rustls::crypto::verify_tls13_signature(
+            message,
+            cert,
+            signed,
+            &self.0.signature_verification_algorithms,
+        )
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {

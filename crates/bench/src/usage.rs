@@ -27,7 +27,10 @@ impl Usage {
         Self {
             cpu_s: self.cpu_s.zip(before.cpu_s).map(|(now, then)| (now - then).max(0.0)),
             rss_bytes: self.rss_bytes,
-            written_bytes: self.written_bytes.zip(before.written_bytes).map(|(now, then)| now.saturating_sub(then)),
+            written_bytes: self
+                .written_bytes
+                .zip(before.written_bytes)
+                .map(|(now, then)| now.saturating_sub(then)),
             fsyncs: self.fsyncs.zip(before.fsyncs).map(|(now, then)| (now - then).max(0.0)),
         }
     }
@@ -159,7 +162,8 @@ pub fn get(endpoint: &Endpoint, path: &str) -> Result<String, String> {
             tls.alpn_protocols = vec![b"http/1.1".to_vec()];
             let name = rustls::pki_types::ServerName::try_from(endpoint.host().to_owned())
                 .map_err(|error| error.to_string())?;
-            let client = rustls::ClientConnection::new(Arc::new(tls), name).map_err(|error| error.to_string())?;
+            let client =
+                rustls::ClientConnection::new(Arc::new(tls), name).map_err(|error| error.to_string())?;
             let mut stream = rustls::StreamOwned::new(client, stream);
             stream.write_all(request.as_bytes()).map_err(said)?;
             // Whether the other end says goodbye properly does not matter here.
@@ -198,7 +202,11 @@ mod tests {
         let endpoint = Endpoint::parse(&listener.local_addr().unwrap().to_string(), None).unwrap();
         assert_eq!(super::listener(&endpoint), Some(std::process::id()));
         // Nobody answers there, so that there are no metrics.
-        let thread = std::thread::spawn(move || for _ in 0..1 { drop(listener.accept()) });
+        let thread = std::thread::spawn(move || {
+            for _ in 0..1 {
+                drop(listener.accept())
+            }
+        });
         let usage = Meter::new(&endpoint, None).read();
         thread.join().unwrap();
         assert!(usage.rss_bytes.unwrap() > 100_000, "{usage:?}");
@@ -207,7 +215,8 @@ mod tests {
 
     #[test]
     fn metrics_are_read() {
-        let text = "# HELP a b\nprocess_cpu_seconds_total 12.5\nx{a=\"b\"} 1\nprocess_cpu_seconds_total_more 3\n";
+        let text =
+            "# HELP a b\nprocess_cpu_seconds_total 12.5\nx{a=\"b\"} 1\nprocess_cpu_seconds_total_more 3\n";
         assert_eq!(metric(text, "process_cpu_seconds_total"), Some(12.5));
         assert_eq!(metric(text, "x"), None);
         assert_eq!(unchunked("3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"), "abcde");

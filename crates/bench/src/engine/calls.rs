@@ -171,7 +171,9 @@ impl Calls {
         self.poller.wait(Some(longest), &mut ready)?;
         for one in &ready {
             let (at, generation) = ((one.token & 0xffff_ffff) as usize, (one.token >> 32) as u32);
-            let Some(link) = self.links.get_mut(at).filter(|link| link.generation == generation) else { continue };
+            let Some(link) = self.links.get_mut(at).filter(|link| link.generation == generation) else {
+                continue;
+            };
             if one.writable {
                 link.writable = true;
             }

@@ -81,9 +81,23 @@ impl Status {
     /// The text etcd's tool has in its error distribution.
     pub fn text(&self) -> String {
         const NAMES: [&str; 17] = [
-            "OK", "Canceled", "Unknown", "InvalidArgument", "DeadlineExceeded", "NotFound", "AlreadyExists",
-            "PermissionDenied", "ResourceExhausted", "FailedPrecondition", "Aborted", "OutOfRange", "Unimplemented",
-            "Internal", "Unavailable", "DataLoss", "Unauthenticated",
+            "OK",
+            "Canceled",
+            "Unknown",
+            "InvalidArgument",
+            "DeadlineExceeded",
+            "NotFound",
+            "AlreadyExists",
+            "PermissionDenied",
+            "ResourceExhausted",
+            "FailedPrecondition",
+            "Aborted",
+            "OutOfRange",
+            "Unimplemented",
+            "Internal",
+            "Unavailable",
+            "DataLoss",
+            "Unauthenticated",
         ];
         if self.message.starts_with("etcdserver: ") {
             return self.message.clone();
@@ -408,9 +422,11 @@ impl Connection {
                 }
                 // Only this stream's window is full: the others need not wait behind it.
                 self.blocked.pop_front();
-                if self.blocked.iter().all(|id| {
-                    self.streams.get(id).is_none_or(|stream| stream.send_window <= 0)
-                }) {
+                if self
+                    .blocked
+                    .iter()
+                    .all(|id| self.streams.get(id).is_none_or(|stream| stream.send_window <= 0))
+                {
                     self.blocked.push_back(id);
                     return;
                 }
@@ -514,7 +530,8 @@ impl Connection {
             let payload = &input[*at..*at + left];
             if stream.prefix_bytes < 5 {
                 let size = (5 - stream.prefix_bytes).min(left);
-                stream.prefix[stream.prefix_bytes..stream.prefix_bytes + size].copy_from_slice(&payload[..size]);
+                stream.prefix[stream.prefix_bytes..stream.prefix_bytes + size]
+                    .copy_from_slice(&payload[..size]);
                 stream.prefix_bytes += size;
                 *at += size;
                 self.data = Some((id, left - size, last));
@@ -561,7 +578,8 @@ impl Connection {
         }
         match head.kind {
             kind::HEADERS => {
-                let block = frame::unpadded(head, payload).ok_or(Violation("padding is longer than its frame"))?;
+                let block =
+                    frame::unpadded(head, payload).ok_or(Violation("padding is longer than its frame"))?;
                 let last = head.flags & flag::END_STREAM != 0;
                 if head.flags & flag::END_HEADERS == 0 {
                     self.headers = Some((head.stream, last, block.to_vec()));
@@ -588,7 +606,10 @@ impl Connection {
                 // grpc-go's words for it; REFUSED_STREAM is "not begun".
                 let status = match code {
                     7 => Status::unavailable("the server refused the stream (REFUSED_STREAM)"),
-                    8 => Status { code: 1, message: "stream terminated by RST_STREAM with error code: CANCEL".into() },
+                    8 => Status {
+                        code: 1,
+                        message: "stream terminated by RST_STREAM with error code: CANCEL".into(),
+                    },
                     _ => Status {
                         code: 13,
                         message: format!("stream terminated by RST_STREAM with error code: {code}"),
@@ -605,18 +626,21 @@ impl Connection {
                 self.output.extend_from_slice(payload);
             }
             kind::GOAWAY => {
-                let last = frame::read_u32(payload).ok_or(Violation("a GOAWAY that names no stream"))? & 0x7fff_ffff;
+                let last =
+                    frame::read_u32(payload).ok_or(Violation("a GOAWAY that names no stream"))? & 0x7fff_ffff;
                 self.going_away = true;
                 let ids: Vec<u32> = self.streams.keys().copied().filter(|id| *id > last).collect();
                 for id in ids {
                     if let Some(stream) = self.streams.remove(&id) {
                         self.open.remove(&stream.tag);
-                        self.cut_off.push((stream.tag, Status::unavailable("the server is going away (GOAWAY)")));
+                        self.cut_off
+                            .push((stream.tag, Status::unavailable("the server is going away (GOAWAY)")));
                     }
                 }
             }
             kind::WINDOW_UPDATE => {
-                let more = i64::from(frame::read_u32(payload).ok_or(Violation("a window update of nothing"))?);
+                let more =
+                    i64::from(frame::read_u32(payload).ok_or(Violation("a window update of nothing"))?);
                 if head.stream == 0 {
                     self.send_window += more;
                 } else if let Some(stream) = self.streams.get_mut(&head.stream) {
@@ -660,7 +684,12 @@ impl Connection {
         Ok(())
     }
 
-    fn header_block(&mut self, id: u32, last: bool, block: &[u8]) -> Result<Option<Event<'static>>, Violation> {
+    fn header_block(
+        &mut self,
+        id: u32,
+        last: bool,
+        block: &[u8],
+    ) -> Result<Option<Event<'static>>, Violation> {
         // Blocks of calls that are over count too: both ends' tables go on.
         let mut stream = self.streams.get_mut(&id);
         let mut http = None;
@@ -670,12 +699,17 @@ impl Connection {
                     stream.status = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
                 }
                 (Name::GrpcMessage, Some(stream)) => stream.message = unescape(value),
-                (Name::Status, _) if value != b"200" => http = Some(String::from_utf8_lossy(value).into_owned()),
+                (Name::Status, _) if value != b"200" => {
+                    http = Some(String::from_utf8_lossy(value).into_owned())
+                }
                 _ => {}
             })
             .map_err(|_| Violation("a header block is damaged"))?;
         if let Some(code) = http {
-            let status = Status { code: 2, message: format!("unexpected HTTP status code received from server: {code}") };
+            let status = Status {
+                code: 2,
+                message: format!("unexpected HTTP status code received from server: {code}"),
+            };
             return Ok(self.end(id, Some(status)));
         }
         Ok(if last { self.end(id, None) } else { None })

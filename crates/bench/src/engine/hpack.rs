@@ -226,11 +226,14 @@ const fn codes() -> Codes {
     Codes { rows, symbols }
 }
 
+/// Name and value.
+type Header = (Box<[u8]>, Box<[u8]>);
+
 /// Encodes blocks of headers that come again and again: each is put into the table the first time, and is one byte
 /// or two from then on.
 pub struct Encoder {
     /// Newest last; what the other end's table holds.
-    known: Vec<(Box<[u8]>, Box<[u8]>)>,
+    known: Vec<Header>,
     bytes: usize,
     limit: usize,
     announce: Option<usize>,
@@ -267,8 +270,9 @@ impl Encoder {
             put_number(out, 0x20, 5, limit);
         }
         for (name, value) in headers {
-            if let Some(at) =
-                STATIC.iter().position(|(n, v)| n.as_bytes() == name && v.as_bytes() == value && !v.is_empty())
+            if let Some(at) = STATIC
+                .iter()
+                .position(|(n, v)| n.as_bytes() == name && v.as_bytes() == value && !v.is_empty())
             {
                 put_number(out, 0x80, 7, at + 1);
                 continue;
@@ -488,7 +492,9 @@ mod tests {
 
     #[test]
     fn damaged_blocks_are_refused() {
-        for block in [&[0x80][..], &[0xff, 0x80], &[0xbe], &[0x40, 3, 1], &[0x3f, 0xff, 0x7f], &[0x40, 0x81, 0]] {
+        for block in
+            [&[0x80][..], &[0xff, 0x80], &[0xbe], &[0x40, 3, 1], &[0x3f, 0xff, 0x7f], &[0x40, 0x81, 0]]
+        {
             assert_eq!(Decoder::default().decode(block, |_, _| ()), Err(Damaged), "{block:?}");
         }
     }

@@ -33,11 +33,11 @@ impl Poller {
         let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         let epoll = owned(epoll)?;
         // SAFETY: as above.
-        let timer = unsafe {
-            libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_NONBLOCK | libc::TFD_CLOEXEC)
-        };
+        let timer =
+            unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_NONBLOCK | libc::TFD_CLOEXEC) };
         let timer = owned(timer)?;
-        let poller = Self { epoll, timer, events: vec![libc::epoll_event { events: 0, u64: 0 }; Self::BATCH] };
+        let poller =
+            Self { epoll, timer, events: vec![libc::epoll_event { events: 0, u64: 0 }; Self::BATCH] };
         poller.control(poller.timer.as_raw_fd(), TIMER, libc::EPOLLIN | libc::EPOLLET)?;
         Ok(poller)
     }
@@ -55,9 +55,8 @@ impl Poller {
     fn control(&self, fd: RawFd, token: u64, events: i32) -> io::Result<()> {
         let mut event = libc::epoll_event { events: events as u32, u64: token };
         // SAFETY: `event` lives through the call, and the kernel copies it.
-        let done = unsafe {
-            libc::epoll_ctl(self.epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &raw mut event)
-        };
+        let done =
+            unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &raw mut event) };
         if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
@@ -82,9 +81,7 @@ impl Poller {
     /// Waits until something is ready or the time is over, and fills `ready` anew.
     pub fn wait(&mut self, longest: Option<Duration>, ready: &mut Vec<Ready>) -> io::Result<()> {
         ready.clear();
-        let milliseconds = longest.map_or(-1, |time| {
-            i32::try_from(time.as_millis()).unwrap_or(i32::MAX)
-        });
+        let milliseconds = longest.map_or(-1, |time| i32::try_from(time.as_millis()).unwrap_or(i32::MAX));
         // SAFETY: the kernel writes at most `BATCH` events, which is how many there is room for.
         let count = unsafe {
             libc::epoll_wait(

@@ -28,17 +28,25 @@ impl Endpoint {
             "https" => (false, true),
             "unix" => (true, false),
             "unixs" => (true, true),
-            _ => return Err(format!("endpoint {text:?}: unknown scheme {scheme:?}; use http, https, unix or unixs")),
+            _ => {
+                return Err(format!(
+                    "endpoint {text:?}: unknown scheme {scheme:?}; use http, https, unix or unixs"
+                ));
+            }
         };
         let address = if unix { rest } else { rest.split('/').next().unwrap_or_default() };
         if address.is_empty() || !unix && !address.contains(':') {
-            return Err(format!("endpoint {text:?} has to be HOST:PORT, or a URL of http, https, unix or unixs"));
+            return Err(format!(
+                "endpoint {text:?} has to be HOST:PORT, or a URL of http, https, unix or unixs"
+            ));
         }
         let tls = match (wants_tls, tls) {
             (false, _) => None,
             (true, Some(tls)) => Some(tls.clone()),
             (true, None) => {
-                return Err(format!("endpoint {text:?} asks for TLS: give --cacert or --insecure-skip-tls-verify"));
+                return Err(format!(
+                    "endpoint {text:?} asks for TLS: give --cacert or --insecure-skip-tls-verify"
+                ));
             }
         };
         Ok(Self { address: address.to_owned(), unix, tls })
@@ -89,8 +97,9 @@ impl Socket {
         };
         let mut socket = Self { stream, tls: None };
         if let Some(config) = &endpoint.tls {
-            let name = rustls::pki_types::ServerName::try_from(endpoint.host().to_owned())
-                .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "no name to verify a certificate by"))?;
+            let name = rustls::pki_types::ServerName::try_from(endpoint.host().to_owned()).map_err(|_| {
+                io::Error::new(io::ErrorKind::InvalidInput, "no name to verify a certificate by")
+            })?;
             let mut tls = rustls::ClientConnection::new(config.clone(), name).map_err(io::Error::other)?;
             socket.set_timeout(Some(longest))?;
             while tls.is_handshaking() {
@@ -101,7 +110,10 @@ impl Socket {
             }
             socket.set_timeout(None)?;
             if tls.alpn_protocol() != Some(b"h2") {
-                return Err(io::Error::new(io::ErrorKind::InvalidData, "the server does not speak HTTP/2 over TLS"));
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    "the server does not speak HTTP/2 over TLS",
+                ));
             }
             socket.tls = Some(Box::new(rustls::Connection::Client(tls)));
         }

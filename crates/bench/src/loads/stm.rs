@@ -378,7 +378,8 @@ impl Workload for Stm {
             }
             Phase::Waiting => {
                 // A deletion (type 1) of the key before ours, or an end of the watch that makes us look again.
-                let gone = answer.clone().any(|(field, event)| field == 11 && Fields(event.bytes()).number(1) == 1);
+                let gone =
+                    answer.clone().any(|(field, event)| field == 11 && Fields(event.bytes()).number(1) == 1);
                 return gone || answer.number(4) != 0;
             }
             Phase::Confirming if answer.last(2).is_none() => client.verdict = Verdict::Expired,

@@ -58,7 +58,8 @@ impl Watching {
             }
             None => {
                 let connection = stream % calls.connections();
-                self.links[stream] = Some(calls.open_stream(connection, Method::Watch, &message, stream as u64));
+                self.links[stream] =
+                    Some(calls.open_stream(connection, Method::Watch, &message, stream as u64));
             }
         }
     }
@@ -84,8 +85,7 @@ impl Handler for Watching {
         }
         let answer = Fields(body);
         if answer.number(4) != 0 {
-            self.failed =
-                Some(format!("a watch was canceled: {}", String::from_utf8_lossy(answer.bytes(6))));
+            self.failed = Some(format!("a watch was canceled: {}", String::from_utf8_lossy(answer.bytes(6))));
         } else if answer.number(3) != 0 {
             self.created.push(tag as usize);
         } else {

@@ -103,7 +103,10 @@ fn resets_and_refusals_are_counted_by_their_text() {
     });
     let run = puts(&served.target(), &plan(700, 3, 30), 8);
     let series = &run.series[0];
-    assert_eq!(series.errors["rpc error: code = Canceled desc = stream terminated by RST_STREAM with error code: CANCEL"], 70);
+    assert_eq!(
+        series.errors["rpc error: code = Canceled desc = stream terminated by RST_STREAM with error code: CANCEL"],
+        70
+    );
     // Each 70th is reset before it can be refused.
     assert_eq!(series.errors[&refusal], 90);
     assert_eq!(series.count(), 540);
@@ -172,8 +175,14 @@ fn streams_answer_and_are_given_up() {
     let run = measure(&plan(400, 3, 12), &served.target(), |_| KeepAlive, &mut Nobody).unwrap().remove(0);
     assert_eq!(run.series[0].count(), 400, "{:?}", run.series[0].errors);
     // Watches are created; nothing is put, so nothing more happens.
-    let watch =
-        Watch { streams: 5, per_stream: 20, keys: vec![vec![1], vec![2]], put_rate: 0, put_total: 0, clients: 1 };
+    let watch = Watch {
+        streams: 5,
+        per_stream: 20,
+        keys: vec![vec![1], vec![2]],
+        put_rate: 0,
+        put_total: 0,
+        clients: 1,
+    };
     let mut made = 0;
     watch.run(served.target(), 2, |(series, _)| made = series.count()).unwrap();
     assert_eq!(made, 100);
@@ -181,10 +190,13 @@ fn streams_answer_and_are_given_up() {
 
 #[test]
 fn several_endpoints_share_the_calls() {
-    let (one, two) = (Served::start(Options::default()), Served::start(Options {
-        refuse_every: Some((1, 14, "etcdserver: not here".to_owned())),
-        ..Options::default()
-    }));
+    let (one, two) = (
+        Served::start(Options::default()),
+        Served::start(Options {
+            refuse_every: Some((1, 14, "etcdserver: not here".to_owned())),
+            ..Options::default()
+        }),
+    );
     let endpoints = [&one, &two].map(|served| Endpoint::parse(&served.address, None).unwrap());
     let run = puts(&Target::new(endpoints.to_vec()), &plan(100, 1, 1), 8);
     assert_eq!((run.series[0].count(), run.series[0].failed()), (50, 50));

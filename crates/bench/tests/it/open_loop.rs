@@ -34,7 +34,8 @@ fn a_stall_is_seen_by_all_who_came_during_it() {
 #[test]
 fn the_paced_schedule_of_etcds_tool_leaves_the_stall_out() {
     let series = stalled(Schedule::Paced(1000.0));
-    let slow = series.histogram().buckets().filter(|(nanos, _)| *nanos > 200_000_000).map(|(_, n)| n).sum::<u64>();
+    let slow =
+        series.histogram().buckets().filter(|(nanos, _)| *nanos > 200_000_000).map(|(_, n)| n).sum::<u64>();
     // Only those that were under way: one per client.
     assert!((1..=4).contains(&slow), "{slow} operations met the stall");
 }

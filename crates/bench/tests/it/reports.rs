@@ -42,7 +42,10 @@ fn the_precise_report_with_samples() {
 #[test]
 fn the_weighted_report() {
     let style = Style { precise: false, sample: false };
-    hold("weighted.txt", &weighted(style, &Series::of(0, (1..=40).map(|n| n * 250_000)), Duration::from_secs(2), 4.0));
+    hold(
+        "weighted.txt",
+        &weighted(style, &Series::of(0, (1..=40).map(|n| n * 250_000)), Duration::from_secs(2), 4.0),
+    );
 }
 
 #[test]
@@ -52,8 +55,12 @@ fn nothing_measured_says_nothing() {
 
 #[test]
 fn the_file_for_perfdash() {
-    let (name, text) =
-        perfdash("put", &samples(), Duration::from_millis(3500), UNIX_EPOCH + Duration::from_secs(1_700_000_000));
+    let (name, text) = perfdash(
+        "put",
+        &samples(),
+        Duration::from_millis(3500),
+        UNIX_EPOCH + Duration::from_secs(1_700_000_000),
+    );
     assert_eq!(name, "EtcdAPI_benchmark_put_2023-11-14T22:13:20Z.json");
     hold("perfdash.json", &text);
 }
