@@ -171,6 +171,42 @@ impl Session {
                 matches.path.join(" ")
             )));
         }
+        let idle: &[&str] = match matches.path.as_slice() {
+            ["compare"] => &[
+                "clients",
+                "conns",
+                "dial-timeout",
+                "endpoints",
+                "pid",
+                "precise",
+                "report-perfdash",
+                "sample",
+                "user",
+            ],
+            ["responder"] => &[
+                "cacert",
+                "cert",
+                "clients",
+                "conns",
+                "csv",
+                "dial-timeout",
+                "endpoints",
+                "html",
+                "insecure-skip-tls-verify",
+                "json",
+                "key",
+                "pid",
+                "precise",
+                "report-perfdash",
+                "sample",
+                "user",
+            ],
+            ["mvcc", _] => &["pid"],
+            _ => &[],
+        };
+        if let Some(flag) = idle.iter().find(|flag| matches.is_set(flag)) {
+            return Err(Refusal::Usage(format!("{} has no use for --{flag}", matches.path.join(" "))));
+        }
         if !matches.duration("auto-sync-interval").is_zero() {
             return Err("--auto-sync-interval: the endpoints of a measurement stay what they are; give all of them with \
                         --endpoints"
@@ -274,6 +310,10 @@ impl Session {
         let mut document = self.document(matches, &target, before);
         for (at, name) in names.iter().enumerate() {
             document.rows.push(Row::new(name, "", &runs, at, &watch.usages));
+        }
+        if let (Schedule::Open(rate), [row]) = (plan.schedule, document.rows.as_slice()) {
+            let warning = machine::rate_check(row, rate);
+            document.warnings.extend(warning);
         }
         let segment = runs.first().and_then(|run| run.generator.segment_bytes);
         self.conclude(&mut document, &target, segment);
@@ -645,6 +685,13 @@ impl Session {
         name: &str,
         (series, elapsed): (Series, Duration),
     ) -> Result<(), Refusal> {
+        let said = if matches.flag("report-perfdash") {
+            // The operation is named as the command's last word.
+            let operation = matches.path.last().copied().unwrap_or(name);
+            report::write_perfdash(operation, &series, elapsed, self.artifacts.as_deref())
+        } else {
+            String::new()
+        };
         let run = Run {
             series: vec![series],
             began: SystemTime::now(),
@@ -659,7 +706,7 @@ impl Session {
             ..Document::default()
         };
         document.rows.push(Row::new(name, "", &[run], 0, &[]));
-        self.write(matches, io, text, &document)
+        self.write(matches, io, &(said + text), &document)
     }
 
     /// Writes the text, and the files that were asked for.

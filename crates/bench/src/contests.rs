@@ -128,11 +128,11 @@ struct Metered<'a> {
 
 impl Observer for Metered<'_> {
     fn begins(&mut self, _: usize) {
-        self.before = self.meter.read();
+        self.before = self.meter.before();
     }
 
     fn ends(&mut self, _: usize) {
-        self.used = self.meter.read().since(self.before);
+        self.used = self.meter.since(self.before);
     }
 }
 

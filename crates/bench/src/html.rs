@@ -19,7 +19,7 @@ const STYLE: &str = "
 @media (prefers-color-scheme:dark){:root{--ink:#e6e9ed;--soft:#9aa4b0;--line:#3a424c;--paper:#15181c;--warn:#4a3b12}}
 body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);max-width:60rem;margin:2rem auto;padding:0 1rem}
 h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2.2rem;border-bottom:1px solid var(--line)}h3{font-size:1rem;margin-bottom:.2rem}
-pre{overflow-x:auto;padding:.6rem;border:1px solid var(--line);border-radius:4px}
+pre{white-space:pre-wrap;overflow-wrap:anywhere;padding:.6rem;border:1px solid var(--line);border-radius:4px}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.85rem;display:block;overflow-x:auto}
 th,td{padding:.2rem .55rem;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap}
 th:first-child,td:first-child,th:nth-child(2),td:nth-child(2){text-align:left}

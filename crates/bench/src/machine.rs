@@ -64,6 +64,18 @@ pub fn path_check(server: &str, segment_bytes: Option<u32>) -> Option<String> {
     ))
 }
 
+/// A rate that was to be held and was not.
+pub fn rate_check(row: &Row, wanted: f64) -> Option<String> {
+    let got = row.median.rate;
+    (got < wanted * 0.95).then(|| {
+        format!(
+            "{}: the rate was not held: {got:.0} per second instead of {wanted:.0}; latencies contain the waiting for a \
+             free client, give more --clients if the server can do more",
+            row.workload
+        )
+    })
+}
+
 /// What runs say about themselves: a generator that was the limit, failures, lost connections.
 pub fn run_checks(row: &Row) -> Vec<String> {
     let name = if row.server.is_empty() {

@@ -56,14 +56,37 @@ impl Meter {
         Self { pid: None, task: Some(format!("/proc/{task}/stat")), endpoint: None }
     }
 
-    /// The counters now.
-    pub fn read(&self) -> Usage {
-        let metrics = self.endpoint.as_ref().and_then(metrics).unwrap_or_default();
+    /// The counters before a load. Metrics are asked for first, so that answering them is not part of it.
+    pub fn before(&self) -> Usage {
+        let metrics = self.metrics();
+        self.counters(&metrics)
+    }
+
+    /// What was used since, and the memory now.
+    pub fn since(&self, before: Usage) -> Usage {
+        let told = self.counters("");
+        let metrics = self.metrics();
+        let from_metrics = self.counters(&metrics);
+        Usage {
+            // From the metrics only where nothing else says.
+            cpu_s: told.cpu_s.or(from_metrics.cpu_s),
+            rss_bytes: told.rss_bytes.or(from_metrics.rss_bytes),
+            written_bytes: told.written_bytes,
+            fsyncs: from_metrics.fsyncs,
+        }
+        .since(before)
+    }
+
+    fn metrics(&self) -> String {
+        self.endpoint.as_ref().and_then(|endpoint| get(endpoint, "/metrics").ok()).unwrap_or_default()
+    }
+
+    fn counters(&self, metrics: &str) -> Usage {
         let mut usage = Usage {
-            cpu_s: metric(&metrics, "process_cpu_seconds_total"),
-            rss_bytes: metric(&metrics, "process_resident_memory_bytes").map(|bytes| bytes as u64),
+            cpu_s: metric(metrics, "process_cpu_seconds_total"),
+            rss_bytes: metric(metrics, "process_resident_memory_bytes").map(|bytes| bytes as u64),
             written_bytes: None,
-            fsyncs: metric(&metrics, "etcd_disk_wal_fsync_duration_seconds_count"),
+            fsyncs: metric(metrics, "etcd_disk_wal_fsync_duration_seconds_count"),
         };
         if let Some(pid) = self.pid {
             usage.cpu_s = cpu_s(&format!("/proc/{pid}/stat")).or(usage.cpu_s);
@@ -135,11 +158,6 @@ fn metric(text: &str, name: &str) -> Option<f64> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
 }
 
-/// `/metrics` of an endpoint, over HTTP/1.1.
-fn metrics(endpoint: &Endpoint) -> Option<String> {
-    get(endpoint, "/metrics").ok()
-}
-
 /// What an endpoint answers to a GET; five seconds at most.
 pub fn get(endpoint: &Endpoint, path: &str) -> Result<String, String> {
     let said = |error: std::io::Error| error.to_string();
@@ -207,7 +225,7 @@ mod tests {
                 drop(listener.accept())
             }
         });
-        let usage = Meter::new(&endpoint, None).read();
+        let usage = Meter::new(&endpoint, None).before();
         thread.join().unwrap();
         assert!(usage.rss_bytes.unwrap() > 100_000, "{usage:?}");
         assert!(usage.cpu_s.is_some());

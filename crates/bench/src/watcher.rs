@@ -50,7 +50,7 @@ impl Watcher {
 
 impl Observer for Watcher {
     fn begins(&mut self, _: usize) {
-        self.before = self.meter.as_ref().map(Meter::read).unwrap_or_default();
+        self.before = self.meter.as_ref().map(Meter::before).unwrap_or_default();
         self.times = thread_times();
         self.began = Instant::now();
     }
@@ -67,7 +67,7 @@ impl Observer for Watcher {
             lost: 0,
             segment_bytes: None,
         };
-        let usage = self.meter.as_ref().map(|meter| meter.read().since(self.before));
+        let usage = self.meter.as_ref().map(|meter| meter.since(self.before));
         self.usages.push(usage.filter(|usage| *usage != Usage::default()));
         self.progress.finish();
     }

@@ -116,11 +116,11 @@ struct Pace {
 
 impl Pace {
     fn new(rate: u64, burst: u64) -> Option<Self> {
-        (rate > 0).then(|| Self {
-            interval: Duration::from_secs_f64(1.0 / rate as f64),
-            burst: u32::try_from(burst.max(1)).unwrap_or(u32::MAX),
-            next: Instant::now(),
-        })
+        let (now, burst) = (Instant::now(), u32::try_from(burst.max(1)).unwrap_or(u32::MAX));
+        let interval = Duration::from_secs_f64(1.0 / rate.max(1) as f64);
+        // What may be saved up is there from the start.
+        let next = now.checked_sub(interval * (burst - 1)).unwrap_or(now);
+        (rate > 0).then_some(Self { interval, burst, next })
     }
 
     /// Takes a token, or says when there is one.

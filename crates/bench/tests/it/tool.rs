@@ -147,6 +147,8 @@ fn what_makes_no_sense_is_refused_with_a_reason() {
         (vec!["mvcc", "put", "--cpuprofile=x"], 255, "unknown flag: --cpuprofile"),
         (vec!["responder", "--server-cert=x"], 1, "have to be given together"),
         (vec!["compare", "--responder=false"], 1, "give servers to compare"),
+        (vec!["--clients=5", "compare", "--server=a=/b"], 1, "compare has no use for --clients"),
+        (vec!["--html=x", "responder"], 1, "responder has no use for --html"),
         (vec!["compare", "--workload=none"], 1, "put-1k"),
         (vec!["compare", "--scale=huge"], 1, "--scale is small, medium or full"),
         (vec!["compare", "--server=x"], 1, "is not of the form NAME=PATH"),
