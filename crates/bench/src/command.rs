@@ -14,7 +14,7 @@ use crate::drive::{Observer as _, Plan, Run, Schedule, Workload, measure};
 use crate::engine::calls::Target;
 use crate::engine::connection::Method;
 use crate::engine::socket::Endpoint;
-use crate::loads::engine::{self, Puts};
+use crate::loads::index::{self, Puts};
 use crate::loads::range::Range;
 use crate::loads::stm::{Isolation, Locker, Stm};
 use crate::loads::watch::{Measured, Watch, WatchGet, WatchLatency};
@@ -579,7 +579,7 @@ impl Session {
             per_txn,
             batch: positive(matches, "batch-limit")?,
         };
-        let measured = engine::put(&puts);
+        let measured = index::put(&puts);
         // etcd's tool gives each operation the weight of its puts if --txn is given.
         let text = if matches.flag("sample") {
             report::report(style(matches), &measured.0, measured.1)
@@ -598,7 +598,7 @@ impl Session {
             batch: positive(matches, "batch-limit")?,
         };
         let limit = positive(matches, "limit")? as usize;
-        let measured = engine::range(&puts, natural(matches, "total")?, limit)?;
+        let measured = index::range(&puts, natural(matches, "total")?, limit)?;
         let text = report::report(style(matches), &measured.0, measured.1);
         self.write_offline(matches, io, &text, "mvcc range", measured)
     }
@@ -646,6 +646,8 @@ impl Session {
         document.warnings.extend(machine::path_check(name, segment_bytes));
         let more: Vec<String> = document.rows.iter().flat_map(machine::run_checks).collect();
         document.warnings.extend(more);
+        let starved: Vec<String> = document.rows.iter().filter_map(machine::starved_check).collect();
+        document.warnings.extend(starved);
     }
 
     #[allow(clippy::too_many_arguments)]

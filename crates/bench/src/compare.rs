@@ -74,6 +74,7 @@ pub fn run(matches: &Matches, command: &str) -> Result<Document, Refusal> {
                     meter: &server.meter,
                     scale,
                     threads,
+                    is_ours: !matches!(contestant.source, Source::Running { .. }),
                     measured: Vec::new(),
                 };
                 let outcome = contest.run(&mut field);
@@ -154,6 +155,7 @@ fn gather(
             names.push(measured.workload.clone());
         }
     }
+    let mut starved: Vec<(String, String, f64)> = Vec::new();
     for name in &names {
         for contestant in contestants {
             let (mut runs, mut usages) = (Vec::new(), Vec::new());
@@ -171,6 +173,8 @@ fn gather(
             }
             let row = Row::new(name, &contestant.name, &runs, 0, &usages);
             document.warnings.extend(machine::run_checks(&row));
+            starved
+                .extend(machine::starved(&row).map(|part| (row.workload.clone(), row.server.clone(), part)));
             let segment = runs.first().and_then(|run| run.generator.segment_bytes);
             if let Some(warning) = machine::path_check(&contestant.name, segment)
                 && !document.warnings.contains(&warning)
@@ -179,6 +183,16 @@ fn gather(
             }
             document.rows.push(row);
         }
+    }
+    if let Some((workload, server, part)) = starved.iter().max_by(|a, b| a.2.total_cmp(&b.2)) {
+        document.warnings.push(format!(
+            "in {} of {} lines of the table the load generator waited for a CPU for more than a fifth of the time (most in \
+             {workload}, {server}: {:.0} %): latencies contain that; it shares its machine with the servers or with other \
+             work",
+            starved.len(),
+            document.rows.len(),
+            part * 100.0
+        ));
     }
     for (result, server) in results.iter().zip(of) {
         if let Err((workload, error)) = result {

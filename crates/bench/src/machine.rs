@@ -76,7 +76,24 @@ pub fn rate_check(row: &Row, wanted: f64) -> Option<String> {
     })
 }
 
-/// What runs say about themselves: a generator that was the limit, failures, lost connections.
+/// For which part of the time the generator waited for a CPU in the worst run, if that was more than a fifth.
+pub fn starved(row: &Row) -> Option<f64> {
+    Some(row.runs.iter().map(|run| run.client_starved).fold(0.0, f64::max)).filter(|part| *part > 0.2)
+}
+
+/// What that means.
+pub fn starved_check(row: &Row) -> Option<String> {
+    starved(row).map(|part| {
+        format!(
+            "{}: the load generator waited for a CPU {:.0} % of the time: latencies contain that; it shares its machine with \
+             the server or with other work",
+            row.workload,
+            part * 100.0
+        )
+    })
+}
+
+/// What runs say about themselves: a generator that was the limit, failures.
 pub fn run_checks(row: &Row) -> Vec<String> {
     let name = if row.server.is_empty() {
         row.workload.clone()
@@ -91,14 +108,6 @@ pub fn run_checks(row: &Row) -> Vec<String> {
             "{name}: THE LOAD GENERATOR WAS THE LIMIT: its busiest thread used {:.0} % of a CPU; give it more --threads, or \
              a machine of its own",
             busy * 100.0
-        ));
-    }
-    let starved = worst(|run| run.client_starved);
-    if starved > 0.2 {
-        warnings.push(format!(
-            "{name}: the load generator waited for a CPU {:.0} % of the time: latencies contain that; it shares its \
-             machine with the server or with other work",
-            starved * 100.0
         ));
     }
     let failed: u64 = row.runs.iter().map(|run| run.failed).sum();

@@ -109,7 +109,7 @@ impl Server {
     /// `given` are TLS settings for servers that run already.
     pub fn start(contestant: &Contestant, place: &Path, given: &tls::Files) -> Result<Self, String> {
         let said = |error: std::io::Error| format!("{}: {error}", contestant.name);
-        let directory = place.join(format!("{}-{}", file_name(&contestant.name), unique()));
+        let directory = place.join(format!("mainstay-bench-{}-{}", file_name(&contestant.name), unique()));
         let certificates = if contestant.tls {
             std::fs::create_dir_all(&directory).map_err(said)?;
             Some(tls::make(&directory)?)

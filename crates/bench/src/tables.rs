@@ -234,13 +234,17 @@ static COMPARE: &[Flag] = &[
     Flag::list(
         "server",
         "",
-        "`NAME=PATH`: a server to be started, etcd of any version or Mainstay; flags follow behind a semicolon, blanks \
-         between them; may be given several times",
+        "`NAME=PATH`: a server to be started, etcd of any version or Mainstay; flags for it follow, each behind a comma; may \
+         be given several times",
     ),
-    Flag::list("at", "", "`NAME=ENDPOINT`: a running server, NAME=ENDPOINT;pid=N to measure what it uses"),
+    Flag::list(
+        "at",
+        "",
+        "`NAME=ENDPOINT`: a server that runs already, keys are written to it; pid=N behind a comma names its process",
+    ),
     Flag::on("responder", "Include a server that does nothing, as the baseline"),
     Flag::text("reference", "", "Server that the others are compared with (default: the first)"),
-    Flag::list("workload", "", "Workloads to run (default: all); 'list' shows them"),
+    Flag::list("workload", "", "Workloads to run (default: all); one that does not exist lists them"),
     Flag::text("scale", "small", "How much of each: small, medium or full"),
     Flag::uint("repeat", "3", "Rounds; in each all servers take turns, and medians are given"),
     Flag::bool("tls", "Run all once more over TLS, with certificates made for it"),

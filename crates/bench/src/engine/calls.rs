@@ -78,6 +78,7 @@ pub struct Calls {
 }
 
 const RETRY: Duration = Duration::from_millis(100);
+const REDIAL_MAX: Duration = Duration::from_millis(500);
 const BUFFER_BYTES: usize = 256 << 10;
 
 impl Calls {
@@ -110,7 +111,7 @@ impl Calls {
                     generation: 0,
                 });
                 let at = calls.links.len() - 1;
-                calls.dial(at)?;
+                calls.dial(at, calls.target.dial_timeout)?;
             }
         }
         Ok(calls)
@@ -213,10 +214,10 @@ impl Calls {
         }
     }
 
-    fn dial(&mut self, at: usize) -> io::Result<()> {
+    fn dial(&mut self, at: usize, longest: Duration) -> io::Result<()> {
         let link = &mut self.links[at];
         let endpoint = &self.target.endpoints[link.endpoint];
-        let socket = Socket::connect(endpoint, self.target.dial_timeout)
+        let socket = Socket::connect(endpoint, longest)
             .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", endpoint.address)))?;
         link.generation += 1;
         self.poller.add(&socket, u64::from(link.generation) << 32 | at as u64)?;
@@ -353,7 +354,8 @@ impl Calls {
         let now = Instant::now();
         for at in 0..self.links.len() {
             if self.links[at].retry.is_some_and(|time| time <= now) {
-                match self.dial(at) {
+                // The other connections wait meanwhile.
+                match self.dial(at, self.target.dial_timeout.min(REDIAL_MAX)) {
                     Ok(()) => {
                         self.links[at].retry = None;
                         self.down -= 1;

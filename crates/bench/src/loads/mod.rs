@@ -1,7 +1,7 @@
 //! What etcd's benchmark does, command by command, with its keys and its requests.
 
 pub mod authenticate;
-pub mod engine;
+pub mod index;
 pub mod lease;
 pub mod range;
 pub mod stm;

@@ -224,3 +224,27 @@ fn a_duration_ends_a_load_without_a_total() {
         }
     }
 }
+
+#[test]
+fn a_server_that_comes_back_is_used_again() {
+    let served = Served::start(Options::default());
+    let (address, target) = (served.address.clone(), served.target());
+    let plan = Plan {
+        duration: Some(Duration::from_millis(1500)),
+        schedule: Schedule::Open(400.0),
+        ..plan(1, 3, 20)
+    };
+    let load = std::thread::spawn(move || puts(&target, &plan, 64));
+    // It goes at any time while the load runs, and is away for a while.
+    std::thread::park_timeout(Duration::from_millis(300));
+    drop(served);
+    std::thread::park_timeout(Duration::from_millis(200));
+    let _again = Served::at(&address, Options::default());
+    let run = load.join().unwrap();
+    let series = &run.series[0];
+    assert_eq!(series.count() + series.failed(), 600, "every operation ends one way or the other");
+    assert!(series.count() >= 500, "{} went well: {:?}", series.count(), series.errors);
+    assert!(run.generator.lost >= 3, "all connections were lost");
+    let longest = series.histogram().max();
+    assert!(longest > 150_000_000, "those that came meanwhile waited: {longest} ns");
+}

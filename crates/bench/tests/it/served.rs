@@ -16,7 +16,11 @@ pub struct Served {
 
 impl Served {
     pub fn start(options: Options) -> Self {
-        let mut responder = Responder::bind("127.0.0.1:0", options).unwrap();
+        Self::at("127.0.0.1:0", options)
+    }
+
+    pub fn at(address: &str, options: Options) -> Self {
+        let mut responder = Responder::bind(address, options).unwrap();
         let address = responder.address().unwrap().to_string();
         let stop = Arc::new(AtomicBool::new(false));
         let seen = stop.clone();
