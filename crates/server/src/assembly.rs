@@ -103,6 +103,7 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
     };
     let seed = clock.wall().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
     let mut shared = Shared::new(identity, state, limits, shards, inbox, log.values(), metrics, seed);
+    shared.began = clock.now();
     shared.clock = clock;
     shared.threads = threads;
     let shared = Arc::new(shared);
