@@ -106,6 +106,7 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
     shared.began = clock.now();
     shared.clock = clock;
     shared.threads = threads;
+    shared.zone.clone_from(&config.zone);
     let shared = Arc::new(shared);
     let checkpoint_bytes: u64 = levels.iter().map(|level| level.run.file_bytes).sum();
     let log_bytes: u64 = log.segments().iter().map(|s| s.used_bytes).sum();

@@ -104,6 +104,8 @@ pub struct Shared {
     pub values: log::Values,
     /// What time it is.
     pub clock: Clock,
+    /// The zone this member is in, by its flag; empty: none.
+    pub zone: String,
     /// Whether threads may be started. Where they may not, what takes long is done on the spot.
     pub threads: bool,
     /// All metrics.
@@ -178,6 +180,7 @@ impl Shared {
             shards: (0..shards).map(|_| Outbox::default()).collect(),
             values,
             clock: Clock::real(),
+            zone: String::new(),
             threads: true,
             metrics,
             attendance: Attendance::new(shards),
