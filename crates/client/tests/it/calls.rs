@@ -148,6 +148,30 @@ fn a_server_that_comes_back_is_found_again() {
 }
 
 #[test]
+fn a_server_that_goes_away_gets_no_new_calls_while_old_ones_end() {
+    run(async {
+        let server = Server::start(|mut call: Call| async move {
+            if call.path != RANGE {
+                call.send(&PutResponse::default());
+                call.go_away();
+                call.cancelled().await;
+                return;
+            }
+            call.reply(Ok(RangeResponse { count: 1, ..RangeResponse::default() }));
+        })
+        .await;
+        let client = Client::new(Settings::of([server.endpoint()])).unwrap();
+        let mut old = client.open::<PutRequest, PutResponse>("/any.Kind/Stream").await.unwrap();
+        assert!(old.next().await.unwrap().is_some());
+        for _ in 0..200 {
+            assert_eq!(count(&client.within(Duration::from_secs(5))).await, Ok(1));
+        }
+        let waiting = tokio::time::timeout(Duration::from_millis(50), old.next()).await;
+        assert!(waiting.is_err(), "the old call was cut off: {waiting:?}");
+    });
+}
+
+#[test]
 fn what_cannot_be_reached_is_told_as_etcds_tools_tell_it() {
     run(async {
         let gone = nobody().await;

@@ -24,6 +24,7 @@ pub struct Call {
     answer: SendResponse<Bytes>,
     stream: Option<SendStream<Bytes>>,
     hang_up: Arc<Notify>,
+    go_away: Arc<Notify>,
 }
 
 /// The requests of a call.
@@ -100,6 +101,11 @@ impl Call {
     /// Breaks the connection that the call came by.
     pub fn hang_up(self) {
         self.hang_up.notify_one();
+    }
+
+    /// Makes the server go away: what was begun on this connection may end, nothing new is taken.
+    pub fn go_away(&self) {
+        self.go_away.notify_one();
     }
 
     /// Waits until the client cancels the call.
@@ -196,12 +202,19 @@ async fn serve<F: Future<Output = ()> + Send + 'static>(
 ) {
     let Ok(mut connection) = h2::server::handshake(stream).await else { return };
     let hang_up = Arc::new(Notify::new());
+    let go_away = Arc::new(Notify::new());
+    let mut going = std::pin::pin!(go_away.notified());
+    let mut is_going = false;
     let mut calls = tokio::task::JoinSet::new();
     let mut hung_up = std::pin::pin!(hang_up.notified());
     loop {
         let next = poll_fn(|cx| {
             if hung_up.as_mut().poll(cx).is_ready() {
                 return std::task::Poll::Ready(None);
+            }
+            if !is_going && going.as_mut().poll(cx).is_ready() {
+                is_going = true;
+                connection.graceful_shutdown();
             }
             connection.poll_accept(cx)
         });
@@ -210,7 +223,15 @@ async fn serve<F: Future<Output = ()> + Send + 'static>(
         let path = parts.uri.path().to_owned();
         seen.lock().unwrap().push(path.clone());
         let requests = Requests { body, buffer: BytesMut::new() };
-        let hang_up = hang_up.clone();
-        calls.spawn(handle(Call { path, headers: parts.headers, requests, answer, stream: None, hang_up }));
+        let (hang_up, go_away) = (hang_up.clone(), go_away.clone());
+        calls.spawn(handle(Call {
+            path,
+            headers: parts.headers,
+            requests,
+            answer,
+            stream: None,
+            hang_up,
+            go_away,
+        }));
     }
 }
