@@ -18,6 +18,7 @@ use crate::backend::{Backend, Membership, Meta};
 use crate::bolt::Bolt;
 use crate::command::Command;
 use crate::error::Error;
+use crate::v2_store;
 use crate::wal::Wal;
 
 type SharedFile = Arc<dyn disk::File>;
@@ -35,6 +36,9 @@ pub struct DataDir {
     pub wal: Wal,
     /// Who had a vote at the last entry known to be committed.
     pub voters: BTreeSet<u64>,
+    /// Keys and directories that users have right below the root of the old store (API version 2), which nobody reads
+    /// any more.
+    pub old_keys: usize,
     end: u64,
     _lock: Lock,
 }
@@ -81,7 +85,10 @@ impl DataDir {
             meta = base.meta()?;
         }
         let membership = base.membership()?;
-        let mut dir = DataDir { base, meta, membership, wal, voters: BTreeSet::new(), end: 0, _lock: lock };
+        let old_keys = v2_store::keys(disk, &snap)
+            .map_err(|e| Error::io(format!("reading the old store's image in {}", snap.display()), e))?;
+        let voters = BTreeSet::new();
+        let mut dir = DataDir { base, meta, membership, wal, voters, old_keys, end: 0, _lock: lock };
         dir.find_end()?;
         Ok(dir)
     }

@@ -150,13 +150,12 @@ impl EtcdDatabase {
         Measuring { layout: None, behind: (0, u32::MAX) }
     }
 
-    /// Begins the second pass.
+    /// Begins the second pass; the writer was made with the plan that the first gave.
     ///
     /// # Errors
     ///
     /// When the output fails.
-    pub fn write<W: Write>(&self, out: W, plan: Plan) -> Result<Writing<W>, EtcdDatabaseError> {
-        let mut writer = BackendWriter::new(out, plan, self.release)?;
+    pub fn write<W: Write>(&self, mut writer: BackendWriter<W>) -> Result<Writing<W>, EtcdDatabaseError> {
         writer.meta(&self.meta)?;
         writer.membership(&self.membership)?;
         writer.alarms(&self.alarms)?;

@@ -32,11 +32,14 @@ const PORTION_BYTES: usize = 4 << 20;
 /// Versions that are gathered at once, whatever their values weigh.
 const PORTION_VERSIONS: usize = 16 << 10;
 
+/// Room is left for revisions to come.
+const REVISION_MAX: i64 = i64::MAX / 2;
+/// Any odd number with many bits set.
+const SEED: u64 = 0x9e37_79b9_7f4a_7c15;
+
 /// What a state says beside keys and values.
 #[derive(Debug)]
 pub struct RestoredHead {
-    /// The store's revision.
-    pub revision: i64,
     /// The compact revision; -1 for none.
     pub compact_revision: i64,
     /// The last entry whose effects are in it.
@@ -49,8 +52,9 @@ pub struct RestoredHead {
     pub alarms: Vec<AlarmMember>,
     /// Members.
     pub members: Members,
-    /// The rolling hash that members with this state begin with; `None` where they cannot all know the same.
-    pub state_hash: Option<u64>,
+    /// All members of the cluster are made of this same state: their rolling hash begins with what follows from it.
+    /// Where that is not so, it is not known, and compares with nothing.
+    pub is_shared: bool,
 }
 
 /// An entry of the raft log that follows on a state.
@@ -124,21 +128,24 @@ impl Restoration {
     ///
     /// When the head is none that a member can have.
     pub fn fill(&mut self, head: RestoredHead) -> Result<Filling<'_>, String> {
-        let bounds = 1..=i64::MAX / 2;
-        if !bounds.contains(&head.revision) || !(-1..=head.revision).contains(&head.compact_revision) {
-            return Err(format!(
-                "a state at revision {}, compacted at {}, cannot be",
-                head.revision, head.compact_revision
-            ));
+        if !(-1..=REVISION_MAX).contains(&head.compact_revision) {
+            return Err(format!("a state that was compacted at {} cannot be", head.compact_revision));
         }
+        let digest = head.is_shared.then(|| {
+            let mut digest = SEED;
+            for (id, ttl, remaining) in &head.leases {
+                digest = [*id, *ttl, *remaining].into_iter().fold(digest, |digest, n| mix(digest, n as u64));
+            }
+            mix(digest, head.compact_revision as u64)
+        });
         let head = TransferHead {
             from: 0,
-            revision: head.revision,
+            revision: 1,
             compact_revision: head.compact_revision,
             applied_index: head.index,
             applied_term: head.term,
             versions_max: 0,
-            state_hash: head.state_hash,
+            state_hash: digest,
             leases: Leases::granted(head.leases).map_err(|e| e.to_string())?,
             alarms: Alarms::raised(head.alarms),
             members: head.members,
@@ -149,22 +156,28 @@ impl Restoration {
         Ok(Filling { restoration: self, assembly, head, versions, values, bytes: 0, entries: 0, last: (0, 0) })
     }
 
-    /// Makes a machine of a snapshot in Mainstay's own format, whose head may have been changed.
+    /// Makes a machine of a snapshot in Mainstay's own format, whose head may have been changed. With `bump` its
+    /// revision is raised by so much, and everything up to there counts as compacted.
     ///
     /// # Errors
     ///
     /// What is wrong with the snapshot, or what the disk refused.
     pub fn take_snapshot<I, B>(
         &mut self,
-        reader: machine::snapshot::SnapshotReader<I>,
+        mut reader: machine::snapshot::SnapshotReader<I>,
+        bump: Option<u64>,
     ) -> Result<Machine, String>
     where
         I: Iterator<Item = Result<B, String>>,
         B: AsRef<[u8]>,
     {
         let rules = self.rules;
+        if let Some(bump) = bump {
+            let head = reader.head_mut();
+            head.revision = bumped(head.revision, bump)?;
+        }
         let mut number = 0;
-        machine::snapshot::restore(rules, reader, |value| {
+        let mut machine = machine::snapshot::restore(rules, reader, |value| {
             // What these numbers are is never asked: the index knows whose value lies where.
             number += 1;
             let id = log::ValueId { main: number, sub: 0 };
@@ -173,7 +186,13 @@ impl Restoration {
             let (_, place) = placed.values.first().ok_or("the log lost a value")?;
             Ok(Location { segment: place.segment, offset: place.offset })
         })
-        .map_err(|e| e.to_string())
+        .map_err(|e| e.to_string())?;
+        if bump.is_some() {
+            let revision = machine.store.current_revision();
+            machine.store.compact(revision).map_err(|e| format!("{e:?}"))?;
+            while !machine.compact_step(u64::MAX) {}
+        }
+        Ok(machine)
     }
 
     /// Begins the log behind the machine's last entry, and lets entries follow. Those that apply are applied to the
@@ -306,6 +325,24 @@ impl Restoration {
     }
 }
 
+/// A revision raised by so much.
+///
+/// # Errors
+///
+/// When there is no such revision.
+pub fn bumped(revision: i64, by: u64) -> Result<i64, String> {
+    i64::try_from(by)
+        .ok()
+        .and_then(|by| revision.checked_add(by))
+        .filter(|revision| *revision <= REVISION_MAX)
+        .ok_or_else(|| format!("revision {revision} cannot be raised by {by}: the highest is {REVISION_MAX}"))
+}
+
+fn mix(digest: u64, word: u64) -> u64 {
+    // An odd factor: no two words lead to the same from one digest. The rotation brings high bits down.
+    (digest ^ word).wrapping_mul(SEED).rotate_left(29)
+}
+
 impl Filling<'_> {
     /// Takes the next version, in the order of revisions.
     ///
@@ -315,13 +352,17 @@ impl Filling<'_> {
     pub fn push(&mut self, version: &SnapshotVersion<'_>) -> Result<(), String> {
         let received = ReceivedVersion::of(version).map_err(|e| e.to_string())?;
         let at = (version.main, version.sub);
-        if at <= self.last || version.main > self.head.revision {
-            return Err(format!(
-                "a version at revision {}.{} behind one at {}.{}, in a state at {}",
-                at.0, at.1, self.last.0, self.last.1, self.head.revision
-            ));
+        if at <= self.last || version.main > REVISION_MAX {
+            let (main, sub) = self.last;
+            return Err(format!("a version at revision {}.{} behind one at {main}.{sub}", at.0, at.1));
         }
         self.last = at;
+        if let Some(digest) = &mut self.head.state_hash {
+            let bytes = u64::from(crc32c::crc32c(version.key)) << 32 | u64::from(crc32c::crc32c(version.value));
+            let numbers =
+                [version.main as u64, u64::from(version.sub), version.version as u64, version.lease as u64];
+            *digest = numbers.into_iter().fold(mix(*digest, bytes), mix);
+        }
         if received.value_len() > 0 {
             let id = log::ValueId { main: version.main, sub: i64::from(version.sub) };
             self.values.push(log::Value { id, data: bytes::Bytes::copy_from_slice(version.value) });
@@ -335,13 +376,29 @@ impl Filling<'_> {
         Ok(())
     }
 
-    /// Makes the machine.
+    /// The revision that the state stands at, by what was taken so far.
+    pub fn revision(&self) -> i64 {
+        self.last.0.max(self.head.compact_revision).max(1)
+    }
+
+    /// The revision was raised to this one without a version.
+    pub fn raise(&mut self, revision: i64) {
+        self.last = self.last.max((revision, 0));
+    }
+
+    /// Makes the machine. With `bump` its revision is raised by so much, and everything up to there counts as
+    /// compacted.
     ///
     /// # Errors
     ///
-    /// When versions contradict each other, or the disk fails.
-    pub fn finish(mut self) -> Result<Machine, String> {
+    /// When versions contradict each other, revisions run out, or the disk fails.
+    pub fn finish(mut self, bump: Option<u64>) -> Result<Machine, String> {
         self.place()?;
+        self.head.revision = self.revision();
+        if let Some(bump) = bump {
+            self.head.revision = bumped(self.head.revision, bump)?;
+            self.head.compact_revision = self.head.revision;
+        }
         let end = TransferEnd { head: self.head, entries: self.entries };
         self.assembly.finish(end).map_err(|e| match e {
             machine::image::RestoreError::Load(e) => format!("the versions contradict each other: {e}"),

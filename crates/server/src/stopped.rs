@@ -105,6 +105,16 @@ impl Stopped {
         LogValues::new(self.log.values())
     }
 
+    /// What its values take: bytes that are live, bytes of records in the log, and bytes of the log's files.
+    pub fn log_use(&self) -> (u64, u64, u64) {
+        let segments = self.log.segments();
+        (
+            self.machine.usage().values().map(|usage| usage.bytes).sum(),
+            segments.iter().map(|segment| segment.used_bytes).sum(),
+            segments.iter().map(|segment| segment.file_bytes).sum(),
+        )
+    }
+
     /// What HashKV answers: the hash, the compact revision and the revision hashed; 0 asks for the newest.
     ///
     /// # Errors

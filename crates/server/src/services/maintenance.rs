@@ -18,7 +18,7 @@ use api::limits::SNAPSHOT_BLOB_BYTES;
 use api::{Code, Status};
 use bytes::Bytes;
 use front::{Answer, Inbound, Outbound, Unary};
-use interchange::backend::Release;
+use interchange::backend::{BackendWriter, Release};
 use machine::{Outcome, range};
 use mvcc::{HashWalk, View};
 use prost::Message as _;
@@ -203,7 +203,9 @@ impl Services {
         let mut remaining_bytes = plan.size_bytes();
         let mut digest = Sha256::new();
         let version = api::CLUSTER_VERSION.to_owned();
-        let mut writing = Some(database.write(Vec::new(), plan).map_err(|e| unwritten(&e))?);
+        let writer = BackendWriter::new(Vec::new(), plan, SNAPSHOT_RELEASE);
+        let writer = writer.map_err(|e| unwritten(&e.into()))?;
+        let mut writing = Some(database.write(writer).map_err(|e| unwritten(&e))?);
         while let Some(mut going) = writing.take() {
             let done = going
                 .step(&database, &*self.values, SNAPSHOT_SLICE_BYTES)
