@@ -77,6 +77,7 @@ impl Services {
                 enabled: state.members.downgrade_target.is_some(),
                 target_version: state.members.downgrade_target.clone().unwrap_or_default(),
             }),
+            zone: self.shared.zone.clone(),
         };
         Ok(Unary::Done(Ok(whole(&response))))
     }
