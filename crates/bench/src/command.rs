@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use cli::{Invocation, Matches};
+use cli::{Invocation, Matches, completion};
 
 use crate::ask::Asker;
 use crate::compactor::Compactor;
@@ -163,7 +163,7 @@ fn consistency(matches: &Matches) -> Result<(&'static str, bool), Refusal> {
 impl Session {
     fn carry_out(&self, matches: &Matches, io: &mut Io) -> Result<(), Refusal> {
         // A watch or a put with words behind it is a mistake that etcd's tool does not see; refuse it.
-        let takes_words = matches!(matches.path.as_slice(), ["range"] | ["txn-mixed"]);
+        let takes_words = matches!(matches.path.as_slice(), ["range"] | ["txn-mixed"] | ["completion"]);
         if !takes_words && !matches.args.is_empty() {
             let word = matches.arg_text(0).unwrap_or_default();
             return Err(Refusal::Usage(format!(
@@ -228,6 +228,16 @@ impl Session {
             ["mvcc", "put"] => self.mvcc_put(matches, io),
             ["mvcc", "range"] => self.mvcc_range(matches, io),
             ["responder"] => self.responder(matches, io),
+            ["completion"] => {
+                let shell = matches.arg_text(0).unwrap_or_default();
+                let make = match (shell.as_str(), matches.args.len()) {
+                    ("bash", 1) => completion::bash,
+                    ("zsh", 1) => completion::zsh,
+                    ("fish", 1) => completion::fish,
+                    _ => return Err(Refusal::Usage("completion takes one of bash, zsh, fish".to_owned())),
+                };
+                say(io, &make(&PROGRAM, PROGRAM.root.name))
+            }
             ["compare"] => {
                 let document = compare::run(matches, &self.command)?;
                 self.write(matches, io, &compare::text(&document), &document)

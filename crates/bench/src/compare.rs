@@ -58,7 +58,19 @@ pub fn run(matches: &Matches, command: &str) -> Result<Document, Refusal> {
     let mut done = 0;
     for round in 0..repeat {
         for contestant in &contestants {
-            let server = Server::start(contestant, &place, &given)?;
+            let server = match Server::start(contestant, &place, &given) {
+                Ok(server) => server,
+                // Not every server has TLS; one that does not start without it is a mistake of the command.
+                Err(error) if contestant.tls => {
+                    let warning = format!("{}: not measured: {error}", contestant.name);
+                    if !document.warnings.contains(&warning) && round == 0 {
+                        document.warnings.push(warning);
+                    }
+                    done += contests.len() as u64;
+                    continue;
+                }
+                Err(error) => return Err(error.into()),
+            };
             if round == 0 {
                 let what = match &contestant.source {
                     Source::Program(path, flags) => format!("{} {}", path.display(), flags.join(" ")),

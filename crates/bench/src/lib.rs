@@ -34,7 +34,7 @@ mod render;
 pub mod report;
 pub mod responder;
 pub mod samples;
-mod servers;
+pub mod servers;
 mod tables;
 pub mod tls;
 mod usage;

@@ -278,6 +278,13 @@ static SUBCOMMANDS: &[Command] = &[
         ..Command::EMPTY
     },
     Command {
+        name: "completion",
+        usage: "completion [bash|zsh|fish]",
+        about: "Generate the autocompletion script for the specified shell",
+        example: "  source <(benchmark completion bash)",
+        ..Command::EMPTY
+    },
+    Command {
         name: "lease-keepalive",
         usage: "lease-keepalive",
         about: "Benchmark lease keepalive",

@@ -2,6 +2,7 @@
 
 mod engine;
 mod open_loop;
+mod real;
 mod reports;
 mod served;
 mod tool;

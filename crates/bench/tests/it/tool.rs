@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::served::{Directory, Served};
 
 /// Exit code, standard output, standard error.
-fn call(words: &[&str]) -> (u8, String, String) {
+pub fn call(words: &[&str]) -> (u8, String, String) {
     let args: Vec<OsString> = words.iter().map(OsString::from).collect();
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let code = execute(&args, &[], &mut Io { out: &mut out, err: &mut err, is_terminal: false });
@@ -25,7 +25,7 @@ fn against(served: &Served, words: &[&str]) -> String {
 }
 
 /// What a report looks like whatever was measured: each number an `N`, bars and unreached percentiles left out.
-fn shape(text: &str) -> String {
+pub fn shape(text: &str) -> String {
     let mut out = String::new();
     for line in text.lines().filter(|line| !line.contains("% in ")) {
         let mut in_number = false;
@@ -44,7 +44,7 @@ fn shape(text: &str) -> String {
     out.replace("Nsecs", "N secs")
 }
 
-const SUMMARY: &str = "
+pub const SUMMARY: &str = "
 Summary:
   Total:\tN secs.
   Slowest:\tN secs.
@@ -123,6 +123,7 @@ fn what_makes_no_sense_is_refused_with_a_reason() {
         (vec!["--endpoints=https://127.0.0.1:1", "--cacert=/none", "put"], 1, "bad tls config: /none"),
         (vec!["--cert=/none", "put"], 1, "--cert and --key have to be given together"),
         (vec!["--auto-sync-interval=1s", "put"], 1, "--auto-sync-interval"),
+        (vec!["completion", "tcsh"], 1, "completion takes one of bash, zsh, fish"),
         (vec!["range"], 1, "range takes a key"),
         (vec!["range", "a", "b", "c"], 1, "range takes a key"),
         (vec!["range", "a", "--consistency=x"], 1, "--consistency is l or s"),
@@ -180,6 +181,15 @@ fn help_has_the_flags_and_an_example() {
     let (code, out, _) = call(&[]);
     assert_eq!(code, 0);
     assert!(out.contains("lease-keepalive") && out.contains("compare"), "{out}");
+}
+
+#[test]
+fn shells_can_complete_commands() {
+    for shell in ["bash", "zsh", "fish"] {
+        let (code, out, _) = call(&["completion", shell]);
+        assert_eq!(code, 0);
+        assert!(out.contains("lease-keepalive") && out.contains("warmup"), "{shell}");
+    }
 }
 
 #[test]
