@@ -246,7 +246,7 @@ pub(crate) fn one_arg(session: &mut Session<'_>) -> Result<std::path::PathBuf, R
 /// Refuses unless these flags were given.
 pub(crate) fn required(session: &mut Session<'_>, names: &[&str]) -> Result<(), Refusal> {
     let missing: Vec<String> =
-        names.iter().filter(|name| !session.matches.is_set(name)).map(|name| cli::go::quote(name)).collect();
+        names.iter().filter(|name| !session.matches.is_set(name)).map(cli::go::quote).collect();
     if missing.is_empty() {
         return Ok(());
     }

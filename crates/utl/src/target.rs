@@ -131,7 +131,7 @@ impl Replacement {
         let making = path.with_extension("unfinished");
         match fs::remove_file(&making) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                return Err(Refusal::failed(format!("cannot remove {}: {e}", making.display())));
+                Err(Refusal::failed(format!("cannot remove {}: {e}", making.display())))
             }
             _ => Ok(Replacement { path: path.to_path_buf(), making, finished: false }),
         }
