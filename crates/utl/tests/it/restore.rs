@@ -135,9 +135,14 @@ fn what_does_not_fit_together_is_refused_and_leaves_nothing() {
         assert!(refusal.contains(expected), "{refusal}");
     }
     assert_eq!(names(&dir), ["3.7.db"]);
-    // An empty directory may be there.
-    std::fs::create_dir(&to).expect("is made");
+    // An empty directory may be there, with what a killed attempt left. It stays the same one: it may be a mount.
+    std::fs::create_dir_all(to.join("unfinished/member/log")).expect("is made");
+    let inode =
+        |path: &std::path::Path| std::os::unix::fs::MetadataExt::ino(&path.metadata().expect("is there"));
+    let was = inode(&to);
     done(&[&args[..], &["--without-users"]].concat());
+    assert_eq!(inode(&to), was);
+    assert_eq!(std::fs::read_dir(&to).expect("is there").count(), 1);
     open(&to);
     let refusal = refused(&[&args[..], &["--without-users"]].concat(), 1);
     assert_eq!(refusal, format!("data-dir \"{}\" not empty or could not be read", text(&to)));
