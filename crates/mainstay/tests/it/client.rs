@@ -22,6 +22,7 @@ pub mod path {
     pub const REVOKE: &str = "/etcdserverpb.Lease/LeaseRevoke";
     pub const KEEP_ALIVE: &str = "/etcdserverpb.Lease/LeaseKeepAlive";
     pub const TIME_TO_LIVE: &str = "/etcdserverpb.Lease/LeaseTimeToLive";
+    pub const LEASES: &str = "/etcdserverpb.Lease/LeaseLeases";
     pub const ALARM: &str = "/etcdserverpb.Maintenance/Alarm";
     pub const STATUS: &str = "/etcdserverpb.Maintenance/Status";
     pub const HASH_KV: &str = "/etcdserverpb.Maintenance/HashKV";
@@ -136,6 +137,17 @@ impl Client {
     pub async fn grant(&self, ttl: i64) -> Result<i64, Status> {
         let answer: LeaseGrantResponse = self.call(path::GRANT, &LeaseGrantRequest { ttl, id: 0 }).await?;
         Ok(answer.id)
+    }
+
+    /// Ends a lease.
+    pub async fn revoke(&self, id: i64) -> Result<(), Status> {
+        self.call::<LeaseRevokeResponse>(path::REVOKE, &LeaseRevokeRequest { id }).await.map(drop)
+    }
+
+    /// The leases that this member knows, the next to end first.
+    pub async fn leases(&self) -> Result<Vec<i64>, Status> {
+        let answer: LeaseLeasesResponse = self.call(path::LEASES, &LeaseLeasesRequest {}).await?;
+        Ok(answer.leases.iter().map(|lease| lease.id).collect())
     }
 
     /// What is left of a lease: seconds, or -1.

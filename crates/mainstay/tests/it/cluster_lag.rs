@@ -91,6 +91,8 @@ fn a_follower_far_behind_gets_a_snapshot() {
         cluster.start_one(follower);
         let left = cluster.client(follower).await.time_to_live(lease, true).await.expect("asks are answered");
         assert_eq!((left.granted_ttl, &left.keys[..]), (600, &["leased".into()][..]));
+        let own = cluster.client(follower).await;
+        assert_eq!(own.leases().await.expect("asks are answered"), [lease]);
         // What it has is enough to lead, and to form a quorum.
         cluster.kill(leader);
         cluster.put(follower, "k/0", "x").await;

@@ -2,12 +2,10 @@
 
 use std::time::Duration;
 
-use api::etcdserverpb::{
-    LeaseLeasesRequest, LeaseLeasesResponse, LeaseRevokeRequest, LeaseRevokeResponse, RangeResponse,
-};
+use api::etcdserverpb::RangeResponse;
 use api::mvccpb::event::EventType;
 
-use crate::client::{Client, path, revision};
+use crate::client::{Client, revision};
 use crate::member::{Member, Setup};
 use crate::temp_dir::TempDir;
 use crate::{eventually, filler, run};
@@ -78,8 +76,7 @@ fn leases_go_on_after_a_restart() {
         let revoked = client.grant(60).await.expect("a lease");
         client.put_leased("long", "x", long).await.expect("puts are served");
         client.put_leased("revoked", "x", revoked).await.expect("puts are served");
-        let request = LeaseRevokeRequest { id: revoked };
-        client.call::<LeaseRevokeResponse>(path::REVOKE, &request).await.expect("revokes are served");
+        client.revoke(revoked).await.expect("revokes are served");
         let patience = Duration::from_secs(20);
         let ttl = eventually("3 seconds of the lease are used", patience, async || {
             let left = client.time_to_live(long, false).await.expect("asks are answered");
@@ -94,11 +91,7 @@ fn leases_go_on_after_a_restart() {
         let left = client.time_to_live(long, true).await.expect("asks are answered");
         assert!(left.ttl > 30 && left.ttl <= ttl, "{left:?} after {ttl}");
         assert_eq!((left.granted_ttl, &left.keys[..]), (60, &["long".into()][..]));
-        let leases: LeaseLeasesResponse = client
-            .call("/etcdserverpb.Lease/LeaseLeases", &LeaseLeasesRequest {})
-            .await
-            .expect("asks are answered");
-        assert_eq!(leases.leases.iter().map(|l| l.id).collect::<Vec<_>>(), [long]);
+        assert_eq!(client.leases().await.expect("asks are answered"), [long]);
         assert!(client.get("revoked").await.expect("reads are served").is_none());
 
         // One that is short ends by itself, even when a crash comes between, and takes its keys along.

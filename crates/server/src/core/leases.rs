@@ -103,8 +103,13 @@ impl Core {
         self.reply(ticket, body);
     }
 
+    /// All leases of the state, the next to end first. A follower's own deadlines serve for the order only: those it
+    /// has are of leases it saw granted, which a state taken over need not hold any more.
     pub(super) fn list_leases(&mut self, ticket: Ticket, now: Instant) {
-        let mut leases: Vec<(Duration, i64)> = self.expiry.iter(now).map(|(id, left)| (left, id)).collect();
+        let left =
+            |id, lease: &machine::Lease| self.expiry.left(id, now).unwrap_or_else(|| ttl_of(lease.ttl));
+        let mut leases: Vec<(Duration, i64)> =
+            self.machine.leases.iter().map(|(id, lease)| (left(id, lease), id)).collect();
         leases.sort_unstable();
         self.reply(ticket, ReplyBody::Leases(leases.into_iter().map(|(_, id)| id).collect()));
     }

@@ -1,0 +1,291 @@
+//! Values as Go's standard library, and the libraries that etcd's tools use, read and write them.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+/// As `strconv.Quote`: what fmt's `%q` prints.
+pub fn quote(text: impl AsRef<[u8]>) -> String {
+    let mut out = String::from("\"");
+    for chunk in text.as_ref().utf8_chunks() {
+        for c in chunk.valid().chars() {
+            escaped(&mut out, c, '"');
+        }
+        for byte in chunk.invalid() {
+            write!(out, "\\x{byte:02x}").expect("strings take everything");
+        }
+    }
+    out.push('"');
+    out
+}
+
+/// As `strconv.QuoteRune`.
+pub fn quote_char(c: char) -> String {
+    let mut out = String::from("'");
+    escaped(&mut out, c, '\'');
+    out.push('\'');
+    out
+}
+
+fn escaped(out: &mut String, c: char, quote: char) {
+    match c {
+        '\\' => out.push_str("\\\\"),
+        c if c == quote => {
+            out.push('\\');
+            out.push(c);
+        }
+        '\u{7}' => out.push_str("\\a"),
+        '\u{8}' => out.push_str("\\b"),
+        '\u{c}' => out.push_str("\\f"),
+        '\n' => out.push_str("\\n"),
+        '\r' => out.push_str("\\r"),
+        '\t' => out.push_str("\\t"),
+        '\u{b}' => out.push_str("\\v"),
+        c if is_printed(c) => out.push(c),
+        c if (c as u32) < 0x80 => write!(out, "\\x{:02x}", c as u32).expect("strings take everything"),
+        c if (c as u32) < 0x1_0000 => write!(out, "\\u{:04x}", c as u32).expect("strings take everything"),
+        c => write!(out, "\\U{:08x}", c as u32).expect("strings take everything"),
+    }
+}
+
+/// Whether Go prints a character as it is. The standard library's own escaping of characters that cannot be seen stands
+/// in for Go's table (`unicode.IsPrint`); marks that combine are seen there.
+fn is_printed(c: char) -> bool {
+    let is_plain = c.escape_debug().count() == 1 || matches!(c, '"' | '\'');
+    let is_combining = c.escape_debug().count() > 1 && !c.is_control() && c.is_alphanumeric();
+    c == ' ' || (is_plain || is_combining) && !c.is_whitespace()
+}
+
+/// As `time.Duration`'s String, rounded to nanoseconds: `2.095242ms`, `1m30s`, `0s`.
+pub fn duration(duration: Duration) -> String {
+    nanoseconds(i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX))
+}
+
+/// As [`duration`], of nanoseconds, which may be below zero.
+pub fn nanoseconds(nanos: i64) -> String {
+    let (sign, rest) = (if nanos < 0 { "-" } else { "" }, nanos.unsigned_abs());
+    let fraction = |rest: u64, unit: u64| {
+        let digits = unit.ilog10() as usize;
+        let text = format!("{:0digits$}", rest % unit);
+        let text = text.trim_end_matches('0');
+        if text.is_empty() { format!("{}", rest / unit) } else { format!("{}.{text}", rest / unit) }
+    };
+    match rest {
+        0 => "0s".to_owned(),
+        1..1_000 => format!("{sign}{rest}ns"),
+        1_000..1_000_000 => format!("{sign}{}\u{b5}s", fraction(rest, 1_000)),
+        1_000_000..1_000_000_000 => format!("{sign}{}ms", fraction(rest, 1_000_000)),
+        _ => {
+            let seconds = fraction(rest % 60_000_000_000, 1_000_000_000);
+            let minutes = rest / 60_000_000_000;
+            match minutes {
+                0 => format!("{sign}{seconds}s"),
+                1..60 => format!("{sign}{minutes}m{seconds}s"),
+                _ => format!("{sign}{}h{}m{seconds}s", minutes / 60, minutes % 60),
+            }
+        }
+    }
+}
+
+/// As `time.ParseDuration`: nanoseconds.
+///
+/// # Errors
+/// Go's text for what is wrong.
+pub fn parse_duration(text: &str) -> Result<i64, String> {
+    let invalid = || format!("time: invalid duration {}", quote(text));
+    let (negative, mut rest) = match text.as_bytes().first() {
+        Some(b'-') => (true, &text[1..]),
+        Some(b'+') => (false, &text[1..]),
+        _ => (false, text),
+    };
+    if rest == "0" {
+        return Ok(0);
+    }
+    if rest.is_empty() {
+        return Err(invalid());
+    }
+    let mut total: u64 = 0;
+    while !rest.is_empty() {
+        let digits = |text: &str| text.bytes().take_while(u8::is_ascii_digit).count();
+        let whole_len = digits(rest);
+        let (whole, tail) = rest.split_at(whole_len);
+        let (fraction, tail) = match tail.strip_prefix('.') {
+            Some(tail) => tail.split_at(digits(tail)),
+            None => ("", tail),
+        };
+        if whole.is_empty() && fraction.is_empty() {
+            return Err(invalid());
+        }
+        let unit_len = tail.bytes().take_while(|byte| *byte != b'.' && !byte.is_ascii_digit()).count();
+        let (unit, tail) = tail.split_at(unit_len);
+        let nanos: u64 = match unit {
+            "" => return Err(format!("time: missing unit in duration {}", quote(text))),
+            "ns" => 1,
+            "us" | "\u{b5}s" | "\u{3bc}s" => 1_000,
+            "ms" => 1_000_000,
+            "s" => 1_000_000_000,
+            "m" => 60_000_000_000,
+            "h" => 3_600_000_000_000,
+            unit => return Err(format!("time: unknown unit {} in duration {}", quote(unit), quote(text))),
+        };
+        let whole: u64 = if whole.is_empty() { 0 } else { whole.parse().map_err(|_| invalid())? };
+        let mut part = whole.checked_mul(nanos).ok_or_else(invalid)?;
+        if !fraction.is_empty() {
+            // As Go does it: digits that no longer fit do not count.
+            let (mut value, mut scale) = (0u64, 1f64);
+            for digit in fraction.bytes().take(18) {
+                value = value * 10 + u64::from(digit - b'0');
+                scale *= 10.0;
+            }
+            part += (value as f64 * (nanos as f64 / scale)) as u64;
+        }
+        total = total.checked_add(part).filter(|total| *total <= 1 << 63).ok_or_else(invalid)?;
+        rest = tail;
+    }
+    match (negative, i64::try_from(total)) {
+        (false, Ok(total)) => Ok(total),
+        (true, Ok(total)) => Ok(-total),
+        (true, Err(_)) => Ok(i64::MIN),
+        (false, Err(_)) => Err(invalid()),
+    }
+}
+
+/// As `strconv.ParseBool`.
+///
+/// # Errors
+/// Go's text.
+pub fn parse_bool(text: &str) -> Result<bool, String> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
+        _ => Err(format!("strconv.ParseBool: parsing {}: invalid syntax", quote(text))),
+    }
+}
+
+/// As `strconv.ParseInt` with base 0 and 64 bits.
+///
+/// # Errors
+/// Go's text.
+pub fn parse_int(text: &str) -> Result<i64, String> {
+    let (negative, digits) = match text.as_bytes().first() {
+        Some(b'-') => (true, &text[1..]),
+        Some(b'+') => (false, &text[1..]),
+        _ => (false, text),
+    };
+    let refused = |why: &str| format!("strconv.ParseInt: parsing {}: {why}", quote(text));
+    let magnitude = magnitude(digits).map_err(refused)?;
+    let value = if negative { 0i64.checked_sub_unsigned(magnitude) } else { i64::try_from(magnitude).ok() };
+    value.ok_or_else(|| refused("value out of range"))
+}
+
+/// As `strconv.ParseUint` with base 0 and 64 bits.
+///
+/// # Errors
+/// Go's text.
+pub fn parse_uint(text: &str) -> Result<u64, String> {
+    magnitude(text).map_err(|why| format!("strconv.ParseUint: parsing {}: {why}", quote(text)))
+}
+
+fn magnitude(text: &str) -> Result<u64, &'static str> {
+    let lower = text.to_ascii_lowercase();
+    let (base, digits) = match lower.as_bytes() {
+        [b'0', b'x', ..] => (16, &lower[2..]),
+        [b'0', b'o', ..] => (8, &lower[2..]),
+        [b'0', b'b', ..] => (2, &lower[2..]),
+        [b'0', _, ..] => (8, &lower[1..]),
+        _ => (10, &lower[..]),
+    };
+    let plain: String = digits.chars().filter(|c| *c != '_').collect();
+    // A blank stands only between digits, or behind the base.
+    let is_misplaced =
+        digits.ends_with('_') || digits.contains("__") || digits.starts_with('_') && base == 10;
+    if plain.is_empty() || is_misplaced || !plain.chars().all(|c| c.is_digit(base)) {
+        return Err("invalid syntax");
+    }
+    u64::from_str_radix(&plain, base).map_err(|_| "value out of range")
+}
+
+/// As go-humanize's Bytes, powers of 1000: `25 kB`, `2.1 GB`, `12 B`.
+pub fn bytes(count: u64) -> String {
+    scaled(count, 1000.0, &["B", "kB", "MB", "GB", "TB", "PB", "EB"])
+}
+
+/// As go-humanize's IBytes, powers of 1024: `25 KiB`.
+pub fn ibytes(count: u64) -> String {
+    scaled(count, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"])
+}
+
+fn scaled(count: u64, base: f64, units: &[&str]) -> String {
+    if count < 10 {
+        return format!("{count} B");
+    }
+    let power = ((count as f64).ln() / base.ln()).floor().min((units.len() - 1) as f64);
+    let value = (count as f64 / base.powf(power) * 10.0 + 0.5).floor() / 10.0;
+    let unit = units[power as usize];
+    if value < 10.0 { format!("{value:.1} {unit}") } else { format!("{value:.0} {unit}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quoted_as_go_does() {
+        assert_eq!(quote("a\"b\\\n\u{7f}\u{1}"), r#""a\"b\\\n\x7f\x01""#);
+        assert_eq!(quote("ü 日 \u{200b}\u{a0}"), r#""ü 日 \u200b\u00a0""#);
+        assert_eq!(quote([b'a', 0xff, 0xc3]), r#""a\xff\xc3""#);
+        assert_eq!(quote_char('\''), r"'\''");
+    }
+
+    #[test]
+    fn durations_as_go_writes_and_reads_them() {
+        for (nanos, text) in [
+            (0, "0s"),
+            (1, "1ns"),
+            (1_100, "1.1µs"),
+            (2_095_242, "2.095242ms"),
+            (1_000_000_000, "1s"),
+            (90_000_000_000, "1m30s"),
+            (3_600_000_000_000, "1h0m0s"),
+            (-1_500_000_000, "-1.5s"),
+        ] {
+            assert_eq!(nanoseconds(nanos), text);
+            assert_eq!(parse_duration(text), Ok(nanos), "{text}");
+        }
+        assert_eq!(parse_duration("1.5h"), Ok(5_400_000_000_000));
+        assert_eq!(parse_duration("5").unwrap_err(), "time: missing unit in duration \"5\"");
+        assert_eq!(parse_duration("5x").unwrap_err(), "time: unknown unit \"x\" in duration \"5x\"");
+        for text in ["", "-", ".s", "x", "9223372036854775808ns", "99999999h"] {
+            assert_eq!(parse_duration(text).unwrap_err(), format!("time: invalid duration {}", quote(text)));
+        }
+    }
+
+    #[test]
+    fn numbers_as_go_reads_them() {
+        assert_eq!(parse_int("-0x10"), Ok(-16));
+        assert_eq!(parse_int("1_000"), Ok(1000));
+        assert_eq!(parse_int("017"), Ok(15));
+        assert_eq!(parse_int("-9223372036854775808"), Ok(i64::MIN));
+        for text in ["", "-", "x", "1_", "_1", "08", "0x"] {
+            let why = format!("strconv.ParseInt: parsing {}: invalid syntax", quote(text));
+            assert_eq!(parse_int(text).unwrap_err(), why);
+        }
+        let why = "strconv.ParseInt: parsing \"9223372036854775808\": value out of range";
+        assert_eq!(parse_int("9223372036854775808").unwrap_err(), why);
+    }
+
+    #[test]
+    fn sizes_as_humanize_writes_them() {
+        let sizes = [
+            (0, "0 B"),
+            (9, "9 B"),
+            (12, "12 B"),
+            (20_480, "20 kB"),
+            (24_576, "25 kB"),
+            (2_147_483_648, "2.1 GB"),
+        ];
+        for (count, text) in sizes {
+            assert_eq!(bytes(count), text);
+        }
+        assert_eq!(ibytes(24_576), "24 KiB");
+    }
+}

@@ -1,0 +1,128 @@
+//! Help texts in the shape that etcd's tools have.
+
+use std::fmt::Write as _;
+
+use crate::command::{Command, Flag, Kind, Program};
+use crate::go;
+
+pub(crate) fn help(program: &Program, path: &[&str]) -> String {
+    let chain = program.chain(path);
+    let command = chain[chain.len() - 1];
+    let about = if command.long.is_empty() { command.about } else { command.long };
+    format!("{}\n\n{}", about.trim_end(), usage(program, path))
+}
+
+pub(crate) fn usage(program: &Program, path: &[&str]) -> String {
+    let chain = program.chain(path);
+    let command = chain[chain.len() - 1];
+    let parents = chain[..chain.len() - 1].iter().map(|command| command.name).collect::<Vec<_>>().join(" ");
+    let full =
+        if parents.is_empty() { command.name.to_owned() } else { format!("{parents} {}", command.name) };
+    let mut out = String::from("Usage:\n");
+    if command.subcommands.is_empty() {
+        let line = if command.usage.is_empty() { command.name } else { command.usage };
+        let line = if parents.is_empty() { line.to_owned() } else { format!("{parents} {line}") };
+        let flags = if line.contains("[flags]") { "" } else { " [flags]" };
+        line_of(&mut out, format_args!("  {line}{flags}"));
+    } else {
+        line_of(&mut out, format_args!("  {full} [command]"));
+    }
+    if !command.aliases.is_empty() {
+        line_of(&mut out, format_args!("\nAliases:\n  {}, {}", command.name, command.aliases.join(", ")));
+    }
+    if !command.example.is_empty() {
+        line_of(&mut out, format_args!("\nExamples:\n{}", command.example.trim_end()));
+    }
+    subcommands(&mut out, command);
+    let help = Flag::bool("help", "").short('h');
+    let text = format!("help for {}", command.name);
+    let mut flags: Vec<(&Flag, &str)> =
+        command.flags.iter().filter(|flag| !flag.hidden).map(|flag| (flag, flag.help)).collect();
+    flags.push((&help, &text));
+    line_of(&mut out, format_args!("\nFlags:\n{}", lines(flags).trim_end()));
+    if program.globals_hint.is_empty() && !program.globals.is_empty() {
+        let globals = flag_lines(program.globals);
+        line_of(&mut out, format_args!("\nGlobal Flags:\n{}", globals.trim_end()));
+    }
+    if !command.subcommands.is_empty() {
+        line_of(
+            &mut out,
+            format_args!("\nUse \"{full} [command] --help\" for more information about a command."),
+        );
+    }
+    if !program.globals_hint.is_empty() {
+        line_of(&mut out, format_args!("{}", program.globals_hint));
+    }
+    out
+}
+
+fn line_of(out: &mut String, line: std::fmt::Arguments<'_>) {
+    writeln!(out, "{line}").expect("strings take everything");
+}
+
+fn subcommands(out: &mut String, command: &Command) {
+    let shown: Vec<&Command> = command.subcommands.iter().filter(|below| !below.hidden).collect();
+    let width = shown.iter().map(|below| below.name.len()).max().unwrap_or(0).max(11);
+    let mut groups: Vec<&str> = Vec::new();
+    for below in &shown {
+        if !groups.contains(&below.group) {
+            groups.push(below.group);
+        }
+    }
+    // Those without a heading come last, under one of their own unless it is the only one.
+    groups.sort_by_key(|group| group.is_empty());
+    for group in &groups {
+        let heading = match (*group, groups.len()) {
+            ("", 1) => "Available Commands:",
+            ("", _) => "Additional Commands:",
+            (group, _) => group,
+        };
+        line_of(out, format_args!("\n{heading}"));
+        for below in shown.iter().filter(|below| below.group == *group) {
+            line_of(out, format_args!("  {:width$} {}", below.name, below.about));
+        }
+    }
+}
+
+pub(crate) fn flag_lines(flags: &[Flag]) -> String {
+    lines(flags.iter().filter(|flag| !flag.hidden).map(|flag| (flag, flag.help)).collect())
+}
+
+/// Flags in the order of their names, their help in one column.
+fn lines(mut flags: Vec<(&Flag, &str)>) -> String {
+    flags.sort_by_key(|(flag, _)| flag.name);
+    let rows: Vec<(String, String)> = flags
+        .into_iter()
+        .map(|(flag, help)| {
+            let (word, help) = named_value(flag.kind, help);
+            let left = match flag.short {
+                Some(letter) => format!("  -{letter}, --{}", flag.name),
+                None => format!("      --{}", flag.name),
+            };
+            let left = if word.is_empty() { left } else { format!("{left} {word}") };
+            let right = match flag.kind {
+                _ if flag.kind.is_zero(flag.default) => help,
+                Kind::Text => format!("{help} (default {})", go::quote(flag.default)),
+                Kind::List => format!("{help} (default [{}])", flag.default),
+                _ => format!("{help} (default {})", flag.default),
+            };
+            (left, right)
+        })
+        .collect();
+    let width = rows.iter().map(|(left, _)| left.chars().count()).max().unwrap_or(0);
+    let mut out = String::new();
+    for (left, right) in rows {
+        let right = right.replace('\n', &format!("\n{}", " ".repeat(width + 3)));
+        line_of(&mut out, format_args!("{left:width$}   {right}"));
+    }
+    out
+}
+
+/// The word for the value, which the help may give in backquotes, and the help without those.
+fn named_value(kind: Kind, help: &str) -> (String, String) {
+    let mut parts = help.splitn(3, '`');
+    match (parts.next(), parts.next(), parts.next()) {
+        (Some(before), Some(word), Some(after)) => (word.to_owned(), format!("{before}{word}{after}")),
+        _ => (kind.word().to_owned(), help.to_owned()),
+    }
+}

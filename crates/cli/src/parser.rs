@@ -1,0 +1,265 @@
+//! From words to [`Matches`]: the syntax and the refusals of etcd's own tools.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::os::unix::ffi::OsStringExt as _;
+
+use crate::command::{Command, Flag, Kind, Program};
+use crate::go;
+use crate::matches::Matches;
+
+/// What is wanted.
+#[derive(Clone, Debug)]
+pub enum Invocation {
+    /// A command is to run. Its path is empty, or ends at a group of commands, if none was named: show the help.
+    Run(Matches),
+    /// Help was asked for; here it is.
+    Help(String),
+}
+
+/// A refused command line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UsageError {
+    /// What is wrong, in the words of etcd's tools.
+    pub message: String,
+    /// The command that refuses, to show its usage: see [`Program::usage`].
+    pub path: Vec<&'static str>,
+    /// An environment variable says something else than a flag: etcd's tools log this and end with code 1.
+    pub is_env: bool,
+}
+
+impl fmt::Display for UsageError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for UsageError {}
+
+/// Which flag a word names.
+fn find<'a>(command: &'a Command, globals: &'a [Flag], name: &str) -> Option<&'a Flag> {
+    command.flags.iter().chain(globals).find(|flag| flag.name == name)
+}
+
+fn find_short<'a>(command: &'a Command, globals: &'a [Flag], letter: char) -> Option<&'a Flag> {
+    command.flags.iter().chain(globals).find(|flag| flag.short == Some(letter))
+}
+
+/// Whether the word after this one is its value, as far as this command's flags tell. Flags of commands further down
+/// are not known here and count as such; so does the field's own parser.
+fn takes_next(command: &Command, globals: &[Flag], word: &str) -> bool {
+    if word.contains('=') {
+        return false;
+    }
+    if let Some(name) = word.strip_prefix("--") {
+        return name != "help" && find(command, globals, name).is_none_or(|flag| flag.kind != Kind::Bool);
+    }
+    let mut letters = word.chars().skip(1);
+    match (letters.next(), letters.next()) {
+        (Some('h'), None) => false,
+        (Some(letter), None) => {
+            find_short(command, globals, letter).is_none_or(|flag| flag.kind != Kind::Bool)
+        }
+        _ => false,
+    }
+}
+
+/// A command, its path, and the words that name no command.
+type Located<'a> = (&'a Command, Vec<&'static str>, Vec<Vec<u8>>);
+
+/// Follows the words that name commands.
+fn locate<'a>(program: &'a Program, args: &[Vec<u8>]) -> Result<Located<'a>, UsageError> {
+    let (mut command, mut path, mut rest) = (&program.root, Vec::new(), Vec::new());
+    let mut words = args.iter();
+    while let Some(word) = words.next() {
+        let text = String::from_utf8_lossy(word);
+        if text == "--" {
+            rest.push(word.clone());
+            rest.extend(words.cloned());
+            break;
+        }
+        if text.starts_with('-') && text.len() > 1 {
+            rest.push(word.clone());
+            if takes_next(command, program.globals, &text) {
+                rest.extend(words.next().cloned());
+            }
+            continue;
+        }
+        if command.subcommands.is_empty() {
+            rest.push(word.clone());
+            continue;
+        }
+        match named(command, &text) {
+            Some(below) => {
+                command = below;
+                path.push(below.name);
+            }
+            None if path.is_empty() => {
+                let mut message =
+                    format!("unknown command {} for {}", go::quote(&*text), go::quote(program.root.name));
+                let near = near(command, &text);
+                if !near.is_empty() {
+                    message.push_str("\n\nDid you mean this?\n");
+                    for name in near {
+                        message.push_str(&format!("\t{name}\n"));
+                    }
+                }
+                return Err(UsageError { message, path, is_env: false });
+            }
+            // A group shows its help, whatever follows it.
+            None => rest.push(word.clone()),
+        }
+    }
+    Ok((command, path, rest))
+}
+
+/// The command below this one with that name, or the only one whose name begins so.
+fn named<'a>(command: &'a Command, word: &str) -> Option<&'a Command> {
+    let exact = command.subcommands.iter().find(|below| below.answers_to(word));
+    exact.or_else(|| {
+        let mut begun =
+            command.subcommands.iter().filter(|below| below.name.starts_with(word) && !word.is_empty());
+        begun.next().filter(|_| begun.next().is_none())
+    })
+}
+
+/// Names that a mistyped one may stand for: at most two changes away, or beginning with it.
+fn near(command: &Command, word: &str) -> Vec<&'static str> {
+    let lower = word.to_lowercase();
+    let is_near = |below: &&Command| {
+        !below.hidden && (distance(&lower, below.name) <= 2 || below.name.starts_with(&lower))
+    };
+    command.subcommands.iter().filter(is_near).map(|below| below.name).collect()
+}
+
+/// Levenshtein's distance.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, one) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, other) in b.iter().enumerate() {
+            let change = diagonal + usize::from(one != *other);
+            diagonal = row[j + 1];
+            row[j + 1] = change.min(row[j] + 1).min(row[j + 1] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+pub(crate) fn parse(
+    program: &Program,
+    args: &[OsString],
+    env: impl IntoIterator<Item = (String, String)>,
+) -> Result<Invocation, UsageError> {
+    let args: Vec<Vec<u8>> = args.iter().map(|arg| arg.clone().into_vec()).collect();
+    if args.first().is_some_and(|word| word == b"help") && named(&program.root, "help").is_none() {
+        let (_, path, _) = locate(program, &args[1..])?;
+        return Ok(Invocation::Help(program.help(&path)));
+    }
+    let (command, path, rest) = locate(program, &args)?;
+    let refuse = |message: String| UsageError { message, path: path.clone(), is_env: false };
+    let mut matches = Matches::new(path.clone(), command.flags.iter().chain(program.globals).copied());
+    let mut words = rest.into_iter();
+    while let Some(word) = words.next() {
+        if word == b"--" {
+            matches.dash_at = Some(matches.args.len());
+            matches.args.extend(words);
+            break;
+        }
+        if word.len() < 2 || word[0] != b'-' {
+            matches.args.push(word);
+            continue;
+        }
+        let text = String::from_utf8(word).map_err(|_| refuse("flags have to be UTF-8".to_owned()))?;
+        let mut value_of = |flag: &Flag, given: Option<&str>, shown: &str| match given {
+            Some(value) => Ok(value.to_owned()),
+            None if flag.kind == Kind::Bool => Ok("true".to_owned()),
+            None => {
+                let next = words.next().ok_or_else(|| format!("flag needs an argument: {shown}"))?;
+                String::from_utf8(next).map_err(|_| format!("the value of {shown} has to be UTF-8"))
+            }
+        };
+        if let Some(long) = text.strip_prefix("--") {
+            let (name, given) = match long.split_once('=') {
+                Some((name, value)) => (name, Some(value)),
+                None => (long, None),
+            };
+            if name.is_empty() || name.starts_with('-') {
+                return Err(refuse(format!("bad flag syntax: {text}")));
+            }
+            let Some(flag) = find(command, program.globals, name) else {
+                if name == "help" {
+                    return Ok(Invocation::Help(program.help(&path)));
+                }
+                return Err(refuse(format!("unknown flag: --{name}")));
+            };
+            let value = value_of(flag, given, &format!("--{name}")).map_err(refuse)?;
+            set(&mut matches, flag, &value).map_err(refuse)?;
+            continue;
+        }
+        for (at, letter) in text[1..].char_indices() {
+            let Some(flag) = find_short(command, program.globals, letter) else {
+                if letter == 'h' {
+                    return Ok(Invocation::Help(program.help(&path)));
+                }
+                let all = &text[1..];
+                return Err(refuse(format!("unknown shorthand flag: {} in -{all}", go::quote_char(letter))));
+            };
+            let behind = &text[1 + at + letter.len_utf8()..];
+            let given = match behind.strip_prefix('=') {
+                Some(value) => Some(value),
+                None if flag.kind != Kind::Bool && !behind.is_empty() => Some(behind),
+                None => None,
+            };
+            let shown = format!("{} in -{}", go::quote_char(letter), &text[1..]);
+            let value = value_of(flag, given, &shown).map_err(refuse)?;
+            set(&mut matches, flag, &value).map_err(refuse)?;
+            if given.is_some() || flag.kind != Kind::Bool {
+                break;
+            }
+        }
+    }
+    from_environment(program, &mut matches, env).map_err(|message| UsageError {
+        message,
+        path: path.clone(),
+        is_env: true,
+    })?;
+    Ok(Invocation::Run(matches))
+}
+
+fn set(matches: &mut Matches, flag: &Flag, value: &str) -> Result<(), String> {
+    matches
+        .set(flag, value)
+        .map_err(|why| format!("invalid argument {} for \"{}\" flag: {why}", go::quote(value), flag.shown()))
+}
+
+/// Sets the global flags that the environment knows and the command line does not.
+fn from_environment(
+    program: &Program,
+    matches: &mut Matches,
+    env: impl IntoIterator<Item = (String, String)>,
+) -> Result<(), String> {
+    let Some(prefix) = program.env_prefix else { return Ok(()) };
+    for (key, value) in env {
+        let Some(name) = key.strip_prefix(prefix) else { continue };
+        let flag = program.globals.iter().find(|flag| flag.name.replace('-', "_").to_uppercase() == name);
+        match flag {
+            // etcd's tools take an empty variable for none.
+            Some(_) if value.is_empty() => {}
+            Some(flag) if matches.is_set(flag.name) => {
+                return Err(format!(
+                    "conflicting environment variable \"{key}\" is shadowed by corresponding command-line flag (either \
+                     unset environment variable or disable flag)"
+                ));
+            }
+            Some(flag) => matches
+                .set(flag, &value)
+                .map_err(|why| format!("invalid value {} for {key}: {why}", go::quote(&value)))?,
+            None if program.env_known.contains(&key.as_str()) => {}
+            None => matches.unknown_env.push(format!("{key}={value}")),
+        }
+    }
+    Ok(())
+}

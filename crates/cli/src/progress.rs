@@ -1,0 +1,123 @@
+//! How far long work has come, for somebody who looks at it.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::time::{Duration, Instant};
+
+use crate::go;
+
+/// How often the line is drawn, at most.
+const DRAW_INTERVAL: Duration = Duration::from_millis(200);
+const BAR_CELLS: u64 = 24;
+
+/// A line on standard error that tells how far the work has come. Nothing is written where that is no terminal.
+#[derive(Debug)]
+pub struct Progress {
+    what: String,
+    unit: Unit,
+    total: Option<u64>,
+    began: Instant,
+    drawn: Option<Instant>,
+    is_seen: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Unit {
+    Bytes,
+    Things,
+}
+
+impl Progress {
+    fn new(what: &str, unit: Unit, total: Option<u64>) -> Progress {
+        let is_seen = std::io::stderr().is_terminal();
+        Progress { what: what.to_owned(), unit, total, began: Instant::now(), drawn: None, is_seen }
+    }
+
+    /// Work on bytes, as many as are known.
+    pub fn of_bytes(what: &str, total: Option<u64>) -> Progress {
+        Progress::new(what, Unit::Bytes, total)
+    }
+
+    /// Work on things that are counted.
+    pub fn of_things(what: &str, total: Option<u64>) -> Progress {
+        Progress::new(what, Unit::Things, total)
+    }
+
+    /// The whole has become known.
+    pub fn set_total(&mut self, total: u64) {
+        self.total = Some(total);
+    }
+
+    /// So much is done by now; `note` is put behind it.
+    pub fn at(&mut self, done: u64, note: &str) {
+        let now = Instant::now();
+        if !self.is_seen || self.drawn.is_some_and(|drawn| now < drawn + DRAW_INTERVAL) {
+            return;
+        }
+        self.drawn = Some(now);
+        let line = self.line(done, now.duration_since(self.began), note);
+        // Nobody can be told that standard error is gone.
+        let _ = write!(std::io::stderr(), "\r\x1b[K{line}");
+    }
+
+    /// The line as it is drawn.
+    fn line(&self, done: u64, took: Duration, note: &str) -> String {
+        let amount = |count: u64| match self.unit {
+            Unit::Bytes => go::bytes(count),
+            Unit::Things => count.to_string(),
+        };
+        let rate = (done as f64 / took.as_secs_f64().max(1e-3)) as u64;
+        let note = if note.is_empty() { String::new() } else { format!("  {note}") };
+        match self.total.filter(|total| *total > 0) {
+            None => format!("{}  {}  {}/s{note}", self.what, amount(done), amount(rate)),
+            Some(total) => {
+                let share = (done as f64 / total as f64).min(1.0);
+                let full = (share * BAR_CELLS as f64) as usize;
+                let bar =
+                    format!("{}{}", "\u{2588}".repeat(full), "\u{2591}".repeat(BAR_CELLS as usize - full));
+                let left = match rate {
+                    0 => String::new(),
+                    rate => format!("  {} s left", total.saturating_sub(done).div_ceil(rate)),
+                };
+                format!(
+                    "{}  {bar} {:3.0}%  {} of {}  {}/s{left}{note}",
+                    self.what,
+                    share * 100.0,
+                    amount(done),
+                    amount(total),
+                    amount(rate)
+                )
+            }
+        }
+    }
+
+    /// Takes the line away.
+    pub fn finish(&mut self) {
+        if self.drawn.take().is_some() {
+            // As above.
+            let _ = write!(std::io::stderr(), "\r\x1b[K");
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_says_how_much_how_fast_and_how_long() {
+        let progress = Progress::of_bytes("restoring", Some(4_000_000));
+        let line = progress.line(1_000_000, Duration::from_secs(2), "values");
+        assert_eq!(
+            line,
+            "restoring  ██████░░░░░░░░░░░░░░░░░░  25%  1.0 MB of 4.0 MB  500 kB/s  6 s left  values"
+        );
+        let counted = Progress::of_things("mirroring", None).line(30, Duration::from_secs(3), "");
+        assert_eq!(counted, "mirroring  30  10/s");
+    }
+}

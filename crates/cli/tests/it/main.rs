@@ -1,0 +1,4 @@
+//! Command lines in, what was understood out.
+
+mod parsing;
+mod text;
