@@ -6,7 +6,7 @@
 use api::authpb::Permission;
 use api::etcdserverpb::{self as pb, response_op::Response};
 use api::mvccpb::{Event, KeyValue};
-use cli::go;
+use cli::json;
 
 use super::Answer;
 
@@ -29,13 +29,13 @@ fn value(hex: bool, answer: &Answer<'_>) -> String {
                 .raw("CompactRevision", batch.compact_revision.to_string())
                 .raw("Canceled", batch.canceled.to_string())
                 .raw("Created", batch.created.to_string())
-                .raw("CancelReason", go::json::string(&batch.cancel_reason))
+                .raw("CancelReason", json::string(&batch.cancel_reason))
                 .end()
         }
         Answer::Grant(r) => flat_header(r.header.as_ref())
             .raw("ID", r.id.to_string())
             .raw("TTL", r.ttl.to_string())
-            .raw("Error", go::json::string(&r.error))
+            .raw("Error", json::string(&r.error))
             .end(),
         Answer::Revoke(_, r) => only_header(r.header.as_ref()),
         Answer::KeepAlive(r) => {
@@ -61,14 +61,14 @@ fn value(hex: bool, answer: &Answer<'_>) -> String {
         Answer::MemberList(r) => members(hex, r.header.as_ref(), &r.members),
         Answer::EndpointHealth(all) => slice(all, |h| {
             Object::new()
-                .raw("endpoint", go::json::string(&h.endpoint))
+                .raw("endpoint", json::string(&h.endpoint))
                 .raw("health", h.health.to_string())
-                .raw("took", go::json::string(&h.took))
+                .raw("took", json::string(&h.took))
                 .text("error", &h.error)
                 .end()
         }),
         Answer::EndpointStatus(all) => slice(all, |(endpoint, r)| {
-            Object::new().raw("Endpoint", go::json::string(endpoint)).raw("Status", status(r)).end()
+            Object::new().raw("Endpoint", json::string(endpoint)).raw("Status", status(r)).end()
         }),
         Answer::EndpointHashKv(all) => slice(all, |(endpoint, r)| {
             let hash = with_header(r.header.as_ref())
@@ -76,7 +76,7 @@ fn value(hex: bool, answer: &Answer<'_>) -> String {
                 .number("compact_revision", r.compact_revision)
                 .number("hash_revision", r.hash_revision)
                 .end();
-            Object::new().raw("Endpoint", go::json::string(endpoint)).raw("HashKV", hash).end()
+            Object::new().raw("Endpoint", json::string(endpoint)).raw("HashKV", hash).end()
         }),
         Answer::MoveLeader(_, _, r) => only_header(r.header.as_ref()),
         Answer::DowngradeValidate(r) | Answer::DowngradeEnable(r) | Answer::DowngradeCancel(r) => {
@@ -137,7 +137,7 @@ impl Object {
     }
 
     fn text(self, name: &str, text: &str) -> Object {
-        if text.is_empty() { self } else { self.raw(name, go::json::string(text)) }
+        if text.is_empty() { self } else { self.raw(name, json::string(text)) }
     }
 
     fn bytes(self, name: &str, bytes: &[u8]) -> Object {
@@ -145,7 +145,7 @@ impl Object {
     }
 
     fn texts(self, name: &str, texts: &[String]) -> Object {
-        self.list(name, texts, |text| go::json::string(text))
+        self.list(name, texts, |text| json::string(text))
     }
 
     fn list<T>(self, name: &str, items: &[T], item: impl Fn(&T) -> String) -> Object {
@@ -170,7 +170,7 @@ fn null() -> String {
 }
 
 fn base64(bytes: &[u8]) -> String {
-    format!("\"{}\"", go::base64(bytes))
+    format!("\"{}\"", json::base64(bytes))
 }
 
 fn list<T>(items: &[T], item: impl Fn(&T) -> String) -> String {

@@ -1,6 +1,6 @@
 //! `--write-out=table`: boxes, for members and endpoints only.
 
-use cli::table::Table;
+use cli::Table;
 
 use super::{Answer, put, rows};
 
