@@ -2,6 +2,8 @@ use std::ffi::{OsStr, OsString};
 use std::io::{self, BufRead, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::process::Interruption;
+
 /// Where a command reads and writes, and its environment: the process's own, or a test's.
 #[derive(Clone)]
 pub struct Surroundings {
@@ -16,6 +18,8 @@ pub struct Surroundings {
     /// Whether these are the process's own streams, so that a program that is started may inherit them and a
     /// terminal may be asked for passwords.
     pub is_process: bool,
+    /// What ends a command that waits; `None` for the signals of the process.
+    pub interruption: Option<Interruption>,
 }
 
 impl Surroundings {
@@ -27,7 +31,13 @@ impl Surroundings {
             err: Output::new(io::stderr()),
             environment: std::env::vars_os().collect(),
             is_process: true,
+            interruption: None,
         }
+    }
+
+    /// Tells when the command is to end. Of the process, it has to be taken before another thread is started.
+    pub fn interruption(&self) -> Interruption {
+        self.interruption.clone().unwrap_or_else(Interruption::of_process)
     }
 
     /// The value of an environment variable; empty where it is not set.

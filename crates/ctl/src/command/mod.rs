@@ -23,8 +23,10 @@ mod version;
 mod watch;
 mod watch_arguments;
 
-pub(crate) mod check_datascale;
-pub(crate) mod check_perf;
+mod check_datascale;
+mod check_perf;
+
+pub(crate) use get::RANGE;
 
 use crate::call::Call;
 use crate::failure::Failure;

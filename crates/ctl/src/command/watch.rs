@@ -14,6 +14,7 @@ use super::watch_arguments::{RangeFromEnvironment, WatchArguments, watch_argumen
 use crate::call::Call;
 use crate::commands;
 use crate::failure::Failure;
+use crate::race::{First, first};
 use crate::printer::{Answer, WatchBatch, event_type};
 use crate::program::Program;
 use crate::ranges::{OPEN_END, prefix_end};
@@ -42,17 +43,20 @@ async fn interactive(call: &Call, environment: &RangeFromEnvironment) -> Result<
     let mut watches: Vec<mpsc::Sender<()>> = Vec::new();
     let mut running = tokio::task::JoinSet::new();
     loop {
-        let line = tokio::select! {
-            line = lines.recv() => line,
-            Some(ended) = running.join_next() => {
+        let ended = async {
+            match running.join_next().await {
+                Some(ended) => ended,
+                None => std::future::pending().await,
+            }
+        };
+        let line = match first(lines.recv(), ended).await {
+            First::One(Some(Ok(line))) => line,
+            First::One(Some(Err(error))) => return Err(unreadable(&error.to_string())),
+            First::One(None) => return Err(unreadable("EOF")),
+            First::Other(ended) => {
                 ended.map_err(|error| Failure::error(error.to_string()))??;
                 continue;
             }
-        };
-        let line = match line {
-            Some(Ok(line)) => line,
-            Some(Err(error)) => return Err(unreadable(&error.to_string())),
-            None => return Err(unreadable("EOF")),
         };
         let text = String::from_utf8_lossy(&line);
         let words = words(&line)?;
@@ -146,9 +150,14 @@ async fn follow(
 ) -> Result<(), Failure> {
     let mut watcher = Watcher::new(&connection.with_require_leader(), request);
     loop {
-        let update = tokio::select! {
-            update = watcher.next() => update,
-            Some(()) = progress.recv() => {
+        let asked = async {
+            if progress.recv().await.is_none() {
+                std::future::pending::<()>().await;
+            }
+        };
+        let update = match first(watcher.next(), asked).await {
+            First::One(update) => update,
+            First::Other(()) => {
                 watcher.request_progress().await?;
                 continue;
             }
