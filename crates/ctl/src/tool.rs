@@ -38,6 +38,7 @@ fn ran(args: &[OsString], io: &Surroundings) -> Result<(), Failure> {
     });
     let matches = match PROGRAM.parse(args, environment) {
         Ok(Invocation::Run(matches)) => matches,
+        Ok(Invocation::Help(text)) if text == PROGRAM.help(&[]) => return say(io, &help(&[])),
         Ok(Invocation::Help(text)) => return say(io, &text),
         Err(error) => return Err(refused(io, &error)),
     };
@@ -84,8 +85,10 @@ fn is_group(path: &[&str]) -> bool {
     !at.subcommands.is_empty()
 }
 
+/// A help text. That of the whole tool says nothing of flags: its only one is the one that has been found.
 fn help(path: &[&str]) -> String {
-    PROGRAM.help(path)
+    let text = PROGRAM.help(path);
+    if path.is_empty() { text.replace("\nFlags:\n  -h, --help   help for etcdctl\n", "") } else { text }
 }
 
 fn help_about(matches: &Matches, io: &Surroundings) -> Result<(), Failure> {

@@ -90,16 +90,15 @@ async fn fetch(connection: &Client, path: &Path) -> Result<String, String> {
     let mut received = Received::default();
     let mut version = None;
     while let Some(piece) = stream.next().await.map_err(|status| match version {
-        None => shown(&status),
+        // A refusal comes as it is, with its code.
+        None => status.to_string(),
         Some(_) => format!("could not write snapshot: {}", shown(&status)),
     })? {
-        let bytes = piece.blob.len() as u64;
         file.write_all(&piece.blob)
             .map_err(|error| format!("could not write snapshot: {}", reason(&error)))?;
         received.take(&piece.blob);
         progress.set_total(received.bytes + piece.remaining_bytes);
         progress.at(received.bytes, "");
-        debug_assert!(bytes <= received.bytes);
         version.get_or_insert(piece.version);
     }
     progress.finish();

@@ -191,9 +191,11 @@ async fn follow(
 }
 
 fn batch(response: pb::WatchResponse) -> WatchBatch {
+    // etcd's Go client tells of a compaction without a list of events.
+    let events = (response.compact_revision == 0).then_some(response.events);
     WatchBatch {
         header: response.header,
-        events: Some(response.events),
+        events,
         compact_revision: response.compact_revision,
         canceled: response.canceled,
         created: response.created,
