@@ -74,9 +74,13 @@ static GLOBALS: &[Flag] = &[
     Flag::text("discovery-srv-name", "", "service name to query when using DNS discovery"),
 ];
 
+/// By heading, and by name under each.
 static COMMANDS: &[Command] = &[
-    ALARM, AUTH, CHECK, COMPACTION, COMPLETION, DEFRAG, DEL, DOWNGRADE, ELECT, ENDPOINT, GET, HELP, LEASE, LOCK,
-    MAKE_MIRROR, MEMBER, MOVE_LEADER, OPTIONS, PUT, ROLE, SNAPSHOT, TXN, USER, VERSION, WATCH,
+    COMPACTION, DEL, GET, LEASE, PUT, TXN, WATCH, //
+    ALARM, DEFRAG, DOWNGRADE, ENDPOINT, MEMBER, MOVE_LEADER, SNAPSHOT, //
+    ELECT, LOCK, //
+    AUTH, ROLE, USER, //
+    CHECK, COMPLETION, HELP, MAKE_MIRROR, OPTIONS, VERSION,
 ];
 
 const GET: Command = Command {

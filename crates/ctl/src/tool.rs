@@ -85,10 +85,12 @@ fn is_group(path: &[&str]) -> bool {
     !at.subcommands.is_empty()
 }
 
+const ROOT_FLAGS: &str = "\nFlags:\n  -h, --help   help for etcdctl\n";
+
 /// A help text. That of the whole tool says nothing of flags: its only one is the one that has been found.
 fn help(path: &[&str]) -> String {
     let text = PROGRAM.help(path);
-    if path.is_empty() { text.replace("\nFlags:\n  -h, --help   help for etcdctl\n", "") } else { text }
+    if path.is_empty() { text.replace(ROOT_FLAGS, "") } else { text }
 }
 
 fn help_about(matches: &Matches, io: &Surroundings) -> Result<(), Failure> {
@@ -103,7 +105,7 @@ fn help_about(matches: &Matches, io: &Surroundings) -> Result<(), Failure> {
                 at = below;
             }
             None if path.is_empty() => {
-                let topics: Vec<String> = matches.args.iter().map(cli::go::quote).collect();
+                let topics: Vec<String> = matches.args.iter().map(|topic| topic_shown(topic)).collect();
                 let text = format!("Unknown help topic [{}]\n{}", topics.join(" "), plain_usage(&[]));
                 // Nobody to tell that it cannot be told.
                 let _ = io.err.write(text.as_bytes());
@@ -113,6 +115,14 @@ fn help_about(matches: &Matches, io: &Surroundings) -> Result<(), Failure> {
         }
     }
     say(io, &help(&path))
+}
+
+/// A word between backquotes, where it can be: Go's `%#q`.
+fn topic_shown(word: &[u8]) -> String {
+    match std::str::from_utf8(word) {
+        Ok(text) if !text.contains(|c: char| c.is_control() || c == '`') => format!("`{text}`"),
+        _ => cli::go::quote(word),
+    }
 }
 
 fn complete(matches: &Matches, io: &Surroundings) -> Result<(), Failure> {
@@ -153,13 +163,12 @@ fn refused_as(io: &Surroundings, error: &str, path: &[&str]) -> Failure {
     Failure::said(Failure::ERROR)
 }
 
-/// The usage as it follows an error: without the flag for help and the hint that stand in help texts.
+/// The usage as it follows an error: without the hint that stands in help texts.
 fn plain_usage(path: &[&str]) -> String {
     let usage = PROGRAM.usage(path);
-    let kept: Vec<&str> =
-        usage.lines().filter(|line| *line != HINT && !line.starts_with("  -h, --help")).collect();
+    let kept: Vec<&str> = usage.lines().filter(|line| *line != HINT).collect();
     let mut text = kept.join("\n");
     text.truncate(text.trim_end().len());
     text.push('\n');
-    text
+    if path.is_empty() { text.replace(ROOT_FLAGS, "") } else { text }
 }
