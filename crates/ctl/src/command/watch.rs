@@ -167,7 +167,7 @@ async fn follow(
             Ok(Some(WatchUpdate::Created(_))) => {}
             Ok(Some(WatchUpdate::Progress(header))) => {
                 call.line(format!("progress notify: {}", header.revision))?;
-                let batch = WatchBatch { header: Some(header), events: Some(Vec::new()), ..Default::default() };
+                let batch = WatchBatch { header: Some(header), ..Default::default() };
                 call.show(&Answer::Watch(&batch))?;
             }
             Ok(Some(WatchUpdate::Events(response))) => {
@@ -175,32 +175,38 @@ async fn follow(
                 call.show(&Answer::Watch(&batch))?;
                 run_for_each(call, &batch, program).await?;
             }
+            Ok(Some(WatchUpdate::Canceled(response))) if response.created => {
+                return refused(call, &response.cancel_reason);
+            }
             Ok(Some(WatchUpdate::Canceled(response))) => {
                 let batch = batch(response);
                 call.warn(format!("watch was canceled ({})", why_canceled(&batch)));
-                call.show(&Answer::Watch(&batch))?;
+                // Only of a compaction does etcd's Go client tell its user as of other events.
+                if batch.compact_revision != 0 {
+                    call.show(&Answer::Watch(&batch))?;
+                }
             }
-            Err(status) => {
-                let batch = WatchBatch { canceled: true, ..Default::default() };
-                call.warn(format!("watch was canceled ({})", shown(&status)));
-                call.show(&Answer::Watch(&batch))?;
-                return Ok(());
-            }
+            Err(status) => return refused(call, &shown(&status)),
         }
     }
 }
 
 fn batch(response: pb::WatchResponse) -> WatchBatch {
-    // etcd's Go client tells of a compaction without a list of events.
-    let events = (response.compact_revision == 0).then_some(response.events);
     WatchBatch {
         header: response.header,
-        events,
+        events: response.events,
         compact_revision: response.compact_revision,
         canceled: response.canceled,
         created: response.created,
         cancel_reason: response.cancel_reason,
     }
+}
+
+/// A watch that never was, or that the server refuses to go on with.
+fn refused(call: &Call, reason: &str) -> Result<(), Failure> {
+    let batch = WatchBatch { canceled: true, ..Default::default() };
+    call.warn(format!("watch was canceled ({reason})"));
+    call.show(&Answer::Watch(&batch))
 }
 
 fn why_canceled(batch: &WatchBatch) -> String {
@@ -210,14 +216,13 @@ fn why_canceled(batch: &WatchBatch) -> String {
     if batch.cancel_reason.is_empty() {
         return api::error::FUTURE_REV.message.to_string();
     }
-    let reason = api::Status::with(api::Code::FailedPrecondition, batch.cancel_reason.clone());
-    shown(&reason)
+    batch.cancel_reason.clone()
 }
 
 async fn run_for_each(call: &Call, batch: &WatchBatch, program: &[Vec<u8>]) -> Result<(), Failure> {
     let Some((name, arguments)) = program.split_first() else { return Ok(()) };
     let revision = batch.header.as_ref().map_or(0, |h| h.revision);
-    for event in batch.events.iter().flatten() {
+    for event in &batch.events {
         let mut run = Program::new(name, arguments);
         for (key, value) in environment(revision, event) {
             run.variable(key, OsString::from_vec(value));

@@ -16,7 +16,7 @@ pub(super) fn print(out: &mut Vec<u8>, hex: bool, answer: &Answer<'_>) -> bool {
         Answer::Txn(r) => lines.txn(r),
         Answer::Watch(batch) => {
             lines.header(batch.header.as_ref());
-            for event in batch.events.iter().flatten() {
+            for event in &batch.events {
                 lines.field("Type", event_type(event.r#type));
                 if let Some(kv) = &event.prev_kv {
                     lines.pair("Prev", kv);

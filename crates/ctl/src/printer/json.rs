@@ -22,10 +22,9 @@ fn value(hex: bool, answer: &Answer<'_>) -> String {
         Answer::Del(r) => delete(r),
         Answer::Txn(r) => txn(r),
         Answer::Watch(batch) => {
-            let events = batch.events.as_ref().map(|events| list(events, event));
             Object::new()
                 .raw("Header", batch.header.as_ref().map_or_else(null, header))
-                .raw("Events", events.unwrap_or_else(null))
+                .raw("Events", slice(&batch.events, event))
                 .raw("CompactRevision", batch.compact_revision.to_string())
                 .raw("Canceled", batch.canceled.to_string())
                 .raw("Created", batch.created.to_string())

@@ -53,8 +53,7 @@ impl Format {
 #[allow(missing_docs, reason = "the names are the message's own")]
 pub struct WatchBatch {
     pub header: Option<pb::ResponseHeader>,
-    /// `None` where the Go client has a nil slice: json shows it as `null`.
-    pub events: Option<Vec<Event>>,
+    pub events: Vec<Event>,
     pub compact_revision: i64,
     pub canceled: bool,
     pub created: bool,

@@ -19,7 +19,7 @@ pub(super) fn print(out: &mut Vec<u8>, answer: &Answer<'_>) -> bool {
         Answer::Watch(batch) => {
             let message = pb::WatchResponse {
                 header: batch.header.clone(),
-                events: batch.events.clone().unwrap_or_default(),
+                events: batch.events.clone(),
                 compact_revision: batch.compact_revision,
                 canceled: batch.canceled,
                 created: batch.created,

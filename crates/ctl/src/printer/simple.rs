@@ -16,7 +16,7 @@ pub(super) fn print(page: &mut Page, printer: &Printer, answer: &Answer<'_>) {
         Answer::Del(r) => del(out, printer, r),
         Answer::Txn(r) => txn(out, printer, r),
         Answer::Watch(batch) => {
-            for event in batch.events.iter().flatten() {
+            for event in &batch.events {
                 put!(out, "{}\n", event_type(event.r#type));
                 if let Some(kv) = &event.prev_kv {
                     pair(out, printer, kv);

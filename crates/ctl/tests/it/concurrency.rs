@@ -3,7 +3,7 @@
 use api::etcdserverpb::{self as pb, ResponseOp, response_op::Response};
 
 use crate::fake_server::Script;
-use crate::messages::{header, inner_header, pair, range};
+use crate::messages::{created, header, inner_header, pair, range};
 use crate::transcript::{Case, check};
 
 /// A server at which nobody else holds or leads anything.
@@ -73,7 +73,9 @@ fn elect() {
     for line in ["elect", "elect e", "elect -l e p", "elect a b c"] {
         cases.push(Case::new(line, &script));
     }
-    let watched = Script::default().says("/etcdserverpb.KV/Range", &range(vec![pair(b"e/7b", b"p")])).and(alone(b""));
+    let watched = Script::default().says("/etcdserverpb.KV/Range", &range(vec![pair(b"e/7b", b"p")]))
+        .streams("/etcdserverpb.Watch/Watch", &[created()], false)
+        .and(alone(b""));
     let observing = Case::new("elect -l e", &watched).without_requests().interrupted_at("p\n");
     cases.push(observing);
     check("elect", cases);

@@ -231,16 +231,19 @@ fn times_masked(text: &str) -> String {
     loop {
         let found = ["took = ", "took ", "\"took\":\"", "\"Took\" : "]
             .iter()
-            .filter_map(|mark| rest.find(mark).map(|at| at + mark.len()))
+            .filter_map(|mark| rest.find(mark).map(|at| (at, std::cmp::Reverse(mark.len()))))
             .min();
-        let Some(at) = found else { break };
+        let Some((at, std::cmp::Reverse(length))) = found else { break };
+        let at = at + length;
         let (before, behind) = rest.split_at(at);
         out.push_str(before);
         let is_part = |c: char| c.is_ascii_digit() || ".µmnsh".contains(c);
         let end = behind.find(|c| !is_part(c)).unwrap_or(behind.len());
         if behind.starts_with(|c: char| c.is_ascii_digit()) {
             out.push_str("<TIME>");
-            rest = behind[end..].strip_prefix('.').map_or(&behind[end..], |_| &behind[end..]);
+            // A full stop ends the sentence, not the number.
+            let number = behind[..end].trim_end_matches('.');
+            rest = &behind[number.len()..];
         } else {
             rest = behind;
         }
@@ -351,10 +354,11 @@ fn run_ours(case: &Case, environment: Vec<(String, String)>) -> Run {
     let running = std::thread::spawn(move || ctl::run_in(&words, &io));
     if let Some(mark) = case.interrupt_at {
         wait_for(&out.0, mark);
-        interrupt.send(true).unwrap();
+        // A command that does not wait for it has dropped the other end.
+        let _ = interrupt.send(true);
     }
-    let code = i32::from(running.join().unwrap());
     drop(kept);
+    let code = i32::from(running.join().unwrap());
     let (out, err) = (out.0.lock().unwrap().clone(), err.0.lock().unwrap().clone());
     Run { out, err, code }
 }
