@@ -3,10 +3,9 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use hickory_proto::op::{Message, MessageType, ResponseCode};
-use hickory_proto::rr::rdata::SRV;
-use hickory_proto::rr::{Name, RData, Record};
 use mainstay_client::discovery::{Resolver, part_insecure};
+use simple_dns::rdata::{RData, SRV};
+use simple_dns::{CLASS, Name, Packet, PacketFlag, RCODE, ResourceRecord};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, UdpSocket};
 
@@ -21,26 +20,25 @@ const RECORDS: &[(&str, &str, u16)] = &[
 ];
 
 fn answer_to(query: &[u8], truncated: bool) -> Vec<u8> {
-    let mut message = Message::from_vec(query).unwrap();
-    let asked = message.queries()[0].name().clone();
-    message.set_message_type(MessageType::Response);
-    let found: Vec<Record> = RECORDS
-        .iter()
-        .filter(|(name, ..)| Name::from_ascii(name).unwrap() == asked)
-        .map(|(_, target, port)| {
-            let srv = SRV::new(0, 0, *port, Name::from_ascii(target).unwrap());
-            Record::from_rdata(asked.clone(), 60, RData::SRV(srv))
-        })
-        .collect();
-    if found.is_empty() {
-        message.set_response_code(ResponseCode::NXDomain);
+    let query = Packet::parse(query).unwrap();
+    let question = query.questions[0].clone();
+    let asked = format!("{}.", question.qname);
+    let mut answer = Packet::new_reply(query.id());
+    for (name, target, port) in RECORDS {
+        if *name == asked && !truncated {
+            let target = Name::new_unchecked(target.trim_end_matches('.'));
+            let srv = RData::SRV(SRV { priority: 0, weight: 0, port: *port, target });
+            answer.answers.push(ResourceRecord::new(question.qname.clone(), CLASS::IN, 60, srv));
+        }
+    }
+    if !RECORDS.iter().any(|(name, ..)| *name == asked) {
+        *answer.rcode_mut() = RCODE::NameError;
     }
     if truncated {
-        message.set_truncated(true);
-    } else {
-        message.add_answers(found);
+        answer.set_flags(PacketFlag::TRUNCATION);
     }
-    message.to_vec().unwrap()
+    answer.questions.push(question.clone());
+    answer.build_bytes_vec().unwrap()
 }
 
 /// A server that answers by UDP, or only by TCP.
