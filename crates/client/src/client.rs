@@ -240,6 +240,11 @@ impl Client {
         links.filter_map(|link| Some((link.endpoint.text.clone(), link.error()?))).collect()
     }
 
+    /// Whether calls are made in a user's name, by password.
+    pub(crate) fn has_user(&self) -> bool {
+        self.cluster.user.is_some()
+    }
+
     fn links(&self) -> Vec<Arc<Link>> {
         match &self.bound {
             Some(link) => vec![link.clone()],
@@ -407,6 +412,12 @@ pub(crate) fn decode<M: Message + Default>(bytes: &Bytes) -> Result<M, Status> {
     M::decode(bytes.clone()).map_err(|error| {
         Status::with(Code::Internal, format!("grpc: failed to unmarshal the received message: {error}"))
     })
+}
+
+/// The status that a text of etcd's catalogue stands for, such as a watch's cancel reason; `Unknown` for any other.
+pub fn status_of_text(text: &str) -> Status {
+    let known = error::CATALOGUE.iter().find(|known| known.message == text);
+    known.cloned().unwrap_or_else(|| Status::with(Code::Unknown, text))
 }
 
 /// A status as etcd's tools print it: the bare text for errors of etcd's catalogue and for a deadline, gRPC's long
