@@ -58,11 +58,11 @@ pub struct Blind {
 }
 
 impl Rule {
-    /// What this rule could not look at.
+    /// What this rule could not look at, at members that were reached.
     pub fn blind(&self, evidence: &Evidence) -> Vec<Blind> {
         let mut found: Vec<Blind> = Vec::new();
         for alternatives in self.needs {
-            for member in &evidence.members {
+            for member in evidence.members.iter().filter(|member| member.reached.is_ok()) {
                 let missing: Vec<String> =
                     alternatives.iter().map_while(|need| need.missing(member, evidence)).collect();
                 if missing.len() < alternatives.len() {
@@ -91,6 +91,18 @@ impl Rule {
     }
 }
 
+/// The members that were not reached: no rule could look at them.
+pub fn out_of_sight(evidence: &Evidence) -> Vec<Blind> {
+    let unreached = evidence.members.iter().filter(|member| member.reached.is_err());
+    unreached
+        .map(|member| Blind {
+            name: "everything",
+            members: vec![member.label()],
+            because: "it was not reached".to_owned(),
+        })
+        .collect()
+}
+
 impl Need {
     /// Why it was not seen; `None` when it was.
     fn missing(self, member: &Member, evidence: &Evidence) -> Option<String> {
@@ -98,6 +110,7 @@ impl Need {
             Ok(metrics) => seen(metrics),
             Err(why) => Some(format!("no metrics: {why}")),
         };
+        let has_peers = evidence.members.iter().filter(|member| member.id != 0).count() > 1;
         let absent = |family: &str| format!("its metrics have no {family}");
         match self {
             Need::Status => member.status.as_ref().err().map(|why| format!("no status: {why}")),
@@ -105,7 +118,7 @@ impl Need {
                 of_metrics(&|metrics| (!metrics.after.has(family)).then(|| absent(family)))
             }
             Need::PeerMetric(family) => {
-                of_metrics(&|metrics| match evidence.members.len() > 1 && !metrics.after.has(family) {
+                of_metrics(&|metrics| match has_peers && !metrics.after.has(family) {
                     true => Some(absent(family)),
                     false => None,
                 })
