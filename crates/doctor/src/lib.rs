@@ -12,8 +12,12 @@
 //!
 //! Tests: a planted case and its near miss beside each rule; `tests/it` for whole outputs and for a scripted member.
 
+mod check;
+mod check_disk;
+mod check_network;
 mod collect;
 mod connection;
+mod disk_trial;
 mod doctor;
 mod evidence;
 mod exposition;
@@ -24,14 +28,20 @@ mod fixture;
 mod histogram;
 mod http1;
 mod limits;
+mod network_trial;
 mod page;
+mod quantiles;
 mod report;
 mod rule;
 mod sampling;
 mod show;
+mod socket;
 
+pub use check::check;
+pub use check_network::{NetworkLimits, NetworkReport, PeerLink};
 pub use collect::Plan;
 pub use connection::Connection;
+pub use disk_trial::{DiskAdvice, DiskResult, DiskTrial, DiskWindow, Pace};
 pub use doctor::run;
 pub use evidence::{
     Alarm, AlarmKind, Certificate, Clock, Evidence, Member, Metrics, Observed, RoundTrips, Sample, Status,
@@ -42,6 +52,9 @@ pub use finding::{Fact, Finding, Severity};
 pub use findings::RULES;
 pub use histogram::Histogram;
 pub use limits::Limits;
+pub use network_trial::{NetworkResult, NetworkTrial};
 pub use page::{ClientUse, ExpensiveRange, FsyncStall, LargeValue, Page};
+pub use quantiles::Quantiles;
 pub use report::Report;
 pub use rule::{Blind, Need, Rule};
+pub use socket::TcpFigures;
