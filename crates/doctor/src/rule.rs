@@ -61,25 +61,28 @@ impl Rule {
     /// What this rule could not look at, at members that were reached.
     pub fn blind(&self, evidence: &Evidence) -> Vec<Blind> {
         let mut found: Vec<Blind> = Vec::new();
-        for alternatives in self.needs {
-            for member in evidence.members.iter().filter(|member| member.reached.is_ok()) {
+        for member in evidence.members.iter().filter(|member| member.reached.is_ok()) {
+            let mut reasons: Vec<String> = Vec::new();
+            for alternatives in self.needs {
                 let missing: Vec<String> =
                     alternatives.iter().map_while(|need| need.missing(member, evidence)).collect();
-                if missing.len() < alternatives.len() {
-                    continue;
+                if missing.len() == alternatives.len() {
+                    reasons.extend(missing);
                 }
-                let mut reasons: Vec<String> = Vec::new();
-                missing.into_iter().for_each(|reason| {
-                    if !reasons.contains(&reason) {
-                        reasons.push(reason);
-                    }
-                });
-                let because = reasons.join("; ");
-                match found.iter_mut().find(|blind| blind.because == because) {
-                    Some(blind) if blind.members.contains(&member.label()) => {}
-                    Some(blind) => blind.members.push(member.label()),
-                    None => found.push(Blind { name: self.name, members: vec![member.label()], because }),
+            }
+            let mut because: Vec<String> = Vec::new();
+            for reason in reasons {
+                if !because.contains(&reason) {
+                    because.push(reason);
                 }
+            }
+            if because.is_empty() {
+                continue;
+            }
+            let because = because.join("; ");
+            match found.iter_mut().find(|blind| blind.because == because) {
+                Some(blind) => blind.members.push(member.label()),
+                None => found.push(Blind { name: self.name, members: vec![member.label()], because }),
             }
         }
         for blind in &mut found {

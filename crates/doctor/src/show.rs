@@ -43,6 +43,11 @@ pub fn count(value: f64) -> String {
     out
 }
 
+/// A number of things, with the word for one or for many.
+pub fn counted(value: f64, one: &str, many: &str) -> String {
+    format!("{} {}", count(value), if value == 1.0 { one } else { many })
+}
+
 /// A rate: `0.4/s`, `1,200/s`.
 pub fn rate(value: f64) -> String {
     if value < 10.0 { format!("{value:.1}/s") } else { format!("{}/s", count(value)) }
@@ -58,6 +63,10 @@ mod tests {
         assert_eq!(seconds(0.0123), "12.3 ms");
         assert_eq!(seconds(-4.1), "-4.10 s");
         assert_eq!(seconds(86400.0 * 12.2), "12 days");
+        assert_eq!(
+            (counted(1.0, "day", "days"), counted(0.0, "day", "days")),
+            ("1 day".into(), "0 days".into())
+        );
         assert_eq!(count(1_234_567.0), "1,234,567");
         assert_eq!((rate(0.42), rate(1200.0)), ("0.4/s".to_owned(), "1,200/s".to_owned()));
         assert_eq!((percent(0.814), bytes(-1.0)), ("81 %".to_owned(), "0 B".to_owned()));

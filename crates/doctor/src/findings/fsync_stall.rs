@@ -21,10 +21,8 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
         let stalls = metrics.recent(FSYNC, &[]).map_or(0.0, |recent| recent.above(limits.stall));
         if stalls > 0.0 {
             let (limit, seconds) = (show::seconds(limits.stall), metrics.seconds);
-            let text = format!(
-                "{} syncs of the log took more than {limit} within {seconds:.0} s",
-                show::count(stalls)
-            );
+            let stalls = show::counted(stalls, "sync", "syncs");
+            let text = format!("{stalls} of the log took more than {limit} within {seconds:.0} s");
             facts.add(Severity::Error, Fact::of(member, text));
         }
     }
@@ -33,17 +31,17 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
         let stalls = page.fsync_stalls.iter().flatten();
         let recent = stalls
             .filter(|stall| stall.seconds >= limits.stall && now - stall.unix_ms / 1e3 < RECENT_SECONDS);
-        let (mut number, mut longest, mut last) = (0, 0.0f64, 0.0f64);
+        let (mut number, mut longest, mut last) = (0.0, 0.0f64, 0.0f64);
         for stall in recent {
-            number += 1;
+            number += 1.0;
             longest = longest.max(stall.seconds);
             last = last.max(stall.unix_ms / 1e3);
         }
-        if number > 0 {
+        if number > 0.0 {
             let ago = show::seconds((now - last).max(0.0));
             let longest = show::seconds(longest);
-            let text =
-                format!("{number} syncs of the log stood still, the longest {longest}, the last {ago} ago");
+            let stalls = show::counted(number, "sync", "syncs");
+            let text = format!("{stalls} of the log stood still, the longest {longest}, the last {ago} ago");
             facts.add(Severity::Error, Fact::of(member, text));
         }
     }
@@ -71,7 +69,7 @@ mod tests {
         let stalled = histogram(FSYNC, "", &[(0.001, 95), (1.024, 96), (2.048, 101)]);
         assert_eq!(
             facts(&RULE, &with_metrics(&before, &stalled)).1,
-            ["m1 (10.0.0.1:2379): 1 syncs of the log took more than 1.00 s within 10 s"]
+            ["m1 (10.0.0.1:2379): 1 sync of the log took more than 1.00 s within 10 s"]
         );
         // A sync of 512 ms to 1.024 s may have been shorter than a second.
         let near = histogram(FSYNC, "", &[(0.001, 95), (1.024, 97), (2.048, 101)]);
@@ -89,7 +87,7 @@ mod tests {
         let (severity, lines) = facts(&RULE, &page(1.5, 30.0));
         assert_eq!(severity, Severity::Error);
         assert!(
-            lines[0].contains("1 syncs of the log stood still, the longest 1.50 s, the last 30.00 s ago"),
+            lines[0].contains("1 sync of the log stood still, the longest 1.50 s, the last 30.00 s ago"),
             "{lines:?}"
         );
         assert_eq!(judged(&RULE, &page(0.99, 30.0)), None);

@@ -14,12 +14,16 @@ pub const RULE: Rule = Rule {
 const CHANGES: &str = "etcd_server_leader_changes_seen_total";
 const QUARTER_HOUR: f64 = 900.0;
 
+fn changed(changes: f64) -> String {
+    show::counted(changes, "change of leader", "changes of leader")
+}
+
 fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
     Facts::of_each(evidence, |member| {
         let metrics = member.metrics.as_ref().ok()?;
         let recent = metrics.grown(CHANGES, &[])?;
         if recent >= 1.0 {
-            let text = format!("{} changes of leader within {:.0} s", show::count(recent), metrics.seconds);
+            let text = format!("{} within {:.0} s", changed(recent), metrics.seconds);
             return Some((Severity::Error, text));
         }
         // The first leader that a member sees is no change.
@@ -28,8 +32,8 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
         let often = changes / (uptime / QUARTER_HOUR).max(1.0);
         (often >= limits.leader_changes).then(|| {
             let text = format!(
-                "{} changes of leader in {} since its start: {often:.1} in a quarter of an hour",
-                show::count(changes),
+                "{} in {} since its start: {often:.1} in a quarter of an hour",
+                changed(changes),
                 show::seconds(uptime)
             );
             (Severity::Warning, text)
@@ -60,7 +64,7 @@ mod tests {
     fn a_change_in_the_time_looked_at() {
         assert_eq!(
             facts(&RULE, &with_metrics(&seen(1, 1e6), &seen(2, 1e6))),
-            (Severity::Error, vec!["m1 (10.0.0.1:2379): 1 changes of leader within 10 s".to_owned()])
+            (Severity::Error, vec!["m1 (10.0.0.1:2379): 1 change of leader within 10 s".to_owned()])
         );
         assert_eq!(judged(&RULE, &with_metrics(&seen(2, 1e6), &seen(2, 1e6))), None);
     }

@@ -30,7 +30,7 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
     })
     .found(
         RULE.name,
-        "slow disk: syncing the log takes long",
+        "syncing the log takes long",
         "Every write waits for the sync of a majority of members; a slow leader makes all writes slow and may lose the \
          leadership.",
         &[

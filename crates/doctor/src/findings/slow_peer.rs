@@ -46,9 +46,8 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
         for peer in peers(FAILURES) {
             let failures = metrics.grown(FAILURES, &[("To", &peer)]).unwrap_or(0.0);
             if failures > 0.0 {
-                let (to, failures) = (name_of(&peer), show::count(failures));
-                let text =
-                    format!("{failures} messages to {to} were not sent within {:.0} s", metrics.seconds);
+                let (to, failures) = (name_of(&peer), show::counted(failures, "message", "messages"));
+                let text = format!("{failures} to {to} not sent within {:.0} s", metrics.seconds);
                 facts.add(Severity::Warning, Fact::of(member, text));
             }
         }
@@ -90,7 +89,7 @@ mod tests {
         let lost = |count: u64| format!("{FAILURES}{{To=\"2\"}} {count}\n");
         assert_eq!(
             facts(&RULE, &with_metrics(&lost(5), &lost(6))).1,
-            ["m1 (10.0.0.1:2379): 1 messages to m2 were not sent within 10 s"]
+            ["m1 (10.0.0.1:2379): 1 message to m2 not sent within 10 s"]
         );
         assert_eq!(judged(&RULE, &with_metrics(&lost(5), &lost(5))), None);
     }

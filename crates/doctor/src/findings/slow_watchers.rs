@@ -20,7 +20,7 @@ fn judge(evidence: &Evidence, _: &Limits) -> Option<Finding> {
         let after = metrics.now(SLOW)?;
         // A watch that catches up with history is slow for a moment; one that is so twice does not keep up.
         let lasting = before.min(after);
-        (lasting >= 1.0).then(|| (Severity::Warning, format!("{} watches lag behind", show::count(lasting))))
+        (lasting >= 1.0).then(|| (Severity::Warning, format!("{} behind the events", show::counted(lasting, "watch lags", "watches lag"))))
     })
     .found(
         RULE.name,
@@ -44,7 +44,7 @@ mod tests {
         let slow = |count: u64| format!("{SLOW} {count}\n");
         assert_eq!(
             facts(&RULE, &with_metrics(&slow(3), &slow(1))).1,
-            ["m1 (10.0.0.1:2379): 1 watches lag behind"]
+            ["m1 (10.0.0.1:2379): 1 watch lags behind the events"]
         );
         assert_eq!(judged(&RULE, &with_metrics(&slow(0), &slow(3))), None);
     }
