@@ -27,8 +27,8 @@ pub struct Channel {
     receive_bytes_max: usize,
     /// Its weak count is the number of open calls.
     calls: Arc<()>,
-    /// Its sender is dropped when the connection is gone.
-    alive: watch::Receiver<()>,
+    /// Whether the connection takes no more calls: it is gone, or its server is going away.
+    over: Arc<watch::Sender<bool>>,
 }
 
 impl Channel {
@@ -87,7 +87,8 @@ impl Channel {
         let pings = connection.ping_pong().zip(transport.keepalive);
         let calls = Arc::new(());
         let counted = calls.clone();
-        let (alive_sender, alive) = watch::channel(());
+        let over = Arc::new(watch::Sender::new(false));
+        let told = over.clone();
         let driver = tokio::spawn(async move {
             // Every call hears of a broken connection by itself.
             match pings {
@@ -97,12 +98,12 @@ impl Channel {
                     race(connection, watch_over(pings, keepalive, received, has_calls)).await;
                 }
             }
-            drop(alive_sender);
+            told.send_replace(true);
         });
         let scheme = if peer.is_some() { uri::Scheme::HTTPS } else { uri::Scheme::HTTP };
         let (send_bytes_max, receive_bytes_max) = (transport.send_bytes_max, transport.receive_bytes_max);
         let channel =
-            Channel { requests, scheme, authority, peer, send_bytes_max, receive_bytes_max, calls, alive };
+            Channel { requests, scheme, authority, peer, send_bytes_max, receive_bytes_max, calls, over };
         Ok((channel, driver))
     }
 
@@ -111,15 +112,16 @@ impl Channel {
         self.peer.as_deref()
     }
 
-    /// Whether the connection is gone.
+    /// Whether the connection takes no more calls: it is gone, or a call found its server going away.
     pub fn is_closed(&self) -> bool {
-        self.alive.has_changed().is_err()
+        *self.over.borrow()
     }
 
-    /// Returns when the connection is gone. Holds none of it open.
+    /// Returns when the connection takes no more calls. Holds none of it open.
     pub fn closed(&self) -> impl Future<Output = ()> + Send + use<> {
-        let mut alive = self.alive.clone();
-        async move { while alive.changed().await.is_ok() {} }
+        let mut over = self.over.subscribe();
+        // An error means that all who could use it are gone.
+        async move { _ = over.wait_for(|over| *over).await }
     }
 
     /// Calls a unary method.
@@ -205,8 +207,13 @@ impl Channel {
             request = request.header(key, value);
         }
         let request = request.body(()).map_err(invalid)?;
-        let mut requests = self.requests.clone().ready().await.map_err(broken)?;
-        let (response, send) = requests.send_request(request, false).map_err(broken)?;
+        // Calls begun before a server said that it goes away may live on; for new ones the connection is over.
+        let refused = |error| {
+            self.over.send_replace(true);
+            broken(error)
+        };
+        let mut requests = self.requests.clone().ready().await.map_err(refused)?;
+        let (response, send) = requests.send_request(request, false).map_err(refused)?;
         let receive_bytes_max = options.message_bytes_max.min(self.receive_bytes_max);
         let receiver = Receiver::new(response, receive_bytes_max, Arc::downgrade(&self.calls));
         Ok((Sender::new(send, self.send_bytes_max), receiver))

@@ -4,11 +4,10 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
-use std::str::FromStr as _;
 use std::time::Duration;
 
-use hickory_proto::op::{Message, MessageType, OpCode, Query, ResponseCode};
-use hickory_proto::rr::{Name, RData, RecordType};
+use simple_dns::rdata::RData;
+use simple_dns::{CLASS, Name, Packet, PacketFlag, Question, RCODE, TYPE};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::time::timeout;
@@ -150,7 +149,7 @@ impl Resolver {
 
     /// Asks one server after the other until one knows, or knows that there is nothing.
     async fn ask_all(&self, name: &str) -> Result<Vec<Service>, (Option<SocketAddr>, String)> {
-        let asked = Name::from_str(name).map_err(|_| (None, "no such host".to_owned()))?;
+        let asked = Name::new(name.trim_end_matches('.')).map_err(|_| (None, "no such host".to_owned()))?;
         let mut fault = (None, "no such host".to_owned());
         for _ in 0..self.attempts {
             for server in &self.servers {
@@ -166,10 +165,9 @@ impl Resolver {
                         continue;
                     }
                 };
-                let found = services_in(&answer);
-                match answer.response_code() {
-                    ResponseCode::NoError if !found.is_empty() => return Ok(found),
-                    ResponseCode::NoError | ResponseCode::NXDomain => {
+                match answer.code {
+                    RCODE::NoError if !answer.services.is_empty() => return Ok(answer.services),
+                    RCODE::NoError | RCODE::NameError => {
                         return Err((Some(*server), "no such host".to_owned()));
                     }
                     _ => fault = (Some(*server), "server misbehaving".to_owned()),
@@ -180,22 +178,57 @@ impl Resolver {
     }
 
     /// Asks one server, by UDP, and by TCP if the answer did not fit.
-    async fn ask(&self, server: SocketAddr, name: &Name) -> io::Result<Message> {
-        let mut query = Message::new();
+    async fn ask(&self, server: SocketAddr, name: &Name<'_>) -> io::Result<Answer> {
         #[allow(clippy::cast_possible_truncation, reason = "any 16 of its bits do")]
-        query.set_id(random() as u16).set_message_type(MessageType::Query).set_op_code(OpCode::Query);
-        query.set_recursion_desired(true).add_query(Query::query(name.clone(), RecordType::SRV));
-        let bytes = query.to_vec().map_err(io::Error::other)?;
+        let mut query = Packet::new_query(random() as u16);
+        query.set_flags(PacketFlag::RECURSION_DESIRED);
+        query.questions.push(Question::new(name.clone(), TYPE::SRV.into(), CLASS::IN.into(), false));
+        let bytes = query.build_bytes_vec().map_err(io::Error::other)?;
         let late = |_| io::Error::from(io::ErrorKind::TimedOut);
         let answer = timeout(self.timeout, by_udp(server, &query, &bytes)).await.map_err(late)??;
-        if answer.truncated() {
+        if answer.is_cut_off {
             return timeout(self.timeout, by_tcp(server, &query, &bytes)).await.map_err(late)?;
         }
         Ok(answer)
     }
 }
 
-async fn by_udp(server: SocketAddr, query: &Message, bytes: &[u8]) -> io::Result<Message> {
+/// What a name server said.
+struct Answer {
+    is_cut_off: bool,
+    code: RCODE,
+    services: Vec<Service>,
+}
+
+impl Answer {
+    /// Reads it; `None` if it is no answer to this query.
+    fn read(query: &Packet<'_>, bytes: &[u8]) -> Option<Answer> {
+        let answer = Packet::parse(bytes).ok()?;
+        let is_answer = answer.has_flags(PacketFlag::RESPONSE) && answer.id() == query.id();
+        let names = |packet: &Packet<'_>| -> Vec<String> {
+            packet.questions.iter().map(|question| question.qname.to_string().to_lowercase()).collect()
+        };
+        if !is_answer || names(&answer) != names(query) {
+            return None;
+        }
+        let service = |data: &RData<'_>| match data {
+            RData::SRV(srv) => Some(Service {
+                priority: srv.priority,
+                weight: srv.weight,
+                target: format!("{}.", srv.target),
+                port: srv.port,
+            }),
+            _ => None,
+        };
+        Some(Answer {
+            is_cut_off: answer.has_flags(PacketFlag::TRUNCATION),
+            code: answer.rcode(),
+            services: answer.answers.iter().filter_map(|record| service(&record.rdata)).collect(),
+        })
+    }
+}
+
+async fn by_udp(server: SocketAddr, query: &Packet<'_>, bytes: &[u8]) -> io::Result<Answer> {
     let any: SocketAddr = if server.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0u16; 8], 0).into() };
     let socket = UdpSocket::bind(any).await?;
     socket.connect(server).await?;
@@ -204,41 +237,20 @@ async fn by_udp(server: SocketAddr, query: &Message, bytes: &[u8]) -> io::Result
     loop {
         let len = socket.recv(&mut buffer).await?;
         // Something else that came in, perhaps forged: the answer may still come.
-        if let Some(answer) = answer_to(query, &buffer[..len]) {
+        if let Some(answer) = Answer::read(query, &buffer[..len]) {
             return Ok(answer);
         }
     }
 }
 
-async fn by_tcp(server: SocketAddr, query: &Message, bytes: &[u8]) -> io::Result<Message> {
+async fn by_tcp(server: SocketAddr, query: &Packet<'_>, bytes: &[u8]) -> io::Result<Answer> {
     let mut stream = TcpStream::connect(server).await?;
     let len = u16::try_from(bytes.len()).map_err(io::Error::other)?;
     stream.write_all(&[&len.to_be_bytes(), bytes].concat()).await?;
     let len = stream.read_u16().await?;
     let mut buffer = vec![0; usize::from(len)];
     stream.read_exact(&mut buffer).await?;
-    answer_to(query, &buffer).ok_or_else(|| io::ErrorKind::InvalidData.into())
-}
-
-fn answer_to(query: &Message, bytes: &[u8]) -> Option<Message> {
-    let answer = Message::from_vec(bytes).ok()?;
-    let is_answer = answer.message_type() == MessageType::Response && answer.id() == query.id();
-    (is_answer && answer.queries() == query.queries()).then_some(answer)
-}
-
-fn services_in(answer: &Message) -> Vec<Service> {
-    let records = answer.answers().iter();
-    records
-        .filter_map(|record| match record.data() {
-            RData::SRV(srv) => Some(Service {
-                priority: srv.priority(),
-                weight: srv.weight(),
-                target: srv.target().to_ascii(),
-                port: srv.port(),
-            }),
-            _ => None,
-        })
-        .collect()
+    Answer::read(query, &buffer).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 fn ordered(mut services: Vec<Service>, mut random: impl FnMut() -> u64) -> Vec<Service> {
@@ -287,6 +299,7 @@ mod tests {
         let ports =
             |drawn: u64| ordered(all.clone(), || drawn).iter().map(|found| found.port).collect::<Vec<_>>();
         assert_eq!(ports(0), [1, 2, 3, 4]);
-        assert_eq!(ports(100), [3, 1, 2, 4]);
+        // 100 falls to the weight of 90; 1 of what is left over 11 to that of 10.
+        assert_eq!(ports(100), [3, 2, 1, 4]);
     }
 }

@@ -28,12 +28,14 @@ use std::sync::Arc;
 
 /// A file system, or what a test gives for one.
 pub trait Disk: Send + Sync {
-    /// Creates a directory and its missing parents; they are durable on return.
+    /// Creates a directory and its missing parents, for their owner alone; they are durable on return.
     fn create_dir_all(&self, dir: &Path) -> io::Result<()>;
-    /// Creates a file that must not exist yet, open for reading and writing.
+    /// Creates a file that must not exist yet, open for reading and writing, for its owner alone.
     fn create(&self, path: &Path) -> io::Result<Arc<dyn File>>;
     /// Opens an existing file for reading and writing.
     fn open(&self, path: &Path) -> io::Result<Arc<dyn File>>;
+    /// Opens an existing file for reading only, as a medium allows that takes no writes. Every write to it fails.
+    fn open_read(&self, path: &Path) -> io::Result<Arc<dyn File>>;
     /// Removes a file's name. Whoever holds the file open can go on reading it.
     fn remove(&self, path: &Path) -> io::Result<()>;
     /// Renames a file, replacing `to` if it exists.
@@ -47,6 +49,8 @@ pub trait Disk: Send + Sync {
     /// Locks `path` (created if missing) against every other process and every other caller; fails with
     /// `WouldBlock` when it is taken. Held until the [`Lock`] is dropped.
     fn lock(&self, path: &Path) -> io::Result<Lock>;
+    /// As [`Disk::lock`], of a file that is there and may be on a medium that takes no writes.
+    fn lock_read(&self, path: &Path) -> io::Result<Lock>;
     /// Bytes of the file system that holds `path`.
     fn space(&self, path: &Path) -> io::Result<DiskSpace>;
 }

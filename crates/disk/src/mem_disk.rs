@@ -520,6 +520,10 @@ impl Disk for MemDisk {
         Ok(self.file(&state, id))
     }
 
+    fn open_read(&self, path: &Path) -> io::Result<Arc<dyn File>> {
+        self.open(path)
+    }
+
     fn remove(&self, path: &Path) -> io::Result<()> {
         let mut state = self.state();
         state.step(Operation::Change)?;
@@ -576,6 +580,11 @@ impl Disk for MemDisk {
             return Err(io::Error::new(io::ErrorKind::WouldBlock, "locked by another process"));
         }
         Ok(Lock::new(MemLock { disk: self.clone(), path: path.to_path_buf(), epoch: state.epoch }))
+    }
+
+    fn lock_read(&self, path: &Path) -> io::Result<Lock> {
+        self.state().lookup(path)?;
+        self.lock(path)
     }
 
     fn space(&self, _path: &Path) -> io::Result<DiskSpace> {

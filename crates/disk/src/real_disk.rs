@@ -5,7 +5,7 @@ use std::fs::{self, OpenOptions};
 use std::io::{self, IoSlice};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -13,6 +13,10 @@ use crate::{Disk, DiskSpace, File, Lock};
 
 /// Linux refuses more pieces than this in one call (`UIO_MAXIOV`).
 const PIECES_PER_CALL_MAX: usize = 1024;
+
+/// What is in a data directory is for nobody but its owner.
+const DIR_MODE: u32 = 0o700;
+const FILE_MODE: u32 = 0o600;
 
 /// The real file system. Has no state: a unit value.
 #[derive(Clone, Copy, Debug, Default)]
@@ -30,7 +34,7 @@ impl Disk for RealDisk {
             missing.push(path.to_path_buf());
             at = path.parent();
         }
-        fs::create_dir_all(dir)?;
+        fs::DirBuilder::new().recursive(true).mode(DIR_MODE).create(dir)?;
         for path in missing.iter().rev() {
             match path.parent() {
                 Some(parent) if !parent.as_os_str().is_empty() => self.sync_dir(parent)?,
@@ -41,13 +45,18 @@ impl Disk for RealDisk {
     }
 
     fn create(&self, path: &Path) -> io::Result<Arc<dyn File>> {
-        let file = OpenOptions::new().read(true).write(true).create_new(true).open(path)?;
+        let file =
+            OpenOptions::new().read(true).write(true).create_new(true).mode(FILE_MODE).open(path)?;
         Ok(Arc::new(RealFile { file }))
     }
 
     fn open(&self, path: &Path) -> io::Result<Arc<dyn File>> {
         let file = OpenOptions::new().read(true).write(true).open(path)?;
         Ok(Arc::new(RealFile { file }))
+    }
+
+    fn open_read(&self, path: &Path) -> io::Result<Arc<dyn File>> {
+        Ok(Arc::new(RealFile { file: fs::File::open(path)? }))
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
@@ -82,15 +91,14 @@ impl Disk for RealDisk {
         let file = if path.is_dir() {
             fs::File::open(path)?
         } else {
-            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?
+            let mut options = OpenOptions::new();
+            options.read(true).write(true).create(true).truncate(false).mode(FILE_MODE).open(path)?
         };
-        file.try_lock().map_err(|error| match error {
-            fs::TryLockError::WouldBlock => {
-                io::Error::new(io::ErrorKind::WouldBlock, "locked by another process")
-            }
-            fs::TryLockError::Error(error) => error,
-        })?;
-        Ok(Lock::new(file))
+        hold(file)
+    }
+
+    fn lock_read(&self, path: &Path) -> io::Result<Lock> {
+        hold(fs::File::open(path)?)
     }
 
     fn space(&self, path: &Path) -> io::Result<DiskSpace> {
@@ -110,6 +118,16 @@ impl Disk for RealDisk {
             total_bytes: (found.f_blocks as u64).saturating_mul(unit),
         })
     }
+}
+
+fn hold(file: fs::File) -> io::Result<Lock> {
+    file.try_lock().map_err(|error| match error {
+        fs::TryLockError::WouldBlock => {
+            io::Error::new(io::ErrorKind::WouldBlock, "locked by another process")
+        }
+        fs::TryLockError::Error(error) => error,
+    })?;
+    Ok(Lock::new(file))
 }
 
 struct RealFile {

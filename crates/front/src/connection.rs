@@ -98,6 +98,7 @@ pub(crate) async fn serve<S: Transport + 'static>(
     }
     let mut h2 = builder.handshake(SharedSocket(socket.clone())).await.map_err(io::Error::other)?;
 
+    let _presence = service.connected(peer);
     let turn = Turn::new();
     let transport_waker = Waker::from(turn.clone());
     let now = Instant::now();

@@ -1,4 +1,6 @@
+use std::any::Any;
 use std::future::Future;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::rc::Rc;
 
@@ -65,6 +67,11 @@ pub trait Service {
     /// Whether a gRPC service of this name (such as `etcdserverpb.KV`) exists; decides between the two texts
     /// for an unknown path.
     fn has_service(&self, name: &str) -> bool;
+
+    /// A client's connection has begun to speak HTTP/2. What this gives is dropped when the connection is gone.
+    fn connected(&self, _peer: SocketAddr) -> Option<Box<dyn Any>> {
+        None
+    }
 
     /// Answers a unary call. Runs inside the connection's turn, so it must not block.
     fn unary(self: Rc<Self>, head: Head, message: Bytes) -> Unary;

@@ -94,6 +94,8 @@ fn export(path: &str, release: Release, dir: &str) -> Result<(), Box<dyn Error>>
         index: copy.meta.consistent_index.max(1),
         term: copy.meta.term.unwrap_or(1).max(1),
         release,
+        conf_state: copy.membership.conf_state(),
+        vote: only.id,
     };
     let new = NewDataDir::begin(&RealDisk, Path::new(dir), member)?;
     copy.meta = new.meta(copy.meta.compact_revision());

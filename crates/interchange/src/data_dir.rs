@@ -18,6 +18,7 @@ use crate::backend::{Backend, Membership, Meta};
 use crate::bolt::Bolt;
 use crate::command::Command;
 use crate::error::Error;
+use crate::v2_store;
 use crate::wal::Wal;
 
 type SharedFile = Arc<dyn disk::File>;
@@ -35,6 +36,9 @@ pub struct DataDir {
     pub wal: Wal,
     /// Who had a vote at the last entry known to be committed.
     pub voters: BTreeSet<u64>,
+    /// Keys and directories that users have right below the root of the old store (API version 2), which nobody reads
+    /// any more.
+    pub old_keys: usize,
     end: u64,
     _lock: Lock,
 }
@@ -46,14 +50,23 @@ impl DataDir {
     ///
     /// When a member is running on it, something is missing or damaged, or state and log do not fit together.
     pub fn open(disk: &dyn Disk, dir: &Path) -> Result<DataDir, Error> {
+        DataDir::open_with(disk, dir, &dir.join("member").join("wal"))
+    }
+
+    /// The same, of a member whose log has a directory of its own (`--wal-dir`).
+    ///
+    /// # Errors
+    ///
+    /// As [`DataDir::open`].
+    pub fn open_with(disk: &dyn Disk, dir: &Path, wal_dir: &Path) -> Result<DataDir, Error> {
         let snap = dir.join("member").join("snap");
         let path = snap.join("db");
         let found = |e| Error::io(format!("looking for {}", path.display()), e);
         if !disk.exists(&path).map_err(found)? {
             return Err(found(io::ErrorKind::NotFound.into()));
         }
-        let lock = disk.lock(&path).map_err(|e| Error::io(format!("locking {}", path.display()), e))?;
-        let wal = Wal::open(disk, &dir.join("member").join("wal"))?;
+        let lock = disk.lock_read(&path).map_err(|e| Error::io(format!("locking {}", path.display()), e))?;
+        let wal = Wal::open(disk, wal_dir)?;
         let mut base = open_database(disk, &path)?;
         let mut meta = base.meta()?;
         let newest = wal.snapshots.iter().map(|snapshot| snapshot.index).max().unwrap_or_default();
@@ -72,7 +85,10 @@ impl DataDir {
             meta = base.meta()?;
         }
         let membership = base.membership()?;
-        let mut dir = DataDir { base, meta, membership, wal, voters: BTreeSet::new(), end: 0, _lock: lock };
+        let old_keys = v2_store::keys(disk, &snap)
+            .map_err(|e| Error::io(format!("reading the old store's image in {}", snap.display()), e))?;
+        let voters = BTreeSet::new();
+        let mut dir = DataDir { base, meta, membership, wal, voters, old_keys, end: 0, _lock: lock };
         dir.find_end()?;
         Ok(dir)
     }
@@ -159,7 +175,7 @@ fn missing(index: u64) -> Error {
 }
 
 fn open_database(disk: &dyn Disk, path: &Path) -> Result<Backend<SharedFile>, Error> {
-    let file = disk.open(path).map_err(|e| Error::io(format!("opening {}", path.display()), e))?;
+    let file = disk.open_read(path).map_err(|e| Error::io(format!("opening {}", path.display()), e))?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     Bolt::whole(file).and_then(Backend::new).map_err(|e| e.in_file(&name))
 }

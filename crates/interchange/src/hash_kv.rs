@@ -93,7 +93,7 @@ pub fn hash_kv<S: Source>(backend: &Backend<S>, revision: i64) -> Result<HashKv,
             newest.insert(Fingerprint::of(head.key), Newest { at_compaction: newer, at_hash: newer });
             continue;
         }
-        gained += i64::from(!head.is_tombstone && head.version == 1) - i64::from(head.is_tombstone);
+        gained += i64::from(!head.is_tombstone && head.version <= 1) - i64::from(head.is_tombstone);
         if !newest.is_empty()
             && let Some(found) = newest.get_mut(&Fingerprint::of(head.key))
         {

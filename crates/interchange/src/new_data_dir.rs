@@ -24,15 +24,20 @@ pub struct NewMember {
     pub term: u64,
     /// Which etcd will start on it.
     pub release: Release,
+    /// Who votes and who learns once it has started.
+    pub conf_state: ConfState,
+    /// Who has the member's vote in that term: itself, where it is alone.
+    pub vote: u64,
 }
 
-/// A directory being made for the only member of a cluster.
+/// A directory being made for a member of a cluster that starts where all of its members have the same state.
 ///
 /// The log gets its name last, and etcd takes a directory without a log for an empty one: what a crash leaves behind
 /// is never taken for a member.
 pub struct NewDataDir<'d> {
     disk: &'d dyn Disk,
     dir: PathBuf,
+    wal_dir: PathBuf,
     member: NewMember,
 }
 
@@ -43,16 +48,34 @@ impl<'d> NewDataDir<'d> {
     ///
     /// When there is something of a member, the member cannot be, or the disk fails.
     pub fn begin(disk: &'d dyn Disk, dir: &Path, member: NewMember) -> Result<NewDataDir<'d>, WriteError> {
-        if member.index == 0 || member.term == 0 || member.identity.member_id == 0 {
+        NewDataDir::begin_with(disk, dir, &dir.join("member").join("wal"), member)
+    }
+
+    /// The same, for a member whose log has a directory of its own (`--wal-dir`).
+    ///
+    /// # Errors
+    ///
+    /// As [`NewDataDir::begin`].
+    pub fn begin_with(
+        disk: &'d dyn Disk,
+        dir: &Path,
+        wal_dir: &Path,
+        member: NewMember,
+    ) -> Result<NewDataDir<'d>, WriteError> {
+        let id = member.identity.member_id;
+        if member.index == 0 || member.term == 0 || id == 0 {
             return Err(WriteError::Refused("a member's index, term and id are above 0".to_owned()));
+        }
+        if !member.conf_state.voters.contains(&id) && !member.conf_state.learners.contains(&id) {
+            return Err(WriteError::Refused(format!("member {id:x} is not among those that vote or learn")));
         }
         let root = dir.join("member");
         if disk.exists(&root)? {
             return Err(WriteError::Refused(format!("{} is there already", root.display())));
         }
         disk.create_dir_all(&root.join("snap"))?;
-        disk.create_dir_all(&root.join("wal"))?;
-        Ok(NewDataDir { disk, dir: root, member })
+        disk.create_dir_all(wal_dir)?;
+        Ok(NewDataDir { disk, dir: root, wal_dir: wal_dir.to_path_buf(), member })
     }
 
     /// What the bucket `meta` has to say for this member; compact revisions are the caller's. Both passes have to
@@ -61,7 +84,7 @@ impl<'d> NewDataDir<'d> {
         Meta {
             consistent_index: self.member.index,
             term: Some(self.member.term),
-            conf_state: Some(self.conf_state()),
+            conf_state: Some(self.member.conf_state.clone()),
             storage_version: self.member.release.storage_version().map(str::to_owned),
             scheduled_compact_revision: compact_revision,
             finished_compact_revision: compact_revision,
@@ -78,7 +101,7 @@ impl<'d> NewDataDir<'d> {
         BackendWriter::new(FileSink::new(file), plan, self.member.release)
     }
 
-    /// Finishes the database and writes the rest. `membership` has the member, and no other one.
+    /// Finishes the database and writes the rest. `membership` has the members that vote and learn, and no others.
     ///
     /// # Errors
     ///
@@ -88,18 +111,16 @@ impl<'d> NewDataDir<'d> {
         database: BackendWriter<FileSink>,
         membership: &Membership,
     ) -> Result<(), WriteError> {
-        let id = self.member.identity.member_id;
-        if !matches!(&membership.members[..], [only] if only.id == id && !only.is_learner) {
-            let what = format!("the members have to be {id:x} alone, with a vote");
-            return Err(WriteError::Refused(what));
+        if membership.conf_state() != self.member.conf_state {
+            return Err(WriteError::Refused("the members are not those that vote and learn".to_owned()));
         }
         database.finish()?.finish()?;
-        let NewMember { index, term, .. } = self.member;
+        let (index, term) = (self.member.index, self.member.term);
         let image = v2_store::image(membership, index);
         let snapshot = api::raftpb::Snapshot {
             data: Some(image.into()),
             metadata: Some(api::raftpb::SnapshotMetadata {
-                conf_state: Some((&self.conf_state()).into()),
+                conf_state: Some((&self.member.conf_state).into()),
                 index: Some(index),
                 term: Some(term),
             }),
@@ -111,19 +132,15 @@ impl<'d> NewDataDir<'d> {
         self.disk.sync_dir(&snap)?;
         let start = SegmentStart {
             identity: self.member.identity,
-            hard_state: HardState { term, vote: id, commit: index },
-            snapshot: SnapshotMark { index, term, conf_state: Some(self.conf_state()) },
+            hard_state: HardState { term, vote: self.member.vote, commit: index },
+            snapshot: SnapshotMark { index, term, conf_state: Some(self.member.conf_state.clone()) },
         };
-        let wal = self.dir.join("wal");
+        let wal = &self.wal_dir;
         let unfinished = wal.join("0.tmp");
         self.write(&unfinished, &segment(&start))?;
         self.disk.rename(&unfinished, &wal.join(crate::wal::FIRST_NAME))?;
-        self.disk.sync_dir(&wal)?;
+        self.disk.sync_dir(wal)?;
         Ok(())
-    }
-
-    fn conf_state(&self) -> ConfState {
-        ConfState { voters: vec![self.member.identity.member_id], learners: Vec::new() }
     }
 
     fn write(&self, path: &Path, bytes: &[u8]) -> Result<(), WriteError> {

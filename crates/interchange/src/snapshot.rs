@@ -69,6 +69,34 @@ pub fn open_unverified<S: Source>(source: S) -> Result<(Backend<S>, Parts), Erro
 }
 
 fn verify(source: &impl Source, len: u64) -> Result<(), Error> {
+    let digests = Digests::of(source, len, &mut |_| {})?;
+    if digests.expected != digests.found {
+        return Err(Error::damaged(len, "the snapshot is not what its SHA-256 at the end was made of"));
+    }
+    Ok(())
+}
+
+/// What a snapshot file says of its database, and what that is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Digests {
+    /// What stands behind the database.
+    pub expected: [u8; DIGEST_BYTES],
+    /// The SHA-256 of the database.
+    pub found: [u8; DIGEST_BYTES],
+}
+
+impl Digests {
+    /// Reads both: all of the file, whose database has so many bytes. Tells of every byte count passed.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be read.
+    pub fn of(source: &impl Source, len: u64, passed: &mut dyn FnMut(u64)) -> Result<Digests, Error> {
+        digests(source, len, passed)
+    }
+}
+
+fn digests(source: &impl Source, len: u64, passed: &mut dyn FnMut(u64)) -> Result<Digests, Error> {
     let failed = |at: u64| move |e: io::Error| Error::io(format!("reading the snapshot at byte {at}"), e);
     let mut sum = Sha256::new();
     let mut chunk = vec![0; CHUNK_BYTES];
@@ -78,13 +106,11 @@ fn verify(source: &impl Source, len: u64) -> Result<(), Error> {
         source.read_exact_at(&mut chunk, at).map_err(failed(at))?;
         sum.update(&chunk);
         at += chunk.len() as u64;
+        passed(at);
     }
-    let mut digest = [0; DIGEST_BYTES];
-    source.read_exact_at(&mut digest, len).map_err(failed(len))?;
-    if sum.finalize().as_slice() != digest {
-        return Err(Error::damaged(len, "the snapshot is not what its SHA-256 at the end was made of"));
-    }
-    Ok(())
+    let mut expected = [0; DIGEST_BYTES];
+    source.read_exact_at(&mut expected, len).map_err(failed(len))?;
+    Ok(Digests { expected, found: sum.finalize().into() })
 }
 
 /// Passes a database on and puts its digest behind it.

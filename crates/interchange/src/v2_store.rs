@@ -1,9 +1,34 @@
 //! The old store of API version 2, of which nothing is left but what its image says about members: 3.4 and 3.5 read
 //! it from a `.snap` file when they start.
 
+use std::io;
+use std::path::Path;
+
+use disk::Disk;
+use prost::Message as _;
 use serde_json::{Map, Value, json};
 
 use crate::backend::Membership;
+
+/// How many keys users had right below the root of the old store, by the newest of the images in a directory; 0 if
+/// there is none. What is not an image is passed over: no release that has one needs it but for the members.
+pub(crate) fn keys(disk: &dyn Disk, snap_dir: &Path) -> io::Result<usize> {
+    let mut names = disk.list(snap_dir)?;
+    // The name begins with the term and the index in 16 digits each.
+    names.retain(|name| name.ends_with(".snap"));
+    let Some(newest) = names.pop() else { return Ok(0) };
+    let file = disk.open_read(&snap_dir.join(newest))?;
+    let mut bytes = vec![0; usize::try_from(file.len()?).unwrap_or(usize::MAX)];
+    file.read_exact_at(&mut bytes, 0)?;
+    Ok(users_keys(&bytes).unwrap_or(0))
+}
+
+fn users_keys(framed: &[u8]) -> Option<usize> {
+    let framed = api::snappb::Snapshot::decode(framed).ok()?;
+    let snapshot = api::raftpb::Snapshot::decode(framed.data?).ok()?;
+    let image: Value = serde_json::from_slice(&snapshot.data?).ok()?;
+    image.pointer("/Root/Children/1/Children")?.as_object().map(Map::len)
+}
 
 /// The image of a store that knows the members.
 pub(crate) fn image(membership: &Membership, index: u64) -> String {

@@ -1,7 +1,9 @@
 //! Counters for metrics; reading them never waits.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Upper bounds in seconds of the buckets of a [`Durations`]: those of `etcd_disk_wal_fsync_duration_seconds` and
 /// `etcd_disk_wal_write_duration_seconds`, 1 ms doubled thirteen times.
@@ -46,13 +48,44 @@ pub struct Figures {
     pub fsyncs: Durations,
     /// Each vectored write into a segment in use.
     pub writes: Durations,
+    stalls: Mutex<VecDeque<Stall>>,
     pub(crate) written_bytes: AtomicU64,
     pub(crate) prepared_bytes: AtomicU64,
     pub(crate) entries: AtomicU64,
     pub(crate) waits: AtomicU64,
 }
 
+/// A sync that took so long that those who waited for it noticed.
+#[derive(Clone, Copy, Debug)]
+pub struct Stall {
+    /// When it was over.
+    pub ended: Instant,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// From here on a sync counts as a stall: a tenth of an election timeout of etcd's default.
+const STALL_MIN: Duration = Duration::from_millis(100);
+/// Stalls that are remembered.
+const STALLS_MAX: usize = 32;
+
 impl Figures {
+    pub(crate) fn synced(&self, took: Duration) {
+        self.fsyncs.add(took);
+        if took >= STALL_MIN {
+            let mut stalls = self.stalls.lock().unwrap_or_else(PoisonError::into_inner);
+            if stalls.len() == STALLS_MAX {
+                stalls.pop_front();
+            }
+            stalls.push_back(Stall { ended: Instant::now(), took });
+        }
+    }
+
+    /// The last syncs that took a tenth of a second or longer, the oldest first.
+    pub fn stalls(&self) -> Vec<Stall> {
+        self.stalls.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect()
+    }
+
     /// Bytes written as records, headers and padding (`etcd_disk_wal_write_bytes_total`).
     pub fn written_bytes(&self) -> u64 {
         self.written_bytes.load(Ordering::Relaxed)
@@ -87,5 +120,19 @@ mod tests {
         let buckets = durations.buckets();
         assert_eq!((buckets[0], buckets[1], buckets[14], durations.count()), (2, 1, 1, 4));
         assert_eq!(durations.sum(), Duration::from_micros(9_002_002));
+    }
+
+    #[test]
+    fn the_last_stalls_are_remembered() {
+        let figures = Figures::default();
+        figures.synced(STALL_MIN - Duration::from_nanos(1));
+        assert!(figures.stalls().is_empty());
+        for ms in 0..=STALLS_MAX as u64 {
+            figures.synced(STALL_MIN + Duration::from_millis(ms));
+        }
+        let took: Vec<Duration> = figures.stalls().iter().map(|stall| stall.took).collect();
+        assert_eq!(took.len(), STALLS_MAX);
+        assert_eq!(took[0], STALL_MIN + Duration::from_millis(1), "the oldest made way");
+        assert_eq!(figures.fsyncs.count(), STALLS_MAX as u64 + 2);
     }
 }

@@ -38,7 +38,7 @@ mod witness;
 mod writer;
 
 pub use error::{AppendError, Fatal, OpenError, REMEDY, ReadError, Refusal, ReleaseError};
-pub use figures::{DURATION_BOUNDS_S, Durations, Figures};
+pub use figures::{DURATION_BOUNDS_S, Durations, Figures, Stall};
 pub use log::{Log, OnEvent};
 pub use types::{
     Batch, Entry, HardState, Location, LogEvent, Options, Recovered, Repair, Replayed, Reset, SegmentState,

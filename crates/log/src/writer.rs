@@ -394,7 +394,7 @@ impl Writer {
                 synced
             };
             synced.map_err(|error| fatal("sync", error))?;
-            figures.fsyncs.add(written.elapsed());
+            figures.synced(written.elapsed());
         }
         self.take_effect(&active, synced);
         Ok(())

@@ -28,6 +28,11 @@ impl Alarms {
             .collect()
     }
 
+    /// Alarms that were raised elsewhere.
+    pub fn raised(alarms: impl IntoIterator<Item = api::etcdserverpb::AlarmMember>) -> Alarms {
+        Alarms(alarms.into_iter().map(|one| (one.alarm, one.member_id)).collect())
+    }
+
     /// Says whether it was not raised before.
     pub(crate) fn raise(&mut self, alarm: i32, member: u64) -> bool {
         self.0.insert((alarm, member))

@@ -50,6 +50,33 @@ impl Leases {
         self.table.iter().map(|(id, lease)| (*id, lease))
     }
 
+    /// Leases that were granted elsewhere: id, TTL in seconds, and the time left as of the last checkpoint, or 0. Keys
+    /// are tied to them when versions are loaded.
+    ///
+    /// # Errors
+    ///
+    /// When one is there twice, or is one that nobody can be granted.
+    pub fn granted(terms: impl IntoIterator<Item = (i64, i64, i64)>) -> Result<Leases, Malformed> {
+        let mut leases = Leases::default();
+        for (id, ttl, remaining) in terms {
+            leases.take(id, Lease { ttl, remaining, keys: BTreeSet::new() })?;
+        }
+        Ok(leases)
+    }
+
+    fn take(&mut self, id: i64, lease: Lease) -> Result<(), Malformed> {
+        if id == 0
+            || !(0..=LEASE_TTL_MAX).contains(&lease.ttl)
+            || !(0..=lease.ttl).contains(&lease.remaining)
+        {
+            return Err(Malformed("a lease that nobody can be granted"));
+        }
+        match self.table.insert(id, lease) {
+            Some(_) => Err(Malformed("a lease twice")),
+            None => Ok(()),
+        }
+    }
+
     /// Grants a lease; gives the TTL it really gets, in seconds.
     pub(crate) fn grant(&mut self, id: i64, ttl: i64, ttl_min: i64) -> Result<i64, Status> {
         if id == 0 {
@@ -124,15 +151,7 @@ impl Leases {
         for _ in 0..input.u64()? {
             let id = input.i64()?;
             let lease = Lease { ttl: input.i64()?, remaining: input.i64()?, keys: BTreeSet::new() };
-            if id == 0
-                || !(0..=LEASE_TTL_MAX).contains(&lease.ttl)
-                || !(0..=lease.ttl).contains(&lease.remaining)
-            {
-                return Err(Malformed("a lease that nobody can be granted"));
-            }
-            if leases.table.insert(id, lease).is_some() {
-                return Err(Malformed("a lease twice"));
-            }
+            leases.take(id, lease)?;
         }
         Ok(leases)
     }

@@ -302,6 +302,11 @@ where
         &self.head
     }
 
+    /// The same, for who restores it as something else: under other members, or at a later revision.
+    pub fn head_mut(&mut self) -> &mut SnapshotHead {
+        &mut self.head
+    }
+
     /// The SHA-256 behind the stream, if there was one; known after the last version. It is not checked here.
     pub fn digest(&self) -> Option<[u8; 32]> {
         self.digest

@@ -1,209 +1,36 @@
-//! The binary: `mainstay [server] FLAGS`, `mainstay rebuild FLAGS`, and by the name `etcd` the etcd server.
+//! The binary. By its name, or by its first word, it is a member or one of the tools.
 
+mod member;
 mod open_files;
 mod rebuild;
 mod signals;
 
-use std::io::{IsTerminal as _, Write as _};
+use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::time::Duration;
 
-use rebuild::Rebuild;
-use server::boot::{self, Listening};
-use server::config::{self, Invocation, Parsed};
-use server::logging::{Logger, Value};
+use member::Purpose;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    let mut words = Vec::new();
-    for word in std::env::args_os() {
-        match word.into_string() {
-            Ok(word) => words.push(word),
-            Err(word) => {
-                eprintln!("{}: arguments have to be UTF-8", word.to_string_lossy());
-                return ExitCode::from(2);
-            }
-        }
+    let words: Vec<OsString> = std::env::args_os().collect();
+    let called = words.first().and_then(|path| Path::new(path).file_name()).and_then(|name| name.to_str());
+    let arguments = words.get(1..).unwrap_or_default();
+    if called == Some("etcd") {
+        return member::run(arguments, Purpose::Etcd);
     }
-    let name = words
-        .first()
-        .map(|path| Path::new(path).file_name().unwrap_or_default().to_string_lossy().into_owned());
-    let as_etcd = name.as_deref() == Some("etcd");
-    let mut arguments = words.get(1..).unwrap_or_default();
-    let mut rebuilding = None;
-    let rest;
-    match arguments.first().map(String::as_str) {
-        Some("rebuild") if !as_etcd => {
-            let (endpoints, others) = take_endpoints(&arguments[1..]);
-            rebuilding = Some(endpoints);
-            rest = others;
-            arguments = &rest;
-        }
-        Some("server") if !as_etcd => arguments = &arguments[1..],
+    let verb = arguments.first().and_then(|word| word.to_str());
+    match verb {
+        Some("server") => member::run(&arguments[1..], Purpose::Serve),
+        Some("rebuild") => member::run(&arguments[1..], Purpose::Rebuild),
         Some(verb) if !verb.starts_with('-') => {
             eprintln!(
                 "{verb:?} is no command of this version; to run a member, give flags only (see --help)"
             );
-            return ExitCode::from(2);
+            ExitCode::from(2)
         }
-        _ => {}
+        _ => member::run(arguments, Purpose::Serve),
     }
-    let environment: Vec<(String, String)> = std::env::vars_os()
-        .filter_map(|(key, value)| Some((key.into_string().ok()?, value.into_string().ok()?)))
-        .collect();
-    match config::parse(arguments, &environment) {
-        Ok(Invocation::Help) => {
-            eprint!("{}", config::usage());
-            eprint!("{REBUILD_USAGE}");
-            print!("{}", config::flag_help());
-            ExitCode::SUCCESS
-        }
-        Ok(Invocation::Version) => {
-            print!("{}", config::version_text());
-            ExitCode::SUCCESS
-        }
-        Ok(Invocation::Serve(parsed)) => serve(*parsed, !as_etcd, rebuilding),
-        Err(refusal) => {
-            refusal.report(&mut std::io::stderr(), &Logger::stderr());
-            ExitCode::from(refusal.exit_code())
-        }
-    }
-}
-
-const REBUILD_USAGE: &str = "
-  mainstay rebuild FLAGS [--endpoints HOST:PORT,...]
-    Bring a member whose data is damaged or lost back with what the others have: FLAGS are those it was started with.
-    Its data is moved aside, not deleted.
-";
-
-/// Takes `--endpoints`, which only a rebuild knows, out of the arguments.
-fn take_endpoints(arguments: &[String]) -> (Vec<String>, Vec<String>) {
-    let (mut endpoints, mut others) = (Vec::new(), Vec::new());
-    let mut arguments = arguments.iter();
-    while let Some(argument) = arguments.next() {
-        let list = match argument.trim_start_matches('-').split_once('=') {
-            Some(("endpoints", list)) if argument.starts_with('-') => Some(list.to_owned()),
-            None if argument == "--endpoints" || argument == "-endpoints" => {
-                Some(arguments.next().cloned().unwrap_or_default())
-            }
-            _ => None,
-        };
-        match list {
-            Some(list) => endpoints.extend(list.split(',').filter(|one| !one.is_empty()).map(str::to_owned)),
-            None => others.push(argument.clone()),
-        }
-    }
-    (endpoints, others)
-}
-
-/// Runs a member until it is told to stop; rebuilds it first if there are endpoints to do so from, which may be none.
-fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> ExitCode {
-    // Before any thread starts, so that none of them takes a signal.
-    signals::block();
-    open_files::raise_limit();
-    let logger = match Logger::open(&parsed.config.log) {
-        Ok(logger) => Arc::new(logger),
-        Err(error) => {
-            eprintln!("{error}");
-            return ExitCode::FAILURE;
-        }
-    };
-    for entry in parsed.warnings.iter().chain(&parsed.notices) {
-        entry.log(&logger);
-    }
-    logger.info(
-        "starting a member",
-        &[
-            ("name", Value::Str(&parsed.config.name)),
-            ("data-dir", Value::Str(&parsed.config.data_dir.display().to_string())),
-            ("version", Value::Str(env!("CARGO_PKG_VERSION"))),
-            ("api-version", Value::Str(config::API_VERSION)),
-        ],
-    );
-    let data_path = parsed.config.data_dir.clone();
-    let data_dir = data_path.display().to_string();
-    let mut signal = None;
-    let early = std::cell::Cell::new(None);
-    let stop_within = |patience: Duration| {
-        early.set(early.get().or_else(|| signals::wait(patience)));
-        early.get().is_some()
-    };
-    let stop_wanted = || stop_within(Duration::ZERO);
-    let prepared = match &rebuilding {
-        Some(endpoints) => {
-            Rebuild::new(&mut parsed.config, endpoints, &logger, &stop_within).and_then(Rebuild::prepare)
-        }
-        None if rebuild::journal_path(&data_path).exists() => Err(rebuild::UNFINISHED.to_owned()),
-        None => Ok(()),
-    };
-    let started = prepared.and_then(|()| {
-        let started = boot::start(parsed.config, Arc::clone(&logger), &stop_wanted)?;
-        if rebuilding.is_some() {
-            rebuild::finish(&data_path)?;
-            logger.info("the member is rebuilt", &[]);
-        }
-        Ok(started)
-    });
-    let (running, listening) = match started {
-        Ok(started) => started,
-        Err(why) => {
-            if let Some(signal) = early.get() {
-                logger
-                    .info("received signal; shutting down", &[("signal", Value::Str(signals::name(signal)))]);
-                signals::die_by(signal);
-            }
-            logger.fatal("cannot start the member", &[("error", Value::Str(&why))]);
-            return ExitCode::FAILURE;
-        }
-    };
-    if greet {
-        greeting(&listening, &data_dir);
-    }
-    while signal.is_none() {
-        signal = signals::wait(Duration::from_millis(500));
-        if signal.is_none() && running.ended(Duration::ZERO) {
-            break;
-        }
-    }
-    if let Some(signal) = signal {
-        logger.info("received signal; shutting down", &[("signal", Value::Str(signals::name(signal)))]);
-    }
-    match running.stop() {
-        Ok(()) => {}
-        Err(why) => {
-            logger.fatal("the member cannot go on", &[("error", Value::Str(&why))]);
-            return ExitCode::FAILURE;
-        }
-    }
-    if let Some(signal) = signal
-        && std::process::id() != 1
-    {
-        signals::die_by(signal);
-    }
-    ExitCode::SUCCESS
-}
-
-/// A few lines for whoever started it by hand.
-fn greeting(listening: &Listening, data_dir: &str) {
-    let mut out = std::io::stdout().lock();
-    let client = listening.clients.first().map_or("", String::as_str);
-    let (bold, plain) = if out.is_terminal() { ("\x1b[1m", "\x1b[0m") } else { ("", "") };
-    // A closed standard output is no reason to stop serving.
-    let _ = writeln!(
-        out,
-        "{bold}Mainstay is ready.{plain}\n  \
-           clients  {}\n  \
-           members  {}\n  \
-           data     {data_dir}\n\
-         Try:\n  \
-           etcdctl --endpoints={client} put greeting hello\n  \
-           etcdctl --endpoints={client} get greeting\n  \
-           curl {client}/health",
-        listening.clients.join(", "),
-        listening.peers.join(", "),
-    );
 }

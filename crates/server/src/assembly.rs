@@ -103,8 +103,10 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
     };
     let seed = clock.wall().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
     let mut shared = Shared::new(identity, state, limits, shards, inbox, log.values(), metrics, seed);
+    shared.began = clock.now();
     shared.clock = clock;
     shared.threads = threads;
+    shared.zone.clone_from(&config.zone);
     let shared = Arc::new(shared);
     let checkpoint_bytes: u64 = levels.iter().map(|level| level.run.file_bytes).sum();
     let log_bytes: u64 = log.segments().iter().map(|s| s.used_bytes).sum();

@@ -7,6 +7,7 @@
 //!
 //! Tests: beside the code, and `tests/it/http.rs`.
 
+mod diagnosis;
 mod health;
 mod metrics_listener;
 mod scrape;
@@ -129,6 +130,9 @@ fn common(
         // etcd answers every method here.
         let text = scrape(shared, counters);
         return reply(StatusCode::OK, &[(CONTENT_TYPE, metrics::CONTENT_TYPE)], text.into());
+    }
+    if path == "/debug/mainstay" {
+        return only_get(request, || diagnosis::answer(shared));
     }
     let ask = |answer: &dyn Fn(&Asked<'_>) -> Response<Bytes>| {
         only_get(request, || {

@@ -45,7 +45,7 @@ pub struct Level {
 
 impl Level {
     /// A name that none of `levels` has: values may have moved since a run of the same revisions and entry.
-    fn name(from: i64, to: i64, applied_index: u64, levels: &[Level]) -> String {
+    pub(crate) fn name(from: i64, to: i64, applied_index: u64, levels: &[Level]) -> String {
         let mut name = format!("{from:016x}-{to:016x}-{applied_index:016x}.run");
         let mut again = 0;
         while levels.iter().any(|level| level.run.name == name) {

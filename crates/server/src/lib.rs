@@ -6,7 +6,8 @@
 //! * [`services`] answer calls, one set per shard; [`watch`] is one of them, [`pending`] their questions to the core.
 //! * [`keeper`] writes checkpoints and finds values that have to move.
 //! * `comparison` tells other members what this one holds, `divergence` and `corruption` compare it on the leader.
-//! * [`http`] answers health, version and metrics; [`metrics`] names and counts.
+//! * `callers` counts per client address, `notable` keeps what was expensive.
+//! * [`http`] answers health, version, metrics and what is worth knowing for a diagnosis; [`metrics`] names and counts.
 //! * [`stepped`] is the same member without threads, sockets and real time, for simulation; [`clock`] is its time.
 //! * [`config`] and [`logging`] are what they say.
 //!
@@ -17,6 +18,7 @@ mod assembly;
 mod attendance;
 mod block_on;
 pub mod boot;
+mod callers;
 mod catch_up;
 pub mod clock;
 mod compaction_hash;
@@ -38,13 +40,17 @@ mod kv_hash;
 pub mod logging;
 pub mod metrics;
 mod monitor;
+mod notable;
 mod open;
 pub mod peer_links;
 mod peering;
 pub mod pending;
+pub mod restoration;
 pub mod services;
 pub mod shared;
 pub mod stepped;
+pub mod stopped;
+pub mod etcd_database;
 mod sync;
 mod terms;
 mod transfer;

@@ -99,9 +99,10 @@ fn refuse_foreign(disk: &dyn Disk, member_dir: &Path) -> Result<(), String> {
         let path = member_dir.join(theirs);
         if disk.exists(&path).map_err(|error| refused("look for", &path, error))? {
             return Err(format!(
-                "{} was written by etcd, whose files this version does not read: use an empty data directory \
-                 (--data-dir), and copy the keys over with etcdctl make-mirror",
-                path.display()
+                "{} was written by etcd: make a data directory of it with `mainstay utl import --data-dir {} --to \
+                 NEW_DIR`, and start with --data-dir NEW_DIR",
+                path.display(),
+                member_dir.parent().unwrap_or(member_dir).display()
             ));
         }
     }
@@ -109,7 +110,7 @@ fn refuse_foreign(disk: &dyn Disk, member_dir: &Path) -> Result<(), String> {
 }
 
 /// Makes sure that nobody else serves from this directory, and that it is none of etcd's.
-fn lock(disk: &dyn Disk, member_dir: &Path) -> Result<Lock, String> {
+pub(crate) fn lock(disk: &dyn Disk, member_dir: &Path) -> Result<Lock, String> {
     refuse_foreign(disk, member_dir)?;
     disk.create_dir_all(member_dir).map_err(|error| refused("create", member_dir, error))?;
     let lock_path = member_dir.join("lock");
@@ -381,16 +382,16 @@ fn members_at_end(machine: &Machine, entries: &[Entry]) -> Result<BTreeSet<u64>,
 }
 
 /// A log that was opened, and what of it the checkpoint does not have.
-struct ReplayedLog {
-    log: Log,
-    recovered: Recovered,
-    entries: Vec<Entry>,
-    locations: VecDeque<(u64, log::Location)>,
+pub(crate) struct ReplayedLog {
+    pub log: Log,
+    pub recovered: Recovered,
+    pub entries: Vec<Entry>,
+    pub locations: VecDeque<(u64, log::Location)>,
 }
 
 impl ReplayedLog {
     /// Whether it holds every entry there ever was; if not, what it lacks.
-    fn is_whole(&self) -> Result<(), String> {
+    pub fn is_whole(&self) -> Result<(), String> {
         if self.recovered.base.0 > 0 {
             return Err(format!(
                 "it begins behind a state that was taken over at entry {}",
@@ -408,7 +409,7 @@ impl ReplayedLog {
     }
 }
 
-fn replay_log(
+pub(crate) fn replay_log(
     options: log::Options,
     disk: &Arc<dyn Disk>,
     first: u64,
@@ -440,7 +441,7 @@ fn replay_log(
 }
 
 /// Why there is no state from a checkpoint.
-enum Unrestored {
+pub(crate) enum Unrestored {
     /// Its files are not as they were written.
     Damaged(String),
     /// Anything else.
@@ -457,7 +458,7 @@ impl From<log::OpenError> for Unrestored {
     }
 }
 
-fn restore(
+pub(crate) fn restore(
     rules: Rules,
     checkpoints: &CheckpointStore,
     manifest: Option<&Manifest>,

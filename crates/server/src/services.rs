@@ -10,11 +10,14 @@ mod lease;
 mod maintenance;
 mod range;
 
+use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::future::poll_fn;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -26,6 +29,7 @@ use front::{Answer, Closing, Head, Inbound, Kind, LocalBoxFuture, Method, Outbou
 use machine::ReadError;
 use prost::Message;
 
+use crate::callers::{Caller, Connected};
 use crate::core::{Ask, Reply, ReplyBody};
 use crate::http::FrontCounters;
 use crate::logging::{Logger, Value};
@@ -49,8 +53,10 @@ pub struct Services {
     client: RefCell<(String, ClientRequests)>,
     range_time: [Histogram; 2],
     request_times: RefCell<HashMap<(&'static str, bool), Histogram>>,
-    /// The port that the call being looked at came from.
-    caller: Cell<u16>,
+    /// Where the call being looked at came from.
+    peer: Cell<SocketAddr>,
+    /// The figures of the client met last: one client's calls come in a row.
+    caller: RefCell<(IpAddr, Arc<Caller>)>,
     /// Whether the time of every call is counted, and when the one being looked at began.
     timed: bool,
     began: Cell<Instant>,
@@ -114,6 +120,7 @@ impl Services {
             [shared.metrics.server.range_duration_of(false), shared.metrics.server.range_duration_of(true)];
         let client =
             RefCell::new(("unknown".to_owned(), shared.metrics.server.client_requests_of("unknown")));
+        let nobody = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
         let services = Rc::new(Services {
             methods: api::METHODS.iter().zip(0..).map(|(method, id)| (method.path, id)).collect(),
             closing: shard.closing,
@@ -125,7 +132,8 @@ impl Services {
             client,
             range_time,
             request_times: RefCell::default(),
-            caller: Cell::new(0),
+            peer: Cell::new(SocketAddr::from(([0, 0, 0, 0], 0))),
+            caller: RefCell::new((nobody, Arc::default())),
             timed: shared.limits.times_calls,
             began: Cell::new(shared.clock.now()),
             shared: Arc::clone(&shared),
@@ -182,7 +190,8 @@ impl Services {
         if let Err(status) = self.admit(head, true) {
             return Box::pin(async move { Err(status) });
         }
-        self.hub.serve(head.requires_leader(), requests, responses, closed)
+        let caller = self.caller_of(head.peer);
+        self.hub.serve(head.requires_leader(), caller, requests, responses, closed)
     }
 
     /// Answers one request of a stream of renewals: the lease's TTL, 0 if it is gone.
@@ -219,9 +228,22 @@ impl Services {
         Ok(())
     }
 
+    fn count_caller(&self, address: IpAddr) {
+        let mut caller = self.caller.borrow_mut();
+        if caller.0 != address {
+            *caller = (address, self.shared.callers.of(address));
+        }
+        caller.1.requests.fetch_add(1, Relaxed);
+    }
+
+    fn caller_of(&self, peer: SocketAddr) -> Arc<Caller> {
+        self.shared.callers.of(peer.ip())
+    }
+
     /// What holds for every call, before anything of it is looked at.
     fn admit(&self, head: &Head, stream: bool) -> Result<(), Status> {
         self.count_client(head, stream)?;
+        self.count_caller(head.peer.ip());
         if self.learns() && !is_for_learners(head.method) {
             return Err(error::NOT_SUPPORTED_FOR_LEARNER);
         }
@@ -265,7 +287,10 @@ impl Services {
                 enabled: false,
                 auth_revision: 1,
             })))),
-            "/etcdserverpb.Auth/Authenticate" => Err(error::AUTH_NOT_ENABLED),
+            "/etcdserverpb.Auth/Authenticate" => {
+                self.caller_of(self.peer.get()).authentications.fetch_add(1, Relaxed);
+                Err(error::AUTH_NOT_ENABLED)
+            }
             "/grpc.health.v1.Health/Check" => maintenance::health_check(message),
             "/grpc.health.v1.Health/List" => Ok(Unary::Done(Ok(whole(&maintenance::health_list())))),
             "/etcdserverpb.Cluster/MemberAdd" => self.member_add(message),
@@ -432,6 +457,10 @@ impl front::Service for Services {
         api::METHODS.iter().any(|method| method.service == name)
     }
 
+    fn connected(&self, peer: SocketAddr) -> Option<Box<dyn Any>> {
+        Some(Box::new(Connected::new(self.caller_of(peer))))
+    }
+
     fn unary(self: Rc<Self>, head: Head, message: Bytes) -> Unary {
         if let Err(status) = self.admit(&head, false) {
             return Unary::Done(Err(status));
@@ -439,7 +468,7 @@ impl front::Service for Services {
         if self.timed {
             self.began.set(self.shared.clock.now());
         }
-        self.caller.set(head.peer.port());
+        self.peer.set(head.peer);
         let answer = self.dispatch(head.method, message).unwrap_or_else(|status| Unary::Done(Err(status)));
         if self.timed { self.timed(head.method, answer) } else { answer }
     }
@@ -458,9 +487,13 @@ impl front::Service for Services {
         match path {
             "/etcdserverpb.Watch/Watch" => {
                 let closing = services.closing.clone();
-                services.hub.stream(head, inbound, outbound, closing)
+                let caller = services.caller_of(head.peer);
+                services.hub.stream(head, caller, inbound, outbound, closing)
             }
-            "/etcdserverpb.Lease/LeaseKeepAlive" => Box::pin(services.lease_keep_alive(inbound, outbound)),
+            "/etcdserverpb.Lease/LeaseKeepAlive" => {
+                let caller = services.caller_of(head.peer);
+                Box::pin(services.lease_keep_alive(caller, inbound, outbound))
+            }
             "/etcdserverpb.KV/RangeStream" => Box::pin(services.range_stream(inbound, outbound)),
             "/etcdserverpb.Maintenance/Snapshot" => Box::pin(services.snapshot(inbound, outbound)),
             "/grpc.health.v1.Health/Watch" => Box::pin(services.health_watch(inbound, outbound)),

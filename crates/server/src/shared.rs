@@ -13,10 +13,12 @@ use mvcc::View;
 use tokio::sync::oneshot;
 
 use crate::attendance::Attendance;
+use crate::callers::Callers;
 use crate::clock::Clock;
 use crate::compaction_hash::CompactionHashes;
 use crate::core::{Ask, Reply, Ticket};
 use crate::inbox::{Inbox, Outbox};
+use crate::notable::Notable;
 use crate::peer_links::PeerLinks;
 
 /// The state of a member after one batch of entries: what every read is answered from.
@@ -102,12 +104,20 @@ pub struct Shared {
     pub values: log::Values,
     /// What time it is.
     pub clock: Clock,
+    /// The zone this member is in, by its flag; empty: none.
+    pub zone: String,
     /// Whether threads may be started. Where they may not, what takes long is done on the spot.
     pub threads: bool,
     /// All metrics.
     pub metrics: Arc<crate::metrics::Metrics>,
     /// Which shards serve watches: one without any need not hear of every change.
     pub(crate) attendance: Attendance,
+    /// Who calls.
+    pub(crate) callers: Callers,
+    /// Requests worth naming.
+    pub(crate) notable: Notable,
+    /// When the member was started.
+    pub(crate) began: Instant,
     /// The hashes of the last compactions.
     pub(crate) compaction_hashes: CompactionHashes,
     /// Bytes of commands on their way to the core, or waiting there for the log to take them.
@@ -170,9 +180,13 @@ impl Shared {
             shards: (0..shards).map(|_| Outbox::default()).collect(),
             values,
             clock: Clock::real(),
+            zone: String::new(),
             threads: true,
             metrics,
             attendance: Attendance::new(shards),
+            callers: Callers::default(),
+            notable: Notable::default(),
+            began: Instant::now(),
             compaction_hashes: CompactionHashes::default(),
             proposal_bytes: AtomicUsize::new(0),
             disk_bytes: AtomicU64::new(0),

@@ -887,6 +887,9 @@ pub struct StatusResponse {
     pub db_size_quota: i64,
     #[prost(message, optional, tag = "13")]
     pub downgrade_info: ::core::option::Option<DowngradeInfo>,
+    /// Ours: the zone that the member says it is in. etcd's clients pass it over.
+    #[prost(string, tag = "1001")]
+    pub zone: ::prost::alloc::string::String,
 }
 /// Whether a downgrade is under way, and to which version.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 
+use crate::backend::change::ChangeHead;
 use crate::backend::content::{Membership, Meta, Release};
 use crate::backend::{Backend, BackendLayout, BackendWriter};
 use crate::bolt::Plan;
@@ -19,6 +20,8 @@ pub struct Copy<'b, S> {
     pub membership: Membership,
     /// For which etcd.
     pub release: Release,
+    /// The revision is raised to this behind all changes, as `etcdutl snapshot restore --bump-revision` does.
+    pub bump: Option<i64>,
 }
 
 /// Why a copy could not be made.
@@ -46,6 +49,11 @@ macro_rules! pass {
             #[allow(clippy::redundant_closure_call, reason = "the passes differ in this one call")]
             $change(&mut *to, &change)?;
         }
+        if let Some(revision) = copy.bump {
+            let bump = crate::backend::Change { head: ChangeHead::bump(revision), value: &[] };
+            #[allow(clippy::redundant_closure_call, reason = "the passes differ in this one call")]
+            $change(&mut *to, &bump)?;
+        }
     }};
 }
 
@@ -56,7 +64,7 @@ impl<'b, S: Source> Copy<'b, S> {
     ///
     /// When the database cannot be read.
     pub fn of(from: &'b Backend<S>, release: Release) -> Result<Copy<'b, S>, Error> {
-        Ok(Copy { from, meta: from.meta()?, membership: from.membership()?, release })
+        Ok(Copy { from, meta: from.meta()?, membership: from.membership()?, release, bump: None })
     }
 
     /// How large the copy will be.
@@ -65,8 +73,18 @@ impl<'b, S: Source> Copy<'b, S> {
     ///
     /// When the database cannot be read, or holds what etcd's cannot.
     pub fn plan(&self) -> Result<Plan, CopyError> {
+        self.plan_with(&mut |_| {})
+    }
+
+    /// The same; tells of every revision passed.
+    ///
+    /// # Errors
+    ///
+    /// As [`Copy::plan`].
+    pub fn plan_with(&self, passed: &mut dyn FnMut(i64)) -> Result<Plan, CopyError> {
         let mut layout = BackendLayout::new(self.release);
         pass!(self, &mut layout, |to: &mut BackendLayout, change: &crate::backend::Change<'_>| {
+            passed(change.head.revision.main);
             to.change(&change.head, change.value.len())
         });
         Ok(layout.finish()?)
@@ -78,7 +96,23 @@ impl<'b, S: Source> Copy<'b, S> {
     ///
     /// When the database cannot be read, is another than it was, or the output fails.
     pub fn write<W: Write>(&self, to: &mut BackendWriter<W>) -> Result<(), CopyError> {
-        pass!(self, to, |to: &mut BackendWriter<W>, change: &crate::backend::Change<'_>| to.change(change));
+        self.write_with(to, &mut |_| {})
+    }
+
+    /// The same; tells of every revision passed.
+    ///
+    /// # Errors
+    ///
+    /// As [`Copy::write`].
+    pub fn write_with<W: Write>(
+        &self,
+        to: &mut BackendWriter<W>,
+        passed: &mut dyn FnMut(i64),
+    ) -> Result<(), CopyError> {
+        pass!(self, to, |to: &mut BackendWriter<W>, change: &crate::backend::Change<'_>| {
+            passed(change.head.revision.main);
+            to.change(change)
+        });
         Ok(())
     }
 }

@@ -217,7 +217,8 @@ impl<P: Pairs> State<P> {
 
     fn change(&mut self, change: &ChangeHead<'_>, value_len: usize) -> Result<(), WriteError> {
         self.begin(name::KEY)?;
-        if change.key.is_empty() || change.revision.main < 0 || change.revision.sub < 0 {
+        let is_bump = *change == ChangeHead::bump(change.revision.main) && value_len == 0;
+        if change.key.is_empty() && !is_bump || change.revision.main < 0 || change.revision.sub < 0 {
             return Err(WriteError::Refused(format!("a change that is not one: {change:?}")));
         }
         self.key.clear();

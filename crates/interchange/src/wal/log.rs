@@ -101,7 +101,7 @@ impl Wal {
             }
             before = Some(sequence);
             let opened = |e| Error::io(format!("opening {}", dir.join(&name).display()), e);
-            let file = disk.open(&dir.join(&name)).map_err(opened)?;
+            let file = disk.open_read(&dir.join(&name)).map_err(opened)?;
             let len = file.len().map_err(opened)?;
             files.push(LogFile { name, file, len });
         }

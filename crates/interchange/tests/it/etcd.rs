@@ -279,6 +279,8 @@ fn make<S: Source>(from: &Backend<S>, release: &str, dir: &Path) {
         index: copy.meta.consistent_index,
         term: 7,
         release: copy.release,
+        conf_state: copy.membership.conf_state(),
+        vote: copy.membership.members[0].id,
     };
     let new = NewDataDir::begin(&RealDisk, dir, member).expect("begins");
     copy.meta = new.meta(copy.meta.compact_revision());

@@ -188,9 +188,11 @@ fn a_first_file_comes_back() {
 /// Makes a directory for the only member.
 fn make(disk: &MemDisk) -> Result<(), WriteError> {
     let id = identity();
-    let member = NewMember { identity: id, index: 9, term: 4, release: Release::V3_6 };
     let only = Member { id: id.member_id, name: "m".to_owned(), ..Member::default() };
     let membership = Membership { members: vec![only], ..Membership::default() };
+    let conf_state = membership.conf_state();
+    let (release, vote) = (Release::V3_6, id.member_id);
+    let member = NewMember { identity: id, index: 9, term: 4, release, conf_state, vote };
     let new = NewDataDir::begin(disk, Path::new("/d"), member)?;
     let mut layout = BackendLayout::new(Release::V3_6);
     layout.meta(&new.meta(None))?;

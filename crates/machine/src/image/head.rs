@@ -60,6 +60,11 @@ impl Machine {
 }
 
 impl Head {
+    /// Of each lease its id, its TTL in seconds, and the time left as of the last checkpoint entry, or 0. In no order.
+    pub fn leases(&self) -> &[(i64, i64, i64)] {
+        &self.leases
+    }
+
     /// The head block of a run from revision `from` (0 for a base) with so many versions at most.
     pub(crate) fn encode(&self, from: i64, versions: u64) -> Vec<u8> {
         let mut out = vec![HEAD];

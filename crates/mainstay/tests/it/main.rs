@@ -18,6 +18,7 @@ mod corrupt;
 mod crash;
 mod damage;
 mod damage_table;
+mod diagnosis;
 mod history;
 mod input;
 mod member;

@@ -42,26 +42,54 @@ impl Config {
     fn initial_members(&self) -> Result<Bootstrap, String> {
         let urls_by_name = parse(&self.initial_cluster)
             .map_err(|error| format!("error setting up initial cluster: {error}"))?;
-        let Some(local_urls) = urls_by_name.get(&self.name) else {
-            let name = quote(&self.name);
+        let is_new = self.initial_cluster_state == InitialClusterState::New;
+        let advertised = is_new.then_some(self.initial_advertise_peer_urls.as_slice());
+        Bootstrap::of(&self.name, &urls_by_name, &self.initial_cluster_token, advertised)
+    }
+}
+
+impl Bootstrap {
+    /// The cluster that these options name, as `etcdutl snapshot restore` takes them.
+    ///
+    /// # Errors
+    ///
+    /// When they do not fit together, in etcd's words.
+    pub fn form(
+        name: &str,
+        initial_cluster: &str,
+        token: &str,
+        advertised: &[Url],
+    ) -> Result<Bootstrap, String> {
+        Bootstrap::of(name, &parse(initial_cluster)?, token, Some(advertised))
+    }
+
+    /// A member of a new cluster has to advertise the URLs that the cluster knows it by.
+    fn of(
+        name: &str,
+        urls_by_name: &BTreeMap<String, Vec<Url>>,
+        token: &str,
+        advertised: Option<&[Url]>,
+    ) -> Result<Bootstrap, String> {
+        let Some(local_urls) = urls_by_name.get(name) else {
+            let name = quote(name);
             return Err(format!("couldn't find local name {name} in the initial cluster configuration"));
         };
-        if self.initial_cluster_state == InitialClusterState::New {
-            check_advertised(&self.name, local_urls, &self.initial_advertise_peer_urls)?;
+        if let Some(advertised) = advertised {
+            check_advertised(name, local_urls, advertised)?;
         }
         let mut seen = BTreeSet::new();
         if !urls_by_name.values().flatten().all(|url| seen.insert(url.as_str())) {
-            return Err(format!("initial cluster {} has duplicate url", print(&urls_by_name)));
+            return Err(format!("initial cluster {} has duplicate url", print(urls_by_name)));
         }
         let mut members = Vec::new();
-        for (name, peer_urls) in &urls_by_name {
+        for (name, peer_urls) in urls_by_name {
             let texts: Vec<&str> = peer_urls.iter().map(Url::as_str).collect();
-            let id = initial_member_id(&texts, &self.initial_cluster_token);
+            let id = initial_member_id(&texts, token);
             members.push(InitialMember { id, name: name.clone(), peer_urls: peer_urls.clone() });
         }
         members.sort_by_key(|member| member.id);
         let ids: Vec<u64> = members.iter().map(|member| member.id).collect();
-        let local = members.iter().find(|member| member.name == self.name);
+        let local = members.iter().find(|member| member.name == name);
         let local_id = local.map(|member| member.id).ok_or("the local member is missing")?;
         Ok(Bootstrap { cluster_id: cluster_id(&ids), local_id, members })
     }

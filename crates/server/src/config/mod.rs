@@ -121,6 +121,8 @@ pub struct Config {
     pub strict_reconfig_check: bool,
     /// Most learners in the cluster.
     pub max_learners: u64,
+    /// The zone this member says it is in; empty: none.
+    pub zone: String,
     /// Time after which a silent connection from another member is given up.
     pub raft_read_timeout: Duration,
     /// Time after which a connection to another member that takes nothing is given up.

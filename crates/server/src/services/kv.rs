@@ -6,6 +6,7 @@ use api::Status;
 use api::error;
 use api::etcdserverpb::{
     CompactionRequest, CompactionResponse, DeleteRangeRequest, PutRequest, ResponseHeader, TxnRequest,
+    request_op,
 };
 use bytes::Bytes;
 use front::{Answer, Unary};
@@ -14,6 +15,7 @@ use machine::{Outcome, check};
 use super::{Services, decode, unreadable, whole};
 use crate::core::{Ask, ReplyBody, Ticket, command};
 use crate::encode;
+use crate::notable;
 
 /// Fields of `InternalRaftRequest`.
 mod field {
@@ -40,7 +42,7 @@ impl Services {
         }
         let bytes = data.len();
         self.shared.admit_proposal(bytes)?;
-        let writer = self.caller.get();
+        let writer = self.peer.get().port();
         let ask = |ticket: Ticket| Ask::Propose { ticket, id, data, writer, wait_removed };
         self.ask(ask, what, |services, body, header| match body {
             ReplyBody::Outcome(outcome, _pin) => answer(services, outcome?, header),
@@ -49,10 +51,19 @@ impl Services {
         .inspect_err(|_| self.shared.proposal_taken(bytes))
     }
 
+    /// Keeps in mind who puts large values.
+    fn note_value(&self, put: &PutRequest) {
+        if put.value.len() >= notable::VALUE_BYTES {
+            let (client, now) = (self.peer.get().ip(), self.shared.clock.wall());
+            self.shared.notable.put(client, &put.key, put.value.len(), now);
+        }
+    }
+
     pub(super) fn put(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let request: PutRequest = decode(message.clone())?;
         check::put(&request)?;
         self.check_quota(check::put_cost(&request))?;
+        self.note_value(&request);
         self.propose(field::PUT, &message, false, "Put", |services, outcome, header| {
             let Outcome::Put { revision, previous } = outcome else { return Err(error::STOPPED) };
             let header = ResponseHeader { revision, ..header };
@@ -84,6 +95,11 @@ impl Services {
         let cost = check::txn_cost(&request);
         if cost > 0 {
             self.check_quota(cost)?;
+        }
+        for operation in request.success.iter().chain(&request.failure) {
+            if let Some(request_op::Request::RequestPut(put)) = &operation.request {
+                self.note_value(put);
+            }
         }
         self.propose(field::TXN, &message, false, "Txn", |services, outcome, header| {
             let Outcome::Txn(txn) = outcome else { return Err(error::STOPPED) };

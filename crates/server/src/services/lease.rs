@@ -1,6 +1,9 @@
 //! Leases.
 
+use std::collections::HashSet;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use api::Status;
@@ -16,6 +19,7 @@ use machine::{Outcome, check};
 use prost::Message as _;
 
 use super::{Services, decode, decode_streamed, whole};
+use crate::callers::Caller;
 use crate::core::{Ask, ReplyBody};
 use crate::forwarding;
 
@@ -23,6 +27,29 @@ use crate::forwarding;
 mod field {
     pub const LEASE_GRANT: u32 = 8;
     pub const LEASE_REVOKE: u32 = 9;
+}
+
+/// Leases of one stream that are told apart; with more it is plain enough what the client does.
+const RENEWED_MAX: usize = 10_000;
+
+/// The leases that a stream has renewed, as its client's figures count them while it is open.
+struct Renewed {
+    caller: Arc<Caller>,
+    ids: HashSet<i64>,
+}
+
+impl Renewed {
+    fn note(&mut self, id: i64) {
+        if self.ids.len() < RENEWED_MAX && self.ids.insert(id) {
+            self.caller.leases.fetch_add(1, Relaxed);
+        }
+    }
+}
+
+impl Drop for Renewed {
+    fn drop(&mut self) {
+        self.caller.leases.fetch_sub(self.ids.len() as i64, Relaxed);
+    }
 }
 
 impl Services {
@@ -92,10 +119,12 @@ impl Services {
     /// Answers each request of the stream; a lease that is gone is answered with TTL 0.
     pub(super) async fn lease_keep_alive(
         self: Rc<Self>,
+        caller: Arc<Caller>,
         mut inbound: Inbound,
         mut outbound: Outbound,
     ) -> Result<(), Status> {
         let mut closing = self.closing.clone();
+        let mut renewed = Renewed { caller, ids: HashSet::new() };
         loop {
             let First::Left(next) = race(inbound.next(), closing.begun()).await else {
                 return Err(error::STOPPED);
@@ -103,6 +132,7 @@ impl Services {
             let Some(message) = next? else { return Ok(()) };
             let LeaseKeepAliveRequest { id } = decode_streamed(message)?;
             let ttl = self.renew(id).await?;
+            renewed.note(id);
             let state = self.state();
             let header = Some(self.header(state.view.snapshot().current_revision(), &state));
             outbound.send(LeaseKeepAliveResponse { header, id, ttl }.encode_to_vec().into()).await?;

@@ -18,6 +18,7 @@ use api::limits::SNAPSHOT_BLOB_BYTES;
 use api::{Code, Status};
 use bytes::Bytes;
 use front::{Answer, Inbound, Outbound, Unary};
+use interchange::backend::{BackendWriter, Release};
 use machine::{Outcome, range};
 use mvcc::{HashWalk, View};
 use prost::Message as _;
@@ -26,6 +27,7 @@ use sha2::{Digest, Sha256};
 use super::{NO_REQUEST, Services, decode, decode_streamed, unreadable, whole};
 use crate::config::QUOTA_BYTES_DEFAULT;
 use crate::core::{Ask, Pinned, ReplyBody};
+use crate::etcd_database::{EtcdDatabase, EtcdDatabaseError};
 use crate::kv_hash::KvHash;
 use crate::shared::Published;
 use crate::values::LogValues;
@@ -34,6 +36,12 @@ use crate::values::LogValues;
 const ALARM: u32 = 10;
 /// Versions hashed between two looks at other calls.
 const HASHED_PER_SLICE: usize = 512;
+/// Versions measured for a snapshot between two looks at other calls.
+const MEASURED_PER_SLICE: usize = 2048;
+/// Bytes of a snapshot written between two.
+const SNAPSHOT_SLICE_BYTES: usize = 256 << 10;
+/// The etcd that a snapshot is written for, which is one that later ones take over from.
+const SNAPSHOT_RELEASE: Release = Release::V3_6;
 
 impl Services {
     pub(super) fn status(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
@@ -69,6 +77,7 @@ impl Services {
                 enabled: state.members.downgrade_target.is_some(),
                 target_version: state.members.downgrade_target.clone().unwrap_or_default(),
             }),
+            zone: self.shared.zone.clone(),
         };
         Ok(Unary::Done(Ok(whole(&response))))
     }
@@ -173,7 +182,7 @@ impl Services {
         })))
     }
 
-    /// Streams the state, values included, and at last the SHA-256 of all that went before.
+    /// Streams the state as a database of etcd's, and at last the SHA-256 of all that went before.
     pub(super) async fn snapshot(
         self: Rc<Self>,
         mut inbound: Inbound,
@@ -183,18 +192,37 @@ impl Services {
         let SnapshotRequest {} = decode_streamed(message)?;
         let reply = self.pending.ask(Ask::Image)?.await?;
         let ReplyBody::Image(head, Pinned(view)) = reply.body else { return Err(error::STOPPED) };
-        let mut writer = machine::snapshot::SnapshotWriter::new(view, *head);
-        // An estimate, never too small, that counts down by what is sent, and is 0 only with the digest.
-        let mut remaining_bytes = writer.remaining_bytes_max().max(1);
+        let database = EtcdDatabase::new(view, &head, SNAPSHOT_RELEASE);
+        let mut measuring = database.measure();
+        let plan = loop {
+            if let Some(plan) = measuring.step(&database, MEASURED_PER_SLICE).map_err(|e| unwritten(&e))? {
+                break plan;
+            }
+            tokio::task::yield_now().await;
+        };
+        // What is left of the database behind each message, as etcd counts.
+        let mut remaining_bytes = plan.size_bytes();
         let mut digest = Sha256::new();
         let version = api::CLUSTER_VERSION.to_owned();
-        loop {
-            let chunk = writer.next_chunk(&*self.values).map_err(|e| unreadable(&e))?;
-            let Some(mut chunk) = chunk else { break };
-            digest.update(&chunk);
-            while !chunk.is_empty() {
-                let blob = chunk.split_to(chunk.len().min(SNAPSHOT_BLOB_BYTES));
-                remaining_bytes = remaining_bytes.saturating_sub(blob.len() as u64).max(1);
+        let writer = BackendWriter::new(Vec::new(), plan, SNAPSHOT_RELEASE);
+        let writer = writer.map_err(|e| unwritten(&e.into()))?;
+        let mut writing = Some(database.write(writer).map_err(|e| unwritten(&e))?);
+        while let Some(mut going) = writing.take() {
+            let done = going
+                .step(&database, &*self.values, SNAPSHOT_SLICE_BYTES)
+                .map_err(|e| unwritten(&e))?;
+            let piece = if done {
+                going.into_writer().finish().map_err(|e| unwritten(&e.into()))?
+            } else {
+                let piece = std::mem::take(going.output());
+                writing = Some(going);
+                piece
+            };
+            let mut piece = Bytes::from(piece);
+            digest.update(&piece);
+            while !piece.is_empty() {
+                let blob = piece.split_to(piece.len().min(SNAPSHOT_BLOB_BYTES));
+                remaining_bytes = remaining_bytes.saturating_sub(blob.len() as u64);
                 let response =
                     SnapshotResponse { header: None, remaining_bytes, blob, version: version.clone() };
                 outbound.send(response.encode_to_vec().into()).await?;
@@ -220,6 +248,15 @@ impl Services {
         self.closing.clone().begun().await;
         outbound.send(status(ServingStatus::NotServing)).await?;
         Err(error::STOPPED)
+    }
+}
+
+fn unwritten(error: &EtcdDatabaseError) -> Status {
+    match error {
+        EtcdDatabaseError::Read(error) => unreadable(error),
+        EtcdDatabaseError::Write(error) => {
+            Status::with(Code::Internal, format!("mainstay: the snapshot cannot be written: {error}"))
+        }
     }
 }
 

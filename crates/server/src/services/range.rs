@@ -4,6 +4,7 @@
 //! that makes it piece by piece as the client takes it. Both stop every so often for other calls, and neither holds
 //! more than a piece in memory.
 
+use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,6 +23,7 @@ use prost::Message as _;
 
 use super::{NO_REQUEST, Services, decode, decode_streamed, unreadable};
 use crate::encode::{field_len, header_len, number_len, put_header, put_number};
+use crate::notable;
 use crate::shared::Published;
 use crate::values::LogValues;
 
@@ -157,29 +159,65 @@ impl Services {
         if !request.serializable && self.learns() {
             return Err(error::NOT_SUPPORTED_FOR_LEARNER);
         }
-        let began = Instant::now();
-        self.read(request.serializable, move |services| services.range_now(request, began))
+        let (began, client) = (Instant::now(), self.peer.get().ip());
+        self.read(request.serializable, move |services| services.range_now(request, client, began))
     }
 
-    fn range_now(self: &Rc<Self>, request: RangeRequest, began: Instant) -> Result<Unary, Status> {
+    fn range_now(
+        self: &Rc<Self>,
+        request: RangeRequest,
+        client: IpAddr,
+        began: Instant,
+    ) -> Result<Unary, Status> {
         let state = self.shared.state.load();
         if self.is_large(&request, &state)? {
             drop(state);
             let services = Rc::clone(self);
             return Ok(Unary::Later(Box::pin(async move {
-                let answer = services.large_range(request).await;
+                let answer = services.large_range(&request).await;
                 services.ranged(answer.is_ok(), began.elapsed());
+                services.note_range(&request, client, &answer, began.elapsed());
                 answer
             })));
         }
         let answer = self.small_range(&request, &state);
         self.ranged(answer.is_ok(), began.elapsed());
+        if matches!(answer, Ok(Answer::Pieces { .. })) {
+            self.note_range(&request, client, &answer, began.elapsed());
+        }
         Ok(Unary::Done(answer))
     }
 
     fn ranged(&self, success: bool, took: Duration) {
         self.range_time[usize::from(success)].observe_seconds(took);
         self.took("Range", success, took);
+    }
+
+    /// Keeps in mind who asked for so much.
+    fn note_range(
+        &self,
+        request: &RangeRequest,
+        client: IpAddr,
+        answer: &Result<Answer, Status>,
+        took: Duration,
+    ) {
+        let bytes = match answer {
+            Ok(Answer::Pieces { len, .. }) => *len,
+            Ok(Answer::Whole(message)) => message.len(),
+            Err(_) => return,
+        };
+        let state = self.shared.state.load();
+        let keys = KeyRange::of_request(&request.key, &request.range_end);
+        // Of the newest state, whatever revision was asked for: it only has to tell large from small.
+        let keys = state.view.snapshot().count(keys, 0).unwrap_or(0);
+        let limit =
+            u64::try_from(request.limit).ok().filter(|limit| *limit > 0 && range::is_natural(request));
+        let keys = keys.min(limit.unwrap_or(u64::MAX));
+        if keys >= notable::RANGE_KEYS || bytes >= notable::RANGE_BYTES {
+            let now = self.shared.clock.wall();
+            let (key, end) = (&request.key, &request.range_end);
+            self.shared.notable.ranged(client, (key, end), keys, bytes as u64, took, now);
+        }
     }
 
     /// Whether a request may select more keys than can be answered at once.
@@ -260,21 +298,20 @@ impl Services {
         Ok(rest.into_answer(len))
     }
 
-    async fn large_range(&self, request: RangeRequest) -> Result<Answer, Status> {
+    async fn large_range(&self, request: &RangeRequest) -> Result<Answer, Status> {
         let state = self.state();
         let view = Arc::clone(&state.view);
         let header = self.header(view.snapshot().current_revision(), &state);
         let revision = view.snapshot().resolve(request.revision).map_err(range::refused)?;
         drop(state);
-        let projection = range::projection(&request);
+        let projection = range::projection(request);
         let limit = match u64::try_from(request.limit) {
             Ok(0) | Err(_) => u64::MAX,
             Ok(limit) => limit,
         };
-        let natural = range::is_natural(&request);
+        let natural = range::is_natural(request);
         if !natural && !request.count_only {
-            let (chosen, more, count, kvs) =
-                self.choose(&view, &request, revision, limit, projection).await?;
+            let (chosen, more, count, kvs) = self.choose(&view, request, revision, limit, projection).await?;
             let len = header_len(&header) + kvs + number_len(i64::from(more)) + number_len(count);
             return self.rest((view, revision), projection, header, Keys::Chosen(chosen), (more, count), len);
         }
@@ -311,7 +348,8 @@ impl Services {
         }
         let more = !request.count_only && (keys as i64) < count;
         let len = header_len(&header) + kvs + number_len(i64::from(more)) + number_len(count);
-        let walk = Keys::Walk { start: request.key, end: request.range_end, behind: None, left: keys };
+        let (start, end) = (request.key.clone(), request.range_end.clone());
+        let walk = Keys::Walk { start, end, behind: None, left: keys };
         self.rest((view, revision), projection, header, walk, (more, count), len)
     }
 

@@ -3,6 +3,7 @@
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -10,6 +11,7 @@ use api::{Code, Status, error};
 use bytes::Bytes;
 use front::{Inbound, Outbound, TrySend};
 
+use crate::callers::Caller;
 use crate::clock::Sleep;
 
 use super::hub::{Hub, Registration};
@@ -58,6 +60,7 @@ impl Responses for Outbound {
 pub(super) async fn run<R: Requests, W: Responses>(
     hub: Rc<Hub>,
     needs_leader: bool,
+    caller: Arc<Caller>,
     requests: R,
     mut responses: W,
     closed: impl Future<Output = ()>,
@@ -67,7 +70,7 @@ pub(super) async fn run<R: Requests, W: Responses>(
     }
     // Some clients wait for the head before they send their first request.
     responses.open()?;
-    let place = hub.open(needs_leader);
+    let place = hub.open(needs_leader, caller);
     let mut drive = Drive { place, requests: Some(requests), responses, tick: None };
     let mut closed = pin!(closed);
     poll_fn(|cx| {

@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use api::etcdserverpb::watch_create_request::FilterType;
@@ -21,6 +22,7 @@ use super::index::{End, Index, Keys};
 use super::response::{self, NO_WATCH};
 use super::slice::Slice;
 use super::stream::{Queued, Stream, Watch};
+use crate::callers::Caller;
 use crate::clock::Sleep;
 use crate::services::decode_streamed;
 use crate::shared::{Published, Shared};
@@ -119,23 +121,25 @@ impl Hub {
     pub fn stream(
         self: &Rc<Self>,
         head: Head,
+        caller: Arc<Caller>,
         inbound: Inbound,
         outbound: Outbound,
         mut closing: Closing,
     ) -> LocalBoxFuture<Result<(), Status>> {
         let closed = async move { closing.begun().await };
-        self.serve(head.requires_leader(), inbound, outbound, closed)
+        self.serve(head.requires_leader(), caller, inbound, outbound, closed)
     }
 
     /// As [`Hub::stream`], for streams that are not the front's. `closed` resolves when the server stops.
     pub fn serve(
         self: &Rc<Self>,
         needs_leader: bool,
+        caller: Arc<Caller>,
         requests: impl Requests,
         responses: impl Responses,
         closed: impl Future<Output = ()> + 'static,
     ) -> LocalBoxFuture<Result<(), Status>> {
-        Box::pin(drive::run(Rc::clone(self), needs_leader, requests, responses, closed))
+        Box::pin(drive::run(Rc::clone(self), needs_leader, caller, requests, responses, closed))
     }
 
     /// Ends all streams whose clients insist on a leader: there has been none for too long.
@@ -204,10 +208,14 @@ impl Hub {
         (interval + interval * (spread as u32) / 10_240).max(Duration::from_millis(1))
     }
 
-    pub(super) fn open(self: &Rc<Self>, needs_leader: bool) -> Registration {
+    pub(super) fn open(self: &Rc<Self>, needs_leader: bool, caller: Arc<Caller>) -> Registration {
         let serial = self.next_serial();
-        let stream =
-            Rc::new(Stream::new(serial, needs_leader, self.shared.metrics.mvcc.pending_events.clone()));
+        let stream = Rc::new(Stream::new(
+            serial,
+            needs_leader,
+            caller,
+            self.shared.metrics.mvcc.pending_events.clone(),
+        ));
         self.streams.borrow_mut().insert(serial, Rc::clone(&stream));
         self.shared.metrics.mvcc.watch_streams.add(1);
         Registration { hub: Rc::clone(self), stream }
@@ -342,6 +350,7 @@ impl Hub {
             self.shared.metrics.mvcc.slow_watchers.add(1);
         }
         self.shared.metrics.mvcc.watchers.add(1);
+        stream.caller.watches.fetch_add(1, Relaxed);
         stream.wants_ticks.set(stream.wants_ticks.get() || watch.progress);
         stream.watches.borrow_mut().insert(watch.id, Rc::clone(&watch));
     }
@@ -352,6 +361,7 @@ impl Hub {
             self.rest(watch);
         }
         self.shared.metrics.mvcc.watchers.add(-1);
+        watch.stream.caller.watches.fetch_sub(1, Relaxed);
     }
 
     /// Takes a watch out of the index it is in: nothing will happen to it any more.

@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::Waker;
 
 use api::Status;
@@ -10,6 +11,7 @@ use bytes::Bytes;
 use mvcc::Version;
 
 use super::index::{Index, Keys};
+use crate::callers::Caller;
 use crate::metrics::Gauge;
 
 /// Bytes of responses that a stream holds before its watches fall behind; one response may be larger.
@@ -73,6 +75,8 @@ pub(super) struct Stream {
     pub serial: u64,
     /// Whether it ends when there is no leader.
     pub needs_leader: bool,
+    /// Whose figures its watches count for.
+    pub caller: Arc<Caller>,
     /// All its watches, by their number on the stream.
     pub watches: RefCell<BTreeMap<i64, Rc<Watch>>>,
     /// Those that are behind the hub.
@@ -91,10 +95,11 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    pub fn new(serial: u64, needs_leader: bool, pending_events: Gauge) -> Stream {
+    pub fn new(serial: u64, needs_leader: bool, caller: Arc<Caller>, pending_events: Gauge) -> Stream {
         Stream {
             serial,
             needs_leader,
+            caller,
             watches: RefCell::default(),
             unsynced: RefCell::default(),
             next_id: Cell::new(0),

@@ -172,7 +172,8 @@ impl World {
         pipe.credit.set(credit);
         let closed = poll_closed(pipe.clone());
         let hub = Rc::clone(&self.hub);
-        let future = hub.serve(needs_leader, Requester(pipe.clone()), Responder(pipe.clone()), closed);
+        let future =
+            hub.serve(needs_leader, Arc::default(), Requester(pipe.clone()), Responder(pipe.clone()), closed);
         Client { pipe, future: Some(future), flag: Arc::new(Flag(AtomicBool::new(true))), result: None }
     }
 

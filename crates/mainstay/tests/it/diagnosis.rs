@@ -1,0 +1,84 @@
+//! `/debug/mainstay`: what a member says of who calls it and of what was expensive.
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+
+use api::etcdserverpb::{LeaseKeepAliveRequest, LeaseKeepAliveResponse, RangeRequest, RangeResponse};
+use prost::Message as _;
+use serde_json::Value;
+
+use crate::client::path;
+use crate::cluster::PATIENCE;
+use crate::member::Setup;
+use crate::temp_dir::TempDir;
+use crate::{eventually, filler, run};
+
+fn page(address: SocketAddr) -> Value {
+    let mut stream = TcpStream::connect(address).expect("a connection");
+    stream
+        .write_all(b"GET /debug/mainstay HTTP/1.1\r\nHost: m\r\nConnection: close\r\n\r\n")
+        .expect("the server reads");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("the server answers");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
+    assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
+    serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {body}"))
+}
+
+#[test]
+fn who_calls_and_what_was_expensive() {
+    let dir = TempDir::new("diagnosis");
+    run(async {
+        let member = Setup::new(dir.path()).start();
+        let client = member.client().await;
+        for number in 0..1500 {
+            client.put(format!("many/{number:04}"), "x").await.expect("puts are served");
+        }
+        client.put("large", filler(1, 200 << 10)).await.expect("puts are served");
+        let watch = client.watch_all(1).await.expect("a watch can be opened");
+        let lease = client.grant(600).await.expect("a lease");
+        let (mut renewing, mut renewed) =
+            client.channel.stream(path::KEEP_ALIVE).await.expect("a stream of renewals");
+        for _ in 0..2 {
+            let request = LeaseKeepAliveRequest { id: lease }.encode_to_vec();
+            renewing.send(request.into()).await.expect("the stream is open");
+            let answer = renewed.next().await.expect("renewals are answered").expect("an answer");
+            assert_eq!(LeaseKeepAliveResponse::decode(answer).expect("an answer").ttl, 600);
+        }
+        // One that is small, and three that are not.
+        for limit in [10, 0, 0, 1200] {
+            let (key, range_end) = ("many/".into(), "many0".into());
+            let request = RangeRequest { key, range_end, limit, ..RangeRequest::default() };
+            let _: RangeResponse = client.call(path::RANGE, &request).await.expect("reads are served");
+        }
+
+        let told = page(member.client_address());
+        assert_eq!(told["name"], "m");
+        assert!(told["clock_unix_ns"].as_u64().expect("a time") > 1_600_000_000_000_000_000);
+        assert_eq!(told["fsync_stalls"].as_array().map(Vec::is_empty), Some(true), "{told}");
+        let ranges = told["expensive_ranges"].as_array().expect("a list");
+        assert_eq!(ranges.len(), 1, "{told}");
+        let range = &ranges[0];
+        assert_eq!(range["client"], "127.0.0.1");
+        assert_eq!((&range["key"], &range["range_end"]), (&"\"many/\"".into(), &"\"many0\"".into()));
+        assert_eq!((range["count"].as_u64(), range["keys_max"].as_u64()), (Some(3), Some(1500)), "{range}");
+        assert!(range["bytes_total"].as_u64().expect("bytes") > 3 * 1200 * 10);
+        let values = told["large_values"].as_array().expect("a list");
+        assert_eq!(values.len(), 1, "{told}");
+        assert_eq!((&values[0]["key"], values[0]["bytes"].as_u64()), (&"\"large\"".into(), Some(200 << 10)));
+        let us = &told["clients"].as_array().expect("a list")[0];
+        assert_eq!(us["address"], "127.0.0.1", "{told}");
+        assert_eq!((us["watches"].as_i64(), us["leases"].as_i64()), (Some(1), Some(1)), "{us}");
+        assert_eq!(us["connections"].as_i64(), Some(1), "{us}");
+        assert!(us["requests"].as_u64().expect("a number") >= 1507, "{us}");
+
+        drop((watch, renewing, renewed, client));
+        eventually("what is closed is no longer counted", PATIENCE, async || {
+            let told = page(member.client_address());
+            let us = &told["clients"][0];
+            let open = [&us["watches"], &us["leases"], &us["connections"]];
+            (open == [&Value::from(0); 3]).then_some(())
+        })
+        .await;
+    });
+}

@@ -1,0 +1,265 @@
+//! The state as a database of etcd's: what a client's `snapshot save` gets, and what an export writes.
+//!
+//! It is gone through twice, in the order of revisions: once for the lengths alone, which needs no value, and once to
+//! write it. Both passes stop wherever their caller likes, so that whoever serves clients can turn to others.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::sync::Arc;
+
+use api::etcdserverpb::AlarmMember;
+use bytes::BytesMut;
+use interchange::WriteError;
+use interchange::backend::{
+    Auth, BackendLayout, BackendWriter, Change, ChangeHead, ConfState, Member, Membership, Meta, Release,
+    Revision,
+};
+use interchange::bolt::Plan;
+use machine::found::read_version;
+use machine::image::Head;
+use machine::{Members, ReadError, Values};
+use mvcc::{Version, View};
+
+/// A state, and the words it gets about its members and itself.
+pub struct EtcdDatabase {
+    view: Arc<View>,
+    compact_revision: i64,
+    leases: Vec<api::leasepb::Lease>,
+    alarms: Vec<AlarmMember>,
+    /// What the bucket `meta` will say.
+    pub meta: Meta,
+    /// Members, and what they agreed on.
+    pub membership: Membership,
+    /// For which etcd.
+    pub release: Release,
+}
+
+/// The first pass.
+pub struct Measuring {
+    layout: Option<BackendLayout>,
+    behind: (i64, u32),
+}
+
+/// The second pass.
+pub struct Writing<W> {
+    writer: BackendWriter<W>,
+    behind: (i64, u32),
+    value: BytesMut,
+}
+
+/// Why a state could not be written.
+#[derive(Debug)]
+pub enum EtcdDatabaseError {
+    /// A value cannot be read.
+    Read(ReadError),
+    /// The database cannot be written.
+    Write(WriteError),
+}
+
+impl From<WriteError> for EtcdDatabaseError {
+    fn from(error: WriteError) -> Self {
+        EtcdDatabaseError::Write(error)
+    }
+}
+
+impl std::fmt::Display for EtcdDatabaseError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            EtcdDatabaseError::Read(error) => error.fmt(f),
+            EtcdDatabaseError::Write(error) => error.fmt(f),
+        }
+    }
+}
+
+/// A member in the words of etcd's database.
+fn member(member: &machine::Member) -> Member {
+    Member {
+        id: member.id,
+        peer_urls: member.peer_urls.clone(),
+        is_learner: member.is_learner,
+        name: member.name.clone(),
+        client_urls: member.client_urls.clone(),
+    }
+}
+
+/// Members in the words of etcd's database.
+pub fn membership(members: &Members) -> Membership {
+    Membership {
+        members: members.by_id.values().map(member).collect(),
+        removed: members.removed.clone(),
+        cluster_version: members.cluster_version.clone(),
+        downgrade_target: members.downgrade_target.clone(),
+    }
+}
+
+/// Members of etcd's database in the machine's words.
+pub fn members(membership: &Membership) -> Members {
+    let member = |m: &Member| machine::Member {
+        id: m.id,
+        peer_urls: m.peer_urls.clone(),
+        is_learner: m.is_learner,
+        name: m.name.clone(),
+        client_urls: m.client_urls.clone(),
+    };
+    Members {
+        by_id: membership.members.iter().map(|m| (m.id, member(m))).collect::<BTreeMap<_, _>>(),
+        removed: membership.removed.clone(),
+        cluster_version: membership.cluster_version.clone(),
+        downgrade_target: membership.downgrade_target.clone(),
+    }
+}
+
+impl EtcdDatabase {
+    /// A state as `snapshot save` sends it; head and view are of one moment.
+    ///
+    /// It says nothing of a cluster's version: one that etcd finds may be too new for it, and a cluster that is
+    /// restored agrees on its own.
+    pub fn new(view: Arc<View>, head: &Head, release: Release) -> EtcdDatabase {
+        let compacted = (head.compact_revision >= 0).then_some(head.compact_revision);
+        let conf_state = ConfState { voters: head.members.voters(), learners: head.members.learners() };
+        let meta = Meta {
+            consistent_index: head.applied_index,
+            term: Some(head.applied_term),
+            conf_state: Some(conf_state),
+            storage_version: release.storage_version().map(str::to_owned),
+            scheduled_compact_revision: compacted,
+            finished_compact_revision: compacted,
+        };
+        let mut leases: Vec<_> = head
+            .leases()
+            .iter()
+            .map(|(id, ttl, remaining)| api::leasepb::Lease { id: *id, ttl: *ttl, remaining_ttl: *remaining })
+            .collect();
+        leases.sort_unstable_by_key(|lease| lease.id as u64);
+        let mut membership = membership(&head.members);
+        membership.cluster_version.clear();
+        membership.downgrade_target = None;
+        EtcdDatabase {
+            view,
+            compact_revision: head.compact_revision,
+            leases,
+            alarms: head.alarms.list(0, 0),
+            meta,
+            membership,
+            release,
+        }
+    }
+
+    /// Begins the first pass.
+    pub fn measure(&self) -> Measuring {
+        Measuring { layout: None, behind: (0, u32::MAX) }
+    }
+
+    /// Begins the second pass; the writer was made with the plan that the first gave.
+    ///
+    /// # Errors
+    ///
+    /// When the output fails.
+    pub fn write<W: Write>(&self, mut writer: BackendWriter<W>) -> Result<Writing<W>, EtcdDatabaseError> {
+        writer.meta(&self.meta)?;
+        writer.membership(&self.membership)?;
+        writer.alarms(&self.alarms)?;
+        writer.auth(&Auth::default())?;
+        for lease in &self.leases {
+            writer.lease(lease)?;
+        }
+        Ok(Writing { writer, behind: (0, u32::MAX), value: BytesMut::new() })
+    }
+
+    /// Whether a version belongs into the database. A deletion that a compaction made unreadable may still be there.
+    fn has(&self, version: Version<'_>) -> bool {
+        !version.is_tombstone() || version.main() >= self.compact_revision
+    }
+}
+
+fn head_of(version: Version<'_>) -> ChangeHead<'_> {
+    let is_tombstone = version.is_tombstone();
+    ChangeHead {
+        revision: Revision { main: version.main(), sub: i64::from(version.sub()) },
+        is_tombstone,
+        key: version.key(),
+        create_revision: if is_tombstone { 0 } else { version.create_revision() },
+        mod_revision: if is_tombstone { 0 } else { version.main() },
+        version: if is_tombstone { 0 } else { version.version() },
+        lease: if is_tombstone { 0 } else { version.lease() },
+    }
+}
+
+impl Measuring {
+    /// Goes on over so many versions; gives the sum behind the last.
+    ///
+    /// # Errors
+    ///
+    /// When the state holds what etcd's database cannot.
+    pub fn step(&mut self, of: &EtcdDatabase, budget: usize) -> Result<Option<Plan>, EtcdDatabaseError> {
+        let layout = match &mut self.layout {
+            Some(layout) => layout,
+            none => {
+                let layout = none.insert(BackendLayout::new(of.release));
+                layout.meta(&of.meta)?;
+                layout.membership(&of.membership)?;
+                layout.alarms(&of.alarms)?;
+                layout.auth(&Auth::default())?;
+                for lease in &of.leases {
+                    layout.lease(lease)?;
+                }
+                layout
+            }
+        };
+        let snapshot = of.view.snapshot();
+        let mut versions = snapshot.written_after(self.behind.0, self.behind.1);
+        for _ in 0..budget {
+            let Some(version) = versions.next() else {
+                let layout = self.layout.take().unwrap_or_else(|| BackendLayout::new(of.release));
+                return Ok(Some(layout.finish()?));
+            };
+            self.behind = (version.main(), version.sub());
+            if of.has(version) {
+                layout.change(&head_of(version), version.value_len() as usize)?;
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl<W: Write> Writing<W> {
+    /// Goes on until so many bytes of values were written; whether that was all.
+    ///
+    /// # Errors
+    ///
+    /// When a value cannot be read or the output fails.
+    pub fn step(
+        &mut self,
+        of: &EtcdDatabase,
+        values: &dyn Values,
+        budget_bytes: usize,
+    ) -> Result<bool, EtcdDatabaseError> {
+        let snapshot = of.view.snapshot();
+        let mut versions = snapshot.written_after(self.behind.0, self.behind.1);
+        let mut bytes = 0;
+        while bytes < budget_bytes {
+            let Some(version) = versions.next() else { return Ok(true) };
+            self.behind = (version.main(), version.sub());
+            if !of.has(version) {
+                continue;
+            }
+            self.value.clear();
+            if version.value_len() > 0 {
+                read_version(version, values, &mut self.value).map_err(EtcdDatabaseError::Read)?;
+            }
+            bytes += 64 + version.key().len() + self.value.len();
+            self.writer.change(&Change { head: head_of(version), value: &self.value })?;
+        }
+        Ok(false)
+    }
+
+    /// The output, for whoever takes what was written out of it piece by piece.
+    pub fn output(&mut self) -> &mut W {
+        self.writer.output()
+    }
+
+    /// Writes what is left, and gives the writer of the database back to be finished.
+    pub fn into_writer(self) -> BackendWriter<W> {
+        self.writer
+    }
+}

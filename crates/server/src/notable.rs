@@ -1,0 +1,184 @@
+//! Requests worth naming: those that cost so much that others may have waited for them, and who sent them.
+//!
+//! Only requests beyond a limit are noted, so that the common ones pay nothing.
+
+use std::net::IpAddr;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+
+/// Keys that make a range worth noting.
+pub const RANGE_KEYS: u64 = 1000;
+/// Bytes of an answer that do.
+pub const RANGE_BYTES: usize = 1 << 20;
+/// Bytes that make a value worth noting.
+pub const VALUE_BYTES: usize = 128 << 10;
+
+/// Notes of each kind that are kept; the one not repeated for the longest time makes way.
+const NOTES_MAX: usize = 64;
+/// Bytes that are kept of a key.
+const KEY_BYTES: usize = 128;
+
+/// An expensive range and how often it came.
+#[derive(Clone, Debug)]
+pub struct RangeNote {
+    /// Who sent it.
+    pub client: IpAddr,
+    /// What it asked for; the beginning, if it is long.
+    pub key: Bytes,
+    /// Up to where; the beginning, if it is long.
+    pub range_end: Bytes,
+    /// How often.
+    pub count: u64,
+    /// The most keys that one of them found.
+    pub keys_max: u64,
+    /// Bytes of all answers.
+    pub bytes_total: u64,
+    /// The longest time that one of them took to be answered.
+    pub took_max: Duration,
+    /// When it last came.
+    pub last: SystemTime,
+}
+
+/// A large value that was put.
+#[derive(Clone, Debug)]
+pub struct ValueNote {
+    /// Who sent it.
+    pub client: IpAddr,
+    /// Under which key; the beginning, if it is long.
+    pub key: Bytes,
+    /// The most bytes it has had.
+    pub bytes: u64,
+    /// When it was last put.
+    pub last: SystemTime,
+}
+
+/// All notes.
+#[derive(Debug, Default)]
+pub struct Notable {
+    ranges: Mutex<Vec<RangeNote>>,
+    values: Mutex<Vec<ValueNote>>,
+}
+
+fn beginning(key: &Bytes) -> Bytes {
+    // Copied: the key is a part of its request, which would stay in memory whole.
+    Bytes::copy_from_slice(&key[..key.len().min(KEY_BYTES)])
+}
+
+/// Adds a note, and takes the oldest away if there are too many.
+fn push<N>(notes: &mut Vec<N>, note: N, last: impl Fn(&N) -> SystemTime) {
+    if notes.len() >= NOTES_MAX
+        && let Some((oldest, _)) = notes.iter().enumerate().min_by_key(|(_, note)| last(note))
+    {
+        notes.swap_remove(oldest);
+    }
+    notes.push(note);
+}
+
+impl Notable {
+    /// A range was answered.
+    pub fn ranged(
+        &self,
+        client: IpAddr,
+        (key, range_end): (&Bytes, &Bytes),
+        keys: u64,
+        bytes: u64,
+        took: Duration,
+        now: SystemTime,
+    ) {
+        let (key, range_end) = (beginning(key), beginning(range_end));
+        let mut notes = self.ranges.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = notes
+            .iter_mut()
+            .find(|note| note.client == client && note.key == key && note.range_end == range_end);
+        match known {
+            Some(note) => {
+                note.count += 1;
+                note.keys_max = note.keys_max.max(keys);
+                note.bytes_total = note.bytes_total.saturating_add(bytes);
+                note.took_max = note.took_max.max(took);
+                note.last = now;
+            }
+            None => {
+                let note = RangeNote {
+                    client,
+                    key,
+                    range_end,
+                    count: 1,
+                    keys_max: keys,
+                    bytes_total: bytes,
+                    took_max: took,
+                    last: now,
+                };
+                push(&mut notes, note, |note| note.last);
+            }
+        }
+    }
+
+    /// A large value is being put.
+    pub fn put(&self, client: IpAddr, key: &Bytes, bytes: usize, now: SystemTime) {
+        let (key, bytes) = (beginning(key), bytes as u64);
+        let mut notes = self.values.lock().unwrap_or_else(PoisonError::into_inner);
+        match notes.iter_mut().find(|note| note.client == client && note.key == key) {
+            Some(note) => (note.bytes, note.last) = (note.bytes.max(bytes), now),
+            None => push(&mut notes, ValueNote { client, key, bytes, last: now }, |note| note.last),
+        }
+    }
+
+    /// The ranges noted, those with the most bytes first.
+    pub fn ranges(&self) -> Vec<RangeNote> {
+        let mut notes = self.ranges.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        notes.sort_by_key(|note| std::cmp::Reverse((note.bytes_total, note.count)));
+        notes
+    }
+
+    /// The values noted, the largest first.
+    pub fn values(&self) -> Vec<ValueNote> {
+        let mut notes = self.values.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        notes.sort_by_key(|note| std::cmp::Reverse(note.bytes));
+        notes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+
+    fn at(seconds: u64) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn the_same_range_is_one_note_and_the_oldest_makes_way() {
+        let notable = Notable::default();
+        let end = Bytes::from_static(b"z");
+        for number in 0..NOTES_MAX as u64 {
+            let key = Bytes::from(format!("{number:03}"));
+            notable.ranged(CLIENT, (&key, &end), 2000, 10, Duration::from_millis(3), at(number));
+        }
+        let first = Bytes::from_static(b"000");
+        notable.ranged(CLIENT, (&first, &end), 3000, 10, Duration::from_millis(1), at(100));
+        let new = Bytes::from(vec![b'n'; 1000]);
+        notable.ranged(CLIENT, (&new, &end), 1000, 5, Duration::ZERO, at(101));
+        let notes = notable.ranges();
+        assert_eq!(notes.len(), NOTES_MAX);
+        let top = &notes[0];
+        assert_eq!((&top.key[..], top.count, top.keys_max, top.bytes_total), (&b"000"[..], 2, 3000, 20));
+        assert_eq!(top.took_max, Duration::from_millis(3));
+        assert!(notes.iter().all(|note| note.key != "001"), "the oldest is gone");
+        assert!(notes.iter().any(|note| note.key.len() == KEY_BYTES));
+    }
+
+    #[test]
+    fn values_keep_their_largest_size() {
+        let notable = Notable::default();
+        for (bytes, seconds) in [(200_000, 1), (300_000, 2), (150_000, 3)] {
+            notable.put(CLIENT, &Bytes::from_static(b"k"), bytes, at(seconds));
+        }
+        let [note] = &notable.values()[..] else { panic!("one note") };
+        assert_eq!((note.bytes, note.last), (300_000, at(3)));
+    }
+}

@@ -1,0 +1,429 @@
+//! Making a data directory of a state that comes from elsewhere: a snapshot, or what another program left.
+//!
+//! A member finds there what it would find after it has taken over another member's state: the values in the log, the
+//! index in a checkpoint of one base run, and the log begun anew behind the entry that the state stands at. Entries
+//! behind that may follow.
+//!
+//! Nothing is synced before [`Restoration::finish`]: whoever restores gives the directory its name afterwards, and
+//! begins again after a crash. Memory holds the index, as that of the member that will be started, and a portion of
+//! values.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+
+use api::etcdserverpb::AlarmMember;
+use disk::Disk;
+use log::checkpoint::{CheckpointStore, Manifest};
+use log::{Batch, HardState, Log, LogEvent, Reset, Synced};
+use machine::image::RunWriter;
+use machine::snapshot::SnapshotVersion;
+use machine::transfer::{Assembly, ReceivedVersion, TransferEnd, TransferHead};
+use machine::{Alarms, Command, Leases, Machine, Members, Rules};
+use mvcc::Location;
+
+use crate::keeper::Level;
+use crate::shared::Identity;
+use crate::terms;
+use crate::values::LogValues;
+
+/// Bytes of values that go to the log at once.
+const PORTION_BYTES: usize = 4 << 20;
+/// Versions that are gathered at once, whatever their values weigh.
+const PORTION_VERSIONS: usize = 16 << 10;
+
+/// Room is left for revisions to come.
+const REVISION_MAX: i64 = i64::MAX / 2;
+/// Any odd number with many bits set.
+const SEED: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// What a state says beside keys and values.
+#[derive(Debug)]
+pub struct RestoredHead {
+    /// The compact revision; -1 for none.
+    pub compact_revision: i64,
+    /// The last entry whose effects are in it.
+    pub index: u64,
+    /// The term of that entry.
+    pub term: u64,
+    /// Of each lease its id, its TTL in seconds, and the time left as of the last checkpoint, or 0.
+    pub leases: Vec<(i64, i64, i64)>,
+    /// Alarms.
+    pub alarms: Vec<AlarmMember>,
+    /// Members.
+    pub members: Members,
+    /// All members of the cluster are made of this same state: their rolling hash begins with what follows from it.
+    /// Where that is not so, it is not known, and compares with nothing.
+    pub is_shared: bool,
+}
+
+/// An entry of the raft log that follows on a state.
+#[derive(Clone, Debug)]
+pub struct RestoredEntry {
+    /// It is to be applied to the state as well: it is committed.
+    pub applies: bool,
+    /// The entry.
+    pub entry: log::Entry,
+}
+
+/// A data directory that is being made.
+pub struct Restoration {
+    disk: Arc<dyn Disk>,
+    member_dir: PathBuf,
+    identity: Identity,
+    rules: Rules,
+    log: Log,
+    events: Receiver<LogEvent>,
+}
+
+/// Versions on their way into a directory that is being made.
+pub struct Filling<'r> {
+    restoration: &'r mut Restoration,
+    assembly: Assembly,
+    head: TransferHead,
+    versions: Vec<ReceivedVersion>,
+    values: Vec<log::Value>,
+    bytes: usize,
+    entries: u64,
+    /// The last version taken, by main and sub revision.
+    last: (i64, u32),
+}
+
+/// What a member applies entries by, if its options say nothing else.
+pub const RULES: Rules = Rules { lease_ttl_min: 2, learners_max: 1 };
+
+impl Restoration {
+    /// Begins, in a directory that holds nothing of a member yet.
+    ///
+    /// # Errors
+    ///
+    /// The text says what the operating system refused, or what is there already.
+    pub fn begin(disk: &Arc<dyn Disk>, data_dir: &Path, identity: Identity) -> Result<Restoration, String> {
+        let member_dir = data_dir.join("member");
+        let failed = |e: std::io::Error| format!("cannot create {}: {e}", member_dir.display());
+        if disk.exists(&member_dir).map_err(failed)? {
+            return Err(format!("{} is there already", member_dir.display()));
+        }
+        disk.create_dir_all(&member_dir).map_err(failed)?;
+        let mut options = log::Options::new(member_dir.join("log"), identity.cluster_id, identity.member_id);
+        options.by_hand = true;
+        options.unsafe_no_fsync = true;
+        let (sender, events) = channel();
+        // Nobody is told anything once the directory is made.
+        let on_event = Box::new(move |event| drop(sender.send(event)));
+        let (log, _) = Log::open(options, Arc::clone(disk), 1, &mut |_| {}, on_event)
+            .map_err(|e| e.to_string())?;
+        let disk = Arc::clone(disk);
+        Ok(Restoration { disk, member_dir, identity, rules: RULES, log, events })
+    }
+
+    /// A reader of the values that were written.
+    pub fn values(&self) -> LogValues {
+        LogValues::new(self.log.values())
+    }
+
+    /// Begins to take the versions of a state.
+    ///
+    /// # Errors
+    ///
+    /// When the head is none that a member can have.
+    pub fn fill(&mut self, head: RestoredHead) -> Result<Filling<'_>, String> {
+        if !(-1..=REVISION_MAX).contains(&head.compact_revision) {
+            return Err(format!("a state that was compacted at {} cannot be", head.compact_revision));
+        }
+        let digest = head.is_shared.then(|| {
+            let mut digest = SEED;
+            for (id, ttl, remaining) in &head.leases {
+                digest = [*id, *ttl, *remaining].into_iter().fold(digest, |digest, n| mix(digest, n as u64));
+            }
+            mix(digest, head.compact_revision as u64)
+        });
+        let head = TransferHead {
+            from: 0,
+            revision: 1,
+            compact_revision: head.compact_revision,
+            applied_index: head.index,
+            applied_term: head.term,
+            versions_max: 0,
+            state_hash: digest,
+            leases: Leases::granted(head.leases).map_err(|e| e.to_string())?,
+            alarms: Alarms::raised(head.alarms),
+            members: head.members,
+        };
+        let mut assembly = Assembly::new(self.rules, None);
+        assembly.begin(&head).map_err(|e| e.to_string())?;
+        let (versions, values) = (Vec::new(), Vec::new());
+        Ok(Filling { restoration: self, assembly, head, versions, values, bytes: 0, entries: 0, last: (0, 0) })
+    }
+
+    /// Makes a machine of a snapshot in Mainstay's own format, whose head may have been changed. With `bump` its
+    /// revision is raised by so much, and everything up to there counts as compacted.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with the snapshot, or what the disk refused.
+    pub fn take_snapshot<I, B>(
+        &mut self,
+        mut reader: machine::snapshot::SnapshotReader<I>,
+        bump: Option<u64>,
+    ) -> Result<Machine, String>
+    where
+        I: Iterator<Item = Result<B, String>>,
+        B: AsRef<[u8]>,
+    {
+        let rules = self.rules;
+        if let Some(bump) = bump {
+            let head = reader.head_mut();
+            head.revision = bumped(head.revision, bump)?;
+        }
+        let mut number = 0;
+        let mut machine = machine::snapshot::restore(rules, reader, |value| {
+            // What these numbers are is never asked: the index knows whose value lies where.
+            number += 1;
+            let id = log::ValueId { main: number, sub: 0 };
+            let data = bytes::Bytes::copy_from_slice(value);
+            let placed = self.append(Batch { values: vec![log::Value { id, data }], ..Batch::default() })?;
+            let (_, place) = placed.values.first().ok_or("the log lost a value")?;
+            Ok(Location { segment: place.segment, offset: place.offset })
+        })
+        .map_err(|e| e.to_string())?;
+        if bump.is_some() {
+            let revision = machine.store.current_revision();
+            machine.store.compact(revision).map_err(|e| format!("{e:?}"))?;
+            while !machine.compact_step(u64::MAX) {}
+        }
+        Ok(machine)
+    }
+
+    /// Begins the log behind the machine's last entry, and lets entries follow. Those that apply are applied to the
+    /// machine. Gives the terms of all entries from there on, for [`Restoration::finish`].
+    ///
+    /// # Errors
+    ///
+    /// When an entry cannot be applied, or the disk fails.
+    pub fn follow(
+        &mut self,
+        machine: &mut Machine,
+        hard_state: HardState,
+        entries: &mut dyn Iterator<Item = Result<RestoredEntry, String>>,
+    ) -> Result<Vec<(u64, u64)>, String> {
+        let (index, term) = (machine.applied_index, machine.applied_term);
+        let mut runs = Vec::new();
+        let mut batch = Batch::default();
+        if index > 0 {
+            terms::push(&mut runs, index, term);
+            batch.reset = Some(Reset { index, term });
+        }
+        let values = self.values();
+        let (mut applies, mut bytes) = (Vec::new(), 0);
+        loop {
+            let next = entries.next().transpose()?;
+            let is_last = next.is_none();
+            if let Some(RestoredEntry { applies: does, entry }) = next {
+                bytes += entry.data.len();
+                applies.push(does);
+                batch.entries.push(entry);
+            }
+            if !is_last && bytes < PORTION_BYTES && applies.len() < PORTION_VERSIONS {
+                continue;
+            }
+            let portion = batch.entries.clone();
+            if is_last {
+                batch.hard_state = Some(hard_state);
+            }
+            let placed = self.append(std::mem::take(&mut batch))?;
+            if placed.locations.len() != portion.len() {
+                return Err("the log lost an entry".to_owned());
+            }
+            let places = placed.locations.iter().map(|(_, place)| place);
+            for ((entry, does), place) in portion.iter().zip(applies.drain(..)).zip(places) {
+                if !does {
+                    continue;
+                }
+                let location = Location { segment: place.segment, offset: place.offset };
+                let command = Command { index: entry.index, term: entry.term, data: &entry.data, location };
+                let applied = match entry.entry_type {
+                    0 => machine.apply(command, &values, false).map(drop),
+                    _ => machine.apply_conf_change(command).map(drop),
+                };
+                applied.map_err(|fatal| fatal.to_string())?;
+                terms::push(&mut runs, entry.index, entry.term);
+            }
+            bytes = 0;
+            if is_last {
+                return Ok(runs);
+            }
+        }
+    }
+
+    /// Writes the checkpoint and makes everything durable. `terms` are those that [`Restoration::follow`] gave.
+    ///
+    /// # Errors
+    ///
+    /// When the disk fails.
+    pub fn finish(self, mut machine: Machine, terms: &[(u64, u64)]) -> Result<(), String> {
+        let Restoration { disk, member_dir, identity, log, .. } = self;
+        let text = |e: log::OpenError| e.to_string();
+        let values = log.values();
+        drop(log);
+        let log_dir = member_dir.join("log");
+        let failed = |e: std::io::Error| format!("cannot sync {}: {e}", log_dir.display());
+        for name in disk.list(&log_dir).map_err(failed)? {
+            disk.open(&log_dir.join(name)).and_then(|file| file.sync_all()).map_err(failed)?;
+        }
+        disk.sync_dir(&log_dir).map_err(failed)?;
+        if machine.applied_index > 0 {
+            let checkpoints =
+                CheckpointStore::open(Arc::clone(&disk), member_dir.join("checkpoint")).map_err(text)?;
+            let view = machine.store.publish();
+            let head = machine.head();
+            let (to, applied_index, term) = (head.revision, head.applied_index, head.applied_term);
+            let name = Level::name(0, to, applied_index, &[]);
+            let mut file =
+                checkpoints.begin(&name, applied_index, term, &identity.to_bytes()).map_err(text)?;
+            let mut blocks = RunWriter::new(view, head, 0);
+            while let Some(block) = blocks.next_block() {
+                file.write_block(&block).map_err(text)?;
+            }
+            let run = file.finish().map_err(text)?;
+            let metadata = terms::write(terms);
+            checkpoints.commit(&Manifest { applied_index, term, metadata, runs: vec![run] }).map_err(text)?;
+        }
+        let end = values.log_end();
+        let witness =
+            log::Witness { cluster_id: identity.cluster_id, member_id: identity.member_id, end };
+        witness.write(&*disk, &member_dir.join("witness")).map_err(text)?;
+        disk.sync_dir(&member_dir).map_err(|e| format!("cannot sync {}: {e}", member_dir.display()))
+    }
+
+    /// Writes a batch and says where everything lies.
+    fn append(&mut self, batch: Batch) -> Result<Synced, String> {
+        let full = || format!("the disk has no room for {}", self.member_dir.join("log").display());
+        let ticket = match self.log.append(batch) {
+            Ok(ticket) => ticket,
+            Err(refused) => {
+                return Err(match refused.reason {
+                    log::Refusal::NoSpace => full(),
+                    reason => format!("the log does not take what has to be written: {reason:?}"),
+                });
+            }
+        };
+        self.log.turn();
+        let mut all = Synced::default();
+        while let Ok(event) = self.events.try_recv() {
+            match event {
+                LogEvent::Synced(synced) => {
+                    all.ticket = synced.ticket;
+                    all.locations.extend(synced.locations);
+                    all.values.extend(synced.values);
+                }
+                LogEvent::Failed(fatal) => return Err(fatal.to_string()),
+                LogEvent::SpaceChanged(_) => {}
+            }
+        }
+        if all.ticket < ticket { Err(full()) } else { Ok(all) }
+    }
+}
+
+/// A revision raised by so much.
+///
+/// # Errors
+///
+/// When there is no such revision.
+pub fn bumped(revision: i64, by: u64) -> Result<i64, String> {
+    i64::try_from(by)
+        .ok()
+        .and_then(|by| revision.checked_add(by))
+        .filter(|revision| *revision <= REVISION_MAX)
+        .ok_or_else(|| format!("revision {revision} cannot be raised by {by}: the highest is {REVISION_MAX}"))
+}
+
+fn mix(digest: u64, word: u64) -> u64 {
+    // An odd factor: no two words lead to the same from one digest. The rotation brings high bits down.
+    (digest ^ word).wrapping_mul(SEED).rotate_left(29)
+}
+
+impl Filling<'_> {
+    /// Takes the next version, in the order of revisions.
+    ///
+    /// # Errors
+    ///
+    /// When it is out of order or above the head's revision, or the disk fails.
+    pub fn push(&mut self, version: &SnapshotVersion<'_>) -> Result<(), String> {
+        let received = ReceivedVersion::of(version).map_err(|e| e.to_string())?;
+        let at = (version.main, version.sub);
+        if at <= self.last || version.main > REVISION_MAX {
+            let (main, sub) = self.last;
+            return Err(format!("a version at revision {}.{} behind one at {main}.{sub}", at.0, at.1));
+        }
+        self.last = at;
+        if let Some(digest) = &mut self.head.state_hash {
+            let bytes = u64::from(crc32c::crc32c(version.key)) << 32 | u64::from(crc32c::crc32c(version.value));
+            let numbers =
+                [version.main as u64, u64::from(version.sub), version.version as u64, version.lease as u64];
+            *digest = numbers.into_iter().fold(mix(*digest, bytes), mix);
+        }
+        if received.value_len() > 0 {
+            let id = log::ValueId { main: version.main, sub: i64::from(version.sub) };
+            self.values.push(log::Value { id, data: bytes::Bytes::copy_from_slice(version.value) });
+            self.bytes += version.value.len();
+        }
+        self.versions.push(received);
+        self.entries += 1;
+        if self.bytes >= PORTION_BYTES || self.versions.len() >= PORTION_VERSIONS {
+            self.place()?;
+        }
+        Ok(())
+    }
+
+    /// The revision that the state stands at, by what was taken so far.
+    pub fn revision(&self) -> i64 {
+        self.last.0.max(self.head.compact_revision).max(1)
+    }
+
+    /// The revision was raised to this one without a version.
+    pub fn raise(&mut self, revision: i64) {
+        self.last = self.last.max((revision, 0));
+    }
+
+    /// Makes the machine. With `bump` its revision is raised by so much, and everything up to there counts as
+    /// compacted.
+    ///
+    /// # Errors
+    ///
+    /// When versions contradict each other, revisions run out, or the disk fails.
+    pub fn finish(mut self, bump: Option<u64>) -> Result<Machine, String> {
+        self.place()?;
+        self.head.revision = self.revision();
+        if let Some(bump) = bump {
+            self.head.revision = bumped(self.head.revision, bump)?;
+            self.head.compact_revision = self.head.revision;
+        }
+        let end = TransferEnd { head: self.head, entries: self.entries };
+        self.assembly.finish(end).map_err(|e| match e {
+            machine::image::RestoreError::Load(e) => format!("the versions contradict each other: {e}"),
+            e => e.to_string(),
+        })
+    }
+
+    fn place(&mut self) -> Result<(), String> {
+        self.bytes = 0;
+        let values = std::mem::take(&mut self.values);
+        let places = match values.is_empty() {
+            true => Vec::new(),
+            false => self.restoration.append(Batch { values, ..Batch::default() })?.values,
+        };
+        let mut places = places.into_iter();
+        for version in self.versions.drain(..) {
+            let location = match version.value_len() {
+                0 => Location::default(),
+                _ => {
+                    let (_, place) = places.next().ok_or("the log lost a value")?;
+                    Location { segment: place.segment, offset: place.offset }
+                }
+            };
+            self.assembly.push(&version, location);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,140 @@
+//! What a stopped member holds, read without starting it.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use api::Status;
+use consensus::EntryKind;
+use disk::{Disk, Lock};
+use log::checkpoint::CheckpointStore;
+use log::{HardState, Log};
+use machine::{Command, Machine};
+use mvcc::{HashWalk, Location};
+
+use crate::inbox::Inbox;
+use crate::kv_hash::KvHash;
+use crate::open::{Unrestored, lock, replay_log, restore};
+use crate::restoration::RULES;
+use crate::shared::Identity;
+use crate::values::LogValues;
+
+/// A stopped member's state, with the entries applied that it knows to be committed. No member can be started on the
+/// directory before this is dropped.
+///
+/// The directory is opened as at a start: what an interrupted write left at the end of the log is cut off. Nothing
+/// else of it is changed.
+pub struct Stopped {
+    /// The member and its cluster.
+    pub identity: Identity,
+    /// Its state.
+    pub machine: Machine,
+    /// What raft has promised.
+    pub hard_state: HardState,
+    /// Entries in the log that are not known to be committed, and so are not in the state. None if the member alone
+    /// has a vote: then all in its log is committed.
+    pub uncommitted: u64,
+    log: Log,
+    _lock: Lock,
+}
+
+impl Stopped {
+    /// Reads a data directory.
+    ///
+    /// # Errors
+    ///
+    /// The text says what is wrong with which file, and what to do; or that a member is running on it, or that nothing
+    /// of a member is there.
+    pub fn open(disk: &Arc<dyn Disk>, data_dir: &Path) -> Result<Stopped, String> {
+        let text = |e: log::OpenError| e.to_string();
+        let member_dir = &data_dir.join("member");
+        let log_dir = member_dir.join("log");
+        let there = disk.exists(&log_dir).map_err(|e| format!("cannot look for {}: {e}", log_dir.display()))?;
+        if !there {
+            return Err(format!("{} holds no data of a member of Mainstay", data_dir.display()));
+        }
+        let lock = lock(&**disk, member_dir)?;
+        let checkpoints = CheckpointStore::open(Arc::clone(disk), member_dir.join("checkpoint")).map_err(text)?;
+        let manifest = checkpoints.load().map_err(text)?;
+        let Some((cluster_id, member_id)) = Log::identify(&**disk, &log_dir).map_err(text)? else {
+            return Err(format!("{} holds no log", log_dir.display()));
+        };
+        let identity = Identity { member_id, cluster_id };
+        let witness = log::Witness::read(&**disk, &member_dir.join("witness")).map_err(text)?;
+        let state = restore(RULES, &checkpoints, manifest.as_ref(), member_dir, &identity);
+        let (mut machine, _) = state.map_err(|why| match why {
+            Unrestored::Damaged(why) | Unrestored::Refused(why) => why,
+        })?;
+        let mut options = log::Options::new(&log_dir, cluster_id, member_id);
+        options.by_hand = true;
+        options.closed_at = witness.and_then(|witness| witness.end);
+        let first = machine.applied_index + 1;
+        let mut replayed = replay_log(options, disk, first, Arc::new(Inbox::default()))?;
+        if manifest.is_none()
+            && let Err(lacking) = replayed.is_whole()
+        {
+            return Err(format!("{} has no checkpoint, and {lacking}", member_dir.display()));
+        }
+        // A state was taken over, and the member stopped before the log could begin anew behind it.
+        let behind = replayed.recovered.last_index < machine.applied_index
+            || replayed.entries.first().is_some_and(|entry| entry.term < machine.applied_term);
+        if behind {
+            replayed.entries.clear();
+        }
+        let hard_state = replayed.recovered.hard_state;
+        let values = LogValues::new(replayed.log.values());
+        let mut uncommitted = 0;
+        for (entry, (_, place)) in replayed.entries.iter().zip(&replayed.locations) {
+            let alone = machine.members.voters() == [member_id];
+            if entry.index > hard_state.commit && !alone {
+                uncommitted += 1;
+                continue;
+            }
+            let location = Location { segment: place.segment, offset: place.offset };
+            let command = Command { index: entry.index, term: entry.term, data: &entry.data, location };
+            let applied = match entry.kind {
+                EntryKind::Normal => machine.apply(command, &values, false).map(drop),
+                EntryKind::ConfChange => machine.apply_conf_change(command).map(drop),
+            };
+            applied.map_err(|fatal| fatal.to_string())?;
+        }
+        Ok(Stopped { identity, machine, hard_state, uncommitted, log: replayed.log, _lock: lock })
+    }
+
+    /// A reader of its values.
+    pub fn values(&self) -> LogValues {
+        LogValues::new(self.log.values())
+    }
+
+    /// What its values take: bytes that are live, bytes of records in the log, and bytes of the log's files.
+    pub fn log_use(&self) -> (u64, u64, u64) {
+        let segments = self.log.segments();
+        (
+            self.machine.usage().values().map(|usage| usage.bytes).sum(),
+            segments.iter().map(|segment| segment.used_bytes).sum(),
+            segments.iter().map(|segment| segment.file_bytes).sum(),
+        )
+    }
+
+    /// What HashKV answers: the hash, the compact revision and the revision hashed; 0 asks for the newest.
+    ///
+    /// # Errors
+    ///
+    /// As HashKV's.
+    pub fn hash_kv(&mut self, revision: i64) -> Result<(u32, i64, i64), Status> {
+        let values = self.values();
+        let view = self.machine.store.publish();
+        let mut walk = HashWalk::new(&view.snapshot(), revision).map_err(machine::range::refused)?;
+        let (compacted, hashed) = (walk.compact_revision(), walk.revision());
+        let mut hash = KvHash::default();
+        let mut failed = None;
+        while !walk.step(&view.snapshot(), 4096, |version| {
+            if failed.is_none() {
+                failed = hash.feed(version, &values).err();
+            }
+        }) {}
+        match failed {
+            Some(status) => Err(status),
+            None => Ok((hash.finish(), compacted, hashed)),
+        }
+    }
+}

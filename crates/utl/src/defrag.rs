@@ -1,0 +1,76 @@
+//! `defrag`: etcd's database without its free pages. What Mainstay keeps has none.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use disk::{Disk, RealDisk};
+use interchange::bolt::Bolt;
+use server::stopped::Stopped;
+
+use crate::commands::required;
+use crate::migrate::{lock, rewrite};
+use crate::snapshot_file::{open_file, stat};
+use crate::{Refusal, Session};
+
+pub(crate) fn run(session: &mut Session<'_>) -> Result<(), Refusal> {
+    required(session, &["data-dir"])?;
+    let text = session.matches.text("data-dir");
+    let dir = PathBuf::from(text);
+    let done = match dir.join("member").join("log").is_dir() {
+        true => explain(session, &dir),
+        false => defragment(session, &dir),
+    };
+    done.map_err(|refusal| Refusal {
+        text: format!("Failed to defragment etcd data[{text}] ({refusal})"),
+        ..refusal
+    })
+}
+
+fn defragment(session: &mut Session<'_>, dir: &Path) -> Result<(), Refusal> {
+    let path = dir.join("member").join("snap").join("db");
+    let before = stat(&path)?.len();
+    let _lock = lock(&path, session.matches.duration("timeout"))?;
+    let bolt = Bolt::whole(open_file(&path)?)
+        .map_err(|e| Refusal::failed(format!("{}: {e}", path.display())))?;
+    let name = path.display().to_string();
+    session.notices.info(
+        "defragmenting",
+        &[
+            ("path", name.as_str().into()),
+            ("current-db-size-bytes", before.into()),
+            ("current-db-size", cli::go::bytes(before).into()),
+        ],
+    );
+    let after = rewrite(&path, &bolt, None)?;
+    session.notices.info(
+        "finished defragmenting directory",
+        &[
+            ("path", name.into()),
+            ("current-db-size-bytes-diff", (after as i64 - before as i64).into()),
+            ("current-db-size-bytes", after.into()),
+            ("current-db-size", cli::go::bytes(after).into()),
+        ],
+    );
+    Ok(())
+}
+
+/// Says why there is nothing to do, and how much a running member will win back by itself.
+fn explain(session: &mut Session<'_>, dir: &Path) -> Result<(), Refusal> {
+    let disk: Arc<dyn Disk> = Arc::new(RealDisk);
+    let stopped = Stopped::open(&disk, dir).map_err(Refusal::failed)?;
+    let (live, used, files) = stopped.log_use();
+    session.notices.info(
+        "nothing to defragment: a data directory of Mainstay has no free pages. A running member empties the segments of \
+         its log that hold few live values and deletes them, without stopping",
+        &[
+            ("live-value-bytes", live.into()),
+            ("live-values", cli::go::bytes(live).into()),
+            ("log-record-bytes", used.into()),
+            ("log-file-bytes", files.into()),
+            ("log-files", cli::go::bytes(files).into()),
+            ("dead-bytes-max", used.saturating_sub(live).into()),
+            ("dead-max", cli::go::bytes(used.saturating_sub(live)).into()),
+        ],
+    );
+    Ok(())
+}

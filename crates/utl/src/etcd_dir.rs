@@ -1,0 +1,88 @@
+//! What the commands share that make a state of Mainstay's of one of etcd's.
+
+use interchange::Source;
+use interchange::backend::{Backend, Membership};
+use machine::snapshot::SnapshotVersion;
+use server::restoration::Filling;
+
+use crate::Refusal;
+
+/// Refuses a state that has users, unless the user does without: this version has no authentication, and to serve
+/// without it what was guarded by it must be nobody's surprise.
+pub fn check_users<S: Source>(from: &Backend<S>, without: bool, what: &str) -> Result<bool, Refusal> {
+    let auth = from.auth().map_err(Refusal::failed)?;
+    if without || !auth.enabled && auth.users.is_empty() && auth.roles.is_empty() {
+        return Ok(auth.enabled);
+    }
+    Err(Refusal::failed(format!(
+        "{what} has {} users and {} roles, and authentication is {}: this version of Mainstay has none of it. Serve \
+         it by etcd (snapshot restore --format etcd), or leave all that out with --without-users: everybody who \
+         reaches the member may read and write then",
+        auth.users.len(),
+        auth.roles.len(),
+        if auth.enabled { "on" } else { "off" }
+    )))
+}
+
+/// Refuses a state of a release that this version does not know.
+pub fn check_versions(storage: Option<&str>, membership: &Membership) -> Result<(), Refusal> {
+    let known = minor(api::API_VERSION);
+    for version in [storage.unwrap_or_default(), membership.cluster_version.as_str()] {
+        if !version.is_empty() && minor(version).is_none_or(|version| Some(version) > known) {
+            return Err(Refusal::failed(format!(
+                "the state is of version {version}, and this program knows up to {}",
+                api::CLUSTER_VERSION
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn minor(version: &str) -> Option<(u32, u32)> {
+    let mut parts = version.split('.');
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+/// The leases, as a machine takes them.
+pub fn leases<S: Source>(from: &Backend<S>) -> Result<Vec<(i64, i64, i64)>, Refusal> {
+    let mut leases = Vec::new();
+    let mut walk = from.leases().map_err(Refusal::failed)?;
+    while let Some(lease) = walk.step().map_err(Refusal::failed)? {
+        // etcd takes a rest that is longer than the lease for the lease's own time.
+        leases.push((lease.id, lease.ttl, lease.remaining_ttl.clamp(0, lease.ttl.max(0))));
+    }
+    Ok(leases)
+}
+
+/// Takes the history over. Tells of the bytes of keys and values passed.
+pub fn take_history<S: Source>(
+    from: &Backend<S>,
+    filling: &mut Filling<'_>,
+    passed: &mut dyn FnMut(u64),
+) -> Result<(), Refusal> {
+    let mut history = from.history().map_err(Refusal::failed)?;
+    let mut bytes = 0;
+    while let Some(change) = history.step().map_err(Refusal::failed)? {
+        let head = &change.head;
+        let main = head.revision.main;
+        if head.is_bump() {
+            filling.raise(main);
+            continue;
+        }
+        let sub = u32::try_from(head.revision.sub)
+            .map_err(|_| Refusal::failed(format!("revision {main} has more than 2^32 changes")))?;
+        let version = SnapshotVersion {
+            key: head.key,
+            main,
+            sub,
+            create_revision: if head.is_tombstone { 0 } else { head.create_revision },
+            version: if head.is_tombstone { 0 } else { head.version },
+            lease: if head.is_tombstone { 0 } else { head.lease },
+            value: change.value,
+        };
+        filling.push(&version).map_err(Refusal::failed)?;
+        bytes += (head.key.len() + change.value.len()) as u64;
+        passed(bytes);
+    }
+    Ok(())
+}

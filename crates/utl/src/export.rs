@@ -1,0 +1,117 @@
+//! `export`: a data directory for etcd of one of Mainstay.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use cli::Progress;
+use disk::{Disk, RealDisk};
+use interchange::backend::Release;
+use interchange::wal::Identity;
+use interchange::{NewDataDir, NewMember};
+use machine::{Machine, Values};
+use server::etcd_database::{self, EtcdDatabase};
+use server::stopped::Stopped;
+
+use crate::commands::required;
+use crate::target::{Target, is_taken};
+use crate::{Refusal, Session};
+
+/// Versions measured, and bytes written, between two looks at the progress.
+const MEASURED_AT_ONCE: usize = 16 << 10;
+const WRITTEN_AT_ONCE: usize = 1 << 20;
+
+pub(crate) fn run(session: &mut Session<'_>) -> Result<(), Refusal> {
+    required(session, &["data-dir", "to"])?;
+    let given = session.matches;
+    let release = match given.text("release") {
+        "3.5" => Release::V3_5,
+        "3.6" => Release::V3_6,
+        "3.7" => Release::V3_7,
+        other => {
+            let other = cli::go::quote(other);
+            return Err(Refusal::bad_args(format!("--release is 3.5, 3.6 or 3.7, not {other}")));
+        }
+    };
+    let (from, to) = (PathBuf::from(given.text("data-dir")), PathBuf::from(given.text("to")));
+    if is_taken(&to).unwrap_or(true) {
+        return Err(Refusal::failed(format!("{} is there already, and not empty", to.display())));
+    }
+    session.notices.info(
+        "exporting",
+        &[("data-dir", from.display().to_string().into()), ("to", to.display().to_string().into())],
+    );
+    let disk: Arc<dyn Disk> = Arc::new(RealDisk);
+    let mut stopped = Stopped::open(&disk, &from).map_err(Refusal::failed)?;
+    let (id, members) = (stopped.identity.member_id, &stopped.machine.members);
+    if members.voters() != [id] || !members.learners().is_empty() {
+        return Err(Refusal::failed(format!(
+            "member {id:x} is one of {} of its cluster, and may not know of all that was acknowledged: save a snapshot \
+             of the running cluster (etcdctl snapshot save), and restore it for each member of the new one (etcdutl \
+             snapshot restore --format etcd)",
+            members.by_id.len()
+        )));
+    }
+    let (index, term) = (stopped.machine.applied_index, stopped.machine.applied_term);
+    let member = NewMember {
+        identity: Identity { member_id: id, cluster_id: stopped.identity.cluster_id },
+        index,
+        term,
+        release,
+        conf_state: etcd_database::membership(members).conf_state(),
+        vote: id,
+    };
+    let target = Target::begin(&to)?;
+    let mut progress = Progress::of_bytes("exporting", None);
+    let new = NewDataDir::begin(&RealDisk, target.making(), member).map_err(Refusal::failed)?;
+    let values = stopped.values();
+    let version = format!("{}.0", given.text("release"));
+    let bytes = write(&mut stopped.machine, &values, new, release, &version, &mut progress)?;
+    target.finish()?;
+    progress.finish();
+    let (hash, compacted, revision) = stopped.hash_kv(0).map_err(|status| Refusal::failed(status.message))?;
+    session.notices.info(
+        "exported",
+        &[
+            ("member-id", format!("{id:x}").into()),
+            ("cluster-id", format!("{:x}", stopped.identity.cluster_id).into()),
+            ("index", index.into()),
+            ("revision", revision.into()),
+            ("compact-revision", compacted.into()),
+            ("hash-kv", hash.into()),
+            ("database-bytes", bytes.into()),
+        ],
+    );
+    Ok(())
+}
+
+/// Writes a machine's state and finishes the directory; gives the bytes of the database.
+pub(crate) fn write(
+    machine: &mut Machine,
+    values: &dyn Values,
+    new: NewDataDir<'_>,
+    release: Release,
+    cluster_version: &str,
+    progress: &mut Progress,
+) -> Result<u64, Refusal> {
+    let view = machine.store.publish();
+    let mut database = EtcdDatabase::new(view, &machine.head(), release);
+    database.membership.cluster_version = cluster_version.to_owned();
+    let compacted = database.meta.compact_revision();
+    database.meta = new.meta(compacted);
+    let mut measuring = database.measure();
+    let plan = loop {
+        if let Some(plan) = measuring.step(&database, MEASURED_AT_ONCE).map_err(Refusal::failed)? {
+            break plan;
+        }
+    };
+    progress.set_total(plan.size_bytes());
+    let mut writing =
+        database.write(new.database(plan).map_err(Refusal::failed)?).map_err(Refusal::failed)?;
+    let mut written = 0;
+    while !writing.step(&database, values, WRITTEN_AT_ONCE).map_err(Refusal::failed)? {
+        written += WRITTEN_AT_ONCE as u64;
+        progress.at(written, "");
+    }
+    new.finish(writing.into_writer(), &database.membership).map_err(Refusal::failed)?;
+    Ok(plan.size_bytes())
+}

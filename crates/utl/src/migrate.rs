@@ -1,0 +1,219 @@
+//! `migrate`: the storage version of etcd's database, one release after the other.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use api::etcdserverpb::InternalRaftRequest;
+use api::raftpb::EntryType;
+use disk::{Disk as _, Lock, RealDisk};
+use interchange::FileSink;
+use interchange::backend::{Backend, Meta};
+use interchange::bolt::{Bolt, Edit};
+use interchange::wal::Wal;
+use prost::Message as _;
+
+use crate::commands::required;
+use crate::snapshot_file::{open_file, stat};
+use crate::target::Replacement;
+use crate::{Refusal, Session};
+
+/// A release, by its two numbers.
+type Minor = (u64, u64);
+
+/// How long somebody who holds a lock is given before the next look.
+const LOCK_PAUSE: Duration = Duration::from_millis(50);
+/// The newest that there are steps to.
+const NEWEST: Minor = (3, 7);
+
+pub(crate) fn run(session: &mut Session<'_>) -> Result<(), Refusal> {
+    required(session, &["data-dir", "target-version"])?;
+    let given = session.matches;
+    let (target, force) = (target(given.text("target-version"))?, given.flag("force"));
+    let dir = PathBuf::from(given.text("data-dir"));
+    let path = dir.join("member").join("snap").join("db");
+    stat(&path)?;
+    let _lock = lock(&path, given.duration("timeout"))?;
+    let failed = |e: interchange::Error| Refusal::failed(format!("{}: {e}", path.display()));
+    let bolt = Bolt::whole(open_file(&path)?).map_err(failed)?;
+    let backend = Backend::new(bolt).map_err(failed)?;
+    let meta = backend.meta().map_err(failed)?;
+    let Some(current) = storage_version(&meta)? else {
+        return Err(Refusal::failed(
+            "missing term information: the data directory is from etcd 3.4 or before, or was never served by 3.5; start \
+             etcd 3.5 on it first",
+        ));
+    };
+    if current == target {
+        session.notices.info("storage version up-to-date", &[("storage-version", spelled(current).into())]);
+        return Ok(());
+    }
+    let steps = plan(current, target).and_then(|steps| {
+        if target < current {
+            check_log(&dir, target)?;
+        }
+        Ok(steps)
+    });
+    let steps = match steps {
+        Ok(steps) => steps,
+        Err(error) if force => {
+            let fields = [("error", error.text.as_str().into())];
+            session.notices.info("normal migrate failed, trying with force", &fields);
+            Vec::new()
+        }
+        Err(error) => return Err(error),
+    };
+    let value = (target >= (3, 6)).then(|| format!("{}.{}.0", target.0, target.1).into_bytes());
+    let edit = Edit { bucket: b"meta", key: b"storageVersion", value };
+    rewrite(&path, backend.bolt(), Some(&edit))?;
+    for (major, minor) in &steps {
+        let version = format!("{major}.{minor}.0");
+        session.notices.info("updated storage version", &[("new-storage-version", version.into())]);
+    }
+    if steps.is_empty() && target >= (3, 6) {
+        let fields = [("storage-version", spelled(target).into())];
+        session.notices.warn("forcefully set storage version", &fields);
+    } else if steps.is_empty() {
+        session.notices.warn("forcefully cleared storage version", &[]);
+    }
+    Ok(())
+}
+
+/// Reads `X.Y`.
+fn target(text: &str) -> Result<Minor, Refusal> {
+    let quoted = cli::go::quote(text);
+    let (major, minor) = match text.split('.').collect::<Vec<_>>().as_slice() {
+        [major, minor] => (*major, *minor),
+        _ => {
+            let what = format!("wrong target version format, expected \"X.Y\", got {quoted}");
+            return Err(Refusal::bad_args(what));
+        }
+    };
+    let number = |text: &str| {
+        text.parse::<u64>().map_err(|_| {
+            let text = cli::go::quote(text);
+            Refusal::bad_args(format!(
+                "failed to parse target version: strconv.ParseInt: parsing {text}: invalid syntax"
+            ))
+        })
+    };
+    let target = (number(major)?, number(minor)?);
+    if target < (3, 5) {
+        let what = format!("target version {} not supported. Minimal \"3.5\"", cli::go::quote(spelled(target)));
+        return Err(Refusal::bad_args(what));
+    }
+    Ok(target)
+}
+
+fn spelled((major, minor): Minor) -> String {
+    format!("{major}.{minor}")
+}
+
+/// What the database is written for; `None` if it is older than any that can be told.
+fn storage_version(meta: &Meta) -> Result<Option<Minor>, Refusal> {
+    let Some(version) = &meta.storage_version else {
+        return Ok(meta.term.filter(|term| *term > 0).map(|_| (3, 5)));
+    };
+    let mut parts = version.split('.').map(str::parse);
+    match (parts.next(), parts.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) => Ok(Some((major, minor))),
+        _ => Err(Refusal::failed(format!("the storage version {version:?} is none"))),
+    }
+}
+
+/// The releases on the way, the target last.
+fn plan(current: Minor, target: Minor) -> Result<Vec<Minor>, Refusal> {
+    let failed = |what: String| Err(Refusal::failed(format!("cannot create migration plan: {what}")));
+    if current.0 != target.0 {
+        return failed("changing major storage version is not supported".to_owned());
+    }
+    let (mut at, mut steps) = (current, Vec::new());
+    while at != target {
+        // Each step up is known to the release that it leads to, each step down to the one that it comes from.
+        let (higher, next) = match at < target {
+            true => ((at.0, at.1 + 1), (at.0, at.1 + 1)),
+            false => (at, (at.0, at.1 - 1)),
+        };
+        if !((3, 6)..=NEWEST).contains(&higher) {
+            let what = cli::go::quote(format!("{}.{}.0", higher.0, higher.1));
+            return failed(format!("version {what} is not supported"));
+        }
+        steps.push(next);
+        at = next;
+    }
+    Ok(steps)
+}
+
+/// Refuses to go down where the log behind its last snapshot has what only later releases know: of all that is written
+/// to logs, only the test of a downgrade is younger than 3.5.
+fn check_log(dir: &Path, target: Minor) -> Result<(), Refusal> {
+    let wal_dir = dir.join("member").join("wal");
+    let log = Wal::open(&RealDisk, &wal_dir)
+        .map_err(|e| Refusal::failed(format!("failed to open wal: {}: {e}", wal_dir.display())))?;
+    let behind = log.snapshots.iter().map(|snapshot| snapshot.index).max().unwrap_or(0);
+    let mut newest: Option<(u64, u64, u64)> = None;
+    for index in log.first().max(behind + 1)..=log.last() {
+        let entry = log.entry(index).map_err(|e| Refusal::failed(format!("failed to read wal: {e}")))?;
+        let Some(entry) = entry.filter(|entry| entry.r#type() == EntryType::EntryNormal) else { continue };
+        let request = InternalRaftRequest::decode(entry.data.unwrap_or_default());
+        let Some(test) = request.ok().and_then(|request| request.downgrade_version_test) else { continue };
+        let mut parts = test.ver.split('.').map(|part| part.parse().unwrap_or(0));
+        let mut part = || parts.next().unwrap_or(0);
+        newest = newest.max(Some((3, 6, 0))).max(Some((part(), part(), part())));
+    }
+    match newest {
+        Some((major, minor, patch)) if (target.0, target.1, 0) < (major, minor, patch) => {
+            Err(Refusal::failed(format!(
+                "cannot downgrade storage, WAL contains newer entries, as the target version ({}.0) is lower than the \
+                 version ({major}.{minor}.{patch}) detected from WAL logs",
+                spelled(target)
+            )))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Locks a database against a member that runs on it, or would; waits for so long, and without end for zero.
+pub(crate) fn lock(path: &Path, patience: Duration) -> Result<Lock, Refusal> {
+    let deadline = (!patience.is_zero()).then(|| Instant::now() + patience);
+    loop {
+        match RealDisk.lock_read(path) {
+            Ok(lock) => return Ok(lock),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                    return Err(Refusal::failed(format!(
+                        "timeout: {} is in use by another process, which has to be stopped first",
+                        path.display()
+                    )));
+                }
+                std::thread::sleep(LOCK_PAUSE);
+            }
+            Err(error) => return Err(Refusal::failed(format!("cannot lock {}: {error}", path.display()))),
+        }
+    }
+}
+
+/// Writes a database once more and puts it in the place of the one that is there; gives its bytes.
+pub(crate) fn rewrite(
+    path: &Path,
+    bolt: &Bolt<std::fs::File>,
+    edit: Option<&Edit>,
+) -> Result<u64, Refusal> {
+    let plan = bolt.plan_rewrite(edit).map_err(Refusal::failed)?;
+    let replacement = Replacement::begin(path)?;
+    let failed = |e: std::io::Error| {
+        Refusal::failed(format!("cannot write {}: {e}", replacement.making().display()))
+    };
+    let file = RealDisk.create(replacement.making()).map_err(failed)?;
+    let mut progress = cli::Progress::of_bytes("writing", Some(plan.content_bytes));
+    let mut done = 0;
+    let sink = bolt
+        .rewrite(FileSink::new(file), plan, edit, &mut |bytes| {
+            done += bytes;
+            progress.at(done, "");
+        })
+        .map_err(|e| Refusal::failed(format!("{}: {e}", path.display())))?;
+    sink.finish().map_err(failed)?;
+    drop(progress);
+    replacement.finish()?;
+    Ok(plan.size_bytes())
+}

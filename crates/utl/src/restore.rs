@@ -1,0 +1,335 @@
+//! `snapshot restore`: a data directory for the first start of a new cluster, with the state of a snapshot.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use cli::Progress;
+use disk::{Disk, RealDisk};
+use interchange::backend::{Backend, Copy, Meta, Release};
+use interchange::{NewDataDir, NewMember, Source as _};
+use log::HardState;
+use machine::Machine;
+use machine::snapshot::SnapshotReader;
+use server::etcd_database;
+use server::restoration::{Restoration, RestoredHead, bumped};
+use server::shared::Identity;
+
+use crate::cluster::{ClusterOptions, NewCluster};
+use crate::snapshot_file::{SnapshotFile, stat};
+use crate::target::{Target, is_taken};
+use crate::{Refusal, Session, etcd_dir, export};
+
+/// The term that a restored member's log begins in.
+const TERM: u64 = 1;
+/// Bytes read at once of a snapshot in Mainstay's own format.
+const CHUNK_BYTES: usize = 256 << 10;
+
+/// Which program will serve what is restored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Format {
+    Mainstay,
+    Etcd,
+}
+
+struct Options {
+    snapshot: PathBuf,
+    data_dir: PathBuf,
+    /// Only if it lies apart.
+    wal_dir: Option<PathBuf>,
+    cluster: NewCluster,
+    format: Format,
+    bump: Option<u64>,
+    skip_hash_check: bool,
+    without_users: bool,
+}
+
+/// What was restored, to be told.
+struct Done {
+    revision: i64,
+    compact_revision: i64,
+}
+
+pub(crate) fn run(session: &mut Session<'_>) -> Result<(), Refusal> {
+    let options = options(session)?;
+    let paths = [
+        ("path", options.snapshot.display().to_string().into()),
+        ("data-dir", options.data_dir.display().to_string().into()),
+        ("format", if options.format == Format::Etcd { "etcd" } else { "mainstay" }.into()),
+    ];
+    session.notices.info("restoring snapshot", &paths);
+    let total = std::fs::metadata(&options.snapshot).map(|found| found.len()).ok();
+    let mut progress = Progress::of_bytes("verifying", total);
+    let file =
+        SnapshotFile::verify(&options.snapshot, options.skip_hash_check, &mut |at| progress.at(at, ""))?;
+    progress.finish();
+    let mut progress = Progress::of_bytes("restoring", total);
+    let target = Target::begin(&options.data_dir)?;
+    let done = match (&file, options.format) {
+        (SnapshotFile::Etcd(from), Format::Mainstay) => to_mainstay(&options, from, &target, &mut progress)?,
+        (SnapshotFile::Etcd(from), Format::Etcd) => to_etcd(&options, from, &target, &mut progress)?,
+        (SnapshotFile::Own(from, bytes), Format::Mainstay) => {
+            let (restoration, machine) =
+                read_own(&options, from, *bytes, target.making(), &mut progress)?;
+            finish_mainstay(&options, restoration, machine)?
+        }
+        (SnapshotFile::Own(from, bytes), Format::Etcd) => {
+            own_to_etcd(&options, from, *bytes, &target, &mut progress)?
+        }
+    };
+    target.finish()?;
+    progress.finish();
+    let mut fields = Vec::from(paths);
+    let identity = &options.cluster.identity;
+    fields.extend([
+        ("member-id", format!("{:x}", identity.member_id).into()),
+        ("cluster-id", format!("{:x}", identity.cluster_id).into()),
+        ("revision", done.revision.into()),
+        ("compact-revision", done.compact_revision.into()),
+    ]);
+    session.notices.info("restored snapshot", &fields);
+    Ok(())
+}
+
+fn options(session: &mut Session<'_>) -> Result<Options, Refusal> {
+    if session.matches.args.len() != 1 {
+        return Err(Refusal::bad_args("snapshot restore requires exactly one argument"));
+    }
+    let snapshot = crate::commands::one_arg(session)?;
+    let given = session.matches;
+    let (bump, compacted) = (given.uint("bump-revision"), given.flag("mark-compacted"));
+    if (bump > 0) != compacted {
+        return Err(Refusal::bad_args("--mark-compacted required if --revision-bump > 0"));
+    }
+    let format = match given.text("format") {
+        "mainstay" => Format::Mainstay,
+        "etcd" => Format::Etcd,
+        other => {
+            let other = cli::go::quote(other);
+            return Err(Refusal::bad_args(format!("--format is mainstay or etcd, not {other}")));
+        }
+    };
+    let wal_dir = Some(given.text("wal-dir")).filter(|dir| !dir.is_empty()).map(PathBuf::from);
+    if wal_dir.is_some() && format == Format::Mainstay {
+        return Err(Refusal::bad_args(
+            "--wal-dir is for --format etcd: Mainstay keeps its log, which holds the values, in the data directory",
+        ));
+    }
+    let without_users = given.flag("without-users");
+    if without_users && format == Format::Etcd {
+        return Err(Refusal::bad_args("--without-users is for --format mainstay: etcd has users"));
+    }
+    let cluster = NewCluster::of(&ClusterOptions {
+        name: given.text("name").to_owned(),
+        initial_cluster: given.text("initial-cluster").to_owned(),
+        token: given.text("initial-cluster-token").to_owned(),
+        advertised: given.text("initial-advertise-peer-urls").to_owned(),
+    })?;
+    let data_dir = match given.text("data-dir") {
+        "" => PathBuf::from(format!("{}.etcd", given.text("name"))),
+        dir => PathBuf::from(dir),
+    };
+    if is_taken(&data_dir).unwrap_or(true) {
+        let name = cli::go::quote(data_dir.display().to_string());
+        return Err(Refusal::failed(format!("data-dir {name} not empty or could not be read")));
+    }
+    if let Some(wal_dir) = wal_dir.as_ref().filter(|dir| stat(dir).is_ok()) {
+        let name = cli::go::quote(wal_dir.display().to_string());
+        return Err(Refusal::failed(format!("wal-dir {name} exists")));
+    }
+    Ok(Options {
+        snapshot,
+        data_dir,
+        wal_dir,
+        cluster,
+        format,
+        bump: (bump > 0).then_some(bump),
+        skip_hash_check: given.flag("skip-hash-check"),
+        without_users,
+    })
+}
+
+/// etcd's database becomes a data directory of Mainstay.
+fn to_mainstay(
+    options: &Options,
+    from: &Backend<File>,
+    target: &Target,
+    progress: &mut Progress,
+) -> Result<Done, Refusal> {
+    let meta = from.meta().map_err(Refusal::failed)?;
+    let before = from.membership().map_err(Refusal::failed)?;
+    etcd_dir::check_versions(meta.storage_version.as_deref(), &before)?;
+    etcd_dir::check_users(from, options.without_users, "the snapshot")?;
+    let mut members = etcd_database::members(&options.cluster.membership);
+    // etcd's restore keeps it too.
+    members.cluster_version = before.cluster_version;
+    let mut restoration = begin(options, target.making())?;
+    let mut filling = restoration
+        .fill(RestoredHead {
+            compact_revision: meta.compact_revision().unwrap_or(-1),
+            index: options.cluster.index(),
+            term: TERM,
+            leases: etcd_dir::leases(from)?,
+            alarms: from.alarms().map_err(Refusal::failed)?,
+            members,
+            is_shared: true,
+        })
+        .map_err(Refusal::failed)?;
+    etcd_dir::take_history(from, &mut filling, &mut |bytes| progress.at(bytes, ""))?;
+    let machine = filling.finish(options.bump).map_err(Refusal::failed)?;
+    finish_mainstay(options, restoration, machine)
+}
+
+fn begin(options: &Options, dir: &Path) -> Result<Restoration, Refusal> {
+    let disk: Arc<dyn Disk> = Arc::new(RealDisk);
+    let identity = options.cluster.identity;
+    let identity = Identity { member_id: identity.member_id, cluster_id: identity.cluster_id };
+    Restoration::begin(&disk, dir, identity).map_err(Refusal::failed)
+}
+
+fn finish_mainstay(
+    options: &Options,
+    mut restoration: Restoration,
+    mut machine: Machine,
+) -> Result<Done, Refusal> {
+    let done = Done {
+        revision: machine.store.current_revision(),
+        compact_revision: machine.store.compact_revision(),
+    };
+    let hard_state =
+        HardState { term: TERM, vote: options.cluster.vote(), commit: options.cluster.index() };
+    let terms =
+        restoration.follow(&mut machine, hard_state, &mut std::iter::empty()).map_err(Refusal::failed)?;
+    restoration.finish(machine, &terms).map_err(Refusal::failed)?;
+    Ok(done)
+}
+
+/// A state in Mainstay's own format, in a directory that is being made.
+fn read_own(
+    options: &Options,
+    from: &File,
+    bytes: u64,
+    dir: &Path,
+    progress: &mut Progress,
+) -> Result<(Restoration, Machine), Refusal> {
+    let mut at = 0;
+    let chunks = std::iter::from_fn(|| {
+        let len = usize::try_from(bytes - at).unwrap_or(CHUNK_BYTES).min(CHUNK_BYTES);
+        let mut chunk = vec![0; len];
+        let read = from.read_exact_at(&mut chunk, at);
+        at += len as u64;
+        progress.at(at, "");
+        (len > 0).then(|| read.map(|()| chunk).map_err(|e| e.to_string()))
+    });
+    let mut restoration = begin(options, dir)?;
+    let mut reader = SnapshotReader::open(chunks).map_err(Refusal::failed)?;
+    let head = reader.head_mut();
+    let cluster_version = std::mem::take(&mut head.members.cluster_version);
+    head.members = etcd_database::members(&options.cluster.membership);
+    head.members.cluster_version = cluster_version;
+    (head.applied_index, head.applied_term) = (options.cluster.index(), TERM);
+    let machine = restoration.take_snapshot(reader, options.bump).map_err(Refusal::failed)?;
+    Ok((restoration, machine))
+}
+
+/// Who etcd will start as.
+fn new_member(options: &Options, release: Release) -> NewMember {
+    NewMember {
+        identity: options.cluster.identity,
+        index: options.cluster.index(),
+        term: TERM,
+        release,
+        conf_state: options.cluster.membership.conf_state(),
+        vote: options.cluster.vote(),
+    }
+}
+
+/// Begins etcd's directory, and the log's own if it lies apart.
+fn begin_etcd<'d>(
+    options: &Options,
+    dir: &Path,
+    release: Release,
+) -> Result<(NewDataDir<'d>, Option<Target>), Refusal> {
+    let member = new_member(options, release);
+    let wal = options.wal_dir.as_deref().map(Target::begin).transpose()?;
+    let new = match &wal {
+        Some(wal) => NewDataDir::begin_with(&RealDisk, dir, wal.making(), member),
+        None => NewDataDir::begin(&RealDisk, dir, member),
+    };
+    Ok((new.map_err(Refusal::failed)?, wal))
+}
+
+/// etcd's database goes over as it is, with other words about members and the log.
+fn to_etcd(
+    options: &Options,
+    from: &Backend<File>,
+    target: &Target,
+    progress: &mut Progress,
+) -> Result<Done, Refusal> {
+    let before = from.meta().map_err(Refusal::failed)?;
+    let release = release_of(&before)?;
+    let (new, wal) = begin_etcd(options, target.making(), release)?;
+    let mut copy = Copy::of(from, release).map_err(Refusal::failed)?;
+    let mut membership = options.cluster.membership.clone();
+    membership.cluster_version = std::mem::take(&mut copy.membership.cluster_version);
+    copy.membership = membership;
+    copy.meta = Meta {
+        scheduled_compact_revision: before.scheduled_compact_revision,
+        finished_compact_revision: before.finished_compact_revision,
+        ..new.meta(None)
+    };
+    let mut revision = before.compact_revision().unwrap_or(1).max(1);
+    // Whether it is bumped changes nothing about the revision that it is bumped from.
+    let mut plan = copy.plan_with(&mut |at| revision = revision.max(at)).map_err(Refusal::failed)?;
+    if let Some(bump) = options.bump {
+        revision = bumped(revision, bump).map_err(Refusal::failed)?;
+        copy.bump = Some(revision);
+        copy.meta.scheduled_compact_revision = Some(revision);
+        plan = copy.plan().map_err(Refusal::failed)?;
+    }
+    let mut database = new.database(plan).map_err(Refusal::failed)?;
+    let share = plan.size_bytes() as f64 / revision.max(1) as f64;
+    copy.write_with(&mut database, &mut |at| progress.at((at as f64 * share) as u64, ""))
+        .map_err(Refusal::failed)?;
+    new.finish(database, &copy.membership).map_err(Refusal::failed)?;
+    // The log's directory first: without the database it is refused, and says by its name why.
+    wal.map_or(Ok(()), Target::finish)?;
+    Ok(Done { revision, compact_revision: copy.meta.compact_revision().unwrap_or(-1) })
+}
+
+/// As the snapshot's. What 3.4 wrote goes on as 3.5's, which 3.4 reads as well and later ones ask for.
+fn release_of(meta: &Meta) -> Result<Release, Refusal> {
+    match meta.storage_version.as_deref() {
+        None => Ok(Release::V3_5),
+        Some(version) => Release::of_cluster_version(version).ok_or_else(|| {
+            Refusal::failed(format!(
+                "the snapshot is of version {version}, and this program knows up to {}",
+                api::CLUSTER_VERSION
+            ))
+        }),
+    }
+}
+
+/// A snapshot in Mainstay's own format comes by key, and etcd's database by revision: it becomes a directory of
+/// Mainstay first.
+fn own_to_etcd(
+    options: &Options,
+    from: &File,
+    bytes: u64,
+    target: &Target,
+    progress: &mut Progress,
+) -> Result<Done, Refusal> {
+    let between = target.making().join("between");
+    let (restoration, mut machine) = read_own(options, from, bytes, &between, progress)?;
+    let (new, wal) = begin_etcd(options, target.making(), Release::V3_6)?;
+    export::write(&mut machine, &restoration.values(), new, Release::V3_6, "", progress)?;
+    let done = Done {
+        revision: machine.store.current_revision(),
+        compact_revision: machine.store.compact_revision(),
+    };
+    drop(restoration);
+    std::fs::remove_dir_all(&between)
+        .map_err(|e| Refusal::failed(format!("cannot remove {}: {e}", between.display())))?;
+    wal.map_or(Ok(()), Target::finish)?;
+    Ok(done)
+}

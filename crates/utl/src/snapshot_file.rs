@@ -1,0 +1,119 @@
+//! A snapshot file, of either kind.
+
+use std::fs::File;
+use std::path::Path;
+
+use interchange::backend::Backend;
+use interchange::bolt::Bolt;
+use interchange::snapshot::{DIGEST_BYTES, Digests, Parts};
+use interchange::Source as _;
+
+use crate::Refusal;
+
+/// How a snapshot in Mainstay's own format begins.
+const OWN_MAGIC: &[u8; 8] = b"MAINSNAP";
+
+/// What is in a snapshot file.
+pub enum SnapshotFile {
+    /// A database of etcd's, as etcd and Mainstay send it.
+    Etcd(Backend<File>),
+    /// A state in Mainstay's own format, which versions before 0.2 sent: the file, and how many bytes of it.
+    Own(File, u64),
+}
+
+/// Gives etcdutl's text for a file that cannot be asked for.
+///
+/// # Errors
+///
+/// When it cannot.
+pub fn stat(path: &Path) -> Result<std::fs::Metadata, Refusal> {
+    std::fs::metadata(path)
+        .map_err(|error| Refusal::failed(format!("stat {}: {}", path.display(), spelled(&error))))
+}
+
+/// An error of the operating system in Go's words: without Rust's number.
+pub fn spelled(error: &std::io::Error) -> String {
+    let text = error.to_string();
+    let text = text.split(" (os error").next().unwrap_or_default();
+    let mut chars = text.chars();
+    chars.next().map_or(String::new(), |first| first.to_lowercase().chain(chars).collect())
+}
+
+/// Opens a file for reading, and says in etcdutl's words why not.
+///
+/// # Errors
+///
+/// When it cannot be.
+pub fn open_file(path: &Path) -> Result<File, Refusal> {
+    File::open(path).map_err(|error| Refusal::failed(format!("open {}: {}", path.display(), spelled(&error))))
+}
+
+impl SnapshotFile {
+    /// Opens a snapshot to be looked at. The digest behind it is not held against it: status and hashkv are asked of
+    /// copied databases too.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be read or is no snapshot.
+    pub fn look(path: &Path) -> Result<SnapshotFile, Refusal> {
+        let file = open_file(path)?;
+        let parts = parts(&file, path)?;
+        SnapshotFile::take(file, path, parts)
+    }
+
+    /// Opens a snapshot to be restored: the digest behind it has to be there and to be right, unless the user does
+    /// without. Tells of the bytes passed meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be read, is no snapshot, or is not what its digest was made of.
+    pub fn verify(path: &Path, skip: bool, passed: &mut dyn FnMut(u64)) -> Result<SnapshotFile, Refusal> {
+        let file = open_file(path)?;
+        let parts = parts(&file, path)?;
+        if !parts.has_digest && !skip {
+            return Err(Refusal::failed("snapshot missing hash but --skip-hash-check=false"));
+        }
+        if parts.has_digest && !skip {
+            let digests = Digests::of(&file, parts.database_bytes, passed).map_err(Refusal::failed)?;
+            if digests.expected != digests.found {
+                return Err(Refusal::failed(format!(
+                    "expected sha256 {}, got {}",
+                    go_bytes(&digests.expected),
+                    go_bytes(&digests.found)
+                )));
+            }
+        }
+        SnapshotFile::take(file, path, parts)
+    }
+
+    fn take(file: File, path: &Path, parts: Parts) -> Result<SnapshotFile, Refusal> {
+        let mut magic = [0; OWN_MAGIC.len()];
+        let began = file.read_exact_at(&mut magic, 0);
+        if began.is_ok() && magic == *OWN_MAGIC {
+            return Ok(SnapshotFile::Own(file, parts.database_bytes));
+        }
+        let name = path.display();
+        let refused = |e: interchange::Error| Refusal::failed(format!("{name}: {e}"));
+        let bolt = Bolt::open(file, parts.database_bytes).map_err(refused)?;
+        Ok(SnapshotFile::Etcd(Backend::new(bolt).map_err(refused)?))
+    }
+}
+
+fn parts(file: &File, path: &Path) -> Result<Parts, Refusal> {
+    let bytes = file
+        .len_bytes()
+        .map_err(|error| Refusal::failed(format!("stat {}: {}", path.display(), spelled(&error))))?;
+    if bytes < DIGEST_BYTES as u64 {
+        return Err(Refusal::failed(format!(
+            "{} has {bytes} bytes, which is too few for a snapshot",
+            path.display()
+        )));
+    }
+    Ok(Parts::of_size(bytes))
+}
+
+/// Bytes as Go prints a slice of them.
+fn go_bytes(bytes: &[u8]) -> String {
+    let numbers: Vec<String> = bytes.iter().map(u8::to_string).collect();
+    format!("[{}]", numbers.join(" "))
+}

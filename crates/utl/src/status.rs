@@ -1,0 +1,70 @@
+//! `snapshot status`.
+
+use interchange::Status;
+
+use crate::printer::{Cell, Format};
+use crate::snapshot_file::{SnapshotFile, stat};
+use crate::{Refusal, Session};
+
+pub(crate) fn run(session: &mut Session<'_>) -> Result<(), Refusal> {
+    if session.matches.args.len() != 1 {
+        return Err(Refusal::bad_args("snapshot status requires exactly one argument"));
+    }
+    let path = crate::commands::one_arg(session)?;
+    stat(&path)?;
+    let format = Format::of(session.matches.text("write-out"))?;
+    let status = match SnapshotFile::look(&path)? {
+        SnapshotFile::Etcd(backend) => {
+            Status::of(&backend).map_err(|e| Refusal::failed(format!("{}: {e}", path.display())))?
+        }
+        SnapshotFile::Own(..) => return Err(own_format(&path)),
+    };
+    let cells = [
+        Cell {
+            field: "Hash",
+            json: "hash",
+            column: "HASH",
+            exact: status.hash.into(),
+            shown: format!("{:x}", status.hash),
+        },
+        Cell {
+            field: "Revision",
+            json: "revision",
+            column: "REVISION",
+            exact: status.revision.into(),
+            shown: status.revision.to_string(),
+        },
+        Cell {
+            field: "Keys",
+            json: "totalKey",
+            column: "TOTAL KEYS",
+            exact: status.total_keys.into(),
+            shown: status.total_keys.to_string(),
+        },
+        Cell {
+            field: "Size",
+            json: "totalSize",
+            column: "TOTAL SIZE",
+            exact: status.total_size_bytes.into(),
+            shown: cli::go::bytes(status.total_size_bytes),
+        },
+        Cell {
+            field: "Version",
+            json: "version",
+            column: "VERSION",
+            exact: status.version.as_str().into(),
+            shown: status.version.clone(),
+        },
+    ];
+    let text = format.print(&cells)?;
+    session.print(&text)
+}
+
+/// A file that only `restore` takes.
+pub(crate) fn own_format(path: &std::path::Path) -> Refusal {
+    Refusal::failed(format!(
+        "{} is a snapshot in the format of Mainstay before 0.2: restore it (etcdutl snapshot restore), with --format \
+         etcd for a database that can be looked at",
+        path.display()
+    ))
+}
