@@ -123,6 +123,7 @@ fn what_makes_no_sense_is_refused_with_a_reason() {
         (vec!["--endpoints=https://127.0.0.1:1", "--cacert=/none", "put"], 1, "bad tls config: /none"),
         (vec!["--cert=/none", "put"], 1, "--cert and --key have to be given together"),
         (vec!["--auto-sync-interval=1s", "put"], 1, "--auto-sync-interval"),
+        (vec!["--pid=4000000000", "put"], 1, "--pid: there is no process 4000000000"),
         (vec!["completion", "tcsh"], 1, "completion takes one of bash, zsh, fish"),
         (vec!["range"], 1, "range takes a key"),
         (vec!["range", "a", "b", "c"], 1, "range takes a key"),
