@@ -313,6 +313,17 @@ fn a_comparison_of_running_servers_gives_a_table_ratios_and_a_page() {
 }
 
 #[test]
+fn a_server_that_does_not_start_leaves_nothing_behind() {
+    let directory = Directory::new("left");
+    let data = format!("--data-dir={}", directory.file(""));
+    for server in ["--server=a=/none/there", "--server=a=/bin/false"] {
+        let (code, _, _) = call(&["compare", server, &data, "--repeat=1"]);
+        assert_eq!(code, 1);
+        assert_eq!(std::fs::read_dir(&directory.0).unwrap().count(), 0, "{server}");
+    }
+}
+
+#[test]
 fn several_words_for_one_server_are_its_flags() {
     // `--version` makes a program end at once, which is told with its name.
     let (code, _, err) =
