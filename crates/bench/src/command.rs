@@ -13,7 +13,9 @@ use crate::compactor::Compactor;
 use crate::drive::{Observer as _, Plan, Run, Schedule, Workload, measure};
 use crate::engine::calls::Target;
 use crate::engine::connection::Method;
-use crate::engine::socket::Endpoint;
+use crate::given::{
+    connections, consistency, credentials, natural, open_target, plan, positive, size, style,
+};
 use crate::loads::index::{self, Puts};
 use crate::loads::range::Range;
 use crate::loads::stm::{Isolation, Locker, Stm};
@@ -129,37 +131,6 @@ struct Session {
     artifacts: Option<String>,
 }
 
-/// A count of a flag that must not be below one.
-fn positive(matches: &Matches, name: &str) -> Result<u64, Refusal> {
-    match u64::try_from(matches.int(name)) {
-        Ok(value) if value > 0 => Ok(value),
-        _ => Err(Refusal::Failed(format!("expected positive --{name}, got ({})", matches.int(name)))),
-    }
-}
-
-/// One that must not be below zero.
-fn natural(matches: &Matches, name: &str) -> Result<u64, Refusal> {
-    u64::try_from(matches.int(name))
-        .map_err(|_| Refusal::Failed(format!("--{name} must not be negative, got ({})", matches.int(name))))
-}
-
-fn size(matches: &Matches, name: &str) -> Result<usize, Refusal> {
-    // More than a gigabyte in one request is a typing error.
-    match natural(matches, name)? {
-        bytes if bytes <= 1 << 30 => Ok(bytes as usize),
-        bytes => Err(Refusal::Failed(format!("--{name} of {bytes} is more than any server takes"))),
-    }
-}
-
-/// The text of `--consistency`: what is printed first, and whether reads are serializable.
-fn consistency(matches: &Matches) -> Result<(&'static str, bool), Refusal> {
-    match matches.text("consistency") {
-        "l" => Ok(("bench with linearizable range\n", false)),
-        "s" => Ok(("bench with serializable range\n", true)),
-        other => Err(Refusal::Usage(format!("--consistency is l or s, not {other:?}"))),
-    }
-}
-
 impl Session {
     fn carry_out(&self, matches: &Matches, io: &mut Io) -> Result<(), Refusal> {
         // A watch or a put with words behind it is a mistake that etcd's tool does not see; refuse it.
@@ -170,6 +141,10 @@ impl Session {
                 "{} takes no arguments, but was given {word:?}",
                 matches.path.join(" ")
             )));
+        }
+        let pid = matches.uint("pid");
+        if pid > 0 && !std::path::Path::new(&format!("/proc/{pid}")).exists() {
+            return Err(Refusal::Failed(format!("--pid: there is no process {pid}")));
         }
         let idle: &[&str] = match matches.path.as_slice() {
             ["compare"] => &[
@@ -257,38 +232,6 @@ impl Session {
         Ok(target)
     }
 
-    fn plan(&self, matches: &Matches, total: &str) -> Result<Plan, Refusal> {
-        let rate = natural(matches, "rate")? as f64;
-        let schedule = match (matches.text("schedule"), rate) {
-            ("open" | "paced", 0.0) => Schedule::Flat,
-            ("open", rate) => Schedule::Open(rate),
-            ("paced", rate) => Schedule::Paced(rate),
-            (other, _) => return Err(Refusal::Usage(format!("--schedule is open or paced, not {other:?}"))),
-        };
-        let count = |name: &str| match matches.uint(name) {
-            0 => Err(Refusal::Failed(format!("expected positive --{name}, got (0)"))),
-            value if value > 1_000_000 => {
-                Err(Refusal::Failed(format!("--{name} of {value} is beyond any machine")))
-            }
-            value => Ok(value as usize),
-        };
-        let duration = matches.duration("duration");
-        if !duration.is_zero() && matches.is_set(total) {
-            return Err(Refusal::Usage(format!("--duration and --{total} are mutually exclusive")));
-        }
-        Ok(Plan {
-            total: natural(matches, total)?,
-            duration: (!duration.is_zero()).then_some(duration),
-            schedule,
-            clients: count("clients")?,
-            connections: count("conns")?,
-            threads: count("threads")?,
-            warmup: matches.duration("warmup"),
-            repeat: count("repeat")?,
-            ..Plan::default()
-        })
-    }
-
     /// Runs a load of single operations and writes about it. `names` are those of its series; `layout` has `%s` for each
     /// one's report and `%d` for how many operations it had.
     fn unary<W: Workload>(
@@ -300,7 +243,7 @@ impl Session {
         total: &str,
         make: impl Fn(u64) -> Result<W, Refusal>,
     ) -> Result<(), Refusal> {
-        let plan = self.plan(matches, total)?;
+        let plan = plan(matches, total)?;
         // Refused before anything is connected.
         let mut first = Some(make(0)?);
         let target = self.target(matches)?;
@@ -726,6 +669,18 @@ impl Session {
         for warning in &document.warnings {
             warn(io, warning);
         }
+        // The text first: a file that cannot be written must not cost the measurement.
+        if matches.text("json") != "-" {
+            say(io, text)?;
+            // Whoever reads etcd's report by a program gets nothing else, unless it was asked for.
+            let ours = ["duration", "repeat", "schedule", "threads", "warmup", "pid"];
+            let asked = ours.iter().any(|flag| matches.has(flag) && matches.is_set(flag));
+            if matches.path != ["compare"] && (asked || io.is_terminal) {
+                for row in &document.rows {
+                    say(io, &render::details(row))?;
+                }
+            }
+        }
         for (flag, make) in
             [("json", render::json as fn(&Document) -> String), ("csv", render::csv), ("html", html::html)]
         {
@@ -736,88 +691,8 @@ impl Session {
                 std::fs::write(file, make(document)).map_err(|error| format!("{file}: {error}"))?;
             }
         }
-        if matches.text("json") == "-" {
-            return Ok(());
-        }
-        say(io, text)?;
-        // Whoever reads etcd's report by a program gets nothing else, unless it was asked for.
-        let ours = ["duration", "repeat", "schedule", "threads", "warmup", "pid"];
-        let asked = ours.iter().any(|flag| matches.has(flag) && matches.is_set(flag));
-        if matches.path != ["compare"] && (asked || io.is_terminal) {
-            for row in &document.rows {
-                say(io, &render::details(row))?;
-            }
-        }
         Ok(())
     }
-}
-
-/// Endpoints and TLS as the flags say, nobody logged in.
-fn open_target(matches: &Matches) -> Result<Target, Refusal> {
-    let endpoints = matches.list("endpoints");
-    let files = tls::Files {
-        cacert: matches.text("cacert").to_owned(),
-        cert: matches.text("cert").to_owned(),
-        key: matches.text("key").to_owned(),
-        skip_verify: matches.flag("insecure-skip-tls-verify"),
-    };
-    let secure = |text: &String| text.starts_with("https://") || text.starts_with("unixs://");
-    let config =
-        files.client(endpoints.iter().any(secure)).map_err(|error| format!("bad tls config: {error}"))?;
-    let parsed: Result<Vec<Endpoint>, String> =
-        endpoints.iter().map(|text| Endpoint::parse(text.trim(), config.as_ref())).collect();
-    let parsed = parsed?;
-    if parsed.is_empty() {
-        return Err("--endpoints names none".into());
-    }
-    let mut target = Target::new(parsed);
-    let dial = matches.duration("dial-timeout");
-    if !dial.is_zero() {
-        target.dial_timeout = dial;
-    }
-    Ok(target)
-}
-
-fn connections(matches: &Matches) -> Result<(usize, usize), Refusal> {
-    match (matches.uint("clients") as usize, matches.uint("conns") as usize) {
-        (0, _) => Err("expected positive --clients, got (0)".into()),
-        (_, 0) => Err("expected positive --conns, got (0)".into()),
-        both => Ok(both),
-    }
-}
-
-/// `name:password`; the password is asked for where it is missing.
-fn credentials(user: &str) -> Result<(String, String), Refusal> {
-    if let Some((name, password)) = user.split_once(':') {
-        return Ok((name.to_owned(), password.to_owned()));
-    }
-    let password = password().map_err(|error| format!("bad user information: {user} {error}"))?;
-    Ok((user.to_owned(), password))
-}
-
-/// Reads a line from standard input, unseen where that is a terminal.
-fn password() -> std::io::Result<String> {
-    eprint!("Password: ");
-    let hidden = std::io::stdin().is_terminal();
-    let echo = |word: &str| {
-        // A terminal that cannot be told shows what is typed; that is no reason to refuse.
-        let _ = std::process::Command::new("stty").arg(word).status();
-    };
-    if hidden {
-        echo("-echo");
-    }
-    let mut line = String::new();
-    let read = std::io::stdin().read_line(&mut line);
-    if hidden {
-        echo("echo");
-        eprintln!();
-    }
-    read?;
-    Ok(line.trim_end_matches(['\r', '\n']).to_owned())
-}
-
-fn style(matches: &Matches) -> Style {
-    Style { precise: matches.flag("precise"), sample: matches.flag("sample") }
 }
 
 fn closest<'a>(runs: &'a [Run], row: Option<&Row>) -> Option<&'a Run> {

@@ -128,7 +128,7 @@ pub struct Run {
     pub series: Vec<Series>,
     /// When it began.
     pub began: SystemTime,
-    /// From then to the last answer.
+    /// From then to the last answer, and no less than the time that was given.
     pub elapsed: Duration,
     /// What the load generator itself needed.
     pub generator: Generator,
@@ -299,7 +299,8 @@ fn conduct(
             continue;
         }
         observer.ends(run - warmups);
-        let elapsed = ran.last - start;
+        // Where the time was given, a rate refers to all of it, also if the last operation came early.
+        let elapsed = (ran.last - start).max(duration.unwrap_or_default());
         runs.push(Run {
             series: ran.series,
             began,

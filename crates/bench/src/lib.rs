@@ -24,6 +24,7 @@ mod compare;
 mod contests;
 pub mod drive;
 pub mod engine;
+mod given;
 mod go;
 pub mod histogram;
 mod html;

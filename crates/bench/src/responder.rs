@@ -69,6 +69,10 @@ pub struct Responder {
 }
 
 const LISTENER: u64 = 0;
+/// Of a message that is not whole yet, on a stream that takes several.
+const PARTIAL_BYTES_MAX: usize = 4 << 20;
+/// Of one connection.
+const STREAMS_MAX: usize = 1 << 20;
 
 impl Responder {
     /// Listens on `HOST:PORT`; port 0 is any free one.
@@ -362,6 +366,9 @@ impl Connection {
                 if self.leaving {
                     return Ok(());
                 }
+                if self.streams.len() >= STREAMS_MAX {
+                    return Err(Gone);
+                }
                 self.last_stream = head.stream;
                 self.streams.insert(
                     head.stream,
@@ -393,6 +400,9 @@ impl Connection {
                 if matches!(stream.kind, Kind::Watch | Kind::KeepAlive) {
                     stream.partial.extend_from_slice(body);
                     self.messages(head.stream, answers);
+                    if self.streams.get(&head.stream).is_some_and(|s| s.partial.len() > PARTIAL_BYTES_MAX) {
+                        return Err(Gone);
+                    }
                 }
                 if last {
                     self.finish(head.stream, answers, options, requests);

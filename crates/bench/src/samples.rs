@@ -59,8 +59,11 @@ impl Series {
     }
 
     /// Notes one that failed.
-    pub fn fail(&mut self, text: String) {
-        // A server that puts something new in each text must not fill the memory.
+    pub fn fail(&mut self, mut text: String) {
+        // A server that puts much, or something new, in each text must not fill the memory.
+        if let Some((end, _)) = text.char_indices().nth(1000) {
+            text.truncate(end);
+        }
         if self.errors.len() >= 1000 && !self.errors.contains_key(&text) {
             *self.errors.entry("other errors".to_owned()).or_default() += 1;
         } else {

@@ -100,7 +100,8 @@ pub struct Server {
     /// Its version, if it says.
     pub version: String,
     child: Option<Child>,
-    directory: Option<PathBuf>,
+    /// Goes when the process is gone.
+    directory: Option<Place>,
     responder: Option<(Arc<AtomicBool>, JoinHandle<()>)>,
 }
 
@@ -109,10 +110,11 @@ impl Server {
     /// `given` are TLS settings for servers that run already.
     pub fn start(contestant: &Contestant, place: &Path, given: &tls::Files) -> Result<Self, String> {
         let said = |error: std::io::Error| format!("{}: {error}", contestant.name);
-        let directory = place.join(format!("mainstay-bench-{}-{}", file_name(&contestant.name), unique()));
+        let place = Place(place.join(format!("mainstay-bench-{}-{}", file_name(&contestant.name), unique())));
+        let directory = &place.0;
         let certificates = if contestant.tls {
-            std::fs::create_dir_all(&directory).map_err(said)?;
-            Some(tls::make(&directory)?)
+            std::fs::create_dir_all(directory).map_err(said)?;
+            Some(tls::make(directory)?)
         } else {
             None
         };
@@ -155,7 +157,7 @@ impl Server {
                 let [port, peer_port] = free_ports().map_err(said)?;
                 let url = format!("{scheme}://127.0.0.1:{port}");
                 let peer = format!("http://127.0.0.1:{peer_port}");
-                std::fs::create_dir_all(&directory).map_err(said)?;
+                std::fs::create_dir_all(directory).map_err(said)?;
                 let log = std::fs::File::create(directory.join("log")).map_err(said)?;
                 let mut command = Command::new(path);
                 command
@@ -168,6 +170,8 @@ impl Server {
                 if let Some((cert, key)) = &certificates {
                     command.args(["--cert-file", cert, "--key-file", key]);
                 }
+                // All that may fail comes before there is a process that would be left.
+                let endpoint = endpoint_of(&url)?;
                 let child = command
                     .args(flags)
                     .stdin(Stdio::null())
@@ -175,15 +179,12 @@ impl Server {
                     .stderr(log)
                     .spawn()
                     .map_err(|error| format!("{}: {}: {error}", contestant.name, path.display()))?;
-                let endpoint = endpoint_of(&url)?;
                 let mut server = Self::of(endpoint.clone(), Meter::new(&endpoint, Some(child.id())));
                 server.child = Some(child);
                 server
             }
         };
-        if !matches!(contestant.source, Source::Running { .. }) {
-            server.directory = Some(directory);
-        }
+        server.directory = Some(place);
         server.wait(&contestant.name)?;
         Ok(server)
     }
@@ -218,7 +219,7 @@ impl Server {
             };
             let ended = self.child.as_mut().and_then(|child| child.try_wait().ok().flatten());
             if ended.is_some() || Instant::now() > deadline {
-                let log = self.directory.as_ref().map(|directory| directory.join("log"));
+                let log = self.directory.as_ref().map(|place| place.0.join("log"));
                 let log = log.and_then(|log| std::fs::read_to_string(log).ok()).unwrap_or_default();
                 let last: Vec<&str> = log.lines().rev().take(5).collect();
                 let last: Vec<&str> = last.into_iter().rev().collect();
@@ -241,9 +242,16 @@ impl Drop for Server {
             stop.store(true, Ordering::Relaxed);
             let _ = thread.join();
         }
-        if let Some(directory) = self.directory.take() {
-            let _ = std::fs::remove_dir_all(directory);
-        }
+    }
+}
+
+/// A directory for one server, whether it was made yet or not.
+struct Place(PathBuf);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // It may never have been made; and what cannot be removed is only a temporary directory.
+        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 

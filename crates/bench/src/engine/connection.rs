@@ -209,6 +209,9 @@ impl Hasher for Mixer {
 
 type Streams = HashMap<u32, Stream, BuildHasherDefault<Mixer>>;
 
+/// The largest message that is kept. Those that are only counted may be of any size.
+const MESSAGE_BYTES_MAX: usize = 1 << 30;
+
 /// A client's end. Calls are given with [`Connection::call`]; what arrives is fed to [`Connection::next`]; what is to be
 /// sent gathers in [`Connection::output`].
 pub struct Connection {
@@ -543,6 +546,9 @@ impl Connection {
                 }
                 let [_, a, b, c, d] = stream.prefix;
                 stream.missing = u32::from_be_bytes([a, b, c, d]) as usize;
+                if stream.keep && stream.missing > MESSAGE_BYTES_MAX {
+                    return Err(Violation("a message is larger than anybody can want"));
+                }
                 if stream.missing > 0 {
                     continue;
                 }

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-/// Which sockets became ready; at most [`Poller::BATCH`] per turn, the others come in the next.
+/// Which sockets became ready; at most 256 per turn, the others come in the next.
 pub struct Poller {
     epoll: OwnedFd,
     timer: OwnedFd,

