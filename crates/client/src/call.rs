@@ -1,4 +1,5 @@
 use std::future::poll_fn;
+use std::sync::Weak;
 use std::time::Duration;
 
 use api::{Code, Status};
@@ -47,17 +48,19 @@ impl CallOptions {
 pub struct Sender {
     send: SendStream<Bytes>,
     finished: bool,
+    message_bytes_max: usize,
 }
 
 impl Sender {
-    pub(crate) fn new(send: SendStream<Bytes>) -> Sender {
-        Sender { send, finished: false }
+    pub(crate) fn new(send: SendStream<Bytes>, message_bytes_max: usize) -> Sender {
+        Sender { send, finished: false, message_bytes_max }
     }
 
     /// Sends one message, as the server's window opens.
     ///
     /// # Errors
-    /// The call is over; its [`Receiver`] knows why.
+    /// `ResourceExhausted` for a message above the transport's limit. That the call is over is no error here: its
+    /// [`Receiver`] knows why.
     pub async fn send(&mut self, message: Bytes) -> Result<(), Status> {
         self.send_framed(&message, false).await
     }
@@ -86,7 +89,7 @@ impl Sender {
     }
 
     async fn send_framed(&mut self, message: &[u8], last: bool) -> Result<(), Status> {
-        let mut rest = framed(message)?;
+        let mut rest = framed(message, self.message_bytes_max)?;
         while !rest.is_empty() {
             self.send.reserve_capacity(rest.len());
             let granted = match poll_fn(|cx| self.send.poll_capacity(cx)).await {
@@ -124,12 +127,22 @@ pub struct Receiver {
     phase: Phase,
     messages: Messages,
     head: HeaderMap,
+    /// Whether the server said that it never looked at the call.
+    unprocessed: bool,
+    /// Counts as an open call of its connection.
+    _open: Weak<()>,
 }
 
 impl Receiver {
-    pub(crate) fn new(response: ResponseFuture, message_bytes_max: usize) -> Receiver {
+    pub(crate) fn new(response: ResponseFuture, message_bytes_max: usize, open: Weak<()>) -> Receiver {
         let messages = Messages::new(message_bytes_max);
-        Receiver { phase: Phase::Head(response), messages, head: HeaderMap::new() }
+        let phase = Phase::Head(response);
+        Receiver { phase, messages, head: HeaderMap::new(), unprocessed: false, _open: open }
+    }
+
+    /// Whether the call failed and the server said that it never looked at it, so that even a write may be repeated.
+    pub(crate) fn is_unprocessed(&self) -> bool {
+        self.unprocessed
     }
 
     /// The answer's head; empty before the first message or status came.
@@ -146,8 +159,14 @@ impl Receiver {
             match &mut self.phase {
                 Phase::Over(result) => return result.clone().map(|()| None),
                 Phase::Head(response) => {
-                    let response = response.await.map_err(broken);
-                    self.phase = self.read_head_of(response);
+                    let response = response.await;
+                    self.phase = match response {
+                        Ok(response) => self.read_head_of(response),
+                        Err(error) => {
+                            self.unprocessed = is_unprocessed(&error);
+                            Phase::Over(Err(broken(error)))
+                        }
+                    };
                 }
                 Phase::Body(recv) => {
                     match self.messages.next() {
@@ -182,11 +201,8 @@ impl Receiver {
         }
     }
 
-    fn read_head_of(&mut self, response: Result<http::Response<RecvStream>, Status>) -> Phase {
-        let (parts, body) = match response {
-            Err(status) => return Phase::Over(Err(status)),
-            Ok(response) => response.into_parts(),
-        };
+    fn read_head_of(&mut self, response: http::Response<RecvStream>) -> Phase {
+        let (parts, body) = response.into_parts();
         self.head = parts.headers;
         match status_of(&self.head) {
             Some(result) => Phase::Over(result),
@@ -201,6 +217,12 @@ impl Receiver {
 
 /// An answer whose trailers do not say how it ended.
 const NO_STATUS: Status = Status::new(Code::Internal, "server closed the stream without sending trailers");
+
+/// By RFC 9113, sections 6.8 and 8.7: the server refused the stream, or went away before it came to it.
+fn is_unprocessed(error: &h2::Error) -> bool {
+    let refused = error.is_reset() && error.reason() == Some(Reason::REFUSED_STREAM);
+    error.is_remote() && (refused || error.is_go_away())
+}
 
 fn status_of(headers: &HeaderMap) -> Option<Result<(), Status>> {
     let number = headers.get("grpc-status")?.to_str().ok().and_then(|text| text.parse().ok());

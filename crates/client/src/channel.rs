@@ -1,4 +1,5 @@
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use api::{Code, Status};
@@ -6,18 +7,28 @@ use bytes::Bytes;
 use h2::client::SendRequest;
 use http::{Request, Uri, uri};
 use tokio::net::{TcpStream, ToSocketAddrs};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::call::{CallOptions, Receiver, Sender};
-
-/// Receive windows, in bytes: large, so that the client is not what a test waits for.
-const WINDOW_BYTES: u32 = 4 * 1024 * 1024;
+use crate::endpoint::Endpoint;
+use crate::race::race;
+use crate::tls::PeerCertificates;
+use crate::transport::{Counted, Received, Transport, Wire, watch_over};
 
 /// One connection to a server. Clones share it; it closes when the last clone and call are gone.
 #[derive(Clone)]
 pub struct Channel {
     requests: SendRequest<Bytes>,
+    scheme: uri::Scheme,
     authority: uri::Authority,
+    peer: Option<Arc<PeerCertificates>>,
+    send_bytes_max: usize,
+    receive_bytes_max: usize,
+    /// Its weak count is the number of open calls.
+    calls: Arc<()>,
+    /// Whether the connection takes no more calls: it is gone, or its server is going away.
+    over: Arc<watch::Sender<bool>>,
 }
 
 impl Channel {
@@ -26,11 +37,13 @@ impl Channel {
     /// # Errors
     /// The address cannot be reached, or its server does not speak HTTP/2.
     pub async fn connect(address: impl ToSocketAddrs) -> io::Result<Channel> {
-        Channel::connect_with(address, WINDOW_BYTES).await.map(|(channel, _)| channel)
+        let window_bytes = Transport::default().window_bytes;
+        Channel::connect_with(address, window_bytes).await.map(|(channel, _)| channel)
     }
 
     /// As [`Channel::connect`], with this receive window per stream and connection, in bytes. The task that
-    /// drives the connection comes along: it ends with the connection, and aborting it breaks it.
+    /// drives the connection comes along: it ends with the connection, and aborting it breaks it. What is sent
+    /// is held to no limit here.
     ///
     /// # Errors
     /// As [`Channel::connect`].
@@ -41,17 +54,74 @@ impl Channel {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
         let authority = stream.peer_addr()?.to_string().parse().map_err(io::Error::other)?;
-        let (requests, connection) = h2::client::Builder::new()
-            .initial_window_size(window_bytes)
-            .initial_connection_window_size(window_bytes)
-            .handshake(stream)
+        let transport = Transport { window_bytes, send_bytes_max: usize::MAX, ..Transport::default() };
+        Channel::start(Box::new(stream), authority, None, &transport).await
+    }
+
+    /// Connects to an endpoint of any kind. Must run in a tokio runtime, which then drives the connection.
+    ///
+    /// # Errors
+    /// The endpoint is malformed, cannot be reached in time, its certificate is not trusted, or its server does
+    /// not speak HTTP/2; the texts are those that etcd's users know from Go.
+    pub async fn open(endpoint: &Endpoint, transport: &Transport) -> io::Result<Channel> {
+        let dialled = transport.dial(endpoint).await?;
+        let authority = endpoint.host.parse().unwrap_or(uri::Authority::from_static("localhost"));
+        let peer = dialled.peer.map(Arc::new);
+        Channel::start(dialled.wire, authority, peer, transport).await.map(|(channel, _)| channel)
+    }
+
+    pub(crate) async fn start(
+        wire: Box<dyn Wire>,
+        authority: uri::Authority,
+        peer: Option<Arc<PeerCertificates>>,
+        transport: &Transport,
+    ) -> io::Result<(Channel, JoinHandle<()>)> {
+        let received = Received::default();
+        let wire = Counted { wire, received: received.clone() };
+        let (requests, mut connection) = h2::client::Builder::new()
+            .initial_window_size(transport.window_bytes)
+            .initial_connection_window_size(transport.window_bytes)
+            .handshake(wire)
             .await
             .map_err(io::Error::other)?;
+        let pings = connection.ping_pong().zip(transport.keepalive);
+        let calls = Arc::new(());
+        let counted = calls.clone();
+        let over = Arc::new(watch::Sender::new(false));
+        let told = over.clone();
         let driver = tokio::spawn(async move {
             // Every call hears of a broken connection by itself.
-            let _ = connection.await;
+            match pings {
+                None => _ = connection.await,
+                Some((pings, keepalive)) => {
+                    let has_calls = || Arc::weak_count(&counted) > 0;
+                    race(connection, watch_over(pings, keepalive, received, has_calls)).await;
+                }
+            }
+            told.send_replace(true);
         });
-        Ok((Channel { requests, authority }, driver))
+        let scheme = if peer.is_some() { uri::Scheme::HTTPS } else { uri::Scheme::HTTP };
+        let (send_bytes_max, receive_bytes_max) = (transport.send_bytes_max, transport.receive_bytes_max);
+        let channel =
+            Channel { requests, scheme, authority, peer, send_bytes_max, receive_bytes_max, calls, over };
+        Ok((channel, driver))
+    }
+
+    /// What the TLS handshake showed of the server; `None` without TLS.
+    pub fn peer(&self) -> Option<&PeerCertificates> {
+        self.peer.as_deref()
+    }
+
+    /// Whether the connection takes no more calls: it is gone, or a call found its server going away.
+    pub fn is_closed(&self) -> bool {
+        *self.over.borrow()
+    }
+
+    /// Returns when the connection takes no more calls. Holds none of it open.
+    pub fn closed(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut over = self.over.subscribe();
+        // An error means that all who could use it are gone.
+        async move { _ = over.wait_for(|over| *over).await }
     }
 
     /// Calls a unary method.
@@ -72,19 +142,38 @@ impl Channel {
         options: &CallOptions,
         message: Bytes,
     ) -> Result<Bytes, Status> {
+        self.attempt(path, options, message).await.map_err(|failure| failure.status)
+    }
+
+    /// A unary call that tells, when it fails, whether the server may have acted on it.
+    pub(crate) async fn attempt(
+        &self,
+        path: &str,
+        options: &CallOptions,
+        message: Bytes,
+    ) -> Result<Bytes, Failure> {
         let call = async {
-            let (mut sender, mut receiver) = self.stream_with(path, options).await?;
-            sender.send_last(message).await?;
-            let answer = receiver.next().await?;
+            // Without a stream, or with a message too large, nothing was said yet.
+            let (mut sender, mut receiver) =
+                self.stream_with(path, options).await.map_err(Failure::unsent)?;
+            sender.send_last(message).await.map_err(Failure::sent)?;
+            let answer = receiver.next().await;
+            let unsent = receiver.is_unprocessed();
+            let answer = answer.map_err(|status| Failure { status, unsent })?;
+            let malformed = |text| Failure::sent(Status::new(Code::Internal, text));
             match answer {
-                Some(answer) => match receiver.next().await? {
+                Some(answer) => match receiver.next().await.map_err(Failure::sent)? {
                     None => Ok(answer),
-                    Some(_) => Err(Status::new(Code::Internal, "more than one answer to a unary call")),
+                    Some(_) => Err(malformed("more than one answer to a unary call")),
                 },
-                None => Err(Status::new(Code::Internal, "no answer to a unary call")),
+                None => Err(malformed("no answer to a unary call")),
             }
         };
-        within(options.timeout, call).await
+        let late = || Err(Failure::sent(Status::new(Code::DeadlineExceeded, "context deadline exceeded")));
+        match options.timeout {
+            None => call.await,
+            Some(timeout) => tokio::time::timeout(timeout, call).await.unwrap_or_else(|_| late()),
+        }
     }
 
     /// Opens a streaming call of either kind.
@@ -102,7 +191,7 @@ impl Channel {
     pub async fn stream_with(&self, path: &str, options: &CallOptions) -> Result<(Sender, Receiver), Status> {
         let invalid = |error: http::Error| Status::with(Code::InvalidArgument, error.to_string());
         let uri = Uri::builder()
-            .scheme(uri::Scheme::HTTP)
+            .scheme(self.scheme.clone())
             .authority(self.authority.clone())
             .path_and_query(path)
             .build()
@@ -118,9 +207,34 @@ impl Channel {
             request = request.header(key, value);
         }
         let request = request.body(()).map_err(invalid)?;
-        let mut requests = self.requests.clone().ready().await.map_err(broken)?;
-        let (response, send) = requests.send_request(request, false).map_err(broken)?;
-        Ok((Sender::new(send), Receiver::new(response, options.message_bytes_max)))
+        // Calls begun before a server said that it goes away may live on; for new ones the connection is over.
+        let refused = |error| {
+            self.over.send_replace(true);
+            broken(error)
+        };
+        let mut requests = self.requests.clone().ready().await.map_err(refused)?;
+        let (response, send) = requests.send_request(request, false).map_err(refused)?;
+        let receive_bytes_max = options.message_bytes_max.min(self.receive_bytes_max);
+        let receiver = Receiver::new(response, receive_bytes_max, Arc::downgrade(&self.calls));
+        Ok((Sender::new(send, self.send_bytes_max), receiver))
+    }
+}
+
+/// How a call failed.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) status: Status,
+    /// Whether the server certainly did nothing for it.
+    pub(crate) unsent: bool,
+}
+
+impl Failure {
+    pub(crate) fn sent(status: Status) -> Failure {
+        Failure { status, unsent: false }
+    }
+
+    pub(crate) fn unsent(status: Status) -> Failure {
+        Failure { status, unsent: true }
     }
 }
 
@@ -133,19 +247,6 @@ pub(crate) fn broken(error: h2::Error) -> Status {
         _ => Code::Unavailable,
     };
     Status::with(code, format!("connection error: {error}"))
-}
-
-async fn within<T>(
-    timeout: Option<Duration>,
-    call: impl Future<Output = Result<T, Status>>,
-) -> Result<T, Status> {
-    match timeout {
-        None => call.await,
-        Some(timeout) => match tokio::time::timeout(timeout, call).await {
-            Ok(result) => result,
-            Err(_) => Err(Status::new(Code::DeadlineExceeded, "context deadline exceeded")),
-        },
-    }
 }
 
 /// The header's form: at most 8 digits and a unit.

@@ -4,8 +4,12 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 /// Bytes of gRPC's prefix: one flag byte and the length, big-endian.
 const PREFIX_BYTES: usize = 5;
 
-/// A message with its prefix.
-pub(crate) fn framed(message: &[u8]) -> Result<Bytes, Status> {
+/// A message with its prefix, unless it is larger than these bytes.
+pub(crate) fn framed(message: &[u8], bytes_max: usize) -> Result<Bytes, Status> {
+    if message.len() > bytes_max {
+        let text = format!("trying to send message larger than max ({} vs. {bytes_max})", message.len());
+        return Err(Status::with(Code::ResourceExhausted, text));
+    }
     let len = u32::try_from(message.len())
         .map_err(|_| Status::new(Code::ResourceExhausted, "grpc: message too large"))?;
     let mut frame = BytesMut::with_capacity(PREFIX_BYTES + message.len());

@@ -1,0 +1,115 @@
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+use tokio::time::sleep;
+
+use crate::channel::Channel;
+use crate::endpoint::Endpoint;
+use crate::transport::Transport;
+
+/// The first pause after a failed dial, and the longest.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
+
+/// One endpoint and the connection to it. Made at first use and then kept up by a task of its own, so that calls
+/// choose among connections that are ready and no call waits for a dead endpoint while another lives.
+pub(crate) struct Link {
+    pub(crate) endpoint: Endpoint,
+    shown: Arc<Shown>,
+    keeper: OnceLock<AbortHandle>,
+}
+
+/// What the keeper shows.
+struct Shown {
+    state: Mutex<State>,
+    /// Moves with every change of any link of the client.
+    changes: watch::Sender<u64>,
+}
+
+#[derive(Default)]
+struct State {
+    channel: Option<Channel>,
+    /// Whether a dial ever ended, well or not.
+    tried: bool,
+    error: Option<String>,
+}
+
+impl Shown {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing panics while it is held, and a state is whole after each assignment.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn show(&self, channel: Option<Channel>, error: Option<String>) {
+        *self.lock() = State { channel, tried: true, error };
+        self.changes.send_modify(|change| *change = change.wrapping_add(1));
+    }
+}
+
+impl Link {
+    pub(crate) fn new(endpoint: Endpoint, changes: watch::Sender<u64>) -> Link {
+        let shown = Shown { state: Mutex::new(State::default()), changes };
+        Link { endpoint, shown: Arc::new(shown), keeper: OnceLock::new() }
+    }
+
+    /// Begins to connect, if that has not begun.
+    pub(crate) fn wake(&self, transport: &Transport) {
+        self.keeper.get_or_init(|| {
+            let kept = keep(self.endpoint.clone(), transport.clone(), self.shown.clone());
+            tokio::spawn(kept).abort_handle()
+        });
+    }
+
+    /// The connection, when it stands.
+    pub(crate) fn channel(&self) -> Option<Channel> {
+        self.shown.lock().channel.clone().filter(|channel| !channel.is_closed())
+    }
+
+    /// Whether a dial ever ended.
+    pub(crate) fn was_tried(&self) -> bool {
+        self.shown.lock().tried
+    }
+
+    /// Why there is no connection.
+    pub(crate) fn error(&self) -> Option<String> {
+        self.shown.lock().error.clone()
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        if let Some(keeper) = self.keeper.get() {
+            keeper.abort();
+        }
+    }
+}
+
+async fn keep(endpoint: Endpoint, transport: Transport, shown: Arc<Shown>) {
+    let mut pause = PAUSE.0;
+    loop {
+        match Channel::open(&endpoint, &transport).await {
+            Ok(channel) => {
+                let closed = channel.closed();
+                shown.show(Some(channel), None);
+                let begun = tokio::time::Instant::now();
+                closed.await;
+                shown.show(
+                    None,
+                    Some("connection error: desc = \"error reading from server: EOF\"".to_owned()),
+                );
+                // A server that hangs up at once is no better than one that cannot be reached.
+                if begun.elapsed() > pause {
+                    pause = PAUSE.0;
+                    continue;
+                }
+            }
+            Err(error) => {
+                let text = format!("connection error: desc = \"transport: Error while dialing: {error}\"");
+                shown.show(None, Some(text));
+            }
+        }
+        sleep(pause).await;
+        pause = (pause * 8 / 5).min(PAUSE.1);
+    }
+}

@@ -1,0 +1,133 @@
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher as _, Hasher as _};
+use std::time::Duration;
+
+use api::{Code, Status, error};
+
+use crate::channel::Failure;
+
+/// How often a unary call is tried at most.
+pub(crate) const ATTEMPTS: u32 = 100;
+
+/// Unary methods that may be repeated after an `Unavailable`. Source: clientv3's `retry.go`; granting and revoking a
+/// lease are among them there too, because a second lease expires and a second revocation finds nothing.
+const REPEATABLE: &[&str] = &[
+    "/etcdserverpb.KV/Range",
+    "/etcdserverpb.Lease/LeaseTimeToLive",
+    "/etcdserverpb.Lease/LeaseLeases",
+    "/etcdserverpb.Lease/LeaseGrant",
+    "/etcdserverpb.Lease/LeaseRevoke",
+    "/etcdserverpb.Cluster/MemberList",
+    "/etcdserverpb.Maintenance/Alarm",
+    "/etcdserverpb.Maintenance/Status",
+    "/etcdserverpb.Maintenance/Hash",
+    "/etcdserverpb.Maintenance/HashKV",
+    "/etcdserverpb.Maintenance/MoveLeader",
+    "/etcdserverpb.Auth/UserList",
+    "/etcdserverpb.Auth/UserGet",
+    "/etcdserverpb.Auth/RoleGet",
+    "/etcdserverpb.Auth/RoleList",
+];
+
+/// What follows from a failed attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// It is the call's result.
+    Final,
+    /// Try again, perhaps at another endpoint.
+    Repeat,
+    /// Get a new token, then try again.
+    Authenticate,
+}
+
+/// Source: clientv3's `retry_interceptor.go`.
+pub(crate) fn verdict(path: &str, failure: &Failure, endpoints: usize, credentials: Credentials) -> Verdict {
+    let status = &failure.status;
+    if matches!(status.code, Code::DeadlineExceeded | Code::Canceled) {
+        return Verdict::Final;
+    }
+    let is = |known: &Status| status.message == known.message;
+    match credentials {
+        Credentials::User if is(&error::USER_EMPTY) => return Verdict::Authenticate,
+        // A call without a user hears of an old revision when others change users: it only has to come again.
+        Credentials::User | Credentials::None
+            if is(&error::INVALID_AUTH_TOKEN) || is(&error::AUTH_OLD_REVISION) =>
+        {
+            return Verdict::Authenticate;
+        }
+        _ => {}
+    }
+    let elsewhere = is(&error::NOT_SUPPORTED_FOR_LEARNER) && endpoints > 1;
+    let repeatable = status.code == Code::Unavailable && REPEATABLE.contains(&path);
+    let unsent = status.code == Code::Unavailable && failure.unsent;
+    if elsewhere || repeatable || unsent { Verdict::Repeat } else { Verdict::Final }
+}
+
+/// Who a client says it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Credentials {
+    None,
+    User,
+    Token,
+}
+
+/// The pause before this attempt, counted from 0: only after each round through a quorum of the endpoints.
+pub(crate) fn pause(attempt: u32, endpoints: usize) -> Duration {
+    let quorum = u32::try_from(endpoints / 2 + 1).unwrap_or(u32::MAX);
+    if attempt == 0 || !attempt.is_multiple_of(quorum) {
+        return Duration::ZERO;
+    }
+    Duration::from_micros(22_500 + random() % 5_000)
+}
+
+/// Good enough to spread clients; nothing secret comes of it.
+pub(crate) fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RANGE: &str = "/etcdserverpb.KV/Range";
+    const PUT: &str = "/etcdserverpb.KV/Put";
+
+    #[test]
+    fn writes_are_repeated_only_when_they_were_never_sent() {
+        let lost = || Status::new(Code::Unavailable, "connection error");
+        let judge = |path, failure| verdict(path, &failure, 3, Credentials::None);
+        assert_eq!(judge(PUT, Failure::sent(lost())), Verdict::Final);
+        assert_eq!(judge(PUT, Failure::sent(error::NO_LEADER)), Verdict::Final);
+        assert_eq!(judge(PUT, Failure::unsent(lost())), Verdict::Repeat);
+        assert_eq!(judge(RANGE, Failure::sent(lost())), Verdict::Repeat);
+        assert_eq!(judge(RANGE, Failure::sent(error::NO_LEADER)), Verdict::Repeat);
+        assert_eq!(judge(RANGE, Failure::sent(error::COMPACTED)), Verdict::Final);
+        let late = Status::new(Code::DeadlineExceeded, "context deadline exceeded");
+        assert_eq!(judge(RANGE, Failure::unsent(late)), Verdict::Final);
+    }
+
+    #[test]
+    fn a_learner_is_left_for_another_endpoint_if_there_is_one() {
+        let refused = || Failure::sent(error::NOT_SUPPORTED_FOR_LEARNER);
+        assert_eq!(verdict(PUT, &refused(), 2, Credentials::None), Verdict::Repeat);
+        assert_eq!(verdict(PUT, &refused(), 1, Credentials::None), Verdict::Final);
+    }
+
+    #[test]
+    fn tokens_are_renewed_unless_given_by_hand() {
+        let stale = || Failure::sent(error::INVALID_AUTH_TOKEN);
+        assert_eq!(verdict(PUT, &stale(), 1, Credentials::User), Verdict::Authenticate);
+        assert_eq!(verdict(PUT, &stale(), 1, Credentials::Token), Verdict::Final);
+        let old = Failure::sent(error::AUTH_OLD_REVISION);
+        assert_eq!(verdict(PUT, &old, 1, Credentials::User), Verdict::Authenticate);
+        let empty = || Failure::sent(error::USER_EMPTY);
+        assert_eq!(verdict(PUT, &empty(), 1, Credentials::User), Verdict::Authenticate);
+        assert_eq!(verdict(PUT, &empty(), 1, Credentials::None), Verdict::Final);
+    }
+
+    #[test]
+    fn a_round_through_a_quorum_goes_without_a_pause() {
+        let paused: Vec<u32> = (0..7).filter(|attempt| !pause(*attempt, 3).is_zero()).collect();
+        assert_eq!(paused, [2, 4, 6]);
+    }
+}

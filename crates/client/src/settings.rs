@@ -1,0 +1,108 @@
+use std::fmt;
+use std::time::Duration;
+
+use crate::tls::{Tls, TlsError, TlsFiles};
+use crate::transport::{Keepalive, Transport};
+
+/// What a [`crate::Client`] is made of. The defaults are etcd's client's.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Where the members are; see [`crate::Endpoint`] for the forms.
+    pub endpoints: Vec<String>,
+    /// How long one connection may take to come about, and the first authentication. `None` or zero: as it takes.
+    pub dial_timeout: Option<Duration>,
+    /// After how long without a byte a connection with open calls is pinged; zero for never. Less than 10 s is taken
+    /// as 10 s, as gRPC does: servers hang up on who pings more often.
+    pub keepalive_time: Duration,
+    /// How long a ping's answer may take.
+    pub keepalive_timeout: Duration,
+    /// Largest request, in bytes.
+    pub send_bytes_max: usize,
+    /// Largest answer, in bytes.
+    pub receive_bytes_max: usize,
+    /// For endpoints without a scheme, and for `https` ones.
+    pub tls: Option<Tls>,
+    /// Name and password; both non-empty, or there is no user.
+    pub user: Option<(String, String)>,
+    /// A token given by hand, such as a JWT. Excludes a user.
+    pub token: Option<String>,
+    /// Our own zone: endpoints of members in it are used first; see [`crate::Client::set_zones`].
+    pub zone: Option<String>,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        let transport = Transport::default();
+        Settings {
+            endpoints: Vec::new(),
+            dial_timeout: None,
+            keepalive_time: Duration::ZERO,
+            keepalive_timeout: Duration::ZERO,
+            send_bytes_max: transport.send_bytes_max,
+            receive_bytes_max: transport.receive_bytes_max,
+            tls: None,
+            user: None,
+            token: None,
+            zone: None,
+        }
+    }
+}
+
+impl Settings {
+    /// Settings with these endpoints and defaults.
+    pub fn of<T: Into<String>>(endpoints: impl IntoIterator<Item = T>) -> Settings {
+        Settings { endpoints: endpoints.into_iter().map(Into::into).collect(), ..Settings::default() }
+    }
+
+    /// Sets TLS by the rule of etcd's tools: endpoints without a scheme speak it when any material is given, or when
+    /// insecure transport was switched off.
+    ///
+    /// # Errors
+    /// As [`TlsFiles::load`].
+    pub fn secure(&mut self, files: &TlsFiles, insecure_transport: bool) -> Result<(), TlsError> {
+        self.tls = if files.is_given() || !insecure_transport { Some(files.load()?) } else { None };
+        Ok(())
+    }
+
+    pub(crate) fn transport(&self) -> Transport {
+        Transport {
+            tls: self.tls.clone(),
+            dial_timeout: self.dial_timeout,
+            keepalive: Keepalive::for_grpc(self.keepalive_time, self.keepalive_timeout),
+            send_bytes_max: self.send_bytes_max,
+            receive_bytes_max: self.receive_bytes_max,
+            ..Transport::default()
+        }
+    }
+}
+
+/// Settings that make no client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SettingsError {
+    /// There is no endpoint.
+    NoEndpoints,
+    /// A user and a token are given.
+    UserAndToken,
+    /// The limit for answers is below that for requests; both in bytes.
+    ReceiveBelowSend(usize, usize),
+    /// The token cannot stand in a header.
+    BadToken,
+}
+
+impl fmt::Display for SettingsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SettingsError::NoEndpoints => f.write_str("etcdclient: no available endpoints"),
+            SettingsError::UserAndToken => {
+                f.write_str("Username/Password and Token configurations are mutually exclusive")
+            }
+            SettingsError::ReceiveBelowSend(receive, send) => write!(
+                f,
+                "gRPC message recv limit ({receive} bytes) must be greater than send limit ({send} bytes)"
+            ),
+            SettingsError::BadToken => f.write_str("the auth token holds bytes that no header may hold"),
+        }
+    }
+}
+
+impl std::error::Error for SettingsError {}

@@ -1,0 +1,221 @@
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
+use rustls::{ClientConfig, DigitallySignedStruct, ProtocolVersion, RootCertStore, SignatureScheme};
+use rustls_pki_types::pem::{self, PemObject as _};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+
+use crate::certificate;
+
+/// Where the material for TLS lies; PEM files all. Empty, it means the system's roots and no certificate of our own.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// Certificates of the authorities that servers are verified with, instead of the system's.
+    pub cacert: Option<PathBuf>,
+    /// Our certificate, with what leads from it to its authority.
+    pub cert: Option<PathBuf>,
+    /// Its key: PKCS#8, PKCS#1 or SEC 1.
+    pub key: Option<PathBuf>,
+    /// The name a server's certificate has to bear, instead of its endpoint's host.
+    pub server_name: Option<String>,
+    /// Take any certificate.
+    pub insecure_skip_verify: bool,
+}
+
+/// What is wrong with the material for TLS. Displays as etcd's tools do where they have a text for it.
+#[derive(Debug)]
+pub struct TlsError(String);
+
+impl fmt::Display for TlsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for TlsError {}
+
+/// Ready for handshakes. Clones share it.
+#[derive(Clone)]
+pub struct Tls {
+    pub(crate) config: Arc<ClientConfig>,
+    pub(crate) server_name: Option<String>,
+}
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tls").field("server_name", &self.server_name).finish_non_exhaustive()
+    }
+}
+
+impl TlsFiles {
+    /// Whether any of it makes etcd's tools speak TLS to an endpoint without a scheme.
+    pub fn is_given(&self) -> bool {
+        *self != TlsFiles::default()
+    }
+
+    /// Reads the files. Certificate and key are read once, now: a tool's life is short.
+    ///
+    /// # Errors
+    /// A file cannot be read, holds nothing of use, or key and certificate do not belong together.
+    pub fn load(&self) -> Result<Tls, TlsError> {
+        let provider = Arc::new(ring::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider.clone())
+            .with_safe_default_protocol_versions()
+            .map_err(|error| TlsError(error.to_string()))?;
+        let builder = if self.insecure_skip_verify {
+            builder.dangerous().with_custom_certificate_verifier(Arc::new(AnyCertificate { provider }))
+        } else {
+            builder.with_root_certificates(self.roots()?)
+        };
+        let mut config = match (&self.cert, &self.key) {
+            (None, None) => builder.with_no_client_auth(),
+            (Some(cert), Some(key)) => {
+                let chain = certificates(cert)?;
+                if chain.is_empty() {
+                    let text = "tls: failed to find any PEM data in certificate input";
+                    return Err(TlsError(text.to_owned()));
+                }
+                let private = PrivateKeyDer::from_pem_slice(&read(key)?).map_err(|error| match error {
+                    pem::Error::NoItemsFound => {
+                        TlsError("tls: failed to find any PEM data in key input".to_owned())
+                    }
+                    error => TlsError(format!("{}: {error}", key.display())),
+                })?;
+                builder
+                    .with_client_auth_cert(chain, private)
+                    .map_err(|error| TlsError(format!("tls: {error}")))?
+            }
+            (cert, key) => {
+                let shown = |path: &Option<PathBuf>| {
+                    path.as_ref().map_or(String::new(), |path| path.display().to_string())
+                };
+                return Err(TlsError(format!(
+                    "KeyFile and CertFile must both be present[key: {}, cert: {}]",
+                    shown(key),
+                    shown(cert)
+                )));
+            }
+        };
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        Ok(Tls { config: Arc::new(config), server_name: self.server_name.clone() })
+    }
+
+    fn roots(&self) -> Result<RootCertStore, TlsError> {
+        let mut roots = RootCertStore::empty();
+        match &self.cacert {
+            Some(path) => {
+                for certificate in certificates(path)? {
+                    roots
+                        .add(certificate)
+                        .map_err(|error| TlsError(format!("{}: {error}", path.display())))?;
+                }
+            }
+            // A machine without roots is like an empty file: no server is to be trusted, and the handshake says so.
+            None => _ = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs),
+        }
+        Ok(roots)
+    }
+}
+
+impl Tls {
+    /// The name to verify the server by.
+    pub(crate) fn name_of(&self, host: &str) -> ServerName<'static> {
+        let name = self.server_name.as_deref().unwrap_or(host);
+        // SRV records come with the root's dot, certificates without.
+        let name = name.strip_suffix('.').unwrap_or(name).to_owned();
+        // A socket's path is no name; the verification fails for it, or was switched off.
+        ServerName::try_from(name)
+            .unwrap_or_else(|_| ServerName::try_from("invalid.invalid").expect("a constant that is a name"))
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
+    std::fs::read(path).map_err(|error| {
+        let why = match error.kind() {
+            std::io::ErrorKind::NotFound => "no such file or directory".to_owned(),
+            std::io::ErrorKind::PermissionDenied => "permission denied".to_owned(),
+            _ => error.to_string(),
+        };
+        TlsError(format!("open {}: {why}", path.display()))
+    })
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    CertificateDer::pem_slice_iter(&read(path)?)
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|error| TlsError(format!("{}: {error}", path.display())))
+}
+
+/// What a TLS handshake showed of the server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerCertificates {
+    /// In DER form, the server's own first.
+    pub chain: Vec<Vec<u8>>,
+    /// `TLS 1.2` or `TLS 1.3`.
+    pub version: &'static str,
+}
+
+impl PeerCertificates {
+    /// When the first of the chain ends; `None` without a chain, or for one whose end cannot be read.
+    pub fn not_after(&self) -> Option<std::time::SystemTime> {
+        self.chain.first().and_then(|der| certificate::not_after(der))
+    }
+
+    pub(crate) fn of(connection: &rustls::ClientConnection) -> PeerCertificates {
+        let chain = connection.peer_certificates().unwrap_or_default();
+        PeerCertificates {
+            chain: chain.iter().map(|certificate| certificate.to_vec()).collect(),
+            version: match connection.protocol_version() {
+                Some(ProtocolVersion::TLSv1_2) => "TLS 1.2",
+                Some(ProtocolVersion::TLSv1_3) => "TLS 1.3",
+                _ => "unknown",
+            },
+        }
+    }
+}
+
+/// Takes any certificate, but only from who holds its key.
+#[derive(Debug)]
+struct AnyCertificate {
+    provider: Arc<CryptoProvider>,
+}
+
+impl ServerCertVerifier for AnyCertificate {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls12_signature(message, certificate, signed, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls13_signature(message, certificate, signed, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}

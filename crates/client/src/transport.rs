@@ -1,0 +1,264 @@
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use h2::{Ping, PingPong};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::time::{Instant, sleep, timeout};
+use tokio_rustls::TlsConnector;
+
+use crate::endpoint::{Address, Endpoint, Security, split_host_port};
+use crate::tls::{PeerCertificates, Tls, TlsFiles};
+
+/// How to reach a server, and the bounds of what is said to it.
+#[derive(Clone, Debug)]
+pub struct Transport {
+    /// For endpoints that speak TLS, or may.
+    pub tls: Option<Tls>,
+    /// How long a connection may take to come about, TLS included.
+    pub dial_timeout: Option<Duration>,
+    /// Pings on a silent connection.
+    pub keepalive: Option<Keepalive>,
+    /// Largest message sent, in bytes.
+    pub send_bytes_max: usize,
+    /// Largest message taken, in bytes.
+    pub receive_bytes_max: usize,
+    /// Receive window per stream and connection, in bytes.
+    pub window_bytes: u32,
+}
+
+impl Default for Transport {
+    /// The bounds of etcd's client: 2 MiB out, 2 GiB in; no TLS, no pings, and as long as the system lets it take.
+    fn default() -> Transport {
+        Transport {
+            tls: None,
+            dial_timeout: None,
+            keepalive: None,
+            send_bytes_max: 2 * 1024 * 1024,
+            receive_bytes_max: i32::MAX as usize,
+            window_bytes: 4 * 1024 * 1024,
+        }
+    }
+}
+
+/// When a silent connection is asked whether it is alive. Only connections with open calls are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Keepalive {
+    /// How long nothing may come before a ping goes out.
+    pub time: Duration,
+    /// How long its answer may take before the connection is given up.
+    pub timeout: Duration,
+}
+
+impl Keepalive {
+    /// As gRPC takes these numbers: servers hang up on who pings more often than every 5 s, so 10 s is the least.
+    pub fn for_grpc(time: Duration, timeout: Duration) -> Option<Keepalive> {
+        let time = Some(time).filter(|time| !time.is_zero())?.max(Duration::from_secs(10));
+        let timeout = if timeout.is_zero() { Duration::from_secs(20) } else { timeout };
+        Some(Keepalive { time, timeout })
+    }
+}
+
+/// The name of HTTP/2 in ALPN.
+pub(crate) const HTTP2: &[u8] = b"h2";
+
+/// Bytes in both directions.
+pub(crate) trait Wire: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Wire for T {}
+
+/// A connection before HTTP/2 begins on it.
+pub(crate) struct Dialled {
+    pub(crate) wire: Box<dyn Wire>,
+    pub(crate) peer: Option<PeerCertificates>,
+}
+
+impl Transport {
+    /// Connects; texts are those of Go, as users of etcd know them.
+    pub(crate) async fn dial(&self, endpoint: &Endpoint) -> io::Result<Dialled> {
+        self.bounded(endpoint, self.dial_unbounded(endpoint, HTTP2)).await
+    }
+
+    /// As [`Transport::dial`], for this protocol of ALPN.
+    pub(crate) async fn dial_for(&self, endpoint: &Endpoint, protocol: &[u8]) -> io::Result<Dialled> {
+        self.bounded(endpoint, self.dial_unbounded(endpoint, protocol)).await
+    }
+
+    /// Ends `dialling` when it takes too long.
+    pub(crate) async fn bounded<T>(
+        &self,
+        endpoint: &Endpoint,
+        dialling: impl Future<Output = io::Result<T>>,
+    ) -> io::Result<T> {
+        match self.dial_timeout.filter(|timeout| !timeout.is_zero()) {
+            None => dialling.await,
+            Some(within) => timeout(within, dialling).await.unwrap_or_else(|_| {
+                let text = match &endpoint.address {
+                    Address::Tcp(address) => format!("dial tcp {address}: i/o timeout"),
+                    Address::Unix(path) => format!("dial unix {}: i/o timeout", path.display()),
+                };
+                Err(io::Error::new(io::ErrorKind::TimedOut, text))
+            }),
+        }
+    }
+
+    async fn dial_unbounded(&self, endpoint: &Endpoint, protocol: &[u8]) -> io::Result<Dialled> {
+        let wire: Box<dyn Wire> = match &endpoint.address {
+            Address::Tcp(address) => Box::new(dial_tcp(address).await?),
+            Address::Unix(path) => Box::new(
+                UnixStream::connect(path)
+                    .await
+                    .map_err(|error| said(&error, &format!("dial unix {}: connect", path.display())))?,
+            ),
+        };
+        self.secured(endpoint, wire, protocol).await
+    }
+
+    /// Speaks TLS on a connection that stands, if the endpoint is one that does.
+    pub(crate) async fn secured(
+        &self,
+        endpoint: &Endpoint,
+        wire: Box<dyn Wire>,
+        protocol: &[u8],
+    ) -> io::Result<Dialled> {
+        let system;
+        let tls = match (endpoint.security, &self.tls) {
+            (Security::Plain, _) | (Security::AsConfigured, None) => None,
+            (_, Some(tls)) => Some(tls),
+            (Security::Tls, None) => {
+                system = TlsFiles::default().load().map_err(io::Error::other)?;
+                Some(&system)
+            }
+        };
+        let Some(tls) = tls else { return Ok(Dialled { wire, peer: None }) };
+        let name = tls.name_of(endpoint.host_name());
+        let mut config = tls.config.clone();
+        if protocol != HTTP2 {
+            Arc::make_mut(&mut config).alpn_protocols = vec![protocol.to_vec()];
+        }
+        let stream = TlsConnector::from(config).connect(name, wire).await.map_err(|error| {
+            io::Error::new(error.kind(), format!("authentication handshake failed: {error}"))
+        })?;
+        let connection = stream.get_ref().1;
+        // Only gRPC insists: other servers take a client that offers one protocol at its word.
+        if protocol == HTTP2 && connection.alpn_protocol() != Some(HTTP2) {
+            let text = "authentication handshake failed: credentials: cannot check peer: missing selected ALPN property";
+            return Err(io::Error::other(text));
+        }
+        let peer = PeerCertificates::of(connection);
+        Ok(Dialled { wire: Box::new(stream), peer: Some(peer) })
+    }
+}
+
+async fn dial_tcp(address: &str) -> io::Result<TcpStream> {
+    let malformed = |why: String| io::Error::new(io::ErrorKind::InvalidInput, format!("dial tcp: {why}"));
+    let (host, port) = split_host_port(address).map_err(malformed)?;
+    let number: u16 = port.parse().map_err(|_| malformed(format!("lookup tcp/{port}: unknown port")))?;
+    // Go takes an empty host for this machine.
+    let host = if host.is_empty() { "localhost" } else { host };
+    let found = tokio::net::lookup_host((host, number))
+        .await
+        .map_err(|_| malformed(format!("lookup {host}: no such host")))?;
+    let mut last = malformed(format!("lookup {host}: no such host"));
+    for at in found {
+        match TcpStream::connect(at).await {
+            Ok(stream) => {
+                stream.set_nodelay(true)?;
+                return Ok(stream);
+            }
+            Err(error) => last = said(&error, &format!("dial tcp {at}: connect")),
+        }
+    }
+    Err(last)
+}
+
+/// An error of the system after what was tried, in Go's words where they differ from Rust's.
+fn said(error: &io::Error, tried: &str) -> io::Error {
+    let why = match error.kind() {
+        io::ErrorKind::ConnectionRefused => "connection refused".to_owned(),
+        io::ErrorKind::NotFound => "no such file or directory".to_owned(),
+        io::ErrorKind::PermissionDenied => "permission denied".to_owned(),
+        io::ErrorKind::HostUnreachable => "no route to host".to_owned(),
+        io::ErrorKind::NetworkUnreachable => "network is unreachable".to_owned(),
+        _ => error.to_string(),
+    };
+    io::Error::new(error.kind(), format!("{tried}: {why}"))
+}
+
+/// How many bytes came in so far: what a ping's answer and any other sign of life have in common.
+#[derive(Clone, Default)]
+pub(crate) struct Received(Arc<AtomicU64>);
+
+/// A wire that counts what comes in.
+pub(crate) struct Counted<W> {
+    pub(crate) wire: W,
+    pub(crate) received: Received,
+}
+
+impl<W: AsyncRead + Unpin> AsyncRead for Counted<W> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        let polled = Pin::new(&mut self.wire).poll_read(cx, buf);
+        let came = (buf.filled().len() - before) as u64;
+        self.received.0.fetch_add(came, Ordering::Relaxed);
+        polled
+    }
+}
+
+impl<W: AsyncWrite + Unpin> AsyncWrite for Counted<W> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.wire).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.wire).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.wire.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.wire).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.wire).poll_shutdown(cx)
+    }
+}
+
+/// Returns when the connection has to be given up: a ping went unanswered.
+pub(crate) async fn watch_over(
+    mut pings: PingPong,
+    keepalive: Keepalive,
+    received: Received,
+    has_calls: impl Fn() -> bool,
+) {
+    let mut seen = received.0.load(Ordering::Relaxed);
+    let mut quiet_since = Instant::now();
+    loop {
+        sleep(keepalive.time.saturating_sub(quiet_since.elapsed())).await;
+        let now = received.0.load(Ordering::Relaxed);
+        if now != seen || !has_calls() {
+            seen = now;
+            quiet_since = Instant::now();
+            continue;
+        }
+        if !matches!(timeout(keepalive.timeout, pings.ping(Ping::opaque())).await, Ok(Ok(_))) {
+            return;
+        }
+        seen = received.0.load(Ordering::Relaxed);
+        quiet_since = Instant::now();
+    }
+}

@@ -1,0 +1,214 @@
+//! TLS: who is trusted, what is shown, and what is wrong with files.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use api::etcdserverpb::{RangeRequest, RangeResponse};
+use mainstay_client::{Channel, Client, Endpoint, Settings, TlsFiles, Transport};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{RootCertStore, ServerConfig};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::TlsAcceptor;
+
+use crate::run;
+use crate::server::{Call, Server};
+
+/// An authority, and files of what it signed; removed when it is dropped.
+struct Authority {
+    issuer: CertifiedIssuer<'static, KeyPair>,
+    folder: PathBuf,
+}
+
+impl Drop for Authority {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+impl Authority {
+    fn new(name: &str) -> Authority {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.distinguished_name.push(DnType::CommonName, name);
+        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        let folder = std::env::temp_dir().join(format!("mainstay-client-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        Authority { issuer, folder }
+    }
+
+    fn file(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.folder.join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    }
+
+    fn cacert(&self) -> PathBuf {
+        self.file("ca.pem", &self.issuer.pem())
+    }
+
+    fn sign(&self, name: &str, days: u64) -> (rcgen::Certificate, KeyPair) {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        params.not_after = (SystemTime::UNIX_EPOCH + end(days)).into();
+        (params.signed_by(&key, &self.issuer).unwrap(), key)
+    }
+
+    /// A server with a certificate for this name, that asks for one of ours if told to.
+    async fn server(&self, name: &str, ask: bool, alpn: &str) -> Server {
+        let (certificate, key) = self.sign(name, DAYS);
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ServerConfig::builder_with_provider(provider.clone());
+        let builder = builder.with_safe_default_protocol_versions().unwrap();
+        let builder = if ask {
+            let mut roots = RootCertStore::empty();
+            roots.add(self.issuer.der().clone()).unwrap();
+            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
+            builder.with_client_cert_verifier(verifier.unwrap())
+        } else {
+            builder.with_no_client_auth()
+        };
+        let key = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
+        let chain: Vec<CertificateDer<'static>> = vec![certificate.der().clone()];
+        let mut config = builder.with_single_cert(chain, key).unwrap();
+        config.alpn_protocols = vec![alpn.as_bytes().to_vec()];
+        Server::start_with(Some(TlsAcceptor::from(Arc::new(config))), |call: Call| async {
+            call.reply(Ok(RangeResponse { count: 9, ..RangeResponse::default() }));
+        })
+        .await
+    }
+}
+
+/// Far enough in the future, in days since 1970.
+const DAYS: u64 = 36_500;
+
+fn end(days: u64) -> Duration {
+    Duration::from_secs(days * 24 * 60 * 60)
+}
+
+async fn open(server: &Server, files: &TlsFiles) -> Result<Channel, String> {
+    let transport = Transport { tls: Some(files.load().unwrap()), ..Transport::default() };
+    Channel::open(&Endpoint::new(server.endpoint()), &transport).await.map_err(|error| error.to_string())
+}
+
+#[test]
+fn a_trusted_server_is_called_and_shown() {
+    run(async {
+        let authority = Authority::new("trusted");
+        let server = authority.server("127.0.0.1", false, "h2").await;
+        let mut settings = Settings::of([format!("https://{}", server.address)]);
+        let files = TlsFiles { cacert: Some(authority.cacert()), ..TlsFiles::default() };
+        settings.secure(&files, true).unwrap();
+        let client = Client::new(settings).unwrap();
+        let answer: RangeResponse =
+            client.call("/etcdserverpb.KV/Range", &RangeRequest::default()).await.unwrap();
+        assert_eq!(answer.count, 9);
+        let peer = client.peer().await.unwrap().unwrap();
+        assert_eq!((peer.chain.len(), peer.version), (1, "TLS 1.3"));
+        assert_eq!(peer.not_after(), Some(SystemTime::UNIX_EPOCH + end(DAYS)));
+    });
+}
+
+#[test]
+fn strangers_and_wrong_names_are_refused() {
+    run(async {
+        let (ours, other) = (Authority::new("ours"), Authority::new("other"));
+        let cacert = Some(ours.cacert());
+        let stranger = other.server("127.0.0.1", false, "h2").await;
+        let trusting = TlsFiles { cacert: cacert.clone(), ..TlsFiles::default() };
+        let refused = open(&stranger, &trusting).await.err().unwrap();
+        assert!(refused.contains("authentication handshake failed: invalid peer certificate"), "{refused}");
+
+        let misnamed = ours.server("a.example", false, "h2").await;
+        let refused = open(&misnamed, &trusting).await.err().unwrap();
+        assert!(refused.contains("not valid for name"), "{refused}");
+        let named = TlsFiles { cacert, server_name: Some("a.example".to_owned()), ..TlsFiles::default() };
+        assert!(open(&misnamed, &named).await.is_ok());
+
+        let careless = TlsFiles { insecure_skip_verify: true, ..TlsFiles::default() };
+        assert!(open(&stranger, &careless).await.is_ok());
+        assert!(open(&misnamed, &careless).await.is_ok());
+
+        let old = ours.server("127.0.0.1", false, "http/1.1").await;
+        assert!(open(&old, &trusting).await.is_err());
+    });
+}
+
+#[test]
+fn our_certificate_is_shown_to_who_asks() {
+    run(async {
+        let authority = Authority::new("asking");
+        let server = authority.server("127.0.0.1", true, "h2").await;
+        let (certificate, key) = authority.sign("client", DAYS);
+        let files = TlsFiles {
+            cacert: Some(authority.cacert()),
+            cert: Some(authority.file("client.pem", &certificate.pem())),
+            key: Some(authority.file("client-key.pem", &key.serialize_pem())),
+            ..TlsFiles::default()
+        };
+        let channel = open(&server, &files).await.unwrap();
+        assert!(channel.unary("/etcdserverpb.KV/Range", bytes::Bytes::new()).await.is_ok());
+        let without = TlsFiles { cert: None, key: None, ..files };
+        // With TLS 1.3 the server's refusal may come after the handshake, at the first call.
+        if let Ok(channel) = open(&server, &without).await {
+            assert!(channel.unary("/etcdserverpb.KV/Range", bytes::Bytes::new()).await.is_err());
+        }
+    });
+}
+
+#[test]
+fn the_scheme_goes_before_the_material() {
+    run(async {
+        let authority = Authority::new("scheme");
+        let plain = Server::start(|call: Call| async {
+            call.reply(Ok(RangeResponse::default()));
+        })
+        .await;
+        let files = TlsFiles { cacert: Some(authority.cacert()), ..TlsFiles::default() };
+        let transport = Transport { tls: Some(files.load().unwrap()), ..Transport::default() };
+        let http = Endpoint::new(format!("http://{}", plain.address));
+        let channel = Channel::open(&http, &transport).await.unwrap();
+        assert!(channel.peer().is_none());
+        let bare = Endpoint::new(plain.endpoint());
+        assert!(Channel::open(&bare, &transport).await.is_err());
+        let https = Endpoint::new(format!("https://{}", plain.address));
+        assert!(Channel::open(&https, &Transport::default()).await.is_err());
+
+        let mut settings = Settings::of([plain.endpoint()]);
+        settings.secure(&TlsFiles::default(), true).unwrap();
+        assert!(settings.tls.is_none());
+        settings.secure(&TlsFiles::default(), false).unwrap();
+        assert!(settings.tls.is_some());
+    });
+}
+
+#[test]
+fn what_is_wrong_with_files_is_told() {
+    let authority = Authority::new("files");
+    let (certificate, _) = authority.sign("a", DAYS);
+    let (_, other_key) = authority.sign("b", DAYS);
+    let cert = Some(authority.file("a.pem", &certificate.pem()));
+    let empty = Some(authority.file("empty.pem", ""));
+    let other = Some(authority.file("b-key.pem", &other_key.serialize_pem()));
+    let told = |files: TlsFiles| files.load().err().map(|error| error.to_string()).unwrap_or_default();
+    let none = TlsFiles::default;
+    let missing = authority.folder.join("missing.pem");
+    assert_eq!(
+        told(TlsFiles { cacert: Some(missing.clone()), ..none() }),
+        format!("open {}: no such file or directory", missing.display())
+    );
+    assert_eq!(
+        told(TlsFiles { key: Some("k.pem".into()), ..none() }),
+        "KeyFile and CertFile must both be present[key: k.pem, cert: ]"
+    );
+    assert_eq!(
+        told(TlsFiles { cert: empty.clone(), key: other.clone(), ..none() }),
+        "tls: failed to find any PEM data in certificate input"
+    );
+    assert_eq!(
+        told(TlsFiles { cert: cert.clone(), key: empty, ..none() }),
+        "tls: failed to find any PEM data in key input"
+    );
+    assert!(!told(TlsFiles { cert, key: other, ..none() }).is_empty());
+}

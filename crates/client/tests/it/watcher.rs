@@ -1,0 +1,147 @@
+//! Watches over broken connections.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use api::etcdserverpb::watch_request::RequestUnion;
+use api::etcdserverpb::{ResponseHeader, WatchCreateRequest, WatchRequest, WatchResponse};
+use api::mvccpb::{Event, KeyValue};
+use api::{Code, error};
+use mainstay_client::{Client, Settings, WatchUpdate, Watcher};
+
+use crate::run;
+use crate::server::{Call, Server};
+
+/// Each entry is what one connection answers to a create request; after it the server hangs up. The start revisions
+/// asked for are noted.
+async fn scripted(script: Vec<Vec<WatchResponse>>) -> (Server, Arc<Mutex<Vec<i64>>>) {
+    let starts = Arc::new(Mutex::new(Vec::new()));
+    let (noted, at) = (starts.clone(), Arc::new(AtomicUsize::new(0)));
+    let script = Arc::new(script);
+    let server = Server::start(move |mut call: Call| {
+        let (noted, script, at) = (noted.clone(), script.clone(), at.clone());
+        async move {
+            let request: WatchRequest = call.requests.next().await.unwrap();
+            let Some(RequestUnion::CreateRequest(create)) = request.request_union else {
+                panic!("no create")
+            };
+            noted.lock().unwrap().push(create.start_revision);
+            match script.get(at.fetch_add(1, Ordering::SeqCst)) {
+                Some(responses) => {
+                    for response in responses {
+                        call.send(response);
+                    }
+                    // As a server that lost its leader: what was sent before arrives in any case.
+                    call.end(Err(api::Status::new(Code::Unavailable, "going down")));
+                }
+                None => call.cancelled().await,
+            }
+        }
+    })
+    .await;
+    (server, starts)
+}
+
+fn at(revision: i64) -> Option<ResponseHeader> {
+    Some(ResponseHeader { revision, ..ResponseHeader::default() })
+}
+
+fn created(revision: i64) -> WatchResponse {
+    WatchResponse { header: at(revision), created: true, watch_id: 4, ..WatchResponse::default() }
+}
+
+fn events(revision: i64, keys: &[(&'static str, i64)]) -> WatchResponse {
+    let event = |(key, mod_revision): &(&'static str, i64)| Event {
+        kv: Some(KeyValue { key: (*key).into(), mod_revision: *mod_revision, ..KeyValue::default() }),
+        ..Event::default()
+    };
+    let events = keys.iter().map(event).collect();
+    WatchResponse { header: at(revision), watch_id: 4, events, ..WatchResponse::default() }
+}
+
+fn watcher(server: &Server, start_revision: i64) -> Watcher {
+    let client = Client::new(Settings::of([server.endpoint()])).unwrap();
+    Watcher::new(&client, WatchCreateRequest { start_revision, ..WatchCreateRequest::default() })
+}
+
+/// What is heard, in short, up to so many updates.
+async fn heard(watcher: &mut Watcher, count: usize) -> Vec<String> {
+    let mut heard = Vec::new();
+    while heard.len() < count {
+        let revision = |header: ResponseHeader| header.revision;
+        heard.push(match watcher.next().await.unwrap() {
+            None => break,
+            Some(WatchUpdate::Created(header)) => format!("created {}", revision(header)),
+            Some(WatchUpdate::Progress(header)) => format!("progress {}", revision(header)),
+            Some(WatchUpdate::Canceled(response)) => {
+                format!("canceled {} {}", response.compact_revision, response.cancel_reason)
+            }
+            Some(WatchUpdate::Events(response)) => {
+                let keys = response.events.iter().filter_map(|event| event.kv.as_ref());
+                keys.map(|kv| String::from_utf8_lossy(&kv.key).into_owned()).collect::<Vec<_>>().join(" ")
+            }
+        });
+    }
+    heard
+}
+
+#[test]
+fn a_watch_goes_on_after_the_last_revision_seen() {
+    run(async {
+        let script = vec![
+            vec![created(10)],
+            vec![created(12), events(13, &[("a", 12), ("b", 13)])],
+            vec![created(13), WatchResponse { watch_id: -1, ..events(20, &[]) }],
+            vec![created(20), events(21, &[("c", 21)])],
+        ];
+        let (server, starts) = scripted(script).await;
+        let mut watcher = watcher(&server, 0);
+        assert_eq!(heard(&mut watcher, 4).await, ["created 10", "a b", "progress 20", "c"]);
+        assert_eq!(*starts.lock().unwrap(), [0, 11, 14, 21]);
+        assert_eq!(watcher.next_revision(), 22);
+    });
+}
+
+#[test]
+fn fragments_are_told_whole_or_not_at_all() {
+    run(async {
+        let part = |keys: &[(&'static str, i64)]| WatchResponse { fragment: true, ..events(30, keys) };
+        let progress = WatchResponse { watch_id: -1, ..events(30, &[]) };
+        let script = vec![
+            vec![created(29), part(&[("lost", 30)])],
+            vec![created(29), part(&[("a", 30)]), progress, part(&[("b", 30)]), events(30, &[("c", 30)])],
+        ];
+        let (server, starts) = scripted(script).await;
+        assert_eq!(heard(&mut watcher(&server, 5), 2).await, ["created 29", "a b c"]);
+        assert_eq!(*starts.lock().unwrap(), [5, 5]);
+    });
+}
+
+#[test]
+fn the_end_is_told_once() {
+    run(async {
+        let compacted = WatchResponse { canceled: true, compact_revision: 50, ..events(60, &[]) };
+        let refused = WatchResponse {
+            canceled: true,
+            cancel_reason: "etcdserver: permission denied".to_owned(),
+            ..events(60, &[])
+        };
+        for (last, told) in
+            [(compacted, "canceled 50 "), (refused, "canceled 0 etcdserver: permission denied")]
+        {
+            let (server, _) = scripted(vec![vec![created(60), last]]).await;
+            assert_eq!(heard(&mut watcher(&server, 3), 9).await, ["created 60", told]);
+        }
+    });
+}
+
+#[test]
+fn a_missing_leader_ends_a_watch_that_requires_one() {
+    run(async {
+        let server = Server::start(|call: Call| async { call.end(Err(error::NO_LEADER)) }).await;
+        let mut watcher = watcher(&server, 0);
+        assert_eq!(watcher.next().await, Err(error::NO_LEADER));
+        assert_eq!(watcher.next().await, Ok(None));
+        assert_eq!(server.calls().len(), 1);
+    });
+}
