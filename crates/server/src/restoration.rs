@@ -323,7 +323,10 @@ impl Restoration {
 
     /// Writes a batch and says where everything lies.
     fn append(&mut self, batch: Batch) -> Result<Synced, String> {
-        let full = || format!("the disk has no room for {}", self.member_dir.join("log").display());
+        let full = || {
+            let dir = self.member_dir.join("log");
+            format!("the disk has no room for {}: a log takes its values and some 200 MB more", dir.display())
+        };
         let ticket = match self.log.append(batch) {
             Ok(ticket) => ticket,
             Err(refused) => {

@@ -32,7 +32,7 @@ fn saved(member: &mut Stopped) -> Vec<u8> {
     writing.into_writer().finish().expect("is what was measured").finish().expect("a vector takes all")
 }
 
-/// The same in the format of versions before 0.2.
+/// The same in the format that early versions sent.
 fn saved_own(member: &mut Stopped) -> Vec<u8> {
     let head = member.machine.head();
     let mut writer = SnapshotWriter::new(member.machine.store.publish(), head);
