@@ -33,7 +33,8 @@ pub(crate) const HINT: &str =
 static GLOBALS: &[Flag] = &[
     Flag::list("endpoints", "127.0.0.1:2379", "gRPC endpoints"),
     Flag::bool("debug", "enable client-side debug logging"),
-    Flag::text("write-out", "simple", "set the output format (fields, json, protobuf, simple, table)").short('w'),
+    Flag::text("write-out", "simple", "set the output format (fields, json, protobuf, simple, table)")
+        .short('w'),
     Flag::bool("hex", "print byte strings as hex encoded strings"),
     Flag::duration("dial-timeout", "2s", "dial timeout for client connections"),
     Flag::duration("command-timeout", "5s", "timeout for short running command (excluding dial timeout)"),
@@ -72,15 +73,37 @@ static GLOBALS: &[Flag] = &[
     Flag::text("discovery-srv", "", "domain name to query for SRV records describing cluster endpoints")
         .short('d'),
     Flag::text("discovery-srv-name", "", "service name to query when using DNS discovery"),
+    // Ours: hidden, so that the list of options is etcdctl's.
+    Flag::text("zone", "", "use endpoints of members in this zone while one of them answers").hidden(),
 ];
 
 /// By heading, and by name under each.
 static COMMANDS: &[Command] = &[
-    COMPACTION, DEL, GET, LEASE, PUT, TXN, WATCH, //
-    ALARM, DEFRAG, DOWNGRADE, ENDPOINT, MEMBER, MOVE_LEADER, SNAPSHOT, //
-    ELECT, LOCK, //
-    AUTH, ROLE, USER, //
-    CHECK, COMPLETION, HELP, MAKE_MIRROR, OPTIONS, VERSION,
+    COMPACTION,
+    DEL,
+    GET,
+    LEASE,
+    PUT,
+    TXN,
+    WATCH, //
+    ALARM,
+    DEFRAG,
+    DOWNGRADE,
+    ENDPOINT,
+    MEMBER,
+    MOVE_LEADER,
+    SNAPSHOT, //
+    ELECT,
+    LOCK, //
+    AUTH,
+    ROLE,
+    USER, //
+    CHECK,
+    COMPLETION,
+    HELP,
+    MAKE_MIRROR,
+    OPTIONS,
+    VERSION,
 ];
 
 const GET: Command = Command {
@@ -97,10 +120,7 @@ const GET: Command = Command {
         Flag::text("sort-by", "", "Sort target; CREATE, KEY, MODIFY, VALUE, or VERSION"),
         Flag::int("limit", "0", "Maximum number of results"),
         Flag::bool("prefix", "Get keys with matching prefix"),
-        Flag::bool(
-            "from-key",
-            "Get keys that are greater than or equal to the given key using byte compare",
-        ),
+        Flag::bool("from-key", "Get keys that are greater than or equal to the given key using byte compare"),
         Flag::int("rev", "0", "Specify the kv revision"),
         Flag::bool("keys-only", "Get only the keys"),
         Flag::bool("count-only", "Get only the count"),
@@ -182,10 +202,7 @@ const COMPACTION: Command = Command {
     usage: "compaction [options] <revision>",
     about: "Compacts the event history in etcd",
     example: "  etcdctl compaction 1234",
-    flags: &[Flag::bool(
-        "physical",
-        "'true' to wait for compaction to physically remove all old revisions",
-    )],
+    flags: &[Flag::bool("physical", "'true' to wait for compaction to physically remove all old revisions")],
     group: KV,
     ..Command::EMPTY
 };

@@ -1,10 +1,15 @@
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use api::etcdserverpb as pb;
 use cli::Matches;
 use client::discovery::Resolver;
 use client::{Client, Settings, TlsFiles, shown};
 
+use tokio::task::JoinSet;
+
+use crate::command::STATUS;
 use crate::failure::Failure;
 use crate::password;
 use crate::printer::Format;
@@ -29,6 +34,8 @@ pub(crate) struct Globals {
     insecure_transport: bool,
     files: TlsFiles,
     login: Login,
+    /// Whose members are preferred; empty for none.
+    zone: String,
 }
 
 /// Who the tool is to the cluster.
@@ -116,6 +123,7 @@ impl Globals {
             insecure_transport: matches.flag("insecure-transport"),
             files,
             login,
+            zone: matches.text("zone").to_owned(),
         })
     }
 
@@ -124,7 +132,9 @@ impl Globals {
     /// # Errors
     /// A file for TLS is wrong.
     pub(crate) fn settings(&self, endpoints: Vec<String>) -> Result<Settings, Failure> {
-        self.settings_of(endpoints, &self.files, self.insecure_transport, &self.login)
+        let zone = Some(self.zone.clone()).filter(|zone| !zone.is_empty());
+        let settings = self.settings_of(endpoints, &self.files, self.insecure_transport, &self.login)?;
+        Ok(Settings { zone, ..settings })
     }
 
     /// As [`Globals::settings`], for another cluster with other credentials.
@@ -162,9 +172,26 @@ impl Globals {
     /// # Errors
     /// As [`Globals::settings`], or the user is refused: exit code 2.
     pub(crate) async fn connect(&self, endpoints: Vec<String>) -> Result<Client, Failure> {
-        connected(self.settings(endpoints)?).await
+        let client = connected(self.settings(endpoints)?).await?;
+        if !self.zone.is_empty() {
+            client.set_zones(self.zones(&client).await);
+        }
+        Ok(client)
     }
 
+    /// The zones that the endpoints' members state. Who does not answer soon, or states none, is in none.
+    async fn zones(&self, client: &Client) -> HashMap<String, String> {
+        let mut asked = JoinSet::new();
+        for endpoint in client.endpoints() {
+            let one = client.at(&endpoint).within(self.dial_timeout);
+            asked.spawn(async move {
+                let status = one.call::<_, pb::StatusResponse>(STATUS, &pb::StatusRequest {}).await;
+                (endpoint, status.map(|status| status.zone).unwrap_or_default())
+            });
+        }
+        let stated = asked.join_all().await;
+        stated.into_iter().filter(|(_, zone)| !zone.is_empty()).collect()
+    }
 }
 
 /// A client with these settings, authenticated.
@@ -172,8 +199,8 @@ impl Globals {
 /// # Errors
 /// The settings do not fit each other, or the user is refused: exit code 2.
 pub(crate) async fn connected(settings: Settings) -> Result<Client, Failure> {
-    let client = Client::new(settings)
-        .map_err(|error| Failure::new(Failure::BAD_CONNECTION, error.to_string()))?;
+    let client =
+        Client::new(settings).map_err(|error| Failure::new(Failure::BAD_CONNECTION, error.to_string()))?;
     let authenticated = client.authenticate().await;
     authenticated.map_err(|status| Failure::new(Failure::BAD_CONNECTION, shown(&status)))?;
     Ok(client)

@@ -42,24 +42,29 @@ fn save() {
     let store: Vec<u8> = (0..4096u32).map(|n| n.to_le_bytes()[0]).collect();
     let checksum = Sha256::digest(&store);
     let good = Script::default().streams(SNAPSHOT, &pieces(&store, &checksum), true);
-    let old = pieces(&store, &checksum).into_iter().map(|p| pb::SnapshotResponse { version: String::new(), ..p });
+    let old =
+        pieces(&store, &checksum).into_iter().map(|p| pb::SnapshotResponse { version: String::new(), ..p });
     let old = Script::default().streams(SNAPSHOT, &old.collect::<Vec<_>>(), true);
     let cut = Script::default().streams(SNAPSHOT, &pieces(&store, b""), true);
-    let flipped = Script::default().streams(SNAPSHOT, &pieces(&store, &Sha256::digest(b"something else")), true);
+    let flipped =
+        Script::default().streams(SNAPSHOT, &pieces(&store, &Sha256::digest(b"something else")), true);
     let denied = Script::default().fails(SNAPSHOT, Code::PermissionDenied, "etcdserver: permission denied");
-    check("snapshot", vec![
-        Case::new("snapshot save /tmp/mainstay-ctl-save/good.db", &good),
-        Case::new("snapshot save /tmp/mainstay-ctl-save/json.db -w json", &good),
-        Case::new("snapshot save /tmp/mainstay-ctl-save/old.db --command-timeout=20s", &old),
-        Case::new("snapshot save /tmp/mainstay-ctl-save/cut.db", &cut),
-        Case::new("snapshot save /tmp/mainstay-ctl-save/flipped.db", &flipped)
-            .ours_alone("real etcdctl does not compare the checksum"),
-        Case::new("snapshot save /tmp/mainstay-ctl-save/denied.db", &denied),
-        Case::new("snapshot save /tmp/mainstay-ctl-save/no/directory.db", &good),
-        Case::new("snapshot save", &good),
-        Case::new("snapshot save a b", &good),
-        Case::new("snapshot save a --endpoints=a:1,b:2", &good),
-    ]);
+    check(
+        "snapshot",
+        vec![
+            Case::new("snapshot save /tmp/mainstay-ctl-save/good.db", &good),
+            Case::new("snapshot save /tmp/mainstay-ctl-save/json.db -w json", &good),
+            Case::new("snapshot save /tmp/mainstay-ctl-save/old.db --command-timeout=20s", &old),
+            Case::new("snapshot save /tmp/mainstay-ctl-save/cut.db", &cut),
+            Case::new("snapshot save /tmp/mainstay-ctl-save/flipped.db", &flipped)
+                .ours_alone("real etcdctl does not compare the checksum"),
+            Case::new("snapshot save /tmp/mainstay-ctl-save/denied.db", &denied),
+            Case::new("snapshot save /tmp/mainstay-ctl-save/no/directory.db", &good),
+            Case::new("snapshot save", &good),
+            Case::new("snapshot save a b", &good),
+            Case::new("snapshot save a --endpoints=a:1,b:2", &good),
+        ],
+    );
     let good = directory.join("good.db");
     assert_eq!(std::fs::read(&good).unwrap(), [&store[..], &checksum[..]].concat());
     assert_eq!(std::fs::metadata(&good).unwrap().permissions().mode() & 0o777, 0o600);

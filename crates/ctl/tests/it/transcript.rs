@@ -32,7 +32,7 @@ pub struct Case {
     ours_alone: Option<&'static str>,
     shows_requests: bool,
     shows_stdin: bool,
-    to_itself: bool,
+    aimed_at_its_server: bool,
     interrupt_at: Option<&'static str>,
 }
 
@@ -52,7 +52,7 @@ impl Case {
             ours_alone: None,
             shows_requests: true,
             shows_stdin: true,
-            to_itself: false,
+            aimed_at_its_server: false,
             interrupt_at: None,
         }
     }
@@ -82,8 +82,8 @@ impl Case {
     }
 
     /// The address of the server is an argument, too.
-    pub fn to_itself(mut self) -> Case {
-        self.to_itself = true;
+    pub fn aimed_at_its_server(mut self) -> Case {
+        self.aimed_at_its_server = true;
         self
     }
 
@@ -153,7 +153,7 @@ pub fn check(name: &str, cases: Vec<Case>) {
 fn transcript(case: &Case, real: Option<&std::path::Path>) -> String {
     let server = FakeServer::start(case.script.clone());
     let mut case = case.clone();
-    if case.to_itself {
+    if case.aimed_at_its_server {
         case.words.push(server.address.to_string());
     }
     let case = &case;
@@ -202,7 +202,8 @@ fn transcript(case: &Case, real: Option<&std::path::Path>) -> String {
 
 fn quoted(words: &[String]) -> String {
     let word = |word: &String| {
-        let is_plain = !word.is_empty() && word.chars().all(|c| c.is_ascii_graphic() && !"'\"\\$`<>&|;()*".contains(c));
+        let is_plain =
+            !word.is_empty() && word.chars().all(|c| c.is_ascii_graphic() && !"'\"\\$`<>&|;()*".contains(c));
         if is_plain { word.clone() } else { format!("'{word}'") }
     };
     words.iter().map(word).collect::<Vec<_>>().join(" ")
