@@ -153,6 +153,7 @@ TIMES = [
     (re.compile(rb'"Took" : \S+'), b'"Took" : <TIME>'),
     # The length of a header depends on the ids in it.
     (re.compile(rb"\n.\x08<CLUSTER>", re.S), b"\n?\x08<CLUSTER>"),
+    (re.compile(rb"\x12.\x08<MEMBER>", re.S), b"\x12?\x08<MEMBER>"),
     # Ours has examples, the real tool has a program that hides what is typed and complains of a pipe.
     (re.compile(rb"Examples:\n(?:  .*\n|\n(?=  ))+\n"), b""),
     (re.compile(rb"stty: .*\n"), b""),
