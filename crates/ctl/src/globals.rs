@@ -3,13 +3,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use api::etcdserverpb as pb;
-use cli::Matches;
+use cli::{Kind, Matches};
 use client::discovery::Resolver;
 use client::{Client, Settings, TlsFiles, shown};
 
 use tokio::task::JoinSet;
 
 use crate::command::STATUS;
+use crate::commands::PROGRAM;
 use crate::failure::Failure;
 use crate::password;
 use crate::printer::Format;
@@ -81,6 +82,10 @@ impl Globals {
     /// # Errors
     /// A flag's value is wrong, or DNS knows no endpoints.
     pub(crate) async fn read(matches: &Matches, io: &Surroundings) -> Result<Globals, Failure> {
+        if matches.flag("debug") {
+            // Nobody to tell that it cannot be told.
+            let _ = io.err.write(shown_flags(matches).as_bytes());
+        }
         let given_endpoints: Vec<String> = matches.list("endpoints").to_vec();
         let domain = matches.text("discovery-srv");
         let insecure_discovery = matches.flag("insecure-discovery");
@@ -204,6 +209,33 @@ pub(crate) async fn connected(settings: Settings) -> Result<Client, Failure> {
     let authenticated = client.authenticate().await;
     authenticated.map_err(|status| Failure::new(Failure::BAD_CONNECTION, shown(&status)))?;
     Ok(client)
+}
+
+/// Every global flag with its value, as the environment variable that would set it. Secrets are not shown.
+fn shown_flags(matches: &Matches) -> String {
+    let mut lines: Vec<String> = PROGRAM
+        .globals
+        .iter()
+        .map(|flag| {
+            let value = match flag.kind {
+                Kind::Bool => matches.flag(flag.name).to_string(),
+                Kind::Int => matches.int(flag.name).to_string(),
+                Kind::Uint => matches.uint(flag.name).to_string(),
+                Kind::Float => matches.float(flag.name).to_string(),
+                Kind::List => format!("[{}]", matches.list(flag.name).join(",")),
+                Kind::Duration => cli::go::duration(matches.duration(flag.name)),
+                Kind::Text if is_secret(flag.name) && !matches.text(flag.name).is_empty() => "***".to_owned(),
+                Kind::Text => matches.text(flag.name).to_owned(),
+            };
+            format!("ETCDCTL_{}={value}\n", flag.name.to_uppercase().replace('-', "_"))
+        })
+        .collect();
+    lines.sort();
+    lines.concat()
+}
+
+fn is_secret(flag: &str) -> bool {
+    matches!(flag, "password" | "auth-jwt-token" | "user")
 }
 
 fn bytes(matches: &Matches, name: &str) -> Option<usize> {

@@ -4,7 +4,7 @@ use api::Code;
 use api::etcdserverpb as pb;
 
 use crate::fake_server::Script;
-use crate::messages::{header, member_header, range};
+use crate::messages::{header, member_header, pair, range};
 use crate::transcript::{Case, check};
 
 const CLUSTER: &str = "/etcdserverpb.Cluster";
@@ -249,4 +249,19 @@ fn maintenance() {
         &Script::default().fails(&path, Code::InvalidArgument, invalid),
     ));
     check("maintenance", cases);
+}
+
+#[test]
+fn check_() {
+    let used =
+        Script::default().says("/etcdserverpb.KV/Range", &range(vec![pair(b"/etcdctl-check-perf/x", b"")]));
+    let cases = vec![
+        Case::new("check", &used).ours_alone("real etcdctl has no example"),
+        Case::new("check perf --load=xxl", &used),
+        Case::new("check datascale --load=xxl", &used),
+        Case::new("check perf", &used),
+        Case::new("check perf --load=medium --prefix=/p/", &used),
+        Case::new("check datascale", &used),
+    ];
+    check("check", cases);
 }

@@ -139,6 +139,11 @@ fn globals() {
             Case::new("get a --key=", &script),
             Case::new("get a --discovery-srv=", &script),
             Case::new("le list -w table", &script),
+            Case::new(
+                "get a --debug --user=root:pw --auth-jwt-token=x --endpoints=127.0.0.1:1,b:2 -w yaml",
+                &script,
+            )
+            .ours_alone("secrets are not shown, and there is a flag more"),
             Case::new("get a --zone=north", &zoned).ours_alone("etcdctl knows no zones"),
             Case::new("get a --zone=south", &zoned).ours_alone("etcdctl knows no zones"),
         ],
