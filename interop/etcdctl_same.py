@@ -76,6 +76,18 @@ class Server:
         subprocess.run(["rm", "-rf", self.directory], check=False)
 
 
+def fresh_server(program, driver):
+    """A server whose ids have all their digits: shorter ones would make columns narrower."""
+    while True:
+        server = Server(program, [])
+        listed = subprocess.run([*driver, "--endpoints", server.endpoint, "member", "list", "-w", "fields"],
+                                capture_output=True, timeout=60, check=False).stdout
+        ids = [int(number) for number in re.findall(rb'"(?:Cluster)?ID" : (\d+)', listed)]
+        if ids and all(number >> 60 for number in ids):
+            return server
+        server.stop()
+
+
 def free_port():
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
@@ -619,7 +631,7 @@ def main():
     real = shlex.split(arguments.real)
     servers = []
     if arguments.server:
-        servers = [Server(arguments.server, []) for _ in range(2)]
+        servers = [fresh_server(arguments.server, real) for _ in range(2)]
         endpoints = [server.endpoint for server in servers]
     else:
         endpoints = arguments.endpoints.split(",")
