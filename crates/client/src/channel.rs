@@ -70,7 +70,7 @@ impl Channel {
         Channel::start(dialled.wire, authority, peer, transport).await.map(|(channel, _)| channel)
     }
 
-    async fn start(
+    pub(crate) async fn start(
         wire: Box<dyn Wire>,
         authority: uri::Authority,
         peer: Option<Arc<PeerCertificates>>,

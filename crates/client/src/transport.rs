@@ -63,6 +63,9 @@ impl Keepalive {
     }
 }
 
+/// The name of HTTP/2 in ALPN.
+pub(crate) const HTTP2: &[u8] = b"h2";
+
 /// Bytes in both directions.
 pub(crate) trait Wire: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Wire for T {}
@@ -76,7 +79,20 @@ pub(crate) struct Dialled {
 impl Transport {
     /// Connects; texts are those of Go, as users of etcd know them.
     pub(crate) async fn dial(&self, endpoint: &Endpoint) -> io::Result<Dialled> {
-        let dialling = self.dial_unbounded(endpoint);
+        self.bounded(endpoint, self.dial_unbounded(endpoint, HTTP2)).await
+    }
+
+    /// As [`Transport::dial`], for this protocol of ALPN.
+    pub(crate) async fn dial_for(&self, endpoint: &Endpoint, protocol: &[u8]) -> io::Result<Dialled> {
+        self.bounded(endpoint, self.dial_unbounded(endpoint, protocol)).await
+    }
+
+    /// Ends `dialling` when it takes too long.
+    pub(crate) async fn bounded<T>(
+        &self,
+        endpoint: &Endpoint,
+        dialling: impl Future<Output = io::Result<T>>,
+    ) -> io::Result<T> {
         match self.dial_timeout.filter(|timeout| !timeout.is_zero()) {
             None => dialling.await,
             Some(within) => timeout(within, dialling).await.unwrap_or_else(|_| {
@@ -89,7 +105,7 @@ impl Transport {
         }
     }
 
-    async fn dial_unbounded(&self, endpoint: &Endpoint) -> io::Result<Dialled> {
+    async fn dial_unbounded(&self, endpoint: &Endpoint, protocol: &[u8]) -> io::Result<Dialled> {
         let wire: Box<dyn Wire> = match &endpoint.address {
             Address::Tcp(address) => Box::new(dial_tcp(address).await?),
             Address::Unix(path) => Box::new(
@@ -98,6 +114,16 @@ impl Transport {
                     .map_err(|error| said(&error, &format!("dial unix {}: connect", path.display())))?,
             ),
         };
+        self.secured(endpoint, wire, protocol).await
+    }
+
+    /// Speaks TLS on a connection that stands, if the endpoint is one that does.
+    pub(crate) async fn secured(
+        &self,
+        endpoint: &Endpoint,
+        wire: Box<dyn Wire>,
+        protocol: &[u8],
+    ) -> io::Result<Dialled> {
         let system;
         let tls = match (endpoint.security, &self.tls) {
             (Security::Plain, _) | (Security::AsConfigured, None) => None,
@@ -109,11 +135,16 @@ impl Transport {
         };
         let Some(tls) = tls else { return Ok(Dialled { wire, peer: None }) };
         let name = tls.name_of(endpoint.host_name());
-        let stream = TlsConnector::from(tls.config.clone()).connect(name, wire).await.map_err(|error| {
+        let mut config = tls.config.clone();
+        if protocol != HTTP2 {
+            Arc::make_mut(&mut config).alpn_protocols = vec![protocol.to_vec()];
+        }
+        let stream = TlsConnector::from(config).connect(name, wire).await.map_err(|error| {
             io::Error::new(error.kind(), format!("authentication handshake failed: {error}"))
         })?;
         let connection = stream.get_ref().1;
-        if connection.alpn_protocol() != Some(b"h2") {
+        // Only gRPC insists: other servers take a client that offers one protocol at its word.
+        if protocol == HTTP2 && connection.alpn_protocol() != Some(HTTP2) {
             let text = "authentication handshake failed: credentials: cannot check peer: missing selected ALPN property";
             return Err(io::Error::other(text));
         }

@@ -69,8 +69,7 @@ pub(crate) fn run(session: &mut Session<'_>) -> Result<(), Refusal> {
         (SnapshotFile::Etcd(from), Format::Mainstay) => to_mainstay(&options, from, &target, &mut progress)?,
         (SnapshotFile::Etcd(from), Format::Etcd) => to_etcd(&options, from, &target, &mut progress)?,
         (SnapshotFile::Own(from, bytes), Format::Mainstay) => {
-            let (restoration, machine) =
-                read_own(&options, from, *bytes, target.making(), &mut progress)?;
+            let (restoration, machine) = read_own(&options, from, *bytes, target.making(), &mut progress)?;
             finish_mainstay(&options, restoration, machine)?
         }
         (SnapshotFile::Own(from, bytes), Format::Etcd) => {
@@ -196,8 +195,7 @@ fn finish_mainstay(
         revision: machine.store.current_revision(),
         compact_revision: machine.store.compact_revision(),
     };
-    let hard_state =
-        HardState { term: TERM, vote: options.cluster.vote(), commit: options.cluster.index() };
+    let hard_state = HardState { term: TERM, vote: options.cluster.vote(), commit: options.cluster.index() };
     let terms =
         restoration.follow(&mut machine, hard_state, &mut std::iter::empty()).map_err(Refusal::failed)?;
     restoration.finish(machine, &terms).map_err(Refusal::failed)?;

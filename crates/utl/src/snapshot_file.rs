@@ -3,10 +3,10 @@
 use std::fs::File;
 use std::path::Path;
 
+use interchange::Source as _;
 use interchange::backend::Backend;
 use interchange::bolt::Bolt;
 use interchange::snapshot::{DIGEST_BYTES, Digests, Parts};
-use interchange::Source as _;
 
 use crate::Refusal;
 

@@ -264,6 +264,7 @@ fn the_process_is_described() {
     assert!(value(&text, "process_resident_memory_bytes") > 100_000.0);
     assert!(value(&text, "process_virtual_memory_bytes") >= value(&text, "process_resident_memory_bytes"));
     assert!(value(&text, "process_cpu_seconds_total") >= 0.0);
+    assert!(value(&text, "mainstay_processors") >= 1.0);
     assert!(value(&text, "process_open_fds") >= 3.0);
     assert!(value(&text, "os_fd_used") <= value(&text, "os_fd_limit"));
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64();

@@ -1,0 +1,408 @@
+//! Looks at a cluster, and writes down what it sees.
+
+use std::time::Duration;
+
+use api::etcdserverpb::{
+    AlarmRequest, AlarmResponse, AlarmType, MemberListRequest, MemberListResponse, StatusRequest,
+    StatusResponse,
+};
+use client::{Address, Channel, Client, Endpoint, Security, Transport, shown};
+use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use crate::connection::Connection;
+use crate::evidence::{
+    Alarm, AlarmKind, Certificate, Clock, Evidence, Member, Metrics, RoundTrips, Status, Versions,
+};
+use crate::exposition::Exposition;
+use crate::http1::{Answer, get, unix_now};
+use crate::page::Page;
+use crate::sampling;
+
+/// What to look at.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// How the members are reached.
+    pub connection: Connection,
+    /// Where the metrics of each endpoint are, in their order; empty: at the endpoints themselves.
+    pub metrics_endpoints: Vec<String>,
+    /// Whether members are looked at that no endpoint was given of.
+    pub whole_cluster: bool,
+    /// How long rates are watched.
+    pub window: Duration,
+    /// How many keys are looked at; 0: none.
+    pub sample_keys: usize,
+}
+
+/// How many round trips are measured while the rates are watched.
+const ROUND_TRIPS: u32 = 10;
+/// How many members are looked at.
+const MEMBERS_MAX: usize = 100;
+/// How late a server's `Date` may be, beyond the second it is cut to: some write it once a second.
+const DATE_LATE_SECONDS: f64 = 1.0;
+
+const STATUS: &str = "/etcdserverpb.Maintenance/Status";
+
+/// A member to look at.
+#[derive(Clone, Debug)]
+struct Target {
+    endpoint: String,
+    metrics_endpoint: String,
+    name: String,
+    id: u64,
+}
+
+impl Plan {
+    /// Looks.
+    ///
+    /// # Errors
+    /// Nothing can be looked at, and why.
+    pub async fn collect(&self) -> Result<Evidence, String> {
+        let client = Client::new(self.connection.settings.clone()).map_err(|error| error.to_string())?;
+        let client = client.within(self.connection.within);
+        let (targets, unseen) = self.targets(&client).await;
+        let looking: Vec<JoinHandle<Member>> = targets
+            .into_iter()
+            .take(MEMBERS_MAX)
+            .map(|target| tokio::spawn(look(self.clone(), client.at(&target.endpoint), target)))
+            .collect();
+        let mut members = Vec::new();
+        for look in looking {
+            members.push(look.await.map_err(|error| error.to_string())?);
+        }
+        members.extend(unseen);
+        let reachable: Vec<String> = members
+            .iter()
+            .filter(|member| member.status.is_ok())
+            .map(|member| member.endpoint.clone())
+            .collect();
+        let nobody = "no member answers";
+        let (mut alarms, mut sample) = (Err(nobody.to_owned()), Err(nobody.to_owned()));
+        if !reachable.is_empty() {
+            client.set_endpoints(reachable);
+            alarms = list_alarms(&client).await;
+            sample = self.sample(&client, &members).await;
+        }
+        Ok(Evidence { taken_unix: unix_now(), members, alarms, sample })
+    }
+
+    async fn sample(&self, client: &Client, members: &[Member]) -> Result<crate::evidence::Sample, String> {
+        if self.sample_keys == 0 {
+            return Err("switched off by --sample=0".to_owned());
+        }
+        let metrics = members.iter().filter_map(|member| member.metrics.as_ref().ok());
+        let keys =
+            metrics.filter_map(|metrics| metrics.now("etcd_debugging_mvcc_keys_total")).fold(0.0, f64::max);
+        if keys > sampling::KEYS_MAX {
+            return Err(format!(
+                "there are {} keys, and with so many even a page of them is dear",
+                crate::show::count(keys)
+            ));
+        }
+        sampling::sample(client, self.sample_keys).await
+    }
+
+    /// The members to look at, and those that are known only by name.
+    async fn targets(&self, client: &Client) -> (Vec<Target>, Vec<Member>) {
+        let endpoints = &self.connection.settings.endpoints;
+        let mut asked = Vec::new();
+        for endpoint in endpoints {
+            let at = client.at(endpoint);
+            let (endpoint, transport) = (Endpoint::new(&**endpoint), self.connection.transport.clone());
+            asked.push(tokio::spawn(async move {
+                // A client would go on trying until the request's time is over.
+                Channel::open(&endpoint, &transport).await.ok()?;
+                status_of(&at).await.ok().map(|answer| answer.1)
+            }));
+        }
+        let mut targets = Vec::new();
+        for (at, (endpoint, id)) in endpoints.iter().zip(asked).enumerate() {
+            let id = id.await.ok().flatten().unwrap_or(0);
+            let metrics_endpoint = self.metrics_endpoints.get(at).unwrap_or(endpoint).clone();
+            targets.push(Target { endpoint: endpoint.clone(), metrics_endpoint, name: String::new(), id });
+        }
+        // Two endpoints of one member are one member.
+        let mut seen: Vec<u64> = Vec::new();
+        targets.retain(|target| {
+            let is_new = target.id == 0 || !seen.contains(&target.id);
+            seen.push(target.id);
+            is_new
+        });
+        let mut unseen = Vec::new();
+        if targets.iter().all(|target| target.id == 0) {
+            return (targets, unseen);
+        }
+        let request = MemberListRequest { linearizable: false };
+        let list: Result<MemberListResponse, _> =
+            client.call("/etcdserverpb.Cluster/MemberList", &request).await;
+        for listed in list.map(|list| list.members).unwrap_or_default() {
+            let is_at =
+                |target: &Target| listed.client_urls.iter().any(|url| same_place(url, &target.endpoint));
+            let by_id = targets.iter().position(|target| target.id == listed.id);
+            let found = by_id.or_else(|| targets.iter().position(|target| target.id == 0 && is_at(target)));
+            if let Some(target) = found.and_then(|at| targets.get_mut(at)) {
+                target.id = listed.id;
+                target.name = listed.name;
+            } else if self.whole_cluster {
+                let Some(url) = first_that_answers(client, &listed.client_urls).await else {
+                    let why = "it has not started yet: the member list has no client URL of it";
+                    unseen.push(Member::unseen("", &listed.name, listed.id, why));
+                    continue;
+                };
+                targets.push(Target {
+                    endpoint: url.clone(),
+                    metrics_endpoint: url,
+                    name: listed.name,
+                    id: listed.id,
+                });
+            }
+        }
+        (targets, unseen)
+    }
+}
+
+fn same_place(url: &str, endpoint: &str) -> bool {
+    let place = |text: &str| Endpoint::new(text).address;
+    place(url) == place(endpoint)
+}
+
+/// The first of a member's URLs where somebody answers, or the first of all.
+async fn first_that_answers(client: &Client, urls: &[String]) -> Option<String> {
+    let quick = client.within(Duration::from_secs(1));
+    if urls.len() > 1 {
+        for url in urls {
+            if status_of(&quick.at(url)).await.is_ok() {
+                return Some(url.clone());
+            }
+        }
+    }
+    urls.first().cloned()
+}
+
+/// A member's status, and its id.
+async fn status_of(client: &Client) -> Result<(Status, u64), String> {
+    let answer: StatusResponse =
+        client.call(STATUS, &StatusRequest::default()).await.map_err(|status| shown(&status))?;
+    let header = answer.header.unwrap_or_default();
+    let bytes = |value: i64| value.max(0) as f64;
+    let status = Status {
+        cluster_id: header.cluster_id,
+        version: answer.version,
+        db_bytes: bytes(answer.db_size),
+        db_bytes_in_use: bytes(answer.db_size_in_use),
+        quota_bytes: bytes(answer.db_size_quota),
+        leader: answer.leader,
+        term: answer.raft_term,
+        index: answer.raft_index,
+        applied: answer.raft_applied_index,
+        is_learner: answer.is_learner,
+        errors: answer.errors,
+        downgrade_target: answer
+            .downgrade_info
+            .filter(|downgrade| downgrade.enabled)
+            .map(|downgrade| downgrade.target_version),
+    };
+    Ok((status, header.member_id))
+}
+
+async fn list_alarms(client: &Client) -> Result<Vec<Alarm>, String> {
+    let answer: AlarmResponse = client
+        .call("/etcdserverpb.Maintenance/Alarm", &AlarmRequest::default())
+        .await
+        .map_err(|status| shown(&status))?;
+    let kind = |alarm: i32| match AlarmType::try_from(alarm) {
+        Ok(AlarmType::Nospace) => AlarmKind::NoSpace,
+        Ok(AlarmType::Corrupt) => AlarmKind::Corrupt,
+        Ok(AlarmType::None) | Err(_) => AlarmKind::Other(alarm),
+    };
+    let alarms = answer.alarms.into_iter();
+    Ok(alarms.map(|alarm| Alarm { member_id: alarm.member_id, kind: kind(alarm.alarm) }).collect())
+}
+
+/// Everything of one member. Takes the plan's time.
+async fn look(plan: Plan, client: Client, target: Target) -> Member {
+    let mut member = Member::unseen(&target.endpoint, &target.name, target.id, "not reached");
+    let endpoint = Endpoint::new(&*target.endpoint);
+    let pages = Endpoint::new(&*target.metrics_endpoint);
+    let (transport, within) = (&plan.connection.transport, plan.connection.within);
+    // Only to learn why there is no connection, and whose certificate is shown: the client makes its own.
+    let opened = Channel::open(&endpoint, transport).await;
+    member.certificate = certificate(&plan.connection, &endpoint, opened.as_ref().ok()).await;
+    if let Err(error) = &opened {
+        let why = error.to_string();
+        let certificate = member.certificate;
+        member = Member::unseen(&target.endpoint, &target.name, target.id, &why);
+        member.certificate = certificate;
+        return member;
+    }
+    drop(opened);
+    member.reached = Ok(());
+
+    let page = |path: &'static str| get(&pages, transport, path, within);
+    let mut clocks: Vec<Clock> = Vec::new();
+    let begun = Instant::now();
+    let first = page("/metrics").await;
+    clocks.extend(first.as_ref().ok().and_then(by_date));
+    let mut round_trips = RoundTrips::default();
+    let mut status = Err("not asked".to_owned());
+    for turn in 1..=ROUND_TRIPS {
+        if let Some(seconds) = connect_time(&endpoint, within).await {
+            round_trips.connect.push(seconds);
+        }
+        let asked = Instant::now();
+        status = status_of(&client).await;
+        match &status {
+            Ok(_) => round_trips.call.push(asked.elapsed().as_secs_f64()),
+            // Each failure may take all the time that a request has.
+            Err(_) if turn > 1 => break,
+            Err(_) => {}
+        }
+        sleep_until(begun + plan.window * turn / ROUND_TRIPS).await;
+    }
+    sleep_until(begun + plan.window).await;
+    let second = page("/metrics").await;
+    clocks.extend(second.as_ref().ok().and_then(by_date));
+    let own = page("/debug/mainstay").await;
+    let versions = page("/version").await;
+    clocks.extend(versions.as_ref().ok().and_then(by_date));
+
+    member.metrics = metrics(&first, &second);
+    member.page = match &own {
+        Ok(answer) => Page::read(&answer.body),
+        Err(why) if why == "HTTP status 404" => Err("this server has none".to_owned()),
+        Err(why) => Err(why.clone()),
+    };
+    if let (Ok(answer), Ok(page)) = (&own, &member.page) {
+        clocks.extend(page.clock_unix_ns.map(|nanos| {
+            let there = nanos as f64 / 1e9;
+            Clock { low: there - answer.answered_unix, high: there - answer.asked_unix }
+        }));
+    }
+    member.versions = versions.and_then(|answer| read_versions(&answer.body));
+    member.clock = meet(&clocks).ok_or_else(|| "its pages bear no date".to_owned());
+    member.round_trips = match round_trips.call.is_empty() {
+        true => Err("no call was answered".to_owned()),
+        false => Ok(round_trips),
+    };
+    member.status = match status {
+        Ok((status, id)) => {
+            member.id = id;
+            Ok(status)
+        }
+        Err(why) => {
+            let dialled = client.dial_errors();
+            Err(dialled.first().map_or(why, |(_, error)| error.clone()))
+        }
+    };
+    if let (Err(why), Err(_)) = (&member.status, &member.metrics) {
+        member.reached = Err(why.clone());
+    }
+    member
+}
+
+/// The certificate shown on this connection; without one, on another that takes any.
+async fn certificate(
+    connection: &Connection,
+    endpoint: &Endpoint,
+    channel: Option<&Channel>,
+) -> Result<Option<Certificate>, String> {
+    let speaks_tls = endpoint.security == Security::Tls
+        || endpoint.security == Security::AsConfigured && connection.is_secure;
+    if !speaks_tls {
+        return Ok(None);
+    }
+    let end_of = |channel: &Channel| channel.peer().and_then(|peer| peer.not_after());
+    let end = match channel {
+        Some(channel) => end_of(channel),
+        None => {
+            let transport: Transport = connection.unverified().ok_or("no TLS")?;
+            let channel = Channel::open(endpoint, &transport).await.map_err(|error| error.to_string())?;
+            end_of(&channel)
+        }
+    };
+    let since = end.and_then(|end| end.duration_since(std::time::UNIX_EPOCH).ok());
+    let since = since.ok_or("it shows none that can be read")?;
+    Ok(Some(Certificate { not_after_unix: since.as_secs_f64() }))
+}
+
+async fn connect_time(endpoint: &Endpoint, within: Duration) -> Option<f64> {
+    let Address::Tcp(address) = &endpoint.address else { return None };
+    let to = tokio::net::lookup_host(address).await.ok()?.next()?;
+    let begun = Instant::now();
+    timeout(within, TcpStream::connect(to)).await.ok()?.ok()?;
+    Some(begun.elapsed().as_secs_f64())
+}
+
+fn metrics(first: &Result<Answer, String>, second: &Result<Answer, String>) -> Result<Metrics, String> {
+    let (first, second) = (first.as_ref().map_err(Clone::clone)?, second.as_ref().map_err(Clone::clone)?);
+    let read = |answer: &Answer| Exposition::read(&String::from_utf8_lossy(&answer.body));
+    let metrics = Metrics {
+        before: read(first),
+        after: read(second),
+        seconds: (second.answered_unix - first.answered_unix).max(1e-3),
+    };
+    match metrics.after.has("etcd_server_has_leader") || metrics.after.has("grpc_server_started_total") {
+        true => Ok(metrics),
+        false => Err("the page /metrics is not etcd's".to_owned()),
+    }
+}
+
+/// How the clock of who wrote a `Date` stands, by when it was asked and answered here.
+fn by_date(answer: &Answer) -> Option<Clock> {
+    let date = answer.date_unix? as f64;
+    Some(Clock { low: date - answer.answered_unix, high: date + 1.0 + DATE_LATE_SECONDS - answer.asked_unix })
+}
+
+/// What all of them allow; what the last one says, when they contradict each other because a clock was set.
+fn meet(clocks: &[Clock]) -> Option<Clock> {
+    let last = *clocks.last()?;
+    let low = clocks.iter().map(|clock| clock.low).fold(f64::MIN, f64::max);
+    let high = clocks.iter().map(|clock| clock.high).fold(f64::MAX, f64::min);
+    Some(if low <= high { Clock { low, high } } else { last })
+}
+
+fn read_versions(body: &[u8]) -> Result<Versions, String> {
+    let page: serde_json::Value =
+        serde_json::from_slice(body).map_err(|error| format!("not JSON: {error}"))?;
+    let text = |name: &str| {
+        page.get(name)
+            .and_then(serde_json::Value::as_str)
+            .map(|text| text.chars().take(40).collect::<String>())
+    };
+    let server = text("etcdserver").ok_or("it has no etcdserver")?;
+    Ok(Versions { server, cluster: text("etcdcluster").unwrap_or_default() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn several_looks_at_a_clock_narrow_it() {
+        let clock = |low: f64, high: f64| Clock { low, high };
+        assert_eq!(meet(&[]), None);
+        assert_eq!(meet(&[clock(-1.0, 1.0), clock(0.5, 2.0)]), Some(clock(0.5, 1.0)));
+        assert_eq!(meet(&[clock(-1.0, 0.0), clock(5.0, 7.0)]), Some(clock(5.0, 7.0)));
+    }
+
+    #[test]
+    fn a_date_says_the_second() {
+        let answer = Answer {
+            status: 200,
+            date_unix: Some(100),
+            body: Vec::new(),
+            asked_unix: 100.2,
+            answered_unix: 100.3,
+        };
+        let clock = by_date(&answer).unwrap();
+        assert!(clock.low < 0.0 && clock.high > 0.0, "{clock:?}");
+    }
+
+    #[test]
+    fn versions_are_read() {
+        let read = read_versions(br#"{"etcdserver":"3.4.23","etcdcluster":"3.4.0"}"#);
+        assert_eq!(read, Ok(Versions { server: "3.4.23".to_owned(), cluster: "3.4.0".to_owned() }));
+        assert!(read_versions(b"<html>").is_err() && read_versions(b"{}").is_err());
+    }
+}

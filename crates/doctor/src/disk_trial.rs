@@ -1,0 +1,268 @@
+//! Writes as the log of a member does, and measures how long the disk takes to make them lasting.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use disk::{Disk as _, File, RealDisk};
+
+use crate::quantiles::Quantiles;
+
+/// The file that is written round and round: as large as a segment of etcd's log.
+const FILE_BYTES: u64 = 64_000_000;
+/// How many parts of the time are compared.
+const WINDOWS: u32 = 10;
+/// Blocks of the bandwidth trial, and how long it may take.
+const BLOCK_BYTES: usize = 1024 * 1024;
+const BANDWIDTH_TIME: Duration = Duration::from_secs(5);
+/// Later windows as much slower than the first have lost something: a burst credit, as a rule.
+const SLOWER: f64 = 0.6;
+
+/// What to write.
+#[derive(Clone, Debug)]
+pub struct DiskTrial {
+    /// Bytes of a record.
+    pub record_bytes: usize,
+    /// Records at most; 0: as many as the time allows.
+    pub records_max: u64,
+    /// How long to write.
+    pub time: Duration,
+}
+
+/// What came of it.
+#[derive(Clone, Debug, Default)]
+pub struct DiskResult {
+    /// Bytes of a record.
+    pub record_bytes: usize,
+    /// How long each sync took, in seconds.
+    pub syncs: Quantiles,
+    /// How long it was written, in seconds.
+    pub seconds: f64,
+    /// Parts of the time, in turn.
+    pub windows: Vec<DiskWindow>,
+    /// Bytes per second of large sequential writes with one sync at the end.
+    pub bandwidth: f64,
+}
+
+/// A part of the time.
+#[derive(Clone, Debug, Default)]
+pub struct DiskWindow {
+    /// Records per second.
+    pub rate: f64,
+    /// p99 of its syncs, in seconds.
+    pub p99: f64,
+}
+
+/// A file without a name, which is gone with the process however that ends.
+fn nameless_file(dir: &Path) -> io::Result<Arc<dyn File>> {
+    let path = dir.join(format!(".mainstay-check-disk-{}", std::process::id()));
+    let file = RealDisk.create(&path)?;
+    RealDisk.remove(&path)?;
+    Ok(file)
+}
+
+/// Bytes that no disk can compress: xorshift.
+fn noise(length: usize) -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut bytes = Vec::with_capacity(length + 8);
+    while bytes.len() < length {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(length);
+    bytes
+}
+
+impl DiskTrial {
+    /// Writes in this directory. `told` hears how many seconds are over, now and then.
+    ///
+    /// # Errors
+    /// The directory cannot be written to, or lacks room.
+    pub fn run(&self, dir: &Path, mut told: impl FnMut(f64)) -> io::Result<DiskResult> {
+        let record = noise(self.record_bytes.max(1));
+        let file_bytes = FILE_BYTES.max(record.len() as u64);
+        let room = RealDisk.space(dir)?.free_bytes;
+        if room < 2 * file_bytes {
+            let text = format!("{} bytes are free, {} are needed", room, 2 * file_bytes);
+            return Err(io::Error::new(io::ErrorKind::StorageFull, text));
+        }
+        let file = nameless_file(dir)?;
+        file.allocate(0, file_bytes)?;
+        file.sync_all()?;
+
+        let begun = Instant::now();
+        let mut syncs: Vec<f64> = Vec::new();
+        let mut windows: Vec<Vec<f64>> = vec![Vec::new(); WINDOWS as usize];
+        let mut offset = 0;
+        while begun.elapsed() < self.time
+            && (self.records_max == 0 || (syncs.len() as u64) < self.records_max)
+        {
+            if offset + record.len() as u64 > file_bytes {
+                offset = 0;
+            }
+            file.write_at(&record, offset)?;
+            let asked = Instant::now();
+            file.sync_data()?;
+            let took = asked.elapsed().as_secs_f64();
+            offset += record.len() as u64;
+            syncs.push(took);
+            let over = begun.elapsed().as_secs_f64();
+            let share = over / self.time.as_secs_f64().max(1e-9);
+            let at = ((share * f64::from(WINDOWS)) as usize).min(windows.len() - 1);
+            windows[at].push(took);
+            told(over);
+        }
+        let seconds = begun.elapsed().as_secs_f64();
+        let window_seconds = self.time.as_secs_f64() / f64::from(WINDOWS);
+        // The last one of a run that ended by its count is not whole.
+        let whole = (seconds / window_seconds.max(1e-9)).floor() as usize;
+        let windows = windows.into_iter().take(whole).map(|times| DiskWindow {
+            rate: times.len() as f64 / window_seconds,
+            p99: Quantiles::of(times).at(0.99),
+        });
+        Ok(DiskResult {
+            record_bytes: record.len(),
+            windows: windows.collect(),
+            syncs: Quantiles::of(syncs),
+            seconds,
+            bandwidth: bandwidth(&*file, file_bytes)?,
+        })
+    }
+}
+
+fn bandwidth(file: &dyn File, file_bytes: u64) -> io::Result<f64> {
+    let block = noise(BLOCK_BYTES);
+    let begun = Instant::now();
+    let mut written = 0;
+    let mut offset = 0;
+    while offset + block.len() as u64 <= file_bytes && begun.elapsed() < BANDWIDTH_TIME {
+        file.write_at(&block, offset)?;
+        offset += block.len() as u64;
+        written += block.len();
+    }
+    file.sync_data()?;
+    Ok(written as f64 / begun.elapsed().as_secs_f64().max(1e-9))
+}
+
+/// Whether the disk kept its pace.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Pace {
+    /// The run was too short to see a credit end.
+    TooShort,
+    /// It did.
+    Steady,
+    /// Records per second at the beginning and at the end.
+    Slower {
+        /// In the first fifth.
+        first: f64,
+        /// In the last fifth.
+        last: f64,
+    },
+}
+
+impl DiskResult {
+    /// Records per second.
+    pub fn rate(&self) -> f64 {
+        self.syncs.count() as f64 / self.seconds.max(1e-9)
+    }
+
+    /// Compares the first fifth of the time with the last.
+    pub fn pace(&self) -> Pace {
+        /// Shorter runs end before most credits.
+        const SECONDS_MIN: f64 = 30.0;
+        let (Some(first), Some(last)) = (self.windows.first_chunk::<2>(), self.windows.last_chunk::<2>())
+        else {
+            return Pace::TooShort;
+        };
+        let mean = |two: &[DiskWindow; 2]| f64::midpoint(two[0].rate, two[1].rate);
+        let (first, last) = (mean(first), mean(last));
+        if self.windows.len() >= 4 && last < SLOWER * first {
+            return Pace::Slower { first, last };
+        }
+        if self.seconds < SECONDS_MIN { Pace::TooShort } else { Pace::Steady }
+    }
+
+    /// Settings that suit this disk.
+    pub fn advice(&self) -> DiskAdvice {
+        let milliseconds = |seconds: f64| seconds * 1e3;
+        let (p50, p99, longest) = (
+            milliseconds(self.syncs.at(0.5)),
+            milliseconds(self.syncs.at(0.99)),
+            milliseconds(self.syncs.max()),
+        );
+        let heartbeat = up_to((2.0 * p99).max(100.0), 50.0);
+        let election = up_to((10.0 * heartbeat).max(5.0 * longest), 100.0).min(50_000.0);
+        // Gathering writes for as long as a sync takes halves their number at most; a fast disk needs none of it, and a disk
+        // that ran out of credit turns large batches into bursts.
+        let window = match self.pace() {
+            Pace::Slower { .. } => 0.0,
+            _ if p50 < 0.5 => 0.0,
+            _ if p50 < 2.0 => 1.0,
+            _ => (p50 / 2.0).clamp(2.0, 5.0).round(),
+        };
+        DiskAdvice { window_ms: window as u64, heartbeat_ms: heartbeat as u64, election_ms: election as u64 }
+    }
+}
+
+/// Settings, in milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DiskAdvice {
+    /// How long writes are gathered for one sync.
+    pub window_ms: u64,
+    /// `--heartbeat-interval`: twice the p99, and the default at least.
+    pub heartbeat_ms: u64,
+    /// `--election-timeout`: ten heartbeats and five of the longest syncs, and etcd's bound at most.
+    pub election_ms: u64,
+}
+
+fn up_to(value: f64, step: f64) -> f64 {
+    (value / step).ceil() * step
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn result(rates: &[f64], seconds: f64, sync: f64, longest: f64) -> DiskResult {
+        let windows = rates.iter().map(|rate| DiskWindow { rate: *rate, p99: sync }).collect();
+        let mut syncs = vec![sync; 9999];
+        syncs.push(longest);
+        DiskResult { record_bytes: 2300, syncs: Quantiles::of(syncs), seconds, windows, bandwidth: 1e8 }
+    }
+
+    #[test]
+    fn a_credit_that_ends_is_seen() {
+        let slower = result(&[3000.0, 3000.0, 3000.0, 300.0, 300.0], 60.0, 0.001, 0.001);
+        assert_eq!(slower.pace(), Pace::Slower { first: 3000.0, last: 300.0 });
+        assert_eq!(slower.advice().window_ms, 0);
+        assert_eq!(result(&[1000.0, 1000.0, 900.0, 600.0, 600.0], 60.0, 0.001, 0.001).pace(), Pace::Steady);
+        assert_eq!(result(&[1000.0; 10], 29.0, 0.001, 0.001).pace(), Pace::TooShort);
+        assert_eq!(result(&[1000.0], 60.0, 0.001, 0.001).pace(), Pace::TooShort);
+    }
+
+    #[test]
+    fn advice_follows_the_disk() {
+        let advice = |sync: f64, longest: f64| result(&[1.0; 10], 60.0, sync, longest).advice();
+        assert_eq!(advice(0.0002, 0.001), DiskAdvice { window_ms: 0, heartbeat_ms: 100, election_ms: 1000 });
+        assert_eq!(advice(0.001, 0.5), DiskAdvice { window_ms: 1, heartbeat_ms: 100, election_ms: 2500 });
+        assert_eq!(advice(0.08, 0.1), DiskAdvice { window_ms: 5, heartbeat_ms: 200, election_ms: 2000 });
+        assert_eq!(advice(0.001, 60.0).election_ms, 50_000);
+    }
+
+    #[test]
+    fn a_run_measures_and_leaves_nothing() {
+        let dir = std::env::temp_dir().join(format!("mainstay-disk-trial-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let trial = DiskTrial { record_bytes: 100, records_max: 5, time: Duration::from_secs(60) };
+        let mut told = 0;
+        let result = trial.run(&dir, |_| told += 1).unwrap();
+        assert_eq!((result.syncs.count(), told, result.record_bytes), (5, 5, 100));
+        assert!(result.bandwidth > 0.0 && result.rate() > 0.0);
+        assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0);
+        std::fs::remove_dir(&dir).unwrap();
+        assert!(trial.run(&dir, |_| ()).is_err(), "no such directory");
+    }
+}

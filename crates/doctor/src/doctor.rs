@@ -1,0 +1,208 @@
+//! The command `doctor`.
+
+use std::ffi::OsString;
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use cli::{Command, Flag, Invocation, Matches, Program};
+
+use crate::collect::Plan;
+use crate::connection::{self, Connection, wants_json};
+use crate::finding::Severity;
+use crate::findings::RULES;
+use crate::limits::{self, Limits};
+use crate::report::Report;
+use crate::rule::Rule;
+
+/// Nothing could be looked at, or the command line is wrong.
+pub(crate) const COULD_NOT_LOOK: u8 = 1;
+/// Something of severity error was found.
+const ERRORS: u8 = 5;
+/// Only warnings were found.
+const WARNINGS: u8 = 6;
+
+const OWN_FLAGS: &[Flag] = &[
+    Flag::duration("for", "10s", "how long to watch rates; the longer, the surer"),
+    Flag::on("cluster", "look at all members of the cluster, not only at --endpoints"),
+    Flag::list(
+        "metrics-endpoints",
+        "",
+        "where the metrics of each of --endpoints are, in their order, if elsewhere",
+    ),
+    Flag::int(
+        "sample",
+        "200",
+        "how many keys to look at for large values, in few small serializable reads; 0 for none",
+    ),
+    Flag::list("only", "", "look for nothing but these (names as in the output)"),
+    Flag::list("skip", "", "do not look for these"),
+    Flag::bool("list", "print what is looked for, and end"),
+];
+
+const LONG: &str = "\
+Looks at a running cluster, Mainstay's or etcd's, and says why it is slow or about to fail: each finding with the figures
+and the member it is about, what it leads to, and what to do. What cannot be looked at is said too, with the reason.
+The cluster is only read, with a few small requests a second.
+
+Exit codes: 0 nothing was found; 1 nothing could be looked at; 5 errors were found; 6 only warnings were found.";
+
+const EXAMPLE: &str = "  mainstay doctor --endpoints=10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379
+  mainstay doctor --cacert=ca.crt --cert=client.crt --key=client.key --endpoints=https://etcd.example:2379 --for=1m
+  mainstay doctor --json --skip=unbalanced-clients --limit-fsync=20ms";
+
+const ALL_FLAGS_COUNT: usize = OWN_FLAGS.len() + connection::FLAGS.len() + limits::FLAGS.len();
+
+/// The flags of all parts in one table.
+const ALL_FLAGS: [Flag; ALL_FLAGS_COUNT] = {
+    let mut all = [Flag::bool("none", ""); ALL_FLAGS_COUNT];
+    let (own, shared) = (OWN_FLAGS.len(), connection::FLAGS.len());
+    let mut at = 0;
+    while at < ALL_FLAGS_COUNT {
+        all[at] = if at < own {
+            OWN_FLAGS[at]
+        } else if at < own + shared {
+            connection::FLAGS[at - own]
+        } else {
+            limits::FLAGS[at - own - shared]
+        };
+        at += 1;
+    }
+    all
+};
+
+pub(crate) const PROGRAM: Program = Program {
+    root: Command {
+        name: "doctor",
+        usage: "doctor [flags]",
+        about: "Says why a cluster is slow or about to fail",
+        long: LONG,
+        example: EXAMPLE,
+        ..Command::EMPTY
+    },
+    globals: &ALL_FLAGS,
+    env_prefix: Some("ETCDCTL_"),
+    env_known: &["ETCDCTL_API"],
+    globals_hint: "",
+};
+
+/// Runs the command `doctor` with these arguments (those behind its name) and environment. Prints the report to standard
+/// output.
+pub fn run(args: &[OsString], env: impl IntoIterator<Item = (String, String)>) -> ExitCode {
+    launch(&PROGRAM, args, env, |matches| async move { examine(&matches).await })
+}
+
+/// Reads the command line, and runs the command to its end in a runtime of one thread.
+pub(crate) fn launch<F: Future<Output = Result<ExitCode, String>>>(
+    program: &Program,
+    args: &[OsString],
+    env: impl IntoIterator<Item = (String, String)>,
+    command: impl FnOnce(Matches) -> F,
+) -> ExitCode {
+    let env =
+        env.into_iter().filter(|(name, _)| program.env_prefix.is_some_and(|prefix| name.starts_with(prefix)));
+    let matches = match program.parse(args, env) {
+        Ok(Invocation::Run(matches)) => matches,
+        Ok(Invocation::Help(text)) => {
+            print(&text);
+            return ExitCode::SUCCESS;
+        }
+        Err(error) => {
+            eprint!("Error: {error}\n{}", program.usage(&error.path));
+            return ExitCode::from(COULD_NOT_LOOK);
+        }
+    };
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("Error: {error}");
+            return ExitCode::from(COULD_NOT_LOOK);
+        }
+    };
+    match runtime.block_on(command(matches)) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("Error: {error}");
+            ExitCode::from(COULD_NOT_LOOK)
+        }
+    }
+}
+
+pub(crate) fn print(text: &str) {
+    // A reader that went away wants no more.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+}
+
+async fn examine(matches: &Matches) -> Result<ExitCode, String> {
+    if let Some(extra) = matches.arg_text(0) {
+        return Err(format!("unknown argument {}: endpoints go behind --endpoints", cli::go::quote(extra)));
+    }
+    if matches.flag("list") {
+        let lines: Vec<String> =
+            RULES.iter().map(|rule| format!("{:36}{}\n", rule.name, rule.about)).collect();
+        print(&lines.concat());
+        return Ok(ExitCode::SUCCESS);
+    }
+    let is_json = wants_json(matches)?;
+    let rules = chosen(matches)?;
+    let connection = Connection::of(matches).await?;
+    let metrics_endpoints = matches.list("metrics-endpoints").to_vec();
+    if !metrics_endpoints.is_empty() && metrics_endpoints.len() != connection.settings.endpoints.len() {
+        return Err("--metrics-endpoints has to name one for each of --endpoints".to_owned());
+    }
+    let sample_keys =
+        usize::try_from(matches.int("sample")).map_err(|_| "--sample is below zero".to_owned())?;
+    let window = matches.duration("for");
+    let whole_cluster = matches.flag("cluster");
+    let plan = Plan { connection, metrics_endpoints, whole_cluster, window, sample_keys };
+    let evidence = plan.collect().await?;
+    if evidence
+        .members
+        .iter()
+        .all(|member| member.reached.is_err() && !matches!(member.certificate, Ok(Some(_))))
+    {
+        let whys: Vec<String> = evidence
+            .members
+            .iter()
+            .filter_map(|member| Some(format!("{}: {}", member.label(), member.reached.as_ref().err()?)))
+            .collect();
+        return Err(format!("no member can be reached: {}", whys.join("; ")));
+    }
+    let report = Report::of(&evidence, &Limits::of(matches), window.as_secs_f64(), &rules);
+    print(&if is_json { report.json() } else { report.text() });
+    Ok(match report.severity() {
+        None => ExitCode::SUCCESS,
+        Some(Severity::Error) => ExitCode::from(ERRORS),
+        Some(Severity::Warning) => ExitCode::from(WARNINGS),
+    })
+}
+
+/// The rules that `--only` and `--skip` leave.
+fn chosen(matches: &Matches) -> Result<Vec<&'static Rule>, String> {
+    let (only, skip) = (matches.list("only"), matches.list("skip"));
+    for name in only.iter().chain(skip) {
+        if !RULES.iter().any(|rule| rule.name == name) {
+            let name = cli::go::quote(name);
+            return Err(format!("nothing of the name {name} is looked for: mainstay doctor --list"));
+        }
+    }
+    let is_chosen = |rule: &&Rule| {
+        let named = |list: &[String]| list.iter().any(|name| name == rule.name);
+        (only.is_empty() || named(only)) && !named(skip)
+    };
+    Ok(RULES.iter().filter(is_chosen).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tables_are_sound_and_say_what_the_limits_are() {
+        PROGRAM.assert_sound();
+        let Ok(Invocation::Run(matches)) = PROGRAM.parse(&[], Vec::new()) else {
+            panic!("no arguments are needed")
+        };
+        assert_eq!(Limits::of(&matches), Limits::default());
+        assert_eq!(chosen(&matches).unwrap().len(), RULES.len());
+    }
+}

@@ -1,0 +1,286 @@
+//! What was seen of a cluster: plain data, which the findings judge without looking at anything else.
+
+use crate::exposition::Exposition;
+use crate::histogram::Histogram;
+use crate::page::Page;
+
+/// All of it. Where something could not be seen, the reason stands in its place.
+#[derive(Clone, Debug)]
+pub struct Evidence {
+    /// When it was taken, in seconds since 1970 by the clock here.
+    pub taken_unix: f64,
+    /// What was seen of each member.
+    pub members: Vec<Member>,
+    /// Alarms raised.
+    pub alarms: Result<Vec<Alarm>, String>,
+    /// Some keys with their sizes.
+    pub sample: Result<Sample, String>,
+}
+
+/// One member.
+#[derive(Clone, Debug)]
+pub struct Member {
+    /// Where it was looked at.
+    pub endpoint: String,
+    /// Its name in the member list; empty when unknown.
+    pub name: String,
+    /// Its id; 0 when unknown.
+    pub id: u64,
+    /// Whether it was reached at all; otherwise why not.
+    pub reached: Result<(), String>,
+    /// What it says of itself.
+    pub status: Result<Status, String>,
+    /// Its metrics, twice.
+    pub metrics: Result<Metrics, String>,
+    /// Its own page; only Mainstay has one.
+    pub page: Result<Page, String>,
+    /// What it says at `/version`.
+    pub versions: Result<Versions, String>,
+    /// How its wall clock stands to the clock here.
+    pub clock: Result<Clock, String>,
+    /// How long it takes from here.
+    pub round_trips: Result<RoundTrips, String>,
+    /// Its certificate; `Ok(None)` where no TLS is spoken.
+    pub certificate: Result<Option<Certificate>, String>,
+}
+
+/// A member's answer to Maintenance.Status.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Status {
+    /// The cluster it says it belongs to.
+    pub cluster_id: u64,
+    /// Its version.
+    pub version: String,
+    /// Size of the database.
+    pub db_bytes: f64,
+    /// Of that, in use.
+    pub db_bytes_in_use: f64,
+    /// The quota; 0 when the server does not say.
+    pub quota_bytes: f64,
+    /// The leader's id; 0 without one.
+    pub leader: u64,
+    /// Raft's term.
+    pub term: u64,
+    /// Committed index.
+    pub index: u64,
+    /// Applied index.
+    pub applied: u64,
+    /// Whether it is a learner.
+    pub is_learner: bool,
+    /// What it complains of.
+    pub errors: Vec<String>,
+    /// The version a downgrade under way leads to.
+    pub downgrade_target: Option<String>,
+}
+
+/// `/version`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Versions {
+    /// The server's.
+    pub server: String,
+    /// The cluster's.
+    pub cluster: String,
+}
+
+/// A member's clock less the clock here lies between these, in seconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Clock {
+    /// At least.
+    pub low: f64,
+    /// At most.
+    pub high: f64,
+}
+
+/// Times from here, in seconds.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RoundTrips {
+    /// To connect by TCP; one packet each way.
+    pub connect: Vec<f64>,
+    /// For a call that a member answers from memory.
+    pub call: Vec<f64>,
+}
+
+/// A served certificate.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Certificate {
+    /// Its end, in seconds since 1970.
+    pub not_after_unix: f64,
+}
+
+/// A raised alarm.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Alarm {
+    /// The member that raised it.
+    pub member_id: u64,
+    /// Which.
+    pub kind: AlarmKind,
+}
+
+/// Etcd's alarms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AlarmKind {
+    /// The quota is used up.
+    NoSpace,
+    /// Members hold different data.
+    Corrupt,
+    /// One that is not known here.
+    Other(i32),
+}
+
+/// Some keys: not all of them, and not at random.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Sample {
+    /// How many were looked at.
+    pub keys: usize,
+    /// The largest values, falling: quoted key and bytes.
+    pub largest: Vec<(String, f64)>,
+}
+
+/// A member's metrics at two times.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Metrics {
+    /// First.
+    pub before: Exposition,
+    /// Then.
+    pub after: Exposition,
+    /// Seconds between.
+    pub seconds: f64,
+}
+
+/// Observations, and when they were made.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Observed {
+    /// The observations.
+    pub histogram: Histogram,
+    /// Of all the member's life, because too few were made while it was looked at.
+    pub of_life: bool,
+}
+
+/// Observations in the time looked at that suffice to say something by.
+const OBSERVATIONS_MIN: f64 = 20.0;
+/// Observations since the start that suffice: their first are not like the others.
+pub(crate) const OBSERVATIONS_OF_LIFE_MIN: f64 = 200.0;
+
+impl Metrics {
+    /// From the two pages' texts.
+    pub fn of(before: &str, after: &str, seconds: f64) -> Metrics {
+        Metrics { before: Exposition::read(before), after: Exposition::read(after), seconds }
+    }
+
+    /// The latest value, summed over all series.
+    pub fn now(&self, name: &str) -> Option<f64> {
+        self.after.sum(name, &[])
+    }
+
+    /// How much a counter grew. A server that began anew in between counts from zero.
+    pub fn grown(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
+        let after = self.after.sum(name, labels)?;
+        // A series may have come in between.
+        let before = self.before.sum(name, labels).unwrap_or(0.0);
+        Some(if after < before { after } else { after - before })
+    }
+
+    /// How much a counter grew per second.
+    pub fn rate(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
+        Some(self.grown(name, labels)? / self.seconds).filter(|rate| rate.is_finite())
+    }
+
+    /// A histogram's observations while it was looked at.
+    pub fn recent(&self, name: &str, labels: &[(&str, &str)]) -> Option<Histogram> {
+        let after = self.after.histogram(name, labels)?;
+        Some(match self.before.histogram(name, labels) {
+            Some(before) => after.since(&before),
+            None => after,
+        })
+    }
+
+    /// As [`Metrics::recent`] if those suffice, otherwise those since the start if they do.
+    pub fn observed(&self, name: &str, labels: &[(&str, &str)]) -> Option<Observed> {
+        let histogram = self.recent(name, labels)?;
+        if histogram.count >= OBSERVATIONS_MIN {
+            return Some(Observed { histogram, of_life: false });
+        }
+        let histogram = self.after.histogram(name, labels)?;
+        (histogram.count >= OBSERVATIONS_OF_LIFE_MIN).then_some(Observed { histogram, of_life: true })
+    }
+
+    /// How long the member had been up at the second look, in seconds.
+    pub fn uptime(&self, taken_unix: f64) -> Option<f64> {
+        let start = self.now("process_start_time_seconds")?;
+        Some(taken_unix - start).filter(|uptime| *uptime >= 0.0)
+    }
+}
+
+impl Observed {
+    /// Which observations these are: `(240 in 10 s)`, `(4,000 since the start)`.
+    pub fn span(&self, metrics: &Metrics) -> String {
+        let count = crate::show::count(self.histogram.count);
+        match self.of_life {
+            true => format!("({count} since the start)"),
+            false => format!("({count} in {:.0} s)", metrics.seconds),
+        }
+    }
+}
+
+impl Member {
+    /// A member that could not be looked at.
+    pub fn unseen(endpoint: &str, name: &str, id: u64, why: &str) -> Member {
+        let why = why.to_owned();
+        Member {
+            endpoint: endpoint.to_owned(),
+            name: name.to_owned(),
+            id,
+            reached: Err(why.clone()),
+            status: Err(why.clone()),
+            metrics: Err(why.clone()),
+            page: Err(why.clone()),
+            versions: Err(why.clone()),
+            clock: Err(why.clone()),
+            round_trips: Err(why.clone()),
+            certificate: Err(why),
+        }
+    }
+
+    /// How it is called in texts.
+    pub fn label(&self) -> String {
+        match (self.name.is_empty(), self.endpoint.is_empty()) {
+            (true, _) => self.endpoint.clone(),
+            (false, true) => self.name.clone(),
+            (false, false) => format!("{} ({})", self.name, self.endpoint),
+        }
+    }
+
+    /// Whether it is Mainstay rather than etcd.
+    pub fn is_mainstay(&self) -> bool {
+        let of_rust = |metrics: &Metrics| {
+            let versions = metrics.after.samples("etcd_server_go_version");
+            versions.iter().any(|sample| {
+                sample.label("server_go_version").is_some_and(|version| version.starts_with("rust"))
+            })
+        };
+        self.page.is_ok() || self.metrics.as_ref().is_ok_and(of_rust)
+    }
+}
+
+impl Evidence {
+    /// The members that say something of themselves.
+    pub fn statuses(&self) -> impl Iterator<Item = (&Member, &Status)> {
+        self.members.iter().filter_map(|member| Some((member, member.status.as_ref().ok()?)))
+    }
+
+    /// The members whose metrics were seen.
+    pub fn metrics(&self) -> impl Iterator<Item = (&Member, &Metrics)> {
+        self.members.iter().filter_map(|member| Some((member, member.metrics.as_ref().ok()?)))
+    }
+
+    /// The members that have a page of their own.
+    pub fn pages(&self) -> impl Iterator<Item = (&Member, &Page)> {
+        self.members.iter().filter_map(|member| Some((member, member.page.as_ref().ok()?)))
+    }
+
+    /// The name of the member with this id, or the id in hex.
+    pub fn name_of(&self, id: u64) -> String {
+        let known = self.members.iter().find(|member| member.id == id && !member.name.is_empty());
+        known.map_or_else(|| format!("member {id:x}"), |member| member.name.clone())
+    }
+}

@@ -1,0 +1,105 @@
+//! What the doctor says.
+
+use crate::evidence::{Evidence, Member};
+
+/// How bad it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Severity {
+    /// The cluster is slower or nearer to trouble than it should be.
+    Warning,
+    /// Requests fail, or are about to.
+    Error,
+}
+
+impl Severity {
+    /// The word for it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Severity::Warning => "warning",
+            Severity::Error => "error",
+        }
+    }
+}
+
+/// One thing found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finding {
+    /// Its name, for `--only` and scripts.
+    pub name: &'static str,
+    /// How bad it is.
+    pub severity: Severity,
+    /// What it is.
+    pub title: String,
+    /// The figures.
+    pub facts: Vec<Fact>,
+    /// What it leads to.
+    pub meaning: &'static str,
+    /// What to do, the first thing first.
+    pub remedies: Vec<String>,
+}
+
+/// One line of evidence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fact {
+    /// The member it is about; `None`: the cluster.
+    pub member: Option<String>,
+    /// The figures.
+    pub text: String,
+}
+
+impl Fact {
+    /// About a member.
+    pub fn of(member: &Member, text: impl Into<String>) -> Fact {
+        Fact { member: Some(member.label()), text: text.into() }
+    }
+
+    /// About the cluster.
+    pub fn all(text: impl Into<String>) -> Fact {
+        Fact { member: None, text: text.into() }
+    }
+}
+
+/// Facts as they come together, and how bad the worst of them is.
+#[derive(Debug, Default)]
+pub(crate) struct Facts {
+    facts: Vec<Fact>,
+    severity: Option<Severity>,
+}
+
+impl Facts {
+    pub(crate) fn add(&mut self, severity: Severity, fact: Fact) {
+        self.severity = self.severity.max(Some(severity));
+        self.facts.push(fact);
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.facts.is_empty()
+    }
+
+    /// Collects one fact of each member that has one.
+    pub(crate) fn of_each(
+        evidence: &Evidence,
+        judge: impl Fn(&Member) -> Option<(Severity, String)>,
+    ) -> Facts {
+        let mut facts = Facts::default();
+        for member in &evidence.members {
+            if let Some((severity, text)) = judge(member) {
+                facts.add(severity, Fact::of(member, text));
+            }
+        }
+        facts
+    }
+
+    /// A finding, if there are facts.
+    pub(crate) fn found(
+        self,
+        name: &'static str,
+        title: impl Into<String>,
+        meaning: &'static str,
+        remedies: &[&str],
+    ) -> Option<Finding> {
+        let severity = self.severity?;
+        let remedies = remedies.iter().map(|remedy| (*remedy).to_owned()).collect();
+        Some(Finding { name, severity, title: title.into(), facts: self.facts, meaning, remedies })
+    }
+}

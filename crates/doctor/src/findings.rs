@@ -1,0 +1,86 @@
+//! All sorts of findings, one file each: what is looked for, the judgement, and a planted case with its near miss.
+
+mod alarm_corrupt;
+mod alarm_no_space;
+mod authentication;
+mod behind;
+mod certificate;
+mod clock_drift;
+mod cpu;
+mod crowded;
+mod descriptors;
+mod different_clusters;
+mod expensive_ranges;
+mod fragmentation;
+mod fsync_stall;
+mod large_values;
+mod leader_changes;
+mod learner_behind;
+mod missing_compaction;
+mod no_leader;
+mod overloaded;
+mod quota;
+mod slow_answers;
+mod slow_commit;
+mod slow_disk;
+mod slow_peer;
+mod slow_reads;
+mod slow_watchers;
+mod unbalanced;
+mod unreachable;
+mod version_skew;
+
+use crate::rule::Rule;
+
+/// All rules, what stops a cluster first.
+pub const RULES: &[Rule] = &[
+    unreachable::RULE,
+    no_leader::RULE,
+    different_clusters::RULE,
+    alarm_corrupt::RULE,
+    alarm_no_space::RULE,
+    quota::RULE,
+    certificate::RULE,
+    slow_disk::RULE,
+    fsync_stall::RULE,
+    slow_commit::RULE,
+    slow_peer::RULE,
+    leader_changes::RULE,
+    overloaded::RULE,
+    cpu::RULE,
+    descriptors::RULE,
+    slow_reads::RULE,
+    slow_answers::RULE,
+    behind::RULE,
+    learner_behind::RULE,
+    expensive_ranges::RULE,
+    large_values::RULE,
+    missing_compaction::RULE,
+    fragmentation::RULE,
+    authentication::RULE,
+    crowded::RULE,
+    slow_watchers::RULE,
+    unbalanced::RULE,
+    clock_drift::RULE,
+    version_skew::RULE,
+];
+
+#[cfg(test)]
+mod tests {
+    use super::RULES;
+    use crate::fixture::{healthy, judged};
+
+    #[test]
+    fn a_healthy_cluster_has_nothing() {
+        for rule in RULES {
+            assert_eq!(judged(rule, &healthy()), None, "{}", rule.name);
+        }
+    }
+
+    #[test]
+    fn names_are_unique() {
+        for (at, rule) in RULES.iter().enumerate() {
+            assert!(RULES[..at].iter().all(|other| other.name != rule.name), "{}", rule.name);
+        }
+    }
+}

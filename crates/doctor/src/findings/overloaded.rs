@@ -1,0 +1,110 @@
+use crate::evidence::Evidence;
+use crate::finding::{Fact, Facts, Finding, Severity};
+use crate::limits::Limits;
+use crate::rule::{Need, Rule};
+use crate::show;
+
+pub const RULE: Rule = Rule {
+    name: "overloaded",
+    about: "members that do not keep up with what is written",
+    needs: &[
+        &[Need::Metric(PENDING)],
+        &[Need::Metric(COMMITTED)],
+        &[Need::Metric(SLOW_APPLIES)],
+        &[Need::Metric("grpc_server_handled_total")],
+    ],
+    judge,
+};
+
+const PENDING: &str = "etcd_server_proposals_pending";
+const COMMITTED: &str = "etcd_server_proposals_committed_total";
+const APPLIED: &str = "etcd_server_proposals_applied_total";
+const FAILED: &str = "etcd_server_proposals_failed_total";
+const SLOW_APPLIES: &str = "etcd_server_slow_apply_total";
+/// A slow apply here and there is no load.
+const SLOW_APPLIES_PER_SECOND: f64 = 1.0;
+
+fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
+    let mut facts = Facts::default();
+    for (member, metrics) in evidence.metrics() {
+        let mut add = |severity, text| facts.add(severity, Fact::of(member, text));
+        let lag =
+            metrics.now(COMMITTED).zip(metrics.now(APPLIED)).map(|(committed, applied)| committed - applied);
+        if let Some(lag) = lag.filter(|lag| *lag >= limits.backlog) {
+            add(Severity::Error, format!("{} entries are committed and not applied", show::count(lag)));
+        }
+        if let Some(pending) = metrics.now(PENDING).filter(|pending| *pending >= limits.backlog) {
+            add(Severity::Warning, format!("{} proposals wait to be committed", show::count(pending)));
+        }
+        if let Some(failed) = metrics.grown(FAILED, &[]).filter(|failed| *failed >= 1.0) {
+            let text = format!("{} proposals failed within {:.0} s", show::count(failed), metrics.seconds);
+            add(Severity::Warning, text);
+        }
+        if let Some(slow) = metrics.rate(SLOW_APPLIES, &[]).filter(|slow| *slow >= SLOW_APPLIES_PER_SECOND) {
+            add(Severity::Warning, format!("{} requests take long to apply", show::rate(slow)));
+        }
+        let refused = metrics.grown("grpc_server_handled_total", &[("grpc_code", "ResourceExhausted")]);
+        // While the database is full, puts are refused with the same code.
+        let is_full = evidence.alarms.as_ref().is_ok_and(|alarms| !alarms.is_empty());
+        if let Some(refused) = refused.filter(|refused| *refused >= 1.0 && !is_full) {
+            let text = format!(
+                "{} requests were refused for want of room (ResourceExhausted) within {:.0} s",
+                show::count(refused),
+                metrics.seconds
+            );
+            add(Severity::Error, text);
+        }
+    }
+    facts.found(
+        RULE.name,
+        "members do not keep up",
+        "Writes queue, their latency grows, and at 5000 entries not applied all further ones are refused with \"too many \
+         requests\".",
+        &[
+            "find who writes: the clients of /debug/mainstay, or the metrics grpc_server_handled_total by method",
+            "see whether disk or processor is the limit: findings slow-disk, slow-commit, cpu, expensive-ranges",
+            "spread the load: fewer, larger transactions; leases shared by many keys; watches instead of polling",
+        ],
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::evidence::{Alarm, AlarmKind};
+    use crate::fixture::{facts, judged, with_metrics};
+
+    #[test]
+    fn a_backlog() {
+        let lag = |applied: u64| format!("{COMMITTED} 10000\n{APPLIED} {applied}\n");
+        assert_eq!(
+            facts(&RULE, &with_metrics("", &lag(9500))),
+            (
+                Severity::Error,
+                vec!["m1 (10.0.0.1:2379): 500 entries are committed and not applied".to_owned()]
+            )
+        );
+        assert_eq!(judged(&RULE, &with_metrics("", &lag(9501))), None);
+        assert_eq!(facts(&RULE, &with_metrics("", &format!("{PENDING} 500\n"))).0, Severity::Warning);
+        assert_eq!(judged(&RULE, &with_metrics("", &format!("{PENDING} 499\n"))), None);
+    }
+
+    #[test]
+    fn slow_applies_and_refusals() {
+        let slow = |count: u64| format!("{SLOW_APPLIES} {count}\n");
+        assert_eq!(
+            facts(&RULE, &with_metrics(&slow(5), &slow(25))).1,
+            ["m1 (10.0.0.1:2379): 2.0/s requests take long to apply"]
+        );
+        assert_eq!(judged(&RULE, &with_metrics(&slow(5), &slow(14))), None);
+        let failed = |count: u64| format!("{FAILED} {count}\n");
+        assert_eq!(facts(&RULE, &with_metrics(&failed(1), &failed(2))).0, Severity::Warning);
+        assert_eq!(judged(&RULE, &with_metrics(&failed(2), &failed(2))), None);
+        let refused = "grpc_server_handled_total{grpc_code=\"ResourceExhausted\"} 1\n";
+        assert_eq!(facts(&RULE, &with_metrics("", refused)).0, Severity::Error);
+        assert_eq!(judged(&RULE, &with_metrics(refused, refused)), None);
+        let mut full = with_metrics("", refused);
+        full.alarms = Ok(vec![Alarm { member_id: 1, kind: AlarmKind::NoSpace }]);
+        assert_eq!(judged(&RULE, &full), None, "the alarm says it all");
+    }
+}

@@ -1,0 +1,78 @@
+use crate::evidence::{Evidence, Member};
+use crate::finding::{Facts, Finding, Severity};
+use crate::limits::Limits;
+use crate::rule::{Need, Rule};
+use crate::show;
+
+pub const RULE: Rule = Rule {
+    name: "quota-near",
+    about: "a database close to its quota",
+    needs: &[&[Need::Metric("etcd_server_quota_backend_bytes"), Need::Status]],
+    judge,
+};
+
+/// From here on a write or two raise the alarm; the share that etcd's own alert calls critical.
+const CRITICAL: f64 = 0.95;
+
+/// Size and quota in bytes.
+fn fill(member: &Member) -> Option<(f64, f64)> {
+    let by_metrics = || {
+        let metrics = member.metrics.as_ref().ok()?;
+        let size = metrics.now("etcd_mvcc_db_total_size_in_bytes")?;
+        Some((size, metrics.now("etcd_server_quota_backend_bytes")?))
+    };
+    let by_status = || {
+        let status = member.status.as_ref().ok()?;
+        Some((status.db_bytes, status.quota_bytes))
+    };
+    by_metrics().or_else(by_status).filter(|(_, quota)| *quota > 0.0)
+}
+
+fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
+    Facts::of_each(evidence, |member| {
+        let (size, quota) = fill(member)?;
+        let share = size / quota;
+        let severity = if share >= CRITICAL { Severity::Error } else { Severity::Warning };
+        let (size, quota) = (show::bytes(size), show::bytes(quota));
+        (share >= limits.quota).then(|| (severity, format!("{size} of {quota} ({})", show::percent(share))))
+    })
+    .found(
+        RULE.name,
+        "the database is close to its quota",
+        "At the quota the alarm NOSPACE is raised and all writes are refused.",
+        &[
+            "remove history: mainstay ctl compact REVISION, and by itself: --auto-compaction-retention=1h",
+            "etcd: give the space back: mainstay ctl defrag --cluster",
+            "if the data itself is that large: --quota-backend-bytes of each member (etcd advises at most 8 GiB)",
+        ],
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::{facts, healthy, judged, status, with_metrics};
+
+    #[test]
+    fn four_fifths_and_nearly_all_of_the_quota() {
+        let at = |bytes: u64| {
+            with_metrics(
+                "",
+                &format!(
+                    "etcd_mvcc_db_total_size_in_bytes {bytes}\netcd_server_quota_backend_bytes 1000000\n"
+                ),
+            )
+        };
+        assert_eq!(judged(&RULE, &at(799_999)), None);
+        assert_eq!(
+            facts(&RULE, &at(800_000)),
+            (Severity::Warning, vec!["m1 (10.0.0.1:2379): 800 kB of 1.0 MB (80 %)".to_owned()])
+        );
+        assert_eq!(facts(&RULE, &at(950_000)).0, Severity::Error);
+        // By the status, where there are no metrics.
+        let mut evidence = healthy();
+        evidence.members[0].metrics = Err("404".to_owned());
+        status(&mut evidence, 0).db_bytes = 2.1e9;
+        assert_eq!(facts(&RULE, &evidence).0, Severity::Error);
+    }
+}

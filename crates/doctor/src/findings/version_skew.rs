@@ -1,0 +1,97 @@
+use crate::evidence::{Evidence, Member};
+use crate::finding::{Fact, Facts, Finding, Severity};
+use crate::limits::Limits;
+use crate::rule::{Need, Rule};
+
+pub const RULE: Rule = Rule {
+    name: "version-skew",
+    about: "members of different versions",
+    needs: &[&[Need::Status, Need::Versions]],
+    judge,
+};
+
+fn version(member: &Member) -> Option<&str> {
+    let by_status = member.status.as_ref().ok().map(|status| status.version.as_str());
+    let by_page = member.versions.as_ref().ok().map(|versions| versions.server.as_str());
+    by_status.or(by_page).filter(|version| !version.is_empty())
+}
+
+/// Major and minor: `3.7`.
+fn minor(version: &str) -> &str {
+    version.match_indices('.').nth(1).map_or(version, |(at, _)| &version[..at])
+}
+
+fn judge(evidence: &Evidence, _: &Limits) -> Option<Finding> {
+    let versions: Vec<(&Member, &str)> =
+        evidence.members.iter().filter_map(|member| Some((member, version(member)?))).collect();
+    let first = versions.first()?.1;
+    let mut facts = Facts::default();
+    if versions.iter().any(|(_, version)| *version != first) {
+        for (member, version) in &versions {
+            facts.add(Severity::Warning, Fact::of(member, format!("version {version}")));
+        }
+    }
+    for member in &evidence.members {
+        let Ok(versions) = &member.versions else { continue };
+        let is_older = !versions.cluster.is_empty() && minor(&versions.cluster) != minor(&versions.server);
+        // With members of different versions the cluster has the lowest: said already.
+        if is_older && facts.is_empty() && versions.cluster.starts_with(|c: char| c.is_ascii_digit()) {
+            let (server, cluster) = (&versions.server, &versions.cluster);
+            let text = format!("version {server}, but the cluster's is {cluster}");
+            facts.add(Severity::Warning, Fact::of(member, text));
+        }
+    }
+    let target = evidence.statuses().find_map(|(_, status)| status.downgrade_target.as_deref());
+    if let (Some(target), false) = (target, facts.is_empty()) {
+        facts.add(Severity::Warning, Fact::all(format!("a downgrade to {target} is under way")));
+    }
+    facts.found(
+        RULE.name,
+        "members have different versions",
+        "The cluster keeps to what the oldest member knows; while versions differ, members should not be added, and the \
+         state should not last.",
+        &[
+            "finish the upgrade member by member, one minor version at a time",
+            "a downgrade left half-way: mainstay ctl downgrade cancel",
+        ],
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::evidence::Versions;
+    use crate::fixture::{facts, healthy, judged, status};
+
+    #[test]
+    fn two_versions() {
+        let mut evidence = healthy();
+        status(&mut evidence, 1).version = "3.6.9".to_owned();
+        status(&mut evidence, 1).downgrade_target = Some("3.6.0".to_owned());
+        assert_eq!(
+            facts(&RULE, &evidence).1,
+            [
+                "m1 (10.0.0.1:2379): version 3.7.1",
+                "m2 (10.0.0.2:2379): version 3.6.9",
+                "m3 (10.0.0.3:2379): version 3.7.1",
+                "a downgrade to 3.6.0 is under way"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_cluster_version_that_stayed_behind() {
+        let mut evidence = healthy();
+        let versions =
+            |cluster: &str| Ok(Versions { server: "3.7.1".to_owned(), cluster: cluster.to_owned() });
+        evidence.members[0].versions = versions("3.6.0");
+        assert_eq!(
+            facts(&RULE, &evidence).1,
+            ["m1 (10.0.0.1:2379): version 3.7.1, but the cluster's is 3.6.0"]
+        );
+        evidence.members[0].versions = versions("3.7.0");
+        assert_eq!(judged(&RULE, &evidence), None);
+        evidence.members[0].versions = versions("not_decided");
+        assert_eq!(judged(&RULE, &evidence), None);
+    }
+}

@@ -1,0 +1,60 @@
+//! Looks at running clusters, and at what they run on: `mainstay doctor`, `mainstay check disk`, `mainstay check network`.
+//!
+//! What it is: [`Plan::collect`] looks at a cluster of Mainstay or etcd and writes down an [`Evidence`], plain data; each
+//! [`Rule`] judges it, without looking at anything else, and may give a [`Finding`]; a [`Report`] prints them.
+//!
+//! What it does not know: how the members work; it sees what any client sees, and Mainstay's own page where there is one.
+//!
+//! Invariants:
+//! * The cluster is only read, and never by an expensive request.
+//! * What could not be looked at is told, with the reason; it never counts as well.
+//! * Nothing that a server sends ends the program or grows without bound.
+//!
+//! Tests: a planted case and its near miss beside each rule; `tests/it` for whole outputs and for a scripted member.
+
+mod check;
+mod check_disk;
+mod check_network;
+mod collect;
+mod connection;
+mod disk_trial;
+mod doctor;
+mod evidence;
+mod exposition;
+mod finding;
+mod findings;
+#[cfg(test)]
+mod fixture;
+mod histogram;
+mod http1;
+mod limits;
+mod network_trial;
+mod page;
+mod quantiles;
+mod report;
+mod rule;
+mod sampling;
+mod show;
+mod socket;
+
+pub use check::check;
+pub use check_network::{NetworkLimits, NetworkReport, PeerLink};
+pub use collect::Plan;
+pub use connection::Connection;
+pub use disk_trial::{DiskAdvice, DiskResult, DiskTrial, DiskWindow, Pace};
+pub use doctor::run;
+pub use evidence::{
+    Alarm, AlarmKind, Certificate, Clock, Evidence, Member, Metrics, Observed, RoundTrips, Sample, Status,
+    Versions,
+};
+pub use exposition::{Exposition, Sample as MetricSample};
+pub use finding::{Fact, Finding, Severity};
+pub use findings::RULES;
+pub use histogram::Histogram;
+pub use limits::Limits;
+pub use network_trial::{NetworkResult, NetworkTrial};
+pub use page::{ClientUse, ExpensiveRange, FsyncStall, LargeValue, Page};
+pub use quantiles::Quantiles;
+pub use report::Report;
+pub use rule::{Blind, Need, Rule};
+pub use socket::TcpFigures;

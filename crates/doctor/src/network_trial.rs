@@ -1,0 +1,235 @@
+//! Measures the path from here to one endpoint.
+
+use std::time::Duration;
+
+use api::etcdserverpb::{RangeRequest, RangeResponse};
+use api::{Code, Status};
+use bytes::Bytes;
+use client::{Address, CallOptions, Channel, Client, Endpoint, Transport};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout};
+
+use crate::quantiles::Quantiles;
+use crate::socket::{Observer, TcpFigures, connect_with_segments};
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct NetworkTrial {
+    /// How to connect.
+    pub transport: Transport,
+    /// How long a request may take.
+    pub within: Duration,
+    /// How many round trips.
+    pub round_trips: usize,
+    /// How long to send, and to receive.
+    pub time: Duration,
+}
+
+/// What came of it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct NetworkResult {
+    /// Where.
+    pub endpoint: String,
+    /// The TLS version; `None` without TLS.
+    pub tls: Option<&'static str>,
+    /// TCP connections, in seconds.
+    pub connect: Quantiles,
+    /// How long TLS and HTTP/2 took to begin, in seconds.
+    pub handshake: f64,
+    /// Calls that need no work, in seconds.
+    pub call: Quantiles,
+    /// Bytes sent per second; why not measured.
+    pub upload: Option<Result<f64, String>>,
+    /// Bytes received per second; why not measured.
+    pub download: Option<Result<f64, String>>,
+    /// What the kernel knows of the connection after sending.
+    pub figures: TcpFigures,
+    /// The MTU of the route.
+    pub mtu: Option<u32>,
+    /// Large segments vanish on the path while small ones arrive.
+    pub is_black_hole: bool,
+    /// Why it could not be measured to the end.
+    pub error: Option<String>,
+}
+
+/// The health service: needs no user, and does nothing with what it is sent.
+const HEALTH: &str = "/grpc.health.v1.Health/Check";
+/// What is sent at once. Below any server's limit.
+const SENT_BYTES: usize = 1024 * 1024;
+/// Calls that send at once, so that the pipe stays full while answers come back.
+const SENDERS: usize = 4;
+/// What each of them sends, at most: a fast network is measured long before.
+const SENT_BYTES_MAX: usize = 128 * 1024 * 1024;
+/// How many connections are timed.
+const CONNECTIONS: usize = 20;
+/// What is read at once, at most, and at least for a rate to mean something.
+const READ_BYTES: (usize, usize) = (64 * 1024, 1024 * 1024);
+/// The smallest segments any path carries.
+const SMALL_SEGMENT: i32 = 536;
+
+impl NetworkResult {
+    /// The share of segments that were sent again; `None` when the kernel does not count or little was sent.
+    pub fn loss(&self) -> Option<f64> {
+        let sent = self.figures.data_segments_sent;
+        (sent >= 20).then(|| f64::from(self.figures.resent) / f64::from(sent))
+    }
+}
+
+impl NetworkTrial {
+    /// Measures. The client is for reading, and may have a user.
+    pub async fn run(&self, endpoint: &Endpoint, client: &Client) -> NetworkResult {
+        let mut result = NetworkResult { endpoint: endpoint.text.clone(), ..NetworkResult::default() };
+        if let Err(why) = self.measure(endpoint, client, &mut result).await {
+            result.error = Some(why);
+        }
+        result
+    }
+
+    async fn measure(
+        &self,
+        endpoint: &Endpoint,
+        client: &Client,
+        result: &mut NetworkResult,
+    ) -> Result<(), String> {
+        let Address::Tcp(address) = &endpoint.address else {
+            return Err("a socket in the file system has no network".to_owned());
+        };
+        let found =
+            tokio::net::lookup_host(address).await.map_err(|error| format!("{address}: {error}"))?.next();
+        let to = found.ok_or_else(|| format!("{address}: no such host"))?;
+        let patience = self.transport.dial_timeout.unwrap_or(self.within);
+        let mut times = Vec::new();
+        let mut stream = None;
+        for _ in 0..CONNECTIONS {
+            let begun = Instant::now();
+            let connected = timeout(patience, TcpStream::connect(to)).await;
+            let connected = connected.map_err(|_| format!("no connection to {to} in time"))?;
+            stream = Some(connected.map_err(|error| format!("{to}: {error}"))?);
+            times.push(begun.elapsed().as_secs_f64());
+        }
+        result.connect = Quantiles::of(times);
+        let stream = stream.ok_or("no connection")?;
+        stream.set_nodelay(true).map_err(|error| error.to_string())?;
+        let observer = Observer::of(&stream).map_err(|error| error.to_string())?;
+        let begun = Instant::now();
+        let channel =
+            Channel::over(stream, endpoint, &self.transport).await.map_err(|error| error.to_string())?;
+        result.handshake = begun.elapsed().as_secs_f64();
+        result.tls = channel.peer().map(|peer| peer.version);
+
+        let mut times = Vec::new();
+        for _ in 0..self.round_trips {
+            let begun = Instant::now();
+            answered(ask(&channel, Bytes::new(), self.within).await)?;
+            times.push(begun.elapsed().as_secs_f64());
+        }
+        result.call = Quantiles::of(times);
+
+        let sent = self.upload(&channel).await;
+        result.figures = observer.figures().unwrap_or_default();
+        result.mtu = observer.mtu().ok();
+        if sent.is_err() {
+            result.is_black_hole = self.passes_in_small_segments(endpoint, to).await;
+        }
+        result.upload = Some(sent);
+        result.download = Some(self.download(client).await);
+        Ok(())
+    }
+
+    /// Bytes per second sent in large messages that the server reads and forgets.
+    async fn upload(&self, channel: &Channel) -> Result<f64, String> {
+        // A request of the health service with a name, in field 1, that no service has.
+        let mut message = vec![0x0a];
+        let mut length = SENT_BYTES;
+        while length >= 0x80 {
+            message.push((length & 0x7f) as u8 | 0x80);
+            length >>= 7;
+        }
+        message.push(length as u8);
+        message.resize(message.len() + SENT_BYTES, b'x');
+        let message = Bytes::from(message);
+        let begun = Instant::now();
+        let (time, within) = (self.time, self.within);
+        let senders: Vec<_> = (0..SENDERS)
+            .map(|_| {
+                let (channel, message) = (channel.clone(), message.clone());
+                tokio::spawn(async move {
+                    let mut sent = 0;
+                    while begun.elapsed() < time && sent < SENT_BYTES_MAX {
+                        answered(ask(&channel, message.clone(), within).await)?;
+                        sent += message.len();
+                    }
+                    Ok::<usize, String>(sent)
+                })
+            })
+            .collect();
+        let mut sent = 0;
+        for sender in senders {
+            sent += sender.await.map_err(|error| error.to_string())??;
+        }
+        Ok(sent as f64 / begun.elapsed().as_secs_f64())
+    }
+
+    /// Bytes per second received: the same few keys again and again, serializable, so that only this member works.
+    async fn download(&self, client: &Client) -> Result<f64, String> {
+        let mut request = RangeRequest {
+            key: vec![0].into(),
+            range_end: vec![0].into(),
+            limit: 1,
+            serializable: true,
+            ..RangeRequest::default()
+        };
+        let said = |status: Status| client::shown(&status);
+        let mut page_bytes = 0;
+        // Twice as many keys until they weigh enough, or there are no more.
+        for _ in 0..12 {
+            let answer: RangeResponse =
+                client.call("/etcdserverpb.KV/Range", &request).await.map_err(said)?;
+            page_bytes = answer.kvs.iter().map(|kv| kv.key.len() + kv.value.len()).sum();
+            if page_bytes * 2 > READ_BYTES.1 || !answer.more {
+                // With a bound, etcd counts no further than that.
+                if let Some(last) = answer.kvs.last() {
+                    request.range_end = [&last.key[..], &[0]].concat().into();
+                }
+                break;
+            }
+            request.limit *= 2;
+        }
+        if page_bytes < READ_BYTES.0 {
+            return Err(format!("the store's first keys weigh only {page_bytes} bytes, too little to read"));
+        }
+        let begun = Instant::now();
+        let mut received = 0;
+        while begun.elapsed() < self.time {
+            let answer: RangeResponse =
+                client.call("/etcdserverpb.KV/Range", &request).await.map_err(said)?;
+            received += answer.kvs.iter().map(|kv| kv.key.len() + kv.value.len()).sum::<usize>();
+        }
+        Ok(received as f64 / begun.elapsed().as_secs_f64())
+    }
+
+    /// Whether what did not pass does in small segments: then a device on the path drops large ones and says nothing.
+    async fn passes_in_small_segments(&self, endpoint: &Endpoint, to: std::net::SocketAddr) -> bool {
+        let passes = async {
+            let stream = connect_with_segments(to, SMALL_SEGMENT).await.ok()?;
+            let channel = Channel::over(stream, endpoint, &self.transport).await.ok()?;
+            let message = Bytes::from([&[0x0a, 0x80, 0x80, 0x04][..], &[b'x'; 64 * 1024]].concat());
+            answered(ask(&channel, message, self.within).await).ok()
+        };
+        passes.await.is_some()
+    }
+}
+
+async fn ask(channel: &Channel, message: Bytes, within: Duration) -> Result<Bytes, Status> {
+    channel.unary_with(HEALTH, &CallOptions::default().within(within), message).await
+}
+
+/// Any word of the server is an answer: that it knows no such service, or no such method.
+fn answered(answer: Result<Bytes, Status>) -> Result<(), String> {
+    match answer {
+        Err(status) if matches!(status.code, Code::Unavailable | Code::DeadlineExceeded | Code::Internal) => {
+            Err(client::shown(&status))
+        }
+        _ => Ok(()),
+    }
+}

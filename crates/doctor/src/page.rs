@@ -1,0 +1,211 @@
+//! Mainstay's own page, `/debug/mainstay`: what Prometheus' format has no room for.
+
+use serde_json::Value;
+
+/// The page; what a server leaves out is `None`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Page {
+    /// The server's version.
+    pub version: Option<String>,
+    /// The member's id in hex.
+    pub member_id: Option<String>,
+    /// Its wall clock when it wrote the page, in nanoseconds since 1970.
+    pub clock_unix_ns: Option<i64>,
+    /// How long it has been up.
+    pub uptime_seconds: Option<f64>,
+    /// Ranges that cost much, by who sent them.
+    pub expensive_ranges: Option<Vec<ExpensiveRange>>,
+    /// Values beyond the usual, by who put them.
+    pub large_values: Option<Vec<LargeValue>>,
+    /// Clients by address.
+    pub clients: Option<Vec<ClientUse>>,
+    /// Times when the disk kept the log waiting.
+    pub fsync_stalls: Option<Vec<FsyncStall>>,
+}
+
+/// A range, and what it costs.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ExpensiveRange {
+    /// Where it comes from.
+    pub client: String,
+    /// Its first key, quoted.
+    pub key: String,
+    /// Its end, quoted.
+    pub range_end: String,
+    /// How often it was asked.
+    pub count: f64,
+    /// Most keys it gave.
+    pub keys_max: f64,
+    /// All bytes it gave.
+    pub bytes_total: f64,
+    /// Longest it took.
+    pub seconds_max: f64,
+    /// When it was last asked, in milliseconds since 1970.
+    pub last_unix_ms: f64,
+}
+
+/// A value that was put.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LargeValue {
+    /// Where it came from.
+    pub client: String,
+    /// Its key, quoted.
+    pub key: String,
+    /// Its size.
+    pub bytes: f64,
+    /// When it was last put, in milliseconds since 1970.
+    pub last_unix_ms: f64,
+}
+
+/// What clients at one address do.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ClientUse {
+    /// Where they are.
+    pub address: String,
+    /// Open connections.
+    pub connections: f64,
+    /// Requests so far.
+    pub requests: f64,
+    /// Open watches.
+    pub watches: f64,
+    /// Leases kept alive.
+    pub leases: f64,
+    /// Authentications so far.
+    pub authentications: f64,
+}
+
+/// One wait.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct FsyncStall {
+    /// When, in milliseconds since 1970.
+    pub unix_ms: f64,
+    /// How long.
+    pub seconds: f64,
+}
+
+/// How many entries of each list are taken.
+const ENTRIES_MAX: usize = 10_000;
+/// How long a text of the page may be, in characters; a key may be as long as a request.
+const TEXT_MAX: usize = 120;
+
+impl Page {
+    /// Reads the page.
+    ///
+    /// # Errors
+    /// It is no JSON object.
+    pub fn read(text: &[u8]) -> Result<Page, String> {
+        let value: Value = serde_json::from_slice(text).map_err(|error| format!("not JSON: {error}"))?;
+        if !value.is_object() {
+            return Err("not a JSON object".to_owned());
+        }
+        Ok(Page {
+            version: value.get("version").and_then(Value::as_str).map(shortened),
+            member_id: value.get("member_id").and_then(Value::as_str).map(shortened),
+            clock_unix_ns: value.get("clock_unix_ns").and_then(Value::as_i64),
+            uptime_seconds: value.get("uptime_seconds").and_then(Value::as_f64),
+            expensive_ranges: list(&value, "expensive_ranges", |entry| ExpensiveRange {
+                client: text_of(entry, "client"),
+                key: text_of(entry, "key"),
+                range_end: text_of(entry, "range_end"),
+                count: number_of(entry, "count"),
+                keys_max: number_of(entry, "keys_max"),
+                bytes_total: number_of(entry, "bytes_total"),
+                seconds_max: number_of(entry, "seconds_max"),
+                last_unix_ms: number_of(entry, "last_unix_ms"),
+            }),
+            large_values: list(&value, "large_values", |entry| LargeValue {
+                client: text_of(entry, "client"),
+                key: text_of(entry, "key"),
+                bytes: number_of(entry, "bytes"),
+                last_unix_ms: number_of(entry, "last_unix_ms"),
+            }),
+            clients: list(&value, "clients", |entry| ClientUse {
+                address: text_of(entry, "address"),
+                connections: number_of(entry, "connections"),
+                requests: number_of(entry, "requests"),
+                watches: number_of(entry, "watches"),
+                leases: number_of(entry, "leases"),
+                authentications: number_of(entry, "authentications"),
+            }),
+            fsync_stalls: list(&value, "fsync_stalls", |entry| FsyncStall {
+                unix_ms: number_of(entry, "unix_ms"),
+                seconds: number_of(entry, "seconds"),
+            }),
+        })
+    }
+
+    /// Whether a list of this name is there.
+    pub fn has(&self, list: &str) -> bool {
+        match list {
+            "expensive_ranges" => self.expensive_ranges.is_some(),
+            "large_values" => self.large_values.is_some(),
+            "clients" => self.clients.is_some(),
+            "fsync_stalls" => self.fsync_stalls.is_some(),
+            _ => false,
+        }
+    }
+}
+
+fn list<T>(page: &Value, name: &str, entry: impl Fn(&Value) -> T) -> Option<Vec<T>> {
+    let entries = page.get(name)?.as_array()?;
+    Some(entries.iter().filter(|entry| entry.is_object()).take(ENTRIES_MAX).map(entry).collect())
+}
+
+fn text_of(entry: &Value, name: &str) -> String {
+    entry.get(name).and_then(Value::as_str).map(shortened).unwrap_or_default()
+}
+
+/// What a terminal can take: no control characters, and not too long.
+fn shortened(text: &str) -> String {
+    let clean = |c: char| if c.is_control() { '\u{fffd}' } else { c };
+    let mut short: String = text.chars().take(TEXT_MAX).map(clean).collect();
+    if text.chars().nth(TEXT_MAX).is_some() {
+        short.push('…');
+    }
+    short
+}
+
+fn number_of(entry: &Value, name: &str) -> f64 {
+    entry.get(name).and_then(Value::as_f64).filter(|number| number.is_finite()).unwrap_or(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_read_and_what_is_absent_stays_so() {
+        let page = Page::read(
+            br#"{"version":"0.1.0","member_id":"ab","clock_unix_ns":1700000000123456789,"uptime_seconds":2.5,
+                "clients":[{"address":"10.0.0.1","connections":2,"requests":7,"watches":1,"leases":0,"authentications":3}],
+                "fsync_stalls":[{"unix_ms":5,"seconds":1.5},"x"]}"#,
+        )
+        .unwrap();
+        assert_eq!(page.clock_unix_ns, Some(1_700_000_000_123_456_789));
+        assert_eq!(page.clients.as_ref().map(|clients| clients[0].authentications), Some(3.0));
+        assert_eq!(page.fsync_stalls, Some(vec![FsyncStall { unix_ms: 5.0, seconds: 1.5 }]));
+        assert!(page.has("clients") && !page.has("expensive_ranges") && !page.has("nonsense"));
+    }
+
+    #[test]
+    fn hostile_pages_are_read_or_refused() {
+        assert!(Page::read(b"").is_err());
+        assert!(Page::read(b"[1]").is_err());
+        assert!(Page::read(&[b'['; 100_000]).is_err());
+        let odd = Page::read(
+            "{\"version\":\"\u{1b}[2J\",\"clock_unix_ns\":1e300,\"clients\":{},\"large_values\":[{\"bytes\":\"x\",\"key\":5},null],\
+             \"fsync_stalls\":[{\"seconds\":-1e308}]}"
+                .as_bytes(),
+        );
+        // The escape is no JSON.
+        assert!(odd.is_err());
+        let odd = Page::read(br#"{"version":"\u001b[2J","clock_unix_ns":1e300,"clients":{},"large_values":[{"bytes":"x","key":5},null]}"#)
+            .unwrap();
+        assert_eq!(odd.version.as_deref(), Some("\u{fffd}[2J"));
+        assert_eq!((odd.clock_unix_ns, odd.clients), (None, None));
+        assert_eq!(odd.large_values, Some(vec![LargeValue::default()]));
+        let long = format!(r#"{{"large_values":[{{"key":"{}"}}]}}"#, "k".repeat(5000));
+        let key = Page::read(long.as_bytes()).unwrap().large_values.unwrap()[0].key.chars().count();
+        assert_eq!(key, TEXT_MAX + 1);
+    }
+}

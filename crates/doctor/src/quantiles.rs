@@ -1,0 +1,43 @@
+//! Times that were measured one by one.
+
+/// Measured times in seconds, sorted.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Quantiles {
+    sorted: Vec<f64>,
+}
+
+impl Quantiles {
+    /// Of these times, in any order.
+    pub fn of(mut times: Vec<f64>) -> Quantiles {
+        times.sort_by(f64::total_cmp);
+        Quantiles { sorted: times }
+    }
+
+    /// How many.
+    pub fn count(&self) -> usize {
+        self.sorted.len()
+    }
+
+    /// The least time that this share of all does not exceed (nearest rank); 0 of none.
+    pub fn at(&self, share: f64) -> f64 {
+        let rank = (share * self.sorted.len() as f64).ceil() as usize;
+        self.sorted.get(rank.saturating_sub(1)).or(self.sorted.last()).copied().unwrap_or(0.0)
+    }
+
+    /// The longest; 0 of none.
+    pub fn max(&self) -> f64 {
+        self.sorted.last().copied().unwrap_or(0.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nearest_ranks() {
+        let times = Quantiles::of((1..=100).rev().map(f64::from).collect());
+        assert_eq!((times.at(0.5), times.at(0.99), times.at(0.999), times.max()), (50.0, 99.0, 100.0, 100.0));
+        assert_eq!((Quantiles::default().at(0.99), Quantiles::of(vec![7.0]).at(0.0)), (0.0, 7.0));
+    }
+}

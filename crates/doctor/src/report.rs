@@ -1,0 +1,207 @@
+//! The report, for people and for machines.
+
+use std::fmt::Write as _;
+
+use cli::json;
+
+use crate::evidence::Evidence;
+use crate::finding::{Finding, Severity};
+use crate::limits::Limits;
+use crate::rule::{Blind, Rule, out_of_sight};
+
+/// What was found, and what was not looked at.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// The members looked at: label, version or the reason why none is known.
+    pub members: Vec<(String, String)>,
+    /// How long rates were watched, in seconds.
+    pub seconds: f64,
+    /// How many rules were judged.
+    pub rules: usize,
+    /// The worst first.
+    pub findings: Vec<Finding>,
+    /// What could not be looked at.
+    pub blind: Vec<Blind>,
+}
+
+/// Width of the text.
+const COLUMNS: usize = 110;
+
+impl Report {
+    /// Judges by these rules.
+    pub fn of(evidence: &Evidence, limits: &Limits, seconds: f64, rules: &[&Rule]) -> Report {
+        let mut findings: Vec<Finding> =
+            rules.iter().filter_map(|rule| (rule.judge)(evidence, limits)).collect();
+        // Stable, so that the rules' own order holds within.
+        findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+        let blind = rules.iter().flat_map(|rule| rule.blind(evidence));
+        let blind = out_of_sight(evidence).into_iter().chain(blind).collect();
+        let member = |member: &crate::evidence::Member| {
+            let product = if member.is_mainstay() { "Mainstay, etcd " } else { "etcd " };
+            let about = match (&member.status, &member.reached) {
+                (Ok(status), _) => format!("{product}{}", status.version),
+                (Err(why), Ok(())) => format!("no status: {why}"),
+                (Err(_), Err(why)) => format!("not reached: {why}"),
+            };
+            (member.label(), about)
+        };
+        Report {
+            members: evidence.members.iter().map(member).collect(),
+            seconds,
+            rules: rules.len(),
+            findings,
+            blind,
+        }
+    }
+
+    /// The worst found.
+    pub fn severity(&self) -> Option<Severity> {
+        self.findings.iter().map(|finding| finding.severity).max()
+    }
+
+    /// For people.
+    pub fn text(&self) -> String {
+        let mut out = String::new();
+        let put = |out: &mut String, text: &str| {
+            out.push_str(text);
+            out.push('\n');
+        };
+        put(
+            &mut out,
+            &format!("Looked at {} for {:.0} s:", counted(self.members.len(), "member"), self.seconds),
+        );
+        for (label, about) in &self.members {
+            put(&mut out, &folded(&format!("{label}: {about}"), "  ", "    "));
+        }
+        let of = |severity| self.findings.iter().filter(|finding| finding.severity == severity).count();
+        let summary = match (of(Severity::Error), of(Severity::Warning)) {
+            (0, 0) => "Nothing found".to_owned(),
+            (errors, 0) => counted(errors, "error"),
+            (0, warnings) => counted(warnings, "warning"),
+            (errors, warnings) => format!("{}, {}", counted(errors, "error"), counted(warnings, "warning")),
+        };
+        put(&mut out, &format!("{summary}, by {}.", counted(self.rules, "rule")));
+        for finding in &self.findings {
+            out.push('\n');
+            put(
+                &mut out,
+                &format!("{} {}: {}", finding.severity.word().to_uppercase(), finding.name, finding.title),
+            );
+            for fact in &finding.facts {
+                let text = match &fact.member {
+                    Some(member) => format!("{member}: {}", fact.text),
+                    None => fact.text.clone(),
+                };
+                put(&mut out, &folded(&text, "  ", "    "));
+            }
+            put(&mut out, &folded(finding.meaning, "  Means: ", "    "));
+            for remedy in &finding.remedies {
+                put(&mut out, &folded(remedy, "  Do: ", "    "));
+            }
+        }
+        if !self.blind.is_empty() {
+            out.push_str("\nNot looked at:\n");
+            // Rules that lack the same thing share a line.
+            let mut told: Vec<(&Blind, Vec<&str>)> = Vec::new();
+            for blind in &self.blind {
+                let same = |known: &&Blind| known.members == blind.members && known.because == blind.because;
+                match told.iter_mut().find(|(known, _)| same(known)) {
+                    Some((_, names)) => names.push(blind.name),
+                    None => told.push((blind, vec![blind.name])),
+                }
+            }
+            for (blind, names) in told {
+                let members = match blind.members.is_empty() {
+                    true => String::new(),
+                    false => format!(" at {}", blind.members.join(", ")),
+                };
+                let text = format!("{}{members}, because {}", names.join(", "), blind.because);
+                put(&mut out, &folded(&text, "  ", "    "));
+            }
+        }
+        out
+    }
+
+    /// For machines: one object on one line.
+    pub fn json(&self) -> String {
+        let strings = |texts: &[String]| {
+            let quoted: Vec<String> = texts.iter().map(json::string).collect();
+            format!("[{}]", quoted.join(","))
+        };
+        let mut out = format!(
+            "{{\"healthy\":{},\"seconds\":{:.3},\"rules\":{},\"members\":[",
+            self.findings.is_empty(),
+            self.seconds,
+            self.rules
+        );
+        let write = |out: &mut String, text: std::fmt::Arguments<'_>| {
+            out.write_fmt(text).expect("strings take everything");
+        };
+        for (at, (label, about)) in self.members.iter().enumerate() {
+            let comma = if at > 0 { "," } else { "" };
+            let (label, about) = (json::string(label), json::string(about));
+            write(&mut out, format_args!("{comma}{{\"member\":{label},\"about\":{about}}}"));
+        }
+        out.push_str("],\"findings\":[");
+        for (at, finding) in self.findings.iter().enumerate() {
+            let comma = if at > 0 { "," } else { "" };
+            write(
+                &mut out,
+                format_args!(
+                    "{comma}{{\"name\":{},\"severity\":\"{}\",\"title\":{},\"evidence\":[",
+                    json::string(finding.name),
+                    finding.severity.word(),
+                    json::string(&finding.title)
+                ),
+            );
+            for (at, fact) in finding.facts.iter().enumerate() {
+                let comma = if at > 0 { "," } else { "" };
+                let member = fact.member.as_ref().map_or("null".to_owned(), json::string);
+                write(
+                    &mut out,
+                    format_args!("{comma}{{\"member\":{member},\"text\":{}}}", json::string(&fact.text)),
+                );
+            }
+            let (meaning, remedies) = (json::string(finding.meaning), strings(&finding.remedies));
+            write(&mut out, format_args!("],\"meaning\":{meaning},\"remedies\":{remedies}}}"));
+        }
+        out.push_str("],\"not_looked_at\":[");
+        for (at, blind) in self.blind.iter().enumerate() {
+            let comma = if at > 0 { "," } else { "" };
+            let (name, because) = (json::string(blind.name), json::string(&blind.because));
+            let members = strings(&blind.members);
+            write(
+                &mut out,
+                format_args!("{comma}{{\"name\":{name},\"members\":{members},\"because\":{because}}}"),
+            );
+        }
+        out.push_str("]}\n");
+        out
+    }
+}
+
+fn counted(number: usize, what: &str) -> String {
+    if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
+}
+
+/// Breaks a text into lines, the first one behind `first`, the others behind `next`.
+fn folded(text: &str, first: &str, next: &str) -> String {
+    let mut out = first.to_owned();
+    let mut column = first.chars().count();
+    let mut is_first = true;
+    for word in text.split(' ') {
+        let width = word.chars().count();
+        if !is_first && column + 1 + width > COLUMNS {
+            out.push('\n');
+            out.push_str(next);
+            column = next.chars().count();
+        } else if !is_first {
+            out.push(' ');
+            column += 1;
+        }
+        out.push_str(word);
+        column += width;
+        is_first = false;
+    }
+    out
+}

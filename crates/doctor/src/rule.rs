@@ -1,0 +1,161 @@
+//! What makes a finding, and what has to be seen for it.
+
+use crate::evidence::{Evidence, Member, Metrics, OBSERVATIONS_OF_LIFE_MIN};
+use crate::finding::Finding;
+use crate::limits::Limits;
+use crate::show;
+
+/// One sort of finding.
+pub struct Rule {
+    /// Its name.
+    pub name: &'static str,
+    /// What it looks for, in a line.
+    pub about: &'static str,
+    /// What has to be seen of each member; each entry is met by any of its alternatives.
+    pub needs: &'static [&'static [Need]],
+    /// The judgement.
+    pub judge: fn(&Evidence, &Limits) -> Option<Finding>,
+}
+
+/// Something that has to be seen.
+#[derive(Clone, Copy, Debug)]
+pub enum Need {
+    /// The member's status.
+    Status,
+    /// A family of its metrics.
+    Metric(&'static str),
+    /// A family that is there only when there are other members.
+    PeerMetric(&'static str),
+    /// Enough observations in a histogram.
+    Observations(&'static str),
+    /// A list of Mainstay's page.
+    Page(&'static str),
+    /// Only etcd: for Mainstay there is nothing to look for.
+    OnlyEtcd(&'static str),
+    /// `/version`.
+    Versions,
+    /// The clock.
+    Clock,
+    /// The certificate.
+    Certificate,
+    /// Round trips from here.
+    RoundTrips,
+    /// The cluster's alarms.
+    Alarms,
+    /// Sampled keys.
+    Sample,
+}
+
+/// What could not be looked at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Blind {
+    /// The rule's name.
+    pub name: &'static str,
+    /// The members; empty: all.
+    pub members: Vec<String>,
+    /// Why not.
+    pub because: String,
+}
+
+impl Rule {
+    /// What this rule could not look at, at members that were reached.
+    pub fn blind(&self, evidence: &Evidence) -> Vec<Blind> {
+        let mut found: Vec<Blind> = Vec::new();
+        for member in evidence.members.iter().filter(|member| member.reached.is_ok()) {
+            let mut reasons: Vec<String> = Vec::new();
+            for alternatives in self.needs {
+                let missing: Vec<String> =
+                    alternatives.iter().map_while(|need| need.missing(member, evidence)).collect();
+                if missing.len() == alternatives.len() {
+                    reasons.extend(missing);
+                }
+            }
+            let mut because: Vec<String> = Vec::new();
+            for reason in reasons {
+                if !because.contains(&reason) {
+                    because.push(reason);
+                }
+            }
+            if because.is_empty() {
+                continue;
+            }
+            let because = because.join("; ");
+            match found.iter_mut().find(|blind| blind.because == because) {
+                Some(blind) => blind.members.push(member.label()),
+                None => found.push(Blind { name: self.name, members: vec![member.label()], because }),
+            }
+        }
+        for blind in &mut found {
+            if blind.members.len() == evidence.members.len() {
+                blind.members.clear();
+            }
+        }
+        found
+    }
+}
+
+/// The members that were not reached: no rule could look at them.
+pub fn out_of_sight(evidence: &Evidence) -> Vec<Blind> {
+    let unreached = evidence.members.iter().filter(|member| member.reached.is_err());
+    unreached
+        .map(|member| Blind {
+            name: "everything",
+            members: vec![member.label()],
+            because: "it was not reached".to_owned(),
+        })
+        .collect()
+}
+
+impl Need {
+    /// Why it was not seen; `None` when it was.
+    fn missing(self, member: &Member, evidence: &Evidence) -> Option<String> {
+        let of_metrics = |seen: &dyn Fn(&Metrics) -> Option<String>| match &member.metrics {
+            Ok(metrics) => seen(metrics),
+            Err(why) => Some(format!("no metrics: {why}")),
+        };
+        let has_peers = evidence.members.iter().filter(|member| member.id != 0).count() > 1;
+        let absent = |family: &str| format!("its metrics have no {family}");
+        match self {
+            Need::Status => member.status.as_ref().err().map(|why| format!("no status: {why}")),
+            Need::Metric(family) => {
+                of_metrics(&|metrics| (!metrics.after.has(family)).then(|| absent(family)))
+            }
+            Need::PeerMetric(family) => {
+                of_metrics(&|metrics| match has_peers && !metrics.after.has(family) {
+                    true => Some(absent(family)),
+                    false => None,
+                })
+            }
+            Need::Observations(family) => of_metrics(&|metrics| {
+                if metrics.observed(family, &[]).is_some() {
+                    return None;
+                }
+                let Some(all) = metrics.after.histogram(family, &[]) else { return Some(absent(family)) };
+                let (count, least) = (show::count(all.count), show::count(OBSERVATIONS_OF_LIFE_MIN));
+                Some(format!(
+                    "too few observations in {family} to judge: {count} since the start, of {least}; \
+                     repeat under load or with a longer --for"
+                ))
+            }),
+            Need::Page(list) => match &member.page {
+                Ok(page) if page.has(list) => None,
+                Ok(_) => Some(format!("its page /debug/mainstay has no {list}")),
+                Err(why) => Some(format!("no page /debug/mainstay: {why}")),
+            },
+            Need::OnlyEtcd(family) => {
+                if member.is_mainstay() {
+                    return None;
+                }
+                Need::Observations(family).missing(member, evidence)
+            }
+            Need::Versions => member.versions.as_ref().err().map(|why| format!("no /version: {why}")),
+            Need::Clock => member.clock.as_ref().err().map(|why| format!("its clock was not read: {why}")),
+            Need::Certificate => {
+                member.certificate.as_ref().err().map(|why| format!("its certificate was not seen: {why}"))
+            }
+            Need::RoundTrips => member.round_trips.as_ref().err().map(|why| format!("no round trips: {why}")),
+            Need::Alarms => evidence.alarms.as_ref().err().map(|why| format!("no list of alarms: {why}")),
+            Need::Sample => evidence.sample.as_ref().err().map(|why| format!("no keys sampled: {why}")),
+        }
+    }
+}

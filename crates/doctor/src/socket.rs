@@ -1,0 +1,150 @@
+//! What Linux knows of a TCP connection. The only unsafe code of this crate: `getsockopt` and `setsockopt`.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
+
+use tokio::net::{TcpSocket, TcpStream};
+
+/// A second hand on a connection's socket, for looking at it while another part of the program owns the stream.
+#[derive(Debug)]
+pub struct Observer {
+    socket: OwnedFd,
+    is_v6: bool,
+}
+
+/// Figures of a connection, as far as the kernel has them. Source: `struct tcp_info` of linux/tcp.h, which only grows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TcpFigures {
+    /// Largest segment sent, in bytes of payload.
+    pub segment_bytes: u32,
+    /// The path's MTU as the kernel has learned it.
+    pub path_mtu: u32,
+    /// Smoothed round trip time, in microseconds.
+    pub rtt_micros: u32,
+    /// Segments sent again.
+    pub resent: u32,
+    /// Segments with data sent, those sent again included; 0 from old kernels.
+    pub data_segments_sent: u32,
+}
+
+impl Observer {
+    /// Of this connection.
+    ///
+    /// # Errors
+    /// The process has no descriptor left.
+    pub fn of(stream: &TcpStream) -> io::Result<Observer> {
+        let is_v6 = stream.local_addr()?.is_ipv6();
+        Ok(Observer { socket: stream.as_fd().try_clone_to_owned()?, is_v6 })
+    }
+
+    /// The figures now.
+    ///
+    /// # Errors
+    /// The kernel has none.
+    pub fn figures(&self) -> io::Result<TcpFigures> {
+        let mut bytes = [0u8; 256];
+        let filled = option(self.socket.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, &mut bytes)?;
+        Ok(read_figures(&bytes[..filled]))
+    }
+
+    /// The MTU of the route, which the kernel lowers as it learns that the path's is smaller.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn mtu(&self) -> io::Result<u32> {
+        let (level, name) = match self.is_v6 {
+            true => (libc::IPPROTO_IPV6, libc::IPV6_MTU),
+            false => (libc::IPPROTO_IP, libc::IP_MTU),
+        };
+        let mut bytes = [0u8; 4];
+        option(self.socket.as_fd(), level, name, &mut bytes)?;
+        Ok(u32::from_ne_bytes(bytes))
+    }
+}
+
+/// Connects with segments no larger than this many bytes.
+///
+/// # Errors
+/// No connection.
+pub async fn connect_with_segments(to: SocketAddr, segment_bytes: i32) -> io::Result<TcpStream> {
+    let socket = if to.is_ipv6() { TcpSocket::new_v6()? } else { TcpSocket::new_v4()? };
+    let value = segment_bytes.to_ne_bytes();
+    // SAFETY: the descriptor is open as long as `socket` is; pointer and length are those of a live array of the size of a
+    // C int, which the kernel only reads.
+    let set = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_MAXSEG,
+            value.as_ptr().cast(),
+            value.len() as libc::socklen_t,
+        )
+    };
+    if set != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    socket.connect(to).await
+}
+
+/// Reads an option; how many bytes the kernel filled.
+fn option(
+    socket: BorrowedFd<'_>,
+    level: libc::c_int,
+    name: libc::c_int,
+    into: &mut [u8],
+) -> io::Result<usize> {
+    let mut length = into.len() as libc::socklen_t;
+    // SAFETY: the descriptor is open as long as it is borrowed; the kernel writes at most `length` bytes, the length of the
+    // slice, and then sets `length` to what it wrote.
+    let got = unsafe {
+        libc::getsockopt(socket.as_raw_fd(), level, name, into.as_mut_ptr().cast(), &raw mut length)
+    };
+    if got == 0 { Ok((length as usize).min(into.len())) } else { Err(io::Error::last_os_error()) }
+}
+
+fn read_figures(bytes: &[u8]) -> TcpFigures {
+    let field = |at: usize| {
+        let four = bytes.get(at..at + 4).and_then(|four| four.try_into().ok());
+        four.map_or(0, u32::from_ne_bytes)
+    };
+    TcpFigures {
+        segment_bytes: field(16),
+        path_mtu: field(60),
+        rtt_micros: field(68),
+        resent: field(100),
+        data_segments_sent: field(156),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::AsyncWriteExt as _;
+
+    #[test]
+    fn old_kernels_fill_less() {
+        let mut bytes = [0u8; 104];
+        bytes[60..64].copy_from_slice(&1500u32.to_ne_bytes());
+        let figures = read_figures(&bytes);
+        assert_eq!((figures.path_mtu, figures.data_segments_sent), (1500, 0));
+        assert_eq!(read_figures(&[]), TcpFigures::default());
+    }
+
+    #[test]
+    fn a_connection_over_loopback() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let mut stream = connect_with_segments(listener.local_addr().unwrap(), 536).await.unwrap();
+            stream.write_all(b"hello").await.unwrap();
+            let observer = Observer::of(&stream).unwrap();
+            let figures = observer.figures().unwrap();
+            assert!(figures.segment_bytes <= 536 && figures.path_mtu >= 536, "{figures:?}");
+            assert!(observer.mtu().unwrap() >= 536);
+            // The second hand does not hold the connection open against its owner's will, but can still look.
+            drop(stream);
+            assert!(observer.figures().is_ok());
+        });
+    }
+}

@@ -1,0 +1,173 @@
+//! A member that says what a script has it say: gRPC and HTTP/1.1 on one port, as etcd has them.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use api::etcdserverpb::{
+    AlarmMember, AlarmResponse, AlarmType, Member, MemberListResponse, RangeRequest, RangeResponse,
+    ResponseHeader, StatusResponse,
+};
+use api::mvccpb::KeyValue;
+use bytes::{BufMut as _, Bytes, BytesMut};
+use prost::Message as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+
+/// The script.
+#[derive(Clone, Debug, Default)]
+pub struct Script {
+    pub status: StatusResponse,
+    pub members: Vec<Member>,
+    pub alarms: Vec<AlarmMember>,
+    pub keys: Vec<(&'static str, usize)>,
+    /// The first and all later pages of metrics, as whole HTTP answers.
+    pub metrics: [Vec<u8>; 2],
+    pub page: Vec<u8>,
+    pub version: Vec<u8>,
+}
+
+/// It runs until it is dropped.
+pub struct FakeMember {
+    pub address: SocketAddr,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for FakeMember {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// An HTTP answer with a length.
+pub fn ok(headers: &str, body: &str) -> Vec<u8> {
+    format!("HTTP/1.1 200 OK\r\n{headers}Content-Length: {}\r\n\r\n{body}", body.len()).into_bytes()
+}
+
+/// An HTTP answer of another status.
+pub fn status(code: u16) -> Vec<u8> {
+    format!("HTTP/1.1 {code} x\r\nContent-Length: 0\r\n\r\n").into_bytes()
+}
+
+/// A status of the member with this id.
+pub fn status_of(id: u64, version: &str, leader: u64) -> StatusResponse {
+    StatusResponse {
+        header: Some(ResponseHeader { cluster_id: 9, member_id: id, revision: 5, raft_term: 2 }),
+        version: version.to_owned(),
+        db_size: 100_000,
+        db_size_in_use: 90_000,
+        leader,
+        raft_index: 10,
+        raft_term: 2,
+        raft_applied_index: 10,
+        ..StatusResponse::default()
+    }
+}
+
+pub fn no_space(member_id: u64) -> AlarmMember {
+    AlarmMember { member_id, alarm: AlarmType::Nospace as i32 }
+}
+
+impl FakeMember {
+    /// Listens first, so that the script may name the address.
+    pub async fn start(script: impl FnOnce(SocketAddr) -> Script) -> FakeMember {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let script = Arc::new(script(address));
+        let asked = Arc::new(AtomicUsize::new(0));
+        let task = tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(serve(stream, script.clone(), asked.clone()));
+            }
+        });
+        FakeMember { address, task }
+    }
+}
+
+async fn serve(mut stream: TcpStream, script: Arc<Script>, asked: Arc<AtomicUsize>) {
+    let mut first = [0; 3];
+    // The kernel may deliver less at first; three bytes come in one piece on loopback.
+    if stream.peek(&mut first).await.is_err() {
+        return;
+    }
+    if &first == b"PRI" {
+        let Ok(mut connection) = h2::server::handshake(stream).await else { return };
+        while let Some(Ok((request, respond))) = connection.accept().await {
+            tokio::spawn(call(request, respond, script.clone()));
+        }
+        return;
+    }
+    let mut request = Vec::new();
+    while !request.windows(4).any(|four| four == b"\r\n\r\n") {
+        if !matches!(stream.read_buf(&mut request).await, Ok(1..)) {
+            return;
+        }
+    }
+    let line = String::from_utf8_lossy(&request).into_owned();
+    let answer = match line.split(' ').nth(1) {
+        Some("/metrics") => script.metrics[asked.fetch_add(1, Ordering::Relaxed).min(1)].clone(),
+        Some("/debug/mainstay") => script.page.clone(),
+        Some("/version") => script.version.clone(),
+        _ => status(404),
+    };
+    // Its reader may have had enough.
+    let _ = stream.write_all(&answer).await;
+    let _ = stream.shutdown().await;
+}
+
+async fn call(
+    request: http::Request<h2::RecvStream>,
+    mut respond: h2::server::SendResponse<Bytes>,
+    script: Arc<Script>,
+) {
+    let path = request.uri().path().to_owned();
+    let mut body = request.into_body();
+    let mut message = BytesMut::new();
+    while let Some(Ok(part)) = body.data().await {
+        let _ = body.flow_control().release_capacity(part.len());
+        message.extend_from_slice(&part);
+    }
+    let answer = match path.as_str() {
+        "/etcdserverpb.Maintenance/Status" => script.status.encode_to_vec(),
+        "/etcdserverpb.Maintenance/Alarm" => {
+            AlarmResponse { header: None, alarms: script.alarms.clone() }.encode_to_vec()
+        }
+        "/etcdserverpb.Cluster/MemberList" => {
+            MemberListResponse { header: None, members: script.members.clone() }.encode_to_vec()
+        }
+        "/etcdserverpb.KV/Range" => range(&script, &message[5..]).encode_to_vec(),
+        _ => {
+            let head = http::Response::builder()
+                .header("content-type", "application/grpc")
+                .header("grpc-status", "12");
+            let _ = respond.send_response(head.body(()).unwrap(), true);
+            return;
+        }
+    };
+    let head = http::Response::builder().header("content-type", "application/grpc").body(()).unwrap();
+    let Ok(mut send) = respond.send_response(head, false) else { return };
+    let mut framed = BytesMut::new();
+    framed.put_u8(0);
+    framed.put_u32(answer.len() as u32);
+    framed.extend_from_slice(&answer);
+    let _ = send.send_data(framed.freeze(), false);
+    let mut trailers = http::HeaderMap::new();
+    trailers.insert("grpc-status", http::HeaderValue::from_static("0"));
+    let _ = send.send_trailers(trailers);
+}
+
+fn range(script: &Script, message: &[u8]) -> RangeResponse {
+    let request = RangeRequest::decode(message).unwrap();
+    assert!(request.serializable && request.limit > 0, "a careful reader");
+    let behind = script.keys.iter().filter(|(key, _)| key.as_bytes() >= &request.key[..]);
+    let kvs: Vec<KeyValue> = behind
+        .clone()
+        .take(request.limit as usize)
+        .map(|(key, bytes)| KeyValue {
+            key: Bytes::from_static(key.as_bytes()),
+            value: vec![b'v'; *bytes].into(),
+            ..KeyValue::default()
+        })
+        .collect();
+    RangeResponse { header: None, more: behind.count() > kvs.len(), count: 0, kvs }
+}
