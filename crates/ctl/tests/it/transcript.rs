@@ -34,6 +34,8 @@ pub struct Case {
     shows_stdin: bool,
     aimed_at_its_server: bool,
     interrupt_at: Option<&'static str>,
+    /// A directory of this run, shown as `/DIR`.
+    directory: Option<String>,
 }
 
 impl Case {
@@ -54,6 +56,7 @@ impl Case {
             shows_stdin: true,
             aimed_at_its_server: false,
             interrupt_at: None,
+            directory: None,
         }
     }
 
@@ -84,6 +87,16 @@ impl Case {
     /// The address of the server is an argument, too.
     pub fn aimed_at_its_server(mut self) -> Case {
         self.aimed_at_its_server = true;
+        self
+    }
+
+    /// `/DIR` in the words stands for this directory.
+    pub fn within(mut self, directory: &std::path::Path) -> Case {
+        let directory = directory.to_str().unwrap();
+        for word in &mut self.words {
+            *word = word.replace("/DIR", directory);
+        }
+        self.directory = Some(directory.to_owned());
         self
     }
 
@@ -171,9 +184,13 @@ fn transcript(case: &Case, real: Option<&std::path::Path>) -> String {
         None => run_ours(case, environment),
     };
     let port = format!("127.0.0.1:{}", server.address.port());
-    let masked = |bytes: &[u8]| times_masked(&shown(bytes).replace(&port, "127.0.0.1:00000"));
+    let own = |text: String| {
+        let text = text.replace(&port, "127.0.0.1:00000");
+        case.directory.as_ref().map_or(text.clone(), |directory| text.replace(directory, "/DIR"))
+    };
+    let masked = |bytes: &[u8]| times_masked(&own(shown(bytes)));
     let mut text = String::new();
-    writeln!(text, "$ etcdctl {}", quoted(&case.words).replace(&port, "127.0.0.1:00000")).unwrap();
+    writeln!(text, "$ etcdctl {}", own(quoted(&case.words))).unwrap();
     if let Some(reason) = case.ours_alone {
         writeln!(text, "# ours alone: {reason}").unwrap();
     }
