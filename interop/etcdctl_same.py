@@ -539,7 +539,7 @@ def steps_of_usage():
     yield Step("usage: unknown flag", ["get", "--foo"])
     yield Step("usage: bad number", ["get", "--limit=x", "a"])
     yield Step("usage: ambiguous", ["m", "list"])
-    yield Step("usage: prefix", ["mem", "li"])
+    yield Step("usage: prefix", ["le", "li", "-w", "table"])
     yield Step("usage: shell", ["completion", "tcsh"])
     yield Step("env endpoint conflict", ["get", "a", "--endpoints", "@EP@"], masks=[])
     yield Step("env format", ["get", "missing"], env={"ETCDCTL_WRITE_OUT": "json"})
