@@ -112,7 +112,10 @@ impl Call {
     ///
     /// # Errors
     /// As [`Call::limit`].
-    pub(crate) async fn limited<T>(&self, work: impl Future<Output = Result<T, Status>>) -> Result<T, Failure> {
+    pub(crate) async fn limited<T>(
+        &self,
+        work: impl Future<Output = Result<T, Status>>,
+    ) -> Result<T, Failure> {
         Ok(self.limit(work).await?)
     }
 

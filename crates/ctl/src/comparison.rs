@@ -49,7 +49,9 @@ pub fn comparison(line: &[u8]) -> Result<Compare, String> {
         b"<" => CompareResult::Less,
         unknown => {
             let unknown = String::from_utf8_lossy(unknown);
-            return Err(format!("malformed comparison: {shown} (unknown operator {unknown}; use =, !=, < or >)"));
+            return Err(format!(
+                "malformed comparison: {shown} (unknown operator {unknown}; use =, !=, < or >)"
+            ));
         }
     };
     Ok(Compare {
@@ -103,13 +105,22 @@ mod tests {
     fn every_target_and_operator_is_read() {
         assert_eq!(read(r#"mod("k") > "0""#), Ok((2, 1, "k".into(), TargetUnion::ModRevision(0))));
         assert_eq!(read(r#"m("k") = "7" and more"#), Ok((2, 0, "k".into(), TargetUnion::ModRevision(7))));
-        assert_eq!(read(r#"create("a b") < "-1""#), Ok((1, 2, "a b".into(), TargetUnion::CreateRevision(-1))));
+        assert_eq!(
+            read(r#"create("a b") < "-1""#),
+            Ok((1, 2, "a b".into(), TargetUnion::CreateRevision(-1)))
+        );
         assert_eq!(read(r#"c("k") != "0""#), Ok((1, 3, "k".into(), TargetUnion::CreateRevision(0))));
         assert_eq!(read(r#"ver("k")  =  "1""#), Ok((0, 0, "k".into(), TargetUnion::Version(1))));
         assert_eq!(read(r#"version( "k") = "+1""#), Ok((0, 0, "k".into(), TargetUnion::Version(1))));
-        assert_eq!(read(r#"value("\x6b") = "v\n""#), Ok((3, 0, "k".into(), TargetUnion::Value("v\n".into()))));
+        assert_eq!(
+            read(r#"value("\x6b") = "v\n""#),
+            Ok((3, 0, "k".into(), TargetUnion::Value("v\n".into())))
+        );
         assert_eq!(read("val(`k`) < `v`"), Ok((3, 2, "k".into(), TargetUnion::Value("v".into()))));
-        assert_eq!(read(r#"lease("k") = "2be7547fbc6a5afa""#).unwrap().3, TargetUnion::Lease(0x2be7547fbc6a5afa));
+        assert_eq!(
+            read(r#"lease("k") = "2be7547fbc6a5afa""#).unwrap().3,
+            TargetUnion::Lease(0x2be7547fbc6a5afa)
+        );
     }
 
     #[test]

@@ -1,10 +1,16 @@
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use cli::Matches;
+use api::etcdserverpb as pb;
+use cli::{Kind, Matches};
 use client::discovery::Resolver;
 use client::{Client, Settings, TlsFiles, shown};
 
+use tokio::task::JoinSet;
+
+use crate::command::STATUS;
+use crate::commands::PROGRAM;
 use crate::failure::Failure;
 use crate::password;
 use crate::printer::Format;
@@ -29,6 +35,8 @@ pub(crate) struct Globals {
     insecure_transport: bool,
     files: TlsFiles,
     login: Login,
+    /// Whose members are preferred; empty for none.
+    zone: String,
 }
 
 /// Who the tool is to the cluster.
@@ -74,6 +82,10 @@ impl Globals {
     /// # Errors
     /// A flag's value is wrong, or DNS knows no endpoints.
     pub(crate) async fn read(matches: &Matches, io: &Surroundings) -> Result<Globals, Failure> {
+        if matches.flag("debug") {
+            // Nobody to tell that it cannot be told.
+            let _ = io.err.write(shown_flags(matches).as_bytes());
+        }
         let given_endpoints: Vec<String> = matches.list("endpoints").to_vec();
         let domain = matches.text("discovery-srv");
         let insecure_discovery = matches.flag("insecure-discovery");
@@ -116,6 +128,7 @@ impl Globals {
             insecure_transport: matches.flag("insecure-transport"),
             files,
             login,
+            zone: matches.text("zone").to_owned(),
         })
     }
 
@@ -124,7 +137,9 @@ impl Globals {
     /// # Errors
     /// A file for TLS is wrong.
     pub(crate) fn settings(&self, endpoints: Vec<String>) -> Result<Settings, Failure> {
-        self.settings_of(endpoints, &self.files, self.insecure_transport, &self.login)
+        let zone = Some(self.zone.clone()).filter(|zone| !zone.is_empty());
+        let settings = self.settings_of(endpoints, &self.files, self.insecure_transport, &self.login)?;
+        Ok(Settings { zone, ..settings })
     }
 
     /// As [`Globals::settings`], for another cluster with other credentials.
@@ -162,9 +177,26 @@ impl Globals {
     /// # Errors
     /// As [`Globals::settings`], or the user is refused: exit code 2.
     pub(crate) async fn connect(&self, endpoints: Vec<String>) -> Result<Client, Failure> {
-        connected(self.settings(endpoints)?).await
+        let client = connected(self.settings(endpoints)?).await?;
+        if !self.zone.is_empty() {
+            client.set_zones(self.zones(&client).await);
+        }
+        Ok(client)
     }
 
+    /// The zones that the endpoints' members state. Who does not answer soon, or states none, is in none.
+    async fn zones(&self, client: &Client) -> HashMap<String, String> {
+        let mut asked = JoinSet::new();
+        for endpoint in client.endpoints() {
+            let one = client.at(&endpoint).within(self.dial_timeout);
+            asked.spawn(async move {
+                let status = one.call::<_, pb::StatusResponse>(STATUS, &pb::StatusRequest {}).await;
+                (endpoint, status.map(|status| status.zone).unwrap_or_default())
+            });
+        }
+        let stated = asked.join_all().await;
+        stated.into_iter().filter(|(_, zone)| !zone.is_empty()).collect()
+    }
 }
 
 /// A client with these settings, authenticated.
@@ -172,11 +204,38 @@ impl Globals {
 /// # Errors
 /// The settings do not fit each other, or the user is refused: exit code 2.
 pub(crate) async fn connected(settings: Settings) -> Result<Client, Failure> {
-    let client = Client::new(settings)
-        .map_err(|error| Failure::new(Failure::BAD_CONNECTION, error.to_string()))?;
+    let client =
+        Client::new(settings).map_err(|error| Failure::new(Failure::BAD_CONNECTION, error.to_string()))?;
     let authenticated = client.authenticate().await;
     authenticated.map_err(|status| Failure::new(Failure::BAD_CONNECTION, shown(&status)))?;
     Ok(client)
+}
+
+/// Every global flag with its value, as the environment variable that would set it. Secrets are not shown.
+fn shown_flags(matches: &Matches) -> String {
+    let mut lines: Vec<String> = PROGRAM
+        .globals
+        .iter()
+        .map(|flag| {
+            let value = match flag.kind {
+                Kind::Bool => matches.flag(flag.name).to_string(),
+                Kind::Int => matches.int(flag.name).to_string(),
+                Kind::Uint => matches.uint(flag.name).to_string(),
+                Kind::Float => matches.float(flag.name).to_string(),
+                Kind::List => format!("[{}]", matches.list(flag.name).join(",")),
+                Kind::Duration => cli::go::duration(matches.duration(flag.name)),
+                Kind::Text if is_secret(flag.name) && !matches.text(flag.name).is_empty() => "***".to_owned(),
+                Kind::Text => matches.text(flag.name).to_owned(),
+            };
+            format!("ETCDCTL_{}={value}\n", flag.name.to_uppercase().replace('-', "_"))
+        })
+        .collect();
+    lines.sort();
+    lines.concat()
+}
+
+fn is_secret(flag: &str) -> bool {
+    matches!(flag, "password" | "auth-jwt-token" | "user")
 }
 
 fn bytes(matches: &Matches, name: &str) -> Option<usize> {

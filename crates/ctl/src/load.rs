@@ -83,7 +83,8 @@ impl Clients {
                     let request = requests.lock().await.recv().await;
                     let Some(request) = request else { return };
                     let start = Instant::now();
-                    let outcome = connection.call::<_, pb::PutResponse>("/etcdserverpb.KV/Put", &request).await;
+                    let outcome =
+                        connection.call::<_, pb::PutResponse>("/etcdserverpb.KV/Put", &request).await;
                     let took = start.elapsed().as_secs_f64();
                     let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
                     match outcome {

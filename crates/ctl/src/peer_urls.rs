@@ -31,7 +31,8 @@ fn check_one(url: &str) -> Result<(), String> {
         };
     }
     let scheme = scheme.to_ascii_lowercase();
-    let (is_http, is_unix) = (matches!(&scheme[..], "http" | "https"), matches!(&scheme[..], "unix" | "unixs"));
+    let (is_http, is_unix) =
+        (matches!(&scheme[..], "http" | "https"), matches!(&scheme[..], "unix" | "unixs"));
     if !is_http && !is_unix {
         return Err(format!("URL scheme must be http, https, unix, or unixs: {url}"));
     }

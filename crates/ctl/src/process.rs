@@ -53,23 +53,26 @@ impl Interruption {
     /// have a mask of their own.
     pub fn of_process() -> Interruption {
         static ONLY: OnceLock<watch::Receiver<bool>> = OnceLock::new();
-        Interruption(ONLY.get_or_init(|| {
-            let set = ending();
-            // SAFETY: the set is initialised; the old mask is not asked for.
-            let outcome = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) };
-            assert_eq!(outcome, 0, "SIG_BLOCK and the set are valid");
-            let (sender, receiver) = watch::channel(false);
-            std::thread::spawn(move || {
-                let mut signal = 0;
-                // SAFETY: the set is initialised, and `signal` outlives the call.
-                while unsafe { libc::sigwait(&set, &mut signal) } == 0 {
-                    if sender.send(true).is_err() {
-                        return;
+        Interruption(
+            ONLY.get_or_init(|| {
+                let set = ending();
+                // SAFETY: the set is initialised; the old mask is not asked for.
+                let outcome = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) };
+                assert_eq!(outcome, 0, "SIG_BLOCK and the set are valid");
+                let (sender, receiver) = watch::channel(false);
+                std::thread::spawn(move || {
+                    let mut signal = 0;
+                    // SAFETY: the set is initialised, and `signal` outlives the call.
+                    while unsafe { libc::sigwait(&set, &mut signal) } == 0 {
+                        if sender.send(true).is_err() {
+                            return;
+                        }
                     }
-                }
-            });
-            receiver
-        }).clone())
+                });
+                receiver
+            })
+            .clone(),
+        )
     }
 
     /// One that a test sends on.

@@ -10,10 +10,7 @@ pub(crate) enum First<A, B> {
 }
 
 /// Waits for whichever is ready first and drops the other; when both are, the one counts.
-pub(crate) async fn first<A, B>(
-    one: impl Future<Output = A>,
-    other: impl Future<Output = B>,
-) -> First<A, B> {
+pub(crate) async fn first<A, B>(one: impl Future<Output = A>, other: impl Future<Output = B>) -> First<A, B> {
     let (mut one, mut other) = (pin!(one), pin!(other));
     poll_fn(|context| {
         if let Poll::Ready(done) = one.as_mut().poll(context) {

@@ -10,10 +10,7 @@ use crate::failure::Failure;
 use crate::surroundings::Surroundings;
 
 /// Runs the tool in this process: `args` are the words behind its name, `environment` the variables.
-pub fn run(
-    args: &[OsString],
-    environment: impl IntoIterator<Item = (OsString, OsString)>,
-) -> ExitCode {
+pub fn run(args: &[OsString], environment: impl IntoIterator<Item = (OsString, OsString)>) -> ExitCode {
     let environment = environment.into_iter().collect();
     ExitCode::from(run_in(args, &Surroundings { environment, ..Surroundings::of_process() }))
 }
@@ -33,9 +30,10 @@ pub fn run_in(args: &[OsString], io: &Surroundings) -> u8 {
 }
 
 fn ran(args: &[OsString], io: &Surroundings) -> Result<(), Failure> {
-    let environment = io.environment.iter().filter_map(|(key, value)| {
-        Some((key.to_str()?.to_owned(), value.to_str()?.to_owned()))
-    });
+    let environment = io
+        .environment
+        .iter()
+        .filter_map(|(key, value)| Some((key.to_str()?.to_owned(), value.to_str()?.to_owned())));
     let matches = match PROGRAM.parse(args, environment) {
         Ok(Invocation::Run(matches)) => matches,
         Ok(Invocation::Help(text)) if text == PROGRAM.help(&[]) => return say(io, &help(&[])),

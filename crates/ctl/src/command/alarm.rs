@@ -4,9 +4,9 @@ use api::etcdserverpb as pb;
 use api::etcdserverpb::alarm_request::AlarmAction;
 
 use crate::call::Call;
-use client::Client;
 use crate::failure::Failure;
 use crate::printer::Answer;
+use client::Client;
 
 const ALARM: &str = "/etcdserverpb.Maintenance/Alarm";
 

@@ -3,9 +3,9 @@
 use api::etcdserverpb as pb;
 
 use crate::call::Call;
-use client::Client;
 use crate::failure::Failure;
 use crate::printer::Answer;
+use client::Client;
 
 fn no_arguments(call: &Call, name: &str) -> Result<(), Failure> {
     if call.args().is_empty() {
@@ -31,7 +31,8 @@ async fn enabled(connection: &Client) -> Result<(), api::Status> {
     let role = pb::AuthRoleAddRequest { name: root() };
     let _: pb::AuthRoleAddResponse = connection.call("/etcdserverpb.Auth/RoleAdd", &role).await?;
     let grant = pb::AuthUserGrantRoleRequest { user: root(), role: root() };
-    let _: pb::AuthUserGrantRoleResponse = connection.call("/etcdserverpb.Auth/UserGrantRole", &grant).await?;
+    let _: pb::AuthUserGrantRoleResponse =
+        connection.call("/etcdserverpb.Auth/UserGrantRole", &grant).await?;
     // A server that still misses the role will go on missing it.
     try_enable(connection).await.map_err(|status| if status == missing { missing } else { status })
 }

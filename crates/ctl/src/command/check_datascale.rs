@@ -6,9 +6,9 @@ use cli::Progress;
 
 use crate::call::Call;
 use crate::failure::Failure;
-use crate::race::{First, first};
 use crate::load::{Clients, RandomKeys, compact, connections, defragment, delete_all, refuse_if_used};
 use crate::metrics::resident_bytes;
+use crate::race::{First, first};
 
 const KEY_BYTES: usize = 512;
 const VALUE_BYTES: usize = 512;
@@ -35,8 +35,8 @@ impl Workload {
 
 pub(super) async fn check(call: &Call) -> Result<(), Failure> {
     let load = call.matches.text("load");
-    let workload = Workload::named(load)
-        .ok_or_else(|| Failure::bad_feature(format!("unknown load option {load}")))?;
+    let workload =
+        Workload::named(load).ok_or_else(|| Failure::bad_feature(format!("unknown load option {load}")))?;
     let prefix = call.matches.text("prefix");
     let mut interruption = call.io.interruption();
     let clients = connections(call, workload.clients).await?;

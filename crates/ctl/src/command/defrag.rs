@@ -6,8 +6,8 @@ use api::etcdserverpb as pb;
 
 use super::endpoint::endpoints;
 use crate::call::Call;
-use client::shown;
 use crate::failure::Failure;
+use client::shown;
 
 pub(super) async fn defrag(call: &Call) -> Result<(), Failure> {
     let mut failed = false;
@@ -16,7 +16,10 @@ pub(super) async fn defrag(call: &Call) -> Result<(), Failure> {
         let start = Instant::now();
         let request = pb::DefragmentRequest {};
         let outcome = call
-            .limit(connection.call::<_, pb::DefragmentResponse>("/etcdserverpb.Maintenance/Defragment", &request))
+            .limit(
+                connection
+                    .call::<_, pb::DefragmentResponse>("/etcdserverpb.Maintenance/Defragment", &request),
+            )
             .await;
         let took = cli::go::duration(start.elapsed());
         match outcome {

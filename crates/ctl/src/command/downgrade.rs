@@ -33,7 +33,11 @@ fn target(call: &Call) -> Result<String, Failure> {
     }
 }
 
-async fn ask(call: &Call, action: DowngradeAction, version: String) -> Result<pb::DowngradeResponse, Failure> {
+async fn ask(
+    call: &Call,
+    action: DowngradeAction,
+    version: String,
+) -> Result<pb::DowngradeResponse, Failure> {
     let request = pb::DowngradeRequest { action: action as i32, version };
     let connection = call.connect().await?;
     call.limited(connection.call("/etcdserverpb.Maintenance/Downgrade", &request)).await

@@ -7,8 +7,8 @@ use client::concurrency::{Election, ElectionError, Session};
 use super::get::RANGE;
 use crate::call::Call;
 use crate::failure::Failure;
-use crate::race::{First, first};
 use crate::printer::Answer;
+use crate::race::{First, first};
 
 /// The TTL of a candidate's lease, in seconds.
 const TTL_SECONDS: i64 = 60;

@@ -8,10 +8,10 @@ use super::alarm::alarms;
 use super::get::RANGE;
 use super::member::members;
 use crate::call::Call;
-use client::Client;
-use client::shown;
 use crate::failure::Failure;
 use crate::printer::{Answer, EndpointHealth, alarm_type};
+use client::Client;
+use client::shown;
 
 pub(crate) const STATUS: &str = "/etcdserverpb.Maintenance/Status";
 

@@ -6,10 +6,10 @@ use cli::Matches;
 use cli::go::quote;
 
 use crate::call::Call;
-use client::Client;
 use crate::failure::Failure;
 use crate::printer::{Answer, Format};
 use crate::ranges::{OPEN_END, prefix_end};
+use client::Client;
 
 pub(crate) const RANGE: &str = "/etcdserverpb.KV/Range";
 

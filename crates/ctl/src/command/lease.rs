@@ -5,17 +5,16 @@ use std::time::Duration;
 use api::etcdserverpb as pb;
 
 use crate::call::Call;
-use client::{lease, shown};
 use crate::failure::Failure;
 use crate::numbers;
 use crate::printer::{Answer, Format};
+use client::{lease, shown};
 
 pub(super) async fn grant(call: &Call) -> Result<(), Failure> {
     let [ttl] = call.args() else {
         return Err(Failure::bad_args("lease grant command needs TTL argument"));
     };
-    let ttl =
-        numbers::signed(ttl, 10).map_err(|error| Failure::bad_args(format!("bad TTL ({error})")))?;
+    let ttl = numbers::signed(ttl, 10).map_err(|error| Failure::bad_args(format!("bad TTL ({error})")))?;
     let connection = call.connect().await?;
     let request = pb::LeaseGrantRequest { ttl, id: 0 };
     let answer = call

@@ -10,9 +10,9 @@ use client::concurrency::{Mutex, MutexError, Session};
 use super::get::RANGE;
 use crate::call::Call;
 use crate::failure::Failure;
-use crate::race::{First, first};
 use crate::printer::Answer;
 use crate::program::{Program, ProgramError};
+use crate::race::{First, first};
 
 /// The lease of a lock or a candidate is revoked at the end, so that nothing of it stays behind; etcdctl leaves it to
 /// run out.
@@ -92,7 +92,9 @@ async fn under(
         let code = match &error {
             ProgramError::NotStarted(_) => Failure::ERROR,
             // A program that was killed has no code: 255, as with etcdctl.
-            ProgramError::Ended(status) => status.code().and_then(|c| u8::try_from(c).ok()).unwrap_or(u8::MAX),
+            ProgramError::Ended(status) => {
+                status.code().and_then(|c| u8::try_from(c).ok()).unwrap_or(u8::MAX)
+            }
         };
         Failure::new(code, error.to_string())
     })

@@ -5,11 +5,11 @@ use cli::go::quote;
 
 use super::get::serializable;
 use crate::call::{Call, utf8};
-use client::Client;
 use crate::failure::Failure;
 use crate::numbers;
 use crate::peer_urls;
 use crate::printer::{Answer, Format};
+use client::Client;
 
 const NO_PEER_URLS: &str = "member peer urls not provided";
 

@@ -15,8 +15,8 @@ use client::{Client, TlsFiles, WatchUpdate, Watcher};
 use super::get::RANGE;
 use crate::call::Call;
 use crate::failure::Failure;
-use crate::race::{First, first};
 use crate::globals::{Login, connected};
+use crate::race::{First, first};
 use crate::ranges::{OPEN_END, prefix_end};
 
 /// Keys read at once.
@@ -207,7 +207,9 @@ impl Mirror {
         let mut batch_bytes = 0;
         for operation in operations {
             let bytes = size(&operation);
-            if batch.len() >= self.operations_max || (!batch.is_empty() && batch_bytes + bytes > TXN_BYTES_MAX) {
+            if batch.len() >= self.operations_max
+                || (!batch.is_empty() && batch_bytes + bytes > TXN_BYTES_MAX)
+            {
                 self.commit(std::mem::take(&mut batch), progress).await?;
                 batch_bytes = 0;
             }
@@ -328,7 +330,8 @@ mod tests {
 
     #[test]
     fn prefixes_change_on_the_way() {
-        let names = |prefix: &str, target: &str| Names { prefix: prefix.into(), target_prefix: target.into() };
+        let names =
+            |prefix: &str, target: &str| Names { prefix: prefix.into(), target_prefix: target.into() };
         assert_eq!(names("/a/", "/b/").there(b"/a/x/a/"), "/b/x/a/");
         assert_eq!(names("/a/", "").there(b"/a/x"), "x");
         assert_eq!(names("", "").there(b"x"), "x");

@@ -26,6 +26,7 @@ mod watch_arguments;
 mod check_datascale;
 mod check_perf;
 
+pub(crate) use endpoint::STATUS;
 pub(crate) use get::RANGE;
 
 use crate::call::Call;

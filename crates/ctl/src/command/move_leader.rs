@@ -28,5 +28,8 @@ pub(super) async fn move_leader(call: &Call) -> Result<(), Failure> {
             return call.show(&Answer::MoveLeader(leader, target_id, &answer));
         }
     }
-    Err(Failure::bad_args(format!("no leader endpoint given at [{}]", call.globals().await?.endpoints.join(" "))))
+    Err(Failure::bad_args(format!(
+        "no leader endpoint given at [{}]",
+        call.globals().await?.endpoints.join(" ")
+    )))
 }

@@ -76,8 +76,7 @@ async fn fetch(connection: &Client, path: &Path) -> Result<String, String> {
     let mut part_path = path.as_os_str().to_owned();
     part_path.push(".part");
     let mut part = Part { path: part_path.into(), kept: false };
-    let opened =
-        OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&part.path);
+    let opened = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&part.path);
     let mut file = opened.map_err(|error| {
         let part = part.path.display();
         format!("could not open {part} (open {part}: {})", reason(&error))

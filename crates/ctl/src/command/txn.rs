@@ -64,8 +64,8 @@ async fn request(call: &Call, line: &[u8]) -> Result<Request, Failure> {
     if words.len() < 2 {
         return Err(invalid(format!("invalid txn compare request: {shown}")));
     }
-    let matches: Matches = commands::parse_request(&words)
-        .ok_or_else(|| invalid(format!("invalid txn request: {shown}")))?;
+    let matches: Matches =
+        commands::parse_request(&words).ok_or_else(|| invalid(format!("invalid txn request: {shown}")))?;
     Ok(match matches.path.last() {
         // Standard input holds the transaction, not values.
         Some(&"put") => Request::RequestPut(put_request(&matches, Vec::new)?),

@@ -107,9 +107,7 @@ pub(super) async fn passwd(call: &Call) -> Result<(), Failure> {
 
 pub(super) async fn grant_role(call: &Call) -> Result<(), Failure> {
     let [user, role] = call.args() else {
-        return Err(Failure::bad_args(
-            "user grant command requires user name and role name as its argument",
-        ));
+        return Err(Failure::bad_args("user grant command requires user name and role name as its argument"));
     };
     let (user, role) = (utf8(user)?, utf8(role)?);
     let connection = call.connect().await?;

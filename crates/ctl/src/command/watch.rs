@@ -14,9 +14,9 @@ use super::watch_arguments::{RangeFromEnvironment, WatchArguments, watch_argumen
 use crate::call::Call;
 use crate::commands;
 use crate::failure::Failure;
-use crate::race::{First, first};
 use crate::printer::{Answer, WatchBatch, event_type};
 use crate::program::Program;
+use crate::race::{First, first};
 use crate::ranges::{OPEN_END, prefix_end};
 use crate::words::words;
 
@@ -204,7 +204,8 @@ fn batch(response: pb::WatchResponse) -> WatchBatch {
 
 /// A watch that never was, or that the server refuses to go on with.
 fn refused(call: &Call, reason: &str) -> Result<(), Failure> {
-    let batch = WatchBatch { canceled: true, ..Default::default() };
+    let header = Some(pb::ResponseHeader::default());
+    let batch = WatchBatch { header, canceled: true, ..Default::default() };
     call.warn(format!("watch was canceled ({reason})"));
     call.show(&Answer::Watch(&batch))
 }
@@ -228,7 +229,7 @@ async fn run_for_each(call: &Call, batch: &WatchBatch, program: &[Vec<u8>]) -> R
             run.variable(key, OsString::from_vec(value));
         }
         if let Err(error) = run.run(&call.io).await {
-            let words: Vec<String> = program.iter().map(|word| quote(word)).collect();
+            let words: Vec<String> = program.iter().map(quote).collect();
             call.warn(format!("command [{}] error ({error})", words.join(" ")));
             return Err(Failure::said(Failure::ERROR));
         }

@@ -21,16 +21,14 @@ fn value(hex: bool, answer: &Answer<'_>) -> String {
         Answer::Put(r) => put(r),
         Answer::Del(r) => delete(r),
         Answer::Txn(r) => txn(r),
-        Answer::Watch(batch) => {
-            Object::new()
-                .raw("Header", batch.header.as_ref().map_or_else(null, header))
-                .raw("Events", slice(&batch.events, event))
-                .raw("CompactRevision", batch.compact_revision.to_string())
-                .raw("Canceled", batch.canceled.to_string())
-                .raw("Created", batch.created.to_string())
-                .raw("CancelReason", json::string(&batch.cancel_reason))
-                .end()
-        }
+        Answer::Watch(batch) => Object::new()
+            .raw("Header", batch.header.as_ref().map_or_else(null, header))
+            .raw("Events", slice(&batch.events, event))
+            .raw("CompactRevision", batch.compact_revision.to_string())
+            .raw("Canceled", batch.canceled.to_string())
+            .raw("Created", batch.created.to_string())
+            .raw("CancelReason", json::string(&batch.cancel_reason))
+            .end(),
         Answer::Grant(r) => flat_header(r.header.as_ref())
             .raw("ID", r.id.to_string())
             .raw("TTL", r.ttl.to_string())
@@ -226,7 +224,11 @@ fn event(event: &Event) -> String {
 }
 
 fn range(r: &pb::RangeResponse) -> String {
-    with_header(r.header.as_ref()).list("kvs", &r.kvs, pair).flag("more", r.more).number("count", r.count).end()
+    with_header(r.header.as_ref())
+        .list("kvs", &r.kvs, pair)
+        .flag("more", r.more)
+        .number("count", r.count)
+        .end()
 }
 
 fn put(r: &pb::PutResponse) -> String {
@@ -319,6 +321,8 @@ fn status(r: &pb::StatusResponse) -> String {
         .text("storageVersion", &r.storage_version)
         .number("dbSizeQuota", r.db_size_quota)
         .object("downgradeInfo", r.downgrade_info.as_ref(), downgrade)
+        // Of a Mainstay server that states one.
+        .text("zone", &r.zone)
         .end()
 }
 

@@ -105,7 +105,12 @@ pub enum Answer<'a> {
     RoleDelete(&'a str, &'a pb::AuthRoleDeleteResponse),
     RoleList(&'a pb::AuthRoleListResponse),
     RoleGrantPermission(&'a str, &'a pb::AuthRoleGrantPermissionResponse),
-    RoleRevokePermission { role: &'a str, key: &'a [u8], end: &'a [u8], answer: &'a pb::AuthRoleRevokePermissionResponse },
+    RoleRevokePermission {
+        role: &'a str,
+        key: &'a [u8],
+        end: &'a [u8],
+        answer: &'a pb::AuthRoleRevokePermissionResponse,
+    },
     UserAdd(&'a str, &'a pb::AuthUserAddResponse),
     UserGet(&'a str, &'a pb::AuthUserGetResponse),
     UserList(&'a pb::AuthUserListResponse),

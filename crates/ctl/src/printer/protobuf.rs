@@ -18,7 +18,7 @@ pub(super) fn print(out: &mut Vec<u8>, answer: &Answer<'_>) -> bool {
         Answer::Txn(r) => write(out, r),
         Answer::Watch(batch) => {
             let message = pb::WatchResponse {
-                header: batch.header.clone(),
+                header: batch.header,
                 events: batch.events.clone(),
                 compact_revision: batch.compact_revision,
                 canceled: batch.canceled,
@@ -38,7 +38,9 @@ pub(super) fn print(out: &mut Vec<u8>, answer: &Answer<'_>) -> bool {
         Answer::MemberPromote(_, r) => write(out, r),
         Answer::MemberList(r) => write(out, r),
         Answer::MoveLeader(_, _, r) => write(out, r),
-        Answer::DowngradeValidate(r) | Answer::DowngradeEnable(r) | Answer::DowngradeCancel(r) => write(out, r),
+        Answer::DowngradeValidate(r) | Answer::DowngradeEnable(r) | Answer::DowngradeCancel(r) => {
+            write(out, r)
+        }
         Answer::Alarm(r) => write(out, r),
         Answer::RoleAdd(_, r) => write(out, r),
         Answer::RoleGet(_, r) => write(out, r),

@@ -43,7 +43,9 @@ pub(super) fn members(answer: &pb::MemberListResponse) -> Vec<Vec<String>> {
 }
 
 pub(super) fn health(list: &[EndpointHealth]) -> Vec<Vec<String>> {
-    list.iter().map(|h| vec![h.endpoint.clone(), h.health.to_string(), h.took.clone(), h.error.clone()]).collect()
+    list.iter()
+        .map(|h| vec![h.endpoint.clone(), h.health.to_string(), h.took.clone(), h.error.clone()])
+        .collect()
 }
 
 pub(super) fn status(list: &[(String, pb::StatusResponse)]) -> Vec<Vec<String>> {

@@ -18,7 +18,10 @@ fn auth() {
     let script = Script::default()
         .says(&path("AuthEnable"), &enabled)
         .says(&path("AuthDisable"), &pb::AuthDisableResponse { header: header() })
-        .says(&path("AuthStatus"), &pb::AuthStatusResponse { header: header(), enabled: true, auth_revision: 4 });
+        .says(
+            &path("AuthStatus"),
+            &pb::AuthStatusResponse { header: header(), enabled: true, auth_revision: 4 },
+        );
     let no_role = "etcdserver: root user does not have root role";
     let first = Script::default()
         .fails(&path("AuthEnable"), Code::FailedPrecondition, no_role)
@@ -32,8 +35,11 @@ fn auth() {
     );
     let mut cases = Case::new("auth status", &script).in_all_formats();
     cases.extend(
-        Case::new("auth status", &Script::default().says(&path("AuthStatus"), &pb::AuthStatusResponse::default()))
-            .in_formats(&["simple", "json"]),
+        Case::new(
+            "auth status",
+            &Script::default().says(&path("AuthStatus"), &pb::AuthStatusResponse::default()),
+        )
+        .in_formats(&["simple", "json"]),
     );
     cases.push(Case::new("auth enable", &script));
     cases.push(Case::new("auth enable", &first));
@@ -61,15 +67,18 @@ fn login() {
         .says("/etcdserverpb.KV/Range", &range(Vec::new()));
     let line = "get a -w json";
     let noise = "a pipe makes stty complain";
-    check("login", vec![
-        Case::new(line, &script).with("ETCDCTL_USER", "root:a:b"),
-        Case::new("get a --user root --password pw -w json", &script),
-        Case::new("get a --user root -w json", &script).reading("typed\n").ours_alone(noise),
-        Case::new("get a --user root:no -w json", &refused),
-        Case::new("get a --user root:pw -w json", &off),
-        Case::new("get a --auth-jwt-token abc -w json", &script),
-        Case::new("get a --user root: -w json", &script),
-    ]);
+    check(
+        "login",
+        vec![
+            Case::new(line, &script).with("ETCDCTL_USER", "root:a:b"),
+            Case::new("get a --user root --password pw -w json", &script),
+            Case::new("get a --user root -w json", &script).reading("typed\n").ours_alone(noise),
+            Case::new("get a --user root:no -w json", &refused),
+            Case::new("get a --user root:pw -w json", &off),
+            Case::new("get a --auth-jwt-token abc -w json", &script),
+            Case::new("get a --user root: -w json", &script),
+        ],
+    );
 }
 
 #[test]
@@ -79,10 +88,13 @@ fn user() {
         .says(&path("UserAdd"), &pb::AuthUserAddResponse { header: header() })
         .says(&path("UserDelete"), &pb::AuthUserDeleteResponse { header: header() })
         .says(&path("UserGet"), &get)
-        .says(&path("UserList"), &pb::AuthUserListResponse {
-            header: header(),
-            users: vec!["alice".to_owned(), "root".to_owned()],
-        })
+        .says(
+            &path("UserList"),
+            &pb::AuthUserListResponse {
+                header: header(),
+                users: vec!["alice".to_owned(), "root".to_owned()],
+            },
+        )
         .says(&path("UserChangePassword"), &pb::AuthUserChangePasswordResponse { header: header() })
         .says(&path("UserGrantRole"), &pb::AuthUserGrantRoleResponse { header: header() })
         .says(&path("UserRevokeRole"), &pb::AuthUserRevokeRoleResponse { header: header() })
@@ -133,7 +145,11 @@ fn user() {
     ] {
         cases.push(Case::new(line, &script));
     }
-    let exists = Script::default().fails(&path("UserAdd"), Code::FailedPrecondition, "etcdserver: user name already exists");
+    let exists = Script::default().fails(
+        &path("UserAdd"),
+        Code::FailedPrecondition,
+        "etcdserver: user name already exists",
+    );
     cases.push(Case::new("user add alice:pw", &exists));
     check("user", cases);
 }
@@ -162,10 +178,10 @@ fn role_() {
         .says(&path("RoleAdd"), &pb::AuthRoleAddResponse { header: header() })
         .says(&path("RoleDelete"), &pb::AuthRoleDeleteResponse { header: header() })
         .says(&path("RoleGet"), &role())
-        .says(&path("RoleList"), &pb::AuthRoleListResponse {
-            header: header(),
-            roles: vec!["r1".to_owned(), "root".to_owned()],
-        })
+        .says(
+            &path("RoleList"),
+            &pb::AuthRoleListResponse { header: header(), roles: vec!["r1".to_owned(), "root".to_owned()] },
+        )
         .says(&path("RoleGrantPermission"), &pb::AuthRoleGrantPermissionResponse { header: header() })
         .says(&path("RoleRevokePermission"), &pb::AuthRoleRevokePermissionResponse { header: header() });
     let none = Script::default()

@@ -4,7 +4,7 @@ use api::Code;
 use api::etcdserverpb as pb;
 
 use crate::fake_server::Script;
-use crate::messages::{header, member_header, range};
+use crate::messages::{header, member_header, pair, range};
 use crate::transcript::{Case, check};
 
 const CLUSTER: &str = "/etcdserverpb.Cluster";
@@ -21,7 +21,10 @@ fn members() -> Vec<pb::Member> {
     vec![
         member(0x8e9e05c52164694d, "default", "10.0.0.1"),
         pb::Member { is_learner: true, ..member(0xced000fda4d05edf, "", "10.0.0.2") },
-        pb::Member { peer_urls: vec!["http://a:1".to_owned(), "http://b:2".to_owned()], ..member(7, "seven", "10.0.0.3") },
+        pb::Member {
+            peer_urls: vec!["http://a:1".to_owned(), "http://b:2".to_owned()],
+            ..member(7, "seven", "10.0.0.3")
+        },
     ]
 }
 
@@ -36,9 +39,18 @@ fn member() {
     let script = Script::default()
         .says(&format!("{CLUSTER}/MemberList"), &list)
         .says(&format!("{CLUSTER}/MemberAdd"), &added(false))
-        .says(&format!("{CLUSTER}/MemberRemove"), &pb::MemberRemoveResponse { header: member_header(), members: members() })
-        .says(&format!("{CLUSTER}/MemberUpdate"), &pb::MemberUpdateResponse { header: member_header(), members: members() })
-        .says(&format!("{CLUSTER}/MemberPromote"), &pb::MemberPromoteResponse { header: member_header(), members: members() });
+        .says(
+            &format!("{CLUSTER}/MemberRemove"),
+            &pb::MemberRemoveResponse { header: member_header(), members: members() },
+        )
+        .says(
+            &format!("{CLUSTER}/MemberUpdate"),
+            &pb::MemberUpdateResponse { header: member_header(), members: members() },
+        )
+        .says(
+            &format!("{CLUSTER}/MemberPromote"),
+            &pb::MemberPromoteResponse { header: member_header(), members: members() },
+        );
     let learner = Script::default().says(&format!("{CLUSTER}/MemberAdd"), &added(true));
     let mut cases = Vec::new();
     for line in [
@@ -97,6 +109,7 @@ fn status() -> pb::StatusResponse {
         storage_version: "3.7.0".to_owned(),
         db_size_quota: 2_147_483_648,
         downgrade_info: Some(pb::DowngradeInfo::default()),
+        ..Default::default()
     }
 }
 
@@ -113,16 +126,25 @@ fn endpoint() {
         downgrade_info: Some(pb::DowngradeInfo { enabled: true, target_version: "3.6.0".to_owned() }),
         ..status()
     };
-    let old = pb::StatusResponse { db_size_quota: 0, storage_version: String::new(), downgrade_info: None, ..status() };
-    let hash = pb::HashKvResponse { header: header(), hash: 4_064_120_424, compact_revision: 5, hash_revision: 42 };
+    let old = pb::StatusResponse {
+        db_size_quota: 0,
+        storage_version: String::new(),
+        downgrade_info: None,
+        ..status()
+    };
+    let hash =
+        pb::HashKvResponse { header: header(), hash: 4_064_120_424, compact_revision: 5, hash_revision: 42 };
     let healthy = Script::default()
         .says(range_path, &range(Vec::new()))
         .says(&alarm_path, &pb::AlarmResponse { header: header(), alarms: Vec::new() });
     let mut cases = Vec::new();
     for answer in [status(), troubled, old] {
-        cases.extend(Case::new("endpoint status", &Script::default().says(&status_path, &answer)).in_all_formats());
+        cases.extend(
+            Case::new("endpoint status", &Script::default().says(&status_path, &answer)).in_all_formats(),
+        );
     }
-    let refused = Script::default().fails(&status_path, Code::PermissionDenied, "etcdserver: permission denied");
+    let refused =
+        Script::default().fails(&status_path, Code::PermissionDenied, "etcdserver: permission denied");
     cases.extend(Case::new("endpoint status", &refused).in_all_formats());
     let empty = Script::default().says(&status_path, &pb::StatusResponse { db_size: 0, ..status() });
     cases.push(Case::new("endpoint status", &empty).ours_alone("real etcdctl crashes (divides by zero)"));
@@ -134,9 +156,12 @@ fn endpoint() {
             .in_formats(&["simple", "json", "table"]),
     );
     // A table's width depends on the time that the read took.
-    cases.extend(Case::new("endpoint health", &healthy).in_formats(&["simple", "fields", "json", "protobuf"]));
+    cases
+        .extend(Case::new("endpoint health", &healthy).in_formats(&["simple", "fields", "json", "protobuf"]));
     let denied = healthy.clone();
-    let denied = Script::default().fails(range_path, Code::PermissionDenied, "etcdserver: permission denied").and(denied);
+    let denied = Script::default()
+        .fails(range_path, Code::PermissionDenied, "etcdserver: permission denied")
+        .and(denied);
     cases.push(Case::new("endpoint health", &denied));
     let alarm = |member_id, alarm| pb::AlarmMember { member_id, alarm };
     let alarmed = Script::default().says(range_path, &range(Vec::new())).says(
@@ -144,13 +169,19 @@ fn endpoint() {
         &pb::AlarmResponse { header: header(), alarms: vec![alarm(1, 1), alarm(2, 2), alarm(3, 9)] },
     );
     cases.extend(Case::new("endpoint health", &alarmed).in_formats(&["simple", "fields", "json"]));
-    let untold = Script::default()
-        .says(range_path, &range(Vec::new()))
-        .fails(&alarm_path, Code::PermissionDenied, "etcdserver: permission denied");
+    let untold = Script::default().says(range_path, &range(Vec::new())).fails(
+        &alarm_path,
+        Code::PermissionDenied,
+        "etcdserver: permission denied",
+    );
     cases.push(Case::new("endpoint health", &untold));
     let sick = Script::default().fails(range_path, Code::DataLoss, "etcdserver: corrupt cluster");
     cases.extend(Case::new("endpoint health", &sick).in_formats(&["simple", "json"]));
-    let unlisted = Script::default().fails("/etcdserverpb.Cluster/MemberList", Code::PermissionDenied, "etcdserver: permission denied");
+    let unlisted = Script::default().fails(
+        "/etcdserverpb.Cluster/MemberList",
+        Code::PermissionDenied,
+        "etcdserver: permission denied",
+    );
     cases.push(Case::new("endpoint status --cluster", &unlisted));
     check("endpoint", cases);
 }
@@ -213,6 +244,24 @@ fn maintenance() {
     cases.push(Case::of(["downgrade", "validate", ""], &script));
     let path = format!("{MAINTENANCE}/Downgrade");
     let invalid = "etcdserver: invalid downgrade target version";
-    cases.push(Case::new("downgrade validate 3.0", &Script::default().fails(&path, Code::InvalidArgument, invalid)));
+    cases.push(Case::new(
+        "downgrade validate 3.0",
+        &Script::default().fails(&path, Code::InvalidArgument, invalid),
+    ));
     check("maintenance", cases);
+}
+
+#[test]
+fn check_() {
+    let used =
+        Script::default().says("/etcdserverpb.KV/Range", &range(vec![pair(b"/etcdctl-check-perf/x", b"")]));
+    let cases = vec![
+        Case::new("check", &used).ours_alone("real etcdctl has no example"),
+        Case::new("check perf --load=xxl", &used),
+        Case::new("check datascale --load=xxl", &used),
+        Case::new("check perf", &used),
+        Case::new("check perf --load=medium --prefix=/p/", &used),
+        Case::new("check datascale", &used),
+    ];
+    check("check", cases);
 }

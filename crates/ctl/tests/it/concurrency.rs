@@ -24,7 +24,10 @@ fn alone(kv: &[u8]) -> Script {
         .streams("/etcdserverpb.Lease/LeaseKeepAlive", &[renewed], false)
         .says("/etcdserverpb.Lease/LeaseRevoke", &pb::LeaseRevokeResponse { header: header() })
         .says("/etcdserverpb.KV/Txn", &taken)
-        .says("/etcdserverpb.KV/DeleteRange", &pb::DeleteRangeResponse { header: header(), deleted: 1, prev_kvs: Vec::new() })
+        .says(
+            "/etcdserverpb.KV/DeleteRange",
+            &pb::DeleteRangeResponse { header: header(), deleted: 1, prev_kvs: Vec::new() },
+        )
         // The first look is for older keys, which an election takes; the next is for our own.
         .says("/etcdserverpb.KV/Range", &range(Vec::new()))
         .says("/etcdserverpb.KV/Range", &range(vec![pair(kv, b"p")]))
@@ -73,7 +76,8 @@ fn elect() {
     for line in ["elect", "elect e", "elect -l e p", "elect a b c"] {
         cases.push(Case::new(line, &script));
     }
-    let watched = Script::default().says("/etcdserverpb.KV/Range", &range(vec![pair(b"e/7b", b"p")]))
+    let watched = Script::default()
+        .says("/etcdserverpb.KV/Range", &range(vec![pair(b"e/7b", b"p")]))
         .streams("/etcdserverpb.Watch/Watch", &[created()], false)
         .and(alone(b""));
     let observing = Case::new("elect -l e", &watched).without_requests().interrupted_at("p\n");

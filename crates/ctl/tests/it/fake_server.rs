@@ -29,7 +29,10 @@ pub struct Script {
 impl Script {
     /// One message, and the call ends well.
     pub fn says(mut self, path: &str, message: &impl Message) -> Script {
-        self.push(path, Reply { messages: vec![message.encode_to_vec()], end: Some((Code::Ok, String::new())) });
+        self.push(
+            path,
+            Reply { messages: vec![message.encode_to_vec()], end: Some((Code::Ok, String::new())) },
+        );
         self
     }
 
@@ -69,16 +72,19 @@ impl Script {
     }
 }
 
+/// Path and message of each request.
+type Requests = Arc<Mutex<Vec<(String, Vec<u8>)>>>;
+
 /// The running server; it ends when this is dropped.
 pub struct FakeServer {
     pub address: SocketAddr,
-    requests: Arc<Mutex<Vec<(String, Vec<u8>)>>>,
+    requests: Requests,
     _stop: std::sync::mpsc::Sender<()>,
 }
 
 impl FakeServer {
     pub fn start(script: Script) -> FakeServer {
-        let requests = Arc::<Mutex<Vec<(String, Vec<u8>)>>>::default();
+        let requests = Requests::default();
         let (seen, script) = (requests.clone(), Arc::new(Mutex::new(script)));
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
         listener.set_nonblocking(true).unwrap();
@@ -107,7 +113,7 @@ impl FakeServer {
     }
 }
 
-async fn serve(socket: TcpStream, script: Arc<Mutex<Script>>, seen: Arc<Mutex<Vec<(String, Vec<u8>)>>>) {
+async fn serve(socket: TcpStream, script: Arc<Mutex<Script>>, seen: Requests) {
     let Ok(mut connection) = h2::server::handshake(socket).await else { return };
     while let Some(Ok((request, respond))) = connection.accept().await {
         tokio::spawn(answer(request, respond, script.clone(), seen.clone()));
@@ -118,7 +124,7 @@ async fn answer(
     request: Request<RecvStream>,
     mut respond: SendResponse<Bytes>,
     script: Arc<Mutex<Script>>,
-    seen: Arc<Mutex<Vec<(String, Vec<u8>)>>>,
+    seen: Requests,
 ) {
     let path = request.uri().path().to_owned();
     let mut body = request.into_body();

@@ -28,8 +28,12 @@ fn get() {
     let nothing = Script::default().says(RANGE, &range(Vec::new()));
     let refused = |code, text: &str| Script::default().fails(RANGE, code, text);
     let pieces = [
-        pb::RangeStreamResponse { range_response: Some(pb::RangeResponse { header: None, ..range(vec![pair(b"a", b"1")]) }) },
-        pb::RangeStreamResponse { range_response: Some(pb::RangeResponse { count: 2, ..range(vec![pair(b"b", b"2")]) }) },
+        pb::RangeStreamResponse {
+            range_response: Some(pb::RangeResponse { header: None, ..range(vec![pair(b"a", b"1")]) }),
+        },
+        pb::RangeStreamResponse {
+            range_response: Some(pb::RangeResponse { count: 2, ..range(vec![pair(b"b", b"2")]) }),
+        },
     ];
     let streamed = Script::default().streams("/etcdserverpb.KV/RangeStream", &pieces, true);
     let mut cases = Case::new("get a", &script).in_all_formats();
@@ -103,7 +107,8 @@ fn put_() {
         cases.push(Case::new(line, &script));
     }
     cases.push(Case::new("put a", &script).reading(vec![b'x'; 3 << 20]).without_stdin());
-    let full = Script::default().fails(PUT, Code::ResourceExhausted, "etcdserver: mvcc: database space exceeded");
+    let full =
+        Script::default().fails(PUT, Code::ResourceExhausted, "etcdserver: mvcc: database space exceeded");
     cases.push(Case::new("put a 1", &full));
     check("put", cases);
 }
@@ -114,7 +119,8 @@ fn del() {
         let answer = pb::DeleteRangeResponse { header: header(), deleted: 3, prev_kvs: kvs };
         Script::default().says(DELETE, &answer)
     };
-    let none = Script::default().says(DELETE, &pb::DeleteRangeResponse { header: header(), ..Default::default() });
+    let none =
+        Script::default().says(DELETE, &pb::DeleteRangeResponse { header: header(), ..Default::default() });
     let mut cases = Case::new("del a", &none).in_all_formats();
     cases.extend(Case::new("del --prefix a --prev-kv", &deleted(awkward())).in_all_formats());
     cases.push(Case::new("del --prefix a --prev-kv --hex", &deleted(awkward())));
@@ -136,7 +142,10 @@ fn txn() {
         header: header(),
         succeeded,
         responses: vec![
-            op(Response::ResponsePut(pb::PutResponse { header: inner_header(), prev_kv: Some(pair(b"a", b"0")) })),
+            op(Response::ResponsePut(pb::PutResponse {
+                header: inner_header(),
+                prev_kv: Some(pair(b"a", b"0")),
+            })),
             op(Response::ResponseRange(pb::RangeResponse { header: inner_header(), ..range(awkward()) })),
             op(Response::ResponseDeleteRange(pb::DeleteRangeResponse {
                 header: inner_header(),
@@ -177,7 +186,11 @@ fn txn() {
     let crash = "real etcdctl crashes";
     cases.push(Case::new("txn", &empty).reading("mod(\"k\") == \"1\"\n\n\n\n").ours_alone(crash));
     let lease = "lease(\"k\") = \"7b\"\n\n\n\n";
-    cases.push(Case::new("txn", &empty).reading(lease).ours_alone("real etcdctl crashes up to 3.7, and compares in 3.8"));
+    cases.push(
+        Case::new("txn", &empty)
+            .reading(lease)
+            .ours_alone("real etcdctl crashes up to 3.7, and compares in 3.8"),
+    );
     let usage = "real etcdctl prints the usage of a nameless command first";
     cases.push(Case::new("txn", &empty).reading("\nget --foo a\n\n\n").ours_alone(usage));
     let help = "real etcdctl hangs";
@@ -187,14 +200,17 @@ fn txn() {
 
 #[test]
 fn compaction() {
-    let script = Script::default().says("/etcdserverpb.KV/Compact", &pb::CompactionResponse { header: header() });
+    let script =
+        Script::default().says("/etcdserverpb.KV/Compact", &pb::CompactionResponse { header: header() });
     let past = Script::default().fails(
         "/etcdserverpb.KV/Compact",
         Code::OutOfRange,
         "etcdserver: mvcc: required revision has been compacted",
     );
     let mut cases = Case::new("compaction 12", &script).in_all_formats();
-    for line in ["compaction 12 --physical", "compaction", "compaction x", "compaction 1 2", "compaction -- -1"] {
+    for line in
+        ["compaction 12 --physical", "compaction", "compaction x", "compaction 1 2", "compaction -- -1"]
+    {
         cases.push(Case::new(line, &script));
     }
     cases.push(Case::new("compaction 1", &past));

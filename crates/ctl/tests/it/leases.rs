@@ -20,16 +20,20 @@ fn lease() {
     let script = Script::default()
         .says(GRANT, &granted)
         .says(REVOKE, &pb::LeaseRevokeResponse { header: header() })
-        .says(LIST, &pb::LeaseLeasesResponse {
-            header: header(),
-            leases: vec![pb::LeaseStatus { id: ID }, pb::LeaseStatus { id: 7 }],
-        });
+        .says(
+            LIST,
+            &pb::LeaseLeasesResponse {
+                header: header(),
+                leases: vec![pb::LeaseStatus { id: ID }, pb::LeaseStatus { id: 7 }],
+            },
+        );
     let ttl = |ttl, granted_ttl, keys: &[&'static str]| {
         let keys = keys.iter().map(|key| (*key).into()).collect();
         let answer = pb::LeaseTimeToLiveResponse { header: header(), id: ID, ttl, granted_ttl, keys };
         Script::default().says(TTL, &answer)
     };
-    let not_found = |path| Script::default().fails(path, Code::NotFound, "etcdserver: requested lease not found");
+    let not_found =
+        |path| Script::default().fails(path, Code::NotFound, "etcdserver: requested lease not found");
     let mut cases = Case::new("lease grant 60", &script).in_all_formats();
     cases.extend(Case::new("lease grant 60 --hex", &script).in_formats(&["simple", "fields", "json"]));
     for line in ["lease grant", "lease grant x", "lease grant 1 2"] {
@@ -38,7 +42,10 @@ fn lease() {
     let many = Script::default().fails(GRANT, Code::OutOfRange, "etcdserver: too large lease TTL");
     cases.push(Case::new("lease grant 9000000001", &many));
 
-    cases.extend(Case::new("lease revoke 32695410dcc0ca06", &script).in_formats(&["simple", "fields", "json", "table"]));
+    cases.extend(
+        Case::new("lease revoke 32695410dcc0ca06", &script)
+            .in_formats(&["simple", "fields", "json", "table"]),
+    );
     cases.push(
         Case::new("lease revoke 32695410dcc0ca06 -w protobuf", &script)
             .ours_alone("real etcdctl says that it cannot, with an address in memory"),
@@ -61,20 +68,22 @@ fn lease() {
 
     cases.extend(Case::new("lease list", &script).in_all_formats());
     cases.push(Case::new("lease list --hex -w fields", &script));
-    let none = Script::default().says(LIST, &pb::LeaseLeasesResponse { header: header(), leases: Vec::new() });
+    let none =
+        Script::default().says(LIST, &pb::LeaseLeasesResponse { header: header(), leases: Vec::new() });
     cases.extend(Case::new("lease list", &none).in_all_formats());
     cases.push(Case::new("lease list", &not_found(LIST)));
 
     let renewed = |ttl| pb::LeaseKeepAliveResponse { header: header(), id: ID, ttl };
     let kept = Script::default().streams(KEEP_ALIVE, &[renewed(60)], false);
     let gone = Script::default().streams(KEEP_ALIVE, &[renewed(0)], false);
-    let renewed_once = Script::default()
-        .streams(KEEP_ALIVE, &[renewed(1)], false)
-        .streams(KEEP_ALIVE, &[renewed(0)], false);
+    let renewed_once =
+        Script::default().streams(KEEP_ALIVE, &[renewed(1)], false).streams(KEEP_ALIVE, &[renewed(0)], false);
     cases.extend(Case::new("lease keep-alive --once 32695410dcc0ca06", &kept).in_all_formats());
     cases.push(Case::new("lease keep-alive --once 32695410dcc0ca06 --hex -w fields", &kept));
     cases.push(Case::new("lease keep-alive --once 32695410dcc0ca06", &gone));
-    cases.extend(Case::new("lease keep-alive 32695410dcc0ca06", &gone).in_formats(&["simple", "fields", "json"]));
+    cases.extend(
+        Case::new("lease keep-alive 32695410dcc0ca06", &gone).in_formats(&["simple", "fields", "json"]),
+    );
     let once = Case::new("lease keep-alive 32695410dcc0ca06", &renewed_once).without_requests();
     cases.extend(once.in_formats(&["simple", "fields", "json"]));
     for line in ["lease keep-alive", "lease keep-alive xyz", "lease keep-alive --once xyz"] {

@@ -15,7 +15,10 @@ const REASON: &str = "several keys per request, and progress";
 /// Source and destination are one server here: it tells them apart by what they are asked.
 fn target() -> Script {
     Script::default()
-        .says("/etcdserverpb.KV/Txn", &pb::TxnResponse { header: header(), succeeded: true, responses: Vec::new() })
+        .says(
+            "/etcdserverpb.KV/Txn",
+            &pb::TxnResponse { header: header(), succeeded: true, responses: Vec::new() },
+        )
         .says("/etcdserverpb.KV/Put", &put(None))
 }
 
@@ -44,7 +47,7 @@ fn fresh() -> Script {
 
 /// The golden text needs a destination that is the script's own: a port is not known before.
 fn cases(line: &str, script: &Script) -> Case {
-    Case::new(line, script).ours_alone(REASON).to_itself()
+    Case::new(line, script).ours_alone(REASON).aimed_at_its_server()
 }
 
 #[test]
@@ -58,22 +61,29 @@ fn mirror() {
         .and(target());
     let first = Script::default().says(RANGE, &range(Vec::new()));
     let page = pb::RangeResponse { more: false, ..range(vec![pair(b"/a/1", b"1")]) };
-    let first = first.says(RANGE, &range(Vec::new())).says(RANGE, &page).streams(WATCH, &changes(), false).and(target());
+    let first = first
+        .says(RANGE, &range(Vec::new()))
+        .says(RANGE, &page)
+        .streams(WATCH, &changes(), false)
+        .and(target());
     let other = Script::default()
         .says(RANGE, &noted("revision 42 of cluster 7"))
         .says(RANGE, &range(Vec::new()))
         .and(target());
     let nonsense = Script::default().says(RANGE, &noted("hello")).and(target());
-    check("mirror", vec![
-        cases("make-mirror --prefix /a/", &fresh()),
-        cases("make-mirror --prefix /a/ --dest-prefix /b/ --max-txn-ops=2", &fresh()),
-        cases("make-mirror --prefix /a/ --no-dest-prefix", &fresh()),
-        cases("make-mirror --prefix /a/ --rev=43", &fresh()),
-        cases(&format!("make-mirror --prefix /a/ {key}"), &first),
-        cases(&format!("make-mirror --prefix /a/ {key}"), &resumed),
-        cases(&format!("make-mirror --prefix /a/ {key}"), &other),
-        cases(&format!("make-mirror --prefix /a/ {key}"), &nonsense),
-        Case::new("make-mirror", &target()),
-        Case::new("make-mirror a:1 --dest-prefix=a --no-dest-prefix", &target()),
-    ]);
+    check(
+        "mirror",
+        vec![
+            cases("make-mirror --prefix /a/", &fresh()),
+            cases("make-mirror --prefix /a/ --dest-prefix /b/ --max-txn-ops=2", &fresh()),
+            cases("make-mirror --prefix /a/ --no-dest-prefix", &fresh()),
+            cases("make-mirror --prefix /a/ --rev=43", &fresh()),
+            cases(&format!("make-mirror --prefix /a/ {key}"), &first),
+            cases(&format!("make-mirror --prefix /a/ {key}"), &resumed),
+            cases(&format!("make-mirror --prefix /a/ {key}"), &other),
+            cases(&format!("make-mirror --prefix /a/ {key}"), &nonsense),
+            Case::new("make-mirror", &target()),
+            Case::new("make-mirror a:1 --dest-prefix=a --no-dest-prefix", &target()),
+        ],
+    );
 }

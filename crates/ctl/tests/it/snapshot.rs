@@ -13,10 +13,9 @@ use crate::transcript::{Case, check};
 
 const SNAPSHOT: &str = "/etcdserverpb.Maintenance/Snapshot";
 
-/// Where the commands of this process write, under a name that golden files can hold: tests run beside each other.
-fn directory(name: &str) -> PathBuf {
-    let directory = PathBuf::from(format!("/tmp/mainstay-ctl-{name}"));
-    let _ = std::fs::remove_dir_all(&directory);
+/// A directory of this run alone.
+fn directory() -> PathBuf {
+    let directory = std::env::temp_dir().join(format!("mainstay-ctl-{}", std::process::id()));
     std::fs::create_dir_all(&directory).unwrap();
     directory
 }
@@ -38,28 +37,35 @@ fn pieces(store: &[u8], checksum: &[u8]) -> Vec<pb::SnapshotResponse> {
 
 #[test]
 fn save() {
-    let directory = directory("save");
+    let directory = directory();
     let store: Vec<u8> = (0..4096u32).map(|n| n.to_le_bytes()[0]).collect();
     let checksum = Sha256::digest(&store);
     let good = Script::default().streams(SNAPSHOT, &pieces(&store, &checksum), true);
-    let old = pieces(&store, &checksum).into_iter().map(|p| pb::SnapshotResponse { version: String::new(), ..p });
+    let old =
+        pieces(&store, &checksum).into_iter().map(|p| pb::SnapshotResponse { version: String::new(), ..p });
     let old = Script::default().streams(SNAPSHOT, &old.collect::<Vec<_>>(), true);
     let cut = Script::default().streams(SNAPSHOT, &pieces(&store, b""), true);
-    let flipped = Script::default().streams(SNAPSHOT, &pieces(&store, &Sha256::digest(b"something else")), true);
+    let flipped =
+        Script::default().streams(SNAPSHOT, &pieces(&store, &Sha256::digest(b"something else")), true);
     let denied = Script::default().fails(SNAPSHOT, Code::PermissionDenied, "etcdserver: permission denied");
-    check("snapshot", vec![
-        Case::new("snapshot save /tmp/mainstay-ctl-save/good.db", &good),
-        Case::new("snapshot save /tmp/mainstay-ctl-save/json.db -w json", &good),
-        Case::new("snapshot save /tmp/mainstay-ctl-save/old.db --command-timeout=20s", &old),
-        Case::new("snapshot save /tmp/mainstay-ctl-save/cut.db", &cut),
-        Case::new("snapshot save /tmp/mainstay-ctl-save/flipped.db", &flipped)
-            .ours_alone("real etcdctl does not compare the checksum"),
-        Case::new("snapshot save /tmp/mainstay-ctl-save/denied.db", &denied),
-        Case::new("snapshot save /tmp/mainstay-ctl-save/no/directory.db", &good),
-        Case::new("snapshot save", &good),
-        Case::new("snapshot save a b", &good),
-        Case::new("snapshot save a --endpoints=a:1,b:2", &good),
-    ]);
+    check(
+        "snapshot",
+        [
+            Case::new("snapshot save /DIR/good.db", &good),
+            Case::new("snapshot save /DIR/json.db -w json", &good),
+            Case::new("snapshot save /DIR/old.db --command-timeout=20s", &old),
+            Case::new("snapshot save /DIR/cut.db", &cut),
+            Case::new("snapshot save /DIR/flipped.db", &flipped)
+                .ours_alone("real etcdctl does not compare the checksum"),
+            Case::new("snapshot save /DIR/denied.db", &denied),
+            Case::new("snapshot save /DIR/no/directory.db", &good),
+            Case::new("snapshot save", &good),
+            Case::new("snapshot save a b", &good),
+            Case::new("snapshot save a --endpoints=a:1,b:2", &good),
+        ]
+        .map(|case| case.within(&directory))
+        .to_vec(),
+    );
     let good = directory.join("good.db");
     assert_eq!(std::fs::read(&good).unwrap(), [&store[..], &checksum[..]].concat());
     assert_eq!(std::fs::metadata(&good).unwrap().permissions().mode() & 0o777, 0o600);

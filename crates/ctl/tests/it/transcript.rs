@@ -32,8 +32,10 @@ pub struct Case {
     ours_alone: Option<&'static str>,
     shows_requests: bool,
     shows_stdin: bool,
-    to_itself: bool,
+    aimed_at_its_server: bool,
     interrupt_at: Option<&'static str>,
+    /// A directory of this run, shown as `/DIR`.
+    directory: Option<String>,
 }
 
 impl Case {
@@ -52,8 +54,9 @@ impl Case {
             ours_alone: None,
             shows_requests: true,
             shows_stdin: true,
-            to_itself: false,
+            aimed_at_its_server: false,
             interrupt_at: None,
+            directory: None,
         }
     }
 
@@ -82,8 +85,18 @@ impl Case {
     }
 
     /// The address of the server is an argument, too.
-    pub fn to_itself(mut self) -> Case {
-        self.to_itself = true;
+    pub fn aimed_at_its_server(mut self) -> Case {
+        self.aimed_at_its_server = true;
+        self
+    }
+
+    /// `/DIR` in the words stands for this directory.
+    pub fn within(mut self, directory: &std::path::Path) -> Case {
+        let directory = directory.to_str().unwrap();
+        for word in &mut self.words {
+            *word = word.replace("/DIR", directory);
+        }
+        self.directory = Some(directory.to_owned());
         self
     }
 
@@ -153,7 +166,7 @@ pub fn check(name: &str, cases: Vec<Case>) {
 fn transcript(case: &Case, real: Option<&std::path::Path>) -> String {
     let server = FakeServer::start(case.script.clone());
     let mut case = case.clone();
-    if case.to_itself {
+    if case.aimed_at_its_server {
         case.words.push(server.address.to_string());
     }
     let case = &case;
@@ -171,9 +184,13 @@ fn transcript(case: &Case, real: Option<&std::path::Path>) -> String {
         None => run_ours(case, environment),
     };
     let port = format!("127.0.0.1:{}", server.address.port());
-    let masked = |bytes: &[u8]| times_masked(&shown(bytes).replace(&port, "127.0.0.1:00000"));
+    let own = |text: String| {
+        let text = text.replace(&port, "127.0.0.1:00000");
+        case.directory.as_ref().map_or(text.clone(), |directory| text.replace(directory, "/DIR"))
+    };
+    let masked = |bytes: &[u8]| times_masked(&own(shown(bytes)));
     let mut text = String::new();
-    writeln!(text, "$ etcdctl {}", quoted(&case.words).replace(&port, "127.0.0.1:00000")).unwrap();
+    writeln!(text, "$ etcdctl {}", own(quoted(&case.words))).unwrap();
     if let Some(reason) = case.ours_alone {
         writeln!(text, "# ours alone: {reason}").unwrap();
     }
@@ -202,7 +219,8 @@ fn transcript(case: &Case, real: Option<&std::path::Path>) -> String {
 
 fn quoted(words: &[String]) -> String {
     let word = |word: &String| {
-        let is_plain = !word.is_empty() && word.chars().all(|c| c.is_ascii_graphic() && !"'\"\\$`<>&|;()*".contains(c));
+        let is_plain =
+            !word.is_empty() && word.chars().all(|c| c.is_ascii_graphic() && !"'\"\\$`<>&|;()*".contains(c));
         if is_plain { word.clone() } else { format!("'{word}'") }
     };
     words.iter().map(word).collect::<Vec<_>>().join(" ")

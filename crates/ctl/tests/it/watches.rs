@@ -26,7 +26,8 @@ fn watch() {
     let denied = "rpc error: code = PermissionDenied desc = etcdserver: permission denied";
     // It ends by a compaction, of which both tools tell in the same words.
     let ended = story(canceled("", 13));
-    let mut cases = Case::new("watch --prefix w --rev=7 --prev-kv --progress-notify", &ended).in_all_formats();
+    let mut cases =
+        Case::new("watch --prefix w --rev=7 --prev-kv --progress-notify", &ended).in_all_formats();
     cases.push(Case::new("watch w --hex", &ended));
     let silent = "real etcdctl does not say why";
     cases.push(Case::new("watch w -w json", &story(canceled(denied, 0))).ours_alone(silent));
@@ -37,7 +38,9 @@ fn watch() {
     cases.extend(Case::new("watch w --rev=2", &compacted).in_all_formats());
     cases.push(Case::of(["watch", "--prefix", ""], &ended));
     let no_leader = Script::default().fails(WATCH, Code::Unavailable, "etcdserver: no leader");
-    cases.extend(Case::new("watch w", &no_leader).without_requests().in_formats(&["simple", "json", "fields"]));
+    cases.extend(
+        Case::new("watch w", &no_leader).without_requests().in_formats(&["simple", "json", "fields"]),
+    );
 
     let env = "env | grep ETCD_WATCH | sort; echo $0 $1";
     cases.push(Case::of(["watch", "w", "--", "sh", "-c", env, "x y", "z"], &ended));
@@ -85,7 +88,8 @@ fn interactive() {
     );
     // Real etcdctl dies by the signal; ours, in a test, by the end of its input.
     let reason = "how it ends is the test's";
-    let interactive = Case::new("watch -i", &held).reading("watch 'w' --prev-kv --rev=3\n").interrupted_at("before");
+    let interactive =
+        Case::new("watch -i", &held).reading("watch 'w' --prev-kv --rev=3\n").interrupted_at("before");
     cases.push(interactive.ours_alone(reason));
     let program = Case::new("watch -i", &held).reading("watch w -- echo hi\n").interrupted_at("hi\nhi\n");
     cases.push(program.ours_alone(reason));
