@@ -54,7 +54,9 @@ impl fmt::Display for Table {
             write!(f, " {}{cell}{} \u{2502}", " ".repeat(spare / 2), " ".repeat(spare - spare / 2))?;
         }
         writeln!(f)?;
-        rule(f, '\u{251c}', '\u{253c}', '\u{2524}')?;
+        if !self.rows.is_empty() {
+            rule(f, '\u{251c}', '\u{253c}', '\u{2524}')?;
+        }
         for row in &self.rows {
             let height = row.iter().map(|cell| lines(cell).len()).max().unwrap_or(1);
             for line in 0..height {

@@ -68,6 +68,11 @@ fn global_flags_in_one_column() {
 }
 
 #[test]
+fn a_table_without_rows_has_no_rule_below_its_head() {
+    assert_eq!(Table::new(["id"]).to_string(), "┌────┐\n│ ID │\n└────┘\n");
+}
+
+#[test]
 fn tables_in_box_lines() {
     let mut table = Table::new(["ID", "is_learner"]);
     table.row(vec!["8e9e05c52164694d".to_owned(), "false".to_owned()]);

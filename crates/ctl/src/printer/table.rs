@@ -13,15 +13,10 @@ pub(super) fn print(out: &mut Vec<u8>, answer: &Answer<'_>) -> bool {
         Answer::EndpointHashKv(list) => (&rows::HASH_HEAD[..], rows::hashes(list)),
         _ => return false,
     };
-    let is_empty = rows.is_empty();
     let mut table = Table::new(head);
     for row in rows {
         table.row(row);
     }
-    let text = table.to_string();
-    // A table without rows has no rule between head and rows.
-    for line in text.lines().filter(|line| !(is_empty && line.starts_with('├'))) {
-        put!(out, "{line}\n");
-    }
+    put!(out, "{table}");
     true
 }
