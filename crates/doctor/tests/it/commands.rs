@@ -6,6 +6,7 @@ use api::etcdserverpb::Member;
 use doctor::{Outcome, check_outcome, outcome};
 
 use crate::fake_member::{FakeMember, Script, no_space, ok, status, status_of};
+use crate::output::expect;
 
 fn words(words: &[String]) -> Vec<OsString> {
     words.iter().map(OsString::from).collect()
@@ -48,7 +49,9 @@ fn beside(
 
 fn doctor(change: impl FnOnce(&mut Script) + Send + 'static, flags: &[&str]) -> Outcome {
     beside(change, |address| {
-        let mut args = vec![format!("--endpoints={address}"), "--for=50ms".to_owned()];
+        // A busy machine may answer late.
+        let patience = "--limit-answer=1m".to_owned();
+        let mut args = vec![format!("--endpoints={address}"), "--for=50ms".to_owned(), patience];
         args.extend(flags.iter().map(|flag| (*flag).to_owned()));
         outcome(&words(&args), Vec::new())
     })
@@ -70,6 +73,21 @@ fn exit_codes_say_what_was_found() {
     let machine = doctor(large, &["-w", "json"]);
     let parsed: serde_json::Value = serde_json::from_str(&machine.output).unwrap();
     assert_eq!(parsed["findings"][0]["name"], "large-values");
+}
+
+#[test]
+fn help_tells_everything() {
+    let text = |args: &[&str]| {
+        let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
+        match args.first().is_some_and(|word| word == "check") {
+            true => check_outcome(&words(&args[1..]), Vec::new()).output,
+            false => outcome(&words(&args), Vec::new()).output,
+        }
+    };
+    expect("help.txt", &text(&["--help"]));
+    expect("list.txt", &text(&["--list"]));
+    expect("help-disk.txt", &text(&["check", "disk", "--help"]));
+    expect("help-network.txt", &text(&["check", "network", "--help"]));
 }
 
 #[test]
@@ -110,7 +128,7 @@ fn the_network_to_a_member_is_measured() {
             },
         )
     };
-    let outcome = network(&["--json", "--count=5", "--limit-loss=1"]);
+    let outcome = network(&["--json", "--count=5", "--limit-loss=1", "--limit-rtt=1m"]);
     assert_eq!(outcome.code, 0, "{outcome:?}");
     let parsed: serde_json::Value = serde_json::from_str(&outcome.output).unwrap();
     let measured = &parsed["endpoints"][0];
