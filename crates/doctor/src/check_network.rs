@@ -183,7 +183,8 @@ impl NetworkReport {
     /// For people.
     pub fn text(&self, limits: NetworkLimits) -> String {
         let mut out = String::new();
-        let mut line = |text: String| writeln!(out, "{text}").expect("strings take everything");
+        let mut line =
+            |text: String| writeln!(out, "{}", show::clean(&text)).expect("strings take everything");
         for result in &self.endpoints {
             line(match result.tls {
                 Some(version) => format!("{} ({version})", result.endpoint),

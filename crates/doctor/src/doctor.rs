@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::io::Write as _;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use cli::{Command, Flag, Invocation, Matches, Program};
 
@@ -20,6 +21,9 @@ pub(crate) const COULD_NOT_LOOK: u8 = 1;
 const ERRORS: u8 = 5;
 /// Only warnings were found.
 const WARNINGS: u8 = 6;
+
+/// Rates need a time between two looks.
+const WINDOW_MIN: Duration = Duration::from_millis(10);
 
 const OWN_FLAGS: &[Flag] = &[
     Flag::duration("for", "10s", "how long to watch rates; the longer, the surer"),
@@ -163,6 +167,9 @@ async fn examine(matches: &Matches) -> Result<Outcome, String> {
     let sample_keys =
         usize::try_from(matches.int("sample")).map_err(|_| "--sample is below zero".to_owned())?;
     let window = matches.duration("for");
+    if window < WINDOW_MIN {
+        return Err(format!("--for is at least {}", cli::go::duration(WINDOW_MIN)));
+    }
     let whole_cluster = matches.flag("cluster");
     let plan = Plan { connection, metrics_endpoints, whole_cluster, window, sample_keys };
     let evidence = plan.collect().await?;

@@ -107,6 +107,7 @@ fn what_cannot_be_done_is_refused() {
     assert!(refused(&["--user=root"]).contains("a password is missing"));
     assert!(refused(&["-w", "table"]).contains("unknown output format \"table\""));
     assert!(refused(&["--metrics-endpoints=a:1,b:2"]).contains("one for each of --endpoints"));
+    assert_eq!(refused(&["--for=0s"]), "Error: --for is at least 10ms\n");
     let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let error = refused(&[&format!("--endpoints={gone}")]);
     assert_eq!(
