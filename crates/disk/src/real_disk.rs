@@ -45,8 +45,7 @@ impl Disk for RealDisk {
     }
 
     fn create(&self, path: &Path) -> io::Result<Arc<dyn File>> {
-        let file =
-            OpenOptions::new().read(true).write(true).create_new(true).mode(FILE_MODE).open(path)?;
+        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(FILE_MODE).open(path)?;
         Ok(Arc::new(RealFile { file }))
     }
 

@@ -65,9 +65,7 @@ impl Leases {
     }
 
     fn take(&mut self, id: i64, lease: Lease) -> Result<(), Malformed> {
-        if id == 0
-            || !(0..=LEASE_TTL_MAX).contains(&lease.ttl)
-            || !(0..=lease.ttl).contains(&lease.remaining)
+        if id == 0 || !(0..=LEASE_TTL_MAX).contains(&lease.ttl) || !(0..=lease.ttl).contains(&lease.remaining)
         {
             return Err(Malformed("a lease that nobody can be granted"));
         }

@@ -18,19 +18,42 @@ fn main() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().collect();
     let called = words.first().and_then(|path| Path::new(path).file_name()).and_then(|name| name.to_str());
     let arguments = words.get(1..).unwrap_or_default();
-    if called == Some("etcd") {
-        return member::run(arguments, Purpose::Etcd);
+    match called {
+        Some("etcd") => return member::run(arguments, Purpose::Etcd),
+        Some("etcdctl") => return ctl::run(arguments, std::env::vars_os()),
+        Some("etcdutl") => return utl::run(arguments, environment()),
+        Some("benchmark") => return bench::run(arguments, &environment()),
+        _ => {}
     }
-    let verb = arguments.first().and_then(|word| word.to_str());
-    match verb {
-        Some("server") => member::run(&arguments[1..], Purpose::Serve),
-        Some("rebuild") => member::run(&arguments[1..], Purpose::Rebuild),
+    let Some((verb, rest)) = arguments.split_first() else {
+        return member::run(arguments, Purpose::Serve);
+    };
+    match verb.to_str() {
+        Some("server") => member::run(rest, Purpose::Serve),
+        Some("rebuild") => member::run(rest, Purpose::Rebuild),
+        Some("ctl") => ctl::run(rest, std::env::vars_os()),
+        Some("utl") => utl::run(rest, environment()),
+        Some("bench") => bench::run(rest, &environment()),
+        Some("doctor") => doctor::run(rest, environment()),
+        // What a client can check is the client's; the rest is about the machine.
+        Some("check") if rest.first().is_some_and(|what| what == "perf" || what == "datascale") => {
+            ctl::run(arguments, std::env::vars_os())
+        }
+        Some("check") => doctor::check(rest, environment()),
         Some(verb) if !verb.starts_with('-') => {
             eprintln!(
-                "{verb:?} is no command of this version; to run a member, give flags only (see --help)"
+                "{verb:?} is none of the commands server, rebuild, ctl, utl, bench, check, doctor; to run a member, give \
+                 flags only (see --help)"
             );
             ExitCode::from(2)
         }
         _ => member::run(arguments, Purpose::Serve),
     }
+}
+
+/// The environment as far as it is text.
+fn environment() -> Vec<(String, String)> {
+    std::env::vars_os()
+        .filter_map(|(key, value)| Some((key.into_string().ok()?, value.into_string().ok()?)))
+        .collect()
 }

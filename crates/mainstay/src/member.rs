@@ -11,7 +11,7 @@ use server::config::{self, Invocation, Parsed};
 use server::logging::{Logger, Value};
 
 use crate::rebuild::{self, Rebuild};
-use crate::{open_files, signals};
+use crate::{environment, open_files, signals};
 
 /// What the member is run for.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -42,14 +42,11 @@ pub fn run(arguments: &[OsString], purpose: Purpose) -> ExitCode {
         rebuilding = Some(endpoints);
         words = others;
     }
-    let environment: Vec<(String, String)> = std::env::vars_os()
-        .filter_map(|(key, value)| Some((key.into_string().ok()?, value.into_string().ok()?)))
-        .collect();
-    match config::parse(&words, &environment) {
+    match config::parse(&words, &environment()) {
         Ok(Invocation::Help) => {
             eprint!("{}", config::usage());
             if purpose != Purpose::Etcd {
-                eprint!("{REBUILD_USAGE}");
+                eprint!("{OTHERS_USAGE}");
             }
             print!("{}", config::flag_help());
             ExitCode::SUCCESS
@@ -66,10 +63,19 @@ pub fn run(arguments: &[OsString], purpose: Purpose) -> ExitCode {
     }
 }
 
-const REBUILD_USAGE: &str = "
+const OTHERS_USAGE: &str = "
   mainstay rebuild FLAGS [--endpoints HOST:PORT,...]
     Bring a member whose data is damaged or lost back with what the others have: FLAGS are those it was started with.
     Its data is moved aside, not deleted.
+
+  mainstay ctl|utl|bench ...
+    etcdctl, etcdutl and etcd's benchmark; also by those names (etcdctl, etcdutl, benchmark: a link will do).
+
+  mainstay doctor [--endpoints HOST:PORT,...]
+    Say why a cluster is slow or about to fail.
+
+  mainstay check perf|datascale|disk|network ...
+    Measure what a cluster, a disk or the network between members can do.
 ";
 
 /// Takes `--endpoints`, which only a rebuild knows, out of the arguments.

@@ -99,6 +99,20 @@ impl Restoration {
     ///
     /// The text says what the operating system refused, or what is there already.
     pub fn begin(disk: &Arc<dyn Disk>, data_dir: &Path, identity: Identity) -> Result<Restoration, String> {
+        Restoration::begin_sized(disk, data_dir, identity, 0)
+    }
+
+    /// The same with segments of so many bytes, for tests of what happens at their ends; 0 for what members have.
+    ///
+    /// # Errors
+    ///
+    /// As [`Restoration::begin`].
+    pub fn begin_sized(
+        disk: &Arc<dyn Disk>,
+        data_dir: &Path,
+        identity: Identity,
+        segment_bytes: u32,
+    ) -> Result<Restoration, String> {
         let member_dir = data_dir.join("member");
         let failed = |e: std::io::Error| format!("cannot create {}: {e}", member_dir.display());
         if disk.exists(&member_dir).map_err(failed)? {
@@ -107,12 +121,15 @@ impl Restoration {
         disk.create_dir_all(&member_dir).map_err(failed)?;
         let mut options = log::Options::new(member_dir.join("log"), identity.cluster_id, identity.member_id);
         options.by_hand = true;
+        if segment_bytes > 0 {
+            options.segment_bytes = segment_bytes;
+        }
         options.unsafe_no_fsync = true;
         let (sender, events) = channel();
         // Nobody is told anything once the directory is made.
         let on_event = Box::new(move |event| drop(sender.send(event)));
-        let (log, _) = Log::open(options, Arc::clone(disk), 1, &mut |_| {}, on_event)
-            .map_err(|e| e.to_string())?;
+        let (log, _) =
+            Log::open(options, Arc::clone(disk), 1, &mut |_| {}, on_event).map_err(|e| e.to_string())?;
         let disk = Arc::clone(disk);
         Ok(Restoration { disk, member_dir, identity, rules: RULES, log, events })
     }
@@ -153,7 +170,16 @@ impl Restoration {
         let mut assembly = Assembly::new(self.rules, None);
         assembly.begin(&head).map_err(|e| e.to_string())?;
         let (versions, values) = (Vec::new(), Vec::new());
-        Ok(Filling { restoration: self, assembly, head, versions, values, bytes: 0, entries: 0, last: (0, 0) })
+        Ok(Filling {
+            restoration: self,
+            assembly,
+            head,
+            versions,
+            values,
+            bytes: 0,
+            entries: 0,
+            last: (0, 0),
+        })
     }
 
     /// Makes a machine of a snapshot in Mainstay's own format, whose head may have been changed. With `bump` its
@@ -290,15 +316,17 @@ impl Restoration {
             checkpoints.commit(&Manifest { applied_index, term, metadata, runs: vec![run] }).map_err(text)?;
         }
         let end = values.log_end();
-        let witness =
-            log::Witness { cluster_id: identity.cluster_id, member_id: identity.member_id, end };
+        let witness = log::Witness { cluster_id: identity.cluster_id, member_id: identity.member_id, end };
         witness.write(&*disk, &member_dir.join("witness")).map_err(text)?;
         disk.sync_dir(&member_dir).map_err(|e| format!("cannot sync {}: {e}", member_dir.display()))
     }
 
     /// Writes a batch and says where everything lies.
     fn append(&mut self, batch: Batch) -> Result<Synced, String> {
-        let full = || format!("the disk has no room for {}", self.member_dir.join("log").display());
+        let full = || {
+            let dir = self.member_dir.join("log");
+            format!("the disk has no room for {}: a log takes its values and some 200 MB more", dir.display())
+        };
         let ticket = match self.log.append(batch) {
             Ok(ticket) => ticket,
             Err(refused) => {
@@ -358,7 +386,8 @@ impl Filling<'_> {
         }
         self.last = at;
         if let Some(digest) = &mut self.head.state_hash {
-            let bytes = u64::from(crc32c::crc32c(version.key)) << 32 | u64::from(crc32c::crc32c(version.value));
+            let bytes =
+                u64::from(crc32c::crc32c(version.key)) << 32 | u64::from(crc32c::crc32c(version.value));
             let numbers =
                 [version.main as u64, u64::from(version.sub), version.version as u64, version.lease as u64];
             *digest = numbers.into_iter().fold(mix(*digest, bytes), mix);

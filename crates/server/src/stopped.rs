@@ -48,12 +48,14 @@ impl Stopped {
         let text = |e: log::OpenError| e.to_string();
         let member_dir = &data_dir.join("member");
         let log_dir = member_dir.join("log");
-        let there = disk.exists(&log_dir).map_err(|e| format!("cannot look for {}: {e}", log_dir.display()))?;
+        let there =
+            disk.exists(&log_dir).map_err(|e| format!("cannot look for {}: {e}", log_dir.display()))?;
         if !there {
             return Err(format!("{} holds no data of a member of Mainstay", data_dir.display()));
         }
         let lock = lock(&**disk, member_dir)?;
-        let checkpoints = CheckpointStore::open(Arc::clone(disk), member_dir.join("checkpoint")).map_err(text)?;
+        let checkpoints =
+            CheckpointStore::open(Arc::clone(disk), member_dir.join("checkpoint")).map_err(text)?;
         let manifest = checkpoints.load().map_err(text)?;
         let Some((cluster_id, member_id)) = Log::identify(&**disk, &log_dir).map_err(text)? else {
             return Err(format!("{} holds no log", log_dir.display()));

@@ -40,9 +40,8 @@ impl NewCluster {
         let advertised: Result<Vec<Url>, String> = options.advertised.split(',').map(Url::parse).collect();
         let mut advertised = advertised.map_err(Refusal::failed)?;
         advertised.sort();
-        let formed =
-            Bootstrap::form(&options.name, &options.initial_cluster, &options.token, &advertised)
-                .map_err(Refusal::failed)?;
+        let formed = Bootstrap::form(&options.name, &options.initial_cluster, &options.token, &advertised)
+            .map_err(Refusal::failed)?;
         let members = formed.members.iter().map(|member| Member {
             id: member.id,
             peer_urls: member.peer_urls.iter().map(|url| url.as_str().to_owned()).collect(),

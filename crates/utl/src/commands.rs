@@ -13,8 +13,13 @@ pub const PROGRAM: Program = Program {
         ..Command::EMPTY
     },
     globals: &[
-        Flag::duration("timeout", "10s", "time to wait to obtain a file lock on db file, 0 to block indefinitely"),
-        Flag::text("write-out", "simple", "set the output format (fields, json, protobuf, simple, table)").short('w'),
+        Flag::duration(
+            "timeout",
+            "10s",
+            "time to wait to obtain a file lock on db file, 0 to block indefinitely",
+        ),
+        Flag::text("write-out", "simple", "set the output format (fields, json, protobuf, simple, table)")
+            .short('w'),
     ],
     env_prefix: None,
     env_known: &[],
@@ -49,15 +54,44 @@ const RESTORE: Command = Command {
         Flag::uint("bump-revision", "0", "How much to increase the latest revision after restore"),
         Flag::text("data-dir", "", "Path to the output data directory"),
         Flag::text("format", "mainstay", "Which program will serve the data directory (mainstay, etcd)"),
-        Flag::text("initial-advertise-peer-urls", "http://localhost:2380", "List of this member's peer URLs to advertise to the rest of the cluster"),
-        Flag::text("initial-cluster", "default=http://localhost:2380", "Initial cluster configuration for restore bootstrap"),
-        Flag::text("initial-cluster-token", "etcd-cluster", "Initial cluster token for the etcd cluster during restore bootstrap"),
-        Flag::uint("initial-memory-map-size", "10737418240", "Initial memory map size of the database in bytes (no effect: it is read and written piece by piece, not mapped)"),
-        Flag::bool("mark-compacted", "Mark the latest revision after restore as the point of scheduled compaction (required if --bump-revision > 0, disallowed otherwise)"),
+        Flag::text(
+            "initial-advertise-peer-urls",
+            "http://localhost:2380",
+            "List of this member's peer URLs to advertise to the rest of the cluster",
+        ),
+        Flag::text(
+            "initial-cluster",
+            "default=http://localhost:2380",
+            "Initial cluster configuration for restore bootstrap",
+        ),
+        Flag::text(
+            "initial-cluster-token",
+            "etcd-cluster",
+            "Initial cluster token for the etcd cluster during restore bootstrap",
+        ),
+        Flag::uint(
+            "initial-memory-map-size",
+            "10737418240",
+            "Initial memory map size of the database in bytes (no effect: it is read and written piece by piece, not mapped)",
+        ),
+        Flag::bool(
+            "mark-compacted",
+            "Mark the latest revision after restore as the point of scheduled compaction (required if --bump-revision > 0, disallowed otherwise)",
+        ),
         Flag::text("name", "default", "Human-readable name for this member"),
-        Flag::bool("skip-hash-check", "Ignore snapshot integrity hash value (required if copied from data directory)"),
-        Flag::text("wal-dir", "", "Path to the WAL directory (use --data-dir if none given; only with --format etcd)"),
-        Flag::bool("without-users", "Leave out users, roles and authentication, which this version of Mainstay does not have: everybody may read and write then (only with --format mainstay)"),
+        Flag::bool(
+            "skip-hash-check",
+            "Ignore snapshot integrity hash value (required if copied from data directory)",
+        ),
+        Flag::text(
+            "wal-dir",
+            "",
+            "Path to the WAL directory (use --data-dir if none given; only with --format etcd)",
+        ),
+        Flag::bool(
+            "without-users",
+            "Leave out users, roles and authentication, which this version of Mainstay does not have: everybody may read and write then (only with --format mainstay)",
+        ),
     ],
     ..Command::EMPTY
 };
@@ -87,8 +121,15 @@ const MIGRATE: Command = Command {
     example: "  etcdutl migrate --data-dir default.etcd --target-version 3.6",
     flags: &[
         Flag::text("data-dir", "", "Path to the etcd data dir"),
-        Flag::bool("force", "Ignore migration failure and forcefully override storage version. Not recommended."),
-        Flag::text("target-version", "", "Target etcd version to migrate contents of data dir. Minimal value 3.5. Format \"X.Y\" for example 3.6."),
+        Flag::bool(
+            "force",
+            "Ignore migration failure and forcefully override storage version. Not recommended.",
+        ),
+        Flag::text(
+            "target-version",
+            "",
+            "Target etcd version to migrate contents of data dir. Minimal value 3.5. Format \"X.Y\" for example 3.6.",
+        ),
     ],
     ..Command::EMPTY
 };
@@ -204,11 +245,8 @@ pub(crate) fn one_arg(session: &mut Session<'_>) -> Result<std::path::PathBuf, R
 
 /// Refuses unless these flags were given.
 pub(crate) fn required(session: &mut Session<'_>, names: &[&str]) -> Result<(), Refusal> {
-    let missing: Vec<String> = names
-        .iter()
-        .filter(|name| !session.matches.is_set(name))
-        .map(|name| cli::go::quote(name))
-        .collect();
+    let missing: Vec<String> =
+        names.iter().filter(|name| !session.matches.is_set(name)).map(cli::go::quote).collect();
     if missing.is_empty() {
         return Ok(());
     }

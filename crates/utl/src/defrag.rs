@@ -30,8 +30,8 @@ fn defragment(session: &mut Session<'_>, dir: &Path) -> Result<(), Refusal> {
     let path = dir.join("member").join("snap").join("db");
     let before = stat(&path)?.len();
     let _lock = lock(&path, session.matches.duration("timeout"))?;
-    let bolt = Bolt::whole(open_file(&path)?)
-        .map_err(|e| Refusal::failed(format!("{}: {e}", path.display())))?;
+    let bolt =
+        Bolt::whole(open_file(&path)?).map_err(|e| Refusal::failed(format!("{}: {e}", path.display())))?;
     let name = path.display().to_string();
     session.notices.info(
         "defragmenting",

@@ -89,7 +89,10 @@ pub fn run_with(
         }
         Ok(Invocation::Help(text)) => {
             // etcdutl's help is its usage.
+            let own =
+                ["import", "export"].iter().any(|name| text.contains(&format!("etcdutl {name} --data-dir")));
             let usage = text.find("Usage:\n").and_then(|at| text.get(at..)).unwrap_or(&text);
+            let usage = if own { text.as_str() } else { usage };
             out.write_all(usage.as_bytes()).map_err(Refusal::failed)
         }
         Ok(Invocation::Run(matches)) => {

@@ -38,10 +38,11 @@ pub(crate) fn run(session: &mut Session<'_>) -> Result<(), Refusal> {
     let backend = Backend::new(bolt).map_err(failed)?;
     let meta = backend.meta().map_err(failed)?;
     let Some(current) = storage_version(&meta)? else {
-        return Err(Refusal::failed(
-            "missing term information: the data directory is from etcd 3.4 or before, or was never served by 3.5; start \
-             etcd 3.5 on it first",
-        ));
+        session.notices.warn(
+            "the data directory is from etcd 3.4 or before, or was never served by 3.5: start etcd 3.5 on it first",
+            &[],
+        );
+        return Err(Refusal::failed("missing term information"));
     };
     if current == target {
         session.notices.info("storage version up-to-date", &[("storage-version", spelled(current).into())]);
@@ -98,7 +99,8 @@ fn target(text: &str) -> Result<Minor, Refusal> {
     };
     let target = (number(major)?, number(minor)?);
     if target < (3, 5) {
-        let what = format!("target version {} not supported. Minimal \"3.5\"", cli::go::quote(spelled(target)));
+        let what =
+            format!("target version {} not supported. Minimal \"3.5\"", cli::go::quote(spelled(target)));
         return Err(Refusal::bad_args(what));
     }
     Ok(target)
@@ -193,16 +195,11 @@ pub(crate) fn lock(path: &Path, patience: Duration) -> Result<Lock, Refusal> {
 }
 
 /// Writes a database once more and puts it in the place of the one that is there; gives its bytes.
-pub(crate) fn rewrite(
-    path: &Path,
-    bolt: &Bolt<std::fs::File>,
-    edit: Option<&Edit>,
-) -> Result<u64, Refusal> {
+pub(crate) fn rewrite(path: &Path, bolt: &Bolt<std::fs::File>, edit: Option<&Edit>) -> Result<u64, Refusal> {
     let plan = bolt.plan_rewrite(edit).map_err(Refusal::failed)?;
     let replacement = Replacement::begin(path)?;
-    let failed = |e: std::io::Error| {
-        Refusal::failed(format!("cannot write {}: {e}", replacement.making().display()))
-    };
+    let failed =
+        |e: std::io::Error| Refusal::failed(format!("cannot write {}: {e}", replacement.making().display()));
     let file = RealDisk.create(replacement.making()).map_err(failed)?;
     let mut progress = cli::Progress::of_bytes("writing", Some(plan.content_bytes));
     let mut done = 0;

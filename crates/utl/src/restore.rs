@@ -69,8 +69,7 @@ pub(crate) fn run(session: &mut Session<'_>) -> Result<(), Refusal> {
         (SnapshotFile::Etcd(from), Format::Mainstay) => to_mainstay(&options, from, &target, &mut progress)?,
         (SnapshotFile::Etcd(from), Format::Etcd) => to_etcd(&options, from, &target, &mut progress)?,
         (SnapshotFile::Own(from, bytes), Format::Mainstay) => {
-            let (restoration, machine) =
-                read_own(&options, from, *bytes, target.making(), &mut progress)?;
+            let (restoration, machine) = read_own(&options, from, *bytes, target.making(), &mut progress)?;
             finish_mainstay(&options, restoration, machine)?
         }
         (SnapshotFile::Own(from, bytes), Format::Etcd) => {
@@ -196,8 +195,7 @@ fn finish_mainstay(
         revision: machine.store.current_revision(),
         compact_revision: machine.store.compact_revision(),
     };
-    let hard_state =
-        HardState { term: TERM, vote: options.cluster.vote(), commit: options.cluster.index() };
+    let hard_state = HardState { term: TERM, vote: options.cluster.vote(), commit: options.cluster.index() };
     let terms =
         restoration.follow(&mut machine, hard_state, &mut std::iter::empty()).map_err(Refusal::failed)?;
     restoration.finish(machine, &terms).map_err(Refusal::failed)?;
@@ -287,14 +285,18 @@ fn to_etcd(
         copy.meta.scheduled_compact_revision = Some(revision);
         plan = copy.plan().map_err(Refusal::failed)?;
     }
-    let mut database = new.database(plan).map_err(Refusal::failed)?;
+    let mut database = new.database(plan).map_err(|e| unwritten(options, &e))?;
     let share = plan.size_bytes() as f64 / revision.max(1) as f64;
     copy.write_with(&mut database, &mut |at| progress.at((at as f64 * share) as u64, ""))
-        .map_err(Refusal::failed)?;
-    new.finish(database, &copy.membership).map_err(Refusal::failed)?;
+        .map_err(|e| unwritten(options, &e))?;
+    new.finish(database, &copy.membership).map_err(|e| unwritten(options, &e))?;
     // The log's directory first: without the database it is refused, and says by its name why.
     wal.map_or(Ok(()), Target::finish)?;
     Ok(Done { revision, compact_revision: copy.meta.compact_revision().unwrap_or(-1) })
+}
+
+fn unwritten(options: &Options, error: &dyn std::fmt::Display) -> Refusal {
+    Refusal::failed(format!("cannot write {}: {error}", options.data_dir.display()))
 }
 
 /// As the snapshot's. What 3.4 wrote goes on as 3.5's, which 3.4 reads as well and later ones ask for.

@@ -3,10 +3,10 @@
 use std::fs::File;
 use std::path::Path;
 
+use interchange::Source as _;
 use interchange::backend::Backend;
 use interchange::bolt::Bolt;
 use interchange::snapshot::{DIGEST_BYTES, Digests, Parts};
-use interchange::Source as _;
 
 use crate::Refusal;
 
@@ -17,7 +17,7 @@ const OWN_MAGIC: &[u8; 8] = b"MAINSNAP";
 pub enum SnapshotFile {
     /// A database of etcd's, as etcd and Mainstay send it.
     Etcd(Backend<File>),
-    /// A state in Mainstay's own format, which versions before 0.2 sent: the file, and how many bytes of it.
+    /// A state in Mainstay's own format, which early versions sent: the file, and how many bytes of it.
     Own(File, u64),
 }
 

@@ -63,7 +63,7 @@ pub(crate) fn run(session: &mut Session<'_>) -> Result<(), Refusal> {
 /// A file that only `restore` takes.
 pub(crate) fn own_format(path: &std::path::Path) -> Refusal {
     Refusal::failed(format!(
-        "{} is a snapshot in the format of Mainstay before 0.2: restore it (etcdutl snapshot restore), with --format \
+        "{} is a snapshot in a format that early versions of Mainstay sent: restore it (etcdutl snapshot restore), with --format \
          etcd for a database that can be looked at",
         path.display()
     ))

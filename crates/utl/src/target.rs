@@ -11,21 +11,32 @@ use crate::Refusal;
 
 /// A directory being made under another name, which nobody takes for a member's. Dropped unfinished, it is removed;
 /// what a killed process leaves is removed by the next attempt.
+///
+/// One that is there and empty may be where a file system is mounted, or in a directory that nobody may write to. Then
+/// it is made inside of it, and what it consists of, one directory, is put in its place at the end.
 pub struct Target {
     path: PathBuf,
     making: PathBuf,
+    /// Of a directory that is there.
+    is_inside: bool,
     finished: bool,
     _lock: Lock,
 }
 
-/// Whether something is at this path that must not be overwritten; an empty directory may be.
+/// What is added to the name of what is not finished.
+const UNFINISHED: &str = "unfinished";
+
+/// Whether something is at this path that must not be overwritten; an empty directory may be there, and what an attempt
+/// left that was killed.
 ///
 /// # Errors
 ///
 /// When the operating system does not say.
 pub fn is_taken(path: &Path) -> io::Result<bool> {
     match fs::read_dir(path) {
-        Ok(mut entries) => Ok(entries.next().is_some()),
+        Ok(mut entries) => {
+            Ok(entries.any(|entry| entry.map_or(true, |entry| entry.file_name() != UNFINISHED)))
+        }
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(_) => Ok(true),
     }
@@ -38,11 +49,17 @@ impl Target {
     ///
     /// When another process is making it, or the operating system refuses.
     pub fn begin(path: &Path) -> Result<Target, Refusal> {
-        let mut name = path.file_name().map(std::ffi::OsStr::to_os_string).ok_or_else(|| {
-            Refusal::failed(format!("{} is no name that a directory can get", path.display()))
-        })?;
-        name.push(".unfinished");
-        let making = path.with_file_name(name);
+        let is_inside = path.is_dir();
+        let making = if is_inside {
+            path.join(UNFINISHED)
+        } else {
+            let mut name = path.file_name().map(std::ffi::OsStr::to_os_string).ok_or_else(|| {
+                Refusal::failed(format!("{} is no name that a directory can get", path.display()))
+            })?;
+            name.push(".");
+            name.push(UNFINISHED);
+            path.with_file_name(name)
+        };
         let failed = |e: io::Error| Refusal::failed(format!("cannot make {}: {e}", making.display()));
         if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
             RealDisk.create_dir_all(parent).map_err(failed)?;
@@ -59,7 +76,7 @@ impl Target {
             _ => failed(error),
         })?;
         clear(&making).map_err(failed)?;
-        Ok(Target { path: path.to_path_buf(), making, finished: false, _lock: lock })
+        Ok(Target { path: path.to_path_buf(), making, is_inside, finished: false, _lock: lock })
     }
 
     /// Where to write.
@@ -81,10 +98,16 @@ impl Target {
             ))
         };
         RealDisk.sync_dir(&self.making).map_err(failed)?;
-        // An empty directory in its place is replaced, anything else is an error.
-        RealDisk.rename(&self.making, &self.path).map_err(failed)?;
+        if !self.is_inside {
+            RealDisk.rename(&self.making, &self.path).map_err(failed)?;
+            self.finished = true;
+            return RealDisk.sync_dir(parent(&self.path)).map_err(failed);
+        }
+        // All of a data directory is in this one, so it is there whole or not at all.
+        RealDisk.rename(&self.making.join("member"), &self.path.join("member")).map_err(failed)?;
         self.finished = true;
-        RealDisk.sync_dir(parent(&self.path)).map_err(failed)
+        fs::remove_dir(&self.making).map_err(failed)?;
+        RealDisk.sync_dir(&self.path).map_err(failed)
     }
 }
 
@@ -131,7 +154,7 @@ impl Replacement {
         let making = path.with_extension("unfinished");
         match fs::remove_file(&making) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                return Err(Refusal::failed(format!("cannot remove {}: {e}", making.display())));
+                Err(Refusal::failed(format!("cannot remove {}: {e}", making.display())))
             }
             _ => Ok(Replacement { path: path.to_path_buf(), making, finished: false }),
         }

@@ -3,12 +3,12 @@
 //! The heads stand first and name the root and the number of pages, so both have to be known before the first byte
 //! is written: contents are gone through twice. [`Layout`] needs keys and the lengths of values, and gives a [`Plan`];
 //! [`Writer`] needs all and writes pages in the order of their numbers, so that the output may be a socket. Neither
-//! holds more than one page per level of a tree and one key with its value.
+//! holds more than one page per level of a tree, 8 pages of leaf, and one key with its value.
 //!
 //! ```text
 //! page 0, 1   heads, of transactions 2 and 1
 //! page 2      an empty free list
-//! page 3 …    per bucket: leaves as full as can be, each branch right behind its last child
+//! page 3 …    per bucket: leaves, of several pages where values are large, each branch right behind its last child
 //! last page   the root bucket
 //! ```
 
@@ -26,6 +26,8 @@ pub const PAGE_BYTES: usize = 4096;
 const FIRST_PAGE: u64 = 3;
 /// Even, so that bbolt writes its next head over the other one.
 const TRANSACTION: u64 = 2;
+/// A leaf takes as many pages at most, unless a single value takes more.
+const LEAF_BYTES_MAX: usize = 8 * PAGE_BYTES;
 /// A page buffer that has grown beyond this is given back.
 const KEPT_BYTES_MAX: usize = 1 << 20;
 
@@ -262,8 +264,13 @@ impl<O: Output> Pages<O> {
             return Err(WriteError::Refused("a key is not above the one before it".to_owned()));
         }
         let with_it = tree.leaf_bytes() + ELEMENT_BYTES + key.len() + value_len;
-        if !tree.leaf.is_empty() && with_it > PAGE_BYTES {
-            self.close_leaf(tree)?;
+        let held = tree.leaf_bytes().next_multiple_of(PAGE_BYTES);
+        if !tree.leaf.is_empty() && with_it > held {
+            // Values of about a page would leave half of every other page empty: a leaf goes on over several then.
+            let lost = held - tree.leaf_bytes();
+            if lost * 8 <= held || with_it > LEAF_BYTES_MAX {
+                self.close_leaf(tree)?;
+            }
         }
         if tree.leaf.is_empty() {
             tree.first_key.clear();

@@ -121,6 +121,17 @@ fn leaves_are_full() {
 }
 
 #[test]
+fn large_values_do_not_leave_pages_half_empty() {
+    for len in [1_000usize, 1_400, 2_000, 2_100, 4_000, 4_200, 5_000, 9_000, 30_000, 100_000] {
+        let pairs: Vec<_> = (0u64..500).map(|i| (i.to_be_bytes().to_vec(), vec![i as u8; len])).collect();
+        let bytes = 500 * (len as u64 + 24);
+        let plan = plan(&[(b"key".to_vec(), pairs.into_iter().collect())].into());
+        let size = plan.size_bytes();
+        assert!(size < bytes * 6 / 5 + 10 * 4096, "values of {len} bytes: {size} for {bytes}");
+    }
+}
+
+#[test]
 fn the_writer_refuses_what_is_wrong() {
     let plan = plan(&contents(1, 3));
     let fresh = || {

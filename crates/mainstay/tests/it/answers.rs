@@ -121,7 +121,16 @@ fn a_snapshot_counts_down() {
             let sent = pair[1].blob.len() as u64;
             assert_eq!(pair[0].remaining_bytes, pair[1].remaining_bytes + sent);
         }
-        assert!(data.iter().all(|piece| piece.remaining_bytes > 0));
+        // As etcd counts: the digest is not part of it.
+        assert_eq!(data.last().map(|piece| piece.remaining_bytes), Some(0));
+        let sent: u64 = data.iter().map(|piece| piece.blob.len() as u64).sum();
+        assert_eq!(data[0].remaining_bytes + data[0].blob.len() as u64, sent);
+        let file: Vec<u8> = pieces.iter().flat_map(|piece| piece.blob.to_vec()).collect();
+        let (backend, parts) = interchange::snapshot::open(file).expect("etcd's database and its digest");
+        assert!(parts.has_digest);
+        let found = interchange::hash_kv(&backend, 0).expect("can be hashed");
+        let expected = client.hash_kv(0).await.expect("a hash can be had");
+        assert_eq!((found.hash, found.compact_revision), (expected.hash, expected.compact_revision));
     });
 }
 

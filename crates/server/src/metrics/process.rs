@@ -13,7 +13,9 @@ pub(super) fn render(writer: &mut Writer<'_>) {
     let open_fds = open_fds();
     let max_fds = limit("Max open files");
     let times = times();
+    let processors = std::thread::available_parallelism().ok().map(|count| count.get() as f64);
     let rows = [
+        ("mainstay_processors", MetricType::Gauge, "Processors that this process may use.", processors),
         ("os_fd_limit", MetricType::Gauge, "Most file descriptors this process may open.", max_fds),
         ("os_fd_used", MetricType::Gauge, "File descriptors this process has open.", open_fds),
         (

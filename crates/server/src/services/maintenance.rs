@@ -208,9 +208,8 @@ impl Services {
         let writer = writer.map_err(|e| unwritten(&e.into()))?;
         let mut writing = Some(database.write(writer).map_err(|e| unwritten(&e))?);
         while let Some(mut going) = writing.take() {
-            let done = going
-                .step(&database, &*self.values, SNAPSHOT_SLICE_BYTES)
-                .map_err(|e| unwritten(&e))?;
+            let done =
+                going.step(&database, &*self.values, SNAPSHOT_SLICE_BYTES).map_err(|e| unwritten(&e))?;
             let piece = if done {
                 going.into_writer().finish().map_err(|e| unwritten(&e.into()))?
             } else {

@@ -172,7 +172,9 @@ fn the_exposition_is_as_expected() {
     metrics.grpc.methods()[0].raise_to(&totals);
     metrics.grpc.methods()[0].took(Duration::from_millis(7));
     let without_process = |text: String| {
-        let kept = |line: &&str| !line.contains("process_") && !line.contains("os_fd_");
+        let is_of_the_process =
+            |line: &str| ["process_", "os_fd_", "mainstay_processors"].iter().any(|part| line.contains(part));
+        let kept = |line: &&str| !is_of_the_process(line);
         text.lines().filter(kept).map(|line| format!("{line}\n")).collect::<String>()
     };
     expect::check("metrics.prometheus.txt", &without_process(render(&metrics)));
@@ -264,6 +266,7 @@ fn the_process_is_described() {
     assert!(value(&text, "process_resident_memory_bytes") > 100_000.0);
     assert!(value(&text, "process_virtual_memory_bytes") >= value(&text, "process_resident_memory_bytes"));
     assert!(value(&text, "process_cpu_seconds_total") >= 0.0);
+    assert!(value(&text, "mainstay_processors") >= 1.0);
     assert!(value(&text, "process_open_fds") >= 3.0);
     assert!(value(&text, "os_fd_used") <= value(&text, "os_fd_limit"));
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64();

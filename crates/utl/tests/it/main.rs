@@ -1,1 +1,10 @@
-fn main() {}
+//! Integration tests. What real etcdutl prints was recorded once (`golden.rs` says how); files that real etcd made are
+//! those of the crate `interchange`.
+
+mod damage;
+mod golden;
+mod import;
+mod kit;
+mod restore;
+mod round_trip;
+mod temp_dir;

@@ -1,0 +1,70 @@
+//! Single calls around a load: logging in, asking for a status, setting up users.
+
+use std::time::{Duration, Instant};
+
+use crate::drive::outcome;
+use crate::engine::calls::{Calls, Handler, Target};
+use crate::engine::connection::{Method, Status};
+use crate::wire::{Fields, Message};
+
+/// A connection for one call after the other.
+pub struct Asker {
+    calls: Calls,
+    longest: Duration,
+}
+
+#[derive(Default)]
+struct Answer {
+    body: Vec<u8>,
+    status: Option<Status>,
+}
+
+impl Handler for Answer {
+    fn message(&mut self, _: &mut Calls, _: u64, body: &[u8]) {
+        self.body = body.to_vec();
+    }
+    fn ended(&mut self, _: &mut Calls, _: u64, status: Status) {
+        self.status = Some(status);
+    }
+    fn turned(&mut self, _: &mut Calls) {}
+}
+
+impl Asker {
+    /// Connects; each call may take ten seconds.
+    pub fn new(target: Target) -> Result<Self, String> {
+        let calls = Calls::open(target, 1).map_err(|error| format!("dial error: {error}"))?;
+        Ok(Self { calls, longest: Duration::from_secs(10) })
+    }
+
+    /// Calls, and gives the answer's message.
+    pub fn ask(&mut self, method: Method, write: impl FnOnce(&mut Message)) -> Result<Vec<u8>, String> {
+        let mut message = Vec::new();
+        write(&mut Message(&mut message));
+        let mut answer = Answer::default();
+        self.calls.call(0, method, &message, 0, true);
+        let deadline = Instant::now() + self.longest;
+        while answer.status.is_none() {
+            if Instant::now() > deadline {
+                return Err("context deadline exceeded".to_owned());
+            }
+            self.calls.turn(Duration::from_millis(100), &mut answer).map_err(|error| error.to_string())?;
+        }
+        outcome(&answer.status.unwrap_or_default())?;
+        Ok(answer.body)
+    }
+
+    /// Logs in, and gives the token.
+    pub fn authenticate(&mut self, name: &str, password: &str) -> Result<String, String> {
+        let answer = self.ask(Method::Authenticate, |message| {
+            message.bytes(1, name.as_bytes()).bytes(2, password.as_bytes());
+        })?;
+        String::from_utf8(Fields(&answer).bytes(2).to_vec()).map_err(|_| "the token is no text".to_owned())
+    }
+
+    /// The server's version and the size of its database, from `Status`.
+    pub fn status(&mut self) -> Result<(String, u64), String> {
+        let answer = self.ask(Method::Status, |_| ())?;
+        let fields = Fields(&answer);
+        Ok((String::from_utf8_lossy(fields.bytes(2)).into_owned(), fields.number(3)))
+    }
+}

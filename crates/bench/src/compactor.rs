@@ -1,0 +1,45 @@
+//! Compactions beside a load (`--compact-interval`).
+
+use std::time::Duration;
+
+use crate::ask::Asker;
+use crate::command::Refusal;
+use crate::engine::calls::Target;
+use crate::engine::connection::Method;
+use crate::wire::Fields;
+
+/// Compacts now and then while a load runs.
+pub struct Compactor {
+    stop: std::sync::mpsc::Sender<()>,
+    thread: std::thread::JoinHandle<Result<(), String>>,
+}
+
+impl Compactor {
+    /// Connects, and compacts to `delta` revisions before the current one after each interval.
+    pub fn start(target: Target, interval: Duration, delta: i64) -> Result<Self, Refusal> {
+        let mut asker = Asker::new(target)?;
+        let (stop, stopped) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            while let Err(std::sync::mpsc::RecvTimeoutError::Timeout) = stopped.recv_timeout(interval) {
+                let answer = asker.ask(Method::Range, |message| {
+                    message.bytes(1, b"foo");
+                })?;
+                let revision = Fields(Fields(&answer).bytes(1)).number(3) as i64;
+                asker.ask(Method::Compact, |message| {
+                    message.int(1, revision.saturating_sub(delta).max(0));
+                })?;
+            }
+            Ok(())
+        });
+        Ok(Self { stop, thread })
+    }
+
+    /// Ends it, and tells what went wrong meanwhile.
+    pub fn stop(self) -> Result<(), Refusal> {
+        drop(self.stop);
+        match self.thread.join() {
+            Ok(result) => result.map_err(|error| Refusal::Failed(format!("compaction: {error}"))),
+            Err(_) => Err("compaction: its thread is gone".into()),
+        }
+    }
+}

@@ -1,0 +1,389 @@
+//! The workloads of a comparison, by name, and how large each is.
+
+use std::time::Duration;
+
+use crate::ask::Asker;
+use crate::drive::{Nobody, Observer, Plan, Request, Run, Schedule, Step, Workload, done, measure};
+use crate::engine::calls::Target;
+use crate::engine::connection::{Method, Status};
+use crate::loads::Random;
+use crate::loads::authenticate::authenticate;
+use crate::loads::range::Range;
+use crate::loads::write::{Keys, Put, TxnMixed};
+use crate::usage::{Meter, Usage};
+use crate::wire::Message;
+
+/// How much of everything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scale {
+    /// A minute or so per server.
+    Small,
+    /// Ten minutes.
+    Medium,
+    /// What the published figures were measured with.
+    Full,
+}
+
+impl Scale {
+    /// Reads the name.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "small" => Ok(Scale::Small),
+            "medium" => Ok(Scale::Medium),
+            "full" => Ok(Scale::Full),
+            _ => Err(format!("--scale is small, medium or full, not {text:?}")),
+        }
+    }
+
+    fn of<T>(self, small: T, medium: T, full: T) -> T {
+        match self {
+            Scale::Small => small,
+            Scale::Medium => medium,
+            Scale::Full => full,
+        }
+    }
+}
+
+/// A workload: its name, and what it is.
+pub struct Contest {
+    /// As `--workload` takes it.
+    pub name: &'static str,
+    /// One line about it.
+    pub about: &'static str,
+    run: fn(&mut Field) -> Result<(), String>,
+}
+
+/// All workloads, in the order they run.
+pub static CONTESTS: &[Contest] = &[
+    Contest { name: "put-1k", about: "puts of 1 KiB, 500 clients on 100 connections", run: put_1k },
+    Contest { name: "put-one", about: "puts of 256 B, one client", run: put_one },
+    Contest {
+        name: "range-l",
+        about: "linearizable reads of a key, 1000 clients on 100 connections",
+        run: range_l,
+    },
+    Contest {
+        name: "range-s",
+        about: "serializable reads of a key, 1000 clients on 100 connections",
+        run: range_s,
+    },
+    Contest { name: "range-one", about: "linearizable reads of a key, one client", run: range_one },
+    Contest {
+        name: "range-writes",
+        about: "linearizable reads, beside 10 puts per second",
+        run: range_writes,
+    },
+    Contest {
+        name: "curve",
+        about: "linearizable reads beside 0, 10, 100, 1000 puts per second",
+        run: curve,
+    },
+    Contest { name: "txn-mixed", about: "transactions, 4 reads of 10 keys to 1 put", run: txn_mixed },
+    Contest { name: "value-1m", about: "linearizable reads of one value of 1 MB", run: value_1m },
+    Contest {
+        name: "expensive",
+        about: "cheap reads and puts, alone and beside ranges of many keys",
+        run: expensive,
+    },
+    Contest { name: "authenticate", about: "logins on 200 connections", run: logins },
+];
+
+/// What a workload measured.
+pub struct Measured {
+    /// Its name, or that of one of its parts.
+    pub workload: String,
+    /// The run.
+    pub run: Run,
+    /// What the server used, if that was for this load alone.
+    pub usage: Option<Usage>,
+}
+
+/// A server during one workload.
+pub struct Field<'a> {
+    /// How to reach it.
+    pub target: &'a Target,
+    /// What it uses.
+    pub meter: &'a Meter,
+    /// How much.
+    pub scale: Scale,
+    /// Threads of the generator.
+    pub threads: usize,
+    /// It was started for this, and its users and settings may be changed.
+    pub is_ours: bool,
+    /// What was measured.
+    pub measured: Vec<Measured>,
+}
+
+impl Contest {
+    /// Runs it; the measurements are in `field` afterwards.
+    pub fn run(&self, field: &mut Field) -> Result<(), String> {
+        (self.run)(field)
+    }
+}
+
+/// Reads what the server uses right around the run, the warm-up left out.
+struct Metered<'a> {
+    meter: &'a Meter,
+    before: Usage,
+    used: Usage,
+}
+
+impl Observer for Metered<'_> {
+    fn begins(&mut self, _: usize) {
+        self.before = self.meter.before();
+    }
+
+    fn ends(&mut self, _: usize) {
+        self.used = self.meter.since(self.before);
+    }
+}
+
+impl Field<'_> {
+    fn plan(&self, connections: usize, clients: usize, total: u64) -> Plan {
+        Plan { total, connections, clients, threads: self.threads, ..Plan::default() }
+    }
+
+    fn measure<W: Workload>(
+        &mut self,
+        workload: &str,
+        plan: &Plan,
+        make: impl Fn(usize) -> W,
+    ) -> Result<(), String> {
+        let mut metered = Metered { meter: self.meter, before: Usage::default(), used: Usage::default() };
+        let mut runs = measure(plan, self.target, make, &mut metered)?;
+        if let Some(run) = runs.pop() {
+            self.measured.push(Measured { workload: workload.to_owned(), run, usage: Some(metered.used) });
+        }
+        Ok(())
+    }
+
+    /// Writes one key of the given size.
+    fn seed(&self, key: &[u8], value_bytes: usize) -> Result<(), String> {
+        let value = Random::from_clock(5).bytes(value_bytes);
+        Asker::new(self.target.clone())?.ask(Method::Put, |message| {
+            message.bytes(1, key).bytes(2, &value);
+        })?;
+        Ok(())
+    }
+
+    /// Runs another load beside what `measured` does, at a rate, for so long and a little more.
+    fn beside<W: Workload + Clone + Sync>(
+        &mut self,
+        load: W,
+        rate: f64,
+        time: Duration,
+        measured: impl FnOnce(&mut Self) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let target = self.target.clone();
+        let plan = Plan {
+            duration: Some(time + Duration::from_millis(300)),
+            schedule: Schedule::Open(rate),
+            clients: 20,
+            connections: 2,
+            ..Plan::default()
+        };
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| measure(&plan, &target, |_| load.clone(), &mut Nobody));
+            let result = measured(self);
+            let beside = other.join().map_err(|_| "the load beside is gone".to_owned())??;
+            let failed: u64 = beside.iter().flat_map(|run| &run.series).map(|series| series.failed()).sum();
+            if failed > 0 {
+                return Err(format!("{failed} operations of the load beside failed"));
+            }
+            result
+        })
+    }
+}
+
+const KEY: &[u8] = b"compared";
+
+fn reads(serializable: bool) -> Range {
+    Range { key: KEY.to_vec(), serializable, ..Range::default() }
+}
+
+fn put(value_bytes: usize) -> impl Fn(usize) -> Put {
+    let keys = Keys::new(8, 100_000).expect("eight bytes hold such numbers");
+    move |thread| Put::new(keys.clone(), value_bytes, true, thread as u64)
+}
+
+fn put_1k(field: &mut Field) -> Result<(), String> {
+    let mut plan = field.plan(100, 500, field.scale.of(20_000, 100_000, 1_000_000));
+    plan.warmup = Duration::from_millis(300);
+    field.measure("put-1k", &plan, put(1024))
+}
+
+fn put_one(field: &mut Field) -> Result<(), String> {
+    let mut plan = field.plan(1, 1, field.scale.of(1_000, 3_000, 20_000));
+    plan.warmup = Duration::from_millis(200);
+    field.measure("put-one", &plan, put(256))
+}
+
+fn range_with(field: &mut Field, name: &str, serializable: bool) -> Result<(), String> {
+    field.seed(KEY, 1024)?;
+    let mut plan = field.plan(100, 1000, field.scale.of(40_000, 200_000, 500_000));
+    plan.warmup = Duration::from_millis(300);
+    field.measure(name, &plan, |_| reads(serializable))
+}
+
+fn range_l(field: &mut Field) -> Result<(), String> {
+    range_with(field, "range-l", false)
+}
+
+fn range_s(field: &mut Field) -> Result<(), String> {
+    range_with(field, "range-s", true)
+}
+
+fn range_one(field: &mut Field) -> Result<(), String> {
+    field.seed(KEY, 1024)?;
+    let mut plan = field.plan(1, 1, field.scale.of(3_000, 10_000, 50_000));
+    plan.warmup = Duration::from_millis(200);
+    field.measure("range-one", &plan, |_| reads(false))
+}
+
+fn beside_writes(field: &mut Field, name: &str, rate: u64) -> Result<(), String> {
+    let time = field.scale.of(Duration::from_secs(2), Duration::from_secs(10), Duration::from_secs(60));
+    let mut plan = field.plan(100, 1000, 0);
+    plan.duration = Some(time);
+    if rate == 0 {
+        return field.measure(name, &plan, |_| reads(false));
+    }
+    field.beside(put(1024)(0), rate as f64, time, |field| field.measure(name, &plan, |_| reads(false)))
+}
+
+fn range_writes(field: &mut Field) -> Result<(), String> {
+    field.seed(KEY, 1024)?;
+    beside_writes(field, "range-writes", 10)
+}
+
+fn curve(field: &mut Field) -> Result<(), String> {
+    field.seed(KEY, 1024)?;
+    [0, 10, 100, 1000].into_iter().try_for_each(|rate| beside_writes(field, &format!("curve-{rate}"), rate))
+}
+
+fn txn_mixed(field: &mut Field) -> Result<(), String> {
+    field.seed(KEY, 1024)?;
+    let mut plan = field.plan(20, 100, field.scale.of(10_000, 50_000, 500_000));
+    plan.warmup = Duration::from_millis(300);
+    let range = Range { key: vec![0], end: vec![0], limit: 10, ..Range::default() };
+    let keys = Keys::new(8, 10_000)?;
+    field.measure("txn-mixed", &plan, |thread| {
+        TxnMixed::new(keys.clone(), 1024, 4.0, &range, thread as u64)
+    })?;
+    // Reads and writes are one load here.
+    if let Some(Measured { run, .. }) = field.measured.last_mut()
+        && let Some(writes) = run.series.pop()
+        && let Some(all) = run.series.first_mut()
+    {
+        all.add(writes);
+    }
+    Ok(())
+}
+
+fn value_1m(field: &mut Field) -> Result<(), String> {
+    field.seed(b"large", 1_000_000)?;
+    let (clients, total) = field.scale.of((50, 300), (200, 2_000), (1000, 20_000));
+    let plan = field.plan(100.min(clients), clients, total);
+    let range = Range { key: b"large".to_vec(), ..Range::default() };
+    field.measure("value-1m", &plan, |_| range.clone())
+}
+
+/// Puts values of varying size under keys of 128 bytes, each once.
+#[derive(Clone)]
+struct Fill {
+    values: Vec<u8>,
+    bytes_min: u64,
+    bytes_max: u64,
+    random: Random,
+}
+
+fn filled_key(number: u64) -> Vec<u8> {
+    format!("filled/{number:0121}").into_bytes()
+}
+
+impl Workload for Fill {
+    type Client = ();
+
+    fn begin(&mut self, _: &mut (), number: u64, request: &mut Request) -> Step {
+        let bytes = self.bytes_min + self.random.below(self.bytes_max - self.bytes_min + 1);
+        request.method = Method::Put;
+        Message(&mut request.message)
+            .bytes(1, &filled_key(number))
+            .bytes(2, self.values.get(..bytes as usize).unwrap_or_default());
+        Step::Call
+    }
+
+    fn answered(&mut self, _: &mut (), status: &Status, _: &mut Request) -> Step {
+        done(status)
+    }
+}
+
+fn expensive(field: &mut Field) -> Result<(), String> {
+    // Full is the published experiment: 100k pairs of 1 to 32 KB, ranges of 20k of them, one each second.
+    let (pairs, in_range, bytes_max) =
+        field.scale.of((4_000, 4_000, 4096), (20_000, 20_000, 8192), (100_000, 20_000, 32_768));
+    let time = field.scale.of(Duration::from_secs(4), Duration::from_secs(20), Duration::from_secs(60));
+    let fill = Fill {
+        values: Random::from_clock(6).bytes(bytes_max as usize),
+        bytes_min: 1024,
+        bytes_max,
+        random: Random::from_clock(7),
+    };
+    measure(&field.plan(10, 50, pairs), field.target, |_| fill.clone(), &mut Nobody)?;
+    let cheap = Range { key: filled_key(0), end: filled_key(10), ..Range::default() };
+    let dear =
+        Range { key: b"filled/".to_vec(), end: b"filled0".to_vec(), limit: in_range, ..Range::default() };
+    let mut reads = field.plan(10, 100, 0);
+    reads.duration = Some(time);
+    reads.schedule = Schedule::Open(100.0);
+    let writes = Plan { schedule: Schedule::Open(20.0), clients: 20, connections: 4, ..reads.clone() };
+    let both = |field: &mut Field, name: &str| -> Result<(), String> {
+        // Both at once; the writes are measured by a field of their own.
+        let mut other = Field { measured: Vec::new(), ..*field };
+        let (read_name, write_name) = (format!("{name}-reads"), format!("{name}-writes"));
+        let written = std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                let result = other.measure(&write_name, &writes, put(128));
+                result.map(|()| std::mem::take(&mut other.measured))
+            });
+            let result = field.measure(&read_name, &reads, |_| cheap.clone());
+            let written = thread.join().map_err(|_| "the writes' thread is gone".to_owned())?;
+            result.and(written)
+        })?;
+        field.measured.extend(written);
+        // Nobody can say which of the loads the server worked for; its memory counts for all.
+        for measured in &mut field.measured {
+            measured.usage =
+                measured.usage.map(|usage| Usage { rss_bytes: usage.rss_bytes, ..Usage::default() });
+        }
+        Ok(())
+    };
+    both(field, "expensive-alone")?;
+    field.beside(dear, 1.0, time, |field| both(field, "expensive-beside"))
+}
+
+const USER: (&str, &str) = ("root", "a password for a while");
+
+fn logins(field: &mut Field) -> Result<(), String> {
+    if !field.is_ours {
+        return Err("authentication would have to be enabled on a server that others may use".to_owned());
+    }
+    let mut asker = Asker::new(field.target.clone())?;
+    asker.ask(Method::UserAdd, |message| {
+        message.bytes(1, USER.0.as_bytes()).bytes(2, USER.1.as_bytes());
+    })?;
+    asker.ask(Method::RoleAdd, |message| {
+        message.bytes(1, b"root");
+    })?;
+    asker.ask(Method::UserGrantRole, |message| {
+        message.bytes(1, USER.0.as_bytes()).bytes(2, b"root");
+    })?;
+    asker.ask(Method::AuthEnable, |_| ())?;
+    let plan = field.plan(200, 200, field.scale.of(60, 600, 6_000));
+    let result = field.measure("authenticate", &plan, |_| authenticate(USER.0, USER.1));
+    // Others come after this one, without a token.
+    let token = Asker::new(field.target.clone())?.authenticate(USER.0, USER.1)?;
+    let mut target = field.target.clone();
+    target.token = Some(token);
+    Asker::new(target)?.ask(Method::AuthDisable, |_| ())?;
+    result
+}

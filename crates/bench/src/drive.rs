@@ -1,0 +1,676 @@
+//! Runs a load: clients that each make one operation after the other, by a schedule, over the connections of some
+//! threads, and measures it.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use crate::engine::calls::{Calls, Handler, Target};
+use crate::engine::connection::{Method, Status};
+use crate::histogram::Histogram;
+use crate::samples::Series;
+
+/// The next request of an operation.
+pub struct Request {
+    /// What is called.
+    pub method: Method,
+    /// The message; made anew for each request.
+    pub message: Vec<u8>,
+    /// Whether the answer is wanted.
+    pub keep: bool,
+}
+
+/// What an operation does next.
+#[derive(Debug)]
+pub enum Step {
+    /// The request is to be sent.
+    Call,
+    /// The same, on a stream that stays open until [`Workload::message`] has enough of it.
+    Open,
+    /// It is over: in which series it counts, and its error if it failed.
+    Done(usize, Result<(), String>),
+}
+
+/// What the clients of a load do. Each thread has its own one.
+pub trait Workload: Send {
+    /// What a client keeps between its requests.
+    type Client: Send + Default;
+
+    /// How many series of measurements there are.
+    fn series(&self) -> usize {
+        1
+    }
+
+    /// What a client does once before all runs, unmeasured; called again with each answer until it is done.
+    fn prepare(&mut self, _: &mut Self::Client, _: Option<&Status>, _: &mut Request) -> Step {
+        Step::Done(0, Ok(()))
+    }
+
+    /// Begins an operation; operations are numbered from 0 over all clients and threads.
+    fn begin(&mut self, client: &mut Self::Client, number: u64, request: &mut Request) -> Step;
+
+    /// A message of the answer to a request that wanted it. True ends an open stream as if it were answered well.
+    fn message(&mut self, _: &mut Self::Client, _: &[u8]) -> bool {
+        false
+    }
+
+    /// A request is answered; most operations are over then.
+    fn answered(&mut self, client: &mut Self::Client, status: &Status, request: &mut Request) -> Step;
+}
+
+/// The result of a request that is a whole operation.
+pub fn done(status: &Status) -> Step {
+    Step::Done(0, outcome(status))
+}
+
+/// A failure's text.
+pub fn outcome(status: &Status) -> Result<(), String> {
+    if status.code == 0 { Ok(()) } else { Err(status.text()) }
+}
+
+/// When operations begin.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Schedule {
+    /// Each client begins the next when it has the answer to the last: as fast as the server answers. A server that
+    /// stalls is asked less, so that latencies look better than users would find them.
+    Flat,
+    /// So many per second, at fixed times, whatever the server does. Latency counts from the time an operation was
+    /// meant to begin, also if no client was free then.
+    Open(f64),
+    /// At most so many per second, counted from when they really began: what `--rate` is in etcd's tool.
+    Paced(f64),
+}
+
+/// How much, by whom, when.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Operations per run; not used where there is a duration.
+    pub total: u64,
+    /// How long operations begin.
+    pub duration: Option<Duration>,
+    /// When they begin.
+    pub schedule: Schedule,
+    /// How many are under way at most.
+    pub clients: usize,
+    /// Over how many connections they are spread.
+    pub connections: usize,
+    /// How many threads send them.
+    pub threads: usize,
+    /// How long the load runs before it is measured.
+    pub warmup: Duration,
+    /// How often it is measured.
+    pub repeat: usize,
+    /// How long answers are waited for when nothing new begins.
+    pub drain_max: Duration,
+}
+
+impl Default for Plan {
+    fn default() -> Self {
+        Self {
+            total: 10_000,
+            duration: None,
+            schedule: Schedule::Flat,
+            clients: 1,
+            connections: 1,
+            threads: 1,
+            warmup: Duration::ZERO,
+            repeat: 1,
+            drain_max: Duration::from_secs(60),
+        }
+    }
+}
+
+/// What one run measured.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// A series for each kind of operation.
+    pub series: Vec<Series>,
+    /// When it began.
+    pub began: SystemTime,
+    /// From then to the last answer, and no less than the time that was given.
+    pub elapsed: Duration,
+    /// What the load generator itself needed.
+    pub generator: Generator,
+}
+
+/// The load generator's own cost.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Generator {
+    /// CPU time of all its threads.
+    pub cpu: Duration,
+    /// Time its threads were ready to run but did not, for want of a CPU.
+    pub starved: Duration,
+    /// The busiest thread's CPU time per time of the run, 0 to 1.
+    pub busiest: f64,
+    /// How often a connection was lost.
+    pub lost: u64,
+    /// The segment size of the first connection, where it is known.
+    pub segment_bytes: Option<u32>,
+}
+
+/// Looks on while a load runs.
+pub trait Observer {
+    /// A run begins now.
+    fn begins(&mut self, _run: usize) {}
+    /// It is over.
+    fn ends(&mut self, _run: usize) {}
+    /// Half a second passed, in which this happened; `done` of all operations of the run are over.
+    fn progress(&mut self, _run: usize, _recent: &Histogram, _over: Duration, _done: u64) {}
+}
+
+/// Looks at nothing.
+pub struct Nobody;
+
+impl Observer for Nobody {}
+
+#[derive(Default)]
+struct Shared {
+    next: AtomicU64,
+    done: AtomicU64,
+    stop: AtomicBool,
+    recent: Mutex<Option<Histogram>>,
+}
+
+enum Order {
+    Prepare,
+    Run { start: Instant, began: SystemTime, duration: Option<Duration>, total: u64 },
+}
+
+struct Ran {
+    series: Vec<Series>,
+    last: Instant,
+    cpu: Duration,
+    starved: Duration,
+    lost: u64,
+    segment_bytes: Option<u32>,
+}
+
+/// Runs a plan; `make` gives each thread its workload. Gives a [`Run`] per repetition.
+pub fn measure<W: Workload>(
+    plan: &Plan,
+    target: &Target,
+    make: impl Fn(usize) -> W,
+    observer: &mut dyn Observer,
+) -> Result<Vec<Run>, String> {
+    let threads = plan.threads.clamp(1, plan.connections.max(1));
+    let shared = Shared::default();
+    std::thread::scope(|scope| {
+        let mut workers = Vec::new();
+        for thread in 0..threads {
+            let (orders, inbox) = channel();
+            let (replies, answers) = channel();
+            let (workload, shared, target, plan) = (make(thread), &shared, target.clone(), plan.clone());
+            std::thread::Builder::new()
+                .name(format!("load {thread}"))
+                .spawn_scoped(scope, move || {
+                    worker(workload, thread, threads, &plan, target, shared, &inbox, &replies)
+                })
+                .map_err(|error| format!("no thread: {error}"))?;
+            workers.push((orders, answers));
+        }
+        let result = conduct(plan, &shared, &workers, observer);
+        shared.stop.store(true, Ordering::Relaxed);
+        // Workers end when their orders do.
+        drop(workers);
+        result
+    })
+}
+
+type Worker = (Sender<Order>, Receiver<Result<Option<Ran>, String>>);
+
+fn conduct(
+    plan: &Plan,
+    shared: &Shared,
+    workers: &[Worker],
+    observer: &mut dyn Observer,
+) -> Result<Vec<Run>, String> {
+    let all = |order: &dyn Fn() -> Order| -> Result<(), String> {
+        for (orders, _) in workers {
+            orders.send(order()).map_err(|_| "a load thread is gone".to_owned())?;
+        }
+        Ok(())
+    };
+    // Connected, then prepared.
+    for (_, answers) in workers {
+        answers.recv().map_err(|_| "a load thread is gone".to_owned())??;
+    }
+    all(&|| Order::Prepare)?;
+    for (_, answers) in workers {
+        answers.recv().map_err(|_| "a load thread is gone".to_owned())??;
+    }
+    let mut runs = Vec::new();
+    let warmups = usize::from(!plan.warmup.is_zero());
+    for run in 0..warmups + plan.repeat {
+        let warming = run < warmups;
+        shared.next.store(0, Ordering::Relaxed);
+        shared.done.store(0, Ordering::Relaxed);
+        if !warming {
+            observer.begins(run - warmups);
+        }
+        let (start, began) = (Instant::now(), SystemTime::now());
+        let duration = if warming { Some(plan.warmup) } else { plan.duration };
+        let total = match (duration, plan.schedule) {
+            (None, _) => plan.total,
+            // All that is due within the time.
+            (Some(time), Schedule::Open(rate)) => (time.as_secs_f64() * rate).ceil() as u64,
+            (Some(_), _) => u64::MAX,
+        };
+        all(&|| Order::Run { start, began, duration, total })?;
+        let mut ran = Ran {
+            series: Vec::new(),
+            last: start,
+            cpu: Duration::ZERO,
+            starved: Duration::ZERO,
+            lost: 0,
+            segment_bytes: None,
+        };
+        let mut busiest = Duration::ZERO;
+        let mut looked = Instant::now();
+        for (_, answers) in workers {
+            let part = loop {
+                match answers.recv_timeout(Duration::from_millis(500)) {
+                    Ok(answer) => break answer?.ok_or("a load thread answered out of turn")?,
+                    Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {
+                        let recent = shared.recent.lock().unwrap_or_else(PoisonError::into_inner).take();
+                        let recent = recent.unwrap_or_else(|| Histogram::new(Histogram::COARSE));
+                        if !warming {
+                            let done = shared.done.load(Ordering::Relaxed);
+                            observer.progress(run - warmups, &recent, looked.elapsed(), done);
+                        }
+                        looked = Instant::now();
+                    }
+                    Err(_) => return Err("a load thread is gone".to_owned()),
+                }
+            };
+            ran.last = ran.last.max(part.last);
+            ran.cpu += part.cpu;
+            ran.starved += part.starved;
+            ran.lost += part.lost;
+            ran.segment_bytes = ran.segment_bytes.or(part.segment_bytes);
+            busiest = busiest.max(part.cpu);
+            if ran.series.is_empty() {
+                ran.series = part.series;
+            } else {
+                ran.series.iter_mut().zip(part.series).for_each(|(all, more)| all.add(more));
+            }
+        }
+        if warming {
+            continue;
+        }
+        observer.ends(run - warmups);
+        // Where the time was given, a rate refers to all of it, also if the last operation came early.
+        let elapsed = (ran.last - start).max(duration.unwrap_or_default());
+        runs.push(Run {
+            series: ran.series,
+            began,
+            elapsed,
+            generator: Generator {
+                cpu: ran.cpu,
+                starved: ran.starved,
+                busiest: busiest.as_secs_f64() / elapsed.as_secs_f64().max(1e-9),
+                lost: ran.lost,
+                segment_bytes: ran.segment_bytes,
+            },
+        });
+    }
+    Ok(runs)
+}
+
+#[allow(clippy::too_many_arguments)]
+fn worker<W: Workload>(
+    workload: W,
+    thread: usize,
+    threads: usize,
+    plan: &Plan,
+    target: Target,
+    shared: &Shared,
+    orders: &Receiver<Order>,
+    replies: &Sender<Result<Option<Ran>, String>>,
+) {
+    let share = |count: usize| (count + threads - 1 - thread) / threads;
+    let connections = share(plan.connections);
+    // Client c is on connection c mod connections, as in etcd's tool; those of this thread are its own.
+    let clients = (0..plan.clients).filter(|client| client % plan.connections % threads == thread);
+    let clients: Vec<usize> = clients.map(|client| client % plan.connections / threads).collect();
+    let mut calls = match Calls::open(target, connections) {
+        Ok(calls) => calls,
+        Err(error) => {
+            let _ = replies.send(Err(format!("dial error: {error}")));
+            return;
+        }
+    };
+    if replies.send(Ok(None)).is_err() {
+        return;
+    }
+    let series = workload.series();
+    let mut driver = Driver {
+        workload,
+        slots: clients
+            .into_iter()
+            .map(|connection| Slot {
+                connection,
+                client: W::Client::default(),
+                started: Instant::now(),
+                open: None,
+            })
+            .collect(),
+        idle: Vec::new(),
+        request: Request { method: Method::Put, message: Vec::new(), keep: false },
+        preparing: false,
+        failed: None,
+        shared,
+        thread: thread as u64,
+        threads: threads as u64,
+        schedule: plan.schedule,
+        start: Instant::now(),
+        began: 0.0,
+        until: None,
+        total: 0,
+        next: 0,
+        token: Instant::now(),
+        outstanding: 0,
+        last: Instant::now(),
+        series: Vec::new(),
+        recent: Histogram::new(Histogram::COARSE),
+        pushed: Instant::now(),
+    };
+    while let Ok(order) = orders.recv() {
+        let reply = match order {
+            Order::Prepare => driver.prepare(&mut calls, plan.drain_max).map(|()| None),
+            Order::Run { start, began, duration, total } => {
+                driver.series = (0..series).map(|_| Series::default()).collect();
+                driver.start = start;
+                driver.began = began.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+                driver.until = duration.map(|time| start + time);
+                driver.total = total;
+                driver.run(&mut calls, plan).map(Some)
+            }
+        };
+        if replies.send(reply).is_err() {
+            return;
+        }
+    }
+}
+
+struct Slot<C> {
+    connection: usize,
+    client: C,
+    started: Instant,
+    /// Where its stream is, while one is open.
+    open: Option<usize>,
+}
+
+struct Driver<'a, W: Workload> {
+    workload: W,
+    slots: Vec<Slot<W::Client>>,
+    /// Clients with nothing to do, the one that waits longest last.
+    idle: Vec<usize>,
+    request: Request,
+    preparing: bool,
+    failed: Option<String>,
+    shared: &'a Shared,
+    thread: u64,
+    threads: u64,
+    schedule: Schedule,
+    start: Instant,
+    /// Unix time of the start.
+    began: f64,
+    until: Option<Instant>,
+    total: u64,
+    /// The number of this thread's next operation, with a schedule that fixes their times.
+    next: u64,
+    token: Instant,
+    outstanding: usize,
+    last: Instant,
+    series: Vec<Series>,
+    recent: Histogram,
+    pushed: Instant,
+}
+
+/// How long a turn lasts at most; a timer or an answer ends it earlier.
+const TURN: Duration = Duration::from_millis(200);
+
+impl<W: Workload> Driver<'_, W> {
+    fn prepare(&mut self, calls: &mut Calls, longest: Duration) -> Result<(), String> {
+        self.preparing = true;
+        for at in 0..self.slots.len() {
+            let step = self.workload.prepare(&mut self.slots[at].client, None, self.request.clear());
+            self.outstanding += 1;
+            self.step(calls, at, step);
+        }
+        let deadline = Instant::now() + longest;
+        while self.outstanding > 0 && self.failed.is_none() {
+            if Instant::now() > deadline {
+                return Err("the server does not answer what has to be set up before the load".to_owned());
+            }
+            calls.turn(TURN, self).map_err(|error| error.to_string())?;
+        }
+        self.preparing = false;
+        self.failed.take().map_or(Ok(()), Err)
+    }
+
+    fn run(&mut self, calls: &mut Calls, plan: &Plan) -> Result<Ran, String> {
+        let (cpu, starved) = thread_times();
+        let lost = calls.lost;
+        self.next = self.thread;
+        self.token = self.start;
+        self.last = self.start;
+        self.idle = (0..self.slots.len()).rev().collect();
+        self.outstanding = 0;
+        self.dispatch(calls);
+        let mut drain: Option<Instant> = None;
+        while self.outstanding > 0 || self.more(Instant::now()) {
+            calls.turn(TURN, self).map_err(|error| error.to_string())?;
+            if self.shared.stop.load(Ordering::Relaxed) {
+                return Err("stopped".to_owned());
+            }
+            let now = Instant::now();
+            // With fixed times, what was due but found no client free still has to be done, but not for ever.
+            let over = self.until.is_some_and(|until| now >= until) || !self.more(now);
+            if over && now > *drain.get_or_insert(now + plan.drain_max) {
+                let left = if let Schedule::Open(_) = self.schedule { self.unserved() } else { 0 };
+                if left == 0 {
+                    return Err(format!(
+                        "{} operations were not answered within {} s after the load ended",
+                        self.outstanding,
+                        plan.drain_max.as_secs()
+                    ));
+                }
+                // The rate is more than the server bears: what is left counts as failed.
+                for _ in 0..left {
+                    self.note(0, now, now, Err("not begun: no client was free within the time".to_owned()));
+                }
+                self.total = self.next;
+                drain = None;
+            }
+        }
+        self.push();
+        let (cpu_after, starved_after) = thread_times();
+        Ok(Ran {
+            series: std::mem::take(&mut self.series),
+            last: self.last,
+            cpu: cpu_after.saturating_sub(cpu),
+            starved: starved_after.saturating_sub(starved),
+            lost: calls.lost - lost,
+            segment_bytes: calls.segment_bytes(),
+        })
+    }
+
+    fn unserved(&self) -> u64 {
+        self.total.saturating_sub(self.next).div_ceil(self.threads)
+    }
+
+    /// Whether there are operations that have not begun.
+    fn more(&self, now: Instant) -> bool {
+        match self.schedule {
+            Schedule::Open(_) => self.next < self.total,
+            _ => {
+                self.until.is_none_or(|until| now < until)
+                    && self.shared.next.load(Ordering::Relaxed) < self.total
+            }
+        }
+    }
+
+    /// Begins what is due as long as clients are idle, and sets the timer for what is next.
+    fn dispatch(&mut self, calls: &mut Calls) {
+        while let Some(&at) = self.idle.last() {
+            let now = Instant::now();
+            let (number, started) = match self.schedule {
+                Schedule::Flat => {
+                    if self.until.is_some_and(|until| now >= until) {
+                        return;
+                    }
+                    let number = self.shared.next.fetch_add(1, Ordering::Relaxed);
+                    if number >= self.total {
+                        return;
+                    }
+                    (number, now)
+                }
+                Schedule::Open(rate) => {
+                    if self.next >= self.total {
+                        return;
+                    }
+                    let due = self.start + Duration::from_secs_f64(self.next as f64 / rate);
+                    if due > now {
+                        // A timer that cannot be set only makes this thread look less often.
+                        let _ = calls.wake_at(now, due);
+                        return;
+                    }
+                    self.next += self.threads;
+                    (self.next - self.threads, due)
+                }
+                Schedule::Paced(rate) => {
+                    if self.until.is_some_and(|until| now >= until) {
+                        return;
+                    }
+                    if self.token > now {
+                        let _ = calls.wake_at(now, self.token);
+                        return;
+                    }
+                    let number = self.shared.next.fetch_add(1, Ordering::Relaxed);
+                    if number >= self.total {
+                        return;
+                    }
+                    let interval = Duration::from_secs_f64(self.threads as f64 / rate);
+                    // A token that was not taken in time is kept, but only one.
+                    self.token = self.token.max(now.checked_sub(interval).unwrap_or(now)) + interval;
+                    (number, now)
+                }
+            };
+            self.idle.pop();
+            let slot = &mut self.slots[at];
+            slot.started = started;
+            self.outstanding += 1;
+            let step = self.workload.begin(&mut slot.client, number, self.request.clear());
+            self.step(calls, at, step);
+        }
+    }
+
+    fn step(&mut self, calls: &mut Calls, at: usize, step: Step) {
+        match step {
+            Step::Call => {
+                let slot = &self.slots[at];
+                let request = &self.request;
+                calls.call(slot.connection, request.method, &request.message, at as u64, request.keep);
+            }
+            Step::Open => {
+                let slot = &mut self.slots[at];
+                let request = &self.request;
+                let link = calls.open_stream(slot.connection, request.method, &request.message, at as u64);
+                slot.open = Some(link);
+            }
+            Step::Done(series, result) => {
+                self.outstanding -= 1;
+                if self.preparing {
+                    if let Err(error) = result {
+                        self.failed.get_or_insert(error);
+                    }
+                    return;
+                }
+                let slot = &mut self.slots[at];
+                let started = slot.started;
+                self.note(series, Instant::now(), started, result);
+                self.idle.push(at);
+            }
+        }
+    }
+
+    fn note(&mut self, series: usize, now: Instant, started: Instant, result: Result<(), String>) {
+        self.last = self.last.max(now);
+        let latency = now.saturating_duration_since(started).as_nanos() as u64;
+        let second = (self.began + started.saturating_duration_since(self.start).as_secs_f64()) as i64;
+        let Some(series) = self.series.get_mut(series) else { return };
+        match result {
+            Ok(()) => {
+                series.record(second, latency);
+                self.recent.record(latency);
+            }
+            Err(error) => series.fail(error),
+        }
+        if now.saturating_duration_since(self.pushed) > TURN {
+            self.pushed = now;
+            self.push();
+        }
+    }
+
+    /// Hands what was measured lately to whoever shows progress.
+    fn push(&mut self) {
+        self.shared.done.fetch_add(self.recent.count(), Ordering::Relaxed);
+        let recent = std::mem::replace(&mut self.recent, Histogram::new(Histogram::COARSE));
+        let mut all = self.shared.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut *all {
+            Some(all) => all.add(&recent),
+            None => *all = Some(recent),
+        }
+    }
+}
+
+impl Request {
+    fn clear(&mut self) -> &mut Self {
+        self.message.clear();
+        self.keep = false;
+        self
+    }
+}
+
+impl<W: Workload> Handler for Driver<'_, W> {
+    fn message(&mut self, calls: &mut Calls, tag: u64, body: &[u8]) {
+        let Some(slot) = self.slots.get_mut(tag as usize) else { return };
+        if self.workload.message(&mut slot.client, body)
+            && let Some(link) = slot.open
+        {
+            calls.cancel(link, tag);
+            self.ended(calls, tag, Status::default());
+        }
+    }
+
+    fn ended(&mut self, calls: &mut Calls, tag: u64, status: Status) {
+        let at = tag as usize;
+        let Some(slot) = self.slots.get_mut(at) else { return };
+        slot.open = None;
+        let request = self.request.clear();
+        let step = if self.preparing {
+            self.workload.prepare(&mut slot.client, Some(&status), request)
+        } else {
+            self.workload.answered(&mut slot.client, &status, request)
+        };
+        self.step(calls, at, step);
+        if !self.preparing {
+            self.dispatch(calls);
+        }
+    }
+
+    fn turned(&mut self, calls: &mut Calls) {
+        if !self.preparing {
+            self.dispatch(calls);
+        }
+    }
+}
+
+/// This thread's CPU time, and the time it waited for a CPU, since it began; nothing where the kernel does not say.
+pub fn thread_times() -> (Duration, Duration) {
+    let told = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    let mut nanos = told.split_ascii_whitespace().map(|word| Duration::from_nanos(word.parse().unwrap_or(0)));
+    (nanos.next().unwrap_or_default(), nanos.next().unwrap_or_default())
+}

@@ -1,0 +1,369 @@
+//! Calls over many connections in one thread: what the sockets say is turned into events for a [`Handler`].
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use super::connection::{Connection, Event, Method, Options, Status};
+use super::poller::{Poller, Ready};
+use super::socket::{Endpoint, Socket};
+
+/// Who is told what came. Calls may be made from within.
+pub trait Handler {
+    /// A message of the call with this tag.
+    fn message(&mut self, calls: &mut Calls, tag: u64, body: &[u8]);
+    /// That call is over.
+    fn ended(&mut self, calls: &mut Calls, tag: u64, status: Status);
+    /// All that had arrived was handed over; a timer may have gone off.
+    fn turned(&mut self, calls: &mut Calls);
+}
+
+/// Where to connect, and how.
+#[derive(Clone)]
+pub struct Target {
+    /// Connections go to these in turn.
+    pub endpoints: Vec<Endpoint>,
+    /// How long a connection may take to be made.
+    pub dial_timeout: Duration,
+    /// See [`Options::token`].
+    pub token: Option<String>,
+    /// See [`Options::stream_window`].
+    pub stream_window: u32,
+    /// See [`Options::connection_window`].
+    pub connection_window: u32,
+}
+
+impl Target {
+    /// With the usual windows.
+    pub fn new(endpoints: Vec<Endpoint>) -> Self {
+        let usual = Options::new("");
+        Self {
+            endpoints,
+            dial_timeout: Duration::from_secs(10),
+            token: None,
+            stream_window: usual.stream_window,
+            connection_window: usual.connection_window,
+        }
+    }
+}
+
+struct Link {
+    endpoint: usize,
+    connection: Connection,
+    socket: Option<Socket>,
+    /// What arrived of a frame that is not whole yet.
+    partial: Vec<u8>,
+    sent: usize,
+    /// Told to be writable, or nothing has blocked since.
+    writable: bool,
+    dirty: bool,
+    retry: Option<Instant>,
+    /// Tells events of an earlier socket from those of this one.
+    generation: u32,
+}
+
+/// The connections of one thread.
+pub struct Calls {
+    target: Target,
+    poller: Poller,
+    links: Vec<Link>,
+    /// For each logical connection, how many of its calls went out: they go to the endpoints in turn.
+    turns: Vec<usize>,
+    dirty: Vec<usize>,
+    ready: Vec<Ready>,
+    buffer: Vec<u8>,
+    /// How many links are down now.
+    down: usize,
+    /// How often a connection was lost.
+    pub lost: u64,
+}
+
+const RETRY: Duration = Duration::from_millis(100);
+const REDIAL_MAX: Duration = Duration::from_millis(500);
+const BUFFER_BYTES: usize = 256 << 10;
+
+impl Calls {
+    /// Makes `connections` logical connections, each of which has a real one per endpoint, as etcd's client has.
+    pub fn open(target: Target, connections: usize) -> io::Result<Self> {
+        assert!(!target.endpoints.is_empty(), "an endpoint at least");
+        let mut calls = Self {
+            poller: Poller::new()?,
+            links: Vec::new(),
+            turns: vec![0; connections],
+            dirty: Vec::new(),
+            ready: Vec::new(),
+            buffer: vec![0; BUFFER_BYTES],
+            down: 0,
+            lost: 0,
+            target,
+        };
+        for _ in 0..connections {
+            for endpoint in 0..calls.target.endpoints.len() {
+                let connection = Connection::new(calls.options(endpoint));
+                calls.links.push(Link {
+                    endpoint,
+                    connection,
+                    socket: None,
+                    partial: Vec::new(),
+                    sent: 0,
+                    writable: true,
+                    dirty: false,
+                    retry: None,
+                    generation: 0,
+                });
+                let at = calls.links.len() - 1;
+                calls.dial(at, calls.target.dial_timeout)?;
+            }
+        }
+        Ok(calls)
+    }
+
+    /// How many logical connections there are.
+    pub fn connections(&self) -> usize {
+        self.turns.len()
+    }
+
+    /// What the kernel sends at once to the first endpoint.
+    pub fn segment_bytes(&self) -> Option<u32> {
+        self.links.first()?.socket.as_ref()?.segment_bytes()
+    }
+
+    /// Starts a call on a logical connection; see [`Connection::call`].
+    pub fn call(&mut self, connection: usize, method: Method, message: &[u8], tag: u64, keep: bool) {
+        let link = self.pick(connection);
+        self.links[link].connection.call(method, message, tag, keep, true);
+        self.mark(link);
+    }
+
+    /// Starts a call on which more can be sent, by [`Calls::send`]. Gives where it is.
+    pub fn open_stream(&mut self, connection: usize, method: Method, message: &[u8], tag: u64) -> usize {
+        let link = self.pick(connection);
+        self.links[link].connection.call(method, message, tag, true, false);
+        self.mark(link);
+        link
+    }
+
+    /// Sends a message on a call opened before; says whether it is still there.
+    pub fn send(&mut self, link: usize, tag: u64, message: &[u8]) -> bool {
+        self.mark(link);
+        self.links.get_mut(link).is_some_and(|link| link.connection.send(tag, message))
+    }
+
+    /// Ends a call opened before.
+    pub fn cancel(&mut self, link: usize, tag: u64) {
+        self.mark(link);
+        if let Some(link) = self.links.get_mut(link) {
+            link.connection.cancel(tag);
+        }
+    }
+
+    /// Has [`Handler::turned`] called at that time at the latest.
+    pub fn wake_at(&mut self, now: Instant, time: Instant) -> io::Result<()> {
+        self.poller.wake_after(time.saturating_duration_since(now))
+    }
+
+    /// Sends what gathered, waits at most so long, and hands over what arrived.
+    pub fn turn<H: Handler>(&mut self, longest: Duration, handler: &mut H) -> io::Result<()> {
+        self.flush_all(handler);
+        if self.down > 0 {
+            self.redial(handler);
+        }
+        let longest = if self.down > 0 { longest.min(RETRY) } else { longest };
+        let mut ready = std::mem::take(&mut self.ready);
+        self.poller.wait(Some(longest), &mut ready)?;
+        for one in &ready {
+            let (at, generation) = ((one.token & 0xffff_ffff) as usize, (one.token >> 32) as u32);
+            let Some(link) = self.links.get_mut(at).filter(|link| link.generation == generation) else {
+                continue;
+            };
+            if one.writable {
+                link.writable = true;
+            }
+            if one.readable {
+                self.read(at, handler);
+            }
+            self.flush(at, handler);
+        }
+        self.ready = ready;
+        handler.turned(self);
+        self.flush_all(handler);
+        Ok(())
+    }
+
+    fn options(&self, endpoint: usize) -> Options {
+        let to = &self.target.endpoints[endpoint];
+        Options {
+            tls: to.tls.is_some(),
+            token: self.target.token.clone(),
+            stream_window: self.target.stream_window,
+            connection_window: self.target.connection_window,
+            ..Options::new(if to.unix { "localhost".to_owned() } else { to.address.clone() })
+        }
+    }
+
+    fn pick(&mut self, connection: usize) -> usize {
+        let endpoints = self.target.endpoints.len();
+        let turn = self.turns[connection];
+        self.turns[connection] = (turn + 1) % endpoints;
+        connection * endpoints + turn
+    }
+
+    fn mark(&mut self, at: usize) {
+        if let Some(link) = self.links.get_mut(at).filter(|link| !link.dirty) {
+            link.dirty = true;
+            self.dirty.push(at);
+        }
+    }
+
+    fn dial(&mut self, at: usize, longest: Duration) -> io::Result<()> {
+        let link = &mut self.links[at];
+        let endpoint = &self.target.endpoints[link.endpoint];
+        let socket = Socket::connect(endpoint, longest)
+            .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", endpoint.address)))?;
+        link.generation += 1;
+        self.poller.add(&socket, u64::from(link.generation) << 32 | at as u64)?;
+        link.socket = Some(socket);
+        link.writable = true;
+        self.mark(at);
+        Ok(())
+    }
+
+    fn read<H: Handler>(&mut self, at: usize, handler: &mut H) {
+        let mut buffer = std::mem::take(&mut self.buffer);
+        loop {
+            let link = &mut self.links[at];
+            let Some(socket) = &mut link.socket else { break };
+            let count = match socket.read(&mut buffer) {
+                Ok(0) => {
+                    self.lose(at, "the server closed the connection", handler);
+                    break;
+                }
+                Ok(count) => count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => {
+                    self.lose(at, &error.to_string(), handler);
+                    break;
+                }
+            };
+            // Calls are made while the input is read, on this connection too: what is read is not part of it.
+            let mut joined = std::mem::take(&mut link.partial);
+            let generation = link.generation;
+            let input = if joined.is_empty() {
+                &buffer[..count]
+            } else {
+                joined.extend_from_slice(&buffer[..count]);
+                &joined[..]
+            };
+            let mut done = 0;
+            let violation = loop {
+                let link = &mut self.links[at];
+                if link.generation != generation || link.socket.is_none() {
+                    break None;
+                }
+                match link.connection.next(input, &mut done) {
+                    Ok(Some(Event::Message { tag, body })) => handler.message(self, tag, &body),
+                    Ok(Some(Event::Ended { tag, status })) => handler.ended(self, tag, status),
+                    Ok(None) => break None,
+                    Err(violation) => break Some(violation),
+                }
+            };
+            if let Some(violation) = violation {
+                self.lose(at, violation.0, handler);
+                break;
+            }
+            let link = &mut self.links[at];
+            if joined.is_empty() {
+                link.partial.extend_from_slice(&buffer[done..count]);
+            } else {
+                joined.drain(..done);
+                link.partial = joined;
+            }
+            if link.connection.spent() {
+                self.lose(at, "the server is going away", handler);
+                break;
+            }
+            self.mark(at);
+            // Less than there was room for: the socket is empty, and will say when it is not.
+            if count < buffer.len() && self.target.endpoints[self.links[at].endpoint].tls.is_none() {
+                break;
+            }
+        }
+        self.buffer = buffer;
+    }
+
+    fn flush_all<H: Handler>(&mut self, handler: &mut H) {
+        while let Some(at) = self.dirty.pop() {
+            // Whatever the handler does to others while one is lost marks them again.
+            self.flush(at, handler);
+        }
+    }
+
+    fn flush<H: Handler>(&mut self, at: usize, handler: &mut H) {
+        let link = &mut self.links[at];
+        link.dirty = false;
+        let Some(socket) = &mut link.socket else { return };
+        let lost = loop {
+            if !link.writable {
+                break None;
+            }
+            let unsent = &link.connection.output[link.sent..];
+            let done = if unsent.is_empty() { socket.flush().map(|()| 0) } else { socket.write(unsent) };
+            match done {
+                Ok(_) if unsent.is_empty() => {
+                    link.connection.output.clear();
+                    link.sent = 0;
+                    break None;
+                }
+                Ok(count) => link.sent += count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    link.writable = false;
+                    break None;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => break Some(error.to_string()),
+            }
+        };
+        if link.sent > 1 << 20 {
+            link.connection.output.drain(..link.sent);
+            link.sent = 0;
+        }
+        if let Some(why) = lost {
+            self.lose(at, &why, handler);
+        }
+    }
+
+    fn lose<H: Handler>(&mut self, at: usize, why: &str, handler: &mut H) {
+        let fresh = Connection::new(self.options(self.links[at].endpoint));
+        let link = &mut self.links[at];
+        if link.socket.take().is_none() {
+            return;
+        }
+        self.lost += 1;
+        self.down += 1;
+        link.retry = Some(Instant::now());
+        link.partial.clear();
+        link.sent = 0;
+        let (over, start) = std::mem::replace(&mut link.connection, fresh).lose(why);
+        start(&mut link.connection);
+        for (tag, status) in over {
+            handler.ended(self, tag, status);
+        }
+    }
+
+    fn redial<H: Handler>(&mut self, handler: &mut H) {
+        let now = Instant::now();
+        for at in 0..self.links.len() {
+            if self.links[at].retry.is_some_and(|time| time <= now) {
+                // The other connections wait meanwhile.
+                match self.dial(at, self.target.dial_timeout.min(REDIAL_MAX)) {
+                    Ok(()) => {
+                        self.links[at].retry = None;
+                        self.down -= 1;
+                    }
+                    Err(_) => self.links[at].retry = Some(now + RETRY),
+                }
+            }
+        }
+        self.flush_all(handler);
+    }
+}

@@ -1,0 +1,263 @@
+//! A stream of bytes that never blocks once it is set up: TCP or a Unix socket, plain or with TLS.
+
+use std::io::{self, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Where a connection goes.
+#[derive(Clone, Debug)]
+pub struct Endpoint {
+    /// `host:port`, or the path of a Unix socket.
+    pub address: String,
+    /// Whether `address` is a path.
+    pub unix: bool,
+    /// With which TLS settings, if any.
+    pub tls: Option<Arc<rustls::ClientConfig>>,
+}
+
+impl Endpoint {
+    /// Reads an endpoint as etcd's client does: a scheme decides about TLS, without one `tls` is used where it is given.
+    pub fn parse(text: &str, tls: Option<&Arc<rustls::ClientConfig>>) -> Result<Self, String> {
+        let (scheme, rest) = text.split_once("://").unwrap_or(("", text));
+        let (unix, wants_tls) = match scheme {
+            "" => (false, tls.is_some()),
+            "http" => (false, false),
+            "https" => (false, true),
+            "unix" => (true, false),
+            "unixs" => (true, true),
+            _ => {
+                return Err(format!(
+                    "endpoint {text:?}: unknown scheme {scheme:?}; use http, https, unix or unixs"
+                ));
+            }
+        };
+        let address = if unix { rest } else { rest.split('/').next().unwrap_or_default() };
+        if address.is_empty() || !unix && !address.contains(':') {
+            return Err(format!(
+                "endpoint {text:?} has to be HOST:PORT, or a URL of http, https, unix or unixs"
+            ));
+        }
+        let tls = match (wants_tls, tls) {
+            (false, _) => None,
+            (true, Some(tls)) => Some(tls.clone()),
+            (true, None) => {
+                return Err(format!(
+                    "endpoint {text:?} asks for TLS: give --cacert or --insecure-skip-tls-verify"
+                ));
+            }
+        };
+        Ok(Self { address: address.to_owned(), unix, tls })
+    }
+
+    /// The host's name, without the port.
+    pub fn host(&self) -> &str {
+        if self.unix {
+            return "localhost";
+        }
+        let host = self.address.rsplit_once(':').map_or(self.address.as_str(), |(host, _)| host);
+        host.trim_start_matches('[').trim_end_matches(']')
+    }
+}
+
+enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+/// One end of a connection.
+pub struct Socket {
+    stream: Stream,
+    tls: Option<Box<rustls::Connection>>,
+}
+
+impl Socket {
+    /// Connects, waiting at most so long (per address of the host), and makes it non-blocking. With TLS the handshake is
+    /// done when this returns.
+    pub fn connect(endpoint: &Endpoint, longest: Duration) -> io::Result<Self> {
+        let stream = if endpoint.unix {
+            Stream::Unix(UnixStream::connect(&endpoint.address)?)
+        } else {
+            let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
+            let mut found = None;
+            for address in endpoint.address.to_socket_addrs()? {
+                match TcpStream::connect_timeout(&address, longest) {
+                    Ok(stream) => {
+                        found = Some(stream);
+                        break;
+                    }
+                    Err(error) => last = error,
+                }
+            }
+            let stream = found.ok_or(last)?;
+            stream.set_nodelay(true)?;
+            Stream::Tcp(stream)
+        };
+        let mut socket = Self { stream, tls: None };
+        if let Some(config) = &endpoint.tls {
+            let name = rustls::pki_types::ServerName::try_from(endpoint.host().to_owned()).map_err(|_| {
+                io::Error::new(io::ErrorKind::InvalidInput, "no name to verify a certificate by")
+            })?;
+            let mut tls = rustls::ClientConnection::new(config.clone(), name).map_err(io::Error::other)?;
+            socket.set_timeout(Some(longest))?;
+            while tls.is_handshaking() {
+                match &mut socket.stream {
+                    Stream::Tcp(stream) => tls.complete_io(stream)?,
+                    Stream::Unix(stream) => tls.complete_io(stream)?,
+                };
+            }
+            socket.set_timeout(None)?;
+            if tls.alpn_protocol() != Some(b"h2") {
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    "the server does not speak HTTP/2 over TLS",
+                ));
+            }
+            socket.tls = Some(Box::new(rustls::Connection::Client(tls)));
+        }
+        socket.set_nonblocking()?;
+        Ok(socket)
+    }
+
+    /// The server's end of an accepted connection; a TLS handshake happens as bytes come.
+    pub fn accepted(stream: TcpStream, tls: Option<&Arc<rustls::ServerConfig>>) -> io::Result<Self> {
+        stream.set_nodelay(true)?;
+        let tls = tls
+            .map(|config| rustls::ServerConnection::new(config.clone()).map_err(io::Error::other))
+            .transpose()?
+            .map(|tls| Box::new(rustls::Connection::Server(tls)));
+        let socket = Self { stream: Stream::Tcp(stream), tls };
+        socket.set_nonblocking()?;
+        Ok(socket)
+    }
+
+    fn set_timeout(&self, time: Option<Duration>) -> io::Result<()> {
+        match &self.stream {
+            Stream::Tcp(stream) => stream.set_read_timeout(time),
+            Stream::Unix(stream) => stream.set_read_timeout(time),
+        }
+    }
+
+    fn set_nonblocking(&self) -> io::Result<()> {
+        match &self.stream {
+            Stream::Tcp(stream) => stream.set_nonblocking(true),
+            Stream::Unix(stream) => stream.set_nonblocking(true),
+        }
+    }
+
+    /// Reads what is there; `WouldBlock` if nothing is, 0 at the end.
+    pub fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let Some(tls) = &mut self.tls else { return self.stream.read(buffer) };
+        loop {
+            match tls.reader().read(buffer) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                // A peer that goes without a word has gone all the same.
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
+                done => return done,
+            }
+            if tls.read_tls(&mut self.stream)? == 0 {
+                return Ok(0);
+            }
+            let processed = tls.process_new_packets();
+            while tls.wants_write() {
+                match tls.write_tls(&mut self.stream) {
+                    Ok(_) => {}
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                    Err(error) => return Err(error),
+                }
+            }
+            processed.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        }
+    }
+
+    /// Writes what there is room for; `WouldBlock` if there is none.
+    pub fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.tls.is_none() {
+            return self.stream.write(bytes);
+        }
+        self.flush()?;
+        let Some(tls) = &mut self.tls else { return Ok(0) };
+        let taken = tls.writer().write(bytes)?;
+        match self.flush() {
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
+            _ => Ok(taken),
+        }
+    }
+
+    /// Sends what TLS still holds; `WouldBlock` if some of it stays.
+    pub fn flush(&mut self) -> io::Result<()> {
+        if let Some(tls) = &mut self.tls {
+            while tls.wants_write() {
+                tls.write_tls(&mut self.stream)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The MTU-derived segment size the kernel uses towards the other end, if it says (TCP only).
+    pub fn segment_bytes(&self) -> Option<u32> {
+        let Stream::Tcp(stream) = &self.stream else { return None };
+        let mut value: libc::c_int = 0;
+        let mut length = size_of::<libc::c_int>() as libc::socklen_t;
+        // SAFETY: the kernel writes at most `length` bytes to `value`, which is as large.
+        let done = unsafe {
+            libc::getsockopt(
+                stream.as_raw_fd(),
+                libc::IPPROTO_TCP,
+                libc::TCP_MAXSEG,
+                (&raw mut value).cast(),
+                &raw mut length,
+            )
+        };
+        (done == 0).then_some(value as u32)
+    }
+}
+
+impl AsRawFd for Socket {
+    fn as_raw_fd(&self) -> RawFd {
+        match &self.stream {
+            Stream::Tcp(stream) => stream.as_raw_fd(),
+            Stream::Unix(stream) => stream.as_raw_fd(),
+        }
+    }
+}
+
+impl Read for Stream {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Stream::Tcp(stream) => stream.read(buffer),
+            Stream::Unix(stream) => stream.read(buffer),
+        }
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Stream::Tcp(stream) => stream.write(bytes),
+            Stream::Unix(stream) => stream.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_are_read_as_etcds_client_reads_them() {
+        let parse = |text| Endpoint::parse(text, None);
+        assert_eq!(parse("127.0.0.1:2379").unwrap().address, "127.0.0.1:2379");
+        assert_eq!(parse("http://[::1]:2379/").unwrap().host(), "::1");
+        assert_eq!(parse("unix:///run/etcd").unwrap().address, "/run/etcd");
+        for broken in ["", "host", "ftp://a:1", "https://a:1", "http://"] {
+            assert!(parse(broken).is_err(), "{broken}");
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! Loads and measures servers of etcd's API: etcd's `benchmark`, command for command, and more.
+//!
+//! What it is: a gRPC client that costs a fraction of what it measures ([`engine`]); the workloads of etcd's tool and their
+//! reports, word for word ([`loads`], [`report`]); schedules that do not hide stalls ([`drive`]); comparisons of servers
+//! that take turns, with what each used; reports as JSON, CSV and one page of HTML; and a server that does nothing
+//! ([`responder`]), as the baseline.
+//!
+//! What it does not know: how the servers work. It talks to them as any client does, and reads `/proc` and metrics.
+//!
+//! Invariants, and the tests that hold them (`tests/it`):
+//! * a held rate is held whatever the server does, and latency counts from when an operation was due (`open_loop`);
+//! * reports of given samples are those of etcd's tool, byte for byte (`reports`: recorded from it);
+//! * whatever a server sends, the engine goes on or gives the connection up, and every call ends (`engine`);
+//! * no flag is taken and ignored (`tool`).
+//!
+//! Unsafe code: `engine::poller` (epoll, a timer) and one socket option in `engine::socket`.
+//!
+//! `docs/bench.md` says how to measure with it.
+
+pub mod ask;
+mod command;
+mod compactor;
+mod compare;
+mod contests;
+pub mod drive;
+pub mod engine;
+mod given;
+mod go;
+pub mod histogram;
+mod html;
+pub mod loads;
+mod machine;
+pub mod outcome;
+mod render;
+pub mod report;
+pub mod responder;
+pub mod samples;
+pub mod servers;
+mod tables;
+pub mod tls;
+mod usage;
+mod watcher;
+pub mod wire;
+
+pub use command::{Io, execute, run};

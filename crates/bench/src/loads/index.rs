@@ -1,0 +1,85 @@
+//! `mvcc put` and `mvcc range`: the index alone, in this process, without network, log or disk.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use mvcc::{KeyRange, Location, Store, Value};
+
+use super::Random;
+use crate::samples::Series;
+
+/// What is put.
+#[derive(Clone, Copy, Debug)]
+pub struct Puts {
+    /// How many operations.
+    pub total: u64,
+    /// Of keys.
+    pub key_bytes: usize,
+    /// Of values; the index keeps only their length and place.
+    pub value_bytes: usize,
+    /// How many keys one operation puts.
+    pub per_txn: usize,
+    /// After how many operations readers see them, as a member publishes once per batch.
+    pub batch: u64,
+}
+
+fn second() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs() as i64)
+}
+
+fn keys(bytes: usize, count: usize) -> Vec<Vec<u8>> {
+    let mut random = Random::from_clock(1);
+    (0..count).map(|_| random.bytes(bytes)).collect()
+}
+
+fn fill(store: &mut Store, puts: &Puts, keys: &[Vec<u8>], mut each: impl FnMut(Instant)) {
+    let len = puts.value_bytes as u32;
+    for (number, some) in keys.chunks(puts.per_txn.max(1)).enumerate() {
+        let began = Instant::now();
+        let mut writer = store.begin();
+        for key in some {
+            let location = Location { segment: 1, offset: number as u32 };
+            writer.put(key, Value { location, len, crc: 0 }, 0);
+        }
+        writer.finish();
+        if (number as u64 + 1).is_multiple_of(puts.batch.max(1)) {
+            store.publish();
+        }
+        each(began);
+    }
+    store.publish();
+}
+
+/// Puts random keys, and measures each operation.
+pub fn put(puts: &Puts) -> (Series, Duration) {
+    let keys = keys(puts.key_bytes, puts.total as usize * puts.per_txn.max(1));
+    let mut series = Series::default();
+    let mut store = Store::new();
+    let began = Instant::now();
+    fill(&mut store, puts, &keys, |start| series.record(second(), start.elapsed().as_nanos() as u64));
+    (series, began.elapsed())
+}
+
+/// Puts random keys, and measures reading `limit` of them in order from a random one on, `total` times.
+pub fn range(puts: &Puts, total: u64, limit: usize) -> Result<(Series, Duration), String> {
+    let keys = keys(puts.key_bytes, puts.total as usize * puts.per_txn.max(1));
+    let mut series = Series::default();
+    let mut store = Store::new();
+    fill(&mut store, puts, &keys, |_| ());
+    let view = store.publish();
+    let snapshot = view.snapshot();
+    let mut random = Random::from_clock(2);
+    let began = Instant::now();
+    for _ in 0..total {
+        let Some(key) = keys.get(random.below(keys.len().max(1) as u64) as usize) else { break };
+        let start = Instant::now();
+        let found = snapshot
+            .range(KeyRange::from(key), 0)
+            .map_err(|error| format!("{error:?}"))?
+            .take(limit)
+            .map(|version| std::hint::black_box(version.key().len()))
+            .sum::<usize>();
+        std::hint::black_box(found);
+        series.record(second(), start.elapsed().as_nanos() as u64);
+    }
+    Ok((series, began.elapsed()))
+}

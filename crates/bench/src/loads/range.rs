@@ -1,0 +1,148 @@
+//! `range`: one request, a stream, or page by page.
+
+use crate::drive::{Request, Step, Workload, done, outcome};
+use crate::engine::connection::{Method, Status};
+use crate::wire::{Fields, Message};
+
+/// How many keys a page has: Kubernetes' watch cache asks for so many.
+pub const PAGE: i64 = 10_000;
+
+/// What is read, and how.
+#[derive(Clone, Debug, Default)]
+pub struct Range {
+    /// The first key.
+    pub key: Vec<u8>,
+    /// Where it ends; empty for one key, `\0` for everything from `key` on.
+    pub end: Vec<u8>,
+    /// 0 for no limit.
+    pub limit: i64,
+    /// Only how many.
+    pub count_only: bool,
+    /// Keys without values.
+    pub keys_only: bool,
+    /// Whatever the member asked has.
+    pub serializable: bool,
+    /// `RangeStream` instead of `Range`.
+    pub stream: bool,
+    /// Pages of [`PAGE`] keys at one revision.
+    pub paginate: bool,
+}
+
+/// The end of the range of all keys with a prefix.
+pub fn prefix_end(prefix: &[u8]) -> Vec<u8> {
+    let mut end = prefix.to_vec();
+    while let Some(last) = end.pop() {
+        if last < 0xff {
+            end.push(last + 1);
+            return end;
+        }
+    }
+    vec![0]
+}
+
+impl Range {
+    /// All keys with this prefix.
+    pub fn prefix(&mut self, prefix: &[u8]) {
+        self.end = prefix_end(prefix);
+        self.key = if prefix.is_empty() { vec![0] } else { prefix.to_vec() };
+    }
+
+    fn write(&self, page: &Page, out: &mut Vec<u8>) {
+        let key = if page.next.is_empty() { &self.key } else { &page.next };
+        Message(out)
+            .bytes(1, key)
+            .bytes(2, &self.end)
+            .int(3, if self.paginate { PAGE } else { self.limit })
+            .int(4, page.revision)
+            .flag(7, self.serializable)
+            .flag(8, self.keys_only)
+            .flag(9, self.count_only);
+    }
+}
+
+/// How far a client is in its pages.
+#[derive(Debug, Default)]
+pub struct Page {
+    next: Vec<u8>,
+    revision: i64,
+    more: bool,
+}
+
+impl Workload for Range {
+    type Client = Page;
+
+    fn begin(&mut self, page: &mut Page, _: u64, request: &mut Request) -> Step {
+        *page = Page::default();
+        request.method = if self.stream { Method::RangeStream } else { Method::Range };
+        request.keep = self.paginate && !self.stream;
+        self.write(page, &mut request.message);
+        Step::Call
+    }
+
+    fn message(&mut self, page: &mut Page, body: &[u8]) -> bool {
+        if !self.paginate || self.stream {
+            return false;
+        }
+        let answer = Fields(body);
+        if page.revision == 0 {
+            page.revision = Fields(answer.bytes(1)).number(3) as i64;
+        }
+        page.more = answer.number(3) != 0;
+        page.next.clear();
+        match answer.last(2) {
+            Some(last) => {
+                page.next.extend_from_slice(Fields(last.bytes()).bytes(1));
+                page.next.push(0);
+            }
+            None => page.more = false,
+        }
+        false
+    }
+
+    fn answered(&mut self, page: &mut Page, status: &Status, request: &mut Request) -> Step {
+        if status.code != 0 || !self.paginate || !page.more {
+            return Step::Done(0, outcome(status));
+        }
+        page.more = false;
+        request.method = Method::Range;
+        request.keep = true;
+        self.write(page, &mut request.message);
+        Step::Call
+    }
+}
+
+/// Any unary request whose answer does not matter, again and again: for loads beside the one measured.
+#[derive(Clone, Debug)]
+pub struct Same {
+    /// What is called.
+    pub method: Method,
+    /// The message.
+    pub message: Vec<u8>,
+}
+
+impl Workload for Same {
+    type Client = ();
+
+    fn begin(&mut self, _: &mut (), _: u64, request: &mut Request) -> Step {
+        request.method = self.method;
+        request.message.extend_from_slice(&self.message);
+        Step::Call
+    }
+
+    fn answered(&mut self, _: &mut (), status: &Status, _: &mut Request) -> Step {
+        done(status)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_of_prefixes() {
+        assert_eq!(prefix_end(b"foo"), b"fop");
+        assert_eq!(prefix_end(b"a\xff"), b"b");
+        assert_eq!(prefix_end(b"\xff\xff"), [0]);
+        assert_eq!(prefix_end(b""), [0]);
+    }
+}

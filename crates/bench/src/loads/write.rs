@@ -1,0 +1,160 @@
+//! `put`, `txn-put` and `txn-mixed`.
+
+use super::Random;
+use crate::drive::{Request, Step, Workload, done, outcome};
+use crate::engine::connection::{Method, Status};
+use crate::wire::{Message, number_key};
+
+/// The keys of a load: a buffer of fixed size with a number in front.
+#[derive(Clone, Debug)]
+pub struct Keys {
+    key: Vec<u8>,
+    /// How many different keys there are.
+    pub space: u64,
+}
+
+impl Keys {
+    /// Refuses a size that cannot hold the numbers.
+    pub fn new(size: usize, space: u64) -> Result<Self, String> {
+        let mut key = vec![0; size];
+        number_key(&mut key, i64::try_from(space.saturating_sub(1)).unwrap_or(i64::MAX))?;
+        key.fill(0);
+        Ok(Self { key, space })
+    }
+
+    /// The key of a number below the space.
+    pub fn key(&mut self, number: u64) -> &[u8] {
+        let number = i64::try_from(number).unwrap_or(i64::MAX);
+        // As etcd's tool, over what the last number left.
+        assert!(number_key(&mut self.key, number).is_ok(), "the size was checked for the whole space");
+        &self.key
+    }
+}
+
+/// One put after the other.
+#[derive(Clone, Debug)]
+pub struct Put {
+    keys: Keys,
+    value: Vec<u8>,
+    sequential: bool,
+    random: Random,
+}
+
+impl Put {
+    /// Puts a value of so many random bytes.
+    pub fn new(keys: Keys, value_bytes: usize, sequential: bool, seed: u64) -> Self {
+        let mut random = Random::from_clock(seed);
+        Self { keys, value: random.bytes(value_bytes), sequential, random }
+    }
+}
+
+impl Workload for Put {
+    type Client = ();
+
+    fn begin(&mut self, _: &mut (), number: u64, request: &mut Request) -> Step {
+        let space = self.keys.space;
+        let number = if self.sequential { number % space } else { self.random.below(space) };
+        request.method = Method::Put;
+        Message(&mut request.message).bytes(1, self.keys.key(number)).bytes(2, &self.value);
+        Step::Call
+    }
+
+    fn answered(&mut self, _: &mut (), status: &Status, _: &mut Request) -> Step {
+        done(status)
+    }
+}
+
+/// Transactions of some puts each.
+#[derive(Clone, Debug)]
+pub struct TxnPut {
+    keys: Keys,
+    value: Vec<u8>,
+    operations: u64,
+}
+
+impl TxnPut {
+    /// Refuses more operations than keys, as a transaction may write a key only once.
+    pub fn new(keys: Keys, value_bytes: usize, operations: u64, seed: u64) -> Self {
+        Self { keys, value: Random::from_clock(seed).bytes(value_bytes), operations }
+    }
+}
+
+impl Workload for TxnPut {
+    type Client = ();
+
+    fn begin(&mut self, _: &mut (), number: u64, request: &mut Request) -> Step {
+        request.method = Method::Txn;
+        let mut txn = Message(&mut request.message);
+        for operation in 0..self.operations {
+            let at = number.wrapping_mul(self.operations).wrapping_add(operation) % self.keys.space;
+            txn.message(2, |op| {
+                op.message(2, |put| {
+                    put.bytes(1, self.keys.key(at)).bytes(2, &self.value);
+                });
+            });
+        }
+        Step::Call
+    }
+
+    fn answered(&mut self, _: &mut (), status: &Status, _: &mut Request) -> Step {
+        done(status)
+    }
+}
+
+/// Transactions that read a range or put a key. Reads are series 0, writes series 1.
+#[derive(Clone, Debug)]
+pub struct TxnMixed {
+    keys: Keys,
+    value: Vec<u8>,
+    /// Which part of all are reads.
+    reads: f64,
+    read: Vec<u8>,
+    random: Random,
+}
+
+impl TxnMixed {
+    /// `reads` is a range up to `end`, empty for everything; `ratio` is reads per write.
+    pub fn new(keys: Keys, value_bytes: usize, ratio: f64, reads: &super::range::Range, seed: u64) -> Self {
+        let mut random = Random::from_clock(seed);
+        let mut read = Vec::new();
+        Message(&mut read).message(2, |op| {
+            op.message(1, |range| {
+                range
+                    .bytes(1, &reads.key)
+                    .bytes(2, &reads.end)
+                    .int(3, reads.limit)
+                    .flag(7, reads.serializable);
+            });
+        });
+        Self { keys, value: random.bytes(value_bytes), reads: ratio / (1.0 + ratio), read, random }
+    }
+}
+
+impl Workload for TxnMixed {
+    type Client = usize;
+
+    fn series(&self) -> usize {
+        2
+    }
+
+    fn begin(&mut self, series: &mut usize, number: u64, request: &mut Request) -> Step {
+        request.method = Method::Txn;
+        if self.random.fraction() < self.reads {
+            *series = 0;
+            request.message.extend_from_slice(&self.read);
+        } else {
+            *series = 1;
+            let key = self.keys.key(number % self.keys.space);
+            Message(&mut request.message).message(2, |op| {
+                op.message(2, |put| {
+                    put.bytes(1, key).bytes(2, &self.value);
+                });
+            });
+        }
+        Step::Call
+    }
+
+    fn answered(&mut self, series: &mut usize, status: &Status, _: &mut Request) -> Step {
+        Step::Done(*series, outcome(status))
+    }
+}

@@ -1,0 +1,202 @@
+//! Results as they are shown and written: figures of runs, their medians, and what they were measured on.
+
+use crate::drive::{Generator, Run};
+use crate::samples::Series;
+use crate::usage::Usage;
+
+/// The percentiles that are given.
+pub const PERCENTILES: [(f64, &str); 6] =
+    [(50.0, "p50"), (90.0, "p90"), (95.0, "p95"), (99.0, "p99"), (99.9, "p99.9"), (99.99, "p99.99")];
+
+/// The figures of one run. Latencies are milliseconds.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Figures {
+    /// Operations that went well.
+    pub count: u64,
+    /// And those that did not.
+    pub failed: u64,
+    /// Seconds.
+    pub elapsed_s: f64,
+    /// Operations per second.
+    pub rate: f64,
+    /// Latency.
+    pub mean_ms: f64,
+    /// Latency.
+    pub min_ms: f64,
+    /// Latency.
+    pub max_ms: f64,
+    /// In the order of [`PERCENTILES`].
+    pub percentiles_ms: [f64; 6],
+    /// The server's CPU time per operation, in microseconds.
+    pub server_cpu_us: Option<f64>,
+    /// The server's CPU time in thousandths of one core.
+    pub server_per_mille: Option<f64>,
+    /// The server's memory in the end.
+    pub server_rss_mb: Option<f64>,
+    /// Written to the server's disk per operation.
+    pub server_disk_bytes: Option<f64>,
+    /// Syncs of the server's log per operation.
+    pub server_fsyncs: Option<f64>,
+    /// The load generator's own CPU time per operation, in microseconds.
+    pub client_cpu_us: f64,
+    /// How busy its busiest thread was, 0 to 1.
+    pub client_busy: f64,
+    /// How long its threads waited for a CPU, as a part of the run, 0 to 1.
+    pub client_starved: f64,
+}
+
+impl Figures {
+    /// Of a series of a run; `all` operations of the run share what the server and the generator used.
+    pub fn new(
+        series: &Series,
+        elapsed_s: f64,
+        generator: &Generator,
+        usage: Option<Usage>,
+        all: u64,
+    ) -> Self {
+        let histogram = series.histogram();
+        let ms = |nanos: u64| nanos as f64 / 1e6;
+        let count = series.count();
+        let each = |value: f64| value / all.max(1) as f64;
+        let elapsed = elapsed_s.max(1e-9);
+        Self {
+            count,
+            failed: series.failed(),
+            elapsed_s,
+            rate: count as f64 / elapsed,
+            mean_ms: histogram.mean() / 1e6,
+            min_ms: ms(histogram.min()),
+            max_ms: ms(histogram.max()),
+            percentiles_ms: PERCENTILES.map(|(percent, _)| ms(histogram.percentile(percent))),
+            server_cpu_us: usage.and_then(|usage| usage.cpu_s).map(|cpu| each(cpu * 1e6)),
+            server_per_mille: usage.and_then(|usage| usage.cpu_s).map(|cpu| cpu / elapsed * 1000.0),
+            server_rss_mb: usage.and_then(|usage| usage.rss_bytes).map(|bytes| bytes as f64 / 1e6),
+            server_disk_bytes: usage.and_then(|usage| usage.written_bytes).map(|bytes| each(bytes as f64)),
+            server_fsyncs: usage.and_then(|usage| usage.fsyncs).map(each),
+            client_cpu_us: each(generator.cpu.as_secs_f64() * 1e6),
+            client_busy: generator.busiest,
+            client_starved: generator.starved.as_secs_f64() / elapsed,
+        }
+    }
+
+    /// Each figure's median over runs, by itself.
+    pub fn median(runs: &[Self]) -> Self {
+        let of = |get: &dyn Fn(&Self) -> f64| median(runs.iter().map(get).collect()).unwrap_or(0.0);
+        let maybe = |get: &dyn Fn(&Self) -> Option<f64>| median(runs.iter().filter_map(get).collect());
+        let mut percentiles_ms = [0.0; 6];
+        for (at, percentile) in percentiles_ms.iter_mut().enumerate() {
+            *percentile = of(&|run| run.percentiles_ms[at]);
+        }
+        Self {
+            count: of(&|run| run.count as f64) as u64,
+            failed: of(&|run| run.failed as f64) as u64,
+            elapsed_s: of(&|run| run.elapsed_s),
+            rate: of(&|run| run.rate),
+            mean_ms: of(&|run| run.mean_ms),
+            min_ms: of(&|run| run.min_ms),
+            max_ms: of(&|run| run.max_ms),
+            percentiles_ms,
+            server_cpu_us: maybe(&|run| run.server_cpu_us),
+            server_per_mille: maybe(&|run| run.server_per_mille),
+            server_rss_mb: maybe(&|run| run.server_rss_mb),
+            server_disk_bytes: maybe(&|run| run.server_disk_bytes),
+            server_fsyncs: maybe(&|run| run.server_fsyncs),
+            client_cpu_us: of(&|run| run.client_cpu_us),
+            client_busy: of(&|run| run.client_busy),
+            client_starved: of(&|run| run.client_starved),
+        }
+    }
+
+    /// A percentile by its name.
+    pub fn percentile(&self, name: &str) -> f64 {
+        let at = PERCENTILES.iter().position(|(_, known)| *known == name);
+        at.and_then(|at| self.percentiles_ms.get(at)).copied().unwrap_or(0.0)
+    }
+}
+
+/// The middle value, or the mean of the two in the middle.
+pub fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    let upper = *values.get(middle)?;
+    Some(if values.len().is_multiple_of(2) { (values[middle - 1] + upper) / 2.0 } else { upper })
+}
+
+/// One line of a result: a load on a server, over all its runs.
+#[derive(Clone, Debug, Default)]
+pub struct Row {
+    /// Which load.
+    pub workload: String,
+    /// On which server.
+    pub server: String,
+    /// Each run.
+    pub runs: Vec<Figures>,
+    /// Their medians.
+    pub median: Figures,
+    /// Percent and latency in ms, over all runs together: for the plot.
+    pub distribution: Vec<(f64, f64)>,
+    /// Of the run with the median rate: second of the run, operations, p50 and p99 in ms.
+    pub seconds: Vec<(f64, u64, f64, f64)>,
+    /// Failures by text, over all runs.
+    pub errors: Vec<(String, u64)>,
+}
+
+impl Row {
+    /// Makes a row out of runs; `series` says which of each run's. What the server used comes in the same order.
+    pub fn new(workload: &str, server: &str, runs: &[Run], series: usize, usages: &[Option<Usage>]) -> Self {
+        let mut row = Self { workload: workload.to_owned(), server: server.to_owned(), ..Self::default() };
+        let mut all = Series::default();
+        for (at, run) in runs.iter().enumerate() {
+            let Some(one) = run.series.get(series) else { continue };
+            let together: u64 = run.series.iter().map(|series| series.count() + series.failed()).sum();
+            let usage = usages.get(at).copied().flatten();
+            row.runs.push(Figures::new(one, run.elapsed.as_secs_f64(), &run.generator, usage, together));
+            all.add(one.clone());
+        }
+        row.median = Figures::median(&row.runs);
+        let histogram = all.histogram();
+        if histogram.count() > 0 {
+            // Steps that are even on a scale of nines: 0 %, 50, 75 … up to the last one the samples reach.
+            let steps = ((histogram.count() as f64).log2() * 4.0).ceil() as u32;
+            row.distribution = (0..=steps.min(100))
+                .map(|step| 100.0 * (1.0 - 0.5_f64.powf(f64::from(step) / 4.0)))
+                .map(|percent| (percent, histogram.percentile(percent) as f64 / 1e6))
+                .collect();
+        }
+        row.errors = all.errors.iter().map(|(text, count)| (text.clone(), *count)).collect();
+        let closest = row.runs.iter().enumerate().min_by(|(_, a), (_, b)| {
+            (a.rate - row.median.rate).abs().total_cmp(&(b.rate - row.median.rate).abs())
+        });
+        if let Some(one) = closest.and_then(|(at, _)| runs.get(at)).and_then(|run| run.series.get(series)) {
+            let first = one.seconds.keys().next().copied().unwrap_or(0);
+            row.seconds = (one.seconds.iter())
+                .map(|(second, what)| {
+                    let ms = |percent| what.latencies.percentile(percent) as f64 / 1e6;
+                    ((second - first) as f64, what.latencies.count(), ms(50.0), ms(99.0))
+                })
+                .collect();
+        }
+        row
+    }
+}
+
+/// Everything that is written about a measurement.
+#[derive(Clone, Debug, Default)]
+pub struct Document {
+    /// The exact command.
+    pub command: String,
+    /// When, as RFC 3339.
+    pub time: String,
+    /// Pairs of what and how: machine, kernel, versions.
+    pub facts: Vec<(String, String)>,
+    /// What may spoil the figures.
+    pub warnings: Vec<String>,
+    /// The results.
+    pub rows: Vec<Row>,
+    /// What the figures say.
+    pub conclusions: Vec<String>,
+    /// The server that ratios refer to, if there are several.
+    pub reference: Option<String>,
+    /// The server that does nothing, if it is among them.
+    pub baseline: Option<String>,
+}

@@ -1,0 +1,273 @@
+//! The report of etcd's benchmark, line by line.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::go;
+use crate::samples::Series;
+
+/// How a report is written.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Style {
+    /// All digits (`--precise`).
+    pub precise: bool,
+    /// A line for each second (`--sample`).
+    pub sample: bool,
+}
+
+impl Style {
+    fn number(self, value: f64) -> String {
+        if self.precise { go::general(value) } else { format!("{value:.4}") }
+    }
+}
+
+/// The percentiles of etcd's report.
+pub const PERCENTILES: [f64; 8] = [10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9];
+
+/// What the report says, before it is text. Times are seconds.
+#[derive(Clone, Debug)]
+pub struct Stats {
+    /// From the start of the run to its end.
+    pub total: f64,
+    /// Ascending, with counts.
+    latencies: Vec<(f64, u64)>,
+    count: u64,
+    /// Mean latency.
+    pub average: f64,
+    /// Standard deviation of the latencies.
+    pub stddev: f64,
+    /// Requests per second.
+    pub rate: f64,
+}
+
+impl Stats {
+    /// Computes the figures; `weight` is how many requests one operation stands for (1 but for `mvcc put`).
+    pub fn new(series: &Series, total: Duration, weight: f64) -> Self {
+        let total = total.as_secs_f64();
+        // etcd's tool divides the duration, in whole nanoseconds, by the weight.
+        let latencies: Vec<(f64, u64)> = series
+            .sorted()
+            .into_iter()
+            .map(|(nanos, count)| ((nanos as f64 / weight).trunc() / 1e9, count))
+            .collect();
+        let count: u64 = latencies.iter().map(|(_, count)| count).sum();
+        let sum: f64 = latencies.iter().map(|(latency, count)| latency * *count as f64).sum();
+        let average = sum / count as f64;
+        let squares: f64 =
+            latencies.iter().map(|(l, count)| (l - average) * (l - average) * *count as f64).sum();
+        Self {
+            total,
+            average,
+            stddev: (squares / count as f64).sqrt(),
+            rate: count as f64 / total * weight,
+            latencies,
+            count,
+        }
+    }
+
+    /// The fastest, in seconds.
+    pub fn fastest(&self) -> f64 {
+        self.latencies.first().map_or(0.0, |(latency, _)| *latency)
+    }
+
+    /// The slowest, in seconds.
+    pub fn slowest(&self) -> f64 {
+        self.latencies.last().map_or(0.0, |(latency, _)| *latency)
+    }
+
+    /// A percentile as etcd's report has it: the first latency whose place is at or behind it; 0 where the samples are
+    /// too few to reach it.
+    pub fn percentile(&self, percent: f64) -> f64 {
+        let mut before = 0;
+        for (latency, count) in &self.latencies {
+            // The first place (from 0) that is at or behind the percentile.
+            let place = self.place(percent);
+            if place < before + count {
+                return *latency;
+            }
+            before += count;
+        }
+        0.0
+    }
+
+    fn place(&self, percent: f64) -> u64 {
+        let all = self.count as f64;
+        let mut place = (percent * all / 100.0).floor() as u64;
+        while (place as f64) * 100.0 / all < percent {
+            place += 1;
+        }
+        while place > 0 && (place - 1) as f64 * 100.0 / all >= percent {
+            place -= 1;
+        }
+        place
+    }
+}
+
+/// The whole text of a report; empty if nothing was measured and nothing failed.
+pub fn report(style: Style, series: &Series, total: Duration) -> String {
+    weighted(style, series, total, 1.0)
+}
+
+/// The same where each operation stands for `weight` requests.
+pub fn weighted(style: Style, series: &Series, total: Duration, weight: f64) -> String {
+    let mut text = String::new();
+    if series.count() > 0 {
+        let stats = Stats::new(series, total, weight);
+        let secs = |value| format!("{} secs", style.number(value));
+        text += "\nSummary:\n";
+        for (name, value) in [
+            ("Total", stats.total),
+            ("Slowest", stats.slowest()),
+            ("Fastest", stats.fastest()),
+            ("Average", stats.average),
+            ("Stddev", stats.stddev),
+        ] {
+            let _ = writeln!(text, "  {name}:\t{}.", secs(value));
+        }
+        let _ = writeln!(text, "  Requests/sec:\t{}", style.number(stats.rate));
+        histogram(style, &stats, &mut text);
+        text += "\nLatency distribution:\n";
+        for percent in PERCENTILES {
+            let latency = stats.percentile(percent);
+            if latency > 0.0 {
+                let _ = writeln!(text, "  {}% in {}.", go::general(percent), secs(latency));
+            }
+        }
+        if style.sample {
+            samples(series, &mut text);
+        }
+    }
+    if series.failed() > 0 {
+        text += "\nError distribution:\n";
+        for (error, count) in &series.errors {
+            let _ = writeln!(text, "  [{count}]\t{error}");
+        }
+    }
+    text
+}
+
+fn histogram(style: Style, stats: &Stats, text: &mut String) {
+    const STEPS: usize = 10;
+    let step = (stats.slowest() - stats.fastest()) / STEPS as f64;
+    let mut bounds = [0.0; STEPS + 1];
+    for (at, bound) in bounds.iter_mut().enumerate() {
+        *bound = stats.fastest() + step * at as f64;
+    }
+    bounds[STEPS] = stats.slowest();
+    let mut counts = [0_u64; STEPS + 1];
+    let mut at = 0;
+    for (latency, count) in &stats.latencies {
+        while *latency > bounds[at] && at < STEPS {
+            at += 1;
+        }
+        counts[at] += count;
+    }
+    let most = counts.iter().copied().max().unwrap_or(0).max(1);
+    *text += "\nResponse time histogram:\n";
+    for (bound, count) in bounds.into_iter().zip(counts) {
+        let bar = "∎".repeat((count * 40 / most) as usize);
+        let _ = writeln!(text, "  {} [{count}]\t|{bar}", style.number(bound));
+    }
+}
+
+fn samples(series: &Series, text: &mut String) {
+    *text += "\nSample in one second (unix latency throughput):\n";
+    *text += "UNIX-SECOND,MIN-LATENCY-MS,AVG-LATENCY-MS,MAX-LATENCY-MS,AVG-THROUGHPUT\n";
+    let (Some(first), Some(last)) = (series.seconds.keys().next(), series.seconds.keys().next_back()) else {
+        return;
+    };
+    for second in *first..=*last {
+        // A second in which nothing began has a line too.
+        let (min, mean, max, count) = series.seconds.get(&second).map_or((0, 0, 0, 0), |second| {
+            let all = &second.latencies;
+            (all.min(), all.mean() as u64, all.max(), all.count())
+        });
+        let show = |nanos| cli::go::duration(Duration::from_nanos(nanos));
+        let _ = writeln!(text, "{second},{},{},{},{count}", show(min), show(mean), show(max));
+    }
+    *text += "\n";
+}
+
+/// What `--report-perfdash` writes, and the file's name.
+pub fn perfdash(operation: &str, series: &Series, total: Duration, now: SystemTime) -> (String, String) {
+    let stats = Stats::new(series, total, 1.0);
+    let ms = |percent| {
+        let value = if series.count() == 0 { 0.0 } else { stats.percentile(percent) };
+        general_json((value * 1000.0 * 10_000.0).round() / 10_000.0)
+    };
+    let text = format!(
+        "{{\n  \"version\": \"v1\",\n  \"dataItems\": [\n    {{\n      \"data\": {{\n        \"Perc50\": {},\n        \
+         \"Perc90\": {},\n        \"Perc99\": {}\n      }},\n      \"labels\": {{\n        \"Operation\": \"{}\"\n      \
+         }},\n      \"unit\": \"ms\"\n    }}\n  ]\n}}",
+        ms(50.0),
+        ms(90.0),
+        ms(99.0),
+        operation.to_uppercase()
+    );
+    let seconds = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    (format!("EtcdAPI_benchmark_{operation}_{}.json", rfc3339(seconds)), text)
+}
+
+/// Go's JSON writes no exponent for numbers of this size.
+fn general_json(value: f64) -> String {
+    format!("{value}")
+}
+
+/// Writes that file where etcd's tool does, and says so.
+pub fn write_perfdash(operation: &str, series: &Series, total: Duration, artifacts: Option<&str>) -> String {
+    let (name, text) = perfdash(operation, series, total, SystemTime::now());
+    let folder = PathBuf::from(artifacts.filter(|dir| !dir.is_empty()).unwrap_or("./_artifacts"));
+    let mut said = String::new();
+    if let Err(error) = std::fs::create_dir_all(&folder) {
+        let _ = writeln!(said, "Error creating artifacts directory: {error}");
+    }
+    // Go's filepath.Join drops a leading "./".
+    let path = folder.join(name);
+    let path = path.strip_prefix("./").unwrap_or(&path).to_path_buf();
+    match std::fs::write(&path, text) {
+        Ok(()) => {
+            let _ = writeln!(said, "Successfully created a JSON perf report at {}", path.display());
+        }
+        Err(error) => {
+            let _ = writeln!(said, "Error writing to file: {error}");
+        }
+    }
+    said
+}
+
+/// Seconds since 1970 as UTC (the days by Howard Hinnant's `civil_from_days`).
+pub fn rfc3339(seconds: u64) -> String {
+    let days = (seconds / 86_400) as i64 + 719_468;
+    let era = days.div_euclid(146_097);
+    let day_of_era = days.rem_euclid(146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted + 2) / 5 + 1;
+    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
+    let year = year_of_era + era * 400 + i64::from(month <= 2);
+    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates() {
+        assert_eq!(rfc3339(0), "1970-01-01T00:00:00Z");
+        assert_eq!(rfc3339(951_827_696), "2000-02-29T12:34:56Z");
+        assert_eq!(rfc3339(1_767_225_599), "2025-12-31T23:59:59Z");
+    }
+
+    #[test]
+    fn percentiles_need_enough_samples() {
+        let few = Series::of(0, (1..=10).map(|ms| ms * 1_000_000));
+        let stats = Stats::new(&few, Duration::from_secs(1), 1.0);
+        assert_eq!(stats.percentile(50.0), 0.006);
+        assert_eq!(stats.percentile(90.0), 0.010);
+        assert_eq!(stats.percentile(95.0), 0.0);
+    }
+}

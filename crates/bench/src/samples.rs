@@ -1,0 +1,130 @@
+//! What was measured: each latency, what happened in each second, and what failed.
+
+use std::collections::BTreeMap;
+
+use crate::histogram::Histogram;
+
+/// How many latencies are kept one by one; more are only counted in a histogram.
+const EXACT_MAX: usize = 16 << 20;
+
+/// The measurements of one kind of operation in one run. Latencies are nanoseconds.
+#[derive(Clone, Debug)]
+pub struct Series {
+    exact: Vec<u64>,
+    counted: Histogram,
+    /// By Unix second of the (intended) start.
+    pub seconds: BTreeMap<i64, Second>,
+    /// How often each failure occurred, by its text.
+    pub errors: BTreeMap<String, u64>,
+}
+
+/// What happened in a second.
+#[derive(Clone, Debug)]
+pub struct Second {
+    /// Of all latencies.
+    pub latencies: Histogram,
+}
+
+impl Default for Series {
+    fn default() -> Self {
+        Self {
+            exact: Vec::new(),
+            counted: Histogram::new(Histogram::FINE),
+            seconds: BTreeMap::new(),
+            errors: BTreeMap::new(),
+        }
+    }
+}
+
+impl Series {
+    /// A series of these latencies, all begun in that second.
+    pub fn of(second: i64, latencies: impl IntoIterator<Item = u64>) -> Self {
+        let mut series = Self::default();
+        latencies.into_iter().for_each(|latency| series.record(second, latency));
+        series
+    }
+
+    /// Notes an operation that went well.
+    pub fn record(&mut self, second: i64, latency: u64) {
+        if self.exact.len() < EXACT_MAX {
+            self.exact.push(latency);
+        } else {
+            self.counted.record(latency);
+        }
+        self.seconds
+            .entry(second)
+            .or_insert_with(|| Second { latencies: Histogram::new(Histogram::COARSE) })
+            .latencies
+            .record(latency);
+    }
+
+    /// Notes one that failed.
+    pub fn fail(&mut self, mut text: String) {
+        // A server that puts much, or something new, in each text must not fill the memory.
+        if let Some((end, _)) = text.char_indices().nth(1000) {
+            text.truncate(end);
+        }
+        if self.errors.len() >= 1000 && !self.errors.contains_key(&text) {
+            *self.errors.entry("other errors".to_owned()).or_default() += 1;
+        } else {
+            *self.errors.entry(text).or_default() += 1;
+        }
+    }
+
+    /// Adds what another thread measured.
+    pub fn add(&mut self, other: Self) {
+        let room = EXACT_MAX.saturating_sub(self.exact.len());
+        let (kept, rest) = other.exact.split_at(room.min(other.exact.len()));
+        self.exact.extend_from_slice(kept);
+        rest.iter().for_each(|latency| self.counted.record(*latency));
+        self.counted.add(&other.counted);
+        for (second, more) in other.seconds {
+            match self.seconds.entry(second) {
+                std::collections::btree_map::Entry::Vacant(entry) => {
+                    entry.insert(more);
+                }
+                std::collections::btree_map::Entry::Occupied(mut entry) => {
+                    entry.get_mut().latencies.add(&more.latencies);
+                }
+            }
+        }
+        for (text, count) in other.errors {
+            *self.errors.entry(text).or_default() += count;
+        }
+    }
+
+    /// How many went well.
+    pub fn count(&self) -> u64 {
+        self.exact.len() as u64 + self.counted.count()
+    }
+
+    /// How many failed.
+    pub fn failed(&self) -> u64 {
+        self.errors.values().sum()
+    }
+
+    /// All latencies, ascending, each with how often it occurred.
+    pub fn sorted(&self) -> Vec<(u64, u64)> {
+        let mut exact = self.exact.clone();
+        exact.sort_unstable();
+        let mut runs: Vec<(u64, u64)> = Vec::with_capacity(exact.len().min(1 << 20));
+        for latency in exact {
+            match runs.last_mut() {
+                Some((last, count)) if *last == latency => *count += 1,
+                _ => runs.push((latency, 1)),
+            }
+        }
+        if self.counted.count() > 0 {
+            runs.extend(self.counted.buckets());
+            runs.sort_unstable();
+        }
+        runs
+    }
+
+    /// All latencies in a histogram of three digits.
+    pub fn histogram(&self) -> Histogram {
+        let mut all = self.counted.clone();
+        self.exact.iter().for_each(|latency| all.record(*latency));
+        all
+    }
+}

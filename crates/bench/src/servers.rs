@@ -1,0 +1,295 @@
+//! The servers of a comparison: started here in directories and on ports of their own, running elsewhere, or the
+//! responder in a thread.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::ask::Asker;
+use crate::engine::calls::Target;
+use crate::engine::connection::Method;
+use crate::engine::socket::Endpoint;
+use crate::responder::{self, Responder};
+use crate::tls;
+use crate::usage::Meter;
+
+/// Where a server comes from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Source {
+    /// A program and flags for it besides those that every server gets.
+    Program(PathBuf, Vec<String>),
+    /// It runs already.
+    Running {
+        /// Where.
+        endpoint: String,
+        /// Its process, if that is known.
+        pid: Option<u32>,
+    },
+    /// The responder.
+    Responder,
+}
+
+/// A server to be compared.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Contestant {
+    /// As it is called in the table.
+    pub name: String,
+    /// Where it comes from.
+    pub source: Source,
+    /// Over TLS, with certificates made for it.
+    pub tls: bool,
+}
+
+/// Reads `NAME=PATH[,flag…]`, several of them one after the other: a word that begins with a dash is a flag of the server
+/// before it.
+pub fn programs(words: &[String]) -> Result<Vec<Contestant>, String> {
+    let mut all: Vec<Contestant> = Vec::new();
+    for word in words {
+        if word.starts_with('-') {
+            match all.last_mut().map(|one| &mut one.source) {
+                Some(Source::Program(_, flags)) => flags.push(word.clone()),
+                _ => {
+                    return Err(format!(
+                        "--server: the flag {word:?} belongs to no server; give NAME=PATH first"
+                    ));
+                }
+            }
+            continue;
+        }
+        let (name, path) = named("--server", word, "NAME=PATH")?;
+        all.push(Contestant { name, source: Source::Program(path.into(), Vec::new()), tls: false });
+    }
+    Ok(all)
+}
+
+/// Reads `NAME=ENDPOINT[,pid=N]`, several of them.
+pub fn running(words: &[String]) -> Result<Vec<Contestant>, String> {
+    let mut all: Vec<Contestant> = Vec::new();
+    for word in words {
+        if let Some(number) = word.strip_prefix("pid=") {
+            let parsed = number.parse().map_err(|_| format!("--at: {number:?} is no process"))?;
+            match all.last_mut().map(|one| &mut one.source) {
+                Some(Source::Running { pid, .. }) => *pid = Some(parsed),
+                _ => return Err(format!("--at: {word:?} belongs to no server; give NAME=ENDPOINT first")),
+            }
+            continue;
+        }
+        let (name, endpoint) = named("--at", word, "NAME=ENDPOINT")?;
+        all.push(Contestant { name, source: Source::Running { endpoint, pid: None }, tls: false });
+    }
+    Ok(all)
+}
+
+fn named(flag: &str, word: &str, form: &str) -> Result<(String, String), String> {
+    match word.split_once('=') {
+        Some((name, rest)) if !name.is_empty() && !rest.is_empty() => Ok((name.to_owned(), rest.to_owned())),
+        _ => Err(format!("{flag}: {word:?} is not of the form {form}")),
+    }
+}
+
+/// A server that can be asked. What was started ends when this is dropped, and its data goes.
+pub struct Server {
+    /// How to reach it.
+    pub target: Target,
+    /// What it uses.
+    pub meter: Meter,
+    /// Its version, if it says.
+    pub version: String,
+    child: Option<Child>,
+    /// Goes when the process is gone.
+    directory: Option<Place>,
+    responder: Option<(Arc<AtomicBool>, JoinHandle<()>)>,
+}
+
+impl Server {
+    /// Starts it, or connects to it, and waits until it answers. `place` is where a started server's data goes;
+    /// `given` are TLS settings for servers that run already.
+    pub fn start(contestant: &Contestant, place: &Path, given: &tls::Files) -> Result<Self, String> {
+        let said = |error: std::io::Error| format!("{}: {error}", contestant.name);
+        let place = Place(place.join(format!("mainstay-bench-{}-{}", file_name(&contestant.name), unique())));
+        let directory = &place.0;
+        let certificates = if contestant.tls {
+            std::fs::create_dir_all(directory).map_err(said)?;
+            Some(tls::make(directory)?)
+        } else {
+            None
+        };
+        let client = match &certificates {
+            Some((cert, _)) => tls::Files { cacert: cert.clone(), ..tls::Files::default() },
+            None => given.clone(),
+        };
+        let scheme = if contestant.tls { "https" } else { "http" };
+        let endpoint_of = |text: &str| -> Result<Endpoint, String> {
+            let config = client.client(text.starts_with("https://") || text.starts_with("unixs://"))?;
+            Endpoint::parse(text, config.as_ref())
+        };
+        let mut server = match &contestant.source {
+            Source::Running { endpoint, pid } => {
+                let endpoint = endpoint_of(endpoint)?;
+                let meter = Meter::new(&endpoint, *pid);
+                Self::of(endpoint, meter)
+            }
+            Source::Responder => {
+                let tls = certificates.as_ref().map(|(cert, key)| tls::server(cert, key)).transpose()?;
+                let options = responder::Options { tls, ..responder::Options::default() };
+                let mut responder = Responder::bind("127.0.0.1:0", options).map_err(said)?;
+                let endpoint = endpoint_of(&format!("{scheme}://{}", responder.address().map_err(said)?))?;
+                let stop = Arc::new(AtomicBool::new(false));
+                let (seen, (tell, told)) = (stop.clone(), std::sync::mpsc::channel());
+                let thread = std::thread::Builder::new()
+                    .name("responder".to_owned())
+                    .spawn(move || {
+                        let _ = tell.send(std::fs::read_link("/proc/thread-self").unwrap_or_default());
+                        // It ends when it is told to; if it ends before, calls fail and say so.
+                        let _ = responder.run(&seen);
+                    })
+                    .map_err(said)?;
+                let task = told.recv().unwrap_or_default();
+                let mut server = Self::of(endpoint, Meter::thread(&task.to_string_lossy()));
+                server.responder = Some((stop, thread));
+                server
+            }
+            Source::Program(path, flags) => {
+                let [port, peer_port] = free_ports().map_err(said)?;
+                let url = format!("{scheme}://127.0.0.1:{port}");
+                let peer = format!("http://127.0.0.1:{peer_port}");
+                std::fs::create_dir_all(directory).map_err(said)?;
+                let log = std::fs::File::create(directory.join("log")).map_err(said)?;
+                let mut command = Command::new(path);
+                command
+                    .args(["--name", "default", "--data-dir"])
+                    .arg(directory.join("data"))
+                    .args(["--listen-client-urls", &url, "--advertise-client-urls", &url])
+                    .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
+                    .args(["--initial-cluster", &format!("default={peer}")])
+                    .args(["--quota-backend-bytes", "8589934592", "--log-level", "error"]);
+                if let Some((cert, key)) = &certificates {
+                    command.args(["--cert-file", cert, "--key-file", key]);
+                }
+                // All that may fail comes before there is a process that would be left.
+                let endpoint = endpoint_of(&url)?;
+                let child = command
+                    .args(flags)
+                    .stdin(Stdio::null())
+                    .stdout(log.try_clone().map_err(said)?)
+                    .stderr(log)
+                    .spawn()
+                    .map_err(|error| format!("{}: {}: {error}", contestant.name, path.display()))?;
+                let mut server = Self::of(endpoint.clone(), Meter::new(&endpoint, Some(child.id())));
+                server.child = Some(child);
+                server
+            }
+        };
+        server.directory = Some(place);
+        server.wait(&contestant.name)?;
+        Ok(server)
+    }
+
+    fn of(endpoint: Endpoint, meter: Meter) -> Self {
+        Self {
+            target: Target::new(vec![endpoint]),
+            meter,
+            version: String::new(),
+            child: None,
+            directory: None,
+            responder: None,
+        }
+    }
+
+    /// Waits until a linearizable read is answered.
+    fn wait(&mut self, name: &str) -> Result<(), String> {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            let asked = Asker::new(self.target.clone()).and_then(|mut asker| {
+                asker.ask(Method::Range, |message| {
+                    message.bytes(1, b"ready");
+                })?;
+                asker.status()
+            });
+            let error = match asked {
+                Ok((version, _)) => {
+                    self.version = version;
+                    return Ok(());
+                }
+                Err(error) => error,
+            };
+            let ended = self.child.as_mut().and_then(|child| child.try_wait().ok().flatten());
+            if ended.is_some() || Instant::now() > deadline {
+                let log = self.directory.as_ref().map(|place| place.0.join("log"));
+                let log = log.and_then(|log| std::fs::read_to_string(log).ok()).unwrap_or_default();
+                let last: Vec<&str> = log.lines().rev().take(5).collect();
+                let last: Vec<&str> = last.into_iter().rev().collect();
+                return Err(format!("{name} did not start: {error}\n{}", last.join("\n")));
+            }
+            // A server that is starting needs some time between two looks at it.
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            // Its data is thrown away: there is nothing to end gently.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        if let Some((stop, thread)) = self.responder.take() {
+            stop.store(true, Ordering::Relaxed);
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A directory for one server, whether it was made yet or not.
+struct Place(PathBuf);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // It may never have been made; and what cannot be removed is only a temporary directory.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn file_name(name: &str) -> String {
+    name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' }).collect()
+}
+
+fn unique() -> String {
+    static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+    format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// Two ports that were free a moment ago.
+fn free_ports() -> std::io::Result<[u16; 2]> {
+    let (one, two) = (TcpListener::bind("127.0.0.1:0")?, TcpListener::bind("127.0.0.1:0")?);
+    Ok([one.local_addr()?.port(), two.local_addr()?.port()])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(all: &[&str]) -> Vec<String> {
+        all.iter().map(|word| (*word).to_owned()).collect()
+    }
+
+    #[test]
+    fn servers_are_read_with_their_flags() {
+        let all = programs(&words(&["a=/x", "--y=1", "--z", "b=/w"])).unwrap();
+        assert_eq!(all[0].source, Source::Program("/x".into(), words(&["--y=1", "--z"])));
+        assert_eq!((all[1].name.as_str(), all.len()), ("b", 2));
+        let at = running(&words(&["a=127.0.0.1:1", "pid=12", "b=https://h:2"])).unwrap();
+        assert_eq!(at[0].source, Source::Running { endpoint: "127.0.0.1:1".to_owned(), pid: Some(12) });
+        for broken in [&["--y"][..], &["a"], &["=b"], &["a="]] {
+            assert!(programs(&words(broken)).is_err(), "{broken:?}");
+        }
+        for broken in [&["pid=1"][..], &["a=b:1", "pid=x"]] {
+            assert!(running(&words(broken)).is_err(), "{broken:?}");
+        }
+    }
+}

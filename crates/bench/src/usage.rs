@@ -1,0 +1,244 @@
+//! What a server uses: from `/proc` if it runs here, else from its metrics.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::engine::socket::Endpoint;
+
+/// Counters of a server at one time; what is not known is `None`.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Usage {
+    /// CPU time, user and system, in seconds.
+    pub cpu_s: Option<f64>,
+    /// Resident memory.
+    pub rss_bytes: Option<u64>,
+    /// What was handed to the disk so far.
+    pub written_bytes: Option<u64>,
+    /// How often the log was synced.
+    pub fsyncs: Option<f64>,
+}
+
+impl Usage {
+    /// What was used from `before` until now; memory is that of now.
+    pub fn since(self, before: Self) -> Self {
+        Self {
+            cpu_s: self.cpu_s.zip(before.cpu_s).map(|(now, then)| (now - then).max(0.0)),
+            rss_bytes: self.rss_bytes,
+            written_bytes: self
+                .written_bytes
+                .zip(before.written_bytes)
+                .map(|(now, then)| now.saturating_sub(then)),
+            fsyncs: self.fsyncs.zip(before.fsyncs).map(|(now, then)| (now - then).max(0.0)),
+        }
+    }
+}
+
+/// Where the figures of a server come from.
+#[derive(Clone, Debug)]
+pub struct Meter {
+    pid: Option<u32>,
+    task: Option<String>,
+    endpoint: Option<Endpoint>,
+}
+
+impl Meter {
+    /// Of the process given, or the one that listens at the endpoint here; its metrics besides.
+    pub fn new(endpoint: &Endpoint, pid: Option<u32>) -> Self {
+        let pid = pid.or_else(|| is_local(endpoint).then(|| listener(endpoint)).flatten());
+        Self { pid, task: None, endpoint: Some(endpoint.clone()) }
+    }
+
+    /// Of one thread of this process: CPU time only.
+    pub fn thread(task: &str) -> Self {
+        Self { pid: None, task: Some(format!("/proc/{task}/schedstat")), endpoint: None }
+    }
+
+    /// The counters before a load. Metrics are asked for first, so that answering them is not part of it.
+    pub fn before(&self) -> Usage {
+        let metrics = self.metrics();
+        self.counters(&metrics)
+    }
+
+    /// What was used since, and the memory now.
+    pub fn since(&self, before: Usage) -> Usage {
+        let told = self.counters("");
+        let metrics = self.metrics();
+        let from_metrics = self.counters(&metrics);
+        Usage {
+            // From the metrics only where nothing else says.
+            cpu_s: told.cpu_s.or(from_metrics.cpu_s),
+            rss_bytes: told.rss_bytes.or(from_metrics.rss_bytes),
+            written_bytes: told.written_bytes,
+            fsyncs: from_metrics.fsyncs,
+        }
+        .since(before)
+    }
+
+    fn metrics(&self) -> String {
+        self.endpoint.as_ref().and_then(|endpoint| get(endpoint, "/metrics").ok()).unwrap_or_default()
+    }
+
+    fn counters(&self, metrics: &str) -> Usage {
+        let mut usage = Usage {
+            cpu_s: metric(metrics, "process_cpu_seconds_total"),
+            rss_bytes: metric(metrics, "process_resident_memory_bytes").map(|bytes| bytes as u64),
+            written_bytes: None,
+            fsyncs: metric(metrics, "etcd_disk_wal_fsync_duration_seconds_count"),
+        };
+        if let Some(pid) = self.pid {
+            usage.cpu_s = cpu_s(&format!("/proc/{pid}/stat")).or(usage.cpu_s);
+            usage.rss_bytes = rss_bytes(pid).or(usage.rss_bytes);
+            usage.written_bytes = written_bytes(pid);
+        } else if let Some(task) = &self.task {
+            let told = fs::read_to_string(task).unwrap_or_default();
+            let nanos = told.split_ascii_whitespace().next().and_then(|word| word.parse::<f64>().ok());
+            usage.cpu_s = nanos.map(|nanos| nanos / 1e9);
+        }
+        usage
+    }
+}
+
+fn cpu_s(stat: &str) -> Option<f64> {
+    let text = fs::read_to_string(stat).ok()?;
+    // The name, in parentheses, may hold anything.
+    let fields: Vec<&str> = text.rsplit_once(')')?.1.split_ascii_whitespace().collect();
+    let ticks: u64 = fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
+    // Linux shows a hundred of them per second on every machine that programs see (USER_HZ).
+    Some(ticks as f64 / 100.0)
+}
+
+fn rss_bytes(pid: u32) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    Some(line.trim().trim_end_matches(" kB").parse::<u64>().ok()? * 1024)
+}
+
+fn written_bytes(pid: u32) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/io")).ok()?;
+    text.lines().find_map(|line| line.strip_prefix("write_bytes: "))?.trim().parse().ok()
+}
+
+fn is_local(endpoint: &Endpoint) -> bool {
+    // Addresses of this machine's other interfaces would do too, but cannot be told from others so simply.
+    endpoint.unix
+        || (endpoint.address.as_str())
+            .to_socket_addrs()
+            .is_ok_and(|mut all| all.any(|address| address.ip().is_loopback()))
+}
+
+/// The process that listens on the endpoint's port, if we may see it.
+fn listener(endpoint: &Endpoint) -> Option<u32> {
+    let port: u16 = endpoint.address.rsplit_once(':')?.1.parse().ok()?;
+    let mut inodes = Vec::new();
+    for file in ["/proc/net/tcp", "/proc/net/tcp6"] {
+        for line in fs::read_to_string(file).unwrap_or_default().lines().skip(1) {
+            let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+            let listens = fields.get(3) == Some(&"0A");
+            let at = fields.get(1).and_then(|local| local.rsplit_once(':'));
+            if listens && at.is_some_and(|(_, text)| u16::from_str_radix(text, 16) == Ok(port)) {
+                inodes.extend(fields.get(9).map(|inode| format!("socket:[{inode}]")));
+            }
+        }
+    }
+    for process in fs::read_dir("/proc").ok()?.flatten() {
+        let Some(pid) = process.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        for fd in fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten() {
+            let is = |link: std::path::PathBuf| inodes.iter().any(|inode| link.to_str() == Some(inode));
+            if fs::read_link(fd.path()).is_ok_and(is) {
+                return Some(pid);
+            }
+        }
+    }
+    None
+}
+
+/// The value of a metric that has no labels.
+fn metric(text: &str, name: &str) -> Option<f64> {
+    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
+}
+
+/// What an endpoint answers to a GET; five seconds at most.
+pub fn get(endpoint: &Endpoint, path: &str) -> Result<String, String> {
+    let said = |error: std::io::Error| error.to_string();
+    if endpoint.unix {
+        return Err("metrics over a Unix socket are not asked for".to_owned());
+    }
+    let longest = Duration::from_secs(5);
+    let address = endpoint.address.to_socket_addrs().map_err(said)?.next().ok_or("no address")?;
+    let mut stream = TcpStream::connect_timeout(&address, longest).map_err(said)?;
+    stream.set_read_timeout(Some(longest)).map_err(said)?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", endpoint.address);
+    let mut answer = Vec::new();
+    match &endpoint.tls {
+        None => {
+            stream.write_all(request.as_bytes()).map_err(said)?;
+            stream.read_to_end(&mut answer).map_err(said)?;
+        }
+        Some(tls) => {
+            let mut tls = rustls::ClientConfig::clone(tls);
+            tls.alpn_protocols = vec![b"http/1.1".to_vec()];
+            let name = rustls::pki_types::ServerName::try_from(endpoint.host().to_owned())
+                .map_err(|error| error.to_string())?;
+            let client =
+                rustls::ClientConnection::new(Arc::new(tls), name).map_err(|error| error.to_string())?;
+            let mut stream = rustls::StreamOwned::new(client, stream);
+            stream.write_all(request.as_bytes()).map_err(said)?;
+            // Whether the other end says goodbye properly does not matter here.
+            let _ = stream.read_to_end(&mut answer);
+        }
+    }
+    let text = String::from_utf8_lossy(&answer).into_owned();
+    let (head, body) = text.split_once("\r\n\r\n").ok_or("no answer")?;
+    if !head.starts_with("HTTP/1.1 200") && !head.starts_with("HTTP/1.0 200") {
+        return Err(head.lines().next().unwrap_or_default().to_owned());
+    }
+    if head.to_ascii_lowercase().contains("transfer-encoding: chunked") {
+        return Ok(unchunked(body));
+    }
+    Ok(body.to_owned())
+}
+
+fn unchunked(mut body: &str) -> String {
+    let mut out = String::new();
+    while let Some((size, rest)) = body.split_once("\r\n") {
+        let Ok(size) = usize::from_str_radix(size.trim(), 16) else { break };
+        let (Some(chunk), true) = (rest.get(..size), size > 0) else { break };
+        out += chunk;
+        body = rest.get(size + 2..).unwrap_or_default();
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_is_found_by_its_port_and_uses_something() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = Endpoint::parse(&listener.local_addr().unwrap().to_string(), None).unwrap();
+        assert_eq!(super::listener(&endpoint), Some(std::process::id()));
+        // Nobody answers there, so that there are no metrics.
+        let thread = std::thread::spawn(move || {
+            for _ in 0..1 {
+                drop(listener.accept())
+            }
+        });
+        let usage = Meter::new(&endpoint, None).before();
+        thread.join().unwrap();
+        assert!(usage.rss_bytes.unwrap() > 100_000, "{usage:?}");
+        assert!(usage.cpu_s.is_some());
+    }
+
+    #[test]
+    fn metrics_are_read() {
+        let text =
+            "# HELP a b\nprocess_cpu_seconds_total 12.5\nx{a=\"b\"} 1\nprocess_cpu_seconds_total_more 3\n";
+        assert_eq!(metric(text, "process_cpu_seconds_total"), Some(12.5));
+        assert_eq!(metric(text, "x"), None);
+        assert_eq!(unchunked("3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"), "abcde");
+    }
+}

@@ -1,0 +1,86 @@
+//! What is looked at while a load runs: what the server uses, and for whoever watches, how far it is.
+
+use std::time::{Duration, Instant};
+
+use cli::Matches;
+
+use crate::drive::{Generator, Observer, Plan, thread_times};
+use crate::engine::calls::Target;
+use crate::histogram::Histogram;
+use crate::render::short;
+use crate::usage::{Meter, Usage};
+
+/// Reads what the server uses around each run, and draws progress on a terminal.
+pub struct Watcher {
+    meter: Option<Meter>,
+    before: Usage,
+    /// What each run used, where that is known.
+    pub usages: Vec<Option<Usage>>,
+    progress: cli::Progress,
+    total: Option<u64>,
+    repeat: usize,
+    times: (Duration, Duration),
+    began: Instant,
+    /// How long the last run took.
+    pub took: Duration,
+    /// What this thread needed in the last run, for loads that run in it.
+    pub generator: Generator,
+}
+
+impl Watcher {
+    /// For the server at the target's first endpoint.
+    pub fn new(matches: &Matches, target: &Target, plan: &Plan) -> Self {
+        let pid = u32::try_from(matches.uint("pid")).ok().filter(|pid| *pid > 0);
+        let total = plan.duration.is_none().then_some(plan.total);
+        let name = matches.path.last().copied().unwrap_or("load");
+        Self {
+            meter: target.endpoints.first().map(|endpoint| Meter::new(endpoint, pid)),
+            before: Usage::default(),
+            usages: Vec::new(),
+            progress: cli::Progress::of_things(name, total),
+            total,
+            repeat: plan.repeat,
+            times: Default::default(),
+            began: Instant::now(),
+            took: Duration::ZERO,
+            generator: Default::default(),
+        }
+    }
+}
+
+impl Observer for Watcher {
+    fn begins(&mut self, _: usize) {
+        self.before = self.meter.as_ref().map(Meter::before).unwrap_or_default();
+        self.times = thread_times();
+        self.began = Instant::now();
+    }
+
+    fn ends(&mut self, _: usize) {
+        // Loads that run in this thread have no other measure of what they cost.
+        let (cpu, starved) = thread_times();
+        let cpu = cpu.saturating_sub(self.times.0);
+        self.took = self.began.elapsed();
+        self.generator = Generator {
+            cpu,
+            starved: starved.saturating_sub(self.times.1),
+            busiest: cpu.as_secs_f64() / self.took.as_secs_f64().max(1e-9),
+            lost: 0,
+            segment_bytes: None,
+        };
+        let usage = self.meter.as_ref().map(|meter| meter.since(self.before));
+        self.usages.push(usage.filter(|usage| *usage != Usage::default()));
+        self.progress.finish();
+    }
+
+    fn progress(&mut self, run: usize, recent: &Histogram, over: Duration, done: u64) {
+        let rate = recent.count() as f64 / over.as_secs_f64().max(1e-9);
+        let mut note = format!("now {rate:.0}/s, p99 {} ms", short(recent.percentile(99.0) as f64 / 1e6));
+        if self.repeat > 1 {
+            note += &format!(", run {} of {}", run + 1, self.repeat);
+        }
+        if let Some(total) = self.total {
+            self.progress.set_total(total);
+        }
+        self.progress.at(done, &note);
+    }
+}

@@ -1,0 +1,211 @@
+//! Protobuf by hand: the few messages a load is made of, written into a buffer that is used again, and the few fields
+//! read back.
+
+/// Writes fields at the end of a buffer.
+pub struct Message<'a>(pub &'a mut Vec<u8>);
+
+impl Message<'_> {
+    /// A number; 0 is left out, as proto3 does.
+    pub fn uint(&mut self, field: u32, value: u64) -> &mut Self {
+        if value != 0 {
+            varint(self.0, u64::from(field << 3));
+            varint(self.0, value);
+        }
+        self
+    }
+
+    /// A signed number of type int64.
+    pub fn int(&mut self, field: u32, value: i64) -> &mut Self {
+        self.uint(field, value as u64)
+    }
+
+    /// True or nothing.
+    pub fn flag(&mut self, field: u32, value: bool) -> &mut Self {
+        self.uint(field, u64::from(value))
+    }
+
+    /// Bytes; none are left out.
+    pub fn bytes(&mut self, field: u32, value: &[u8]) -> &mut Self {
+        if !value.is_empty() {
+            self.bytes_always(field, value);
+        }
+        self
+    }
+
+    /// Bytes, also where there are none (a member of a `oneof`).
+    pub fn bytes_always(&mut self, field: u32, value: &[u8]) -> &mut Self {
+        varint(self.0, u64::from(field << 3 | 2));
+        varint(self.0, value.len() as u64);
+        self.0.extend_from_slice(value);
+        self
+    }
+
+    /// A message within this one.
+    pub fn message(&mut self, field: u32, write: impl FnOnce(&mut Message)) -> &mut Self {
+        varint(self.0, u64::from(field << 3 | 2));
+        let start = self.0.len();
+        write(&mut Message(self.0));
+        let length = self.0.len() - start;
+        // The length comes before what it counts, and takes one byte in most cases: what was written moves up.
+        varint(self.0, length as u64);
+        self.0[start..].rotate_left(length);
+        self
+    }
+}
+
+fn varint(out: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+/// What a field says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Field<'a> {
+    /// A varint or a fixed number.
+    Number(u64),
+    /// Bytes, text, or a message.
+    Bytes(&'a [u8]),
+}
+
+impl<'a> Field<'a> {
+    /// The bytes, none if it is a number.
+    pub fn bytes(self) -> &'a [u8] {
+        match self {
+            Field::Bytes(bytes) => bytes,
+            Field::Number(_) => &[],
+        }
+    }
+
+    /// The number, 0 if it is none.
+    pub fn number(self) -> u64 {
+        match self {
+            Field::Number(number) => number,
+            Field::Bytes(_) => 0,
+        }
+    }
+}
+
+/// Goes through the fields of a message; ends early where the message is damaged.
+#[derive(Clone, Copy)]
+pub struct Fields<'a>(pub &'a [u8]);
+
+impl<'a> Fields<'a> {
+    /// The last occurrence of a field, as protobuf wants it.
+    pub fn last(self, number: u32) -> Option<Field<'a>> {
+        self.filter(|(at, _)| *at == number).last().map(|(_, field)| field)
+    }
+
+    /// A number, 0 if it is absent.
+    pub fn number(self, field: u32) -> u64 {
+        self.last(field).map_or(0, Field::number)
+    }
+
+    /// Bytes, none if they are absent.
+    pub fn bytes(self, field: u32) -> &'a [u8] {
+        self.last(field).map_or(&[], Field::bytes)
+    }
+
+    fn varint(&mut self) -> Option<u64> {
+        let mut value = 0;
+        for (at, byte) in self.0.iter().take(10).enumerate() {
+            value |= u64::from(byte & 0x7f) << (7 * at).min(63);
+            if byte & 0x80 == 0 {
+                self.0 = &self.0[at + 1..];
+                return Some(value);
+            }
+        }
+        None
+    }
+
+    fn take(&mut self, length: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(length)?;
+        self.0 = rest;
+        Some(taken)
+    }
+}
+
+impl<'a> Iterator for Fields<'a> {
+    type Item = (u32, Field<'a>);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let tag = self.varint()?;
+        let number = u32::try_from(tag >> 3).ok()?;
+        let field = match tag & 7 {
+            0 => Field::Number(self.varint()?),
+            1 => Field::Number(u64::from_le_bytes(self.take(8)?.try_into().ok()?)),
+            2 => {
+                let length = usize::try_from(self.varint()?).ok()?;
+                Field::Bytes(self.take(length)?)
+            }
+            5 => Field::Number(u64::from(u32::from_le_bytes(self.take(4)?.try_into().ok()?))),
+            _ => return None,
+        };
+        Some((number, field))
+    }
+}
+
+/// Puts a number in front of a key as Go's `binary.PutVarint` does (zigzag), over what is there.
+///
+/// A key that is too short for the number is an error, as it is a panic in etcd's tool.
+pub fn number_key(key: &mut [u8], number: i64) -> Result<(), String> {
+    let mut rest = (number << 1 ^ number >> 63) as u64;
+    let size = key.len();
+    let mut at = 0;
+    loop {
+        let byte = key.get_mut(at).ok_or_else(|| {
+            format!("the key of number {number} needs more than {size} bytes: raise --key-size")
+        })?;
+        *byte = rest as u8 & 0x7f | if rest >= 0x80 { 0x80 } else { 0 };
+        rest >>= 7;
+        at += 1;
+        if rest == 0 {
+            return Ok(());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let mut out = Vec::new();
+        Message(&mut out).bytes(1, b"key").uint(2, 300).message(3, |inner| {
+            inner.bytes(1, &[7; 200]).flag(2, true).flag(3, false).int(4, -1);
+        });
+        let fields: Vec<_> = Fields(&out).collect();
+        assert_eq!(fields[0], (1, Field::Bytes(b"key")));
+        assert_eq!(fields[1], (2, Field::Number(300)));
+        let inner = Fields(fields[2].1.bytes());
+        assert_eq!(inner.bytes(1), [7; 200]);
+        assert_eq!((inner.number(2), inner.number(3), inner.number(4) as i64), (1, 0, -1));
+        assert_eq!(fields.len(), 3);
+    }
+
+    #[test]
+    fn damage_ends_the_walk() {
+        for bytes in [&[0x0a, 5, 1][..], &[0xff; 11], &[0x0b], &[0x09, 1]] {
+            assert_eq!(Fields(bytes).count(), 0);
+        }
+    }
+
+    #[test]
+    fn keys_are_numbered_as_go_numbers_them() {
+        let mut key = [0; 4];
+        number_key(&mut key, 1).unwrap();
+        assert_eq!(key, [2, 0, 0, 0]);
+        number_key(&mut key, 300).unwrap();
+        assert_eq!(key, [0xd8, 4, 0, 0]);
+        // A shorter number leaves the rest as it was, as the reused buffer of etcd's tool does.
+        number_key(&mut key, 1).unwrap();
+        assert_eq!(key, [2, 4, 0, 0]);
+        assert!(number_key(&mut key[..1], 64).is_err());
+    }
+}

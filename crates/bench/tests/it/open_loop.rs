@@ -1,0 +1,58 @@
+//! A server that stands still for a while: a schedule that goes on shows it, one that waits hides it.
+
+use std::time::Duration;
+
+use mainstay_bench::drive::{Nobody, Plan, Schedule, measure};
+use mainstay_bench::loads::range::Range;
+use mainstay_bench::responder::Options;
+use mainstay_bench::samples::Series;
+
+use crate::served::Served;
+
+const STALL: Duration = Duration::from_millis(400);
+
+/// 2000 reads at 1000 per second; the server stalls after the 500th.
+fn stalled(schedule: Schedule) -> Series {
+    let served = Served::start(Options { stall: Some((500, STALL)), ..Options::default() });
+    let plan = Plan { total: 2000, clients: 4, connections: 2, schedule, ..Plan::default() };
+    let range = Range { key: b"a".to_vec(), ..Range::default() };
+    measure(&plan, &served.target(), |_| range.clone(), &mut Nobody).unwrap().remove(0).series.remove(0)
+}
+
+#[test]
+fn a_stall_is_seen_by_all_who_came_during_it() {
+    let series = stalled(Schedule::Open(1000.0));
+    let all = series.histogram();
+    assert_eq!(all.count(), 2000);
+    // 400 operations were due in the 400 ms; those that came in its first half waited 200 ms and more.
+    let waited = all.buckets().filter(|(nanos, _)| *nanos > 200_000_000).map(|(_, count)| count).sum::<u64>();
+    assert!(waited >= 190, "{waited} of 2000 waited for more than half of the stall");
+    assert!(all.percentile(99.0) > 350_000_000, "p99 is {} ns", all.percentile(99.0));
+    assert!(all.percentile(90.0) > 150_000_000, "p90 is {} ns", all.percentile(90.0));
+}
+
+#[test]
+fn the_paced_schedule_of_etcds_tool_leaves_the_stall_out() {
+    let series = stalled(Schedule::Paced(1000.0));
+    let slow =
+        series.histogram().buckets().filter(|(nanos, _)| *nanos > 200_000_000).map(|(_, n)| n).sum::<u64>();
+    // Those that were under way, one per client; some more if the machine itself pauses.
+    assert!((1..=40).contains(&slow), "{slow} operations met the stall");
+}
+
+#[test]
+fn a_held_rate_is_held() {
+    let served = Served::start(Options::default());
+    let plan = Plan {
+        duration: Some(Duration::from_millis(500)),
+        clients: 50,
+        connections: 5,
+        threads: 2,
+        schedule: Schedule::Open(2000.0),
+        ..Plan::default()
+    };
+    let range = Range { key: b"a".to_vec(), ..Range::default() };
+    let run = measure(&plan, &served.target(), |_| range.clone(), &mut Nobody).unwrap().remove(0);
+    assert_eq!(run.series[0].count(), 1000, "all that was due, and nothing else");
+    assert!(run.elapsed > Duration::from_millis(490), "{:?}", run.elapsed);
+}

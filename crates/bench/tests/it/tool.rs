@@ -1,0 +1,333 @@
+//! The tool as it is called: what it prints, refuses and writes.
+
+use std::ffi::OsString;
+
+use mainstay_bench::responder::Options;
+use mainstay_bench::{Io, execute};
+use serde_json::Value;
+
+use crate::served::{Directory, Served};
+
+/// Exit code, standard output, standard error.
+pub fn call(words: &[&str]) -> (u8, String, String) {
+    let args: Vec<OsString> = words.iter().map(OsString::from).collect();
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let code = execute(&args, &[], &mut Io { out: &mut out, err: &mut err, is_terminal: false });
+    (code, String::from_utf8(out).unwrap(), String::from_utf8(err).unwrap())
+}
+
+fn against(served: &Served, words: &[&str]) -> String {
+    let endpoint = format!("--endpoints={}", served.address);
+    let all: Vec<&str> = std::iter::once(endpoint.as_str()).chain(words.iter().copied()).collect();
+    let (code, out, err) = call(&all);
+    assert_eq!(code, 0, "{words:?}: {err}");
+    out
+}
+
+/// What a report looks like whatever was measured: each number an `N`, bars and unreached percentiles left out.
+pub fn shape(text: &str) -> String {
+    let mut out = String::new();
+    for line in text.lines().filter(|line| !line.contains("% in ")) {
+        let mut in_number = false;
+        for c in line.chars().filter(|c| *c != '∎') {
+            let part_of_number = c.is_ascii_digit() || in_number && c == '.';
+            if part_of_number && !in_number {
+                out.push('N');
+            }
+            if !part_of_number {
+                out.push(c);
+            }
+            in_number = part_of_number;
+        }
+        out.push('\n');
+    }
+    out.replace("Nsecs", "N secs")
+}
+
+pub const SUMMARY: &str = "
+Summary:
+  Total:\tN secs.
+  Slowest:\tN secs.
+  Fastest:\tN secs.
+  Average:\tN secs.
+  Stddev:\tN secs.
+  Requests/sec:\tN
+
+Response time histogram:
+  N [N]\t|
+  N [N]\t|
+  N [N]\t|
+  N [N]\t|
+  N [N]\t|
+  N [N]\t|
+  N [N]\t|
+  N [N]\t|
+  N [N]\t|
+  N [N]\t|
+  N [N]\t|
+
+Latency distribution:
+";
+
+#[test]
+fn each_command_prints_what_etcds_tool_prints() {
+    let served = Served::start(Options::default());
+    for (words, wanted) in [
+        (vec!["put", "--total=200"], format!("{SUMMARY}\n")),
+        (vec!["range", "foo", "--total=200"], format!("bench with linearizable range\n{SUMMARY}")),
+        (
+            vec!["range", "a", "b", "--consistency=s", "--total=50"],
+            format!("bench with serializable range\n{SUMMARY}"),
+        ),
+        (
+            vec!["range", "--prefix", "--paginate", "--total=50"],
+            format!("bench with linearizable range\n{SUMMARY}"),
+        ),
+        (vec!["range", "a", "--stream", "--total=50"], format!("bench with linearizable range\n{SUMMARY}")),
+        (vec!["txn-put", "--total=50", "--txn-ops=3", "--key-space-size=9"], format!("{SUMMARY}\n")),
+        (
+            vec!["txn-mixed", "--total=200"],
+            format!(
+                "bench with linearizable range\nTotal Read Ops: N\nDetails:{SUMMARY}\nTotal Write Ops: N\n\
+                 Details:{SUMMARY}\n"
+            ),
+        ),
+        (vec!["lease-keepalive", "--total=50"], SUMMARY.to_owned()),
+        (vec!["stm", "--total=50", "--isolation=c", "--keys-per-txn=0"], SUMMARY.to_owned()),
+        (vec!["--user=root:x", "authenticate"], SUMMARY.to_owned()),
+        (
+            vec!["watch", "--put-total=0"],
+            format!("Watch creation summary:\n{SUMMARY}Watch events received summary:\n"),
+        ),
+        (vec!["mvcc", "put"], SUMMARY.to_owned()),
+        (vec!["mvcc", "range", "--keys=1000", "--total=100"], SUMMARY.to_owned()),
+    ] {
+        assert_eq!(shape(&against(&served, &words)), wanted, "{words:?}");
+    }
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_with_a_reason() {
+    for (words, code, reason) in [
+        (vec!["put", "--key-space-size=0"], 1, "expected positive --key-space-size, got (0)\n"),
+        (vec!["put", "--key-size=1", "--key-space-size=1000"], 1, "raise --key-size"),
+        (vec!["put", "foo"], 1, "put takes no arguments, but was given \"foo\"\nUsage:"),
+        (vec!["put", "--nonsense"], 255, "Error: unknown flag: --nonsense\nUsage:"),
+        (vec!["put", "--total=x"], 255, "invalid argument \"x\" for \"--total\" flag"),
+        (vec!["put", "--schedule=some"], 1, "--schedule is open or paced, not \"some\"\nUsage:"),
+        (vec!["put", "--rate=-1"], 1, "--rate must not be negative, got (-1)"),
+        (vec!["put", "--duration=1s", "--total=5"], 1, "--duration and --total are mutually exclusive"),
+        (vec!["put", "--repeat=0"], 1, "expected positive --repeat, got (0)"),
+        (vec!["--clients=0", "put"], 1, "expected positive --clients, got (0)"),
+        (vec!["--endpoints=ftp://a:1", "put"], 1, "unknown scheme \"ftp\""),
+        (vec!["--endpoints=https://127.0.0.1:1", "--cacert=/none", "put"], 1, "bad tls config: /none"),
+        (vec!["--cert=/none", "put"], 1, "--cert and --key have to be given together"),
+        (vec!["--auto-sync-interval=1s", "put"], 1, "--auto-sync-interval"),
+        (vec!["--pid=4000000000", "put"], 1, "--pid: there is no process 4000000000"),
+        (vec!["completion", "tcsh"], 1, "completion takes one of bash, zsh, fish"),
+        (vec!["range"], 1, "range takes a key"),
+        (vec!["range", "a", "b", "c"], 1, "range takes a key"),
+        (vec!["range", "a", "--consistency=x"], 1, "--consistency is l or s"),
+        (vec!["range", "a", "--paginate", "--limit=5"], 1, "--paginate and --limit are mutually exclusive\n"),
+        (
+            vec!["range", "a", "--keys-only", "--count-only"],
+            1,
+            "`--keys-only` and `--count-only` cannot be set at the same time\n",
+        ),
+        (
+            vec!["txn-put", "--txn-ops=2"],
+            1,
+            "expected --txn-ops no larger than --key-space-size, got txn-ops(2) key-space-size(1)\n",
+        ),
+        (vec!["stm", "--keys=0"], 1, "expected positive --keys, got (0)"),
+        (vec!["stm", "--txn-wr-percent=101"], 1, "expected [0, 100] --txn-wr-percent, got (101)"),
+        (vec!["stm", "--keys-per-txn=2"], 1, "expected --keys-per-txn between 0 and 1, got (2)"),
+        (vec!["stm", "--stm-locker=x"], 1, "unexpected stm locker \"x\"\n"),
+        (vec!["stm", "--isolation=x"], 1, "--isolation is c, r, s or ss"),
+        (vec!["authenticate"], 1, "authenticate needs --user"),
+        (vec!["mvcc", "put", "--batch-interval=5"], 1, "--batch-interval"),
+        (vec!["mvcc", "put", "--cpuprofile=x"], 255, "unknown flag: --cpuprofile"),
+        (vec!["responder", "--server-cert=x"], 1, "have to be given together"),
+        (vec!["compare", "--responder=false"], 1, "give servers to compare"),
+        (vec!["--clients=5", "compare", "--server=a=/b"], 1, "compare has no use for --clients"),
+        (vec!["--html=x", "responder"], 1, "responder has no use for --html"),
+        (vec!["compare", "--workload=none"], 1, "put-1k"),
+        (vec!["compare", "--scale=huge"], 1, "--scale is small, medium or full"),
+        (vec!["compare", "--server=x"], 1, "is not of the form NAME=PATH"),
+        (vec!["compare", "--reference=x"], 1, "no server is called \"x\""),
+        (vec!["compare", "--server=a=/b", "--at=a=c:1"], 1, "two servers are called \"a\""),
+        (vec!["compare", "--server=a=/none/there", "--repeat=1"], 1, "a: /none/there: "),
+        (vec!["nonsense"], 255, "unknown command \"nonsense\" for \"benchmark\""),
+    ] {
+        let (got, out, err) = call(&words);
+        assert!(err.contains(reason), "{words:?}: {err}");
+        assert_eq!((got, out.as_str()), (code, ""), "{words:?}");
+    }
+}
+
+#[test]
+fn help_has_the_flags_and_an_example() {
+    let (code, out, _) = call(&["put", "--help"]);
+    assert_eq!(code, 0);
+    for part in [
+        "benchmark put",
+        "--compact-index-delta int",
+        "(default 1000)",
+        "--schedule",
+        "--conns uint",
+        "Examples:",
+    ] {
+        assert!(out.contains(part), "{part} is missing in:\n{out}");
+    }
+    let (code, out, _) = call(&[]);
+    assert_eq!(code, 0);
+    assert!(out.contains("lease-keepalive") && out.contains("compare"), "{out}");
+}
+
+#[test]
+fn shells_can_complete_commands() {
+    for shell in ["bash", "zsh", "fish"] {
+        let (code, out, _) = call(&["completion", shell]);
+        assert_eq!(code, 0);
+        assert!(out.contains("lease-keepalive") && out.contains("warmup"), "{shell}");
+    }
+}
+
+#[test]
+fn failures_are_counted_below_the_report() {
+    let served = Served::start(Options {
+        refuse_every: Some((2, 8, "etcdserver: too many requests".into())),
+        ..Options::default()
+    });
+    let out = against(&served, &["put", "--total=10"]);
+    assert!(out.ends_with("\nError distribution:\n  [5]\tetcdserver: too many requests\n\n"), "{out}");
+}
+
+fn json_of(served: &Served, words: &[&str]) -> Value {
+    let out = against(served, &[words, &["--json=-"]].concat());
+    serde_json::from_str(&out).unwrap_or_else(|error| panic!("{error}: {out}"))
+}
+
+#[test]
+fn json_says_everything_about_each_run() {
+    let served = Served::start(Options::default());
+    let words = ["--clients=4", "put", "--rate=2000", "--duration=200ms", "--warmup=50ms", "--repeat=3"];
+    let all = json_of(&served, &words);
+    assert_eq!(all["version"], 1);
+    assert!(all["command"].as_str().unwrap().contains("put --rate=2000 --duration=200ms"));
+    let row = &all["rows"][0];
+    assert_eq!(row["workload"], "put");
+    let runs = row["runs"].as_array().unwrap();
+    assert_eq!(runs.len(), 3);
+    for run in runs {
+        assert_eq!(run["operations"], 400, "a held rate for a fifth of a second");
+        let latency = &run["latency_ms"];
+        let values: Vec<f64> = ["min", "p50", "p90", "p95", "p99", "p99.9", "p99.99", "max"]
+            .iter()
+            .map(|name| latency[name].as_f64().unwrap())
+            .collect();
+        assert!(values.is_sorted(), "{values:?}");
+        // The responder is this very process.
+        assert!(run["server"]["rss_mb"].as_f64().unwrap() > 0.1);
+        assert!(run["generator"]["cpu_us_per_operation"].as_f64().unwrap() > 0.0);
+    }
+    assert!(row["distribution"].as_array().unwrap().len() > 10);
+    assert!(!row["seconds"].as_array().unwrap().is_empty());
+}
+
+#[test]
+fn csv_has_a_line_per_run_and_html_is_one_sound_page() {
+    let served = Served::start(Options::default());
+    let directory = Directory::new("files");
+    let (csv, html) = (directory.file("a.csv"), directory.file("a.html"));
+    let (csv_flag, html_flag) = (format!("--csv={csv}"), format!("--html={html}"));
+    let words = [csv_flag.as_str(), &html_flag, "--clients=3", "txn-mixed", "--total=300", "--repeat=2"];
+    let text = against(&served, &words);
+    assert!(text.contains("\nMedians of 2 runs of txn-mixed-read:\n"), "{text}");
+    let csv = std::fs::read_to_string(csv).unwrap();
+    let lines: Vec<&str> = csv.lines().collect();
+    assert_eq!(lines.len(), 1 + 2 * 2, "{csv}");
+    let columns = lines[0].split(',').count();
+    assert!(lines.iter().all(|line| line.split(',').count() == columns), "{csv}");
+    assert!(
+        lines[1].starts_with("txn-mixed-read,,1,") && lines[4].starts_with("txn-mixed-write,,2,"),
+        "{csv}"
+    );
+    let html = std::fs::read_to_string(html).unwrap();
+    assert_sound(&html);
+    assert!(html.contains("<polyline") && html.contains("prefers-color-scheme:dark"));
+}
+
+/// Every element that is opened is closed in order, and nothing is taken from elsewhere.
+fn assert_sound(html: &str) {
+    for foreign in ["<script", "<link", "<img", "src=", "url(", "@import", "NaN", "inf"] {
+        assert!(!html.contains(foreign), "{foreign} in the page");
+    }
+    let mut open: Vec<&str> = Vec::new();
+    let mut rest = html;
+    while let Some(at) = rest.find('<') {
+        let end = at + rest[at..].find('>').expect("a tag ends");
+        let tag = &rest[at + 1..end];
+        rest = &rest[end + 1..];
+        let name = tag.trim_start_matches('/').split([' ', '/']).next().unwrap();
+        if tag.starts_with('!') || tag.ends_with('/') || name == "meta" {
+            continue;
+        }
+        if tag.starts_with('/') {
+            assert_eq!(open.pop(), Some(name), "closed out of turn");
+        } else {
+            open.push(name);
+        }
+    }
+    assert_eq!(open, Vec::<&str>::new());
+}
+
+#[test]
+fn a_comparison_of_running_servers_gives_a_table_ratios_and_a_page() {
+    let (one, two) = (Served::start(Options::default()), Served::start(Options::default()));
+    let directory = Directory::new("compare");
+    let (json, html) = (directory.file("c.json"), directory.file("c.html"));
+    let at = format!("--at=one={},two={}", one.address, two.address);
+    let words = [
+        "compare",
+        &at,
+        "--workload=put-one,value-1m",
+        "--repeat=2",
+        "--tls",
+        &format!("--json={json}"),
+        &format!("--html={html}"),
+    ];
+    let (code, out, err) = call(&words);
+    assert_eq!(code, 0, "{err}");
+    let servers = ["one", "two", "responder", "responder+tls"];
+    for server in servers {
+        assert_eq!(out.matches(&format!("| {server} |")).count(), 2, "{out}");
+    }
+    assert!(out.contains("General use, by mean rank"), "{out}");
+    let all: Value = serde_json::from_str(&std::fs::read_to_string(json).unwrap()).unwrap();
+    assert_eq!((&all["reference"], &all["baseline"]), (&"one".into(), &"responder".into()));
+    let rows = all["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 2 * servers.len());
+    assert!(rows.iter().all(|row| row["runs"].as_array().unwrap().len() == 2), "a run per round");
+    assert_sound(&std::fs::read_to_string(html).unwrap());
+}
+
+#[test]
+fn a_server_that_does_not_start_leaves_nothing_behind() {
+    let directory = Directory::new("left");
+    let data = format!("--data-dir={}", directory.file(""));
+    for server in ["--server=a=/none/there", "--server=a=/bin/false"] {
+        let (code, _, _) = call(&["compare", server, &data, "--repeat=1"]);
+        assert_eq!(code, 1);
+        assert_eq!(std::fs::read_dir(&directory.0).unwrap().count(), 0, "{server}");
+    }
+}
+
+#[test]
+fn several_words_for_one_server_are_its_flags() {
+    // `--version` makes a program end at once, which is told with its name.
+    let (code, _, err) =
+        call(&["compare", "--server=it=/bin/true,--version", "--workload=put-one", "--repeat=1"]);
+    assert_eq!(code, 1);
+    assert!(err.contains("it did not start"), "{err}");
+}

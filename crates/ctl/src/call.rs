@@ -1,0 +1,175 @@
+use std::sync::Arc;
+
+use api::Status;
+use cli::Matches;
+use client::Client;
+use tokio::sync::OnceCell;
+use tokio::time::{Instant, timeout_at};
+
+use crate::failure::Failure;
+use crate::globals::Globals;
+use crate::printer::{Answer, Format, Page, Printer};
+use crate::surroundings::Surroundings;
+
+/// One run of one command: what it was asked, where it writes, and how it reaches the cluster. Clones share it.
+#[derive(Clone)]
+pub(crate) struct Call(Arc<Parts>);
+
+pub(crate) struct Parts {
+    pub(crate) matches: Matches,
+    pub(crate) io: Surroundings,
+    globals: OnceCell<Globals>,
+}
+
+impl std::ops::Deref for Call {
+    type Target = Parts;
+
+    fn deref(&self) -> &Parts {
+        &self.0
+    }
+}
+
+/// Standard output was closed: whoever read it needs no more, and nobody is there to be told.
+fn unread(_: std::io::Error) -> Failure {
+    Failure::said(Failure::ERROR)
+}
+
+impl Call {
+    pub(crate) fn new(matches: Matches, io: Surroundings) -> Call {
+        Call(Arc::new(Parts { matches, io, globals: OnceCell::new() }))
+    }
+
+    /// The flags that every command has. They are read when they are first needed, which is after a command has looked
+    /// at its arguments: a wrong argument is told before a wrong flag, and before a password is asked for.
+    ///
+    /// # Errors
+    /// As [`Globals::read`].
+    pub(crate) async fn globals(&self) -> Result<&Globals, Failure> {
+        self.globals.get_or_try_init(|| Globals::read(&self.matches, &self.io)).await
+    }
+
+    /// The output format; simple until [`Call::globals`] has taken the flag.
+    pub(crate) fn printer(&self) -> Printer {
+        let globals = self.globals.get();
+        Printer {
+            format: globals.map_or(Format::Simple, |globals| globals.format),
+            hex: globals.is_some_and(|globals| globals.hex),
+            value_only: false,
+        }
+    }
+
+    /// The arguments.
+    pub(crate) fn args(&self) -> &[Vec<u8>] {
+        &self.matches.args
+    }
+
+    /// A client of the endpoints that were given or found. With a user it has authenticated.
+    ///
+    /// # Errors
+    /// The output format or a file for TLS is wrong, or the user is refused.
+    pub(crate) async fn connect(&self) -> Result<Client, Failure> {
+        let globals = self.globals().await?;
+        globals.connect(globals.endpoints.clone()).await
+    }
+
+    /// As [`Call::connect`], for this endpoint alone.
+    ///
+    /// # Errors
+    /// As [`Call::connect`].
+    pub(crate) async fn connect_to(&self, endpoint: &str) -> Result<Client, Failure> {
+        self.globals().await?.connect(vec![endpoint.to_owned()]).await
+    }
+
+    /// When `--command-timeout` is over, if it begins now.
+    pub(crate) fn deadline(&self) -> Instant {
+        Instant::now() + self.matches.duration("command-timeout")
+    }
+
+    /// Waits for this at most `--command-timeout`.
+    ///
+    /// # Errors
+    /// Its own, or that the time is over.
+    pub(crate) async fn limit<T>(&self, work: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+        self.limit_at(self.deadline(), work).await
+    }
+
+    /// As [`Call::limit`], up to a moment.
+    ///
+    /// # Errors
+    /// As [`Call::limit`].
+    pub(crate) async fn limit_at<T>(
+        &self,
+        deadline: Instant,
+        work: impl Future<Output = Result<T, Status>>,
+    ) -> Result<T, Status> {
+        match timeout_at(deadline, work).await {
+            Ok(outcome) => outcome,
+            Err(_) => Err(Status::new(api::Code::DeadlineExceeded, "context deadline exceeded")),
+        }
+    }
+
+    /// As [`Call::limit`], with the failure that ends a command.
+    ///
+    /// # Errors
+    /// As [`Call::limit`].
+    pub(crate) async fn limited<T>(
+        &self,
+        work: impl Future<Output = Result<T, Status>>,
+    ) -> Result<T, Failure> {
+        Ok(self.limit(work).await?)
+    }
+
+    /// Prints an answer.
+    ///
+    /// # Errors
+    /// The format cannot show it, or standard output is closed.
+    pub(crate) fn show(&self, answer: &Answer<'_>) -> Result<(), Failure> {
+        self.show_with(answer, false)
+    }
+
+    /// As [`Call::show`], perhaps with values only.
+    ///
+    /// # Errors
+    /// As [`Call::show`].
+    pub(crate) fn show_with(&self, answer: &Answer<'_>, value_only: bool) -> Result<(), Failure> {
+        let Page { out, err } = Printer { value_only, ..self.printer() }.page(answer)?;
+        if !err.is_empty() {
+            // Nobody to tell that it cannot be told.
+            let _ = self.io.err.write(&err);
+        }
+        if out.is_empty() { Ok(()) } else { self.write(&out) }
+    }
+
+    /// Prints a line on standard output.
+    ///
+    /// # Errors
+    /// Standard output is closed.
+    pub(crate) fn line(&self, text: impl AsRef<[u8]>) -> Result<(), Failure> {
+        self.io.out.line(text).map_err(unread)
+    }
+
+    /// Prints on standard output.
+    ///
+    /// # Errors
+    /// Standard output is closed.
+    pub(crate) fn write(&self, bytes: &[u8]) -> Result<(), Failure> {
+        self.io.out.write(bytes).map_err(unread)
+    }
+
+    /// Prints a line on standard error.
+    pub(crate) fn warn(&self, text: impl AsRef<[u8]>) {
+        // Nobody to tell that it cannot be told.
+        let _ = self.io.err.line(text);
+    }
+}
+
+/// An argument for a field that holds text.
+///
+/// # Errors
+/// It is not UTF-8, which such a field cannot hold.
+pub(crate) fn utf8(argument: &[u8]) -> Result<String, Failure> {
+    std::str::from_utf8(argument).map(str::to_owned).map_err(|_| {
+        let shown = cli::go::quote(argument);
+        Failure::bad_args(format!("argument {shown} is not UTF-8"))
+    })
+}

@@ -1,0 +1,249 @@
+//! The load of `check`: many clients that write, and what they saw.
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use api::etcdserverpb as pb;
+use client::{Client, shown};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use crate::call::Call;
+use crate::failure::Failure;
+use crate::printer::put;
+
+/// How long cleaning up may take.
+const CLEANUP_LIMIT: Duration = Duration::from_secs(30);
+
+/// What came of the writes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Outcome {
+    /// Seconds that each good write took.
+    pub(crate) latencies: Vec<f64>,
+    /// How often each error came.
+    pub(crate) errors: BTreeMap<String, u64>,
+    /// Seconds from the first to the last.
+    pub(crate) total: f64,
+}
+
+impl Outcome {
+    /// Good writes per second.
+    pub(crate) fn rate(&self) -> f64 {
+        self.latencies.len() as f64 / self.total
+    }
+
+    /// The longest, in seconds.
+    pub(crate) fn slowest(&self) -> f64 {
+        self.latencies.iter().copied().fold(0.0, f64::max)
+    }
+
+    /// The standard deviation, in seconds.
+    pub(crate) fn deviation(&self) -> f64 {
+        let count = self.latencies.len() as f64;
+        let mean = self.latencies.iter().sum::<f64>() / count;
+        let square = |latency: &f64| (latency - mean) * (latency - mean);
+        (self.latencies.iter().map(square).sum::<f64>() / count).sqrt()
+    }
+
+    /// The lines that tell of errors, if there were any.
+    pub(crate) fn error_lines(&self) -> String {
+        let mut lines = Vec::new();
+        if !self.errors.is_empty() {
+            put!(lines, "FAIL: too many errors\n");
+        }
+        for (error, count) in &self.errors {
+            put!(lines, "FAIL: ERROR({error}) -> {count}\n");
+        }
+        String::from_utf8_lossy(&lines).into_owned()
+    }
+}
+
+/// Clients that take writes from one bounded queue, each with a connection of its own.
+pub(crate) struct Clients {
+    queue: Option<mpsc::Sender<pb::PutRequest>>,
+    running: JoinSet<()>,
+    seen: Arc<Mutex<Outcome>>,
+    started: Instant,
+}
+
+impl Clients {
+    /// As many clients as there are connections.
+    pub(crate) fn start(connections: Vec<Client>) -> Clients {
+        let (queue, requests) = mpsc::channel(connections.len().max(1));
+        let requests = Arc::new(tokio::sync::Mutex::new(requests));
+        let seen = Arc::new(Mutex::new(Outcome::default()));
+        let mut running = JoinSet::new();
+        for connection in connections {
+            let (requests, seen) = (requests.clone(), seen.clone());
+            running.spawn(async move {
+                loop {
+                    let request = requests.lock().await.recv().await;
+                    let Some(request) = request else { return };
+                    let start = Instant::now();
+                    let outcome =
+                        connection.call::<_, pb::PutResponse>("/etcdserverpb.KV/Put", &request).await;
+                    let took = start.elapsed().as_secs_f64();
+                    let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+                    match outcome {
+                        Ok(_) => seen.latencies.push(took),
+                        Err(status) => *seen.errors.entry(shown(&status)).or_default() += 1,
+                    }
+                }
+            });
+        }
+        Clients { queue: Some(queue), running, seen, started: Instant::now() }
+    }
+
+    /// Hands in a write; waits while all clients are busy and the queue is full.
+    pub(crate) async fn offer(&self, request: pb::PutRequest) {
+        if let Some(queue) = &self.queue {
+            // All clients gone means that one panicked: the outcome will lack its writes.
+            let _ = queue.send(request).await;
+        }
+    }
+
+    /// Whether a write could be handed in without waiting.
+    pub(crate) fn has_room(&self) -> bool {
+        self.queue.as_ref().is_some_and(|queue| queue.capacity() > 0)
+    }
+
+    /// How many writes are done.
+    pub(crate) fn done(&self) -> u64 {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).latencies.len() as u64
+    }
+
+    /// Waits for the writes that were handed in.
+    pub(crate) async fn finish(mut self) -> Outcome {
+        self.queue = None;
+        while self.running.join_next().await.is_some() {}
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        seen.total = self.started.elapsed().as_secs_f64();
+        seen
+    }
+}
+
+/// Connections to the cluster, each of its own.
+pub(crate) async fn connections(call: &Call, count: usize) -> Result<Vec<Client>, Failure> {
+    let mut connections = Vec::with_capacity(count);
+    for _ in 0..count {
+        connections.push(call.connect().await?);
+    }
+    Ok(connections)
+}
+
+/// Refuses a prefix under which there are keys already, since all of it is deleted at the end.
+pub(crate) async fn refuse_if_used(connection: &Client, prefix: &str, quoted: &str) -> Result<(), Failure> {
+    let request = pb::RangeRequest {
+        key: prefix.to_owned().into(),
+        range_end: crate::ranges::prefix_end(prefix.as_bytes()).into(),
+        limit: 1,
+        ..Default::default()
+    };
+    let answer: pb::RangeResponse = connection.call(crate::command::RANGE, &request).await?;
+    if answer.kvs.is_empty() {
+        return Ok(());
+    }
+    let shown = cli::go::quote(prefix);
+    Err(Failure::new(
+        Failure::INVALID_INPUT,
+        format!("prefix {shown} has keys. Delete with {quoted}etcdctl del --prefix {prefix}{quoted} first"),
+    ))
+}
+
+/// Removes what was written; gives the revision of that.
+pub(crate) async fn delete_all(connection: &Client, prefix: &str) -> Result<i64, api::Status> {
+    let request = pb::DeleteRangeRequest {
+        key: prefix.to_owned().into(),
+        range_end: crate::ranges::prefix_end(prefix.as_bytes()).into(),
+        prev_kv: false,
+    };
+    let connection = connection.within(CLEANUP_LIMIT);
+    let answer: pb::DeleteRangeResponse = connection.call("/etcdserverpb.KV/DeleteRange", &request).await?;
+    Ok(answer.header.unwrap_or_default().revision)
+}
+
+/// Compacts the history away, and waits until it is gone.
+pub(crate) async fn compact(call: &Call, connection: &Client, revision: i64) -> Result<(), Failure> {
+    call.line(format!("Compacting with revision {revision}"))?;
+    let request = pb::CompactionRequest { revision, physical: true };
+    let connection = connection.within(CLEANUP_LIMIT);
+    let _: pb::CompactionResponse = connection.call("/etcdserverpb.KV/Compact", &request).await?;
+    call.line(format!("Compacted with revision {revision}"))
+}
+
+/// Has every endpoint give unused space back.
+pub(crate) async fn defragment(call: &Call, connection: &Client) -> Result<(), Failure> {
+    for endpoint in connection.endpoints() {
+        let shown = cli::go::quote(&endpoint);
+        call.line(format!("Defragmenting {shown}"))?;
+        let one = connection.at(&endpoint).within(CLEANUP_LIMIT);
+        let request = pb::DefragmentRequest {};
+        let _: pb::DefragmentResponse = one.call("/etcdserverpb.Maintenance/Defragment", &request).await?;
+        call.line(format!("Defragmented {shown}"))?;
+    }
+    Ok(())
+}
+
+/// Keys of this length behind a prefix: a random number as a varint in front, zeros behind.
+pub(crate) struct RandomKeys {
+    prefix: Vec<u8>,
+    length: usize,
+    state: u64,
+}
+
+impl RandomKeys {
+    pub(crate) fn new(prefix: &str, length: usize) -> RandomKeys {
+        let state = RandomState::new().build_hasher().finish() | 1;
+        RandomKeys { prefix: prefix.as_bytes().to_vec(), length, state }
+    }
+
+    pub(crate) fn next(&mut self) -> Vec<u8> {
+        // xorshift64: what is asked is only that keys differ.
+        self.state ^= self.state << 13;
+        self.state ^= self.state >> 7;
+        self.state ^= self.state << 17;
+        let mut key = self.prefix.clone();
+        // As Go's PutVarint: a number above zero is doubled.
+        let mut number = (self.state >> 1) << 1;
+        while number >= 0x80 {
+            key.push(number.to_le_bytes()[0] | 0x80);
+            number >>= 7;
+        }
+        key.push(number.to_le_bytes()[0]);
+        key.resize(self.prefix.len() + self.length, 0);
+        key
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_follow_from_the_latencies() {
+        let outcome = Outcome { latencies: vec![0.1, 0.2, 0.3], total: 1.5, ..Outcome::default() };
+        assert!((outcome.rate() - 2.0).abs() < 1e-9);
+        assert!((outcome.slowest() - 0.3).abs() < 1e-9);
+        assert!((outcome.deviation() - 0.081_649_658).abs() < 1e-6);
+        assert_eq!(outcome.error_lines(), "");
+    }
+
+    #[test]
+    fn errors_are_counted() {
+        let errors = BTreeMap::from([("etcdserver: no leader".to_owned(), 2)]);
+        let lines = Outcome { errors, ..Outcome::default() }.error_lines();
+        assert_eq!(lines, "FAIL: too many errors\nFAIL: ERROR(etcdserver: no leader) -> 2\n");
+    }
+
+    #[test]
+    fn keys_have_their_length_and_differ() {
+        let mut keys = RandomKeys::new("/p/", 16);
+        let (a, b) = (keys.next(), keys.next());
+        assert_eq!((a.len(), b.len()), (19, 19));
+        assert_ne!(a, b);
+        assert!(a.starts_with(b"/p/"));
+    }
+}

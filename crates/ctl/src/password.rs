@@ -1,0 +1,21 @@
+//! Passwords from standard input, without showing them.
+
+use std::io;
+
+use crate::process;
+use crate::surroundings::Surroundings;
+
+/// Prints the prompt and reads a line, which a terminal does not show while it is typed.
+///
+/// # Errors
+/// Standard input cannot be read, or what was typed is not UTF-8.
+pub fn ask(io: &Surroundings, prompt: &str) -> io::Result<String> {
+    io.out.write(prompt.as_bytes())?;
+    let line = {
+        let _unseen = io.is_process.then(process::EchoOff::new);
+        io.input.rest_of_line()
+    };
+    io.out.write(b"\n")?;
+    let line = String::from_utf8(line?).map_err(io::Error::other)?;
+    Ok(line.trim().to_owned())
+}

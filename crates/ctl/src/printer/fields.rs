@@ -1,0 +1,256 @@
+//! `--write-out=fields`: one `"Name" : value` per line.
+
+use api::etcdserverpb::{self as pb, response_op::Response};
+use api::mvccpb::KeyValue;
+use cli::go::quote;
+
+use super::{Answer, alarm_type, event_type, permission_type, put};
+
+/// Prints, or says that this format has no form for the answer.
+pub(super) fn print(out: &mut Vec<u8>, hex: bool, answer: &Answer<'_>) -> bool {
+    let lines = &mut Lines { out, hex };
+    match *answer {
+        Answer::Get(r) => lines.get(r),
+        Answer::Put(r) => lines.put_answer(r),
+        Answer::Del(r) => lines.del(r),
+        Answer::Txn(r) => lines.txn(r),
+        Answer::Watch(batch) => {
+            lines.header(batch.header.as_ref());
+            for event in &batch.events {
+                lines.field("Type", event_type(event.r#type));
+                if let Some(kv) = &event.prev_kv {
+                    lines.pair("Prev", kv);
+                }
+                lines.pair("", event.kv.as_ref().unwrap_or(&KeyValue::default()));
+            }
+        }
+        Answer::Grant(r) => {
+            lines.header(r.header.as_ref());
+            lines.lease("ID", r.id);
+            lines.field("TTL", r.ttl);
+        }
+        Answer::Revoke(_, r) => lines.header(r.header.as_ref()),
+        Answer::KeepAlive(r) => {
+            lines.header(r.header.as_ref());
+            lines.lease("ID", r.id);
+            lines.field("TTL", r.ttl);
+        }
+        Answer::TimeToLive(r, _) => {
+            lines.header(r.header.as_ref());
+            lines.lease("ID", r.id);
+            lines.field("TTL", r.ttl);
+            lines.field("GrantedTTL", r.granted_ttl);
+            for key in &r.keys {
+                lines.quoted("Key", key);
+            }
+        }
+        Answer::Leases(r) => {
+            lines.header(r.header.as_ref());
+            for lease in &r.leases {
+                lines.lease("ID", lease.id);
+            }
+        }
+        Answer::MemberList(r) => {
+            lines.header(r.header.as_ref());
+            for member in &r.members {
+                lines.member(member);
+            }
+        }
+        Answer::EndpointHealth(list) => {
+            for h in list {
+                lines.quoted("Endpoint", h.endpoint.as_bytes());
+                lines.field("Health", h.health);
+                lines.field("Took", &h.took);
+                lines.field("Error", &h.error);
+                lines.blank();
+            }
+        }
+        Answer::EndpointStatus(list) => {
+            for (endpoint, status) in list {
+                lines.status(endpoint, status);
+            }
+        }
+        Answer::EndpointHashKv(list) => {
+            for (endpoint, hash) in list {
+                lines.header(hash.header.as_ref());
+                lines.quoted("Endpoint", endpoint.as_bytes());
+                lines.field("Hash", hash.hash);
+                lines.field("HashRevision", hash.hash_revision);
+                lines.blank();
+            }
+        }
+        Answer::Alarm(r) => {
+            lines.header(r.header.as_ref());
+            for alarm in &r.alarms {
+                lines.id("MemberID", alarm.member_id);
+                lines.field("AlarmType", alarm_type(alarm.alarm));
+                lines.blank();
+            }
+        }
+        Answer::RoleAdd(_, r) => lines.header(r.header.as_ref()),
+        Answer::RoleGet(_, r) => {
+            lines.header(r.header.as_ref());
+            for perm in &r.perm {
+                // Two spaces, as in etcdctl.
+                put!(lines.out, "\"PermType\" :  {}\n", permission_type(perm.perm_type));
+                lines.quoted("Key", &perm.key);
+                lines.quoted("RangeEnd", &perm.range_end);
+            }
+        }
+        Answer::RoleDelete(_, r) => lines.header(r.header.as_ref()),
+        Answer::RoleList(r) => {
+            lines.header(r.header.as_ref());
+            put!(lines.out, "\"Roles\" :");
+            for role in &r.roles {
+                put!(lines.out, " {}", quote(role.as_bytes()));
+            }
+            lines.blank();
+        }
+        Answer::RoleGrantPermission(_, r) => lines.header(r.header.as_ref()),
+        Answer::RoleRevokePermission { answer, .. } => lines.header(answer.header.as_ref()),
+        Answer::UserAdd(_, r) => lines.header(r.header.as_ref()),
+        Answer::UserChangePassword(r) => lines.header(r.header.as_ref()),
+        Answer::UserGrantRole(_, _, r) => lines.header(r.header.as_ref()),
+        Answer::UserRevokeRole(_, _, r) => lines.header(r.header.as_ref()),
+        Answer::UserDelete(_, r) => lines.header(r.header.as_ref()),
+        Answer::MemberAdd(_)
+        | Answer::MemberRemove(..)
+        | Answer::MemberUpdate(..)
+        | Answer::MemberPromote(..)
+        | Answer::MoveLeader(..)
+        | Answer::DowngradeValidate(_)
+        | Answer::DowngradeEnable(_)
+        | Answer::DowngradeCancel(_)
+        | Answer::UserGet(..)
+        | Answer::UserList(_)
+        | Answer::AuthStatus(_) => return false,
+    }
+    true
+}
+
+struct Lines<'a> {
+    out: &'a mut Vec<u8>,
+    hex: bool,
+}
+
+impl Lines<'_> {
+    fn field(&mut self, name: &str, value: impl std::fmt::Display) {
+        put!(self.out, "\"{name}\" : {value}\n");
+    }
+
+    fn quoted(&mut self, name: &str, value: &[u8]) {
+        self.field(name, quote(value));
+    }
+
+    fn blank(&mut self) {
+        self.out.push(b'\n');
+    }
+
+    /// The id of a member or cluster.
+    fn id(&mut self, name: &str, id: u64) {
+        if self.hex {
+            self.field(name, format_args!("{id:x}"));
+        } else {
+            self.field(name, id);
+        }
+    }
+
+    fn lease(&mut self, name: &str, id: i64) {
+        if self.hex {
+            self.field(name, format_args!("{id:016x}"));
+        } else {
+            self.field(name, id);
+        }
+    }
+
+    fn header(&mut self, header: Option<&pb::ResponseHeader>) {
+        let none = pb::ResponseHeader::default();
+        let header = header.unwrap_or(&none);
+        self.id("ClusterID", header.cluster_id);
+        self.id("MemberID", header.member_id);
+        if header.revision > 0 {
+            self.field("Revision", header.revision);
+        }
+        self.field("RaftTerm", header.raft_term);
+    }
+
+    fn pair(&mut self, prefix: &str, kv: &KeyValue) {
+        self.quoted(&format!("{prefix}Key"), &kv.key);
+        self.field(&format!("{prefix}CreateRevision"), kv.create_revision);
+        self.field(&format!("{prefix}ModRevision"), kv.mod_revision);
+        self.field(&format!("{prefix}Version"), kv.version);
+        self.quoted(&format!("{prefix}Value"), &kv.value);
+        self.lease(&format!("{prefix}Lease"), kv.lease);
+    }
+
+    fn get(&mut self, r: &pb::RangeResponse) {
+        self.header(r.header.as_ref());
+        for kv in &r.kvs {
+            self.pair("", kv);
+        }
+        self.field("More", r.more);
+        self.field("Count", r.count);
+    }
+
+    fn put_answer(&mut self, r: &pb::PutResponse) {
+        self.header(r.header.as_ref());
+        if let Some(kv) = &r.prev_kv {
+            self.pair("Prev", kv);
+        }
+    }
+
+    fn del(&mut self, r: &pb::DeleteRangeResponse) {
+        self.header(r.header.as_ref());
+        self.field("Deleted", r.deleted);
+        for kv in &r.prev_kvs {
+            self.pair("Prev", kv);
+        }
+    }
+
+    fn txn(&mut self, r: &pb::TxnResponse) {
+        self.header(r.header.as_ref());
+        self.field("Succeeded", r.succeeded);
+        for op in &r.responses {
+            match &op.response {
+                Some(Response::ResponseDeleteRange(r)) => self.del(r),
+                Some(Response::ResponsePut(r)) => self.put_answer(r),
+                Some(Response::ResponseRange(r)) => self.get(r),
+                // The grammar of `txn` has no transaction within another, so no answer holds one.
+                Some(Response::ResponseTxn(r)) => self.txn(r),
+                None => self.quoted("Unknown", b"<nil>"),
+            }
+        }
+    }
+
+    fn member(&mut self, member: &pb::Member) {
+        self.id("ID", member.id);
+        self.quoted("Name", member.name.as_bytes());
+        for url in &member.peer_urls {
+            self.quoted("PeerURL", url.as_bytes());
+        }
+        for url in &member.client_urls {
+            self.quoted("ClientURL", url.as_bytes());
+        }
+        self.field("IsLearner", member.is_learner);
+        self.blank();
+    }
+
+    fn status(&mut self, endpoint: &str, status: &pb::StatusResponse) {
+        let downgrade = status.downgrade_info.clone().unwrap_or_default();
+        self.header(status.header.as_ref());
+        self.quoted("Version", status.version.as_bytes());
+        self.quoted("StorageVersion", status.storage_version.as_bytes());
+        self.field("DBSize", status.db_size);
+        self.field("DBSizeInUse", status.db_size_in_use);
+        self.field("DBSizeQuota", status.db_size_quota);
+        self.field("Leader", status.leader);
+        self.field("IsLearner", status.is_learner);
+        self.field("RaftIndex", status.raft_index);
+        self.field("RaftAppliedIndex", status.raft_applied_index);
+        self.field("Errors", format_args!("[{}]", status.errors.join(" ")));
+        self.quoted("Endpoint", endpoint.as_bytes());
+        self.quoted("DowngradeTargetVersion", downgrade.target_version.as_bytes());
+        self.field("DowngradeEnabled", downgrade.enabled);
+        self.blank();
+    }
+}

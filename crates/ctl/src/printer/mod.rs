@@ -1,0 +1,215 @@
+//! The five output formats: one answer in, the bytes for standard output and standard error out.
+
+mod fields;
+pub(crate) mod json;
+mod protobuf;
+mod rows;
+mod simple;
+mod table;
+
+use api::etcdserverpb as pb;
+use api::mvccpb::Event;
+
+use crate::failure::Failure;
+
+/// What `--write-out` names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names are the flag's own values")]
+pub enum Format {
+    Simple,
+    Fields,
+    Json,
+    Protobuf,
+    Table,
+}
+
+impl Format {
+    /// The format with this name.
+    pub fn named(name: &str) -> Option<Format> {
+        Some(match name {
+            "simple" => Format::Simple,
+            "fields" => Format::Fields,
+            "json" => Format::Json,
+            "protobuf" => Format::Protobuf,
+            "table" => Format::Table,
+            _ => return None,
+        })
+    }
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Format::Simple => "simple",
+            Format::Fields => "fields",
+            Format::Json => "json",
+            Format::Protobuf => "protobuf",
+            Format::Table => "table",
+        }
+    }
+}
+
+/// A batch of a watch as etcd's Go client shows it to its user, which the json format then spells out.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[allow(missing_docs, reason = "the names are the message's own")]
+pub struct WatchBatch {
+    pub header: Option<pb::ResponseHeader>,
+    pub events: Vec<Event>,
+    pub compact_revision: i64,
+    pub canceled: bool,
+    pub created: bool,
+    pub cancel_reason: String,
+}
+
+/// How one endpoint answered to `endpoint health`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EndpointHealth {
+    /// The endpoint as it was given.
+    pub endpoint: String,
+    /// Whether it serves.
+    pub health: bool,
+    /// How long the read took, as Go prints durations; empty when none was tried.
+    pub took: String,
+    /// Why it is not healthy; empty when it is.
+    pub error: String,
+}
+
+/// Everything the tool can print, with what the answer itself does not hold.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "each is the answer of the command of its name")]
+pub enum Answer<'a> {
+    Get(&'a pb::RangeResponse),
+    Put(&'a pb::PutResponse),
+    Del(&'a pb::DeleteRangeResponse),
+    Txn(&'a pb::TxnResponse),
+    Watch(&'a WatchBatch),
+    Grant(&'a pb::LeaseGrantResponse),
+    Revoke(i64, &'a pb::LeaseRevokeResponse),
+    KeepAlive(&'a pb::LeaseKeepAliveResponse),
+    TimeToLive(&'a pb::LeaseTimeToLiveResponse, bool),
+    Leases(&'a pb::LeaseLeasesResponse),
+    MemberAdd(&'a pb::MemberAddResponse),
+    MemberRemove(u64, &'a pb::MemberRemoveResponse),
+    MemberUpdate(u64, &'a pb::MemberUpdateResponse),
+    MemberPromote(u64, &'a pb::MemberPromoteResponse),
+    MemberList(&'a pb::MemberListResponse),
+    EndpointHealth(&'a [EndpointHealth]),
+    EndpointStatus(&'a [(String, pb::StatusResponse)]),
+    EndpointHashKv(&'a [(String, pb::HashKvResponse)]),
+    MoveLeader(u64, u64, &'a pb::MoveLeaderResponse),
+    DowngradeValidate(&'a pb::DowngradeResponse),
+    DowngradeEnable(&'a pb::DowngradeResponse),
+    DowngradeCancel(&'a pb::DowngradeResponse),
+    Alarm(&'a pb::AlarmResponse),
+    RoleAdd(&'a str, &'a pb::AuthRoleAddResponse),
+    RoleGet(&'a str, &'a pb::AuthRoleGetResponse),
+    RoleDelete(&'a str, &'a pb::AuthRoleDeleteResponse),
+    RoleList(&'a pb::AuthRoleListResponse),
+    RoleGrantPermission(&'a str, &'a pb::AuthRoleGrantPermissionResponse),
+    RoleRevokePermission {
+        role: &'a str,
+        key: &'a [u8],
+        end: &'a [u8],
+        answer: &'a pb::AuthRoleRevokePermissionResponse,
+    },
+    UserAdd(&'a str, &'a pb::AuthUserAddResponse),
+    UserGet(&'a str, &'a pb::AuthUserGetResponse),
+    UserList(&'a pb::AuthUserListResponse),
+    UserChangePassword(&'a pb::AuthUserChangePasswordResponse),
+    UserGrantRole(&'a str, &'a str, &'a pb::AuthUserGrantRoleResponse),
+    UserRevokeRole(&'a str, &'a str, &'a pb::AuthUserRevokeRoleResponse),
+    UserDelete(&'a str, &'a pb::AuthUserDeleteResponse),
+    AuthStatus(&'a pb::AuthStatusResponse),
+}
+
+/// What a printer has to say.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Page {
+    /// For standard output.
+    pub out: Vec<u8>,
+    /// For standard error.
+    pub err: Vec<u8>,
+}
+
+/// Appends formatted text to a `Vec<u8>`.
+macro_rules! put {
+    ($out:expr, $($format:tt)*) => {{
+        use std::io::Write as _;
+        write!($out, $($format)*).expect("memory takes every write")
+    }};
+}
+pub(crate) use put;
+
+/// A format with its options.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Printer {
+    /// Which format.
+    pub format: Format,
+    /// `--hex`: keys, values and ids in hexadecimal, where the format has it.
+    pub hex: bool,
+    /// `--print-value-only` of `get`.
+    pub value_only: bool,
+}
+
+impl Printer {
+    /// Prints one answer.
+    ///
+    /// # Errors
+    /// The format cannot show this answer: exit code 4.
+    pub fn page(&self, answer: &Answer<'_>) -> Result<Page, Failure> {
+        let mut page = Page::default();
+        let shown = match self.format {
+            Format::Simple => {
+                simple::print(&mut page, self, answer);
+                true
+            }
+            Format::Fields => fields::print(&mut page.out, self.hex, answer),
+            Format::Json => {
+                json::print(&mut page.out, self.hex, answer);
+                true
+            }
+            Format::Protobuf => protobuf::print(&mut page.out, answer),
+            Format::Table => table::print(&mut page.out, answer),
+        };
+        if shown {
+            Ok(page)
+        } else {
+            Err(Failure::bad_feature(format!("{} not supported as output format", self.format.name())))
+        }
+    }
+}
+
+/// `\x61\x62` for `ab`.
+pub(crate) fn hex_escaped(bytes: &[u8]) -> Vec<u8> {
+    let mut text = Vec::with_capacity(bytes.len() * 4);
+    for byte in bytes {
+        put!(text, "\\x{byte:02x}");
+    }
+    text
+}
+
+/// The name of an enumeration's number, or the number itself where it has none, as Go's `String` does.
+pub(crate) fn event_type(number: i32) -> String {
+    match number {
+        0 => "PUT".to_owned(),
+        1 => "DELETE".to_owned(),
+        other => other.to_string(),
+    }
+}
+
+pub(crate) fn alarm_type(number: i32) -> String {
+    match number {
+        0 => "NONE".to_owned(),
+        1 => "NOSPACE".to_owned(),
+        2 => "CORRUPT".to_owned(),
+        other => other.to_string(),
+    }
+}
+
+pub(crate) fn permission_type(number: i32) -> String {
+    match number {
+        0 => "READ".to_owned(),
+        1 => "WRITE".to_owned(),
+        2 => "READWRITE".to_owned(),
+        other => other.to_string(),
+    }
+}

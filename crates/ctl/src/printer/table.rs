@@ -1,0 +1,27 @@
+//! `--write-out=table`: boxes, for members and endpoints only.
+
+use cli::Table;
+
+use super::{Answer, put, rows};
+
+/// Prints, or says that this format has no form for the answer.
+pub(super) fn print(out: &mut Vec<u8>, answer: &Answer<'_>) -> bool {
+    let (head, rows) = match *answer {
+        Answer::MemberList(r) => (&rows::MEMBER_HEAD[..], rows::members(r)),
+        Answer::EndpointHealth(list) => (&rows::HEALTH_HEAD[..], rows::health(list)),
+        Answer::EndpointStatus(list) => (&rows::STATUS_HEAD[..], rows::status(list)),
+        Answer::EndpointHashKv(list) => (&rows::HASH_HEAD[..], rows::hashes(list)),
+        _ => return false,
+    };
+    let is_empty = rows.is_empty();
+    let mut table = Table::new(head);
+    for row in rows {
+        table.row(row);
+    }
+    let text = table.to_string();
+    // A table without rows has no rule between head and rows.
+    for line in text.lines().filter(|line| !(is_empty && line.starts_with('├'))) {
+        put!(out, "{line}\n");
+    }
+    true
+}

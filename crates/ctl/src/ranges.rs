@@ -1,0 +1,30 @@
+//! The ends of ranges, as etcd's Go client makes them.
+
+/// The end of the range of all keys behind a key: the zero byte, which etcd reads as "no end".
+pub const OPEN_END: &[u8] = b"\0";
+
+/// The end of the range of all keys that begin with `prefix`. For one without an end (only 0xff bytes, or none at
+/// all) that is [`OPEN_END`].
+pub fn prefix_end(prefix: &[u8]) -> Vec<u8> {
+    match prefix.iter().rposition(|byte| *byte < 0xff) {
+        None => OPEN_END.to_vec(),
+        Some(at) => {
+            let mut end = prefix[..=at].to_vec();
+            end[at] += 1;
+            end
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_ends_behind_its_last_key() {
+        assert_eq!(prefix_end(b"a"), b"b");
+        assert_eq!(prefix_end(b"a\xff\xff"), b"b");
+        assert_eq!(prefix_end(b"\xff"), OPEN_END);
+        assert_eq!(prefix_end(b""), OPEN_END);
+    }
+}

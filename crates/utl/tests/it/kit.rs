@@ -1,0 +1,116 @@
+//! What the tests share.
+
+use std::ffi::OsString;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::UNIX_EPOCH;
+
+use disk::{Disk, RealDisk};
+use server::stopped::Stopped;
+
+use crate::temp_dir::TempDir;
+
+pub const RELEASES: [&str; 4] = ["3.4", "3.5", "3.6", "3.7"];
+/// HashKV of all golden snapshots at revisions 5 to 10; the compact revision is 4.
+pub const HASHES: [u32; 6] =
+    [1_468_967_122, 2_897_024_621, 222_074_713, 486_260_849, 3_310_584_188, 2_237_637_283];
+
+/// A file that real etcd made.
+pub fn golden(name: &str) -> Vec<u8> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../interchange/tests/it/golden");
+    let file = std::fs::File::open(dir.join(format!("{name}.gz"))).expect("is there");
+    let mut bytes = Vec::new();
+    flate2::read::GzDecoder::new(file).read_to_end(&mut bytes).expect("is sound");
+    bytes
+}
+
+/// What a command printed, and its exit code.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Told {
+    pub code: u8,
+    pub out: String,
+    pub err: String,
+}
+
+/// Runs the tool in this process.
+pub fn utl(args: &[&str]) -> Told {
+    let args: Vec<OsString> = args.iter().map(OsString::from).collect();
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let code = utl::run_with(&args, [], &mut out, &mut err, || UNIX_EPOCH);
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
+    Told { code, out: text(out), err: text(err) }
+}
+
+/// Runs a command that has to succeed.
+pub fn done(args: &[&str]) -> Told {
+    let told = utl(args);
+    assert_eq!(told.code, 0, "{args:?}: {}", told.err);
+    told
+}
+
+/// Runs a command that has to be refused; gives what it says.
+pub fn refused(args: &[&str], code: u8) -> String {
+    let told = utl(args);
+    assert_eq!((told.code, told.out.as_str()), (code, ""), "{args:?}: {}", told.err);
+    let last = told.err.lines().last().unwrap_or_default();
+    last.strip_prefix("Error: ").unwrap_or_else(|| panic!("{args:?}: {}", told.err)).to_owned()
+}
+
+pub fn text(path: &Path) -> &str {
+    path.to_str().expect("a path of text")
+}
+
+/// A golden snapshot in a directory.
+pub fn snapshot(dir: &TempDir, release: &str) -> PathBuf {
+    let path = dir.join(&format!("{release}.db"));
+    std::fs::write(&path, golden(&format!("{release}-snapshot"))).expect("is written");
+    path
+}
+
+/// A golden data directory.
+pub fn etcd_dir(dir: &TempDir, release: &str) -> PathBuf {
+    let path = dir.join(&format!("{release}.etcd"));
+    let member = path.join("member");
+    std::fs::create_dir_all(member.join("snap")).expect("is made");
+    std::fs::create_dir_all(member.join("wal")).expect("is made");
+    std::fs::write(member.join("snap/db"), golden(&format!("{release}-db"))).expect("is written");
+    let wal = member.join("wal/0000000000000000-0000000000000000.wal");
+    std::fs::write(wal, golden(&format!("{release}-wal"))).expect("is written");
+    path
+}
+
+/// What a stopped member of Mainstay holds.
+pub fn open(path: &Path) -> Stopped {
+    let disk: Arc<dyn Disk> = Arc::new(RealDisk);
+    Stopped::open(&disk, path).unwrap_or_else(|why| panic!("{}: {why}", path.display()))
+}
+
+/// Everything below a directory: paths, modes, lengths, contents.
+pub fn everything(path: &Path) -> Vec<(PathBuf, u32, Vec<u8>)> {
+    use std::os::unix::fs::PermissionsExt as _;
+    let mut all = Vec::new();
+    for entry in std::fs::read_dir(path).expect("is there") {
+        let path = entry.expect("is one").path();
+        let mode = std::fs::metadata(&path).expect("is there").permissions().mode() & 0o7777;
+        if path.is_dir() {
+            all.extend(everything(&path));
+            all.push((path, mode, Vec::new()));
+        } else {
+            let bytes = std::fs::read(&path).expect("can be read");
+            all.push((path, mode, bytes));
+        }
+    }
+    all.sort();
+    all
+}
+
+/// Nothing is left but these names.
+pub fn names(dir: &TempDir) -> Vec<String> {
+    let mut names: Vec<String> = std::fs::read_dir(dir.join(""))
+        .expect("is there")
+        .map(|entry| entry.expect("is one").file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    names
+}

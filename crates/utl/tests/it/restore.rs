@@ -1,0 +1,161 @@
+//! `snapshot restore` into a data directory of Mainstay.
+
+use std::collections::BTreeMap;
+
+use crate::kit::{HASHES, RELEASES, done, everything, names, open, refused, snapshot, text, utl};
+use crate::temp_dir::TempDir;
+
+#[test]
+fn etcds_snapshots_become_members() {
+    for release in RELEASES {
+        let dir = TempDir::new("restore");
+        let (from, to) = (snapshot(&dir, release), dir.join("m"));
+        let told = done(&["snapshot", "restore", text(&from), "--data-dir", text(&to), "--without-users"]);
+        assert!(
+            told.out.is_empty() && told.err.contains("\"revision\": 10, \"compact-revision\": 4"),
+            "{told:?}"
+        );
+        let mut member = open(&to);
+        for (revision, hash) in (5..).zip(HASHES) {
+            assert_eq!(member.hash_kv(revision), Ok((hash, 4, revision)), "{release}");
+        }
+        assert_eq!(member.hash_kv(0), Ok((HASHES[5], 4, 10)));
+        assert!(member.hash_kv(3).is_err() && member.hash_kv(11).is_err());
+        // The ids that etcd computes from the default options.
+        let identity = &member.identity;
+        assert_eq!((identity.member_id, identity.cluster_id), (0x8e9e_05c5_2164_694d, 0xcdf8_1819_4e3a_8c32));
+        let state = &member.machine;
+        assert_eq!((state.applied_index, state.applied_term), (1, 1));
+        let hard_state = member.hard_state;
+        assert_eq!((hard_state.term, hard_state.vote, hard_state.commit), (1, identity.member_id, 1));
+        let only: Vec<_> = state.members.by_id.values().collect();
+        assert_eq!(only.len(), 1);
+        assert_eq!((only[0].name.as_str(), only[0].client_urls.len()), ("default", 0));
+        assert_eq!(only[0].peer_urls, ["http://localhost:2380"]);
+        let version = format!("{release}.0");
+        assert_eq!(state.members.cluster_version, version);
+        let leases: Vec<_> = state.leases.iter().collect();
+        assert_eq!(leases.len(), 1);
+        assert!(state.state_hash().is_some());
+        drop(member);
+        for (path, mode, _) in everything(&to) {
+            let expected = if path.is_dir() { 0o700 } else { 0o600 };
+            assert_eq!(mode, expected, "{}", path.display());
+        }
+    }
+}
+
+#[test]
+fn a_bumped_revision_is_the_compact_revision() {
+    let dir = TempDir::new("bump");
+    let (from, to) = (snapshot(&dir, "3.6"), dir.join("m"));
+    let args = ["snapshot", "restore", text(&from), "--data-dir", text(&to), "--without-users"];
+    done(&[&args[..], &["--bump-revision", "1000", "--mark-compacted"]].concat());
+    let mut member = open(&to);
+    let (_, compacted, revision) = member.hash_kv(0).expect("can be hashed");
+    assert_eq!((compacted, revision), (1010, 1010));
+    assert!(member.hash_kv(1009).is_err(), "everything before counts as compacted");
+    let snapshot = member.machine.store.snapshot();
+    let live: Vec<_> = [b"a", b"c", b"d", b"e"]
+        .iter()
+        .map(|key| snapshot.get(*key, 0).expect("can be read").map(|version| version.main()))
+        .collect();
+    assert!(live.iter().all(|version| version.is_some_and(|main| main <= 10)), "{live:?}");
+    let too_far = dir.join("n");
+    let refusal = refused(
+        &[
+            &args[..4],
+            &[
+                text(&too_far),
+                "--without-users",
+                "--mark-compacted",
+                "--bump-revision",
+                "9223372036854775807",
+            ],
+        ]
+        .concat(),
+        1,
+    );
+    assert!(refusal.contains("revision 10 cannot be raised by 9223372036854775807"), "{refusal}");
+}
+
+#[test]
+fn members_of_a_cluster_begin_with_the_same() {
+    let dir = TempDir::new("cluster");
+    let from = snapshot(&dir, "3.7");
+    let cluster = "m1=http://127.0.0.1:1,m2=http://127.0.0.1:2,m3=http://127.0.0.1:3";
+    let mut found = BTreeMap::new();
+    for n in ["1", "2", "3"] {
+        let (to, url) = (dir.join(n), format!("http://127.0.0.1:{n}"));
+        let name = format!("m{n}");
+        done(&[
+            "snapshot",
+            "restore",
+            text(&from),
+            "--data-dir",
+            text(&to),
+            "--without-users",
+            "--name",
+            &name,
+            "--initial-cluster",
+            cluster,
+            "--initial-advertise-peer-urls",
+            &url,
+            "--initial-cluster-token",
+            "t",
+        ]);
+        let mut member = open(&to);
+        assert_eq!(member.hash_kv(0), Ok((HASHES[5], 4, 10)));
+        assert_eq!((member.machine.applied_index, member.hard_state.commit), (3, 3));
+        let own = &member.machine.members.by_id[&member.identity.member_id];
+        assert_eq!((own.name.as_str(), own.peer_urls.as_slice()), (name.as_str(), [url].as_slice()));
+        let shared = (member.identity.cluster_id, member.machine.state_hash(), member.hard_state.vote);
+        found.insert(member.identity.member_id, shared);
+    }
+    assert_eq!(found.len(), 3, "each has an id of its own");
+    let all: Vec<_> = found.values().collect();
+    assert!(all.windows(2).all(|pair| pair[0] == pair[1]), "{all:?}");
+    assert!(found.keys().min() == Some(&all[0].2), "the first of them has the vote");
+}
+
+#[test]
+fn what_does_not_fit_together_is_refused_and_leaves_nothing() {
+    let dir = TempDir::new("refused");
+    let (from, to) = (snapshot(&dir, "3.7"), dir.join("m"));
+    let args = ["snapshot", "restore", text(&from), "--data-dir", text(&to)];
+    let refusal = refused(&args, 1);
+    assert!(refusal.contains("2 users and 1 roles, and authentication is off"), "{refusal}");
+    assert!(refusal.contains("--without-users"), "{refusal}");
+    for (more, expected) in [
+        (&["--wal-dir", "w"][..], "--wal-dir is for --format etcd"),
+        (&["--format", "other"], "--format is mainstay or etcd, not \"other\""),
+        (&["--format", "etcd", "--without-users"], "--without-users is for --format mainstay"),
+    ] {
+        let refusal = refused(&[&args[..], more].concat(), 128);
+        assert!(refusal.contains(expected), "{refusal}");
+    }
+    assert_eq!(names(&dir), ["3.7.db"]);
+    // An empty directory may be there, with what a killed attempt left. It stays the same one: it may be a mount.
+    std::fs::create_dir_all(to.join("unfinished/member/log")).expect("is made");
+    let inode =
+        |path: &std::path::Path| std::os::unix::fs::MetadataExt::ino(&path.metadata().expect("is there"));
+    let was = inode(&to);
+    done(&[&args[..], &["--without-users"]].concat());
+    assert_eq!(inode(&to), was);
+    assert_eq!(std::fs::read_dir(&to).expect("is there").count(), 1);
+    open(&to);
+    let refusal = refused(&[&args[..], &["--without-users"]].concat(), 1);
+    assert_eq!(refusal, format!("data-dir \"{}\" not empty or could not be read", text(&to)));
+}
+
+#[test]
+fn help_has_an_example_for_every_command() {
+    for command in ["snapshot status", "snapshot restore", "hashkv", "defrag", "migrate", "import", "export"]
+    {
+        let words: Vec<&str> = command.split(' ').chain(["--help"]).collect();
+        let told = utl(&words);
+        assert_eq!(told.code, 0);
+        assert!(told.out.contains(&format!("Examples:\n  etcdutl {command}")), "{}", told.out);
+    }
+    utl::PROGRAM.assert_sound();
+}
