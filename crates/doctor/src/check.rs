@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use cli::{Command, Flag, Program};
 
+use crate::doctor::Outcome;
 use crate::{check_disk, check_network, connection, doctor};
 
 const DISK_FLAGS: &[Flag] = &[
@@ -72,12 +73,16 @@ Exit codes: 0 passed; 1 failed, or could not be measured.",
     globals_hint: "",
 };
 
-/// Runs `check disk` or `check network`: the arguments are those behind `check`. Prints the result to standard output.
+/// Runs `check disk` or `check network`: the arguments are those behind `check`. Prints the result.
 pub fn check(args: &[OsString], env: impl IntoIterator<Item = (String, String)>) -> ExitCode {
+    check_outcome(args, env).print()
+}
+
+/// As [`check`], but gives what it would print.
+pub fn check_outcome(args: &[OsString], env: impl IntoIterator<Item = (String, String)>) -> Outcome {
     doctor::launch(&PROGRAM, args, env, |matches| async move {
         if matches.path.is_empty() {
-            doctor::print(&PROGRAM.help(&[]));
-            return Ok(ExitCode::SUCCESS);
+            return Ok(Outcome::of(PROGRAM.help(&[]), 0));
         }
         if let Some(extra) = matches.arg_text(0) {
             return Err(format!("unknown argument {}", cli::go::quote(extra)));

@@ -2,13 +2,13 @@
 
 use std::fmt::Write as _;
 use std::path::Path;
-use std::process::ExitCode;
 
 use cli::{Matches, Progress};
 use client::Endpoint;
 
 use crate::connection::{Connection, wants_json};
 use crate::disk_trial::{DiskResult, DiskTrial, Pace};
+use crate::doctor::Outcome;
 use crate::exposition::Exposition;
 use crate::{doctor, http1, show};
 
@@ -19,7 +19,7 @@ const RECORD_BYTES_MAX: u64 = 16 * 1024 * 1024;
 /// Fewer syncs have no p99.
 const SYNCS_MIN: usize = 100;
 
-pub(crate) async fn run(matches: &Matches) -> Result<ExitCode, String> {
+pub(crate) async fn run(matches: &Matches) -> Result<Outcome, String> {
     let is_json = wants_json(matches)?;
     let path = matches.text("path");
     if path.is_empty() {
@@ -39,8 +39,8 @@ pub(crate) async fn run(matches: &Matches) -> Result<ExitCode, String> {
     }
     let limit = matches.duration("limit").as_secs_f64();
     let passed = result.syncs.at(0.99) < limit;
-    doctor::print(&if is_json { json(&result, limit) } else { text(&result, path, source, limit) });
-    Ok(if passed { ExitCode::SUCCESS } else { ExitCode::from(doctor::COULD_NOT_LOOK) })
+    let output = if is_json { json(&result, limit) } else { text(&result, path, source, limit) };
+    Ok(Outcome::of(output, if passed { 0 } else { doctor::COULD_NOT_LOOK }))
 }
 
 /// How large a record is, and why.

@@ -1,13 +1,13 @@
 //! `check network`: from flags to output.
 
 use std::fmt::Write as _;
-use std::process::ExitCode;
 
 use api::etcdserverpb::{MemberListRequest, MemberListResponse};
 use cli::{Matches, json};
 use client::{Client, Endpoint};
 
 use crate::connection::{Connection, wants_json};
+use crate::doctor::Outcome;
 use crate::exposition::Exposition;
 use crate::network_trial::{NetworkResult, NetworkTrial};
 use crate::{doctor, http1, show};
@@ -54,7 +54,7 @@ const FAILURES: &str = "etcd_network_peer_sent_failures_total";
 /// The least MTU of IPv6, and of any network in use.
 const MTU_USUAL: u32 = 1280;
 
-pub(crate) async fn run(matches: &Matches) -> Result<ExitCode, String> {
+pub(crate) async fn run(matches: &Matches) -> Result<Outcome, String> {
     let is_json = wants_json(matches)?;
     let connection = Connection::of(matches).await?;
     let client = Client::new(connection.settings.clone()).map_err(|error| error.to_string())?;
@@ -108,11 +108,8 @@ pub(crate) async fn run(matches: &Matches) -> Result<ExitCode, String> {
     }
     let limits =
         NetworkLimits { rtt: matches.duration("limit-rtt").as_secs_f64(), loss: matches.float("limit-loss") };
-    doctor::print(&if is_json { report.json(limits) } else { report.text(limits) });
-    Ok(match report.complaints(limits).is_empty() {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::from(doctor::COULD_NOT_LOOK),
-    })
+    let code = if report.complaints(limits).is_empty() { 0 } else { doctor::COULD_NOT_LOOK };
+    Ok(Outcome::of(if is_json { report.json(limits) } else { report.text(limits) }, code))
 }
 
 /// What a member's metrics tell of its links.
@@ -186,7 +183,8 @@ impl NetworkReport {
     /// For people.
     pub fn text(&self, limits: NetworkLimits) -> String {
         let mut out = String::new();
-        let mut line = |text: String| writeln!(out, "{text}").expect("strings take everything");
+        let mut line =
+            |text: String| writeln!(out, "{}", show::clean(&text)).expect("strings take everything");
         for result in &self.endpoints {
             line(match result.tls {
                 Some(version) => format!("{} ({version})", result.endpoint),

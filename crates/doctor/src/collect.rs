@@ -196,6 +196,8 @@ async fn status_of(client: &Client) -> Result<(Status, u64), String> {
         term: answer.raft_term,
         index: answer.raft_index,
         applied: answer.raft_applied_index,
+        at_unix: unix_now(),
+        earlier: None,
         is_learner: answer.is_learner,
         errors: answer.errors,
         downgrade_target: answer
@@ -246,12 +248,17 @@ async fn look(plan: Plan, client: Client, target: Target) -> Member {
     clocks.extend(first.as_ref().ok().and_then(by_date));
     let mut round_trips = RoundTrips::default();
     let mut status = Err("not asked".to_owned());
+    let mut earlier = None;
     for turn in 1..=ROUND_TRIPS {
         if let Some(seconds) = connect_time(&endpoint, within).await {
             round_trips.connect.push(seconds);
         }
         let asked = Instant::now();
         status = status_of(&client).await;
+        if let Ok((status, _)) = &mut status {
+            earlier = earlier.or(Some((status.index, status.at_unix)));
+            status.earlier = earlier;
+        }
         match &status {
             Ok(_) => round_trips.call.push(asked.elapsed().as_secs_f64()),
             // Each failure may take all the time that a request has.

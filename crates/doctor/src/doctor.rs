@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::io::Write as _;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use cli::{Command, Flag, Invocation, Matches, Program};
 
@@ -20,6 +21,9 @@ pub(crate) const COULD_NOT_LOOK: u8 = 1;
 const ERRORS: u8 = 5;
 /// Only warnings were found.
 const WARNINGS: u8 = 6;
+
+/// Rates need a time between two looks.
+const WINDOW_MIN: Duration = Duration::from_millis(10);
 
 const OWN_FLAGS: &[Flag] = &[
     Flag::duration("for", "10s", "how long to watch rates; the longer, the surer"),
@@ -85,62 +89,73 @@ pub(crate) const PROGRAM: Program = Program {
     globals_hint: "",
 };
 
-/// Runs the command `doctor` with these arguments (those behind its name) and environment. Prints the report to standard
-/// output.
+/// What a command printed, and how it ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// For standard output.
+    pub output: String,
+    /// For standard error.
+    pub error: String,
+    /// The exit code.
+    pub code: u8,
+}
+
+impl Outcome {
+    pub(crate) fn of(output: String, code: u8) -> Outcome {
+        Outcome { output, error: String::new(), code }
+    }
+
+    fn refused(error: String) -> Outcome {
+        Outcome { output: String::new(), error, code: COULD_NOT_LOOK }
+    }
+
+    pub(crate) fn print(&self) -> ExitCode {
+        // A reader that went away wants no more.
+        let _ = std::io::stdout().write_all(self.output.as_bytes());
+        let _ = std::io::stderr().write_all(self.error.as_bytes());
+        ExitCode::from(self.code)
+    }
+}
+
+/// Runs the command `doctor` with these arguments (those behind its name) and environment, and prints the report.
 pub fn run(args: &[OsString], env: impl IntoIterator<Item = (String, String)>) -> ExitCode {
+    outcome(args, env).print()
+}
+
+/// As [`run`], but gives what it would print.
+pub fn outcome(args: &[OsString], env: impl IntoIterator<Item = (String, String)>) -> Outcome {
     launch(&PROGRAM, args, env, |matches| async move { examine(&matches).await })
 }
 
 /// Reads the command line, and runs the command to its end in a runtime of one thread.
-pub(crate) fn launch<F: Future<Output = Result<ExitCode, String>>>(
+pub(crate) fn launch<F: Future<Output = Result<Outcome, String>>>(
     program: &Program,
     args: &[OsString],
     env: impl IntoIterator<Item = (String, String)>,
     command: impl FnOnce(Matches) -> F,
-) -> ExitCode {
-    let env =
-        env.into_iter().filter(|(name, _)| program.env_prefix.is_some_and(|prefix| name.starts_with(prefix)));
-    let matches = match program.parse(args, env) {
+) -> Outcome {
+    let ours = |name: &str| program.env_prefix.is_some_and(|prefix| name.starts_with(prefix));
+    let matches = match program.parse(args, env.into_iter().filter(|(name, _)| ours(name))) {
         Ok(Invocation::Run(matches)) => matches,
-        Ok(Invocation::Help(text)) => {
-            print(&text);
-            return ExitCode::SUCCESS;
-        }
-        Err(error) => {
-            eprint!("Error: {error}\n{}", program.usage(&error.path));
-            return ExitCode::from(COULD_NOT_LOOK);
-        }
+        Ok(Invocation::Help(text)) => return Outcome::of(text, 0),
+        Err(error) => return Outcome::refused(format!("Error: {error}\n{}", program.usage(&error.path))),
     };
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            eprintln!("Error: {error}");
-            return ExitCode::from(COULD_NOT_LOOK);
-        }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let ended = match runtime {
+        Ok(runtime) => runtime.block_on(command(matches)),
+        Err(error) => Err(error.to_string()),
     };
-    match runtime.block_on(command(matches)) {
-        Ok(code) => code,
-        Err(error) => {
-            eprintln!("Error: {error}");
-            ExitCode::from(COULD_NOT_LOOK)
-        }
-    }
+    ended.unwrap_or_else(|error| Outcome::refused(format!("Error: {error}\n")))
 }
 
-pub(crate) fn print(text: &str) {
-    // A reader that went away wants no more.
-    let _ = std::io::stdout().write_all(text.as_bytes());
-}
-
-async fn examine(matches: &Matches) -> Result<ExitCode, String> {
+async fn examine(matches: &Matches) -> Result<Outcome, String> {
     if let Some(extra) = matches.arg_text(0) {
         return Err(format!("unknown argument {}: endpoints go behind --endpoints", cli::go::quote(extra)));
     }
     if matches.flag("list") {
         let lines: Vec<String> =
             RULES.iter().map(|rule| format!("{:36}{}\n", rule.name, rule.about)).collect();
-        print(&lines.concat());
-        return Ok(ExitCode::SUCCESS);
+        return Ok(Outcome::of(lines.concat(), 0));
     }
     let is_json = wants_json(matches)?;
     let rules = chosen(matches)?;
@@ -152,14 +167,16 @@ async fn examine(matches: &Matches) -> Result<ExitCode, String> {
     let sample_keys =
         usize::try_from(matches.int("sample")).map_err(|_| "--sample is below zero".to_owned())?;
     let window = matches.duration("for");
+    if window < WINDOW_MIN {
+        return Err(format!("--for is at least {}", cli::go::duration(WINDOW_MIN)));
+    }
     let whole_cluster = matches.flag("cluster");
     let plan = Plan { connection, metrics_endpoints, whole_cluster, window, sample_keys };
     let evidence = plan.collect().await?;
-    if evidence
-        .members
-        .iter()
-        .all(|member| member.reached.is_err() && !matches!(member.certificate, Ok(Some(_))))
-    {
+    let report = Report::of(&evidence, &Limits::of(matches), window.as_secs_f64(), &rules);
+    // A certificate may say enough by itself.
+    let is_told = report.findings.iter().any(|finding| finding.name != "unreachable");
+    if !is_told && evidence.members.iter().all(|member| member.reached.is_err()) {
         let whys: Vec<String> = evidence
             .members
             .iter()
@@ -167,13 +184,12 @@ async fn examine(matches: &Matches) -> Result<ExitCode, String> {
             .collect();
         return Err(format!("no member can be reached: {}", whys.join("; ")));
     }
-    let report = Report::of(&evidence, &Limits::of(matches), window.as_secs_f64(), &rules);
-    print(&if is_json { report.json() } else { report.text() });
-    Ok(match report.severity() {
-        None => ExitCode::SUCCESS,
-        Some(Severity::Error) => ExitCode::from(ERRORS),
-        Some(Severity::Warning) => ExitCode::from(WARNINGS),
-    })
+    let code = match report.severity() {
+        None => 0,
+        Some(Severity::Error) => ERRORS,
+        Some(Severity::Warning) => WARNINGS,
+    };
+    Ok(Outcome::of(if is_json { report.json() } else { report.text() }, code))
 }
 
 /// The rules that `--only` and `--skip` leave.

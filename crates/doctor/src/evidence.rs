@@ -65,6 +65,10 @@ pub struct Status {
     pub index: u64,
     /// Applied index.
     pub applied: u64,
+    /// When it said so, in seconds since 1970 by the clock here.
+    pub at_unix: f64,
+    /// The committed index at the first look, and when that was.
+    pub earlier: Option<(u64, f64)>,
     /// Whether it is a learner.
     pub is_learner: bool,
     /// What it complains of.
@@ -219,6 +223,17 @@ impl Observed {
             true => format!("({count} since the start)"),
             false => format!("({count} in {:.0} s)", metrics.seconds),
         }
+    }
+}
+
+impl Status {
+    /// The index it had committed at this time, going by its two looks.
+    pub fn index_at(&self, unix: f64) -> f64 {
+        let last = self.index as f64;
+        let Some((index, at)) = self.earlier.filter(|(_, at)| *at < self.at_unix) else { return last };
+        let rate = (last - index as f64).max(0.0) / (self.at_unix - at);
+        // Nobody knows what it committed since.
+        last - rate * (self.at_unix - unix).max(0.0)
     }
 }
 

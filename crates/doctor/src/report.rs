@@ -8,6 +8,7 @@ use crate::evidence::Evidence;
 use crate::finding::{Finding, Severity};
 use crate::limits::Limits;
 use crate::rule::{Blind, Rule, out_of_sight};
+use crate::show;
 
 /// What was found, and what was not looked at.
 #[derive(Clone, Debug, PartialEq)]
@@ -189,6 +190,7 @@ fn folded(text: &str, first: &str, next: &str) -> String {
     let mut out = first.to_owned();
     let mut column = first.chars().count();
     let mut is_first = true;
+    let text = show::clean(text);
     for word in text.split(' ') {
         let width = word.chars().count();
         if !is_first && column + 1 + width > COLUMNS {

@@ -48,6 +48,11 @@ pub fn counted(value: f64, one: &str, many: &str) -> String {
     format!("{} {}", count(value), if value == 1.0 { one } else { many })
 }
 
+/// A text that a server sent, fit for a terminal: without control characters.
+pub fn clean(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
 /// A rate: `0.4/s`, `1,200/s`.
 pub fn rate(value: f64) -> String {
     if value < 10.0 { format!("{value:.1}/s") } else { format!("{}/s", count(value)) }
@@ -67,6 +72,7 @@ mod tests {
             (counted(1.0, "day", "days"), counted(0.0, "day", "days")),
             ("1 day".into(), "0 days".into())
         );
+        assert_eq!(clean("m\u{1b}[2J\n"), "m\u{fffd}[2J\u{fffd}");
         assert_eq!(count(1_234_567.0), "1,234,567");
         assert_eq!((rate(0.42), rate(1200.0)), ("0.4/s".to_owned(), "1,200/s".to_owned()));
         assert_eq!((percent(0.814), bytes(-1.0)), ("81 %".to_owned(), "0 B".to_owned()));

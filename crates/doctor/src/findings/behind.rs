@@ -27,16 +27,16 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
 /// Members of one kind that have applied so much less than any member has committed.
 pub(crate) fn lagging(evidence: &Evidence, entries_max: f64, learners: bool) -> Facts {
     let mut facts = Facts::default();
-    let newest = evidence.statuses().map(|(_, status)| status.index).max().unwrap_or(0);
+    // Members are not asked at the same moment, and under load a moment is many entries.
+    let Some((_, newest)) = evidence.statuses().max_by_key(|(_, status)| status.index) else { return facts };
     for (member, status) in evidence.statuses().filter(|(_, status)| status.is_learner == learners) {
-        let lag = newest.saturating_sub(status.applied);
-        if lag as f64 >= entries_max {
-            let text = format!(
-                "has applied index {}, {} entries behind {newest}",
-                status.applied,
-                show::count(lag as f64)
+        let lag = newest.index_at(status.at_unix) - status.applied as f64;
+        if lag >= entries_max {
+            let (applied, lag, newest) = (status.applied, show::count(lag), newest.index);
+            facts.add(
+                Severity::Warning,
+                Fact::of(member, format!("has applied index {applied}, {lag} entries behind {newest}")),
             );
-            facts.add(Severity::Warning, Fact::of(member, text));
         }
     }
     facts
@@ -63,5 +63,24 @@ mod tests {
         status(&mut evidence, 2).applied = 0;
         status(&mut evidence, 2).is_learner = true;
         assert_eq!(judged(&RULE, &evidence), None, "a learner is another matter");
+    }
+
+    #[test]
+    fn a_member_asked_earlier_is_not_behind_for_that() {
+        let mut evidence = healthy();
+        let leader = status(&mut evidence, 0);
+        (leader.index, leader.applied) = (100_000, 100_000);
+        (leader.earlier, leader.at_unix) = (Some((0, 0.0)), 10.0);
+        // 10,000 entries a second: at 9 s the leader had 90,000.
+        for (at, applied) in [(1, 90_000), (2, 85_001)] {
+            let follower = status(&mut evidence, at);
+            (follower.applied, follower.at_unix) = (applied, 9.0);
+        }
+        assert_eq!(judged(&RULE, &evidence), None);
+        status(&mut evidence, 2).applied = 85_000;
+        assert_eq!(
+            facts(&RULE, &evidence).1,
+            ["m3 (10.0.0.3:2379): has applied index 85000, 5,000 entries behind 100000"]
+        );
     }
 }

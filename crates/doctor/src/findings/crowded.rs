@@ -36,14 +36,12 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
         if member.page.as_ref().is_ok_and(|page| page.clients.is_some()) {
             continue;
         }
-        if let Some((watchers, streams)) = metrics.now(WATCHERS).zip(metrics.now(STREAMS)) {
-            if watchers / streams.max(1.0) >= limits.watches {
-                let (watchers, streams) = (show::count(watchers), show::count(streams));
-                facts.add(
-                    Severity::Warning,
-                    Fact::of(member, format!("{watchers} watches on {streams} streams")),
-                );
-            }
+        if let Some((watchers, streams)) = metrics.now(WATCHERS).zip(metrics.now(STREAMS))
+            && watchers / streams.max(1.0) >= limits.watches
+        {
+            let (watchers, streams) = (show::count(watchers), show::count(streams));
+            facts
+                .add(Severity::Warning, Fact::of(member, format!("{watchers} watches on {streams} streams")));
         }
         // An expired lease is revoked too. Before the first look at the counters there may be leases: those count not.
         let open = |event: &str| metrics.now(event);

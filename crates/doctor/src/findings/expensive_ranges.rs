@@ -69,13 +69,13 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
             }
         }
         let times = metrics.recent(TIMES, &[]).filter(|times| !is_told && times.count >= ANSWERS_MIN);
-        if let Some(p99) = times.as_ref().and_then(|times| times.quantile(0.99)) {
-            if p99 >= limits.range_time {
-                let (p99, count) = (show::seconds(p99), times.map_or(0.0, |times| times.count));
-                let count = show::count(count);
-                let text = format!("ranges take {p99} (p99 of {count}){nobody}");
-                facts.add(Severity::Warning, Fact::of(member, text));
-            }
+        if let Some(p99) = times.as_ref().and_then(|times| times.quantile(0.99))
+            && p99 >= limits.range_time
+        {
+            let (p99, count) = (show::seconds(p99), times.map_or(0.0, |times| times.count));
+            let count = show::count(count);
+            let text = format!("ranges take {p99} (p99 of {count}){nobody}");
+            facts.add(Severity::Warning, Fact::of(member, text));
         }
     }
     facts.found(

@@ -47,13 +47,12 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
     }
     for (member, metrics) in evidence.metrics() {
         let puts = metrics.grown(PUT_BYTES, &[]).zip(metrics.grown(PUTS, &[]));
-        if let Some((bytes, puts)) = puts.filter(|(_, puts)| *puts >= 1.0) {
-            if bytes / puts >= limits.value_bytes {
-                let (puts, mean) = (show::count(puts), show::bytes(bytes / puts));
-                let text =
-                    format!("{puts} puts of {mean} each on the average within {:.0} s", metrics.seconds);
-                facts.add(Severity::Warning, Fact::of(member, text));
-            }
+        if let Some((bytes, puts)) = puts.filter(|(_, puts)| *puts >= 1.0)
+            && bytes / puts >= limits.value_bytes
+        {
+            let (puts, mean) = (show::count(puts), show::bytes(bytes / puts));
+            let text = format!("{puts} puts of {mean} each on the average within {:.0} s", metrics.seconds);
+            facts.add(Severity::Warning, Fact::of(member, text));
         }
     }
     facts.found(

@@ -11,11 +11,12 @@ pub const RULE: Rule = Rule {
         &[Need::Metric(PENDING)],
         &[Need::Metric(COMMITTED)],
         &[Need::Metric(SLOW_APPLIES)],
-        &[Need::Metric("grpc_server_handled_total")],
+        &[Need::Metric(HANDLED)],
     ],
     judge,
 };
 
+const HANDLED: &str = "grpc_server_handled_total";
 const PENDING: &str = "etcd_server_proposals_pending";
 const COMMITTED: &str = "etcd_server_proposals_committed_total";
 const APPLIED: &str = "etcd_server_proposals_applied_total";
@@ -36,6 +37,17 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
         if let Some(pending) = metrics.now(PENDING).filter(|pending| *pending >= limits.backlog) {
             add(Severity::Warning, format!("{} proposals wait to be committed", show::count(pending)));
         }
+        let open = [&metrics.before, &metrics.after].map(|page| {
+            let sum = |name: &str| page.sum(name, &[("grpc_type", "unary")]);
+            sum("grpc_server_started_total")
+                .zip(sum(HANDLED))
+                .map_or(0.0, |(started, handled)| started - handled)
+        });
+        // At both looks, so that no short rush counts.
+        let open = open[0].min(open[1]);
+        if open >= limits.backlog {
+            add(Severity::Warning, format!("{} requests wait to be answered", show::count(open)));
+        }
         if let Some(failed) = metrics.grown(FAILED, &[]).filter(|failed| *failed >= 1.0) {
             let text = format!("{} proposals failed within {:.0} s", show::count(failed), metrics.seconds);
             add(Severity::Warning, text);
@@ -43,7 +55,7 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
         if let Some(slow) = metrics.rate(SLOW_APPLIES, &[]).filter(|slow| *slow >= SLOW_APPLIES_PER_SECOND) {
             add(Severity::Warning, format!("{} requests take long to apply", show::rate(slow)));
         }
-        let refused = metrics.grown("grpc_server_handled_total", &[("grpc_code", "ResourceExhausted")]);
+        let refused = metrics.grown(HANDLED, &[("grpc_code", "ResourceExhausted")]);
         // While the database is full, puts are refused with the same code.
         let is_full = evidence.alarms.as_ref().is_ok_and(|alarms| !alarms.is_empty());
         if let Some(refused) = refused.filter(|refused| *refused >= 1.0 && !is_full) {
@@ -87,6 +99,22 @@ mod tests {
         assert_eq!(judged(&RULE, &with_metrics("", &lag(9501))), None);
         assert_eq!(facts(&RULE, &with_metrics("", &format!("{PENDING} 500\n"))).0, Severity::Warning);
         assert_eq!(judged(&RULE, &with_metrics("", &format!("{PENDING} 499\n"))), None);
+    }
+
+    #[test]
+    fn requests_that_wait() {
+        let open = |handled: u64| {
+            let unary = "grpc_type=\"unary\"";
+            format!(
+                "grpc_server_started_total{{{unary}}} 1000\n{HANDLED}{{{unary},grpc_code=\"OK\"}} {handled}\n\
+                 grpc_server_started_total{{grpc_type=\"bidi_stream\"}} 9000\n"
+            )
+        };
+        assert_eq!(
+            facts(&RULE, &with_metrics(&open(500), &open(400))).1,
+            ["m1 (10.0.0.1:2379): 500 requests wait to be answered"]
+        );
+        assert_eq!(judged(&RULE, &with_metrics(&open(501), &open(400))), None);
     }
 
     #[test]

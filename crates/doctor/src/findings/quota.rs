@@ -14,16 +14,20 @@ pub const RULE: Rule = Rule {
 /// From here on a write or two raise the alarm; the share that etcd's own alert calls critical.
 const CRITICAL: f64 = 0.95;
 
-/// Size and quota in bytes.
+/// Size and quota in bytes. Etcd's quota counts the file, free pages included; Mainstay's what is in use.
 fn fill(member: &Member) -> Option<(f64, f64)> {
+    let is_mainstay = member.is_mainstay();
     let by_metrics = || {
         let metrics = member.metrics.as_ref().ok()?;
-        let size = metrics.now("etcd_mvcc_db_total_size_in_bytes")?;
+        let size = metrics.now(match is_mainstay {
+            true => "etcd_mvcc_db_total_size_in_use_in_bytes",
+            false => "etcd_mvcc_db_total_size_in_bytes",
+        })?;
         Some((size, metrics.now("etcd_server_quota_backend_bytes")?))
     };
     let by_status = || {
         let status = member.status.as_ref().ok()?;
-        Some((status.db_bytes, status.quota_bytes))
+        Some((if is_mainstay { status.db_bytes_in_use } else { status.db_bytes }, status.quota_bytes))
     };
     by_metrics().or_else(by_status).filter(|(_, quota)| *quota > 0.0)
 }
@@ -56,12 +60,12 @@ mod tests {
     #[test]
     fn four_fifths_and_nearly_all_of_the_quota() {
         let at = |bytes: u64| {
-            with_metrics(
-                "",
-                &format!(
-                    "etcd_mvcc_db_total_size_in_bytes {bytes}\netcd_server_quota_backend_bytes 1000000\n"
-                ),
-            )
+            let sizes = format!(
+                "etcd_mvcc_db_total_size_in_bytes {bytes}\netcd_mvcc_db_total_size_in_use_in_bytes 1\n"
+            );
+            let mut evidence = with_metrics("", &(sizes + "etcd_server_quota_backend_bytes 1000000\n"));
+            evidence.members[0].page = Err("404".to_owned());
+            evidence
         };
         assert_eq!(judged(&RULE, &at(799_999)), None);
         assert_eq!(
@@ -69,10 +73,27 @@ mod tests {
             (Severity::Warning, vec!["m1 (10.0.0.1:2379): 800 kB of 1.0 MB (80 %)".to_owned()])
         );
         assert_eq!(facts(&RULE, &at(950_000)).0, Severity::Error);
-        // By the status, where there are no metrics.
+    }
+
+    #[test]
+    fn by_the_status_where_there_are_no_metrics() {
         let mut evidence = healthy();
         evidence.members[0].metrics = Err("404".to_owned());
+        evidence.members[0].page = Err("404".to_owned());
+        assert_eq!(judged(&RULE, &evidence), None);
         status(&mut evidence, 0).db_bytes = 2.1e9;
         assert_eq!(facts(&RULE, &evidence).0, Severity::Error);
+    }
+
+    #[test]
+    fn mainstay_counts_what_is_in_use() {
+        let at = |bytes: u64| {
+            let sizes = format!(
+                "etcd_mvcc_db_total_size_in_bytes 999999\netcd_mvcc_db_total_size_in_use_in_bytes {bytes}\n"
+            );
+            with_metrics("", &(sizes + "etcd_server_quota_backend_bytes 1000000\n"))
+        };
+        assert_eq!(judged(&RULE, &at(799_999)), None);
+        assert_eq!(facts(&RULE, &at(800_000)).0, Severity::Warning);
     }
 }

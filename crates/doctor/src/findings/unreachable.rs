@@ -19,6 +19,7 @@ fn judge(evidence: &Evidence, _: &Limits) -> Option<Finding> {
         &[
             "see whether the process runs and listens: systemctl status, ss -ltnp on its machine",
             "check the client URL it advertises: mainstay ctl member list; change it with --advertise-client-urls",
+            "a certificate that is not trusted: give its authority's with --cacert; look at it with openssl s_client",
             "a member that is gone for good is removed first and replaced then: mainstay ctl member remove ID",
         ],
     )

@@ -1,5 +1,7 @@
 //! Whole outputs, and looking at a scripted member over real sockets.
 
+mod certificates;
+mod commands;
 mod fake_member;
 mod looking;
 mod output;

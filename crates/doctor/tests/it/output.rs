@@ -10,7 +10,7 @@ use doctor::{
 const MAINSTAY: &str = include_str!("golden/mainstay.metrics");
 const NOW: f64 = 1_800_000_000.0;
 
-fn expect(name: &str, text: &str) {
+pub fn expect(name: &str, text: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/golden").join(name);
     if std::env::var_os("MAINSTAY_RECORD").is_some() {
         std::fs::write(&path, text).unwrap();

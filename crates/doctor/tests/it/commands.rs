@@ -1,0 +1,157 @@
+//! The commands from their arguments to output and exit code.
+
+use std::ffi::OsString;
+
+use api::etcdserverpb::Member;
+use doctor::{Outcome, check_outcome, outcome};
+
+use crate::fake_member::{FakeMember, Script, no_space, ok, status, status_of};
+use crate::output::expect;
+
+fn words(words: &[String]) -> Vec<OsString> {
+    words.iter().map(OsString::from).collect()
+}
+
+/// Runs a command beside a scripted member, and gives what it printed with the member's address left out.
+fn beside(
+    change: impl FnOnce(&mut Script) + Send + 'static,
+    command: impl FnOnce(String) -> Outcome,
+) -> Outcome {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let fake = runtime.block_on(FakeMember::start(|address| {
+        let url = format!("http://{address}");
+        let metrics = "etcd_server_has_leader 1\ngrpc_server_started_total{grpc_type=\"unary\"} 3\n";
+        let mut script = Script {
+            status: status_of(0xa, "3.7.1", 0xa),
+            members: vec![Member {
+                id: 0xa,
+                name: "m1".to_owned(),
+                client_urls: vec![url],
+                ..Member::default()
+            }],
+            metrics: [ok("", metrics), ok("", metrics)],
+            page: status(404),
+            version: ok("", r#"{"etcdserver":"3.7.1","etcdcluster":"3.7.0"}"#),
+            ..Script::default()
+        };
+        change(&mut script);
+        script
+    }));
+    let address = fake.address.to_string();
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let server = std::thread::spawn(move || runtime.block_on(stopped));
+    let mut outcome = command(address.clone());
+    drop(stop);
+    assert!(server.join().unwrap().is_err(), "the sender is dropped");
+    outcome.output = outcome.output.replace(&address, "ADDRESS");
+    outcome
+}
+
+fn doctor(change: impl FnOnce(&mut Script) + Send + 'static, flags: &[&str]) -> Outcome {
+    beside(change, |address| {
+        // A busy machine may answer late.
+        let patience = "--limit-answer=1m".to_owned();
+        let mut args = vec![format!("--endpoints={address}"), "--for=50ms".to_owned(), patience];
+        args.extend(flags.iter().map(|flag| (*flag).to_owned()));
+        outcome(&words(&args), Vec::new())
+    })
+}
+
+#[test]
+fn exit_codes_say_what_was_found() {
+    let healthy = doctor(|_| (), &["--only=no-leader,alarm-nospace"]);
+    assert_eq!(
+        (healthy.code, &*healthy.output),
+        (0, "Looked at 1 member for 0 s:\n  m1 (ADDRESS): etcd 3.7.1\nNothing found, by 2 rules.\n")
+    );
+    assert_eq!(doctor(|script| script.alarms = vec![no_space(0xa)], &[]).code, 5);
+    let large = |script: &mut Script| script.keys = vec![("k", 200_000)];
+    assert_eq!(doctor(large, &[]).code, 6);
+    assert_eq!(doctor(large, &["--skip=large-values"]).code, 0);
+    assert_eq!(doctor(large, &["--sample=0"]).code, 0);
+    assert_eq!(doctor(large, &["--limit-value-bytes=300000"]).code, 0);
+    let machine = doctor(large, &["-w", "json"]);
+    let parsed: serde_json::Value = serde_json::from_str(&machine.output).unwrap();
+    assert_eq!(parsed["findings"][0]["name"], "large-values");
+}
+
+#[test]
+fn help_tells_everything() {
+    let text = |args: &[&str]| {
+        let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
+        match args.first().is_some_and(|word| word == "check") {
+            true => check_outcome(&words(&args[1..]), Vec::new()).output,
+            false => outcome(&words(&args), Vec::new()).output,
+        }
+    };
+    expect("help.txt", &text(&["--help"]));
+    expect("list.txt", &text(&["--list"]));
+    expect("help-disk.txt", &text(&["check", "disk", "--help"]));
+    expect("help-network.txt", &text(&["check", "network", "--help"]));
+}
+
+#[test]
+fn what_cannot_be_done_is_refused() {
+    let refused = |args: &[&str]| {
+        let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
+        let outcome = outcome(&words(&args), Vec::new());
+        assert_eq!((outcome.code, &*outcome.output), (1, ""));
+        outcome.error
+    };
+    assert_eq!(
+        refused(&["--only=nonsense"]),
+        "Error: nothing of the name \"nonsense\" is looked for: mainstay doctor --list\n"
+    );
+    assert!(refused(&["--nonsense"]).starts_with("Error: unknown flag: --nonsense\n"));
+    assert!(refused(&["10.0.0.1:2379"]).contains("endpoints go behind --endpoints"));
+    assert!(refused(&["--user=root"]).contains("a password is missing"));
+    assert!(refused(&["-w", "table"]).contains("unknown output format \"table\""));
+    assert!(refused(&["--metrics-endpoints=a:1,b:2"]).contains("one for each of --endpoints"));
+    assert_eq!(refused(&["--for=0s"]), "Error: --for is at least 10ms\n");
+    let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let error = refused(&[&format!("--endpoints={gone}")]);
+    assert_eq!(
+        error,
+        format!("Error: no member can be reached: {gone}: dial tcp {gone}: connect: connection refused\n")
+    );
+}
+
+#[test]
+fn the_network_to_a_member_is_measured() {
+    let network = |flags: &[&str]| {
+        beside(
+            |script| script.keys = vec![("big", 400_000), ("second", 400_000)],
+            |address| {
+                let mut args =
+                    vec!["network".to_owned(), format!("--endpoints={address}"), "--for=50ms".to_owned()];
+                args.extend(flags.iter().map(|flag| (*flag).to_owned()));
+                check_outcome(&words(&args), Vec::new())
+            },
+        )
+    };
+    let outcome = network(&["--json", "--count=5", "--limit-loss=1", "--limit-rtt=1m"]);
+    assert_eq!(outcome.code, 0, "{outcome:?}");
+    let parsed: serde_json::Value = serde_json::from_str(&outcome.output).unwrap();
+    let measured = &parsed["endpoints"][0];
+    assert_eq!(measured["endpoint"], "ADDRESS");
+    for figure in ["upload_bytes_per_second", "download_bytes_per_second", "mtu", "call_p99_seconds"] {
+        assert!(measured[figure].as_f64().is_some_and(|value| value > 0.0), "{figure}: {measured}");
+    }
+    assert_eq!(network(&["--count=5", "--limit-rtt=1ns"]).code, 1);
+}
+
+#[test]
+fn a_disk_needs_a_path() {
+    let disk = |args: &[&str]| {
+        let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
+        check_outcome(&words(&args), Vec::new())
+    };
+    assert!(disk(&["disk"]).error.contains("--path=DIR is missing"));
+    assert!(disk(&["disk", "--path=/nonexistent"]).error.starts_with("Error: /nonexistent: "));
+    assert!(disk(&[]).output.contains("Available Commands:"));
+    let few = disk(&["disk", "--path", &std::env::temp_dir().to_string_lossy(), "--count=3", "--size=100"]);
+    assert_eq!(
+        (few.code, &*few.error),
+        (1, "Error: only 3 records were written, 100 are needed: give a longer --for\n")
+    );
+}
