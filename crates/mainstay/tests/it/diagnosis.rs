@@ -52,6 +52,12 @@ fn who_calls_and_what_was_expensive() {
             let _: RangeResponse = client.call(path::RANGE, &request).await.expect("reads are served");
         }
 
+        eventually("the size on disk follows what is put", PATIENCE, async || {
+            let status = client.status().await.expect("asks are answered");
+            (status.db_size > 200 << 10).then_some(())
+        })
+        .await;
+
         let told = page(member.client_address());
         assert_eq!(told["name"], "m");
         assert!(told["clock_unix_ns"].as_u64().expect("a time") > 1_600_000_000_000_000_000);

@@ -535,6 +535,7 @@ impl Core {
         self.sweep_changes(now);
         self.look_at_moves(now);
         self.look_at_log(now)?;
+        self.measure_disk();
         self.install.look(now);
         self.propose_attributes(now);
         if self.leads && self.settled && self.stopping.is_none() {
@@ -641,6 +642,8 @@ impl Core {
     }
 
     fn publish(&mut self) {
+        // Also where nothing is applied: a leader without a majority is to show what waits.
+        self.shared.metrics.server.proposals_pending.set_u64(self.waiting.len() as u64);
         if !self.applied_since {
             return;
         }
@@ -664,9 +667,7 @@ impl Core {
             self.views.retain(|(_, view)| view.strong_count() > 0);
         }
         let standing = self.node.standing();
-        let metrics = &self.shared.metrics;
-        metrics.server.proposals_pending.set_u64(self.waiting.len() as u64);
-        metrics.mvcc.db_open_read_transactions.set_u64(self.views.len() as u64);
+        self.shared.metrics.mvcc.db_open_read_transactions.set_u64(self.views.len() as u64);
         self.shared.state.store(Arc::new(Published {
             view,
             applied_index: self.machine.applied_index,

@@ -215,9 +215,14 @@ impl Core {
                 self.logger.warn("could not save a checkpoint", &[("error", Value::Str(&why))]);
             }
         }
+        self.measure_disk();
+        Ok(())
+    }
+
+    /// Tells the others how much of the disk is in use.
+    pub(super) fn measure_disk(&self) {
         let log_bytes: u64 = self.log.segments().iter().map(|s| s.used_bytes).sum();
         self.shared.set_disk_bytes(log_bytes + self.checkpoint.bytes);
-        Ok(())
     }
 
     /// Whether sealed segments hold so little that a checkpoint would free some, or have some emptied.
