@@ -3,11 +3,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{CryptoProvider, ring};
+use client::TlsFiles;
+use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ClientConfig, ServerConfig};
 
 /// What was given about TLS.
 #[derive(Clone, Debug, Default)]
@@ -32,44 +32,16 @@ impl Files {
         if self.cert.is_empty() != self.key.is_empty() {
             return Err("--cert and --key have to be given together".to_owned());
         }
-        let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-            .with_safe_default_protocol_versions()
-            .map_err(|error| error.to_string())?;
-        let builder = if self.skip_verify {
-            builder.dangerous().with_custom_certificate_verifier(Arc::new(Anybody(ring::default_provider())))
-        } else {
-            builder.with_root_certificates(self.roots()?)
+        let path = |file: &str| (!file.is_empty()).then(|| file.into());
+        let files = TlsFiles {
+            cacert: path(&self.cacert),
+            cert: path(&self.cert),
+            key: path(&self.key),
+            server_name: None,
+            insecure_skip_verify: self.skip_verify,
         };
-        let mut config = if self.cert.is_empty() {
-            builder.with_no_client_auth()
-        } else {
-            builder
-                .with_client_auth_cert(certificates(&self.cert)?, key(&self.key)?)
-                .map_err(|error| format!("{} and {}: {error}", self.cert, self.key))?
-        };
-        config.alpn_protocols = vec![b"h2".to_vec()];
-        Ok(Some(Arc::new(config)))
-    }
-
-    fn roots(&self) -> Result<RootCertStore, String> {
-        let mut roots = RootCertStore::empty();
-        let file = if self.cacert.is_empty() {
-            // Where the common systems have theirs.
-            ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"]
-                .into_iter()
-                .find(|file| Path::new(file).exists())
-                .ok_or("this system has no certificates to trust: give --cacert")?
-        } else {
-            &self.cacert
-        };
-        for certificate in certificates(file)? {
-            let added = roots.add(certificate);
-            // Systems hold some that are odd; a file that was named has to be right.
-            if !self.cacert.is_empty() {
-                added.map_err(|error| format!("{file}: {error}"))?;
-            }
-        }
-        Ok(roots)
+        let tls = files.load().map_err(|error| error.to_string())?;
+        Ok(Some(Arc::clone(tls.config())))
     }
 }
 
@@ -105,53 +77,4 @@ pub fn make(directory: &Path) -> Result<(String, String), String> {
     std::fs::write(&key, made.signing_key.serialize_pem())
         .map_err(|error| format!("{}: {error}", key.display()))?;
     Ok((cert.display().to_string(), key.display().to_string()))
-}
-
-/// Verifies signatures, but not who signs (`--insecure-skip-tls-verify`).
-#[derive(Debug)]
-struct Anybody(CryptoProvider);
-
-impl ServerCertVerifier for Anybody {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        rustls::crypto::verify_tls12_signature(
-            message,
-            cert,
-            signed,
-            &self.0.signature_verification_algorithms,
-        )
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        rustls::crypto::verify_tls13_signature(
-            message,
-            cert,
-            signed,
-            &self.0.signature_verification_algorithms,
-        )
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
 }

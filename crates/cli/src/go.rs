@@ -62,31 +62,71 @@ pub fn duration(duration: Duration) -> String {
 
 /// As [`duration`], of nanoseconds, which may be below zero.
 pub fn nanoseconds(nanos: i64) -> String {
-    let (sign, rest) = (if nanos < 0 { "-" } else { "" }, nanos.unsigned_abs());
-    let fraction = |rest: u64, unit: u64| {
-        let digits = unit.ilog10() as usize;
-        let text = format!("{:0digits$}", rest % unit);
-        let text = text.trim_end_matches('0');
-        if text.is_empty() { format!("{}", rest / unit) } else { format!("{}.{text}", rest / unit) }
-    };
-    match rest {
-        0 => "0s".to_owned(),
-        1..1_000 => format!("{sign}{rest}ns"),
-        1_000..1_000_000 => format!("{sign}{}\u{b5}s", fraction(rest, 1_000)),
-        1_000_000..1_000_000_000 => format!("{sign}{}ms", fraction(rest, 1_000_000)),
-        _ => {
-            let seconds = fraction(rest % 60_000_000_000, 1_000_000_000);
-            let minutes = rest / 60_000_000_000;
-            match minutes {
-                0 => format!("{sign}{seconds}s"),
-                1..60 => format!("{sign}{minutes}m{seconds}s"),
-                _ => format!("{sign}{}h{}m{seconds}s", minutes / 60, minutes % 60),
-            }
-        }
+    let mut out = String::new();
+    write_nanoseconds(&mut out, nanos);
+    out
+}
+
+/// As [`nanoseconds`], appending to `out`.
+pub fn write_nanoseconds(out: &mut String, nanos: i64) {
+    if nanos == 0 {
+        out.push_str("0s");
+        return;
+    }
+    if nanos < 0 {
+        out.push('-');
+    }
+    let nanos = nanos.unsigned_abs();
+    let second = NANOS_PER_SECOND.unsigned_abs();
+    if nanos < second {
+        let (unit, size) = match nanos {
+            0..1_000 => ("ns", 1),
+            1_000..1_000_000 => ("\u{b5}s", 1_000),
+            _ => ("ms", 1_000_000),
+        };
+        write_decimal(out, nanos / size, nanos % size, size);
+        out.push_str(unit);
+        return;
+    }
+    let seconds = nanos / second;
+    // Writing to a String cannot fail, so the results below carry nothing.
+    if seconds >= 3_600 {
+        let _ = write!(out, "{}h", seconds / 3_600);
+    }
+    if seconds >= 60 {
+        let _ = write!(out, "{}m", seconds / 60 % 60);
+    }
+    write_decimal(out, seconds % 60, nanos % second, second);
+    out.push('s');
+}
+
+/// Writes `whole.fraction` without trailing zeros, where the fraction counts parts of `size`, a power of ten.
+fn write_decimal(out: &mut String, whole: u64, fraction: u64, size: u64) {
+    let _ = write!(out, "{whole}");
+    if fraction != 0 {
+        let width = size.ilog10() as usize;
+        let digits = format!("{fraction:0width$}");
+        out.push('.');
+        out.push_str(digits.trim_end_matches('0'));
     }
 }
 
-/// As `time.ParseDuration`: nanoseconds.
+const NANOS_PER_SECOND: i64 = 1_000_000_000;
+
+/// The units of Go's notation with their length in nanoseconds. Both spellings of micro (U+00B5 and U+03BC)
+/// are accepted, as in Go.
+const UNITS: [(&str, i64); 8] = [
+    ("ns", 1),
+    ("us", 1_000),
+    ("\u{b5}s", 1_000),
+    ("\u{3bc}s", 1_000),
+    ("ms", 1_000_000),
+    ("s", NANOS_PER_SECOND),
+    ("m", 60 * NANOS_PER_SECOND),
+    ("h", 3_600 * NANOS_PER_SECOND),
+];
+
+/// As `time.ParseDuration`: reads `1h30m`, `1.5s`, `-20ms` or `0` as nanoseconds.
 ///
 /// # Errors
 /// Go's text for what is wrong.
@@ -103,50 +143,47 @@ pub fn parse_duration(text: &str) -> Result<i64, String> {
     if rest.is_empty() {
         return Err(invalid());
     }
-    let mut total: u64 = 0;
+    let mut nanos: i128 = 0;
     while !rest.is_empty() {
-        let digits = |text: &str| text.bytes().take_while(u8::is_ascii_digit).count();
-        let whole_len = digits(rest);
-        let (whole, tail) = rest.split_at(whole_len);
-        let (fraction, tail) = match tail.strip_prefix('.') {
-            Some(tail) => tail.split_at(digits(tail)),
-            None => ("", tail),
-        };
+        let whole_len = rest.bytes().take_while(u8::is_ascii_digit).count();
+        let (whole, mut tail) = rest.split_at(whole_len);
+        let mut fraction = "";
+        if let Some(after_point) = tail.strip_prefix('.') {
+            let fraction_len = after_point.bytes().take_while(u8::is_ascii_digit).count();
+            (fraction, tail) = after_point.split_at(fraction_len);
+        }
         if whole.is_empty() && fraction.is_empty() {
             return Err(invalid());
         }
-        let unit_len = tail.bytes().take_while(|byte| *byte != b'.' && !byte.is_ascii_digit()).count();
-        let (unit, tail) = tail.split_at(unit_len);
-        let nanos: u64 = match unit {
-            "" => return Err(format!("time: missing unit in duration {}", quote(text))),
-            "ns" => 1,
-            "us" | "\u{b5}s" | "\u{3bc}s" => 1_000,
-            "ms" => 1_000_000,
-            "s" => 1_000_000_000,
-            "m" => 60_000_000_000,
-            "h" => 3_600_000_000_000,
-            unit => return Err(format!("time: unknown unit {} in duration {}", quote(unit), quote(text))),
-        };
-        let whole: u64 = if whole.is_empty() { 0 } else { whole.parse().map_err(|_| invalid())? };
-        let mut part = whole.checked_mul(nanos).ok_or_else(invalid)?;
-        if !fraction.is_empty() {
-            // As Go does it: digits that no longer fit do not count.
-            let (mut value, mut scale) = (0u64, 1f64);
-            for digit in fraction.bytes().take(18) {
-                value = value * 10 + u64::from(digit - b'0');
-                scale *= 10.0;
-            }
-            part += (value as f64 * (nanos as f64 / scale)) as u64;
+        let unit_len = tail.bytes().take_while(|b| *b != b'.' && !b.is_ascii_digit()).count();
+        let (unit, after_unit) = tail.split_at(unit_len);
+        if unit.is_empty() {
+            return Err(format!("time: missing unit in duration {}", quote(text)));
         }
-        total = total.checked_add(part).filter(|total| *total <= 1 << 63).ok_or_else(invalid)?;
-        rest = tail;
+        let Some((_, unit_nanos)) = UNITS.iter().find(|(name, _)| *name == unit) else {
+            return Err(format!("time: unknown unit {} in duration {}", quote(unit), quote(text)));
+        };
+        // Nineteen digits hold every i64; more only overflow, which is an error anyway.
+        if whole.trim_start_matches('0').len() > 19 {
+            return Err(invalid());
+        }
+        let whole: i128 = if whole.is_empty() { 0 } else { whole.parse().map_err(|_| invalid())? };
+        nanos += whole * i128::from(*unit_nanos);
+        // Digits below a nanosecond of an hour are beyond the resolution: eighteen are plenty.
+        let mut scale = i128::from(*unit_nanos) * 1_000_000_000_000_000_000;
+        let mut part: i128 = 0;
+        for digit in fraction.bytes().take(18) {
+            scale /= 10;
+            part += i128::from(digit - b'0') * scale;
+        }
+        nanos += part / 1_000_000_000_000_000_000;
+        if nanos > i128::from(i64::MAX) {
+            return Err(invalid());
+        }
+        rest = after_unit;
     }
-    match (negative, i64::try_from(total)) {
-        (false, Ok(total)) => Ok(total),
-        (true, Ok(total)) => Ok(-total),
-        (true, Err(_)) => Ok(i64::MIN),
-        (false, Err(_)) => Err(invalid()),
-    }
+    let nanos = i64::try_from(nanos).map_err(|_| invalid())?;
+    Ok(if negative { -nanos } else { nanos })
 }
 
 /// As `strconv.ParseBool`.
@@ -237,25 +274,56 @@ mod tests {
     }
 
     #[test]
-    fn durations_as_go_writes_and_reads_them() {
+    fn reads_what_go_reads() {
+        for (text, nanos) in [
+            ("0", 0),
+            ("0s", 0),
+            ("5s", 5_000_000_000),
+            ("2h", 7_200_000_000_000),
+            ("1h30m", 5_400_000_000_000),
+            ("1.5s", 1_500_000_000),
+            (".5ms", 500_000),
+            ("5.s", 5_000_000_000),
+            ("-20ms", -20_000_000),
+            ("+3\u{b5}s", 3_000),
+            ("3\u{3bc}s", 3_000),
+            ("0.3333333333333333333h", 1_200_000_000_000 - 1),
+        ] {
+            assert_eq!(parse_duration(text), Ok(nanos), "{text}");
+        }
+    }
+
+    #[test]
+    fn refuses_with_the_words_of_go() {
+        for (text, error) in [
+            ("", "time: invalid duration \"\""),
+            ("foo", "time: invalid duration \"foo\""),
+            ("5", "time: missing unit in duration \"5\""),
+            ("-", "time: invalid duration \"-\""),
+            ("1d", "time: unknown unit \"d\" in duration \"1d\""),
+            ("9999999h", "time: invalid duration \"9999999h\""),
+            ("99999999999999999999999999s", "time: invalid duration \"99999999999999999999999999s\""),
+        ] {
+            assert_eq!(parse_duration(text), Err(error.to_string()), "{text}");
+        }
+    }
+
+    #[test]
+    fn prints_as_go_prints() {
         for (nanos, text) in [
             (0, "0s"),
             (1, "1ns"),
-            (1_100, "1.1µs"),
-            (2_095_242, "2.095242ms"),
-            (1_000_000_000, "1s"),
-            (90_000_000_000, "1m30s"),
-            (3_600_000_000_000, "1h0m0s"),
+            (1_100, "1.1\u{b5}s"),
+            (2_200_000, "2.2ms"),
+            (100_000_000, "100ms"),
+            (3_300_000_000, "3.3s"),
+            (60_000_000_000, "1m0s"),
+            (245_001_000_000, "4m5.001s"),
+            (7_200_000_000_000, "2h0m0s"),
             (-1_500_000_000, "-1.5s"),
+            (i64::MIN, "-2562047h47m16.854775808s"),
         ] {
             assert_eq!(nanoseconds(nanos), text);
-            assert_eq!(parse_duration(text), Ok(nanos), "{text}");
-        }
-        assert_eq!(parse_duration("1.5h"), Ok(5_400_000_000_000));
-        assert_eq!(parse_duration("5").unwrap_err(), "time: missing unit in duration \"5\"");
-        assert_eq!(parse_duration("5x").unwrap_err(), "time: unknown unit \"x\" in duration \"5x\"");
-        for text in ["", "-", ".s", "x", "9223372036854775808ns", "99999999h"] {
-            assert_eq!(parse_duration(text).unwrap_err(), format!("time: invalid duration {}", quote(text)));
         }
     }
 

@@ -121,6 +121,11 @@ impl TlsFiles {
 }
 
 impl Tls {
+    /// The settings, for whoever drives connections by other means.
+    pub fn config(&self) -> &Arc<ClientConfig> {
+        &self.config
+    }
+
     /// The name to verify the server by.
     pub(crate) fn name_of(&self, host: &str) -> ServerName<'static> {
         let name = self.server_name.as_deref().unwrap_or(host);

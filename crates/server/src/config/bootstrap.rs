@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::duration::quote;
 use super::identity::{cluster_id, initial_member_id};
 use super::refusal::Refusal;
 use super::{Config, InitialClusterState, Url};
+use cli::go::quote;
 
 /// One member named in the initial cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]

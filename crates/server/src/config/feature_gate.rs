@@ -149,7 +149,7 @@ pub(super) fn parse(text: &str) -> Result<FeatureGates, String> {
             None => return Err(format!("missing bool value for {}", pair.trim())),
         };
         let on = parse_go_bool(value).ok_or_else(|| {
-            let quoted = super::duration::quote(value);
+            let quoted = cli::go::quote(value);
             format!(
                 "invalid value of {name}={value}, err: strconv.ParseBool: parsing {quoted}: invalid syntax"
             )

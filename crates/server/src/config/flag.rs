@@ -1,8 +1,8 @@
 //! What the flag table says of one flag.
 
-use super::duration::parse_go_duration;
 use super::feature_gate;
 use super::url::Url;
+use cli::go::parse_duration;
 
 /// One server flag. Its environment variable is derived from the name: see [`Flag::env`].
 #[derive(Clone, Copy, Debug)]
@@ -159,7 +159,7 @@ impl Kind {
             },
             Kind::Uint32 => {
                 let failed =
-                    |reason| format!("strconv.ParseUint: parsing {}: {reason}", super::duration::quote(text));
+                    |reason| format!("strconv.ParseUint: parsing {}: {reason}", cli::go::quote(text));
                 match parse_go_integer(text) {
                     Ok((false, value)) if value <= u64::from(u32::MAX) => Ok(Setting::Uint(value)),
                     Ok((true, _)) | Err(IntegerError::Syntax) => Err(failed("invalid syntax")),
@@ -176,7 +176,7 @@ impl Kind {
                 Err(error) => Err(error.flag_text().to_string()),
             },
             Kind::Duration => {
-                parse_go_duration(text).map(Setting::Duration).map_err(|_| "parse error".to_string())
+                parse_duration(text).map(Setting::Duration).map_err(|_| "parse error".to_string())
             }
             Kind::Urls if text.is_empty() => Ok(Setting::Urls(None)),
             Kind::Urls => Url::parse_list(text).map(|urls| Setting::Urls(Some(urls))),
@@ -184,7 +184,7 @@ impl Kind {
             Kind::OneOf(words) if words.contains(&text) => Ok(Setting::Text(text.to_string())),
             Kind::OneOf(_) => Err("invalid value".to_string()),
             Kind::AnyOf(words) => match text.split(',').find(|word| !words.contains(word)) {
-                Some(word) => Err(format!("invalid value {}", super::duration::quote(word))),
+                Some(word) => Err(format!("invalid value {}", cli::go::quote(word))),
                 None => Ok(Setting::List(unique_words(text))),
             },
             Kind::Gates => {

@@ -7,7 +7,6 @@
 //! that can be made without looking at the machine. Tests: beside the code, and `tests/it/config.rs`.
 
 mod bootstrap;
-pub mod duration;
 pub mod feature_gate;
 pub mod flag;
 mod help;

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::mem::take;
 
-use super::duration::quote;
 use super::feature_gate::{self, Effect, FeatureGate, FeatureGates};
 use super::flag::{Flag, Kind, Setting, Status, env_name};
 use super::refusal::{Entry, Refusal};
 use super::table::{FLAGS, OLD_SPELLINGS, OldSpelling, Successor, find_flag, find_old_spelling};
 use super::{Invocation, Parsed, validation};
 use crate::logging::Level;
+use cli::go::quote;
 
 /// Set by scripts for machines etcd calls unsupported. Looked at by no flag.
 const UNSUPPORTED_ARCH: &str = "ETCD_UNSUPPORTED_ARCH";

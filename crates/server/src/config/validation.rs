@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::duration::{format_go_duration, parse_go_duration, quote};
 use super::feature_gate::FeatureGates;
 use super::parser::Settings;
 use super::refusal::{Entry, Refusal};
@@ -11,6 +10,7 @@ use super::table::find_flag;
 use super::url::Scheme;
 use super::{AutoCompaction, Config, InitialClusterState, MetricsDetail, Url};
 use crate::logging::{Level, LogSettings};
+use cli::go::{nanoseconds, parse_duration, quote};
 
 const DEFAULT_NAME: &str = "default";
 const ELECTION_TIMEOUT_MS_MAX: u64 = 50_000;
@@ -261,7 +261,7 @@ fn retention_amount(retention: &str, periodic: bool) -> Result<u64, String> {
         let nanos = count.checked_mul(NANOS_PER_HOUR).filter(|nanos| i64::try_from(*nanos).is_ok());
         return if periodic { nanos.ok_or_else(too_large) } else { Ok(count) };
     }
-    let nanos = parse_go_duration(retention)?;
+    let nanos = parse_duration(retention)?;
     u64::try_from(nanos).map_err(|_| format!("{} is negative", quote(retention)))
 }
 
@@ -274,7 +274,7 @@ fn is_plain_number(text: &str) -> bool {
 fn check_engine_options(settings: &Settings) -> Result<(), String> {
     let check_time = settings.duration("compact-hash-check-time");
     if check_time <= 0 {
-        let text = format_go_duration(check_time);
+        let text = nanoseconds(check_time);
         return Err(format!("--compact-hash-check-time must be >0 (set to {text})"));
     }
     let freelist = settings.text("backend-bbolt-freelist-type");
@@ -290,7 +290,7 @@ fn check_engine_options(settings: &Settings) -> Result<(), String> {
     }
     let interval = settings.duration("backend-batch-interval");
     if interval < 0 {
-        let text = format_go_duration(interval);
+        let text = nanoseconds(interval);
         return Err(format!("--backend-batch-interval must not be negative (set to {text})"));
     }
     Ok(())
@@ -388,7 +388,7 @@ fn metrics_detail(settings: &mut Settings) -> MetricsDetail {
 fn duration(settings: &Settings, name: &'static str) -> Result<Duration, Refusal> {
     let nanos = settings.duration(name);
     u64::try_from(nanos).map(Duration::from_nanos).map_err(|_| {
-        Refusal::invalid(format!("--{name} must not be negative (set to {})", format_go_duration(nanos)))
+        Refusal::invalid(format!("--{name} must not be negative (set to {})", nanoseconds(nanos)))
     })
 }
 

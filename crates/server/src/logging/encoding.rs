@@ -5,7 +5,7 @@ use std::panic::Location;
 use std::time::Duration;
 
 use super::{Format, Level};
-use crate::config::duration::write_go_duration;
+use cli::go::write_nanoseconds;
 
 /// A field's value. Borrowed, so that a field costs nothing while its line is not written.
 #[derive(Clone, Copy)]
@@ -123,7 +123,7 @@ fn write_value(out: &mut String, value: &Value<'_>) {
         }
         Value::Duration(duration) => {
             out.push('"');
-            write_go_duration(out, i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX));
+            write_nanoseconds(out, i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX));
             out.push('"');
         }
         Value::Id(id) => {
