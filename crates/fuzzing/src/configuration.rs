@@ -1,6 +1,6 @@
 //! Flags, environment variables, and what their values are read as.
 
-use server::config::duration::{format_go_duration, parse_go_duration};
+use cli::go::{nanoseconds, parse_duration};
 use server::config::flag::Kind;
 use server::config::table::FLAGS;
 use server::config::{Invocation, Url, parse};
@@ -70,9 +70,9 @@ pub fn run_values(data: &[u8]) {
     let mut script = Script::new(data);
     let kind = script.u8();
     let text = String::from_utf8_lossy(script.rest());
-    if let Ok(nanos) = parse_go_duration(&text) {
-        let written = format_go_duration(nanos);
-        assert_eq!(parse_go_duration(&written), Ok(nanos), "{text} is written as {written}");
+    if let Ok(nanos) = parse_duration(&text) {
+        let written = nanoseconds(nanos);
+        assert_eq!(parse_duration(&written), Ok(nanos), "{text} is written as {written}");
     }
     if let Ok(url) = Url::parse(&text) {
         let again = Url::parse(url.as_str()).expect("what was read can be read again");

@@ -179,7 +179,7 @@ impl Urls {
 fn check_hosts(urls: &[Url], flag: &str, forms: &str) -> Result<(), String> {
     match urls.iter().find(|url| url.host().is_empty()) {
         None => Ok(()),
-        Some(url) => Err(format!("{flag} {} {forms} (unexpected empty host ({url}))", quote(&join(urls)))),
+        Some(url) => Err(format!("{flag} {} {forms} (unexpected empty host ({url}))", quote(join(urls)))),
     }
 }
 
