@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// Addresses that figures are kept of. Beyond these, those without a connection make way; if there are none, the rest
 /// is counted together, under the unspecified address.
-const CALLERS_MAX: usize = 1024;
+pub const CALLERS_MAX: usize = 1024;
 const OTHERS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 /// One client address. Gauges may be moved from any thread.

@@ -14,7 +14,7 @@ use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::future::poll_fn;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -29,7 +29,7 @@ use front::{Answer, Closing, Head, Inbound, Kind, LocalBoxFuture, Method, Outbou
 use machine::ReadError;
 use prost::Message;
 
-use crate::callers::{Caller, Connected};
+use crate::callers::{CALLERS_MAX, Caller, Connected};
 use crate::core::{Ask, Reply, ReplyBody};
 use crate::http::FrontCounters;
 use crate::logging::{Logger, Value};
@@ -55,8 +55,8 @@ pub struct Services {
     request_times: RefCell<HashMap<(&'static str, bool), Histogram>>,
     /// Where the call being looked at came from.
     peer: Cell<SocketAddr>,
-    /// The figures of the client met last: one client's calls come in a row.
-    caller: RefCell<(IpAddr, Arc<Caller>)>,
+    /// The figures of the clients that this shard has met, so that no call waits for the other shards' lock.
+    callers: RefCell<HashMap<IpAddr, Arc<Caller>>>,
     /// Whether the time of every call is counted, and when the one being looked at began.
     timed: bool,
     began: Cell<Instant>,
@@ -120,7 +120,6 @@ impl Services {
             [shared.metrics.server.range_duration_of(false), shared.metrics.server.range_duration_of(true)];
         let client =
             RefCell::new(("unknown".to_owned(), shared.metrics.server.client_requests_of("unknown")));
-        let nobody = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
         let services = Rc::new(Services {
             methods: api::METHODS.iter().zip(0..).map(|(method, id)| (method.path, id)).collect(),
             closing: shard.closing,
@@ -133,7 +132,7 @@ impl Services {
             range_time,
             request_times: RefCell::default(),
             peer: Cell::new(SocketAddr::from(([0, 0, 0, 0], 0))),
-            caller: RefCell::new((nobody, Arc::default())),
+            callers: RefCell::default(),
             timed: shared.limits.times_calls,
             began: Cell::new(shared.clock.now()),
             shared: Arc::clone(&shared),
@@ -228,12 +227,23 @@ impl Services {
         Ok(())
     }
 
-    fn count_caller(&self, address: IpAddr) {
-        let mut caller = self.caller.borrow_mut();
-        if caller.0 != address {
-            *caller = (address, self.shared.callers.of(address));
+    fn count_caller(&self, peer: SocketAddr) {
+        if let Some(caller) = self.callers.borrow().get(&peer.ip()) {
+            caller.requests.fetch_add(1, Relaxed);
+            return;
         }
-        caller.1.requests.fetch_add(1, Relaxed);
+        self.meet(peer).requests.fetch_add(1, Relaxed);
+    }
+
+    /// Keeps a client's figures at hand.
+    fn meet(&self, peer: SocketAddr) -> Arc<Caller> {
+        let caller = self.caller_of(peer);
+        let mut callers = self.callers.borrow_mut();
+        if callers.len() >= CALLERS_MAX {
+            callers.clear();
+        }
+        callers.insert(peer.ip(), Arc::clone(&caller));
+        caller
     }
 
     fn caller_of(&self, peer: SocketAddr) -> Arc<Caller> {
@@ -243,7 +253,7 @@ impl Services {
     /// What holds for every call, before anything of it is looked at.
     fn admit(&self, head: &Head, stream: bool) -> Result<(), Status> {
         self.count_client(head, stream)?;
-        self.count_caller(head.peer.ip());
+        self.count_caller(head.peer);
         if self.learns() && !is_for_learners(head.method) {
             return Err(error::NOT_SUPPORTED_FOR_LEARNER);
         }
@@ -458,7 +468,8 @@ impl front::Service for Services {
     }
 
     fn connected(&self, peer: SocketAddr) -> Option<Box<dyn Any>> {
-        Some(Box::new(Connected::new(self.caller_of(peer))))
+        // Anew: its figures may have made way, and begun again, since this shard met it.
+        Some(Box::new(Connected::new(self.meet(peer))))
     }
 
     fn unary(self: Rc<Self>, head: Head, message: Bytes) -> Unary {
