@@ -21,6 +21,9 @@ pub struct Config {
     /// Payload bytes that may be under way to one follower without its acknowledgement; the append that reaches this
     /// number still goes.
     pub bytes_in_flight_max: usize,
+    /// For tests and simulation: the node uses none of this project's extensions to raft, and passes a forwarded
+    /// proposal on to whoever leads, in whatever term, as etcd's members do.
+    pub speaks_as_etcd: bool,
 }
 
 impl Default for Config {
@@ -33,6 +36,7 @@ impl Default for Config {
             pre_vote: true,
             seed: 0,
             bytes_in_flight_max: 16 * 1024 * 1024,
+            speaks_as_etcd: false,
         }
     }
 }

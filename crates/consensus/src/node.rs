@@ -24,6 +24,8 @@ const APPEND_BYTES_MAX: u64 = 1024 * 1024;
 const APPENDS_IN_FLIGHT_MAX: usize = 512;
 /// Reads for which a leader seeks confirmation at the same time.
 const PENDING_READS_MAX: usize = 4096;
+/// Forwarded proposals that wait for a leader in a node that speaks as etcd's.
+const LEADERLESS_MAX: usize = 1024;
 
 /// One member's raft node.
 pub struct Node {
@@ -55,6 +57,8 @@ pub struct Node {
     /// Reads that came before this leader had committed anything in its term.
     early_reads: Vec<eraftpb::Message>,
     disk_stalled: bool,
+    /// Proposals that wait for a leader, in a node that speaks as etcd's.
+    leaderless: Vec<eraftpb::Message>,
 }
 
 impl std::fmt::Debug for Node {
@@ -147,6 +151,7 @@ impl Node {
             fetches: Vec::new(),
             early_reads: Vec::new(),
             disk_stalled: false,
+            leaderless: Vec::new(),
         };
         node.settle_timeout();
         Ok(node)
@@ -160,6 +165,7 @@ impl Node {
     pub fn step(&mut self, event: Event) -> Result<(), Refused> {
         let outcome = self.take(event);
         self.settle_timeout();
+        self.settle_leaderless();
         self.settle_followers();
         self.settle_reads();
         outcome
@@ -298,8 +304,10 @@ impl Node {
         message.set_msg_type(MessageType::MsgPropose);
         message.from = self.config.id;
         message.entries = entries.into();
-        // For a leader of this term only, see `is_for_another_term`.
-        message.context = Bytes::copy_from_slice(&self.raw.raft.term.to_be_bytes());
+        if !self.config.speaks_as_etcd {
+            // For a leader of this term only, see `is_for_another_term`.
+            message.context = Bytes::copy_from_slice(&self.raw.raft.term.to_be_bytes());
+        }
         match self.raw.raft.step(message) {
             Ok(()) => Ok(()),
             Err(raft::Error::ProposalDropped) => Err(Refused::NoLeader),
@@ -354,6 +362,7 @@ impl Node {
             MessageType::MsgTransferLeader if message.term == self.raw.raft.term => message.term = 0,
             MessageType::MsgReadIndex => return self.read(message),
             MessageType::MsgPropose if self.transferring().is_some() => return Err(Refused::Transferring),
+            MessageType::MsgPropose if self.config.speaks_as_etcd => return self.pass_on(message),
             MessageType::MsgPropose if self.is_for_another_term(&message) => {
                 return Err(Refused::NoLeader);
             }
@@ -384,6 +393,29 @@ impl Node {
         let raft = &self.raw.raft;
         <[u8; 8]>::try_from(&message.context[..])
             .is_ok_and(|term| u64::from_be_bytes(term) != raft.term || raft.state != StateRole::Leader)
+    }
+
+    /// Takes a forwarded proposal as etcd's members do: as if it were this member's own, by whatever way and in
+    /// whatever term it gets to a leader.
+    fn pass_on(&mut self, mut message: eraftpb::Message) -> Result<(), Refused> {
+        message.from = self.config.id;
+        message.context = Bytes::new();
+        if self.raw.raft.leader_id == 0 {
+            if self.leaderless.len() < LEADERLESS_MAX {
+                self.leaderless.push(message);
+            }
+            return Ok(());
+        }
+        self.raw.raft.step(message).map_err(other)
+    }
+
+    fn settle_leaderless(&mut self) {
+        if !self.leaderless.is_empty() && self.raw.raft.leader_id != 0 {
+            for message in std::mem::take(&mut self.leaderless) {
+                // What is dropped now is lost, as in etcd.
+                let _ = self.raw.raft.step(message);
+            }
+        }
     }
 
     fn synced(&mut self, number: u64) -> Result<(), Refused> {

@@ -86,6 +86,7 @@ pub fn start(
         threads: true,
         segment_bytes: None,
         seed: None,
+        switches: open::Switches::default(),
         begin: &|| joining::begin(&config, &logger),
     })?;
     opened.report(&logger, began.elapsed());

@@ -28,6 +28,15 @@ use crate::terms;
 /// How long the first start waits for its own first entry.
 const BOOT_PATIENCE: Duration = Duration::from_secs(60);
 
+/// What a test or a simulation may have different in a member. A process has the defaults.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Switches {
+    /// Payload bytes that may be under way to one follower without its acknowledgement; `None` for the default.
+    pub bytes_in_flight_max: Option<usize>,
+    /// See [`consensus::Config::speaks_as_etcd`].
+    pub speaks_as_etcd: bool,
+}
+
 /// How a data directory is to be opened.
 pub(crate) struct Opening<'a> {
     pub config: &'a Config,
@@ -42,6 +51,7 @@ pub(crate) struct Opening<'a> {
     pub segment_bytes: Option<u32>,
     /// Decides when this member campaigns; members of one cluster must not time out together. Its id if not given.
     pub seed: Option<u64>,
+    pub switches: Switches,
     /// Asked when the log has nothing.
     pub begin: &'a dyn Fn() -> Result<Beginning, String>,
 }
@@ -322,13 +332,17 @@ pub(crate) fn open(opening: &Opening<'_>) -> Result<Opened, String> {
     let first_index = log.entries().first_index().max(terms.first().map_or(0, |(index, _)| *index) + 1);
     let heartbeat = config.heartbeat_interval.max(Duration::from_millis(1));
     let election_ticks = config.election_timeout.as_millis() / heartbeat.as_millis().max(1);
+    let standard = consensus::Config::default();
+    let switches = opening.switches;
     let node = Node::new(
         consensus::Config {
             election_ticks: usize::try_from(election_ticks).unwrap_or(10).max(2),
             pre_vote: config.pre_vote,
             id: identity.member_id,
             seed: opening.seed.unwrap_or(identity.member_id),
-            ..consensus::Config::default()
+            bytes_in_flight_max: switches.bytes_in_flight_max.unwrap_or(standard.bytes_in_flight_max),
+            speaks_as_etcd: switches.speaks_as_etcd,
+            ..standard
         },
         Restored {
             hard_state,

@@ -49,6 +49,7 @@ use crate::shared::Shared;
 
 pub use crate::core::{Probe, Thresholds};
 pub use crate::joining::Beginning;
+pub use crate::open::Switches;
 pub use crate::peering::Peering;
 pub use crate::shared::{Identity, Published};
 pub use crate::watch::{Requests, Responses};
@@ -75,6 +76,8 @@ pub struct Setup {
     /// What it begins with if nothing was ever in its log: who it is, and, if it joins others, which these are. To be
     /// given with every start. `None`: it forms a cluster with the members of its configuration.
     pub beginning: Option<Beginning>,
+    /// What is different in it; the default for a member as a process has it.
+    pub switches: Switches,
 }
 
 /// Whether a core goes on.
@@ -129,7 +132,18 @@ impl Stepped {
     ///
     /// As [`crate::boot::start`]. The disk is as the attempt has left it.
     pub fn open(setup: Setup) -> Result<Stepped, String> {
-        let Setup { config, disk, logger, links, clock, seed, segment_bytes, thresholds, beginning } = setup;
+        let Setup {
+            config,
+            disk,
+            logger,
+            links,
+            clock,
+            seed,
+            segment_bytes,
+            thresholds,
+            beginning,
+            switches,
+        } = setup;
         let inbox = Arc::new(Inbox::default());
         let began = clock.now();
         let opened = open::open(&Opening {
@@ -140,6 +154,7 @@ impl Stepped {
             threads: false,
             segment_bytes: Some(segment_bytes),
             seed: Some(seed),
+            switches,
             begin: &|| beginning.clone().map_or_else(|| joining::form_alone(&config), Ok),
         })?;
         opened.report(&logger, clock.now() - began);

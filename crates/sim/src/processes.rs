@@ -8,7 +8,7 @@ use disk::Disk;
 use server::clock::Clock;
 use server::config::{self, Config, Invocation};
 use server::logging::{Format, Level, Logger};
-use server::stepped::{Going, Setup, Stepped, Thresholds};
+use server::stepped::{Going, Setup, Stepped, Switches, Thresholds};
 
 use crate::checks::Standing;
 use crate::links::{Links, url};
@@ -95,6 +95,7 @@ impl World {
             segment_bytes,
             thresholds,
             beginning: place.beginning.clone(),
+            switches: Switches::default(),
         };
         self.counts.starts += 1;
         match Stepped::open(setup) {

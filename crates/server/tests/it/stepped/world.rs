@@ -19,7 +19,7 @@ use mainstay_server::clock::{Clock, HandClock};
 use mainstay_server::config::{Config, Invocation, parse};
 use mainstay_server::logging::{Format, Level, Logger};
 use mainstay_server::peer_links::{Answered, PeerLinks};
-use mainstay_server::stepped::{Beginning, Going, Setup, Stepped, Thresholds};
+use mainstay_server::stepped::{Beginning, Going, Setup, Stepped, Switches, Thresholds};
 use peer::{Figures, Handler as _, SnapshotSource, Target};
 use prost::Message as _;
 use tokio::sync::oneshot;
@@ -256,6 +256,7 @@ impl World {
             segment_bytes: 16 << 10,
             thresholds: THRESHOLDS,
             beginning: place.beginning.clone(),
+            switches: Switches::default(),
         })?;
         place.id = member.identity().member_id;
         place.member = Some(member);
