@@ -25,7 +25,8 @@ const FILES_MAX: usize = 6;
 const RECORDS_MAX: usize = 24;
 
 fn options() -> Options {
-    Options { segment_bytes: SEGMENT_BYTES as u32, by_hand: true, ..Options::new(DIR, CLUSTER, MEMBER) }
+    let segment_bytes = SEGMENT_BYTES as u32;
+    Options { segment_bytes, by_hand: true, secret_seed: Some(1), ..Options::new(DIR, CLUSTER, MEMBER) }
 }
 
 fn path(seq: u32) -> PathBuf {
@@ -124,20 +125,34 @@ fn check(disk: &Arc<MemDisk>, from_index: u64, verify_all: bool) {
     }
 }
 
-fn identity(seq: u32, incarnation: u64) -> u32 {
+/// What the records of a segment have in common: where their checksums start, their mark, and whether their offset
+/// counts.
+#[derive(Clone, Copy)]
+struct Identity {
+    seed: u32,
+    mark: u16,
+    placed: bool,
+}
+
+/// `secret` is there in version 2.
+fn identity(seq: u32, incarnation: u64, secret: Option<u64>) -> Identity {
+    if let Some(secret) = secret {
+        return Identity { seed: secret as u32, mark: (secret >> 32) as u16, placed: true };
+    }
     let mut bytes = Vec::new();
     for number in [CLUSTER, MEMBER, incarnation] {
         bytes.extend_from_slice(&number.to_le_bytes());
     }
     bytes.extend_from_slice(&seq.to_le_bytes());
-    crc32c::crc32c(&bytes)
+    let seed = crc32c::crc32c(&bytes);
+    Identity { seed, mark: (seed >> 16) as u16 ^ seed as u16, placed: false }
 }
 
-fn header(seq: u32, incarnation: u64, capacity: u64) -> Vec<u8> {
+fn header(seq: u32, incarnation: u64, capacity: u64, secret: Option<u64>) -> Vec<u8> {
     let mut bytes = b"MNSTSEG\n".to_vec();
-    bytes.extend_from_slice(&1u32.to_le_bytes());
+    bytes.extend_from_slice(&(1 + u32::from(secret.is_some())).to_le_bytes());
     bytes.extend_from_slice(&seq.to_le_bytes());
-    for number in [CLUSTER, MEMBER, incarnation, capacity] {
+    for number in [CLUSTER, MEMBER, incarnation, capacity, secret.unwrap_or(0)] {
         bytes.extend_from_slice(&number.to_le_bytes());
     }
     bytes.resize(HEADER_BYTES - 4, 0);
@@ -146,8 +161,10 @@ fn header(seq: u32, incarnation: u64, capacity: u64) -> Vec<u8> {
     bytes
 }
 
+#[allow(clippy::too_many_arguments, reason = "the fields of a record, in their order")]
 fn record(
-    identity: u32,
+    identity: Identity,
+    offset: usize,
     kind: u8,
     entry_type: u8,
     batch: u32,
@@ -158,12 +175,13 @@ fn record(
     let mut bytes = vec![0; 4];
     bytes.extend_from_slice(&(payload.len() as u32).to_le_bytes());
     bytes.extend_from_slice(&[kind, entry_type]);
-    bytes.extend_from_slice(&((identity >> 16) as u16 ^ identity as u16).to_le_bytes());
+    bytes.extend_from_slice(&identity.mark.to_le_bytes());
     bytes.extend_from_slice(&batch.to_le_bytes());
     bytes.extend_from_slice(&term.to_le_bytes());
     bytes.extend_from_slice(&index.to_le_bytes());
     bytes.extend_from_slice(payload);
-    let crc = crc32c::crc32c_append(identity, &bytes[4..]);
+    let start = if identity.placed { identity.seed ^ offset as u32 } else { identity.seed };
+    let crc = crc32c::crc32c_append(start, &bytes[4..]);
     bytes[..4].copy_from_slice(&crc.to_le_bytes());
     bytes.resize(bytes.len().next_multiple_of(8), 0);
     bytes
@@ -177,9 +195,11 @@ pub fn run_segments(data: &[u8]) {
     let verify_all = script.flip();
     for number in 0..usize::from(script.below(FILES_MAX as u8 + 1)) {
         let seq = if script.below(8) > 0 { number as u32 } else { script.near(&[0, 1, 2]) as u32 };
-        let incarnation = if script.below(16) > 0 { 1 } else { script.u64() };
-        let mut file = header(seq, incarnation, SEGMENT_BYTES as u64);
-        let identity = identity(seq, incarnation);
+        // An odd one makes a segment of version 2.
+        let incarnation = if script.below(16) > 0 { 1 + u64::from(script.flip()) } else { script.u64() };
+        let secret = (incarnation % 2 == 1).then(|| 0x5ec2_e7ed_0000_0000 | u64::from(seq));
+        let mut file = header(seq, incarnation, SEGMENT_BYTES as u64, secret);
+        let identity = identity(seq, incarnation, secret);
         let mut batch = HEADER_BYTES as u32;
         for at in 0..usize::from(script.below(RECORDS_MAX as u8)) {
             // A segment begins with its Start, as a rule.
@@ -197,7 +217,8 @@ pub fn run_segments(data: &[u8]) {
                 2 if how & 0x30 != 0 => script.u64().to_le_bytes().to_vec(),
                 _ => script.run().to_vec(),
             };
-            let mut bytes = record(identity, kind, script.below(4), batch_said, term, index, &payload);
+            let (offset, entry_type) = (file.len(), script.below(4));
+            let mut bytes = record(identity, offset, kind, entry_type, batch_said, term, index, &payload);
             if how & 0xc0 == 0x40 {
                 // Torn, or damaged.
                 let at = usize::from(script.u8()) % bytes.len();

@@ -1,25 +1,26 @@
-//! The segment format, version 1. Little-endian throughout; files written once open for ever.
+//! The segment format, version 2. Little-endian throughout; files written once open for ever.
 //!
 //! ```text
 //! segment file  <data-dir>/member/log/<seq, 16 hex digits>.seg
 //!
 //!        0  magic            8   "MNSTSEG\n"
-//!        8  version          4   1
+//!        8  version          4   2
 //!       12  sequence number  4   the same as in the file's name
 //!       16  cluster id       8
 //!       24  member id        8
-//!       32  incarnation      8   given by the caller; part of the identity
+//!       32  incarnation      8   given by the caller
 //!       40  capacity         8   bytes of the file when it was prepared
-//!       48  zeros         4044
+//!       48  secret           8   random, drawn for this use of the file; zeros in version 1
+//!       56  zeros         4036
 //!     4092  crc32c           4   of bytes 0..4092
 //!     4096  records, each at a multiple of 8, up to the end
 //!
 //! record
-//!        0  crc32c           4   of bytes 4..32 and the payload, started from the segment's identity
+//!        0  crc32c           4   of bytes 4..32 and the payload, started from: lower half of the secret xor offset
 //!        4  payload length   4
 //!        8  kind             1   1 Entry, 2 HardState, 3 Reset, 4 Value, 5 Start, 6 Released
 //!        9  entry type       1   raft's, for Entry; else 0
-//!       10  mark             2   identity's upper half xor lower half: tells most strangers without a checksum
+//!       10  mark             2   bytes 4..6 of the secret: tells most strangers without a checksum
 //!       12  batch start      4   offset of the first record of the write batch this one belongs to
 //!       16  term             8
 //!       24  index            8
@@ -39,10 +40,17 @@
 //!           44 count u32, 48 sequence numbers u32 each  the segments before this one that are not released
 //! ```
 //!
-//! After the last record stand 16 zero bytes if there is room: a record of kind 0 is the end. The identity is a
-//! checksum over cluster id, member id, incarnation and sequence number, the latter last, so that segments of one
-//! incarnation never share one: a checksum of 32 bits is a bijection of its last 32 bits. An old record in a
-//! recycled file was summed from another starting value and therefore never verifies.
+//! After the last record stand 16 zero bytes if there is room: a record of kind 0 is the end.
+//!
+//! A file may hold anything behind the end: values of clients, whole copies of segments, what its last use has left. None
+//! of it may be taken for a record. So 48 bits of a record follow from the secret, which is drawn whenever a file comes
+//! into use, is never told to anybody, and differs from that of the file's last use. In a file of 64 MiB there are 2^21
+//! places for a forged record, each right with a probability of 2^-48. The record's offset is part of its checksum, so
+//! that even a true record copied to another place of the same file does not verify.
+//!
+//! Version 1 had a checksum over cluster id, member id, incarnation and sequence number in place of the secret (the mark
+//! was its upper half xor its lower half, and the offset had no part in it). Clients can guess all four. Such segments
+//! are read, but as soon as the next segment is ready no more is written to them.
 //!
 //! The header is written and synced before the file gets its name, and never again. What is only known when a
 //! segment comes into use (the first index expected in it) is in its first record instead.
@@ -53,7 +61,9 @@
 use crate::{HardState, Location};
 
 pub(crate) const MAGIC: [u8; 8] = *b"MNSTSEG\n";
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
+/// The version whose identity follows from what clients know.
+const VERSION_GUESSABLE: u32 = 1;
 pub(crate) const SEGMENT_HEADER_BYTES: usize = 4096;
 pub(crate) const RECORD_HEADER_BYTES: usize = 32;
 /// No segment is smaller, whatever the options of whoever made it; and offsets within one have 32 bits.
@@ -97,18 +107,38 @@ pub(crate) struct SegmentHeader {
     pub member_id: u64,
     pub incarnation: u64,
     pub capacity: u64,
+    /// `None` in version 1.
+    pub secret: Option<u64>,
+}
+
+/// What the records of one use of a segment have in common, and those of no other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    seed: u32,
+    mark: u16,
+    /// Whether a record's offset is part of its checksum.
+    placed: bool,
+}
+
+impl Identity {
+    /// What the checksum of a record at `offset` starts from.
+    fn seed_at(&self, offset: u64) -> u32 {
+        if self.placed { self.seed ^ offset as u32 } else { self.seed }
+    }
 }
 
 impl SegmentHeader {
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(SEGMENT_HEADER_BYTES);
         bytes.extend_from_slice(&MAGIC);
-        bytes.extend_from_slice(&VERSION.to_le_bytes());
+        let version = if self.secret.is_some() { VERSION } else { VERSION_GUESSABLE };
+        bytes.extend_from_slice(&version.to_le_bytes());
         bytes.extend_from_slice(&self.seq.to_le_bytes());
         bytes.extend_from_slice(&self.cluster_id.to_le_bytes());
         bytes.extend_from_slice(&self.member_id.to_le_bytes());
         bytes.extend_from_slice(&self.incarnation.to_le_bytes());
         bytes.extend_from_slice(&self.capacity.to_le_bytes());
+        bytes.extend_from_slice(&self.secret.unwrap_or(0).to_le_bytes());
         bytes.resize(SEGMENT_HEADER_BYTES - 4, 0);
         let crc = crc32c::crc32c(&bytes);
         bytes.extend_from_slice(&crc.to_le_bytes());
@@ -127,7 +157,8 @@ impl SegmentHeader {
         if crc32c::crc32c(body) != u32_at(bytes, SEGMENT_HEADER_BYTES - 4) {
             return Err("the checksum of the segment header does not match");
         }
-        if u32_at(bytes, 8) != VERSION {
+        let version = u32_at(bytes, 8);
+        if version != VERSION && version != VERSION_GUESSABLE {
             return Err("the segment has a format version that this release does not know");
         }
         let capacity = u64_at(bytes, 40);
@@ -144,16 +175,23 @@ impl SegmentHeader {
             member_id: u64_at(bytes, 24),
             incarnation: u64_at(bytes, 32),
             capacity,
+            secret: (version == VERSION).then(|| u64_at(bytes, 48)),
         })
     }
 
-    pub fn identity(&self) -> u32 {
+    pub fn identity(&self) -> Identity {
+        if let Some(secret) = self.secret
+            && !planted::is(planted::Bug::SegmentGuessable)
+        {
+            return Identity { seed: secret as u32, mark: (secret >> 32) as u16, placed: true };
+        }
         let mut bytes = [0; 28];
         bytes[..8].copy_from_slice(&self.cluster_id.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.member_id.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.incarnation.to_le_bytes());
         bytes[24..].copy_from_slice(&self.seq.to_le_bytes());
-        crc32c::crc32c(&bytes)
+        let seed = crc32c::crc32c(&bytes);
+        Identity { seed, mark: (seed >> 16) as u16 ^ seed as u16, placed: false }
     }
 }
 
@@ -167,18 +205,19 @@ pub(crate) struct RecordHeader {
 }
 
 impl RecordHeader {
-    pub fn encode(&self, identity: u32, payload: &[&[u8]]) -> [u8; RECORD_HEADER_BYTES] {
+    /// Encodes the header of a record that is to lie at `offset`.
+    pub fn encode(&self, identity: Identity, offset: u32, payload: &[&[u8]]) -> [u8; RECORD_HEADER_BYTES] {
         let len: usize = payload.iter().map(|part| part.len()).sum();
         assert!(len < PAYLOAD_BYTES_MAX, "a record of {len} bytes is beyond the format");
         let mut bytes = [0; RECORD_HEADER_BYTES];
         bytes[4..8].copy_from_slice(&(len as u32).to_le_bytes());
         bytes[8] = self.kind as u8;
         bytes[9] = self.entry_type;
-        bytes[10..12].copy_from_slice(&mark(identity).to_le_bytes());
+        bytes[10..12].copy_from_slice(&identity.mark.to_le_bytes());
         bytes[12..16].copy_from_slice(&self.batch_start.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.term.to_le_bytes());
         bytes[24..32].copy_from_slice(&self.index.to_le_bytes());
-        let mut crc = crc32c::crc32c_append(identity, &bytes[4..]);
+        let mut crc = crc32c::crc32c_append(identity.seed_at(u64::from(offset)), &bytes[4..]);
         for part in payload {
             crc = crc32c::crc32c_append(crc, part);
         }
@@ -201,7 +240,7 @@ pub(crate) enum Found {
 }
 
 /// Looks at the record at `offset` of a segment of `len` bytes, of which `bytes` is what was read from there on.
-pub(crate) fn find(bytes: &[u8], offset: u64, len: u64, identity: u32) -> Found {
+pub(crate) fn find(bytes: &[u8], offset: u64, len: u64, identity: Identity) -> Found {
     let room = len.saturating_sub(offset);
     if room < RECORD_HEADER_BYTES as u64 {
         return Found::End;
@@ -213,7 +252,7 @@ pub(crate) fn find(bytes: &[u8], offset: u64, len: u64, identity: u32) -> Found 
         return Found::End;
     }
     let Some(kind) = Kind::of(bytes[8]) else { return Found::Invalid("the record's kind is unknown") };
-    if u16::from_le_bytes([bytes[10], bytes[11]]) != mark(identity) {
+    if u16::from_le_bytes([bytes[10], bytes[11]]) != identity.mark {
         return Found::Invalid("the record belongs to another segment");
     }
     let payload = u32_at(bytes, 4) as usize;
@@ -232,7 +271,7 @@ pub(crate) fn find(bytes: &[u8], offset: u64, len: u64, identity: u32) -> Found 
     if bytes.len() < full {
         return Found::Short(full);
     }
-    if crc32c::crc32c_append(identity, &bytes[4..total]) != u32_at(bytes, 0)
+    if crc32c::crc32c_append(identity.seed_at(offset), &bytes[4..total]) != u32_at(bytes, 0)
         && !planted::is(planted::Bug::ChecksumIgnored)
     {
         return Found::Invalid("the record's checksum does not match");
@@ -309,10 +348,6 @@ pub(crate) fn padded(payload: usize) -> usize {
 /// Where the payload of the record at `offset` is.
 pub(crate) fn payload_location(segment: u32, offset: u32) -> Location {
     Location { segment, offset: offset + RECORD_HEADER_BYTES as u32 }
-}
-
-fn mark(identity: u32) -> u16 {
-    (identity >> 16) as u16 ^ identity as u16
 }
 
 /// Reads a number; the caller has checked the length.

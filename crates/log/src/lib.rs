@@ -16,8 +16,9 @@
 //!   was never acknowledged are cut off (test `damage`).
 //! - What was there when the log was closed in order is there when it is opened, or opening is refused (test
 //!   `damage`).
-//! - An old record in a recycled file never reads as a new one (test `recycle`).
-//! - Version 1 files open for ever (test `golden`).
+//! - Nothing but what the log wrote at this place of this use of a file reads as a record: no value, no copy, nothing
+//!   that a recycled file has left (tests `forgery`, `space`).
+//! - Files of every version open for ever (test `golden`).
 //! - No input panics (test `damage`); a gap in what is appended is our own bug and does.
 //!
 //! The format is drawn in `format.rs`. Tests: beside the code and in `tests/it`.

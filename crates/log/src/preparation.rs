@@ -12,6 +12,7 @@
 //! p50 alike; but filling doubles the bytes written. So only a log that is quiet gets its next segment filled.
 
 use std::collections::VecDeque;
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -59,6 +60,8 @@ struct Stock {
     filling: bool,
     spares: Vec<PathBuf>,
     spare_number: u64,
+    /// Secrets drawn from a seed so far.
+    drawn: u64,
     discarded: VecDeque<PathBuf>,
     active_since: Option<Instant>,
     failed: bool,
@@ -257,6 +260,7 @@ impl Preparation {
                 member_id: self.options.member_id,
                 incarnation: self.options.incarnation,
                 capacity,
+                secret: Some(self.draw_secret(seq)),
             };
             let mut bytes = header.encode();
             // A mark of the end behind the header, or a recycled file's old record would look like a torn one.
@@ -278,6 +282,19 @@ impl Preparation {
             let _ = disk.remove(&path);
         }
         outcome
+    }
+
+    /// A number for this use of a file, which nobody can guess who does not know the seed.
+    fn draw_secret(&self, seq: u32) -> u64 {
+        match self.options.secret_seed {
+            // Its keys come from the operating system, and no two are alike.
+            None => RandomState::new().hash_one(seq),
+            Some(seed) => {
+                let mut stock = self.lock();
+                stock.drawn += 1;
+                mix(seed ^ mix(u64::from(seq) << 32 | stock.drawn))
+            }
+        }
     }
 
     fn make_spare(&self) -> io::Result<PathBuf> {
@@ -362,4 +379,12 @@ impl Preparation {
     fn lock(&self) -> MutexGuard<'_, Stock> {
         self.stock.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Spreads a number over 64 bits (the finaliser of splitmix64).
+fn mix(number: u64) -> u64 {
+    let mut mixed = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
 }

@@ -129,7 +129,15 @@ pub(crate) fn open(
         Some(_) => reading.read_all(options, disk, &mut candidates, replay)?,
     };
     let mut unused = unused.into_iter();
-    let prepared = unused.next();
+    let prepared = match unused.next() {
+        // Nothing is in it that counts: it is made again, with a secret.
+        Some(guessable) if guessable.header.secret.is_none() => {
+            let path = guessable.path;
+            disk.remove(&path).map_err(|error| OpenError::io("remove", &path, error))?;
+            None
+        }
+        prepared => prepared,
+    };
     // One is enough; the second will be made again.
     released.extend(unused.map(|candidate| candidate.path));
     finish(reading, candidates, prepared, spares, released)
@@ -555,6 +563,7 @@ fn finish(
             path: candidate.path.clone(),
             file: candidate.file.clone(),
             identity: candidate.header.identity(),
+            guessable: candidate.header.secret.is_none(),
             first_index,
             capacity: AtomicU64::new(candidate.len),
             end: AtomicU32::new(u32::try_from(end).unwrap_or(u32::MAX)),

@@ -5,7 +5,7 @@ use std::io;
 use bytes::{Bytes, BytesMut};
 use disk::File;
 
-use crate::format::{Found, RECORD_HEADER_BYTES, RecordHeader, SEGMENT_HEADER_BYTES, find, padded};
+use crate::format::{Found, Identity, RECORD_HEADER_BYTES, RecordHeader, SEGMENT_HEADER_BYTES, find, padded};
 
 /// Bytes read at once: large enough to make the call cheap, small enough to stay in the processor's cache.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -22,7 +22,7 @@ pub(crate) struct Ending {
 /// read. An error of the visitor's ends the scan.
 pub(crate) fn records<E: From<io::Error>>(
     file: &dyn File,
-    identity: u32,
+    identity: Identity,
     len: u64,
     from: u64,
     mut visit: impl FnMut(u64, RecordHeader, Bytes) -> Result<(), E>,
@@ -66,7 +66,7 @@ pub(crate) struct Remains {
 }
 
 /// Looks for records of this segment anywhere behind `from`.
-pub(crate) fn remains(file: &dyn File, identity: u32, len: u64, from: u64) -> io::Result<Remains> {
+pub(crate) fn remains(file: &dyn File, identity: Identity, len: u64, from: u64) -> io::Result<Remains> {
     let mut remains = Remains::default();
     let mut chunk: Vec<u8> = Vec::new();
     let mut record: Vec<u8> = Vec::new();

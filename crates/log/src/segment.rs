@@ -9,6 +9,7 @@ use disk::{Disk, File};
 
 use crate::entry_index::EntryIndex;
 use crate::figures::Figures;
+use crate::format::Identity;
 use crate::{SegmentState, Space};
 
 /// A segment's open file and what is known of it. Only the log's writer changes it.
@@ -16,7 +17,9 @@ pub(crate) struct Segment {
     pub seq: u32,
     pub path: PathBuf,
     pub file: Arc<dyn File>,
-    pub identity: u32,
+    pub identity: Identity,
+    /// Of version 1: nothing more is to be written to it once another segment is ready.
+    pub guessable: bool,
     pub first_index: u64,
     /// Length of the file.
     pub capacity: AtomicU64,

@@ -130,8 +130,11 @@ pub struct Options {
     pub cluster_id: u64,
     /// Written into each segment, and checked when it is opened.
     pub member_id: u64,
-    /// Goes up whenever a data directory is made anew under the same member id.
+    /// Written into each segment.
     pub incarnation: u64,
+    /// Where the secrets of segments come from: `None` is the operating system's randomness. With a seed they repeat, for
+    /// simulation and tests; who knows the seed can write values that read as records.
+    pub secret_seed: Option<u64>,
     /// Size of a segment's file; a record that does not fit makes its segment larger. From 16 KiB to 1 GiB.
     pub segment_bytes: u32,
     /// [`crate::Log::append`] refuses when this many bytes wait; a single batch may be larger.
@@ -159,6 +162,7 @@ impl Options {
             cluster_id,
             member_id,
             incarnation: 1,
+            secret_seed: None,
             segment_bytes: 64 << 20,
             queued_bytes_max: 256 << 20,
             spare_files_max: 2,

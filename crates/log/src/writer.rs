@@ -251,9 +251,10 @@ impl Writer {
     fn place(&mut self, kind: Kind, entry_type: u8, term: u64, index: u64, head: &[u8], tail: Bytes) -> u32 {
         let offset = self.write.end;
         let header = RecordHeader { kind, entry_type, batch_start: self.write.start, term, index };
-        let identity = self.active.as_ref().map_or(0, |active| active.identity);
-        let header = header.encode(identity, &[head, &tail]);
         let len = head.len() + tail.len();
+        assert!(self.active.is_some(), "there is room, so there is a segment");
+        let Some(active) = &self.active else { return offset };
+        let header = header.encode(active.identity, offset, &[head, &tail]);
         let write = &mut self.write;
         write.copy(&header);
         write.copy(head);
@@ -273,7 +274,9 @@ impl Writer {
     fn make_room(&mut self, payload: usize, tail: u64, synced: &mut Synced) -> Result<bool, Fatal> {
         assert!(payload < PAYLOAD_BYTES_MAX + VALUE_HEAD_BYTES, "checked when it was appended");
         let need = padded(payload) as u64 + tail;
-        if let Some(active) = &self.active {
+        // A segment that clients could forge records for is left as soon as possible, but a full disk keeps it in use.
+        let leave = |active: &Segment| active.guessable && self.preparation.ready();
+        if let Some(active) = self.active.as_ref().filter(|active| !leave(active)) {
             if u64::from(self.write.end) + need <= active.capacity.load(Ordering::Relaxed) {
                 return Ok(true);
             }
@@ -326,6 +329,7 @@ impl Writer {
             path: prepared.path,
             file: prepared.file,
             identity: prepared.header.identity(),
+            guessable: false,
             first_index: self.next_index,
             capacity: AtomicU64::new(prepared.header.capacity),
             end: AtomicU32::new(SEGMENT_HEADER_BYTES as u32),

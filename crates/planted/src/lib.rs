@@ -41,6 +41,8 @@ bugs! {
     SyncErrorIgnored = "sync-error-ignored";
     /// log: a segment comes into use though its name in the directory was never made durable.
     DirectoryNotSynced = "directory-not-synced";
+    /// log: a segment's identity follows from ids that clients know, so that values can be taken for records.
+    SegmentGuessable = "segment-guessable";
     /// log: the vote is left out of the hard state, so a member that was restarted may vote twice in a term.
     VoteForgotten = "vote-forgotten";
     /// log: recovery takes records whose checksum does not match.

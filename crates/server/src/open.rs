@@ -49,7 +49,8 @@ pub(crate) struct Opening<'a> {
     pub threads: bool,
     /// Bytes of the log's segments.
     pub segment_bytes: Option<u32>,
-    /// Decides when this member campaigns; members of one cluster must not time out together. Its id if not given.
+    /// Decides when this member campaigns; members of one cluster must not time out together. Its id if not given. The
+    /// secrets of the log's segments follow from it too; if not given, from the operating system's randomness.
     pub seed: Option<u64>,
     pub switches: Switches,
     /// Asked when the log has nothing.
@@ -170,12 +171,13 @@ pub(crate) fn open(opening: &Opening<'_>) -> Result<Opened, String> {
     evidence.check(&identity).map_err(text)?;
     let rules = crate::assembly::rules(config);
     let mut applied = manifest.as_ref().map_or(0, |manifest| manifest.applied_index);
-    let (threads, segment_bytes) = (opening.threads, opening.segment_bytes);
+    let (threads, segment_bytes, secret_seed) = (opening.threads, opening.segment_bytes, opening.seed);
     let replay_from = |first: u64| {
         let mut options = log::Options::new(&log_dir, identity.cluster_id, identity.member_id);
         options.unsafe_no_fsync = config.unsafe_no_fsync;
         options.by_hand = !threads;
         options.segment_bytes = segment_bytes.unwrap_or(options.segment_bytes);
+        options.secret_seed = secret_seed;
         options.closed_at = evidence.known.and_then(|witness| witness.end);
         replay_log(options, disk, first, Arc::clone(inbox))
     };

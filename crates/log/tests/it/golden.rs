@@ -1,4 +1,4 @@
-//! Version 1 files, written down once. These bytes never change: if a test here fails, the code is wrong.
+//! Files of each version, written down once. These bytes never change: if a test here fails, the code is wrong.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,6 +10,7 @@ use mainstay_log::{Batch, Entry, HardState, Replayed, Reset, Value, ValueId};
 use crate::kit::{DIR, open, segment_path};
 
 const SEGMENT: &str = include_str!("golden/segment.hex");
+const SEGMENT_2: &str = include_str!("golden/segment_2.hex");
 const RUN: &str = include_str!("golden/run.hex");
 const MANIFEST: &str = include_str!("golden/manifest.hex");
 
@@ -74,14 +75,20 @@ fn a_segment_is_written_as_it_always_was() {
         log.put(batch);
     }
     let found = dump(&disk.contents(&segment_path(0)).unwrap());
-    assert!(found == SEGMENT, "the format has changed:\n{found}");
+    assert!(found == SEGMENT_2, "the format has changed:\n{found}");
 }
 
 #[test]
-fn a_segment_of_version_1_opens() {
+fn segments_of_every_version_open() {
+    for version in [SEGMENT, SEGMENT_2] {
+        opens(version);
+    }
+}
+
+fn opens(segment: &str) {
     let disk = MemDisk::new(1);
     disk.create_dir_all(Path::new(DIR)).unwrap();
-    disk.plant(&segment_path(0), undump(SEGMENT));
+    disk.plant(&segment_path(0), undump(segment));
     let log = open(&disk).unwrap();
     let state = HardState { term: 2, vote: 0x3e, commit: 1 };
     assert_eq!(
@@ -107,6 +114,30 @@ fn a_segment_of_version_1_opens() {
         }
         other => panic!("{other:?}"),
     }
+}
+
+#[test]
+fn a_segment_of_version_1_is_left_as_soon_as_another_is_ready() {
+    let disk = MemDisk::new(1);
+    disk.create_dir_all(Path::new(DIR)).unwrap();
+    disk.plant(&segment_path(0), undump(SEGMENT));
+    let mut log = open(&disk).unwrap();
+    log.put(Batch { entries: vec![entry(102, 5, "goes elsewhere")], ..Batch::default() });
+    let segments = log.log.segments();
+    assert!(segments[0].sealed && segments.len() == 2, "{segments:?}");
+    drop(log);
+    assert_eq!(open(&disk).unwrap().recovered.last_index, 102);
+
+    // Nothing but the rest of it is there on a full disk.
+    let disk = MemDisk::new(1);
+    disk.create_dir_all(Path::new(DIR)).unwrap();
+    disk.plant(&segment_path(0), undump(SEGMENT));
+    disk.set_capacity(Some(disk.used_bytes()));
+    let mut log = open(&disk).unwrap();
+    log.put(Batch { entries: vec![entry(102, 5, "stays")], ..Batch::default() });
+    assert_eq!(log.log.segments().len(), 1);
+    drop(log);
+    assert_eq!(open(&disk).unwrap().recovered.last_index, 102);
 }
 
 #[test]

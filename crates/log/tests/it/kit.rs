@@ -15,7 +15,7 @@ pub const DIR: &str = "/data/member/log";
 
 /// Options with small segments, driven by hand.
 pub fn options() -> Options {
-    Options { segment_bytes: 16 << 10, by_hand: true, ..Options::new(DIR, 0xc1, 0x3e) }
+    Options { segment_bytes: 16 << 10, by_hand: true, secret_seed: Some(1), ..Options::new(DIR, 0xc1, 0x3e) }
 }
 
 /// What a log has reported.

@@ -4,6 +4,7 @@ mod append;
 mod checkpoint;
 mod crash;
 mod damage;
+mod forgery;
 mod golden;
 mod kit;
 mod space;
