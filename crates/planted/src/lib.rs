@@ -99,6 +99,10 @@ bugs! {
     OldLeaseDeadlines = "old-lease-deadlines";
     /// server: a leader renews leases without asking whether it still leads.
     RenewedByDeposed = "renewed-by-deposed";
+    /// server: a renewal does not take back a note of the time left that is still on its way into the log.
+    NoteOverRenewal = "note-over-renewal";
+    /// server: a renewal says that a lease is gone before its revocation is committed.
+    ExpiredRenewedEarly = "expired-renewed-early";
     /// server: events that a compaction has removed are left out of a watch without a word.
     WatchLostAtCompaction = "watch-lost-at-compaction";
     /// server: a watch whose client is slow is given its last events again.

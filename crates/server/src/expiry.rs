@@ -1,35 +1,52 @@
-//! When leases expire: a timer wheel with lazy entries.
+//! When leases expire: deadlines, and an ordered queue of the places at which each lease is looked at.
 //!
-//! Renewing a lease only moves its deadline; its old place on the wheel is found out of date when its turn comes, and
-//! the lease goes where it belongs by then. So a renewal is one look-up, however many leases there are.
-//! (The idea of hashed and hierarchical timing wheels: Varghese and Lauck, 1987.)
+//! Renewing a lease only moves its deadline; its place in the queue is found out of date when its turn comes, and the
+//! lease goes where it belongs by then. So a renewal is one look-up, however many leases there are. Each lease has at
+//! most one place, which goes with it: what is held is in proportion to the leases that exist.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-/// The width of one slot.
+/// The width of one slot of the queue.
 const SLOT: Duration = Duration::from_millis(100);
+/// Places looked at for each lease that may be given out at once: most may be out of date.
+const LOOKS_PER_LEASE: usize = 4;
 
 #[derive(Clone, Copy, Debug)]
 struct Timer {
     deadline: Instant,
     ttl: Duration,
-    /// Given out as expired; its revocation is on its way.
-    expired: bool,
+    /// The slot it stands in; `None` once it was given out as expired.
+    slot: Option<u64>,
+    /// The last log entry that notes a time left of this lease, or takes such a note back.
+    noted_by: u64,
+}
+
+/// What became of a renewal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Renewed {
+    /// The lease has its whole TTL again. The number is the last log entry that notes a time left of it, or takes such
+    /// a note back; 0 if this leader has proposed none.
+    Noted(u64),
+    /// Its time is up: it is about to be revoked, and nothing can save it.
+    Expired,
+    /// There is no such lease.
+    Unknown,
 }
 
 /// All deadlines that one leader keeps.
 #[derive(Debug)]
 pub struct Expiry {
     epoch: Instant,
-    timers: HashMap<i64, Timer>,
-    slots: BTreeMap<u64, Vec<i64>>,
+    timers: BTreeMap<i64, Timer>,
+    /// Slot and lease. A lease never stands behind the slot of its deadline.
+    queue: BTreeSet<(u64, i64)>,
 }
 
 impl Expiry {
     /// Begins with no leases.
     pub fn new(now: Instant) -> Expiry {
-        Expiry { epoch: now, timers: HashMap::new(), slots: BTreeMap::new() }
+        Expiry { epoch: now, timers: BTreeMap::new(), queue: BTreeSet::new() }
     }
 
     fn slot_of(&self, deadline: Instant) -> u64 {
@@ -38,27 +55,44 @@ impl Expiry {
         u64::try_from(since.as_nanos().div_ceil(SLOT.as_nanos())).unwrap_or(u64::MAX)
     }
 
+    /// The last slot whose time has come.
+    fn due(&self, now: Instant) -> u64 {
+        let since = now.saturating_duration_since(self.epoch);
+        u64::try_from(since.as_nanos() / SLOT.as_nanos()).unwrap_or(u64::MAX)
+    }
+
     /// Starts the clock of a lease: `left` from now, and `ttl` from each renewal.
     pub fn start(&mut self, id: i64, left: Duration, ttl: Duration, now: Instant) {
-        let deadline = now.checked_add(left).unwrap_or(now + Duration::from_secs(1 << 31));
-        self.timers.insert(id, Timer { deadline, ttl, expired: false });
+        self.stop(id);
+        let deadline = later(now, left);
         let slot = self.slot_of(deadline);
-        self.slots.entry(slot).or_default().push(id);
+        self.timers.insert(id, Timer { deadline, ttl, slot: Some(slot), noted_by: 0 });
+        self.queue.insert((slot, id));
     }
 
     /// Forgets a lease.
     pub fn stop(&mut self, id: i64) {
-        self.timers.remove(&id);
+        if let Some(slot) = self.timers.remove(&id).and_then(|timer| timer.slot) {
+            self.queue.remove(&(slot, id));
+        }
     }
 
-    /// Renews a lease; `false` if there is none, or it has expired.
-    pub fn renew(&mut self, id: i64, now: Instant) -> bool {
+    /// Renews a lease, unless its time is up.
+    pub fn renew(&mut self, id: i64, now: Instant) -> Renewed {
         match self.timers.get_mut(&id) {
-            Some(timer) if !timer.expired => {
-                timer.deadline = now.checked_add(timer.ttl).unwrap_or(now + Duration::from_secs(1 << 31));
-                true
+            None => Renewed::Unknown,
+            Some(timer) if timer.deadline <= now => Renewed::Expired,
+            Some(timer) => {
+                timer.deadline = later(now, timer.ttl);
+                Renewed::Noted(timer.noted_by)
             }
-            _ => false,
+        }
+    }
+
+    /// The log entry `index` notes a time left of this lease, or takes such a note back.
+    pub fn noted(&mut self, id: i64, index: u64) {
+        if let Some(timer) = self.timers.get_mut(&id) {
+            timer.noted_by = index;
         }
     }
 
@@ -67,56 +101,50 @@ impl Expiry {
         self.timers.get(&id).map(|timer| timer.deadline.saturating_duration_since(now))
     }
 
-    /// Up to `max` leases whose time is up, each given out once. See [`Expiry::retry`].
+    /// Up to `max` leases whose time is up, each given out once. See [`Expiry::retry`]. There may be more, and the next
+    /// call goes on.
     pub fn expired(&mut self, now: Instant, max: usize) -> Vec<i64> {
+        let due = self.due(now);
         let mut out = Vec::new();
-        while out.len() < max {
-            let Some((&slot, _)) = self.slots.first_key_value() else { break };
-            let due = self.epoch + SLOT * u32::try_from(slot).unwrap_or(u32::MAX);
-            if due > now {
+        for _ in 0..max.saturating_mul(LOOKS_PER_LEASE) {
+            let Some(&(slot, id)) = self.queue.first().filter(|(slot, _)| *slot <= due) else { break };
+            if out.len() == max {
                 break;
             }
-            let Some(mut ids) = self.slots.remove(&slot) else { break };
-            // They may have come in the order of a hash map, which must not show.
-            ids.sort_unstable();
-            while let Some(id) = ids.pop() {
-                let Some(timer) = self.timers.get_mut(&id) else { continue };
-                if timer.deadline > now {
-                    let at = self.slot_of(timer_deadline(&self.timers, id).unwrap_or(now));
-                    self.slots.entry(at.max(slot + 1)).or_default().push(id);
-                } else if !timer.expired {
-                    timer.expired = true;
-                    out.push(id);
-                }
-                if out.len() == max {
-                    break;
-                }
+            self.queue.remove(&(slot, id));
+            let Some(timer) = self.timers.get(&id).copied() else { continue };
+            let slot = (timer.deadline > now).then(|| self.slot_of(timer.deadline).max(slot + 1));
+            match slot {
+                Some(slot) => drop(self.queue.insert((slot, id))),
+                None => out.push(id),
             }
-            if !ids.is_empty() {
-                self.slots.entry(slot).or_default().append(&mut ids);
+            if let Some(timer) = self.timers.get_mut(&id) {
+                timer.slot = slot;
             }
         }
         out
     }
 
-    /// A revocation failed: the lease is given out again after `pause`.
+    /// A revocation could not be proposed, or was refused: the lease is given out again after `pause`. It cannot be
+    /// renewed any more.
     pub fn retry(&mut self, id: i64, now: Instant, pause: Duration) {
-        if let Some(timer) = self.timers.get_mut(&id) {
-            timer.expired = false;
-            timer.deadline = now;
-            let slot = self.slot_of(now + pause);
-            self.slots.entry(slot).or_default().push(id);
+        let slot = self.slot_of(now + pause);
+        if let Some(timer) = self.timers.get_mut(&id)
+            && timer.slot.is_none()
+        {
+            timer.slot = Some(slot);
+            self.queue.insert((slot, id));
         }
     }
 
-    /// All leases with the time they have left.
+    /// All leases with the time they have left, by id.
     pub fn iter(&self, now: Instant) -> impl Iterator<Item = (i64, Duration)> {
         self.timers.iter().map(move |(id, timer)| (*id, timer.deadline.saturating_duration_since(now)))
     }
 }
 
-fn timer_deadline(timers: &HashMap<i64, Timer>, id: i64) -> Option<Instant> {
-    timers.get(&id).map(|timer| timer.deadline)
+fn later(now: Instant, time: Duration) -> Instant {
+    now.checked_add(time).unwrap_or(now + Duration::from_secs(1 << 31))
 }
 
 #[cfg(test)]
@@ -133,8 +161,9 @@ mod tests {
         assert!(expiry.expired(start + 2 * SECOND - Duration::from_millis(1), 10).is_empty());
         assert_eq!(expiry.expired(start + 2 * SECOND, 10), [1]);
         assert!(expiry.expired(start + 20 * SECOND, 10).is_empty());
-        assert!(!expiry.renew(1, start + 3 * SECOND));
+        assert_eq!(expiry.renew(1, start + 3 * SECOND), Renewed::Expired);
         expiry.retry(1, start + 20 * SECOND, SECOND);
+        assert_eq!(expiry.renew(1, start + 20 * SECOND), Renewed::Expired, "nothing revives it");
         assert_eq!(expiry.expired(start + 21 * SECOND, 10), [1]);
     }
 
@@ -145,11 +174,21 @@ mod tests {
         expiry.start(7, 2 * SECOND, 2 * SECOND, start);
         for n in 1..50u32 {
             let now = start + SECOND * n;
-            assert!(expiry.renew(7, now));
+            assert_eq!(expiry.renew(7, now), Renewed::Noted(0));
             assert!(expiry.expired(now, 10).is_empty());
         }
         assert_eq!(expiry.left(7, start + SECOND * 50), Some(SECOND));
         assert_eq!(expiry.expired(start + SECOND * 51, 10), [7]);
+    }
+
+    #[test]
+    fn a_lease_whose_time_is_up_is_not_renewed_even_before_it_is_looked_at() {
+        let start = Instant::now();
+        let mut expiry = Expiry::new(start);
+        expiry.start(7, SECOND, SECOND, start);
+        assert_eq!(expiry.renew(7, start + SECOND), Renewed::Expired);
+        assert_eq!(expiry.expired(start + SECOND, 10), [7]);
+        assert_eq!(expiry.renew(8, start), Renewed::Unknown);
     }
 
     #[test]
@@ -171,5 +210,27 @@ mod tests {
         }
         all.sort_unstable();
         assert!(all.into_iter().eq(0..999));
+    }
+
+    #[test]
+    fn a_lease_leaves_nothing_behind() {
+        let start = Instant::now();
+        let mut expiry = Expiry::new(start);
+        for round in 0..100 {
+            for id in 0..50 {
+                expiry.start(id, SECOND * (1 + round * 7 + id as u32), 1000 * SECOND, start);
+                let _ = expiry.renew(id, start + SECOND / 2);
+            }
+            let _ = expiry.expired(start + SECOND * round, 10);
+            for id in 0..50 {
+                expiry.stop(id);
+            }
+        }
+        assert_eq!((expiry.timers.len(), expiry.queue.len()), (0, 0));
+        for _ in 0..100 {
+            expiry.start(1, SECOND, SECOND, start);
+            expiry.retry(1, start, SECOND);
+        }
+        assert_eq!((expiry.timers.len(), expiry.queue.len()), (1, 1));
     }
 }

@@ -98,10 +98,10 @@ impl Pending {
     /// were ready before it.
     pub fn poll_flush(&self, context: &mut Context<'_>) {
         let mut outgoing = self.outgoing.borrow_mut();
-        // A command may wait for more to share its way, and so may a read while a round is under way.
+        // A command may wait for more to share its way, and so may what needs a round while one is under way.
         let urgent = outgoing.iter().any(|ask| match ask {
             Ask::Propose { .. } => false,
-            Ask::Read(_) => self.shared.wakes_for_reads(),
+            Ask::Read(_) | Ask::KeepAlive(..) => self.shared.wakes_for_reads(),
             _ => true,
         });
         self.shared.core.send_all(&mut outgoing, urgent);

@@ -4,12 +4,14 @@ use std::time::{Duration, Instant};
 
 use api::error;
 use api::etcdserverpb::{InternalRaftRequest, LeaseCheckpoint, LeaseCheckpointRequest, LeaseRevokeRequest};
+use consensus::Role;
 use planted::Bug;
 
 use super::proposals::Waiter;
 use super::reads::Want;
 use super::run::Core;
 use super::{ReplyBody, Ticket};
+use crate::expiry::{Expiry, Renewed};
 
 /// Leases revoked in one turn; together they take one sync of the log.
 const REVOKES_PER_TURN: usize = 1000;
@@ -28,23 +30,48 @@ fn ttl_of(seconds: i64) -> Duration {
     Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
 }
 
+/// The time left as of the last note, or the whole TTL.
+fn noted_or_granted(lease: &machine::Lease) -> Duration {
+    ttl_of(if lease.remaining > 0 { lease.remaining } else { lease.ttl })
+}
+
 impl Core {
-    /// On becoming leader: every lease gets its noted time, or its whole TTL, from now on.
+    /// Whether this member leads, with all of its predecessors' entries applied, in this very moment. What a message
+    /// that came in this turn has deposed no longer does, though [`Core::leads`] says so until the turn's end.
+    pub(super) fn leads_now(&self) -> bool {
+        let standing = self.node.standing();
+        self.leads && self.settled && standing.role == Role::Leader && standing.term == self.led_term
+    }
+
+    /// Once a new leader has applied all of its predecessors' entries: every lease gets its noted time, or its whole
+    /// TTL, from now on.
     pub(super) fn start_leases(&mut self, now: Instant) {
         if planted::is(Bug::OldLeaseDeadlines) && self.expiry.iter(now).next().is_some() {
             return;
         }
-        self.expiry = crate::expiry::Expiry::new(now);
+        self.expiry = Expiry::new(now);
         for (id, lease) in self.machine.leases.iter() {
-            let left = if lease.remaining > 0 { lease.remaining } else { lease.ttl };
             // The time it took to elect this leader is not held against anybody.
-            let left = ttl_of(left) + self.config.election_timeout;
+            let left = noted_or_granted(lease) + self.config.election_timeout;
             self.expiry.start(id, left, ttl_of(lease.ttl), now);
         }
     }
 
+    /// This member leads no more, or in another term: the clocks of leases are the next leader's.
+    pub(super) fn stop_leases(&mut self, now: Instant) {
+        if !planted::is(Bug::OldLeaseDeadlines) {
+            self.expiry = Expiry::new(now);
+        }
+        for (ticket, _) in std::mem::take(&mut self.renewals_of_expired).into_values().flatten() {
+            self.refuse(ticket, error::NOT_PRIMARY_LESSOR);
+        }
+    }
+
     pub(super) fn lease_granted(&mut self, id: i64, ttl: i64, now: Instant) {
-        self.expiry.start(id, ttl_of(ttl), ttl_of(ttl), now);
+        // On other members no clock runs. A leader that has not settled yet starts all clocks when it has.
+        if self.leads && self.settled {
+            self.expiry.start(id, ttl_of(ttl), ttl_of(ttl), now);
+        }
         let metrics = &self.shared.metrics.lease;
         metrics.granted.inc();
         metrics.ttl.observe(ttl as f64);
@@ -52,42 +79,101 @@ impl Core {
 
     pub(super) fn lease_revoked(&mut self, id: i64) {
         self.expiry.stop(id);
+        for (ticket, _) in self.renewals_of_expired.remove(&id).unwrap_or_default() {
+            self.reply(ticket, ReplyBody::KeptAlive(0));
+        }
         self.shared.metrics.lease.revoked.inc();
     }
 
-    /// A client wants its lease renewed, at once if this member is known to lead: a leader that was stopped for a
-    /// while may have been replaced, and its successor have let the lease expire.
+    /// A client wants its lease renewed. Only a leader that still leads may promise more time: one that was stopped or
+    /// cut off for a while may have been replaced, and its successor have let the lease expire. So renewals share
+    /// rounds of ReadIndex with linearizable reads; where one member is all voters, they are answered at once.
+    ///
+    /// A round also waits for this member's own apply: the others may have committed the grant, and told its owner,
+    /// while this member's disk is still busy with the entry.
     pub(super) fn keep_alive(&mut self, ticket: Ticket, id: i64, now: Instant) {
         if !self.leads {
             self.refuse(ticket, error::NOT_PRIMARY_LESSOR);
-        } else if (self.reads_local() || self.trusted_until.is_some_and(|until| now < until))
-            && self.expiry.left(id, now).is_some()
-            || planted::is(Bug::RenewedByDeposed)
-        {
+        } else if planted::is(Bug::RenewedByDeposed) {
             self.renew(ticket, id, now);
         } else {
-            // Also where the lease is not known: the others may have committed it, and told its owner, while this
-            // member's own disk is still busy with the entry. A round waits until that is applied.
             self.reads.push(Want::Renewal(ticket, id), now);
         }
     }
 
-    /// Renews a lease. A noted time left has to be taken back first, or the next leader would go by it.
+    /// Renews a lease. A noted time left has to be taken back first, or the next leader would go by it; that is so for
+    /// a note that is still on its way into the log, too, and for what takes one back.
+    ///
+    /// As in etcd, a renewal of a lease whose time is up waits until its revocation is committed.
     pub(super) fn renew(&mut self, ticket: Ticket, id: i64, now: Instant) {
-        if !self.expiry.renew(id, now) {
+        let lease = self.machine.leases.get(id).map(|lease| (lease.ttl, lease.remaining > 0));
+        let (Some((ttl, noted)), renewed) = (lease, self.expiry.renew(id, now)) else {
             self.reply(ticket, ReplyBody::KeptAlive(0));
             return;
-        }
-        self.shared.metrics.lease.renewed.inc();
-        let (ttl, noted) = match self.machine.leases.get(id) {
-            Some(lease) => (lease.ttl, lease.remaining > 0),
-            None => (0, false),
         };
-        if noted {
+        let noted_by = match renewed {
+            Renewed::Noted(index) => index,
+            Renewed::Expired if planted::is(Bug::ExpiredRenewedEarly) => {
+                self.reply(ticket, ReplyBody::KeptAlive(0));
+                return;
+            }
+            Renewed::Expired => {
+                self.renewals_of_expired.entry(id).or_default().push((ticket, now));
+                return;
+            }
+            Renewed::Unknown => {
+                self.reply(ticket, ReplyBody::KeptAlive(0));
+                return;
+            }
+        };
+        self.shared.metrics.lease.renewed.inc();
+        let under_way = noted_by > self.machine.applied_index && !planted::is(Bug::NoteOverRenewal);
+        if noted || under_way {
             let clear = vec![LeaseCheckpoint { id, remaining_ttl: 0 }];
-            self.propose_own(note(clear), Waiter::KeepAlive(ticket, ttl));
+            self.propose_note(clear, Waiter::KeepAlive(ticket, ttl));
         } else {
             self.reply(ticket, ReplyBody::KeptAlive(ttl));
+        }
+    }
+
+    /// Proposes to note times left, and remembers which entry does.
+    fn propose_note(&mut self, checkpoints: Vec<LeaseCheckpoint>, waiter: Waiter) {
+        if !self.leads_now() {
+            // Another leader would take what it is handed on for its own.
+            self.give_up(waiter, error::NOT_PRIMARY_LESSOR);
+            return;
+        }
+        let ids: Vec<i64> = checkpoints.iter().map(|checkpoint| checkpoint.id).collect();
+        let before = self.node.standing().last;
+        let request = InternalRaftRequest {
+            lease_checkpoint: Some(LeaseCheckpointRequest { checkpoints }),
+            ..InternalRaftRequest::default()
+        };
+        self.propose_own(request, waiter);
+        let last = self.node.standing().last;
+        if last > before {
+            for id in ids {
+                self.expiry.noted(id, last);
+            }
+        }
+    }
+
+    /// Gives up renewals whose clients were told that they took too long.
+    pub(super) fn sweep_renewals(&mut self, now: Instant) {
+        let timeout = self.shared.limits.request_timeout;
+        let mut late = Vec::new();
+        self.renewals_of_expired.retain(|_, tickets| {
+            tickets.retain(|(ticket, since)| {
+                let keep = now.saturating_duration_since(*since) < timeout;
+                if !keep {
+                    late.push(*ticket);
+                }
+                keep
+            });
+            !tickets.is_empty()
+        });
+        for ticket in late {
+            self.refuse(ticket, error::TIMEOUT);
         }
     }
 
@@ -103,11 +189,10 @@ impl Core {
         self.reply(ticket, body);
     }
 
-    /// All leases of the state, the next to end first. A follower's own deadlines serve for the order only: those it
-    /// has are of leases it saw granted, which a state taken over need not hold any more.
+    /// All leases of the state, the next to end first. A member that does not lead goes by what was noted or granted.
     pub(super) fn list_leases(&mut self, ticket: Ticket, now: Instant) {
         let left =
-            |id, lease: &machine::Lease| self.expiry.left(id, now).unwrap_or_else(|| ttl_of(lease.ttl));
+            |id, lease: &machine::Lease| self.expiry.left(id, now).unwrap_or_else(|| noted_or_granted(lease));
         let mut leases: Vec<(Duration, i64)> =
             self.machine.leases.iter().map(|(id, lease)| (left(id, lease), id)).collect();
         leases.sort_unstable();
@@ -151,15 +236,8 @@ impl Core {
         notes.sort_unstable_by_key(|note| note.id);
         while !notes.is_empty() {
             let rest = notes.split_off(notes.len().min(NOTES_PER_ENTRY));
-            self.propose_own(note(notes), Waiter::Nobody);
+            self.propose_note(notes, Waiter::Nobody);
             notes = rest;
         }
-    }
-}
-
-fn note(checkpoints: Vec<LeaseCheckpoint>) -> InternalRaftRequest {
-    InternalRaftRequest {
-        lease_checkpoint: Some(LeaseCheckpointRequest { checkpoints }),
-        ..InternalRaftRequest::default()
     }
 }

@@ -204,9 +204,9 @@ impl Core {
 
     pub(super) fn give_up(&mut self, waiter: Waiter, status: Status) {
         match waiter {
-            Waiter::Client(ticket, _) | Waiter::KeepAlive(ticket, _) | Waiter::Members(ticket) => {
-                self.refuse(ticket, status);
-            }
+            Waiter::Client(ticket, _) | Waiter::Members(ticket) => self.refuse(ticket, status),
+            // The next leader is asked.
+            Waiter::KeepAlive(ticket, _) => self.refuse(ticket, error::NOT_PRIMARY_LESSOR),
             Waiter::Expiry(id) => {
                 self.revokes_open = self.revokes_open.saturating_sub(1);
                 self.expiry.retry(id, self.shared.clock.now(), REVOKE_PAUSE);
@@ -232,8 +232,11 @@ impl Core {
             return;
         }
         self.next_sweep = now + timeout / 4;
+        // A leader's own entries are lost only with its term. A lease must not be revoked a second time while its first
+        // revocation is under way: its id may be granted again in between.
+        let lost = |open: &Open| late(&open.since) && !matches!(open.waiter, Waiter::Expiry(_));
         let mut lost: Vec<u64> =
-            self.waiting.iter().filter(|(_, open)| late(&open.since)).map(|(id, _)| *id).collect();
+            self.waiting.iter().filter(|(_, open)| lost(open)).map(|(id, _)| *id).collect();
         lost.sort_unstable();
         for id in lost {
             if let Some(waiter) = self.taken_from_waiting(id) {

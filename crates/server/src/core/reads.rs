@@ -129,12 +129,6 @@ impl Core {
             return;
         };
         round.index = Some(index);
-        if self.leads {
-            // Nobody else can be elected until followers have not heard of this leader for an election timeout. Half
-            // of it leaves room for clocks that run at different speeds.
-            let until = round.began + self.config.election_timeout / 2;
-            self.trusted_until = Some(self.trusted_until.map_or(until, |known| known.max(until)));
-        }
     }
 
     /// Finishes the rounds that the applied state has come up to.
@@ -153,11 +147,13 @@ impl Core {
     }
 
     fn grant(&mut self, wants: Vec<(Want, Instant)>, now: Instant) {
-        for (want, _) in wants {
+        for (want, since) in wants {
             match want {
                 Want::Read(ticket) => self.reads.readable.push(ticket),
                 // Leadership was lost while it waited, and the clocks of leases are the next leader's.
                 want if !self.leads => self.refuse(want.ticket(), error::NOT_PRIMARY_LESSOR),
+                // The round was confirmed to a member that has become the leader since. Its clocks do not run yet.
+                want if !self.settled => self.reads.push(want, since),
                 Want::Renewal(ticket, id) => self.renew(ticket, id, now),
                 Want::TimeToLive(ticket, id, keys) => self.time_to_live(ticket, id, keys, now),
             }
@@ -183,7 +179,6 @@ impl Core {
             again.append(&mut self.reads.waiting);
             self.reads.waiting = again;
         }
-        self.trusted_until = None;
     }
 
     /// Looks after rounds that nobody confirms, and reads whose clients were told that they took too long.
@@ -199,9 +194,7 @@ impl Core {
                     &[("retry-timeout", Value::Duration(RETRY))],
                 );
             }
-            let trusted = self.trusted_until;
             self.ask_again();
-            self.trusted_until = trusted;
         }
         let timeout = self.shared.limits.request_timeout;
         let mut expired = Vec::new();

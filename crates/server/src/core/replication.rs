@@ -279,13 +279,12 @@ impl Core {
 
     pub(super) fn stands(&mut self, standing: Standing, now: Instant) {
         let leads = standing.role == Role::Leader;
-        if leads && !self.leads {
-            self.start_leases(now);
-        }
-        if leads != self.leads {
+        if leads != self.leads || leads && standing.term != self.led_term {
             self.settled = false;
+            self.stop_leases(now);
         }
         self.leads = leads;
+        self.led_term = standing.term;
         self.applied_since = true;
         if standing.leader == self.leader {
             return;

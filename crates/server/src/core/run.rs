@@ -1,6 +1,6 @@
 //! The core's loop.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -123,8 +123,8 @@ pub struct Core {
     pub(super) gathering: Gathering,
     pub(super) pressure: Pressure,
     pub(super) reads: Reads,
-    /// Until when this leader may renew leases without asking the others.
-    pub(super) trusted_until: Option<Instant>,
+    /// Who waits to hear that a lease whose time was up is gone, and since when.
+    pub(super) renewals_of_expired: BTreeMap<i64, Vec<(Ticket, Instant)>>,
     /// Changes of the members that wait, and the one under way.
     pub(super) changes: VecDeque<(Ticket, MemberChange, Instant)>,
     pub(super) change_open: Option<u64>,
@@ -168,6 +168,8 @@ pub struct Core {
     /// When the NOSPACE alarm was last proposed; it may have been lost on its way to the leader.
     pub(super) alarm_proposed: Option<Instant>,
     pub(super) leads: bool,
+    /// The term in which it does, if it does.
+    pub(super) led_term: u64,
     /// Whether an entry of the own term has been applied while leading.
     pub(super) settled: bool,
     pub(super) next_tick: Instant,
@@ -221,7 +223,7 @@ impl Core {
             open_bytes: 0,
             next_sweep: now,
             reads: Reads::default(),
-            trusted_until: None,
+            renewals_of_expired: BTreeMap::new(),
             changes: VecDeque::new(),
             change_open: None,
             member_outcomes: Vec::new(),
@@ -260,6 +262,7 @@ impl Core {
             removal_asked: now,
             alarm_proposed: None,
             leads: false,
+            led_term: 0,
             settled: false,
             next_tick: now,
             applied_since: true,
@@ -429,7 +432,7 @@ impl Core {
             Ask::Stop => {
                 if self.stopping.is_none() {
                     // So that a restart goes on where the leases stand now.
-                    if self.leads {
+                    if self.leads_now() {
                         self.note_leases_below(now, Duration::from_secs(1));
                     }
                     self.hand_over()?;
@@ -532,13 +535,14 @@ impl Core {
         self.advance_ticks(now)?;
         self.retry_reads(now);
         self.sweep_waiting(now);
+        self.sweep_renewals(now);
         self.sweep_changes(now);
         self.look_at_moves(now);
         self.look_at_log(now)?;
         self.measure_disk();
         self.install.look(now);
         self.propose_attributes(now);
-        if self.leads && self.settled && self.stopping.is_none() {
+        if self.leads_now() && self.stopping.is_none() {
             self.expire_leases(now);
             self.note_leases(now);
             let revision = self.machine.store.current_revision();

@@ -1,5 +1,6 @@
 //! Members that are moved by hand: that they serve, survive, replicate, and repeat.
 
+mod leases;
 mod world;
 
 use std::collections::BTreeMap;

@@ -142,6 +142,8 @@ pub struct Place {
     pub disk: MemDisk,
     pub clock: Arc<HandClock>,
     pub member: Option<Stepped>,
+    /// Its log does nothing, as if the disk did not come back from a sync.
+    pub log_held: bool,
     /// Of one that joins others.
     beginning: Option<Beginning>,
     /// Its id, once it has run.
@@ -192,6 +194,7 @@ impl World {
                 disk: MemDisk::new(seed ^ (number as u64) << 32),
                 clock: HandClock::new(epoch, UNIX_EPOCH + Duration::from_secs(1_700_000_000)),
                 member: None,
+                log_held: false,
                 beginning: None,
                 id: 0,
             })
@@ -209,6 +212,7 @@ impl World {
             disk: MemDisk::new(number as u64),
             clock,
             member: None,
+            log_held: false,
             beginning: Some(beginning),
             id: 0,
         });
@@ -304,7 +308,7 @@ impl World {
                     continue;
                 }
             }
-            if member.log_wants_turn() {
+            if member.log_wants_turn() && !place.log_held {
                 worked = true;
                 member.log_turn();
             }

@@ -1,0 +1,136 @@
+//! Leases at the edges: renewed while their time is being noted, while they are being revoked, by a leader that was
+//! replaced.
+
+use std::future::Future;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use api::etcdserverpb::{
+    LeaseGrantRequest, LeaseGrantResponse, LeaseRevokeRequest, LeaseRevokeResponse, LeaseTimeToLiveRequest,
+    LeaseTimeToLiveResponse, MoveLeaderRequest,
+};
+use prost::Message as _;
+
+use super::world::World;
+
+fn grant(world: &mut World, at: usize, ttl: i64) -> i64 {
+    let answer: LeaseGrantResponse = world
+        .call(at, "/etcdserverpb.Lease/LeaseGrant", &LeaseGrantRequest { ttl, id: 0 })
+        .expect("is granted");
+    answer.id
+}
+
+fn time_to_live(world: &mut World, at: usize, id: i64) -> LeaseTimeToLiveResponse {
+    let request = LeaseTimeToLiveRequest { id, keys: true };
+    world.call(at, "/etcdserverpb.Lease/LeaseTimeToLive", &request).expect("is answered")
+}
+
+fn pass(world: &mut World, time: Duration) {
+    let until = world.places[0].clock.elapsed() + time;
+    world.until("time has gone by", |world| world.places[0].clock.elapsed() >= until);
+}
+
+/// What a future gives within so much time of the members' clocks, if it ends by then.
+fn within<T>(world: &mut World, time: Duration, future: &mut (impl Future<Output = T> + Unpin)) -> Option<T> {
+    let until = world.places[0].clock.elapsed() + time;
+    let mut context = Context::from_waker(Waker::noop());
+    while world.places[0].clock.elapsed() < until {
+        if let Poll::Ready(output) = std::pin::Pin::new(&mut *future).poll(&mut context) {
+            return Some(output);
+        }
+        if !world.work().expect("all go on") {
+            world.wait();
+        }
+    }
+    None
+}
+
+#[test]
+fn a_renewal_takes_back_a_note_that_is_under_way() {
+    let mut world = World::started(1, 3, &[]);
+    let lease = grant(&mut world, 0, 100);
+    pass(&mut world, Duration::from_secs(50));
+    // The time left is noted before the member stops. The note is in the log already, but not yet committed.
+    world.places[0].log_held = true;
+    world.member(0).stop();
+    let mut renewal = Box::pin(world.member(0).renew(lease));
+    let _ = within(&mut world, Duration::from_millis(200), &mut renewal);
+    world.places[0].log_held = false;
+    world.until("the member has stopped", |world| world.members().count() == 0);
+    world.start(0).expect("starts again");
+    world.until("it is ready", |world| world.member(0).is_ready());
+    let left = time_to_live(&mut world, 0, lease).ttl;
+    assert!(left > 95, "the renewal counts, not the older note: {left} s");
+}
+
+#[test]
+fn a_renewal_behind_a_clearing_under_way_waits_for_it() {
+    let mut world = World::started(1, 4, &[]);
+    let lease = grant(&mut world, 0, 400);
+    pass(&mut world, Duration::from_secs(110));
+    world.places[0].log_held = true;
+    // A note that comes with time, and two renewals while nothing reaches the disk.
+    pass(&mut world, Duration::from_secs(12));
+    let mut first = Box::pin(world.member(0).renew(lease));
+    assert_eq!(within(&mut world, Duration::from_millis(300), &mut first), None);
+    let mut second = Box::pin(world.member(0).renew(lease));
+    assert_eq!(within(&mut world, Duration::from_millis(300), &mut second), None);
+    world.places[0].log_held = false;
+    assert_eq!((world.run(first), world.run(second)), (Ok(400), Ok(400)));
+}
+
+#[test]
+fn an_expired_lease_is_not_renewed_while_its_revocation_is_under_way() {
+    let mut world = World::started(1, 5, &[]);
+    let lease = grant(&mut world, 0, 5);
+    world.places[0].log_held = true;
+    pass(&mut world, Duration::from_secs(7));
+    // The revocation is in the log, not yet committed. As in etcd, a renewal waits for it.
+    let mut early = Box::pin(world.member(0).renew(lease));
+    assert_eq!(within(&mut world, Duration::from_secs(3), &mut early), None);
+    pass(&mut world, Duration::from_secs(8));
+    let mut late = Box::pin(world.member(0).renew(lease));
+    assert_eq!(within(&mut world, Duration::from_secs(1), &mut late), None, "it is not revived");
+    world.places[0].log_held = false;
+    assert_eq!(world.run(late), Ok(0));
+    assert_eq!(world.member(0).probe().leases, 0);
+    // One that is granted under the same id now is another lease, which no second revocation ends.
+    let again = LeaseGrantRequest { ttl: 60, id: lease };
+    let _: LeaseGrantResponse = world.call(0, "/etcdserverpb.Lease/LeaseGrant", &again).expect("is granted");
+    pass(&mut world, Duration::from_secs(10));
+    assert_eq!(world.member(0).probe().leases, 1);
+}
+
+#[test]
+fn a_leader_that_was_replaced_renews_nothing() {
+    let mut world = World::started(3, 6, &[]);
+    world.until("somebody leads", |world| world.leader().is_some());
+    let old = world.leader().expect("somebody leads");
+    let new = (old + 1) % 3;
+    let lease = grant(&mut world, old, 60);
+    // Just now a quorum has confirmed it.
+    let renewal = world.member(old).renew(lease);
+    assert_eq!(world.run(renewal), Ok(60));
+    let request = MoveLeaderRequest { target_id: world.places[new].id };
+    let moving =
+        world.member(old).call("/etcdserverpb.Maintenance/MoveLeader", request.encode_to_vec().into());
+    let mut moving = Box::pin(moving);
+    let told = |world: &World| {
+        let post = world.post.lock().expect("nobody panicked");
+        post.trace.iter().rev().take(100).any(|line| line.contains("MsgTimeoutNow"))
+    };
+    let mut context = Context::from_waker(Waker::noop());
+    while !told(&world) {
+        assert!(moving.as_mut().poll(&mut context).is_pending());
+        world.work().expect("all go on");
+    }
+    world.cut(old, true);
+    world.until("the other leads", |world| world.member(new).probe().settled);
+    let _: LeaseRevokeResponse = world
+        .call(new, "/etcdserverpb.Lease/LeaseRevoke", &LeaseRevokeRequest { id: lease })
+        .expect("is revoked");
+    let mut renewal = Box::pin(world.member(old).renew(lease));
+    assert_eq!(within(&mut world, Duration::from_millis(200), &mut renewal), None);
+    world.cut(old, false);
+    assert_eq!(world.run(renewal), Ok(0));
+}
