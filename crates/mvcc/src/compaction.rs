@@ -17,7 +17,7 @@ use crate::view::RevisionError;
 pub struct CompactProgress {
     /// Versions removed by this slice.
     pub removed: u64,
-    /// Whether nothing at or below the compact revision is left to remove.
+    /// Whether nothing that the compact revision made unreadable is left to remove.
     pub done: bool,
 }
 
@@ -38,10 +38,22 @@ impl Store {
     /// Removes up to `budget` versions that the compact revision made unreadable, telling `removed` of each, so
     /// that the caller can count what became dead in its segments. Memory is given back when no view that
     /// was published before can see them.
-    pub fn compact_step(&mut self, budget: u64, mut removed: impl FnMut(Version<'_>)) -> CompactProgress {
+    pub fn compact_step(&mut self, budget: u64, removed: impl FnMut(Version<'_>)) -> CompactProgress {
+        self.compact_step_through(self.compacted, budget, removed)
+    }
+
+    /// As [`Store::compact_step`], but removes only what a compaction at `through` would: nothing that is needed by
+    /// moments whose [`Moment::keeps`](crate::Moment::keeps) is not below it. A `through` above the compact revision means that one.
+    pub fn compact_step_through(
+        &mut self,
+        through: i64,
+        budget: u64,
+        mut removed: impl FnMut(Version<'_>),
+    ) -> CompactProgress {
+        let through = through.min(self.compacted);
         let mut count = 0;
         while count < budget {
-            let Some(slot) = self.next_removable() else { break };
+            let Some(slot) = self.next_removable(through) else { break };
             // SAFETY: the record was in the trees until now, and is freed after a later publication.
             let version: Version<'_> = unsafe { slot.version() };
             removed(version);
@@ -52,18 +64,22 @@ impl Store {
             self.epochs.retire(Retired::new(version.record().as_ptr(), Kind::Version));
             count += 1;
         }
-        CompactProgress { removed: count, done: self.peek_removable().is_none() }
+        if count > 0 {
+            self.removed.through = self.removed.through.max(through);
+            self.removed.versions += count;
+        }
+        CompactProgress { removed: count, done: self.peek_removable(self.compacted).is_none() }
     }
 
-    fn next_removable(&mut self) -> Option<Slot> {
-        let slot = self.peek_removable()?;
+    fn next_removable(&mut self, through: i64) -> Option<Slot> {
+        let slot = self.peek_removable(through)?;
         if slot.is_live() { self.superseded.pop() } else { self.tombstones.pop() }
     }
 
-    fn peek_removable(&self) -> Option<Slot> {
+    fn peek_removable(&self, through: i64) -> Option<Slot> {
         // SAFETY: what the queues hold is in the trees and alive.
         let version = |slot: Slot| -> Version<'_> { unsafe { slot.version() } };
-        let superseded = self.superseded.front().filter(|&slot| version(slot).superseded() <= self.compacted);
-        superseded.or_else(|| self.tombstones.front().filter(|&slot| version(slot).main() < self.compacted))
+        let superseded = self.superseded.front().filter(|&slot| version(slot).superseded() <= through);
+        superseded.or_else(|| self.tombstones.front().filter(|&slot| version(slot).main() < through))
     }
 }

@@ -8,6 +8,7 @@
 //!
 //! Invariants, and the tests that hold them (`tests/it`):
 //! * a view stays what it was, whatever is written or compacted later (`model`, `threads`);
+//! * a later view read as of a moment is the view of that moment (`moments`);
 //! * a transaction raises the revision by exactly one if it changed anything (`model`);
 //! * a key written a million times is searched in O(log n) (`version`, a unit test);
 //! * nothing a view can see is freed, and everything else is in the end (`leaks`, `threads`);
@@ -40,4 +41,4 @@ pub use load::{LoadError, LoadedVersion, Loader};
 pub use range::{KeyRange, Range};
 pub use store::{Change, Stats, Store, Writer};
 pub use version::{KEY_BYTES_MAX, Location, Value, Version};
-pub use view::{Changes, Histories, RevisionError, Snapshot, View};
+pub use view::{Changes, Histories, Moment, RevisionError, Snapshot, View};

@@ -207,6 +207,7 @@ impl Loader {
         }
         self.store.current = current;
         self.store.compacted = compacted;
+        self.store.removed.through = compacted;
         Ok(std::mem::take(&mut self.store))
     }
 }

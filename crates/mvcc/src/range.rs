@@ -134,7 +134,7 @@ impl<'a> Range<'a> {
             return Range { front: end.clone(), back: end, mode: Mode::Done };
         }
         let (front, back) = (range.seek(snapshot), range.seek_end(snapshot));
-        let mode = if rev == snapshot.current_revision() {
+        let mode = if snapshot.is_newest(rev) {
             Mode::Current(back.rank() - front.rank())
         } else if front.same_place(&back) {
             Mode::Done

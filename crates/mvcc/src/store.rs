@@ -1,6 +1,7 @@
 //! The store: the single writer's side, and its transactions.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::epoch::{Census, Epochs, Estate, Remains};
 use crate::epochs::Chunks;
@@ -8,7 +9,10 @@ use crate::node::{ByKey, ByRevision, Slot};
 use crate::range::KeyRange;
 use crate::tree::Tree;
 use crate::version::{self, Content, Value, Version};
-use crate::view::{Snapshot, State, View};
+use crate::view::{Removed, Snapshot, State, View};
+
+/// Stores made so far in this process, so that a moment of one is never looked for in another.
+static STORES: AtomicU64 = AtomicU64::new(0);
 
 /// All versions of all keys. One thread writes; all others read through the views it publishes.
 pub struct Store {
@@ -16,6 +20,7 @@ pub struct Store {
     pub(crate) revisions: Tree<ByRevision>,
     pub(crate) current: i64,
     pub(crate) compacted: i64,
+    pub(crate) removed: Removed,
     /// Versions that have a successor, but no tombstones, in the order of their successors' revisions: what a
     /// compaction removes is the front of it.
     pub(crate) superseded: Chunks<Slot>,
@@ -65,6 +70,7 @@ impl Store {
             revisions: Tree::new(),
             current: 1,
             compacted: -1,
+            removed: Removed { store: STORES.fetch_add(1, Ordering::Relaxed), through: -1, versions: 0 },
             superseded: Chunks::new(),
             tombstones: Chunks::new(),
             epochs: Epochs::new(Arc::clone(&census)),
@@ -87,6 +93,7 @@ impl Store {
             compacted: self.compacted,
             live: self.keys.live,
             versions: self.revisions.len,
+            newest: self.current,
         }
     }
 
@@ -95,7 +102,7 @@ impl Store {
     pub fn publish(&mut self) -> Arc<View> {
         let state = self.state();
         let pin = self.epochs.publish();
-        Arc::new(View::new(state, pin, Arc::clone(&self.estate)))
+        Arc::new(View::new(state, self.removed, pin, Arc::clone(&self.estate)))
     }
 
     /// Frees up to `budget` things that no view can see any more, for idle moments; returns how many are left
@@ -180,6 +187,7 @@ impl Writer<'_> {
     pub fn snapshot(&self) -> Snapshot<'_> {
         let mut state = self.store.state();
         state.current += i64::from(self.changes > 0);
+        state.newest = state.current;
         // SAFETY: changing or freeing anything needs `&mut self`.
         unsafe { Snapshot::new(state) }
     }

@@ -255,6 +255,20 @@ impl<'a> Version<'a> {
         Some(unsafe { Version::from_record(next) })
     }
 
+    /// Like [`Version::at`], but gives a deletion too where a snapshot with this compact revision still holds it,
+    /// whatever came after it.
+    pub(crate) fn held_at(self, rev: i64, compacted: i64) -> Option<Version<'a>> {
+        let mut version = self;
+        while version.main() > rev {
+            version = match version.step_down(rev) {
+                Some(next) => next,
+                // Either there is nothing older, or a deletion that precedes this first version.
+                None => return version.predecessor(compacted),
+            };
+        }
+        Some(version)
+    }
+
     /// The version before this one, if a snapshot with this compact revision still logically holds it.
     pub(crate) fn predecessor(self, compacted: i64) -> Option<Version<'a>> {
         let link = self.link()?;

@@ -39,6 +39,57 @@ pub(crate) struct State {
     pub(crate) compacted: i64,
     pub(crate) live: u64,
     pub(crate) versions: u64,
+    /// The newest main revision in the trees; above `current` where they are read as of an earlier moment.
+    pub(crate) newest: i64,
+}
+
+/// What a [`View`] was published with: all that is needed to read later views of the same store as that one was.
+///
+/// A reader that takes long holds a moment and not a view: memory that writes free meanwhile is then not kept for it.
+/// It reads piece by piece, each from the newest view, see [`View::snapshot_at`]. That works as long as nothing was
+/// physically removed that the moment needs: whoever removes ([`crate::Store::compact_step`]) has to know [`Moment::keeps`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moment {
+    store: u64,
+    current: i64,
+    compacted: i64,
+    live: u64,
+    versions: u64,
+    /// Removal may go so far: to what a compaction at this revision removes.
+    keeps: i64,
+    /// How many versions had been removed, if nothing more may be.
+    removals: Option<u64>,
+}
+
+impl Moment {
+    /// The current revision then.
+    pub fn revision(&self) -> i64 {
+        self.current
+    }
+
+    /// The compact revision then.
+    pub fn compact_revision(&self) -> i64 {
+        self.compacted
+    }
+
+    /// The compact revision up to which versions may be physically removed without harm to this moment; `i64::MIN` if
+    /// none may be.
+    pub fn keeps(&self) -> i64 {
+        if self.removals.is_some() { i64::MIN } else { self.keeps }
+    }
+
+    /// The same, needing also what a compaction at this revision keeps. For the hash of a compaction, which covers
+    /// what that compaction removes.
+    #[must_use]
+    pub fn keeping_from(self, compact_revision: i64) -> Moment {
+        Moment { keeps: self.keeps.min(compact_revision), ..self }
+    }
+
+    /// The same, needing only what can be read.
+    #[must_use]
+    pub fn keeping_readable(self) -> Moment {
+        Moment { keeps: self.compacted, removals: None, ..self }
+    }
 }
 
 /// The whole store at one moment, for reading; a cheap handle. Taken from a [`View`], the store or a writer.
@@ -106,6 +157,11 @@ impl<'a> Snapshot<'a> {
         }
     }
 
+    /// Whether the newest version of each key in the trees is the one to be read at `rev`.
+    pub(crate) fn is_newest(&self, rev: i64) -> bool {
+        rev == self.state.newest
+    }
+
     /// The key's live version at `rev`. O(log n).
     pub fn get(&self, key: &[u8], rev: i64) -> Result<Option<Version<'a>>, RevisionError> {
         let rev = self.resolve(rev)?;
@@ -140,7 +196,7 @@ impl<'a> Snapshot<'a> {
         if range.is_empty() {
             return Ok(0);
         }
-        if rev == self.state.current {
+        if self.is_newest(rev) {
             return Ok(range.seek_end(self).rank() - range.seek(self).rank());
         }
         Ok(Range::new(self, range, rev).count() as u64)
@@ -162,7 +218,7 @@ impl<'a> Snapshot<'a> {
             return Err(RevisionError::Compacted);
         }
         let cursor = Cursor::seek(self.revisions(), (main, sub), true);
-        Ok(Changes { cursor, through, compacted: self.state.compacted })
+        Ok(Changes { cursor, through: through.min(self.state.current), compacted: self.state.compacted })
     }
 
     /// Like [`Snapshot::changes`], but never refused: what is physically there with these main revisions. Below
@@ -182,7 +238,8 @@ impl<'a> Snapshot<'a> {
 
     /// What is physically there from this change on.
     pub(crate) fn stored(&self, from: (i64, u32), through: i64) -> Changes<'a> {
-        Changes { cursor: Cursor::seek(self.revisions(), from, false), through, compacted: i64::MIN }
+        let cursor = Cursor::seek(self.revisions(), from, false);
+        Changes { cursor, through: through.min(self.state.current), compacted: i64::MIN }
     }
 
     /// The version written as change `sub` of main revision `main`, tombstones included, if it is still there.
@@ -202,7 +259,8 @@ impl<'a> Snapshot<'a> {
     /// Like [`Snapshot::histories`], going on behind all versions of `key`.
     pub fn histories_after(&self, key: Option<&[u8]>) -> Histories<'a> {
         let cursor = Cursor::seek(self.keys(), key.unwrap_or_default(), key.is_some());
-        Histories { cursor, compacted: self.state.compacted, pending: Vec::new() }
+        let (through, compacted) = (self.state.current, self.state.compacted);
+        Histories { cursor, through, compacted, pending: Vec::new() }
     }
 }
 
@@ -234,6 +292,7 @@ impl<'a> Iterator for Changes<'a> {
 /// All versions key by key, see [`Snapshot::histories`].
 pub struct Histories<'a> {
     cursor: Cursor<'a, ByKey>,
+    through: i64,
     compacted: i64,
     /// Versions of the present key yet to be given out, newest first.
     pending: Vec<Version<'a>>,
@@ -244,8 +303,9 @@ impl<'a> Iterator for Histories<'a> {
 
     fn next(&mut self) -> Option<Version<'a>> {
         while self.pending.is_empty() {
-            let newest = self.cursor.version()?;
+            let newest = self.cursor.version()?.held_at(self.through, self.compacted);
             self.cursor.advance(false);
+            let Some(newest) = newest else { continue };
             if newest.is_tombstone() && newest.main() < self.compacted {
                 continue;
             }
@@ -260,10 +320,22 @@ impl<'a> Iterator for Histories<'a> {
     }
 }
 
+/// How far physical removal had come when a view was published.
+#[derive(Clone, Copy)]
+pub(crate) struct Removed {
+    /// Which store this is, of all that the process has had.
+    pub(crate) store: u64,
+    /// All that was removed, a compaction at this revision removes.
+    pub(crate) through: i64,
+    /// Versions removed.
+    pub(crate) versions: u64,
+}
+
 /// A published state that stays exactly as it is, for any thread, for as long as it is held. It may outlive the
 /// store. While it is held, nothing it can see is freed: hold it as long as needed and no longer.
 pub struct View {
     state: State,
+    removed: Removed,
     // Dropped in this order: the pin lets the writer free what only this view saw; the estate, when this is the
     // last to go, frees everything.
     _pin: Arc<Pin>,
@@ -276,8 +348,52 @@ unsafe impl Send for View {}
 unsafe impl Sync for View {}
 
 impl View {
-    pub(crate) fn new(state: State, pin: Arc<Pin>, estate: Arc<Estate>) -> View {
-        View { state, _pin: pin, _estate: estate }
+    pub(crate) fn new(state: State, removed: Removed, pin: Arc<Pin>, estate: Arc<Estate>) -> View {
+        View { state, removed, _pin: pin, _estate: estate }
+    }
+
+    /// What this view shows, for readers that go on in later views. It needs what can be read; see
+    /// [`Moment::keeping_from`] and [`View::moment_of_everything`].
+    pub fn moment(&self) -> Moment {
+        let State { current, compacted, live, versions, .. } = self.state;
+        Moment { store: self.removed.store, current, compacted, live, versions, keeps: compacted, removals: None }
+    }
+
+    /// As [`View::moment`], but nothing may be physically removed as long as somebody reads there.
+    pub fn moment_of_everything(&self) -> Moment {
+        Moment { removals: Some(self.removed.versions), ..self.moment() }
+    }
+
+    /// The state as it was at `moment`, read in this later view of the same store: every read gives what it gave then,
+    /// but for values that lie elsewhere by now.
+    ///
+    /// Walks pass over what was written since. At the moment's current revision, counting is a walk.
+    ///
+    /// # Errors
+    ///
+    /// `Compacted` when something that the moment needs was physically removed, or this is a view of another store;
+    /// `FutureRevision` when this is an earlier view.
+    pub fn snapshot_at(&self, moment: &Moment) -> Result<Snapshot<'_>, RevisionError> {
+        let Removed { store, through, versions } = self.removed;
+        if moment.store != store
+            || moment.keeps < through
+            || moment.removals.is_some_and(|then| then < versions)
+        {
+            return Err(RevisionError::Compacted);
+        }
+        if moment.current > self.state.current {
+            return Err(RevisionError::FutureRevision);
+        }
+        let state = State {
+            current: moment.current,
+            compacted: moment.compacted,
+            live: moment.live,
+            versions: moment.versions,
+            ..self.state
+        };
+        // SAFETY: the pin keeps everything reachable from the state alive while the view is borrowed. The compact
+        // revision is not below what has been removed, and that is all that following a version's links relies on.
+        Ok(unsafe { Snapshot::new(state) })
     }
 
     /// The state, for reading.

@@ -4,6 +4,7 @@ mod compare;
 mod leaks;
 mod load;
 mod model;
+mod moments;
 mod naive;
 mod operations;
 mod property;
