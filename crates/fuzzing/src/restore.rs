@@ -9,7 +9,7 @@ use bytes::Bytes;
 use machine::image::{self, RunWriter};
 use machine::snapshot::{self, SnapshotReader};
 use machine::transfer::{Assembly, Held, ReceivedVersion, TransferReader, TransferWriter};
-use machine::{Command, Machine};
+use machine::{AsOf, Command, Machine};
 use mvcc::Location;
 use prost::Message as _;
 
@@ -85,7 +85,8 @@ pub fn seeds_image() -> Vec<Vec<u8>> {
     let (mut machine, journal) = example();
     let base = |machine: &mut Machine, from| {
         let mut writer = RunWriter::new(machine.store.publish(), machine.head(), from);
-        std::iter::from_fn(move || writer.next_block()).collect::<Vec<_>>()
+        std::iter::from_fn(move || writer.next_block().expect("a held view has everything"))
+            .collect::<Vec<_>>()
     };
     let scribe =
         |scribe: Scribe, blocks: &[Vec<u8>]| blocks.iter().fold(scribe, |scribe, block| scribe.run(block));
@@ -194,7 +195,7 @@ pub fn run_transfer(data: &[u8]) {
     let has_something = script.flip();
     let (mut machine, journal) =
         if has_something { example() } else { (Machine::new(RULES), Journal::default()) };
-    let base = has_something.then(|| (machine.store.publish(), machine.head()));
+    let base = has_something.then(|| (AsOf::from(machine.store.publish()), machine.head()));
     let mut assembly = Assembly::new(RULES, base);
     for _ in 0..2 {
         let (how, cut) = (script.u8(), script.u8());

@@ -71,7 +71,7 @@ pub fn assert_same(ours: &mut Machine, theirs: &mut Machine) {
 /// The machine by way of a checkpoint's blocks.
 pub fn through_image(machine: &mut Machine) -> Machine {
     let mut writer = RunWriter::new(machine.store.publish(), machine.head(), 0);
-    let blocks = std::iter::from_fn(|| writer.next_block().map(Ok::<_, Infallible>));
+    let blocks = std::iter::from_fn(|| writer.next_block().transpose());
     image::restore(RULES, vec![blocks]).expect("what was written can be read")
 }
 

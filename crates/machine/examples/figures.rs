@@ -160,7 +160,7 @@ fn main() -> std::io::Result<()> {
     let (view, head) = (machine.store.publish(), machine.head());
     let blocks: Vec<Vec<u8>> = measure("writing a base run", || {
         let mut writer = RunWriter::new(view, head, 0);
-        std::iter::from_fn(|| writer.next_block()).collect()
+        std::iter::from_fn(|| writer.next_block().expect("a held view has everything")).collect()
     });
     let bytes: usize = blocks.iter().map(Vec::len).sum();
     println!("{} blocks, {bytes} bytes, {:.1} a key of 24", blocks.len(), bytes as f64 / keys as f64);

@@ -6,11 +6,15 @@
 use bytes::{BufMut, Bytes, BytesMut};
 use mvcc::{Value, Version};
 
+use crate::as_of::Overtaken;
+
 /// Why a value could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReadError {
     /// The value lies elsewhere by now: ask the index again.
     Moved,
+    /// What was being read was compacted meanwhile.
+    Overtaken,
     /// The disk failed, or gave back other bytes than were written; the text names file and offset.
     Failed(String),
 }
@@ -19,12 +23,19 @@ impl std::fmt::Display for ReadError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             ReadError::Moved => f.write_str("the value was moved"),
+            ReadError::Overtaken => Overtaken.fmt(f),
             ReadError::Failed(why) => f.write_str(why),
         }
     }
 }
 
 impl std::error::Error for ReadError {}
+
+impl From<Overtaken> for ReadError {
+    fn from(Overtaken: Overtaken) -> ReadError {
+        ReadError::Overtaken
+    }
+}
 
 /// Whoever can read values: the log, or a test.
 pub trait Values {
@@ -81,6 +92,8 @@ pub struct Found {
     pub create_revision: i64,
     /// The revision that wrote this value.
     pub mod_revision: i64,
+    /// The number of that write in its transaction.
+    pub sub: u32,
     /// How many times the key was written since its creation.
     pub version: i64,
     /// The lease, or 0.
@@ -96,6 +109,7 @@ impl Found {
             key: Bytes::copy_from_slice(version.key()),
             create_revision: version.create_revision(),
             mod_revision: version.main(),
+            sub: version.sub(),
             version: version.version(),
             lease: version.lease(),
             value: Some(version.value()),
@@ -287,6 +301,7 @@ mod tests {
                 key: Bytes::from_static(b"key"),
                 create_revision: 3,
                 mod_revision: 300,
+                sub: 0,
                 version: 2,
                 lease,
                 value: Some(Value { len: value.len() as u32, ..Value::default() }),

@@ -7,6 +7,7 @@
 //! * [`check`] says what can be said of a request before it is proposed.
 //! * [`validate`] says the same of a membership change.
 //! * [`range`] and [`txn`] evaluate reads, in transactions and on views alike.
+//! * [`AsOf`] is the state of one moment for whoever reads it for a long time, without holding a view.
 //! * [`found`] encodes keys and values as clients and HashKV see them.
 //! * [`image`] is the state as a checkpoint holds it.
 //! * [`snapshot`] is the state with its values, as it is saved.
@@ -27,6 +28,7 @@
 //! * a membership change that the members there do not allow changes nothing (`membership`).
 
 mod alarm;
+mod as_of;
 pub mod check;
 mod codec;
 pub mod found;
@@ -43,6 +45,7 @@ pub mod transfer;
 pub mod txn;
 
 pub use alarm::Alarms;
+pub use as_of::{AsOf, Newest, Overtaken, Slice};
 pub use codec::Malformed;
 pub use found::{Found, ReadError, Values};
 pub use lease::{Lease, Leases};

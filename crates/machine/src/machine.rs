@@ -490,9 +490,15 @@ impl Machine {
 
     /// Removes a slice of what a compaction made unreadable; says whether that was all.
     pub fn compact_step(&mut self, budget: u64) -> bool {
+        self.compact_step_through(i64::MAX, budget)
+    }
+
+    /// As [`Machine::compact_step`], but removes only what a compaction at `through` would, since somebody still reads
+    /// there.
+    pub fn compact_step_through(&mut self, through: i64, budget: u64) -> bool {
         let (usage, in_use_bytes) = (&mut self.usage, &mut self.in_use_bytes);
         let delta_from_min = &mut self.delta_from_min;
-        let progress = self.store.compact_step(budget, |version| {
+        let progress = self.store.compact_step_through(through, budget, |version| {
             if version.is_tombstone() {
                 *delta_from_min = (*delta_from_min).max(version.main());
             }

@@ -11,12 +11,11 @@
 //! Numbers in bytes are little-endian. The caller appends the SHA-256 of the stream, 32 bytes: `etcdctl snapshot
 //! save` wants a file whose size is 32 more than a multiple of 512.
 
-use std::sync::Arc;
-
 use bytes::{Bytes, BytesMut};
-use mvcc::{Location, Value, View};
+use mvcc::{Location, Value};
 
 use crate::alarm::Alarms;
+use crate::as_of::AsOf;
 use crate::codec::{Input, Malformed, put_u64};
 use crate::found::{ReadError, Values, read_version};
 use crate::frame::{BlockStream, FRAME_BYTES, append_block, seal};
@@ -38,7 +37,7 @@ pub const CHUNK_BYTES_MAX: usize = 256 << 10;
 
 /// Writes a snapshot, chunk by chunk, on any thread.
 pub struct SnapshotWriter {
-    view: Arc<View>,
+    state: AsOf,
     head: Head,
     stage: Stage,
     walk: Walk,
@@ -63,13 +62,13 @@ impl SnapshotWriter {
     ///
     /// # Panics
     ///
-    /// When the view is not of the head's moment.
-    pub fn new(view: Arc<View>, head: Head) -> SnapshotWriter {
-        let snapshot = view.snapshot();
+    /// When the state is not of the head's moment.
+    pub fn new(state: impl Into<AsOf>, head: Head) -> SnapshotWriter {
+        let state = state.into();
         assert_eq!(
-            (snapshot.current_revision(), snapshot.compact_revision()),
+            (state.moment().revision(), state.moment().compact_revision()),
             (head.revision, head.compact_revision),
-            "head and view are of one moment"
+            "head and state are of one moment"
         );
         // An entry takes at most 58 bytes, its key and its value, and `in_use_bytes` counts 64 for the former. Every
         // block of keys but the last is a full one.
@@ -81,7 +80,7 @@ impl SnapshotWriter {
             + (blocks + 2) * (FRAME_BYTES as u64 + 16)
             + 2 * ALIGN;
         SnapshotWriter {
-            view,
+            state,
             head,
             stage: Stage::Head,
             walk: Walk::base(),
@@ -106,7 +105,7 @@ impl SnapshotWriter {
     ///
     /// # Errors
     ///
-    /// When a value cannot be read. The snapshot cannot be finished then.
+    /// When a value cannot be read, or was removed meanwhile. The snapshot cannot be finished then.
     pub fn next_chunk(&mut self, values: &dyn Values) -> Result<Option<Bytes>, ReadError> {
         if self.ready.is_empty() {
             let block = match self.next_block(values)? {
@@ -137,7 +136,7 @@ impl SnapshotWriter {
                 let mut value = BytesMut::new();
                 let mut failed = None;
                 let entries = &mut self.entries;
-                self.walk.go(&self.view.snapshot(), |version| {
+                self.walk.go(&self.state.slice()?.snapshot(), |version| {
                     value.clear();
                     let read = match version.value_len() {
                         0 => Ok(()),

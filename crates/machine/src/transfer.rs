@@ -23,12 +23,10 @@
 //! * [`Assembly`] makes a machine of what was there and what came.
 //! * [`Held`] is what a receiver says it has.
 
-use std::sync::Arc;
-
 use bytes::{Bytes, BytesMut};
-use mvcc::View;
 
 use crate::alarm::Alarms;
+use crate::as_of::AsOf;
 use crate::codec::{Input, Malformed, put_u64};
 use crate::found::{ReadError, Values, read_version};
 use crate::frame::{BlockStream, FRAME_BYTES, append_block, chain, seal};
@@ -49,7 +47,7 @@ const MAGIC: [u8; 16] = *b"MAINXFER\x01\0\0\0\0\0\0\0";
 
 /// Writes a transfer, chunk by chunk, on any thread.
 pub struct TransferWriter {
-    view: Arc<View>,
+    state: AsOf,
     head: Head,
     from: i64,
     stage: Stage,
@@ -73,19 +71,22 @@ impl TransferWriter {
     /// Begins a transfer of what lies above revision `from`; 0 sends everything. What `from` to take says
     /// [`Head::transfer_from`].
     ///
+    /// A transfer that does not send everything has to send deletions that cannot be read any more: its `state` is of
+    /// [`everything`](mvcc::View::moment_of_everything), or of a view that is held.
+    ///
     /// # Panics
     ///
-    /// When the view is not of the head's moment, or `from` lies above it.
-    pub fn new(view: Arc<View>, head: Head, from: i64) -> TransferWriter {
-        let snapshot = view.snapshot();
+    /// When the state is not of the head's moment, or `from` lies above it.
+    pub fn new(state: impl Into<AsOf>, head: Head, from: i64) -> TransferWriter {
+        let state = state.into();
         assert_eq!(
-            (snapshot.current_revision(), snapshot.compact_revision()),
+            (state.moment().revision(), state.moment().compact_revision()),
             (head.revision, head.compact_revision),
-            "head and view are of one moment"
+            "head and state are of one moment"
         );
         assert!((0..=head.revision).contains(&from), "nothing can follow on {from} at {}", head.revision);
         TransferWriter {
-            view,
+            state,
             head,
             from,
             stage: Stage::Head,
@@ -105,7 +106,7 @@ impl TransferWriter {
     ///
     /// # Errors
     ///
-    /// When a value cannot be read. The transfer cannot be finished then.
+    /// When a value cannot be read, or was removed meanwhile. The transfer cannot be finished then.
     pub fn next_chunk(&mut self, values: &dyn Values) -> Result<Option<Bytes>, ReadError> {
         if self.ready.is_empty() {
             self.ready = match self.stage {
@@ -135,7 +136,8 @@ impl TransferWriter {
         block.push(KEYS);
         let mut writer = EntryWriter::default();
         let mut value = BytesMut::new();
-        let snapshot = self.view.snapshot();
+        let slice = self.state.slice()?;
+        let snapshot = slice.snapshot();
         let mut versions = snapshot.written_after(self.behind.0, self.behind.1);
         while block.len() < BLOCK_BYTES {
             let Some(version) = versions.next() else {

@@ -72,6 +72,11 @@ impl Moment {
         self.compacted
     }
 
+    /// [`Snapshot::versions`] then.
+    pub fn versions(&self) -> u64 {
+        self.versions
+    }
+
     /// The compact revision up to which versions may be physically removed without harm to this moment; `i64::MIN` if
     /// none may be.
     pub fn keeps(&self) -> i64 {
@@ -356,7 +361,15 @@ impl View {
     /// [`Moment::keeping_from`] and [`View::moment_of_everything`].
     pub fn moment(&self) -> Moment {
         let State { current, compacted, live, versions, .. } = self.state;
-        Moment { store: self.removed.store, current, compacted, live, versions, keeps: compacted, removals: None }
+        Moment {
+            store: self.removed.store,
+            current,
+            compacted,
+            live,
+            versions,
+            keeps: compacted,
+            removals: None,
+        }
     }
 
     /// As [`View::moment`], but nothing may be physically removed as long as somebody reads there.

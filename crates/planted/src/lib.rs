@@ -79,6 +79,8 @@ bugs! {
     MovedValueNotCounted = "moved-value-not-counted";
     /// server: a checkpoint says that it has one entry more than it has.
     AppliedIndexEarly = "applied-index-early";
+    /// machine: a long read goes on at the newest revision instead of at its own.
+    LongReadMixesRevisions = "long-read-mixes-revisions";
     /// server: a segment is deleted although a view may still read it.
     SegmentDeletedUnderView = "segment-deleted-under-view";
     /// server: a segment is deleted before the checkpoint is durable that does without it.

@@ -3,16 +3,17 @@
 //! etcd computes a hash over what a compaction goes through, with the compact revision before it, and keeps the last
 //! ten. HashKV at exactly such a revision answers with that entry, even when the revision is compacted by now. Members
 //! compare these hashes with each other, so they have to be had at the same revisions everywhere. Here a thread of its
-//! own computes them from the view published with the compaction, and from the checksums of the values that the index
+//! own computes them from the state published with the compaction, and from the checksums of the values that the index
 //! holds: neither the core waits for it nor the disk.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use mvcc::{HashWalk, View};
+use machine::AsOf;
+use mvcc::HashWalk;
 use tokio::sync::watch;
 
 use crate::kv_hash::KvHash;
@@ -63,7 +64,7 @@ pub struct CompactionHashes {
 
 /// A hash to compute.
 pub struct Job {
-    view: Arc<View>,
+    state: AsOf,
     revision: i64,
     compact_revision: i64,
     answer: watch::Sender<Progress>,
@@ -86,17 +87,18 @@ impl CompactionHashes {
         known.collect()
     }
 
-    /// Has the hash of a compaction computed; `view` is the state it was published with. Whether there was room for
+    /// Has the hash of a compaction computed; `state` is the one it was published with, with what the
+    /// compaction will remove. Whether there was room for
     /// it among those that wait.
     pub fn order(
         &self,
         jobs: &SyncSender<Job>,
-        view: Arc<View>,
+        state: impl Into<AsOf>,
         compact_revision: i64,
         revision: i64,
     ) -> bool {
         let (answer, progress) = watch::channel(Progress::Computing);
-        match jobs.try_send(Job { view, revision, compact_revision, answer }) {
+        match jobs.try_send(Job { state: state.into(), revision, compact_revision, answer }) {
             Ok(()) => {}
             Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => return false,
         }
@@ -134,21 +136,24 @@ impl CompactionHashes {
 /// A hash that is being computed.
 pub struct Computing {
     job: Job,
-    walk: HashWalk,
+    /// Begun with the first slice.
+    walk: Option<HashWalk>,
     hash: KvHash,
 }
 
 impl Computing {
     /// Begins.
     pub fn new(job: Job) -> Computing {
-        let walk = HashWalk::of_compaction(&job.view.snapshot(), job.compact_revision, job.revision);
-        Computing { job, walk, hash: KvHash::default() }
+        Computing { job, walk: None, hash: KvHash::default() }
     }
 
-    /// Goes on for a while. Whether it is done, and whoever waits was told.
+    /// Goes on for a while. Whether it is done, and whoever waits was told; or it took too long, and nobody will be.
     pub fn step(&mut self) -> bool {
         let Computing { job, walk, hash } = self;
-        let snapshot = job.view.snapshot();
+        let Ok(slice) = job.state.slice() else { return true };
+        let snapshot = slice.snapshot();
+        let walk = walk
+            .get_or_insert_with(|| HashWalk::of_compaction(&snapshot, job.compact_revision, job.revision));
         let done = walk.step(&snapshot, VERSIONS_PER_SLICE, |version| hash.feed_checksum(version));
         if done {
             // Nobody may have asked; the entry keeps it.
@@ -162,6 +167,7 @@ impl Computing {
 mod tests {
     use super::*;
     use mvcc::{KeyRange, Store, Value};
+    use std::sync::Arc;
     use std::sync::mpsc::sync_channel;
 
     #[test]

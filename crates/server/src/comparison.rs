@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use crate::core::{Ask, ReplyBody};
 use crate::kv_hash::KvHash;
+use crate::long_reads::Reader;
 use crate::peering::{answer, refused};
 use crate::shared::Shared;
 use crate::values::LogValues;
@@ -74,21 +75,27 @@ fn cluster_id(shared: &Shared) -> String {
 /// # Errors
 ///
 /// The words of a refusal: the revision was compacted, or is in the future.
-pub fn hash_of(shared: &Shared, revision: i64, stop: &AtomicBool) -> Result<Hashed, String> {
+pub fn hash_of(shared: &Arc<Shared>, revision: i64, stop: &AtomicBool) -> Result<Hashed, String> {
     let began = Instant::now();
-    let view = Arc::clone(&shared.state.load().view);
+    let (state, published) = shared.read_long(Reader::Hash);
     let values = LogValues::new(shared.values.clone());
-    let current_revision = view.snapshot().current_revision();
-    let mut walk = HashWalk::new(&view.snapshot(), revision)
+    let current_revision = state.moment().revision();
+    let mut walk = HashWalk::new(&published.view.snapshot(), revision)
         .map_err(|e| range::refused(e).message.trim_start_matches("etcdserver: ").to_owned())?;
+    drop(published);
     let (revision, compact_revision) = (walk.revision(), walk.compact_revision());
     let mut hash = KvHash::default();
     let mut failed = None;
-    while !walk.step(&view.snapshot(), HASHED_PER_SLICE, |version| {
-        if failed.is_none() {
-            failed = hash.feed(version, &values).err();
+    loop {
+        let slice = state.slice().map_err(|e| e.to_string())?;
+        let done = walk.step(&slice.snapshot(), HASHED_PER_SLICE, |version| {
+            if failed.is_none() {
+                failed = hash.feed(version, &values).err();
+            }
+        });
+        if done || failed.is_some() {
+            break;
         }
-    }) {
         if stop.load(Ordering::Relaxed) {
             return Err("stopped".to_owned());
         }

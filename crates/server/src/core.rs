@@ -29,7 +29,7 @@ use api::raftpb;
 use bytes::Bytes;
 use consensus::{Entry, Fetch};
 use log::LogEvent;
-use machine::{Outcome, StateTrail};
+use machine::{AsOf, Outcome, StateTrail};
 use tokio::sync::oneshot;
 
 use crate::transfer::Received;
@@ -204,7 +204,7 @@ pub enum ReplyBody {
     /// Hashes of the state.
     StateTrail(StateTrail),
     /// The state: keys and values, and the rest.
-    Image(Box<Head>, Pinned),
+    Image(Box<Head>, AsOf),
 }
 
 /// A view held for what it keeps from being freed.
@@ -219,12 +219,12 @@ impl std::fmt::Debug for Pinned {
 
 /// What the core asks of the keeper of checkpoints.
 pub enum Order {
-    /// Write the state of this view.
+    /// Write the state of this moment.
     Checkpoint {
         /// The rest of the state.
         head: Box<Head>,
-        /// Keys and values.
-        view: Arc<View>,
+        /// Keys and values, with all that is physically there.
+        state: AsOf,
         /// Whether to write all of it, and not only what is new.
         whole: bool,
         /// The terms of the entries before.
@@ -232,8 +232,6 @@ pub enum Order {
     },
     /// Find the live values in these segments and ask for their relocation.
     Relocate {
-        /// Keys and values.
-        view: Arc<View>,
         /// The segments.
         segments: Vec<u32>,
     },

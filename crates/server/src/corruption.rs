@@ -42,7 +42,7 @@ pub fn compare_initially(own: &Hashed, answer: &HashAnswer) -> Initial {
 /// # Errors
 ///
 /// etcd's words, when a member has other data, or when the own cannot be read.
-pub fn check_initially(shared: &Shared, logger: &Logger) -> Result<(), String> {
+pub fn check_initially(shared: &Arc<Shared>, logger: &Logger) -> Result<(), String> {
     let id = shared.identity.member_id;
     let timeout = shared.limits.request_timeout;
     logger.info(

@@ -5,7 +5,6 @@
 
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::sync::Arc;
 
 use api::etcdserverpb::AlarmMember;
 use bytes::BytesMut;
@@ -17,12 +16,12 @@ use interchange::backend::{
 use interchange::bolt::Plan;
 use machine::found::read_version;
 use machine::image::Head;
-use machine::{Members, ReadError, Values};
-use mvcc::{Version, View};
+use machine::{AsOf, Members, Overtaken, ReadError, Values};
+use mvcc::Version;
 
 /// A state, and the words it gets about its members and itself.
 pub struct EtcdDatabase {
-    view: Arc<View>,
+    state: AsOf,
     compact_revision: i64,
     leases: Vec<api::leasepb::Lease>,
     alarms: Vec<AlarmMember>,
@@ -54,6 +53,12 @@ pub enum EtcdDatabaseError {
     Read(ReadError),
     /// The database cannot be written.
     Write(WriteError),
+}
+
+impl From<Overtaken> for EtcdDatabaseError {
+    fn from(error: Overtaken) -> Self {
+        EtcdDatabaseError::Read(error.into())
+    }
 }
 
 impl From<WriteError> for EtcdDatabaseError {
@@ -110,11 +115,11 @@ pub fn members(membership: &Membership) -> Members {
 }
 
 impl EtcdDatabase {
-    /// A state as `snapshot save` sends it; head and view are of one moment.
+    /// A state as `snapshot save` sends it; head and state are of one moment.
     ///
     /// It says nothing of a cluster's version: one that etcd finds may be too new for it, and a cluster that is
     /// restored agrees on its own.
-    pub fn new(view: Arc<View>, head: &Head, release: Release) -> EtcdDatabase {
+    pub fn new(state: impl Into<AsOf>, head: &Head, release: Release) -> EtcdDatabase {
         let compacted = (head.compact_revision >= 0).then_some(head.compact_revision);
         let conf_state = ConfState { voters: head.members.voters(), learners: head.members.learners() };
         let meta = Meta {
@@ -135,7 +140,7 @@ impl EtcdDatabase {
         membership.cluster_version.clear();
         membership.downgrade_target = None;
         EtcdDatabase {
-            view,
+            state: state.into(),
             compact_revision: head.compact_revision,
             leases,
             alarms: head.alarms.list(0, 0),
@@ -190,7 +195,7 @@ impl Measuring {
     ///
     /// # Errors
     ///
-    /// When the state holds what etcd's database cannot.
+    /// When the state holds what etcd's database cannot, or was compacted meanwhile.
     pub fn step(&mut self, of: &EtcdDatabase, budget: usize) -> Result<Option<Plan>, EtcdDatabaseError> {
         let layout = match &mut self.layout {
             Some(layout) => layout,
@@ -206,8 +211,8 @@ impl Measuring {
                 layout
             }
         };
-        let snapshot = of.view.snapshot();
-        let mut versions = snapshot.written_after(self.behind.0, self.behind.1);
+        let slice = of.state.slice()?;
+        let mut versions = slice.snapshot().written_after(self.behind.0, self.behind.1);
         for _ in 0..budget {
             let Some(version) = versions.next() else {
                 let layout = self.layout.take().unwrap_or_else(|| BackendLayout::new(of.release));
@@ -227,15 +232,15 @@ impl<W: Write> Writing<W> {
     ///
     /// # Errors
     ///
-    /// When a value cannot be read or the output fails.
+    /// When a value cannot be read, the state was compacted meanwhile, or the output fails.
     pub fn step(
         &mut self,
         of: &EtcdDatabase,
         values: &dyn Values,
         budget_bytes: usize,
     ) -> Result<bool, EtcdDatabaseError> {
-        let snapshot = of.view.snapshot();
-        let mut versions = snapshot.written_after(self.behind.0, self.behind.1);
+        let slice = of.state.slice()?;
+        let mut versions = slice.snapshot().written_after(self.behind.0, self.behind.1);
         let mut bytes = 0;
         while bytes < budget_bytes {
             let Some(version) = versions.next() else { return Ok(true) };

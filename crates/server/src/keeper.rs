@@ -1,6 +1,6 @@
 //! The keeper of checkpoints: writes the state to disk behind everybody's back, and finds what has to move.
 //!
-//! It works on views, on its own thread, at its own pace; neither writer nor readers wait for it. A checkpoint is a
+//! It reads slice by slice ([`AsOf`]), on its own thread, at its own pace; neither writer nor readers wait for it. A checkpoint is a
 //! base run and delta runs behind it, like the levels of a log-structured merge tree: most checkpoints write only
 //! what is new, and a run is written again together with newer ones only when they have grown to its size, so that
 //! each version is written a few times in all.
@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use log::checkpoint::{CheckpointStore, Manifest, Run};
+use machine::AsOf;
 use machine::found::read_version;
 use machine::image::{Head, RunWriter};
-use mvcc::View;
 
 use crate::core::{Ask, Checkpointed, Order, Relocation};
 use crate::shared::Shared;
@@ -29,6 +29,8 @@ const PAUSE_FACTOR: u32 = 2;
 const PAUSE_MAX: Duration = Duration::from_millis(5);
 /// Bytes a version is taken to need in a run, to guess a run's size.
 const VERSION_BYTES: u64 = 48;
+/// Versions looked at in one view for values to move.
+const LOOKED_AT_MAX: usize = 16 << 10;
 /// Bytes of values in one portion of a move.
 const MOVE_BYTES: usize = 1 << 20;
 
@@ -115,13 +117,18 @@ enum Stage {
 
 /// Values being moved out of some segments.
 struct Moving {
-    view: Arc<View>,
+    /// What was written later lies in later segments.
+    through: i64,
     segments: Vec<u32>,
     values: LogValues,
     /// The version that was looked at last, by main and sub revision.
     behind: (i64, u32),
     /// Hears when the portion that the core has is on disk in its new place.
     moved: Option<Receiver<()>>,
+}
+
+fn text(error: log::OpenError) -> String {
+    error.to_string()
 }
 
 impl Keeper {
@@ -154,15 +161,16 @@ impl Keeper {
     pub fn take(&mut self, order: Order) -> bool {
         debug_assert!(self.job.is_none(), "one order at a time");
         match order {
-            Order::Checkpoint { head, view, whole, terms } => {
-                match self.begin(*head, view, whole, terms::write(&terms)) {
+            Order::Checkpoint { head, state, whole, terms } => {
+                match self.begin(*head, state, whole, terms::write(&terms)) {
                     Ok(writing) => self.job = Some(Job::Checkpoint(Box::new(writing))),
                     Err(why) => self.checkpointed(Err(why)),
                 }
             }
-            Order::Relocate { view, segments } => {
+            Order::Relocate { segments } => {
                 let values = LogValues::new(self.shared.values.clone());
-                let moving = Moving { view, segments, values, behind: (0, 0), moved: None };
+                let through = self.shared.state.load().view.snapshot().current_revision();
+                let moving = Moving { through, segments, values, behind: (0, 0), moved: None };
                 self.job = Some(Job::Relocation(Box::new(moving)));
             }
             Order::Stop => return false,
@@ -193,16 +201,14 @@ impl Keeper {
                     self.job = Some(Job::Relocation(moving));
                     return Step::Waiting;
                 }
-                // The view goes first: what it pins may be in the way of what follows.
-                drop(moving);
                 self.shared.core.send(Ask::Relocated);
                 Step::Ended
             }
         }
     }
 
-    fn checkpointed(&self, result: Result<Checkpointed, log::OpenError>) {
-        self.shared.core.send(Ask::Checkpointed(result.map_err(|e| e.to_string())));
+    fn checkpointed(&self, result: Result<Checkpointed, String>) {
+        self.shared.core.send(Ask::Checkpointed(result));
     }
 
     /// The revision above which a new run starts, and how many levels stay below it.
@@ -236,42 +242,38 @@ impl Keeper {
         Manifest { applied_index, term, metadata, runs }
     }
 
-    fn begin(
-        &self,
-        head: Head,
-        view: Arc<View>,
-        whole: bool,
-        metadata: Vec<u8>,
-    ) -> Result<Writing, log::OpenError> {
-        let snapshot = view.snapshot();
+    fn begin(&self, head: Head, state: AsOf, whole: bool, metadata: Vec<u8>) -> Result<Writing, String> {
         let from_min = if whole { i64::MAX } else { head.delta_from_min };
-        let (from, kept) = Keeper::plan(&self.levels, head.revision, snapshot.versions(), from_min);
+        let (from, kept) = Keeper::plan(&self.levels, head.revision, state.moment().versions(), from_min);
+        // A base run has nothing that cannot be read.
+        let state = if from == 0 { state.of_what_is_readable() } else { state };
         let (to, applied_index, term) = (head.revision, head.applied_index, head.applied_term);
         let name = Level::name(from, to, applied_index, &self.levels);
         // An attempt that failed, or was cut short by a crash, may have left files, even one of this name.
-        self.store.prune(&Keeper::manifest(&self.levels, applied_index, term, Vec::new()))?;
-        let file = self.store.begin(&name, applied_index, term, &self.shared.identity.to_bytes())?;
-        let blocks = RunWriter::new(view, head, from);
+        self.store.prune(&Keeper::manifest(&self.levels, applied_index, term, Vec::new())).map_err(text)?;
+        let identity = self.shared.identity.to_bytes();
+        let file = self.store.begin(&name, applied_index, term, &identity).map_err(text)?;
+        let blocks = RunWriter::new(state, head, from);
         let stage = Stage::Blocks { file, blocks, synced: 0 };
         Ok(Writing { stage, kept, from, to, applied_index, term, metadata })
     }
 
     /// Goes on with a checkpoint; gives it when it is durable.
-    fn write(&mut self, writing: &mut Writing) -> Result<Option<Checkpointed>, log::OpenError> {
+    fn write(&mut self, writing: &mut Writing) -> Result<Option<Checkpointed>, String> {
         // Not the time of a whole checkpoint, which is paced: alerts on this metric ask how slow the disk is.
         let syncs = &self.shared.metrics.disk.backend_commit_duration;
         match std::mem::replace(&mut writing.stage, Stage::Committed) {
             Stage::Blocks { mut file, mut blocks, mut synced } => {
-                let Some(block) = blocks.next_block() else {
+                let Some(block) = blocks.next_block().map_err(|e| e.to_string())? else {
                     let finishing = Instant::now();
-                    writing.stage = Stage::Whole(file.finish()?);
+                    writing.stage = Stage::Whole(file.finish().map_err(text)?);
                     syncs.observe_seconds(finishing.elapsed());
                     return Ok(None);
                 };
-                file.write_block(&block)?;
+                file.write_block(&block).map_err(text)?;
                 if file.file_bytes() - synced >= SYNC_BYTES {
                     let syncing = Instant::now();
-                    file.sync()?;
+                    file.sync().map_err(text)?;
                     syncs.observe_seconds(syncing.elapsed());
                     synced = file.file_bytes();
                 }
@@ -283,13 +285,15 @@ impl Keeper {
                 levels.push(Level { from: writing.from, to: writing.to, run });
                 let metadata = std::mem::take(&mut writing.metadata);
                 let manifest = Keeper::manifest(&levels, writing.applied_index, writing.term, metadata);
-                self.store.commit(&manifest)?;
+                self.store.commit(&manifest).map_err(text)?;
                 self.levels = levels;
                 Ok(None)
             }
             Stage::Committed => {
                 let (applied_index, term) = (writing.applied_index, writing.term);
-                self.store.prune(&Keeper::manifest(&self.levels, applied_index, term, Vec::new()))?;
+                self.store
+                    .prune(&Keeper::manifest(&self.levels, applied_index, term, Vec::new()))
+                    .map_err(text)?;
                 let bytes = self.levels.iter().map(|level| level.run.file_bytes).sum();
                 Ok(Some(Checkpointed { applied_index, whole: writing.from == 0, bytes }))
             }
@@ -318,21 +322,36 @@ impl Moving {
             }
         }
         let (mut portion, mut bytes) = (Vec::new(), 0);
-        for version in self.view.snapshot().written_after(self.behind.0, self.behind.1) {
-            self.behind = (version.main(), version.sub());
-            let from = version.location();
-            if version.value_len() == 0 || !self.segments.contains(&from.segment) {
-                continue;
-            }
-            let mut data = BytesMut::new();
-            if read_version(version, &self.values, &mut data).is_err() {
-                // Whoever asks for this value will be told; the segment is not emptied and so not deleted.
-                continue;
-            }
-            bytes += data.len();
-            portion.push(Relocation { main: version.main(), sub: version.sub(), from, data: data.freeze() });
-            if bytes >= MOVE_BYTES {
-                break;
+        let mut ended = false;
+        while bytes < MOVE_BYTES && !ended {
+            // What is not there any more need not be moved, so that the newest view does each time.
+            let view = Arc::clone(&shared.state.load().view);
+            let mut looked_at = 0;
+            let snapshot = view.snapshot();
+            let mut versions = snapshot.written_after(self.behind.0, self.behind.1);
+            while bytes < MOVE_BYTES && looked_at < LOOKED_AT_MAX {
+                let Some(version) = versions.next().filter(|version| version.main() <= self.through) else {
+                    ended = true;
+                    break;
+                };
+                looked_at += 1;
+                self.behind = (version.main(), version.sub());
+                let from = version.location();
+                if version.value_len() == 0 || !self.segments.contains(&from.segment) {
+                    continue;
+                }
+                let mut data = BytesMut::new();
+                if read_version(version, &self.values, &mut data).is_err() {
+                    // Whoever asks for this value will be told; the segment is not emptied and so not deleted.
+                    continue;
+                }
+                bytes += data.len();
+                portion.push(Relocation {
+                    main: version.main(),
+                    sub: version.sub(),
+                    from,
+                    data: data.freeze(),
+                });
             }
         }
         if portion.is_empty() {

@@ -5,6 +5,7 @@
 //!   publishes for them.
 //! * [`services`] answer calls, one set per shard; [`watch`] is one of them, [`pending`] their questions to the core.
 //! * [`keeper`] writes checkpoints and finds values that have to move.
+//! * `long_reads` says who reads an old state slice by slice, and what must not be removed for them.
 //! * `comparison` tells other members what this one holds, `divergence` and `corruption` compare it on the leader.
 //! * `callers` counts per client address, `notable` keeps what was expensive.
 //! * [`http`] answers health, version, metrics and what is worth knowing for a diagnosis; [`metrics`] names and counts.
@@ -39,6 +40,7 @@ pub mod joining;
 pub mod keeper;
 mod kv_hash;
 pub mod logging;
+mod long_reads;
 pub mod metrics;
 mod monitor;
 mod notable;

@@ -308,7 +308,7 @@ impl Restoration {
             let mut file =
                 checkpoints.begin(&name, applied_index, term, &identity.to_bytes()).map_err(text)?;
             let mut blocks = RunWriter::new(view, head, 0);
-            while let Some(block) = blocks.next_block() {
+            while let Some(block) = blocks.next_block().map_err(|e| e.to_string())? {
                 file.write_block(&block).map_err(text)?;
             }
             let run = file.finish().map_err(text)?;

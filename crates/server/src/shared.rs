@@ -18,6 +18,7 @@ use crate::clock::Clock;
 use crate::compaction_hash::CompactionHashes;
 use crate::core::{Ask, Reply, Ticket};
 use crate::inbox::{Inbox, Outbox};
+use crate::long_reads::LongReads;
 use crate::notable::Notable;
 use crate::peer_links::PeerLinks;
 
@@ -120,6 +121,8 @@ pub struct Shared {
     pub(crate) began: Instant,
     /// The hashes of the last compactions.
     pub(crate) compaction_hashes: CompactionHashes,
+    /// Readers that take long.
+    pub(crate) long_reads: Arc<LongReads>,
     /// Bytes of commands on their way to the core, or waiting there for the log to take them.
     proposal_bytes: AtomicUsize,
     /// The data directory's bytes on disk: log and checkpoints.
@@ -188,6 +191,7 @@ impl Shared {
             notable: Notable::default(),
             began: Instant::now(),
             compaction_hashes: CompactionHashes::default(),
+            long_reads: Arc::default(),
             proposal_bytes: AtomicUsize::new(0),
             disk_bytes: AtomicU64::new(0),
             peers: OnceLock::new(),

@@ -13,11 +13,11 @@ use bytes::Bytes;
 use http::{Response, StatusCode};
 use machine::image::Head;
 use machine::transfer::{Assembly, Held, ReceivedVersion, TransferReader, TransferWriter};
-use machine::{Machine, Rules};
+use machine::{AsOf, Machine, Rules};
 use mvcc::Location;
 use tokio::sync::oneshot;
 
-use crate::core::{Ask, Pinned, ReplyBody};
+use crate::core::{Ask, ReplyBody};
 use crate::shared::Shared;
 use crate::values::LogValues;
 
@@ -42,14 +42,14 @@ pub struct Received {
 /// The state of a moment, to be sent.
 pub struct Source {
     head: Option<Head>,
-    view: Pinned,
+    state: Option<AsOf>,
     values: log::Values,
 }
 
 impl Source {
-    /// The state of this view.
-    pub fn new(head: Head, view: Pinned, shared: &Shared) -> Source {
-        Source { head: Some(head), view, values: shared.values.clone() }
+    /// This state, of everything that is physically there, and its head.
+    pub fn new(head: Head, state: AsOf, shared: &Shared) -> Source {
+        Source { head: Some(head), state: Some(state), values: shared.values.clone() }
     }
 }
 
@@ -65,7 +65,10 @@ impl peer::SnapshotSource for Source {
         let held = Held::from_bytes(&held).map_err(|e| format!("the receiver says that it has {}", e.0))?;
         let head = self.head.take().ok_or("a snapshot is sent once")?;
         let from = head.transfer_from(Some(&held));
-        let mut writer = TransferWriter::new(Arc::clone(&self.view.0), head, from);
+        let state = self.state.take().ok_or("a snapshot is sent once")?;
+        // Who has nothing needs no deletions.
+        let state = if from == 0 { state.of_what_is_readable() } else { state };
+        let mut writer = TransferWriter::new(state, head, from);
         let values = LogValues::new(self.values.clone());
         let mut ended = false;
         Ok(Box::new(std::iter::from_fn(move || {
@@ -179,10 +182,10 @@ impl Receiver {
         let claim = self.claims.fetch_add(1, Ordering::Relaxed) + 1;
         let reply = self.shared.ask(move |ticket| Ask::ReceiveSnapshot(ticket, claim)).await;
         match reply.map(|reply| reply.body) {
-            Ok(ReplyBody::Image(head, Pinned(view))) => {
+            Ok(ReplyBody::Image(head, state)) => {
                 let base_applied = head.applied_index;
                 let held = head.held();
-                let base = (base_applied > 0).then_some((view, *head));
+                let base = (base_applied > 0).then_some((state, *head));
                 Ok(Broken { assembly: Assembly::new(self.rules, base), held, claim, base_applied })
             }
             Ok(ReplyBody::Outcome(Err(status), _)) | Err(status) => {

@@ -1,16 +1,15 @@
-//! Writing a run, block by block, from a view.
+//! Writing a run, block by block.
 
-use std::sync::Arc;
+use mvcc::{Snapshot, Version};
 
-use mvcc::{Snapshot, Version, View};
-
+use crate::as_of::{AsOf, Overtaken};
 use crate::codec::put_u64;
 use crate::image::{BLOCK_BYTES, END, Entry, EntryWriter, Head, KEYS};
 
-/// Writes one run of a checkpoint. It may live on any thread, and takes as long as its caller likes: the view stays
-/// what it was.
+/// Writes one run of a checkpoint. It may live on any thread, and takes as long as its caller likes, unless it is
+/// overtaken.
 pub struct RunWriter {
-    view: Arc<View>,
+    state: AsOf,
     head: Head,
     from: i64,
     stage: Stage,
@@ -27,46 +26,54 @@ enum Stage {
 
 impl RunWriter {
     /// Begins a run of the versions above revision `from`; 0 makes it a base run, with everything that can be read.
-    /// A delta run costs a sort of its versions here.
+    ///
+    /// A delta run needs deletions that cannot be read any more: its `state` is of
+    /// [`everything`](mvcc::View::moment_of_everything), or of a view that is held.
     ///
     /// # Panics
     ///
-    /// When the view is not of the head's moment, or `from` is neither 0 nor between the head's `delta_from_min`
+    /// When the state is not of the head's moment, or `from` is neither 0 nor between the head's `delta_from_min`
     /// and its revision: the run could not be restored from.
-    pub fn new(view: Arc<View>, head: Head, from: i64) -> RunWriter {
-        let snapshot = view.snapshot();
+    pub fn new(state: impl Into<AsOf>, head: Head, from: i64) -> RunWriter {
+        let state = state.into();
         assert_eq!(
-            (snapshot.current_revision(), snapshot.compact_revision()),
+            (state.moment().revision(), state.moment().compact_revision()),
             (head.revision, head.compact_revision),
-            "head and view are of one moment"
+            "head and state are of one moment"
         );
         assert!(
             from == 0 || (from >= head.delta_from_min && from <= head.revision),
             "a delta run from {from} cannot follow: compaction went on to {}",
             head.delta_from_min
         );
-        let walk = if from == 0 { Walk::base() } else { Walk::delta(&snapshot, from) };
-        RunWriter { view, head, from, stage: Stage::Head, walk, entries: 0 }
+        RunWriter { state, head, from, stage: Stage::Head, walk: Walk::base(), entries: 0 }
     }
 
     /// The next block, up to some 128 KiB (the first may be longer with many leases, others with a long key);
-    /// `None` after the last.
-    pub fn next_block(&mut self) -> Option<Vec<u8>> {
+    /// `None` after the last. The first of a delta run costs a sort of its versions.
+    ///
+    /// # Errors
+    ///
+    /// When something that belongs into the run was removed. The run cannot be finished then.
+    pub fn next_block(&mut self) -> Result<Option<Vec<u8>>, Overtaken> {
         match self.stage {
             Stage::Head => {
                 self.stage = Stage::Keys;
+                if self.from > 0 {
+                    self.walk = Walk::delta(&self.state.slice()?.snapshot(), self.from);
+                }
                 let versions = match self.from {
                     0 => self.head.versions,
                     _ => self.walk.queue.len() as u64,
                 };
-                Some(self.head.encode(self.from, versions))
+                Ok(Some(self.head.encode(self.from, versions)))
             }
             Stage::Keys => {
                 let mut block = Vec::with_capacity(BLOCK_BYTES + (4 << 10));
                 block.push(KEYS);
                 let mut writer = EntryWriter::default();
                 let entries = &mut self.entries;
-                self.walk.go(&self.view.snapshot(), |version| {
+                self.walk.go(&self.state.slice()?.snapshot(), |version| {
                     writer.put(version.key(), &Entry::of(version), &mut block);
                     *entries += 1;
                     block.len() < BLOCK_BYTES
@@ -74,15 +81,15 @@ impl RunWriter {
                 if self.walk.is_done() {
                     self.stage = Stage::End;
                 }
-                if block.len() > 1 { Some(block) } else { self.next_block() }
+                if block.len() > 1 { Ok(Some(block)) } else { self.next_block() }
             }
             Stage::End => {
                 self.stage = Stage::Done;
                 let mut block = vec![END];
                 put_u64(&mut block, self.entries);
-                Some(block)
+                Ok(Some(block))
             }
-            Stage::Done => None,
+            Stage::Done => Ok(None),
         }
     }
 }
@@ -105,7 +112,7 @@ impl Walk {
         Walk { queue: Vec::new().into_iter(), behind: Some(Behind::Start) }
     }
 
-    fn delta(snapshot: &Snapshot<'_>, from: i64) -> Walk {
+    pub fn delta(snapshot: &Snapshot<'_>, from: i64) -> Walk {
         let mut versions: Vec<Version<'_>> =
             snapshot.written(from + 1, snapshot.current_revision()).collect();
         versions.sort_unstable_by(|a, b| {
@@ -123,7 +130,7 @@ impl Walk {
     pub fn go(&mut self, snapshot: &Snapshot<'_>, mut visit: impl FnMut(Version<'_>) -> bool) {
         for (main, sub) in self.queue.by_ref() {
             let version = snapshot.version_at(main, sub);
-            let version = version.expect("a view keeps what it saw");
+            let version = version.expect("what a moment needs is kept");
             if !visit(version) {
                 return;
             }

@@ -1,10 +1,8 @@
 //! Making a machine of what was there and what came.
 
-use std::convert::Infallible;
-use std::sync::Arc;
+use mvcc::{Location, Value};
 
-use mvcc::{Location, Value, View};
-
+use crate::as_of::{AsOf, Overtaken};
 use crate::codec::{Malformed, put_u64};
 use crate::image::{
     BLOCK_BYTES, END, Entry, EntryWriter, Head, Intake, KEYS, Payload, RestoreError, RunReader, RunWriter,
@@ -66,7 +64,7 @@ impl ReceivedVersion {
 /// before it know nothing of the values' new places.
 pub struct Assembly {
     rules: Rules,
-    base: Option<(Arc<View>, Head)>,
+    base: Option<(AsOf, Head)>,
     /// What is held in all, up to the last revision that is known to be whole.
     held: Held,
     /// Sorted by key; the blocks of each as in a checkpoint, without a head.
@@ -99,12 +97,12 @@ struct Pending {
     entry: Entry<'static>,
 }
 
-type Blocks = Box<dyn Iterator<Item = Result<Vec<u8>, Infallible>>>;
+type Blocks = Box<dyn Iterator<Item = Result<Vec<u8>, Overtaken>>>;
 
 impl Assembly {
-    /// Begins with what the receiver has: its published view and its head, both of one moment. Nothing of it is
-    /// copied before the end. Without it only a stream of everything can come.
-    pub fn new(rules: Rules, base: Option<(Arc<View>, Head)>) -> Assembly {
+    /// Begins with what the receiver has: its state and its head, both of one moment. Nothing of it is copied before
+    /// the end. Without it only a stream of everything can come.
+    pub fn new(rules: Rules, base: Option<(AsOf, Head)>) -> Assembly {
         let nothing = Held { revision: 0, compacted_min: -1, compacted_max: -1 };
         let held = base.as_ref().map_or(nothing, |(_, head)| head.held());
         Assembly { rules, base, held, runs: Vec::new(), batch: Vec::new(), keys: Vec::new(), stream: None }
@@ -181,23 +179,24 @@ impl Assembly {
     ///
     /// # Errors
     ///
-    /// When versions contradict each other: the sender's state, or what the receiver had, is damaged.
+    /// When versions contradict each other: the sender's state, or what the receiver had, is damaged. When something
+    /// of what the receiver had was removed meanwhile.
     ///
     /// # Panics
     ///
     /// When the end is not that of the present stream, or versions of it were not pushed.
-    pub fn finish(mut self, end: TransferEnd) -> Result<Machine, RestoreError<Infallible>> {
+    pub fn finish(mut self, end: TransferEnd) -> Result<Machine, RestoreError<Overtaken>> {
         let TransferEnd { head, entries } = end;
         let stream = self.stream.take().expect("a stream has begun");
         assert_eq!((stream.from, stream.pushed), (head.from, entries), "all that came was pushed");
         self.sort();
         let mut versions = 0;
         let mut readers: Vec<RunReader<Blocks, Vec<u8>>> = Vec::with_capacity(1 + self.runs.len());
-        if let Some((view, base)) = self.base {
+        if let Some((state, base)) = self.base {
             versions += base.versions;
             let through = base.revision;
-            let mut writer = RunWriter::new(view, base, 0);
-            let blocks = std::iter::from_fn(move || writer.next_block()).skip(1).map(Ok);
+            let mut writer = RunWriter::new(state, base, 0);
+            let blocks = std::iter::from_fn(move || writer.next_block().transpose()).skip(1);
             readers.push(RunReader::new(Box::new(blocks), 0, through));
         }
         for run in self.runs {

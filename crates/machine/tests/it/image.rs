@@ -23,7 +23,7 @@ pub type Blocks = Vec<Vec<u8>>;
 pub fn run(machine: &mut Machine, from: i64) -> Blocks {
     let (view, head) = (machine.store.publish(), machine.head());
     let mut writer = RunWriter::new(view, head, from);
-    std::iter::from_fn(|| writer.next_block()).collect()
+    std::iter::from_fn(|| writer.next_block().expect("a held view has everything")).collect()
 }
 
 pub fn restored(runs: &[Blocks]) -> Result<Machine, RestoreError<Infallible>> {
@@ -373,7 +373,7 @@ fn writers_go_to_other_threads() {
     let blocks: Blocks = std::thread::scope(|scope| {
         let writing = scope.spawn(move || {
             let mut writer = RunWriter::new(view, head, 0);
-            std::iter::from_fn(|| writer.next_block()).collect()
+            std::iter::from_fn(|| writer.next_block().expect("a held view has everything")).collect()
         });
         // What is written meanwhile is not in it.
         execute(&mut machine, &journal, &put("meanwhile", "v", 0));

@@ -1,6 +1,7 @@
 //! The state machine, its checkpoints and its snapshots, driven by random lists of commands.
 
 mod apply;
+mod as_of;
 mod commands;
 mod compare;
 mod image;

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use mainstay_machine::image::{Head, RestoreError};
 use mainstay_machine::snapshot::CHUNK_BYTES_MAX;
 use mainstay_machine::transfer::{Assembly, Held, ReceivedVersion, TransferReader, TransferWriter};
-use mainstay_machine::{Lease, Machine, Malformed, ReadError, Values};
+use mainstay_machine::{AsOf, Lease, Machine, Malformed, ReadError, Values};
 use mvcc::{Location, Snapshot, hash_versions};
 
 use crate::apply::answer;
@@ -202,7 +202,11 @@ fn whatever_the_receiver_has_it_ends_where_the_sender_is() {
         leader.go(first, &mut [&mut follower]);
         let alone = 1 + leader.commands.random.below([20, 60, 300][seed as usize % 3]);
         leader.go(alone, &mut []);
-        let base = leader.commands.random.chance(70).then(|| (follower.store.publish(), follower.head()));
+        let base = leader
+            .commands
+            .random
+            .chance(70)
+            .then(|| (AsOf::from(follower.store.publish()), follower.head()));
         let mut held = base.as_ref().map(|(_, head)| head.held());
         let mut assembly = Assembly::new(RULES, base);
         let mut breaks = leader.commands.random.below(4);
@@ -274,7 +278,7 @@ fn only_what_is_new_is_sent() {
     for n in 0..5000 {
         execute(&mut machine, &journal, &put(&format!("key-{n:05}"), "a value of some length", 0));
     }
-    let base = (machine.store.publish(), machine.head());
+    let base = (AsOf::from(machine.store.publish()), machine.head());
     let bytes = |chunks: &[Bytes]| chunks.iter().map(Bytes::len).sum::<usize>();
     let everything = bytes(&send(&mut machine, 0, &journal));
     for n in 0..50 {
@@ -293,7 +297,7 @@ fn only_what_is_new_is_sent() {
 fn a_deletion_that_compaction_removed_cannot_be_followed_on() {
     let (mut machine, journal) = (Machine::new(RULES), Journal::default());
     execute(&mut machine, &journal, &put("gone", "v", 0));
-    let base = (machine.store.publish(), machine.head());
+    let base = (AsOf::from(machine.store.publish()), machine.head());
     execute(&mut machine, &journal, &delete("gone"));
     execute(&mut machine, &journal, &put("stays", "v", 0));
     machine.store.compact(4).unwrap();
@@ -313,7 +317,7 @@ fn a_deletion_that_compaction_removed_cannot_be_followed_on() {
 fn a_part_once_broken_off_is_as_old_as_what_it_began_with() {
     let (mut machine, journal) = (Machine::new(RULES), Journal::default());
     execute(&mut machine, &journal, &put("gone", "v", 0));
-    let base = (machine.store.publish(), machine.head());
+    let base = (AsOf::from(machine.store.publish()), machine.head());
     for key in ["a", "b"] {
         execute(&mut machine, &journal, &put(key, "v", 0));
     }
@@ -360,7 +364,7 @@ fn a_stream_that_does_not_follow_is_refused_and_one_of_everything_replaces() {
     }
     let older = (machine.store.publish(), machine.head());
     execute(&mut machine, &journal, &put("d", "v", 0));
-    let base = (machine.store.publish(), machine.head());
+    let base = (AsOf::from(machine.store.publish()), machine.head());
     for from in [older.1.revision, 2, 1] {
         let chunks = send(&mut machine, from, &journal);
         let assembly = Assembly::new(RULES, Some(base.clone()));
@@ -378,14 +382,14 @@ fn a_stream_that_does_not_follow_is_refused_and_one_of_everything_replaces() {
     let base = {
         let mut ahead = restored(&[run(&mut machine, 0)]).unwrap();
         execute(&mut ahead, &journal, &crate::image::grant(5, 60));
-        (ahead.store.publish(), ahead.head())
+        (AsOf::from(ahead.store.publish()), ahead.head())
     };
     let chunks = send(&mut machine, base.1.revision, &journal);
     assert!(receive(Assembly::new(RULES, Some(base)), whole(&chunks), &journal, 1).is_err());
     // A sender that is compacted less than what is held has what is missing here, but does not send it.
     let mut compacted = restored(&[run(&mut machine, 0)]).unwrap();
     compacted.store.compact(4).unwrap();
-    let base = (compacted.store.publish(), compacted.head());
+    let base = (AsOf::from(compacted.store.publish()), compacted.head());
     assert!(!machine.head().can_follow(&base.1.held()));
     let chunks = send(&mut machine, base.1.revision, &journal);
     assert!(receive(Assembly::new(RULES, Some(base)), whole(&chunks), &journal, 1).is_err());
@@ -460,7 +464,7 @@ fn members_of_old_versions_are_understood() {
     execute(&mut base, &journal, &crate::image::grant(7, 60));
     execute(&mut base, &journal, &put("foo", "one", 0));
     execute(&mut base, &journal, &put("foobar", "two", 7));
-    let assembly = Assembly::new(RULES, Some((base.store.publish(), base.head())));
+    let assembly = Assembly::new(RULES, Some((AsOf::from(base.store.publish()), base.head())));
     let golden = [unhex(GOLDEN)];
     let mut back = receive(assembly, whole(&golden), &journal, 1).map_err(|e| e.2).unwrap();
     assert_equal(&mut machine, &mut back, &journal);

@@ -118,7 +118,8 @@ impl Reader {
         let snapshot = newest.snapshot_at(&self.moment).expect("all that it needs is kept");
         let behind = self.range.at.take();
         let keys = behind.as_deref().map_or(KeyRange::ALL, |key| KeyRange::ALL.after(key));
-        let range: Vec<Version<'_>> = snapshot.range(keys, self.revision).expect("reads").take(budget).collect();
+        let range: Vec<Version<'_>> =
+            snapshot.range(keys, self.revision).expect("reads").take(budget).collect();
         self.range.done = range.len() < budget;
         self.range.at = range.last().map(|last| last.key().to_vec()).or(behind);
         self.range.found.extend(range.into_iter().map(Record::of));
@@ -355,7 +356,9 @@ fn a_held_moment_keeps_no_nodes() {
             }
         })
     });
-    println!("bytes a put: {nobody} with nobody reading, {held} with a view held, {sliced} with a moment held");
+    println!(
+        "bytes a put: {nobody} with nobody reading, {held} with a view held, {sliced} with a moment held"
+    );
     assert!(held > 2000, "a view keeps the paths of all puts: {held} bytes each");
     assert!(sliced <= nobody + 16, "a moment keeps nothing: {sliced} bytes each, {nobody} without it");
 }

@@ -15,8 +15,9 @@ use planted::Bug;
 use tokio::sync::oneshot;
 
 use super::run::{Core, Syncing};
-use super::{Order, Pinned, ReplyBody, Ticket};
+use super::{Order, ReplyBody, Ticket};
 use crate::logging::Value;
+use crate::long_reads::Reader;
 use crate::transfer::Received;
 
 /// How long what has arrived of a snapshot is kept after a break.
@@ -209,6 +210,8 @@ impl Core {
                 ("before", Value::Uint(self.machine.applied_index)),
             ],
         );
+        let overtaken = self.shared.long_reads.end_all();
+        self.shared.metrics.long_reads.overtaken.add(overtaken as u64);
         self.machine = *machine;
         if !planted::is(Bug::ProposedAgainAfterSnapshot) {
             self.forget_commands();
@@ -230,9 +233,10 @@ impl Core {
 
     pub(super) fn order_install(&mut self, now: Instant) {
         let Stage::Installed(reset) = self.install.stage else { return };
-        let view = Arc::clone(&self.shared.state.load().view);
+        let moment = self.shared.state.load().view.moment();
+        let state = self.shared.read_long_at(Reader::Checkpoint, moment);
         let terms = self.terms.clone();
-        let order = Order::Checkpoint { head: Box::new(self.machine.head()), view, whole: true, terms };
+        let order = Order::Checkpoint { head: Box::new(self.machine.head()), state, whole: true, terms };
         if self.orders.try_send(order).is_ok() {
             self.install.stage = Stage::Saving(reset);
             self.checkpoint.begun(now, self.log.figures().written_bytes());
@@ -260,10 +264,11 @@ impl Core {
     }
 
     /// Sends the state just published to the members that need all of it.
-    pub(super) fn send_snapshots(&mut self, view: &Arc<mvcc::View>) {
+    pub(super) fn send_snapshots(&mut self, view: &mvcc::View) {
         for mut message in std::mem::take(&mut self.snapshots_wanted) {
             let Some(peers) = self.shared.peers() else { return };
             let head = self.machine.head();
+            let state = self.shared.read_long_at(Reader::Snapshot, view.moment_of_everything());
             let metadata = api::raftpb::SnapshotMetadata {
                 conf_state: Some(api::raftpb::ConfState {
                     voters: self.node.voters(),
@@ -279,14 +284,15 @@ impl Core {
                 "sending a snapshot",
                 &[("to", Value::Id(to)), ("index", Value::Uint(head.applied_index))],
             );
-            let source = crate::transfer::Source::new(head, Pinned(Arc::clone(view)), &self.shared);
+            let source = crate::transfer::Source::new(head, state, &self.shared);
             peers.send_snapshot(message, Box::new(source));
         }
     }
 
     /// Answers whoever is about to receive a snapshot once the state is published.
-    pub(super) fn image(&mut self, ticket: Ticket, view: &Arc<mvcc::View>) {
+    pub(super) fn image(&mut self, ticket: Ticket, view: &mvcc::View) {
         let head = Box::new(self.machine.head());
-        self.reply(ticket, ReplyBody::Image(head, Pinned(Arc::clone(view))));
+        let state = self.shared.read_long_at(Reader::Snapshot, view.moment());
+        self.reply(ticket, ReplyBody::Image(head, state));
     }
 }

@@ -48,6 +48,10 @@ pub struct Probe {
     pub installing: bool,
     /// The leases that exist.
     pub leases: usize,
+    /// Bytes of the index, what waits to be freed included.
+    pub index_bytes: u64,
+    /// Versions that were superseded or are deletions, and are not removed yet.
+    pub removable: usize,
 }
 
 impl Core {
@@ -75,6 +79,8 @@ impl Core {
             checkpoint: self.checkpoint.applied_index,
             installing: self.install.is_busy(),
             leases: self.machine.leases.len(),
+            index_bytes: self.machine.store.stats().bytes,
+            removable: self.machine.store.stats().removable,
         }
     }
 

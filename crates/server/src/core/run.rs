@@ -29,6 +29,7 @@ use crate::compaction_hash::Job;
 use crate::config::Config;
 use crate::expiry::Expiry;
 use crate::logging::{Logger, Value};
+use crate::long_reads::Reader;
 use crate::shared::{Published, Shared};
 use crate::values::LogValues;
 
@@ -349,8 +350,9 @@ impl Core {
         self.tick(now)?;
         self.carry_out(now)?;
         self.finish_rounds(now);
-        self.publish();
         self.remove_slice(now);
+        // From here on the newest view and the state are of one moment.
+        self.publish();
         self.answer();
         self.order_checkpoint(now);
         self.release_doomed();
@@ -540,6 +542,7 @@ impl Core {
         self.look_at_moves(now);
         self.look_at_log(now)?;
         self.measure_disk();
+        self.measure_readers(now);
         self.install.look(now);
         self.propose_attributes(now);
         if self.leads_now() && self.stopping.is_none() {
@@ -653,15 +656,6 @@ impl Core {
         }
         self.applied_since = false;
         let view = self.machine.store.publish();
-        for (previous, revision) in self.compactions.drain(..) {
-            let hashes = &self.shared.compaction_hashes;
-            if !hashes.order(&self.hash_jobs, Arc::clone(&view), previous, revision) {
-                self.logger.warn(
-                    "too many compactions at once: this one's hash is not computed",
-                    &[("revision", Value::Int(revision))],
-                );
-            }
-        }
         self.published += 1;
         self.views.push_back((self.published, Arc::downgrade(&view)));
         while self.views.front().is_some_and(|(_, view)| view.strong_count() == 0) {
@@ -670,6 +664,7 @@ impl Core {
         if self.views.len() > 4096 {
             self.views.retain(|(_, view)| view.strong_count() > 0);
         }
+        let moment = view.moment();
         let standing = self.node.standing();
         self.shared.metrics.mvcc.db_open_read_transactions.set_u64(self.views.len() as u64);
         self.shared.state.store(Arc::new(Published {
@@ -684,6 +679,17 @@ impl Core {
             in_use_bytes: self.machine.in_use_bytes(),
             removed_through: self.removed_through,
         }));
+        for (previous, revision) in self.compactions.drain(..) {
+            // It covers what the compaction removes.
+            let state = self.shared.read_long_at(Reader::Hash, moment.keeping_from(previous));
+            let hashes = &self.shared.compaction_hashes;
+            if !hashes.order(&self.hash_jobs, state, previous, revision) {
+                self.logger.warn(
+                    "too many compactions at once: this one's hash is not computed",
+                    &[("revision", Value::Int(revision))],
+                );
+            }
+        }
         // As in etcd, a member serves once the cluster has heard of it: it has caught up that far.
         if self.attributes_known
             && let Some(ready) = self.ready.take()

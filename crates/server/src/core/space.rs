@@ -1,7 +1,6 @@
 //! What becomes free: removing what compactions made unreadable, saving checkpoints, emptying and deleting segments.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
@@ -11,6 +10,7 @@ use planted::Bug;
 use super::run::{Core, Syncing};
 use super::{Checkpointed, Order, Relocation};
 use crate::logging::Value;
+use crate::long_reads::Reader;
 
 /// When checkpoints are due, and when room is worth winning back.
 #[derive(Clone, Copy, Debug)]
@@ -42,6 +42,8 @@ impl Thresholds {
 const FREE_PAUSE: Duration = Duration::from_secs(5);
 /// Segments emptied at once.
 const RECLAIM_SEGMENTS: usize = 16;
+/// Pause before a removal looks again whether readers that it waits for have ended.
+const READERS_PAUSE: Duration = Duration::from_millis(200);
 /// How long a removal waits for watches that lag behind; longer, and they are told that they were overtaken.
 const REMOVAL_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -92,9 +94,23 @@ impl Core {
             }
             return;
         }
+        let removable = self.shared.long_reads.removable(compacted, now);
+        if removable.overtaken > 0 {
+            self.shared.metrics.long_reads.overtaken.add(removable.overtaken as u64);
+            self.logger.warn(
+                "ended readers that kept a compaction from removing for too long",
+                &[("readers", Value::Uint(removable.overtaken as u64)), ("revision", Value::Int(compacted))],
+            );
+        }
         let versions = self.machine.store.stats().versions;
-        let done = self.machine.compact_step(self.config.compaction_batch_limit);
+        let done = self.machine.compact_step_through(removable.through, self.config.compaction_batch_limit);
         let metrics = &self.shared.metrics.mvcc;
+        if !done && versions == self.machine.store.stats().versions {
+            // Everything that nobody reads is gone. Whoever asked for the removal does not wait for readers, as in etcd.
+            self.next_removal = now + READERS_PAUSE;
+            self.answer_removal();
+            return;
+        }
         metrics.db_compaction_keys.add(versions.saturating_sub(self.machine.store.stats().versions));
         metrics
             .db_compaction_pause
@@ -108,13 +124,17 @@ impl Core {
                 .db_compaction_total
                 .observe_milliseconds(now.saturating_duration_since(self.removal_asked));
             metrics.db_compaction_last.set_u64(self.shared.clock.unix_seconds());
-            for reply in std::mem::take(&mut self.removal_waiters) {
-                let queue = self.queue_of(reply.ticket);
-                self.replies[queue].push(reply);
-            }
+            self.answer_removal();
         }
         // What was removed leaves memory with the next publications.
         self.applied_since = true;
+    }
+
+    fn answer_removal(&mut self) {
+        for reply in std::mem::take(&mut self.removal_waiters) {
+            let queue = self.queue_of(reply.ticket);
+            self.replies[queue].push(reply);
+        }
     }
 
     pub(super) fn order_checkpoint(&mut self, now: Instant) {
@@ -142,7 +162,7 @@ impl Core {
         if !enough && !whole && !frees {
             return;
         }
-        let view = Arc::clone(&self.shared.state.load().view);
+        let moment = self.shared.state.load().view.moment_of_everything();
         let keep_behind = self.kept_behind(self.machine.applied_index);
         let usage = self.machine.usage();
         let empty = |seq: u32| usage.get(&seq).is_none_or(|u| u.values == 0);
@@ -160,7 +180,8 @@ impl Core {
         if planted::is(Bug::AppliedIndexEarly) {
             head.applied_index += 1;
         }
-        let order = Order::Checkpoint { head, view, whole, terms };
+        let state = self.shared.read_long_at(Reader::Checkpoint, moment);
+        let order = Order::Checkpoint { head, state, whole, terms };
         if self.orders.try_send(order).is_err() {
             return;
         }
@@ -225,6 +246,13 @@ impl Core {
         self.shared.set_disk_bytes(log_bytes + self.checkpoint.bytes);
     }
 
+    pub(super) fn measure_readers(&self, now: Instant) {
+        let (readers, since) = self.shared.long_reads.figures();
+        let metrics = &self.shared.metrics.long_reads;
+        metrics.open.set_u64(readers as u64);
+        metrics.oldest.set_u64(since.map_or(0, |since| now.saturating_duration_since(since).as_secs()));
+    }
+
     /// Whether sealed segments hold so little that a checkpoint would free some, or have some emptied.
     fn has_garbage(&self) -> bool {
         let usage = self.machine.usage();
@@ -260,9 +288,8 @@ impl Core {
         if segments.is_empty() {
             return;
         }
-        let view = Arc::clone(&self.shared.state.load().view);
         // If the keeper is busy, the next checkpoint asks again.
-        let _ = self.orders.try_send(Order::Relocate { view, segments });
+        let _ = self.orders.try_send(Order::Relocate { segments });
     }
 
     pub(super) fn relocate(
@@ -302,8 +329,7 @@ impl Core {
         let oldest = self.views.front().map_or(u64::MAX, |(number, _)| *number);
         let mut kept = Vec::new();
         for (number, seq) in self.doomed.drain(..) {
-            // The published state itself holds a view, which may be the very one of then.
-            if oldest <= number && oldest != self.published && !planted::is(Bug::SegmentDeletedUnderView) {
+            if oldest <= number && !planted::is(Bug::SegmentDeletedUnderView) {
                 kept.push((number, seq));
             } else if let Err(why) = self.log.release(seq) {
                 self.logger
@@ -311,5 +337,8 @@ impl Core {
             }
         }
         self.doomed = kept;
+        // If only the published state itself holds a view from before, another has to take its place. A reader may have
+        // that view too, so the segment does not simply go.
+        self.applied_since |= !self.doomed.is_empty() && oldest == self.published;
     }
 }

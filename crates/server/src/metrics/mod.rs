@@ -21,7 +21,8 @@ pub use grpc::{GrpcMethod, GrpcMetrics, MethodMetrics, MethodTotals, MethodType}
 pub(crate) use process::file_descriptor_limit;
 pub use series::{Buckets, Counter, Distribution, Gauge, Histogram, Total};
 pub use table::{
-    DiskMetrics, HealthMetrics, LeaseMetrics, MvccMetrics, NetworkMetrics, ServerMetrics, StateHashMetrics,
+    DiskMetrics, HealthMetrics, LeaseMetrics, LongReadMetrics, MvccMetrics, NetworkMetrics, ServerMetrics,
+    StateHashMetrics,
 };
 pub use text::{CONTENT_TYPE, MetricType};
 
@@ -43,6 +44,8 @@ pub struct Metrics {
     pub health: HealthMetrics,
     /// Its store.
     pub mvcc: MvccMetrics,
+    /// Readers of it that take long.
+    pub long_reads: LongReadMetrics,
     /// Its leases.
     pub lease: LeaseMetrics,
     /// Its log.
@@ -81,6 +84,7 @@ impl Metrics {
             server: ServerMetrics::register(&mut registry),
             health: HealthMetrics::register(&mut registry),
             mvcc: MvccMetrics::register(&mut registry),
+            long_reads: LongReadMetrics::register(&mut registry),
             lease: LeaseMetrics::register(&mut registry),
             disk: DiskMetrics::register(&mut registry),
             network: NetworkMetrics::register(&mut registry),

@@ -10,7 +10,7 @@ use api::etcdserverpb::alarm_request::AlarmAction;
 use api::etcdserverpb::{
     AlarmRequest, AlarmResponse, AlarmType, DefragmentRequest, DefragmentResponse, DowngradeInfo,
     HashKvRequest, HashKvResponse, HashRequest, HashResponse, MoveLeaderRequest, MoveLeaderResponse,
-    ResponseHeader, SnapshotRequest, SnapshotResponse, StatusRequest, StatusResponse,
+    SnapshotRequest, SnapshotResponse, StatusRequest, StatusResponse,
 };
 use api::health::health_check_response::ServingStatus;
 use api::health::{HealthCheckRequest, HealthCheckResponse, HealthListResponse};
@@ -19,17 +19,17 @@ use api::{Code, Status};
 use bytes::Bytes;
 use front::{Answer, Inbound, Outbound, Unary};
 use interchange::backend::{BackendWriter, Release};
-use machine::{Outcome, range};
-use mvcc::{HashWalk, View};
+use machine::{AsOf, Outcome, Overtaken, ReadError, range};
+use mvcc::HashWalk;
 use prost::Message as _;
 use sha2::{Digest, Sha256};
 
 use super::{NO_REQUEST, Services, decode, decode_streamed, unreadable, whole};
 use crate::config::QUOTA_BYTES_DEFAULT;
-use crate::core::{Ask, Pinned, ReplyBody};
+use crate::core::{Ask, ReplyBody};
 use crate::etcd_database::{EtcdDatabase, EtcdDatabaseError};
 use crate::kv_hash::KvHash;
-use crate::shared::Published;
+use crate::long_reads::Reader;
 use crate::values::LogValues;
 
 /// Field of `InternalRaftRequest`.
@@ -125,36 +125,32 @@ impl Services {
 
     pub(super) fn hash_kv(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let request: HashKvRequest = decode(message)?;
-        let state = self.state();
-        let header = self.header(state.view.snapshot().current_revision(), &state);
         let services = Rc::clone(self);
         // The number as it was sent: etcd too looks before it reads 0 as the present.
         let Some(cached) = self.shared.compaction_hashes.at(request.revision) else {
-            let walk = HashWalk::new(&state.view.snapshot(), request.revision).map_err(range::refused)?;
-            return Ok(Unary::Later(Box::pin(services.hash_kv_now(state, walk, header))));
+            return Ok(Unary::Later(Box::pin(services.hash_kv_now(request.revision))));
         };
+        let state = self.state();
+        let header = self.header(state.view.snapshot().current_revision(), &state);
+        drop(state);
         Ok(Unary::Later(Box::pin(async move {
             let (hash_revision, compact_revision) = (cached.revision, cached.compact_revision);
             let Some(hash) = cached.wait().await else {
-                let walk = HashWalk::new(&state.view.snapshot(), request.revision).map_err(range::refused)?;
-                return services.hash_kv_now(state, walk, header).await;
+                return services.hash_kv_now(request.revision).await;
             };
             let header = Some(header);
             Ok(whole(&HashKvResponse { header, hash, compact_revision, hash_revision }))
         })))
     }
 
-    async fn hash_kv_now(
-        self: Rc<Self>,
-        state: Arc<Published>,
-        walk: HashWalk,
-        header: ResponseHeader,
-    ) -> Result<Answer, Status> {
+    async fn hash_kv_now(self: Rc<Self>, revision: i64) -> Result<Answer, Status> {
         let began = Instant::now();
-        let view = Arc::clone(&state.view);
-        drop(state);
+        let (state, published) = self.shared.read_long(Reader::Hash);
+        let walk = HashWalk::new(&published.view.snapshot(), revision).map_err(range::refused)?;
+        let header = self.header(state.moment().revision(), &published);
+        drop(published);
         let (hash_revision, compact_revision) = (walk.revision(), walk.compact_revision());
-        let hash = hash_versions(&view, walk, &self.values).await?;
+        let hash = hash_versions(&state, walk, &self.values).await?;
         self.shared.metrics.mvcc.hash_rev_duration.observe_seconds(began.elapsed());
         let header = Some(header);
         Ok(whole(&HashKvResponse { header, hash, compact_revision, hash_revision }))
@@ -164,17 +160,19 @@ impl Services {
     /// between its own members; so is ours (COMPAT-3).
     pub(super) fn hash(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let HashRequest {} = decode(message)?;
-        let state = self.state();
-        let header = self.header(state.view.snapshot().current_revision(), &state);
-        let walk = HashWalk::new(&state.view.snapshot(), 0).map_err(range::refused)?;
+        let (state, published) = self.shared.read_long(Reader::Hash);
+        let header = self.header(state.moment().revision(), &published);
+        let walk = HashWalk::new(&published.view.snapshot(), 0).map_err(range::refused)?;
+        let (alarms, members) = (Arc::clone(&published.alarms), Arc::clone(&published.members));
+        drop(published);
         let services = Rc::clone(self);
         Ok(Unary::Later(Box::pin(async move {
             let began = Instant::now();
-            let mut hash = hash_versions(&state.view, walk, &services.values).await?;
-            for alarm in state.alarms.list(0, 0) {
+            let mut hash = hash_versions(&state, walk, &services.values).await?;
+            for alarm in alarms.list(0, 0) {
                 hash = crc32c::crc32c_append(hash, &alarm.encode_to_vec());
             }
-            for member in state.members.by_id.values() {
+            for member in members.by_id.values() {
                 hash = crc32c::crc32c_append(hash, member.to_json().as_bytes());
             }
             services.shared.metrics.mvcc.hash_duration.observe_seconds(began.elapsed());
@@ -191,8 +189,9 @@ impl Services {
         let Some(message) = inbound.next().await? else { return Err(NO_REQUEST) };
         let SnapshotRequest {} = decode_streamed(message)?;
         let reply = self.pending.ask(Ask::Image)?.await?;
-        let ReplyBody::Image(head, Pinned(view)) = reply.body else { return Err(error::STOPPED) };
-        let database = EtcdDatabase::new(view, &head, SNAPSHOT_RELEASE);
+        let ReplyBody::Image(head, state) = reply.body else { return Err(error::STOPPED) };
+        let database = EtcdDatabase::new(state, &head, SNAPSHOT_RELEASE);
+        drop(head);
         let mut measuring = database.measure();
         let plan = loop {
             if let Some(plan) = measuring.step(&database, MEASURED_PER_SLICE).map_err(|e| unwritten(&e))? {
@@ -252,6 +251,7 @@ impl Services {
 
 fn unwritten(error: &EtcdDatabaseError) -> Status {
     match error {
+        EtcdDatabaseError::Read(ReadError::Overtaken) => error::COMPACTED,
         EtcdDatabaseError::Read(error) => unreadable(error),
         EtcdDatabaseError::Write(error) => {
             Status::with(Code::Internal, format!("mainstay: the snapshot cannot be written: {error}"))
@@ -260,11 +260,12 @@ fn unwritten(error: &EtcdDatabaseError) -> Status {
 }
 
 /// The checksum of HashKV over what a walk covers, with every value read.
-async fn hash_versions(view: &Arc<View>, mut walk: HashWalk, values: &LogValues) -> Result<u32, Status> {
+async fn hash_versions(state: &AsOf, mut walk: HashWalk, values: &LogValues) -> Result<u32, Status> {
     let mut hash = KvHash::default();
     loop {
         let mut failed = None;
-        let done = walk.step(&view.snapshot(), HASHED_PER_SLICE, |version| {
+        let slice = state.slice().map_err(|Overtaken| error::COMPACTED)?;
+        let done = walk.step(&slice.snapshot(), HASHED_PER_SLICE, |version| {
             if failed.is_none() {
                 failed = hash.feed(version, values).err();
             }
@@ -275,6 +276,7 @@ async fn hash_versions(view: &Arc<View>, mut walk: HashWalk, values: &LogValues)
         if done {
             return Ok(hash.finish());
         }
+        drop(slice);
         tokio::task::yield_now().await;
     }
 }

@@ -2,11 +2,10 @@
 //!
 //! A small answer is made at once. A large one takes two walks over its keys: one that adds up its length, and one
 //! that makes it piece by piece as the client takes it. Both stop every so often for other calls, and neither holds
-//! more than a piece in memory.
+//! more than a piece in memory, nor a view between two pieces ([`AsOf`]).
 
 use std::net::IpAddr;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api::error;
@@ -18,11 +17,13 @@ use front::{Answer, Inbound, Outbound, Unary};
 use machine::check;
 use machine::found::{Found, Projection, kv_len, put_kv, put_varint, varint_len};
 use machine::range::{self, Failure, Selection};
-use mvcc::{KeyRange, Version, View};
+use machine::{AsOf, Overtaken, Slice};
+use mvcc::{KeyRange, Snapshot, Version};
 use prost::Message as _;
 
 use super::{NO_REQUEST, Services, decode, decode_streamed, unreadable};
 use crate::encode::{field_len, header_len, number_len, put_header, put_number};
+use crate::long_reads::Reader;
 use crate::notable;
 use crate::shared::Published;
 use crate::values::LogValues;
@@ -60,9 +61,14 @@ fn kv_field_len(version: Version<'_>, projection: Projection) -> usize {
     field_len(kv_len(version, projection))
 }
 
+/// The next piece of a long range.
+fn slice(state: &AsOf) -> Result<Slice, Status> {
+    state.slice().map_err(|Overtaken| error::COMPACTED)
+}
+
 /// What remains of a large answer.
 struct Rest {
-    view: Arc<View>,
+    state: AsOf,
     values: Rc<LogValues>,
     projection: Projection,
     revision: i64,
@@ -77,8 +83,8 @@ struct Rest {
 enum Keys {
     /// In key order, so many, behind this key.
     Walk { start: Bytes, end: Bytes, behind: Option<Vec<u8>>, left: u64 },
-    /// In another order, the last first.
-    Chosen(Vec<Found>),
+    /// In another order, the last first, by main and sub revision. Where their values lie may change meanwhile.
+    Chosen(Vec<(i64, u32)>),
 }
 
 fn key_range<'a>(start: &'a Bytes, end: &'a Bytes, behind: Option<&'a [u8]>) -> KeyRange<'a> {
@@ -99,9 +105,10 @@ impl Rest {
             put_header(&mut out, &header);
         }
         let values = &*self.values;
+        let slice = slice(&self.state)?;
+        let snapshot = slice.snapshot();
         match &mut self.keys {
             Keys::Walk { start, end, behind, left } => {
-                let snapshot = self.view.snapshot();
                 let mut walk = snapshot
                     .range(key_range(start, end, behind.as_deref()), self.revision)
                     .map_err(range::refused)?;
@@ -119,10 +126,9 @@ impl Rest {
             }
             Keys::Chosen(found) => {
                 while out.len() < bytes_max.min(BYTES_AT_ONCE) {
-                    let Some(next) = found.pop() else { break };
-                    out.put_u8(0x12);
-                    put_varint(&mut out, next.encoded_len() as u64);
-                    next.encode(values, &mut out).map_err(|e| unreadable(&e))?;
+                    let Some((main, sub)) = found.pop() else { break };
+                    let version = snapshot.version_at(main, sub).ok_or(error::COMPACTED)?;
+                    put_kv_field(&mut out, version, self.projection, values)?;
                 }
                 self.ended = found.is_empty();
             }
@@ -180,7 +186,11 @@ impl Services {
                 answer
             })));
         }
-        let answer = self.small_range(&request, &state);
+        let answer = match self.small_range(&request, &state) {
+            Ok(Some(answer)) => Ok(answer),
+            Ok(None) => self.heavy_range(&request),
+            Err(status) => Err(status),
+        };
         self.ranged(answer.is_ok(), began.elapsed());
         if matches!(answer, Ok(Answer::Pieces { .. })) {
             self.note_range(&request, client, &answer, began.elapsed());
@@ -238,26 +248,29 @@ impl Services {
         Ok(keys > KEYS_AT_ONCE)
     }
 
-    fn small_range(&self, request: &RangeRequest, state: &Published) -> Result<Answer, Status> {
-        let snapshot = state.view.snapshot();
-        let Selection { versions, more, count } =
-            range::select(&snapshot, request, &*self.values).map_err(failed)?;
+    /// Few keys, and the length of their answer.
+    fn select<'v>(
+        &self,
+        snapshot: &Snapshot<'v>,
+        request: &RangeRequest,
+        header: &ResponseHeader,
+    ) -> Result<(Selection<'v>, usize), Status> {
+        let selection = range::select(snapshot, request, &*self.values).map_err(failed)?;
         let projection = range::projection(request);
+        let kvs: usize = selection.versions.iter().map(|v| kv_field_len(*v, projection)).sum();
+        let numbers = number_len(i64::from(selection.more)) + number_len(selection.count);
+        Ok((selection, header_len(header) + kvs + numbers))
+    }
+
+    /// An answer with few keys; `None` if their values are too large to be put together at once.
+    fn small_range(&self, request: &RangeRequest, state: &Published) -> Result<Option<Answer>, Status> {
+        let snapshot = state.view.snapshot();
         let header = self.header(snapshot.current_revision(), state);
-        let kvs: usize = versions.iter().map(|v| kv_field_len(*v, projection)).sum();
-        let len = header_len(&header) + kvs + number_len(i64::from(more)) + number_len(count);
+        let (Selection { versions, more, count }, len) = self.select(&snapshot, request, &header)?;
         if len > BYTES_AT_ONCE {
-            // Few keys with large values: the last stands first, for it is taken last.
-            let chosen = versions.into_iter().rev().map(|v| projected(Found::of(v), projection)).collect();
-            return self.rest(
-                (Arc::clone(&state.view), snapshot.current_revision()),
-                projection,
-                header,
-                Keys::Chosen(chosen),
-                (more, count),
-                len,
-            );
+            return Ok(None);
         }
+        let projection = range::projection(request);
         let mut out = BytesMut::with_capacity(len);
         put_header(&mut out, &header);
         for version in versions {
@@ -265,13 +278,26 @@ impl Services {
         }
         put_number(&mut out, 3, i64::from(more));
         put_number(&mut out, 4, count);
-        Ok(Answer::Whole(out.freeze()))
+        Ok(Some(Answer::Whole(out.freeze())))
     }
 
-    /// An answer of `len` bytes from this view at this revision, made piece by piece.
+    /// An answer with few keys and large values.
+    fn heavy_range(&self, request: &RangeRequest) -> Result<Answer, Status> {
+        let (state, published) = self.shared.read_long(Reader::Range);
+        let snapshot = published.view.snapshot();
+        let revision = snapshot.current_revision();
+        let header = self.header(revision, &published);
+        let (Selection { versions, more, count }, len) = self.select(&snapshot, request, &header)?;
+        // The last stands first, for it is taken last.
+        let chosen = versions.into_iter().rev().map(|v| (v.main(), v.sub())).collect();
+        let projection = range::projection(request);
+        self.rest((state, revision), projection, header, Keys::Chosen(chosen), (more, count), len)
+    }
+
+    /// An answer of `len` bytes from this state at this revision, made piece by piece.
     fn rest(
         &self,
-        (view, revision): (Arc<View>, i64),
+        (state, revision): (AsOf, i64),
         projection: Projection,
         header: ResponseHeader,
         keys: Keys,
@@ -285,7 +311,7 @@ impl Services {
         }
         let values = Rc::clone(&self.values);
         let rest = Rest {
-            view,
+            state,
             values,
             projection,
             revision,
@@ -299,11 +325,15 @@ impl Services {
     }
 
     async fn large_range(&self, request: &RangeRequest) -> Result<Answer, Status> {
-        let state = self.state();
-        let view = Arc::clone(&state.view);
-        let header = self.header(view.snapshot().current_revision(), &state);
-        let revision = view.snapshot().resolve(request.revision).map_err(range::refused)?;
-        drop(state);
+        let (state, published) = self.shared.read_long(Reader::Range);
+        let snapshot = published.view.snapshot();
+        let header = self.header(snapshot.current_revision(), &published);
+        let revision = snapshot.resolve(request.revision).map_err(range::refused)?;
+        // At an older revision, and in later views, counting is a walk.
+        let counted = (revision == snapshot.current_revision())
+            .then(|| snapshot.count(KeyRange::of_request(&request.key, &request.range_end), 0));
+        let counted = counted.transpose().map_err(range::refused)?;
+        drop(published);
         let projection = range::projection(request);
         let limit = match u64::try_from(request.limit) {
             Ok(0) | Err(_) => u64::MAX,
@@ -311,29 +341,35 @@ impl Services {
         };
         let natural = range::is_natural(request);
         if !natural && !request.count_only {
-            let (chosen, more, count, kvs) = self.choose(&view, request, revision, limit, projection).await?;
+            let (chosen, more, count, kvs) =
+                self.choose(&state, request, revision, limit, projection).await?;
             let len = header_len(&header) + kvs + number_len(i64::from(more)) + number_len(count);
-            return self.rest((view, revision), projection, header, Keys::Chosen(chosen), (more, count), len);
+            return self.rest(
+                (state, revision),
+                projection,
+                header,
+                Keys::Chosen(chosen),
+                (more, count),
+                len,
+            );
         }
 
-        let current = view.snapshot().current_revision() == revision;
         let take = if request.count_only { 0 } else { limit };
         let (mut keys, mut kvs, mut count) = (0u64, 0usize, 0i64);
         let mut behind: Option<Vec<u8>> = None;
         'walk: loop {
             {
-                let snapshot = view.snapshot();
+                let slice = slice(&state)?;
                 let range = key_range(&request.key, &request.range_end, behind.as_deref());
-                let walk = snapshot.range(range, revision).map_err(range::refused)?;
+                let walk = slice.snapshot().range(range, revision).map_err(range::refused)?;
                 let mut last = None;
                 for version in walk.take(KEYS_PER_SLICE) {
                     if keys < take {
                         kvs += kv_field_len(version, projection);
                         keys += 1;
-                    } else if current {
+                    } else if let Some(counted) = counted {
                         // The rest is counted without looking at it.
-                        let all = KeyRange::of_request(&request.key, &request.range_end);
-                        count = snapshot.count(all, 0).map_err(range::refused)? as i64;
+                        count = counted as i64;
                         break 'walk;
                     }
                     count += 1;
@@ -350,26 +386,27 @@ impl Services {
         let len = header_len(&header) + kvs + number_len(i64::from(more)) + number_len(count);
         let (start, end) = (request.key.clone(), request.range_end.clone());
         let walk = Keys::Walk { start, end, behind: None, left: keys };
-        self.rest((view, revision), projection, header, walk, (more, count), len)
+        self.rest((state, revision), projection, header, walk, (more, count), len)
     }
 
-    /// Collects, filters and sorts a large range; gives the keys with the last first, and the length of their fields.
+    /// Collects, filters and sorts a large range; gives the versions with the last first, and the length of their
+    /// fields.
     async fn choose(
         &self,
-        view: &Arc<View>,
+        state: &AsOf,
         request: &RangeRequest,
         revision: i64,
         limit: u64,
         projection: Projection,
-    ) -> Result<(Vec<Found>, bool, i64, usize), Status> {
+    ) -> Result<(Vec<(i64, u32)>, bool, i64, usize), Status> {
         let keys_max = range::keys_before_sort(request).unwrap_or(usize::MAX);
         let mut filter = Vec::new();
         let (mut count, mut behind): (i64, Option<Vec<u8>>) = (0, None);
         loop {
             {
-                let snapshot = view.snapshot();
+                let slice = slice(state)?;
                 let range = key_range(&request.key, &request.range_end, behind.as_deref());
-                let walk = snapshot.range(range, revision).map_err(range::refused)?;
+                let walk = slice.snapshot().range(range, revision).map_err(range::refused)?;
                 let mut last = None;
                 for version in walk.take(KEYS_PER_SLICE) {
                     count += 1;
@@ -385,13 +422,23 @@ impl Services {
             }
             tokio::task::yield_now().await;
         }
-        range::sort(&mut filter, request, &*self.values).map_err(failed)?;
+        {
+            let slice = slice(state)?;
+            let snapshot = slice.snapshot();
+            for found in &mut filter {
+                // Where it lies now, not when it was found: as long as the slice is held, it is there.
+                let version = snapshot.version_at(found.mod_revision, found.sub).ok_or(error::COMPACTED)?;
+                found.value = Some(version.value());
+            }
+            range::sort(&mut filter, request, &*self.values).map_err(failed)?;
+        }
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
         let more = filter.len() > limit;
         filter.truncate(limit);
         filter.reverse();
-        let chosen: Vec<Found> = filter.into_iter().map(|found| projected(found, projection)).collect();
-        let kvs = chosen.iter().map(|found| field_len(found.encoded_len())).sum();
+        let chosen = filter.iter().map(|found| (found.mod_revision, found.sub)).collect();
+        let projected = filter.into_iter().map(|found| projected(found, projection));
+        let kvs = projected.map(|found| field_len(found.encoded_len())).sum();
         Ok((chosen, more, count, kvs))
     }
 
@@ -406,11 +453,14 @@ impl Services {
         check::range(&request)?;
         check_stream(&request)?;
         self.wait_readable(request.serializable).await?;
-        let state = self.state();
-        let header = self.header(state.view.snapshot().current_revision(), &state);
-        let view = Arc::clone(&state.view);
-        let revision = view.snapshot().resolve(request.revision).map_err(range::refused)?;
-        drop(state);
+        let (state, published) = self.shared.read_long(Reader::Range);
+        let snapshot = published.view.snapshot();
+        let header = self.header(snapshot.current_revision(), &published);
+        let revision = snapshot.resolve(request.revision).map_err(range::refused)?;
+        let counted = (revision == snapshot.current_revision())
+            .then(|| snapshot.count(KeyRange::of_request(&request.key, &request.range_end), 0));
+        let counted = counted.transpose().map_err(range::refused)?;
+        drop(published);
         let projection = range::projection(&request);
         let target = self.shared.limits.request_bytes_max / 2;
         let mut left = match u64::try_from(request.limit) {
@@ -420,17 +470,18 @@ impl Services {
         if request.count_only {
             left = 0;
         } else if request.sort_target != SortTarget::Key as i32 {
-            let (chosen, more, count, _) = self.choose(&view, &request, revision, left, projection).await?;
-            return self.stream_chosen(chosen, header, (more, count), &mut outbound).await;
+            let (chosen, more, count, _) = self.choose(&state, &request, revision, left, projection).await?;
+            let chosen = (chosen, projection);
+            return self.stream_chosen(&state, chosen, header, (more, count), &mut outbound).await;
         }
         let mut behind: Option<Vec<u8>> = None;
         let mut sent = 0i64;
         while left > 0 {
             let mut out = BytesMut::new();
             {
-                let snapshot = view.snapshot();
+                let slice = slice(&state)?;
                 let range = key_range(&request.key, &request.range_end, behind.as_deref());
-                let walk = snapshot.range(range, revision).map_err(range::refused)?;
+                let walk = slice.snapshot().range(range, revision).map_err(range::refused)?;
                 let mut last = None;
                 for version in walk.take(KEYS_PER_SLICE.min(usize::try_from(left).unwrap_or(usize::MAX))) {
                     put_kv_field(&mut out, version, projection, &self.values)?;
@@ -454,16 +505,12 @@ impl Services {
             outbound.send(message.freeze()).await?;
             tokio::task::yield_now().await;
         }
-        let mut count = sent;
-        loop {
-            let counted = {
-                let snapshot = view.snapshot();
+        let mut count = counted.map_or(sent, |counted| counted as i64);
+        while counted.is_none() {
+            let last = {
+                let slice = slice(&state)?;
                 let range = key_range(&request.key, &request.range_end, behind.as_deref());
-                if snapshot.current_revision() == revision {
-                    count += snapshot.count(range, 0).map_err(range::refused)? as i64;
-                    break;
-                }
-                let walk = snapshot.range(range, revision).map_err(range::refused)?;
+                let walk = slice.snapshot().range(range, revision).map_err(range::refused)?;
                 let mut last = None;
                 for version in walk.take(KEYS_PER_SLICE) {
                     count += 1;
@@ -471,7 +518,7 @@ impl Services {
                 }
                 last.map(|version| version.key().to_vec())
             };
-            match counted {
+            match last {
                 Some(key) => behind = Some(key),
                 None => break,
             }
@@ -488,7 +535,8 @@ impl Services {
     /// repeats some and leaves out others. Here the whole is sorted, as a Range sorts it (COMPAT-6).
     async fn stream_chosen(
         &self,
-        mut chosen: Vec<Found>,
+        state: &AsOf,
+        (mut chosen, projection): (Vec<(i64, u32)>, Projection),
         header: ResponseHeader,
         (more, count): (bool, i64),
         outbound: &mut Outbound,
@@ -496,11 +544,12 @@ impl Services {
         let target = self.shared.limits.request_bytes_max / 2;
         while !chosen.is_empty() {
             let mut out = BytesMut::new();
+            let slice = slice(state)?;
+            let snapshot = slice.snapshot();
             for _ in 0..KEYS_PER_SLICE {
-                let Some(next) = chosen.pop() else { break };
-                out.put_u8(0x12);
-                put_varint(&mut out, next.encoded_len() as u64);
-                next.encode(&*self.values, &mut out).map_err(|e| unreadable(&e))?;
+                let Some((main, sub)) = chosen.pop() else { break };
+                let version = snapshot.version_at(main, sub).ok_or(error::COMPACTED)?;
+                put_kv_field(&mut out, version, projection, &self.values)?;
                 if out.len() >= target {
                     break;
                 }
@@ -509,6 +558,7 @@ impl Services {
             message.put_u8(0x0a);
             put_varint(&mut message, out.len() as u64);
             message.put_slice(&out);
+            drop(slice);
             outbound.send(message.freeze()).await?;
             tokio::task::yield_now().await;
         }

@@ -367,3 +367,147 @@ fn the_same_seed_gives_the_same_trace() {
     assert_eq!(one.len(), other.len());
     assert!(one.len() > 1_000);
 }
+
+/// A client that takes a large answer piece by piece, with all the time it wants.
+fn begin_range(world: &mut World, request: &RangeRequest) -> front::Answer {
+    use prost::Message as _;
+    let answer = match world.member(0).unary(RANGE, request.encode_to_vec().into()) {
+        front::Unary::Done(answer) => answer,
+        front::Unary::Later(answer) => world.run(answer),
+    };
+    answer.expect("is answered")
+}
+
+/// Takes pieces of an answer, so many at most; whether there are more.
+fn take(answer: &mut front::Answer, taken: &mut Vec<u8>, pieces: usize) -> Result<bool, api::Status> {
+    let front::Answer::Pieces { source, .. } = answer else { panic!("it is too small to come in pieces") };
+    for _ in 0..pieces {
+        match source(16 << 10)? {
+            Some(piece) => taken.extend_from_slice(&piece),
+            None => return Ok(false),
+        }
+    }
+    Ok(true)
+}
+
+fn compact(world: &mut World) {
+    let revision = world.member(0).probe().revision;
+    let _: CompactionResponse = world
+        .call(0, "/etcdserverpb.KV/Compact", &CompactionRequest { revision, physical: true })
+        .expect("compacts");
+}
+
+/// Both kinds of answers that come in pieces: few keys with large values, and many keys.
+fn slow_readers(world: &mut World) -> Vec<(RangeRequest, front::Answer, Vec<u8>, RangeResponse)> {
+    use prost::Message as _;
+    let mut readers = Vec::new();
+    for request in [
+        RangeRequest { key: "large".into(), range_end: "largf".into(), ..RangeRequest::default() },
+        RangeRequest { key: "many".into(), range_end: "manz".into(), ..RangeRequest::default() },
+        RangeRequest {
+            key: "many".into(),
+            range_end: "manz".into(),
+            sort_target: pb::range_request::SortTarget::Mod as i32,
+            sort_order: pb::range_request::SortOrder::Descend as i32,
+            ..RangeRequest::default()
+        },
+    ] {
+        let mut whole = begin_range(world, &request);
+        let mut expected = Vec::new();
+        assert_eq!(take(&mut whole, &mut expected, usize::MAX), Ok(false));
+        let expected = RangeResponse::decode(expected.as_slice()).expect("decodes");
+        let (mut answer, mut taken) = (begin_range(world, &request), Vec::new());
+        assert_eq!(take(&mut answer, &mut taken, 1), Ok(true));
+        readers.push((request, answer, taken, expected));
+    }
+    readers
+}
+
+fn fill(world: &mut World) {
+    for n in 0..60 {
+        world.put(0, &format!("large-{n:02}"), &vec![n as u8; 4000]).expect("is taken");
+    }
+    for n in 0..400 {
+        world.put(0, &format!("many-{n:03}"), &vec![n as u8; 500]).expect("is taken");
+    }
+}
+
+#[test]
+fn a_slow_reader_loses_no_value_that_is_moved() {
+    let mut world = World::started(1, 7, WORN);
+    fill(&mut world);
+    // So much garbage beside what they read that its values are moved once it is removed.
+    for n in 0..300u32 {
+        world.put(0, &format!("busy-{}", n % 3), &vec![n as u8; 900]).expect("is taken");
+    }
+    for n in (0..60).filter(|n| n % 3 != 0) {
+        world.put(0, &format!("large-{n:02}"), &vec![100 + n as u8; 4000]).expect("is taken");
+    }
+    compact(&mut world);
+    let readers = slow_readers(&mut world);
+    let segments = |world: &World| {
+        let files = world.places[0].disk.files();
+        files.into_iter().filter(|(path, _)| path.extension().is_some_and(|e| e == "seg")).count()
+    };
+    let before = segments(&world);
+    // Nobody writes: what the readers began with is the newest state all the time.
+    let mut rounds = 0;
+    world.until("segments were emptied and deleted", |world| segments(world) + 8 < before);
+    while rounds < 200 {
+        rounds += 1;
+        world.settle().expect("all goes well");
+        world.wait();
+    }
+    use prost::Message as _;
+    for (request, mut answer, mut taken, expected) in readers {
+        assert_eq!(take(&mut answer, &mut taken, usize::MAX), Ok(false), "{request:?}");
+        assert_eq!(RangeResponse::decode(taken.as_slice()), Ok(expected), "{request:?}");
+    }
+}
+
+#[test]
+fn slow_readers_see_one_revision_and_keep_no_memory() {
+    let growth = |reading: bool| {
+        let mut world = World::started(1, 7, WORN);
+        fill(&mut world);
+        let readers = if reading { slow_readers(&mut world) } else { Vec::new() };
+        let before = world.member(0).probe().index_bytes;
+        for n in 0..1500 {
+            world.put(0, &format!("many-{:03}", (n * 7) % 400), &[1; 20]).expect("is taken");
+        }
+        let growth = world.member(0).probe().index_bytes - before;
+        // What they need survives compactions, and what nobody needs does not wait for it.
+        compact(&mut world);
+        world.put(0, "many-000x", b"new").expect("is taken");
+        compact(&mut world);
+        use prost::Message as _;
+        for (request, mut answer, mut taken, expected) in readers {
+            assert_eq!(take(&mut answer, &mut taken, usize::MAX), Ok(false), "{request:?}");
+            assert_eq!(RangeResponse::decode(taken.as_slice()), Ok(expected), "{request:?}");
+        }
+        world.until("everything is removed", |world| world.member(0).probe().removable == 0);
+        growth
+    };
+    let (alone, beside) = (growth(false), growth(true));
+    assert!(beside < alone + alone / 10, "{alone} bytes of 1500 puts, {beside} beside slow readers");
+}
+
+#[test]
+fn a_reader_that_takes_too_long_is_overtaken() {
+    let mut world = World::started(1, 7, WORN);
+    fill(&mut world);
+    let readers = slow_readers(&mut world);
+    let began = world.places[0].clock.elapsed();
+    world.until("time has gone by", |world| {
+        world.places[0].clock.elapsed() - began > Duration::from_secs(299)
+    });
+    world.put(0, "many-000", b"new").expect("is taken");
+    compact(&mut world);
+    assert!(world.member(0).probe().removable > 0, "they are still read");
+    world.until("the removal does not wait for ever", |world| world.member(0).probe().removable == 0);
+    for (request, mut answer, mut taken, _) in readers {
+        assert_eq!(take(&mut answer, &mut taken, usize::MAX), Err(error::COMPACTED), "{request:?}");
+    }
+    let trace = world.post.lock().expect("nobody panicked").trace.concat();
+    assert!(trace.contains("ended readers that kept a compaction from removing for too long"));
+}

@@ -1,0 +1,205 @@
+//! Readers that take long, and what they keep from being removed.
+//!
+//! A client that takes a large range or a snapshot, a hash, a checkpoint, a transfer to another member: each reads the
+//! state of one moment slice by slice from the newest view ([`machine::AsOf`]). Here each of them is written down with
+//! what it needs, for as long as it lives. The core asks before it physically removes versions. A reader that is in the
+//! way for longer than its patience allows is struck off: it finds at its next slice that it was overtaken.
+//!
+//! What such a reader costs: the versions that a compaction made unreadable since it began are removed later. What it
+//! does not cost: memory for what is written meanwhile.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use machine::{AsOf, Newest};
+use mvcc::{Moment, View};
+
+use crate::shared::{Published, Shared};
+
+/// Who reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reader {
+    /// A client takes a range.
+    Range,
+    /// HashKV, Hash, another member's comparison, or the hash of a compaction.
+    Hash,
+    /// A client takes a snapshot, another member the state; or this one takes over another's.
+    Snapshot,
+    /// The keeper writes a checkpoint.
+    Checkpoint,
+}
+
+impl Reader {
+    /// How long a reader may keep from being removed what compactions have made unreadable, counted from its beginning
+    /// (COMPAT-80).
+    pub fn patience(self) -> Duration {
+        Duration::from_secs(match self {
+            Reader::Range => 5 * 60,
+            Reader::Hash => 10 * 60,
+            Reader::Snapshot | Reader::Checkpoint => 30 * 60,
+        })
+    }
+}
+
+/// All that read now.
+#[derive(Default)]
+pub struct LongReads {
+    open: Mutex<Open>,
+}
+
+#[derive(Default)]
+struct Open {
+    readers: BTreeMap<u64, Entry>,
+    next: u64,
+}
+
+struct Entry {
+    reader: Reader,
+    since: Instant,
+    /// Versions may be removed up to what a compaction at this revision removes.
+    keeps: i64,
+}
+
+/// What may be removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Removable {
+    /// Up to what a compaction at this revision removes.
+    pub through: i64,
+    /// Readers that were struck off for it.
+    pub overtaken: usize,
+}
+
+impl LongReads {
+    fn open(&self) -> MutexGuard<'_, Open> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A reader begins. Nothing is removed until it has said what it needs.
+    fn begin(&self, reader: Reader, since: Instant) -> u64 {
+        let mut open = self.open();
+        open.next += 1;
+        let number = open.next;
+        open.readers.insert(number, Entry { reader, since, keeps: i64::MIN });
+        number
+    }
+
+    fn needs(&self, number: u64, keeps: i64) {
+        if let Some(entry) = self.open().readers.get_mut(&number) {
+            entry.keeps = keeps;
+        }
+    }
+
+    fn end(&self, number: u64) {
+        self.open().readers.remove(&number);
+    }
+
+    /// Asks, before a removal, how far it may go of all that a compaction at `wanted` removes. Strikes readers off that
+    /// are in the way and have been for too long.
+    pub fn removable(&self, wanted: i64, now: Instant) -> Removable {
+        let mut open = self.open();
+        let before = open.readers.len();
+        open.readers.retain(|_, entry| {
+            entry.keeps >= wanted || now.saturating_duration_since(entry.since) < entry.reader.patience()
+        });
+        let through = open.readers.values().map(|entry| entry.keeps).min().unwrap_or(wanted).min(wanted);
+        Removable { through, overtaken: before - open.readers.len() }
+    }
+
+    /// The state they read is replaced by another: none of them can go on.
+    pub fn end_all(&self) -> usize {
+        std::mem::take(&mut self.open().readers).len()
+    }
+
+    /// How many read now, and since when the first of them does.
+    pub fn figures(&self) -> (usize, Option<Instant>) {
+        let open = self.open();
+        (open.readers.len(), open.readers.values().map(|entry| entry.since).min())
+    }
+}
+
+/// A reader, written down until it is dropped.
+struct Registered {
+    /// Not held: a reader may outlive the member that it reads of, by a little.
+    shared: Weak<Shared>,
+    reads: Arc<LongReads>,
+    number: u64,
+}
+
+impl Newest for Registered {
+    fn view(&self) -> Option<Arc<View>> {
+        self.shared.upgrade().map(|shared| Arc::clone(&shared.state.load().view))
+    }
+
+    fn needs(&self, moment: &Moment) {
+        self.reads.needs(self.number, moment.keeps());
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        self.reads.end(self.number);
+    }
+}
+
+impl Shared {
+    fn register(self: &Arc<Shared>, reader: Reader) -> Registered {
+        let number = self.long_reads.begin(reader, self.clock.now());
+        Registered { shared: Arc::downgrade(self), reads: Arc::clone(&self.long_reads), number }
+    }
+
+    /// The newest state, to be read for a long time; from any thread. Beside it what was published with it, to be
+    /// dropped soon: its view is of the same moment, and answers at once what takes a walk later, such as counting.
+    pub fn read_long(self: &Arc<Shared>, reader: Reader) -> (AsOf, Arc<Published>) {
+        // Written down before it looks: whatever was removed before, the view that it finds had already been compacted
+        // for; and nothing is removed until it has said what it needs.
+        let registered = self.register(reader);
+        let state = self.state.load_full();
+        let moment = state.view.moment();
+        registered.needs(&moment);
+        (AsOf::new(moment, Arc::new(registered)), state)
+    }
+
+    /// The state of a view just published, for the core, before it removes anything more: with all that is physically
+    /// there, or what can be read, as the moment says.
+    pub fn read_long_at(self: &Arc<Shared>, reader: Reader, moment: Moment) -> AsOf {
+        let registered = self.register(reader);
+        registered.needs(&moment);
+        AsOf::new(moment, Arc::new(registered))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn readers_keep_what_they_need_for_a_while() {
+        let reads = LongReads::default();
+        let start = Instant::now();
+        let removable = |wanted, after: u64| {
+            let Removable { through, overtaken } =
+                reads.removable(wanted, start + Duration::from_secs(after));
+            (through, overtaken)
+        };
+        assert_eq!(removable(100, 0), (100, 0));
+        let first = reads.begin(Reader::Range, start);
+        assert_eq!(removable(100, 0), (i64::MIN, 0), "it has not said what it needs");
+        reads.needs(first, 50);
+        assert_eq!(removable(100, 1), (50, 0));
+        assert_eq!(removable(40, 1), (40, 0));
+        let second = reads.begin(Reader::Snapshot, start + Duration::from_secs(60));
+        reads.needs(second, 70);
+        assert_eq!(reads.figures(), (2, Some(start)));
+        assert_eq!(removable(100, 299), (50, 0));
+        assert_eq!(removable(50, 10_000), (50, 0), "nobody is in the way");
+        assert_eq!(removable(100, 300), (70, 1));
+        assert_eq!(reads.figures().0, 1);
+        reads.end(first);
+        reads.end(second);
+        assert_eq!(removable(100, 300), (100, 0));
+        reads.begin(Reader::Checkpoint, start);
+        assert_eq!(reads.end_all(), 1);
+        assert_eq!(removable(100, 0), (100, 0));
+    }
+}
