@@ -1,10 +1,11 @@
 //! All watches of one shard.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
 use api::etcdserverpb::watch_create_request::FilterType;
@@ -39,7 +40,14 @@ pub struct Hub {
     /// Streams that wait for the revision to reach the start of a watch before they tell of progress.
     waiting: RefCell<Vec<Rc<Stream>>>,
     serial: Cell<u64>,
+    /// Streams that have ended and whose watches are still in the index, to be taken out in slices.
+    ended: RefCell<VecDeque<Rc<Stream>>>,
+    /// Wakes the task that does so.
+    reaper: Cell<Option<Waker>>,
 }
+
+/// Watches that are taken out of the index between two looks at other calls.
+const REAPED_AT_ONCE: usize = 256;
 
 /// A stream's place in the hub; leaves it, with all its watches, when dropped.
 pub(super) struct Registration {
@@ -50,6 +58,15 @@ pub(super) struct Registration {
 impl Drop for Registration {
     fn drop(&mut self) {
         self.hub.close(&self.stream);
+    }
+}
+
+impl Drop for Hub {
+    fn drop(&mut self) {
+        // Breaks the circles of watches and streams that the reaper did not come to.
+        for stream in self.ended.get_mut().drain(..) {
+            stream.watches.take();
+        }
     }
 }
 
@@ -66,6 +83,8 @@ impl Hub {
             streams: RefCell::default(),
             waiting: RefCell::default(),
             serial: Cell::new(0),
+            ended: RefCell::default(),
+            reaper: Cell::default(),
         })
     }
 
@@ -113,7 +132,10 @@ impl Hub {
         }
         self.revision.set(current);
         self.shared.saw(self.shard, current);
-        self.waiting.take().iter().for_each(|stream| stream.wake());
+        for stream in self.waiting.take() {
+            stream.waits_for_progress.set(false);
+            stream.wake();
+        }
     }
 
     /// Serves one stream until the client leaves, the front closes, or the server has to end it. A client that
@@ -221,12 +243,45 @@ impl Hub {
         Registration { hub: Rc::clone(self), stream }
     }
 
+    /// Takes a stream out. A client decides how many watches it has, so those beyond a slice go later.
     fn close(&self, stream: &Rc<Stream>) {
-        let watches = stream.watches.take();
-        watches.values().for_each(|watch| self.forget(watch));
+        // Watches that are still in the index are passed over from now on.
+        stream.end(error::WATCH_CANCELED);
         self.streams.borrow_mut().remove(&stream.serial);
-        self.waiting.borrow_mut().retain(|waiting| !Rc::ptr_eq(waiting, stream));
+        if stream.waits_for_progress.replace(false) {
+            self.waiting.borrow_mut().retain(|waiting| !Rc::ptr_eq(waiting, stream));
+        }
         self.shared.metrics.mvcc.watch_streams.add(-1);
+        if !self.forget_some(stream) {
+            self.ended.borrow_mut().push_back(Rc::clone(stream));
+            if let Some(reaper) = self.reaper.take() {
+                reaper.wake();
+            }
+        }
+    }
+
+    /// Takes a slice of a stream's watches out; returns true if none is left.
+    fn forget_some(&self, stream: &Stream) -> bool {
+        for _ in 0..REAPED_AT_ONCE {
+            let Some((_, watch)) = stream.watches.borrow_mut().pop_first() else { return true };
+            self.forget(&watch);
+        }
+        stream.watches.borrow().is_empty()
+    }
+
+    /// Takes a slice of the watches of ended streams out; to be polled by a task of its own.
+    pub fn poll_reap(&self, context: &mut Context<'_>) {
+        let next = self.ended.borrow_mut().pop_front();
+        if let Some(stream) = next
+            && !self.forget_some(&stream)
+        {
+            self.ended.borrow_mut().push_front(stream);
+        }
+        if self.ended.borrow().is_empty() {
+            self.reaper.set(Some(context.waker().clone()));
+        } else {
+            context.waker().wake_by_ref();
+        }
     }
 
     fn next_serial(&self) -> u64 {
@@ -332,6 +387,7 @@ impl Hub {
             }),
             synced: Cell::new(true),
             compacted: Cell::new(false),
+            ahead: Cell::new(false),
             quiet: Cell::new(true),
             left_behind: Cell::new(false),
             matched: RefCell::default(),
@@ -352,14 +408,30 @@ impl Hub {
         self.shared.metrics.mvcc.watchers.add(1);
         stream.caller.watches.fetch_add(1, Relaxed);
         stream.wants_ticks.set(stream.wants_ticks.get() || watch.progress);
+        if watch.start > self.revision.get() {
+            watch.ahead.set(true);
+            *stream.ahead.borrow_mut().entry(watch.start).or_default() += 1;
+        }
         stream.watches.borrow_mut().insert(watch.id, Rc::clone(&watch));
     }
 
     /// Takes a watch out of the index it is in, and of the counts.
     fn forget(&self, watch: &Watch) {
-        if !watch.compacted.get() {
+        if watch.compacted.get() {
+            watch.stream.compacted.set(watch.stream.compacted.get() - 1);
+        } else {
             self.rest(watch);
         }
+        let mut ahead = watch.stream.ahead.borrow_mut();
+        if watch.ahead.get()
+            && let Some(count) = ahead.get_mut(&watch.start)
+        {
+            *count -= 1;
+            if *count == 0 {
+                ahead.remove(&watch.start);
+            }
+        }
+        drop(ahead);
         self.shared.metrics.mvcc.watchers.add(-1);
         watch.stream.caller.watches.fetch_sub(1, Relaxed);
     }
@@ -449,6 +521,7 @@ impl Hub {
     fn cancel_compacted(&self, watch: &Watch, state: &Published, compacted: i64) {
         self.rest(watch);
         watch.compacted.set(true);
+        watch.stream.compacted.set(watch.stream.compacted.get() + 1);
         watch.synced.set(false);
         let response = WatchResponse {
             header: Some(self.header(state, 0)),
@@ -481,10 +554,10 @@ impl Hub {
         if !stream.unsynced.borrow().is_empty() {
             return;
         }
-        if stream.watches.borrow().values().all(|watch| self.is_abreast(watch)) {
+        if stream.is_abreast(self.revision.get()) {
             stream.progress_wanted.set(false);
             self.push_progress(stream, NO_WATCH);
-        } else if !self.waiting.borrow().iter().any(|waiting| Rc::ptr_eq(waiting, stream)) {
+        } else if !stream.waits_for_progress.replace(true) {
             self.waiting.borrow_mut().push(Rc::clone(stream));
         }
     }

@@ -1,8 +1,13 @@
 //! Which watches a key concerns.
 
-use std::collections::HashMap;
+use std::cell::RefCell;
+use std::cmp::Ordering;
+use std::collections::hash_map::RandomState;
+use std::collections::{BTreeMap, HashMap};
+use std::hash::BuildHasher as _;
 
 use bytes::Bytes;
+use slab::Slab;
 
 /// Where a range ends.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -31,50 +36,63 @@ pub(super) enum Keys {
     Range(Bytes, End),
 }
 
-/// Things in the order of their serial numbers, which mostly come ascending.
+/// Things in the order of their serial numbers. One thing, which is what most keys have, takes no memory of its own.
 #[derive(Debug)]
-struct Crowd<T>(Vec<(u64, T)>);
+enum Crowd<T> {
+    One(u64, T),
+    /// A client decides how many watches one key has and in which order they come and go.
+    Many(BTreeMap<u64, T>),
+}
 
 impl<T> Crowd<T> {
     fn insert(&mut self, serial: u64, item: T) {
-        let at = self.0.partition_point(|(other, _)| *other < serial);
-        assert!(self.0.get(at).is_none_or(|(other, _)| *other != serial), "{serial} is in the index already");
-        self.0.insert(at, (serial, item));
+        if let Crowd::One(..) = self
+            && let Crowd::One(other, first) = std::mem::replace(self, Crowd::Many(BTreeMap::new()))
+            && let Crowd::Many(many) = self
+        {
+            many.insert(other, first);
+        }
+        if let Crowd::Many(many) = self {
+            let replaced = many.insert(serial, item);
+            assert!(replaced.is_none(), "{serial} is in the index already");
+        }
     }
 
-    fn remove(&mut self, serial: u64) -> Option<T> {
-        let at = self.0.binary_search_by_key(&serial, |(other, _)| *other).ok()?;
-        Some(self.0.remove(at).1)
+    /// Takes a thing out; also returns true if nothing is left.
+    fn remove(&mut self, serial: u64) -> (Option<T>, bool) {
+        match self {
+            Crowd::One(other, _) if *other != serial => (None, false),
+            Crowd::One(..) => match std::mem::replace(self, Crowd::Many(BTreeMap::new())) {
+                Crowd::One(_, item) => (Some(item), true),
+                Crowd::Many(_) => (None, true),
+            },
+            Crowd::Many(many) => {
+                let removed = many.remove(&serial);
+                (removed, many.is_empty())
+            }
+        }
+    }
+
+    fn visit(&self, visit: &mut impl FnMut(&T)) {
+        match self {
+            Crowd::One(_, item) => visit(item),
+            Crowd::Many(many) => many.values().for_each(visit),
+        }
     }
 }
 
 /// Things by the keys they are about: single keys in a map, ranges in an interval tree. Finding those of a key costs
-/// O(log n) and what is found.
+/// O(log n) and what is found; putting in and taking out cost O(log n), whatever clients choose to watch.
 #[derive(Debug)]
 pub(super) struct Index<T> {
     singles: HashMap<Bytes, Crowd<T>>,
-    ranges: Option<Box<Node<T>>>,
-    /// State of the generator of the tree's priorities.
-    priority: u64,
+    ranges: Tree<T>,
     len: usize,
-}
-
-/// A node of a treap (Seidel and Aragon, "Randomized search trees", 1996) ordered by range; each knows the greatest
-/// end below it.
-#[derive(Debug)]
-struct Node<T> {
-    start: Bytes,
-    end: End,
-    end_max: End,
-    priority: u64,
-    crowd: Crowd<T>,
-    left: Option<Box<Node<T>>>,
-    right: Option<Box<Node<T>>>,
 }
 
 impl<T> Default for Index<T> {
     fn default() -> Self {
-        Index { singles: HashMap::new(), ranges: None, priority: 0x9e37_79b9_7f4a_7c15, len: 0 }
+        Index { singles: HashMap::new(), ranges: Tree::default(), len: 0 }
     }
 }
 
@@ -90,17 +108,10 @@ impl<T> Index<T> {
             Keys::Single(key) => match self.singles.get_mut(key) {
                 Some(crowd) => crowd.insert(serial, item),
                 None => {
-                    self.singles.insert(key.clone(), Crowd(vec![(serial, item)]));
+                    self.singles.insert(key.clone(), Crowd::One(serial, item));
                 }
             },
-            Keys::Range(start, end) => {
-                // xorshift64: anything but sorted priorities will do.
-                self.priority ^= self.priority << 13;
-                self.priority ^= self.priority >> 7;
-                self.priority ^= self.priority << 17;
-                let fresh = (self.priority, serial, item);
-                self.ranges = Some(Node::insert(self.ranges.take(), start, end, fresh));
-            }
+            Keys::Range(start, end) => self.ranges.insert(start, end, serial, item),
         }
         self.len += 1;
     }
@@ -109,151 +120,312 @@ impl<T> Index<T> {
     pub fn remove(&mut self, keys: &Keys, serial: u64) -> Option<T> {
         let removed = match keys {
             Keys::Single(key) => {
-                let crowd = self.singles.get_mut(key)?;
-                let removed = crowd.remove(serial);
-                if crowd.0.is_empty() {
+                let (removed, empty) = self.singles.get_mut(key)?.remove(serial);
+                if empty {
                     self.singles.remove(key);
                 }
                 removed
             }
-            Keys::Range(start, end) => Node::remove(&mut self.ranges, start, end, serial),
+            Keys::Range(start, end) => self.ranges.remove(start, end, serial),
         };
         self.len -= usize::from(removed.is_some());
         removed
     }
 
-    /// Visits everything that is about `key`.
+    /// Visits everything that is about `key`. `visit` must not use this index.
     pub fn visit(&self, key: &[u8], visit: &mut impl FnMut(&T)) {
         if let Some(crowd) = self.singles.get(key) {
-            crowd.0.iter().for_each(|(_, item)| visit(item));
+            crowd.visit(visit);
         }
-        Node::visit(&self.ranges, key, visit);
+        self.ranges.visit(key, visit);
     }
 
     /// Visits everything.
     pub fn visit_all(&self, visit: &mut impl FnMut(&T)) {
         for crowd in self.singles.values() {
-            crowd.0.iter().for_each(|(_, item)| visit(item));
+            crowd.visit(visit);
         }
-        Node::visit_all(&self.ranges, visit);
+        self.ranges.visit_all(visit);
     }
 }
 
-impl<T> Node<T> {
-    fn refresh(&mut self) {
-        let mut greatest = &self.end;
-        for child in [&self.left, &self.right].into_iter().flatten() {
-            greatest = greatest.max(&child.end_max);
-        }
-        if self.end_max != *greatest {
-            self.end_max = greatest.clone();
-        }
-    }
+/// Stands for no node.
+const NIL: u32 = u32::MAX;
 
-    fn order(&self, start: &Bytes, end: &End) -> std::cmp::Ordering {
+/// A treap (Seidel and Aragon, "Randomized search trees", 1996) ordered by range; each node knows the greatest end below
+/// it.
+///
+/// The expected depth is O(log n) as long as nobody can foresee the priorities, so these are hashes under a random key of
+/// this tree. What is visited and in which order does not depend on them: behaviour is the same in every run. Nodes lie
+/// in one array and no function calls itself, so even a deep tree would not use up the stack.
+#[derive(Debug)]
+struct Tree<T> {
+    nodes: Slab<Node<T>>,
+    root: u32,
+    priorities: RandomState,
+    /// Number of nodes made so far: what the next priority is the hash of.
+    made: u64,
+    /// The nodes from the root to the place of a change, kept for its memory.
+    path: Vec<u32>,
+    /// Nodes whose children a change replaced, parents first; kept for its memory.
+    touched: Vec<u32>,
+    /// The nodes that a visit comes back to, kept for its memory.
+    stack: RefCell<Vec<u32>>,
+}
+
+#[derive(Debug)]
+struct Node<T> {
+    start: Bytes,
+    end: End,
+    end_max: End,
+    priority: u64,
+    crowd: Crowd<T>,
+    left: u32,
+    right: u32,
+}
+
+impl<T> Node<T> {
+    fn order(&self, start: &Bytes, end: &End) -> Ordering {
         start.cmp(&self.start).then_with(|| end.cmp(&self.end))
     }
+}
 
-    fn insert(
-        node: Option<Box<Node<T>>>,
-        start: &Bytes,
-        end: &End,
-        (priority, serial, item): (u64, u64, T),
-    ) -> Box<Node<T>> {
-        let Some(mut node) = node else {
-            return Box::new(Node {
-                start: start.clone(),
-                end: end.clone(),
-                end_max: end.clone(),
-                priority,
-                crowd: Crowd(vec![(serial, item)]),
-                left: None,
-                right: None,
-            });
-        };
-        match node.order(start, end) {
-            std::cmp::Ordering::Equal => node.crowd.insert(serial, item),
-            std::cmp::Ordering::Less => {
-                let mut child = Node::insert(node.left.take(), start, end, (priority, serial, item));
-                if child.priority > node.priority {
-                    node.left = child.right.take();
-                    node.refresh();
-                    child.right = Some(node);
-                    node = child;
-                } else {
-                    node.left = Some(child);
-                }
-            }
-            std::cmp::Ordering::Greater => {
-                let mut child = Node::insert(node.right.take(), start, end, (priority, serial, item));
-                if child.priority > node.priority {
-                    node.right = child.left.take();
-                    node.refresh();
-                    child.left = Some(node);
-                    node = child;
-                } else {
-                    node.right = Some(child);
-                }
-            }
+impl<T> Default for Tree<T> {
+    fn default() -> Self {
+        Tree {
+            nodes: Slab::new(),
+            root: NIL,
+            priorities: RandomState::new(),
+            made: 0,
+            path: Vec::new(),
+            touched: Vec::new(),
+            stack: RefCell::default(),
         }
-        node.refresh();
-        node
+    }
+}
+
+impl<T> Tree<T> {
+    fn node(&self, at: u32) -> &Node<T> {
+        &self.nodes[at as usize]
     }
 
-    fn remove(slot: &mut Option<Box<Node<T>>>, start: &Bytes, end: &End, serial: u64) -> Option<T> {
-        let node = slot.as_mut()?;
-        let removed = match node.order(start, end) {
-            std::cmp::Ordering::Equal => {
-                let removed = node.crowd.remove(serial);
-                if node.crowd.0.is_empty() {
-                    let (left, right) = (node.left.take(), node.right.take());
-                    *slot = Node::merge(left, right);
-                    return removed;
-                }
-                removed
+    fn node_mut(&mut self, at: u32) -> &mut Node<T> {
+        &mut self.nodes[at as usize]
+    }
+
+    /// Puts `child` into the place of a child of `parent`; without a parent, of the root.
+    fn attach(&mut self, parent: Option<(u32, Ordering)>, child: u32) {
+        match parent {
+            None => self.root = child,
+            Some((at, Ordering::Less)) => self.node_mut(at).left = child,
+            Some((at, _)) => self.node_mut(at).right = child,
+        }
+    }
+
+    fn refresh(&mut self, at: u32) {
+        let node = self.node(at);
+        let mut greatest = &node.end;
+        for child in [node.left, node.right] {
+            if child != NIL {
+                greatest = greatest.max(&self.node(child).end_max);
             }
-            std::cmp::Ordering::Less => Node::remove(&mut node.left, start, end, serial),
-            std::cmp::Ordering::Greater => Node::remove(&mut node.right, start, end, serial),
+        }
+        if node.end_max != *greatest {
+            let greatest = greatest.clone();
+            self.node_mut(at).end_max = greatest;
+        }
+    }
+
+    /// Refreshes the nodes touched, then those of the path, children first.
+    fn refresh_changed(&mut self) {
+        while let Some(at) = self.touched.pop() {
+            self.refresh(at);
+        }
+        while let Some(at) = self.path.pop() {
+            self.refresh(at);
+        }
+    }
+
+    fn find(&self, start: &Bytes, end: &End) -> Option<u32> {
+        let mut at = self.root;
+        while at != NIL {
+            let node = self.node(at);
+            at = match node.order(start, end) {
+                Ordering::Equal => return Some(at),
+                Ordering::Less => node.left,
+                Ordering::Greater => node.right,
+            };
+        }
+        None
+    }
+
+    fn insert(&mut self, start: &Bytes, end: &End, serial: u64, item: T) {
+        if let Some(at) = self.find(start, end) {
+            return self.node_mut(at).crowd.insert(serial, item);
+        }
+        self.made += 1;
+        let priority = self.priorities.hash_one(self.made);
+        let (mut parent, mut at) = (None, self.root);
+        while at != NIL && self.node(at).priority >= priority {
+            self.path.push(at);
+            let order = self.node(at).order(start, end);
+            parent = Some((at, order));
+            at = if order.is_lt() { self.node(at).left } else { self.node(at).right };
+        }
+        let (left, right) = self.split(at, start, end);
+        let node = Node {
+            start: start.clone(),
+            end: end.clone(),
+            end_max: end.clone(),
+            priority,
+            crowd: Crowd::One(serial, item),
+            left,
+            right,
         };
-        node.refresh();
+        let fresh =
+            u32::try_from(self.nodes.insert(node)).expect("fewer than 2^32 - 1 watched ranges fit in memory");
+        self.attach(parent, fresh);
+        self.path.push(fresh);
+        self.refresh_changed();
+    }
+
+    /// Two trees of one: what comes before a range that is not in it, and what comes behind.
+    fn split(&mut self, mut at: u32, start: &Bytes, end: &End) -> (u32, u32) {
+        let (mut left, mut right) = (NIL, NIL);
+        let (mut left_end, mut right_end) = (NIL, NIL);
+        while at != NIL {
+            self.touched.push(at);
+            let node = self.node(at);
+            if node.order(start, end).is_gt() {
+                let next = node.right;
+                if left_end == NIL {
+                    left = at
+                } else {
+                    self.node_mut(left_end).right = at
+                }
+                left_end = at;
+                at = next;
+            } else {
+                let next = node.left;
+                if right_end == NIL {
+                    right = at
+                } else {
+                    self.node_mut(right_end).left = at
+                }
+                right_end = at;
+                at = next;
+            }
+        }
+        if left_end != NIL {
+            self.node_mut(left_end).right = NIL;
+        }
+        if right_end != NIL {
+            self.node_mut(right_end).left = NIL;
+        }
+        (left, right)
+    }
+
+    fn remove(&mut self, start: &Bytes, end: &End, serial: u64) -> Option<T> {
+        self.path.clear();
+        let (mut parent, mut at) = (None, self.root);
+        while at != NIL {
+            let node = self.node(at);
+            let order = node.order(start, end);
+            let next = match order {
+                Ordering::Equal => break,
+                Ordering::Less => node.left,
+                Ordering::Greater => node.right,
+            };
+            self.path.push(at);
+            (parent, at) = (Some((at, order)), next);
+        }
+        if at == NIL {
+            self.path.clear();
+            return None;
+        }
+        let (removed, empty) = self.node_mut(at).crowd.remove(serial);
+        if empty {
+            let node = self.nodes.remove(at as usize);
+            self.merge(parent, node.left, node.right);
+            self.refresh_changed();
+        } else {
+            self.path.clear();
+        }
         removed
     }
 
-    /// One tree of two, of which all of the left come before all of the right.
-    fn merge(left: Option<Box<Node<T>>>, right: Option<Box<Node<T>>>) -> Option<Box<Node<T>>> {
-        match (left, right) {
-            (Some(mut left), Some(mut right)) => Some(if left.priority > right.priority {
-                left.right = Node::merge(left.right.take(), Some(right));
-                left.refresh();
-                left
+    /// Puts one tree in the place of two, of which all of the left come before all of the right.
+    fn merge(&mut self, mut place: Option<(u32, Ordering)>, mut left: u32, mut right: u32) {
+        while left != NIL && right != NIL {
+            if self.node(left).priority > self.node(right).priority {
+                self.attach(place, left);
+                self.touched.push(left);
+                place = Some((left, Ordering::Greater));
+                left = self.node(left).right;
             } else {
-                right.left = Node::merge(Some(left), right.left.take());
-                right.refresh();
-                right
-            }),
-            (one, other) => one.or(other),
+                self.attach(place, right);
+                self.touched.push(right);
+                place = Some((right, Ordering::Less));
+                right = self.node(right).left;
+            }
         }
+        self.attach(place, if left == NIL { right } else { left });
     }
 
-    fn visit(node: &Option<Box<Node<T>>>, key: &[u8], visit: &mut impl FnMut(&T)) {
-        let Some(node) = node else { return };
-        if !node.end_max.is_above(key) {
+    fn visit(&self, key: &[u8], visit: &mut impl FnMut(&T)) {
+        if self.root == NIL {
             return;
         }
-        Node::visit(&node.left, key, visit);
-        if node.start.as_ref() <= key {
-            if node.end.is_above(key) {
-                node.crowd.0.iter().for_each(|(_, item)| visit(item));
+        let mut stack = self.stack.take();
+        let mut at = self.root;
+        loop {
+            while at != NIL {
+                let node = self.node(at);
+                if !node.end_max.is_above(key) {
+                    break;
+                }
+                if node.start.as_ref() <= key {
+                    stack.push(at);
+                }
+                at = node.left;
             }
-            Node::visit(&node.right, key, visit);
+            let Some(next) = stack.pop() else { break };
+            let node = self.node(next);
+            if node.end.is_above(key) {
+                node.crowd.visit(visit);
+            }
+            at = node.right;
+        }
+        *self.stack.borrow_mut() = stack;
+    }
+
+    fn visit_all(&self, visit: &mut impl FnMut(&T)) {
+        let mut stack = Vec::new();
+        let mut at = self.root;
+        loop {
+            while at != NIL {
+                stack.push(at);
+                at = self.node(at).left;
+            }
+            let Some(next) = stack.pop() else { break };
+            let node = self.node(next);
+            node.crowd.visit(visit);
+            at = node.right;
         }
     }
 
-    fn visit_all(node: &Option<Box<Node<T>>>, visit: &mut impl FnMut(&T)) {
-        let Some(node) = node else { return };
-        Node::visit_all(&node.left, visit);
-        node.crowd.0.iter().for_each(|(_, item)| visit(item));
-        Node::visit_all(&node.right, visit);
+    /// The number of nodes on the longest way down.
+    #[cfg(test)]
+    fn depth(&self) -> usize {
+        let (mut deepest, mut below) = (0, vec![(self.root, 1)]);
+        while let Some((at, depth)) = below.pop() {
+            if at != NIL {
+                deepest = deepest.max(depth);
+                below.push((self.node(at).left, depth + 1));
+                below.push((self.node(at).right, depth + 1));
+            }
+        }
+        deepest
     }
 }
 
@@ -324,20 +496,89 @@ mod tests {
             for (serial, keys) in list {
                 assert_eq!(index.remove(&keys, serial), Some(serial));
             }
-            assert!(index.is_empty() && index.ranges.is_none() && index.singles.is_empty());
+            assert!(index.is_empty() && index.ranges.nodes.is_empty() && index.singles.is_empty());
         }
     }
 
     #[test]
     fn ascending_ranges_make_no_deep_tree() {
-        fn depth(node: &Option<Box<Node<u64>>>) -> usize {
-            node.as_ref().map_or(0, |node| 1 + depth(&node.left).max(depth(&node.right)))
-        }
         let mut index = Index::default();
         for n in 0..10_000u64 {
             let start = Bytes::from(format!("{n:08}"));
             index.insert(&Keys::Range(start.clone(), End::Before(start)), n, n);
         }
-        assert!(depth(&index.ranges) < 60, "depth {}", depth(&index.ranges));
+        assert!(index.ranges.depth() < 60, "depth {}", index.ranges.depth());
+    }
+
+    #[test]
+    fn ranges_chosen_for_a_known_seed_make_no_deep_tree() {
+        // The order in which the ranges come follows the priorities that the tree gave when its seed was a constant:
+        // the one with the highest has the smallest start, and so on, which made each the only child of the one before.
+        let mut state = 0x9e37_79b9_7f4a_7c15u64;
+        let mut priorities: Vec<(u64, u64)> = (0..10_000)
+            .map(|n| {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                (state, n)
+            })
+            .collect();
+        priorities.sort_unstable_by(|a, b| b.cmp(a));
+        let mut starts = vec![0; priorities.len()];
+        for (rank, (_, n)) in priorities.into_iter().enumerate() {
+            starts[n as usize] = rank;
+        }
+        let mut index = Index::default();
+        for (serial, start) in (0u64..).zip(&starts) {
+            index.insert(&Keys::Range(format!("{start:08}").into(), End::Unbounded), serial, serial);
+        }
+        assert!(index.ranges.depth() < 60, "depth {}", index.ranges.depth());
+    }
+
+    #[test]
+    fn no_depth_uses_up_the_stack() {
+        // A chain, made by hand: no priorities make one.
+        let mut index = Index::default();
+        for n in 0..200_000u64 {
+            let node = Node {
+                start: format!("{n:08}").into(),
+                end: End::Unbounded,
+                end_max: End::Unbounded,
+                priority: u64::MAX - n,
+                crowd: Crowd::One(n, n),
+                left: NIL,
+                right: if n == 199_999 { NIL } else { n as u32 + 1 },
+            };
+            index.ranges.nodes.insert(node);
+            index.len += 1;
+        }
+        index.ranges.root = 0;
+        let mut found = 0;
+        index.visit(b"00199999", &mut |_| found += 1);
+        index.visit_all(&mut |_| found += 1);
+        assert_eq!(found, 400_000);
+        let last = Keys::Range("00199999".into(), End::Unbounded);
+        assert_eq!(index.remove(&last, 199_999), Some(199_999));
+        index.insert(&last, 7, 7);
+        assert_eq!(index.remove(&Keys::Range("00000000".into(), End::Unbounded), 0), Some(0));
+        drop(index);
+    }
+
+    #[test]
+    fn any_number_of_watches_of_one_key_come_and_go() {
+        let key = Keys::Single("k".into());
+        let mut index = Index::default();
+        // The smallest numbers come last, as for watches that were behind, and go first, as when their stream ends:
+        // in an array each would move all the others.
+        for serial in (0..200_000u64).rev() {
+            index.insert(&key, serial, serial);
+        }
+        let mut order = Vec::new();
+        index.visit(b"k", &mut |serial| order.push(*serial));
+        assert!(order.iter().copied().eq(0..200_000));
+        for serial in 0..200_000u64 {
+            assert_eq!(index.remove(&key, serial), Some(serial));
+        }
+        assert!(index.is_empty() && index.singles.is_empty());
     }
 }

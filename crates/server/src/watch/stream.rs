@@ -45,6 +45,8 @@ pub(super) struct Watch {
     pub synced: Cell<bool>,
     /// Whether what it should read next was compacted away: it is in no index, and waits for the client to cancel it.
     pub compacted: Cell<bool>,
+    /// Whether its stream counts it among those that begin above the hub's revision.
+    pub ahead: Cell<bool>,
     /// Whether it was given no event since the last periodic progress.
     pub quiet: Cell<bool>,
     /// Whether the slice at hand could not be given to it.
@@ -85,6 +87,13 @@ pub(super) struct Stream {
     pub next_id: Cell<i64>,
     /// Whether the client waits for a word of progress.
     pub progress_wanted: Cell<bool>,
+    /// Whether the hub is to wake it for that when its revision rises.
+    pub waits_for_progress: Cell<bool>,
+    /// How many of its watches were compacted away and are not cancelled yet.
+    pub compacted: Cell<usize>,
+    /// The starts of watches that began above the hub's revision of then, and how many begin there. Entries that the
+    /// revision has passed by now stay until their watches go.
+    pub ahead: RefCell<BTreeMap<i64, usize>>,
     /// Whether a watch ever asked for periodic progress.
     pub wants_ticks: Cell<bool>,
     queue: RefCell<VecDeque<Queued>>,
@@ -104,6 +113,9 @@ impl Stream {
             unsynced: RefCell::default(),
             next_id: Cell::new(0),
             progress_wanted: Cell::new(false),
+            waits_for_progress: Cell::new(false),
+            compacted: Cell::new(0),
+            ahead: RefCell::default(),
             wants_ticks: Cell::new(false),
             queue: RefCell::default(),
             queued_bytes: Cell::new(0),
@@ -117,6 +129,13 @@ impl Stream {
     pub fn has_room(&self, len: usize) -> bool {
         let queued = self.queued_bytes.get();
         queued == 0 || queued + len <= QUEUE_BYTES_MAX
+    }
+
+    /// Whether a word of progress may be said about all watches: they have everything up to the hub's `revision`, and
+    /// none begins above it. It is asked for by a few bytes, so it does not look at each watch.
+    pub fn is_abreast(&self, revision: i64) -> bool {
+        let ahead = self.ahead.borrow().last_key_value().is_some_and(|(start, _)| *start > revision);
+        self.unsynced.borrow().is_empty() && self.compacted.get() == 0 && !ahead
     }
 
     /// Whether nothing waits to be sent.

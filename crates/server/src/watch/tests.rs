@@ -692,3 +692,72 @@ fn every_event_once_in_order() {
     }
     assert!(caught_up > 20 && ended > 20, "the test has to reach what it is about: {caught_up}, {ended}");
 }
+
+#[test]
+fn many_watches_of_a_stream_that_ends_go_in_slices() {
+    let mut world = world();
+    let mut client = world.client(MANY);
+    for _ in 0..1000 {
+        client.create(watch("a", ""));
+        client.create(watch("a", "c"));
+    }
+    let mut other = world.client(MANY);
+    other.create(watch("a", ""));
+    settle([&mut client, &mut other]);
+    assert_eq!(world.gauges().1, 2001);
+    assert_eq!((client.received().len(), other.received().len()), (2000, 1));
+    drop(client);
+    let waker = std::task::Waker::noop();
+    let mut left = world.gauges().1;
+    assert!(left > 1000, "{left} watches are left when the stream ends");
+    // What is still there is passed over, and others hear of what happens.
+    world.put("a", 1);
+    world.advance();
+    settle([&mut other]);
+    assert_eq!(lines(&other), ["0@2 put:a:2"]);
+    for _ in 0..100 {
+        world.hub.poll_reap(&mut std::task::Context::from_waker(waker));
+        let now = world.gauges().1;
+        assert!(left - now <= 256, "{} watches went in one slice", left - now);
+        left = now;
+    }
+    assert_eq!((left, world.hub.watches(), world.gauges().0), (1, 1, 1));
+    drop(other);
+    assert_eq!((world.gauges().1, world.hub.watches()), (0, 0));
+}
+
+#[test]
+fn progress_is_told_of_once_watches_that_begin_later_are_reached_or_gone() {
+    let mut world = world();
+    let mut client = world.client(MANY);
+    client.create(watch("a", ""));
+    for start in [4, 4, 9] {
+        client.create(WatchCreateRequest { start_revision: start, ..watch("b", "") });
+    }
+    settle([&mut client]);
+    assert_eq!(client.received().len(), 4);
+    client.ask_progress();
+    client.cancel(3);
+    client.cancel(1);
+    settle([&mut client]);
+    assert_eq!(client.received().len(), 2);
+    for n in 0..3 {
+        world.put("z", n);
+        world.advance();
+        settle([&mut client]);
+        // One watch still begins at 4.
+        assert_eq!(lines(&client), if n == 2 { vec!["-1@4"] } else { vec![] });
+    }
+    // That began when 4 was reached already; it does not count for the one before.
+    client.create(WatchCreateRequest { start_revision: 4, ..watch("b", "") });
+    client.create(WatchCreateRequest { start_revision: 6, ..watch("b", "") });
+    client.cancel(4);
+    settle([&mut client]);
+    client.received();
+    client.ask_progress();
+    settle([&mut client]);
+    assert!(client.received().is_empty());
+    client.cancel(5);
+    settle([&mut client]);
+    assert_eq!(client.received().len(), 2);
+}
