@@ -2,14 +2,14 @@
 //!
 //! The order of the checks is etcd's, since a request with two faults gets the error of the first.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound::{Excluded, Included};
 
 use api::Status;
 use api::error;
 use api::etcdserverpb::range_request::{SortOrder, SortTarget};
 use api::etcdserverpb::request_op::Request;
 use api::etcdserverpb::{DeleteRangeRequest, PutRequest, RangeRequest, RequestOp, TxnRequest};
-use bytes::Bytes;
 
 /// How deep transactions may nest. etcd is bounded only by max-txn-ops and the message size; ours is bounded for the
 /// sake of the stack (COMPAT-1).
@@ -49,8 +49,9 @@ pub fn delete_range(request: &DeleteRangeRequest) -> Result<(), Status> {
 /// Checks a transaction: its size, its operations, and that no key is written twice along one path.
 pub fn txn(request: &TxnRequest, ops_max: usize) -> Result<(), Status> {
     txn_ops(request, ops_max, TXN_DEPTH_MAX)?;
-    Written::collect(&request.success)?;
-    Written::collect(&request.failure)?;
+    let mut steps = 0;
+    Written::collect(&request.success, &mut steps)?;
+    Written::collect(&request.failure, &mut steps)?;
     Ok(())
 }
 
@@ -74,64 +75,126 @@ fn txn_ops(request: &TxnRequest, ops_max: usize, depth: usize) -> Result<(), Sta
     Ok(())
 }
 
+/// Ranges of keys, united.
+#[derive(Default)]
+struct Ranges<'a> {
+    keys: BTreeSet<&'a [u8]>,
+    /// Ends by starts; they neither overlap nor touch.
+    spans: BTreeMap<&'a [u8], &'a [u8]>,
+}
+
+impl<'a> Ranges<'a> {
+    fn len(&self) -> usize {
+        self.keys.len() + self.spans.len()
+    }
+
+    /// The end is compared as it stands: etcd does not read "\0" as "everything after" here.
+    fn add(&mut self, mut start: &'a [u8], mut end: &'a [u8]) {
+        if end.is_empty() {
+            self.keys.insert(start);
+        }
+        if end <= start {
+            return;
+        }
+        if let Some((&before, &through)) = self.spans.range(..=start).next_back()
+            && through >= start
+        {
+            (start, end) = (before, end.max(through));
+        }
+        while let Some((&next, &through)) = self.spans.range(start..).next()
+            && next <= end
+        {
+            self.spans.remove(next);
+            end = end.max(through);
+        }
+        self.spans.insert(start, end);
+    }
+
+    fn has(&self, key: &[u8]) -> bool {
+        self.keys.contains(key) || self.spans.range(..=key).next_back().is_some_and(|(_, end)| key < *end)
+    }
+}
+
 /// The keys that one branch puts and the ranges that it deletes, nested transactions included.
 #[derive(Default)]
 struct Written<'a> {
-    puts: BTreeSet<&'a Bytes>,
-    /// Start and end; an end of `None` makes it one key.
-    deletes: Vec<(&'a Bytes, Option<&'a Bytes>)>,
+    puts: BTreeSet<&'a [u8]>,
+    deletes: Ranges<'a>,
 }
 
 impl<'a> Written<'a> {
     /// etcd's rule: this level's deletes stand first, then the nested transactions in order, then this level's puts.
     /// The branches of one nested transaction exclude each other, so both may put the same key.
-    fn collect(ops: &'a [RequestOp]) -> Result<Written<'a>, Status> {
+    ///
+    /// Of two sets that are compared or united the smaller one is walked, so that n operations take O(n log² n) steps,
+    /// however they are nested. `steps` counts them.
+    fn collect(ops: &'a [RequestOp], steps: &mut u64) -> Result<Written<'a>, Status> {
         let mut written = Written::default();
         for op in ops {
+            *steps += 1;
             if let Some(Request::RequestDeleteRange(delete)) = &op.request {
-                let end = Some(&delete.range_end).filter(|end| !end.is_empty());
-                written.deletes.push((&delete.key, end));
+                written.deletes.add(&delete.key, &delete.range_end);
             }
         }
         for op in ops {
             let Some(Request::RequestTxn(nested)) = &op.request else { continue };
-            let then = Written::collect(&nested.success)?;
-            let otherwise = Written::collect(&nested.failure)?;
-            for key in &then.puts {
-                written.put(key)?;
+            let then = Written::collect(&nested.success, steps)?;
+            let otherwise = Written::collect(&nested.failure, steps)?;
+            if written.conflicts(&then, steps) || written.conflicts(&otherwise, steps) {
+                return Err(error::DUPLICATE_KEY);
             }
-            for key in &otherwise.puts {
-                if !then.puts.contains(key) {
-                    written.put(key)?;
-                } else if written.deleted(key) {
-                    return Err(error::DUPLICATE_KEY);
-                }
-            }
-            written.deletes.extend(then.deletes);
-            written.deletes.extend(otherwise.deletes);
+            written.take_in(then, steps);
+            written.take_in(otherwise, steps);
         }
         for op in ops {
-            if let Some(Request::RequestPut(put)) = &op.request {
-                written.put(&put.key)?;
+            if let Some(Request::RequestPut(put)) = &op.request
+                && (written.deletes.has(&put.key) || !written.puts.insert(&put.key))
+            {
+                return Err(error::DUPLICATE_KEY);
             }
         }
         Ok(written)
     }
 
-    fn put(&mut self, key: &'a Bytes) -> Result<(), Status> {
-        if self.deleted(key) || !self.puts.insert(key) {
-            return Err(error::DUPLICATE_KEY);
+    /// Whether a key that a nested branch puts is put or deleted here already.
+    fn conflicts(&self, nested: &Written<'a>, steps: &mut u64) -> bool {
+        let (few, many) = smaller_first(&self.puts, &nested.puts, BTreeSet::len);
+        *steps += few.len() as u64;
+        if few.iter().any(|key| many.contains(key)) {
+            return true;
         }
-        Ok(())
+        if nested.puts.len() <= self.deletes.len() {
+            *steps += nested.puts.len() as u64;
+            return nested.puts.iter().any(|key| self.deletes.has(key));
+        }
+        *steps += self.deletes.len() as u64;
+        let within = |(start, end): (&&[u8], &&[u8])| {
+            nested.puts.range::<[u8], _>((Included(*start), Excluded(*end))).next().is_some()
+        };
+        self.deletes.keys.iter().any(|key| nested.puts.contains(key)) || self.deletes.spans.iter().any(within)
     }
 
-    /// The end is compared as it stands: etcd does not read "\0" as "everything after" here.
-    fn deleted(&self, key: &Bytes) -> bool {
-        self.deletes.iter().any(|(start, end)| match end {
-            None => *start == key,
-            Some(end) => *start <= key && key < *end,
-        })
+    fn take_in(&mut self, mut nested: Written<'a>, steps: &mut u64) {
+        if nested.puts.len() > self.puts.len() {
+            std::mem::swap(&mut nested.puts, &mut self.puts);
+        }
+        if nested.deletes.len() > self.deletes.len() {
+            std::mem::swap(&mut nested.deletes, &mut self.deletes);
+        }
+        *steps += (nested.puts.len() + nested.deletes.len()) as u64;
+        self.puts.extend(nested.puts);
+        self.deletes.keys.extend(nested.deletes.keys);
+        for (start, end) in nested.deletes.spans {
+            self.deletes.add(start, end);
+        }
     }
+}
+
+fn smaller_first<T>(one: T, other: T, len: impl Fn(T) -> usize) -> (T, T)
+where
+    T: Copy,
+{
+    if len(one) <= len(other) { (one, other) } else { (other, one) }
 }
 
 /// Whether a transaction goes without the log: every operation at the top of both branches is a range.
@@ -177,6 +240,7 @@ pub const LEASE_COST: u64 = 64;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bytes::Bytes;
 
     fn put_op(key: &'static str) -> RequestOp {
         let put = PutRequest { key: key.into(), ..PutRequest::default() };
@@ -214,6 +278,137 @@ mod tests {
         );
         // Within one branch of the nested transaction the rule holds as well.
         assert_eq!(check(vec![txn_op(vec![put_op("a"), put_op("a")], vec![])]), Err(error::DUPLICATE_KEY));
+    }
+
+    /// etcd's way, key by key and delete by delete.
+    struct Naive {
+        puts: BTreeSet<Vec<u8>>,
+        deletes: Vec<(Vec<u8>, Vec<u8>)>,
+    }
+
+    impl Naive {
+        fn collect(ops: &[RequestOp]) -> Option<Naive> {
+            let mut naive = Naive { puts: BTreeSet::new(), deletes: Vec::new() };
+            for op in ops {
+                if let Some(Request::RequestDeleteRange(delete)) = &op.request {
+                    naive.deletes.push((delete.key.to_vec(), delete.range_end.to_vec()));
+                }
+            }
+            for op in ops {
+                let Some(Request::RequestTxn(nested)) = &op.request else { continue };
+                let then = Naive::collect(&nested.success)?;
+                let otherwise = Naive::collect(&nested.failure)?;
+                for key in &then.puts {
+                    if naive.puts.contains(key) || naive.deleted(key) {
+                        return None;
+                    }
+                    naive.puts.insert(key.clone());
+                }
+                for key in otherwise.puts {
+                    if naive.puts.contains(&key) && !then.puts.contains(&key) || naive.deleted(&key) {
+                        return None;
+                    }
+                    naive.puts.insert(key);
+                }
+                naive.deletes.extend(then.deletes);
+                naive.deletes.extend(otherwise.deletes);
+            }
+            for op in ops {
+                if let Some(Request::RequestPut(put)) = &op.request
+                    && (naive.deleted(&put.key) || !naive.puts.insert(put.key.to_vec()))
+                {
+                    return None;
+                }
+            }
+            Some(naive)
+        }
+
+        fn deleted(&self, key: &[u8]) -> bool {
+            self.deletes.iter().any(|(start, end)| match end.is_empty() {
+                true => start == key,
+                false => start.as_slice() <= key && key < end.as_slice(),
+            })
+        }
+    }
+
+    fn random(state: &mut u64, n: u64) -> u64 {
+        *state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (*state >> 33) % n
+    }
+
+    fn random_ops(state: &mut u64, depth: usize) -> Vec<RequestOp> {
+        let key = |state: &mut u64| -> Bytes { format!("{:02}", random(state, 60)).into() };
+        (0..random(state, 4))
+            .map(|_| {
+                let request = match random(state, 6) {
+                    0..=2 => Request::RequestPut(PutRequest { key: key(state), ..Default::default() }),
+                    3 => Request::RequestDeleteRange(DeleteRangeRequest {
+                        key: key(state),
+                        range_end: match random(state, 4) {
+                            0 => Bytes::new(),
+                            1 => Bytes::from_static(b"\0"),
+                            _ => key(state),
+                        },
+                        ..Default::default()
+                    }),
+                    _ if depth == 0 => Request::RequestRange(RangeRequest { key: key(state), ..Default::default() }),
+                    _ => Request::RequestTxn(TxnRequest {
+                        compare: vec![],
+                        success: random_ops(state, depth - 1),
+                        failure: random_ops(state, depth - 1),
+                    }),
+                };
+                RequestOp { request: Some(request) }
+            })
+            .collect()
+    }
+
+    #[test]
+    fn overlaps_are_found_where_etcd_finds_them() {
+        let (mut state, mut refused) = (1, 0);
+        for _ in 0..20_000 {
+            let ops = random_ops(&mut state, 3);
+            let expected = Naive::collect(&ops).is_some();
+            assert_eq!(Written::collect(&ops, &mut 0).is_ok(), expected, "{ops:?}");
+            refused += u32::from(!expected);
+        }
+        assert!((3_000..17_000).contains(&refused), "{refused}");
+    }
+
+    #[test]
+    fn looking_for_overlaps_takes_few_steps_however_a_transaction_is_nested() {
+        let key = |n: u64| -> Bytes { n.to_be_bytes().to_vec().into() };
+        let put = |n| RequestOp {
+            request: Some(Request::RequestPut(PutRequest { key: key(n), ..Default::default() })),
+        };
+        let delete = |from, to| RequestOp {
+            request: Some(Request::RequestDeleteRange(DeleteRangeRequest {
+                key: key(from),
+                range_end: key(to),
+                ..Default::default()
+            })),
+        };
+        let puts = |from: u64, n: u64| (0..n).map(|at| put(from + 3 * at)).collect::<Vec<_>>();
+        let deletes = |from: u64, n: u64| (0..n).map(move |at| delete(from + 3 * at, from + 3 * at + 1));
+        const N: u64 = 20_000;
+        // As many deletes as puts, beside each other; in a nested transaction, in either order; and everything at the
+        // innermost of many levels, each of which deletes something, too.
+        let beside = puts(0, N).into_iter().chain(deletes(1, N)).collect::<Vec<_>>();
+        let below = vec![txn_op(puts(0, N), puts(0, N)), txn_op(deletes(1, N).collect(), vec![])];
+        let above: Vec<RequestOp> = deletes(1, N).chain([txn_op(puts(0, N), vec![])]).collect();
+        let mut deep = puts(0, N);
+        for level in 0..60 {
+            deep = deletes(1 + 3 * level * N, N / 60).chain([txn_op(deep, vec![])]).collect();
+        }
+        let mut chain = Vec::new();
+        for level in 0..60 {
+            chain = vec![txn_op(chain, puts(3 * level * N, N / 60)), txn_op(deletes(1, N / 60).collect(), vec![])];
+        }
+        for ops in [beside, below, above, deep, chain] {
+            let mut steps = 0;
+            assert!(Written::collect(&ops, &mut steps).is_ok());
+            assert!(steps < 10 * N, "{steps} steps");
+        }
     }
 
     #[test]

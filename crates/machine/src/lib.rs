@@ -4,6 +4,7 @@
 //! the log; whoever applies hands in a reader for them ([`Values`]), since a transaction may compare or sort by value.
 //!
 //! * [`Machine`] applies entries.
+//! * [`request`] decodes what is in an entry.
 //! * [`check`] says what can be said of a request before it is proposed.
 //! * [`validate`] says the same of a membership change.
 //! * [`range`] and [`txn`] evaluate reads, in transactions and on views alike.
@@ -18,6 +19,7 @@
 //! Invariants, and the tests that hold them (`tests/it`):
 //! * the same entries have the same effects on every member, whether it answers or not, and however far its physical
 //!   compaction got (`apply`);
+//! * whatever passed [`check`] can be applied, and what cannot be decoded changes nothing, on any member (`cost`);
 //! * a mutating entry raises the revision by exactly one, a refused one changes nothing (`apply`);
 //! * what is restored from a checkpoint cannot be told from what was saved (`image`), and so with snapshots
 //!   (`snapshot`); files of old versions open for ever; damaged ones are errors, never panics;
@@ -39,6 +41,7 @@ mod machine;
 mod member;
 pub mod range;
 mod reconfiguration;
+pub mod request;
 pub mod snapshot;
 mod state_hash;
 pub mod transfer;
@@ -50,7 +53,8 @@ pub use codec::Malformed;
 pub use found::{Found, ReadError, Values};
 pub use lease::{Lease, Leases};
 pub use machine::{
-    Applied, Change, Command, ConfApplied, Fatal, Machine, Outcome, Rules, SegmentUse, VoterChange,
+    Applied, Change, Command, ConfApplied, Fatal, Machine, Outcome, Rules, SegmentUse, UNDECODABLE,
+    VoterChange,
 };
 pub use member::{Member, Members};
 pub use reconfiguration::{promotion_json, validate};

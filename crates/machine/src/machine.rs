@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use api::Status;
 use api::error;
 use api::etcdserverpb::alarm_request::AlarmAction;
 use api::etcdserverpb::request_op::Request;
@@ -11,6 +10,7 @@ use api::etcdserverpb::{
     LeaseRevokeRequest, PutRequest, TxnRequest,
 };
 use api::raftpb;
+use api::{Code, Status};
 use bytes::Bytes;
 use mvcc::{KeyRange, Location, RevisionError, Snapshot, Store, Value, Version, Writer};
 use planted::Bug;
@@ -23,6 +23,7 @@ use crate::lease::Leases;
 use crate::member::Members;
 use crate::range::{Failure, refused};
 use crate::reconfiguration::Reconfiguration;
+use crate::request;
 use crate::state_hash::{Effect, StateHash, StatePoint, StateTrail};
 use crate::txn::{self, Deleted, OpOutcome, Path, TxnOutcome};
 
@@ -123,7 +124,8 @@ pub enum Change {
 pub struct Applied {
     /// The id under which it was proposed; 0 for a leader's empty entry.
     pub request_id: u64,
-    /// What it asked for, by etcd's name; empty for a leader's empty entry.
+    /// What it asked for, by etcd's name; empty for a leader's empty entry, [`UNDECODABLE`] for one that is no request
+    /// and so changes nothing.
     pub op: &'static str,
     /// What to answer.
     pub outcome: Result<Outcome, Status>,
@@ -290,8 +292,15 @@ impl Machine {
         if command.data.is_empty() {
             return Ok(Applied { request_id: 0, op: "", outcome: Ok(Outcome::Done), change: None });
         }
-        let request = InternalRaftRequest::decode(command.data.clone())
-            .map_err(|e| fatal(format!("it is no request of this version: {e}")))?;
+        let request = match request::command(command.data.clone()) {
+            Ok(request) => request,
+            // It follows from the bytes alone, so no member applies it. Nobody can have proposed it and wait for it.
+            Err(why) => {
+                self.hash.entry_done(self.applied_index, self.store.current_revision());
+                let outcome = Err(undecodable(&why));
+                return Ok(Applied { request_id: 0, op: UNDECODABLE, outcome, change: None });
+            }
+        };
         let request_id = match &request.header {
             Some(header) if header.id != 0 => header.id,
             _ => request.id,
@@ -642,6 +651,13 @@ impl Run<'_, '_, '_> {
         }
         Ok(outcome)
     }
+}
+
+/// [`Applied::op`] of an entry that is no request.
+pub const UNDECODABLE: &str = "Undecodable";
+
+fn undecodable(why: &request::Undecodable) -> Status {
+    Status::with(Code::Internal, format!("mainstay: the entry is no request: {why}"))
 }
 
 /// etcd's name for what a request asks.

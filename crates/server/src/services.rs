@@ -161,6 +161,11 @@ impl Services {
                 leading.end_if_quarantined();
             }
         });
+        let reaping = Rc::clone(&hub);
+        tokio::task::spawn_local(poll_fn::<(), _>(move |context| {
+            reaping.poll_reap(context);
+            Poll::Pending
+        }));
         let mut replies = Vec::new();
         tokio::task::spawn_local(poll_fn::<(), _>(move |context| {
             shared.shards[number].poll(context.waker(), &mut replies);

@@ -42,6 +42,14 @@ impl Core {
                 let began = self.shared.clock.now();
                 let applied = self.machine.apply(command, &self.values, true).map_err(|e| e.to_string())?;
                 let took = self.shared.clock.now().saturating_duration_since(began);
+                if applied.op == machine::UNDECODABLE
+                    && let Err(status) = &applied.outcome
+                {
+                    self.logger.error(
+                        "an entry of the log is no request that this version can decode: it changes nothing on members of this version; if there are members of another one, compare their states (`mainstay doctor`)",
+                        &[("index", Value::Uint(entry.index)), ("why", Value::Str(&status.message))],
+                    );
+                }
                 self.meters.applied(applied.op, &applied.outcome, entry.data.len(), took);
                 if took > self.config.warning_apply_duration {
                     self.shared.metrics.server.slow_apply.inc();

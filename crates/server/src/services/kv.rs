@@ -10,9 +10,10 @@ use api::etcdserverpb::{
 };
 use bytes::Bytes;
 use front::{Answer, Unary};
+use machine::request::Undecodable;
 use machine::{Outcome, check};
 
-use super::{Services, decode, unreadable, whole};
+use super::{Services, UNPARSEABLE, decode, unreadable, whole};
 use crate::core::{Ask, ReplyBody, Ticket, command};
 use crate::encode;
 use crate::notable;
@@ -86,7 +87,10 @@ impl Services {
     }
 
     pub(super) fn txn(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
-        let request: TxnRequest = decode(message.clone())?;
+        let request = machine::request::txn(message.clone()).map_err(|why| match why {
+            Undecodable::TooDeep => error::TOO_MANY_OPS,
+            Undecodable::Malformed(_) => UNPARSEABLE,
+        })?;
         check::txn(&request, self.shared.limits.txn_ops_max)?;
         if check::txn_is_read_only(&request) {
             let serializable = check::txn_is_serializable(&request);

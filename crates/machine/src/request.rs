@@ -1,0 +1,390 @@
+//! Decoding requests, in the log and before.
+//!
+//! prost follows messages and unknown groups into each other for at most 100 levels, counted from the message that is
+//! decoded. An entry holds a client's request one level deeper than the client sent it; and etcd, which counts neither,
+//! may have committed one that is deeper by far. So what prost refuses for its depth is decoded here, level by level:
+//! [`command`] takes whatever [`txn`], or prost on a message without nested ones, takes.
+//!
+//! Nothing here depends on anything but the bytes: what one member cannot decode, no member can.
+
+use api::etcdserverpb::request_op::Request;
+use api::etcdserverpb::{
+    Compare, DeleteRangeRequest, InternalRaftRequest, PutRequest, RangeRequest, RequestOp, TxnRequest,
+};
+use bytes::{Buf as _, Bytes};
+use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint};
+use prost::{DecodeError, Message};
+
+/// How deep transactions may nest in an entry: etcd's default of max-txn-ops allows half of it. Deeper ones come from
+/// no client, see [`crate::check::txn`].
+pub const TXN_DEPTH_MAX: usize = 256;
+/// Below this depth prost's own limit refuses nothing.
+const PROST_DEPTH: usize = 100;
+
+/// Why bytes are no request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Undecodable {
+    /// Transactions nest deeper than [`TXN_DEPTH_MAX`].
+    TooDeep,
+    /// They are not what protobuf writes.
+    Malformed(DecodeError),
+}
+
+impl std::fmt::Display for Undecodable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Undecodable::TooDeep => write!(f, "transactions nest deeper than {TXN_DEPTH_MAX} levels"),
+            Undecodable::Malformed(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for Undecodable {}
+
+impl From<DecodeError> for Undecodable {
+    fn from(error: DecodeError) -> Undecodable {
+        Undecodable::Malformed(error)
+    }
+}
+
+/// Decodes the data of an entry.
+///
+/// # Errors
+///
+/// See [`Undecodable`].
+pub fn command(data: Bytes) -> Result<InternalRaftRequest, Undecodable> {
+    let refused = match InternalRaftRequest::decode(data.clone()) {
+        Ok(request) => return Ok(request),
+        Err(error) => error,
+    };
+    let mut deep = Deep::default();
+    let mut request = InternalRaftRequest::default();
+    deep.each_field(data, 0, &mut |deep, tag, wire, data| {
+        // A request that is there twice is merged, as prost does.
+        match (tag, wire) {
+            (TXN, WireType::LengthDelimited) => {
+                deep.txn(request.txn.get_or_insert_default(), message(data)?, 1, 1)
+            }
+            (PUT, WireType::LengthDelimited) => {
+                deep.flat(request.put.get_or_insert_default(), message(data)?, 1)
+            }
+            (DELETE_RANGE, WireType::LengthDelimited) => {
+                deep.flat(request.delete_range.get_or_insert_default(), message(data)?, 1)
+            }
+            (COMPACTION, WireType::LengthDelimited) => {
+                deep.flat(request.compaction.get_or_insert_default(), message(data)?, 1)
+            }
+            (LEASE_GRANT, WireType::LengthDelimited) => {
+                deep.flat(request.lease_grant.get_or_insert_default(), message(data)?, 1)
+            }
+            (LEASE_REVOKE, WireType::LengthDelimited) => {
+                deep.flat(request.lease_revoke.get_or_insert_default(), message(data)?, 1)
+            }
+            (ALARM, WireType::LengthDelimited) => {
+                deep.flat(request.alarm.get_or_insert_default(), message(data)?, 1)
+            }
+            _ => Ok(request.merge_field(tag, wire, data, DecodeContext::default())?),
+        }
+    })?;
+    deep.unless_shallow(request, refused)
+}
+
+/// Fields of `InternalRaftRequest` that hold what clients send.
+const PUT: u32 = 4;
+const DELETE_RANGE: u32 = 5;
+const TXN: u32 = 6;
+const COMPACTION: u32 = 7;
+const LEASE_GRANT: u32 = 8;
+const LEASE_REVOKE: u32 = 9;
+const ALARM: u32 = 10;
+
+/// Decodes a client's transaction.
+///
+/// # Errors
+///
+/// See [`Undecodable`].
+pub fn txn(data: Bytes) -> Result<TxnRequest, Undecodable> {
+    let refused = match TxnRequest::decode(data.clone()) {
+        Ok(request) => return Ok(request),
+        Err(error) => error,
+    };
+    let (mut deep, mut request) = (Deep::default(), TxnRequest::default());
+    deep.txn(&mut request, data, 0, 1)?;
+    deep.unless_shallow(request, refused)
+}
+
+/// A decoder that knows of depth only what nests by its own kind.
+#[derive(Default)]
+struct Deep {
+    /// The greatest depth met, as prost counts it.
+    depth: usize,
+}
+
+impl Deep {
+    /// What prost refused for another reason than its depth stays refused.
+    fn unless_shallow<M>(&self, message: M, refused: DecodeError) -> Result<M, Undecodable> {
+        if self.depth < PROST_DEPTH { Err(refused.into()) } else { Ok(message) }
+    }
+
+    /// Goes through the fields of a message at this depth. Groups, which no message here has, are passed over.
+    fn each_field(
+        &mut self,
+        mut data: Bytes,
+        depth: usize,
+        field: &mut dyn FnMut(&mut Deep, u32, WireType, &mut Bytes) -> Result<(), Undecodable>,
+    ) -> Result<(), Undecodable> {
+        self.depth = self.depth.max(depth);
+        while data.has_remaining() {
+            let (tag, wire) = decode_key(&mut data)?;
+            if wire == WireType::StartGroup {
+                self.skip_group(tag, &mut data, depth)?;
+            } else {
+                field(self, tag, wire, &mut data)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn skip_group(&mut self, tag: u32, data: &mut Bytes, depth: usize) -> Result<(), Undecodable> {
+        let mut open = vec![tag];
+        while let Some(&innermost) = open.last() {
+            self.depth = self.depth.max(depth + open.len());
+            let (tag, wire) = decode_key(data)?;
+            let len = match wire {
+                WireType::Varint => {
+                    decode_varint(data)?;
+                    0
+                }
+                WireType::SixtyFourBit => 8,
+                WireType::ThirtyTwoBit => 4,
+                WireType::LengthDelimited => decode_varint(data)?,
+                WireType::StartGroup => {
+                    open.push(tag);
+                    0
+                }
+                WireType::EndGroup if tag == innermost => {
+                    open.pop();
+                    0
+                }
+                WireType::EndGroup => return Err(invalid()),
+            };
+            take(data, len)?;
+        }
+        Ok(())
+    }
+
+    /// A message that has no messages in it.
+    fn flat<M: Message>(&mut self, into: &mut M, data: Bytes, depth: usize) -> Result<(), Undecodable> {
+        self.each_field(data, depth, &mut |_, tag, wire, data| {
+            Ok(into.merge_field(tag, wire, data, DecodeContext::default())?)
+        })
+    }
+
+    /// A transaction, `nested` deep among transactions.
+    fn txn(
+        &mut self,
+        into: &mut TxnRequest,
+        data: Bytes,
+        depth: usize,
+        nested: usize,
+    ) -> Result<(), Undecodable> {
+        if nested > TXN_DEPTH_MAX {
+            return Err(Undecodable::TooDeep);
+        }
+        self.each_field(data, depth, &mut |deep, tag, wire, data| match (tag, wire) {
+            (1, WireType::LengthDelimited) => {
+                let mut compare = Compare::default();
+                deep.flat(&mut compare, message(data)?, depth + 1)?;
+                into.compare.push(compare);
+                Ok(())
+            }
+            (2 | 3, WireType::LengthDelimited) => {
+                let mut op = RequestOp::default();
+                deep.op(&mut op, message(data)?, depth + 1, nested)?;
+                if tag == 2 { into.success.push(op) } else { into.failure.push(op) }
+                Ok(())
+            }
+            _ => Ok(into.merge_field(tag, wire, data, DecodeContext::default())?),
+        })
+    }
+
+    fn op(
+        &mut self,
+        into: &mut RequestOp,
+        data: Bytes,
+        depth: usize,
+        nested: usize,
+    ) -> Result<(), Undecodable> {
+        self.each_field(data, depth, &mut |deep, tag, wire, data| {
+            let taken = into.request.take();
+            let request = match (tag, wire) {
+                (1, WireType::LengthDelimited) => {
+                    let mut range = match taken {
+                        Some(Request::RequestRange(range)) => range,
+                        _ => RangeRequest::default(),
+                    };
+                    deep.flat(&mut range, message(data)?, depth + 1)?;
+                    Request::RequestRange(range)
+                }
+                (2, WireType::LengthDelimited) => {
+                    let mut put = match taken {
+                        Some(Request::RequestPut(put)) => put,
+                        _ => PutRequest::default(),
+                    };
+                    deep.flat(&mut put, message(data)?, depth + 1)?;
+                    Request::RequestPut(put)
+                }
+                (3, WireType::LengthDelimited) => {
+                    let mut delete = match taken {
+                        Some(Request::RequestDeleteRange(delete)) => delete,
+                        _ => DeleteRangeRequest::default(),
+                    };
+                    deep.flat(&mut delete, message(data)?, depth + 1)?;
+                    Request::RequestDeleteRange(delete)
+                }
+                (4, WireType::LengthDelimited) => {
+                    let mut txn = match taken {
+                        Some(Request::RequestTxn(txn)) => txn,
+                        _ => TxnRequest::default(),
+                    };
+                    deep.txn(&mut txn, message(data)?, depth + 1, nested + 1)?;
+                    Request::RequestTxn(txn)
+                }
+                _ => {
+                    into.request = taken;
+                    return Ok(into.merge_field(tag, wire, data, DecodeContext::default())?);
+                }
+            };
+            into.request = Some(request);
+            Ok(())
+        })
+    }
+}
+
+/// Takes a message's bytes, its length before them.
+fn message(data: &mut Bytes) -> Result<Bytes, Undecodable> {
+    let len = decode_varint(data)?;
+    take(data, len)
+}
+
+fn take(data: &mut Bytes, len: u64) -> Result<Bytes, Undecodable> {
+    match usize::try_from(len) {
+        Ok(len) if len <= data.len() => Ok(data.split_to(len)),
+        _ => Err(invalid()),
+    }
+}
+
+/// An error of prost's, which makes none for others.
+fn invalid() -> Undecodable {
+    match decode_varint(&mut &[][..]) {
+        Err(error) => Undecodable::Malformed(error),
+        Ok(_) => Undecodable::TooDeep,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A put inside so many transactions, in bytes: prost encodes by recursion.
+    fn nested(levels: usize) -> Vec<u8> {
+        let put = PutRequest { key: "k".into(), value: "v".into(), ..PutRequest::default() };
+        let mut bytes = field(2, &put.encode_to_vec());
+        for level in 0..levels {
+            let txn = field(2, &bytes);
+            bytes = if level + 1 == levels { txn } else { field(4, &txn) };
+        }
+        bytes
+    }
+
+    fn field(tag: u8, bytes: &[u8]) -> Vec<u8> {
+        let mut out = vec![tag << 3 | 2];
+        crate::found::put_varint(&mut out, bytes.len() as u64);
+        out.extend_from_slice(bytes);
+        out
+    }
+
+    fn groups(levels: usize) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        bytes.extend(std::iter::repeat_n((15 << 3) | 3, levels));
+        bytes.extend(std::iter::repeat_n((15 << 3) | 4, levels));
+        bytes
+    }
+
+    /// What a shard accepts it proposes as field 6 of the entry.
+    fn entry(number: u8, request: &[u8]) -> Bytes {
+        field(number, request).into()
+    }
+
+    #[test]
+    fn what_a_shard_decodes_apply_decodes() {
+        for levels in [1, 2, 48, 49, 50, 51, 64, 65, 100, 255, 256] {
+            let bytes = nested(levels);
+            let ours = txn(bytes.clone().into()).expect("a shard takes it");
+            let applied = command(entry(6, &bytes)).expect("apply takes it");
+            assert_eq!(applied.txn.as_ref(), Some(&ours), "{levels}");
+            let mut depth = 1;
+            let mut at = &ours;
+            while let Some(Request::RequestTxn(inner)) = &at.success[0].request {
+                (depth, at) = (depth + 1, inner);
+            }
+            assert_eq!(depth, levels);
+        }
+        for levels in [1, 98, 99, 100, 101, 50_000] {
+            let put = PutRequest { key: "k".into(), value: "v".into(), ..PutRequest::default() };
+            let bytes = [put.encode_to_vec(), groups(levels)].concat();
+            let applied = command(entry(4, &bytes)).expect("apply takes it");
+            assert_eq!(applied.put, Some(put));
+            let inside = field(2, &field(2, &bytes));
+            let ours = txn(inside.clone().into()).expect("a shard takes it");
+            assert_eq!(command(entry(6, &inside)).expect("apply takes it").txn, Some(ours));
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_decoded_is_refused_alike() {
+        assert_eq!(txn(nested(257).into()), Err(Undecodable::TooDeep));
+        assert_eq!(command(entry(6, &nested(257))), Err(Undecodable::TooDeep));
+        assert_eq!(command(entry(6, &nested(20_000))), Err(Undecodable::TooDeep));
+        for bytes in [&b"\x0a"[..], b"\x12\x05\x12", b"\x0b", b"\x7b\x0c", b"\x12\x02\x22\x7f", b"\x08\x01"] {
+            assert!(matches!(txn(Bytes::copy_from_slice(bytes)), Err(Undecodable::Malformed(_))), "{bytes:?}");
+        }
+        let cut = &nested(64)[..300];
+        assert!(matches!(txn(Bytes::copy_from_slice(cut)), Err(Undecodable::Malformed(_))));
+    }
+
+    #[test]
+    fn decodes_as_prost_does() {
+        // Bytes that prost takes are decoded by hand as well, to the same: fields repeated, out of order and unknown.
+        let mut state = 1u64;
+        let mut random = move |n: u64| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 33) % n
+        };
+        let mut taken = 0;
+        for _ in 0..20_000 {
+            let mut bytes = nested(1 + random(4) as usize);
+            for _ in 0..random(4) {
+                let at = random(bytes.len() as u64 + 1) as usize;
+                match random(4) {
+                    0 => bytes.insert(at, random(256) as u8),
+                    1 => bytes = [&bytes[..], &nested(2)].concat(),
+                    2 => bytes.splice(at..at, groups(1)).for_each(drop),
+                    _ => {
+                        if let Some(byte) = bytes.get_mut(at) {
+                            *byte ^= 1 << random(8);
+                        }
+                    }
+                }
+            }
+            let mut by_hand = TxnRequest::default();
+            let outcome = Deep::default().txn(&mut by_hand, bytes.clone().into(), 0, 1);
+            if let Ok(by_prost) = TxnRequest::decode(&bytes[..]) {
+                assert_eq!(outcome, Ok(()));
+                assert_eq!(by_hand, by_prost);
+                taken += 1;
+            }
+        }
+        assert!(taken > 4_000, "{taken}");
+    }
+}
