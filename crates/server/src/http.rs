@@ -93,6 +93,10 @@ pub fn answer(
             path => common(path, shared, values, counters, request),
         },
     };
+    if matches!(target::of(request), Target::Path(path) if path == diagnosis::PATH) {
+        // It tells the names of keys and the addresses of clients: no page from elsewhere may read it.
+        return response;
+    }
     let headers = response.headers_mut();
     for (name, value) in [
         (ACCESS_CONTROL_ALLOW_HEADERS, "accept, content-type, authorization"),
@@ -131,8 +135,11 @@ fn common(
         let text = scrape(shared, counters);
         return reply(StatusCode::OK, &[(CONTENT_TYPE, metrics::CONTENT_TYPE)], text.into());
     }
-    if path == "/debug/mainstay" {
-        return only_get(request, || diagnosis::answer(shared));
+    if path == diagnosis::PATH {
+        return only_get(request, || match diagnosis::refusal(shared, request) {
+            Some(why) => refused(StatusCode::FORBIDDEN, why),
+            None => diagnosis::answer(shared),
+        });
     }
     let ask = |answer: &dyn Fn(&Asked<'_>) -> Response<Bytes>| {
         only_get(request, || {

@@ -283,6 +283,48 @@ fn cors_headers_are_those_of_etcd() {
 }
 
 #[test]
+fn the_page_that_names_keys_is_not_for_pages_from_elsewhere() {
+    let served = served(Given::default(), |state| {
+        let mut members = (*state.members).clone();
+        members.by_id.get_mut(&MEMBER).unwrap().client_urls = vec!["https://one.example.org:2379/".to_owned()];
+        state.members = Arc::new(members);
+    });
+    let ask = |headers: &[(&str, &str)]| {
+        let mut request = Request::builder().uri("/debug/mainstay");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(Bytes::new()).unwrap();
+        http::answer(&served.shared, &served.values, &served.counters, &request)
+    };
+    for host in
+        ["10.0.0.1:2379", "[::1]:2379", "127.0.0.1", "localhost:2379", "etcd-0", "one.example.org", "ONE.example.org:99"]
+    {
+        let response = ask(&[("host", host)]);
+        assert_eq!(response.status(), 200, "{host}");
+        assert_eq!(response.headers()["x-content-type-options"], "nosniff");
+        assert!(!response.headers().keys().any(|name| name.as_str().starts_with("access-control-")));
+    }
+    assert_eq!(ask(&[]).status(), 200);
+    assert_eq!(ask(&[("host", "10.0.0.1:2379"), ("origin", "http://10.0.0.1:2379")]).status(), 200);
+    assert_eq!(ask(&[("host", "localhost"), ("sec-fetch-site", "none")]).status(), 200);
+    for refused in [
+        &[("host", "rebound.example.com:2379")][..],
+        &[("host", "one.example.org.example.com")],
+        &[("host", "1.2.3.4.example.com")],
+        &[("host", "10.0.0.1:2379"), ("origin", "http://example.com")],
+        &[("host", "10.0.0.1:2379"), ("origin", "null")],
+        &[("host", "10.0.0.1:2379"), ("sec-fetch-site", "cross-site")],
+    ] {
+        let response = ask(refused);
+        assert_eq!(response.status(), 403, "{refused:?}");
+        assert!(!response.headers().contains_key("access-control-allow-origin"));
+    }
+    let options = served.answer(&Method::OPTIONS, "/debug/mainstay");
+    assert!(!options.headers().contains_key("access-control-allow-origin"));
+}
+
+#[test]
 fn variables_are_json_with_what_is_known() {
     let served = healthy();
     let response = served.answer(&Method::GET, "/debug/vars");
