@@ -351,7 +351,9 @@ mod tests {
                         },
                         ..Default::default()
                     }),
-                    _ if depth == 0 => Request::RequestRange(RangeRequest { key: key(state), ..Default::default() }),
+                    _ if depth == 0 => {
+                        Request::RequestRange(RangeRequest { key: key(state), ..Default::default() })
+                    }
                     _ => Request::RequestTxn(TxnRequest {
                         compare: vec![],
                         success: random_ops(state, depth - 1),
@@ -402,7 +404,10 @@ mod tests {
         }
         let mut chain = Vec::new();
         for level in 0..60 {
-            chain = vec![txn_op(chain, puts(3 * level * N, N / 60)), txn_op(deletes(1, N / 60).collect(), vec![])];
+            chain = vec![
+                txn_op(chain, puts(3 * level * N, N / 60)),
+                txn_op(deletes(1, N / 60).collect(), vec![]),
+            ];
         }
         for ops in [beside, below, above, deep, chain] {
             let mut steps = 0;

@@ -56,6 +56,9 @@ pub struct Fatal {
     pub index: u64,
     /// What is wrong, and what to do.
     pub why: String,
+    /// Whether nothing is wrong with the entry: a value that it depends on could not be read here. The machine is as it
+    /// was before the entry, and other members may be able to apply it.
+    pub is_unreadable: bool,
 }
 
 impl std::fmt::Display for Fatal {
@@ -279,15 +282,15 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// When the entry cannot be understood or a value it depends on cannot be read. The machine is of no more use
-    /// then: a transaction may have stopped half-way.
+    /// When the entry is of a kind that this version does not know, or a value it depends on cannot be read. Nothing has
+    /// changed then.
     pub fn apply(
         &mut self,
         command: Command<'_>,
         values: &dyn Values,
         answer: bool,
     ) -> Result<Applied, Fatal> {
-        let fatal = |why: String| Fatal { index: command.index, why };
+        let before = (self.applied_index, self.applied_term);
         self.next(command)?;
         if command.data.is_empty() {
             return Ok(Applied { request_id: 0, op: "", outcome: Ok(Outcome::Done), change: None });
@@ -309,7 +312,15 @@ impl Machine {
         let outcome = match self.dispatch(command, &request, values, answer, &mut change) {
             Ok(outcome) => Ok(outcome),
             Err(Failure::Refused(status)) => Err(status),
-            Err(Failure::Unreadable(why)) => return Err(fatal(why)),
+            Err(failure) => {
+                (self.applied_index, self.applied_term) = before;
+                let is_unreadable = matches!(failure, Failure::Unreadable(_));
+                let why = match failure {
+                    Failure::Unreadable(why) | Failure::Unknown(why) => why,
+                    Failure::Refused(status) => status.message.into_owned(),
+                };
+                return Err(Fatal { index: command.index, why, is_unreadable });
+            }
         };
         self.hash.entry_done(self.applied_index, self.store.current_revision());
         Ok(Applied { request_id, op: op_name(&request), outcome, change })
@@ -321,6 +332,7 @@ impl Machine {
             return Err(Fatal {
                 index: command.index,
                 why: "its term is older than its predecessor's".to_owned(),
+                is_unreadable: false,
             });
         }
         self.applied_index = command.index;
@@ -428,7 +440,7 @@ impl Machine {
             // etcd before 3.1 sent reads through the log; they change nothing.
             return Ok(Outcome::Done);
         }
-        Err(Failure::Unreadable(
+        Err(Failure::Unknown(
             "it holds a request that this version does not know; start the version that wrote it".to_owned(),
         ))
     }
@@ -592,7 +604,7 @@ impl Machine {
     ///
     /// When the entry cannot be understood.
     pub fn apply_conf_change(&mut self, command: Command<'_>) -> Result<ConfApplied, Fatal> {
-        let fatal = |why: String| Fatal { index: command.index, why };
+        let fatal = |why: String| Fatal { index: command.index, why, is_unreadable: false };
         self.next(command)?;
         let change = raftpb::ConfChange::decode(command.data.clone())
             .map_err(|e| fatal(format!("it is no membership change: {e}")))?;

@@ -18,6 +18,8 @@ pub enum Failure {
     Refused(Status),
     /// A value could not be read from the disk.
     Unreadable(String),
+    /// The request is of a kind that this version does not know.
+    Unknown(String),
 }
 
 impl From<RevisionError> for Failure {

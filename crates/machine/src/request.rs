@@ -12,6 +12,7 @@ use api::etcdserverpb::{
     Compare, DeleteRangeRequest, InternalRaftRequest, PutRequest, RangeRequest, RequestOp, TxnRequest,
 };
 use bytes::{Buf as _, Bytes};
+use planted::Bug;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint};
 use prost::{DecodeError, Message};
 
@@ -55,6 +56,7 @@ impl From<DecodeError> for Undecodable {
 pub fn command(data: Bytes) -> Result<InternalRaftRequest, Undecodable> {
     let refused = match InternalRaftRequest::decode(data.clone()) {
         Ok(request) => return Ok(request),
+        Err(error) if planted::is(Bug::ApplyCountsLevels) => return Err(error.into()),
         Err(error) => error,
     };
     let mut deep = Deep::default();
@@ -201,7 +203,11 @@ impl Deep {
             (2 | 3, WireType::LengthDelimited) => {
                 let mut op = RequestOp::default();
                 deep.op(&mut op, message(data)?, depth + 1, nested)?;
-                if tag == 2 { into.success.push(op) } else { into.failure.push(op) }
+                if tag == 2 {
+                    into.success.push(op)
+                } else {
+                    into.failure.push(op)
+                }
                 Ok(())
             }
             _ => Ok(into.merge_field(tag, wire, data, DecodeContext::default())?),
@@ -347,7 +353,10 @@ mod tests {
         assert_eq!(command(entry(6, &nested(257))), Err(Undecodable::TooDeep));
         assert_eq!(command(entry(6, &nested(20_000))), Err(Undecodable::TooDeep));
         for bytes in [&b"\x0a"[..], b"\x12\x05\x12", b"\x0b", b"\x7b\x0c", b"\x12\x02\x22\x7f", b"\x08\x01"] {
-            assert!(matches!(txn(Bytes::copy_from_slice(bytes)), Err(Undecodable::Malformed(_))), "{bytes:?}");
+            assert!(
+                matches!(txn(Bytes::copy_from_slice(bytes)), Err(Undecodable::Malformed(_))),
+                "{bytes:?}"
+            );
         }
         let cut = &nested(64)[..300];
         assert!(matches!(txn(Bytes::copy_from_slice(cut)), Err(Undecodable::Malformed(_))));

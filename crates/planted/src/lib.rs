@@ -63,6 +63,8 @@ bugs! {
     OverwrittenCountsAsSynced = "overwritten-counts-as-synced";
     /// machine: whether a put is refused for want of space depends on how far this member's own removal has come.
     ApplyDependsOnMember = "apply-depends-on-member";
+    /// machine: apply does not decode what is nested as deep as a shard accepts, since an entry adds a level.
+    ApplyCountsLevels = "apply-counts-levels";
     /// machine: a revoked lease loses its keys, but lives on.
     LeaseRevived = "lease-revived";
     /// machine: after a restart the last key of the checkpoint is not tied to its lease any more.
@@ -95,6 +97,8 @@ bugs! {
     ProposedAgainEarly = "proposed-again-early";
     /// server: commands that wait may be proposed again though a state taken over may have them.
     ProposedAgainAfterSnapshot = "proposed-again-after-snapshot";
+    /// server: a value that the disk does not give back, and that a transaction compares, ends the member.
+    UnreadableValueIsFatal = "unreadable-value-is-fatal";
     /// server: a snapshot is acknowledged before it is durable.
     SnapshotAcknowledgedEarly = "snapshot-acknowledged-early";
     /// server: a leader that led before goes by the deadlines of leases that it knew then.

@@ -12,6 +12,7 @@ mod install;
 mod leases;
 mod membership;
 mod meters;
+mod parked;
 mod pressure;
 mod probe;
 mod proposals;

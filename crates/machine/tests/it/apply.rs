@@ -70,7 +70,7 @@ fn select(machine: &Machine, request: &RangeRequest, journal: &Journal) -> Resul
     let snapshot = machine.store.snapshot();
     let selection = range::select(&snapshot, request, journal).map_err(|failure| match failure {
         Failure::Refused(status) => status,
-        Failure::Unreadable(why) => panic!("{why}"),
+        Failure::Unreadable(why) | Failure::Unknown(why) => panic!("{why}"),
     })?;
     let projection = range::projection(request);
     let kvs = selection

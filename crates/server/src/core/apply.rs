@@ -7,6 +7,7 @@ use api::error;
 use consensus::{Entry, EntryKind};
 use machine::{Change, Command};
 use mvcc::Location;
+use planted::Bug;
 
 use super::proposals::{REVOKE_PAUSE, Waiter};
 use super::run::Core;
@@ -40,7 +41,14 @@ impl Core {
         match entry.kind {
             EntryKind::Normal => {
                 let began = self.shared.clock.now();
-                let applied = self.machine.apply(command, &self.values, true).map_err(|e| e.to_string())?;
+                let applied = match self.machine.apply(command, &self.values, true) {
+                    Ok(applied) => applied,
+                    Err(fatal) if fatal.is_unreadable && !planted::is(Bug::UnreadableValueIsFatal) => {
+                        self.park(&fatal, now);
+                        return Ok(());
+                    }
+                    Err(fatal) => return Err(fatal.to_string()),
+                };
                 let took = self.shared.clock.now().saturating_duration_since(began);
                 if applied.op == machine::UNDECODABLE
                     && let Err(status) = &applied.outcome

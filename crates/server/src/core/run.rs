@@ -20,6 +20,7 @@ use super::compactor::Compactor;
 use super::gathering::Gathering;
 use super::install::Install;
 use super::meters::Meters;
+use super::parked::Parked;
 use super::pressure::Pressure;
 use super::proposals::{Open, Proposal, Waiter};
 use super::reads::{Reads, Want};
@@ -187,6 +188,8 @@ pub struct Core {
     pub(super) alarms: Arc<Alarms>,
     pub(super) members: Arc<Members>,
     pub(super) stopping: Option<Instant>,
+    /// Why this member is out of service, if it is.
+    pub(super) parked: Option<Parked>,
     ready: Option<SyncSender<()>>,
 }
 
@@ -287,6 +290,7 @@ impl Core {
             moving: HashMap::new(),
             mover: None,
             stopping: None,
+            parked: None,
             ready: Some(parts.ready),
             shared: parts.shared,
         }
@@ -341,6 +345,9 @@ impl Core {
 
     /// One turn: takes these asks, and does all that follows and that is due. Whether the core has come to its end.
     pub(crate) fn turn(&mut self, asks: &mut Vec<Ask>, now: Instant) -> Result<bool, String> {
+        if self.parked.is_some() {
+            return self.parked_turn(asks, now);
+        }
         for ask in asks.drain(..) {
             self.take(ask, now)?;
         }
@@ -354,6 +361,9 @@ impl Core {
         // From here on the newest view and the state are of one moment.
         self.publish();
         self.answer();
+        if self.parked.is_some() {
+            return Ok(false);
+        }
         self.order_checkpoint(now);
         self.release_doomed();
         if self.removed_at.is_some_and(|at| now >= at) {
@@ -559,7 +569,9 @@ impl Core {
     }
 
     pub(super) fn carry_out(&mut self, now: Instant) -> Result<(), String> {
-        while let Some(effects) = self.node.effects() {
+        while self.parked.is_none()
+            && let Some(effects) = self.node.effects()
+        {
             self.follow(effects, now)?;
             self.campaign_alone()?;
         }
@@ -587,6 +599,9 @@ impl Core {
         if let Some(last) = effects.commit.last().map(|entry| entry.index) {
             for entry in effects.commit {
                 self.apply(&entry, now)?;
+                if self.parked.is_some() {
+                    return Ok(());
+                }
             }
             self.step(Event::Applied(last))?;
             self.forget()?;
@@ -596,6 +611,9 @@ impl Core {
 
     /// The only voter does not wait for a timeout: nobody else could win.
     fn campaign_alone(&mut self) -> Result<(), String> {
+        if self.parked.is_some() {
+            return Ok(());
+        }
         let standing = self.node.standing();
         let alone = self.node.voters() == [self.shared.identity.member_id];
         if standing.role == Role::Follower && alone && self.machine.applied_index >= standing.commit {
@@ -672,8 +690,8 @@ impl Core {
             applied_index: self.machine.applied_index,
             applied_term: self.machine.applied_term,
             commit_index: standing.commit,
-            leader: standing.leader,
-            reads_local: self.reads_local(),
+            leader: if self.parked.is_some() { 0 } else { standing.leader },
+            reads_local: if self.parked.is_some() { self.is_parked_complete() } else { self.reads_local() },
             alarms: Arc::clone(&self.alarms),
             members: Arc::clone(&self.members),
             in_use_bytes: self.machine.in_use_bytes(),
@@ -691,12 +709,22 @@ impl Core {
             }
         }
         // As in etcd, a member serves once the cluster has heard of it: it has caught up that far.
-        if self.attributes_known
-            && let Some(ready) = self.ready.take()
-        {
+        if self.attributes_known {
+            self.serve();
+        }
+    }
+
+    /// Lets clients in.
+    pub(super) fn serve(&mut self) {
+        if let Some(ready) = self.ready.take() {
             // Boot waits for it; if it has given up, the member is about to stop.
             let _ = ready.try_send(());
         }
+    }
+
+    /// Keeps the way back to somebody outside the shards; returns the slot for the ticket.
+    pub(super) fn keep_outside(&mut self, sender: oneshot::Sender<Reply>) -> usize {
+        self.outside.insert(sender)
     }
 
     pub(super) fn reply(&mut self, ticket: Ticket, body: ReplyBody) {
@@ -719,7 +747,7 @@ impl Core {
         self.reply(ticket, ReplyBody::Outcome(Err(status), None));
     }
 
-    fn answer(&mut self) {
+    pub(super) fn answer(&mut self) {
         let view = Arc::clone(&self.shared.state.load().view);
         for (waiter, outcome, revision, raft_term) in std::mem::take(&mut self.outcomes) {
             let (ticket, body, wait_removed) = match waiter {

@@ -94,7 +94,7 @@ fn read(asked: &Asked<'_>, serializable: bool) -> Result<(), String> {
     match range::select(&asked.state.view.snapshot(), &request, asked.values) {
         Ok(_) => Ok(()),
         Err(Failure::Refused(status)) => Err(status.message.into_owned()),
-        Err(Failure::Unreadable(why)) => Err(why),
+        Err(Failure::Unreadable(why) | Failure::Unknown(why)) => Err(why),
     }
 }
 

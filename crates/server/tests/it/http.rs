@@ -286,7 +286,8 @@ fn cors_headers_are_those_of_etcd() {
 fn the_page_that_names_keys_is_not_for_pages_from_elsewhere() {
     let served = served(Given::default(), |state| {
         let mut members = (*state.members).clone();
-        members.by_id.get_mut(&MEMBER).unwrap().client_urls = vec!["https://one.example.org:2379/".to_owned()];
+        members.by_id.get_mut(&MEMBER).unwrap().client_urls =
+            vec!["https://one.example.org:2379/".to_owned()];
         state.members = Arc::new(members);
     });
     let ask = |headers: &[(&str, &str)]| {
@@ -297,9 +298,15 @@ fn the_page_that_names_keys_is_not_for_pages_from_elsewhere() {
         let request = request.body(Bytes::new()).unwrap();
         http::answer(&served.shared, &served.values, &served.counters, &request)
     };
-    for host in
-        ["10.0.0.1:2379", "[::1]:2379", "127.0.0.1", "localhost:2379", "etcd-0", "one.example.org", "ONE.example.org:99"]
-    {
+    for host in [
+        "10.0.0.1:2379",
+        "[::1]:2379",
+        "127.0.0.1",
+        "localhost:2379",
+        "etcd-0",
+        "one.example.org",
+        "ONE.example.org:99",
+    ] {
         let response = ask(&[("host", host)]);
         assert_eq!(response.status(), 200, "{host}");
         assert_eq!(response.headers()["x-content-type-options"], "nosniff");

@@ -301,6 +301,111 @@ fn a_follower_gets_a_snapshot_where_the_leaders_old_entries_are_damaged() {
     assert!(trace.contains("installed a snapshot"));
 }
 
+const TXN: &str = "/etcdserverpb.KV/Txn";
+const DAMAGED: &[u8] = b"a value that the disk will damage";
+
+/// Puts `DAMAGED` as `d`, has everything in checkpoints and old segments, and damages the value on this member's disk.
+fn damage_a_value(world: &mut World, member: usize) {
+    let leader = world.leader().expect("somebody leads");
+    world.put(leader, "d", DAMAGED).expect("is taken");
+    for n in 0..120 {
+        world.put(leader, &format!("b{n}"), &[n as u8; 500]).expect("is taken");
+    }
+    world.until("it has a checkpoint", |world| {
+        let probe = world.member(member).probe();
+        probe.applied == world.member(leader).probe().applied && probe.checkpoint > 60
+    });
+    let disk = world.places[member].disk.clone();
+    let damaged = disk.files().into_iter().any(|(path, _)| {
+        let bytes = disk.contents(&path).expect("is there");
+        let at = bytes.windows(DAMAGED.len()).position(|window| window == DAMAGED);
+        at.is_some_and(|at| disk.flip_bit(&path, at as u64 + 5, 3).is_ok())
+    });
+    assert!(damaged, "the value lies in some file");
+}
+
+/// Puts `key` if the value of `d` is as this comparison says.
+fn compare_and_put(result: compare::CompareResult, with: &'static [u8], key: &'static str) -> TxnRequest {
+    let put = pb::PutRequest { key: key.into(), value: "v".into(), ..pb::PutRequest::default() };
+    TxnRequest {
+        compare: vec![Compare {
+            key: "d".into(),
+            result: result as i32,
+            target: compare::CompareTarget::Value as i32,
+            target_union: Some(compare::TargetUnion::Value(with.into())),
+            ..Compare::default()
+        }],
+        success: vec![RequestOp { request: Some(request_op::Request::RequestPut(put)) }],
+        failure: Vec::new(),
+    }
+}
+
+#[test]
+fn a_damaged_value_that_is_compared_takes_one_member_out_of_service() {
+    let mut world = World::started(3, 21, WORN);
+    let leader = world.leader().expect("somebody leads");
+    // The leader's own: the others go on without it.
+    damage_a_value(&mut world, leader);
+    let follower = (leader + 1) % 3;
+    // A value that is another by its length or checksum is not read.
+    for (result, with, succeeds) in [
+        (compare::CompareResult::Equal, b"x".as_slice(), false),
+        (compare::CompareResult::Equal, b"a value that the disk won't damage", false),
+        (compare::CompareResult::NotEqual, b"a value that the disk has damaged", true),
+    ] {
+        let answer: TxnResponse =
+            world.call(follower, TXN, &compare_and_put(result, with, "unread")).expect("is applied");
+        assert_eq!(answer.succeeded, succeeds);
+    }
+    let equal = compare_and_put(compare::CompareResult::Equal, DAMAGED, "read");
+    let answer: TxnResponse = world.call(follower, TXN, &equal).expect("is applied by the others");
+    assert!(answer.succeeded);
+    world.until("another leads", |world| world.leader().is_some_and(|at| at != leader));
+    world.put(follower, "after", b"it").expect("two of three are enough");
+
+    for restarted in [false, true] {
+        if restarted {
+            world.crash(leader);
+            world.start(leader).expect("starts");
+        }
+        world.until("it lets clients in", |world| world.member(leader).is_ready());
+        let refused = world.put(leader, "x", b"y").expect_err("it is out of service");
+        assert_eq!(refused.code, api::Code::Unavailable);
+        assert!(refused.message.contains("out of service"), "{refused}");
+        let stale = RangeRequest { key: "b7".into(), serializable: true, ..RangeRequest::default() };
+        let found: RangeResponse = world.call(leader, RANGE, &stale).expect("stale reads are answered");
+        assert_eq!(found.kvs[0].value, [7; 500].as_slice());
+        let found: Result<RangeResponse, _> =
+            world.call(leader, RANGE, &RangeRequest { serializable: false, ..stale });
+        assert!(found.is_err());
+    }
+    assert_eq!(world.get(follower, "read"), Some(b"v".to_vec()));
+    let hashes: Vec<_> = [1, 2].map(|n| world.member((leader + n) % 3).probe().state_hash).to_vec();
+    assert!(hashes[0].is_some() && hashes[0] == hashes[1]);
+    world.member(leader).stop();
+    world.until("the member has stopped", |world| world.members().count() == 2);
+}
+
+#[test]
+fn a_member_alone_reads_on_where_a_damaged_value_is_compared() {
+    let mut world = World::started(1, 22, WORN);
+    damage_a_value(&mut world, 0);
+    let greater = compare_and_put(compare::CompareResult::Greater, b"a", "read");
+    let refused = world.call::<_, TxnResponse>(0, TXN, &greater).expect_err("it cannot be known");
+    assert_eq!(refused.code, api::Code::Unavailable);
+    // Everything acknowledged is there to be read, but for that value; nothing can be written.
+    assert_eq!(world.get(0, "b119"), Some(vec![119; 500]));
+    assert_eq!(world.get(0, "read"), None);
+    assert!(world.put(0, "x", b"y").is_err());
+    world.crash(0);
+    world.start(0).expect("starts");
+    world.until("it lets clients in", |world| world.member(0).is_ready());
+    let stale = RangeRequest { key: "b119".into(), serializable: true, ..RangeRequest::default() };
+    let found: RangeResponse = world.call(0, RANGE, &stale).expect("stale reads are answered");
+    assert_eq!(found.count, 1);
+    assert!(world.put(0, "x", b"y").is_err());
+}
+
 #[test]
 fn a_learner_joins_and_gets_a_vote() {
     let mut world = World::started(1, 5, &[]);
