@@ -115,6 +115,9 @@ pub fn txn(data: Bytes) -> Result<TxnRequest, Undecodable> {
     deep.unless_shallow(request, refused)
 }
 
+/// Takes one field of a message.
+type Field<'a> = dyn FnMut(&mut Deep, u32, WireType, &mut Bytes) -> Result<(), Undecodable> + 'a;
+
 /// A decoder that knows of depth only what nests by its own kind.
 #[derive(Default)]
 struct Deep {
@@ -133,7 +136,7 @@ impl Deep {
         &mut self,
         mut data: Bytes,
         depth: usize,
-        field: &mut dyn FnMut(&mut Deep, u32, WireType, &mut Bytes) -> Result<(), Undecodable>,
+        field: &mut Field<'_>,
     ) -> Result<(), Undecodable> {
         self.depth = self.depth.max(depth);
         while data.has_remaining() {
