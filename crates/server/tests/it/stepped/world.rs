@@ -1,11 +1,12 @@
 //! Members in one thread, and the plainest links there are: what is sent arrives at once, unless a member is cut off.
 
 use std::cell::RefCell;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write as _;
 use std::future::Future;
 use std::io::{self, Write};
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant, UNIX_EPOCH};
@@ -57,7 +58,8 @@ enum Letter {
 #[derive(Default)]
 pub struct Post {
     letters: VecDeque<Letter>,
-    up: BTreeSet<u64>,
+    /// By member id: since when the member can be reached, by its own clock.
+    up: BTreeMap<u64, Instant>,
     /// How many snapshots are to break off half way.
     pub breaks: u32,
     pub trace: Vec<String>,
@@ -70,8 +72,10 @@ fn lock(post: &Shared) -> MutexGuard<'_, Post> {
 }
 
 struct Links {
-    own: u64,
-    since: Instant,
+    /// The number of its place, for the trace.
+    number: u64,
+    /// Its id, known once the member is open.
+    id: Arc<AtomicU64>,
     post: Shared,
 }
 
@@ -80,13 +84,13 @@ impl PeerLinks for Links {
         let mut post = lock(&self.post);
         for message in messages {
             let to = message.to.unwrap_or(0);
-            let _ = writeln!(post.trace_line(), "{:x}: {message:?}", self.own);
+            let _ = writeln!(post.trace_line(), "{:x}: {message:?}", self.number);
             post.letters.push_back(Letter::Messages { to, messages: vec![message] });
         }
     }
 
     fn set_members(&self, members: Vec<(u64, Vec<String>)>) {
-        let _ = writeln!(lock(&self.post).trace_line(), "{:x}: members {members:?}", self.own);
+        let _ = writeln!(lock(&self.post).trace_line(), "{:x}: members {members:?}", self.number);
     }
 
     fn send_snapshot(&self, message: Message, source: Box<dyn SnapshotSource>) {
@@ -95,7 +99,8 @@ impl PeerLinks for Links {
 
     fn active_since(&self, id: u64) -> Option<Instant> {
         let post = lock(&self.post);
-        (post.up.contains(&id) && post.up.contains(&self.own)).then_some(self.since)
+        let own = post.up.get(&self.id.load(Ordering::Relaxed))?;
+        post.up.get(&id).map(|other| *other.max(own))
     }
 
     fn request(&self, target: Target, request: Request<Bytes>, _timeout: Duration) -> Answered {
@@ -249,7 +254,8 @@ impl World {
         let clock = Clock::by_hand(&place.clock);
         // Time goes by between two runs of a process.
         place.clock.advance(Duration::from_millis(20));
-        let links = Links { own: place.number, since: place.clock.now(), post: Arc::clone(&self.post) };
+        let id = Arc::new(AtomicU64::new(0));
+        let links = Links { number: place.number, id: Arc::clone(&id), post: Arc::clone(&self.post) };
         let member = Stepped::open(Setup {
             config: place.config.clone(),
             disk: Arc::new(place.disk.clone()),
@@ -263,8 +269,9 @@ impl World {
             switches: Switches::default(),
         })?;
         place.id = member.identity().member_id;
+        id.store(place.id, Ordering::Relaxed);
         place.member = Some(member);
-        lock(&self.post).up.insert(place.id);
+        lock(&self.post).up.insert(place.id, place.clock.now());
         Ok(())
     }
 
@@ -286,10 +293,10 @@ impl World {
         let id = self.places[at].id;
         let mut post = lock(&self.post);
         if cut {
-            post.up.remove(&id)
+            post.up.remove(&id);
         } else {
-            post.up.insert(id)
-        };
+            post.up.insert(id, self.places[at].clock.now());
+        }
     }
 
     /// Does all there is to do now; whether there was anything.
@@ -329,7 +336,7 @@ impl World {
     }
 
     fn reached(&self, id: u64) -> Option<&Stepped> {
-        let up = lock(&self.post).up.contains(&id);
+        let up = lock(&self.post).up.contains_key(&id);
         self.places.iter().find(|place| up && place.id == id)?.member.as_ref()
     }
 
