@@ -262,10 +262,14 @@ impl Log {
         let Some(worker) = &mut self.worker else { return };
         loop {
             while self.preparation.step() == Step::Done {}
+            let offered = self.preparation.ready().then(|| self.preparation.next_seq());
             let starved = worker.turn();
             // What was just released, or a segment's end, leaves something to prepare.
             while self.preparation.step() == Step::Done {}
-            if !starved || !self.preparation.ready() {
+            // A record that is larger than a segment may find no room to make the segment larger. Another segment does
+            // not help it: it waits for the next turn.
+            let stuck = offered == Some(self.preparation.next_seq());
+            if !starved || stuck || !self.preparation.ready() {
                 break;
             }
         }

@@ -103,6 +103,11 @@ impl Preparation {
         self.lock().next.is_some()
     }
 
+    /// The number of the segment that [`Preparation::take`] gives next.
+    pub fn next_seq(&self) -> u32 {
+        self.lock().next_seq
+    }
+
     /// Gives a segment that was prepared before this process began.
     pub fn put_next(&self, prepared: Prepared) {
         let mut stock = self.lock();

@@ -24,7 +24,10 @@ mainstay-sim: simulates clusters of Mainstay; a seed decides everything
         lists the bugs that can be planted
 
   --without A,B        faults that do not happen
+  --with A,B           faults that happen whatever the seed says
   --no-work A,B        work that clients do not do
+  --do-work A,B        work that clients do whatever the seed says
+  --members N          members at the beginning
   --chaos SECONDS      how long faults happen
   --clients N          clients at most
   --bug NAME           plants a bug (needs a build with --features planted)
@@ -146,6 +149,14 @@ impl Arguments {
                 "--without" => {
                     arguments.options.without_faults = kinds(&name, value(), Fault::ALL, Fault::name)?;
                 }
+                "--with" => {
+                    arguments.options.with_faults = kinds(&name, value(), Fault::ALL, Fault::name)?;
+                }
+                "--do-work" => arguments.options.with_work = kinds(&name, value(), Work::ALL, Work::name)?,
+                "--members" => {
+                    let members = usize::try_from(number(&name, value())?).unwrap_or(1);
+                    arguments.options.members = Some(members.clamp(1, 9));
+                }
                 "--no-work" => arguments.options.without_work = kinds(&name, value(), Work::ALL, Work::name)?,
                 "--worker" => worker = Some(number(&name, value())?),
                 "--bug" => {
@@ -176,6 +187,17 @@ impl Arguments {
         let names: Vec<&str> = self.options.without_faults.iter().map(|fault| fault.name()).collect();
         if !names.is_empty() {
             words.push(format!("--without={}", names.join(",")));
+        }
+        let names: Vec<&str> = self.options.with_faults.iter().map(|fault| fault.name()).collect();
+        if !names.is_empty() {
+            words.push(format!("--with={}", names.join(",")));
+        }
+        let names: Vec<&str> = self.options.with_work.iter().map(|work| work.name()).collect();
+        if !names.is_empty() {
+            words.push(format!("--do-work={}", names.join(",")));
+        }
+        if let Some(members) = self.options.members {
+            words.push(format!("--members={members}"));
         }
         let names: Vec<&str> = self.options.without_work.iter().map(|work| work.name()).collect();
         if !names.is_empty() {

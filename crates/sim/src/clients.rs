@@ -186,7 +186,8 @@ impl World {
         let think = desk.client.rng().around(self.profile.think);
         let refused = if kind == 0 { 0 } else { 50 * MILLI };
         self.history.operations.push(record);
-        self.schedule.after(think + refused, Event::ClientNext(number));
+        let next = self.desks[number].client.next_at(now).unwrap_or(now + think);
+        self.schedule.at(next + refused, Event::ClientNext(number));
     }
 
     pub(crate) fn newest(&self) -> i64 {

@@ -46,6 +46,12 @@ impl World {
     fn some_member(&mut self) -> Host {
         let all: Vec<Host> =
             self.places.iter().filter(|place| !place.retired).map(|place| place.number).collect();
+        // A leader has more to lose.
+        if self.dice.faults.one_in(4)
+            && let Some(leader) = self.leader()
+        {
+            return leader;
+        }
         if all.is_empty() { 0 } else { self.dice.faults.pick(&all) }
     }
 
@@ -124,12 +130,13 @@ impl World {
                 self.history.settings.lease_slack += by;
             }
             Fault::Partition | Fault::OneWay => self.cut(kind == Fault::OneWay),
-            Fault::Loss | Fault::Duplication | Fault::Reordering => {
+            Fault::Loss | Fault::Duplication | Fault::Reordering | Fault::Cut => {
                 let strength = self.dice.faults.pick(&[10, 50, 200]);
                 let weather = &mut self.network.weather;
                 match kind {
                     Fault::Loss => weather.loss = strength,
                     Fault::Duplication => weather.duplication = strength,
+                    Fault::Cut => weather.breaking = strength,
                     _ => weather.reordering = strength,
                 }
                 let length = self.duration(100 * MILLI, 10 * SECOND);
@@ -153,7 +160,8 @@ impl World {
             Fault::Full => {
                 let place = &mut self.places[at];
                 let spare = self.dice.faults.below(u64::from(self.profile.segment_bytes));
-                place.disk.set_capacity(Some(place.disk.used_bytes() + spare));
+                let most = self.profile.capacity().unwrap_or(u64::MAX);
+                place.disk.set_capacity(Some((place.disk.used_bytes() + spare).min(most)));
                 place.excused = true;
                 let length = self.duration(100 * MILLI, 8 * SECOND);
                 self.schedule.after(length, Event::Undo(Undo::Full(at)));
@@ -180,7 +188,13 @@ impl World {
                 }
             }
             // These have no moments of their own.
-            Fault::Break | Fault::ClientLoss => {}
+            Fault::Break
+            | Fault::ClientLoss
+            | Fault::Flags
+            | Fault::Shrink
+            | Fault::Tight
+            | Fault::Quota
+            | Fault::Etcd => {}
         }
     }
 
@@ -303,7 +317,7 @@ impl World {
         match undo {
             Undo::Network => self.network.join(),
             Undo::Weather => self.network.weather = Weather::default(),
-            Undo::Full(at) => self.places[at].disk.set_capacity(None),
+            Undo::Full(at) => self.places[at].disk.set_capacity(self.profile.capacity()),
             Undo::SlowDisk(at) => self.places[at].slowness = 1,
             Undo::Drift(at) => self.places[at].time.drift(now, 0),
         }
@@ -338,7 +352,7 @@ impl World {
             place.paused_until = 0;
             place.stalled_until = 0;
             place.slowness = 1;
-            place.disk.set_capacity(None);
+            place.disk.set_capacity(self.profile.capacity());
             if !place.disk.is_dark() {
                 place.disk.heal();
             }

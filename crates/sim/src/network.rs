@@ -23,6 +23,8 @@ pub struct Weather {
     pub duplication: u64,
     /// Delivered out of turn.
     pub reordering: u64,
+    /// The connection breaks right behind it.
+    pub breaking: u64,
 }
 
 /// The state of the network.
@@ -34,6 +36,8 @@ pub struct Network {
     cut: BTreeMap<(Host, Host), Nanos>,
     /// When the last thing sent over a link arrives: nothing overtakes it, but for weather.
     arrivals: BTreeMap<(Host, Host, u8), Nanos>,
+    /// How often the connection in a direction broke: what was on its way then never arrives.
+    breaks: BTreeMap<(Host, Host), u64>,
     /// What is wrong at large.
     pub weather: Weather,
 }
@@ -57,6 +61,7 @@ impl Network {
             slow: BTreeMap::new(),
             cut: BTreeMap::new(),
             arrivals: BTreeMap::new(),
+            breaks: BTreeMap::new(),
             weather: Weather::default(),
         }
     }
@@ -99,6 +104,17 @@ impl Network {
     /// Whether two hosts can open a connection.
     pub fn connects(&self, a: Host, b: Host) -> bool {
         self.cut_since(a, b).is_none()
+    }
+
+    /// The number of the connection in this direction.
+    pub fn connection(&self, from: Host, to: Host) -> u64 {
+        self.breaks.get(&(from, to)).copied().unwrap_or(0)
+    }
+
+    /// The connection in this direction breaks, with what is on its way; the next message opens another.
+    pub fn break_off(&mut self, from: Host, to: Host) {
+        *self.breaks.entry((from, to)).or_default() += 1;
+        self.arrivals.retain(|(a, b, _), _| (*a, *b) != (from, to));
     }
 
     /// Cuts one direction.
@@ -155,7 +171,7 @@ mod tests {
         assert!(!network.connects(1, 0));
         assert_eq!(network.cut_since(1, 0), Some(7));
         network.heal();
-        network.weather = Weather { loss: 300, duplication: 300, reordering: 300 };
+        network.weather = Weather { loss: 300, duplication: 300, reordering: 300, breaking: 0 };
         let passages: Vec<Passage> = (0..1000).map(|now| network.pass(0, 1, 0, now, &mut rng)).collect();
         let count = |wanted: fn(&Passage) -> bool| passages.iter().filter(|p| wanted(p)).count();
         assert!(count(|p| *p == Passage::Lost) > 200 && count(|p| matches!(p, Passage::Twice(..))) > 80);

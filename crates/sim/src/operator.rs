@@ -11,7 +11,7 @@ use server::stepped::{Beginning, Identity};
 use crate::links::{place_of, url};
 use crate::member::{Caller, Heard, Place};
 use crate::network::Host;
-use crate::profile::Work;
+use crate::profile::{Fault, Work};
 use crate::schedule::{MILLI, SECOND};
 use crate::world::{Calling, Event, World};
 
@@ -67,7 +67,7 @@ impl Operator {
 
 impl World {
     pub(crate) fn operate(&mut self) {
-        let delay = self.dice.operator.around(SECOND) + 100 * MILLI;
+        let delay = self.dice.operator.around(self.profile.operator_every) + 100 * MILLI;
         self.schedule.after(delay, Event::Operator);
         self.operator.voters_wanted = self.profile.members;
         if self.operator.pending.is_some() {
@@ -81,11 +81,19 @@ impl World {
         let at = self.dice.operator.pick(&running);
         if !self.chaos && self.dice.operator.one_in(2) {
             // Disks have room again, but an alarm stays until somebody takes it back.
-            let member = self.dice.operator.pick(&running);
+            // Alarms of members that are gone stay as well.
+            let nospace = pb::AlarmType::Nospace as i32;
+            let state = self.places[at].process.as_ref().map(|process| process.stepped.published());
+            let raised = |place: &&Place| {
+                state.as_ref().is_some_and(|state| state.alarms.is_raised(nospace, place.id))
+            };
+            let raised: Vec<u64> = self.places.iter().filter(raised).map(|place| place.id).collect();
+            let member_id =
+                if raised.is_empty() { self.places[at].id } else { self.dice.operator.pick(&raised) };
             let alarm = pb::AlarmRequest {
                 action: pb::alarm_request::AlarmAction::Deactivate as i32,
-                member_id: self.places[member].id,
-                alarm: pb::AlarmType::Nospace as i32,
+                member_id,
+                alarm: nospace,
             };
             let path = "/etcdserverpb.Maintenance/Alarm";
             return self.operator_call(at, path, alarm.encode_to_vec(), Doing::Other);
@@ -120,9 +128,15 @@ impl World {
         }
         let choice = self.dice.operator.below(8);
         if self.profile.works(Work::Members) && choice < 3 {
-            if voters > 3 && choice < 2 {
-                let member = &listed[self.dice.operator.place(listed.len())];
-                return self.remove(at, member.id);
+            let least = if self.profile.fails(Fault::Shrink) { 1 } else { 3 };
+            if voters > least && choice < 2 {
+                let leader = self.leader();
+                let leads = |member: &&Listed| Some(member.place) == leader;
+                let id = match listed.iter().find(leads) {
+                    Some(leader) if self.dice.operator.one_in(2) => leader.id,
+                    _ => listed[self.dice.operator.place(listed.len())].id,
+                };
+                return self.remove(at, id);
             }
             if listed.len() < self.profile.members + 2 && self.places.len() < 12 {
                 return self.add(at);
@@ -130,10 +144,7 @@ impl World {
         }
         if self.profile.works(Work::MoveLeader) && choice < 5 {
             let target_id = listed[self.dice.operator.place(listed.len())].id;
-            let leads = |place: &&Place| {
-                place.process.is_some() && self.checks.standing(place.number).is_some_and(|s| s.leads)
-            };
-            let leader = self.places.iter().filter(leads).map(|place| place.number).next_back();
+            let leader = self.leader();
             let message = pb::MoveLeaderRequest { target_id }.encode_to_vec();
             let path = "/etcdserverpb.Maintenance/MoveLeader";
             return self.operator_call(leader.unwrap_or(at), path, message, Doing::Other);
@@ -147,6 +158,14 @@ impl World {
             };
             self.operator_call(at, path, message, Doing::Other);
         }
+    }
+
+    /// The place of a member that leads, or believes so.
+    pub(crate) fn leader(&self) -> Option<Host> {
+        let leads = |place: &&Place| {
+            place.process.is_some() && self.checks.standing(place.number).is_some_and(|s| s.leads)
+        };
+        self.places.iter().filter(leads).map(|place| place.number).next_back()
     }
 
     fn operator_call(&mut self, at: Host, path: &'static str, message: Vec<u8>, doing: Doing) {

@@ -34,6 +34,7 @@ impl World {
         let cluster: Vec<String> =
             (0..self.profile.members).map(|number| format!("m{number}={}", url(number))).collect();
         let client = url(at).replace("2380", "2379");
+        let flags = self.profile.flags_of(at, self.places[at].lives + 1);
         let mut args = vec![
             format!("--name=m{at}"),
             "--data-dir=/data".to_owned(),
@@ -41,13 +42,20 @@ impl World {
             format!("--initial-advertise-peer-urls={}", url(at)),
             format!("--listen-client-urls={client}"),
             format!("--advertise-client-urls={client}"),
-            format!("--heartbeat-interval={}", ms(self.profile.heartbeat)),
-            format!("--election-timeout={}", ms(self.profile.election)),
-            format!("--pre-vote={}", self.profile.pre_vote),
-            format!("--snapshot-catchup-entries={}", self.profile.catchup_entries),
+            format!("--heartbeat-interval={}", ms(flags.heartbeat)),
+            format!("--election-timeout={}", ms(flags.election)),
+            format!("--pre-vote={}", flags.pre_vote),
+            format!("--snapshot-count={}", flags.snapshot_count),
+            format!("--snapshot-catchup-entries={}", flags.catchup_entries),
+            format!("--max-learners={}", flags.learners_max),
+            format!("--quota-backend-bytes={}", flags.quota_bytes),
+            format!("--max-txn-ops={}", flags.txn_ops_max),
+            format!("--max-request-bytes={}", flags.request_bytes_max),
+            format!("--compaction-batch-limit={}", flags.compaction_batch),
+            format!("--strict-reconfig-check={}", flags.strict),
+            format!("--initial-election-tick-advance={}", flags.advance),
             "--watch-progress-notify-interval=2s".to_owned(),
             "--compact-hash-check-time=5s".to_owned(),
-            "--max-learners=2".to_owned(),
         ];
         if at < self.profile.members {
             args.push(format!("--initial-cluster={}", cluster.join(",")));
@@ -77,11 +85,19 @@ impl World {
             checkpoint_age: Duration::from_secs(20),
             reclaim_dead_bytes: u64::from(segment_bytes) * 2,
         };
+        let capacity = self.profile.capacity();
+        let switches = Switches {
+            bytes_in_flight_max: self.profile.window_bytes,
+            speaks_as_etcd: self.profile.is_etcd(at),
+        };
         let links = Arc::new(Links::default());
         let (seed, lines) = (self.seed, self.lines.clone());
         let place = &mut self.places[at];
         place.tick(now);
         place.lives += 1;
+        if place.lives == 1 {
+            place.disk.set_capacity(capacity);
+        }
         let life = place.lives;
         let clock = Clock::by_hand(&place.hand);
         let logger = Logger::by(clock, level, Format::Console, vec![Box::new(lines)]);
@@ -95,7 +111,7 @@ impl World {
             segment_bytes,
             thresholds,
             beginning: place.beginning.clone(),
-            switches: Switches::default(),
+            switches,
         };
         self.counts.starts += 1;
         match Stepped::open(setup) {

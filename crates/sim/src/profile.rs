@@ -75,6 +75,18 @@ kinds! {
         Decay = "decay";
         /// Clients are cut off from a member, or answers to them are lost.
         ClientLoss = "client-loss";
+        /// Members have different flags, and others after every start, as in a rolling change.
+        Flags = "flags";
+        /// Connections between members break at any message, with all that is under way on them.
+        Cut = "cut";
+        /// Members are removed down to the last but one, leaders as often as others.
+        Shrink = "shrink";
+        /// Disks are small until the end: room has to come back by deletions and compactions.
+        Tight = "tight";
+        /// Quotas are near what clients write.
+        Quota = "quota";
+        /// Some members speak as etcd does: proposals are taken in any term and handed on, extensions are unknown.
+        Etcd = "etcd";
     }
 }
 
@@ -109,6 +121,10 @@ kinds! {
         Maintenance = "maintenance";
         /// Values of tens of kilobytes.
         BigValues = "big-values";
+        /// Leases renewed at the last moment.
+        Keep = "keep";
+        /// Deep and large transactions, values that look like records, a thousand leases, watches in a bad order.
+        Hostile = "hostile";
     }
 }
 
@@ -122,15 +138,77 @@ impl Kinds {
         self.0 & (1 << kind) != 0
     }
 
+    /// With this one.
+    pub fn with(self, kind: u8) -> Kinds {
+        Kinds(self.0 | 1 << kind)
+    }
+
     /// Without this one.
     pub fn without(self, kind: u8) -> Kinds {
         Kinds(self.0 & !(1 << kind))
     }
 }
 
+/// What no seed has by itself, since the product does not stand it yet: `--with` turns it on.
+const HELD_BACK: &[Fault] =
+    &[Fault::Flags, Fault::Cut, Fault::Shrink, Fault::Tight, Fault::Quota, Fault::Etcd];
+/// As [`HELD_BACK`], of work: `--do-work`.
+const WORK_HELD_BACK: &[Work] = &[Work::Keep, Work::Hostile];
+
+/// The flags of a member, as far as they may differ between members.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Flags {
+    /// `--election-timeout`.
+    pub election: Nanos,
+    /// `--heartbeat-interval`.
+    pub heartbeat: Nanos,
+    /// `--pre-vote`.
+    pub pre_vote: bool,
+    /// `--snapshot-count`: entries without which no checkpoint is taken.
+    pub snapshot_count: u64,
+    /// `--snapshot-catchup-entries`: entries kept behind a checkpoint for followers.
+    pub catchup_entries: u64,
+    /// `--max-learners`.
+    pub learners_max: u64,
+    /// `--quota-backend-bytes`.
+    pub quota_bytes: u64,
+    /// `--max-txn-ops`.
+    pub txn_ops_max: u64,
+    /// `--max-request-bytes`.
+    pub request_bytes_max: u64,
+    /// `--compaction-batch-limit`.
+    pub compaction_batch: u64,
+    /// `--strict-reconfig-check`.
+    pub strict: bool,
+    /// `--initial-election-tick-advance`.
+    pub advance: bool,
+}
+
+impl Flags {
+    fn draw(rng: &mut Rng) -> Flags {
+        let election = rng.pick(&[500, 1000, 1000, 2000]) * MILLI;
+        Flags {
+            election,
+            heartbeat: election / rng.pick(&[10, 10, 5]),
+            pre_vote: !rng.one_in(4),
+            snapshot_count: rng.pick(&[1, 5, 20, 100]),
+            catchup_entries: rng.pick(&[1, 5, 20, 50, 200]),
+            learners_max: rng.pick(&[1, 2, 3]),
+            quota_bytes: 2 << 30,
+            txn_ops_max: rng.pick(&[16, 128, 128, 1024]),
+            request_bytes_max: rng.pick(&[64 << 10, 1 << 20, 1 << 21]),
+            compaction_batch: rng.pick(&[1, 10, 1000]),
+            strict: !rng.one_in(3),
+            advance: !rng.one_in(4),
+        }
+    }
+}
+
 /// What a seed's world is like.
 #[derive(Clone, Debug)]
 pub struct Profile {
+    /// The seed itself.
+    pub seed: u64,
     /// Members at the beginning, which all vote.
     pub members: usize,
     /// Clients that do one operation at a time.
@@ -147,6 +225,8 @@ pub struct Profile {
     pub weights: Vec<u64>,
     /// Mean time between two faults.
     pub fault_every: Nanos,
+    /// Mean time between two looks of whoever runs the cluster.
+    pub operator_every: Nanos,
     /// Mean time that a client waits between two operations.
     pub think: Nanos,
     /// How long faults happen.
@@ -157,27 +237,25 @@ pub struct Profile {
     pub sync: Nanos,
     /// Mean time between something being to do for a member and its doing it.
     pub turn: Nanos,
-    /// `--heartbeat-interval`.
-    pub heartbeat: Nanos,
-    /// `--election-timeout`.
-    pub election: Nanos,
-    /// `--pre-vote`.
-    pub pre_vote: bool,
-    /// `--experimental-snapshot-catchup-entries`: entries that a leader keeps in memory.
-    pub catchup_entries: u64,
+    /// The flags of all members, unless they differ.
+    pub flags: Flags,
     /// Bytes of a segment of the log.
     pub segment_bytes: u32,
     /// Entries between checkpoints.
     pub checkpoint_entries: u64,
-    /// Bytes of a disk, when disks fill up.
+    /// Bytes of a disk, when disks are small.
     pub disk_bytes: u64,
+    /// Bytes that may be under way to a follower, if that is not the usual number.
+    pub window_bytes: Option<usize>,
+    /// Bytes of the largest values.
+    pub value_bytes: u64,
 }
 
 impl Profile {
     /// The world of a seed.
     pub fn of(seed: u64) -> Profile {
         let mut rng = Rng::stream(seed, "profile");
-        let members = rng.pick(&[1, 3, 3, 3, 3, 5]);
+        let members = rng.pick(&[1, 1, 2, 2, 3, 3, 3, 3, 3, 3, 4, 5, 5, 7]);
         let half = |rng: &mut Rng, count: usize| {
             // Now and then none or all.
             match rng.below(10) {
@@ -187,12 +265,24 @@ impl Profile {
                 _ => rng.draw(),
             }
         };
-        let faults = Kinds(half(&mut rng, Fault::ALL.len()));
+        let mut faults = Kinds(half(&mut rng, Fault::ALL.len()));
+        for fault in HELD_BACK {
+            faults = faults.without(*fault as u8);
+        }
         let mut work = half(&mut rng, Work::ALL.len());
+        for held_back in WORK_HELD_BACK {
+            work &= !(1 << *held_back as u8);
+        }
         // Without writes there is nothing to lose.
         work |= 1 << Work::Put as u8;
-        let election = rng.pick(&[500, 1000, 1000, 2000]) * MILLI;
+        let mut flags = Flags::draw(&mut rng);
+        flags.learners_max = 2;
+        if faults.has(Fault::Quota as u8) {
+            flags.quota_bytes = rng.pick(&[32, 64, 200]) << 10;
+        }
+        let segment_bytes = rng.pick(&[16, 16, 32, 32, 64, 256]) << 10;
         Profile {
+            seed,
             members,
             clients: rng.pick(&[2, 3, 5, 8]),
             watchers: rng.pick(&[1, 2, 4]),
@@ -201,19 +291,49 @@ impl Profile {
             work: Kinds(work),
             weights: (0..Work::ALL.len()).map(|_| rng.between(1, 10)).collect(),
             fault_every: rng.pick(&[300, 1000, 3000]) * MILLI,
+            operator_every: rng.pick(&[200, 1000, 1000]) * MILLI,
             think: rng.pick(&[5, 20, 50, 100]) * MILLI,
             chaos: rng.between(5, 25) * SECOND,
             delay: rng.pick(&[100_000, 500_000, 2 * MILLI, 10 * MILLI]),
             sync: rng.pick(&[100_000, MILLI, 5 * MILLI]),
             turn: rng.pick(&[2_000, 20_000, 200_000]),
-            heartbeat: election / 10,
-            election,
-            pre_vote: !rng.one_in(4),
-            catchup_entries: rng.pick(&[10, 50, 200, 5000]),
-            segment_bytes: rng.pick(&[64 << 10, 128 << 10, 512 << 10]),
-            checkpoint_entries: rng.pick(&[10, 50, 200, 1000]),
-            disk_bytes: rng.pick(&[1 << 20, 2 << 20, 8 << 20]),
+            flags,
+            segment_bytes,
+            checkpoint_entries: rng.pick(&[5, 20, 50, 200]),
+            disk_bytes: u64::from(segment_bytes) * rng.between(10, 40) + (128 << 10),
+            window_bytes: rng.pick(&[None, None, Some(1), Some(2_000), Some(50_000)]),
+            // On a small disk a value must leave room for others.
+            value_bytes: if faults.has(Fault::Tight as u8) {
+                u64::from(segment_bytes / 4)
+            } else {
+                rng.pick(&[4_000, 40_000, 40_000])
+            },
         }
+    }
+
+    /// Whether the member at a place speaks as etcd does; one at least does not.
+    pub fn is_etcd(&self, place: usize) -> bool {
+        let mut rng = Rng::stream(self.seed, "etcd");
+        let own = rng.place(self.members);
+        self.fails(Fault::Etcd) && place != own && rng.draw() >> (place % 64) & 1 == 1
+    }
+
+    /// Bytes of every disk, if they are small.
+    pub fn capacity(&self) -> Option<u64> {
+        self.fails(Fault::Tight).then_some(self.disk_bytes)
+    }
+
+    /// The flags of the member at a place in one of its lives.
+    pub fn flags_of(&self, place: usize, life: u64) -> Flags {
+        if !self.fails(Fault::Flags) {
+            return self.flags.clone();
+        }
+        let mut rng = Rng::stream(self.seed, &format!("flags {place} {life}"));
+        let mut flags = Flags::draw(&mut rng);
+        if self.fails(Fault::Quota) {
+            flags.quota_bytes = rng.pick(&[32, 64, 200]) << 10;
+        }
+        flags
     }
 
     /// Whether this may go wrong.
@@ -241,9 +361,9 @@ impl Profile {
             self.delay / 1000,
             self.sync / 1000,
             self.turn / 1000,
-            self.election / MILLI,
-            self.pre_vote,
-            self.catchup_entries,
+            self.flags.election / MILLI,
+            self.flags.pre_vote,
+            self.flags.catchup_entries,
             self.segment_bytes >> 10,
             self.checkpoint_entries,
         )

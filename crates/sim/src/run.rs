@@ -36,6 +36,12 @@ pub struct Options {
     pub prints: bool,
     /// Faults that do not happen though the seed would have them.
     pub without_faults: Vec<Fault>,
+    /// Faults that happen though the seed would not have them.
+    pub with_faults: Vec<Fault>,
+    /// Work that clients do though the seed would not have it.
+    pub with_work: Vec<Work>,
+    /// Members at the beginning, whatever the seed says.
+    pub members: Option<usize>,
     /// Work that clients do not do though the seed would have it.
     pub without_work: Vec<Work>,
     /// The faults end at this time instead.
@@ -72,6 +78,13 @@ pub struct Report {
 /// The world of a seed with these options.
 pub fn profile(seed: u64, options: &Options) -> Profile {
     let mut profile = Profile::of(seed);
+    for fault in &options.with_faults {
+        profile.faults = profile.faults.with(*fault as u8);
+    }
+    for work in &options.with_work {
+        profile.work = profile.work.with(*work as u8);
+    }
+    profile.members = options.members.unwrap_or(profile.members);
     for fault in &options.without_faults {
         profile.faults = profile.faults.without(*fault as u8);
     }
@@ -146,6 +159,15 @@ impl Life<'_> {
         self.wait("an answer for every client", PROGRESS_PATIENCE, |world| {
             before.iter().all(|client| world.was_answered(*client, since))
         })?;
+        if self.world.is_short_of_space() {
+            // Whoever was refused for want of space has deleted and compacted, and the alarm was taken back.
+            let since = self.world.now();
+            self.wait("room for a write", PROGRESS_PATIENCE, |world| {
+                world.history.operations.iter().rev().take_while(|op| op.returned >= since).any(|op| {
+                    matches!((&op.request, &op.outcome), (oracle::Request::Put(_), oracle::Outcome::Done(..)))
+                })
+            })?;
+        }
         self.world.working = false;
         self.wait("the end of all operations", PROGRESS_PATIENCE, |world| {
             world.desks.iter().all(|desk| desk.open.is_none())
@@ -219,8 +241,6 @@ impl Life<'_> {
         }
         let ppm = u64::try_from(2 * DRIFT_MAX_PPM).unwrap_or(0);
         world.history.settings.clock_drift_ppm = if world.profile.fails(Fault::Drift) { ppm } else { 0 };
-        // Answers take a while, and an expiry is looked for now and then only.
-        world.history.settings.lease_slack += 2 * SECOND;
         let verdict = oracle::check(&world.history);
         if let Some(violation) = verdict.violations.first() {
             return Err(format!(
@@ -256,6 +276,13 @@ impl World {
                     }
             },
         )
+    }
+
+    /// Whether a member says that there is no space.
+    fn is_short_of_space(&self) -> bool {
+        let nospace = api::etcdserverpb::AlarmType::Nospace as i32;
+        let processes = self.places.iter().filter_map(|place| place.process.as_ref());
+        processes.map(|process| process.stepped.published()).any(|state| state.alarms.any(nospace))
     }
 
     fn is_alike(&self) -> bool {

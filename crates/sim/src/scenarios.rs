@@ -17,12 +17,13 @@ fn calm(seed: u64, work: &[Work]) -> World {
     profile.faults = Kinds(0);
     profile.work = Kinds(work.iter().fold(0, |kinds, work| kinds | 1 << *work as u8));
     profile.keys = 3;
-    profile.catchup_entries = 10;
+    profile.flags.catchup_entries = 10;
+    profile.flags.snapshot_count = 10;
     profile.checkpoint_entries = 20;
     profile.segment_bytes = 64 << 10;
-    profile.election = 500 * MILLI;
-    profile.heartbeat = 50 * MILLI;
-    profile.pre_vote = true;
+    profile.flags.election = 500 * MILLI;
+    profile.flags.heartbeat = 50 * MILLI;
+    profile.flags.pre_vote = true;
     profile.delay = MILLI / 2;
     profile.sync = MILLI / 2;
     profile.turn = MILLI / 50;

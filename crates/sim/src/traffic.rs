@@ -118,19 +118,28 @@ impl World {
                     continue;
                 }
             }
+            let connection = self.network.connection(at, to);
             match self.network.pass(at, to, lane, now, &mut self.dice.network) {
                 Passage::Lost => {}
                 Passage::At(when) => {
-                    self.schedule.at(when, Event::Messages { from: at, to, id, messages });
+                    self.schedule.at(when, Event::Messages { from: at, to, id, connection, messages });
                 }
                 Passage::Twice(when, again) => {
                     // Connections carry a message at most once; what raft's own algorithm has to bear, it gets all the
                     // same. A proposal handed on it does not have to bear twice.
                     let mut copy = messages.clone();
                     copy.retain(|message| message.r#type() != MessageType::MsgProp);
-                    self.schedule.at(when, Event::Messages { from: at, to, id, messages });
-                    self.schedule.at(again, Event::Messages { from: at, to, id, messages: copy });
+                    self.schedule.at(when, Event::Messages { from: at, to, id, connection, messages });
+                    self.schedule.at(again, Event::Messages { from: at, to, id, connection, messages: copy });
                 }
+            }
+            let breaking = self.network.weather.breaking;
+            if breaking > 0 && self.dice.network.per_mille(breaking) {
+                // What is on its way does not arrive; the sender learns of the break.
+                self.network.break_off(at, to);
+                let Some(process) = &self.places[at].process else { return };
+                process.links.disconnected(id);
+                self.schedule.after(MILLI, Event::Unreachable(at, life, id));
             }
         }
     }
@@ -154,8 +163,18 @@ impl World {
         self.checks.promises(at, message.term(), stored)
     }
 
-    pub(crate) fn messages(&mut self, from: Host, to: Host, id: u64, mut messages: Vec<Message>) {
+    pub(crate) fn messages(
+        &mut self,
+        from: Host,
+        to: Host,
+        id: u64,
+        connection: u64,
+        mut messages: Vec<Message>,
+    ) {
         let now = self.now();
+        if connection != self.network.connection(from, to) {
+            return;
+        }
         let (sender, life) =
             self.places[from].process.as_ref().map_or((0, 0), |process| (process.id, process.life));
         if self.network.is_cut(from, to) {
@@ -287,11 +306,18 @@ impl World {
             }
             let Some(process) = &self.places[at].process else { continue };
             let life = process.life;
-            let mut refused = Vec::new();
+            let (mut refused, mut removed) = (Vec::new(), false);
             for (id, place) in process.links.members() {
                 let there = self.places.get(place).and_then(|place| place.process.as_ref());
                 let alive = there.is_some_and(|process| process.id == id);
                 match self.network.cut_since(at, place) {
+                    // A stream is refused to one that was removed.
+                    None if there.is_some_and(|there| {
+                        alive && there.stepped.is_ready() && there.stepped.peering().is_removed(process.id)
+                    }) =>
+                    {
+                        removed = true;
+                    }
                     None if alive => process.links.connected(id, self.places[at].hand.now()),
                     None => {
                         process.links.disconnected(id);
@@ -302,6 +328,9 @@ impl World {
                     Some(since) if now > since + SILENCE_MAX => process.links.disconnected(id),
                     Some(_) => {}
                 }
+            }
+            if removed {
+                self.schedule.after(MILLI, Event::Removed(at, life));
             }
             if refused.is_empty() && !self.profile.fails(Fault::Full) {
                 continue;

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use oracle::{
-    Action, ActionResult, Compare, Delete, Fence, KeyValue, Order, Outcome, Put, Range, Relation, Request,
-    Response, SortTarget, Target, Txn,
+    Action, ActionResult, Compare, Delete, Fence, KeyValue, Order, Outcome, Put, Range, Refusal, Relation,
+    Request, Response, SortTarget, Target, Txn,
 };
 
 use crate::profile::{Profile, Work};
 use crate::rng::Rng;
-use crate::schedule::Nanos;
+use crate::schedule::{MILLI, Nanos, SECOND};
 
 /// The end of a range that has none.
 const NO_END: &[u8] = b"\0";
@@ -33,6 +33,24 @@ pub enum Locking {
     Leaving(Fence, i64),
 }
 
+/// A lease that a client keeps by renewing it at the last moment, and the clock of its time to live.
+#[derive(Clone, Copy, Debug)]
+struct Keeping {
+    lease: i64,
+    ttl: i64,
+    /// When the grant, or the last renewal that was answered, was asked for.
+    asked: Nanos,
+    /// How long before its end the next renewal is sent.
+    margin: Nanos,
+}
+
+impl Keeping {
+    fn renewal(&self) -> Nanos {
+        let ttl = u64::try_from(self.ttl).unwrap_or(0) * SECOND;
+        self.asked + ttl.saturating_sub(self.margin)
+    }
+}
+
 /// A client: one operation at a time.
 pub struct Client {
     /// Its number.
@@ -42,6 +60,13 @@ pub struct Client {
     seen: BTreeMap<Vec<u8>, KeyValue>,
     leases: Vec<i64>,
     lock: Option<Locking>,
+    /// Whether it does nothing but keep a lease.
+    keeper: bool,
+    keeping: Option<Keeping>,
+    /// When its last operation was sent.
+    asked: Nanos,
+    /// It was told that there is no space, and makes some.
+    cramped: bool,
     values: u64,
     /// The newest revision it has heard of.
     revision: i64,
@@ -59,6 +84,10 @@ impl Client {
             seen: BTreeMap::new(),
             leases: Vec::new(),
             lock: None,
+            keeper: false,
+            keeping: None,
+            asked: 0,
+            cramped: false,
             values: 0,
             revision: 1,
             compacted: 0,
@@ -84,7 +113,7 @@ impl Client {
         self.values += 1;
         let mut value = format!("{}.{}", self.number, self.values).into_bytes();
         if profile.works(Work::BigValues) && self.rng.one_in(6) {
-            let bytes = self.rng.between(1000, 40_000);
+            let bytes = self.rng.between(1000, profile.value_bytes);
             value.resize(usize::try_from(bytes).unwrap_or(1000), b'.');
         }
         value
@@ -333,8 +362,102 @@ impl Client {
         })
     }
 
+    /// The next step of a client that keeps a lease.
+    fn keep(&mut self, profile: &Profile, now: Nanos) -> Request {
+        let Some(keeping) = self.keeping else {
+            let ttl = i64::try_from(self.rng.between(1, 12)).unwrap_or(1);
+            return Request::Grant { id: 0, ttl };
+        };
+        let id = keeping.lease;
+        if now >= keeping.renewal() {
+            return Request::KeepAlive { id };
+        }
+        match self.rng.below(40) {
+            0 => Request::Revoke { id },
+            1 => {
+                // Left to expire.
+                self.keeping = None;
+                Request::TimeToLive { id, keys: true }
+            }
+            2..8 => {
+                let (key, value) = (self.key(profile), self.value(profile));
+                Request::Put(Put { key, value, lease: id, ..Put::default() })
+            }
+            _ => Request::TimeToLive { id, keys: false },
+        }
+    }
+
+    fn kept(&mut self, outcome: &Outcome) {
+        match outcome {
+            Outcome::Done(_, Response::Granted { id, ttl }) => {
+                let margin = self.rng.pick(&[2, 20, 100, 300]) * MILLI;
+                self.keeping = Some(Keeping { lease: *id, ttl: *ttl, asked: self.asked, margin });
+            }
+            Outcome::Done(_, Response::Renewed { ttl: 1.. }) => {
+                let margin = self.rng.pick(&[2, 20, 100, 300]) * MILLI;
+                if let Some(keeping) = &mut self.keeping {
+                    (keeping.asked, keeping.margin) = (self.asked, margin);
+                }
+            }
+            Outcome::Done(_, Response::Renewed { .. } | Response::TimeToLive { ttl: -1, .. })
+            | Outcome::Done(_, Response::Revoked)
+            | Outcome::Refused(Refusal::LeaseNotFound) => self.keeping = None,
+            _ => {}
+        }
+    }
+
+    /// When it wants its next operation, if that is not a matter of thinking.
+    pub fn next_at(&mut self, now: Nanos) -> Option<Nanos> {
+        if !self.keeper {
+            return None;
+        }
+        let renewal = self.keeping.map_or(now, |keeping| keeping.renewal());
+        let look = now + 50 * MILLI + self.rng.below(700 * MILLI);
+        Some(renewal.max(now + MILLI).min(look))
+    }
+
+    /// Transactions that are as deep or as large as a server takes, or a little more.
+    fn hostile(&mut self, profile: &Profile) -> Request {
+        if self.rng.one_in(2) {
+            let depth = self.rng.pick(&[8, 31, 47, 48, 49, 50, 62, 63, 64, 65]);
+            let put = Put { key: self.key(profile), value: self.value(profile), ..Put::default() };
+            let mut txn = Txn { success: vec![Action::Put(put)], ..Txn::default() };
+            for _ in 0..depth {
+                txn = Txn { success: vec![Action::Txn(txn)], ..Txn::default() };
+            }
+            return Request::Txn(txn);
+        }
+        let count = self.rng.pick(&[10, 100, 127, 128, 129]);
+        let value = self.value(profile);
+        let action = |number| {
+            let key = format!("k{number:03}").into_bytes();
+            match number % 3 {
+                0 => Action::Delete(Delete { key, range_end: Vec::new(), prev_kv: true }),
+                1 => {
+                    Action::Range(Range { key: b"k".to_vec(), range_end: b"l".to_vec(), ..Range::default() })
+                }
+                _ => Action::Put(Put { key, value: value.clone(), ..Put::default() }),
+            }
+        };
+        let keys = self.rng.pick(&[3, 30, 1000]).min(profile.keys * 2);
+        let actions = (0..count).map(|number| if number < keys { number } else { 3 * number + 1 });
+        let success = actions.map(action).collect();
+        Request::Txn(Txn { success, ..Txn::default() })
+    }
+
     /// The next operation.
     pub fn next(&mut self, profile: &Profile, now: Nanos) -> (Request, Option<Fence>) {
+        self.asked = now;
+        self.keeper = profile.works(Work::Keep) && self.number % 2 == 1;
+        if self.cramped && self.lock.is_none() && self.rng.one_in(2) {
+            let all = Delete { key: b"k".to_vec(), range_end: b"l".to_vec(), prev_kv: false };
+            let compact = Request::Compact { revision: self.revision, physical: false };
+            let makes = if self.rng.one_in(2) { Request::Delete(all) } else { compact };
+            return (makes, None);
+        }
+        if self.keeper {
+            return (self.keep(profile, now), None);
+        }
         if let Some(step) = self.lock_step(profile, now) {
             return step;
         }
@@ -344,7 +467,12 @@ impl Client {
             .map(|(work, weight)| {
                 let own = !matches!(
                     work,
-                    Work::Watch | Work::Members | Work::MoveLeader | Work::Maintenance | Work::BigValues
+                    Work::Watch
+                        | Work::Members
+                        | Work::MoveLeader
+                        | Work::Maintenance
+                        | Work::BigValues
+                        | Work::Keep
                 );
                 if own && profile.works(*work) { *weight } else { 0 }
             })
@@ -370,6 +498,7 @@ impl Client {
                 Request::Compact { revision: (self.revision - back).max(1), physical: self.rng.one_in(2) }
             }
             Work::Lease => self.lease(profile),
+            Work::Hostile if self.rng.one_in(3) => self.hostile(profile),
             Work::Lock => {
                 self.lock = Some(Locking::Granting);
                 return self.lock_step(profile, now).unwrap_or((Request::Leases, None));
@@ -385,11 +514,21 @@ impl Client {
 
     /// Takes what became of its operation.
     pub fn told(&mut self, request: &Request, outcome: &Outcome, now: Nanos) {
+        match (request, outcome) {
+            (_, Outcome::Refused(Refusal::Other(why))) if why.contains("space exceeded") => {
+                self.cramped = true;
+            }
+            (Request::Put(_), Outcome::Done(..)) => self.cramped = false,
+            _ => {}
+        }
+        if self.keeper {
+            self.kept(outcome);
+        }
         if let Outcome::Done(header, response) = outcome {
             self.revision = self.revision.max(header.revision);
             match response {
                 Response::Range(result) => result.kvs.iter().for_each(|kv| self.saw(kv)),
-                Response::Granted { id, .. } if self.lock.is_none() => self.leases.push(*id),
+                Response::Granted { id, .. } if self.lock.is_none() && !self.keeper => self.leases.push(*id),
                 Response::Renewed { ttl: 0 } | Response::TimeToLive { ttl: -1, .. } | Response::Revoked => {
                     self.leases.retain(|lease| !about(request, *lease));
                 }

@@ -38,6 +38,8 @@ pub(crate) enum Event {
         from: Host,
         to: Host,
         id: u64,
+        /// The number of the connection that they go over.
+        connection: u64,
         messages: Vec<Message>,
     },
     Unreachable(Host, u64, u64),
@@ -329,7 +331,9 @@ impl World {
                     self.settle(at);
                 }
             }
-            Event::Messages { from, to, id, messages } => self.messages(from, to, id, messages),
+            Event::Messages { from, to, id, connection, messages } => {
+                self.messages(from, to, id, connection, messages);
+            }
             Event::Unreachable(at, life, id) => {
                 if let Some(process) = self.wake(at, life) {
                     process.stepped.peering().unreachable(id);

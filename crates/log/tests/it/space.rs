@@ -69,6 +69,24 @@ fn a_batch_that_outruns_the_room_waits_and_goes_on() {
     assert!(log.log.entries().read(1, 91, u64::MAX).unwrap() == entries(1..=90, 1, 1000).entries);
 }
 
+/// A log driven by hand must come back from its turn though the next segment is ready and does not help.
+#[test]
+fn a_record_larger_than_a_segment_waits_on_a_full_disk() {
+    let disk = MemDisk::new(1);
+    let mut log = open(&disk).unwrap();
+    log.put(entries(1..=1, 1, 1000));
+    disk.set_capacity(Some(disk.used_bytes()));
+    let ticket = log.log.append(entries(2..=2, 1, 40 << 10)).unwrap();
+    log.log.turn();
+    log.told(|told| {
+        assert!(told.ticket < ticket && told.last_index == 1);
+        assert!(told.failed.is_empty());
+    });
+    disk.set_capacity(None);
+    log.log.turn();
+    log.told(|told| assert_eq!((told.ticket, told.last_index), (ticket, 2)));
+}
+
 #[test]
 fn released_files_are_recycled_and_old_records_never_read_as_new() {
     let disk = MemDisk::new(1);
