@@ -133,12 +133,15 @@ fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> Ex
     let stop_wanted = || stop_within(Duration::ZERO);
     let prepared = match &rebuilding {
         Some(endpoints) => {
-            Rebuild::new(&mut parsed.config, endpoints, &logger, &stop_within).and_then(Rebuild::prepare)
+            Rebuild::new(&mut parsed.config, endpoints, &logger, &stop_within)
+                .and_then(Rebuild::prepare)
+                .map(Some)
         }
         None if rebuild::journal_path(&data_path).exists() => Err(rebuild::UNFINISHED.to_owned()),
-        None => Ok(()),
+        None => Ok(None),
     };
-    let started = prepared.and_then(|()| {
+    // Held until the rebuild is finished.
+    let started = prepared.and_then(|_lock| {
         let started = boot::start(parsed.config, Arc::clone(&logger), &stop_wanted)?;
         if rebuilding.is_some() {
             rebuild::finish(&data_path)?;

@@ -8,8 +8,13 @@
 //! the cluster's list of members, from the data directory, and from the journal, which is there from before the first
 //! step until the member serves.
 //!
+//! A member may start with no data only under an id that has never run: one that ran may have voted and acknowledged
+//! entries. So the journal names the new id before that member is started, and says that it may have run before it
+//! can. A new member whose data is missing although it may have run is replaced by yet another one, and so is a member
+//! at this address that the journal does not know. Whoever answers at the address is left alone, at every step.
+//!
 //! ```text
-//! <data-dir>/rebuild                journal: the id of the old member, and whether it was a learner
+//! <data-dir>/rebuild                journal, one line; see `Journal`
 //! <data-dir>/member.damaged-<n>     the old data; nothing of it is ever deleted
 //! ```
 
@@ -59,12 +64,52 @@ pub struct Rebuild<'a> {
     stop_wanted: &'a dyn Fn(Duration) -> bool,
 }
 
-/// What the journal says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What the journal says: `<old id> voter|learner <new id> new|started <peer URLs, sorted, comma-separated>`, ids in
+/// hexadecimal digits.
+///
+/// Of a journal that an older version wrote there are the first two words only.
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Journal {
-    /// 0 if it was not known.
+    /// The member that is replaced; 0 if it was not known.
     old: u64,
     learner: bool,
+    /// The member that replaces it; 0 until it is added.
+    new: u64,
+    /// Whether the new member may have run.
+    started: bool,
+    /// The peer URLs that the rebuild was begun with; `None` in a journal of an older version.
+    peer_urls: Option<String>,
+}
+
+impl Journal {
+    fn begin(old: u64, learner: bool, peer_urls: &str) -> Journal {
+        Journal { old, learner, new: 0, started: false, peer_urls: Some(peer_urls.to_owned()) }
+    }
+}
+
+/// How a rebuild goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    /// The new member starts on the data it has left here.
+    Continue,
+    /// The new member starts with no data: it has never run.
+    StartEmpty,
+    /// This member, if there is one, is taken out of the cluster, and another one is added in its place.
+    Replace,
+}
+
+/// How to go on, given the member at this address and the id of the member whose data is here.
+fn next_step(own: Option<u64>, data: Option<u64>, journal: Option<&Journal>) -> Next {
+    let (Some(own), Some(journal)) = (own, journal) else { return Next::Replace };
+    if own == journal.old {
+        Next::Replace
+    } else if data == Some(own) {
+        Next::Continue
+    } else if own == journal.new && !journal.started {
+        Next::StartEmpty
+    } else {
+        Next::Replace
+    }
 }
 
 /// The cluster, as a member told it that had asked a quorum.
@@ -90,15 +135,27 @@ impl<'a> Rebuild<'a> {
         Ok(Rebuild { config, endpoints, logger, runtime, disk: Arc::new(RealDisk), stop_wanted })
     }
 
-    /// Does everything up to the start of the new member, and changes the configuration for that start.
+    /// Does everything up to the start of the new member, and changes the configuration for that start. Gives the lock
+    /// that keeps other rebuilds away, to be held until the rebuild is finished.
     ///
     /// # Errors
     ///
     /// The text says what is in the way, and what to do.
-    pub fn prepare(mut self) -> Result<(), String> {
+    pub fn prepare(mut self) -> Result<Lock, String> {
         let data_dir = self.config.data_dir.clone();
-        let _locks = self.lock(&data_dir)?;
-        let journal = read_journal(&journal_path(&data_dir))?;
+        let journal_path = journal_path(&data_dir);
+        let (whole, member_lock) = self.lock(&data_dir)?;
+        let journal = read_journal(&journal_path)?;
+        let peer_urls = self.peer_urls();
+        if let Some(begun) = journal.as_ref().and_then(|journal| journal.peer_urls.as_ref())
+            && *begun != peer_urls
+        {
+            return Err(format!(
+                "a rebuild of the member at {begun} was begun in {}, and the flags name {peer_urls}: run it with the \
+                 flags of that member",
+                data_dir.display()
+            ));
+        }
         let known = self.identify(&data_dir.join("member"));
         let cluster = self.find_cluster()?;
         if let Some((cluster_id, member_id)) = known
@@ -111,37 +168,53 @@ impl<'a> Rebuild<'a> {
                 cluster.id
             ));
         }
-        let own = self.own(&cluster.members, known.map(|(_, id)| id), journal)?.cloned();
-        let added = own.as_ref().is_some_and(|own| journal.is_some_and(|journal| journal.old != own.id));
-        let members = if added {
-            self.say(
-                "the new member had been added before; it is started",
-                own.as_ref().map_or(0, |own| own.id),
-            );
-            // What is there is its own, or of the time before.
-            let current = own.as_ref().map(|own| own.id);
-            if known.is_some() && known.map(|(_, id)| id) != current {
+        let own = self.own(&cluster.members, known.map(|(_, id)| id), journal.as_ref())?.cloned();
+        if let Some(own) = &own {
+            self.refuse_alive(own)?;
+        }
+        let own_id = own.as_ref().map(|own| own.id);
+        let next = next_step(own_id, known.map(|(_, id)| id), journal.as_ref());
+        let (mut journal, members) = match (next, own, journal) {
+            (Next::Continue | Next::StartEmpty, Some(own), Some(journal)) => {
+                self.say("the new member had been added before; it is started", own.id);
+                if next == Next::StartEmpty {
+                    self.move_aside(&data_dir)?;
+                }
+                (Journal { new: own.id, ..journal }, cluster.members)
+            }
+            (_, own, journal) => {
+                let (old, learner) = match (&own, journal) {
+                    // One that is listed may be the one that a rebuild before this had added, as the old one was.
+                    (Some(own), _) => (own.id, own.is_learner),
+                    (None, Some(journal)) => (journal.old, journal.learner),
+                    (None, None) => (known.map_or(0, |(_, id)| id), false),
+                };
+                let mut journal = Journal::begin(old, learner, &peer_urls);
+                write_journal(&*self.disk, &journal_path, &journal)?;
+                if let Some(own) = &own {
+                    self.remove(&cluster.contact, own.id)?;
+                }
                 self.move_aside(&data_dir)?;
+                let (id, members) = self.add(&cluster.contact, learner)?;
+                journal.new = id;
+                // Whether this id has run is known only of one that the journal names.
+                write_journal(&*self.disk, &journal_path, &journal)?;
+                (journal, members)
             }
-            cluster.members
-        } else {
-            let journal = match (&own, journal) {
-                (_, Some(journal)) => journal,
-                (Some(own), None) => Journal { old: own.id, learner: own.is_learner },
-                (None, None) => Journal { old: known.map_or(0, |(_, id)| id), learner: false },
-            };
-            if let Some(own) = &own {
-                self.refuse_alive(own)?;
-            }
-            write_journal(&*self.disk, &journal_path(&data_dir), journal)?;
-            if let Some(own) = &own {
-                self.remove(&cluster.contact, own.id)?;
-            }
-            self.move_aside(&data_dir)?;
-            self.add(&cluster.contact, journal.learner)?
         };
+        journal.started = true;
+        write_journal(&*self.disk, &journal_path, &journal)?;
         self.configure(&members);
-        Ok(())
+        // The member itself takes it.
+        drop(member_lock);
+        Ok(whole)
+    }
+
+    /// The flags' peer URLs in one line, in an order that does not depend on how they were given.
+    fn peer_urls(&self) -> String {
+        let urls: BTreeSet<&str> =
+            self.config.initial_advertise_peer_urls.iter().map(Url::as_str).collect();
+        urls.into_iter().collect::<Vec<_>>().join(",")
     }
 
     /// Neither another rebuild nor the member itself may be at work here.
@@ -241,7 +314,7 @@ impl<'a> Rebuild<'a> {
         &self,
         members: &'m [Member],
         known: Option<u64>,
-        journal: Option<Journal>,
+        journal: Option<&Journal>,
     ) -> Result<Option<&'m Member>, String> {
         let urls: Vec<String> =
             self.config.initial_advertise_peer_urls.iter().map(|url| url.as_str().to_owned()).collect();
@@ -294,24 +367,32 @@ impl<'a> Rebuild<'a> {
         })
     }
 
-    /// Adds the new member, unless that was done already. Gives all members.
-    fn add(&self, contact: &str, is_learner: bool) -> Result<Vec<Member>, String> {
+    /// Adds the new member. Gives its id, and all members.
+    fn add(&self, contact: &str, is_learner: bool) -> Result<(u64, Vec<Member>), String> {
         let peer_urls: Vec<String> =
             self.config.initial_advertise_peer_urls.iter().map(|url| url.as_str().to_owned()).collect();
+        let asked = std::cell::Cell::new(false);
         let (id, members) = self.change("added", |rebuild| {
-            // One whose answer was lost has been added all the same.
+            // One whose answer was lost has been added all the same; one that was there before is somebody else's.
             let (_, members) = rebuild.list(contact)?;
-            if let Some(own) =
-                members.iter().find(|member| joining::same_places(&member.peer_urls, &peer_urls))
-            {
-                return Ok((own.id, members));
+            let own = members.iter().find(|member| joining::same_places(&member.peer_urls, &peer_urls));
+            if let Some(own) = own {
+                if asked.get() {
+                    return Ok((own.id, members));
+                }
+                let what = format!("member {:x} was added at this address meanwhile", own.id);
+                return Err(Status::with(Code::FailedPrecondition, what));
             }
+            asked.set(true);
             let request = MemberAddRequest { peer_urls: peer_urls.clone(), is_learner };
             let added: MemberAddResponse = rebuild.call(contact, ADD, &request)?;
             Ok((added.member.map_or(0, |member| member.id), added.members))
         })?;
+        if id == 0 {
+            return Err("the cluster does not say which member it has added; run the same command again".to_owned());
+        }
         self.say("added the new member to the cluster", id);
-        Ok(members)
+        Ok((id, members))
     }
 
     /// Tries a change again while the cluster settles.
@@ -426,13 +507,7 @@ fn read_journal(path: &Path) -> Result<Option<Journal>, String> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(format!("cannot read {}: {error}", path.display())),
     };
-    let mut words = text.split_whitespace();
-    let journal = match (words.next(), words.next(), words.next()) {
-        (Some(id), Some(kind @ ("voter" | "learner")), None) => {
-            u64::from_str_radix(id, 16).ok().map(|old| Journal { old, learner: kind == "learner" })
-        }
-        _ => None,
-    };
+    let journal = parse_journal(&text);
     let damaged = || {
         format!(
             "{} is not what a rebuild writes: remove it, and the member at this address from the cluster if it is \
@@ -443,16 +518,94 @@ fn read_journal(path: &Path) -> Result<Option<Journal>, String> {
     journal.map(Some).ok_or_else(damaged)
 }
 
-fn write_journal(disk: &dyn Disk, path: &Path, journal: Journal) -> Result<(), String> {
+fn parse_journal(text: &str) -> Option<Journal> {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let (old, kind, rest) = match words.as_slice() {
+        [old, kind] => (old, kind, None),
+        [old, kind, new, state, peer_urls] => (old, kind, Some((new, state, peer_urls))),
+        _ => return None,
+    };
+    let learner = match *kind {
+        "voter" => false,
+        "learner" => true,
+        _ => return None,
+    };
+    let old = u64::from_str_radix(old, 16).ok()?;
+    let Some((new, state, peer_urls)) = rest else {
+        return Some(Journal { old, learner, new: 0, started: true, peer_urls: None });
+    };
+    let started = match *state {
+        "new" => false,
+        "started" => true,
+        _ => return None,
+    };
+    let new = u64::from_str_radix(new, 16).ok()?;
+    Some(Journal { old, learner, new, started, peer_urls: Some((*peer_urls).to_owned()) })
+}
+
+impl std::fmt::Display for Journal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let kind = if self.learner { "learner" } else { "voter" };
+        write!(f, "{:x} {kind}", self.old)?;
+        if let Some(peer_urls) = &self.peer_urls {
+            let state = if self.started { "started" } else { "new" };
+            write!(f, " {:x} {state} {peer_urls}", self.new)?;
+        }
+        writeln!(f)
+    }
+}
+
+fn write_journal(disk: &dyn Disk, path: &Path, journal: &Journal) -> Result<(), String> {
     let making = path.with_extension("tmp");
     let failed = |error: io::Error| format!("cannot write {}: {error}", path.display());
     if disk.exists(&making).map_err(failed)? {
         disk.remove(&making).map_err(failed)?;
     }
     let file = disk.create(&making).map_err(failed)?;
-    let kind = if journal.learner { "learner" } else { "voter" };
-    file.write_at(format!("{:x} {kind}\n", journal.old).as_bytes(), 0).map_err(failed)?;
+    file.write_at(journal.to_string().as_bytes(), 0).map_err(failed)?;
     file.sync_all().map_err(failed)?;
     disk.rename(&making, path).map_err(failed)?;
     disk.sync_dir(path.parent().unwrap_or(path)).map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn journals_are_read_as_written() {
+        let urls = "http://10.0.0.1:2380,http://10.0.0.2:2380";
+        let begun = Journal::begin(0xabc, true, urls);
+        let added = Journal { new: 0xdef, ..begun.clone() };
+        let started = Journal { started: true, ..added.clone() };
+        assert_eq!(added.to_string(), format!("abc learner def new {urls}\n"));
+        for journal in [begun, added, started] {
+            assert_eq!(parse_journal(&journal.to_string()), Some(journal));
+        }
+        let older = parse_journal("abc voter\n").expect("older versions wrote this");
+        assert!(older.started && older.new == 0 && older.peer_urls.is_none(), "nothing is known of the new member");
+        for damaged in ["", "abc", "abc voter def", "abc voter def run u", "x voter", "abc voter def new u u"] {
+            assert_eq!(parse_journal(damaged), None, "{damaged:?}");
+        }
+    }
+
+    #[test]
+    fn no_member_starts_empty_that_may_have_run() {
+        let begun = Journal::begin(1, false, "u");
+        let added = Journal { new: 2, ..begun.clone() };
+        let started = Journal { started: true, ..added.clone() };
+        let older = Journal { started: true, peer_urls: None, ..begun.clone() };
+        assert_eq!(next_step(Some(1), None, None), Next::Replace);
+        assert_eq!(next_step(Some(1), Some(1), Some(&begun)), Next::Replace);
+        assert_eq!(next_step(None, Some(1), Some(&begun)), Next::Replace);
+        // Added, and the program was killed before the journal said so, or somebody else added it.
+        assert_eq!(next_step(Some(2), None, Some(&begun)), Next::Replace);
+        assert_eq!(next_step(Some(2), None, Some(&added)), Next::StartEmpty);
+        assert_eq!(next_step(Some(2), Some(1), Some(&added)), Next::StartEmpty);
+        assert_eq!(next_step(Some(2), Some(2), Some(&started)), Next::Continue);
+        assert_eq!(next_step(Some(2), None, Some(&started)), Next::Replace);
+        assert_eq!(next_step(Some(3), None, Some(&added)), Next::Replace);
+        assert_eq!(next_step(Some(2), None, Some(&older)), Next::Replace);
+        assert_eq!(next_step(Some(2), Some(2), Some(&older)), Next::Continue);
+    }
 }

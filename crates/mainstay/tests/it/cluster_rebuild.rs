@@ -203,3 +203,77 @@ fn a_single_member_has_nobody_to_be_rebuilt_from() {
     assert!(said.contains("restore the data directory from a backup"), "{said}");
     setup.start().stop();
 }
+
+/// What a rebuild that was interrupted leaves: the line that its journal holds.
+fn journal(cluster: &Cluster, at: usize, old: u64, new: u64, state: &str) -> String {
+    format!("{old:x} voter {new:x} {state} http://{}\n", cluster.seats[at].peer)
+}
+
+#[test]
+fn a_rebuild_goes_on_only_for_the_member_it_was_begun_for() {
+    let mut cluster = Cluster::start("rebuild-flags", 3, &[]);
+    run(async {
+        cluster.put(0, "k", "v").await;
+        cluster.assert_equal().await;
+        let client = cluster.client(0).await;
+        let before = client.members().await.expect("members are listed");
+        cluster.kill(2);
+        let path = cluster.seats[2].data_dir.join("rebuild");
+        std::fs::write(&path, journal(&cluster, 2, 0xdead, 0, "new")).expect("it can be written");
+        // The flags of a member that lives, with the data directory of the one that is rebuilt.
+        let mut command = rebuilding(&cluster.command(1));
+        command.arg("--data-dir").arg(&cluster.seats[2].data_dir);
+        let said = Member::launch(command, None).refuses();
+        assert!(said.contains("run it with the flags of that member"), "{said}");
+        // A journal of an older version does not say for whom it was: the member itself answers.
+        std::fs::write(&path, "dead voter\n").expect("it can be written");
+        let mut command = rebuilding(&cluster.command(1));
+        command.arg("--data-dir").arg(&cluster.seats[2].data_dir);
+        let said = Member::launch(command, None).refuses();
+        assert!(said.contains("answers at") && said.contains("stop it first"), "{said}");
+        assert_eq!(client.members().await.expect("members are listed"), before, "nobody was removed");
+        std::fs::remove_file(&path).expect("it can be removed");
+        cluster.start_one(2);
+        cluster.assert_equal().await;
+    });
+}
+
+#[test]
+fn a_new_member_that_lost_its_data_once_it_ran_is_replaced_again() {
+    let mut cluster = Cluster::start("rebuild-again", 3, &[]);
+    run(async {
+        cluster.put(0, "k", "v").await;
+        cluster.assert_equal().await;
+        let client = cluster.client(0).await;
+        let ids = async || -> Vec<u64> {
+            client.members().await.expect("members are listed").iter().map(|member| member.id).collect()
+        };
+        let name = cluster.seats[2].name.clone();
+        let data_dir = cluster.seats[2].data_dir.clone();
+        // A journal of an older version does not say which member was added, nor whether it ran.
+        for is_older in [false, true] {
+            let before = ids().await;
+            let members = client.members().await.expect("members are listed");
+            let new = members.iter().find(|member| member.name == name).expect("it is a member").id;
+            cluster.kill(2);
+            // As if it were the new member of a rebuild that was killed after it had run, and its data were gone.
+            std::fs::remove_dir_all(data_dir.join("member")).expect("it can be removed");
+            let line = match is_older {
+                false => journal(&cluster, 2, 0xdead, new, "started"),
+                true => "dead voter\n".to_owned(),
+            };
+            std::fs::write(data_dir.join("rebuild"), line).expect("it can be written");
+            let command = rebuilding(&cluster.command(2));
+            cluster.spawn_with(2, command);
+            cluster.member(2).wait_for(REBUILT);
+            let after = ids().await;
+            assert_eq!(after.len(), 3);
+            assert!(
+                before.contains(&new) && !after.contains(&new),
+                "it may have voted under {new:x}: {after:x?}"
+            );
+            assert!(!data_dir.join("rebuild").exists());
+            cluster.assert_equal().await;
+        }
+    });
+}
