@@ -145,6 +145,24 @@ pub fn promotion_json(id: u64) -> String {
     text
 }
 
+/// Carries out a membership change on `members` alone, as applying its entry does; a change that applying refuses
+/// changes nothing.
+///
+/// # Errors
+///
+/// etcd's answer to a change that is refused; `Internal` for bytes that are no change of members.
+pub fn reconfigure(
+    members: &mut Members,
+    change: &raftpb::ConfChange,
+    learners_max: usize,
+) -> Result<(), Status> {
+    let change = Reconfiguration::of(change)
+        .map_err(|why| Status::with(Code::Internal, format!("malformed membership change: {why}")))?;
+    change.check(members, learners_max)?;
+    change.apply(members, &mut StateHash::first());
+    Ok(())
+}
+
 /// Whether a membership change would be let through now: to be asked before it is proposed. Applying asks the same.
 ///
 /// # Errors

@@ -1,6 +1,6 @@
 //! Opening a data directory: what the checkpoint and the log in it hold, and, where there is nothing, who begins.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use disk::{Disk, Lock};
 use log::Reset;
 use log::checkpoint::{CheckpointStore, Manifest};
 use log::{Batch, Log, LogEvent, Recovered, Replayed};
-use machine::{Machine, Rules};
+use machine::{Machine, Members, Rules};
 use prost::Message as _;
 
 use crate::catch_up::entry_of;
@@ -312,11 +312,12 @@ pub(crate) fn open(opening: &Opening<'_>) -> Result<Opened, String> {
         }
     }
     if config.force_new_cluster {
-        let members = members_at_end(&machine, &entries)?;
+        let learners_max = usize::try_from(config.max_learners).unwrap_or(usize::MAX);
+        let members = members_at_end(&machine, &entries, learners_max)?;
         let last = entries.last().map_or(applied, |entry| entry.index);
-        let own = machine.members.by_id.get(&identity.member_id);
         let urls = &config.initial_advertise_peer_urls;
-        let changes = joining::alone(identity.member_id, own, &members, urls, hard_state.term.max(1), last);
+        let term = hard_state.term.max(1);
+        let changes = joining::alone(identity.member_id, &members, urls, term, last, learners_max)?;
         logger.warn(
             "forcing a new cluster of this member alone",
             &[("removed", Value::Uint(changes.len() as u64)), ("last-index", Value::Uint(last))],
@@ -377,24 +378,16 @@ pub(crate) fn open(opening: &Opening<'_>) -> Result<Opened, String> {
     })
 }
 
-/// The ids of the members once all entries are applied.
-fn members_at_end(machine: &Machine, entries: &[Entry]) -> Result<BTreeSet<u64>, String> {
-    let mut ids: BTreeSet<u64> = machine.members.by_id.keys().copied().collect();
+/// The members once all entries are applied.
+fn members_at_end(machine: &Machine, entries: &[Entry], learners_max: usize) -> Result<Members, String> {
+    let mut members = machine.members.clone();
     for entry in entries.iter().filter(|entry| entry.kind == EntryKind::ConfChange) {
         let change = raftpb::ConfChange::decode(entry.data.clone())
             .map_err(|e| format!("entry {} is no membership change: {e}", entry.index))?;
-        let id = change.node_id.unwrap_or(0);
-        match raftpb::ConfChangeType::try_from(change.r#type.unwrap_or(0)) {
-            Ok(raftpb::ConfChangeType::ConfChangeRemoveNode) => {
-                ids.remove(&id);
-            }
-            Ok(raftpb::ConfChangeType::ConfChangeUpdateNode) | Err(_) => {}
-            Ok(_) => {
-                ids.insert(id);
-            }
-        }
+        // A change that applying will refuse changes nothing.
+        let _ = machine::reconfigure(&mut members, &change, learners_max);
     }
-    Ok(ids)
+    Ok(members)
 }
 
 /// A log that was opened, and what of it the checkpoint does not have.

@@ -177,3 +177,32 @@ fn one_survivor_goes_on_alone_and_takes_others_in() {
         cluster.assert_equal().await;
     });
 }
+
+#[test]
+fn a_learner_that_survives_goes_on_alone() {
+    run(async {
+        let mut cluster = Cluster::start("survivor-learns", 1, &[]);
+        cluster.leader().await;
+        cluster.put(0, "k", "v").await;
+        let at = cluster.add_seat();
+        cluster.announce(0, at, true).await;
+        cluster.spawn_with(at, cluster.joining(at, &[0, at]));
+        cluster.member(at).wait_for(READY);
+        let client = cluster.client(at).await;
+        eventually("the learner has what was written", PATIENCE, async || {
+            client.get_local("k").await.expect("reads of its own state are served")
+        })
+        .await;
+        cluster.kill(0);
+        cluster.kill(at);
+        let command = cluster.command_with(at, &["--force-new-cluster"]);
+        cluster.spawn_with(at, command);
+        let client = cluster.client(at).await;
+        client.put("k", "w").await.expect("it leads");
+        let members = client.members().await.expect("members are listed");
+        assert_eq!(members.len(), 1, "{members:?}");
+        assert!(!members[0].is_learner);
+        cluster.kill(at);
+        cluster.start_one(at);
+    });
+}
