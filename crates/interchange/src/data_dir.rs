@@ -18,7 +18,7 @@ use crate::backend::{Backend, Membership, Meta};
 use crate::bolt::Bolt;
 use crate::command::Command;
 use crate::error::Error;
-use crate::v2_store;
+use crate::v2_store::{self, OldStore};
 use crate::wal::Wal;
 
 type SharedFile = Arc<dyn disk::File>;
@@ -36,9 +36,8 @@ pub struct DataDir {
     pub wal: Wal,
     /// Who had a vote at the last entry known to be committed.
     pub voters: BTreeSet<u64>,
-    /// Keys and directories that users have right below the root of the old store (API version 2), which nobody reads
-    /// any more.
-    pub old_keys: usize,
+    /// What there is of the old store (API version 2), which nobody reads any more.
+    pub old_store: OldStore,
     end: u64,
     _lock: Lock,
 }
@@ -85,11 +84,12 @@ impl DataDir {
             meta = base.meta()?;
         }
         let membership = base.membership()?;
-        let old_keys = v2_store::keys(disk, &snap)
+        let old_store = v2_store::newest(disk, &snap)
             .map_err(|e| Error::io(format!("reading the old store's image in {}", snap.display()), e))?;
         let voters = BTreeSet::new();
-        let mut dir = DataDir { base, meta, membership, wal, voters, old_keys, end: 0, _lock: lock };
+        let mut dir = DataDir { base, meta, membership, wal, voters, old_store, end: 0, _lock: lock };
         dir.find_end()?;
+        dir.find_old_write()?;
         Ok(dir)
     }
 
@@ -101,7 +101,8 @@ impl DataDir {
     /// The term of that entry; `None` if nobody wrote it down.
     pub fn base_term(&self) -> Option<u64> {
         let index = self.base_index();
-        let snapshot = self.wal.snapshots.iter().find(|snapshot| snapshot.index == index);
+        // The newest: one that was taken over may stand where an older one stood.
+        let snapshot = self.wal.snapshots.iter().rev().find(|snapshot| snapshot.index == index);
         self.wal.term(index).or(snapshot.map(|s| s.term)).or(self.meta.term).or((index == 0).then_some(0))
     }
 
@@ -122,6 +123,20 @@ impl DataDir {
             Some(entry) => Ok(entry),
             None => Err(missing(index)),
         })
+    }
+
+    /// Looks for what was written to the old store after its newest image, in the entries that the database has
+    /// already: etcd 3.4 and 3.5 read them again at every start, and nothing else does.
+    fn find_old_write(&mut self) -> Result<(), Error> {
+        let first = self.wal.first().max(self.old_store.index + 1);
+        for index in first..=self.base_index().min(self.wal.last()) {
+            let Some(entry) = self.wal.entry(index)? else { continue };
+            if let Ok(Command::OldWrite { method, path }) = Command::of(&entry) {
+                self.old_store.write = Some((index, format!("{method} {path}")));
+                return Ok(());
+            }
+        }
+        Ok(())
     }
 
     fn find_end(&mut self) -> Result<(), Error> {

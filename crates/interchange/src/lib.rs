@@ -42,3 +42,4 @@ pub use new_data_dir::{NewDataDir, NewMember};
 pub use sink::FileSink;
 pub use source::Source;
 pub use status::Status;
+pub use v2_store::OldStore;

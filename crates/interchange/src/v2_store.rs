@@ -10,24 +10,84 @@ use serde_json::{Map, Value, json};
 
 use crate::backend::Membership;
 
-/// How many keys users had right below the root of the old store, by the newest of the images in a directory; 0 if
-/// there is none. What is not an image is passed over: no release that has one needs it but for the members.
-pub(crate) fn keys(disk: &dyn Disk, snap_dir: &Path) -> io::Result<usize> {
-    let mut names = disk.list(snap_dir)?;
-    // The name begins with the term and the index in 16 digits each.
-    names.retain(|name| name.ends_with(".snap"));
-    let Some(newest) = names.pop() else { return Ok(0) };
-    let file = disk.open_read(&snap_dir.join(newest))?;
-    let mut bytes = vec![0; usize::try_from(file.len()?).unwrap_or(usize::MAX)];
-    file.read_exact_at(&mut bytes, 0)?;
-    Ok(users_keys(&bytes).unwrap_or(0))
+/// What a directory says of the old store, which nobody reads any more.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OldStore {
+    /// Keys and directories that users have right below the root of the store, by its newest image; 0 without an image.
+    pub keys: usize,
+    /// The last entry whose effects are in that image; 0 without one.
+    pub index: u64,
+    /// The newest image, and why it cannot be read: nobody knows what is in it.
+    pub unreadable: Option<String>,
+    /// The first entry behind the image, up to the one that the database stands at, that writes to the store: the entry
+    /// and what it asks for.
+    pub write: Option<(u64, String)>,
 }
 
-fn users_keys(framed: &[u8]) -> Option<usize> {
-    let framed = api::snappb::Snapshot::decode(framed).ok()?;
-    let snapshot = api::raftpb::Snapshot::decode(framed.data?).ok()?;
-    let image: Value = serde_json::from_slice(&snapshot.data?).ok()?;
-    image.pointer("/Root/Children/1/Children")?.as_object().map(Map::len)
+impl OldStore {
+    /// What would be lost with the store, if anything.
+    pub fn loss(&self) -> Option<String> {
+        if let Some(why) = &self.unreadable {
+            return Some(format!("its image {why} cannot be read, so nobody knows what is in it"));
+        }
+        if self.keys > 0 {
+            return Some(format!("it has {} keys or directories right below its root", self.keys));
+        }
+        self.write.as_ref().map(|(index, what)| {
+            format!("entry {index}, which is younger than its newest image, asks for {what}")
+        })
+    }
+}
+
+/// Bytes of an image at most: etcd holds it in memory, too.
+const IMAGE_BYTES_MAX: u64 = 1 << 30;
+
+/// What the newest image of the old store in a directory says. The image is a `.snap` file, whose name begins with the
+/// term and the index of its last entry in 16 digits each.
+///
+/// # Errors
+///
+/// When the directory or the file cannot be read.
+pub(crate) fn newest(disk: &dyn Disk, snap_dir: &Path) -> io::Result<OldStore> {
+    let mut names = disk.list(snap_dir)?;
+    names.retain(|name| name.ends_with(".snap"));
+    names.sort_unstable();
+    let Some(name) = names.pop() else { return Ok(OldStore::default()) };
+    let file = disk.open_read(&snap_dir.join(&name))?;
+    let len = file.len()?;
+    let read = || -> Result<OldStore, String> {
+        if len > IMAGE_BYTES_MAX {
+            return Err(format!("it has {len} bytes"));
+        }
+        let mut bytes = vec![0; usize::try_from(len).unwrap_or_default()];
+        file.read_exact_at(&mut bytes, 0).map_err(|e| e.to_string())?;
+        read_image(&bytes)
+    };
+    Ok(read().unwrap_or_else(|why| OldStore {
+        unreadable: Some(format!("{name} ({why})")),
+        ..OldStore::default()
+    }))
+}
+
+fn read_image(framed: &[u8]) -> Result<OldStore, String> {
+    let framed = api::snappb::Snapshot::decode(framed).map_err(|e| e.to_string())?;
+    let data = framed.data.unwrap_or_default();
+    if crc32c::crc32c(&data) != framed.crc.unwrap_or_default() {
+        return Err("its checksum does not match".to_owned());
+    }
+    let snapshot = api::raftpb::Snapshot::decode(data).map_err(|e| e.to_string())?;
+    let image = snapshot.data.unwrap_or_default();
+    let index = snapshot.metadata.and_then(|metadata| metadata.index).unwrap_or_default();
+    if image.is_empty() {
+        return Ok(OldStore { index, ..OldStore::default() });
+    }
+    // A store of many levels is refused by its depth: it is not of etcd's own.
+    let image: Value = serde_json::from_slice(&image).map_err(|e| e.to_string())?;
+    if image.pointer("/Root").is_none() {
+        return Err("it has no root".to_owned());
+    }
+    let users = image.pointer("/Root/Children/1/Children").and_then(Value::as_object);
+    Ok(OldStore { keys: users.map_or(0, Map::len), index, ..OldStore::default() })
 }
 
 /// The image of a store that knows the members.

@@ -45,12 +45,12 @@ pub(crate) fn run(session: &mut Session<'_>) -> Result<(), Refusal> {
     etcd_dir::check_versions(source.meta.storage_version.as_deref(), &source.membership)?;
     let without_users = given.flag("without-users");
     let guarded = etcd_dir::check_users(&source.base, without_users, "the state")?;
-    if source.old_keys > 0 && !given.flag("without-old-store") {
+    if let Some(loss) = source.old_store.loss()
+        && !given.flag("without-old-store")
+    {
         return Err(Refusal::failed(format!(
-            "the old store (API version 2) has {} keys or directories right below its root: Mainstay has no such store, nor \
-             has etcd from 3.6 on. Move what is needed (ETCDCTL_API=3 etcdctl migrate of 3.4), or leave it out with \
-             --without-old-store",
-            source.old_keys
+            "the old store (API version 2) would be lost, and {loss}: Mainstay has no such store, nor has etcd from 3.6 \
+             on. Move what is needed (ETCDCTL_API=3 etcdctl migrate of 3.4), or leave it out with --without-old-store"
         )));
     }
     let target = Target::begin(&to)?;
@@ -64,22 +64,26 @@ pub(crate) fn run(session: &mut Session<'_>) -> Result<(), Refusal> {
         .base_term()
         .ok_or_else(|| Refusal::failed(format!("nothing says in which term entry {index} was written")))?;
     let total = source.base.bolt().size_bytes();
+    let leases = etcd_dir::leases(&source.base)?;
+    let lease_ids = leases.iter().map(|(id, _, _)| *id).collect();
     let mut progress = Progress::of_bytes("importing", Some(total));
     let mut filling = restoration
         .fill(RestoredHead {
             compact_revision: source.meta.compact_revision().unwrap_or(-1),
             index,
             term,
-            leases: etcd_dir::leases(&source.base)?,
+            leases,
             alarms: source.base.alarms().map_err(Refusal::failed)?,
             members: etcd_database::members(&source.membership),
             // Members stopped at different entries.
             is_shared: false,
         })
         .map_err(Refusal::failed)?;
-    etcd_dir::take_history(&source.base, &mut filling, &mut |bytes| progress.at(bytes, ""))?;
+    let without_lease =
+        etcd_dir::take_history(&source.base, &lease_ids, &mut filling, &mut |bytes| progress.at(bytes, ""))?;
     let mut machine = filling.finish(None).map_err(Refusal::failed)?;
     progress.finish();
+    without_lease.warn(&mut session.notices);
     let mut tail = Tail {
         source: &source,
         next: index + 1,

@@ -250,9 +250,10 @@ impl Scan {
                     self.hard_state =
                         hard_state(record.data).ok_or_else(|| wrong("a hard state that is none"))?
                 }
-                SNAPSHOT => self
-                    .snapshots
-                    .push(snapshot(record.data).ok_or_else(|| wrong("a snapshot that is none"))?),
+                SNAPSHOT => {
+                    let snapshot = snapshot(record.data).ok_or_else(|| wrong("a snapshot that is none"))?;
+                    self.snapshot(snapshot);
+                }
                 ENTRY => {
                     let entry = entry(record.data).ok_or_else(|| wrong("an entry that is none"))?;
                     self.entry(number, offset, entry).map_err(|what| Error::damaged(offset, what))?;
@@ -262,6 +263,18 @@ impl Scan {
         }
         self.crc = frames.crc();
         Ok(())
+    }
+
+    /// A state was saved, or taken over from the leader. One that was taken over may stand where the log has another
+    /// entry: what the log has from there on was never committed and is replaced by the state.
+    fn snapshot(&mut self, snapshot: SnapshotMark) {
+        let at = snapshot.index.checked_sub(self.first).and_then(|at| usize::try_from(at).ok());
+        if let Some(at) = at
+            && self.entries.get(at).is_some_and(|place| place.term != snapshot.term)
+        {
+            self.entries.truncate(at);
+        }
+        self.snapshots.push(snapshot);
     }
 
     fn entry(&mut self, file: usize, offset: u64, entry: ScannedEntry) -> Result<(), String> {

@@ -96,6 +96,29 @@ fn a_later_entry_takes_the_place_of_earlier_ones() {
 }
 
 #[test]
+fn a_state_that_was_taken_over_ends_what_the_log_had_instead() {
+    let log = |term: u64| {
+        let mut log = Log::begin(0);
+        for index in 1..=6 {
+            log.entry(index, 1);
+        }
+        log.snapshot(4, term);
+        log
+    };
+    // Saved by the member itself: its entries go on.
+    let mut own = log(1);
+    own.state(1, 4);
+    assert_eq!(terms(&open(&[(FIRST, own.bytes)]).expect("is sound")).len(), 6);
+    // Sent by a leader of another term: entry 4 was another one here, and so was all behind it.
+    let mut sent = log(3);
+    sent.state(3, 4);
+    let bytes = sent.bytes.clone();
+    assert_eq!(terms(&open(&[(FIRST, bytes)]).expect("is sound")), [(1, 1), (2, 1), (3, 1)]);
+    sent.entry(5, 3);
+    assert_eq!(terms(&open(&[(FIRST, sent.bytes)]).expect("is sound")), [(5, 3)]);
+}
+
+#[test]
 fn files_follow_each_other() {
     let mut first = Log::begin(0);
     (1..=3).for_each(|index| first.entry(index, 1));
@@ -285,4 +308,57 @@ fn the_only_voter_has_committed_all_it_has() {
     assert!(
         DataDir::open(&disk, Path::new("/d")).is_err_and(|e| e.to_string().contains("entry 11 is committed"))
     );
+}
+
+/// An image of the old store with these keys right below the root, after entry `index`, as etcd frames it.
+fn old_image(keys: &str, index: u64) -> Vec<u8> {
+    let image = format!(r#"{{"Root":{{"Children":{{"0":{{}},"1":{{"Children":{keys}}}}}}}}}"#);
+    let metadata = api::raftpb::SnapshotMetadata { index: Some(index), ..Default::default() };
+    let snapshot =
+        api::raftpb::Snapshot { data: Some(image.into()), metadata: Some(metadata) }.encode_to_vec();
+    let crc = crc32c::crc32c(&snapshot);
+    api::snappb::Snapshot { crc: Some(crc), data: Some(snapshot.into()) }.encode_to_vec()
+}
+
+#[test]
+fn nothing_of_the_old_store_is_lost_without_a_word() {
+    // The database stands at entry 9, and entry 7 wrote to the old store: fields 2, 3 and 4 are its method, path, value.
+    let old_put = b"\x12\x03PUT\x1a\x06/1/foo\x22\x01x";
+    let found = |image: Option<Vec<u8>>| {
+        let disk = MemDisk::new(1);
+        make(&disk).expect("is made");
+        let mut log = Log::begin(0);
+        log.snapshot(0, 0);
+        for index in 1..=9 {
+            log.entry_with(index, 4, if index == 7 { old_put } else { b"" });
+        }
+        log.state(4, 9);
+        disk.plant(&Path::new(DIR).join(FIRST), log.bytes);
+        for name in disk.list(Path::new("/d/member/snap")).expect("is there") {
+            if name.ends_with(".snap") {
+                disk.remove(&Path::new("/d/member/snap").join(name)).expect("is removed");
+            }
+        }
+        if let Some(image) = image {
+            disk.plant(Path::new("/d/member/snap/0000000000000004-0000000000000005.snap"), image);
+        }
+        DataDir::open(&disk, Path::new("/d")).expect("is sound").old_store.loss()
+    };
+    let says = |image: Option<Vec<u8>>, what: &str| {
+        let loss = found(image).unwrap_or_else(|| panic!("{what}: nothing is said"));
+        assert!(loss.contains(what), "{loss}");
+    };
+    says(None, "entry 7, which is younger than its newest image, asks for PUT /1/foo");
+    says(Some(old_image("{}", 6)), "entry 7");
+    assert_eq!(found(Some(old_image("{}", 7))), None, "the image has it, and it is gone again");
+    assert_eq!(found(Some(old_image("null", 9))), None);
+    says(Some(old_image(r#"{"foo":{}}"#, 7)), "1 keys or directories");
+    // What cannot be read may hold anything.
+    says(Some(b"not an image".to_vec()), "cannot be read");
+    let mut torn = old_image("{}", 9);
+    let last = torn.len() - 1;
+    torn[last] ^= 1;
+    says(Some(torn), "cannot be read");
+    let deep = format!("{}{{}}{}", r#"{"a":{"Children":"#.repeat(200), "}}".repeat(200));
+    says(Some(old_image(&deep, 9)), "cannot be read");
 }
