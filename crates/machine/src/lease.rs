@@ -27,6 +27,9 @@ pub struct Lease {
 #[derive(Debug, Default)]
 pub struct Leases {
     table: HashMap<i64, Lease>,
+    /// Live keys by a lease that does not exist: only a state that was taken over from elsewhere has such keys. They are
+    /// attached if a lease with this id is granted, as they would be by a restart after it.
+    dangling: HashMap<i64, BTreeSet<Bytes>>,
 }
 
 impl Leases {
@@ -87,7 +90,8 @@ impl Leases {
             return Err(error::LEASE_EXIST);
         }
         let ttl = ttl.max(ttl_min).clamp(0, LEASE_TTL_MAX);
-        self.table.insert(id, Lease { ttl, remaining: 0, keys: BTreeSet::new() });
+        let keys = self.dangling.remove(&id).unwrap_or_default();
+        self.table.insert(id, Lease { ttl, remaining: 0, keys });
         Ok(ttl)
     }
 
@@ -125,18 +129,27 @@ impl Leases {
 
     /// A key was deleted.
     pub(crate) fn detach(&mut self, key: &[u8], from: i64) {
-        if from != 0
-            && let Some(lease) = self.table.get_mut(&from)
-        {
+        if from == 0 {
+            return;
+        }
+        if let Some(lease) = self.table.get_mut(&from) {
             lease.keys.remove(key);
+        } else if let Some(keys) = self.dangling.get_mut(&from) {
+            keys.remove(key);
+            if keys.is_empty() {
+                self.dangling.remove(&from);
+            }
         }
     }
 
-    /// At restart: ties a live key to its lease again. A lease that is gone took its keys along, so it has to exist.
-    pub(crate) fn reattach(&mut self, key: &[u8], id: i64) -> Result<(), Malformed> {
-        let lease = self.table.get_mut(&id).ok_or(Malformed("a key with a lease that does not exist"))?;
-        lease.keys.insert(Bytes::copy_from_slice(key));
-        Ok(())
+    /// When a state is loaded: ties a live key to its lease again. A key whose lease does not exist stays, without a
+    /// lease, as etcd has it.
+    pub(crate) fn reattach(&mut self, key: &[u8], id: i64) {
+        let keys = match self.table.get_mut(&id) {
+            Some(lease) => &mut lease.keys,
+            None => self.dangling.entry(id).or_default(),
+        };
+        keys.insert(Bytes::copy_from_slice(key));
     }
 
     /// Id, TTL and time left of each, without the keys: those know their leases. In no order.
@@ -219,5 +232,20 @@ mod tests {
         for len in 0..out.len() {
             assert!(Leases::decode(&mut Input(&out[..len])).is_err(), "{len}");
         }
+    }
+
+    #[test]
+    fn keys_of_a_lease_that_does_not_exist_are_attached_once_it_is_granted() {
+        let mut leases = Leases::default();
+        leases.reattach(b"a", 7);
+        leases.reattach(b"b", 7);
+        leases.detach(b"b", 7);
+        assert!(leases.is_empty() && leases.get(7).is_none());
+        leases.grant(7, 10, 2).expect("it can be granted");
+        let keys: Vec<_> = leases.get(7).expect("it exists").keys.iter().cloned().collect();
+        assert_eq!(keys, ["a"]);
+        leases.reattach(b"c", 8);
+        leases.detach(b"c", 8);
+        assert!(leases.dangling.is_empty());
     }
 }

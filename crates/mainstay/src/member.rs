@@ -132,11 +132,9 @@ fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> Ex
     };
     let stop_wanted = || stop_within(Duration::ZERO);
     let prepared = match &rebuilding {
-        Some(endpoints) => {
-            Rebuild::new(&mut parsed.config, endpoints, &logger, &stop_within)
-                .and_then(Rebuild::prepare)
-                .map(Some)
-        }
+        Some(endpoints) => Rebuild::new(&mut parsed.config, endpoints, &logger, &stop_within)
+            .and_then(Rebuild::prepare)
+            .map(Some),
         None if rebuild::journal_path(&data_path).exists() => Err(rebuild::UNFINISHED.to_owned()),
         None => Ok(None),
     };

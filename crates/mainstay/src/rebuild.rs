@@ -212,8 +212,7 @@ impl<'a> Rebuild<'a> {
 
     /// The flags' peer URLs in one line, in an order that does not depend on how they were given.
     fn peer_urls(&self) -> String {
-        let urls: BTreeSet<&str> =
-            self.config.initial_advertise_peer_urls.iter().map(Url::as_str).collect();
+        let urls: BTreeSet<&str> = self.config.initial_advertise_peer_urls.iter().map(Url::as_str).collect();
         urls.into_iter().collect::<Vec<_>>().join(",")
     }
 
@@ -389,7 +388,9 @@ impl<'a> Rebuild<'a> {
             Ok((added.member.map_or(0, |member| member.id), added.members))
         })?;
         if id == 0 {
-            return Err("the cluster does not say which member it has added; run the same command again".to_owned());
+            return Err(
+                "the cluster does not say which member it has added; run the same command again".to_owned()
+            );
         }
         self.say("added the new member to the cluster", id);
         Ok((id, members))
@@ -583,8 +584,12 @@ mod tests {
             assert_eq!(parse_journal(&journal.to_string()), Some(journal));
         }
         let older = parse_journal("abc voter\n").expect("older versions wrote this");
-        assert!(older.started && older.new == 0 && older.peer_urls.is_none(), "nothing is known of the new member");
-        for damaged in ["", "abc", "abc voter def", "abc voter def run u", "x voter", "abc voter def new u u"] {
+        assert!(
+            older.started && older.new == 0 && older.peer_urls.is_none(),
+            "nothing is known of the new member"
+        );
+        for damaged in ["", "abc", "abc voter def", "abc voter def run u", "x voter", "abc voter def new u u"]
+        {
             assert_eq!(parse_journal(damaged), None, "{damaged:?}");
         }
     }

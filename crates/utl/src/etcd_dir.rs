@@ -1,11 +1,14 @@
 //! What the commands share that make a state of Mainstay's of one of etcd's.
 
+use std::collections::{BTreeMap, HashSet};
+
 use interchange::Source;
 use interchange::backend::{Backend, Membership};
 use machine::snapshot::SnapshotVersion;
 use server::restoration::Filling;
 
 use crate::Refusal;
+use crate::notice::Notices;
 
 /// Refuses a state that has users, unless the user does without: this version has no authentication, and to serve
 /// without it what was guarded by it must be nobody's surprise.
@@ -54,14 +57,41 @@ pub fn leases<S: Source>(from: &Backend<S>) -> Result<Vec<(i64, i64, i64)>, Refu
     Ok(leases)
 }
 
-/// Takes the history over. Tells of the bytes of keys and values passed.
+/// Live keys whose lease does not exist; etcd serves them without a lease, and logs an error at each start.
+#[derive(Debug, Default)]
+pub struct WithoutLease(BTreeMap<Vec<u8>, i64>);
+
+/// Keys named at most, of those whose lease does not exist.
+const NAMED_KEYS_MAX: usize = 20;
+
+impl WithoutLease {
+    /// Names the keys, and says what becomes of them.
+    pub fn warn(&self, notices: &mut Notices<'_>) {
+        for (key, lease) in self.0.iter().take(NAMED_KEYS_MAX) {
+            let key = cli::go::quote(key);
+            notices.warn(
+                "the lease of a key does not exist: the key stays, without a lease",
+                &[("key", key.into()), ("lease", format!("{lease:x}").into())],
+            );
+        }
+        if self.0.len() > NAMED_KEYS_MAX {
+            let more = self.0.len() - NAMED_KEYS_MAX;
+            notices.warn("more keys have leases that do not exist", &[("keys", more.into())]);
+        }
+    }
+}
+
+/// Takes the history over; `leases` are the ids of those that exist. Tells of the bytes of keys and values passed.
+/// Returns the live keys whose lease does not exist.
 pub fn take_history<S: Source>(
     from: &Backend<S>,
+    leases: &HashSet<i64>,
     filling: &mut Filling<'_>,
     passed: &mut dyn FnMut(u64),
-) -> Result<(), Refusal> {
+) -> Result<WithoutLease, Refusal> {
     let mut history = from.history().map_err(Refusal::failed)?;
     let mut bytes = 0;
+    let mut without = WithoutLease::default();
     while let Some(change) = history.step().map_err(Refusal::failed)? {
         let head = &change.head;
         let main = head.revision.main;
@@ -81,8 +111,13 @@ pub fn take_history<S: Source>(
             value: change.value,
         };
         filling.push(&version).map_err(Refusal::failed)?;
+        if version.lease != 0 && !leases.contains(&version.lease) {
+            without.0.insert(head.key.to_vec(), version.lease);
+        } else if !without.0.is_empty() {
+            without.0.remove(head.key);
+        }
         bytes += (head.key.len() + change.value.len()) as u64;
         passed(bytes);
     }
-    Ok(())
+    Ok(without)
 }

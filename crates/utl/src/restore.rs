@@ -16,6 +16,7 @@ use server::restoration::{Restoration, RestoredHead, bumped};
 use server::shared::Identity;
 
 use crate::cluster::{ClusterOptions, NewCluster};
+use crate::etcd_dir::WithoutLease;
 use crate::snapshot_file::{SnapshotFile, stat};
 use crate::target::{Target, is_taken};
 use crate::{Refusal, Session, etcd_dir, export};
@@ -32,11 +33,51 @@ enum Format {
     Etcd,
 }
 
+/// Where the log of a member of etcd goes whose user has named a place for it.
+enum WalDir {
+    /// This far below the data directory.
+    Inside(PathBuf),
+    Apart(PathBuf),
+}
+
+impl WalDir {
+    /// Says which it is.
+    ///
+    /// # Errors
+    ///
+    /// When the data directory is to lie in that of the log, or the log in the data directory but outside of `member`:
+    /// the two could not come to be whole or not at all.
+    fn of(wal_dir: &Path, data_dir: &Path) -> Result<WalDir, Refusal> {
+        let whole = |path: &Path| std::path::absolute(path).map_err(Refusal::failed);
+        let (wal_dir, data_dir) = (whole(wal_dir)?, whole(data_dir)?);
+        let goes_up = |path: &Path| path.components().any(|part| part == std::path::Component::ParentDir);
+        if goes_up(&wal_dir) || goes_up(&data_dir) {
+            return Err(Refusal::bad_args(
+                "--wal-dir and --data-dir are named without \"..\" when both are given",
+            ));
+        }
+        if data_dir.starts_with(&wal_dir) {
+            return Err(Refusal::bad_args(
+                "--data-dir lies in --wal-dir: etcd's log has a directory to itself",
+            ));
+        }
+        match wal_dir.strip_prefix(&data_dir) {
+            Ok(below) if below.starts_with("member") && below != Path::new("member") => {
+                Ok(WalDir::Inside(below.to_path_buf()))
+            }
+            Ok(_) => Err(Refusal::bad_args(
+                "--wal-dir lies in --data-dir: name a directory below its \"member\", or one outside of it",
+            )),
+            Err(_) => Ok(WalDir::Apart(wal_dir)),
+        }
+    }
+}
+
 struct Options {
     snapshot: PathBuf,
     data_dir: PathBuf,
-    /// Only if it lies apart.
-    wal_dir: Option<PathBuf>,
+    /// Only if the user names one.
+    wal_dir: Option<WalDir>,
     cluster: NewCluster,
     format: Format,
     bump: Option<u64>,
@@ -45,9 +86,11 @@ struct Options {
 }
 
 /// What was restored, to be told.
+#[derive(Default)]
 struct Done {
     revision: i64,
     compact_revision: i64,
+    without_lease: WithoutLease,
 }
 
 pub(crate) fn run(session: &mut Session<'_>) -> Result<(), Refusal> {
@@ -78,6 +121,7 @@ pub(crate) fn run(session: &mut Session<'_>) -> Result<(), Refusal> {
     };
     target.finish()?;
     progress.finish();
+    done.without_lease.warn(&mut session.notices);
     let mut fields = Vec::from(paths);
     let identity = &options.cluster.identity;
     fields.extend([
@@ -136,6 +180,7 @@ fn options(session: &mut Session<'_>) -> Result<Options, Refusal> {
         let name = cli::go::quote(wal_dir.display().to_string());
         return Err(Refusal::failed(format!("wal-dir {name} exists")));
     }
+    let wal_dir = wal_dir.map(|wal_dir| WalDir::of(&wal_dir, &data_dir)).transpose()?;
     Ok(Options {
         snapshot,
         data_dir,
@@ -163,20 +208,23 @@ fn to_mainstay(
     // etcd's restore keeps it too.
     members.cluster_version = before.cluster_version;
     let mut restoration = begin(options, target.making())?;
+    let leases = etcd_dir::leases(from)?;
+    let lease_ids = leases.iter().map(|(id, _, _)| *id).collect();
     let mut filling = restoration
         .fill(RestoredHead {
             compact_revision: meta.compact_revision().unwrap_or(-1),
             index: options.cluster.index(),
             term: TERM,
-            leases: etcd_dir::leases(from)?,
+            leases,
             alarms: from.alarms().map_err(Refusal::failed)?,
             members,
             is_shared: true,
         })
         .map_err(Refusal::failed)?;
-    etcd_dir::take_history(from, &mut filling, &mut |bytes| progress.at(bytes, ""))?;
+    let without_lease =
+        etcd_dir::take_history(from, &lease_ids, &mut filling, &mut |bytes| progress.at(bytes, ""))?;
     let machine = filling.finish(options.bump).map_err(Refusal::failed)?;
-    finish_mainstay(options, restoration, machine)
+    Ok(Done { without_lease, ..finish_mainstay(options, restoration, machine)? })
 }
 
 fn begin(options: &Options, dir: &Path) -> Result<Restoration, Refusal> {
@@ -194,6 +242,7 @@ fn finish_mainstay(
     let done = Done {
         revision: machine.store.current_revision(),
         compact_revision: machine.store.compact_revision(),
+        ..Done::default()
     };
     let hard_state = HardState { term: TERM, vote: options.cluster.vote(), commit: options.cluster.index() };
     let terms =
@@ -249,10 +298,16 @@ fn begin_etcd<'d>(
     release: Release,
 ) -> Result<(NewDataDir<'d>, Option<Target>), Refusal> {
     let member = new_member(options, release);
-    let wal = options.wal_dir.as_deref().map(Target::begin).transpose()?;
-    let new = match &wal {
-        Some(wal) => NewDataDir::begin_with(&RealDisk, dir, wal.making(), member),
-        None => NewDataDir::begin(&RealDisk, dir, member),
+    let (new, wal) = match &options.wal_dir {
+        None => (NewDataDir::begin(&RealDisk, dir, member), None),
+        // It is made with the data directory, and gets its name with it.
+        Some(WalDir::Inside(below)) => {
+            (NewDataDir::begin_with(&RealDisk, dir, &dir.join(below), member), None)
+        }
+        Some(WalDir::Apart(path)) => {
+            let wal = Target::begin(path)?;
+            (NewDataDir::begin_with(&RealDisk, dir, wal.making(), member), Some(wal))
+        }
     };
     Ok((new.map_err(Refusal::failed)?, wal))
 }
@@ -292,7 +347,7 @@ fn to_etcd(
     new.finish(database, &copy.membership).map_err(|e| unwritten(options, &e))?;
     // The log's directory first: without the database it is refused, and says by its name why.
     wal.map_or(Ok(()), Target::finish)?;
-    Ok(Done { revision, compact_revision: copy.meta.compact_revision().unwrap_or(-1) })
+    Ok(Done { revision, compact_revision: copy.meta.compact_revision().unwrap_or(-1), ..Done::default() })
 }
 
 fn unwritten(options: &Options, error: &dyn std::fmt::Display) -> Refusal {
@@ -328,6 +383,7 @@ fn own_to_etcd(
     let done = Done {
         revision: machine.store.current_revision(),
         compact_revision: machine.store.compact_revision(),
+        ..Done::default()
     };
     drop(restoration);
     std::fs::remove_dir_all(&between)

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use disk::{Disk as _, Lock, RealDisk};
@@ -11,6 +11,9 @@ use crate::Refusal;
 
 /// A directory being made under another name, which nobody takes for a member's. Dropped unfinished, it is removed;
 /// what a killed process leaves is removed by the next attempt.
+///
+/// Only a directory of our own is ever cleared: one that belongs to this user, that nobody else may write to, and that
+/// holds the file [`MARK`]. Whatever else has the name is left alone, and the attempt is refused.
 ///
 /// One that is there and empty may be where a file system is mounted, or in a directory that nobody may write to. Then
 /// it is made inside of it, and what it consists of, one directory, is put in its place at the end.
@@ -25,6 +28,8 @@ pub struct Target {
 
 /// What is added to the name of what is not finished.
 const UNFINISHED: &str = "unfinished";
+/// The file that says that a directory was begun here, until it is finished.
+const MARK: &str = "unfinished-by-mainstay";
 
 /// Whether something is at this path that must not be overwritten; an empty directory may be there, and what an attempt
 /// left that was killed.
@@ -65,9 +70,16 @@ impl Target {
             RealDisk.create_dir_all(parent).map_err(failed)?;
         }
         // Mode 0700: nobody else sees what is in it, whatever the files' modes are.
-        match fs::DirBuilder::new().mode(0o700).create(&making) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed(error)),
-            _ => {}
+        let is_new = match fs::DirBuilder::new().mode(0o700).create(&making) {
+            Ok(()) => true,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
+            Err(error) => return Err(failed(error)),
+        };
+        if !is_new && !is_own(&making).map_err(failed)? {
+            return Err(Refusal::failed(format!(
+                "{} is there and was not begun by this program for this user: look at it, and move it away",
+                making.display()
+            )));
         }
         let lock = RealDisk.lock(&making).map_err(|error| match error.kind() {
             io::ErrorKind::WouldBlock => {
@@ -75,6 +87,14 @@ impl Target {
             }
             _ => failed(error),
         })?;
+        // The mark comes first and goes last, so that what a killed process leaves is always marked.
+        let mark = fs::OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(making.join(MARK));
+        mark.and_then(|file| file.sync_all()).map_err(failed)?;
         clear(&making).map_err(failed)?;
         Ok(Target { path: path.to_path_buf(), making, is_inside, finished: false, _lock: lock })
     }
@@ -101,19 +121,38 @@ impl Target {
         if !self.is_inside {
             RealDisk.rename(&self.making, &self.path).map_err(failed)?;
             self.finished = true;
-            return RealDisk.sync_dir(parent(&self.path)).map_err(failed);
+            RealDisk.sync_dir(parent(&self.path)).map_err(failed)?;
+            fs::remove_file(self.path.join(MARK)).map_err(failed)?;
+            return RealDisk.sync_dir(&self.path).map_err(failed);
         }
         // All of a data directory is in this one, so it is there whole or not at all.
         RealDisk.rename(&self.making.join("member"), &self.path.join("member")).map_err(failed)?;
         self.finished = true;
+        fs::remove_file(self.making.join(MARK)).map_err(failed)?;
         fs::remove_dir(&self.making).map_err(failed)?;
         RealDisk.sync_dir(&self.path).map_err(failed)
     }
 }
 
+/// Whether this user's earlier attempt left this directory: not a link, writable to nobody else, marked or empty.
+fn is_own(dir: &Path) -> io::Result<bool> {
+    let found = fs::symlink_metadata(dir)?;
+    // What the kernel says of this process belongs to the user it runs as.
+    let user = fs::metadata("/proc/self")?.uid();
+    if !found.is_dir() || found.uid() != user || found.mode() & 0o077 != 0 {
+        return Ok(false);
+    }
+    let mark = fs::symlink_metadata(dir.join(MARK)).is_ok_and(|mark| mark.is_file());
+    // A process may have been killed before it wrote the mark.
+    Ok(mark || fs::read_dir(dir)?.next().is_none())
+}
+
 fn clear(dir: &Path) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
+        if entry.file_name() == MARK {
+            continue;
+        }
         if entry.file_type()?.is_dir() {
             fs::remove_dir_all(entry.path())?;
         } else {
@@ -137,7 +176,7 @@ impl Drop for Target {
     }
 }
 
-/// A file that comes to be whole in the place of one that is there.
+/// A file that comes to be whole in the place of one that is there, with the owner and mode of that one.
 pub struct Replacement {
     path: PathBuf,
     making: PathBuf,
@@ -172,6 +211,13 @@ impl Replacement {
     /// When the operating system refuses.
     pub fn finish(mut self) -> Result<(), Refusal> {
         let failed = |e: io::Error| Refusal::failed(format!("cannot replace {}: {e}", self.path.display()));
+        // The member that reads it may run as another user than whoever calls this program.
+        let before = fs::metadata(&self.path).map_err(failed)?;
+        let own = fs::metadata(&self.making).map_err(failed)?;
+        if (own.uid(), own.gid()) != (before.uid(), before.gid()) {
+            std::os::unix::fs::chown(&self.making, Some(before.uid()), Some(before.gid())).map_err(failed)?;
+        }
+        fs::set_permissions(&self.making, before.permissions()).map_err(failed)?;
         RealDisk.rename(&self.making, &self.path).map_err(failed)?;
         self.finished = true;
         RealDisk.sync_dir(parent(&self.path)).map_err(failed)

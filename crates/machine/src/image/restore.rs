@@ -138,7 +138,7 @@ impl Intake {
     #[inline]
     pub fn push<E>(&mut self, loaded: &LoadedVersion<'_>) -> Result<(), RestoreError<E>> {
         if self.lease != 0 && self.key != loaded.key {
-            self.head.leases.reattach(&self.key, self.lease)?;
+            self.head.leases.reattach(&self.key, self.lease);
         }
         self.lease = loaded.lease;
         if self.lease != 0 {
@@ -152,7 +152,7 @@ impl Intake {
 
     pub fn finish<E>(mut self, rules: Rules) -> Result<Machine, RestoreError<E>> {
         if self.lease != 0 && !planted::is(Bug::LeaseKeyForgotten) {
-            self.head.leases.reattach(&self.key, self.lease)?;
+            self.head.leases.reattach(&self.key, self.lease);
         }
         self.books.close();
         let compacted =

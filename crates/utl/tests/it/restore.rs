@@ -1,8 +1,9 @@
 //! `snapshot restore` into a data directory of Mainstay.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
-use crate::kit::{HASHES, RELEASES, done, everything, names, open, refused, snapshot, text, utl};
+use crate::kit::{HASHES, RELEASES, done, etcd_dir, everything, names, open, refused, snapshot, text, utl};
 use crate::temp_dir::TempDir;
 
 #[test]
@@ -137,6 +138,7 @@ fn what_does_not_fit_together_is_refused_and_leaves_nothing() {
     assert_eq!(names(&dir), ["3.7.db"]);
     // An empty directory may be there, with what a killed attempt left. It stays the same one: it may be a mount.
     std::fs::create_dir_all(to.join("unfinished/member/log")).expect("is made");
+    mark(&to.join("unfinished"));
     let inode =
         |path: &std::path::Path| std::os::unix::fs::MetadataExt::ino(&path.metadata().expect("is there"));
     let was = inode(&to);
@@ -158,4 +160,149 @@ fn help_has_an_example_for_every_command() {
         assert!(told.out.contains(&format!("Examples:\n  etcdutl {command}")), "{}", told.out);
     }
     utl::PROGRAM.assert_sound();
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    let permissions = std::os::unix::fs::PermissionsExt::from_mode(mode);
+    std::fs::set_permissions(path, permissions).expect("can be set");
+}
+
+/// Makes a directory look like what a killed attempt of this user left.
+fn mark(dir: &Path) {
+    std::fs::write(dir.join("unfinished-by-mainstay"), "").expect("is written");
+    set_mode(dir, 0o700);
+}
+
+#[test]
+fn only_what_an_attempt_of_our_own_left_is_cleared() {
+    let dir = TempDir::new("planted");
+    let from = snapshot(&dir, "3.6");
+    let (to, unfinished, precious) = (dir.join("m"), dir.join("m.unfinished"), dir.join("precious"));
+    std::fs::create_dir(&precious).expect("is made");
+    std::fs::write(precious.join("letter"), "dear").expect("is written");
+    let letter = || std::fs::read_to_string(precious.join("letter")).expect("is still there");
+    let args = ["snapshot", "restore", text(&from), "--data-dir", text(&to), "--without-users"];
+    let stays = |what: &str| {
+        let refusal = refused(&args, 1);
+        assert!(refusal.contains("was not begun by this program for this user"), "{what}: {refusal}");
+        assert_eq!(letter(), "dear", "{what}");
+        assert!(!to.exists(), "{what}");
+    };
+    // A link to a directory, marked or not.
+    std::os::unix::fs::symlink(&precious, &unfinished).expect("is made");
+    stays("a link");
+    mark(&precious);
+    stays("a link to what is marked");
+    std::fs::remove_file(precious.join("unfinished-by-mainstay")).expect("is removed");
+    std::fs::remove_file(&unfinished).expect("is removed");
+    // Somebody's directory of this name.
+    std::fs::rename(&precious, &unfinished).expect("is moved");
+    set_mode(&unfinished, 0o700);
+    let refusal = refused(&args, 1);
+    assert!(refusal.contains("was not begun by this program"), "{refusal}");
+    assert!(unfinished.join("letter").exists());
+    // One that others may write to, although it is marked.
+    mark(&unfinished);
+    set_mode(&unfinished, 0o777);
+    let refusal = refused(&args, 1);
+    assert!(refusal.contains("was not begun by this program"), "{refusal}");
+    assert!(unfinished.join("letter").exists());
+    set_mode(&unfinished, 0o700);
+    done(&args);
+    assert_eq!(names(&dir), ["3.6.db", "m"]);
+    assert_eq!(std::fs::read_dir(&to).expect("is there").count(), 1, "the mark is gone");
+    open(&to);
+}
+
+#[test]
+fn a_log_apart_comes_to_be_with_its_data_directory_or_not_at_all() {
+    let dir = TempDir::new("wal-dir");
+    let (from, to) = (snapshot(&dir, "3.6"), dir.join("m"));
+    let args = ["snapshot", "restore", text(&from), "--format", "etcd", "--data-dir", text(&to), "--wal-dir"];
+    fn with<'a>(args: &[&'a str], wal: &'a Path) -> Vec<&'a str> {
+        [args, &[text(wal)]].concat()
+    }
+    for (wal, expected) in [
+        (to.join("wal"), "name a directory below its \"member\""),
+        (to.clone(), "lies in"),
+        (dir.join(""), "--data-dir lies in --wal-dir"),
+        (to.join("member/../wal"), "without \"..\""),
+    ] {
+        let refusal = utl(&with(&args, &wal)).err;
+        assert!(refusal.contains(expected) || refusal.contains("exists"), "{}: {refusal}", wal.display());
+        assert_eq!(names(&dir), ["3.6.db"], "{}: nothing is left", wal.display());
+    }
+    for wal in [to.join("member/log"), dir.join("wal")] {
+        done(&with(&args, &wal));
+        let opened = interchange::DataDir::open_with(&disk::RealDisk, &to, &wal).expect("is sound");
+        assert_eq!(opened.meta.storage_version.as_deref(), Some("3.6.0"));
+        drop(opened);
+        std::fs::remove_dir_all(&to).expect("is removed");
+    }
+    assert_eq!(names(&dir), ["3.6.db", "wal"]);
+}
+
+#[test]
+fn a_key_whose_lease_does_not_exist_is_named_and_stays() {
+    let dir = TempDir::new("dangling");
+    let (path, to) = (dir.join("s.db"), dir.join("m"));
+    let release = interchange::backend::Release::V3_6;
+    let meta = interchange::backend::Meta::default();
+    let mut sizes = interchange::backend::BackendLayout::new(release);
+    let change = |main: i64, key: &'static str, lease: i64| interchange::backend::ChangeHead {
+        revision: interchange::backend::Revision { main, sub: 0 },
+        is_tombstone: false,
+        key: key.as_bytes(),
+        create_revision: main,
+        mod_revision: main,
+        version: 1,
+        lease,
+    };
+    let all = [change(2, "kept", 0x77), change(3, "overwritten", 0x78), change(4, "free", 0)];
+    let overwriting =
+        interchange::backend::ChangeHead { create_revision: 3, version: 2, ..change(5, "overwritten", 0) };
+    sizes.meta(&meta).expect("fits");
+    for head in all.iter().chain([&overwriting]) {
+        sizes.change(head, 1).expect("fits");
+    }
+    let file = std::fs::File::create(&path).expect("is made");
+    let out = interchange::snapshot::Digesting::new(file);
+    let mut writer = interchange::backend::BackendWriter::new(out, sizes.finish().expect("fits"), release)
+        .expect("begins");
+    writer.meta(&meta).expect("is written");
+    for head in all.into_iter().chain([overwriting]) {
+        writer.change(&interchange::backend::Change { head, value: b"x" }).expect("is written");
+    }
+    writer.finish().and_then(|out| Ok(out.finish()?)).expect("is written");
+    let told = done(&["snapshot", "restore", text(&path), "--data-dir", text(&to)]);
+    let said = "the lease of a key does not exist";
+    assert_eq!(told.err.matches(said).count(), 1, "{}", told.err);
+    let line = told.err.lines().find(|line| line.contains(said)).expect("is said");
+    assert!(line.contains("kept") && line.contains("\"lease\": \"77\""), "{line}");
+    let mut member = open(&to);
+    let (backend, _) =
+        interchange::snapshot::open(std::fs::File::open(&path).expect("is there")).expect("is sound");
+    let expected = interchange::hash_kv(&backend, 0).expect("can be hashed").hash;
+    assert_eq!(member.hash_kv(0).map(|(hash, _, _)| hash), Ok(expected));
+    assert!(member.machine.store.snapshot().get(b"kept", 0).expect("can be read").is_some());
+}
+
+#[test]
+fn a_database_that_is_migrated_keeps_its_owner() {
+    use std::os::unix::fs::MetadataExt as _;
+    let dir = TempDir::new("owner");
+    let from = etcd_dir(&dir, "3.6");
+    let db = from.join("member/snap/db");
+    set_mode(&db, 0o640);
+    // Only the superuser can give a file away.
+    let is_root = std::fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0);
+    if is_root {
+        std::os::unix::fs::chown(&db, Some(1234), Some(4321)).expect("can be changed");
+    }
+    let before = std::fs::metadata(&db).expect("is there");
+    done(&["migrate", "--data-dir", text(&from), "--target-version", "3.7"]);
+    let after = std::fs::metadata(&db).expect("is there");
+    assert_ne!(before.ino(), after.ino(), "it was written anew");
+    let of = |file: &std::fs::Metadata| (file.uid(), file.gid(), file.mode());
+    assert_eq!(of(&after), of(&before));
 }
