@@ -37,6 +37,6 @@ func usage() {
 	fmt.Fprintln(os.Stderr, "usage: interop concurrency --endpoint E")
 	fmt.Fprintln(os.Stderr, "       interop compare --reference E1 --subject E2 [--ops N] [--seed S] [--without auth,locks]")
 	fmt.Fprintln(os.Stderr, "       interop http --reference E1 --subject E2 [--without gateway]")
-	fmt.Fprintln(os.Stderr, "       interop cluster history|history-check|history-selftest|failover|members|rolling|catchup --help")
+	fmt.Fprintln(os.Stderr, "       interop cluster history|history-check|history-selftest|failover|members|rolling|catchup|soak --help")
 	os.Exit(2)
 }
