@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use tokio::sync::mpsc::UnboundedSender;
 
-use crate::ShardCounters;
 use crate::shard::Closing;
+use crate::{Budget, ShardCounters};
 
 /// How long accepting rests after an error such as too many open files.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -42,6 +42,7 @@ pub(crate) struct Acceptor {
     pub(crate) listeners: Vec<TcpListener>,
     pub(crate) hands: Vec<(UnboundedSender<Handed>, Arc<ShardCounters>)>,
     pub(crate) connections_max: usize,
+    pub(crate) budget: Budget,
     pub(crate) refused: Arc<AtomicU64>,
     pub(crate) closing: Closing,
 }
@@ -86,7 +87,7 @@ impl Acceptor {
     fn hand_over(&self, stream: TcpStream, peer: SocketAddr) {
         let open = |counters: &ShardCounters| counters.connections.load(Relaxed);
         let total: usize = self.hands.iter().map(|(_, counters)| open(counters)).sum();
-        if total >= self.connections_max {
+        if total >= self.connections_max || self.budget.is_full() {
             // Closing at once lets the client try another member instead of waiting.
             self.refused.fetch_add(1, Relaxed);
             return;

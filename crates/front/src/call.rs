@@ -1,3 +1,4 @@
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -7,14 +8,15 @@ use api::{Code, Status};
 use bytes::Bytes;
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream, SendStream};
-use http::StatusCode;
+use http::{HeaderMap, StatusCode};
 
 use crate::assembler::Assembler;
-use crate::ledger::Ledger;
+use crate::budget::Account;
+use crate::ledger::{Charge, Ledger};
 use crate::outbound::Sending;
-use crate::outgoing::Outgoing;
+use crate::outgoing::{Outgoing, check_len};
 use crate::shard::ShardState;
-use crate::{Answer, Head, LocalBoxFuture, PieceSource, Service, Unary, gzip, reply};
+use crate::{Answer, Head, LocalBoxFuture, Options, PieceSource, Service, Unary, gzip, reply};
 
 /// Bytes of a big answer made and queued at once, between two looks at other calls.
 const PIECE_BYTES: usize = 64 * 1024;
@@ -29,49 +31,79 @@ pub(crate) const DEADLINE: Status = Status::new(Code::DeadlineExceeded, "context
 pub(crate) struct Surroundings {
     pub(crate) shard: Rc<ShardState>,
     pub(crate) service: Rc<dyn Service>,
+    /// What the connection holds, charged to the budget of the server.
+    pub(crate) account: Rc<Account>,
     /// Answer bytes in the transport's queues.
     pub(crate) answers: Rc<Ledger>,
-    /// Request bytes in assembly and in unanswered unary calls, and something for each call in flight.
-    pub(crate) requests: Rc<Ledger>,
+    /// Room for requests.
+    pub(crate) requests: Rc<RequestRoom>,
+    /// Calls that wait for the client and may stall.
+    pub(crate) stallable: Rc<Cell<usize>>,
+    /// Bytes unpacked since the connection's turn began.
+    pub(crate) unpacked: Cell<usize>,
+}
+
+impl Surroundings {
+    pub(crate) fn new(shard: Rc<ShardState>, service: Rc<dyn Service>, account: Rc<Account>) -> Surroundings {
+        let requests = RequestRoom {
+            ledger: Rc::new(Ledger::of(&account)),
+            account: account.clone(),
+            bytes_max: shard.options.request_bytes_max,
+        };
+        Surroundings {
+            answers: Rc::new(Ledger::of(&account)),
+            requests: Rc::new(requests),
+            stallable: Rc::default(),
+            unpacked: Cell::new(0),
+            shard,
+            service,
+            account,
+        }
+    }
 }
 
 /// What a call in flight is reckoned to hold besides its message: its future, its stream, its metadata.
-const CALL_BYTES: usize = 2 * 1024;
+pub(crate) const CALL_BYTES: usize = 4 * 1024;
+/// Metadata that [`CALL_BYTES`] covers.
+const METADATA_BYTES: usize = 1024;
 
-impl Surroundings {
-    /// Refuses when the calls in flight hold as much as they may together.
-    fn check_request_room(&self) -> Result<(), Status> {
-        if self.requests.queued() > self.shard.options.request_bytes_max {
+/// What a call with this metadata is reckoned to hold besides its message.
+pub(crate) fn call_bytes(metadata: &HeaderMap) -> usize {
+    let bytes: usize = metadata.iter().map(|(name, value)| name.as_str().len() + value.len() + 64).sum();
+    CALL_BYTES + bytes.saturating_sub(METADATA_BYTES)
+}
+
+/// The room for the requests of one connection.
+pub(crate) struct RequestRoom {
+    /// Request bytes in assembly and in unanswered unary calls, and something for each call in flight.
+    pub(crate) ledger: Rc<Ledger>,
+    account: Rc<Account>,
+    bytes_max: usize,
+}
+
+impl RequestRoom {
+    /// Refuses when the calls in flight hold as much as they may together, or all clients nearly do.
+    pub(crate) fn check(&self) -> Result<(), Status> {
+        if self.ledger.queued() > self.bytes_max || self.account.is_pressed() {
             return Err(api::error::TOO_MANY_REQUESTS);
         }
         Ok(())
     }
 }
 
-/// A charge on a ledger that is undone when dropped.
-pub(crate) struct Charge {
-    ledger: Rc<Ledger>,
-    bytes: usize,
-}
+/// Counts a call among those that may stall, until it is dropped.
+struct Stallable(Rc<Cell<usize>>);
 
-impl Charge {
-    fn new(ledger: &Rc<Ledger>) -> Charge {
-        Charge { ledger: ledger.clone(), bytes: 0 }
-    }
-
-    fn raise_to(&mut self, bytes: usize) {
-        if bytes > self.bytes {
-            self.ledger.charge(bytes - self.bytes);
-            self.bytes = bytes;
-        }
+impl Stallable {
+    fn new(around: &Surroundings) -> Stallable {
+        around.stallable.set(around.stallable.get() + 1);
+        Stallable(around.stallable.clone())
     }
 }
 
-impl Drop for Charge {
+impl Drop for Stallable {
     fn drop(&mut self) {
-        if self.bytes > 0 {
-            self.ledger.release(self.bytes);
-        }
+        self.0.set(self.0.get() - 1);
     }
 }
 
@@ -130,7 +162,11 @@ pub(crate) struct Gathering {
     message: Option<Bytes>,
     /// Bytes of the last payload, whose window is not given back yet.
     unreleased: usize,
-    charge: Option<Charge>,
+    /// Once the call has to wait for the client.
+    waits: Option<(Charge, Stallable)>,
+    /// Bytes of payload that have come.
+    received: u64,
+    progress: Progress,
 }
 
 /// A unary call whose answer is being made.
@@ -152,6 +188,7 @@ pub(crate) struct Pieces {
     method: u16,
     ledger: Rc<Ledger>,
     progress: Progress,
+    _stallable: Stallable,
 }
 
 /// A streaming call.
@@ -216,10 +253,31 @@ impl Call {
         }
     }
 
-    /// Resets the call if it holds data without progress; then says so.
-    pub(crate) fn reset_if_stalled(&mut self, now: Instant, timeout: Duration) -> bool {
+    /// Whether a call that waits for something in the server was given up by the client. Does not look for the answer.
+    pub(crate) fn is_gone(&mut self, around: &Surroundings, cx: &mut Context<'_>) -> bool {
         match self {
-            Call::Gathering(_) | Call::Pending(_) => false,
+            Call::Pending(pending) => pending.is_gone(around, cx),
+            _ => false,
+        }
+    }
+
+    /// Whether the call waits for something in the server, to answer then.
+    pub(crate) fn is_pending(&self) -> bool {
+        matches!(self, Call::Pending(_))
+    }
+
+    /// Resets the call if it holds data without progress; then says so.
+    pub(crate) fn reset_if_stalled(&mut self, now: Instant, options: &Options) -> bool {
+        let timeout = options.stall_timeout;
+        match self {
+            Call::Pending(_) => false,
+            Call::Gathering(gathering) => {
+                let stalled = gathering.progress.is_stalled(gathering.received, now, options.request_timeout);
+                if stalled {
+                    gathering.respond.send_reset(Reason::CANCEL);
+                }
+                stalled
+            }
             Call::Pieces(pieces) => {
                 let stalled = pieces.progress.is_stalled(pieces.ledger.moved(), now, timeout);
                 if stalled {
@@ -261,22 +319,54 @@ impl Gathering {
         assembler: Assembler,
         gzip: bool,
     ) -> Gathering {
-        Gathering { head, recv, respond, assembler, gzip, message: None, unreleased: 0, charge: None }
+        Gathering {
+            head,
+            recv,
+            respond,
+            assembler,
+            gzip,
+            message: None,
+            unreleased: 0,
+            waits: None,
+            received: 0,
+            progress: Progress::default(),
+        }
     }
 
     /// The first step, before the call has a place on the heap.
     pub(crate) fn begin(mut self, around: &Surroundings, cx: &mut Context<'_>) -> Step {
         match self.gather(around, cx) {
-            Poll::Pending => Step::Wait(Call::Gathering(Box::new(self))),
+            Poll::Pending => match self.charge(around) {
+                Ok(()) => Step::Wait(Call::Gathering(Box::new(self))),
+                Err(status) => self.serve(around, Some(Err(status)), cx),
+            },
             Poll::Ready(gathered) => self.serve(around, gathered, cx),
         }
     }
 
     fn step(mut self: Box<Self>, around: &Surroundings, cx: &mut Context<'_>) -> Step {
         match self.gather(around, cx) {
-            Poll::Pending => Step::Wait(Call::Gathering(self)),
+            Poll::Pending => match self.charge(around) {
+                Ok(()) => Step::Wait(Call::Gathering(self)),
+                Err(status) => self.serve(around, Some(Err(status)), cx),
+            },
             Poll::Ready(gathered) => self.serve(around, gathered, cx),
         }
+    }
+
+    /// Charges what the call holds while it waits for the client. The whole announced length is charged at once: a
+    /// message that was begun can always be finished.
+    fn charge(&mut self, around: &Surroundings) -> Result<(), Status> {
+        let message = self.message.as_ref().map_or(0, Bytes::len);
+        let bytes = self.assembler.announced().unwrap_or(0) + message;
+        if let Some((charge, _)) = &mut self.waits {
+            charge.raise_to(CALL_BYTES + bytes);
+        } else {
+            let mut charge = Charge::new(&around.requests.ledger);
+            charge.raise_to(call_bytes(&self.head.metadata) + bytes);
+            self.waits = Some((charge, Stallable::new(around)));
+        }
+        around.requests.check()
     }
 
     fn serve(
@@ -295,7 +385,7 @@ impl Gathering {
             }
             Some(Ok(message)) => message,
         };
-        if let Err(status) = around.check_request_room() {
+        if let Err(status) = around.requests.check() {
             let _ = self.respond.send_response(reply::refusal(StatusCode::OK, &status), true);
             return Step::Over(None);
         }
@@ -309,7 +399,8 @@ impl Gathering {
                     let _ = self.recv.flow_control().release_capacity(self.unreleased);
                 }
                 drop(self.recv);
-                let mut charge = self.charge.unwrap_or_else(|| Charge::new(&around.requests));
+                let charge = self.waits.map(|(charge, _)| charge);
+                let mut charge = charge.unwrap_or_else(|| Charge::new(&around.requests.ledger));
                 charge.raise_to(CALL_BYTES + bytes);
                 Pending { future, respond: self.respond, method, gzip: self.gzip, _charge: charge }
                     .step(around, cx)
@@ -337,6 +428,7 @@ impl Gathering {
                 Poll::Ready(Some(Ok(payload))) => {
                     self.release();
                     self.unreleased = payload.len();
+                    self.received += payload.len() as u64;
                     self.assembler.push(payload);
                     if let Err(status) = self.cut(around) {
                         return Poll::Ready(Some(Err(status)));
@@ -362,13 +454,10 @@ impl Gathering {
                 continue;
             }
             around.shard.counters.received(self.head.method, assembled.wire_bytes);
+            if assembled.wire_bytes < assembled.message.len() {
+                around.unpacked.set(around.unpacked.get() + assembled.message.len());
+            }
             self.message = Some(assembled.message);
-        }
-        // The whole announced length is charged at once: a message that was begun can always be finished.
-        if let Some(len) = self.assembler.announced() {
-            let charge = self.charge.get_or_insert_with(|| Charge::new(&around.requests));
-            charge.raise_to(len);
-            around.check_request_room()?;
         }
         Ok(())
     }
@@ -380,13 +469,19 @@ const NO_MESSAGE: Status = Status::new(Code::Unknown, "EOF");
 const TRUNCATED_CALL: Status = Status::new(Code::Unknown, "unexpected EOF");
 
 impl Pending {
+    /// Whether the client has given the call up, while nothing else of it is looked at.
+    fn is_gone(&mut self, around: &Surroundings, cx: &mut Context<'_>) -> bool {
+        let gone = self.respond.poll_reset(cx).is_ready();
+        if gone {
+            around.shard.counters.handled(self.method, Code::Canceled);
+        }
+        gone
+    }
+
     fn step(mut self, around: &Surroundings, cx: &mut Context<'_>) -> Step {
         match self.future.as_mut().poll(cx) {
             Poll::Ready(result) => answer(around, self.respond, self.method, self.gzip, result, cx),
-            Poll::Pending if self.respond.poll_reset(cx).is_ready() => {
-                around.shard.counters.handled(self.method, Code::Canceled);
-                Step::Over(None)
-            }
+            Poll::Pending if self.is_gone(around, cx) => Step::Over(None),
             Poll::Pending => Step::Wait(Call::Pending(self)),
         }
     }
@@ -402,6 +497,15 @@ fn answer(
     cx: &mut Context<'_>,
 ) -> Step {
     let counters = &around.shard.counters;
+    let bytes_max = around.shard.options.answer_message_bytes_max;
+    let result = result.and_then(|answer| {
+        let len = match &answer {
+            Answer::Whole(message) => message.len(),
+            Answer::Pieces { len, .. } => *len,
+        };
+        // A compressed message is shorter, but for a few bytes that no bound depends on.
+        check_len(len, bytes_max).map(|()| answer)
+    });
     match result {
         Err(status) => {
             counters.handled(method, status.code);
@@ -429,7 +533,9 @@ fn answer(
             };
             let ledger = Rc::new(Ledger::default());
             let progress = Progress::default();
-            let pieces = Pieces { send, source, len, left: len, begun: false, method, ledger, progress };
+            let _stallable = Stallable::new(around);
+            let pieces =
+                Pieces { send, source, len, left: len, begun: false, method, ledger, progress, _stallable };
             Box::new(pieces).step(around, cx)
         }
     }
@@ -538,25 +644,18 @@ pub(crate) fn begin_stream(
     mut respond: SendResponse<Outgoing>,
     gzip: bool,
 ) -> Option<Call> {
-    if let Err(status) = around.check_request_room() {
+    let mut charge = Charge::new(&around.requests.ledger);
+    if let Err(status) = around.requests.check() {
         let _ = respond.send_response(reply::refusal(StatusCode::OK, &status), true);
         return None;
     }
+    charge.raise_to(call_bytes(&head.metadata));
     let counters: &Arc<_> = &around.shard.counters;
     let method = head.method;
     counters.started(method);
-    let sending = Sending::new(
-        respond,
-        around.answers.clone(),
-        around.shard.options.stream_buffer_bytes_max,
-        gzip,
-        method,
-        counters.clone(),
-    );
-    let inbound = crate::Inbound::new(recv, assembler, counters.clone(), method);
+    let sending = Sending::new(respond, around, gzip, method);
+    let inbound = crate::Inbound::new(recv, assembler, counters.clone(), method, &around.requests);
     let outbound = crate::Outbound::new(sending.clone());
     let future = around.service.clone().stream(head, inbound, outbound);
-    let mut charge = Charge::new(&around.requests);
-    charge.raise_to(CALL_BYTES);
     Some(Call::Streaming(Streaming { future, sending, progress: Progress::default(), _charge: charge }))
 }

@@ -17,10 +17,11 @@ use http::Request;
 use slab::Slab;
 use tokio::time::Sleep;
 
-use crate::call::{Call, Progress, Step, Surroundings, Tracked};
+use crate::budget::Account;
+use crate::call::{Call, Progress, Step, Surroundings, Tracked, call_bytes};
 use crate::counters;
 use crate::keepalive::{Heartbeat, PingPolicy, Pulse};
-use crate::ledger::Ledger;
+use crate::ledger::Charge;
 use crate::outgoing::Outgoing;
 use crate::shard::{Registration, ShardState};
 use crate::socket::{SharedSocket, Socket, Transport};
@@ -32,6 +33,9 @@ const ROUNDS_MAX: usize = 8;
 
 /// New calls taken in one round.
 const ADMITTED_PER_ROUND_MAX: usize = 256;
+
+/// Bytes of compressed requests unpacked in one turn, after which other connections get theirs.
+const UNPACKED_PER_TURN_MAX: usize = 1024 * 1024;
 
 /// How long a closed connection still reads, so that its last frame arrives.
 const LINGER: Duration = Duration::from_secs(1);
@@ -47,6 +51,8 @@ struct Slot {
     call: Option<Call>,
     /// Tells calls apart that used the same slot.
     serial: u64,
+    /// It has its place in [`Connection::parked`].
+    parked: bool,
 }
 
 /// One HTTP/2 connection with all its calls.
@@ -62,11 +68,18 @@ pub(crate) struct Connection<S: Transport> {
     next_serial: u64,
     /// Slots taken from the turn; kept for its memory.
     ready: Vec<u32>,
-    waiting: VecDeque<(Request<RecvStream>, SendResponse<Outgoing>)>,
+    /// Requests that wait for room among the answers.
+    waiting: VecDeque<(Request<RecvStream>, SendResponse<Outgoing>, Charge)>,
+    /// Slots of calls that may have their answers, and wait for room among the answers.
+    parked: VecDeque<u32>,
+    /// All requests that HTTP/2 had were taken.
+    accepted_all: bool,
     tracked: Vec<Tracked>,
     tracked_swept: usize,
     deadlines: BinaryHeap<DeadlineEntry>,
     progress: Progress,
+    /// Of a frame or header block that the client has begun.
+    incoming: Progress,
     next_stall_check: Option<Instant>,
     ping_policy: PingPolicy,
     heartbeat: Heartbeat,
@@ -81,6 +94,7 @@ pub(crate) struct Connection<S: Transport> {
 pub(crate) async fn serve<S: Transport + 'static>(
     socket: Socket<S>,
     peer: SocketAddr,
+    account: Rc<Account>,
     shard: Rc<ShardState>,
     service: Rc<dyn Service>,
 ) -> io::Result<()> {
@@ -101,6 +115,7 @@ pub(crate) async fn serve<S: Transport + 'static>(
     let _presence = service.connected(peer);
     let turn = Turn::new();
     let transport_waker = Waker::from(turn.clone());
+    account.wake_when_doomed(&transport_waker);
     let now = Instant::now();
     let timer_at = now + options.keepalive_interval;
     let pings = h2.ping_pong();
@@ -108,12 +123,7 @@ pub(crate) async fn serve<S: Transport + 'static>(
         h2,
         socket: socket.clone(),
         peer,
-        around: Surroundings {
-            shard: shard.clone(),
-            service,
-            answers: Rc::new(Ledger::default()),
-            requests: Rc::new(Ledger::default()),
-        },
+        around: Surroundings::new(shard.clone(), service, account.clone()),
         turn,
         transport_waker: transport_waker.clone(),
         slots: Slab::new(),
@@ -121,10 +131,13 @@ pub(crate) async fn serve<S: Transport + 'static>(
         next_serial: 0,
         ready: Vec::new(),
         waiting: VecDeque::new(),
+        parked: VecDeque::new(),
+        accepted_all: true,
         tracked: Vec::new(),
         tracked_swept: 0,
         deadlines: BinaryHeap::new(),
         progress: Progress::default(),
+        incoming: Progress::default(),
         next_stall_check: None,
         ping_policy: PingPolicy::new(),
         heartbeat: Heartbeat::new(now),
@@ -136,6 +149,8 @@ pub(crate) async fn serve<S: Transport + 'static>(
     };
     let result = poll_fn(|cx| connection.poll_turn(cx)).await;
     drop(connection);
+    // What is left is at most the last frames on their way.
+    account.set_buffers(socket.borrow().buffer_bytes());
     if result.is_ok() {
         let lingering = async {
             poll_fn(|cx| socket.borrow_mut().poll_close(cx)).await?;
@@ -152,6 +167,7 @@ impl<S: Transport> Connection<S> {
     fn poll_turn(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.turn.begin(cx.waker());
         self.socket.borrow_mut().begin_turn();
+        self.around.unpacked.set(0);
         let now = Instant::now();
         let ended = self.work(now, cx);
         let traffic = self.socket.borrow_mut().take_traffic();
@@ -165,11 +181,14 @@ impl<S: Transport> Connection<S> {
         for _ in 0..traffic.pings {
             if self.ping_policy.is_too_many(now, has_calls, &self.around.shard.options) {
                 counters::add(&self.around.shard.counters.too_many_pings, 1);
-                return self.send_off();
+                return self.send_off(b"too_many_pings");
             }
         }
         if ended {
             return Poll::Ready(Ok(()));
+        }
+        if self.around.account.is_doomed() {
+            return self.send_off(b"memory");
         }
         self.tend_timers(now, cx)?;
         // Pending means that the kernel takes no more; its wake comes through the transport.
@@ -178,6 +197,7 @@ impl<S: Transport> Connection<S> {
         {
             return Poll::Ready(Err(error));
         }
+        self.around.account.set_buffers(self.socket.borrow().buffer_bytes());
         Poll::Pending
     }
 
@@ -190,8 +210,18 @@ impl<S: Transport> Connection<S> {
                 self.step(slot);
             }
             self.ready = ready;
+            self.unpark();
             if self.poll_transport(now) {
                 return true;
+            }
+            if self.around.account.is_doomed() {
+                return false;
+            }
+            if self.around.unpacked.get() > UNPACKED_PER_TURN_MAX {
+                break;
+            }
+            if self.has_room() && !self.parked.is_empty() {
+                continue;
             }
             if self.around.shard.closing.get() && !self.is_closing {
                 self.is_closing = true;
@@ -206,13 +236,34 @@ impl<S: Transport> Connection<S> {
         false
     }
 
+    /// Goes on with calls that waited for room among the answers.
+    fn unpark(&mut self) {
+        while self.has_room()
+            && let Some(slot) = self.parked.pop_front()
+        {
+            if let Some(parked) = self.slots.get_mut(slot as usize) {
+                parked.parked = false;
+                self.step(slot);
+            }
+        }
+    }
+
     fn poll_transport(&mut self, now: Instant) -> bool {
         let waker = self.transport_waker.clone();
         let mut cx = Context::from_waker(&waker);
+        // Until what came in is taken out of the library, no more comes in.
+        if self.accepted_all {
+            self.socket.borrow_mut().renew_allowance();
+        }
+        self.accepted_all = false;
         for _ in 0..ADMITTED_PER_ROUND_MAX {
+            if self.around.unpacked.get() > UNPACKED_PER_TURN_MAX {
+                break;
+            }
             if self.has_room()
-                && let Some((request, respond)) = self.waiting.pop_front()
+                && let Some((request, respond, charge)) = self.waiting.pop_front()
             {
+                drop(charge);
                 self.admit(request, respond, now);
                 continue;
             }
@@ -220,7 +271,13 @@ impl<S: Transport> Connection<S> {
             match self.h2.poll_accept(&mut cx) {
                 // What it sent or dropped may have made room for those who wait.
                 Poll::Pending if self.has_room() && !self.waiting.is_empty() => {}
-                Poll::Pending => return false,
+                Poll::Pending => {
+                    self.accepted_all = true;
+                    if self.socket.borrow().is_paused() {
+                        waker.wake_by_ref();
+                    }
+                    return false;
+                }
                 Poll::Ready(Some(Ok((request, respond)))) => self.receive(request, respond, now),
                 // h2 has told the client what was wrong, if anything was.
                 Poll::Ready(Some(Err(_)) | None) => return true,
@@ -239,7 +296,9 @@ impl<S: Transport> Connection<S> {
         if self.has_room() && self.waiting.is_empty() {
             self.admit(request, respond, now);
         } else if self.waiting.len() < self.around.shard.options.waiting_requests_max {
-            self.waiting.push_back((request, respond));
+            let mut charge = Charge::new(&self.around.requests.ledger);
+            charge.raise_to(call_bytes(request.headers()));
+            self.waiting.push_back((request, respond, charge));
         } else {
             respond.send_reset(Reason::REFUSED_STREAM);
         }
@@ -263,7 +322,7 @@ impl<S: Transport> Connection<S> {
             Step::Wait(call) => {
                 let serial = self.next_serial;
                 self.next_serial += 1;
-                entry.insert(Slot { call: Some(call), serial });
+                entry.insert(Slot { call: Some(call), serial, parked: false });
                 if let Some(deadline) = deadline {
                     self.add_deadline(deadline, slot, serial);
                 }
@@ -274,8 +333,22 @@ impl<S: Transport> Connection<S> {
     /// Polls the call in a slot, if there still is one.
     fn step(&mut self, slot: u32) {
         let key = slot as usize;
-        let Some(call) = self.slots.get_mut(key).and_then(|slot| slot.call.take()) else { return };
+        let has_room = self.has_room();
+        let Some(place) = self.slots.get_mut(key) else { return };
+        let Some(mut call) = place.call.take() else { return };
         let mut cx = Context::from_waker(&self.slot_wakers[key]);
+        if !has_room && call.is_pending() {
+            // Its answer would be one more that the client does not take.
+            if call.is_gone(&self.around, &mut cx) {
+                self.slots.remove(key);
+                return;
+            }
+            place.call = Some(call);
+            if !std::mem::replace(&mut place.parked, true) {
+                self.parked.push_back(slot);
+            }
+            return;
+        }
         match call.step(&self.around, &mut cx) {
             Step::Wait(call) => self.slots[key].call = Some(call),
             Step::Over(tracked) => {
@@ -358,13 +431,16 @@ impl<S: Transport> Connection<S> {
     /// anything is held; returns the time of the next look.
     fn check_stalls(&mut self, now: Instant) -> io::Result<Option<Instant>> {
         let holds = self.around.answers.queued() > 0
+            || self.around.stallable.get() > 0
             || self.socket.borrow().has_unsent()
-            || self.slots.iter().any(|(_, slot)| matches!(slot.call, Some(Call::Pieces(_))));
+            || self.socket.borrow().is_amid_frame();
         if !holds {
             self.next_stall_check = None;
+            self.incoming = Progress::default();
             return Ok(None);
         }
-        let timeout = self.around.shard.options.stall_timeout;
+        let options = self.around.shard.options.clone();
+        let timeout = options.stall_timeout;
         let due = *self.next_stall_check.get_or_insert(now);
         if now < due {
             return Ok(Some(due));
@@ -372,8 +448,17 @@ impl<S: Transport> Connection<S> {
         let counters = self.around.shard.counters.clone();
         let stalled = &counters.stalled_streams;
         let stalled_before = stalled.load(Relaxed);
-        let next = now + timeout / 4;
+        let next = now + timeout.min(options.request_timeout) / 4;
         self.next_stall_check = Some(next);
+        let (amid_frame, received) = {
+            let socket = self.socket.borrow();
+            (socket.is_amid_frame(), socket.received_bytes())
+        };
+        if !amid_frame {
+            self.incoming = Progress::default();
+        } else if self.incoming.is_stalled(received, now, options.request_timeout) {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
         self.tracked.retain_mut(|tracked| {
             let reset = !tracked.is_drained() && tracked.reset_if_stalled(now, timeout);
             if reset {
@@ -383,7 +468,7 @@ impl<S: Transport> Connection<S> {
         });
         let mut over = Vec::new();
         for (key, slot) in &mut self.slots {
-            if slot.call.as_mut().is_some_and(|call| call.reset_if_stalled(now, timeout)) {
+            if slot.call.as_mut().is_some_and(|call| call.reset_if_stalled(now, &options)) {
                 over.push(key);
             }
         }
@@ -411,15 +496,14 @@ impl<S: Transport> Connection<S> {
         }
     }
 
-    /// Tells a client that pings too often to calm down, as grpc-go does, and ends the connection.
-    fn send_off(&mut self) -> Poll<io::Result<()>> {
-        const DEBUG: &[u8] = b"too_many_pings";
+    /// Tells a client to calm down, as grpc-go does when there are too many pings, and ends the connection.
+    fn send_off(&mut self, debug: &[u8]) -> Poll<io::Result<()>> {
         const GOAWAY: u8 = 7;
         let mut socket = self.socket.borrow_mut();
-        let mut frame = vec![0, 0, 8 + DEBUG.len() as u8, GOAWAY, 0, 0, 0, 0, 0];
+        let mut frame = vec![0, 0, 8 + debug.len() as u8, GOAWAY, 0, 0, 0, 0, 0];
         frame.extend(socket.last_stream().to_be_bytes());
         frame.extend(u32::from(Reason::ENHANCE_YOUR_CALM).to_be_bytes());
-        frame.extend(DEBUG);
+        frame.extend(debug);
         if !socket.inject(&frame) {
             // The client does not even read what it was sent before.
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));

@@ -5,6 +5,10 @@ const HEADER_BYTES: usize = 9;
 pub(crate) const DATA: u8 = 0;
 /// Type of a HEADERS frame.
 pub(crate) const HEADERS: u8 = 1;
+/// Type of a CONTINUATION frame.
+pub(crate) const CONTINUATION: u8 = 9;
+/// The flag that ends a header block.
+pub(crate) const END_HEADERS: u8 = 4;
 /// Type of a PING frame.
 pub(crate) const PING: u8 = 6;
 /// The flag that makes a PING an answer.

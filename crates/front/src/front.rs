@@ -72,6 +72,7 @@ pub fn start(options: Options, listeners: Vec<TcpListener>, make_service: MakeSe
         listeners,
         hands,
         connections_max: options.connections_max,
+        budget: options.budget.clone(),
         refused: front.refused.clone(),
         closing: Closing(closing_seen),
     };
@@ -85,7 +86,8 @@ impl Front {
         &self.counters
     }
 
-    /// Connections closed on accept because [`Options::connections_max`] were open.
+    /// Connections closed on accept because [`Options::connections_max`] were open, or [`Options::budget`]
+    /// was used up.
     pub fn connections_refused(&self) -> Arc<AtomicU64> {
         self.refused.clone()
     }

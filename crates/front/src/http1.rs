@@ -1,5 +1,6 @@
+use std::cell::RefCell;
 use std::convert::Infallible;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::io;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
@@ -7,14 +8,16 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::{Request, Response, StatusCode};
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::rt::ReadBufCursor;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::Service;
+use crate::budget::{Account, Held};
+use crate::call::Progress;
 use crate::race::{First, race};
 use crate::shard::{Closing, ShardState};
 use crate::socket::{SharedSocket, Socket, Transport};
@@ -22,43 +25,92 @@ use crate::socket::{SharedSocket, Socket, Transport};
 /// Bytes read at once into hyper's buffer.
 const READ_BYTES: usize = 8 * 1024;
 
+/// Most bytes of a request's head, and of hyper's buffers each way.
+const BUFFER_BYTES_MAX: usize = 64 * 1024;
+
 /// Serves a connection that speaks HTTP/1 until it ends.
 pub(crate) async fn serve<S: Transport + 'static>(
     socket: Socket<S>,
     peer: SocketAddr,
+    account: Rc<Account>,
     shard: Rc<ShardState>,
     service: Rc<dyn Service>,
     mut closing: Closing,
 ) -> io::Result<()> {
     let timeout = shard.options.first_bytes_timeout;
     let body_bytes_max = shard.options.http_body_bytes_max;
+    // hyper's buffers, which are not to be looked into.
+    let _buffers = account.hold(BUFFER_BYTES_MAX);
+    // Charged until the next request: the connection is not told when an answer has gone.
+    let held = Rc::new(RefCell::new(account.hold(0)));
     let answer = hyper::service::service_fn(move |request: Request<Incoming>| {
-        let service = service.clone();
+        let (service, held) = (service.clone(), held.clone());
         async move {
             let (mut parts, body) = request.into_parts();
-            let body = Limited::new(body, body_bytes_max).collect();
-            let body = match tokio::time::timeout(timeout, body).await {
-                Ok(Ok(body)) => body.to_bytes(),
-                Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => {
-                    return Ok::<_, Infallible>(plain(StatusCode::PAYLOAD_TOO_LARGE));
-                }
-                Ok(Err(_)) => return Ok(plain(StatusCode::BAD_REQUEST)),
+            held.borrow_mut().set(0);
+            let body = match tokio::time::timeout(timeout, gather(body, body_bytes_max, &held)).await {
+                Ok(Ok(body)) => body,
+                Ok(Err(status)) => return Ok::<_, Infallible>(plain(status)),
                 Err(_) => return Ok(plain(StatusCode::REQUEST_TIMEOUT)),
             };
             parts.extensions.insert(peer);
-            Ok(service.http(Request::from_parts(parts, body)).await.map(Full::new))
+            let answer = service.http(Request::from_parts(parts, body)).await;
+            held.borrow_mut().set(answer.body().len());
+            Ok(answer.map(Full::new))
         }
     });
+    let socket = Rc::new(RefCell::new(socket));
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(Clock)
+        .max_buf_size(BUFFER_BYTES_MAX)
         .header_read_timeout(timeout)
-        .serve_connection(Hyper(SharedSocket(Rc::new(std::cell::RefCell::new(socket)))), answer);
+        .serve_connection(Hyper(SharedSocket(socket.clone())), answer);
     let mut connection = pin!(connection);
-    if let First::Left(result) = race(connection.as_mut(), closing.begun()).await {
-        return result.map_err(io::Error::other);
+    // Ends with an error when the connection must close.
+    let mut watched = pin!(async {
+        let (mut progress, stall_timeout) = (Progress::default(), shard.options.stall_timeout);
+        let mut looking = tokio::time::interval(stall_timeout / 4);
+        poll_fn(|cx| {
+            account.set_buffers(socket.borrow().buffer_bytes());
+            if account.poll_doomed(cx).is_ready() {
+                return Poll::Ready(io::ErrorKind::OutOfMemory);
+            }
+            while looking.poll_tick(cx).is_ready() {
+                let socket = socket.borrow();
+                if !socket.has_unsent() {
+                    progress = Progress::default();
+                } else if progress.is_stalled(socket.sent_bytes(), Instant::now(), stall_timeout) {
+                    return Poll::Ready(io::ErrorKind::TimedOut);
+                }
+            }
+            Poll::Pending
+        })
+        .await
+    });
+    match race(race(connection.as_mut(), watched.as_mut()), closing.begun()).await {
+        First::Left(First::Left(result)) => return result.map_err(io::Error::other),
+        First::Left(First::Right(error)) => return Err(error.into()),
+        First::Right(()) => {}
     }
     connection.as_mut().graceful_shutdown();
-    connection.await.map_err(io::Error::other)
+    match race(connection, watched).await {
+        First::Left(result) => result.map_err(io::Error::other),
+        First::Right(error) => Err(error.into()),
+    }
+}
+
+/// Takes the body of a request, which is charged as it grows.
+async fn gather(mut body: Incoming, bytes_max: usize, held: &RefCell<Held>) -> Result<Bytes, StatusCode> {
+    let mut whole = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let Ok(data) = frame.map_err(|_| StatusCode::BAD_REQUEST)?.into_data() else { continue };
+        if whole.len() + data.len() > bytes_max {
+            return Err(StatusCode::PAYLOAD_TOO_LARGE);
+        }
+        whole.extend_from_slice(&data);
+        held.borrow_mut().set(whole.capacity());
+    }
+    Ok(whole.freeze())
 }
 
 fn plain(status: StatusCode) -> Response<Full<Bytes>> {

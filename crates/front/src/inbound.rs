@@ -1,4 +1,5 @@
 use std::future::poll_fn;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
@@ -8,6 +9,8 @@ use h2::RecvStream;
 
 use crate::ShardCounters;
 use crate::assembler::Assembler;
+use crate::call::RequestRoom;
+use crate::ledger::Charge;
 
 /// The messages that a client sends on a streaming call. A message not taken keeps the client's window shut.
 pub struct Inbound {
@@ -16,6 +19,9 @@ pub struct Inbound {
     counters: Arc<ShardCounters>,
     method: u16,
     ended: bool,
+    room: Rc<RequestRoom>,
+    /// For the message that has begun and is not whole.
+    charge: Charge,
 }
 
 /// What a call hears when its client went away.
@@ -29,8 +35,10 @@ impl Inbound {
         assembler: Assembler,
         counters: Arc<ShardCounters>,
         method: u16,
+        room: &Rc<RequestRoom>,
     ) -> Inbound {
-        Inbound { recv, assembler, counters, method, ended: false }
+        let charge = Charge::new(&room.ledger);
+        Inbound { recv, assembler, counters, method, ended: false, room: room.clone(), charge }
     }
 
     /// The next message; `None` when the client has closed its side. Errors: a message too large or
@@ -46,8 +54,14 @@ impl Inbound {
         }
         loop {
             if let Some(assembled) = self.assembler.next().inspect_err(|_| self.ended = true)? {
+                self.charge.clear();
                 self.counters.received(self.method, assembled.wire_bytes);
                 return Poll::Ready(Ok(Some(assembled.message)));
+            }
+            // The whole announced length is charged at once: a message that was begun can always be finished.
+            if let Some(len) = self.assembler.announced() {
+                self.charge.raise_to(len);
+                self.room.check().inspect_err(|_| self.ended = true)?;
             }
             match ready!(self.recv.poll_data(cx)) {
                 Some(Ok(payload)) => {

@@ -7,10 +7,13 @@
 //! What it does not know: protobuf, etcd's methods, users, revisions. Messages are opaque [`bytes::Bytes`].
 //!
 //! Invariants:
-//! - A connection, its calls and its service live on one thread; nothing here takes a lock another shard holds.
+//! - A connection, its calls and its service live on one thread. No call takes a lock that another shard holds; a
+//!   connection does when it begins and ends, and whoever exceeds the budget.
 //! - One turn of a connection does at most one write to the socket, however many answers it carries.
 //! - Bytes held for a client are bounded: per stream ([`Options::stream_buffer_bytes_max`]), per connection
-//!   for answers ([`Options::answer_bytes_max`]) and for requests ([`Options::request_bytes_max`]).
+//!   for answers ([`Options::answer_bytes_max`]) and for requests ([`Options::request_bytes_max`]), and for all
+//!   clients together ([`Options::budget`]).
+//! - One turn of a connection reads a bounded number of bytes, and reads none while the client takes no answers.
 //! - What a client sends closes at most its own connection and never panics.
 //! - A call whose client is gone or whose deadline passed is dropped, with everything it holds.
 //!
@@ -20,6 +23,7 @@
 mod acceptor;
 mod admission;
 mod assembler;
+mod budget;
 mod call;
 mod connection;
 mod counters;
@@ -43,6 +47,7 @@ mod shard;
 mod socket;
 mod turn;
 
+pub use budget::{Account, Budget, Held};
 pub use counters::{MethodCounters, ShardCounters};
 pub use front::{Front, MakeService, start};
 pub use head::Head;

@@ -1,5 +1,7 @@
 use std::time::Duration;
 
+use crate::Budget;
+
 /// What a front may use and how long it waits. [`Options::default`] has etcd's defaults where etcd has one.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -11,6 +13,10 @@ pub struct Options {
     pub connections_max: usize,
     /// Largest gRPC message taken, in bytes without its prefix, after decompression too.
     pub message_bytes_max: usize,
+    /// Largest gRPC message given, in bytes without its prefix; below 4 GiB. A call whose answer is larger fails.
+    pub answer_message_bytes_max: usize,
+    /// What all clients together may make the server hold. Fronts may share one.
+    pub budget: Budget,
     /// Largest HTTP/1 request body taken, in bytes.
     pub http_body_bytes_max: usize,
     /// HTTP/2 streams open at once per connection.
@@ -24,7 +30,7 @@ pub struct Options {
     /// Answer bytes one connection may hold unsent before its new requests wait.
     pub answer_bytes_max: usize,
     /// Bytes one connection's calls in flight may hold: messages in assembly and in unanswered unary calls, and
-    /// 2 KiB for each call. Beyond that a new call is answered with etcd's `too many requests`.
+    /// 4 KiB for each call. Beyond that a new call is answered with etcd's `too many requests`.
     pub request_bytes_max: usize,
     /// Requests of one connection that may wait while its answers are over their limit; further ones are
     /// refused (`REFUSED_STREAM`, which clients retry).
@@ -33,6 +39,9 @@ pub struct Options {
     pub stream_buffer_bytes_max: usize,
     /// Time for a new connection to send its first bytes, and for HTTP/1 to send a request's headers and body.
     pub first_bytes_timeout: Duration,
+    /// A unary request that is not whole, or a frame or header block that was begun, without a byte for this long is
+    /// given up.
+    pub request_timeout: Duration,
     /// A stream holding unsent data this long without any progress is reset.
     pub stall_timeout: Duration,
     /// The server pings a connection that was silent this long.
@@ -52,6 +61,9 @@ impl Default for Options {
             methods: 128,
             connections_max: 200_000,
             message_bytes_max: (1536 + 512) * 1024,
+            // As etcd's, which is grpc-go's largest.
+            answer_message_bytes_max: i32::MAX as usize,
+            budget: Budget::new(1 << 30),
             http_body_bytes_max: (1536 + 512) * 1024 * 2,
             max_concurrent_streams: u32::MAX,
             stream_window_bytes: 64 * 1024 - 1,
@@ -62,6 +74,7 @@ impl Default for Options {
             waiting_requests_max: 10_000,
             stream_buffer_bytes_max: 512 * 1024,
             first_bytes_timeout: Duration::from_secs(10),
+            request_timeout: Duration::from_secs(60),
             stall_timeout: Duration::from_secs(300),
             keepalive_interval: Duration::from_secs(2 * 3600),
             keepalive_timeout: Duration::from_secs(20),

@@ -9,9 +9,11 @@ use bytes::Bytes;
 use h2::server::SendResponse;
 use h2::{Reason, SendStream};
 
+use crate::budget::Account;
+use crate::call::Surroundings;
 use crate::inbound::CANCELED;
 use crate::ledger::Ledger;
-use crate::outgoing::Outgoing;
+use crate::outgoing::{Outgoing, check_len};
 use crate::{ShardCounters, gzip, reply};
 
 /// Why a message was not taken.
@@ -19,6 +21,8 @@ use crate::{ShardCounters, gzip, reply};
 pub enum TrySend {
     /// The stream holds as much as it may; the message comes back.
     Full(Bytes),
+    /// The message is longer than a message may be; the call should end with this status.
+    TooLong(Status),
     /// The call is over.
     Closed,
 }
@@ -37,7 +41,10 @@ impl Outbound {
     /// Waits for room and sends one message. Fails when the call is over.
     pub async fn send(&mut self, message: Bytes) -> Result<(), Status> {
         self.ready().await?;
-        self.sending.push(message)
+        self.sending.push(message, false).map_err(|refused| match refused {
+            TrySend::TooLong(status) => status,
+            TrySend::Full(_) | TrySend::Closed => CANCELED,
+        })
     }
 
     /// Sends one message if there is room now.
@@ -45,7 +52,20 @@ impl Outbound {
         if !self.has_room() {
             return Err(TrySend::Full(message));
         }
-        self.sending.push(message).map_err(|_| TrySend::Closed)
+        self.sending.push(message, false)
+    }
+
+    /// As [`Outbound::try_send`], for a message from [`Account::share`], which is charged already.
+    pub fn try_send_shared(&mut self, message: Bytes) -> Result<(), TrySend> {
+        if !self.has_room() {
+            return Err(TrySend::Full(message));
+        }
+        self.sending.push(message, true)
+    }
+
+    /// The account of the connection, to charge what a service holds for the call.
+    pub fn account(&self) -> Rc<Account> {
+        self.sending.account.clone()
     }
 
     /// Resolves when there is room for a message; fails when the call is over.
@@ -96,7 +116,10 @@ pub(crate) struct Sending {
     state: RefCell<State>,
     pub(crate) ledger: Rc<Ledger>,
     connection: Rc<Ledger>,
+    account: Rc<Account>,
+    /// Most bytes held unsent, and of one message.
     bytes_max: usize,
+    message_bytes_max: usize,
     gzip: bool,
     pub(crate) method: u16,
     counters: Arc<ShardCounters>,
@@ -105,20 +128,20 @@ pub(crate) struct Sending {
 impl Sending {
     pub(crate) fn new(
         respond: SendResponse<Outgoing>,
-        connection: Rc<Ledger>,
-        bytes_max: usize,
+        around: &Surroundings,
         gzip: bool,
         method: u16,
-        counters: Arc<ShardCounters>,
     ) -> Rc<Sending> {
         Rc::new(Sending {
             state: RefCell::new(State::Unopened(respond)),
             ledger: Rc::new(Ledger::default()),
-            connection,
-            bytes_max,
+            connection: around.answers.clone(),
+            account: around.account.clone(),
+            bytes_max: around.shard.options.stream_buffer_bytes_max,
+            message_bytes_max: around.shard.options.answer_message_bytes_max,
             gzip,
             method,
-            counters,
+            counters: around.shard.counters.clone(),
         })
     }
 
@@ -133,19 +156,24 @@ impl Sending {
         if matches!(*state, State::Closed) { Err(CANCELED) } else { Ok(()) }
     }
 
-    fn push(&self, message: Bytes) -> Result<(), Status> {
-        self.open()?;
+    fn push(&self, message: Bytes, shared: bool) -> Result<(), TrySend> {
+        self.open().map_err(|_| TrySend::Closed)?;
         // Packing into memory does not fail; if it did, an unpacked message is as good.
         let packed = if self.gzip { gzip::pack(&message).ok() } else { None };
         let compressed = packed.is_some();
         let message = packed.unwrap_or(message);
         let wire_bytes = message.len();
-        let out = Outgoing::message(message, compressed, &self.connection, Some(&self.ledger));
+        check_len(wire_bytes, self.message_bytes_max).map_err(TrySend::TooLong)?;
+        let out = if shared && !compressed {
+            Outgoing::shared_message(message, &self.connection, &self.ledger)
+        } else {
+            Outgoing::message(message, compressed, &self.connection, Some(&self.ledger))
+        };
         let mut state = self.state.borrow_mut();
-        let State::Open(send) = &mut *state else { return Err(CANCELED) };
+        let State::Open(send) = &mut *state else { return Err(TrySend::Closed) };
         if send.send_data(out, false).is_err() {
             *state = State::Closed;
-            return Err(CANCELED);
+            return Err(TrySend::Closed);
         }
         self.counters.sent(self.method, wire_bytes);
         Ok(())

@@ -1,12 +1,16 @@
 use std::io::IoSlice;
 use std::rc::Rc;
 
+use api::{Code, Status};
 use bytes::{Buf, Bytes};
 
 use crate::ledger::Ledger;
 
 /// Bytes of gRPC's prefix: one flag byte and the length, big-endian.
 pub(crate) const PREFIX_BYTES: usize = 5;
+
+/// What an answer takes besides its bytes while the transport holds it: two header blocks, three frames, its stream.
+pub(crate) const ANSWER_BYTES: usize = 1024;
 
 /// A message on its way out: prefix and body as one buffer without copying them together. While it lives it
 /// is charged to its connection's ledger, and to its stream's if it has one.
@@ -16,12 +20,16 @@ pub(crate) struct Outgoing {
     /// Bytes of the prefix already gone.
     at: usize,
     body: Bytes,
+    /// Charged to the connection until the whole is gone.
+    overhead: usize,
+    /// Whether the body is charged to the budget already, as one that others wait for too.
+    shared: bool,
     connection: Rc<Ledger>,
     stream: Option<Rc<Ledger>>,
 }
 
 impl Outgoing {
-    /// A whole message.
+    /// A whole message. The length must have been checked (see [`check_len`]).
     pub(crate) fn message(
         body: Bytes,
         compressed: bool,
@@ -32,6 +40,12 @@ impl Outgoing {
         Outgoing::first_part(len, body, compressed, connection, stream)
     }
 
+    /// A whole message whose bytes are charged to the budget already.
+    pub(crate) fn shared_message(body: Bytes, connection: &Rc<Ledger>, stream: &Rc<Ledger>) -> Outgoing {
+        let prefix = prefix(body.len(), false);
+        Outgoing::charged(prefix, 0, body, 0, true, connection, Some(stream))
+    }
+
     /// The first part of a message of `len` bytes.
     pub(crate) fn first_part(
         len: usize,
@@ -40,37 +54,69 @@ impl Outgoing {
         connection: &Rc<Ledger>,
         stream: Option<&Rc<Ledger>>,
     ) -> Outgoing {
-        assert!(len <= u32::MAX as usize && part.len() <= len, "a gRPC message has a length of 32 bits");
-        let [a, b, c, d] = (len as u32).to_be_bytes();
-        Outgoing::charged([u8::from(compressed), a, b, c, d], 0, part, connection, stream)
+        assert!(part.len() <= len, "a part is no longer than the whole");
+        Outgoing::charged(prefix(len, compressed), 0, part, ANSWER_BYTES, false, connection, stream)
     }
 
     /// A further part of a message.
     pub(crate) fn part(part: Bytes, connection: &Rc<Ledger>, stream: Option<&Rc<Ledger>>) -> Outgoing {
-        Outgoing::charged([0; PREFIX_BYTES], PREFIX_BYTES, part, connection, stream)
+        Outgoing::charged([0; PREFIX_BYTES], PREFIX_BYTES, part, 0, false, connection, stream)
     }
 
     fn charged(
         prefix: [u8; PREFIX_BYTES],
         at: usize,
         body: Bytes,
+        overhead: usize,
+        shared: bool,
         connection: &Rc<Ledger>,
         stream: Option<&Rc<Ledger>>,
     ) -> Outgoing {
         let n = PREFIX_BYTES - at + body.len();
-        connection.charge(n);
+        if shared {
+            connection.charge_shared(n);
+        } else {
+            connection.charge(n + overhead);
+        }
         if let Some(stream) = stream {
             stream.charge(n);
         }
-        Outgoing { prefix, at, body, connection: connection.clone(), stream: stream.cloned() }
+        Outgoing {
+            prefix,
+            at,
+            body,
+            overhead,
+            shared,
+            connection: connection.clone(),
+            stream: stream.cloned(),
+        }
     }
 
-    fn release(&self, n: usize) {
-        self.connection.release(n);
+    fn release(&self, n: usize, overhead: usize) {
+        if self.shared {
+            self.connection.release_shared(n);
+        } else {
+            self.connection.release(n + overhead);
+        }
         if let Some(stream) = &self.stream {
             stream.release(n);
         }
     }
+}
+
+fn prefix(len: usize, compressed: bool) -> [u8; PREFIX_BYTES] {
+    assert!(len <= u32::MAX as usize, "the length of a message was checked");
+    let [a, b, c, d] = (len as u32).to_be_bytes();
+    [u8::from(compressed), a, b, c, d]
+}
+
+/// Refuses a message that is too long to be sent, in grpc-go's words.
+pub(crate) fn check_len(len: usize, bytes_max: usize) -> Result<(), Status> {
+    if len > bytes_max {
+        let text = format!("grpc: trying to send message larger than max ({len} vs. {bytes_max})");
+        return Err(Status::with(Code::ResourceExhausted, text));
+    }
+    Ok(())
 }
 
 impl Buf for Outgoing {
@@ -97,15 +143,15 @@ impl Buf for Outgoing {
         let of_prefix = n.min(PREFIX_BYTES - self.at);
         self.at += of_prefix;
         self.body.advance(n - of_prefix);
-        self.release(n);
+        self.release(n, 0);
     }
 }
 
 impl Drop for Outgoing {
     fn drop(&mut self) {
         let left = self.remaining();
-        if left > 0 {
-            self.release(left);
+        if left + self.overhead > 0 {
+            self.release(left, self.overhead);
         }
     }
 }
@@ -118,15 +164,22 @@ mod tests {
     fn it_reads_as_prefix_and_body_and_settles_its_account() {
         let (connection, stream) = (Rc::new(Ledger::default()), Rc::new(Ledger::default()));
         let mut out = Outgoing::message(Bytes::from_static(b"abcdef"), true, &connection, Some(&stream));
-        assert_eq!((connection.queued(), stream.queued(), out.remaining()), (11, 11, 11));
+        assert_eq!((connection.queued(), stream.queued(), out.remaining()), (11 + ANSWER_BYTES, 11, 11));
         let mut slices = [IoSlice::new(&[]); 4];
         assert_eq!(out.chunks_vectored(&mut slices), 2);
         out.advance(3);
         assert_eq!(out.chunk(), &[0, 6]);
         out.advance(4);
         assert_eq!(out.chunk(), b"cdef");
-        assert_eq!((connection.queued(), stream.queued()), (4, 4));
+        assert_eq!((connection.queued(), stream.queued()), (4 + ANSWER_BYTES, 4));
         drop(out);
         assert_eq!((connection.queued(), stream.queued(), stream.moved()), (0, 0, 11));
+    }
+
+    #[test]
+    fn a_message_too_long_is_refused_with_the_words_of_grpc() {
+        assert_eq!(check_len(10, 10), Ok(()));
+        let text = "grpc: trying to send message larger than max (11 vs. 10)";
+        assert_eq!(check_len(11, 10), Err(Status::new(Code::ResourceExhausted, text)));
     }
 }

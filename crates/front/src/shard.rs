@@ -2,7 +2,7 @@ use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::Waker;
+use std::task::{Poll, Waker};
 
 use slab::Slab;
 use tokio::sync::{mpsc, watch};
@@ -152,15 +152,23 @@ pub(crate) async fn serve<S: Transport + 'static>(
     service: Rc<dyn Service>,
     mut closing: Closing,
 ) -> std::io::Result<()> {
+    let account = state.options.budget.open(peer.ip());
     let mut socket = Socket::new(stream, state.pool.clone());
-    let first = poll_fn(|cx| socket.poll_speaks_h2(cx));
+    let first = poll_fn(|cx| {
+        let polled = socket.poll_speaks_h2(cx);
+        account.set_buffers(socket.buffer_bytes());
+        if polled.is_pending() && account.poll_doomed(cx).is_ready() {
+            return Poll::Ready(Err(std::io::ErrorKind::OutOfMemory.into()));
+        }
+        polled
+    });
     let first = tokio::time::timeout(state.options.first_bytes_timeout, first);
     let First::Left(first) = race(first, closing.begun()).await else { return Ok(()) };
     let speaks_h2 = first.map_err(|_| std::io::ErrorKind::TimedOut)??;
     // On the heap only from here on, so that a connection that has said nothing holds little.
     if speaks_h2 {
-        Box::pin(connection::serve(socket, peer, state, service)).await
+        Box::pin(connection::serve(socket, peer, account, state, service)).await
     } else {
-        Box::pin(http1::serve(socket, peer, state, service, closing)).await
+        Box::pin(http1::serve(socket, peer, account, state, service, closing)).await
     }
 }

@@ -6,10 +6,17 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::frame_scanner::{ACK, DATA, FrameScanner, HEADERS, PING};
+use crate::frame_scanner::{ACK, CONTINUATION, DATA, END_HEADERS, FrameScanner, HEADERS, PING};
 
 /// Bytes of one buffer. A turn reads and writes up to this much at once.
 pub(crate) const BUFFER_BYTES: usize = 64 * 1024;
+
+/// Bytes that one round of a connection takes from the client.
+const ALLOWANCE_BYTES: usize = BUFFER_BYTES;
+
+/// Calls begun by the client after which a round takes no more: what follows in the same buffer waits in the HTTP/2
+/// library until the calls before it are looked at.
+const ALLOWANCE_CALLS: usize = 256;
 
 /// Buffers that a shard keeps for its connections' next turns.
 const POOLED_MAX: usize = 64;
@@ -74,6 +81,15 @@ pub(crate) struct Socket<S> {
     /// Nothing more can be read in this turn: the stream said so and will wake the connection.
     drained: bool,
     has_turns: bool,
+    /// Bytes that may still be taken before others get their turn.
+    allowance: usize,
+    /// Calls begun since the allowance was renewed.
+    begun: usize,
+    /// Something was held back for want of allowance.
+    paused: bool,
+    /// A header block has begun and not ended.
+    in_header_block: bool,
+    received_bytes: u64,
 }
 
 impl<S: Transport> Socket<S> {
@@ -89,6 +105,11 @@ impl<S: Transport> Socket<S> {
             sent_bytes: 0,
             drained: false,
             has_turns: false,
+            allowance: ALLOWANCE_BYTES,
+            begun: 0,
+            paused: false,
+            in_header_block: false,
+            received_bytes: 0,
         }
     }
 
@@ -101,6 +122,31 @@ impl<S: Transport> Socket<S> {
     pub(crate) fn begin_turn(&mut self) {
         self.drained = false;
         self.has_turns = true;
+    }
+
+    /// Lets a round take its share of what comes in.
+    pub(crate) fn renew_allowance(&mut self) {
+        (self.allowance, self.begun, self.paused) = (ALLOWANCE_BYTES, 0, false);
+    }
+
+    /// Whether something was held back since [`Socket::renew_allowance`], and may be there to read.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.paused
+    }
+
+    /// Whether the client has begun a frame or a header block and not ended it.
+    pub(crate) fn is_amid_frame(&self) -> bool {
+        self.in_header_block || self.scanners.as_ref().is_some_and(|(read, _)| !read.at_boundary())
+    }
+
+    /// Bytes ever taken from the client.
+    pub(crate) fn received_bytes(&self) -> u64 {
+        self.received_bytes
+    }
+
+    /// Bytes of the buffers held now.
+    pub(crate) fn buffer_bytes(&self) -> usize {
+        BUFFER_BYTES * (usize::from(self.input.is_some()) + usize::from(self.output.is_some()))
     }
 
     /// What passed since the last question.
@@ -211,6 +257,16 @@ impl<S: Transport> Socket<S> {
     }
 
     fn poll_take(&mut self, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.has_turns {
+            if self.allowance == 0 {
+                self.paused = true;
+                return Poll::Pending;
+            }
+            // A client that takes no answers is not asked for more requests. The wake comes when it takes some.
+            if self.output.as_ref().is_some_and(|output| output.end == output.buffer.len()) {
+                ready!(self.poll_send(cx))?;
+            }
+        }
         let mut input = match self.input.take() {
             Some(input) => input,
             None if self.drained => return Poll::Pending,
@@ -233,12 +289,20 @@ impl<S: Transport> Socket<S> {
         let part = &input.buffer[input.at..input.at + n];
         if let Some((read, _)) = &mut self.scanners {
             let (pings, last_stream) = (&mut self.traffic.pings, &mut self.last_stream);
+            let (begun, in_header_block) = (&mut self.begun, &mut self.in_header_block);
             read.scan(part, |frame| match frame.kind {
                 PING if frame.flags & ACK == 0 => *pings = pings.saturating_add(1),
-                HEADERS => *last_stream = (*last_stream).max(frame.stream),
+                HEADERS => {
+                    *last_stream = (*last_stream).max(frame.stream);
+                    *begun += 1;
+                    *in_header_block = frame.flags & END_HEADERS == 0;
+                }
+                CONTINUATION => *in_header_block = frame.flags & END_HEADERS == 0,
                 _ => {}
             });
         }
+        self.received_bytes += n as u64;
+        self.allowance = if self.begun < ALLOWANCE_CALLS { self.allowance.saturating_sub(n) } else { 0 };
         into.put_slice(part);
         input.at += n;
         if input.at == input.end {

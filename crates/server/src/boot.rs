@@ -290,8 +290,12 @@ fn front_options(config: &Config, shards: usize, segments: usize) -> Result<fron
             reserved + CONNECTIONS_MIN
         ));
     }
+    let budget_bytes = client_memory_bytes(config);
     Ok(front::Options {
         shards,
+        budget: front::Budget::new(budget_bytes),
+        request_bytes_max: defaults.request_bytes_max.min(budget_bytes / 2),
+        answer_bytes_max: defaults.answer_bytes_max.min(budget_bytes / 4),
         connections_max,
         methods: api::METHODS.len(),
         message_bytes_max: usize::try_from(config.max_request_bytes)
@@ -303,6 +307,18 @@ fn front_options(config: &Config, shards: usize, segments: usize) -> Result<fron
         keepalive_min_time: config.grpc_keepalive_min_time,
         ..defaults
     })
+}
+
+/// Less than this for all clients is no service: a few of the largest requests must fit.
+const CLIENT_MEMORY_BYTES_MIN: usize = 32 << 20;
+
+/// What all clients together may make this member hold: as told, or a quarter of the memory there is.
+fn client_memory_bytes(config: &Config) -> usize {
+    let bytes = match config.client_memory_bytes {
+        Some(bytes) => bytes,
+        None => crate::memory::available_bytes() / 4,
+    };
+    usize::try_from(bytes).unwrap_or(usize::MAX).max(CLIENT_MEMORY_BYTES_MIN)
 }
 
 fn spawn<T: Send + 'static>(

@@ -41,6 +41,7 @@ pub mod keeper;
 mod kv_hash;
 pub mod logging;
 mod long_reads;
+mod memory;
 pub mod metrics;
 mod monitor;
 mod notable;

@@ -14,7 +14,7 @@ use mainstay_front::{
 };
 
 /// Methods by name; their place is their id.
-const METHODS: [(&str, Kind); 12] = [
+const METHODS: [(&str, Kind); 13] = [
     ("/test.Echo/Unary", Kind::Unary),
     ("/test.Echo/Later", Kind::Unary),
     ("/test.Echo/Never", Kind::Unary),
@@ -27,6 +27,7 @@ const METHODS: [(&str, Kind); 12] = [
     ("/test.Echo/UntilClosing", Kind::Bidi),
     ("/test.Echo/Flood", Kind::ServerStream),
     ("/test.Echo/Slow", Kind::Unary),
+    ("/test.Echo/LaterBig", Kind::Unary),
 ];
 
 pub fn id_of(path: &str) -> usize {
@@ -42,6 +43,8 @@ pub struct Seen {
     pub queued_max: AtomicUsize,
     /// Pieces that were made.
     pub pieces: AtomicUsize,
+    /// Big answers that were made later.
+    pub later: AtomicUsize,
 }
 
 struct Alive(Arc<Seen>);
@@ -126,6 +129,15 @@ impl Service for Echo {
                 Unary::Done(Ok(Answer::Whole(text.into())))
             }
             "/test.Echo/Big" => Unary::Done(Ok(Answer::Whole(vec![1; number(&message)].into()))),
+            "/test.Echo/LaterBig" => {
+                let seen = self.seen.clone();
+                Unary::Later(Box::pin(async move {
+                    let _alive = alive;
+                    tokio::task::yield_now().await;
+                    seen.later.fetch_add(1, SeqCst);
+                    Ok(Answer::Whole(vec![1; number(&message)].into()))
+                }))
+            }
             other => panic!("{other} is no unary method"),
         }
     }

@@ -6,6 +6,7 @@ mod garbage;
 mod http1;
 mod keepalive;
 mod limits;
+mod memory;
 mod raw;
 mod shutdown;
 mod stream;

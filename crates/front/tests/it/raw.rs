@@ -103,6 +103,19 @@ impl Raw {
         let _ = self.stream.write_all(bytes);
     }
 
+    /// Writes; returns how many bytes were taken before the server took no more.
+    pub fn flood(&mut self, bytes: &[u8]) -> usize {
+        self.stream.set_write_timeout(Some(Duration::from_millis(300))).expect("a write time-out");
+        let mut taken = 0;
+        while taken < bytes.len() {
+            match self.stream.write(&bytes[taken..]) {
+                Ok(n) => taken += n,
+                Err(_) => break,
+            }
+        }
+        taken
+    }
+
     /// Sends a unary call.
     pub fn call(&mut self, stream: u32, path: &str, more: &[(&str, &str)], body: &[u8]) {
         self.send(&frame(HEADERS, END_HEADERS, stream, &call_block(path, more)));

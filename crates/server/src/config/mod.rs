@@ -92,6 +92,8 @@ pub struct Config {
     pub max_txn_ops: u64,
     /// Most streams on one client connection.
     pub max_concurrent_streams: u32,
+    /// Bytes that all clients together may make this member hold; `None` for a part of the machine's.
+    pub client_memory_bytes: Option<u64>,
     /// Time between two heartbeats; not 0.
     pub heartbeat_interval: Duration,
     /// Time without a leader after which an election begins; 5 heartbeats to 50 s.

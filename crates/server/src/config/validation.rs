@@ -98,6 +98,7 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
         strict_reconfig_check: settings.bool("strict-reconfig-check"),
         max_learners: not_negative(settings, "max-learners")?,
         zone: settings.text("zone"),
+        client_memory_bytes: Some(settings.uint("client-memory-bytes")).filter(|bytes| *bytes > 0),
         raft_read_timeout: raft_timeout(settings, "raft-read-timeout")?,
         raft_write_timeout: raft_timeout(settings, "raft-write-timeout")?,
         force_new_cluster: settings.bool("force-new-cluster"),

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use api::{Code, Status, error};
 use bytes::Bytes;
-use front::{Inbound, Outbound, TrySend};
+use front::{Account, Inbound, Outbound, TrySend};
 
 use crate::callers::Caller;
 use crate::clock::Sleep;
@@ -34,6 +34,14 @@ pub trait Responses: 'static {
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Status>>;
     /// See [`Outbound::try_send`].
     fn try_send(&mut self, message: Bytes) -> Result<(), TrySend>;
+    /// See [`Outbound::try_send_shared`].
+    fn try_send_shared(&mut self, message: Bytes) -> Result<(), TrySend> {
+        self.try_send(message)
+    }
+    /// See [`Outbound::account`].
+    fn account(&self) -> Option<Rc<Account>> {
+        None
+    }
 }
 
 impl Requests for Inbound {
@@ -54,6 +62,14 @@ impl Responses for Outbound {
     fn try_send(&mut self, message: Bytes) -> Result<(), TrySend> {
         Outbound::try_send(self, message)
     }
+
+    fn try_send_shared(&mut self, message: Bytes) -> Result<(), TrySend> {
+        Outbound::try_send_shared(self, message)
+    }
+
+    fn account(&self) -> Option<Rc<Account>> {
+        Some(Outbound::account(self))
+    }
 }
 
 /// Serves a stream until it ends; `closed` resolves when the server stops.
@@ -70,7 +86,7 @@ pub(super) async fn run<R: Requests, W: Responses>(
     }
     // Some clients wait for the head before they send their first request.
     responses.open()?;
-    let place = hub.open(needs_leader, caller);
+    let place = hub.open(needs_leader, caller, responses.account());
     let mut drive = Drive { place, requests: Some(requests), responses, tick: None };
     let mut closed = pin!(closed);
     poll_fn(|cx| {
@@ -158,18 +174,21 @@ impl<R: Requests, W: Responses> Drive<R, W> {
                 Poll::Ready(Ok(())) => {}
                 Poll::Ready(Err(_)) => return Err(error::WATCH_CANCELED),
             }
-            let Some(Queued { bytes, events }) = stream.pop() else { break };
-            match self.responses.try_send(bytes) {
+            let Some(Queued { bytes, events, shared }) = stream.pop() else { break };
+            let sent =
+                if shared { self.responses.try_send_shared(bytes) } else { self.responses.try_send(bytes) };
+            match sent {
                 Ok(()) => {
                     let now = Instant::now();
                     let took = begun.replace(now).map_or(Duration::ZERO, |begun| now - begun);
                     self.place.hub.count_sent(events, took);
                 }
                 Err(TrySend::Full(bytes)) => {
-                    stream.put_back(Queued { bytes, events });
+                    stream.put_back(Queued { bytes, events, shared });
                     cx.waker().wake_by_ref();
                     return Ok(false);
                 }
+                Err(TrySend::TooLong(status)) => return Err(status),
                 Err(TrySend::Closed) => return Err(error::WATCH_CANCELED),
             }
         }

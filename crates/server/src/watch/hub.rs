@@ -14,13 +14,13 @@ use api::etcdserverpb::{ResponseHeader, WatchCreateRequest, WatchRequest, WatchR
 use api::limits::GRPC_OVERHEAD_BYTES;
 use api::{Status, error};
 use bytes::Bytes;
-use front::{Closing, Head, Inbound, LocalBoxFuture, Outbound};
+use front::{Account, Closing, Head, Inbound, LocalBoxFuture, Outbound};
 use machine::Values;
 use planted::Bug;
 
 use super::drive::{self, Requests, Responses};
 use super::index::{End, Index, Keys};
-use super::response::{self, NO_WATCH};
+use super::response::NO_WATCH;
 use super::slice::Slice;
 use super::stream::{Queued, Stream, Watch};
 use crate::callers::Caller;
@@ -230,13 +230,19 @@ impl Hub {
         (interval + interval * (spread as u32) / 10_240).max(Duration::from_millis(1))
     }
 
-    pub(super) fn open(self: &Rc<Self>, needs_leader: bool, caller: Arc<Caller>) -> Registration {
+    pub(super) fn open(
+        self: &Rc<Self>,
+        needs_leader: bool,
+        caller: Arc<Caller>,
+        account: Option<Rc<Account>>,
+    ) -> Registration {
         let serial = self.next_serial();
         let stream = Rc::new(Stream::new(
             serial,
             needs_leader,
             caller,
             self.shared.metrics.mvcc.pending_events.clone(),
+            account,
         ));
         self.streams.borrow_mut().insert(serial, Rc::clone(&stream));
         self.shared.metrics.mvcc.watch_streams.add(1);
@@ -327,7 +333,7 @@ impl Hub {
         match self.admit(stream, request) {
             Ok(watch) => {
                 response.watch_id = watch.id;
-                stream.push(Queued { bytes: response::control(&response), events: 0 });
+                stream.push(Queued::control(&response));
                 self.begin(watch);
             }
             Err(reason) => {
@@ -335,7 +341,7 @@ impl Hub {
                 response.watch_id = NO_WATCH;
                 response.canceled = true;
                 response.cancel_reason = reason.message.into_owned();
-                stream.push(Queued { bytes: response::control(&response), events: 0 });
+                stream.push(Queued::control(&response));
             }
         }
     }
@@ -391,6 +397,7 @@ impl Hub {
             quiet: Cell::new(true),
             left_behind: Cell::new(false),
             matched: RefCell::default(),
+            _held: stream.hold_watch(request.key.len() + request.range_end.len()),
         })
     }
 
@@ -459,7 +466,7 @@ impl Hub {
             canceled: true,
             ..WatchResponse::default()
         };
-        stream.push(Queued { bytes: response::control(&response), events: 0 });
+        stream.push(Queued::control(&response));
     }
 
     /// Makes a synced watch read history from `next` on.
@@ -530,7 +537,7 @@ impl Hub {
             compact_revision: compacted,
             ..WatchResponse::default()
         };
-        watch.stream.push(Queued { bytes: response::control(&response), events: 0 });
+        watch.stream.push(Queued::control(&response));
     }
 
     /// Whether a word of progress may be said about a watch: it has everything up to the hub's revision, and does not
@@ -577,6 +584,6 @@ impl Hub {
     fn push_progress(&self, stream: &Stream, watch_id: i64) {
         let response =
             WatchResponse { header: Some(self.present_header()), watch_id, ..WatchResponse::default() };
-        stream.push(Queued { bytes: response::control(&response), events: 0 });
+        stream.push(Queued::control(&response));
     }
 }

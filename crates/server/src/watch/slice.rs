@@ -21,6 +21,9 @@ const SLICE_REVISIONS_MAX: usize = 1000;
 /// Bytes of events gathered in one slice; the last revision of it may go beyond.
 const SLICE_BYTES_MAX: usize = 1 << 20;
 
+/// Room made for events before they are encoded; beyond it grows with them.
+const ARENA_BYTES: usize = 2 * SLICE_BYTES_MAX;
+
 /// Tag of an event's kv, and of its previous one.
 const KV_TAG: u8 = (2 << 3) | 2;
 const PREVIOUS_TAG: u8 = (3 << 3) | 2;
@@ -79,7 +82,7 @@ impl<'a> Slice<'a> {
         while let Some(version) = changes.peek().copied() {
             if version.main() != last {
                 if revisions >= SLICE_REVISIONS_MAX || bytes >= SLICE_BYTES_MAX {
-                    slice.arena.reserve(bytes);
+                    slice.arena.reserve(bytes.min(ARENA_BYTES));
                     return (slice, last);
                 }
                 (revisions, last) = (revisions + 1, version.main());
@@ -104,7 +107,7 @@ impl<'a> Slice<'a> {
                 bytes += slice.field_len(number, form);
             }
         }
-        slice.arena.reserve(bytes);
+        slice.arena.reserve(bytes.min(ARENA_BYTES));
         (slice, current)
     }
 
@@ -145,7 +148,14 @@ impl<'a> Slice<'a> {
         if !is_made {
             let lens: Vec<usize> = matched.iter().map(|number| self.field_len(*number, form)).collect();
             let head_len = response::head_len(header, watch.id);
-            if !watch.stream.has_room(head_len + lens.iter().sum::<usize>()) {
+            let (len, bytes_max) = (lens.iter().sum::<usize>(), watch.stream.revision_bytes_max());
+            if len > bytes_max {
+                // Before anything of it is made.
+                let text = format!("grpc: trying to send message larger than max ({len} vs. {bytes_max})");
+                watch.stream.end(Status::with(Code::ResourceExhausted, text));
+                return Ok(true);
+            }
+            if !watch.stream.has_room(head_len + len) {
                 return Ok(false);
             }
             let mut spans = Vec::with_capacity(matched.len());
@@ -161,7 +171,8 @@ impl<'a> Slice<'a> {
                 let len = lens[part.clone()].iter().sum();
                 let fragment = part.end < lens.len();
                 let fields = spans[part.clone()].iter().map(|(start, end)| &self.arena[*start..*end]);
-                (response::events(header, watch.id, fragment, fields, len), part.len() as u32)
+                let bytes = response::events(header, watch.id, fragment, fields, len);
+                (watch.stream.share(bytes), part.len() as u32)
             });
             let parts = parts.collect();
             self.made = Some(Made { watch_id: watch.id, form, fragment: watch.fragment, matched, parts });
@@ -171,7 +182,7 @@ impl<'a> Slice<'a> {
             return Ok(false);
         }
         for (bytes, events) in parts {
-            watch.stream.push(Queued { bytes: bytes.clone(), events: *events });
+            watch.stream.push(Queued { bytes: bytes.clone(), events: *events, shared: true });
         }
         Ok(true)
     }

@@ -7,15 +7,23 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use api::Status;
+use api::etcdserverpb::WatchResponse;
 use bytes::Bytes;
+use front::{Account, Held};
 use mvcc::Version;
 
 use super::index::{Index, Keys};
+use super::response;
 use crate::callers::Caller;
 use crate::metrics::Gauge;
 
 /// Bytes of responses that a stream holds before its watches fall behind; one response may be larger.
 pub const QUEUE_BYTES_MAX: usize = 1 << 20;
+
+/// What a watch takes besides its keys, in its stream and in an index.
+const WATCH_BYTES: usize = 1024;
+/// What a response that waits takes besides its bytes.
+const QUEUED_BYTES: usize = 128;
 
 /// One watch.
 pub(super) struct Watch {
@@ -53,6 +61,8 @@ pub(super) struct Watch {
     pub left_behind: Cell<bool>,
     /// The events of the slice at hand that are for it.
     pub matched: RefCell<Vec<u32>>,
+    /// Charges it to its client.
+    pub _held: Option<Held>,
 }
 
 impl Watch {
@@ -69,6 +79,20 @@ pub(super) struct Queued {
     pub bytes: Bytes,
     /// How many events are in it.
     pub events: u32,
+    /// Whether its bytes are charged to the front's budget already, since other streams may wait for them too.
+    pub shared: bool,
+}
+
+impl Queued {
+    /// A response without events.
+    pub fn control(response: &WatchResponse) -> Queued {
+        Queued { bytes: response::control(response), events: 0, shared: false }
+    }
+
+    /// What is charged to the stream's client while the response waits.
+    fn charged_bytes(&self) -> usize {
+        if self.shared { QUEUED_BYTES } else { QUEUED_BYTES + self.bytes.len() }
+    }
 }
 
 /// One client's stream.
@@ -101,11 +125,25 @@ pub(super) struct Stream {
     waker: RefCell<Option<Waker>>,
     end: RefCell<Option<Status>>,
     pending_events: Gauge,
+    /// Where its watches and what it has queued are charged; `None` for a stream that did not come through a front.
+    account: Option<Rc<Account>>,
+    /// Charges what waits.
+    held: Option<RefCell<Held>>,
+    charged_bytes: Cell<usize>,
 }
 
 impl Stream {
-    pub fn new(serial: u64, needs_leader: bool, caller: Arc<Caller>, pending_events: Gauge) -> Stream {
+    pub fn new(
+        serial: u64,
+        needs_leader: bool,
+        caller: Arc<Caller>,
+        pending_events: Gauge,
+        account: Option<Rc<Account>>,
+    ) -> Stream {
         Stream {
+            held: account.as_ref().map(|account| RefCell::new(account.hold(0))),
+            account,
+            charged_bytes: Cell::new(0),
             serial,
             needs_leader,
             caller,
@@ -138,6 +176,33 @@ impl Stream {
         self.unsynced.borrow().is_empty() && self.compacted.get() == 0 && !ahead
     }
 
+    /// Charges a watch with keys of this many bytes to the client.
+    pub fn hold_watch(&self, keys_bytes: usize) -> Option<Held> {
+        self.account.as_ref().map(|account| account.hold(WATCH_BYTES + keys_bytes))
+    }
+
+    /// Charges bytes that this stream and others may wait for, once.
+    pub fn share(&self, bytes: Bytes) -> Bytes {
+        match &self.account {
+            Some(account) => account.share(bytes),
+            None => bytes,
+        }
+    }
+
+    /// Most bytes that the events of one revision may make for one watch.
+    pub fn revision_bytes_max(&self) -> usize {
+        let budget = self.account.as_ref().map_or(usize::MAX, |account| account.budget().bytes_max() / 4);
+        budget.min(i32::MAX as usize)
+    }
+
+    fn charge(&self, more: usize, less: usize) {
+        let bytes = self.charged_bytes.get() + more - less;
+        self.charged_bytes.set(bytes);
+        if let Some(held) = &self.held {
+            held.borrow_mut().set(bytes);
+        }
+    }
+
     /// Whether nothing waits to be sent.
     pub fn is_drained(&self) -> bool {
         self.queue.borrow().is_empty()
@@ -152,6 +217,7 @@ impl Stream {
     /// Puts a response behind the others. Whoever calls has looked for room.
     pub fn push(&self, queued: Queued) {
         self.queued_bytes.set(self.queued_bytes.get() + queued.bytes.len());
+        self.charge(queued.charged_bytes(), 0);
         self.pending_events.add(i64::from(queued.events));
         let mut queue = self.queue.borrow_mut();
         queue.push_back(queued);
@@ -167,6 +233,7 @@ impl Stream {
     pub fn pop(&self) -> Option<Queued> {
         let queued = self.queue.borrow_mut().pop_front()?;
         self.queued_bytes.set(self.queued_bytes.get() - queued.bytes.len());
+        self.charge(0, queued.charged_bytes());
         self.pending_events.add(-i64::from(queued.events));
         Some(queued)
     }
@@ -174,6 +241,7 @@ impl Stream {
     /// Puts back what could not be sent after all.
     pub fn put_back(&self, queued: Queued) {
         self.queued_bytes.set(self.queued_bytes.get() + queued.bytes.len());
+        self.charge(queued.charged_bytes(), 0);
         self.pending_events.add(i64::from(queued.events));
         self.queue.borrow_mut().push_front(queued);
     }

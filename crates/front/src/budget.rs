@@ -1,0 +1,448 @@
+use std::cell::Cell;
+use std::collections::{BinaryHeap, HashMap};
+use std::fmt;
+use std::net::IpAddr;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+use slab::Slab;
+
+/// What an idle connection takes: its task, HTTP/2 state, header tables and the library's buffers (measured: 42 KB).
+pub(crate) const CONNECTION_BYTES: usize = 40 * 1024;
+/// A connection reserves room in the budget in steps of this many bytes, so that most calls touch only its own account.
+const STEP_BYTES: usize = 32 * 1024;
+/// A connection gives room back once it has reserved this much more than it holds.
+const SLACK_BYTES: usize = 4 * STEP_BYTES;
+/// A connection that holds less than this is served also while memory is short.
+const SMALL_BYTES: usize = 1024 * 1024;
+
+/// One bound, in bytes, for everything that all clients together make the server hold.
+///
+/// Every connection has an [`Account`]; what is buffered for the connection is charged to it: unfinished messages,
+/// requests without an answer, answers that were not sent, header blocks, open calls, read and write buffers. When the
+/// sum exceeds the bound, connections are told to close: from the address that holds most, its largest connections
+/// first, until an eighth of the budget is free again.
+///
+/// Accounts reserve room in steps, so one atomic for the whole server suffices: it is touched once per 32 KiB. The
+/// alternative, a share of the budget for each shard, would refuse one shard's clients while another has room.
+#[derive(Clone)]
+pub struct Budget(Arc<Sums>);
+
+struct Sums {
+    bytes_max: usize,
+    /// Bytes reserved by all accounts, and shared bytes.
+    held: AtomicUsize,
+    /// Bytes of `held` that belong to connections which were told to close.
+    leaving: AtomicUsize,
+    /// Connections that were told to close for memory.
+    shed: AtomicU64,
+    /// The lock is taken when a connection begins or ends, and when the budget is exceeded.
+    holders: Mutex<Slab<Arc<Holder>>>,
+}
+
+/// What the whole server sees of an account. Only the account's thread writes the sizes.
+struct Holder {
+    peer: IpAddr,
+    reserved: AtomicUsize,
+    /// Shared bytes that wait for this client. They are charged once to the budget, whoever waits for them.
+    shared: AtomicUsize,
+    doomed: AtomicBool,
+    /// What this holder added to [`Sums::leaving`]. Guarded by the lock of the holders.
+    leaving: AtomicUsize,
+    waker: Mutex<Option<Waker>>,
+}
+
+impl Holder {
+    fn weight(&self) -> usize {
+        self.reserved.load(Relaxed) + self.shared.load(Relaxed)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing inside these locks can panic half-way, so what they guard is whole even when poisoned.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl fmt::Debug for Budget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Budget({} of {})", self.held_bytes(), self.bytes_max())
+    }
+}
+
+impl Budget {
+    /// A budget of this many bytes.
+    pub fn new(bytes_max: usize) -> Budget {
+        Budget(Arc::new(Sums {
+            bytes_max,
+            held: AtomicUsize::new(0),
+            leaving: AtomicUsize::new(0),
+            shed: AtomicU64::new(0),
+            holders: Mutex::default(),
+        }))
+    }
+
+    /// The bound, in bytes.
+    pub fn bytes_max(&self) -> usize {
+        self.0.bytes_max
+    }
+
+    /// Bytes charged now, with the room that connections have reserved and not used.
+    pub fn held_bytes(&self) -> usize {
+        self.0.held.load(Relaxed)
+    }
+
+    /// Connections that were closed because the budget was exceeded.
+    pub fn connections_shed(&self) -> u64 {
+        self.0.shed.load(Relaxed)
+    }
+
+    /// Whether there is no room for another connection.
+    pub(crate) fn is_full(&self) -> bool {
+        self.staying() + CONNECTION_BYTES + STEP_BYTES > self.0.bytes_max
+    }
+
+    /// Charges bytes that any number of connections may hold at once, once, for as long as anyone holds them.
+    fn share(&self, bytes: Bytes) -> Bytes {
+        let len = bytes.len();
+        self.reserve(len);
+        Bytes::from_owner(Shared { bytes, len, budget: self.clone() })
+    }
+
+    /// Opens the account of a connection.
+    pub(crate) fn open(&self, peer: IpAddr) -> Rc<Account> {
+        let holder = Arc::new(Holder {
+            peer,
+            reserved: AtomicUsize::new(0),
+            shared: AtomicUsize::new(0),
+            doomed: AtomicBool::new(false),
+            leaving: AtomicUsize::new(0),
+            waker: Mutex::new(None),
+        });
+        let key = lock(&self.0.holders).insert(holder.clone());
+        let account = Account {
+            budget: self.clone(),
+            holder,
+            key,
+            held: Cell::new(0),
+            reserved: Cell::new(0),
+            shared: Cell::new(0),
+            buffers: Cell::new(0),
+        };
+        account.charge(CONNECTION_BYTES);
+        Rc::new(account)
+    }
+
+    /// Bytes held by those who were not told to close.
+    fn staying(&self) -> usize {
+        self.0.held.load(Relaxed).saturating_sub(self.0.leaving.load(Relaxed))
+    }
+
+    fn reserve(&self, n: usize) {
+        self.0.held.fetch_add(n, Relaxed);
+        if self.staying() > self.0.bytes_max {
+            self.shed();
+        }
+    }
+
+    fn give_back(&self, n: usize) {
+        let held = self.0.held.fetch_sub(n, Relaxed);
+        assert!(n <= held, "gave back {n} of {held} bytes of the budget");
+    }
+
+    /// Tells connections to close until an eighth of the budget is free.
+    #[cold]
+    fn shed(&self) {
+        let mut wakers = Vec::new();
+        {
+            let holders = lock(&self.0.holders);
+            // Another thread may have made room while this one waited for the lock.
+            if self.staying() <= self.0.bytes_max {
+                return;
+            }
+            let goal = self.0.bytes_max - self.0.bytes_max / 8;
+            let mut by_peer: HashMap<IpAddr, (usize, Vec<(usize, usize)>)> = HashMap::new();
+            for (key, holder) in holders.iter().filter(|(_, holder)| !holder.doomed.load(Relaxed)) {
+                let weight = holder.weight();
+                let (sum, theirs) = by_peer.entry(holder.peer).or_default();
+                *sum += weight;
+                theirs.push((weight, key));
+            }
+            let mut peers: BinaryHeap<(usize, IpAddr)> =
+                by_peer.iter().map(|(peer, (sum, _))| (*sum, *peer)).collect();
+            by_peer.values_mut().for_each(|(_, theirs)| theirs.sort_unstable());
+            while self.staying() > goal
+                && let Some((sum, peer)) = peers.pop()
+                && let Some((weight, key)) = by_peer.get_mut(&peer).and_then(|(_, theirs)| theirs.pop())
+            {
+                let holder = &holders[key];
+                holder.leaving.store(weight, Relaxed);
+                self.0.leaving.fetch_add(weight, Relaxed);
+                self.0.shed.fetch_add(1, Relaxed);
+                holder.doomed.store(true, SeqCst);
+                wakers.extend(lock(&holder.waker).take());
+                peers.push((sum.saturating_sub(weight), peer));
+            }
+        }
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+struct Shared {
+    bytes: Bytes,
+    len: usize,
+    budget: Budget,
+}
+
+impl AsRef<[u8]> for Shared {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.budget.give_back(self.len);
+    }
+}
+
+/// What one connection holds, charged to the [`Budget`].
+pub struct Account {
+    budget: Budget,
+    holder: Arc<Holder>,
+    key: usize,
+    held: Cell<usize>,
+    /// Room taken from the budget; `held <= reserved`.
+    reserved: Cell<usize>,
+    shared: Cell<usize>,
+    buffers: Cell<usize>,
+}
+
+impl fmt::Debug for Account {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Account({} of {})", self.held.get(), self.reserved.get())
+    }
+}
+
+impl Account {
+    pub(crate) fn charge(&self, n: usize) {
+        let held = self.held.get() + n;
+        self.held.set(held);
+        if held > self.reserved.get() {
+            self.grow(held);
+        }
+    }
+
+    pub(crate) fn release(&self, n: usize) {
+        let held = self.held.get();
+        assert!(n <= held, "released {n} of {held} bytes of a connection");
+        self.held.set(held - n);
+        if self.reserved.get() - (held - n) > SLACK_BYTES {
+            self.shrink(held - n);
+        }
+    }
+
+    #[cold]
+    fn grow(&self, held: usize) {
+        let wanted = held.next_multiple_of(STEP_BYTES);
+        let more = wanted - self.reserved.get();
+        self.reserved.set(wanted);
+        self.holder.reserved.store(wanted, Relaxed);
+        self.budget.reserve(more);
+    }
+
+    #[cold]
+    fn shrink(&self, held: usize) {
+        let wanted = held.next_multiple_of(STEP_BYTES);
+        let less = self.reserved.get() - wanted;
+        self.reserved.set(wanted);
+        self.holder.reserved.store(wanted, Relaxed);
+        self.budget.give_back(less);
+    }
+
+    /// Notes shared bytes that wait for this client. They are charged to the budget already, and count only when the
+    /// holder of most is looked for.
+    pub(crate) fn wait_for(&self, n: usize) {
+        self.shared.set(self.shared.get() + n);
+        self.holder.shared.store(self.shared.get(), Relaxed);
+    }
+
+    /// Shared bytes wait for this client no more.
+    pub(crate) fn waited_for(&self, n: usize) {
+        self.shared.set(self.shared.get() - n);
+        self.holder.shared.store(self.shared.get(), Relaxed);
+    }
+
+    /// Charges the connection's read and write buffers, which have this many bytes now.
+    pub(crate) fn set_buffers(&self, bytes: usize) {
+        let before = self.buffers.replace(bytes);
+        if bytes > before {
+            self.charge(bytes - before);
+        } else if bytes < before {
+            self.release(before - bytes);
+        }
+    }
+
+    /// Whether this connection must not begin further calls: memory is short, and it holds much of it.
+    pub(crate) fn is_pressed(&self) -> bool {
+        let held = self.held.get();
+        held > SMALL_BYTES && {
+            let bytes_max = self.budget.bytes_max();
+            held > bytes_max / 32 && self.budget.staying() > bytes_max - bytes_max / 4
+        }
+    }
+
+    /// Whether the connection must close, because the budget was exceeded and it held most.
+    pub(crate) fn is_doomed(&self) -> bool {
+        self.holder.doomed.load(Relaxed)
+    }
+
+    /// Wakes this task when the connection must close.
+    pub(crate) fn wake_when_doomed(&self, waker: &Waker) {
+        let mut slot = lock(&self.holder.waker);
+        if !slot.as_ref().is_some_and(|old| old.will_wake(waker)) {
+            *slot = Some(waker.clone());
+        }
+    }
+
+    /// Resolves when the connection must close.
+    pub(crate) fn poll_doomed(&self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.is_doomed() {
+            return Poll::Ready(());
+        }
+        self.wake_when_doomed(cx.waker());
+        // It may have been doomed before the waker was there.
+        if self.holder.doomed.load(SeqCst) { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    /// The budget that this account is charged to.
+    pub fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
+    /// Charges bytes that any number of connections may hold at once to the budget, once, for as long as anyone holds
+    /// them. For [`crate::Outbound::try_send_shared`].
+    pub fn share(&self, bytes: Bytes) -> Bytes {
+        self.budget.share(bytes)
+    }
+
+    /// Charges bytes that a service holds for this connection until the result is dropped.
+    pub fn hold(self: &Rc<Self>, bytes: usize) -> Held {
+        self.charge(bytes);
+        Held { account: self.clone(), bytes }
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        let mut holders = lock(&self.budget.0.holders);
+        drop(holders.remove(self.key));
+        self.budget.0.leaving.fetch_sub(self.holder.leaving.load(Relaxed), Relaxed);
+        self.budget.give_back(self.reserved.get());
+    }
+}
+
+/// Bytes charged to an [`Account`] until this is dropped.
+#[derive(Debug)]
+pub struct Held {
+    account: Rc<Account>,
+    bytes: usize,
+}
+
+impl Held {
+    /// Charges so many bytes from now on.
+    pub fn set(&mut self, bytes: usize) {
+        if bytes > self.bytes {
+            self.account.charge(bytes - self.bytes);
+        } else {
+            self.account.release(self.bytes - bytes);
+        }
+        self.bytes = bytes;
+    }
+
+    /// Bytes charged.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.account.release(self.bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    fn peer(n: u8) -> IpAddr {
+        IpAddr::from([10, 0, 0, n])
+    }
+
+    #[test]
+    fn who_holds_most_is_told_to_close() {
+        let budget = Budget::new(64 * MIB);
+        let accounts: Vec<_> = (0..8).map(|_| budget.open(peer(1))).collect();
+        let held: Vec<_> = accounts.iter().zip(1..).map(|(account, n)| account.hold(n * MIB)).collect();
+        assert!(accounts.iter().all(|account| !account.is_doomed()), "36 MiB are within the budget");
+        let more = accounts[2].hold(30 * MIB);
+        assert_eq!(budget.connections_shed(), 1);
+        assert!(accounts[2].is_doomed());
+        drop((held, more));
+        drop(accounts);
+        assert_eq!((budget.held_bytes(), budget.staying()), (0, 0), "everything is given back");
+    }
+
+    #[test]
+    fn the_address_that_holds_most_is_looked_for_first() {
+        let budget = Budget::new(64 * MIB);
+        let one = budget.open(peer(1));
+        let _one = one.hold(20 * MIB);
+        let many: Vec<_> = (0..100).map(|_| budget.open(peer(2))).collect();
+        let _many: Vec<_> = many.iter().map(|account| account.hold(MIB)).collect();
+        assert!(!one.is_doomed(), "one large connection pays for nobody's many");
+        assert!(budget.connections_shed() > 30);
+        assert!(budget.staying() <= 64 * MIB);
+    }
+
+    #[test]
+    fn shared_bytes_are_charged_once() {
+        let budget = Budget::new(64 * MIB);
+        let shared = budget.share(Bytes::from(vec![0; 10 * MIB]));
+        let copies = vec![shared.clone(); 100];
+        assert_eq!(budget.held_bytes(), 10 * MIB);
+        drop(shared);
+        assert_eq!(budget.held_bytes(), 10 * MIB);
+        drop(copies);
+        assert_eq!(budget.held_bytes(), 0);
+    }
+
+    #[test]
+    fn small_calls_do_not_touch_what_all_share() {
+        let budget = Budget::new(64 * MIB);
+        let account = budget.open(peer(1));
+        let before = budget.held_bytes();
+        for _ in 0..1000 {
+            let held = account.hold(8 * 1024);
+            assert_eq!(budget.held_bytes(), before);
+            drop(held);
+        }
+    }
+
+    #[test]
+    fn a_connection_with_much_is_pressed_while_memory_is_short() {
+        let budget = Budget::new(64 * MIB);
+        let (large, small) = (budget.open(peer(1)), budget.open(peer(2)));
+        let _large = large.hold(40 * MIB);
+        assert!(!large.is_pressed());
+        let more = large.hold(10 * MIB);
+        assert!(large.is_pressed() && !small.is_pressed());
+        drop(more);
+        assert!(!large.is_pressed());
+    }
+}

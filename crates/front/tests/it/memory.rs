@@ -1,0 +1,284 @@
+//! What clients make the server hold is bounded for all of them together, and nobody else pays for one who holds much.
+
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::time::Duration;
+
+use client::Channel;
+use mainstay_front::{Budget, Options};
+
+use crate::echo::{Running, block_on, id_of, run_with, until};
+use crate::raw::{
+    CONTINUATION, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, RST_STREAM, Raw, WINDOW_UPDATE, call_block,
+    frame, message,
+};
+
+const MIB: usize = 1 << 20;
+/// Settings with an initial window of 0: no answer's body can be sent.
+const SHUT: [u8; 6] = [0, 4, 0, 0, 0, 0];
+/// The code of a connection that is closed for what it holds.
+const ENHANCE_YOUR_CALM: [u8; 4] = [0, 0, 0, 11];
+
+fn run(budget: &Budget, options: Options) -> Running {
+    run_with(Options { shards: 1, budget: budget.clone(), ..options })
+}
+
+/// Another client is served while the one at hand holds what it may.
+fn serves_others(running: &Running) {
+    block_on(async {
+        let channel = Channel::connect(running.address).await.expect("a connection");
+        assert_eq!(channel.unary("/test.Echo/Unary", "a".into()).await, Ok("a".into()));
+    });
+}
+
+/// Waits for the GOAWAY of a connection that is closed for memory.
+fn sent_off(raw: &mut Raw) {
+    let goaway = raw.next_of(GOAWAY);
+    assert_eq!(goaway.payload[4..8], ENHANCE_YOUR_CALM);
+}
+
+#[test]
+fn unfinished_messages_of_all_streams_are_bounded() {
+    let budget = Budget::new(16 * MIB);
+    let running = run(&budget, Options::default());
+    let mut raw = Raw::h2(running.address, &[]);
+    // The window of the connection is opened.
+    raw.next_of(WINDOW_UPDATE);
+    let begun = &message(0, &vec![0; 1_900_000])[..15_000];
+    for stream in 0..20_u32 {
+        raw.send(&frame(HEADERS, END_HEADERS, 2 * stream + 1, &call_block("/test.Echo/Bidi", &[])));
+        raw.send(&frame(DATA, 0, 2 * stream + 1, begun));
+    }
+    // Memory is short from the seventh on: first further messages are refused.
+    let refused = loop {
+        let frame = raw.next_of(HEADERS);
+        if frame.flags & END_STREAM != 0 {
+            break frame;
+        }
+    };
+    assert!(refused.stream > 1);
+    assert!(budget.held_bytes() <= budget.bytes_max(), "{budget:?}");
+    serves_others(&running);
+}
+
+#[test]
+fn who_holds_most_of_all_connections_is_closed() {
+    const EACH: usize = 700_000;
+    let budget = Budget::new(16 * MIB);
+    let running = run(&budget, Options::default());
+    let begun = &message(0, &[0; EACH])[..15_000];
+    let mut all = Vec::new();
+    for connection in 0..24 {
+        let mut raw = Raw::h2(running.address, &[]);
+        // The fourth holds twice what the others do.
+        for stream in 0..if connection == 3 { 2 } else { 1_u32 } {
+            raw.send(&frame(HEADERS, END_HEADERS, 2 * stream + 1, &call_block("/test.Echo/Unary", &[])));
+            raw.send(&frame(DATA, 0, 2 * stream + 1, begun));
+        }
+        let least = all.len() * EACH;
+        block_on(until("it is charged", || budget.held_bytes() > least || budget.connections_shed() > 0));
+        all.push(raw);
+    }
+    sent_off(&mut all[3]);
+    block_on(until("memory is within its bound", || budget.held_bytes() <= budget.bytes_max()));
+    serves_others(&running);
+    // Who stays can finish what it began: the last is smaller than those that had to go.
+    drop(all.drain(..23));
+    let last = &mut all[0];
+    last.send(&frame(RST_STREAM, 0, 1, &[0, 0, 0, 8]));
+    last.call(3, "/test.Echo/Unary", &[], &message(0, b"a"));
+    drop(all);
+    block_on(until("all is given back", || budget.held_bytes() < MIB));
+}
+
+#[test]
+fn calls_opened_without_end_are_bounded() {
+    let budget = Budget::new(16 * MIB);
+    let running = run(&budget, Options::default());
+    let mut raw = Raw::h2(running.address, &[]);
+    let value = "v".repeat(1000);
+    let block = call_block("/test.Echo/Unary", &[("x-much", &value)]);
+    let mut opened = 0;
+    for call in 0..20_000_u32 {
+        raw.send(&frame(HEADERS, END_HEADERS, 2 * call + 1, &block));
+        opened += 1;
+        if opened % 500 == 0 {
+            assert!(budget.held_bytes() <= budget.bytes_max() + MIB, "{budget:?}");
+        }
+    }
+    // Each counts with its header block; beyond three quarters of the budget they are refused.
+    let refused = raw.next_of(HEADERS);
+    assert_eq!(refused.flags & END_STREAM, END_STREAM);
+    serves_others(&running);
+    drop(raw);
+    block_on(until("all is given back", || budget.held_bytes() < MIB));
+}
+
+#[test]
+fn answers_are_not_made_for_a_client_that_takes_none() {
+    const EACH: usize = 100_000;
+    let options = Options { answer_bytes_max: MIB, ..Options::default() };
+    let running = run(&Budget::new(64 * MIB), options);
+    let mut raw = Raw::h2(running.address, &SHUT);
+    let mut calls = Vec::new();
+    for call in 0..100_u32 {
+        calls.extend(frame(HEADERS, END_HEADERS, 2 * call + 1, &call_block("/test.Echo/LaterBig", &[])));
+        calls.extend(frame(DATA, END_STREAM, 2 * call + 1, &message(0, b"100000")));
+    }
+    raw.send(&calls);
+    let most = MIB / EACH + 1;
+    for _ in 0..most {
+        raw.next_of(HEADERS);
+    }
+    // A call that is answered at once goes behind those that wait for room.
+    let counters = running.front.counters()[0].clone();
+    let started = || counters.methods[id_of("/test.Echo/LaterBig")].started.load(Relaxed);
+    block_on(until("all calls have begun", || started() == 100));
+    serves_others(&running);
+    assert_eq!(running.seen.later.load(SeqCst), most);
+    // What the client cancels makes room for the next, and calls that it cancels while they wait are gone.
+    for call in 0..100_u32 {
+        raw.send(&frame(RST_STREAM, 0, 2 * call + 1, &[0, 0, 0, 8]));
+    }
+    block_on(until("no call is left", || running.seen.alive.load(SeqCst) == 0));
+}
+
+#[test]
+fn a_client_that_reads_nothing_is_not_read_from() {
+    let budget = Budget::new(16 * MIB);
+    let running = run(&budget, Options::default());
+    let mut raw = Raw::h2(running.address, &[]);
+    // Refusals are answers without a body, which no window holds back. Each has another text, which header compression
+    // cannot refer to.
+    let (mut stream, mut taken) = (1, 0);
+    while taken < 64 * MIB {
+        let mut calls = Vec::new();
+        for _ in 0..50 {
+            let path = format!("/test.Echo/{stream}{}", "x".repeat(2000));
+            calls.extend(frame(HEADERS, END_HEADERS | END_STREAM, stream, &call_block(&path, &[])));
+            stream += 2;
+        }
+        let n = raw.flood(&calls);
+        taken += n;
+        if n < calls.len() {
+            break;
+        }
+    }
+    assert!(taken < 64 * MIB, "the server never stopped reading");
+    assert!(budget.held_bytes() <= 2 * MIB, "{budget:?}");
+    serves_others(&running);
+}
+
+#[test]
+fn requests_that_do_not_go_on_are_given_up() {
+    let options = Options { request_timeout: Duration::from_millis(80), ..Options::default() };
+    let running = run(&Budget::new(64 * MIB), options);
+    // A call without a message, and one with a part of it.
+    let mut raw = Raw::h2(running.address, &[]);
+    raw.send(&frame(HEADERS, END_HEADERS, 1, &call_block("/test.Echo/Unary", &[])));
+    assert_eq!(raw.next_of(RST_STREAM).stream, 1);
+    raw.send(&frame(HEADERS, END_HEADERS, 3, &call_block("/test.Echo/Unary", &[])));
+    raw.send(&frame(DATA, 0, 3, &message(0, b"abc")[..6]));
+    assert_eq!(raw.next_of(RST_STREAM).stream, 3);
+    // The connection lives.
+    raw.call(5, "/test.Echo/Unary", &[], &message(0, b"a"));
+    assert_eq!(raw.next_of(DATA).payload, message(0, b"a"));
+    // A frame that is cut, and a header block that is not ended, close the connection.
+    raw.send(&frame(DATA, 0, 7, b"abc")[..5]);
+    raw.closed();
+    for kind in [HEADERS, CONTINUATION] {
+        let mut raw = Raw::h2(running.address, &[]);
+        let block = call_block("/test.Echo/Unary", &[]);
+        raw.send(&frame(HEADERS, 0, 1, &block[..20]));
+        if kind == CONTINUATION {
+            raw.send(&frame(CONTINUATION, 0, 1, &block[20..40]));
+        }
+        raw.closed();
+    }
+}
+
+#[test]
+fn an_answer_too_long_fails_its_call_only() {
+    let options = Options { answer_message_bytes_max: 1000, ..Options::default() };
+    let running = run(&Budget::new(64 * MIB), options);
+    let mut raw = Raw::h2(running.address, &[]);
+    for (stream, path) in [(1, "/test.Echo/Big"), (3, "/test.Echo/Pieces"), (5, "/test.Echo/LaterBig")] {
+        raw.call(stream, path, &[], &message(0, b"1001"));
+        let refused = raw.next_of(HEADERS);
+        assert_eq!((refused.stream, refused.flags & END_STREAM), (stream, END_STREAM), "{path}");
+    }
+    // On a stream of answers too.
+    raw.call(7, "/test.Echo/Flood", &[], &message(0, b""));
+    assert_eq!(raw.next_of(HEADERS).flags & END_STREAM, 0, "the head");
+    assert_eq!(raw.next_of(HEADERS).flags & END_STREAM, END_STREAM, "the status");
+    block_on(async {
+        let channel = Channel::connect(running.address).await.expect("a connection");
+        let status = channel.unary("/test.Echo/Big", "1001".into()).await.expect_err("it is too long");
+        assert_eq!(status.code, api::Code::ResourceExhausted);
+        assert_eq!(status.message, "grpc: trying to send message larger than max (1001 vs. 1000)");
+        assert_eq!(channel.unary("/test.Echo/Big", "1000".into()).await.map(|answer| answer.len()), Ok(1000));
+    });
+}
+
+#[test]
+fn connections_are_refused_when_the_budget_is_full() {
+    let budget = Budget::new(MIB);
+    let running = run(&budget, Options::default());
+    let mut open = Vec::new();
+    // Each takes at least what an idle connection takes.
+    while running.front.connections_refused().load(Relaxed) == 0 {
+        assert!(open.len() < 100, "{budget:?}");
+        let mut raw = Raw::silent(running.address);
+        raw.send(b"PRI");
+        open.push(raw);
+        let counters = running.front.counters()[0].clone();
+        let refused = running.front.connections_refused();
+        let count = open.len();
+        block_on(until("it is taken or refused", || {
+            counters.connections.load(Relaxed) + refused.load(Relaxed) as usize >= count.min(10)
+                && (budget.held_bytes() >= 64 * 1024 * (count.min(10) - 1) || refused.load(Relaxed) > 0)
+        }));
+    }
+    assert!(budget.held_bytes() <= budget.bytes_max() + 128 * 1024, "{budget:?}");
+    drop(open);
+    block_on(until("there is room again", || budget.held_bytes() < MIB / 2));
+    serves_others(&running);
+}
+
+#[test]
+fn bodies_of_http_1_are_charged() {
+    let budget = Budget::new(8 * MIB);
+    let running = run(&budget, Options::default());
+    let mut all = Vec::new();
+    for _ in 0..10 {
+        let mut raw = Raw::silent(running.address);
+        raw.send(b"POST /x HTTP/1.1\r\nHost: test\r\nContent-Length: 4000000\r\n\r\n");
+        raw.send(&vec![b'x'; 1_000_000]);
+        all.push(raw);
+    }
+    block_on(until("who holds most is closed", || budget.connections_shed() > 0));
+    block_on(until("memory is within its bound", || budget.held_bytes() <= budget.bytes_max()));
+    serves_others(&running);
+    drop(all);
+    block_on(until("all is given back", || budget.held_bytes() < MIB));
+}
+
+#[test]
+fn a_bomb_is_unpacked_a_turn_at_a_time() {
+    let budget = Budget::new(16 * MIB);
+    let running = run(&budget, Options::default());
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+    std::io::Write::write_all(&mut encoder, &vec![0; 2_000_000]).expect("memory takes everything");
+    let packed = encoder.finish().expect("memory takes everything");
+    let mut raw = Raw::h2(running.address, &SHUT);
+    let mut calls = Vec::new();
+    for call in 0..30_u32 {
+        let block = call_block("/test.Echo/Never", &[("grpc-encoding", "gzip")]);
+        calls.extend(frame(HEADERS, END_HEADERS, 2 * call + 1, &block));
+        calls.extend(frame(DATA, END_STREAM, 2 * call + 1, &message(1, &packed)));
+    }
+    raw.send(&calls);
+    // 30 of them unpack to 60 MB: they are charged unpacked, and refused when memory is short.
+    assert_eq!(raw.next_of(HEADERS).flags & END_STREAM, END_STREAM);
+    assert!(budget.held_bytes() <= budget.bytes_max(), "{budget:?}");
+    serves_others(&running);
+}
