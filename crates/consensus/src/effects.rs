@@ -99,7 +99,7 @@ pub struct Effects {
     pub messages: Vec<raftpb::Message>,
     /// Committed entries, to be applied in order.
     pub commit: Vec<Entry>,
-    /// Answers to [`Event::ReadRequested`](crate::Event::ReadRequested): its number, and the index that has to be
+    /// Answers to [`Request::Read`](crate::Request::Read): its number, and the index that has to be
     /// applied before the read.
     pub reads: Vec<(u64, u64)>,
     /// Entries to be read from the log, at most one per follower at a time. Each is answered by

@@ -76,46 +76,55 @@ pub struct Fetch {
     pub bytes_max: u64,
 }
 
-/// What happened, in the past tense.
+/// What a client or a peer wants of a node. It may be refused: never the end of the process.
 #[derive(Debug)]
 #[allow(
     clippy::large_enum_variant,
-    reason = "an event is made and taken on the spot, and messages are most of them"
+    reason = "a request is made and taken on the spot, and messages are most of them"
 )]
+pub enum Request {
+    /// Replicate clients' commands, one entry each, in this order: bytes of `InternalRaftRequest`s. A follower
+    /// forwards them to its leader in one message, which may get lost. [`Node::binds_proposals`] says whether they
+    /// get into the log in the present term or never.
+    ///
+    /// [`Node::binds_proposals`]: crate::Node::binds_proposals
+    Propose(Vec<Bytes>),
+    /// Replicate a membership change; the bytes are etcd's `ConfChange`. A leader refuses it while an earlier one may
+    /// not be applied yet; one that a follower forwards becomes an empty entry then.
+    ProposeConfChange(ConfChange, Bytes),
+    /// Take a message from a peer.
+    Receive(raftpb::Message),
+    /// Find out the index up to which a linearizable read has to wait. The number comes back in `Effects::reads`, from
+    /// whichever leader answers; it must be unique in the whole cluster. It may never come back: messages get lost and
+    /// leaders change. Ask again then, with a new number. A leader answers once it has committed something in its
+    /// term.
+    Read(u64),
+    /// Hand leadership to this voter. It may fail: then the leader takes proposals again after an election timeout.
+    Transfer(u64),
+    /// Campaign without waiting for a timeout.
+    Campaign,
+}
+
+/// What happened, in the past tense.
+///
+/// The caller knows all of it from its own doing, so a node that cannot take an event has found a bug. What clients
+/// and peers cause is a [`Request`].
+#[derive(Debug)]
 pub enum Event {
     /// One tick went by.
     Ticked,
-    /// Clients' commands are to be replicated, one entry each, in this order: bytes of `InternalRaftRequest`s. A
-    /// follower forwards them to its leader in one message, which may get lost; they get into the log in the present
-    /// term or never.
-    Proposed(Vec<Bytes>),
-    /// A membership change is to be replicated; the bytes are etcd's `ConfChange`. A leader refuses it while an
-    /// earlier one may not be applied yet; one that a follower forwards becomes an empty entry then.
-    ConfChangeProposed(ConfChange, Bytes),
     /// The append batch with this number, and all before it, are on disk; so is the snapshot that came with one.
     LogSynced(u64),
     /// Everything up to this index has been applied. A snapshot counts as applied once its batch is synced.
     Applied(u64),
-    /// A committed membership change has been applied to the member list. A leader that this takes the vote from
-    /// steps down. If it was one of the last two voters and the other one has not heard that the change is committed,
-    /// that one waits for this node's vote in vain: a leader hands over before it is removed.
+    /// A committed membership change has been applied to the member list. A leader that this removes takes no more
+    /// requests, and counts as a follower of nobody; but it goes on sending until a majority of the voters that are
+    /// left knows that the change is committed: see [`Node::is_leaving`](crate::Node::is_leaving).
     ConfChanged(ConfChange),
-    /// It is time to campaign without waiting for a timeout.
-    CampaignRequested,
     /// Entries up to this index leave memory; the log still has them.
     Forgotten(u64),
     /// The log has no entries below this index any more.
     Discarded(u64),
-    /// A message came from a peer.
-    Received(raftpb::Message),
-    /// The index up to which a linearizable read has to wait is to be found out. The number comes back in
-    /// `Effects::reads`, from whichever leader answers; it must be unique in the whole cluster. It may never come
-    /// back: messages get lost and leaders change. Ask again then, with a new number. A leader answers once it has
-    /// committed something in its term.
-    ReadRequested(u64),
-    /// Leadership is to go to this voter. It may fail: then the leader takes proposals again after an election
-    /// timeout.
-    TransferRequested(u64),
     /// This node is to stop leading, in favour of nobody.
     StepDownRequested,
     /// Messages to this member may have been lost.
@@ -138,7 +147,19 @@ pub enum Event {
     DiskStalled(bool),
 }
 
-/// The node could not take an event.
+/// The node could not take an event, since it contradicts what the node knows: a bug of this program.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Broken(pub String);
+
+impl std::fmt::Display for Broken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Broken {}
+
+/// The node did not take a request.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Refused {
     /// There is no leader to take a proposal, a read or a transfer.

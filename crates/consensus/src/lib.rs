@@ -36,5 +36,5 @@ mod wire;
 
 pub use effects::{Append, Effects, Progress, ProgressState, Restore, Role, Standing};
 pub use entry::{ConfChange, ConfChangeKind, Entry, EntryKind, HardState};
-pub use event::{Config, Event, Fetch, Refused, Restored};
+pub use event::{Broken, Config, Event, Fetch, Refused, Request, Restored};
 pub use node::Node;

@@ -1,6 +1,6 @@
 //! The node: raft's decisions, as effects for others to carry out.
 
-use std::collections::{BTreeMap, VecDeque, btree_map};
+use std::collections::{BTreeMap, BTreeSet, VecDeque, btree_map};
 
 use api::raftpb;
 use bytes::Bytes;
@@ -9,14 +9,14 @@ use raft::eraftpb::{self, MessageType};
 use raft::{RawNode, SnapshotStatus, StateRole};
 
 use crate::effects::{Append, Effects, Progress, ProgressState, Restore, Role, Standing};
-use crate::entry::{ConfChangeKind, Entry, HardState};
-use crate::event::{Config, Event, Fetch, Refused, Restored};
+use crate::entry::{ConfChange, ConfChangeKind, Entry, HardState};
+use crate::event::{Broken, Config, Event, Fetch, Refused, Request, Restored};
 use crate::outbox::Outbox;
 use crate::screen;
 use crate::tail::Tail;
 use crate::terms::Terms;
 use crate::window::Window;
-use crate::wire;
+use crate::wire::{self, BINDS_PROPOSALS};
 
 /// Payload bytes of one append, and of what is read back from the log for a follower at a time.
 const APPEND_BYTES_MAX: u64 = 1024 * 1024;
@@ -24,8 +24,34 @@ const APPEND_BYTES_MAX: u64 = 1024 * 1024;
 const APPENDS_IN_FLIGHT_MAX: usize = 512;
 /// Reads for which a leader seeks confirmation at the same time.
 const PENDING_READS_MAX: usize = 4096;
+/// Membership changes that others forwarded and that wait for an earlier one.
+const EARLY_CHANGES_MAX: usize = 64;
 /// Forwarded proposals that wait for a leader in a node that speaks as etcd's.
 const LEADERLESS_MAX: usize = 1024;
+
+/// In the heartbeats by which a leader that was removed tells that its removal is committed, and in their answers.
+const FAREWELL: &[u8] = b"mainstay farewell";
+
+/// A leader whose own removal has been applied, until enough others know that it is committed.
+///
+/// Only a leader tells others what is committed, and those who do not know yet that the removal is go on counting the
+/// removed member: of two, the one that is left would wait for its vote for ever. So the removed leader goes on
+/// sending entries and heartbeats. To the raft crate the change is not applied yet, since its leader cannot be without
+/// a vote. That is safe: the leader takes no more proposals, and any majority of the voters before the change has a
+/// member in common with any majority after it.
+///
+/// Worked example: 1 leads {1, 2} and is removed by entry 7. 2 has acknowledged 7, but the message that says that it is
+/// committed was lost. 1 sends heartbeats with commit 7 and the context of a farewell; 2 applies entry 7, and its answer
+/// repeats the context: 1 steps down.
+struct Leaving {
+    /// Known to be committed: the removal is at or before this index.
+    index: u64,
+    /// The members that know.
+    told: BTreeSet<u64>,
+    /// The tick at which each was told last.
+    said: BTreeMap<u64, u64>,
+    change: ConfChange,
+}
 
 /// One member's raft node.
 pub struct Node {
@@ -59,6 +85,13 @@ pub struct Node {
     disk_stalled: bool,
     /// Proposals that wait for a leader, in a node that speaks as etcd's.
     leaderless: Vec<eraftpb::Message>,
+    /// Membership changes that others forwarded to this leader while an earlier one may not be applied yet.
+    early_changes: Vec<eraftpb::Message>,
+    leaving: Option<Leaving>,
+    /// Whether the standing has changed in a way that the raft crate does not tell.
+    stands_anew: bool,
+    /// The term whose leader has said that it binds proposals to their term.
+    bound_term: u64,
 }
 
 impl std::fmt::Debug for Node {
@@ -152,6 +185,10 @@ impl Node {
             early_reads: Vec::new(),
             disk_stalled: false,
             leaderless: Vec::new(),
+            early_changes: Vec::new(),
+            leaving: None,
+            stands_anew: false,
+            bound_term: 0,
         };
         node.settle_timeout();
         Ok(node)
@@ -161,54 +198,60 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// The event is refused, and nothing has changed.
-    pub fn step(&mut self, event: Event) -> Result<(), Refused> {
+    /// The event contradicts what the node knows: a bug of this program.
+    pub fn step(&mut self, event: Event) -> Result<(), Broken> {
         let outcome = self.take(event);
-        self.settle_timeout();
-        self.settle_leaderless();
-        self.settle_followers();
-        self.settle_reads();
+        self.settle();
         outcome
     }
 
-    fn take(&mut self, event: Event) -> Result<(), Refused> {
+    /// Does what a client or a peer wants.
+    ///
+    /// # Errors
+    ///
+    /// The request is refused, and nothing has changed.
+    pub fn request(&mut self, request: Request) -> Result<(), Refused> {
+        let outcome = self.consider(request);
+        self.settle();
+        outcome
+    }
+
+    fn settle(&mut self) {
+        self.settle_timeout();
+        self.settle_leaderless();
+        self.settle_leaving();
+        self.settle_changes();
+        self.settle_followers();
+        self.settle_reads();
+    }
+
+    fn take(&mut self, event: Event) -> Result<(), Broken> {
         match event {
             Event::Ticked => self.tick(),
-            Event::Proposed(commands) => {
-                if commands.is_empty() {
-                    return Ok(());
-                }
-                let entries = commands.into_iter().map(|data| eraftpb::Entry { data, ..Default::default() });
-                return self.propose(entries.collect());
-            }
-            Event::ConfChangeProposed(change, data) => return self.propose_conf_change(change, data),
             Event::LogSynced(number) => return self.synced(number),
             Event::Applied(index) => {
                 let committed = self.raw.raft.raft_log.committed;
                 if index > committed {
-                    return Err(Refused::Other(format!(
-                        "entry {index} is applied, committed is {committed}"
-                    )));
+                    return Err(Broken(format!("entry {index} is applied, committed is {committed}")));
                 }
                 self.applied = self.applied.max(index);
                 self.settle_applied();
             }
             Event::ConfChanged(change)
                 if planted::is(Bug::RemovedVoterCounted) && change.kind == ConfChangeKind::Remove => {}
-            Event::ConfChanged(change) => {
-                let state = self.raw.apply_conf_change(&change.to_raft()).map_err(other)?;
-                self.raw.mut_store().conf_state = state;
-                // A leader without a vote must not count itself, and the raft crate cannot lead without doing so.
-                if !self.raw.raft.promotable() {
-                    self.stand_down();
-                }
+            Event::ConfChanged(change) if self.must_take_leave(change) => {
+                self.early_reads.clear();
+                // The members that are left need not hear from this one.
+                self.raw.raft.set_check_quorum(false);
+                self.stands_anew = true;
+                self.leaving = Some(Leaving {
+                    index: self.raw.raft.raft_log.committed,
+                    told: BTreeSet::new(),
+                    said: BTreeMap::new(),
+                    change,
+                });
             }
-            Event::CampaignRequested => {
-                if !self.may_campaign() {
-                    return Err(other("this member must not campaign now"));
-                }
-                self.raw.campaign().map_err(other)?;
-            }
+            Event::ConfChanged(change) => self.change_conf(change)?,
             Event::Forgotten(index) => {
                 let index = index.min(self.raw.raft.raft_log.applied);
                 self.raw.mut_store().forget(index);
@@ -216,26 +259,6 @@ impl Node {
             Event::Discarded(first) => {
                 let first = first.min(self.raw.raft.raft_log.applied + 1);
                 self.raw.mut_store().discard(first);
-            }
-            Event::Received(message) => return self.receive(message),
-            Event::ReadRequested(context) => {
-                if self.raw.raft.leader_id == 0 {
-                    return Err(Refused::NoLeader);
-                }
-                let data = Bytes::copy_from_slice(&context.to_be_bytes());
-                let mut message = eraftpb::Message::default();
-                message.set_msg_type(MessageType::MsgReadIndex);
-                message.set_entries(vec![eraftpb::Entry { data, ..Default::default() }].into());
-                return self.read(message);
-            }
-            Event::TransferRequested(to) => {
-                if self.raw.raft.leader_id == 0 {
-                    return Err(Refused::NoLeader);
-                }
-                if !self.raw.raft.prs().conf().voters().contains(to) {
-                    return Err(Refused::Other(format!("member {to:x} has no vote and cannot lead")));
-                }
-                self.raw.transfer_leader(to);
             }
             Event::StepDownRequested => {
                 if self.raw.raft.state == StateRole::Leader {
@@ -257,6 +280,111 @@ impl Node {
             }
         }
         Ok(())
+    }
+
+    fn consider(&mut self, request: Request) -> Result<(), Refused> {
+        if self.leaving.is_some() && !matches!(request, Request::Receive(_)) {
+            return Err(Refused::NoLeader);
+        }
+        match request {
+            Request::Propose(commands) => {
+                if commands.is_empty() {
+                    return Ok(());
+                }
+                let entries = commands.into_iter().map(|data| eraftpb::Entry { data, ..Default::default() });
+                self.propose(entries.collect())
+            }
+            Request::ProposeConfChange(change, data) => self.propose_conf_change(change, data),
+            Request::Campaign => {
+                if !self.may_campaign() {
+                    return Err(other("this member must not campaign now"));
+                }
+                self.raw.campaign().map_err(other)
+            }
+            Request::Receive(message) => self.receive(message),
+            Request::Read(context) => {
+                if self.raw.raft.leader_id == 0 {
+                    return Err(Refused::NoLeader);
+                }
+                let data = Bytes::copy_from_slice(&context.to_be_bytes());
+                let mut message = eraftpb::Message::default();
+                message.set_msg_type(MessageType::MsgReadIndex);
+                message.set_entries(vec![eraftpb::Entry { data, ..Default::default() }].into());
+                self.read(message)
+            }
+            Request::Transfer(to) => {
+                if self.raw.raft.leader_id == 0 {
+                    return Err(Refused::NoLeader);
+                }
+                if !self.raw.raft.prs().conf().voters().contains(to) {
+                    return Err(Refused::Other(format!("member {to:x} has no vote and cannot lead")));
+                }
+                self.raw.transfer_leader(to);
+                Ok(())
+            }
+        }
+    }
+
+    fn change_conf(&mut self, change: ConfChange) -> Result<(), Broken> {
+        let state = self.raw.apply_conf_change(&change.to_raft()).map_err(|e| Broken(e.to_string()))?;
+        self.raw.mut_store().conf_state = state;
+        // A leader without a vote must not count itself, and the raft crate cannot lead without doing so.
+        if !self.raw.raft.promotable() {
+            self.stand_down();
+        }
+        Ok(())
+    }
+
+    /// Whether a change removes this node while it leads others.
+    fn must_take_leave(&self, change: ConfChange) -> bool {
+        let own = self.config.id;
+        self.leaving.is_none()
+            && change == (ConfChange { kind: ConfChangeKind::Remove, node: own })
+            && self.raw.raft.state == StateRole::Leader
+            && self.raw.store().conf_state.voters.iter().any(|id| *id != own)
+            && !planted::is(Bug::RemovedLeaderSilent)
+    }
+
+    /// Returns true while this node, whose removal it has applied as a leader, makes sure that a majority of the
+    /// others knows of it. Its process should go on until then, for some election timeouts.
+    pub fn is_leaving(&self) -> bool {
+        self.leaving.is_some()
+    }
+
+    /// Tells those who have the removal that it is committed; once enough know, it is applied here too.
+    fn settle_leaving(&mut self) {
+        let Some(leaving) = &mut self.leaving else { return };
+        let own = self.config.id;
+        let raft = &self.raw.raft;
+        let leads = raft.state == StateRole::Leader;
+        let others = self.raw.store().conf_state.voters.iter().filter(|id| **id != own);
+        let told = others.clone().filter(|id| leaving.told.contains(id)).count();
+        if !leads || told > others.count() / 2 {
+            let change = leaving.change;
+            self.leaving = None;
+            self.raw.raft.set_check_quorum(true);
+            // It was checked by whoever applied it: the other voters are left.
+            let changed = self.change_conf(change);
+            assert!(changed.is_ok(), "a committed removal with voters left can be applied: {changed:?}");
+            return;
+        }
+        let (term, committed, persisted) = (raft.term, raft.raft_log.committed, raft.raft_log.persisted);
+        for (id, progress) in raft.prs().iter() {
+            let knows = *id == own || leaving.told.contains(id) || progress.matched < leaving.index;
+            if knows || leaving.said.insert(*id, self.ticks) == Some(self.ticks) {
+                continue;
+            }
+            let mut message = eraftpb::Message {
+                to: *id,
+                from: own,
+                term,
+                commit: progress.matched.min(committed),
+                context: Bytes::from_static(FAREWELL),
+                ..eraftpb::Message::default()
+            };
+            message.set_msg_type(MessageType::MsgHeartbeat);
+            self.outbox.post(message, persisted);
+        }
     }
 
     /// Becomes a follower of nobody in the same term, unless it follows already.
@@ -304,7 +432,7 @@ impl Node {
         message.set_msg_type(MessageType::MsgPropose);
         message.from = self.config.id;
         message.entries = entries.into();
-        if !self.config.speaks_as_etcd {
+        if self.binds_proposals() && !self.config.speaks_as_etcd {
             // For a leader of this term only, see `is_for_another_term`.
             message.context = Bytes::copy_from_slice(&self.raw.raft.term.to_be_bytes());
         }
@@ -313,6 +441,17 @@ impl Node {
             Err(raft::Error::ProposalDropped) => Err(Refused::NoLeader),
             Err(e) => Err(other(e)),
         }
+    }
+
+    /// Whether what is proposed now gets into the log in the present term or never, so that it may be proposed again
+    /// once an entry of a newer term is applied: where this node leads, or where the leader has said so. etcd's members
+    /// do not: a proposal that comes late is passed on to whoever leads then. A leader is not known to bind proposals
+    /// before its first message of the term has come.
+    pub fn binds_proposals(&self) -> bool {
+        let raft = &self.raw.raft;
+        raft.state == StateRole::Leader
+            || self.bound_term == raft.term
+            || planted::is(Bug::ProposedAgainAfterEtcd)
     }
 
     fn propose_conf_change(&mut self, change: crate::ConfChange, data: Bytes) -> Result<(), Refused> {
@@ -338,6 +477,26 @@ impl Node {
         raft.step(message).map_err(other)
     }
 
+    fn is_early_change(&self, message: &eraftpb::Message) -> bool {
+        let raft = &self.raw.raft;
+        raft.state == StateRole::Leader
+            && raft.has_pending_conf()
+            && message.entries.iter().any(|entry| entry.entry_type == eraftpb::EntryType::EntryConfChange)
+    }
+
+    fn settle_changes(&mut self) {
+        if self.early_changes.is_empty() {
+            return;
+        }
+        if self.raw.raft.state != StateRole::Leader || self.leaving.is_some() {
+            self.early_changes.clear();
+        } else if !self.raw.raft.has_pending_conf() && self.transferring().is_none() {
+            let message = self.early_changes.remove(0);
+            // One that is dropped counts as lost on its way.
+            let _ = self.raw.raft.step(message);
+        }
+    }
+
     fn settle_reads(&mut self) {
         if self.early_reads.is_empty() {
             return;
@@ -354,8 +513,31 @@ impl Node {
 
     fn receive(&mut self, message: raftpb::Message) -> Result<(), Refused> {
         let mut message = wire::message_to_raft(message).map_err(Refused::Other)?;
+        if message.get_msg_type() == MessageType::MsgPropose && message.term != 0 {
+            if self.config.speaks_as_etcd && message.term != self.raw.raft.term {
+                return Err(Refused::NoLeader);
+            }
+            message.context = Bytes::copy_from_slice(&message.term.to_be_bytes());
+            message.term = 0;
+        }
         screen::check(&message, &self.raw).map_err(Refused::Other)?;
-        let (kind, from) = (message.get_msg_type(), message.from);
+        let (kind, from, term) = (message.get_msg_type(), message.from, message.term);
+        let binds = message.reject_hint == BINDS_PROPOSALS
+            && matches!(kind, MessageType::MsgAppend | MessageType::MsgHeartbeat)
+            && !self.config.speaks_as_etcd;
+        if let Some(leaving) = &mut self.leaving {
+            match kind {
+                MessageType::MsgPropose | MessageType::MsgReadIndex | MessageType::MsgTransferLeader => {
+                    return Err(Refused::NoLeader);
+                }
+                MessageType::MsgHeartbeatResponse
+                    if message.term == self.raw.raft.term && message.context[..] == *FAREWELL =>
+                {
+                    leaving.told.insert(from);
+                }
+                _ => {}
+            }
+        }
         match kind {
             // The leader takes proposals again when nobody campaigns.
             MessageType::MsgTimeoutNow if !self.may_campaign() => return Ok(()),
@@ -366,12 +548,27 @@ impl Node {
             MessageType::MsgPropose if self.is_for_another_term(&message) => {
                 return Err(Refused::NoLeader);
             }
+            // The raft crate would put an empty entry in its place.
+            MessageType::MsgPropose if self.is_early_change(&message) => {
+                if self.early_changes.len() >= EARLY_CHANGES_MAX {
+                    return Err(other("too many membership changes wait"));
+                }
+                self.early_changes.push(message);
+                return Ok(());
+            }
+            // As etcd's members do: to the next it comes from the one who passed it on.
+            MessageType::MsgPropose if self.raw.raft.state != StateRole::Leader => {
+                message.from = self.config.id;
+            }
             _ => {}
         }
         match self.raw.step(message) {
             Ok(()) => {}
             Err(raft::Error::ProposalDropped) => return Err(Refused::NoLeader),
             Err(e) => return Err(other(e)),
+        }
+        if binds && self.raw.raft.leader_id == from && self.raw.raft.term == term {
+            self.bound_term = term;
         }
         if kind == MessageType::MsgHeartbeatResponse
             && let Some(window) = self.windows.get_mut(&from)
@@ -391,8 +588,7 @@ impl Node {
             return false;
         }
         let raft = &self.raw.raft;
-        <[u8; 8]>::try_from(&message.context[..])
-            .is_ok_and(|term| u64::from_be_bytes(term) != raft.term || raft.state != StateRole::Leader)
+        wire::bound_term(message).is_some_and(|term| term != raft.term || raft.state != StateRole::Leader)
     }
 
     /// Takes a forwarded proposal as etcd's members do: as if it were this member's own, by whatever way and in
@@ -418,9 +614,9 @@ impl Node {
         }
     }
 
-    fn synced(&mut self, number: u64) -> Result<(), Refused> {
+    fn synced(&mut self, number: u64) -> Result<(), Broken> {
         if number > self.batch {
-            return Err(Refused::Other(format!("batch {number} is synced, the last one was {}", self.batch)));
+            return Err(Broken(format!("batch {number} is synced, the last one was {}", self.batch)));
         }
         while self.unsynced.front().is_some_and(|(n, _)| *n <= number) {
             self.unsynced.pop_front();
@@ -484,18 +680,20 @@ impl Node {
     /// What follows from the events so far; `None` once there is nothing more to do.
     pub fn effects(&mut self) -> Option<Effects> {
         if !self.raw.has_ready() {
-            if self.outbox.is_empty() && self.fetches.is_empty() {
+            if self.outbox.is_empty() && self.fetches.is_empty() && !self.stands_anew {
                 return None;
             }
+            let standing = std::mem::take(&mut self.stands_anew).then(|| self.standing());
             return Some(Effects {
-                messages: self.outbox.take().into_iter().map(wire::message_from_raft).collect(),
+                standing,
+                messages: self.outgoing(),
                 fetches: std::mem::take(&mut self.fetches),
                 ..Effects::default()
             });
         }
         let mut ready = self.raw.ready();
         let mut effects = Effects::default();
-        if ready.ss().is_some() {
+        if ready.ss().is_some() || std::mem::take(&mut self.stands_anew) {
             effects.standing = Some(self.standing());
         }
         // Which messages wait for what is not the raft crate's to say: see `Outbox`.
@@ -540,9 +738,30 @@ impl Node {
             self.raw.on_persist_ready(number);
         }
         self.post(messages);
-        effects.messages = self.outbox.take().into_iter().map(wire::message_from_raft).collect();
+        effects.messages = self.outgoing();
         effects.fetches = std::mem::take(&mut self.fetches);
         Some(effects)
+    }
+
+    fn outgoing(&mut self) -> Vec<raftpb::Message> {
+        let mut messages = self.outbox.take();
+        if self.raw.raft.state == StateRole::Leader && !self.config.speaks_as_etcd {
+            for message in &mut messages {
+                let tells = match message.get_msg_type() {
+                    MessageType::MsgHeartbeat => true,
+                    // The first of a term; later ones are many.
+                    MessageType::MsgAppend => {
+                        let progress = self.raw.raft.prs().get(message.to);
+                        progress.is_some_and(|progress| progress.state == raft::ProgressState::Probe)
+                    }
+                    _ => false,
+                };
+                if tells && message.term == self.raw.raft.term {
+                    message.reject_hint = BINDS_PROPOSALS;
+                }
+            }
+        }
+        messages.into_iter().map(wire::message_from_raft).collect()
     }
 
     fn post(&mut self, messages: Vec<eraftpb::Message>) {
@@ -634,11 +853,11 @@ impl Node {
         let raft = &self.raw.raft;
         Standing {
             role: match raft.state {
-                StateRole::Leader => Role::Leader,
-                StateRole::Follower => Role::Follower,
+                StateRole::Leader if self.leaving.is_none() => Role::Leader,
+                StateRole::Leader | StateRole::Follower => Role::Follower,
                 StateRole::Candidate | StateRole::PreCandidate => Role::Candidate,
             },
-            leader: raft.leader_id,
+            leader: if self.leaving.is_some() { 0 } else { raft.leader_id },
             term: raft.term,
             commit: raft.raft_log.committed,
             last: raft.raft_log.last_index(),
@@ -709,6 +928,7 @@ impl Node {
     /// The ids of those with a vote, in order.
     pub fn voters(&self) -> Vec<u64> {
         let mut voters = self.raw.store().conf_state.voters.clone();
+        voters.retain(|id| self.leaving.is_none() || *id != self.config.id);
         voters.sort_unstable();
         voters
     }

@@ -14,6 +14,10 @@ use crate::entry::{ConfChange, ConfChangeKind};
 /// Indexes and terms above this are refused: with it no sum of two of them overflows.
 pub(crate) const NUMBER_MAX: u64 = 1 << 62;
 
+/// In the field `rejectHint` of a leader's `MsgApp` or `MsgHeartbeat`: this leader takes a forwarded proposal in the term
+/// that it names or not at all, and never passes it on. etcd's members leave the field 0 there and do not read it.
+pub(crate) const BINDS_PROPOSALS: u64 = 0x4d41_494e_5354;
+
 /// The raft crate's name of a message type; `None` for those that never come from a peer.
 fn to_raft_type(wire: raftpb::MessageType) -> Option<eraftpb::MessageType> {
     use eraftpb::MessageType as R;
@@ -175,6 +179,12 @@ pub(crate) fn message_to_raft(message: raftpb::Message) -> Result<eraftpb::Messa
     Ok(out)
 }
 
+/// The term that a forwarded proposal is bound to, if to any. The raft crate allows no term in it, so there it is in
+/// the context.
+pub(crate) fn bound_term(message: &eraftpb::Message) -> Option<u64> {
+    <[u8; 8]>::try_from(&message.context[..]).ok().map(u64::from_be_bytes)
+}
+
 /// A message to a peer, with the fields set that etcd sets.
 pub(crate) fn message_from_raft(mut message: eraftpb::Message) -> raftpb::Message {
     use eraftpb::MessageType as R;
@@ -182,6 +192,9 @@ pub(crate) fn message_from_raft(mut message: eraftpb::Message) -> raftpb::Messag
     // The raft crate tells its commit index in votes and responses too. No etcd reads it there, nor do we: so there
     // it can promise nothing.
     let commit = matches!(kind, R::MsgAppend | R::MsgHeartbeat).then_some(message.commit);
+    // etcd's raft, too, passes over a message of an older term: should its process have taken the leader's place.
+    let bound = if kind == R::MsgPropose { bound_term(&message) } else { None };
+    let term = bound.unwrap_or(message.term);
     let context = std::mem::take(&mut message.context);
     let snapshot = message.has_snapshot().then(|| {
         let metadata = message.get_snapshot().get_metadata();
@@ -205,7 +218,7 @@ pub(crate) fn message_from_raft(mut message: eraftpb::Message) -> raftpb::Messag
         r#type: Some(from_raft_type(kind) as i32),
         to: Some(message.to),
         from: Some(message.from),
-        term: Some(message.term),
+        term: Some(term),
         log_term: Some(message.log_term),
         index: Some(message.index),
         entries: message.take_entries().into_vec().into_iter().map(entry_from_raft).collect(),

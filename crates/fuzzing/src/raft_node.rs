@@ -3,7 +3,8 @@
 use api::raftpb::{self, MessageType};
 use bytes::Bytes;
 use consensus::{
-    ConfChange, ConfChangeKind, Config, Effects, Entry, EntryKind, Event, HardState, Node, Restored, Role,
+    ConfChange, ConfChangeKind, Config, Effects, Entry, EntryKind, Event, HardState, Node, Request, Restored,
+    Role,
 };
 use prost::Message as _;
 
@@ -54,11 +55,11 @@ impl Member {
     fn lead(&mut self) {
         let answer = |kind| message(kind, 4);
         // Refusals are no matter: what came before may have changed its part.
-        let _ = self.node.step(Event::CampaignRequested);
+        let _ = self.node.request(Request::Campaign);
         self.settle();
-        let _ = self.node.step(Event::Received(answer(MessageType::MsgPreVoteResp)));
+        let _ = self.node.request(Request::Receive(answer(MessageType::MsgPreVoteResp)));
         self.settle();
-        let _ = self.node.step(Event::Received(answer(MessageType::MsgVoteResp)));
+        let _ = self.node.request(Request::Receive(answer(MessageType::MsgVoteResp)));
         self.settle();
     }
 
@@ -212,13 +213,13 @@ fn step(script: &mut Script<'_>, member: &mut Member) {
         0..=6 => {
             let message = composed(script, node);
             let before = node.standing();
-            if node.step(Event::Received(message)).is_err() {
+            if node.request(Request::Receive(message)).is_err() {
                 assert_eq!(node.standing().commit, before.commit);
             }
         }
         7 => {
             if let Ok(message) = raftpb::Message::decode(script.run()) {
-                let _ = node.step(Event::Received(message));
+                let _ = node.request(Request::Receive(message));
             }
         }
         8 => {
@@ -227,24 +228,31 @@ fn step(script: &mut Script<'_>, member: &mut Member) {
             }
         }
         9 => {
-            let _ = node.step(Event::Proposed(vec![Bytes::from_static(b"p"); usize::from(script.below(4))]));
+            let _ =
+                node.request(Request::Propose(vec![Bytes::from_static(b"p"); usize::from(script.below(4))]));
         }
         10 => {
             let change = ConfChange { kind: ConfChangeKind::AddLearner, node: script.below(7).into() };
             let data = Bytes::from(commands::conf_changes()[1].encode_to_vec());
-            let _ = node.step(Event::ConfChangeProposed(change, data));
+            let _ = node.request(Request::ProposeConfChange(change, data));
         }
         11 => {
-            let _ = node.step(Event::ReadRequested(script.u64()));
+            let _ = node.request(Request::Read(script.u64()));
         }
         12 => {
             let event = match script.below(6) {
-                0 => Event::TransferRequested(script.below(6).into()),
+                0 => {
+                    let _ = node.request(Request::Transfer(script.below(6).into()));
+                    return;
+                }
                 1 => Event::StepDownRequested,
                 2 => Event::PeerUnreachable(script.below(6).into()),
                 3 => Event::SnapshotReported { to: script.below(6).into(), delivered: script.flip() },
                 4 => Event::DiskStalled(script.flip()),
-                _ => Event::CampaignRequested,
+                _ => {
+                    let _ = node.request(Request::Campaign);
+                    return;
+                }
             };
             let _ = node.step(event);
         }

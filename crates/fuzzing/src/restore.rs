@@ -188,7 +188,7 @@ pub fn run_transfer(data: &[u8]) {
         let (mut machine, journal) = example();
         let head = machine.head();
         head.can_follow(&held);
-        let from = head.transfer_from(Some(&held));
+        let from = head.transfer_from(Some(&held), &machine.state_trail(0));
         let mut writer = TransferWriter::new(machine.store.publish(), head, from);
         while writer.next_chunk(&journal).expect("the journal keeps everything").is_some() {}
     }

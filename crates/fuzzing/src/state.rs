@@ -13,7 +13,7 @@ use mvcc::{HashWalk, KeyRange, Version};
 use crate::journal::Journal;
 
 /// The rules of all machines here.
-pub const RULES: Rules = Rules { lease_ttl_min: 2, learners_max: 1 };
+pub const RULES: Rules = Rules { learners_max: 1 };
 
 /// Everything of a version but where its value lies.
 type Told = (Vec<u8>, i64, u32, i64, i64, i64, u32, u32);

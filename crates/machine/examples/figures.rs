@@ -45,7 +45,7 @@ fn measure<T>(what: &str, work: impl FnOnce() -> T) -> T {
     result
 }
 
-const RULES: Rules = Rules { lease_ttl_min: 2, learners_max: 1 };
+const RULES: Rules = Rules { learners_max: 1 };
 
 fn restore_blocks(blocks: &[Vec<u8>]) -> Machine {
     let blocks = blocks.iter().map(|block| Ok::<_, Infallible>(block.as_slice()));

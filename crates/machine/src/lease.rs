@@ -15,7 +15,8 @@ use crate::codec::{Input, Malformed, put_i64, put_u64};
 /// One lease.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lease {
-    /// The granted time to live, in seconds.
+    /// The time to live as the entry has it, in seconds. The member that was asked has raised it to the shortest that
+    /// it grants; a member that runs etcd has not, and every leader of etcd's raises it by its own option.
     pub ttl: i64,
     /// The time left as of the last checkpoint entry, in seconds; 0 if there was none since the last renewal.
     pub remaining: i64,
@@ -68,7 +69,9 @@ impl Leases {
     }
 
     fn take(&mut self, id: i64, lease: Lease) -> Result<(), Malformed> {
-        if id == 0 || !(0..=LEASE_TTL_MAX).contains(&lease.ttl) || !(0..=lease.ttl).contains(&lease.remaining)
+        if id == 0
+            || !(0..=LEASE_TTL_MAX).contains(&lease.ttl)
+            || !(0..=LEASE_TTL_MAX).contains(&lease.remaining)
         {
             return Err(Malformed("a lease that nobody can be granted"));
         }
@@ -78,8 +81,9 @@ impl Leases {
         }
     }
 
-    /// Grants a lease; gives the TTL it really gets, in seconds.
-    pub(crate) fn grant(&mut self, id: i64, ttl: i64, ttl_min: i64) -> Result<i64, Status> {
+    /// Grants a lease; gives its TTL in seconds. No option of a member takes part: members whose options differ would
+    /// come to differ.
+    pub(crate) fn grant(&mut self, id: i64, ttl: i64) -> Result<i64, Status> {
         if id == 0 {
             return Err(error::LEASE_NOT_FOUND);
         }
@@ -89,7 +93,7 @@ impl Leases {
         if self.table.contains_key(&id) {
             return Err(error::LEASE_EXIST);
         }
-        let ttl = ttl.max(ttl_min).clamp(0, LEASE_TTL_MAX);
+        let ttl = ttl.clamp(0, LEASE_TTL_MAX);
         let keys = self.dangling.remove(&id).unwrap_or_default();
         self.table.insert(id, Lease { ttl, remaining: 0, keys });
         Ok(ttl)
@@ -107,7 +111,8 @@ impl Leases {
     /// Notes the time left, in seconds; 0 takes the note back. Gives what is noted, if that is something else now.
     pub(crate) fn checkpoint(&mut self, id: i64, remaining: i64) -> Option<i64> {
         let lease = self.table.get_mut(&id)?;
-        let remaining = remaining.clamp(0, lease.ttl);
+        // Not bounded by the TTL: of an older version's checkpoint, that may depend on the member.
+        let remaining = remaining.clamp(0, LEASE_TTL_MAX);
         let before = std::mem::replace(&mut lease.remaining, remaining);
         (before != remaining).then_some(remaining)
     }
@@ -184,12 +189,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_short_ttl_is_raised_and_a_long_one_refused() {
+    fn a_short_ttl_is_kept_and_a_long_one_refused() {
         let mut leases = Leases::default();
-        assert_eq!(leases.grant(1, 0, 2), Ok(2));
-        assert_eq!(leases.grant(1, 5, 2), Err(error::LEASE_EXIST));
-        assert_eq!(leases.grant(2, LEASE_TTL_MAX + 1, 2), Err(error::LEASE_TTL_TOO_LARGE));
-        assert_eq!(leases.grant(0, 5, 2), Err(error::LEASE_NOT_FOUND));
+        assert_eq!(leases.grant(1, 1), Ok(1));
+        assert_eq!(leases.grant(3, -1), Ok(0));
+        assert_eq!(leases.grant(1, 5), Err(error::LEASE_EXIST));
+        assert_eq!(leases.grant(2, LEASE_TTL_MAX + 1), Err(error::LEASE_TTL_TOO_LARGE));
+        assert_eq!(leases.grant(0, 5), Err(error::LEASE_NOT_FOUND));
     }
 
     #[test]
@@ -200,15 +206,15 @@ mod tests {
             Leases::decode(&mut Input(&out)).is_ok()
         };
         assert!(read(1, 60, 60) && read(-1, 60, 0));
-        assert!(!read(0, 60, 0) && !read(1, -1, 0) && !read(1, 60, 61) && !read(1, 60, -1));
+        assert!(!read(0, 60, 0) && !read(1, -1, 0) && !read(1, 60, LEASE_TTL_MAX + 1) && !read(1, 60, -1));
         assert!(!read(1, LEASE_TTL_MAX + 1, 0));
     }
 
     #[test]
     fn a_key_belongs_to_one_lease() {
         let mut leases = Leases::default();
-        leases.grant(1, 5, 2).expect("granted");
-        leases.grant(2, 5, 2).expect("granted");
+        leases.grant(1, 5).expect("granted");
+        leases.grant(2, 5).expect("granted");
         let key = Bytes::from_static(b"k");
         leases.attach(&key, 0, 1);
         leases.attach(&key, 1, 2);
@@ -221,8 +227,8 @@ mod tests {
     #[test]
     fn leases_come_back() {
         let mut leases = Leases::default();
-        leases.grant(7, 60, 2).expect("granted");
-        leases.grant(-3, 90, 2).expect("granted");
+        leases.grant(7, 60).expect("granted");
+        leases.grant(-3, 90).expect("granted");
         leases.checkpoint(7, 12);
         let mut out = Vec::new();
         encode_terms(leases.terms(), &mut out);
@@ -241,7 +247,7 @@ mod tests {
         leases.reattach(b"b", 7);
         leases.detach(b"b", 7);
         assert!(leases.is_empty() && leases.get(7).is_none());
-        leases.grant(7, 10, 2).expect("it can be granted");
+        leases.grant(7, 10).expect("it can be granted");
         let keys: Vec<_> = leases.get(7).expect("it exists").keys.iter().cloned().collect();
         assert_eq!(keys, ["a"]);
         leases.reattach(b"c", 8);

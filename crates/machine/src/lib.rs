@@ -57,5 +57,5 @@ pub use machine::{
     VoterChange,
 };
 pub use member::{Member, Members};
-pub use reconfiguration::{promotion_json, reconfigure, validate};
+pub use reconfiguration::{learner_json, promotion_json, reconfigure, validate};
 pub use state_hash::{STATE_POINTS_MAX, StatePoint, StateTrail, TrailComparison};

@@ -22,17 +22,16 @@ use crate::found::{Found, Values};
 use crate::lease::Leases;
 use crate::member::Members;
 use crate::range::{Failure, refused};
-use crate::reconfiguration::Reconfiguration;
+use crate::reconfiguration;
 use crate::request;
 use crate::state_hash::{Effect, StateHash, StatePoint, StateTrail};
 use crate::txn::{self, Deleted, OpOutcome, Path, TxnOutcome};
 
-/// What is the same for every member, and fixed at start.
+/// What a member's options say about applying. It counts only for entries that do not say it themselves.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
-    /// The shortest TTL a lease gets, in seconds.
-    pub lease_ttl_min: i64,
-    /// How many members may be learners at the same time; etcd's `--max-learners`.
+    /// How many members may be learners at the same time; etcd's `--max-learners`. For a learner that a member running
+    /// etcd, or an older version of this program, has proposed: etcd's members judge it by their own option too.
     pub learners_max: usize,
 }
 
@@ -89,7 +88,7 @@ pub enum Outcome {
     LeaseGranted {
         /// Its id.
         id: i64,
-        /// Its TTL, which may be longer than asked for.
+        /// Its TTL.
         ttl: i64,
     },
     /// A lease is gone, with its keys.
@@ -269,13 +268,20 @@ impl Machine {
 
     /// The hash as it was after the entry `from_index`, if that is still remembered, and after each entry behind it
     /// that changed anything; the last [`crate::STATE_POINTS_MAX`] are. Empty when the hash is not known.
-    pub fn state_hashes(&self, from_index: u64) -> impl Iterator<Item = StatePoint> + '_ {
+    pub fn state_hashes(&self, from_index: u64) -> impl ExactSizeIterator<Item = StatePoint> + '_ {
         self.hash.points(from_index)
     }
 
     /// The same, to be compared with what another member says.
     pub fn state_trail(&self, from_index: u64) -> StateTrail {
-        StateTrail { applied_index: self.applied_index, points: self.state_hashes(from_index).collect() }
+        self.newest_state_trail(from_index, usize::MAX)
+    }
+
+    /// As [`Machine::state_trail`], with the newest points only: so many at most.
+    pub fn newest_state_trail(&self, from_index: u64, points_max: usize) -> StateTrail {
+        let points = self.state_hashes(from_index);
+        let older = points.len().saturating_sub(points_max);
+        StateTrail { applied_index: self.applied_index, points: points.skip(older).collect() }
     }
 
     /// Applies a committed entry. With `answer` false the results of reads inside transactions are not gathered.
@@ -383,9 +389,7 @@ impl Machine {
             if no_space {
                 return Err(error::NO_SPACE.into());
             }
-            let ttl = self.leases.grant(grant.id, grant.ttl, self.rules.lease_ttl_min)?;
-            // What was asked for, not what was granted: the shortest TTL follows from each member's election timeout,
-            // and members whose flags are changed one after the other must not look corrupt.
+            let ttl = self.leases.grant(grant.id, grant.ttl)?;
             self.hash.mix(Effect::LeaseGranted, &[grant.id as u64, grant.ttl as u64]);
             *change = Some(Change::LeaseGranted { id: grant.id, ttl });
             return Ok(Outcome::LeaseGranted { id: grant.id, ttl });
@@ -609,10 +613,11 @@ impl Machine {
         let change = raftpb::ConfChange::decode(command.data.clone())
             .map_err(|e| fatal(format!("it is no membership change: {e}")))?;
         let request_id = change.id.unwrap_or(0);
-        let change = Reconfiguration::of(&change).map_err(fatal)?;
-        let outcome = change
-            .check(&self.members, self.rules.learners_max)
-            .map(|()| change.apply(&mut self.members, &mut self.hash));
+        // What makes no sense came from outside, with a member's forwarded proposal, and changes nothing.
+        let outcome = reconfiguration::read(&change).and_then(|change| {
+            change.check(&self.members, self.rules.learners_max)?;
+            Ok(change.apply(&mut self.members, &mut self.hash))
+        });
         self.hash.entry_done(self.applied_index, self.store.current_revision());
         Ok(ConfApplied { request_id, outcome })
     }

@@ -15,8 +15,8 @@ use crate::state_hash::{Effect, StateHash};
 /// What a `ConfChange` asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reconfiguration {
-    /// A new member, with or without a vote.
-    Add(Member),
+    /// A new member, with or without a vote; for a learner, how many there may be, if who proposed it says so.
+    Add(Member, Option<usize>),
     /// A learner gets a vote; the id.
     Promote(u64),
     /// A member leaves for ever; the id.
@@ -47,12 +47,14 @@ impl Reconfiguration {
             // The type says it, since it is what raft goes by.
             _ => {
                 let is_learner = kind == raftpb::ConfChangeType::ConfChangeAddLearnerNode;
-                Reconfiguration::Add(Member { is_learner, ..member })
+                let learners_max = if is_learner { learners_max(context) } else { None };
+                Reconfiguration::Add(Member { is_learner, ..member }, learners_max)
             }
         })
     }
 
-    /// Whether the members there are allow it; if not, with etcd's answer.
+    /// Whether the members there are allow it; if not, with etcd's answer. `learners_max` counts for what does not say
+    /// itself how many learners there may be.
     pub fn check(&self, members: &Members, learners_max: usize) -> Result<(), Status> {
         let id = self.id();
         // 0 stands for nobody in raft.
@@ -64,14 +66,16 @@ impl Reconfiguration {
             members.by_id.values().any(|other| other.id != id && other.peer_urls.contains(url))
         };
         match self {
-            Reconfiguration::Add(_) if known.is_some() => Err(error::MEMBER_EXIST),
-            Reconfiguration::Add(member) if member.peer_urls.iter().any(is_used) => {
+            Reconfiguration::Add(..) if known.is_some() => Err(error::MEMBER_EXIST),
+            Reconfiguration::Add(member, _) if member.peer_urls.iter().any(is_used) => {
                 Err(error::PEER_URL_EXIST)
             }
-            Reconfiguration::Add(member) if member.is_learner && members.learners().len() >= learners_max => {
+            Reconfiguration::Add(member, told)
+                if member.is_learner && members.learners().len() >= told.unwrap_or(learners_max) =>
+            {
                 Err(error::TOO_MANY_LEARNERS)
             }
-            Reconfiguration::Add(_) => Ok(()),
+            Reconfiguration::Add(..) => Ok(()),
             _ if known.is_none() => Err(error::MEMBER_NOT_FOUND),
             Reconfiguration::Promote(_) if known.is_some_and(|member| !member.is_learner) => {
                 Err(error::MEMBER_NOT_LEARNER)
@@ -86,14 +90,14 @@ impl Reconfiguration {
     /// Carries out what was checked.
     pub fn apply(self, members: &mut Members, hash: &mut StateHash) -> VoterChange {
         let effect = match &self {
-            Reconfiguration::Add(_) => Effect::MemberAdded,
+            Reconfiguration::Add(..) => Effect::MemberAdded,
             Reconfiguration::Promote(_) => Effect::MemberPromoted,
             Reconfiguration::Remove(_) => Effect::MemberRemoved,
             Reconfiguration::Update(..) => Effect::MemberUpdated,
         };
         hash.mix(effect, &[self.id()]);
         match self {
-            Reconfiguration::Add(member) => {
+            Reconfiguration::Add(member, _) => {
                 let (id, is_learner) = (member.id, member.is_learner);
                 hash.mix_texts([&member.to_json()]);
                 members.by_id.insert(id, member);
@@ -123,7 +127,7 @@ impl Reconfiguration {
     /// The member it is about.
     pub fn id(&self) -> u64 {
         match self {
-            Reconfiguration::Add(member) => member.id,
+            Reconfiguration::Add(member, _) => member.id,
             Reconfiguration::Promote(id) | Reconfiguration::Remove(id) | Reconfiguration::Update(id, _) => {
                 *id
             }
@@ -134,6 +138,24 @@ impl Reconfiguration {
 fn is_promotion(context: &[u8]) -> bool {
     serde_json::from_slice(context)
         .is_ok_and(|value: Value| value.get("isPromote").and_then(Value::as_bool).unwrap_or(false))
+}
+
+/// In the context of a change that adds a learner: how many learners there may be then, by the option of the member that
+/// was asked. etcd's members pass over it.
+const LEARNERS_MAX: &str = "mainstayMaxLearners";
+
+fn learners_max(context: &[u8]) -> Option<usize> {
+    let value: Value = serde_json::from_slice(context).ok()?;
+    usize::try_from(value.get(LEARNERS_MAX)?.as_u64()?).ok()
+}
+
+/// The context of a change that adds a learner: the member as etcd writes it, and how many learners there may be. All
+/// members judge the change by that number, whatever their own options say.
+pub fn learner_json(member: &Member, learners_max: u64) -> String {
+    let mut text = member.to_json();
+    text.pop();
+    text.push_str(&format!(r#","{LEARNERS_MAX}":{learners_max}}}"#));
+    text
 }
 
 /// The context of a promotion, as etcd writes it: `{"id":N,"peerURLs":null,"isPromote":true}`.
@@ -156,8 +178,7 @@ pub fn reconfigure(
     change: &raftpb::ConfChange,
     learners_max: usize,
 ) -> Result<(), Status> {
-    let change = Reconfiguration::of(change)
-        .map_err(|why| Status::with(Code::Internal, format!("malformed membership change: {why}")))?;
+    let change = read(change)?;
     change.check(members, learners_max)?;
     change.apply(members, &mut StateHash::first());
     Ok(())
@@ -169,7 +190,11 @@ pub fn reconfigure(
 ///
 /// etcd's answer to whoever asked for the change; `Internal` for one that no member proposes.
 pub fn validate(members: &Members, change: &raftpb::ConfChange, learners_max: usize) -> Result<(), Status> {
-    let change = Reconfiguration::of(change)
-        .map_err(|why| Status::with(Code::Internal, format!("malformed membership change: {why}")))?;
-    change.check(members, learners_max)
+    read(change)?.check(members, learners_max)
+}
+
+/// Reads a membership change.
+pub(crate) fn read(change: &raftpb::ConfChange) -> Result<Reconfiguration, Status> {
+    Reconfiguration::of(change)
+        .map_err(|why| Status::with(Code::Internal, format!("malformed membership change: {why}")))
 }

@@ -15,8 +15,8 @@ use mvcc::Version;
 
 use crate::codec::{Input, Malformed, put_u64};
 
-/// Points that a machine remembers.
-pub const STATE_POINTS_MAX: usize = 4096;
+/// Points that a machine remembers, in 1.5 MiB. As far back a member that lags may be, and still get less than everything.
+pub const STATE_POINTS_MAX: usize = 65_536;
 
 const SEED: u64 = 0x243F_6A88_85A3_08D3;
 const FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
@@ -118,7 +118,7 @@ impl StateHash {
     }
 
     /// The point that holds at this entry, if it is still remembered, and all behind it.
-    pub fn points(&self, from_index: u64) -> impl Iterator<Item = StatePoint> + '_ {
+    pub fn points(&self, from_index: u64) -> impl ExactSizeIterator<Item = StatePoint> + '_ {
         let at_or_before = self.points.partition_point(|point| point.index <= from_index);
         self.points.iter().skip(at_or_before.saturating_sub(1)).copied()
     }
@@ -201,6 +201,13 @@ pub enum TrailComparison {
 }
 
 impl StateTrail {
+    /// The hash after an entry; `None` for one that is not applied, or from before the trail begins.
+    pub fn hash_at(&self, index: u64) -> Option<u64> {
+        let behind = self.points.partition_point(|point| point.index <= index);
+        let point = behind.checked_sub(1).and_then(|at| self.points.get(at))?;
+        (index <= self.applied_index).then_some(point.hash)
+    }
+
     /// Finds the first entry at which the members differ. O(n).
     pub fn compare(&self, other: &StateTrail) -> TrailComparison {
         let (Some(ours), Some(theirs)) = (self.points.first(), other.points.first()) else {

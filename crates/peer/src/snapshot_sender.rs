@@ -12,7 +12,7 @@ use crate::peers::Target;
 use crate::piece::Piece;
 
 /// Where our own members say what they have, so that less than everything may be sent.
-const RECEIVER_PATH: &str = "/mainstay/snapshot";
+const RECEIVER_PATH: &str = "/mainstay/snapshot?format=2";
 /// How long the answer to that may take.
 const RECEIVER_TIMEOUT: Duration = Duration::from_secs(5);
 

@@ -59,6 +59,10 @@ bugs! {
     RemovedVoterCounted = "removed-voter-counted";
     /// consensus: a forwarded proposal is taken in whatever term it comes, though its sender may have proposed it again.
     ForwardedInAnyTerm = "forwarded-in-any-term";
+    /// consensus: a leader that is removed falls silent at once, whoever knows that its removal is committed.
+    RemovedLeaderSilent = "removed-leader-silent";
+    /// consensus: commands handed on to a leader that runs etcd are proposed again, though it may pass them on late.
+    ProposedAgainAfterEtcd = "proposed-again-after-etcd";
     /// consensus: what is being overwritten in the log counts as synced by its index alone.
     OverwrittenCountsAsSynced = "overwritten-counts-as-synced";
     /// machine: whether a put is refused for want of space depends on how far this member's own removal has come.
@@ -79,6 +83,8 @@ bugs! {
     CompactionDropsCurrent = "compaction-drops-current";
     /// machine: a value that was moved is not counted for its new segment, which may be deleted with it.
     MovedValueNotCounted = "moved-value-not-counted";
+    /// machine: a member that lags gets what lies behind what it holds, whether that is right or not.
+    TransferUncompared = "transfer-uncompared";
     /// server: a checkpoint says that it has one entry more than it has.
     AppliedIndexEarly = "applied-index-early";
     /// machine: a long read goes on at the newest revision instead of at its own.
@@ -95,6 +101,8 @@ bugs! {
     ReadBeforeApplied = "read-before-applied";
     /// server: commands that wait are proposed again as soon as there is another leader, who may have them already.
     ProposedAgainEarly = "proposed-again-early";
+    /// server: a leader proposes its own removal without handing over first.
+    RemovedLeading = "removed-leading";
     /// server: commands that wait may be proposed again though a state taken over may have them.
     ProposedAgainAfterSnapshot = "proposed-again-after-snapshot";
     /// server: a value that the disk does not give back, and that a transaction compares, ends the member.

@@ -85,6 +85,7 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
         quota_bytes: config.quota_backend_bytes,
         request_timeout: Duration::from_secs(5) + 2 * config.election_timeout,
         election_timeout: config.election_timeout,
+        lease_ttl_min: lease_ttl_min(&config),
         progress_interval: config.watch_progress_notify_interval,
         slow_request: config.warning_unary_request_duration,
         times_calls: config.metrics == MetricsDetail::Extensive,
@@ -159,10 +160,11 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
 /// What the state machine holds requests against.
 pub(crate) fn rules(config: &Config) -> Rules {
     let learners_max = usize::try_from(config.max_learners).unwrap_or(usize::MAX);
-    Rules { lease_ttl_min: lease_ttl_min(config), learners_max }
+    Rules { learners_max }
 }
 
-/// etcd's shortest TTL: one and a half election timeouts, in whole seconds.
+/// etcd's shortest TTL: one and a half election timeouts, in whole seconds. It counts for the leases that clients of
+/// this member are granted, and for those that it lets expire as a leader; the state does not depend on it.
 fn lease_ttl_min(config: &Config) -> i64 {
     let ms = config.election_timeout.as_millis() * 3 / 2;
     i64::try_from(ms.div_ceil(1000)).unwrap_or(i64::MAX)

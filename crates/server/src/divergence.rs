@@ -255,8 +255,7 @@ mod tests {
 
     #[test]
     fn a_planted_divergence_is_named_with_its_revision() {
-        let mut machines: Vec<Machine> =
-            (0..3).map(|_| Machine::new(Rules { lease_ttl_min: 2, learners_max: 1 })).collect();
+        let mut machines: Vec<Machine> = (0..3).map(|_| Machine::new(Rules { learners_max: 1 })).collect();
         for index in 1..=20 {
             for (machine, member) in machines.iter_mut().zip(1..) {
                 // One member's disk gives another value than was written.

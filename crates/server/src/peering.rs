@@ -186,7 +186,7 @@ async fn route(shared: Arc<Shared>, receiver: Arc<Receiver>, request: Request<By
             let enabled = shared.state.load().members.downgrade_target.is_some();
             answer(StatusCode::OK, PLAIN, enabled.to_string())
         }
-        (&Method::GET, crate::transfer::PATH) => receiver.holds().await,
+        (&Method::GET, crate::transfer::PATH) => receiver.holds(&request).await,
         (&Method::GET, crate::comparison::STATE_HASHES) => {
             crate::comparison::state_hashes(&shared, &request).await
         }

@@ -90,7 +90,7 @@ pub struct Filling<'r> {
 }
 
 /// What a member applies entries by, if its options say nothing else.
-pub const RULES: Rules = Rules { lease_ttl_min: 2, learners_max: 1 };
+pub const RULES: Rules = Rules { learners_max: 1 };
 
 impl Restoration {
     /// Begins, in a directory that holds nothing of a member yet.

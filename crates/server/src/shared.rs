@@ -151,6 +151,8 @@ pub struct Limits {
     pub request_timeout: std::time::Duration,
     /// How long followers wait for a leader, at the least.
     pub election_timeout: std::time::Duration,
+    /// The shortest TTL of a lease that this member grants, in seconds.
+    pub lease_ttl_min: i64,
     /// How often a watch hears of progress.
     pub progress_interval: std::time::Duration,
     /// Requests slower than this are logged.

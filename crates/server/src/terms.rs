@@ -53,7 +53,7 @@ mod tests {
             push(&mut runs, index, term);
         }
         assert_eq!(runs, [(1, 1), (3, 2), (5, 7)]);
-        let mut machine = Machine::new(machine::Rules { lease_ttl_min: 2, learners_max: 1 });
+        let mut machine = Machine::new(machine::Rules { learners_max: 1 });
         machine.applied_index = 6;
         machine.applied_term = 7;
         assert_eq!(read(&write(&runs), &machine), runs);

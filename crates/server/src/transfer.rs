@@ -10,10 +10,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use api::raftpb;
 use bytes::Bytes;
-use http::{Response, StatusCode};
+use http::{Request, Response, StatusCode};
 use machine::image::Head;
 use machine::transfer::{Assembly, Held, ReceivedVersion, TransferReader, TransferWriter};
-use machine::{AsOf, Machine, Rules};
+use machine::{AsOf, Machine, Rules, StateTrail};
 use mvcc::Location;
 use tokio::sync::oneshot;
 
@@ -23,6 +23,9 @@ use crate::values::LogValues;
 
 /// Where a sender asks what the receiver has.
 pub const PATH: &str = "/mainstay/snapshot";
+
+/// In the query of that question: the answer is to have a hash of what the receiver has. `peer` asks so.
+const HASHED: &str = "format=2";
 
 /// Bytes of values that go to the log at once.
 const PORTION_BYTES: usize = 1 << 20;
@@ -43,13 +46,15 @@ pub struct Received {
 pub struct Source {
     head: Option<Head>,
     state: Option<AsOf>,
+    /// The hashes of this member's state after its last entries.
+    trail: StateTrail,
     values: log::Values,
 }
 
 impl Source {
-    /// This state, of everything that is physically there, and its head.
-    pub fn new(head: Head, state: AsOf, shared: &Shared) -> Source {
-        Source { head: Some(head), state: Some(state), values: shared.values.clone() }
+    /// This state, of everything that is physically there, its head, and the hashes of the state after the last entries.
+    pub fn new(head: Head, trail: StateTrail, state: AsOf, shared: &Shared) -> Source {
+        Source { head: Some(head), state: Some(state), trail, values: shared.values.clone() }
     }
 }
 
@@ -64,7 +69,7 @@ impl peer::SnapshotSource for Source {
         };
         let held = Held::from_bytes(&held).map_err(|e| format!("the receiver says that it has {}", e.0))?;
         let head = self.head.take().ok_or("a snapshot is sent once")?;
-        let from = head.transfer_from(Some(&held));
+        let from = head.transfer_from(Some(&held), &self.trail);
         let state = self.state.take().ok_or("a snapshot is sent once")?;
         // Who has nothing needs no deletions.
         let state = if from == 0 { state.of_what_is_readable() } else { state };
@@ -108,8 +113,9 @@ impl Receiver {
         self.broken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Answers a sender who asks what this member has.
-    pub async fn holds(&self) -> Response<Bytes> {
+    /// Answers a sender who asks what this member has, with the hash if its question says that it understands that.
+    pub async fn holds(&self, question: &Request<Bytes>) -> Response<Bytes> {
+        let hashed = question.uri().query().is_some_and(|query| query.split('&').any(|pair| pair == HASHED));
         let broken = self.broken().as_ref().map(|broken| (broken.held, broken.base_applied));
         let held = match self.shared.ask(Ask::Holds).await.map(|reply| reply.body) {
             Ok(ReplyBody::Holds(_, applied)) if broken.is_some_and(|(_, base)| base == applied) => {
@@ -119,7 +125,8 @@ impl Receiver {
             _ => None,
         };
         match held {
-            Some(held) => Response::new(Bytes::from(held.to_bytes())),
+            Some(held) if hashed => Response::new(Bytes::from(held.to_bytes())),
+            Some(held) => Response::new(Bytes::from(held.to_bytes_unhashed())),
             None => {
                 let mut response = Response::new(Bytes::from_static(b"the member is stopping\n"));
                 *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;

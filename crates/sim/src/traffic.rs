@@ -78,7 +78,7 @@ impl World {
                 let source = Some(source);
                 process.sending.push(Sending { number, to, message, source, pieces: None, sent: Vec::new() });
                 let mut request = http::Request::new(Bytes::new());
-                *request.uri_mut() = http::Uri::from_static("/mainstay/snapshot");
+                *request.uri_mut() = http::Uri::from_static("/mainstay/snapshot?format=2");
                 self.ask(from, Some(place), request, Reply::Snapshot(number), Duration::from_secs(5));
             }
             Outgoing::Request { target, request, timeout, answer } => {

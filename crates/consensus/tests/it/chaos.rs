@@ -1,6 +1,6 @@
 //! Many seeds of a cluster to which everything happens that may happen.
 
-use consensus::{ConfChangeKind, Event};
+use consensus::{ConfChangeKind, Event, Request};
 use mainstay_consensus as consensus;
 
 use crate::sim::{Dice, Disk, Sim};
@@ -16,7 +16,7 @@ fn duel(sim: &mut Sim, id: u64) {
     sim.heal();
     sim.cut.extend([(id, other), (other, id)]);
     for id in [id, other] {
-        let _ = sim.step(id, Event::CampaignRequested);
+        let _ = sim.request(id, Request::Campaign);
         sim.sync(id, usize::MAX);
     }
 }
@@ -26,7 +26,7 @@ fn storm(sim: &mut Sim, id: u64) {
     match sim.dice.roll(20) {
         5 => duel(sim, id),
         0 | 1 => {
-            let _ = sim.step(id, Event::CampaignRequested);
+            let _ = sim.request(id, Request::Campaign);
         }
         2 => {
             let kept = usize::try_from(sim.dice.roll(3)).expect("small");
@@ -66,11 +66,11 @@ fn chance(sim: &mut Sim, id: u64) {
         }
         920..925 => {
             let to = sim.dice.pick(&[1, 2, 3, 4, 5]);
-            let _ = sim.step(id, Event::TransferRequested(to));
+            let _ = sim.request(id, Request::Transfer(to));
         }
         925..927 => sim.must(id, Event::StepDownRequested),
         927..930 => {
-            let _ = sim.step(id, Event::CampaignRequested);
+            let _ = sim.request(id, Request::Campaign);
         }
         930..935 => sim.must(id, Event::DiskStalled(true)),
         935..945 => sim.must(id, Event::DiskStalled(false)),

@@ -3,7 +3,8 @@
 use api::raftpb::{self, EntryType, MessageType};
 use bytes::Bytes;
 use consensus::{
-    ConfChange, ConfChangeKind, Config, Entry, EntryKind, Event, HardState, Node, Refused, Restored, Role,
+    Broken, ConfChange, ConfChangeKind, Config, Entry, EntryKind, Event, HardState, Node, Refused, Request,
+    Restored, Role,
 };
 use mainstay_consensus as consensus;
 
@@ -33,11 +34,11 @@ fn follower() -> Node {
 /// Leader of term 4, with entries up to 11.
 fn leader() -> Node {
     let mut node = follower();
-    node.step(Event::CampaignRequested).expect("taken");
+    node.request(Request::Campaign).expect("taken");
     drain(&mut node);
-    node.step(Event::Received(message(MessageType::MsgPreVoteResp, 4))).expect("taken");
+    node.request(Request::Receive(message(MessageType::MsgPreVoteResp, 4))).expect("taken");
     drain(&mut node);
-    node.step(Event::Received(message(MessageType::MsgVoteResp, 4))).expect("taken");
+    node.request(Request::Receive(message(MessageType::MsgVoteResp, 4))).expect("taken");
     drain(&mut node);
     assert_eq!(node.standing().role, Role::Leader);
     assert_eq!(node.standing().last, 11);
@@ -93,7 +94,9 @@ fn snapshot(index: u64, term: u64, voters: &[u64], learners: &[u64]) -> raftpb::
 #[track_caller]
 fn refused(mut node: Node, message: raftpb::Message, why: &str) {
     let before = node.standing();
-    let Err(Refused::Other(text)) = node.step(Event::Received(message)) else { panic!("not refused: {why}") };
+    let Err(Refused::Other(text)) = node.request(Request::Receive(message)) else {
+        panic!("not refused: {why}")
+    };
     assert_eq!(text, why);
     assert_eq!(node.standing(), before);
     assert!(node.effects().is_none(), "something follows from what was refused");
@@ -101,7 +104,7 @@ fn refused(mut node: Node, message: raftpb::Message, why: &str) {
 
 #[track_caller]
 fn taken(mut node: Node, message: raftpb::Message) -> Node {
-    node.step(Event::Received(message)).expect("taken");
+    node.request(Request::Receive(message)).expect("taken");
     node
 }
 
@@ -168,8 +171,8 @@ fn appends() {
         "a conf change of the unknown kind 9",
     );
     let mut node = follower();
-    let garbage = Event::Received(append(10, 2, vec![typed(1, &[0xff, 0xff])]));
-    let Err(Refused::Other(text)) = node.step(garbage) else { panic!("garbage is no conf change") };
+    let garbage = Request::Receive(append(10, 2, vec![typed(1, &[0xff, 0xff])]));
+    let Err(Refused::Other(text)) = node.request(garbage) else { panic!("garbage is no conf change") };
     assert!(text.starts_with("a conf change that cannot be read: "), "{text}");
 
     let replaced = taken(follower(), append(8, 2, vec![entry(9, 3)]));
@@ -212,11 +215,11 @@ fn snapshots() {
     let mut node = taken(node, timeout);
     assert_eq!(node.standing().role, Role::Follower);
     assert_eq!(
-        node.step(Event::CampaignRequested),
+        node.request(Request::Campaign),
         Err(Refused::Other("this member must not campaign now".to_owned()))
     );
     node.step(Event::LogSynced(effects.append.expect("comes with it").number)).expect("taken");
-    node.step(Event::CampaignRequested).expect("taken");
+    node.request(Request::Campaign).expect("taken");
 }
 
 /// The raft crate knows what is synced by index and term. A snapshot may name the index and term of an entry that was
@@ -228,7 +231,7 @@ fn a_late_sync_does_not_pass_for_a_snapshots() {
     let replaced = raftpb::Message { term: Some(4), ..append(10, 2, vec![entry(11, 4)]) };
     let image = raftpb::Message { term: Some(4), ..snapshot(13, 3, &[1, 2, 3], &[]) };
     for message in [append(10, 2, vec![entry(11, 3), entry(12, 3), entry(13, 3)]), replaced, image] {
-        node.step(Event::Received(message)).expect("taken");
+        node.request(Request::Receive(message)).expect("taken");
         let effects = node.effects().expect("something to write");
         numbers.push(effects.append.expect("something to write").number);
     }
@@ -252,7 +255,7 @@ fn a_late_sync_does_not_pass_for_that_of_the_same_entries_written_again() {
     // The last term is on disk before its entries: nothing but these can make an acknowledgement wait.
     let beat = message(MessageType::MsgHeartbeat, 5);
     for message in [at(3, first()), at(4, vec![entry(11, 4)]), beat, at(5, again)] {
-        node.step(Event::Received(message)).expect("taken");
+        node.request(Request::Receive(message)).expect("taken");
         let effects = node.effects().expect("something to write");
         numbers.push(effects.append.expect("something to write").number);
         assert!(effects.messages.is_empty());
@@ -306,7 +309,12 @@ fn forwarded_requests() {
         "MsgReadIndexResp without its one context",
     );
     refused(leader(), message(MessageType::MsgProp, 0), "a proposal of nothing");
-    refused(leader(), message(MessageType::MsgProp, 4), "MsgProp with a term");
+    refused(leader(), message(MessageType::MsgProp, 4), "a proposal of nothing");
+    let bound = |term| raftpb::Message { entries: vec![entry(0, 0)], ..message(MessageType::MsgProp, term) };
+    let term = leader().standing().term;
+    assert_eq!(leader().request(Request::Receive(bound(term - 1))), Err(Refused::NoLeader));
+    assert_eq!(leader().request(Request::Receive(bound(term))), Ok(()));
+    assert_eq!(follower().request(Request::Receive(bound(3))), Err(Refused::NoLeader));
     // The raft crate cannot forward what has a term, and this one has known a leader.
     let follower = taken(follower(), message(MessageType::MsgHeartbeat, 3));
     let mut node = follower;
@@ -322,11 +330,12 @@ fn forwarded_requests() {
 fn what_the_caller_says_wrongly() {
     let other = |text: &str| Err(Refused::Other(text.to_owned()));
     let mut node = follower();
-    assert_eq!(node.step(Event::Applied(9)), other("entry 9 is applied, committed is 8"));
-    assert_eq!(node.step(Event::LogSynced(1000)), other("batch 1000 is synced, the last one was 1"));
-    assert_eq!(node.step(Event::ReadRequested(1)), Err(Refused::NoLeader));
-    assert_eq!(node.step(Event::TransferRequested(2)), Err(Refused::NoLeader));
-    assert_eq!(leader().step(Event::TransferRequested(4)), other("member 4 has no vote and cannot lead"));
+    let broken = |text: &str| Err(Broken(text.to_owned()));
+    assert_eq!(node.step(Event::Applied(9)), broken("entry 9 is applied, committed is 8"));
+    assert_eq!(node.step(Event::LogSynced(1000)), broken("batch 1000 is synced, the last one was 1"));
+    assert_eq!(node.request(Request::Read(1)), Err(Refused::NoLeader));
+    assert_eq!(node.request(Request::Transfer(2)), Err(Refused::NoLeader));
+    assert_eq!(leader().request(Request::Transfer(4)), other("member 4 has no vote and cannot lead"));
     let refused = |change: fn(&mut Restored)| {
         let mut restored = restored();
         change(&mut restored);
@@ -353,7 +362,7 @@ fn a_vote_of_an_older_term_binds_nobody() {
         log_term: Some(5),
         ..message(MessageType::MsgVote, 5)
     };
-    node.step(Event::Received(ask)).expect("taken");
+    node.request(Request::Receive(ask)).expect("taken");
     let answer = drain(&mut node);
     assert_eq!((answer[0].r#type(), answer[0].reject()), (MessageType::MsgVoteResp, false));
 }
@@ -373,12 +382,12 @@ fn only_the_entries_of_the_log_are_sent() {
         log_term: Some(2),
         ..message(MessageType::MsgAppResp, 4)
     };
-    node.step(Event::Received(reject)).expect("taken");
+    node.request(Request::Receive(reject)).expect("taken");
     let fetch = node.effects().expect("a fetch").fetches[0];
     assert_eq!((fetch.to, fetch.first, fetch.last), (2, 5, 9));
     let entry = |index, term| Entry { term, index, kind: EntryKind::Normal, data: Bytes::from_static(b"x") };
     let again = |node: &mut Node| {
-        node.step(Event::Received(message(MessageType::MsgHeartbeatResp, 4))).expect("taken");
+        node.request(Request::Receive(message(MessageType::MsgHeartbeatResp, 4))).expect("taken");
         assert_eq!(node.effects().expect("asked for again").fetches, [fetch]);
     };
     for wrong in [vec![entry(5, 3)], vec![entry(6, 2)], vec![entry(5, 2), entry(7, 2)], vec![]] {
@@ -391,7 +400,7 @@ fn only_the_entries_of_the_log_are_sent() {
     assert_eq!(sent[0].entries.iter().map(|e| e.index()).collect::<Vec<_>>(), [5, 6]);
     // Once the logs are known to meet, the next entries are read while these are sent.
     let accept = raftpb::Message { index: Some(6), ..message(MessageType::MsgAppResp, 4) };
-    node.step(Event::Received(accept)).expect("taken");
+    node.request(Request::Receive(accept)).expect("taken");
     let fetch = node.effects().expect("a fetch").fetches[0];
     assert_eq!((fetch.first, fetch.last), (7, 9));
     node.step(Event::Fetched { fetch, entries: vec![entry(7, 2)] }).expect("taken");
@@ -403,20 +412,20 @@ fn only_the_entries_of_the_log_are_sent() {
 #[test]
 fn proposals_wait_while_leadership_is_handed_over() {
     let mut node = leader();
-    node.step(Event::TransferRequested(2)).expect("taken");
+    node.request(Request::Transfer(2)).expect("taken");
     assert_eq!(node.transferring(), Some(2));
     let command = || vec![Bytes::from_static(b"z")];
-    assert_eq!(node.step(Event::Proposed(command())), Err(Refused::Transferring));
+    assert_eq!(node.request(Request::Propose(command())), Err(Refused::Transferring));
     let forwarded = raftpb::Message { entries: vec![entry(0, 0)], ..message(MessageType::MsgProp, 0) };
-    assert_eq!(node.step(Event::Received(forwarded)), Err(Refused::Transferring));
+    assert_eq!(node.request(Request::Receive(forwarded)), Err(Refused::Transferring));
     for _ in 0..10 {
         node.step(Event::Ticked).expect("taken");
         // Somebody else keeps it in office.
         let answer = raftpb::Message { from: Some(3), ..message(MessageType::MsgHeartbeatResp, 4) };
-        node.step(Event::Received(answer)).expect("taken");
+        node.request(Request::Receive(answer)).expect("taken");
     }
     assert_eq!(node.transferring(), None);
-    node.step(Event::Proposed(command())).expect("taken");
+    node.request(Request::Propose(command())).expect("taken");
 }
 
 /// Messages with every field at or next to a bound, in no sense: none ends the process, whatever it makes of the node.
@@ -434,14 +443,14 @@ fn noise() {
             let standing = node.standing();
             leaders += u64::from(standing.role == Role::Leader);
             let noisy = noise_message(&mut dice, &node);
-            let _ = node.step(Event::Received(noisy));
+            let _ = node.request(Request::Receive(noisy));
             if dice.one_in(10) {
                 let _ = node.step(Event::Ticked);
-                let _ = node.step(Event::ReadRequested(dice.roll(5)));
-                let _ = node.step(Event::Proposed(vec![Bytes::from_static(b"p")]));
+                let _ = node.request(Request::Read(dice.roll(5)));
+                let _ = node.request(Request::Propose(vec![Bytes::from_static(b"p")]));
             }
             if dice.one_in(60) {
-                let _ = node.step(Event::CampaignRequested);
+                let _ = node.request(Request::Campaign);
             }
             while dice.one_in(2)
                 && let Some(effects) = node.effects()

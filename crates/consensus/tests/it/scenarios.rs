@@ -1,7 +1,7 @@
 //! What a cluster must be able to do, one thing at a time.
 
 use api::raftpb::MessageType;
-use consensus::{ConfChangeKind, Event, ProgressState, Refused, Role};
+use consensus::{ConfChangeKind, Event, ProgressState, Refused, Request, Role};
 use mainstay_consensus as consensus;
 
 use crate::sim::{Disk, Sim};
@@ -10,7 +10,7 @@ use crate::sim::{Disk, Sim};
 fn led(voters: u64) -> Sim {
     let mut sim = Sim::new(7, voters);
     sim.rest();
-    sim.must(1, Event::CampaignRequested);
+    sim.must_take(1, Request::Campaign);
     sim.rest();
     assert_eq!(sim.leader(), Some(1));
     sim
@@ -88,7 +88,7 @@ fn an_acknowledgement_waits_for_the_sync_and_a_heartbeats_answer_does_not() {
 fn a_vote_waits_for_its_sync() {
     let mut sim = Sim::new(7, 3);
     sim.rest();
-    sim.must(1, Event::CampaignRequested);
+    sim.must_take(1, Request::Campaign);
     let deliver = |sim: &mut Sim| {
         for message in std::mem::take(&mut sim.network) {
             sim.deliver(message);
@@ -111,7 +111,7 @@ fn a_vote_waits_for_its_sync() {
 fn a_sole_voter_tells_its_learner_nothing_before_its_term_is_on_disk() {
     let mut sim = Sim::new(7, 1);
     sim.rest();
-    sim.must(1, Event::CampaignRequested);
+    sim.must_take(1, Request::Campaign);
     sim.rest();
     sim.propose_change(1, ConfChangeKind::AddLearner, 2).expect("a leader");
     sim.add(2, Disk::default());
@@ -120,7 +120,7 @@ fn a_sole_voter_tells_its_learner_nothing_before_its_term_is_on_disk() {
     sim.checkpoint(1);
     sim.crash(1, 0);
     sim.start(1);
-    sim.must(1, Event::CampaignRequested);
+    sim.must_take(1, Request::Campaign);
     assert_eq!(sim.leader(), Some(1), "one vote is enough");
     assert!(sim.network.is_empty(), "the term is told before it is on disk");
     sim.sync(1, 1);
@@ -273,11 +273,11 @@ fn a_learner_joins_learns_and_gets_its_vote() {
 #[test]
 fn leadership_is_handed_over() {
     let mut sim = led(3);
-    sim.must(1, Event::TransferRequested(3));
+    sim.must_take(1, Request::Transfer(3));
     sim.rest();
     assert_eq!((sim.leader(), sim.node(1).transferring()), (Some(3), None));
     // By way of a follower.
-    sim.must(2, Event::TransferRequested(2));
+    sim.must_take(2, Request::Transfer(2));
     sim.rest();
     assert_eq!(sim.leader(), Some(2));
     // To one that is behind: first it gets what it lacks.
@@ -285,7 +285,7 @@ fn leadership_is_handed_over() {
     sim.propose(2, 5, 8).expect("a leader");
     sim.rest();
     sim.heal();
-    sim.must(2, Event::TransferRequested(1));
+    sim.must_take(2, Request::Transfer(1));
     assert_eq!(sim.propose(2, 1, 8), Err(Refused::Transferring));
     sim.ticks(3);
     assert_eq!(sim.leader(), Some(1));
@@ -301,7 +301,7 @@ fn a_removed_leader_steps_down_and_a_removed_follower_disturbs_nobody() {
     assert_eq!(sim.node(1).standing().role, Role::Follower);
     assert_eq!(sim.propose(1, 1, 8), Err(Refused::NoLeader));
     assert_eq!(
-        sim.step(1, Event::CampaignRequested),
+        sim.request(1, Request::Campaign),
         Err(Refused::Other("this member must not campaign now".to_owned()))
     );
     sim.ticks(60);
@@ -319,6 +319,74 @@ fn a_removed_leader_steps_down_and_a_removed_follower_disturbs_nobody() {
     sim.ticks(60);
     assert_eq!(sim.leader(), Some(leader));
     assert_eq!(sim.node(leader).standing().term, term);
+}
+
+/// Half of an even cluster and its leader commit the leader's removal. Those that are left count the leader until they
+/// hear of it: it goes on until they have.
+#[test]
+fn a_removed_leader_goes_on_until_the_others_know() {
+    for members in 3..=6 {
+        let mut sim = led(members);
+        sim.propose_change(1, ConfChangeKind::Remove, 1).expect("a leader");
+        let change = sim.node(1).standing().last;
+        let tells = |message: &api::raftpb::Message| message.commit.is_some_and(|commit| commit >= change);
+        for _ in 0..60 {
+            sim.rest_losing(tells);
+            sim.tick(1);
+        }
+        assert!(sim.node(1).is_leaving(), "nobody knows yet");
+        assert_eq!(sim.node(1).standing().role, Role::Follower);
+        assert_eq!(sim.propose(1, 1, 8), Err(Refused::NoLeader));
+        assert_eq!(sim.read(1), Err(Refused::NoLeader));
+        assert_eq!(sim.node(1).voters(), (2..=members).collect::<Vec<u64>>());
+        sim.rest();
+        sim.tick(1);
+        sim.rest();
+        assert!(!sim.node(1).is_leaving(), "the others know");
+        sim.crash(1, 0);
+        sim.ticks(60);
+        let leader = sim.leader().expect("the others elect one");
+        sim.propose(leader, 1, 8).expect("a leader");
+        sim.rest();
+        let left: Vec<u64> = (2..=members).collect();
+        same(&sim, &left);
+        assert_eq!(sim.node(leader).voters(), left);
+    }
+}
+
+#[test]
+fn a_removed_leader_whom_nobody_answers_follows_the_next() {
+    let mut sim = led(3);
+    sim.propose_change(1, ConfChangeKind::Remove, 1).expect("a leader");
+    let change = sim.node(1).standing().last;
+    let tells = |message: &api::raftpb::Message| message.commit.is_some_and(|commit| commit >= change);
+    for _ in 0..3 {
+        sim.rest_losing(tells);
+        sim.tick(1);
+    }
+    assert!(sim.node(1).is_leaving());
+    sim.isolate(&[1]);
+    sim.ticks(60);
+    let leader = sim.leader().expect("two of three elect one");
+    assert_eq!(sim.node(leader).voters(), [2, 3]);
+    sim.heal();
+    sim.ticks(30);
+    assert_eq!(sim.leader(), Some(leader));
+    same(&sim, &[2, 3]);
+}
+
+#[test]
+fn a_leader_says_in_its_first_message_that_it_binds_proposals() {
+    let mut sim = led(3);
+    assert!((1..=3).all(|id| sim.node(id).binds_proposals()));
+    sim.must_take(1, Request::Transfer(2));
+    sim.rest();
+    assert_eq!(sim.leader(), Some(2));
+    assert!((1..=3).all(|id| sim.node(id).binds_proposals()), "without a tick");
+    // A member that is told nothing yet counts on nothing.
+    sim.crash(3, 0);
+    sim.start(3);
+    assert!(!sim.node(3).binds_proposals());
 }
 
 #[test]
@@ -359,7 +427,7 @@ fn reads_at_the_leader_at_followers_and_behind_a_partition() {
 #[test]
 fn reads_wait_until_the_leader_has_committed_in_its_term() {
     let mut sim = led(3);
-    sim.must(1, Event::TransferRequested(2));
+    sim.must_take(1, Request::Transfer(2));
     while sim.leader() != Some(2) || sim.network.is_empty() {
         let message = sim.network.remove(0);
         sim.deliver(message);
@@ -456,11 +524,11 @@ fn a_leader_steps_down_when_told() {
 fn a_member_with_a_stalled_disk_does_not_campaign() {
     let mut sim = led(3);
     sim.must(2, Event::DiskStalled(true));
-    sim.must(1, Event::TransferRequested(2));
+    sim.must_take(1, Request::Transfer(2));
     sim.rest();
     assert_eq!(sim.leader(), Some(1));
     assert_eq!(
-        sim.step(2, Event::CampaignRequested),
+        sim.request(2, Request::Campaign),
         Err(Refused::Other("this member must not campaign now".to_owned()))
     );
     sim.ticks(12);

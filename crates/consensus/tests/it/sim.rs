@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use api::raftpb::{self, MessageType};
 use bytes::Bytes;
 use consensus::{
-    ConfChange, ConfChangeKind, Config, Effects, Entry, EntryKind, Event, Fetch, HardState, Node, Refused,
-    Restored, Role,
+    Broken, ConfChange, ConfChangeKind, Config, Effects, Entry, EntryKind, Event, Fetch, HardState, Node,
+    Refused, Request, Restored, Role,
 };
 use mainstay_consensus as consensus;
 use prost::Message as _;
@@ -333,11 +333,22 @@ impl Sim {
     }
 
     /// Steps an event into a running node and carries out what follows at once.
-    pub fn step(&mut self, id: u64, event: Event) -> Result<(), Refused> {
+    pub fn step(&mut self, id: u64, event: Event) -> Result<(), Broken> {
         let node = self.members.get_mut(&id).expect("known").node.as_mut().expect("runs");
         let outcome = node.step(event);
         self.settle(id);
         outcome
+    }
+
+    pub fn request(&mut self, id: u64, request: Request) -> Result<(), Refused> {
+        let node = self.members.get_mut(&id).expect("known").node.as_mut().expect("runs");
+        let outcome = node.request(request);
+        self.settle(id);
+        outcome
+    }
+
+    pub fn must_take(&mut self, id: u64, request: Request) {
+        self.request(id, request).expect("taken");
     }
 
     pub fn must(&mut self, id: u64, event: Event) {
@@ -396,10 +407,10 @@ impl Sim {
             member.role = standing.role;
         }
         for mut message in effects.messages {
-            assert_eq!(
-                message.term() == 0,
-                matches!(message.r#type(), MessageType::MsgProp | MessageType::MsgReadIndex)
-            );
+            // A proposal may be bound to a term.
+            if message.r#type() != MessageType::MsgProp {
+                assert_eq!(message.term() == 0, message.r#type() == MessageType::MsgReadIndex);
+            }
             if message.r#type() == MessageType::MsgSnap {
                 let state = self.members[&id].state.clone();
                 let metadata = raftpb::SnapshotMetadata {
@@ -565,19 +576,19 @@ impl Sim {
                 Bytes::from(data)
             })
             .collect();
-        self.step(id, Event::Proposed(commands))
+        self.request(id, Request::Propose(commands))
     }
 
     pub fn propose_change(&mut self, id: u64, kind: ConfChangeKind, node: u64) -> Result<(), Refused> {
         let change = ConfChange { kind, node };
-        self.step(id, Event::ConfChangeProposed(change, conf_change(change)))
+        self.request(id, Request::ProposeConfChange(change, conf_change(change)))
     }
 
     /// Begins a read; returns its context.
     pub fn read(&mut self, id: u64) -> Result<u64, Refused> {
         self.context += 1;
         self.reads.insert(self.context, self.commit);
-        self.step(id, Event::ReadRequested(self.context)).map(|()| self.context)
+        self.request(id, Request::Read(self.context)).map(|()| self.context)
     }
 
     /// A message arrives, or is lost if its way is cut or its receiver down.
@@ -593,7 +604,7 @@ impl Sim {
             }
             let wire = message.encode_to_vec();
             let message = raftpb::Message::decode(&wire[..]).expect("own encoding");
-            match self.step(to, Event::Received(message.clone())) {
+            match self.request(to, Request::Receive(message.clone())) {
                 Ok(()) | Err(Refused::NoLeader | Refused::Transferring) => {}
                 Err(Refused::Other(text)) => {
                     let known = [
@@ -624,11 +635,20 @@ impl Sim {
 
     /// Everything happens that can happen without time.
     pub fn rest(&mut self) {
+        self.rest_losing(|_| false);
+    }
+
+    /// As [`Sim::rest`], but that some messages are lost.
+    pub fn rest_losing(&mut self, loses: impl Fn(&raftpb::Message) -> bool) {
         for _ in 0..10_000 {
             let messages = std::mem::take(&mut self.network);
             let mut quiet = messages.is_empty();
             for message in messages {
-                self.deliver(message);
+                if loses(&message) {
+                    self.lose(&message);
+                } else {
+                    self.deliver(message);
+                }
             }
             for id in self.running() {
                 quiet &= self.member(id).unsynced() == 0

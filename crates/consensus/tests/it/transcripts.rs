@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use bytes::Bytes;
 use consensus::{
-    ConfChange, ConfChangeKind, Config, Entry, EntryKind, Event, HardState, Node, Refused, Restored,
+    ConfChange, ConfChangeKind, Config, Entry, EntryKind, Event, HardState, Node, Refused, Request, Restored,
 };
 use mainstay_consensus as consensus;
 
@@ -59,6 +59,11 @@ fn a_single_voter_from_bootstrap_to_a_committed_write() {
     let mut node = Node::new(config(), bootstrap()).expect("starts");
     let mut out = String::new();
     let mut numbers = Vec::new();
+    let request = |node: &mut Node, request: Request, out: &mut String, numbers: &mut Vec<u64>| {
+        let _ = writeln!(out, "{request:?}");
+        node.request(request).expect("taken");
+        drain(node, out, numbers);
+    };
     let step = |node: &mut Node, event: Event, out: &mut String, numbers: &mut Vec<u64>| {
         let _ = writeln!(out, "{event:?}");
         node.step(event).expect("taken");
@@ -68,9 +73,9 @@ fn a_single_voter_from_bootstrap_to_a_committed_write() {
     let added = ConfChange { kind: ConfChangeKind::AddVoter, node: 7 };
     step(&mut node, Event::ConfChanged(added), &mut out, &mut numbers);
     step(&mut node, Event::Applied(1), &mut out, &mut numbers);
-    step(&mut node, Event::CampaignRequested, &mut out, &mut numbers);
-    step(&mut node, Event::Proposed(vec![Bytes::from_static(b"put")]), &mut out, &mut numbers);
-    step(&mut node, Event::Proposed(vec![Bytes::from_static(b"del")]), &mut out, &mut numbers);
+    request(&mut node, Request::Campaign, &mut out, &mut numbers);
+    request(&mut node, Request::Propose(vec![Bytes::from_static(b"put")]), &mut out, &mut numbers);
+    request(&mut node, Request::Propose(vec![Bytes::from_static(b"del")]), &mut out, &mut numbers);
     let (first, last) = (numbers[0], numbers[2]);
     step(&mut node, Event::LogSynced(first), &mut out, &mut numbers);
     step(&mut node, Event::Applied(2), &mut out, &mut numbers);
@@ -78,12 +83,12 @@ fn a_single_voter_from_bootstrap_to_a_committed_write() {
     let expected = "  commit 1.1 ConfChange b\"add 7\"
 ConfChanged(ConfChange { kind: AddVoter, node: 7 })
 Applied(1)
-CampaignRequested
+Campaign
   standing Leader leader 7 term 2
   append [term 2 vote 7 commit 1] 2.2 b\"\"
-Proposed([b\"put\"])
+Propose([b\"put\"])
   append 2.3 b\"put\"
-Proposed([b\"del\"])
+Propose([b\"del\"])
   append 2.4 b\"del\"
 LogSynced(2)
   commit 2.2 Normal b\"\"
@@ -103,9 +108,9 @@ fn nothing_commits_before_it_is_synced() {
     let mut numbers = Vec::new();
     drain(&mut node, &mut out, &mut numbers);
     node.step(Event::Applied(1)).expect("taken");
-    node.step(Event::CampaignRequested).expect("taken");
+    node.request(Request::Campaign).expect("taken");
     for n in 0..100u8 {
-        node.step(Event::Proposed(vec![Bytes::copy_from_slice(&[n])])).expect("taken");
+        node.request(Request::Propose(vec![Bytes::copy_from_slice(&[n])])).expect("taken");
         node.step(Event::Ticked).expect("taken");
         while let Some(effects) = node.effects() {
             assert!(effects.commit.is_empty(), "committed without a sync");
@@ -138,7 +143,7 @@ fn a_restart_commits_what_was_acknowledged_under_a_new_term() {
     let mut node = Node::new(config(), restored).expect("starts");
     let mut out = String::new();
     let mut numbers = Vec::new();
-    node.step(Event::CampaignRequested).expect("taken");
+    node.request(Request::Campaign).expect("taken");
     drain(&mut node, &mut out, &mut numbers);
     node.step(Event::LogSynced(numbers[0])).expect("taken");
     drain(&mut node, &mut out, &mut numbers);
@@ -166,5 +171,5 @@ fn a_gap_in_the_restored_log_is_refused() {
 #[test]
 fn a_proposal_without_a_leader_is_refused() {
     let mut node = Node::new(config(), bootstrap()).expect("starts");
-    assert_eq!(node.step(Event::Proposed(vec![Bytes::from_static(b"x")])), Err(Refused::NoLeader));
+    assert_eq!(node.request(Request::Propose(vec![Bytes::from_static(b"x")])), Err(Refused::NoLeader));
 }

@@ -80,6 +80,8 @@ pub struct Assembly {
 struct Stream {
     from: i64,
     compact_revision: i64,
+    /// See [`Held::hashed`].
+    hashed: Option<(u64, u64)>,
     pushed: u64,
     /// The last version pushed, by main and sub revision.
     last: (i64, u32),
@@ -103,7 +105,7 @@ impl Assembly {
     /// Begins with what the receiver has: its state and its head, both of one moment. Nothing of it is copied before
     /// the end. Without it only a stream of everything can come.
     pub fn new(rules: Rules, base: Option<(AsOf, Head)>) -> Assembly {
-        let nothing = Held { revision: 0, compacted_min: -1, compacted_max: -1 };
+        let nothing = Held { revision: 0, compacted_min: -1, compacted_max: -1, hashed: None };
         let held = base.as_ref().map_or(nothing, |(_, head)| head.held());
         Assembly { rules, base, held, runs: Vec::new(), batch: Vec::new(), keys: Vec::new(), stream: None }
     }
@@ -128,6 +130,7 @@ impl Assembly {
         self.stream = Some(Stream {
             from: head.from,
             compact_revision: head.compact_revision,
+            hashed: head.state_hash.map(|hash| (head.applied_index, hash)),
             pushed: 0,
             last: (head.from, u32::MAX),
         });
@@ -172,6 +175,8 @@ impl Assembly {
         }
         self.held.revision = self.held.revision.max(last - 1);
         self.held.compacted_max = stream.compact_revision;
+        // The sender has compared what was there before with its own state, and its hash tells of both.
+        self.held.hashed = stream.hashed;
         self.held
     }
 

@@ -1,9 +1,14 @@
 //! What a receiver has, and whether a sender's state can follow on it.
 
+use planted::Bug;
+
 use crate::codec::{Input, Malformed, put_i64, put_u64};
 use crate::image::Head;
+use crate::state_hash::StateTrail;
 
-const FORMAT: u64 = 1;
+/// The first format has no hash.
+const FORMAT_UNHASHED: u64 = 1;
+const FORMAT: u64 = 2;
 
 /// Of every revision up to `revision`, a receiver has all versions but those that some compaction made unreadable.
 /// Its parts may have come at different moments, so these may be several compactions: it has all that the states
@@ -16,13 +21,31 @@ pub struct Held {
     pub compacted_min: i64,
     /// The newest.
     pub compacted_max: i64,
+    /// An entry, and the rolling hash of the state after it: of the member whose state the newest part is of. `None`
+    /// if it is not known, or the receiver does not say; then nobody can tell whether what it has is right.
+    pub hashed: Option<(u64, u64)>,
 }
 
 impl Held {
     /// The bytes by which a sender learns of it.
     pub fn to_bytes(&self) -> Vec<u8> {
+        let mut out = self.encode(FORMAT);
+        put_u64(&mut out, u64::from(self.hashed.is_some()));
+        if let Some((index, hash)) = self.hashed {
+            put_u64(&mut out, index);
+            out.extend_from_slice(&hash.to_le_bytes());
+        }
+        out
+    }
+
+    /// The same without the hash, for a sender of an earlier version.
+    pub fn to_bytes_unhashed(&self) -> Vec<u8> {
+        self.encode(FORMAT_UNHASHED)
+    }
+
+    fn encode(&self, format: u64) -> Vec<u8> {
         let mut out = Vec::new();
-        put_u64(&mut out, FORMAT);
+        put_u64(&mut out, format);
         for number in [self.revision, self.compacted_min, self.compacted_max] {
             put_i64(&mut out, number);
         }
@@ -36,10 +59,18 @@ impl Held {
     /// When they are of another format, or nobody can have that.
     pub fn from_bytes(bytes: &[u8]) -> Result<Held, Malformed> {
         let mut input = Input(bytes);
-        if input.u64()? != FORMAT {
+        let format = input.u64()?;
+        if !(FORMAT_UNHASHED..=FORMAT).contains(&format) {
             return Err(Malformed("a format of another version of this program"));
         }
-        let held = Held { revision: input.i64()?, compacted_min: input.i64()?, compacted_max: input.i64()? };
+        let (revision, compacted_min, compacted_max) = (input.i64()?, input.i64()?, input.i64()?);
+        let mut hashed = None;
+        if format == FORMAT && input.bool()? {
+            let index = input.u64()?;
+            let hash = input.raw(8)?.try_into().map_err(|_| Malformed("bytes beyond the end"))?;
+            hashed = Some((index, u64::from_le_bytes(hash)));
+        }
+        let held = Held { revision, compacted_min, compacted_max, hashed };
         if !input.is_empty()
             || !(0..=i64::MAX / 2).contains(&held.revision)
             || !(-1..=i64::MAX / 2).contains(&held.compacted_min)
@@ -58,6 +89,7 @@ impl Head {
             revision: self.revision,
             compacted_min: self.compact_revision,
             compacted_max: self.compact_revision,
+            hashed: self.state_hash.map(|hash| (self.applied_index, hash)),
         }
     }
 
@@ -86,8 +118,17 @@ impl Head {
     }
 
     /// The revision behind which a transfer to whoever holds this begins; 0 when everything has to be sent.
-    pub fn transfer_from(&self, held: Option<&Held>) -> i64 {
-        held.filter(|held| self.can_follow(held)).map_or(0, |held| held.revision)
+    ///
+    /// Less than everything is sent only to a receiver that is known to hold what this member held: the hash of its
+    /// state is that of `trail`, which is this member's, after the same entry. The receiver goes on with the sender's
+    /// hash, so a difference below the transfer would never be seen again. Where the trail does not go back so far, or
+    /// the receiver tells no hash, it gets everything.
+    pub fn transfer_from(&self, held: Option<&Held>, trail: &StateTrail) -> i64 {
+        let is_same = |held: &&Held| {
+            let own = |(index, hash): (u64, u64)| trail.hash_at(index) == Some(hash);
+            held.hashed.is_some_and(own) || planted::is(Bug::TransferUncompared)
+        };
+        held.filter(|held| self.can_follow(held)).filter(is_same).map_or(0, |held| held.revision)
     }
 }
 
@@ -95,15 +136,18 @@ impl Head {
 mod tests {
     use super::*;
     use crate::machine::{Machine, Rules};
+    use crate::state_hash::StatePoint;
 
     fn head(revision: i64, compact_revision: i64, delta_from_min: i64) -> Head {
-        let machine = Machine::new(Rules { lease_ttl_min: 1, learners_max: 1 });
+        let machine = Machine::new(Rules { learners_max: 1 });
         Head { revision, compact_revision, delta_from_min, ..machine.head() }
     }
 
     #[test]
     fn what_can_follow_on_what() {
-        let held = |revision, compacted_min, compacted_max| Held { revision, compacted_min, compacted_max };
+        let hashed = Some((7, 70));
+        let held =
+            |revision, compacted_min, compacted_max| Held { revision, compacted_min, compacted_max, hashed };
         // Nothing was ever compacted.
         assert!(head(100, -1, 0).can_follow(&held(0, -1, -1)));
         assert!(head(100, -1, 0).can_follow(&held(100, -1, -1)));
@@ -117,16 +161,37 @@ mod tests {
         assert!(now.can_follow(&held(10, 50, 50)), "it has only what is newest at 50");
         assert!(!now.can_follow(&held(60, 51, 51)), "it has not what is readable here");
         assert!(!now.can_follow(&held(60, 50, 51)));
-        assert_eq!(now.transfer_from(Some(&held(40, -1, -1))), 40);
-        assert_eq!(now.transfer_from(Some(&held(39, -1, -1))), 0);
-        assert_eq!(now.transfer_from(None), 0);
+        let point = |index| StatePoint { index, revision: 1, hash: index * 10 };
+        let trail = |points: &[u64]| StateTrail {
+            applied_index: 9,
+            points: points.iter().map(|index| point(*index)).collect(),
+        };
+        assert_eq!(now.transfer_from(Some(&held(40, -1, -1)), &trail(&[6, 7, 8])), 40);
+        assert_eq!(now.transfer_from(Some(&held(39, -1, -1)), &trail(&[6, 7, 8])), 0);
+        assert_eq!(now.transfer_from(None, &trail(&[6, 7, 8])), 0);
+        // Another hash after entry 7, or none that is known.
+        for points in [&[6, 8][..], &[8, 9], &[]] {
+            assert_eq!(now.transfer_from(Some(&held(40, -1, -1)), &trail(points)), 0, "{points:?}");
+        }
+        let unhashed = Held { hashed: None, ..held(40, -1, -1) };
+        assert_eq!(now.transfer_from(Some(&unhashed), &trail(&[6, 7, 8])), 0);
+        let ahead = Held { hashed: Some((10, 90)), ..unhashed };
+        assert_eq!(now.transfer_from(Some(&ahead), &trail(&[9])), 0, "an entry that is not applied here");
     }
 
     #[test]
     fn it_is_told_in_bytes() {
-        let held = Held { revision: 1 << 40, compacted_min: -1, compacted_max: 77 };
+        let held =
+            Held { revision: 1 << 40, compacted_min: -1, compacted_max: 77, hashed: Some((5, u64::MAX)) };
         let bytes = held.to_bytes();
         assert_eq!(Held::from_bytes(&bytes), Ok(held));
+        let unhashed = Held { hashed: None, ..held };
+        assert_eq!(Held::from_bytes(&unhashed.to_bytes()), Ok(unhashed));
+        assert_eq!(
+            Held::from_bytes(&held.to_bytes_unhashed()),
+            Ok(unhashed),
+            "as an earlier version tells it"
+        );
         for len in 0..bytes.len() {
             assert!(Held::from_bytes(&bytes[..len]).is_err(), "{len}");
         }

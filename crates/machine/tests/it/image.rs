@@ -16,7 +16,7 @@ use crate::compare::{assert_same, assert_same_but_hash};
 use crate::journal::{Journal, Placed, apply};
 use crate::random::Random;
 
-pub const RULES: Rules = Rules { lease_ttl_min: 2, learners_max: 1 };
+pub const RULES: Rules = Rules { learners_max: 1 };
 
 pub type Blocks = Vec<Vec<u8>>;
 

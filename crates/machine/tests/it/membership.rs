@@ -22,7 +22,7 @@ struct Cluster {
 
 impl Cluster {
     fn new(learners_max: usize) -> Cluster {
-        let machine = Machine::new(Rules { learners_max, ..RULES });
+        let machine = Machine::new(Rules { learners_max });
         Cluster { learners_max, machine, journal: Journal::default() }
     }
 
@@ -158,7 +158,7 @@ fn a_promotion_is_the_json_that_etcd_writes() {
 }
 
 #[test]
-fn a_change_that_describes_another_member_stops_this_one() {
+fn a_change_that_describes_another_member_changes_nothing() {
     let change = ConfChange {
         id: Some(1),
         r#type: Some(ADD),
@@ -171,5 +171,8 @@ fn a_change_that_describes_another_member_stops_this_one() {
     let data = Bytes::from(change.encode_to_vec());
     let placed = Placed { location: journal.append(&data), data, conf: true };
     let effect = apply(&mut machine, &placed, &journal, true);
-    assert!(matches!(effect, Effect::Conf(Err(_))), "{effect:?}");
+    // A peer's proposal must not end every member that applies it.
+    let Effect::Conf(Ok(applied)) = effect else { panic!("{effect:?}") };
+    assert_eq!(applied.outcome.map_err(|status| status.code), Err(api::Code::Internal));
+    assert!(machine.members.by_id.is_empty());
 }

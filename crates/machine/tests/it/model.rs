@@ -116,7 +116,7 @@ impl Model {
             if !self.leases.insert(grant.id) {
                 return Err(error::LEASE_EXIST);
             }
-            return Ok(Answer::Granted(grant.ttl.max(2)));
+            return Ok(Answer::Granted(grant.ttl.max(0)));
         }
         if let Some(revoke) = &request.lease_revoke {
             if !self.leases.remove(&revoke.id) {

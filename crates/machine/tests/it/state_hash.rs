@@ -199,11 +199,16 @@ fn a_difference_shows_from_the_first_entry_that_touches_it() {
 }
 
 #[test]
-fn members_with_other_election_timeouts_do_not_look_different() {
+fn members_with_other_options_do_not_look_different() {
     let journal = Journal::default();
     let mut ours = Machine::new(RULES);
-    let mut theirs = Machine::new(Rules { lease_ttl_min: RULES.lease_ttl_min + 7, ..RULES });
-    for request in [grant(5, 1), put("k", "v", 5), delete("k")] {
+    let mut theirs = Machine::new(Rules { learners_max: RULES.learners_max + 7 });
+    let note = |remaining_ttl| {
+        let checkpoints = vec![LeaseCheckpoint { id: 5, remaining_ttl }];
+        let lease_checkpoint = Some(LeaseCheckpointRequest { checkpoints });
+        InternalRaftRequest { lease_checkpoint, ..InternalRaftRequest::default() }
+    };
+    for request in [grant(5, 1), put("k", "v", 5), note(9), note(0), delete("k")] {
         execute(&mut ours, &journal, &request);
         execute(&mut theirs, &journal, &request);
         assert_eq!(ours.state_hash(), theirs.state_hash());

@@ -217,7 +217,7 @@ fn whatever_the_receiver_has_it_ends_where_the_sender_is() {
             }
             let head = leader.machine.head();
             let told = held.map(|held| Held::from_bytes(&held.to_bytes()).unwrap());
-            let from = head.transfer_from(told.as_ref());
+            let from = head.transfer_from(told.as_ref(), &leader.machine.state_trail(0));
             match (before, from) {
                 (None, 0) => counts.wholes += 1,
                 (None, _) => counts.parts += 1,
@@ -284,13 +284,39 @@ fn only_what_is_new_is_sent() {
     for n in 0..50 {
         execute(&mut machine, &journal, &put(&format!("key-{:05}", n * 7), "another one", 0));
     }
-    let from = machine.head().transfer_from(Some(&base.1.held()));
+    let from = machine.head().transfer_from(Some(&base.1.held()), &machine.state_trail(0));
     assert_eq!(from, base.1.revision);
     let chunks = send(&mut machine, from, &journal);
     assert!(bytes(&chunks) < everything / 50, "{} of {everything} bytes", bytes(&chunks));
     let mut back =
         receive(Assembly::new(RULES, Some(base)), whole(&chunks), &journal, 7).map_err(|e| e.2).unwrap();
     assert_equal(&mut machine, &mut back, &journal);
+}
+
+/// It would go on with the sender's hash, so nobody would ever see again that it differs.
+#[test]
+fn a_receiver_whose_state_differs_gets_everything() {
+    let (mut machine, journal) = (Machine::new(RULES), Journal::default());
+    let mut differs = Machine::new(RULES);
+    for key in ["a", "b", "c"] {
+        execute(&mut machine, &journal, &put(key, "v", 0));
+        execute(&mut differs, &journal, &put(key, if key == "b" { "wrong" } else { "v" }, 0));
+    }
+    let base = (AsOf::from(differs.store.publish()), differs.head());
+    execute(&mut machine, &journal, &put("d", "v", 0));
+    assert!(machine.head().can_follow(&base.1.held()));
+    let behind = base.1.revision;
+    let part = send(&mut machine, behind, &journal);
+    let assembly = Assembly::new(RULES, Some((base.0.clone(), base.1.clone())));
+    let wrong = receive(assembly, whole(&part), &journal, 1).map_err(|e| e.2).unwrap();
+    assert_eq!(wrong.state_hash(), machine.state_hash(), "what lies behind its revision makes it look right");
+
+    let from = machine.head().transfer_from(Some(&base.1.held()), &machine.state_trail(0));
+    assert_eq!(from, 0);
+    let chunks = send(&mut machine, from, &journal);
+    let assembly = Assembly::new(RULES, Some(base));
+    let mut right = receive(assembly, whole(&chunks), &journal, 1).map_err(|e| e.2).unwrap();
+    assert_equal(&mut machine, &mut right, &journal);
 }
 
 #[test]
@@ -335,7 +361,8 @@ fn a_part_once_broken_off_is_as_old_as_what_it_began_with() {
         assembly.push(&ReceivedVersion::of(&version).unwrap(), place);
     }
     let held = assembly.pause();
-    assert_eq!(held, Held { revision: 3, compacted_min: -1, compacted_max: 6 });
+    let hashed = machine.state_hash().map(|hash| (machine.applied_index, hash));
+    assert_eq!(held, Held { revision: 3, compacted_min: -1, compacted_max: 6, hashed });
     assert!(machine.head().can_follow(&held));
     while !machine.compact_step(1) {}
     assert!(!machine.head().can_follow(&held), "the deletion of 5 would be missed");
@@ -349,7 +376,7 @@ fn a_part_once_broken_off_is_as_old_as_what_it_began_with() {
         assembly.push(&ReceivedVersion::of(&version).unwrap(), place);
     }
     let held = assembly.pause();
-    assert_eq!(held, Held { revision: 3, compacted_min: 6, compacted_max: 6 });
+    assert_eq!(held, Held { revision: 3, compacted_min: 6, compacted_max: 6, hashed });
     assert!(machine.head().can_follow(&held));
     let chunks = send(&mut machine, 3, &journal);
     let mut back = receive(assembly, whole(&chunks), &journal, 1).map_err(|e| e.2).unwrap();

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use consensus::{Append, Event, Restore};
+use consensus::{Append, Request, Restore};
 use log::{Batch, Location, Reset, Value as LogValue, ValueId};
 use planted::Bug;
 use tokio::sync::oneshot;
@@ -174,7 +174,7 @@ impl Core {
         let current = received.base_applied.is_none_or(|applied| applied == self.machine.applied_index);
         let message = received.message.clone();
         self.install.received = Some(received);
-        if current && let Err(why) = self.node.step(Event::Received(message)) {
+        if current && let Err(why) = self.node.request(Request::Receive(message)) {
             self.logger.warn("refused a snapshot", &[("reason", Value::Str(&why.to_string()))]);
         }
         self.carry_out(now)?;
@@ -284,7 +284,8 @@ impl Core {
                 "sending a snapshot",
                 &[("to", Value::Id(to)), ("index", Value::Uint(head.applied_index))],
             );
-            let source = crate::transfer::Source::new(head, state, &self.shared);
+            let trail = self.machine.state_trail(0);
+            let source = crate::transfer::Source::new(head, trail, state, &self.shared);
             peers.send_snapshot(message, Box::new(source));
         }
     }

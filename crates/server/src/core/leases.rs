@@ -30,11 +30,6 @@ fn ttl_of(seconds: i64) -> Duration {
     Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
 }
 
-/// The time left as of the last note, or the whole TTL.
-fn noted_or_granted(lease: &machine::Lease) -> Duration {
-    ttl_of(if lease.remaining > 0 { lease.remaining } else { lease.ttl })
-}
-
 impl Core {
     /// Whether this member leads, with all of its predecessors' entries applied, in this very moment. What a message
     /// that came in this turn has deposed no longer does, though [`Core::leads`] says so until the turn's end.
@@ -52,9 +47,21 @@ impl Core {
         self.expiry = Expiry::new(now);
         for (id, lease) in self.machine.leases.iter() {
             // The time it took to elect this leader is not held against anybody.
-            let left = noted_or_granted(lease) + self.config.election_timeout;
-            self.expiry.start(id, left, ttl_of(lease.ttl), now);
+            let left = self.noted_or_granted(lease) + self.config.election_timeout;
+            self.expiry.start(id, left, ttl_of(self.ttl_granted(lease.ttl)), now);
         }
+    }
+
+    /// The TTL in seconds by which this member, as a leader, lets a lease expire, as every leader of etcd's does. It is
+    /// never shorter than what the lease's client was told.
+    fn ttl_granted(&self, ttl: i64) -> i64 {
+        ttl.max(self.shared.limits.lease_ttl_min)
+    }
+
+    /// The time left as of the last note, or the whole TTL.
+    fn noted_or_granted(&self, lease: &machine::Lease) -> Duration {
+        let ttl = self.ttl_granted(lease.ttl);
+        ttl_of(if lease.remaining > 0 { lease.remaining.min(ttl) } else { ttl })
     }
 
     /// This member leads no more, or in another term: the clocks of leases are the next leader's.
@@ -68,6 +75,7 @@ impl Core {
     }
 
     pub(super) fn lease_granted(&mut self, id: i64, ttl: i64, now: Instant) {
+        let ttl = self.ttl_granted(ttl);
         // On other members no clock runs. A leader that has not settled yet starts all clocks when it has.
         if self.leads && self.settled {
             self.expiry.start(id, ttl_of(ttl), ttl_of(ttl), now);
@@ -106,7 +114,8 @@ impl Core {
     ///
     /// As in etcd, a renewal of a lease whose time is up waits until its revocation is committed.
     pub(super) fn renew(&mut self, ticket: Ticket, id: i64, now: Instant) {
-        let lease = self.machine.leases.get(id).map(|lease| (lease.ttl, lease.remaining > 0));
+        let lease =
+            self.machine.leases.get(id).map(|lease| (self.ttl_granted(lease.ttl), lease.remaining > 0));
         let (Some((ttl, noted)), renewed) = (lease, self.expiry.renew(id, now)) else {
             self.reply(ticket, ReplyBody::KeptAlive(0));
             return;
@@ -181,7 +190,7 @@ impl Core {
         let body = match (self.machine.leases.get(id), self.expiry.left(id, now)) {
             (Some(lease), Some(left)) => ReplyBody::TimeToLive {
                 ttl: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
-                granted: lease.ttl,
+                granted: self.ttl_granted(lease.ttl),
                 keys: if keys { lease.keys.iter().cloned().collect() } else { Vec::new() },
             },
             _ => ReplyBody::TimeToLive { ttl: -1, granted: 0, keys: Vec::new() },
@@ -191,8 +200,9 @@ impl Core {
 
     /// All leases of the state, the next to end first. A member that does not lead goes by what was noted or granted.
     pub(super) fn list_leases(&mut self, ticket: Ticket, now: Instant) {
-        let left =
-            |id, lease: &machine::Lease| self.expiry.left(id, now).unwrap_or_else(|| noted_or_granted(lease));
+        let left = |id, lease: &machine::Lease| {
+            self.expiry.left(id, now).unwrap_or_else(|| self.noted_or_granted(lease))
+        };
         let mut leases: Vec<(Duration, i64)> =
             self.machine.leases.iter().map(|(id, lease)| (left(id, lease), id)).collect();
         leases.sort_unstable();
@@ -228,7 +238,7 @@ impl Core {
         for (id, left) in self.expiry.iter(now) {
             let Some(lease) = self.machine.leases.get(id) else { continue };
             let left = seconds_up(left).max(1);
-            let worth = ttl_of(lease.ttl) >= ttl_of(left) + used && lease.remaining != left;
+            let worth = ttl_of(self.ttl_granted(lease.ttl)) >= ttl_of(left) + used && lease.remaining != left;
             if worth {
                 notes.push(LeaseCheckpoint { id, remaining_ttl: left });
             }

@@ -1,12 +1,14 @@
 //! Changing the members: what is refused, one change at a time, and what follows from a change.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use api::etcdserverpb::InternalRaftRequest;
 use api::{Status, error, membershippb, raftpb};
 use bytes::Bytes;
-use consensus::{ConfChange, ConfChangeKind, Entry, Event};
+use consensus::{ConfChange, ConfChangeKind, Entry, Event, Request};
 use machine::{Command, Member, VoterChange};
+use planted::Bug;
 use prost::Message as _;
 
 use super::Ticket;
@@ -18,6 +20,10 @@ use crate::logging::Value;
 const HEALTHY_FOR: Duration = Duration::from_secs(5);
 /// How long a member that was removed goes on, so that others hear from it that it knows.
 const REMOVED_PAUSE: Duration = Duration::from_secs(1);
+/// How many election timeouts a leader that was removed goes on until enough others know of it.
+const LEAVING_TIMEOUTS: u32 = 10;
+/// How many election timeouts a leader tries to hand over before its own removal is proposed all the same.
+const DEPARTURE_TIMEOUTS: u32 = 2;
 /// Changes that may wait for the one under way.
 const CHANGES_MAX: usize = 64;
 
@@ -35,14 +41,15 @@ pub enum MemberChange {
 }
 
 impl MemberChange {
-    fn to_raft(&self, id: u64) -> (ConfChange, raftpb::ConfChange) {
+    /// As raft and the log have it; a learner is judged by `learners_max` wherever it is applied.
+    fn to_raft(&self, id: u64, learners_max: u64) -> (ConfChange, raftpb::ConfChange) {
         use raftpb::ConfChangeType as Type;
         let (kind, wire, node, context) = match self {
             MemberChange::Add(member) if member.is_learner => (
                 ConfChangeKind::AddLearner,
                 Type::ConfChangeAddLearnerNode,
                 member.id,
-                Some(member.to_json()),
+                Some(machine::learner_json(member, learners_max)),
             ),
             MemberChange::Add(member) => {
                 (ConfChangeKind::AddVoter, Type::ConfChangeAddNode, member.id, Some(member.to_json()))
@@ -94,7 +101,7 @@ impl Core {
         if let MemberChange::Promote(id) = change {
             self.is_caught_up(*id)?;
         }
-        let (_, wire) = change.to_raft(0);
+        let (_, wire) = change.to_raft(0, self.config.max_learners);
         let learners_max = usize::try_from(self.config.max_learners).unwrap_or(usize::MAX);
         machine::validate(&self.machine.members, &wire, learners_max)
     }
@@ -180,21 +187,100 @@ impl Core {
         Ok(())
     }
 
+    /// Whether a leader that is to be removed should wait, since it hands over first: of two members, the one that is
+    /// left could not be elected if it did not hear that the removal is committed. A leader that finds nobody to hand
+    /// over to proposes its removal after a while, see [`consensus::Node::is_leaving`].
+    fn hands_over_first(&mut self, since: Instant, now: Instant) -> bool {
+        let patience = self.config.election_timeout * DEPARTURE_TIMEOUTS;
+        let late = now.saturating_duration_since(since) >= patience;
+        if !self.leads || late || self.node.voters().len() < 2 || planted::is(Bug::RemovedLeading) {
+            return false;
+        }
+        if self.node.transferring().is_none()
+            && let Some(to) = self.successor()
+        {
+            self.logger.info("handing leadership over before being removed", &[("to", Value::Id(to))]);
+            self.transfer_to(to);
+        }
+        true
+    }
+
+    /// Whether another member forwards a proposal to remove this one.
+    pub(super) fn asks_to_remove_this(&self, message: &raftpb::Message) -> bool {
+        message.r#type == Some(raftpb::MessageType::MsgProp as i32)
+            && message.entries.iter().any(|entry| self.removal_of_this(entry).is_some())
+    }
+
+    fn removal_of_this(&self, entry: &raftpb::Entry) -> Option<Bytes> {
+        let data = entry.data.as_ref()?;
+        if entry.r#type != Some(raftpb::EntryType::EntryConfChange as i32) {
+            return None;
+        }
+        let change = raftpb::ConfChange::decode(data.clone()).ok()?;
+        let removes = change.r#type == Some(raftpb::ConfChangeType::ConfChangeRemoveNode as i32);
+        (removes && change.node_id == Some(self.shared.identity.member_id)).then(|| data.clone())
+    }
+
+    /// Another member proposes to remove this one, which leads and hands over first.
+    pub(super) fn depart(&mut self, message: raftpb::Message, now: Instant) {
+        // What finds no room counts as lost on its way.
+        if self.departures.len() < CHANGES_MAX {
+            self.departures.push_back((message, now));
+        }
+    }
+
+    /// Does what is due about proposals to remove this member.
+    pub(super) fn hold_departures(&mut self, now: Instant) {
+        let Some(since) = self.departures.front().map(|(_, since)| *since) else { return };
+        if self.hands_over_first(since, now) {
+            return;
+        }
+        let standing = self.node.standing();
+        let waits = standing.leader == 0 || (!self.leads && self.machine.applied_term != standing.term);
+        if waits && now.saturating_duration_since(since) < self.shared.limits.request_timeout {
+            return;
+        }
+        let Some((message, _)) = self.departures.pop_front() else { return };
+        if self.leads {
+            self.step_received(message);
+            return;
+        }
+        // A member that bound its proposal to the term proposes it again itself; the others count on its being
+        // passed on.
+        if message.term.unwrap_or(0) != 0 || message.context.is_some() {
+            return;
+        }
+        let own = ConfChange { kind: ConfChangeKind::Remove, node: self.shared.identity.member_id };
+        let removals: Vec<Bytes> =
+            message.entries.iter().filter_map(|entry| self.removal_of_this(entry)).collect();
+        for data in removals {
+            // Without a leader it is lost, as in etcd.
+            let _ = self.node.request(Request::ProposeConfChange(own, data));
+        }
+    }
+
     /// Proposes the next change, when the one before is applied: raft takes one at a time.
-    pub(super) fn propose_change(&mut self) {
+    pub(super) fn propose_change(&mut self, now: Instant) {
         if self.change_open.is_some() || self.stopping.is_some() {
             return;
         }
         let Some((ticket, change, since)) = self.changes.front().cloned() else { return };
+        let own = self.shared.identity.member_id;
+        if matches!(change, MemberChange::Remove(id) if id == own) && self.hands_over_first(since, now) {
+            return;
+        }
+        // A new leader makes an empty entry of a change that comes before it has applied its first entry.
+        if !self.leads && self.machine.applied_term != self.node.standing().term {
+            return;
+        }
         let id = self.shared.request_id();
-        let (raft, wire) = change.to_raft(id);
-        let event = Event::ConfChangeProposed(raft, wire.encode_to_vec().into());
+        let (raft, wire) = change.to_raft(id, self.config.max_learners);
         // Without a leader it waits here.
-        if self.node.step(event).is_ok() {
+        if self.node.request(Request::ProposeConfChange(raft, wire.encode_to_vec().into())).is_ok() {
             self.changes.pop_front();
             self.change_open = Some(id);
-            let term = self.node.standing().term;
-            self.waiting.insert(id, Open::new(Waiter::Members(ticket), since, term));
+            let waiter = Waiter::Members(ticket, Box::new(change));
+            self.waiting.insert(id, Open::new(waiter, since, self.given()));
         }
     }
 
@@ -226,7 +312,7 @@ impl Core {
         if applied.outcome.is_ok() {
             self.members_changed(change);
         }
-        if let Some(Waiter::Members(ticket)) = self.taken_from_waiting(applied.request_id) {
+        if let Some(Waiter::Members(ticket, _)) = self.taken_from_waiting(applied.request_id) {
             let promoted = matches!(applied.outcome, Ok(VoterChange::AddVoter(_)));
             if promoted && self.machine.members.learners().len() < learners {
                 self.shared.metrics.server.learner_promote_successes.inc();
@@ -283,6 +369,31 @@ impl Core {
             &[("member-id", Value::Id(self.shared.identity.member_id))],
         );
         self.removed_at = Some(now + REMOVED_PAUSE);
+        // A client who wanted just that hears of it, though the entry may never come here.
+        let own = self.shared.identity.member_id;
+        let removes = |change: &MemberChange| matches!(change, MemberChange::Remove(id) if *id == own);
+        let term = self.machine.applied_term;
+        let (queued, rest) =
+            std::mem::take(&mut self.changes).into_iter().partition(|(_, change, _)| removes(change));
+        self.changes = rest;
+        let queued: VecDeque<_> = queued;
+        let mut tickets: Vec<Ticket> = queued.into_iter().map(|(ticket, ..)| ticket).collect();
+        let proposed = self.change_open.filter(|id| {
+            let open = self.waiting.get(id).map(|open| &open.waiter);
+            matches!(open, Some(Waiter::Members(_, change)) if removes(change))
+        });
+        if let Some(id) = proposed
+            && let Some(Waiter::Members(ticket, _)) = self.taken_from_waiting(id)
+        {
+            tickets.push(ticket);
+        }
+        self.member_outcomes.extend(tickets.into_iter().map(|ticket| (ticket, Ok(()), term)));
+    }
+
+    /// Whether this member has come to its end since it was removed.
+    pub(super) fn has_left(&self, now: Instant) -> bool {
+        let patience = self.config.election_timeout * LEAVING_TIMEOUTS;
+        self.removed_at.is_some_and(|at| now >= at && (!self.node.is_leaving() || now >= at + patience))
     }
 
     /// Makes this member's name and client URLs known, once after each start.

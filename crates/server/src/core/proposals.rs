@@ -6,12 +6,12 @@ use api::Status;
 use api::error;
 use api::etcdserverpb::{InternalRaftRequest, RequestHeader};
 use bytes::Bytes;
-use consensus::Event;
+use consensus::Request;
 use log::Space;
 use prost::Message as _;
 
-use super::Ticket;
 use super::run::Core;
+use super::{MemberChange, Ticket};
 
 /// Bytes that may wait in the log to be synced before the core holds proposals back.
 const LOG_QUEUE_BYTES: usize = 64 << 20;
@@ -29,8 +29,8 @@ pub(super) enum Waiter {
     KeepAlive(Ticket, i64),
     /// The expiry of this lease.
     Expiry(i64),
-    /// A client who changes the members.
-    Members(Ticket),
+    /// A client who changes the members, and the change.
+    Members(Ticket, Box<MemberChange>),
     /// This member's own name and addresses, to be known to all.
     Attributes,
     /// Nobody: the core's own business.
@@ -41,15 +41,24 @@ pub(super) enum Waiter {
 pub(super) struct Open {
     pub waiter: Waiter,
     pub since: Instant,
-    /// The term of the leader that it was given to.
-    term: u64,
-    /// A client's command, to be proposed again if that leader did not get it into the log.
+    given: Given,
+    /// A client's command, to be proposed again if the leader did not get it into the log.
     data: Option<Bytes>,
 }
 
+/// To which leader something was given.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Given {
+    /// The leader's term.
+    term: u64,
+    /// Whether it gets into the log in that term or never. Otherwise it may be applied at any time, and nobody may
+    /// propose it again: whoever waits is told after a while that it took too long, as in etcd.
+    bound: bool,
+}
+
 impl Open {
-    pub fn new(waiter: Waiter, since: Instant, term: u64) -> Open {
-        Open { waiter, since, term, data: None }
+    pub fn new(waiter: Waiter, since: Instant, given: Given) -> Open {
+        Open { waiter, since, given, data: None }
     }
 }
 
@@ -115,19 +124,24 @@ impl Core {
             return;
         }
         let entries = self.gathered[..count].iter().map(|proposal| proposal.data.clone()).collect();
-        if self.node.step(Event::Proposed(entries)).is_err() {
+        if self.node.request(Request::Propose(entries)).is_err() {
             // No leader, or one that is handing over: the next one takes them, if it comes in time.
             self.held_back = true;
             return;
         }
-        let term = self.node.standing().term;
+        let given = self.given();
         for proposal in self.gathered.drain(..count) {
             self.shared.proposal_taken(proposal.data.len());
             let waiter = Waiter::Client(proposal.ticket, proposal.wait_removed);
             self.open_bytes += proposal.data.len();
-            let open = Open { waiter, since: proposal.since, term, data: Some(proposal.data) };
+            let open = Open { waiter, since: proposal.since, given, data: Some(proposal.data) };
             self.waiting.insert(proposal.id, open);
         }
+    }
+
+    /// To whom a proposal goes that is made now.
+    pub(super) fn given(&self) -> Given {
+        Given { term: self.node.standing().term, bound: self.node.binds_proposals() }
     }
 
     /// How many of the gathered proposals a follower may hand on now. What goes to the leader shares its connection
@@ -150,11 +164,15 @@ impl Core {
     }
 
     /// An entry of a newer term than those before has been applied: what was given to a leader of an older term, and
-    /// has not been applied by now, never will be. A leader takes forwarded proposals only for its own term, and in
-    /// the log no entry of an older term follows. So clients' commands are proposed again.
+    /// has not been applied by now, never will be, if that leader takes forwarded proposals only for its own term: for
+    /// in the log no entry of an older term follows. Then clients' commands and changes are proposed again.
     pub(super) fn propose_again(&mut self, term: u64) {
-        let mut lost: Vec<u64> =
-            self.waiting.iter().filter(|(_, open)| open.term < term).map(|(id, _)| *id).collect();
+        let mut lost: Vec<u64> = self
+            .waiting
+            .iter()
+            .filter(|(_, open)| open.given.bound && open.given.term < term)
+            .map(|(id, _)| *id)
+            .collect();
         lost.sort_unstable();
         let mut again = Vec::new();
         for id in lost {
@@ -164,6 +182,10 @@ impl Core {
                 (Waiter::Client(ticket, wait_removed), Some(data)) => {
                     self.shared.proposal_again(data.len());
                     again.push(Proposal { ticket, id, data, wait_removed, since: open.since });
+                }
+                (Waiter::Members(ticket, change), _) => {
+                    self.change_open = None;
+                    self.changes.push_front((ticket, *change, open.since));
                 }
                 (waiter, _) => self.give_up(waiter, error::LEADER_CHANGED),
             }
@@ -182,6 +204,7 @@ impl Core {
     pub(super) fn forget_commands(&mut self) {
         for open in self.waiting.values_mut() {
             open.data = None;
+            open.given.bound &= !matches!(open.waiter, Waiter::Client(..) | Waiter::Members(..));
         }
         self.open_bytes = 0;
     }
@@ -193,18 +216,17 @@ impl Core {
         let data = Bytes::from(request.encode_to_vec());
         // A follower's own disk has nothing to do with what it hands on.
         let full = self.leads && self.log.space() == Space::Exhausted;
-        let refused = full || self.node.step(Event::Proposed(vec![data])).is_err();
+        let refused = full || self.node.request(Request::Propose(vec![data])).is_err();
         if refused {
             self.give_up(waiter, error::NO_LEADER);
         } else {
-            let term = self.node.standing().term;
-            self.waiting.insert(id, Open::new(waiter, self.shared.clock.now(), term));
+            self.waiting.insert(id, Open::new(waiter, self.shared.clock.now(), self.given()));
         }
     }
 
     pub(super) fn give_up(&mut self, waiter: Waiter, status: Status) {
         match waiter {
-            Waiter::Client(ticket, _) | Waiter::Members(ticket) => self.refuse(ticket, status),
+            Waiter::Client(ticket, _) | Waiter::Members(ticket, _) => self.refuse(ticket, status),
             // The next leader is asked.
             Waiter::KeepAlive(ticket, _) => self.refuse(ticket, error::NOT_PRIMARY_LESSOR),
             Waiter::Expiry(id) => {

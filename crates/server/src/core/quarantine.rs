@@ -4,7 +4,6 @@ use std::time::Instant;
 
 use api::etcdserverpb::alarm_request::AlarmAction;
 use api::etcdserverpb::{AlarmRequest, AlarmType, InternalRaftRequest};
-use consensus::Event;
 
 use super::proposals::Waiter;
 use super::run::Core;
@@ -35,17 +34,17 @@ impl Core {
     }
 
     /// A leader that the alarm names hands over to a member that it does not name, if there is one to be reached.
-    pub(super) fn resign_if_corrupt(&mut self) -> Result<(), String> {
+    pub(super) fn resign_if_corrupt(&mut self) {
         let own = self.shared.identity.member_id;
         if !self.leads || !self.machine.alarms.is_raised(CORRUPT, own) || self.node.transferring().is_some() {
-            return Ok(());
+            return;
         }
-        let Some(to) = self.successor() else { return Ok(()) };
+        let Some(to) = self.successor() else { return };
         self.logger.warn(
             "handing leadership over: this member's state differs from the others'",
             &[("to", Value::Id(to))],
         );
-        self.step(Event::TransferRequested(to))
+        self.transfer_to(to);
     }
 
     /// Counts what a leader was too slow for: others must not think that it is gone.

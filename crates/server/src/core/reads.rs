@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use api::error;
-use consensus::Event;
+use consensus::Request;
 use planted::Bug;
 
 use super::run::Core;
@@ -24,6 +24,9 @@ const ROUND_PACE: Duration = Duration::from_millis(2);
 const SHARED_ROUND: usize = 3;
 /// A round that nobody confirmed is asked for again: a message may be lost, or the leader be too new to know.
 const RETRY: Duration = Duration::from_millis(500);
+
+/// Pause before a raft node that took no read is asked again.
+const REFUSED_PAUSE: Duration = Duration::from_millis(10);
 
 /// What waits for a round.
 #[derive(Clone, Copy, Debug)]
@@ -60,6 +63,8 @@ pub(super) struct Reads {
     /// Reads whose round is confirmed and whose state is applied: answered once it is published.
     readable: Vec<Ticket>,
     slow_until: Option<Instant>,
+    /// The raft node took no read: it is not asked again before this time.
+    refused_until: Option<Instant>,
     /// When the last round began.
     began: Option<Instant>,
     /// Reads in recent rounds, on average, in sixteenths.
@@ -78,24 +83,32 @@ impl Reads {
 
 impl Core {
     /// Begins a round for what waits, if there is somebody to ask.
-    pub(super) fn start_round(&mut self, now: Instant) -> Result<(), String> {
+    pub(super) fn start_round(&mut self, now: Instant) {
         if self.reads.waiting.is_empty() {
-            return Ok(());
+            return;
         }
         if self.reads_local() || (planted::is(Bug::StaleRead) && self.leads && self.settled) {
             let wants = std::mem::take(&mut self.reads.waiting);
             self.grant(wants, now);
-            return Ok(());
+            return;
         }
         if self.round_waits(now).is_none_or(|left| !left.is_zero()) {
-            return Ok(());
+            return;
         }
         self.reads.began = Some(now);
         self.reads.shared16 = (self.reads.shared16 * 7 + self.reads.waiting.len() * 16) / 8;
         let context = self.shared.request_id();
         let wants = std::mem::take(&mut self.reads.waiting);
         self.reads.rounds.push_back(Round { context, wants, began: now, index: None });
-        self.step(Event::ReadRequested(context))
+        if self.node.request(Request::Read(context)).is_err() {
+            // The leader was lost just now, or too many reads wait for it to be confirmed: these wait with them, until
+            // their clients are told that it took too long.
+            if let Some(mut round) = self.reads.rounds.pop_back() {
+                round.wants.append(&mut self.reads.waiting);
+                self.reads.waiting = round.wants;
+            }
+            self.reads.refused_until = Some(now + REFUSED_PAUSE);
+        }
     }
 
     /// How long what waits has to wait for the next round to begin. `None` if nothing waits, or if only something that
@@ -108,6 +121,10 @@ impl Core {
         let nobody = self.node.standing().leader == 0 || (self.leads && !self.settled);
         if nobody || self.reads.open().count() >= ROUNDS_MAX {
             return None;
+        }
+        let refused = self.reads.refused_until.map(|until| until.saturating_duration_since(now));
+        if let Some(left) = refused.filter(|left| !left.is_zero()) {
+            return Some(left);
         }
         let since = |began: Instant| now.saturating_duration_since(began);
         // Rounds that nobody shares are not worth keeping apart.

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use api::error;
 use api::raftpb::{self, MessageType};
-use consensus::{Entry, Event, Fetch, Role, Standing};
+use consensus::{Entry, Event, Fetch, Refused, Request, Role, Standing};
 use log::Space;
 
 use super::run::Core;
@@ -29,7 +29,9 @@ impl Core {
             if snapshot || full || self.machine.members.removed.contains(&from) {
                 continue;
             }
-            if self.leads && kind == MessageType::MsgProp as i32 {
+            if self.leads && self.asks_to_remove_this(&message) {
+                self.depart(message, now);
+            } else if self.leads && kind == MessageType::MsgProp as i32 {
                 self.gathering.came(now);
                 self.handed_on.push(message);
             } else {
@@ -42,7 +44,7 @@ impl Core {
     pub(super) fn step_received(&mut self, message: raftpb::Message) {
         let (kind, from) = (message.r#type.unwrap_or(0), message.from.unwrap_or(0));
         let commit = message.commit.unwrap_or(0);
-        if let Err(why) = self.node.step(Event::Received(message)) {
+        if let Err(why) = self.node.request(Request::Receive(message)) {
             let last = self.node.standing().last;
             if kind == MessageType::MsgHeartbeat as i32 && commit > last {
                 // Only what this member has acknowledged is committed to it by a heartbeat.
@@ -163,7 +165,7 @@ impl Core {
                 self.stepping_down = Some(now + self.config.election_timeout);
                 if let Some(to) = self.successor() {
                     self.logger.warn("handing leadership over: the disk stalls", &[("to", Value::Id(to))]);
-                    self.step(Event::TransferRequested(to))?;
+                    self.transfer_to(to);
                 }
             }
             Some(until) if now >= until => {
@@ -191,31 +193,47 @@ impl Core {
     }
 
     /// Before it stops, a leader hands over, so that nobody has to wait for an election.
-    pub(super) fn hand_over(&mut self) -> Result<(), String> {
+    pub(super) fn hand_over(&mut self) {
         if !self.leads {
-            return Ok(());
+            return;
         }
-        let Some(to) = self.successor() else { return Ok(()) };
+        let Some(to) = self.successor() else { return };
         self.logger.info("handing leadership over before stopping", &[("to", Value::Id(to))]);
-        self.step(Event::TransferRequested(to))
+        self.transfer_to(to);
     }
 
-    pub(super) fn move_leader(&mut self, ticket: Ticket, to: u64, now: Instant) -> Result<(), String> {
-        if !self.leads {
+    /// Asks raft to hand leadership to another member. A leader that was deposed in this very turn cannot; the next
+    /// tick looks again where it matters.
+    pub(super) fn transfer_to(&mut self, to: u64) {
+        if let Err(why) = self.node.request(Request::Transfer(to)) {
+            let why = why.to_string();
+            self.logger.debug(
+                "leadership is not handed over",
+                &[("to", Value::Id(to)), ("reason", Value::Str(&why))],
+            );
+        }
+    }
+
+    pub(super) fn move_leader(&mut self, ticket: Ticket, to: u64, now: Instant) {
+        // It may have been deposed in this turn, which `leads` shows only after it.
+        if !self.leads || self.node.standing().role != Role::Leader {
             self.refuse(ticket, error::NOT_LEADER);
-            return Ok(());
+            return;
         }
         let voter = self.machine.members.by_id.get(&to).is_some_and(|member| !member.is_learner);
         if !voter {
             self.refuse(ticket, error::BAD_LEADER_TRANSFEREE);
-            return Ok(());
+            return;
         }
         if to == self.shared.identity.member_id {
             self.reply(ticket, ReplyBody::LeaderMoved);
-            return Ok(());
+            return;
         }
-        self.moves.push((ticket, to, now + self.shared.limits.request_timeout));
-        self.step(Event::TransferRequested(to))
+        match self.node.request(Request::Transfer(to)) {
+            Ok(()) => self.moves.push((ticket, to, now + self.shared.limits.request_timeout)),
+            Err(Refused::NoLeader | Refused::Transferring) => self.refuse(ticket, error::NOT_LEADER),
+            Err(Refused::Other(_)) => self.refuse(ticket, error::BAD_LEADER_TRANSFEREE),
+        }
     }
 
     /// Answers those who wait for a leader to lead.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use api::etcdserverpb::alarm_request::AlarmAction;
 use api::etcdserverpb::{AlarmRequest, AlarmType, CompactionRequest, InternalRaftRequest};
 use api::{Status, raftpb};
-use consensus::{Effects, EntryKind, Event, Fetch, Node, Role};
+use consensus::{Effects, EntryKind, Event, Fetch, Node, Request, Role};
 use log::{Batch, Log, LogEvent, Space, Synced};
 use machine::{Alarms, Machine, Members, Outcome};
 use mvcc::{Location, View};
@@ -130,6 +130,8 @@ pub struct Core {
     /// Changes of the members that wait, and the one under way.
     pub(super) changes: VecDeque<(Ticket, MemberChange, Instant)>,
     pub(super) change_open: Option<u64>,
+    /// Proposals of other members to remove this one, which leads, and since when they wait.
+    pub(super) departures: VecDeque<(raftpb::Message, Instant)>,
     pub(super) member_outcomes: Vec<(Ticket, Result<(), Status>, u64)>,
     /// When to end, since this member was removed from the cluster.
     pub(super) removed_at: Option<Instant>,
@@ -230,6 +232,7 @@ impl Core {
             renewals_of_expired: BTreeMap::new(),
             changes: VecDeque::new(),
             change_open: None,
+            departures: VecDeque::new(),
             member_outcomes: Vec::new(),
             removed_at: None,
             moves: Vec::new(),
@@ -352,8 +355,9 @@ impl Core {
             self.take(ask, now)?;
         }
         self.propose_gathered(now);
-        self.propose_change();
-        self.start_round(now)?;
+        self.hold_departures(now);
+        self.propose_change(now);
+        self.start_round(now);
         self.tick(now)?;
         self.carry_out(now)?;
         self.finish_rounds(now);
@@ -366,7 +370,7 @@ impl Core {
         }
         self.order_checkpoint(now);
         self.release_doomed();
-        if self.removed_at.is_some_and(|at| now >= at) {
+        if self.has_left(now) {
             return Ok(true);
         }
         Ok(self.stopping.is_some_and(|since| {
@@ -402,7 +406,7 @@ impl Core {
             }
             Ask::Read(ticket) => self.reads.push(Want::Read(ticket), now),
             Ask::ChangeMembers(ticket, change) => self.change_members(ticket, change, now),
-            Ask::MoveLeader(ticket, to) => self.move_leader(ticket, to, now)?,
+            Ask::MoveLeader(ticket, to) => self.move_leader(ticket, to, now),
             Ask::Outside(sender, ask) => {
                 let slot = u32::try_from(self.outside.insert(sender)).unwrap_or(u32::MAX);
                 self.take(ask(Ticket { shard: OUTSIDE, slot, generation: 0 }), now)?;
@@ -423,7 +427,7 @@ impl Core {
             Ask::Place(values, done) => self.place(values, done, now),
             Ask::Fetched(fetch, read) => self.fetched(fetch, read)?,
             Ask::StateTrail(ticket, from) => {
-                let trail = self.machine.state_trail(from);
+                let trail = self.machine.newest_state_trail(from, crate::comparison::POINTS_MAX);
                 self.reply(ticket, ReplyBody::StateTrail(trail));
             }
             Ask::Removed => self.end_removed(now),
@@ -447,7 +451,7 @@ impl Core {
                     if self.leads_now() {
                         self.note_leases_below(now, Duration::from_secs(1));
                     }
-                    self.hand_over()?;
+                    self.hand_over();
                     self.stopping = Some(now);
                 }
             }
@@ -513,8 +517,10 @@ impl Core {
         Ok(())
     }
 
+    /// Tells the raft node what this member did. There is no such way for what clients and peers want: that is a
+    /// [`Request`](consensus::Request), and refused without an end of the member.
     pub(super) fn step(&mut self, event: Event) -> Result<(), String> {
-        self.node.step(event).map_err(|e| format!("raft refused what it has to take: {e}"))
+        self.node.step(event).map_err(|e| format!("the raft node and the core do not agree: {e}"))
     }
 
     fn raise_no_space(&mut self, now: Instant) {
@@ -543,7 +549,7 @@ impl Core {
         self.pressure.look(now);
         self.watch_disk(now)?;
         self.step(Event::Ticked)?;
-        self.resign_if_corrupt()?;
+        self.resign_if_corrupt();
         self.advance_ticks(now)?;
         self.retry_reads(now);
         self.sweep_waiting(now);
@@ -573,9 +579,10 @@ impl Core {
             && let Some(effects) = self.node.effects()
         {
             self.follow(effects, now)?;
-            self.campaign_alone()?;
+            self.campaign_alone();
         }
-        self.campaign_alone()
+        self.campaign_alone();
+        Ok(())
     }
 
     fn follow(&mut self, effects: Effects, now: Instant) -> Result<(), String> {
@@ -610,16 +617,16 @@ impl Core {
     }
 
     /// The only voter does not wait for a timeout: nobody else could win.
-    fn campaign_alone(&mut self) -> Result<(), String> {
+    fn campaign_alone(&mut self) {
         if self.parked.is_some() {
-            return Ok(());
+            return;
         }
         let standing = self.node.standing();
         let alone = self.node.voters() == [self.shared.identity.member_id];
         if standing.role == Role::Follower && alone && self.machine.applied_index >= standing.commit {
-            self.step(Event::CampaignRequested)?;
+            // Refused while its log is not synced: once it is, there is another turn.
+            let _ = self.node.request(Request::Campaign);
         }
-        Ok(())
     }
 
     pub(super) fn append(&mut self, append: consensus::Append, now: Instant) -> Result<(), String> {
@@ -757,7 +764,7 @@ impl Core {
                     (ticket, ReplyBody::Outcome(outcome, pin), wait_removed)
                 }
                 Waiter::KeepAlive(ticket, ttl) => (ticket, ReplyBody::KeptAlive(ttl), false),
-                Waiter::Members(_) | Waiter::Expiry(_) | Waiter::Attributes | Waiter::Nobody => continue,
+                Waiter::Members(..) | Waiter::Expiry(_) | Waiter::Attributes | Waiter::Nobody => continue,
             };
             let reply = Reply { ticket, revision, raft_term, body };
             if wait_removed && self.removing {

@@ -59,6 +59,8 @@ impl Services {
         if request.id == 0 {
             request.id = self.shared.lease_id();
         }
+        // COMPAT-64: here and not when it is applied, where the options of members may differ.
+        request.ttl = request.ttl.max(self.shared.limits.lease_ttl_min);
         let message = request.encode_to_vec().into();
         self.propose(field::LEASE_GRANT, &message, false, "LeaseGrant", |_, outcome, header| {
             let Outcome::LeaseGranted { id, ttl } = outcome else { return Err(error::STOPPED) };

@@ -66,6 +66,7 @@ fn shared(state: Published, values: log::Values) -> Shared {
     let identity = Identity { member_id: MEMBER, cluster_id: 0xc1 };
     let limits = Limits {
         election_timeout: Duration::from_secs(1),
+        lease_ttl_min: 2,
         request_bytes_max: 1 << 20,
         txn_ops_max: 128,
         quota_bytes: Some(2 << 30),
@@ -89,7 +90,7 @@ pub fn served(given: Given, adjust: impl FnOnce(&mut Published)) -> Served {
     let (mut log, _) = log::Log::open(options, disk, 1, &mut |_| {}, Box::new(|_| {})).unwrap();
     let values = LogValues::new(log.values());
 
-    let mut machine = Machine::new(Rules { lease_ttl_min: 2, learners_max: 1 });
+    let mut machine = Machine::new(Rules { learners_max: 1 });
     let member = Member { id: MEMBER, is_learner: given.learner, ..Member::default() };
     machine.members.by_id.insert(MEMBER, member);
     for (mut entry, index) in given.entries.into_iter().zip(1..) {

@@ -1,6 +1,9 @@
 //! Members that are moved by hand: that they serve, survive, replicate, and repeat.
 
+mod flags;
+mod forwarding;
 mod leases;
+mod membership;
 mod world;
 
 use std::collections::BTreeMap;

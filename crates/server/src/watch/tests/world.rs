@@ -70,6 +70,7 @@ impl World {
         let mut store = Store::new();
         let limits = Limits {
             election_timeout: std::time::Duration::from_secs(1),
+            lease_ttl_min: 2,
             request_bytes_max,
             txn_ops_max: 128,
             quota_bytes: None,

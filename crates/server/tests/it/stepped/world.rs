@@ -54,6 +54,9 @@ enum Letter {
     },
 }
 
+/// Says of a message that arrives whether it is lost.
+pub type Losing = Box<dyn FnMut(&Message) -> bool + Send>;
+
 /// Letters, who is reachable, and all that was sent or said.
 #[derive(Default)]
 pub struct Post {
@@ -62,6 +65,10 @@ pub struct Post {
     up: BTreeMap<u64, Instant>,
     /// How many snapshots are to break off half way.
     pub breaks: u32,
+    /// Whether no member knows of another that it is connected, though messages arrive.
+    pub strangers: bool,
+    /// Says of each message, when it arrives, whether it is lost.
+    pub loses: Option<Losing>,
     pub trace: Vec<String>,
 }
 
@@ -99,7 +106,7 @@ impl PeerLinks for Links {
 
     fn active_since(&self, id: u64) -> Option<Instant> {
         let post = lock(&self.post);
-        let own = post.up.get(&self.id.load(Ordering::Relaxed))?;
+        let own = post.up.get(&self.id.load(Ordering::Relaxed)).filter(|_| !post.strangers)?;
         post.up.get(&id).map(|other| *other.max(own))
     }
 
@@ -149,6 +156,8 @@ pub struct Place {
     pub member: Option<Stepped>,
     /// Its log does nothing, as if the disk did not come back from a sync.
     pub log_held: bool,
+    /// Take effect with the next start.
+    pub switches: Switches,
     /// Of one that joins others.
     beginning: Option<Beginning>,
     /// Its id, once it has run.
@@ -200,11 +209,28 @@ impl World {
                 clock: HandClock::new(epoch, UNIX_EPOCH + Duration::from_secs(1_700_000_000)),
                 member: None,
                 log_held: false,
+                switches: Switches::default(),
                 beginning: None,
                 id: 0,
             })
             .collect();
         World { places, post: Shared::default() }
+    }
+
+    /// Gives a member other options from its next start on.
+    pub fn set_options(&mut self, at: usize, options: &[&str]) {
+        let members = self.places.len();
+        self.places[at].config = config(at + 1, members, options);
+    }
+
+    /// Starts all members of places where none runs, and waits until they are ready to serve.
+    pub fn start_all(&mut self) {
+        for at in 0..self.places.len() {
+            if self.places[at].member.is_none() {
+                self.start(at).expect("starts");
+            }
+        }
+        self.until("all are ready", |world| world.members().all(Stepped::is_ready));
     }
 
     /// One more place, for a member that joins the others.
@@ -218,6 +244,7 @@ impl World {
             clock,
             member: None,
             log_held: false,
+            switches: Switches::default(),
             beginning: Some(beginning),
             id: 0,
         });
@@ -232,10 +259,7 @@ impl World {
     /// So many members, ready to serve.
     pub fn started(members: usize, seed: u64, options: &[&str]) -> World {
         let mut world = World::new(members, seed, options);
-        for at in 0..members {
-            world.start(at).expect("starts");
-        }
-        world.until("all are ready", |world| world.members().all(Stepped::is_ready));
+        world.start_all();
         world
     }
 
@@ -266,7 +290,7 @@ impl World {
             segment_bytes: 16 << 10,
             thresholds: THRESHOLDS,
             beginning: place.beginning.clone(),
-            switches: Switches::default(),
+            switches: place.switches,
         })?;
         place.id = member.identity().member_id;
         id.store(place.id, Ordering::Relaxed);
@@ -345,6 +369,9 @@ impl World {
         match letter {
             Letter::Messages { to, mut messages } => {
                 let from = messages.first().and_then(|message| message.from).unwrap_or(0);
+                if let Some(loses) = &mut lock(&post).loses {
+                    messages.retain(|message| !loses(message));
+                }
                 if let (Some(_), Some(member)) = (self.reached(from), self.reached(to)) {
                     member.peering().received(&mut messages);
                 }
@@ -362,7 +389,7 @@ impl World {
                     lock(&post).letters.push_back(Letter::Taken { from, to, delivered: false });
                     return;
                 };
-                let request = Request::get("/mainstay/snapshot").body(Bytes::new()).expect("is one");
+                let request = Request::get("/mainstay/snapshot?format=2").body(Bytes::new()).expect("is one");
                 let answered = member.peering().http(request);
                 member.spawn(async move {
                     let held = Some(answered.await).filter(|response| response.status() == 200);
@@ -411,7 +438,7 @@ impl World {
     }
 
     /// Goes on until it is so.
-    pub fn until(&mut self, what: &str, is: impl Fn(&World) -> bool) {
+    pub fn until(&mut self, what: &str, mut is: impl FnMut(&World) -> bool) {
         for _ in 0..100_000 {
             if is(self) {
                 return;
@@ -421,6 +448,9 @@ impl World {
             }
         }
         let post = lock(&self.post);
+        if let Some(path) = std::env::var_os("MAINSTAY_TRACE") {
+            std::fs::write(path, post.trace.concat()).expect("is written");
+        }
         let last = &post.trace[post.trace.len().saturating_sub(40)..];
         panic!("it never came so far that {what}:\n{}", last.concat());
     }
@@ -458,6 +488,44 @@ impl World {
     ) -> Result<A, Status> {
         let answer = self.member(at).call(path, request.encode_to_vec().into());
         self.run(answer).map(|bytes| A::decode(bytes).expect("decodes"))
+    }
+
+    /// Runs several calls at once, each at its member: their answers in the same order.
+    pub fn run_all<T>(&mut self, futures: Vec<impl Future<Output = T>>) -> Vec<T> {
+        let mut open: Vec<_> = futures.into_iter().map(|future| (Box::pin(future), None)).collect();
+        self.run(std::future::poll_fn(move |context| {
+            for (future, answer) in open.iter_mut().filter(|(_, answer)| answer.is_none()) {
+                if let Poll::Ready(output) = future.as_mut().poll(context) {
+                    *answer = Some(output);
+                }
+            }
+            if open.iter().any(|(_, answer)| answer.is_none()) {
+                return Poll::Pending;
+            }
+            Poll::Ready(open.iter_mut().filter_map(|(_, answer)| answer.take()).collect())
+        }))
+    }
+
+    /// Has a client move leadership to the member of a place.
+    pub fn lead(&mut self, at: usize) {
+        let leader = self.leader().expect("somebody leads");
+        if leader != at {
+            let request = pb::MoveLeaderRequest { target_id: self.places[at].id };
+            let _: pb::MoveLeaderResponse = self
+                .call(leader, "/etcdserverpb.Maintenance/MoveLeader", &request)
+                .expect("leadership moves");
+        }
+        self.until("it leads", |world| world.leader() == Some(at));
+    }
+
+    /// All that was sent and said so far.
+    pub fn text(&self) -> String {
+        lock(&self.post).trace.concat()
+    }
+
+    /// Which of the messages that arrive from now on are lost; none with `None`.
+    pub fn lose(&self, loses: Option<Losing>) {
+        lock(&self.post).loses = loses;
     }
 
     pub fn put(&mut self, at: usize, key: &str, value: &[u8]) -> Result<pb::PutResponse, Status> {

@@ -1,0 +1,93 @@
+//! Members whose options differ, as they do while an operator changes one member after the other.
+
+use api::etcdserverpb::{
+    LeaseGrantRequest, LeaseGrantResponse, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse, MemberAddRequest,
+    MemberAddResponse,
+};
+use mainstay_server::stepped::Stepped;
+
+use super::world::World;
+
+const GRANT: &str = "/etcdserverpb.Lease/LeaseGrant";
+const TIME_TO_LIVE: &str = "/etcdserverpb.Lease/LeaseTimeToLive";
+const ADD: &str = "/etcdserverpb.Cluster/MemberAdd";
+
+/// Waits until all have applied the same entries, and holds their states against each other.
+fn are_equal(world: &mut World) {
+    world.until("all have applied the same", |world| {
+        let first = world.member(0).probe().applied;
+        world.members().all(|member| member.probe().applied == first && member.probe().commit == first)
+    });
+    let hashes: Vec<_> = world.members().map(|member| member.probe().state_hash).collect();
+    assert!(hashes[0].is_some() && hashes.iter().all(|hash| *hash == hashes[0]), "{hashes:?}");
+    let members: Vec<_> = world.members().map(|member| member.published().members.by_id.clone()).collect();
+    assert!(members.iter().all(|other| *other == members[0]), "{members:?}");
+    assert!(!world.text().contains("raising the CORRUPT alarm"));
+}
+
+/// Three members with election timeouts of one, three and ten seconds.
+fn mixed() -> World {
+    let mut world = World::new(3, 4, &[]);
+    world.set_options(1, &["--election-timeout=3000", "--max-learners=2"]);
+    world.set_options(2, &["--election-timeout=10000", "--max-learners=5"]);
+    world.start_all();
+    world
+}
+
+#[test]
+fn short_leases_are_the_same_for_members_with_other_election_timeouts() {
+    let mut world = mixed();
+    for (at, shortest) in [(0, 2), (1, 5), (2, 15)] {
+        for ttl in [1, 4, 60] {
+            let id = 1000 * (at as i64 + 1) + ttl;
+            let granted: LeaseGrantResponse =
+                world.call(at, GRANT, &LeaseGrantRequest { ttl, id }).expect("is granted");
+            assert_eq!(
+                granted.ttl,
+                ttl.max(shortest),
+                "the member that is asked says how short a lease may be"
+            );
+            let asked = LeaseTimeToLiveRequest { id, keys: false };
+            let told: LeaseTimeToLiveResponse = world.call(at, TIME_TO_LIVE, &asked).expect("is told");
+            assert!(told.granted_ttl >= granted.ttl, "no lease ends before its client was told: {told:?}");
+        }
+    }
+    are_equal(&mut world);
+    // The same again out of their logs, with the options changed all round.
+    for at in 0..3 {
+        world.crash(at);
+        world.set_options(
+            at,
+            &[["--election-timeout=5000"], ["--election-timeout=1000"], ["--election-timeout=2000"]][at],
+        );
+    }
+    world.start_all();
+    are_equal(&mut world);
+    let leader = world.leader().expect("somebody leads");
+    let look = world.places[leader].clock.elapsed();
+    world.until("the leader has compared the states", |world| {
+        world.places[leader].clock.elapsed() - look > std::time::Duration::from_secs(6)
+    });
+    are_equal(&mut world);
+}
+
+#[test]
+fn learners_are_counted_against_the_limit_of_the_member_that_is_asked() {
+    let mut world = mixed();
+    let add =
+        |n: u32| MemberAddRequest { peer_urls: vec![format!("http://10.0.1.{n}:2380")], is_learner: true };
+    let began = world.places[0].clock.elapsed();
+    world.until("they have been connected for a while", |world| {
+        world.places[0].clock.elapsed() - began > std::time::Duration::from_secs(8)
+    });
+    for (at, n) in [(0, 1), (1, 2), (2, 3)] {
+        let added: Result<MemberAddResponse, _> = world.call(at, ADD, &add(n));
+        assert!(added.is_ok(), "{at}: {added:?}");
+    }
+    let refused: Result<MemberAddResponse, _> = world.call(0, ADD, &add(4));
+    assert_eq!(refused.map(|_| ()), Err(api::error::TOO_MANY_LEARNERS));
+    are_equal(&mut world);
+    let learners: Vec<usize> =
+        world.members().map(|member: &Stepped| member.probe().learners.len()).collect();
+    assert_eq!(learners, [3, 3, 3]);
+}
