@@ -22,6 +22,7 @@ mod diagnosis;
 mod history;
 mod input;
 mod member;
+mod memory;
 mod network;
 mod raw;
 mod refusals;

@@ -213,9 +213,18 @@ impl Member {
 
     /// Bytes of memory that it holds now.
     pub fn rss_bytes(&self) -> u64 {
+        self.memory_bytes("VmRSS:")
+    }
+
+    /// The most bytes of memory that it ever held.
+    pub fn peak_bytes(&self) -> u64 {
+        self.memory_bytes("VmHWM:")
+    }
+
+    fn memory_bytes(&self, field: &str) -> u64 {
         let path = format!("/proc/{}/status", self.pid());
         let status = std::fs::read_to_string(path).expect("the process runs");
-        let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("it has memory");
+        let line = status.lines().find(|line| line.starts_with(field)).expect("it has memory");
         let kib: u64 = line.split_whitespace().nth(1).and_then(|n| n.parse().ok()).expect("a number");
         kib * 1024
     }

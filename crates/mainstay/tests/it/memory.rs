@@ -1,0 +1,126 @@
+//! What hostile clients can make a member hold: its peak stays near its budget, and others are served.
+
+use std::io::Write as _;
+use std::net::{SocketAddr, TcpStream};
+
+use api::etcdserverpb::request_op::Request;
+use api::etcdserverpb::{RangeRequest, RequestOp, TxnRequest};
+use prost::Message as _;
+
+use crate::client::{path, put_op};
+use crate::cluster::PATIENCE;
+use crate::member::{Member, Setup};
+use crate::raw::{PREFACE, SETTINGS, call, frame};
+use crate::temp_dir::TempDir;
+use crate::{filler, run};
+
+const MIB: u64 = 1 << 20;
+const BUDGET: u64 = 64 * MIB;
+/// What allocators and the kernel's accounting may add to a budget of 64 MiB.
+const MARGIN: u64 = 96 * MIB;
+
+fn member(dir: &TempDir) -> Member {
+    Setup::new(dir.path()).flag(format!("--client-memory-bytes={BUDGET}")).start()
+}
+
+/// Another client reads and writes.
+fn serves_others(member: &Member) {
+    run(async {
+        let client = member.client().await;
+        client.put("other", "x").await.expect("puts are served");
+        client.get("other").await.expect("reads are served");
+    });
+}
+
+fn held_its_bound(member: &Member, before: u64, what: &str) {
+    let grown = member.peak_bytes().saturating_sub(before);
+    println!("{what}: {} MiB more at the peak", grown / MIB);
+    assert!(grown < BUDGET + MARGIN, "{what}: {} MiB", grown / MIB);
+    serves_others(member);
+}
+
+/// A connection by hand.
+struct Hand {
+    stream: TcpStream,
+}
+
+impl Hand {
+    /// Connects; `window` is how much of each answer the server may send.
+    fn connect(address: SocketAddr, window: u32) -> Hand {
+        let mut stream = TcpStream::connect(address).expect("a connection");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a time-out can be set");
+        let mut settings = vec![0, 4];
+        settings.extend(window.to_be_bytes());
+        let mut bytes = PREFACE.to_vec();
+        bytes.extend(frame(SETTINGS, 0, 0, &settings));
+        stream.write_all(&bytes).expect("the server reads");
+        Hand { stream }
+    }
+
+    /// Opens a call without a message; false when the server has closed.
+    fn open(&mut self, stream: u32, path: &str) -> bool {
+        // The frame of the head without the message behind it.
+        let whole = call(stream, path, b"");
+        self.stream.write_all(&whole[..whole.len() - 14]).is_ok()
+    }
+}
+
+#[test]
+fn calls_without_messages() {
+    let dir = TempDir::in_memory("opened");
+    let member = member(&dir);
+    let before = member.peak_bytes();
+    let mut open = Vec::new();
+    for path in [path::PUT, path::WATCH, path::KEEP_ALIVE] {
+        let mut hand = Hand::connect(member.client_address(), 65_535);
+        for call in 0..60_000 {
+            if !hand.open(2 * call + 1, path) {
+                break;
+            }
+        }
+        open.push(hand);
+        serves_others(&member);
+    }
+    held_its_bound(&member, before, "180,000 calls without messages");
+}
+
+#[test]
+fn answers_that_nobody_takes() {
+    let dir = TempDir::in_memory("unread");
+    let member = member(&dir);
+    run(async {
+        member.client().await.put("large", filler(1, 1_400_000)).await.expect("puts are served");
+    });
+    let before = member.peak_bytes();
+    let read = RangeRequest { key: "large".into(), ..RangeRequest::default() };
+    let read = RequestOp { request: Some(Request::RequestRange(read)) };
+    let request = TxnRequest { success: vec![put_op("small", "x"), read], ..TxnRequest::default() };
+    let mut hand = Hand::connect(member.client_address(), 0);
+    for number in 0..500 {
+        if hand.stream.write_all(&call(2 * number + 1, path::TXN, &request.encode_to_vec())).is_err() {
+            break;
+        }
+    }
+    // Behind them on another connection, so that they have been looked at.
+    for _ in 0..20 {
+        serves_others(&member);
+    }
+    held_its_bound(&member, before, "500 answers of 1.4 MB that nobody takes");
+}
+
+#[test]
+fn bodies_of_http_1() {
+    let dir = TempDir::in_memory("bodies");
+    let member = member(&dir);
+    let before = member.peak_bytes();
+    let mut open = Vec::new();
+    for _ in 0..100 {
+        let mut stream = TcpStream::connect(member.client_address()).expect("a connection");
+        stream.set_write_timeout(Some(PATIENCE)).expect("a time-out can be set");
+        // Those that hold most are closed while they send.
+        let head = b"POST /health HTTP/1.1\r\nHost: m\r\nContent-Length: 4000000\r\n\r\n";
+        let _ = stream.write_all(head).and_then(|()| stream.write_all(&vec![b'x'; 3_900_000]));
+        open.push(stream);
+    }
+    held_its_bound(&member, before, "100 unfinished bodies of 3.9 MB");
+}
