@@ -10,6 +10,7 @@ use api::error;
 use api::etcdserverpb::range_request::{SortOrder, SortTarget};
 use api::etcdserverpb::request_op::Request;
 use api::etcdserverpb::{DeleteRangeRequest, PutRequest, RangeRequest, RequestOp, TxnRequest};
+use mvcc::{KeyRange, Snapshot};
 
 /// How deep transactions may nest. etcd is bounded only by max-txn-ops and the message size; ours is bounded for the
 /// sake of the stack (COMPAT-1).
@@ -195,6 +196,26 @@ where
     T: Copy,
 {
     if len(one) <= len(other) { (one, other) } else { (other, one) }
+}
+
+/// The keys that the comparisons of a transaction may look at, those of nested ones included; counting ends above `max`.
+/// A comparison of a range looks at all of it, and takes some bytes of request.
+pub fn compared_keys(request: &TxnRequest, snapshot: &Snapshot<'_>, max: u64) -> u64 {
+    let mut keys = 0;
+    for compare in &request.compare {
+        if !compare.range_end.is_empty() && keys <= max {
+            let range = KeyRange::of_request(&compare.key, &compare.range_end);
+            keys += snapshot.count(range, 0).unwrap_or(0);
+        }
+    }
+    for op in request.success.iter().chain(&request.failure) {
+        if let Some(Request::RequestTxn(nested)) = &op.request
+            && keys <= max
+        {
+            keys += compared_keys(nested, snapshot, max - keys);
+        }
+    }
+    keys
 }
 
 /// Whether a transaction goes without the log: every operation at the top of both branches is a range.

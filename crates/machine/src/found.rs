@@ -116,6 +116,18 @@ impl Found {
         }
     }
 
+    /// The same, of what a client asked for.
+    pub fn projected(version: Version<'_>, projection: Projection) -> Found {
+        let mut found = Found::of(version);
+        if projection.keys_only {
+            found.value = None;
+        }
+        if projection.without_lease {
+            found.lease = 0;
+        }
+        found
+    }
+
     /// The bytes of its `KeyValue`, without tag and length.
     pub fn encoded_len(&self) -> usize {
         Fields::of_found(self).encoded_len()

@@ -7,7 +7,7 @@ use api::etcdserverpb::alarm_request::AlarmAction;
 use api::etcdserverpb::request_op::Request;
 use api::etcdserverpb::{
     AlarmMember, AlarmRequest, AlarmType, CompactionRequest, DeleteRangeRequest, InternalRaftRequest,
-    LeaseRevokeRequest, PutRequest, TxnRequest,
+    LeaseRevokeRequest, PutRequest, RangeRequest, TxnRequest,
 };
 use api::raftpb;
 use api::{Code, Status};
@@ -18,14 +18,14 @@ use prost::Message as _;
 
 use crate::alarm::Alarms;
 use crate::check;
-use crate::found::{Found, Values};
+use crate::found::{Found, Projection, Values};
 use crate::lease::Leases;
 use crate::member::Members;
 use crate::range::{Failure, refused};
 use crate::reconfiguration;
 use crate::request;
 use crate::state_hash::{Effect, StateHash, StatePoint, StateTrail};
-use crate::txn::{self, Deleted, OpOutcome, Path, TxnOutcome};
+use crate::txn::{self, Deleted, OpOutcome, Past, Path, Ranged, Read, TxnOutcome};
 
 /// What a member's options say about applying. It counts only for entries that do not say it themselves.
 #[derive(Clone, Copy, Debug)]
@@ -99,6 +99,27 @@ pub enum Outcome {
     Alarms(Vec<AlarmMember>),
     /// Something that has no answer of its own.
     Done,
+}
+
+impl Outcome {
+    /// Whether it names places of values, which must stay readable until it is answered.
+    pub fn names_values(&self) -> bool {
+        match self {
+            Outcome::Put { previous, .. } => previous.is_some(),
+            Outcome::DeleteRange(deleted) => deleted.previous != Read::NOTHING,
+            Outcome::Txn(txn) => !txn.responses.is_empty(),
+            _ => false,
+        }
+    }
+
+    /// Whether something is left to be read by whoever answers, in the state right behind the entry.
+    pub fn reads_later(&self) -> bool {
+        match self {
+            Outcome::DeleteRange(deleted) => matches!(deleted.previous, Read::Past(_)),
+            Outcome::Txn(txn) => txn.reads_later(),
+            _ => false,
+        }
+    }
 }
 
 /// What changed beside keys and values, for those who keep books of their own.
@@ -284,17 +305,33 @@ impl Machine {
         StateTrail { applied_index: self.applied_index, points: points.skip(older).collect() }
     }
 
-    /// Applies a committed entry. With `answer` false the results of reads inside transactions are not gathered.
+    /// Applies a committed entry. With `answer` false nothing is noted of what it read.
     ///
     /// # Errors
     ///
-    /// When the entry is of a kind that this version does not know, or a value it depends on cannot be read. Nothing has
-    /// changed then.
+    /// As [`Machine::apply_for`].
     pub fn apply(
         &mut self,
         command: Command<'_>,
         values: &dyn Values,
         answer: bool,
+    ) -> Result<Applied, Fatal> {
+        self.apply_for(command, values, |_| answer)
+    }
+
+    /// Applies a committed entry. `waits` says whether somebody waits for the entry proposed under an id: if not, nothing
+    /// is noted of what it read. What ranges inside transactions found is left to whoever answers, see
+    /// [`txn::Read::Past`], and to be read in the state right behind the entry or in one that is not compacted further.
+    ///
+    /// # Errors
+    ///
+    /// When the entry is of a kind that this version does not know, or a value it depends on cannot be read. Nothing has
+    /// changed then.
+    pub fn apply_for(
+        &mut self,
+        command: Command<'_>,
+        values: &dyn Values,
+        waits: impl FnOnce(u64) -> bool,
     ) -> Result<Applied, Fatal> {
         let before = (self.applied_index, self.applied_term);
         self.next(command)?;
@@ -314,6 +351,7 @@ impl Machine {
             Some(header) if header.id != 0 => header.id,
             _ => request.id,
         };
+        let answer = waits(request_id);
         let mut change = None;
         let outcome = match self.dispatch(command, &request, values, answer, &mut change) {
             Ok(outcome) => Ok(outcome),
@@ -374,7 +412,7 @@ impl Machine {
             return Ok(self.put(command, put)?);
         }
         if let Some(delete) = &request.delete_range {
-            return Ok(Outcome::DeleteRange(self.delete_range(delete)));
+            return Ok(Outcome::DeleteRange(self.delete_range(delete, answer)));
         }
         if let Some(txn) = &request.txn {
             if no_space && check::txn_cost(txn) > 0 {
@@ -466,7 +504,7 @@ impl Machine {
         Ok(Outcome::Put { revision, previous })
     }
 
-    fn delete_range(&mut self, delete: &DeleteRangeRequest) -> Deleted {
+    fn delete_range(&mut self, delete: &DeleteRangeRequest, answer: bool) -> Deleted {
         let mut books = Books {
             leases: &mut self.leases,
             usage: &mut self.usage,
@@ -474,7 +512,7 @@ impl Machine {
             hash: &mut self.hash,
         };
         let mut writer = self.store.begin();
-        let mut deleted = write_delete(&mut writer, &mut books, delete);
+        let mut deleted = write_delete(&mut writer, &mut books, delete, answer);
         deleted.revision = writer.finish();
         deleted
     }
@@ -496,7 +534,7 @@ impl Machine {
             hash: &mut self.hash,
         };
         let mut writer = self.store.begin();
-        let mut run = Run { writer: &mut writer, books: &mut books, command, values, answer };
+        let mut run = Run { writer: &mut writer, books: &mut books, command, answer, known: txn::KNOWN_MAX };
         let mut outcome = run.branch(request, &path)?;
         outcome.revision = writer.finish();
         Ok(Outcome::Txn(outcome))
@@ -623,13 +661,14 @@ impl Machine {
     }
 }
 
-/// A chosen branch while it runs. Everything that can fail was checked before, but for reads of the disk.
+/// A chosen branch while it runs. Everything that can fail was checked before.
 struct Run<'a, 's, 'b> {
     writer: &'a mut Writer<'s>,
     books: &'a mut Books<'b>,
     command: Command<'a>,
-    values: &'a dyn Values,
     answer: bool,
+    /// How many keys the outcome may still name by itself.
+    known: usize,
 }
 
 impl Run<'_, '_, '_> {
@@ -644,17 +683,22 @@ impl Run<'_, '_, '_> {
         for op in &ops[..ops.len() - usize::from(cut)] {
             let done = match &op.request {
                 Some(Request::RequestRange(range)) => {
-                    if !self.answer {
-                        continue;
-                    }
-                    OpOutcome::Range(txn::run_range(&self.writer.snapshot(), range, self.values)?)
+                    let (snapshot, changes) = (self.writer.snapshot(), self.writer.changes());
+                    OpOutcome::Range(match self.answer {
+                        true => txn::read_range(&snapshot, changes, range, &mut self.known)?,
+                        false => Ranged {
+                            revision: snapshot.current_revision(),
+                            projection: Projection::default(),
+                            read: Read::NOTHING,
+                        },
+                    })
                 }
                 Some(Request::RequestPut(put)) => {
                     let previous = write_put(self.writer, self.books, self.command, put);
                     OpOutcome::Put { revision: self.writer.revision(), previous }
                 }
                 Some(Request::RequestDeleteRange(delete)) => {
-                    let mut deleted = write_delete(self.writer, self.books, delete);
+                    let mut deleted = write_delete(self.writer, self.books, delete, self.answer);
                     deleted.revision = self.writer.snapshot().current_revision();
                     OpOutcome::DeleteRange(deleted)
                 }
@@ -744,17 +788,37 @@ fn present<'a>(snapshot: &Snapshot<'a>, key: &[u8]) -> Option<Version<'a>> {
     snapshot.get(key, 0).ok().flatten()
 }
 
-fn write_delete(writer: &mut Writer<'_>, books: &mut Books<'_>, delete: &DeleteRangeRequest) -> Deleted {
-    let mut previous = Vec::new();
+fn write_delete(
+    writer: &mut Writer<'_>,
+    books: &mut Books<'_>,
+    delete: &DeleteRangeRequest,
+    answer: bool,
+) -> Deleted {
+    let wanted = answer && delete.prev_kv;
+    let (main, sub) = (writer.revision(), writer.changes());
+    let mut previous = None;
     let range = KeyRange::of_request(&delete.key, &delete.range_end);
     let deleted = writer.delete_range(range, |change| {
         books.added(&change);
         if let Some(gone) = change.previous {
             books.leases.detach(gone.key(), gone.lease());
-            if delete.prev_kv {
-                previous.push(Found::of(gone));
+            if wanted && previous.is_none() {
+                previous = Some(Found::of(gone));
             }
         }
     });
+    let previous = match previous {
+        Some(first) if deleted == 1 => Read::Known { found: vec![first], more: false, count: 1 },
+        // They are those that were there before the first of them went.
+        Some(_) => {
+            let (key, range_end) = (delete.key.clone(), delete.range_end.clone());
+            Read::Past(Past {
+                request: RangeRequest { key, range_end, ..RangeRequest::default() },
+                main,
+                sub,
+            })
+        }
+        None => Read::NOTHING,
+    };
     Deleted { revision: 0, deleted: deleted as i64, previous }
 }

@@ -7,12 +7,12 @@ use api::etcdserverpb::range_request::SortTarget;
 use api::etcdserverpb::request_op::Request;
 use api::etcdserverpb::{Compare, PutRequest, RangeRequest, RequestOp, TxnRequest};
 use bytes::BytesMut;
-use mvcc::{KeyRange, Snapshot, Version};
+use mvcc::{KeyRange, RevisionError, Snapshot, Version};
 use std::cmp::Ordering;
 
 use crate::found::{Found, Projection, Values, read_version};
 use crate::lease::Leases;
-use crate::range::{self, Failure};
+use crate::range::{self, Failure, Selection};
 
 /// What one operation of a transaction did.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,17 +32,92 @@ pub enum OpOutcome {
     Txn(TxnOutcome),
 }
 
-/// The result of a range inside a transaction.
+/// A range inside a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ranged {
     /// The revision current when it ran.
     pub revision: i64,
-    /// The keys, in the order asked for.
-    pub kvs: Vec<Found>,
-    /// Whether the limit cut something off.
-    pub more: bool,
-    /// Keys in the range.
-    pub count: i64,
+    /// What of each key is answered.
+    pub projection: Projection,
+    /// What it found.
+    pub read: Read,
+}
+
+/// What was found inside a transaction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Read {
+    /// This.
+    Known {
+        /// The keys, in the order asked for.
+        found: Vec<Found>,
+        /// Whether the limit cut something off.
+        more: bool,
+        /// Keys in the range.
+        count: i64,
+    },
+    /// Whatever the range held at that point: whoever answers finds out. A range costs what it finds and not what its
+    /// request costs, so apply, which every member waits for, does not walk it.
+    Past(Past),
+}
+
+impl Read {
+    /// Nothing.
+    pub const NOTHING: Read = Read::Known { found: Vec::new(), more: false, count: 0 };
+}
+
+/// A range at one point of a transaction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Past {
+    /// The range, with everything that shapes its answer. Its revision is to be passed over.
+    pub request: RangeRequest,
+    /// It is read as it was before a change of this main revision.
+    pub main: i64,
+    /// The change.
+    pub sub: u32,
+}
+
+impl Past {
+    /// The live versions of the range at that point, in key order, behind a key if one is given. The snapshot has to be
+    /// that of the transaction, or of a later moment that is not compacted so far.
+    ///
+    /// # Errors
+    ///
+    /// When it is.
+    pub fn walk<'a>(
+        &self,
+        snapshot: &Snapshot<'a>,
+        behind: Option<&[u8]>,
+    ) -> Result<mvcc::Range<'a>, RevisionError> {
+        let range = KeyRange::of_request(&self.request.key, &self.request.range_end);
+        let range = match behind {
+            Some(key) => range.after(key),
+            None => range,
+        };
+        snapshot.range_before(range, self.main, self.sub)
+    }
+
+    /// Evaluates the whole at once, however much it is.
+    ///
+    /// # Errors
+    ///
+    /// As [`Past::walk`], or a value that cannot be read.
+    pub fn select<'a>(&self, snapshot: &Snapshot<'a>, values: &dyn Values) -> Result<Selection<'a>, Failure> {
+        let request = &self.request;
+        let mut versions: Vec<Version<'a>> = self.walk(snapshot, None)?.collect();
+        let count = versions.len() as i64;
+        if request.count_only {
+            return Ok(Selection { versions: Vec::new(), more: false, count });
+        }
+        versions.truncate(range::keys_before_sort(request).unwrap_or(usize::MAX));
+        versions.retain(|version| range::passes(*version, request));
+        range::sort(&mut versions, request, values)?;
+        let limit = usize::try_from(request.limit.max(0)).unwrap_or(usize::MAX);
+        let more = limit != 0 && versions.len() > limit;
+        if more {
+            versions.truncate(limit);
+        }
+        Ok(Selection { versions, more, count })
+    }
 }
 
 /// The result of a delete.
@@ -53,7 +128,7 @@ pub struct Deleted {
     /// How many keys went.
     pub deleted: i64,
     /// What they held, if that was asked for.
-    pub previous: Vec<Found>,
+    pub previous: Read,
 }
 
 /// What a transaction did.
@@ -65,6 +140,18 @@ pub struct TxnOutcome {
     pub succeeded: bool,
     /// One for each operation of that branch.
     pub responses: Vec<OpOutcome>,
+}
+
+impl TxnOutcome {
+    /// Whether something is left to be read by whoever answers.
+    pub fn reads_later(&self) -> bool {
+        self.responses.iter().any(|response| match response {
+            OpOutcome::Range(ranged) => matches!(ranged.read, Read::Past(_)),
+            OpOutcome::DeleteRange(deleted) => matches!(deleted.previous, Read::Past(_)),
+            OpOutcome::Put { .. } => false,
+            OpOutcome::Txn(nested) => nested.reads_later(),
+        })
+    }
 }
 
 /// Which branches run, fixed before anything changes. Nested ones stand in the order of their operations.
@@ -253,29 +340,37 @@ pub(crate) fn check_put(snapshot: &Snapshot<'_>, leases: &Leases, put: &PutReque
     Ok(())
 }
 
-/// Runs a range inside a transaction.
-pub(crate) fn run_range(
+/// How many keys the outcome of one transaction may name by itself; further ranges are read later.
+pub(crate) const KNOWN_MAX: usize = 1024;
+
+/// What a range inside a transaction finds, after `changes` changes of the transaction that `snapshot` is within. One key
+/// is looked up at once, as long as `known` lasts.
+pub(crate) fn read_range(
     snapshot: &Snapshot<'_>,
+    changes: u32,
     request: &RangeRequest,
-    values: &dyn Values,
-) -> Result<Ranged, Failure> {
-    let selection = range::select(snapshot, request, values)?;
-    let Projection { keys_only, without_lease } = range::projection(request);
-    let kvs = selection
-        .versions
-        .into_iter()
-        .map(|version| {
-            let mut found = Found::of(version);
-            if keys_only {
-                found.value = None;
-            }
-            if without_lease {
-                found.lease = 0;
-            }
-            found
-        })
-        .collect();
-    Ok(Ranged { revision: snapshot.current_revision(), kvs, more: selection.more, count: selection.count })
+    known: &mut usize,
+) -> Result<Ranged, Status> {
+    let (revision, projection) = (snapshot.current_revision(), range::projection(request));
+    let range = KeyRange::of_request(&request.key, &request.range_end);
+    let is_plain = range::is_natural(request) && !request.count_only;
+    if let Some(key) = range.as_single()
+        && is_plain
+        && *known > 0
+    {
+        *known -= 1;
+        let version = snapshot.get(key, request.revision).map_err(range::refused)?;
+        let found: Vec<Found> =
+            version.into_iter().map(|version| Found::projected(version, projection)).collect();
+        let count = found.len() as i64;
+        return Ok(Ranged { revision, projection, read: Read::Known { found, more: false, count } });
+    }
+    let (main, sub) = match request.revision {
+        1.. => (request.revision + 1, 0),
+        _ if changes == 0 => (revision + 1, 0),
+        _ => (revision, changes),
+    };
+    Ok(Ranged { revision, projection, read: Read::Past(Past { request: request.clone(), main, sub }) })
 }
 
 /// Evaluates a transaction of nothing but ranges on a view.
@@ -290,11 +385,11 @@ pub fn read_only(
 ) -> Result<TxnOutcome, Failure> {
     let path = choose(snapshot, txn, values)?;
     check_path(snapshot, &Leases::default(), txn, &path)?;
-    let mut responses = Vec::new();
+    let (mut responses, mut known) = (Vec::new(), KNOWN_MAX);
     for op in branch(txn, path.succeeded) {
         match &op.request {
             Some(Request::RequestRange(request)) => {
-                responses.push(OpOutcome::Range(run_range(snapshot, request, values)?));
+                responses.push(OpOutcome::Range(read_range(snapshot, 0, request, &mut known)?));
             }
             _ => return Err(error::KEY_NOT_FOUND.into()),
         }

@@ -116,6 +116,10 @@ pub struct Range<'a> {
     front: Cursor<'a, ByKey>,
     back: Cursor<'a, ByKey>,
     mode: Mode,
+    /// How many keys a walk upwards may still look at.
+    looks: u64,
+    /// The key looked at last, once no looks are left.
+    stopped: Option<Version<'a>>,
 }
 
 #[derive(Clone, Copy)]
@@ -124,14 +128,20 @@ enum Mode {
     Current(u64),
     /// At an older one: each key's history is searched, until the cursors meet.
     Historic(i64),
+    /// Before this change of this main revision, in the same way. The number beside is the compact revision.
+    Before((i64, u32), i64),
     Done,
 }
 
 impl<'a> Range<'a> {
+    fn walk(front: Cursor<'a, ByKey>, back: Cursor<'a, ByKey>, mode: Mode) -> Range<'a> {
+        Range { front, back, mode, looks: u64::MAX, stopped: None }
+    }
+
     pub(crate) fn new(snapshot: &Snapshot<'a>, range: KeyRange<'_>, rev: i64) -> Range<'a> {
         let end = Cursor::end(snapshot.keys());
         if range.is_empty() {
-            return Range { front: end.clone(), back: end, mode: Mode::Done };
+            return Range::walk(end.clone(), end, Mode::Done);
         }
         let (front, back) = (range.seek(snapshot), range.seek_end(snapshot));
         let mode = if snapshot.is_newest(rev) {
@@ -141,7 +151,40 @@ impl<'a> Range<'a> {
         } else {
             Mode::Historic(rev)
         };
-        Range { front, back, mode }
+        Range::walk(front, back, mode)
+    }
+
+    /// The live versions just before change `sub` of main revision `main`, which is above the compact revision.
+    pub(crate) fn before(snapshot: &Snapshot<'a>, range: KeyRange<'_>, change: (i64, u32)) -> Range<'a> {
+        let end = Cursor::end(snapshot.keys());
+        if range.is_empty() {
+            return Range::walk(end.clone(), end, Mode::Done);
+        }
+        let (front, back) = (range.seek(snapshot), range.seek_end(snapshot));
+        let mode = match front.same_place(&back) {
+            true => Mode::Done,
+            false => Mode::Before(change, snapshot.compact_revision()),
+        };
+        Range::walk(front, back, mode)
+    }
+
+    /// Has a walk upwards stop after it has looked at so many keys, live or not: at an older revision, a key that is
+    /// found may lie behind any number that are not. [`Range::stopped_at`] says where to go on.
+    pub fn set_looks(&mut self, looks: u64) {
+        self.looks = looks;
+    }
+
+    /// The key behind which the walk goes on, if it stopped since it had looked at as many as it may.
+    pub fn stopped_at(&self) -> Option<&'a [u8]> {
+        self.stopped.map(Version::key)
+    }
+
+    /// Counts a look at a key.
+    fn looked(&mut self, version: Version<'a>) {
+        self.looks -= 1;
+        if self.looks == 0 {
+            self.stopped = Some(version);
+        }
     }
 
     fn meet(&mut self) {
@@ -156,21 +199,35 @@ impl<'a> Iterator for Range<'a> {
 
     fn next(&mut self) -> Option<Version<'a>> {
         loop {
+            if self.looks == 0 {
+                return None;
+            }
             match &mut self.mode {
                 Mode::Done | Mode::Current(0) => return None,
                 Mode::Current(left) => {
                     let slot = self.front.slot()?;
-                    let version = self.front.version();
+                    let version = self.front.version()?;
                     self.front.advance(true);
                     if slot.is_live() {
                         *left -= 1;
-                        return version;
+                        self.looked(version);
+                        return Some(version);
+                    }
+                }
+                &mut Mode::Before(change, compacted) => {
+                    let newest = self.front.version()?;
+                    self.front.advance(false);
+                    self.meet();
+                    self.looked(newest);
+                    if let Some(version) = newest.before(change, compacted) {
+                        return Some(version);
                     }
                 }
                 &mut Mode::Historic(rev) => {
                     let newest = self.front.version()?;
                     self.front.advance(false);
                     self.meet();
+                    self.looked(newest);
                     if let Some(version) = newest.at(rev).filter(|version| !version.is_tombstone()) {
                         return Some(version);
                     }
@@ -182,7 +239,7 @@ impl<'a> Iterator for Range<'a> {
     fn size_hint(&self) -> (usize, Option<usize>) {
         match self.mode {
             Mode::Current(left) => (left as usize, Some(left as usize)),
-            Mode::Historic(_) => (0, None),
+            Mode::Historic(_) | Mode::Before(..) => (0, None),
             Mode::Done => (0, Some(0)),
         }
     }
@@ -198,6 +255,14 @@ impl DoubleEndedIterator for Range<'_> {
                     if self.back.slot()?.is_live() {
                         *left -= 1;
                         return self.back.version();
+                    }
+                }
+                &mut Mode::Before(change, compacted) => {
+                    assert!(self.back.retreat(false), "the cursors must have met before");
+                    let newest = self.back.version()?;
+                    self.meet();
+                    if let Some(version) = newest.before(change, compacted) {
+                        return Some(version);
                     }
                 }
                 &mut Mode::Historic(rev) => {

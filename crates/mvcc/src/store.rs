@@ -9,7 +9,7 @@ use crate::node::{ByKey, ByRevision, Slot};
 use crate::range::KeyRange;
 use crate::tree::Tree;
 use crate::version::{self, Content, Value, Version};
-use crate::view::{Removed, Snapshot, State, View};
+use crate::view::{Moment, Removed, Snapshot, State, View};
 
 /// Stores made so far in this process, so that a moment of one is never looked for in another.
 static STORES: AtomicU64 = AtomicU64::new(0);
@@ -103,6 +103,11 @@ impl Store {
         let state = self.state();
         let pin = self.epochs.publish();
         Arc::new(View::new(state, self.removed, pin, Arc::clone(&self.estate)))
+    }
+
+    /// The present state, to be read in views that are published later; see [`View::moment`].
+    pub fn moment(&self) -> Moment {
+        Moment::of(&self.state(), self.removed)
     }
 
     /// Frees up to `budget` things that no view can see any more, for idle moments; returns how many are left

@@ -286,6 +286,16 @@ impl<'a> Version<'a> {
         Some(unsafe { Version::from_record(link.prev) })
     }
 
+    /// The live version of this key just before change `sub` of main revision `main`, given the newest of all. `main`
+    /// must lie above the compact revision of the snapshot, which is given.
+    pub(crate) fn before(self, (main, sub): (i64, u32), compacted: i64) -> Option<Version<'a>> {
+        let mut version = self.held_at(main, compacted)?;
+        while version.main() == main && version.sub() >= sub {
+            version = version.predecessor(compacted)?;
+        }
+        Some(version).filter(|version| !version.is_tombstone())
+    }
+
     fn has_link(self) -> bool {
         self.link().is_some()
     }

@@ -62,6 +62,11 @@ pub struct Moment {
 }
 
 impl Moment {
+    pub(crate) fn of(state: &State, removed: Removed) -> Moment {
+        let State { current, compacted, live, versions, .. } = *state;
+        Moment { store: removed.store, current, compacted, live, versions, keeps: compacted, removals: None }
+    }
+
     /// The current revision then.
     pub fn revision(&self) -> i64 {
         self.current
@@ -193,6 +198,23 @@ impl<'a> Snapshot<'a> {
     /// [`KeyRange::after`] and [`KeyRange::before`] in O(log n).
     pub fn range(&self, range: KeyRange<'_>, rev: i64) -> Result<Range<'a>, RevisionError> {
         Ok(Range::new(self, range, self.resolve(rev)?))
+    }
+
+    /// The live versions of a range as they were just before change `sub` of main revision `main`: what a read in the
+    /// middle of that transaction found. A `main` above the current revision means the current state.
+    ///
+    /// # Errors
+    ///
+    /// `Compacted` when the revision before `main` is.
+    pub fn range_before(&self, range: KeyRange<'_>, main: i64, sub: u32) -> Result<Range<'a>, RevisionError> {
+        let current = self.state.current;
+        if main > current || (main == current && self.version_at(main, sub).is_none()) {
+            return self.range(range, 0);
+        }
+        if main <= self.state.compacted {
+            return Err(RevisionError::Compacted);
+        }
+        Ok(Range::before(self, range, (main, sub)))
     }
 
     /// Number of live keys in a range at `rev`: O(log n) at the current revision, a scan at older ones.
@@ -360,16 +382,7 @@ impl View {
     /// What this view shows, for readers that go on in later views. It needs what can be read; see
     /// [`Moment::keeping_from`] and [`View::moment_of_everything`].
     pub fn moment(&self) -> Moment {
-        let State { current, compacted, live, versions, .. } = self.state;
-        Moment {
-            store: self.removed.store,
-            current,
-            compacted,
-            live,
-            versions,
-            keeps: compacted,
-            removals: None,
-        }
+        Moment::of(&self.state, self.removed)
     }
 
     /// As [`View::moment`], but nothing may be physically removed as long as somebody reads there.

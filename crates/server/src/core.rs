@@ -208,9 +208,9 @@ pub enum ReplyBody {
     Image(Box<Head>, AsOf),
 }
 
-/// A view held for what it keeps from being freed.
+/// A view held for what it keeps from being freed; and, if an outcome is to be read still, the state to read it in.
 #[derive(Clone)]
-pub struct Pinned(pub Arc<View>);
+pub struct Pinned(pub Arc<View>, pub Option<AsOf>);
 
 impl std::fmt::Debug for Pinned {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -3,7 +3,7 @@
 use api::etcdserverpb::ResponseHeader;
 use bytes::{BufMut, Bytes, BytesMut};
 use machine::found::{put_varint, varint_len};
-use machine::txn::{Deleted, OpOutcome, Ranged, TxnOutcome};
+use machine::txn::{Deleted, OpOutcome, Ranged, Read, TxnOutcome};
 use machine::{Found, ReadError, Values};
 use prost::Message as _;
 
@@ -79,6 +79,18 @@ pub fn put(
     Ok(out.freeze())
 }
 
+/// What was found while the request was applied.
+///
+/// # Errors
+///
+/// When it is left to be read: such answers are `services::answers`' business.
+fn known(read: &Read) -> Result<(&[Found], bool, i64), ReadError> {
+    match read {
+        Read::Known { found, more, count } => Ok((found, *more, *count)),
+        Read::Past(_) => Err(ReadError::Failed("a range is still to be read".to_owned())),
+    }
+}
+
 /// A `DeleteRangeResponse`.
 ///
 /// # Errors
@@ -89,25 +101,27 @@ pub fn delete_range(
     deleted: &Deleted,
     values: &dyn Values,
 ) -> Result<Bytes, ReadError> {
-    let kvs: usize = deleted.previous.iter().map(|found| field_len(found.encoded_len())).sum();
+    let (previous, ..) = known(&deleted.previous)?;
+    let kvs: usize = previous.iter().map(|found| field_len(found.encoded_len())).sum();
     let mut out = BytesMut::with_capacity(header_len(header) + number_len(deleted.deleted) + kvs);
     put_header(&mut out, header);
     put_number(&mut out, 2, deleted.deleted);
-    for found in &deleted.previous {
+    for found in previous {
         put_found(&mut out, 3, found, values)?;
     }
     Ok(out.freeze())
 }
 
 fn range(header: &ResponseHeader, ranged: &Ranged, values: &dyn Values) -> Result<Bytes, ReadError> {
-    let kvs: usize = ranged.kvs.iter().map(|found| field_len(found.encoded_len())).sum();
+    let (found, more, count) = known(&ranged.read)?;
+    let kvs: usize = found.iter().map(|found| field_len(found.encoded_len())).sum();
     let mut out = BytesMut::with_capacity(header_len(header) + kvs + 16);
     put_header(&mut out, header);
-    for found in &ranged.kvs {
+    for found in found {
         put_found(&mut out, 2, found, values)?;
     }
-    put_number(&mut out, 3, i64::from(ranged.more));
-    put_number(&mut out, 4, ranged.count);
+    put_number(&mut out, 3, i64::from(more));
+    put_number(&mut out, 4, count);
     Ok(out.freeze())
 }
 

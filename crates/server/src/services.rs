@@ -4,6 +4,8 @@
 //! to the core, and answered when it says so. Nothing here blocks, but for reading values, which come from the page
 //! cache as a rule.
 
+mod answers;
+mod choose;
 mod cluster;
 mod kv;
 mod lease;
@@ -327,13 +329,27 @@ impl Services {
         what: &'static str,
         answer: impl FnOnce(&Services, ReplyBody, ResponseHeader) -> Result<Answer, Status> + 'static,
     ) -> Result<Unary, Status> {
+        self.ask_then(ask, what, |services, body, header| Ok(Unary::Done(answer(services, body, header))))
+    }
+
+    /// As [`Services::ask`], for answers that may take a while to make.
+    fn ask_then(
+        self: &Rc<Self>,
+        ask: impl FnOnce(crate::core::Ticket) -> Ask,
+        what: &'static str,
+        answer: impl FnOnce(&Services, ReplyBody, ResponseHeader) -> Result<Unary, Status> + 'static,
+    ) -> Result<Unary, Status> {
         let began = self.shared.clock.now();
         let question: Question = self.pending.ask(ask)?;
         let services = Rc::clone(self);
         Ok(Unary::Later(Box::pin(async move {
             let reply = question.await?;
             let header = services.shared.header(reply.revision, reply.raft_term);
-            let answered = answer(&services, reply.body, header);
+            let answered = match answer(&services, reply.body, header) {
+                Ok(Unary::Done(answered)) => answered,
+                Ok(Unary::Later(answered)) => answered.await,
+                Err(status) => Err(status),
+            };
             let took = services.shared.clock.now().saturating_duration_since(began);
             services.took(what, answered.is_ok(), took);
             if took > services.shared.limits.slow_request {

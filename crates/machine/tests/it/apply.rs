@@ -5,7 +5,7 @@ use api::etcdserverpb::{InternalRaftRequest, PutRequest, RangeRequest, RequestOp
 use api::{Status, error};
 use bytes::Bytes;
 use mainstay_machine::range::{self, Failure};
-use mainstay_machine::txn::{OpOutcome, TxnOutcome};
+use mainstay_machine::txn::{OpOutcome, Read, TxnOutcome};
 use mainstay_machine::{Found, Machine, Outcome};
 use prost::Message as _;
 
@@ -26,41 +26,56 @@ fn kv(found: &Found, journal: &Journal) -> Kv {
     }
 }
 
-fn answer_of_op(op: &OpOutcome, journal: &Journal) -> Answer {
-    let kvs = |found: &[Found]| found.iter().map(|found| kv(found, journal)).collect();
+/// What was found, evaluated on the state behind the entry.
+fn read(read: &Read, machine: &Machine, journal: &Journal) -> (Vec<Kv>, bool, i64) {
+    match read {
+        Read::Known { found, more, count } => {
+            (found.iter().map(|found| kv(found, journal)).collect(), *more, *count)
+        }
+        Read::Past(past) => {
+            let snapshot = machine.store.snapshot();
+            let selection = past.select(&snapshot, journal).expect("it can be read");
+            let projection = range::projection(&past.request);
+            let found = selection.versions.into_iter().map(|version| Found::projected(version, projection));
+            (found.map(|found| kv(&found, journal)).collect(), selection.more, selection.count)
+        }
+    }
+}
+
+fn answer_of_op(op: &OpOutcome, machine: &Machine, journal: &Journal) -> Answer {
     match op {
-        OpOutcome::Range(ranged) => Answer::Range {
-            revision: ranged.revision,
-            kvs: kvs(&ranged.kvs),
-            more: ranged.more,
-            count: ranged.count,
-        },
+        OpOutcome::Range(ranged) => {
+            let (kvs, more, count) = read(&ranged.read, machine, journal);
+            Answer::Range { revision: ranged.revision, kvs, more, count }
+        }
         OpOutcome::Put { revision, previous } => {
             Answer::Put { revision: *revision, previous: previous.as_ref().map(|found| kv(found, journal)) }
         }
         OpOutcome::DeleteRange(deleted) => Answer::Delete {
             revision: deleted.revision,
-            previous: kvs(&deleted.previous),
+            previous: read(&deleted.previous, machine, journal).0,
             deleted: deleted.deleted,
         },
-        OpOutcome::Txn(txn) => answer_of_txn(txn, journal),
+        OpOutcome::Txn(txn) => answer_of_txn(txn, machine, journal),
     }
 }
 
-fn answer_of_txn(txn: &TxnOutcome, journal: &Journal) -> Answer {
+fn answer_of_txn(txn: &TxnOutcome, machine: &Machine, journal: &Journal) -> Answer {
     Answer::Txn {
         revision: txn.revision,
         succeeded: txn.succeeded,
-        responses: txn.responses.iter().map(|op| answer_of_op(op, journal)).collect(),
+        responses: txn.responses.iter().map(|op| answer_of_op(op, machine, journal)).collect(),
     }
 }
 
-pub fn answer(effect: Effect, journal: &Journal) -> Result<Answer, Status> {
+pub fn answer(effect: Effect, machine: &Machine, journal: &Journal) -> Result<Answer, Status> {
     let Effect::Applied(Ok(applied)) = effect else { panic!("it stopped: {effect:?}") };
     Ok(match applied.outcome? {
-        Outcome::Put { revision, previous } => answer_of_op(&OpOutcome::Put { revision, previous }, journal),
-        Outcome::DeleteRange(deleted) => answer_of_op(&OpOutcome::DeleteRange(deleted), journal),
-        Outcome::Txn(txn) => answer_of_txn(&txn, journal),
+        Outcome::Put { revision, previous } => {
+            answer_of_op(&OpOutcome::Put { revision, previous }, machine, journal)
+        }
+        Outcome::DeleteRange(deleted) => answer_of_op(&OpOutcome::DeleteRange(deleted), machine, journal),
+        Outcome::Txn(txn) => answer_of_txn(&txn, machine, journal),
         Outcome::LeaseGranted { ttl, .. } => Answer::Granted(ttl),
         _ => Answer::Done,
     })
@@ -106,7 +121,8 @@ fn the_machine_agrees_with_the_model() {
             let data = Bytes::from(request.encode_to_vec());
             let placed = Placed { location: journal.append(&data), data, conf: false };
             let before = machine.store.current_revision();
-            let ours = answer(apply(&mut machine, &placed, &journal, true), &journal);
+            let effect = apply(&mut machine, &placed, &journal, true);
+            let ours = answer(effect, &machine, &journal);
             assert_eq!(ours, model.apply(&request), "seed {seed}, step {step}: {request:?}");
             let after = machine.store.current_revision();
             assert_eq!(after, model.revision);
@@ -188,7 +204,8 @@ fn a_transaction_that_fails_changes_nothing() {
                 let request = InternalRaftRequest { txn: Some(txn), ..InternalRaftRequest::default() };
                 let data = Bytes::from(request.encode_to_vec());
                 let placed = Placed { location: journal.append(&data), data, conf: false };
-                answer(apply(machine, &placed, &journal, answer_wanted), &journal)
+                let effect = apply(machine, &placed, &journal, answer_wanted);
+                answer(effect, machine, &journal)
             };
             go(&mut machine, vec![put("a", 0, false), put("z", 0, false)]).unwrap();
             go(&mut machine, vec![put("a", 0, false)]).unwrap();

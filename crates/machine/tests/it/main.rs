@@ -4,6 +4,7 @@ mod apply;
 mod as_of;
 mod commands;
 mod compare;
+mod cost;
 mod image;
 mod journal;
 mod membership;

@@ -136,13 +136,13 @@ fn assert_equal(sender: &mut Machine, receiver: &mut Machine, journal: &Journal)
 }
 
 /// What everybody sees of an effect.
-fn seen(effect: Effect, journal: &Journal) -> String {
+fn seen(effect: Effect, machine: &Machine, journal: &Journal) -> String {
     match effect {
         Effect::Conf(conf) => format!("{conf:?}"),
         Effect::Applied(ref applied) => {
             let rest = applied.as_ref().map(|a| (a.request_id, a.op, a.change.clone()));
             let rest = format!("{rest:?}");
-            format!("{rest} {:?}", answer(effect, journal))
+            format!("{rest} {:?}", answer(effect, machine, journal))
         }
     }
 }
@@ -163,9 +163,11 @@ impl Leader {
     fn go(&mut self, entries: u64, others: &mut [&mut Machine]) {
         for _ in 0..entries {
             let placed: Placed = self.commands.next(&self.machine, &self.journal);
-            let effect = seen(apply(&mut self.machine, &placed, &self.journal, true), &self.journal);
+            let effect = apply(&mut self.machine, &placed, &self.journal, true);
+            let effect = seen(effect, &self.machine, &self.journal);
             for other in others.iter_mut() {
-                assert_eq!(seen(apply(other, &placed, &self.journal, true), &self.journal), effect);
+                let theirs = apply(other, &placed, &self.journal, true);
+                assert_eq!(seen(theirs, other, &self.journal), effect);
             }
             // Compaction is here and there, on each at its own pace.
             for machine in others.iter_mut().map(|other| &mut **other).chain([&mut self.machine]) {

@@ -5,13 +5,14 @@ use std::time::Instant;
 
 use api::error;
 use consensus::{Entry, EntryKind};
-use machine::{Change, Command};
+use machine::{Change, Command, Outcome};
 use mvcc::Location;
 use planted::Bug;
 
 use super::proposals::{REVOKE_PAUSE, Waiter};
-use super::run::Core;
+use super::run::{Answerable, Core};
 use crate::logging::Value;
+use crate::long_reads::Reader;
 
 impl Core {
     fn location(&mut self, index: u64) -> Result<Location, String> {
@@ -41,14 +42,16 @@ impl Core {
         match entry.kind {
             EntryKind::Normal => {
                 let began = self.shared.clock.now();
-                let applied = match self.machine.apply(command, &self.values, true) {
-                    Ok(applied) => applied,
-                    Err(fatal) if fatal.is_unreadable && !planted::is(Bug::UnreadableValueIsFatal) => {
-                        self.park(&fatal, now);
-                        return Ok(());
-                    }
-                    Err(fatal) => return Err(fatal.to_string()),
-                };
+                let waiting = &self.waiting;
+                let applied =
+                    match self.machine.apply_for(command, &self.values, |id| waiting.contains_key(&id)) {
+                        Ok(applied) => applied,
+                        Err(fatal) if fatal.is_unreadable && !planted::is(Bug::UnreadableValueIsFatal) => {
+                            self.park(&fatal, now);
+                            return Ok(());
+                        }
+                        Err(fatal) => return Err(fatal.to_string()),
+                    };
                 let took = self.shared.clock.now().saturating_duration_since(began);
                 if applied.op == machine::UNDECODABLE
                     && let Err(status) = &applied.outcome
@@ -85,7 +88,12 @@ impl Core {
                     Waiter::Nobody => {}
                     waiter => {
                         let revision = self.machine.store.current_revision();
-                        self.outcomes.push((waiter, applied.outcome, revision, entry.term));
+                        let later = applied.outcome.as_ref().is_ok_and(Outcome::reads_later).then(|| {
+                            // As of now: what comes later in this turn may compact it away.
+                            self.shared.read_long_at(Reader::Range, self.machine.store.moment())
+                        });
+                        let (outcome, raft_term) = (applied.outcome, entry.term);
+                        self.outcomes.push(Answerable { waiter, outcome, later, revision, raft_term });
                     }
                 }
                 let standing = self.node.standing();

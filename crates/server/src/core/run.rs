@@ -10,7 +10,7 @@ use api::etcdserverpb::{AlarmRequest, AlarmType, CompactionRequest, InternalRaft
 use api::{Status, raftpb};
 use consensus::{Effects, EntryKind, Event, Fetch, Node, Request, Role};
 use log::{Batch, Log, LogEvent, Space, Synced};
-use machine::{Alarms, Machine, Members, Outcome};
+use machine::{Alarms, AsOf, Machine, Members, Outcome};
 use mvcc::{Location, View};
 use planted::Bug;
 use slab::Slab;
@@ -85,6 +85,16 @@ pub(super) struct Syncing {
     pub since: Instant,
 }
 
+/// The result of an entry that somebody waits for, to be answered once its state is published.
+pub(super) struct Answerable {
+    pub waiter: Waiter,
+    pub outcome: Result<Outcome, Status>,
+    /// What the outcome left to be read is read in this state.
+    pub later: Option<AsOf>,
+    pub revision: i64,
+    pub raft_term: u64,
+}
+
 /// The core.
 pub struct Core {
     pub(super) shared: Arc<Shared>,
@@ -156,7 +166,7 @@ pub struct Core {
     pub(super) syncing: VecDeque<Syncing>,
     /// Where entries that are not yet applied lie.
     pub(super) locations: VecDeque<(u64, log::Location)>,
-    pub(super) outcomes: Vec<(Waiter, Result<Outcome, Status>, i64, u64)>,
+    pub(super) outcomes: Vec<Answerable>,
     pub(super) replies: Vec<Vec<Reply>>,
     /// Answers to compactions that wait for the removal.
     pub(super) removal_waiters: Vec<Reply>,
@@ -756,11 +766,12 @@ impl Core {
 
     pub(super) fn answer(&mut self) {
         let view = Arc::clone(&self.shared.state.load().view);
-        for (waiter, outcome, revision, raft_term) in std::mem::take(&mut self.outcomes) {
+        for Answerable { waiter, outcome, later, revision, raft_term } in std::mem::take(&mut self.outcomes) {
             let (ticket, body, wait_removed) = match waiter {
                 Waiter::Client(ticket, wait_removed) => {
                     let wait_removed = wait_removed && outcome.is_ok();
-                    let pin = names_values(&outcome).then(|| Pinned(Arc::clone(&view)));
+                    let named = outcome.as_ref().is_ok_and(Outcome::names_values);
+                    let pin = named.then(|| Pinned(Arc::clone(&view), later));
                     (ticket, ReplyBody::Outcome(outcome, pin), wait_removed)
                 }
                 Waiter::KeepAlive(ticket, ttl) => (ticket, ReplyBody::KeptAlive(ttl), false),
@@ -804,15 +815,5 @@ impl Core {
                 self.shared.shards[shard].send_all(replies);
             }
         }
-    }
-}
-
-/// Whether an outcome names places of values, which must stay readable until it is answered.
-fn names_values(outcome: &Result<Outcome, Status>) -> bool {
-    match outcome {
-        Ok(Outcome::Put { previous, .. }) => previous.is_some(),
-        Ok(Outcome::DeleteRange(deleted)) => !deleted.previous.is_empty(),
-        Ok(Outcome::Txn(txn)) => !txn.responses.is_empty(),
-        _ => false,
     }
 }

@@ -1,22 +1,30 @@
 //! Puts, deletes, transactions, compactions.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
-use api::Status;
 use api::error;
 use api::etcdserverpb::{
     CompactionRequest, CompactionResponse, DeleteRangeRequest, PutRequest, ResponseHeader, TxnRequest,
     request_op,
 };
+use api::{Code, Status};
 use bytes::Bytes;
 use front::{Answer, Unary};
 use machine::request::Undecodable;
+use machine::txn::Read;
 use machine::{Outcome, check};
 
-use super::{Services, UNPARSEABLE, decode, unreadable, whole};
-use crate::core::{Ask, ReplyBody, Ticket, command};
+use super::{Services, UNPARSEABLE, answers, decode, unreadable, whole};
+use crate::core::{Ask, Pinned, ReplyBody, Ticket, command};
 use crate::encode;
+use crate::long_reads::Reader;
 use crate::notable;
+
+/// Keys that the comparisons of one transaction may look at (COMPAT-74): they are made in apply, in one go.
+const COMPARED_KEYS_MAX: u64 = 100_000;
+const TOO_MUCH_COMPARED: Status =
+    Status::new(Code::ResourceExhausted, "mainstay: too many keys to compare in one transaction");
 
 /// Fields of `InternalRaftRequest`.
 mod field {
@@ -36,6 +44,20 @@ impl Services {
         what: &'static str,
         answer: impl FnOnce(&Services, Outcome, ResponseHeader) -> Result<Answer, Status> + 'static,
     ) -> Result<Unary, Status> {
+        self.propose_then(field, request, wait_removed, what, |services, outcome, _pin, header| {
+            Ok(Unary::Done(answer(services, outcome, header)))
+        })
+    }
+
+    /// As [`Services::propose`], for answers that may be read from the view that the core hands over.
+    fn propose_then(
+        self: &Rc<Self>,
+        field: u32,
+        request: &Bytes,
+        wait_removed: bool,
+        what: &'static str,
+        answer: impl FnOnce(&Services, Outcome, Option<Pinned>, ResponseHeader) -> Result<Unary, Status> + 'static,
+    ) -> Result<Unary, Status> {
         let id = self.shared.request_id();
         let data = command(id, field, request);
         if data.len() > self.shared.limits.request_bytes_max {
@@ -45,8 +67,9 @@ impl Services {
         self.shared.admit_proposal(bytes)?;
         let writer = self.peer.get().port();
         let ask = |ticket: Ticket| Ask::Propose { ticket, id, data, writer, wait_removed };
-        self.ask(ask, what, |services, body, header| match body {
-            ReplyBody::Outcome(outcome, _pin) => answer(services, outcome?, header),
+        self.ask_then(ask, what, |services, body, header| match body {
+            // The pin keeps the places readable that the outcome names until the answer is made.
+            ReplyBody::Outcome(outcome, pin) => answer(services, outcome?, pin, header),
             _ => Err(error::STOPPED),
         })
         .inspect_err(|_| self.shared.proposal_taken(bytes))
@@ -77,13 +100,22 @@ impl Services {
     pub(super) fn delete_range(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let request: DeleteRangeRequest = decode(message.clone())?;
         check::delete_range(&request)?;
-        self.propose(field::DELETE_RANGE, &message, false, "DeleteRange", |services, outcome, header| {
-            let Outcome::DeleteRange(deleted) = outcome else { return Err(error::STOPPED) };
-            let header = ResponseHeader { revision: deleted.revision, ..header };
-            encode::delete_range(&header, &deleted, &*services.values)
-                .map(Answer::Whole)
-                .map_err(|e| unreadable(&e))
-        })
+        self.propose_then(
+            field::DELETE_RANGE,
+            &message,
+            false,
+            "DeleteRange",
+            |services, outcome, pin, header| {
+                let Outcome::DeleteRange(deleted) = outcome else { return Err(error::STOPPED) };
+                let header = ResponseHeader { revision: deleted.revision, ..header };
+                if let (Read::Past(_), Some(Pinned(_, Some(state)))) = (&deleted.previous, &pin) {
+                    let (state, values) = (state.clone(), Rc::clone(&services.values));
+                    return Ok(Unary::Later(Box::pin(answers::delete_range(state, values, header, deleted))));
+                }
+                let answer = encode::delete_range(&header, &deleted, &*services.values);
+                Ok(Unary::Done(answer.map(Answer::Whole).map_err(|e| unreadable(&e))))
+            },
+        )
     }
 
     pub(super) fn txn(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
@@ -92,6 +124,12 @@ impl Services {
             Undecodable::Malformed(_) => UNPARSEABLE,
         })?;
         check::txn(&request, self.shared.limits.txn_ops_max)?;
+        let state = self.shared.state.load();
+        let compared = check::compared_keys(&request, &state.view.snapshot(), COMPARED_KEYS_MAX);
+        drop(state);
+        if compared > COMPARED_KEYS_MAX {
+            return Err(TOO_MUCH_COMPARED);
+        }
         if check::txn_is_read_only(&request) {
             let serializable = check::txn_is_serializable(&request);
             return self.read(serializable, move |services| services.txn_now(&request));
@@ -105,10 +143,19 @@ impl Services {
                 self.note_value(put);
             }
         }
-        self.propose(field::TXN, &message, false, "Txn", |services, outcome, header| {
+        self.propose_then(field::TXN, &message, false, "Txn", |services, outcome, pin, header| {
             let Outcome::Txn(txn) = outcome else { return Err(error::STOPPED) };
             let header = ResponseHeader { revision: txn.revision, ..header };
-            encode::txn(&header, &txn, &*services.values).map(Answer::Whole).map_err(|e| unreadable(&e))
+            match &pin {
+                Some(Pinned(_, Some(state))) => {
+                    let (state, values) = (state.clone(), Rc::clone(&services.values));
+                    Ok(Unary::Later(Box::pin(answers::txn(state, values, pin, header, txn))))
+                }
+                _ => {
+                    let answer = encode::txn(&header, &txn, &*services.values);
+                    Ok(Unary::Done(answer.map(Answer::Whole).map_err(|e| unreadable(&e))))
+                }
+            }
         })
     }
 
@@ -118,6 +165,15 @@ impl Services {
         let outcome = machine::txn::read_only(&state.view.snapshot(), request, &*self.values)
             .map_err(super::range::failed)?;
         let header = self.header(outcome.revision, &state);
+        if outcome.reads_later() {
+            let (state, published) = self.shared.read_long(Reader::Range);
+            let outcome = machine::txn::read_only(&published.view.snapshot(), request, &*self.values)
+                .map_err(super::range::failed)?;
+            let header = self.header(outcome.revision, &published);
+            let pinned = Pinned(Arc::clone(&published.view), None);
+            let answer = answers::txn(state, Rc::clone(&self.values), Some(pinned), header, outcome);
+            return Ok(Unary::Later(Box::pin(answer)));
+        }
         let answer = encode::txn(&header, &outcome, &*self.values).map_err(|e| unreadable(&e))?;
         Ok(Unary::Done(Ok(Answer::Whole(answer))))
     }

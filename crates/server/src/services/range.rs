@@ -31,11 +31,11 @@ use crate::values::LogValues;
 /// Keys that are answered at once.
 const KEYS_AT_ONCE: u64 = 128;
 /// Bytes of an answer that is made in one go.
-const BYTES_AT_ONCE: usize = 128 << 10;
+pub(super) const BYTES_AT_ONCE: usize = 128 << 10;
 /// Keys looked at between two looks at other calls.
-const KEYS_PER_SLICE: usize = 512;
+pub(super) const KEYS_PER_SLICE: usize = 512;
 /// The longest message gRPC carries.
-const MESSAGE_BYTES_MAX: usize = i32::MAX as usize;
+pub(super) const MESSAGE_BYTES_MAX: usize = i32::MAX as usize;
 
 pub(super) fn failed(failure: Failure) -> Status {
     match failure {
@@ -62,7 +62,7 @@ fn kv_field_len(version: Version<'_>, projection: Projection) -> usize {
 }
 
 /// The next piece of a long range.
-fn slice(state: &AsOf) -> Result<Slice, Status> {
+pub(super) fn slice(state: &AsOf) -> Result<Slice, Status> {
     state.slice().map_err(|Overtaken| error::COMPACTED)
 }
 
@@ -580,7 +580,7 @@ fn check_stream(request: &RangeRequest) -> Result<(), Status> {
     Ok(())
 }
 
-fn projected(mut found: Found, projection: Projection) -> Found {
+pub(super) fn projected(mut found: Found, projection: Projection) -> Found {
     if projection.keys_only {
         found.value = None;
     }

@@ -410,6 +410,113 @@ fn a_member_alone_reads_on_where_a_damaged_value_is_compared() {
 }
 
 #[test]
+fn ranges_of_a_transaction_find_what_was_there_when_they_ran() {
+    let mut world = World::started(3, 31, &[]);
+    let leader = world.leader().expect("somebody leads");
+    for n in 0..600 {
+        world.put(leader, &format!("k{n:03}"), &[n as u8; 600]).expect("is taken");
+    }
+    let op = |request| RequestOp { request: Some(request) };
+    let range = |shape: &dyn Fn(&mut RangeRequest)| {
+        let mut request = all_keys();
+        shape(&mut request);
+        op(request_op::Request::RequestRange(request))
+    };
+    let put = |key: &'static str| {
+        op(request_op::Request::RequestPut(pb::PutRequest {
+            key: key.into(),
+            prev_kv: true,
+            ..Default::default()
+        }))
+    };
+    let delete = |key: &'static str, end: &'static str| {
+        let delete = pb::DeleteRangeRequest { key: key.into(), range_end: end.into(), prev_kv: true };
+        op(request_op::Request::RequestDeleteRange(delete))
+    };
+    let txn = TxnRequest {
+        compare: Vec::new(),
+        success: vec![
+            range(&|_| {}),
+            put("k100"),
+            put("new"),
+            range(&|request| request.keys_only = true),
+            delete("k2", "k3"),
+            range(&|request| {
+                request.sort_target = pb::range_request::SortTarget::Mod as i32;
+                request.sort_order = pb::range_request::SortOrder::Descend as i32;
+                request.limit = 2;
+            }),
+            range(&|request| request.count_only = true),
+            range(&|request| request.limit = 3),
+            range(&|request| request.key = "k205".into()),
+            delete("k599", ""),
+            range(&|request| request.min_mod_revision = 600),
+            put("last"),
+        ],
+        failure: Vec::new(),
+    };
+    // At a follower: it is the one that answers.
+    let answer: TxnResponse = world.call((leader + 1) % 3, TXN, &txn).expect("is applied");
+    let now = answer.header.as_ref().expect("has one").revision;
+    let mut answers = answer.responses.into_iter().map(|response| response.response.expect("is one"));
+    let mut ranged = |revision: i64| loop {
+        match answers.next().expect("there are more") {
+            pb::response_op::Response::ResponseRange(range) => {
+                assert_eq!(range.header.as_ref().expect("has one").revision, revision);
+                return range;
+            }
+            pb::response_op::Response::ResponseDeleteRange(deleted) => {
+                let previous: Vec<_> = deleted.prev_kvs.iter().map(|kv| kv.value[0]).collect();
+                let expected: Vec<u8> =
+                    if deleted.deleted == 1 { vec![87] } else { (200..300).map(|n| n as u8).collect() };
+                assert_eq!(previous, expected);
+                assert!(deleted.prev_kvs.iter().all(|kv| kv.value.len() == 600));
+            }
+            pb::response_op::Response::ResponsePut(put) => {
+                let previous = put.prev_kv.map(|kv| kv.value.to_vec());
+                assert!(previous.is_none() || previous == Some(vec![100; 600]));
+            }
+            other => panic!("{other:?}"),
+        }
+    };
+    let keys = |range: &RangeResponse| -> Vec<String> {
+        range.kvs.iter().map(|kv| String::from_utf8(kv.key.to_vec()).expect("is text")).collect()
+    };
+    let before = ranged(now - 1);
+    assert_eq!((before.count, before.kvs.len(), before.more), (600, 600, false));
+    assert!(before.kvs.iter().enumerate().all(|(n, kv)| kv.value == vec![n as u8; 600]));
+    let amid = ranged(now);
+    assert_eq!((amid.count, keys(&amid)[600].as_str()), (601, "new"));
+    assert!(amid.kvs.iter().all(|kv| kv.value.is_empty()));
+    assert_eq!(amid.kvs[100].mod_revision, now);
+    let newest = ranged(now);
+    assert_eq!((keys(&newest), newest.count, newest.more), (vec!["k100".into(), "new".into()], 501, true));
+    let counted = ranged(now);
+    assert_eq!((counted.count, counted.kvs.len(), counted.more), (501, 0, false));
+    let few = ranged(now);
+    assert_eq!(
+        (keys(&few), few.count, few.more),
+        (vec!["k000".into(), "k001".into(), "k002".into()], 501, true)
+    );
+    let from = ranged(now);
+    assert_eq!((keys(&from)[0].as_str(), from.count), ("k300", 301));
+    let filtered = ranged(now);
+    assert_eq!((keys(&filtered), filtered.count), (vec!["k100".into(), "k598".into(), "new".into()], 500));
+    // The same from a transaction that only reads.
+    let reads = TxnRequest {
+        success: vec![range(&|_| {}), range(&|request| request.limit = 1)],
+        ..Default::default()
+    };
+    let answer: TxnResponse = world.call(leader, TXN, &reads).expect("is answered");
+    let found: RangeResponse = world.call(leader, RANGE, &all_keys()).expect("is answered");
+    let Some(pb::response_op::Response::ResponseRange(all)) = &answer.responses[0].response else {
+        panic!("a range")
+    };
+    assert_eq!((&all.kvs, all.count), (&found.kvs, found.count));
+    assert_eq!(found.count, 501);
+}
+
+#[test]
 fn a_learner_joins_and_gets_a_vote() {
     let mut world = World::started(1, 5, &[]);
     world.put(0, "k", b"v").expect("is taken");

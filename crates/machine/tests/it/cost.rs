@@ -1,0 +1,249 @@
+//! What a request may cost, and that apply is able to do whatever passed the check.
+
+use std::cell::Cell;
+
+use api::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
+use api::etcdserverpb::range_request::{SortOrder, SortTarget};
+use api::etcdserverpb::request_op::Request;
+use api::etcdserverpb::{
+    Compare, DeleteRangeRequest, InternalRaftRequest, PutRequest, RangeRequest, RequestOp, TxnRequest,
+};
+use bytes::{Bytes, BytesMut};
+use mainstay_machine::found::put_varint;
+use mainstay_machine::txn::{OpOutcome, Read};
+use mainstay_machine::{Command, Machine, Outcome, ReadError, UNDECODABLE, Values, check, request};
+use mvcc::{Location, Value};
+use prost::Message as _;
+
+use crate::image::RULES;
+use crate::journal::Journal;
+use crate::random::Random;
+
+fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
+    let mut out = vec![number << 3 | 2];
+    put_varint(&mut out, bytes.len() as u64);
+    out.extend_from_slice(bytes);
+    out
+}
+
+/// Groups of a number that no message has, inside each other.
+fn groups(levels: u64) -> Vec<u8> {
+    let level = |kind: u8| std::iter::repeat_n(15 << 3 | kind, levels as usize);
+    level(3).chain(level(4)).collect()
+}
+
+/// Bytes of a transaction of some levels; each may hold groups and operations that say nothing.
+fn nested(random: &mut Random) -> Vec<u8> {
+    let put = PutRequest { key: "k".into(), value: "v".into(), ..PutRequest::default() };
+    let mut bytes = field(2, &put.encode_to_vec());
+    let levels = 1 + random.below(70);
+    for level in 0..levels {
+        let mut txn = field(if random.chance(50) { 2 } else { 3 }, &bytes);
+        if random.chance(3) {
+            txn.extend(groups(random.below(120)));
+        }
+        bytes = if level + 1 == levels { txn } else { field(4, &txn) };
+    }
+    bytes
+}
+
+fn apply(machine: &mut Machine, journal: &Journal, data: Bytes) -> mainstay_machine::Applied {
+    let location = journal.append(&data);
+    let command = Command { index: machine.applied_index + 1, term: 1, data: &data, location };
+    machine.apply(command, journal, true).expect("nothing that passed the check ends a member")
+}
+
+#[test]
+fn whatever_passes_the_check_can_be_applied() {
+    let mut random = Random::new(7);
+    let (mut machine, journal) = (Machine::new(RULES), Journal::default());
+    let (mut deep, mut refused) = (0, 0);
+    for _ in 0..2_000 {
+        let bytes = nested(&mut random);
+        // As a shard does.
+        let Ok(txn) = request::txn(bytes.clone().into()) else {
+            refused += 1;
+            continue;
+        };
+        if check::txn(&txn, 1_000).is_err() {
+            refused += 1;
+            continue;
+        }
+        deep += u32::from(TxnRequest::decode(&bytes[..]).is_err());
+        deep += u32::from(InternalRaftRequest::decode(&field(6, &bytes)[..]).is_err());
+        let applied = apply(&mut machine, &journal, field(6, &bytes).into());
+        assert_eq!(applied.op, "Txn");
+        assert!(applied.outcome.is_ok(), "{:?}", applied.outcome);
+    }
+    assert!(deep > 100 && refused > 50, "{deep} deep ones, {refused} refused");
+    for levels in [90, 98, 99, 100, 101, 10_000] {
+        let put = PutRequest { key: "k".into(), ..PutRequest::default() };
+        let bytes = [put.encode_to_vec(), groups(levels)].concat();
+        if PutRequest::decode(&bytes[..]).is_ok() {
+            assert_eq!(apply(&mut machine, &journal, field(4, &bytes).into()).op, "Put");
+        }
+    }
+}
+
+#[test]
+fn what_is_no_request_changes_nothing_and_ends_nobody() {
+    let (mut machine, journal) = (Machine::new(RULES), Journal::default());
+    let put = PutRequest { key: "k".into(), ..PutRequest::default() };
+    apply(&mut machine, &journal, field(4, &put.encode_to_vec()).into());
+    let before = (machine.store.current_revision(), machine.in_use_bytes());
+    for bytes in [&b"\xff"[..], b"\x32\x05a", b"\x22\x03\x0a\x09k"] {
+        let applied = apply(&mut machine, &journal, Bytes::copy_from_slice(bytes));
+        assert_eq!((applied.op, applied.request_id), (UNDECODABLE, 0));
+        assert!(applied.outcome.is_err() && applied.change.is_none());
+    }
+    assert_eq!((machine.store.current_revision(), machine.in_use_bytes()), before);
+    assert_eq!(machine.applied_index, 4);
+}
+
+/// Counts what is read of the values in a journal.
+struct Counted<'a>(&'a Journal, Cell<u32>);
+
+impl Values for Counted<'_> {
+    fn read_into(&self, value: Value, out: &mut BytesMut) -> Result<(), ReadError> {
+        self.1.set(self.1.get() + 1);
+        self.0.read_into(value, out)
+    }
+}
+
+/// Values on a disk that has failed.
+struct Broken;
+
+impl Values for Broken {
+    fn read_into(&self, _: Value, _: &mut BytesMut) -> Result<(), ReadError> {
+        Err(ReadError::Failed("damaged".to_owned()))
+    }
+}
+
+fn op(request: Request) -> RequestOp {
+    RequestOp { request: Some(request) }
+}
+
+fn filled(keys: u32, journal: &Journal) -> Machine {
+    let mut machine = Machine::new(RULES);
+    for n in 0..keys {
+        let put = PutRequest {
+            key: format!("{n:05}").into(),
+            value: format!("value {n}").into(),
+            ..PutRequest::default()
+        };
+        apply(&mut machine, journal, field(4, &put.encode_to_vec()).into());
+    }
+    machine
+}
+
+#[test]
+fn apply_walks_no_range_and_reads_no_value_of_a_transaction() {
+    let journal = Journal::default();
+    let mut machine = filled(3_000, &journal);
+    let all = |sort_target: SortTarget| {
+        op(Request::RequestRange(RangeRequest {
+            key: "0".into(),
+            range_end: "\0".into(),
+            sort_target: sort_target as i32,
+            sort_order: SortOrder::Descend as i32,
+            limit: 1,
+            ..RangeRequest::default()
+        }))
+    };
+    let mut success =
+        vec![op(Request::RequestPut(PutRequest { key: "new".into(), ..PutRequest::default() }))];
+    success.extend((0..100).map(|n| all(if n % 2 == 0 { SortTarget::Value } else { SortTarget::Key })));
+    let delete = DeleteRangeRequest { key: "01".into(), range_end: "02".into(), prev_kv: true };
+    success.push(op(Request::RequestDeleteRange(delete)));
+    let txn = TxnRequest { success, ..TxnRequest::default() };
+    let data = Bytes::from(field(6, &txn.encode_to_vec()));
+    let values = Counted(&journal, Cell::new(0));
+    let location = journal.append(&data);
+    let command = Command { index: machine.applied_index + 1, term: 1, data: &data, location };
+    let applied = machine.apply(command, &values, true).expect("applies");
+    let Ok(Outcome::Txn(outcome)) = applied.outcome else { panic!("it is a transaction") };
+    assert_eq!(values.1.get(), 0, "values read");
+    assert_eq!(outcome.responses.len(), 102);
+    for response in &outcome.responses {
+        let read = match response {
+            OpOutcome::Range(ranged) => &ranged.read,
+            OpOutcome::DeleteRange(deleted) => &deleted.previous,
+            _ => continue,
+        };
+        assert!(matches!(read, Read::Past(_)), "it is left to whoever answers");
+    }
+}
+
+#[test]
+fn a_comparison_of_values_reads_only_what_may_be_equal() {
+    let journal = Journal::default();
+    let mut machine = filled(100, &journal);
+    let mut compare = |result: CompareResult, with: &'static str, values: &dyn Values| {
+        let txn = TxnRequest {
+            compare: vec![Compare {
+                key: "00007".into(),
+                target: CompareTarget::Value as i32,
+                result: result as i32,
+                target_union: Some(TargetUnion::Value(with.into())),
+                ..Compare::default()
+            }],
+            success: vec![op(Request::RequestPut(PutRequest { key: "s".into(), ..PutRequest::default() }))],
+            failure: Vec::new(),
+        };
+        let data = Bytes::from(field(6, &txn.encode_to_vec()));
+        let location = Location { segment: 1, offset: 0 };
+        let index = machine.applied_index + 1;
+        let command = Command { index, term: 1, data: &data, location };
+        let applied = machine.apply(command, values, true);
+        if let Err(fatal) = &applied {
+            // Nothing has changed, and it may be tried again.
+            assert!(fatal.is_unreadable);
+            assert_eq!(machine.applied_index + 1, index);
+        }
+        applied.ok().map(|applied| match applied.outcome {
+            Ok(Outcome::Txn(outcome)) => outcome.succeeded,
+            other => panic!("it is a transaction: {other:?}"),
+        })
+    };
+    use CompareResult::{Equal, Greater, Less, NotEqual};
+    for (result, with, holds) in [
+        (Equal, "value 8", Some(false)),
+        (Equal, "value", Some(false)),
+        (NotEqual, "value 8", Some(true)),
+        (NotEqual, "", Some(true)),
+        (Equal, "value 7", None),
+        (NotEqual, "value 7", None),
+        (Greater, "value 6", None),
+        (Less, "value 8", None),
+    ] {
+        assert_eq!(compare(result, with, &Broken), holds, "{result:?} {with}");
+        let truth = match result {
+            Equal => "value 7" == with,
+            NotEqual => "value 7" != with,
+            Greater => "value 7" > with,
+            Less => "value 7" < with,
+        };
+        assert_eq!(compare(result, with, &journal), Some(truth), "{result:?} {with}");
+    }
+}
+
+#[test]
+fn comparisons_of_ranges_are_counted_through_nesting() {
+    let journal = Journal::default();
+    let machine = filled(1_000, &journal);
+    let snapshot = machine.store.snapshot();
+    let all = || Compare { key: "0".into(), range_end: "\0".into(), ..Compare::default() };
+    let one = || Compare { key: "00001".into(), ..Compare::default() };
+    let inner = TxnRequest { compare: vec![all(), one()], ..TxnRequest::default() };
+    let txn = TxnRequest {
+        compare: vec![all()],
+        success: vec![op(Request::RequestTxn(inner.clone()))],
+        failure: vec![op(Request::RequestTxn(inner))],
+    };
+    assert_eq!(check::compared_keys(&txn, &snapshot, 10_000), 3_000);
+    assert!(check::compared_keys(&txn, &snapshot, 500) > 500);
+    assert_eq!(
+        check::compared_keys(&TxnRequest { compare: vec![one()], ..TxnRequest::default() }, &snapshot, 9),
+        0
+    );
+}

@@ -1,0 +1,393 @@
+//! Answers of transactions and deletions, which hold what ranges found while they ran.
+//!
+//! Apply notes of a range only what it is and at which point of the transaction it stood ([`machine::txn::Past`]); here
+//! it is evaluated, by the shard that answers, in the state right behind the transaction, read as of that moment. So no
+//! member builds an answer that nobody waits for, and the core builds none at all. As for a large Range, there are two
+//! walks, both in slices: one that adds up lengths, one that makes the answer piece by piece as the client takes it.
+
+use std::rc::Rc;
+
+use api::etcdserverpb::ResponseHeader;
+use api::{Code, Status, error};
+use bytes::{BufMut as _, Bytes, BytesMut};
+use front::Answer;
+use machine::found::{Found, Projection, kv_len, put_kv, put_varint};
+use machine::txn::{Deleted, OpOutcome, Past, Read, TxnOutcome};
+use machine::{AsOf, range};
+use mvcc::Version;
+
+use super::choose::{Chooser, GATHERED_BYTES_MAX};
+use super::range::{BYTES_AT_ONCE, KEYS_PER_SLICE, MESSAGE_BYTES_MAX, projected, slice};
+use super::unreadable;
+use crate::core::Pinned;
+use crate::encode::{self, field_len, put_number};
+use crate::values::LogValues;
+
+/// What a read of a transaction found, once it was measured.
+struct Measured {
+    /// Bytes of all its `kvs` fields.
+    kvs: usize,
+    more: bool,
+    count: i64,
+    keys: Keys,
+}
+
+enum Keys {
+    /// These, the last first, by main and sub revision.
+    Chosen(Vec<(i64, u32)>),
+    /// So many of those that there were, in key order.
+    Walk { past: Past, left: u64, behind: Option<Vec<u8>> },
+}
+
+/// A part of an answer.
+enum Part {
+    Bytes(Bytes),
+    /// The `kvs` of a range under this field's tag.
+    Kvs(u8, Projection, Keys),
+}
+
+/// An answer, or a part of one, with its length.
+#[derive(Default)]
+struct Rope {
+    len: usize,
+    parts: Vec<Part>,
+    /// Bytes behind the last part.
+    tail: BytesMut,
+}
+
+impl Rope {
+    fn put(&mut self, put: impl FnOnce(&mut BytesMut)) {
+        let before = self.tail.len();
+        put(&mut self.tail);
+        self.len += self.tail.len() - before;
+    }
+
+    fn kvs(&mut self, tag: u8, projection: Projection, measured: Measured) {
+        let nothing = matches!(&measured.keys, Keys::Chosen(found) if found.is_empty());
+        if nothing || matches!(&measured.keys, Keys::Walk { left: 0, .. }) {
+            return;
+        }
+        self.cut();
+        self.parts.push(Part::Kvs(tag, projection, measured.keys));
+        self.len += measured.kvs;
+    }
+
+    fn cut(&mut self) {
+        if !self.tail.is_empty() {
+            self.parts.push(Part::Bytes(self.tail.split().freeze()));
+        }
+    }
+
+    fn append(&mut self, mut other: Rope) {
+        if !other.parts.is_empty() {
+            self.cut();
+            self.parts.append(&mut other.parts);
+        }
+        self.tail.extend_from_slice(&other.tail);
+        self.len += other.len;
+    }
+}
+
+/// Evaluates what a transaction left to be evaluated.
+struct Evaluation {
+    state: AsOf,
+    values: Rc<LogValues>,
+    /// Bytes that sorting may still gather.
+    gather: usize,
+}
+
+impl Evaluation {
+    /// Measures all reads, in the order in which the answer holds them.
+    async fn measure_all(&mut self, outcome: &TxnOutcome) -> Result<Vec<Measured>, Status> {
+        let mut measured = Vec::new();
+        // Transactions nest to a depth that clients choose: no recursion in a future.
+        let mut open = vec![outcome.responses.iter()];
+        while let Some(responses) = open.last_mut() {
+            match responses.next() {
+                Some(OpOutcome::Range(ranged)) => measured.push(self.measure(&ranged.read).await?),
+                Some(OpOutcome::DeleteRange(deleted)) => {
+                    measured.push(self.measure(&deleted.previous).await?)
+                }
+                Some(OpOutcome::Put { .. }) => {}
+                Some(OpOutcome::Txn(nested)) => open.push(nested.responses.iter()),
+                None => drop(open.pop()),
+            }
+        }
+        Ok(measured)
+    }
+
+    async fn measure(&mut self, read: &Read) -> Result<Measured, Status> {
+        let past = match read {
+            Read::Known { found, more, count } => {
+                let kvs = found.iter().map(|found| field_len(found.encoded_len())).sum();
+                let keys = Keys::Chosen(found.iter().rev().map(change).collect());
+                return Ok(Measured { kvs, more: *more, count: *count, keys });
+            }
+            Read::Past(past) => past,
+        };
+        let request = &past.request;
+        let projection = range::projection(request);
+        let limit = match u64::try_from(request.limit) {
+            Ok(0) | Err(_) => u64::MAX,
+            Ok(limit) => limit,
+        };
+        let natural = range::is_natural(request);
+        let mut chooser = (!natural && !request.count_only).then(|| Chooser::new(request, self.gather));
+        let keys_max = range::keys_before_sort(request).unwrap_or(usize::MAX) as u64;
+        let take = if request.count_only { 0 } else { limit };
+        let (mut keys, mut kvs, mut count) = (0u64, 0usize, 0i64);
+        let mut behind: Option<Vec<u8>> = None;
+        loop {
+            let goes_on = {
+                let slice = slice(&self.state)?;
+                let mut walk = past.walk(&slice.snapshot(), behind.as_deref()).map_err(range::refused)?;
+                walk.set_looks(KEYS_PER_SLICE as u64);
+                if let (left, Some(all)) = walk.size_hint()
+                    && left == all
+                    && chooser.is_none()
+                    && keys >= take
+                {
+                    // What is only counted is counted without looking at it.
+                    count += left as i64;
+                    false
+                } else {
+                    let (mut due, mut last) = (false, None);
+                    while !due && let Some(version) = walk.next() {
+                        count += 1;
+                        if let Some(chooser) = &mut chooser {
+                            if count as u64 <= keys_max {
+                                chooser.take(version, &*self.values)?;
+                                due = chooser.is_due();
+                            }
+                        } else if keys < take {
+                            kvs += field_len(kv_len(version, projection));
+                            keys += 1;
+                        }
+                        last = Some(version.key());
+                    }
+                    match walk.stopped_at().or(last.filter(|_| due)) {
+                        Some(key) => {
+                            behind = Some(key.to_vec());
+                            true
+                        }
+                        None => false,
+                    }
+                }
+            };
+            if !goes_on {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+        if let Some(chooser) = chooser {
+            let (found, more) = chooser.finish().await;
+            self.gather = self.gather.saturating_sub(found.len() * size_of::<(i64, u32)>());
+            let chosen = found.iter().map(change).collect();
+            let kvs =
+                found.into_iter().map(|found| field_len(projected(found, projection).encoded_len())).sum();
+            return Ok(Measured { kvs, more, count, keys: Keys::Chosen(chosen) });
+        }
+        let more = !request.count_only && (keys as i64) < count;
+        let keys = Keys::Walk { past: past.clone(), left: keys, behind: None };
+        Ok(Measured { kvs, more, count, keys })
+    }
+
+    /// The answer that a rope stands for.
+    fn answer(self, mut rope: Rope) -> Result<Answer, Status> {
+        rope.cut();
+        let len = rope.len;
+        if len > MESSAGE_BYTES_MAX {
+            let text =
+                format!("grpc: trying to send message larger than max ({len} vs. {MESSAGE_BYTES_MAX})");
+            return Err(Status::with(Code::ResourceExhausted, text));
+        }
+        rope.parts.reverse();
+        let mut pieces = Pieces { state: self.state, values: self.values, parts: rope.parts };
+        if len <= BYTES_AT_ONCE {
+            let mut out = BytesMut::with_capacity(len);
+            while let Some(piece) = pieces.next(BYTES_AT_ONCE)? {
+                out.extend_from_slice(&piece);
+            }
+            debug_assert_eq!(out.len(), len);
+            return Ok(Answer::Whole(out.freeze()));
+        }
+        let mut held = Bytes::new();
+        let source = move |bytes_max: usize| {
+            while held.is_empty() {
+                held = match pieces.next(bytes_max.min(BYTES_AT_ONCE))? {
+                    Some(piece) => piece,
+                    None => return Ok(None),
+                };
+            }
+            Ok(Some(held.split_to(held.len().min(bytes_max))))
+        };
+        Ok(Answer::Pieces { len, source: Box::new(source) })
+    }
+}
+
+/// What remains of an answer, the last part first.
+struct Pieces {
+    state: AsOf,
+    values: Rc<LogValues>,
+    parts: Vec<Part>,
+}
+
+impl Pieces {
+    /// The next piece, which may go some bytes beyond `bytes_max` and may be empty; `None` behind the last.
+    fn next(&mut self, bytes_max: usize) -> Result<Option<Bytes>, Status> {
+        let Some(part) = self.parts.last_mut() else { return Ok(None) };
+        let (piece, ended) = match part {
+            Part::Bytes(bytes) => (std::mem::take(bytes), true),
+            Part::Kvs(tag, projection, Keys::Chosen(found)) => {
+                let mut out = BytesMut::new();
+                let slice = slice(&self.state)?;
+                let snapshot = slice.snapshot();
+                while out.len() < bytes_max
+                    && let Some((main, sub)) = found.pop()
+                {
+                    let version = snapshot.version_at(main, sub).ok_or(error::COMPACTED)?;
+                    put_kv_field(&mut out, *tag, version, *projection, &self.values)?;
+                }
+                (out.freeze(), found.is_empty())
+            }
+            Part::Kvs(tag, projection, Keys::Walk { past, left, behind }) => {
+                let mut out = BytesMut::new();
+                let slice = slice(&self.state)?;
+                let mut walk = past.walk(&slice.snapshot(), behind.as_deref()).map_err(range::refused)?;
+                walk.set_looks(KEYS_PER_SLICE as u64);
+                let mut last = None;
+                while *left > 0
+                    && out.len() < bytes_max
+                    && let Some(version) = walk.next()
+                {
+                    put_kv_field(&mut out, *tag, version, *projection, &self.values)?;
+                    last = Some(version.key());
+                    *left -= 1;
+                }
+                if let Some(key) = walk.stopped_at().or(last) {
+                    *behind = Some(key.to_vec());
+                }
+                (out.freeze(), *left == 0)
+            }
+        };
+        if ended {
+            self.parts.pop();
+        }
+        Ok(Some(piece))
+    }
+}
+
+/// Tags of the fields `kvs` of a range's answer and `prev_kvs` of a deletion's.
+const KVS: u8 = (2 << 3) | 2;
+const PREV_KVS: u8 = (3 << 3) | 2;
+
+fn change(found: &Found) -> (i64, u32) {
+    (found.mod_revision, found.sub)
+}
+
+fn put_kv_field(
+    out: &mut BytesMut,
+    tag: u8,
+    version: Version<'_>,
+    projection: Projection,
+    values: &LogValues,
+) -> Result<(), Status> {
+    out.put_u8(tag);
+    put_varint(out, kv_len(version, projection) as u64);
+    put_kv(version, projection, values, out).map_err(|e| unreadable(&e))
+}
+
+fn only(revision: i64) -> ResponseHeader {
+    ResponseHeader { revision, ..ResponseHeader::default() }
+}
+
+/// The answer of one operation, or of a transaction, as a rope; takes what was measured in the order in which
+/// [`Evaluation::measure_all`] gave it.
+fn txn_rope(
+    header: &ResponseHeader,
+    outcome: &TxnOutcome,
+    measured: &mut std::vec::IntoIter<Measured>,
+    values: &LogValues,
+) -> Result<Rope, Status> {
+    let mut rope = Rope::default();
+    rope.put(|out| {
+        encode::put_header(out, header);
+        put_number(out, 2, i64::from(outcome.succeeded));
+    });
+    for response in &outcome.responses {
+        let (field, body) = match response {
+            OpOutcome::Range(ranged) => {
+                let mut body = Rope::default();
+                body.put(|out| encode::put_header(out, &only(ranged.revision)));
+                if let Some(measured) = measured.next() {
+                    let (more, count) = (measured.more, measured.count);
+                    body.kvs(KVS, ranged.projection, measured);
+                    body.put(|out| {
+                        put_number(out, 3, i64::from(more));
+                        put_number(out, 4, count);
+                    });
+                }
+                (1, body)
+            }
+            OpOutcome::Put { revision, previous } => {
+                let bytes =
+                    encode::put(&only(*revision), previous.as_ref(), values).map_err(|e| unreadable(&e))?;
+                let mut body = Rope::default();
+                body.put(|out| out.extend_from_slice(&bytes));
+                (2, body)
+            }
+            OpOutcome::DeleteRange(deleted) => {
+                (3, delete_rope(&only(deleted.revision), deleted, measured.next()))
+            }
+            OpOutcome::Txn(nested) => (4, txn_rope(&only(nested.revision), nested, measured, values)?),
+        };
+        rope.put(|out| {
+            out.put_u8((3 << 3) | 2);
+            put_varint(out, field_len(body.len) as u64);
+            out.put_u8((field << 3) | 2);
+            put_varint(out, body.len as u64);
+        });
+        rope.append(body);
+    }
+    Ok(rope)
+}
+
+fn delete_rope(header: &ResponseHeader, deleted: &Deleted, measured: Option<Measured>) -> Rope {
+    let mut rope = Rope::default();
+    rope.put(|out| {
+        encode::put_header(out, header);
+        put_number(out, 2, deleted.deleted);
+    });
+    if let Some(measured) = measured {
+        rope.kvs(PREV_KVS, Projection::default(), measured);
+    }
+    rope
+}
+
+/// The answer of a transaction whose reads are evaluated in `state`. `pinned` keeps the values readable that the outcome
+/// names by their places.
+pub(super) async fn txn(
+    state: AsOf,
+    values: Rc<LogValues>,
+    pinned: Option<Pinned>,
+    header: ResponseHeader,
+    outcome: TxnOutcome,
+) -> Result<Answer, Status> {
+    let mut evaluation = Evaluation { state, values, gather: GATHERED_BYTES_MAX };
+    let mut measured = evaluation.measure_all(&outcome).await?.into_iter();
+    let rope = txn_rope(&header, &outcome, &mut measured, &evaluation.values)?;
+    drop(pinned);
+    evaluation.answer(rope)
+}
+
+/// The answer of a deletion whose previous keys are read in `state`.
+pub(super) async fn delete_range(
+    state: AsOf,
+    values: Rc<LogValues>,
+    header: ResponseHeader,
+    deleted: Deleted,
+) -> Result<Answer, Status> {
+    let mut evaluation = Evaluation { state, values, gather: GATHERED_BYTES_MAX };
+    let measured = evaluation.measure(&deleted.previous).await?;
+    evaluation.answer(delete_rope(&header, &deleted, Some(measured)))
+}

@@ -1,0 +1,313 @@
+//! Choosing keys of a range that are asked for in another order than theirs, or by their revisions.
+//!
+//! Every key of the range has to be looked at, but no more is held than can be in the answer, and nothing takes long at
+//! a time: keys come in slices, what a limit leaves out is dropped as it goes, and sorting stops every so often for
+//! other calls.
+
+use std::cmp::{Ordering, Reverse};
+
+use api::etcdserverpb::RangeRequest;
+use api::etcdserverpb::range_request::{SortOrder, SortTarget};
+use api::{Code, Status};
+use bytes::BytesMut;
+use machine::found::{Found, read_version};
+use machine::{Values, range};
+use mvcc::Version;
+
+use super::unreadable;
+
+/// Bytes of keys, and of values where these are sorted by, that one request may have gathered at a time (COMPAT-73).
+pub(super) const GATHERED_BYTES_MAX: usize = 256 << 20;
+/// Bytes that a key takes beside itself.
+const ITEM_BYTES: usize = size_of::<Item>();
+/// Keys that are sorted between two looks at other calls.
+const SORTED_AT_ONCE: usize = 2048;
+/// Bytes of values that are read between two looks at other calls.
+pub(super) const READ_AT_ONCE: usize = 256 << 10;
+
+/// A key, with its value if that is sorted by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Item {
+    found: Found,
+    value: Option<BytesMut>,
+}
+
+/// Takes keys in their order, and gives those that a request asks for in its order.
+pub(super) struct Chooser {
+    request: RangeRequest,
+    target: SortTarget,
+    descend: bool,
+    limit: usize,
+    items: Vec<Item>,
+    bytes: usize,
+    bytes_max: usize,
+    passed: u64,
+    /// Bytes of values read since [`Chooser::is_due`] last said so.
+    read: usize,
+    /// The most items held so far.
+    #[cfg(test)]
+    held_max: usize,
+}
+
+impl Chooser {
+    pub fn new(request: &RangeRequest, bytes_max: usize) -> Chooser {
+        let limit = match usize::try_from(request.limit) {
+            Ok(0) | Err(_) => usize::MAX,
+            Ok(limit) => limit,
+        };
+        Chooser {
+            request: request.clone(),
+            target: SortTarget::try_from(request.sort_target).unwrap_or(SortTarget::Key),
+            descend: request.sort_order == SortOrder::Descend as i32,
+            limit,
+            items: Vec::new(),
+            bytes: 0,
+            bytes_max,
+            passed: 0,
+            read: 0,
+            #[cfg(test)]
+            held_max: 0,
+        }
+    }
+
+    /// Takes the next key.
+    ///
+    /// # Errors
+    ///
+    /// When its value is needed and cannot be read, or too much would have to be held.
+    pub fn take(&mut self, version: Version<'_>, values: &dyn Values) -> Result<(), Status> {
+        if !range::passes(version, &self.request) {
+            return Ok(());
+        }
+        self.passed += 1;
+        if self.target == SortTarget::Key && !self.descend && self.items.len() >= self.limit {
+            return Ok(());
+        }
+        let value = match self.target {
+            SortTarget::Value => {
+                let mut value = BytesMut::new();
+                read_version(version, values, &mut value).map_err(|e| unreadable(&e))?;
+                self.read += value.len();
+                Some(value)
+            }
+            _ => None,
+        };
+        let item = Item { found: Found::of(version), value };
+        self.bytes += item.bytes();
+        self.items.push(item);
+        #[cfg(test)]
+        {
+            self.held_max = self.held_max.max(self.items.len());
+        }
+        let many = self.limit.saturating_mul(2).max(SORTED_AT_ONCE);
+        if self.limit < usize::MAX && (self.items.len() >= many || self.bytes > self.bytes_max) {
+            self.prune();
+            // Half of the bytes must be free now, or it would be pruned for every key.
+            if self.bytes > self.bytes_max / 2 {
+                self.bytes = usize::MAX;
+            }
+        }
+        if self.bytes > self.bytes_max {
+            let text = "mainstay: too many keys and values to put in order at once; ask for parts of the range, or \
+                        in the order of keys";
+            return Err(Status::new(Code::ResourceExhausted, text));
+        }
+        Ok(())
+    }
+
+    /// Whether other calls should get their turn, since so much was read.
+    pub fn is_due(&mut self) -> bool {
+        let due = self.read >= READ_AT_ONCE;
+        if due {
+            self.read = 0;
+        }
+        due
+    }
+
+    /// Drops what cannot be in the answer.
+    fn prune(&mut self) {
+        if self.items.len() <= self.limit {
+            return;
+        }
+        if self.target == SortTarget::Key {
+            // Descending: those with the greatest keys came last.
+            self.items.drain(..self.items.len() - self.limit);
+        } else {
+            let (target, descend) = (self.target, self.descend);
+            self.items.select_nth_unstable_by(self.limit, |a, b| order(target, descend, a, b));
+            self.items.truncate(self.limit);
+        }
+        self.bytes = self.items.iter().map(Item::bytes).sum();
+    }
+
+    /// The keys that were asked for, the last first, and whether the limit left some out. Where their values lie may have
+    /// changed.
+    pub async fn finish(mut self) -> (Vec<Found>, bool) {
+        let more = self.passed > self.limit as u64;
+        let mut items = std::mem::take(&mut self.items);
+        if self.target != SortTarget::Key {
+            let (target, descend) = (self.target, self.descend);
+            items = sorted(items, &|a: &Item, b: &Item| order(target, descend, a, b)).await;
+        } else if self.descend {
+            items.reverse();
+        }
+        items.truncate(self.limit);
+        items.reverse();
+        (items.into_iter().map(|item| item.found).collect(), more)
+    }
+}
+
+impl Item {
+    fn bytes(&self) -> usize {
+        ITEM_BYTES + self.found.key.len() + self.value.as_ref().map_or(0, BytesMut::len)
+    }
+}
+
+fn order(target: SortTarget, descend: bool, a: &Item, b: &Item) -> Ordering {
+    let number = |item: &Item| match target {
+        SortTarget::Version => item.found.version,
+        SortTarget::Create => item.found.create_revision,
+        SortTarget::Mod => item.found.mod_revision,
+        SortTarget::Key | SortTarget::Value => 0,
+    };
+    let by_target = match (target == SortTarget::Value, descend) {
+        (true, false) => a.value.cmp(&b.value),
+        (true, true) => b.value.cmp(&a.value),
+        (false, false) => number(a).cmp(&number(b)),
+        (false, true) => Reverse(number(a)).cmp(&Reverse(number(b))),
+    };
+    // Ties keep the order of keys, whichever way the rest goes.
+    by_target.then_with(|| a.found.key.cmp(&b.found.key))
+}
+
+/// Sorts stably, by merging, with a look at other calls every so often.
+async fn sorted<T>(items: Vec<T>, order: &impl Fn(&T, &T) -> Ordering) -> Vec<T> {
+    let mut runs: Vec<Vec<T>> = Vec::new();
+    let mut items = items.into_iter();
+    loop {
+        let mut run: Vec<T> = items.by_ref().take(SORTED_AT_ONCE).collect();
+        if run.is_empty() {
+            break;
+        }
+        run.sort_by(order);
+        runs.push(run);
+        if items.len() > 0 {
+            tokio::task::yield_now().await;
+        }
+    }
+    while runs.len() > 1 {
+        let mut merged = Vec::with_capacity(runs.len().div_ceil(2));
+        let mut pairs = runs.into_iter();
+        while let Some(one) = pairs.next() {
+            merged.push(match pairs.next() {
+                Some(other) => merge(one, other, order).await,
+                None => one,
+            });
+        }
+        runs = merged;
+    }
+    runs.pop().unwrap_or_default()
+}
+
+async fn merge<T>(one: Vec<T>, other: Vec<T>, order: &impl Fn(&T, &T) -> Ordering) -> Vec<T> {
+    let mut merged = Vec::with_capacity(one.len() + other.len());
+    let (mut one, mut other) = (one.into_iter().peekable(), other.into_iter().peekable());
+    loop {
+        let next = match (one.peek(), other.peek()) {
+            (Some(a), Some(b)) if order(a, b).is_gt() => other.next(),
+            (Some(_), _) => one.next(),
+            (None, _) => other.next(),
+        };
+        let Some(next) = next else { return merged };
+        merged.push(next);
+        if merged.len() % SORTED_AT_ONCE == 0 {
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block_on::block_on;
+    use machine::ReadError;
+    use mvcc::{KeyRange, Location, Store, Value};
+
+    /// Values that are four bytes of their place.
+    struct Placed;
+
+    impl Values for Placed {
+        fn read_into(&self, value: Value, out: &mut BytesMut) -> Result<(), ReadError> {
+            out.extend_from_slice(&value.location.offset.to_be_bytes());
+            Ok(())
+        }
+    }
+
+    fn store(keys: u32) -> Store {
+        let mut store = Store::new();
+        for n in 0..keys {
+            let offset = n.wrapping_mul(0x9e37_79b9) % 1000;
+            let value = Value { location: Location { segment: 1, offset }, len: 4, crc: 0 };
+            let mut writer = store.begin();
+            writer.put(format!("{:06}", n.wrapping_mul(7919) % 100_000).as_bytes(), value, 0);
+            writer.finish();
+        }
+        store
+    }
+
+    #[test]
+    fn chooses_what_sorting_the_whole_chooses_and_holds_little() {
+        let store = store(10_000);
+        let snapshot = store.snapshot();
+        for target in
+            [SortTarget::Key, SortTarget::Version, SortTarget::Create, SortTarget::Mod, SortTarget::Value]
+        {
+            for descend in [SortOrder::None, SortOrder::Ascend, SortOrder::Descend] {
+                for limit in [0, 1, 7, 3_000, 9_999, 10_000, 20_000] {
+                    let request = RangeRequest {
+                        sort_target: target as i32,
+                        sort_order: descend as i32,
+                        min_mod_revision: 5,
+                        limit,
+                        ..RangeRequest::default()
+                    };
+                    let mut all: Vec<Found> = Vec::new();
+                    let mut chooser = Chooser::new(&request, GATHERED_BYTES_MAX);
+                    for version in snapshot.range(KeyRange::ALL, 0).expect("is there") {
+                        chooser.take(version, &Placed).expect("is read");
+                        if range::passes(version, &request) {
+                            all.push(Found::of(version));
+                        }
+                    }
+                    range::sort(&mut all, &request, &Placed).expect("sorts");
+                    let held = chooser.held_max;
+                    let (mut chosen, more) = block_on(chooser.finish());
+                    chosen.reverse();
+                    let take = if limit == 0 { all.len() } else { limit as usize };
+                    assert_eq!(more, all.len() > take);
+                    all.truncate(take);
+                    assert!(chosen == all, "{target:?} {descend:?} {limit}");
+                    if limit > 0 {
+                        assert!(held <= (2 * take).max(SORTED_AT_ONCE), "{held} held for {limit}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn refuses_to_hold_too_much() {
+        let store = store(2_000);
+        let snapshot = store.snapshot();
+        let take = |limit| {
+            let request =
+                RangeRequest { sort_target: SortTarget::Value as i32, limit, ..RangeRequest::default() };
+            let mut chooser = Chooser::new(&request, 50 * (ITEM_BYTES + 10));
+            let mut all = snapshot.range(KeyRange::ALL, 0).expect("is there");
+            all.try_for_each(|version| chooser.take(version, &Placed)).map_err(|status| status.code)
+        };
+        assert_eq!(take(0), Err(Code::ResourceExhausted));
+        assert_eq!(take(30), Err(Code::ResourceExhausted));
+        assert_eq!(take(20), Ok(()));
+    }
+}
