@@ -14,9 +14,9 @@ use log::{Recovered, Replayed};
 
 use crate::script::{Scribe, Script};
 
-const DIR: &str = "/data/log";
+pub(crate) const DIR: &str = "/data/log";
 const SEGMENT_BYTES: usize = 16 << 10;
-const HEADER_BYTES: usize = 4096;
+pub(crate) const HEADER_BYTES: usize = 4096;
 const RECORD_BYTES: usize = 32;
 const CLUSTER: u64 = 0xc1;
 const MEMBER: u64 = 0x3e;
@@ -33,17 +33,21 @@ fn path(seq: u32) -> PathBuf {
     Path::new(DIR).join(format!("{seq:016x}.seg"))
 }
 
-fn new_disk() -> Arc<MemDisk> {
+pub(crate) fn new_disk() -> Arc<MemDisk> {
     let disk = Arc::new(MemDisk::new(1));
     disk.create_dir_all(Path::new(DIR)).expect("a disk in memory");
     disk
 }
 
 /// What a log told when it was opened.
-type Told = (Recovered, Vec<Replayed>);
+pub(crate) type Told = (Recovered, Vec<Replayed>);
 
 /// Opens the log; `None` when it refuses.
-fn open(disk: &Arc<MemDisk>, from_index: u64, verify_all: bool) -> Option<(Log, Told, Arc<Mutex<u64>>)> {
+pub(crate) fn open(
+    disk: &Arc<MemDisk>,
+    from_index: u64,
+    verify_all: bool,
+) -> Option<(Log, Told, Arc<Mutex<u64>>)> {
     let synced = Arc::new(Mutex::new(0));
     let listener = Arc::clone(&synced);
     let mut replayed = Vec::new();
@@ -64,7 +68,7 @@ fn open(disk: &Arc<MemDisk>, from_index: u64, verify_all: bool) -> Option<(Log, 
 }
 
 /// The entries as they stand after a replay: later ones have replaced earlier ones.
-fn entries(replayed: &[Replayed]) -> Vec<Entry> {
+pub(crate) fn entries(replayed: &[Replayed]) -> Vec<Entry> {
     let mut entries: Vec<Entry> = Vec::new();
     for item in replayed {
         match item {
@@ -128,14 +132,14 @@ fn check(disk: &Arc<MemDisk>, from_index: u64, verify_all: bool) {
 /// What the records of a segment have in common: where their checksums start, their mark, and whether their offset
 /// counts.
 #[derive(Clone, Copy)]
-struct Identity {
+pub(crate) struct Identity {
     seed: u32,
     mark: u16,
     placed: bool,
 }
 
 /// `secret` is there in version 2.
-fn identity(seq: u32, incarnation: u64, secret: Option<u64>) -> Identity {
+pub(crate) fn identity(seq: u32, incarnation: u64, secret: Option<u64>) -> Identity {
     if let Some(secret) = secret {
         return Identity { seed: secret as u32, mark: (secret >> 32) as u16, placed: true };
     }
@@ -148,7 +152,7 @@ fn identity(seq: u32, incarnation: u64, secret: Option<u64>) -> Identity {
     Identity { seed, mark: (seed >> 16) as u16 ^ seed as u16, placed: false }
 }
 
-fn header(seq: u32, incarnation: u64, capacity: u64, secret: Option<u64>) -> Vec<u8> {
+pub(crate) fn header(seq: u32, incarnation: u64, capacity: u64, secret: Option<u64>) -> Vec<u8> {
     let mut bytes = b"MNSTSEG\n".to_vec();
     bytes.extend_from_slice(&(1 + u32::from(secret.is_some())).to_le_bytes());
     bytes.extend_from_slice(&seq.to_le_bytes());
@@ -162,7 +166,7 @@ fn header(seq: u32, incarnation: u64, capacity: u64, secret: Option<u64>) -> Vec
 }
 
 #[allow(clippy::too_many_arguments, reason = "the fields of a record, in their order")]
-fn record(
+pub(crate) fn record(
     identity: Identity,
     offset: usize,
     kind: u8,

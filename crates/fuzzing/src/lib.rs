@@ -26,11 +26,14 @@ pub mod commands;
 mod compare;
 pub mod comparing;
 pub mod configuration;
+pub mod cost;
 pub mod front_port;
 pub mod index;
 pub mod journal;
 pub mod journal_files;
+pub mod journal_values;
 pub mod messages;
+pub mod meter;
 #[allow(dead_code, reason = "it belongs to the tests of mvcc")]
 #[path = "../../mvcc/tests/it/naive.rs"]
 mod naive;
@@ -45,6 +48,10 @@ mod random;
 pub mod restore;
 pub mod script;
 pub mod state;
+
+/// Counts what every target holds, for those with a budget.
+#[global_allocator]
+static ALLOCATOR: meter::Counting = meter::Counting;
 
 /// One thing that is fuzzed.
 pub struct Target {
@@ -64,6 +71,8 @@ pub static TARGETS: &[Target] = &[
     Target { name: "comparison", run: comparing::run, seeds: comparing::seeds },
     Target { name: "config", run: configuration::run, seeds: configuration::seeds },
     Target { name: "config_values", run: configuration::run_values, seeds: configuration::seeds_values },
+    Target { name: "cost_connections", run: cost::run_connections, seeds: cost::seeds_connections },
+    Target { name: "cost_transactions", run: cost::run_transactions, seeds: cost::seeds_transactions },
     Target { name: "front_frames", run: front_port::run_frames, seeds: front_port::seeds_frames },
     Target { name: "front_http1", run: front_port::run_http1, seeds: front_port::seeds_http1 },
     Target { name: "front_http2", run: front_port::run_http2, seeds: front_port::seeds_http2 },
@@ -71,6 +80,7 @@ pub static TARGETS: &[Target] = &[
     Target { name: "log_damage", run: journal_files::run_damage, seeds: journal_files::seeds_damage },
     Target { name: "log_files", run: journal_files::run_files, seeds: journal_files::seeds_files },
     Target { name: "log_segments", run: journal_files::run_segments, seeds: journal_files::seeds_segments },
+    Target { name: "log_values", run: journal_values::run, seeds: journal_values::seeds },
     Target { name: "messages", run: messages::run, seeds: messages::seeds },
     Target { name: "mvcc", run: index::run, seeds: index::seeds },
     Target { name: "peer_requests", run: peer_port::run_requests, seeds: peer_port::seeds_requests },

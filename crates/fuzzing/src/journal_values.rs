@@ -1,0 +1,160 @@
+//! Values that are made of the log's own records: none is ever taken for a record.
+//!
+//! A client chooses the bytes of values, and a value lies in a segment as it is. So it may hold what a record, a
+//! header or a whole segment looks like, at the very place where recovery would look for one after a torn write, in a
+//! segment that was used before, or behind the end of the log.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use disk::{Disk, Fault, MemDisk, Operation};
+use log::{Batch, Entry, Log};
+
+use crate::journal_files::{DIR, HEADER_BYTES, entries, header, identity, new_disk, open, record};
+use crate::script::Script;
+
+/// What happens to one log at most.
+const STEPS_MAX: usize = 40;
+const VALUE_BYTES_MAX: usize = 5000;
+
+/// The segments' contents, the newest last.
+fn segments(disk: &MemDisk) -> Vec<(u32, Vec<u8>)> {
+    let names = disk.list(Path::new(DIR)).expect("a disk in memory");
+    let mut all: Vec<(u32, Vec<u8>)> = names
+        .iter()
+        .filter_map(|name| {
+            let seq = u32::from_str_radix(name.strip_suffix(".seg")?, 16).ok()?;
+            Some((seq, disk.contents(&Path::new(DIR).join(name)).expect("a disk in memory")))
+        })
+        .collect();
+    all.sort_unstable();
+    all
+}
+
+/// A value that looks like a part of a log.
+fn forged(script: &mut Script<'_>, disk: &MemDisk, next: u64) -> Bytes {
+    let all = segments(disk);
+    let (seq, newest) = all.last().cloned().unwrap_or_default();
+    let from = usize::from(script.u16());
+    let len = usize::from(script.u16()) % VALUE_BYTES_MAX;
+    let cut = |bytes: &[u8]| {
+        let at = if bytes.is_empty() { 0 } else { from % bytes.len() };
+        bytes[at..].iter().copied().take(len).collect::<Vec<u8>>()
+    };
+    let bytes = match script.below(5) {
+        // What the log itself holds, from here or from another segment.
+        0 => cut(&newest),
+        1 => cut(all.get(from % all.len().max(1)).map_or(&[][..], |(_, bytes)| bytes)),
+        // Records as the first version of the format had them: their identity follows from ids that clients know.
+        2 => {
+            let known = identity(seq, 1 + u64::from(script.below(2)), None);
+            (0..8)
+                .flat_map(|n| record(known, HEADER_BYTES, 1, 0, script.u32(), 1, next + n, b"forged"))
+                .collect()
+        }
+        // Records of the present version with a secret that was guessed.
+        3 => {
+            let guessed = identity(seq, 1, Some(script.u64()));
+            let end = newest.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+            let place = end.next_multiple_of(8) + 64;
+            (0..8)
+                .flat_map(|n| {
+                    record(guessed, place + 64 * n, 1, 0, place as u32, 1, next + n as u64, b"forged")
+                })
+                .collect()
+        }
+        // A segment of its own.
+        _ => {
+            let mut bytes = header(seq + 1, 1, 16 << 10, script.flip().then_some(1));
+            bytes.extend(record(identity(seq + 1, 1, None), bytes.len(), 1, 0, 4096, 1, next, b"forged"));
+            bytes
+        }
+    };
+    let shift = usize::from(script.below(8));
+    Bytes::from([&vec![0; shift], bytes.as_slice()].concat())
+}
+
+/// The entries from `first` on.
+fn kept(all: &[Entry], first: u64) -> Vec<Entry> {
+    all.iter().filter(|entry| entry.index >= first).cloned().collect()
+}
+
+/// Opens the log again; it has what was synced, and at most what the last write was about to add.
+fn reopen(disk: &Arc<MemDisk>, model: &mut Vec<Entry>, maybe: Option<Entry>, first: u64) -> Log {
+    let (log, (recovered, replayed), _) =
+        open(disk, first, false).unwrap_or_else(|| panic!("a log of {} entries is refused", model.len()));
+    let there = kept(&entries(&replayed), first);
+    let expected = kept(model, first);
+    let longer: Vec<Entry> = expected.iter().cloned().chain(maybe.clone()).collect();
+    if maybe.is_some() && there == longer {
+        model.extend(maybe);
+    } else {
+        assert_eq!(there, expected, "{recovered:?}");
+    }
+    log
+}
+
+/// The target.
+pub fn run(data: &[u8]) {
+    let mut script = Script::new(data);
+    let disk = new_disk();
+    let mut log = open(&disk, 1, false).expect("opens").0;
+    let (mut model, mut first) = (Vec::new(), 1);
+    for _ in 0..STEPS_MAX {
+        if script.is_done() {
+            break;
+        }
+        let index = model.len() as u64 + 1;
+        let how = script.below(8);
+        let data = if how < 6 { forged(&mut script, &disk, index) } else { Bytes::new() };
+        let entry = Entry { term: 1, index, entry_type: 0, data };
+        let batch = Batch { entries: vec![entry.clone()], ..Batch::default() };
+        match how {
+            0..=3 => {
+                log.append(batch).expect("there is room");
+                log.turn();
+                model.push(entry);
+            }
+            // Power goes while it is written.
+            4 | 5 => {
+                disk.fail_next(Operation::Change, 1 + u64::from(script.below(3)), Fault::PowerCut);
+                let _ = log.append(batch);
+                log.turn();
+                drop(log);
+                disk.crash();
+                disk.heal();
+                log = reopen(&disk, &mut model, Some(entry), first);
+            }
+            6 => {
+                drop(log);
+                if script.flip() {
+                    disk.crash();
+                }
+                log = reopen(&disk, &mut model, None, first);
+            }
+            // What is old goes, and its files are used again.
+            _ => {
+                first = index.saturating_sub(u64::from(script.below(4))).max(first).max(1);
+                log.forget_below(first);
+                let old: Vec<u32> = log
+                    .segments()
+                    .iter()
+                    .filter(|segment| segment.sealed && segment.last_index < first)
+                    .map(|segment| segment.seq)
+                    .collect();
+                for seq in old {
+                    log.release(seq).expect("it is sealed, and nobody reads it");
+                }
+                log.turn();
+            }
+        }
+    }
+    drop(log);
+    reopen(&disk, &mut model, None, first);
+}
+
+/// Scripts: bytes of any kind are one.
+pub fn seeds() -> Vec<Vec<u8>> {
+    crate::commands::seeds()
+}
