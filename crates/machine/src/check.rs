@@ -255,8 +255,10 @@ pub fn txn_cost(request: &TxnRequest) -> u64 {
     branch(&request.success).max(branch(&request.failure))
 }
 
-/// The bytes a lease counts against the quota.
-pub const LEASE_COST: u64 = 64;
+/// The bytes a lease counts against the quota: what it takes in memory, on the leader with its deadline.
+pub const LEASE_COST: u64 = 128;
+/// The bytes that a key attached to a lease counts, beside the key itself.
+pub const ATTACHED_COST: u64 = 64;
 
 #[cfg(test)]
 mod tests {

@@ -2,7 +2,7 @@
 //!
 //! No clock runs here. When a lease expires is the leader's business; it proposes the revocation.
 
-use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 
 use api::Status;
 use api::error;
@@ -10,7 +10,9 @@ use api::limits::LEASE_TTL_MAX;
 use bytes::Bytes;
 use planted::Bug;
 
+use crate::check;
 use crate::codec::{Input, Malformed, put_i64, put_u64};
+use crate::shared_map::SharedMap;
 
 /// One lease.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -21,22 +23,46 @@ pub struct Lease {
     /// The time left as of the last checkpoint entry, in seconds; 0 if there was none since the last renewal.
     pub remaining: i64,
     /// The attached keys.
-    pub keys: BTreeSet<Bytes>,
+    pub keys: SharedMap<Bytes, ()>,
 }
 
-/// All leases.
-#[derive(Debug, Default)]
+impl Lease {
+    fn new(ttl: i64, remaining: i64) -> Arc<Lease> {
+        Arc::new(Lease { ttl, remaining, keys: SharedMap::default() })
+    }
+}
+
+/// All leases, by id. A copy costs a pointer for some 200 leases, and stays as it is when the original changes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Leases {
-    table: HashMap<i64, Lease>,
+    table: SharedMap<i64, Arc<Lease>>,
     /// Live keys by a lease that does not exist: only a state that was taken over from elsewhere has such keys. They are
     /// attached if a lease with this id is granted, as they would be by a restart after it.
-    dangling: HashMap<i64, BTreeSet<Bytes>>,
+    dangling: SharedMap<i64, SharedMap<Bytes, ()>>,
+    /// What they count against the quota.
+    bytes: u64,
+}
+
+/// What a key that is attached to a lease counts against the quota, beside what its versions do.
+fn attached_bytes(key: &[u8]) -> u64 {
+    check::ATTACHED_COST + key.len() as u64
 }
 
 impl Leases {
     /// The lease with this id.
     pub fn get(&self, id: i64) -> Option<&Lease> {
-        self.table.get(&id)
+        self.table.get(&id).map(|lease| &**lease)
+    }
+
+    /// What all leases and their attached keys count against the quota, in bytes. It follows from what they are, not
+    /// from how they came to be.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The leases behind this id, or all, by ascending id.
+    pub fn after(&self, id: Option<i64>) -> impl Iterator<Item = (i64, &Lease)> + use<'_> {
+        self.table.after(id.as_ref()).map(|(id, lease)| (*id, &**lease))
     }
 
     /// How many there are.
@@ -49,9 +75,9 @@ impl Leases {
         self.table.is_empty()
     }
 
-    /// All of them, in no order.
+    /// All of them, by ascending id.
     pub fn iter(&self) -> impl Iterator<Item = (i64, &Lease)> {
-        self.table.iter().map(|(id, lease)| (*id, lease))
+        self.table.iter().map(|(id, lease)| (*id, &**lease))
     }
 
     /// Leases that were granted elsewhere: id, TTL in seconds, and the time left as of the last checkpoint, or 0. Keys
@@ -63,18 +89,19 @@ impl Leases {
     pub fn granted(terms: impl IntoIterator<Item = (i64, i64, i64)>) -> Result<Leases, Malformed> {
         let mut leases = Leases::default();
         for (id, ttl, remaining) in terms {
-            leases.take(id, Lease { ttl, remaining, keys: BTreeSet::new() })?;
+            leases.take(id, Lease::new(ttl, remaining))?;
         }
         Ok(leases)
     }
 
-    fn take(&mut self, id: i64, lease: Lease) -> Result<(), Malformed> {
+    fn take(&mut self, id: i64, lease: Arc<Lease>) -> Result<(), Malformed> {
         if id == 0
             || !(0..=LEASE_TTL_MAX).contains(&lease.ttl)
             || !(0..=LEASE_TTL_MAX).contains(&lease.remaining)
         {
             return Err(Malformed("a lease that nobody can be granted"));
         }
+        self.bytes += check::LEASE_COST;
         match self.table.insert(id, lease) {
             Some(_) => Err(Malformed("a lease twice")),
             None => Ok(()),
@@ -90,31 +117,42 @@ impl Leases {
         if ttl > LEASE_TTL_MAX {
             return Err(error::LEASE_TTL_TOO_LARGE);
         }
-        if self.table.contains_key(&id) {
+        if self.table.get(&id).is_some() {
             return Err(error::LEASE_EXIST);
         }
         let ttl = ttl.clamp(0, LEASE_TTL_MAX);
         let keys = self.dangling.remove(&id).unwrap_or_default();
-        self.table.insert(id, Lease { ttl, remaining: 0, keys });
+        self.table.insert(id, Arc::new(Lease { ttl, remaining: 0, keys }));
+        self.bytes += check::LEASE_COST;
         Ok(ttl)
     }
 
     /// Forgets a lease and gives it back; its keys are the caller's to delete.
-    pub(crate) fn revoke(&mut self, id: i64) -> Option<Lease> {
+    pub(crate) fn revoke(&mut self, id: i64) -> Option<Arc<Lease>> {
         if planted::is(Bug::LeaseRevived) {
-            let lease = self.table.get_mut(&id)?;
-            return Some(Lease { keys: std::mem::take(&mut lease.keys), ..*lease });
+            let lease = Arc::make_mut(self.table.get_mut(&id)?);
+            return Some(Arc::new(Lease { keys: std::mem::take(&mut lease.keys), ..*lease }));
         }
-        self.table.remove(&id)
+        let lease = self.table.remove(&id)?;
+        self.bytes = self.bytes.saturating_sub(check::LEASE_COST);
+        Some(lease)
+    }
+
+    /// The key of a revoked lease counts no more.
+    pub(crate) fn detached(&mut self, key: &[u8]) {
+        self.bytes = self.bytes.saturating_sub(attached_bytes(key));
     }
 
     /// Notes the time left, in seconds; 0 takes the note back. Gives what is noted, if that is something else now.
     pub(crate) fn checkpoint(&mut self, id: i64, remaining: i64) -> Option<i64> {
-        let lease = self.table.get_mut(&id)?;
+        let lease = self.table.get(&id)?;
         // Not bounded by the TTL: of an older version's checkpoint, that may depend on the member.
         let remaining = remaining.clamp(0, LEASE_TTL_MAX);
-        let before = std::mem::replace(&mut lease.remaining, remaining);
-        (before != remaining).then_some(remaining)
+        if lease.remaining == remaining {
+            return None;
+        }
+        Arc::make_mut(self.table.get_mut(&id)?).remaining = remaining;
+        Some(remaining)
     }
 
     /// A key was put: moves it from one lease to another; 0 stands for none.
@@ -126,8 +164,10 @@ impl Leases {
         if to != 0 {
             let lease = self.table.get_mut(&to);
             assert!(lease.is_some(), "a put was let through with lease {to:x}, which does not exist");
-            if let Some(lease) = lease {
-                lease.keys.insert(Bytes::copy_from_slice(key));
+            if let Some(lease) = lease
+                && Arc::make_mut(lease).keys.insert(Bytes::copy_from_slice(key), ()).is_none()
+            {
+                self.bytes += attached_bytes(key);
             }
         }
     }
@@ -137,50 +177,60 @@ impl Leases {
         if from == 0 {
             return;
         }
-        if let Some(lease) = self.table.get_mut(&from) {
-            lease.keys.remove(key);
+        let was_there = if let Some(lease) = self.table.get_mut(&from) {
+            Arc::make_mut(lease).keys.remove(key).is_some()
         } else if let Some(keys) = self.dangling.get_mut(&from) {
-            keys.remove(key);
+            let was_there = keys.remove(key).is_some();
             if keys.is_empty() {
                 self.dangling.remove(&from);
             }
+            was_there
+        } else {
+            false
+        };
+        if was_there {
+            self.bytes = self.bytes.saturating_sub(attached_bytes(key));
         }
     }
 
     /// When a state is loaded: ties a live key to its lease again. A key whose lease does not exist stays, without a
     /// lease, as etcd has it.
     pub(crate) fn reattach(&mut self, key: &[u8], id: i64) {
-        let keys = match self.table.get_mut(&id) {
-            Some(lease) => &mut lease.keys,
-            None => self.dangling.entry(id).or_default(),
+        let key = Bytes::copy_from_slice(key);
+        let bytes = attached_bytes(&key);
+        let before = match (self.table.get_mut(&id), self.dangling.get_mut(&id)) {
+            (Some(lease), _) => Arc::make_mut(lease).keys.insert(key, ()),
+            (None, Some(keys)) => keys.insert(key, ()),
+            (None, None) => {
+                let mut keys = SharedMap::default();
+                keys.insert(key, ());
+                self.dangling.insert(id, keys);
+                None
+            }
         };
-        keys.insert(Bytes::copy_from_slice(key));
+        if before.is_none() {
+            self.bytes += bytes;
+        }
     }
 
-    /// Id, TTL and time left of each, without the keys: those know their leases. In no order.
-    pub(crate) fn terms(&self) -> Vec<(i64, i64, i64)> {
-        self.table.iter().map(|(id, lease)| (*id, lease.ttl, lease.remaining)).collect()
+    /// Writes what [`Leases::decode`] reads, by ascending id, without the keys: those know their leases.
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        put_u64(out, self.len() as u64);
+        for (id, lease) in self.iter() {
+            put_i64(out, id);
+            put_i64(out, lease.ttl);
+            put_i64(out, lease.remaining);
+        }
     }
 
     pub(crate) fn decode(input: &mut Input<'_>) -> Result<Leases, Malformed> {
         let mut leases = Leases::default();
         for _ in 0..input.u64()? {
             let id = input.i64()?;
-            let lease = Lease { ttl: input.i64()?, remaining: input.i64()?, keys: BTreeSet::new() };
-            leases.take(id, lease)?;
+            let (ttl, remaining) = (input.i64()?, input.i64()?);
+            leases.take(id, Lease::new(ttl, remaining))?;
         }
         Ok(leases)
-    }
-}
-
-/// Writes what [`Leases::terms`] gave and [`Leases::decode`] reads, by ascending id.
-pub(crate) fn encode_terms(mut terms: Vec<(i64, i64, i64)>, out: &mut Vec<u8>) {
-    terms.sort_unstable();
-    put_u64(out, terms.len() as u64);
-    for (id, ttl, remaining) in terms {
-        put_i64(out, id);
-        put_i64(out, ttl);
-        put_i64(out, remaining);
     }
 }
 
@@ -202,7 +252,8 @@ mod tests {
     fn a_lease_that_nobody_can_be_granted_is_refused() {
         let read = |id, ttl, remaining| {
             let mut out = Vec::new();
-            encode_terms(vec![(id, ttl, remaining)], &mut out);
+            put_u64(&mut out, 1);
+            [id, ttl, remaining].into_iter().for_each(|number| put_i64(&mut out, number));
             Leases::decode(&mut Input(&out)).is_ok()
         };
         assert!(read(1, 60, 60) && read(-1, 60, 0));
@@ -219,7 +270,7 @@ mod tests {
         leases.attach(&key, 0, 1);
         leases.attach(&key, 1, 2);
         assert!(leases.get(1).is_some_and(|l| l.keys.is_empty()));
-        assert!(leases.get(2).is_some_and(|l| l.keys.contains(b"k".as_slice())));
+        assert!(leases.get(2).is_some_and(|l| l.keys.get(b"k".as_slice()).is_some()));
         leases.detach(b"k", 2);
         assert!(leases.get(2).is_some_and(|l| l.keys.is_empty()));
     }
@@ -231,13 +282,42 @@ mod tests {
         leases.grant(-3, 90).expect("granted");
         leases.checkpoint(7, 12);
         let mut out = Vec::new();
-        encode_terms(leases.terms(), &mut out);
+        leases.encode(&mut out);
         let mut input = Input(&out);
         let back = Leases::decode(&mut input).expect("decodes");
-        assert_eq!(back.table, leases.table);
+        assert_eq!(back, leases);
         for len in 0..out.len() {
             assert!(Leases::decode(&mut Input(&out[..len])).is_err(), "{len}");
         }
+    }
+
+    #[test]
+    fn what_leases_count_for_follows_from_what_they_are() {
+        let mut leases = Leases::default();
+        let keys: Vec<Bytes> = (0..100).map(|n| Bytes::from(format!("key {n}"))).collect();
+        for id in 1..=10 {
+            leases.grant(id, 60).expect("granted");
+        }
+        for (n, key) in keys.iter().enumerate() {
+            leases.attach(key, 0, 1 + n as i64 % 10);
+            leases.attach(key, 1 + n as i64 % 10, 1 + n as i64 % 7);
+        }
+        leases.detach(&keys[0], 1);
+        leases.detach(&keys[0], 1);
+        let mut out = Vec::new();
+        leases.encode(&mut out);
+        let mut back = Leases::decode(&mut Input(&out)).expect("decodes");
+        for (n, key) in keys.iter().enumerate().skip(1) {
+            back.reattach(key, 1 + n as i64 % 7);
+        }
+        assert_eq!(back, leases);
+        assert!(leases.bytes() > 10 * check::LEASE_COST + 99 * check::ATTACHED_COST);
+        for id in 1..=10 {
+            for key in leases.revoke(id).expect("is there").keys.keys() {
+                leases.detached(key);
+            }
+        }
+        assert_eq!(leases.bytes(), 0);
     }
 
     #[test]
@@ -248,7 +328,7 @@ mod tests {
         leases.detach(b"b", 7);
         assert!(leases.is_empty() && leases.get(7).is_none());
         leases.grant(7, 10).expect("it can be granted");
-        let keys: Vec<_> = leases.get(7).expect("it exists").keys.iter().cloned().collect();
+        let keys: Vec<_> = leases.get(7).expect("it exists").keys.keys().cloned().collect();
         assert_eq!(keys, ["a"]);
         leases.reattach(b"c", 8);
         leases.detach(b"c", 8);

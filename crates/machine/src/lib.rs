@@ -42,6 +42,7 @@ mod member;
 pub mod range;
 mod reconfiguration;
 pub mod request;
+mod shared_map;
 pub mod snapshot;
 mod state_hash;
 pub mod transfer;
@@ -58,4 +59,5 @@ pub use machine::{
 };
 pub use member::{Member, Members};
 pub use reconfiguration::{learner_json, promotion_json, reconfigure, validate};
+pub use shared_map::SharedMap;
 pub use state_hash::{STATE_POINTS_MAX, StatePoint, StateTrail, TrailComparison};

@@ -271,9 +271,9 @@ impl Machine {
         }
     }
 
-    /// The bytes of everything that is not compacted away: what the quota is held against.
+    /// The bytes of everything that is not compacted away, with leases and their keys: what the quota is held against.
     pub fn in_use_bytes(&self) -> u64 {
-        self.in_use_bytes
+        self.in_use_bytes + self.leases.bytes()
     }
 
     /// What each segment of the log still holds of the store.
@@ -609,7 +609,8 @@ impl Machine {
         // The lease is gone, and with it what the books say of its keys.
         let (in_use_bytes, hash) = (&mut self.in_use_bytes, &mut self.hash);
         let mut writer = self.store.begin();
-        for key in &lease.keys {
+        for key in lease.keys.keys() {
+            self.leases.detached(key);
             writer.delete_range(KeyRange::single(key), |deletion| {
                 hash.key_changed(&deletion);
                 *in_use_bytes += version_bytes(deletion.version);

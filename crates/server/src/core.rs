@@ -24,13 +24,14 @@ mod space;
 
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
+use std::time::Duration;
 
 use api::Status;
 use api::raftpb;
 use bytes::Bytes;
 use consensus::{Entry, Fetch};
 use log::LogEvent;
-use machine::{AsOf, Outcome, StateTrail};
+use machine::{AsOf, Leases, Outcome, SharedMap, StateTrail};
 use tokio::sync::oneshot;
 
 use crate::transfer::Received;
@@ -39,6 +40,7 @@ use machine::transfer::Held;
 use mvcc::{Location, View};
 
 pub use command::command;
+pub use leases::LISTED_AT_ONCE;
 pub use membership::MemberChange;
 pub use probe::Probe;
 pub use run::{Core, Parts};
@@ -124,8 +126,12 @@ pub enum Ask {
     KeepAlive(Ticket, i64),
     /// How long a lease has, and with `true` which keys.
     TimeToLive(Ticket, i64, bool),
+    /// Which keys a lease has, as this member knows it.
+    LeaseKeys(Ticket, i64),
     /// Which leases there are, soonest to expire first.
     Leases(Ticket),
+    /// The times that these leases have left; some hundreds at a time.
+    LeaseTimes(Ticket, Vec<i64>),
     /// The state as of now, whole, for a snapshot.
     Image(Ticket),
     /// A checkpoint was made, or failed.
@@ -190,10 +196,16 @@ pub enum ReplyBody {
         /// Seconds granted.
         granted: i64,
         /// Its keys, if asked for.
-        keys: Vec<Bytes>,
+        keys: SharedMap<Bytes, ()>,
     },
-    /// Lease ids.
+    /// A lease's keys.
+    LeaseKeys(SharedMap<Bytes, ()>),
+    /// Lease ids, soonest to expire first.
     Leases(Vec<i64>),
+    /// Leases, too many to be put in order at once.
+    ManyLeases(Leases),
+    /// Times left.
+    LeaseTimes(Vec<Duration>),
     /// A linearizable read may be answered from the newest published state.
     Readable,
     /// The members are as asked.

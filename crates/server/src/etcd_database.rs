@@ -131,9 +131,9 @@ impl EtcdDatabase {
             finished_compact_revision: compacted,
         };
         let mut leases: Vec<_> = head
-            .leases()
+            .leases
             .iter()
-            .map(|(id, ttl, remaining)| api::leasepb::Lease { id: *id, ttl: *ttl, remaining_ttl: *remaining })
+            .map(|(id, lease)| api::leasepb::Lease { id, ttl: lease.ttl, remaining_ttl: lease.remaining })
             .collect();
         leases.sort_unstable_by_key(|lease| lease.id as u64);
         let mut membership = membership(&head.members);

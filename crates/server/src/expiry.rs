@@ -3,9 +3,15 @@
 //! Renewing a lease only moves its deadline; its place in the queue is found out of date when its turn comes, and the
 //! lease goes where it belongs by then. So a renewal is one look-up, however many leases there are. Each lease has at
 //! most one place, which goes with it: what is held is in proportion to the leases that exist.
+//!
+//! A new leader has the clocks of all leases to start. It does so in slices; a lease whose turn has not come goes by the
+//! deadline that it will get.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 use std::time::{Duration, Instant};
+
+use machine::{Lease, Leases};
 
 /// The width of one slot of the queue.
 const SLOT: Duration = Duration::from_millis(100);
@@ -41,12 +47,90 @@ pub struct Expiry {
     timers: BTreeMap<i64, Timer>,
     /// Slot and lease. A lease never stands behind the slot of its deadline.
     queue: BTreeSet<(u64, i64)>,
+    starting: Option<Starting>,
+}
+
+/// The leases whose clocks are still to be started.
+#[derive(Debug)]
+struct Starting {
+    /// As they were when it began.
+    leases: Leases,
+    /// The last lease that had its turn.
+    behind: Option<i64>,
+    since: Instant,
+    /// The shortest TTL that this leader grants, seconds.
+    ttl_min: i64,
+    /// What each gets beside the time left as of the last note, or its whole TTL.
+    grace: Duration,
+}
+
+fn ttl_of(seconds: i64) -> Duration {
+    Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
+}
+
+/// The time left of a lease as of the last note, or its whole TTL; no TTL is shorter than `ttl_min` seconds.
+pub fn noted_or_granted(lease: &Lease, ttl_min: i64) -> Duration {
+    let ttl = lease.ttl.max(ttl_min);
+    ttl_of(if lease.remaining > 0 { lease.remaining.min(ttl) } else { ttl })
+}
+
+impl Starting {
+    /// The time that a lease gets whose turn has not come, and its TTL.
+    fn left(&self, id: i64) -> Option<(Duration, Duration)> {
+        let lease = self.leases.get(id).filter(|_| self.behind.is_none_or(|behind| behind < id))?;
+        Some((noted_or_granted(lease, self.ttl_min) + self.grace, ttl_of(lease.ttl.max(self.ttl_min))))
+    }
 }
 
 impl Expiry {
     /// Begins with no leases.
     pub fn new(now: Instant) -> Expiry {
-        Expiry { epoch: now, timers: BTreeMap::new(), queue: BTreeSet::new() }
+        Expiry { epoch: now, timers: BTreeMap::new(), queue: BTreeSet::new(), starting: None }
+    }
+
+    /// Begins with these leases: each has the time left as of its last note, or its whole TTL, and `grace` on top. See
+    /// [`Expiry::start_some`].
+    pub fn of(leases: Leases, ttl_min: i64, grace: Duration, now: Instant) -> Expiry {
+        let starting = Some(Starting { leases, behind: None, since: now, ttl_min, grace });
+        Expiry { starting, ..Expiry::new(now) }
+    }
+
+    /// Whether there are leases whose clocks are still to be started.
+    pub fn is_starting(&self) -> bool {
+        self.starting.is_some()
+    }
+
+    /// Looks at up to `max` leases whose clocks are still to be started, and starts those of leases that `exists` knows.
+    pub fn start_some(&mut self, max: usize, exists: impl Fn(i64) -> bool) {
+        let Some(starting) = &self.starting else { return };
+        let since = starting.since;
+        let some: Vec<i64> = starting.leases.after(starting.behind).take(max).map(|(id, _)| id).collect();
+        for id in &some {
+            // One that was granted again since has a clock; one that was revoked needs none.
+            if !self.timers.contains_key(id)
+                && exists(*id)
+                && let Some((left, ttl)) = self.starting.as_ref().and_then(|starting| starting.left(*id))
+            {
+                self.start(*id, left, ttl, since);
+            }
+        }
+        match (some.last(), &mut self.starting) {
+            (Some(last), Some(starting)) => starting.behind = Some(*last),
+            _ => self.starting = None,
+        }
+    }
+
+    /// Forgets up to `max` leases of a leader that leads no more; `false` once there are none. To be used instead of
+    /// dropping it, which takes time in proportion to the leases.
+    pub fn forget_some(&mut self, max: usize) -> bool {
+        self.starting = None;
+        for _ in 0..max {
+            if self.timers.pop_first().is_none() && self.queue.pop_first().is_none() {
+                return false;
+            }
+            self.queue.pop_first();
+        }
+        true
     }
 
     fn slot_of(&self, deadline: Instant) -> u64 {
@@ -77,8 +161,15 @@ impl Expiry {
         }
     }
 
-    /// Renews a lease, unless its time is up.
+    /// Renews a lease that exists, unless its time is up.
     pub fn renew(&mut self, id: i64, now: Instant) -> Renewed {
+        if !self.timers.contains_key(&id)
+            && let Some(starting) = &self.starting
+            && let Some((left, ttl)) = starting.left(id)
+        {
+            let since = starting.since;
+            self.start(id, left, ttl, since);
+        }
         match self.timers.get_mut(&id) {
             None => Renewed::Unknown,
             Some(timer) if timer.deadline <= now => Renewed::Expired,
@@ -96,9 +187,21 @@ impl Expiry {
         }
     }
 
-    /// The time a lease has left; zero once it has expired.
+    /// The time that a lease which exists has left; zero once it has expired.
     pub fn left(&self, id: i64, now: Instant) -> Option<Duration> {
-        self.timers.get(&id).map(|timer| timer.deadline.saturating_duration_since(now))
+        let deadline = match self.timers.get(&id) {
+            Some(timer) => timer.deadline,
+            None => {
+                let starting = self.starting.as_ref()?;
+                later(starting.since, starting.left(id)?.0)
+            }
+        };
+        Some(deadline.saturating_duration_since(now))
+    }
+
+    /// Whether [`Expiry::expired`] has something to do.
+    pub fn is_due(&self, now: Instant) -> bool {
+        self.queue.first().is_some_and(|(slot, _)| *slot <= self.due(now))
     }
 
     /// Up to `max` leases whose time is up, each given out once. See [`Expiry::retry`]. There may be more, and the next
@@ -137,9 +240,11 @@ impl Expiry {
         }
     }
 
-    /// All leases with the time they have left, by id.
-    pub fn iter(&self, now: Instant) -> impl Iterator<Item = (i64, Duration)> {
-        self.timers.iter().map(move |(id, timer)| (*id, timer.deadline.saturating_duration_since(now)))
+    /// The leases behind this id, or all, whose clocks run, with the time they have left, by id.
+    pub fn after(&self, id: Option<i64>, now: Instant) -> impl Iterator<Item = (i64, Duration)> {
+        let behind = id.map_or(Bound::Unbounded, Bound::Excluded);
+        let timers = self.timers.range((behind, Bound::Unbounded));
+        timers.map(move |(id, timer)| (*id, timer.deadline.saturating_duration_since(now)))
     }
 }
 
@@ -232,5 +337,44 @@ mod tests {
             expiry.retry(1, start, SECOND);
         }
         assert_eq!((expiry.timers.len(), expiry.queue.len()), (1, 1));
+    }
+
+    #[test]
+    fn clocks_are_started_in_slices_and_nobody_can_tell() {
+        let start = Instant::now();
+        let leases = |ids: std::ops::Range<i64>| {
+            Leases::granted(ids.map(|id| (id, 60, if id % 2 == 0 { 0 } else { 10 }))).expect("can be granted")
+        };
+        let mut expiry = Expiry::of(leases(1..1001), 2, 5 * SECOND, start);
+        let now = start + SECOND;
+        let check = |expiry: &Expiry| {
+            assert_eq!(expiry.left(998, now), Some(64 * SECOND));
+            assert_eq!(expiry.left(999, now), Some(14 * SECOND));
+            assert_eq!(expiry.left(1001, now), None);
+        };
+        check(&expiry);
+        // Renewed, revoked, and granted again before their turn.
+        assert_eq!(expiry.renew(500, now), Renewed::Noted(0));
+        expiry.stop(600);
+        expiry.stop(700);
+        expiry.start(700, 3 * SECOND, 3 * SECOND, now);
+        let mut slices = 0;
+        while expiry.is_starting() {
+            let before = expiry.timers.len();
+            expiry.start_some(64, |id| id != 600);
+            assert!(expiry.timers.len() <= before + 64);
+            check(&expiry);
+            slices += 1;
+        }
+        assert_eq!(slices, 1000 / 64 + 2);
+        assert_eq!((expiry.timers.len(), expiry.queue.len()), (999, 999));
+        assert_eq!(expiry.left(500, now), Some(60 * SECOND));
+        assert_eq!((expiry.left(600, now), expiry.left(700, now)), (None, Some(3 * SECOND)));
+        let mut slices = 0;
+        while expiry.forget_some(64) {
+            slices += 1;
+        }
+        assert_eq!(slices, 999 / 64);
+        assert_eq!((expiry.timers.len(), expiry.queue.len()), (0, 0));
     }
 }

@@ -18,7 +18,7 @@ use prost::Message as _;
 use serde_json::json;
 
 use crate::block_on::block_on;
-use crate::core::{Ask, MemberChange, ReplyBody};
+use crate::core::{Ask, LISTED_AT_ONCE, MemberChange, ReplyBody};
 use crate::logging::{Logger, Value};
 use crate::shared::Shared;
 use crate::transfer::Receiver;
@@ -159,7 +159,20 @@ async fn time_to_live(shared: &Shared, body: Bytes) -> Response<Bytes> {
         ReplyBody::TimeToLive { ttl: -1, .. } => lease_refused(&error::LEASE_NOT_FOUND),
         ReplyBody::TimeToLive { ttl, granted, keys } => {
             let header = Some(shared.header(reply.revision, reply.raft_term));
-            let response = LeaseTimeToLiveResponse { header, id, ttl, granted_ttl: granted, keys };
+            let mut response =
+                LeaseTimeToLiveResponse { header, id, ttl, granted_ttl: granted, keys: Vec::new() };
+            // Members of this program do not ask for keys; etcd's may ask for a million.
+            let mut behind: Option<Bytes> = None;
+            loop {
+                let some = keys.after(behind.as_ref()).take(LISTED_AT_ONCE).map(|(key, ())| key.clone());
+                let before = response.keys.len();
+                response.keys.extend(some);
+                if response.keys.len() == before {
+                    break;
+                }
+                behind = response.keys.last().cloned();
+                tokio::task::yield_now().await;
+            }
             let response = leasepb::LeaseInternalResponse { lease_time_to_live_response: Some(response) };
             answer(StatusCode::OK, PROTOBUF, response.encode_to_vec())
         }

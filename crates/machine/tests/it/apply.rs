@@ -140,7 +140,7 @@ fn the_machine_agrees_with_the_model() {
             }
         }
         let leased: std::collections::BTreeMap<i64, Vec<Bytes>> =
-            machine.leases.iter().map(|(id, lease)| (id, lease.keys.iter().cloned().collect())).collect();
+            machine.leases.iter().map(|(id, lease)| (id, lease.keys.keys().cloned().collect())).collect();
         assert_eq!(leased, model.leased(), "seed {seed}");
     }
 }
@@ -237,4 +237,43 @@ fn what_cannot_be_understood_changes_nothing_or_stops_the_member() {
             assert_eq!(machine.store.current_revision(), 1);
         }
     }
+}
+
+#[test]
+fn leases_and_their_keys_count_against_the_quota() {
+    use api::etcdserverpb::{InternalRaftRequest, LeaseGrantRequest, LeaseRevokeRequest, PutRequest};
+    let (mut machine, journal) = (Machine::new(RULES), Journal::default());
+    let mut index = 0;
+    let mut run = |machine: &mut Machine, request: InternalRaftRequest| {
+        index += 1;
+        let data = Bytes::from(prost::Message::encode_to_vec(&request));
+        let location = journal.append(&data);
+        let command = mainstay_machine::Command { index, term: 1, data: &data, location };
+        machine.apply(command, &journal, true).expect("can be applied").outcome.expect("is taken");
+        machine.in_use_bytes()
+    };
+    let grant = |id| InternalRaftRequest {
+        lease_grant: Some(LeaseGrantRequest { id, ttl: 60 }),
+        ..InternalRaftRequest::default()
+    };
+    let put = |lease| InternalRaftRequest {
+        put: Some(PutRequest { key: "some key".into(), lease, ..PutRequest::default() }),
+        ..InternalRaftRequest::default()
+    };
+    let empty = machine.in_use_bytes();
+    let granted = run(&mut machine, grant(1));
+    assert!(granted > empty, "a lease counts");
+    assert_eq!(run(&mut machine, grant(2)) - granted, granted - empty);
+    let plain = run(&mut machine, put(0));
+    let version = plain - 2 * (granted - empty) - empty;
+    let attached = run(&mut machine, put(1));
+    assert!(attached > plain + version, "an attached key counts beside its version");
+    assert_eq!(run(&mut machine, put(2)), attached + version, "it is attached to one of them");
+    let revoke = InternalRaftRequest {
+        lease_revoke: Some(LeaseRevokeRequest { id: 2 }),
+        ..InternalRaftRequest::default()
+    };
+    // What is left: three versions, a deletion, a lease.
+    let left = run(&mut machine, revoke);
+    assert_eq!(left, empty + 4 * version + (granted - empty));
 }

@@ -5,20 +5,25 @@ use std::time::{Duration, Instant};
 use api::error;
 use api::etcdserverpb::{InternalRaftRequest, LeaseCheckpoint, LeaseCheckpointRequest, LeaseRevokeRequest};
 use consensus::Role;
+use machine::SharedMap;
 use planted::Bug;
 
 use super::proposals::Waiter;
 use super::reads::Want;
-use super::run::Core;
+use super::run::{Core, STOP_PATIENCE};
 use super::{ReplyBody, Ticket};
-use crate::expiry::{Expiry, Renewed};
+use crate::expiry::{Expiry, Renewed, noted_or_granted};
 
-/// Leases revoked in one turn; together they take one sync of the log.
-const REVOKES_PER_TURN: usize = 1000;
+/// Leases revoked between two ticks.
+const REVOKES_PER_TICK: usize = 1000;
 /// Revocations on their way at once.
 const REVOKES_OPEN_MAX: usize = 10_000;
 /// Leases in one entry that notes times left.
 const NOTES_PER_ENTRY: usize = 1000;
+/// Leases looked at in one turn, whatever for: their clocks are started, notes are due, or they are forgotten.
+const LEASES_PER_TURN: usize = 4096;
+/// Leases that are listed in one answer of the core; a longer list is gone through in pieces.
+pub const LISTED_AT_ONCE: usize = 1024;
 /// How often times left are noted, and how far a lease has to be from its full TTL to be worth it.
 const NOTE_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -28,6 +33,14 @@ fn seconds_up(left: Duration) -> i64 {
 
 fn ttl_of(seconds: i64) -> Duration {
     Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
+}
+
+/// Notes being proposed, slice by slice.
+pub(super) struct Noting {
+    /// The lease that was looked at last.
+    behind: Option<i64>,
+    /// Only leases that have used up at least so much of their TTL.
+    used: Duration,
 }
 
 impl Core {
@@ -41,15 +54,17 @@ impl Core {
     /// Once a new leader has applied all of its predecessors' entries: every lease gets its noted time, or its whole
     /// TTL, from now on.
     pub(super) fn start_leases(&mut self, now: Instant) {
-        if planted::is(Bug::OldLeaseDeadlines) && self.expiry.iter(now).next().is_some() {
+        if planted::is(Bug::OldLeaseDeadlines) && self.expiry.after(None, now).next().is_some() {
             return;
         }
-        self.expiry = Expiry::new(now);
-        for (id, lease) in self.machine.leases.iter() {
-            // The time it took to elect this leader is not held against anybody.
-            let left = self.noted_or_granted(lease) + self.config.election_timeout;
-            self.expiry.start(id, left, ttl_of(self.ttl_granted(lease.ttl)), now);
-        }
+        // The time it took to elect this leader is not held against anybody.
+        let (leases, ttl_min) = (self.machine.leases.clone(), self.shared.limits.lease_ttl_min);
+        let expiry = Expiry::of(leases, ttl_min, self.config.election_timeout, now);
+        self.replace_expiry(expiry);
+    }
+
+    fn replace_expiry(&mut self, expiry: Expiry) {
+        self.forgotten_clocks.push(std::mem::replace(&mut self.expiry, expiry));
     }
 
     /// The TTL in seconds by which this member, as a leader, lets a lease expire, as every leader of etcd's does. It is
@@ -58,17 +73,12 @@ impl Core {
         ttl.max(self.shared.limits.lease_ttl_min)
     }
 
-    /// The time left as of the last note, or the whole TTL.
-    fn noted_or_granted(&self, lease: &machine::Lease) -> Duration {
-        let ttl = self.ttl_granted(lease.ttl);
-        ttl_of(if lease.remaining > 0 { lease.remaining.min(ttl) } else { ttl })
-    }
-
     /// This member leads no more, or in another term: the clocks of leases are the next leader's.
     pub(super) fn stop_leases(&mut self, now: Instant) {
         if !planted::is(Bug::OldLeaseDeadlines) {
-            self.expiry = Expiry::new(now);
+            self.replace_expiry(Expiry::new(now));
         }
+        self.noting = None;
         for (ticket, _) in std::mem::take(&mut self.renewals_of_expired).into_values().flatten() {
             self.refuse(ticket, error::NOT_PRIMARY_LESSOR);
         }
@@ -191,30 +201,105 @@ impl Core {
             (Some(lease), Some(left)) => ReplyBody::TimeToLive {
                 ttl: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
                 granted: self.ttl_granted(lease.ttl),
-                keys: if keys { lease.keys.iter().cloned().collect() } else { Vec::new() },
+                keys: if keys { lease.keys.clone() } else { SharedMap::default() },
             },
-            _ => ReplyBody::TimeToLive { ttl: -1, granted: 0, keys: Vec::new() },
+            _ => ReplyBody::TimeToLive { ttl: -1, granted: 0, keys: SharedMap::default() },
         };
         self.reply(ticket, body);
     }
 
-    /// All leases of the state, the next to end first. A member that does not lead goes by what was noted or granted.
+    /// The keys of a lease as this member knows them.
+    pub(super) fn lease_keys(&mut self, ticket: Ticket, id: i64) {
+        let keys = self.machine.leases.get(id).map(|lease| lease.keys.clone()).unwrap_or_default();
+        self.reply(ticket, ReplyBody::LeaseKeys(keys));
+    }
+
+    /// The time that a lease has left, by which leases are listed. A member that does not lead goes by what was noted or
+    /// granted.
+    fn listed_by(&self, id: i64, lease: &machine::Lease, now: Instant) -> Duration {
+        self.expiry.left(id, now).unwrap_or_else(|| noted_or_granted(lease, self.shared.limits.lease_ttl_min))
+    }
+
+    /// All leases of the state: a few in the order in which they end, many as they are.
     pub(super) fn list_leases(&mut self, ticket: Ticket, now: Instant) {
-        let left = |id, lease: &machine::Lease| {
-            self.expiry.left(id, now).unwrap_or_else(|| self.noted_or_granted(lease))
-        };
+        let all = &self.machine.leases;
+        if all.len() > LISTED_AT_ONCE {
+            self.reply(ticket, ReplyBody::ManyLeases(all.clone()));
+            return;
+        }
         let mut leases: Vec<(Duration, i64)> =
-            self.machine.leases.iter().map(|(id, lease)| (left(id, lease), id)).collect();
+            all.iter().map(|(id, lease)| (self.listed_by(id, lease, now), id)).collect();
         leases.sort_unstable();
         self.reply(ticket, ReplyBody::Leases(leases.into_iter().map(|(_, id)| id).collect()));
     }
 
+    /// The times that these leases have left; none for those that are gone.
+    pub(super) fn lease_times(&mut self, ticket: Ticket, ids: &[i64], now: Instant) {
+        debug_assert!(ids.len() <= LISTED_AT_ONCE, "many leases are asked for in pieces");
+        let time = |id: &i64| {
+            self.machine.leases.get(*id).map_or(Duration::ZERO, |lease| self.listed_by(*id, lease, now))
+        };
+        let times = ids.iter().map(time).collect();
+        self.reply(ticket, ReplyBody::LeaseTimes(times));
+    }
+
+    /// Does the next slice of what has to be done for leases.
+    pub(super) fn lease_slices(&mut self, now: Instant) {
+        while let Some(forgotten) = self.forgotten_clocks.last_mut() {
+            if forgotten.forget_some(LEASES_PER_TURN) {
+                break;
+            }
+            self.forgotten_clocks.pop();
+        }
+        if self.leads_now() {
+            if self.expiry.is_starting() {
+                let leases = &self.machine.leases;
+                self.expiry.start_some(LEASES_PER_TURN, |id| leases.get(id).is_some());
+            }
+            self.expire_leases(now);
+            self.note_some(now);
+        } else {
+            self.noting = None;
+        }
+        if let Some(since) = self.stopping
+            && !self.handed_over
+            && (self.noting.is_none() || now.saturating_duration_since(since) > STOP_PATIENCE / 2)
+        {
+            self.handed_over = true;
+            self.hand_over();
+        }
+    }
+
+    /// Whether another slice can be done at once.
+    pub(super) fn lease_slices_wait(&self, now: Instant) -> bool {
+        if self.parked.is_some() {
+            return false;
+        }
+        let expire = self.stopping.is_none() && self.revokes_room() > 0 && self.expiry.is_due(now);
+        let note = self.noting.is_some() && self.log_has_room();
+        !self.forgotten_clocks.is_empty() || self.leads_now() && (self.expiry.is_starting() || expire || note)
+    }
+
+    /// How many revocations may be proposed now.
+    fn revokes_room(&self) -> usize {
+        REVOKES_OPEN_MAX.saturating_sub(self.revokes_open).min(self.revokes_allowed)
+    }
+
+    /// At each tick: so many leases may be revoked until the next.
+    pub(super) fn allow_revokes(&mut self) {
+        self.revokes_allowed = REVOKES_PER_TICK;
+    }
+
     /// Proposes to revoke what has expired.
-    pub(super) fn expire_leases(&mut self, now: Instant) {
-        let room = REVOKES_OPEN_MAX.saturating_sub(self.revokes_open).min(REVOKES_PER_TURN);
+    fn expire_leases(&mut self, now: Instant) {
+        let room = self.revokes_room();
+        if room == 0 || self.stopping.is_some() || !self.expiry.is_due(now) {
+            return;
+        }
         for id in self.expiry.expired(now, room) {
             self.shared.metrics.lease.expired.inc();
             self.revokes_open += 1;
+            self.revokes_allowed -= 1;
             let request = InternalRaftRequest {
                 lease_revoke: Some(LeaseRevokeRequest { id }),
                 ..InternalRaftRequest::default()
@@ -229,25 +314,43 @@ impl Core {
             return;
         }
         self.next_note = now + NOTE_INTERVAL;
-        self.note_leases_below(now, NOTE_INTERVAL);
+        if self.noting.is_none() {
+            self.note_leases_below(NOTE_INTERVAL);
+        }
     }
 
-    /// Notes the time left of every lease that has used up at least `used` of its TTL.
-    pub(super) fn note_leases_below(&mut self, now: Instant, used: Duration) {
+    /// Begins to note the time left of every lease that has used up at least `used` of its TTL.
+    pub(super) fn note_leases_below(&mut self, used: Duration) {
+        self.noting = Some(Noting { behind: None, used });
+    }
+
+    /// Goes on with the notes, by one entry at most.
+    fn note_some(&mut self, now: Instant) {
+        let (room, ttl_min) = (self.log_has_room(), self.shared.limits.lease_ttl_min);
+        // A lease whose clock is still to be started would go by the note, as if it was from before.
+        let Some(noting) = self.noting.as_mut().filter(|_| room && !self.expiry.is_starting()) else {
+            return;
+        };
         let mut notes = Vec::new();
-        for (id, left) in self.expiry.iter(now) {
+        let mut looked = 0;
+        for (id, left) in self.expiry.after(noting.behind, now).take(LEASES_PER_TURN) {
+            looked += 1;
+            noting.behind = Some(id);
             let Some(lease) = self.machine.leases.get(id) else { continue };
             let left = seconds_up(left).max(1);
-            let worth = ttl_of(self.ttl_granted(lease.ttl)) >= ttl_of(left) + used && lease.remaining != left;
-            if worth {
+            let ttl = ttl_of(lease.ttl.max(ttl_min));
+            if ttl >= ttl_of(left) + noting.used && lease.remaining != left {
                 notes.push(LeaseCheckpoint { id, remaining_ttl: left });
+                if notes.len() == NOTES_PER_ENTRY {
+                    break;
+                }
             }
         }
-        notes.sort_unstable_by_key(|note| note.id);
-        while !notes.is_empty() {
-            let rest = notes.split_off(notes.len().min(NOTES_PER_ENTRY));
+        if looked < LEASES_PER_TURN && notes.len() < NOTES_PER_ENTRY {
+            self.noting = None;
+        }
+        if !notes.is_empty() {
             self.propose_note(notes, Waiter::Nobody);
-            notes = rest;
         }
     }
 }

@@ -103,7 +103,9 @@ impl Core {
             | Ask::StateTrail(ticket, _)
             | Ask::KeepAlive(ticket, _)
             | Ask::TimeToLive(ticket, _, _)
-            | Ask::Leases(ticket) => self.refuse_parked(ticket),
+            | Ask::LeaseKeys(ticket, _)
+            | Ask::Leases(ticket)
+            | Ask::LeaseTimes(ticket, _) => self.refuse_parked(ticket),
             Ask::Log(LogEvent::Failed(fatal)) => return Err(fatal.to_string()),
             Ask::Messages(_)
             | Ask::Unreachable(_)

@@ -72,6 +72,11 @@ pub(super) struct Proposal {
 }
 
 impl Core {
+    /// Whether the log can take more before its next sync.
+    pub(super) fn log_has_room(&self) -> bool {
+        self.log.queued_bytes() < LOG_QUEUE_BYTES
+    }
+
     pub(super) fn has_gathered(&self) -> bool {
         !self.gathered.is_empty() || !self.handed_on.is_empty()
     }

@@ -19,6 +19,7 @@ use tokio::sync::oneshot;
 use super::compactor::Compactor;
 use super::gathering::Gathering;
 use super::install::Install;
+use super::leases::Noting;
 use super::meters::Meters;
 use super::parked::Parked;
 use super::pressure::Pressure;
@@ -35,7 +36,7 @@ use crate::shared::{Published, Shared};
 use crate::values::LogValues;
 
 /// How long a stop waits for what is under way.
-const STOP_PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const STOP_PATIENCE: Duration = Duration::from_secs(5);
 /// Pause before an alarm is proposed again.
 const ALARM_PAUSE: Duration = Duration::from_secs(5);
 /// How long after a start the first election timeout may be shortened.
@@ -101,7 +102,15 @@ pub struct Core {
     pub(super) logger: Arc<Logger>,
     pub(super) machine: Machine,
     pub(super) expiry: Expiry,
+    /// Clocks that run no more, to be forgotten in slices.
+    pub(super) forgotten_clocks: Vec<Expiry>,
     pub(super) revokes_open: usize,
+    /// How many leases may still be revoked before the next tick.
+    pub(super) revokes_allowed: usize,
+    /// Times left that are being noted.
+    pub(super) noting: Option<Noting>,
+    /// Whether this member, which is to stop, has handed leadership over or has nobody to hand it to.
+    pub(super) handed_over: bool,
     pub(super) next_note: Instant,
     pub(super) config: Config,
     pub(super) node: Node,
@@ -219,7 +228,11 @@ impl Core {
             fetches: parts.fetches,
             logger: parts.logger,
             expiry: Expiry::new(now),
+            forgotten_clocks: Vec::new(),
             revokes_open: 0,
+            revokes_allowed: 0,
+            noting: None,
+            handed_over: false,
             next_note: now + Duration::from_secs(60),
             compactor: Compactor::new(parts.config.auto_compaction, now),
             alarms: Arc::new(parts.machine.alarms.clone()),
@@ -369,6 +382,7 @@ impl Core {
         self.propose_change(now);
         self.start_round(now);
         self.tick(now)?;
+        self.lease_slices(now);
         self.carry_out(now)?;
         self.finish_rounds(now);
         self.remove_slice(now);
@@ -384,7 +398,7 @@ impl Core {
             return Ok(true);
         }
         Ok(self.stopping.is_some_and(|since| {
-            let idle = self.waiting.is_empty() && self.node.transferring().is_none();
+            let idle = self.waiting.is_empty() && self.handed_over && self.node.transferring().is_none();
             idle || now.saturating_duration_since(since) > STOP_PATIENCE
         }))
     }
@@ -398,6 +412,9 @@ impl Core {
         }
         if let Some(left) = self.round_waits(now) {
             patience = patience.min(left);
+        }
+        if self.lease_slices_wait(now) {
+            patience = Duration::ZERO;
         }
         match self.gathering_wait(now) {
             // A sync of the log wakes the core whatever it waits for.
@@ -448,7 +465,9 @@ impl Core {
             Ask::TimeToLive(ticket, id, keys) => {
                 self.reads.push(Want::TimeToLive(ticket, id, keys), now);
             }
+            Ask::LeaseKeys(ticket, id) => self.lease_keys(ticket, id),
             Ask::Leases(ticket) => self.list_leases(ticket, now),
+            Ask::LeaseTimes(ticket, ids) => self.lease_times(ticket, &ids, now),
             Ask::Image(ticket) => self.image_waiters.push(ticket),
             Ask::Checkpointed(result) => self.checkpointed(result, now)?,
             Ask::Relocate(values, done) => self.relocate(values, done, now)?,
@@ -459,10 +478,10 @@ impl Core {
                 if self.stopping.is_none() {
                     // So that a restart goes on where the leases stand now.
                     if self.leads_now() {
-                        self.note_leases_below(now, Duration::from_secs(1));
+                        self.note_leases_below(Duration::from_secs(1));
                     }
-                    self.hand_over();
                     self.stopping = Some(now);
+                    self.lease_slices(now);
                 }
             }
         }
@@ -572,7 +591,7 @@ impl Core {
         self.install.look(now);
         self.propose_attributes(now);
         if self.leads_now() && self.stopping.is_none() {
-            self.expire_leases(now);
+            self.allow_revokes();
             self.note_leases(now);
             let revision = self.machine.store.current_revision();
             if let Some(revision) = self.compactor.due(revision, now) {

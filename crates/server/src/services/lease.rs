@@ -1,27 +1,35 @@
 //! Leases.
 
-use std::collections::HashSet;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashSet};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use api::Status;
 use api::error;
 use api::etcdserverpb::{
     LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveRequest, LeaseKeepAliveResponse, LeaseLeasesRequest,
     LeaseLeasesResponse, LeaseRevokeRequest, LeaseRevokeResponse, LeaseStatus, LeaseTimeToLiveRequest,
     LeaseTimeToLiveResponse,
 };
-use bytes::Bytes;
-use front::{First, Inbound, Outbound, Unary, race};
-use machine::{Outcome, check};
+use api::{Code, Status};
+use bytes::{BufMut as _, Bytes, BytesMut};
+use front::{Answer, First, Inbound, Outbound, Unary, race};
+use machine::found::put_varint;
+use machine::{Outcome, SharedMap, check};
 use prost::Message as _;
 
-use super::{Services, decode, decode_streamed, whole};
+use super::range::MESSAGE_BYTES_MAX;
+use super::{Services, confirmed, decode, decode_streamed, whole};
 use crate::callers::Caller;
-use crate::core::{Ask, ReplyBody};
+use crate::core::{Ask, LISTED_AT_ONCE, ReplyBody};
+use crate::encode::{field_len, header_len, number_len, put_field, put_header, put_number};
 use crate::forwarding;
+use crate::pending::Question;
+
+/// Bytes of one piece of a long list.
+const PIECE_BYTES: usize = 64 << 10;
 
 /// Fields of `InternalRaftRequest`.
 mod field {
@@ -50,6 +58,61 @@ impl Drop for Renewed {
     fn drop(&mut self) {
         self.caller.leases.fetch_sub(self.ids.len() as i64, Relaxed);
     }
+}
+
+/// The keys of a lease.
+type Keys = SharedMap<Bytes, ()>;
+
+/// An answer of `len` bytes, made by `next`, which gives pieces of about [`PIECE_BYTES`] and in the end an empty one.
+fn pieces(len: usize, mut next: impl FnMut() -> Bytes + 'static) -> Result<Answer, Status> {
+    if len > MESSAGE_BYTES_MAX {
+        let text = format!("grpc: trying to send message larger than max ({len} vs. {MESSAGE_BYTES_MAX})");
+        return Err(Status::with(Code::ResourceExhausted, text));
+    }
+    let mut held = Bytes::new();
+    let source = move |bytes_max: usize| {
+        if held.is_empty() {
+            held = next();
+        }
+        Ok((!held.is_empty()).then(|| held.split_to(held.len().min(bytes_max))))
+    };
+    Ok(Answer::Pieces { len, source: Box::new(source) })
+}
+
+/// The answer with these keys; with many of them, piece by piece.
+async fn time_to_live_answer(mut response: LeaseTimeToLiveResponse, keys: Keys) -> Result<Answer, Status> {
+    if keys.len() <= LISTED_AT_ONCE {
+        response.keys = keys.keys().cloned().collect();
+        return Ok(whole(&response));
+    }
+    let mut head = Some(Bytes::from(response.encode_to_vec()));
+    let mut len = head.as_ref().map_or(0, Bytes::len);
+    let mut behind: Option<Bytes> = None;
+    loop {
+        let mut last = None;
+        for (key, ()) in keys.after(behind.as_ref()).take(LISTED_AT_ONCE) {
+            len += field_len(key.len());
+            last = Some(key);
+        }
+        let Some(last) = last else { break };
+        behind = Some(last.clone());
+        tokio::task::yield_now().await;
+    }
+    let mut behind: Option<Bytes> = None;
+    pieces(len, move || {
+        let mut out = BytesMut::with_capacity(PIECE_BYTES + 4096);
+        out.extend(head.take());
+        let mut last = None;
+        for (key, ()) in keys.after(behind.as_ref()) {
+            if out.len() >= PIECE_BYTES {
+                break;
+            }
+            put_field(&mut out, 5, key);
+            last = Some(key.clone());
+        }
+        behind = last.or(behind.take());
+        out.freeze()
+    })
 }
 
 impl Services {
@@ -84,21 +147,33 @@ impl Services {
             let answered = services.whoever_leads(async || services.time_to_live(id, keys).await).await;
             let took = services.shared.clock.now().saturating_duration_since(began);
             services.took("LeaseTimeToLive", answered.is_ok(), took);
-            let mut response = answered?;
+            let (mut response, keys) = answered?;
             let state = services.state();
             response.header = Some(services.header(state.view.snapshot().current_revision(), &state));
-            Ok(whole(&response))
+            drop(state);
+            time_to_live_answer(response, keys).await
         })))
     }
 
-    /// Asks here or the leader.
-    async fn time_to_live(&self, id: i64, keys: bool) -> Result<LeaseTimeToLiveResponse, Status> {
+    /// Asks here or the leader. The keys are those that this member knows, once it has come as far as the leader: a
+    /// lease may have millions, which no answer between members could hold.
+    async fn time_to_live(&self, id: i64, keys: bool) -> Result<(LeaseTimeToLiveResponse, Keys), Status> {
         if !self.leads() {
-            return forwarding::time_to_live(&self.shared, id, keys).await;
+            let response = forwarding::time_to_live(&self.shared, id, false).await?;
+            if !keys || response.ttl < 0 {
+                return Ok((response, Keys::default()));
+            }
+            confirmed(self.pending.ask(Ask::Read)?.await?)?;
+            return match self.pending.ask(|ticket| Ask::LeaseKeys(ticket, id))?.await?.body {
+                ReplyBody::LeaseKeys(keys) => Ok((response, keys)),
+                _ => Err(error::STOPPED),
+            };
         }
         match self.pending.ask(|ticket| Ask::TimeToLive(ticket, id, keys))?.await?.body {
             ReplyBody::TimeToLive { ttl, granted, keys } => {
-                Ok(LeaseTimeToLiveResponse { header: None, id, ttl, granted_ttl: granted, keys })
+                let response =
+                    LeaseTimeToLiveResponse { header: None, id, ttl, granted_ttl: granted, keys: Vec::new() };
+                Ok((response, keys))
             }
             ReplyBody::Outcome(Err(status), _) => Err(status),
             _ => Err(error::STOPPED),
@@ -111,10 +186,61 @@ impl Services {
 
     pub(super) fn lease_leases(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let LeaseLeasesRequest {} = decode(message)?;
-        self.ask(Ask::Leases, "LeaseLeases", |_, body, header| {
-            let ReplyBody::Leases(ids) = body else { return Err(error::STOPPED) };
-            let leases = ids.into_iter().map(|id| LeaseStatus { id }).collect();
-            Ok(whole(&LeaseLeasesResponse { header: Some(header), leases }))
+        let began = self.shared.clock.now();
+        let question = self.pending.ask(Ask::Leases)?;
+        let services = Rc::clone(self);
+        Ok(Unary::Later(Box::pin(async move {
+            let answered = services.leases(question).await;
+            let took = services.shared.clock.now().saturating_duration_since(began);
+            services.took("LeaseLeases", answered.is_ok(), took);
+            answered
+        })))
+    }
+
+    /// The leases of one moment. Many are put in order here, in slices, by times that the core gives in slices.
+    async fn leases(&self, question: Question) -> Result<Answer, Status> {
+        let reply = question.await?;
+        let header = self.shared.header(reply.revision, reply.raft_term);
+        let leases = match reply.body {
+            ReplyBody::Leases(ids) => {
+                let leases = ids.into_iter().map(|id| LeaseStatus { id }).collect();
+                return Ok(whole(&LeaseLeasesResponse { header: Some(header), leases }));
+            }
+            ReplyBody::ManyLeases(leases) => leases,
+            _ => return Err(error::STOPPED),
+        };
+        let mut len = header_len(&header);
+        // Each run is in order, the first to end last; so are all runs, by their first.
+        let mut runs = BinaryHeap::new();
+        let mut behind = None;
+        loop {
+            let ids: Vec<i64> = leases.after(behind).take(LISTED_AT_ONCE).map(|(id, _)| id).collect();
+            let Some(last) = ids.last() else { break };
+            behind = Some(*last);
+            let asked = ids.clone();
+            let times = match self.pending.ask(|ticket| Ask::LeaseTimes(ticket, asked))?.await?.body {
+                ReplyBody::LeaseTimes(times) => times,
+                _ => return Err(error::STOPPED),
+            };
+            len += ids.iter().map(|id| field_len(number_len(*id))).sum::<usize>();
+            let mut run: Vec<Reverse<(Duration, i64)>> = times.into_iter().zip(ids).map(Reverse).collect();
+            run.sort_unstable();
+            runs.extend(run.pop().map(|first| (first, run)));
+        }
+        let mut header = Some(header);
+        pieces(len, move || {
+            let mut out = BytesMut::with_capacity(PIECE_BYTES + 64);
+            if let Some(header) = header.take() {
+                put_header(&mut out, &header);
+            }
+            while out.len() < PIECE_BYTES {
+                let Some((Reverse((_, id)), mut run)) = runs.pop() else { break };
+                out.put_u8(0x12);
+                put_varint(&mut out, number_len(id) as u64);
+                put_number(&mut out, 1, id);
+                runs.extend(run.pop().map(|first| (first, run)));
+            }
+            out.freeze()
         })
     }
 

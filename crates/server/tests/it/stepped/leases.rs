@@ -6,8 +6,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use api::etcdserverpb::{
-    LeaseGrantRequest, LeaseGrantResponse, LeaseRevokeRequest, LeaseRevokeResponse, LeaseTimeToLiveRequest,
-    LeaseTimeToLiveResponse, MoveLeaderRequest,
+    self as pb, LeaseGrantRequest, LeaseGrantResponse, LeaseRevokeRequest, LeaseRevokeResponse,
+    LeaseTimeToLiveRequest, LeaseTimeToLiveResponse, MoveLeaderRequest,
 };
 use prost::Message as _;
 
@@ -133,4 +133,53 @@ fn a_leader_that_was_replaced_renews_nothing() {
     assert_eq!(within(&mut world, Duration::from_millis(200), &mut renewal), None);
     world.cut(old, false);
     assert_eq!(world.run(renewal), Ok(0));
+}
+
+#[test]
+fn long_lists_are_whole_and_in_order() {
+    const COUNT: i64 = 3000;
+    let mut world = World::started(3, 7, &[]);
+    world.until("somebody leads", |world| world.leader().is_some());
+    let leader = world.leader().expect("somebody leads");
+    let follower = (leader + 1) % 3;
+    // Granted in an order that is neither that of their ids nor that in which they end.
+    let many: Vec<_> = (0..COUNT)
+        .map(|n| {
+            let request = LeaseGrantRequest { ttl: 1000 + (n * 7919) % COUNT, id: 1 + (n * 4801) % COUNT };
+            let request = request.encode_to_vec().into();
+            world.member(leader).call("/etcdserverpb.Lease/LeaseGrant", request)
+        })
+        .collect();
+    let ttl_of =
+        |id: i64| (0..COUNT).find(|n| 1 + (n * 4801) % COUNT == id).map(|n| 1000 + (n * 7919) % COUNT);
+    for one in many {
+        world.run(one).expect("is granted");
+    }
+    let keys: Vec<Vec<u8>> = (0..1500).map(|n| format!("key-{n:05}").into_bytes()).collect();
+    for some in keys.chunks(100) {
+        let put = |key: &Vec<u8>| pb::PutRequest { key: key.clone().into(), lease: 77, ..Default::default() };
+        let op = |key| pb::RequestOp { request: Some(pb::request_op::Request::RequestPut(put(key))) };
+        let txn = pb::TxnRequest { success: some.iter().map(op).collect(), ..Default::default() };
+        let _: pb::TxnResponse = world.call(leader, "/etcdserverpb.KV/Txn", &txn).expect("is taken");
+    }
+    for at in [leader, follower] {
+        let found = time_to_live(&mut world, at, 77);
+        assert_eq!(found.keys.iter().map(|key| key.to_vec()).collect::<Vec<_>>(), keys);
+        let list: pb::LeaseLeasesResponse = world
+            .call(at, "/etcdserverpb.Lease/LeaseLeases", &pb::LeaseLeasesRequest {})
+            .expect("is answered");
+        let ids: Vec<i64> = list.leases.iter().map(|lease| lease.id).collect();
+        assert_eq!(ids.iter().collect::<std::collections::BTreeSet<_>>().len(), COUNT as usize);
+        let ttls: Vec<i64> = ids.iter().filter_map(|id| ttl_of(*id)).collect();
+        assert!(ttls.is_sorted() && ttls.len() == COUNT as usize);
+    }
+    // Another leader knows them all, whether their clocks have been started or not.
+    world.kill(leader);
+    world.until("another leads", |world| world.leader().is_some_and(|at| at != leader));
+    let now = world.leader().expect("somebody leads");
+    let renewal = world.member(now).renew(COUNT);
+    assert_eq!(world.run(renewal), Ok(ttl_of(COUNT).expect("is granted")));
+    assert_eq!(world.member(now).probe().leases, COUNT as usize);
+    let left = time_to_live(&mut world, now, 2999).ttl;
+    assert!(left >= ttl_of(2999).expect("is granted"), "{left}");
 }

@@ -1,0 +1,242 @@
+//! An ordered map of which a copy costs next to nothing.
+//!
+//! What it is: sorted chunks of up to 256 entries behind shared pointers. A copy shares all chunks with its original; a
+//! change copies the chunk that it touches if somebody else has it, too. So a list of a million leases, or of the
+//! million keys of one, can be taken away in some thousand steps and read on another thread, as of one moment.
+//! What it trades: a look-up is two binary searches instead of one hash, and nothing grows in one long step, as a hash
+//! table does.
+
+use std::borrow::Borrow;
+use std::sync::Arc;
+
+const CHUNK_MAX: usize = 256;
+
+/// Entries in the order of their keys.
+type Chunk<K, V> = Arc<Vec<(K, V)>>;
+
+/// An ordered map of which a copy costs a pointer for every 128 to 256 entries.
+#[derive(Clone)]
+pub struct SharedMap<K, V> {
+    /// For each chunk a key that none of its keys is below, and no key of the chunks before reaches. No chunk is empty.
+    chunks: Vec<(K, Chunk<K, V>)>,
+    len: usize,
+}
+
+impl<K, V> Default for SharedMap<K, V> {
+    fn default() -> SharedMap<K, V> {
+        SharedMap { chunks: Vec::new(), len: 0 }
+    }
+}
+
+impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
+    /// How many entries there are.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The chunk that has this key, if any has.
+    fn chunk_of<Q: Ord + ?Sized>(&self, key: &Q) -> Option<usize>
+    where
+        K: Borrow<Q>,
+    {
+        self.chunks.partition_point(|(first, _)| first.borrow() <= key).checked_sub(1)
+    }
+
+    /// The value of this key.
+    pub fn get<Q: Ord + ?Sized>(&self, key: &Q) -> Option<&V>
+    where
+        K: Borrow<Q>,
+    {
+        let (_, chunk) = self.chunks.get(self.chunk_of(key)?)?;
+        let at = chunk.binary_search_by(|(known, _)| known.borrow().cmp(key)).ok()?;
+        chunk.get(at).map(|(_, value)| value)
+    }
+
+    /// The value of this key, to be changed in this copy only.
+    pub fn get_mut<Q: Ord + ?Sized>(&mut self, key: &Q) -> Option<&mut V>
+    where
+        K: Borrow<Q>,
+    {
+        let of = self.chunk_of(key)?;
+        let (_, chunk) = self.chunks.get_mut(of)?;
+        let at = chunk.binary_search_by(|(known, _)| known.borrow().cmp(key)).ok()?;
+        Arc::make_mut(chunk).get_mut(at).map(|(_, value)| value)
+    }
+
+    /// Sets the value of this key; gives what it was.
+    pub fn insert(&mut self, key: K, value: V) -> Option<V> {
+        let Some(of) = self.chunk_of(&key).or((!self.chunks.is_empty()).then_some(0)) else {
+            self.chunks.push((key.clone(), Arc::new(vec![(key, value)])));
+            self.len = 1;
+            return None;
+        };
+        let (first, chunk) = self.chunks.get_mut(of)?;
+        let at = match chunk.binary_search_by(|(known, _)| known.cmp(&key)) {
+            Ok(at) => {
+                let (_, known) = Arc::make_mut(chunk).get_mut(at)?;
+                return Some(std::mem::replace(known, value));
+            }
+            Err(at) => at,
+        };
+        self.len += 1;
+        if key < *first {
+            *first = key.clone();
+        }
+        let entries = Arc::make_mut(chunk);
+        entries.insert(at, (key, value));
+        if entries.len() > CHUNK_MAX {
+            // Keys often come in ascending order: then chunks stay nearly full.
+            let last = at + 1 == entries.len();
+            let rest = entries.split_off(if last { CHUNK_MAX } else { CHUNK_MAX / 2 });
+            if let Some((first, _)) = rest.first() {
+                self.chunks.insert(of + 1, (first.clone(), Arc::new(rest)));
+            }
+        }
+        None
+    }
+
+    /// Removes this key; gives its value.
+    pub fn remove<Q: Ord + ?Sized>(&mut self, key: &Q) -> Option<V>
+    where
+        K: Borrow<Q>,
+    {
+        let of = self.chunk_of(key)?;
+        let (_, chunk) = self.chunks.get_mut(of)?;
+        let at = chunk.binary_search_by(|(known, _)| known.borrow().cmp(key)).ok()?;
+        let entries = Arc::make_mut(chunk);
+        let (_, value) = entries.remove(at);
+        let left = entries.len();
+        self.len -= 1;
+        if left == 0 {
+            self.chunks.remove(of);
+        } else if let Some((_, next)) = self.chunks.get(of + 1)
+            && left + next.len() <= CHUNK_MAX / 2
+        {
+            let (_, next) = self.chunks.remove(of + 1);
+            if let Some((_, chunk)) = self.chunks.get_mut(of) {
+                Arc::make_mut(chunk).extend_from_slice(&next);
+            }
+        }
+        Some(value)
+    }
+
+    /// All entries, by key.
+    pub fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
+        self.chunks.iter().flat_map(|(_, chunk)| chunk.iter().map(|(key, value)| (key, value)))
+    }
+
+    /// All keys, in order.
+    pub fn keys(&self) -> impl Iterator<Item = &K> {
+        self.iter().map(|(key, _)| key)
+    }
+
+    /// The entries behind this key, or all, by key.
+    pub fn after<'a, Q: Ord + ?Sized>(
+        &'a self,
+        key: Option<&Q>,
+    ) -> impl Iterator<Item = (&'a K, &'a V)> + use<'a, K, V, Q>
+    where
+        K: Borrow<Q>,
+    {
+        let (of, at) = match key {
+            None => (0, 0),
+            Some(key) => {
+                let of = self.chunk_of(key).unwrap_or(0);
+                let at = |chunk: &Vec<(K, V)>| chunk.partition_point(|(known, _)| known.borrow() <= key);
+                (of, self.chunks.get(of).map_or(0, |(_, chunk)| at(chunk)))
+            }
+        };
+        let chunks = self.chunks.get(of..).unwrap_or_default();
+        chunks.iter().flat_map(|(_, chunk)| chunk.iter().map(|(key, value)| (key, value))).skip(at)
+    }
+}
+
+impl<K: Ord + Clone + PartialEq, V: Clone + PartialEq> PartialEq for SharedMap<K, V> {
+    fn eq(&self, other: &SharedMap<K, V>) -> bool {
+        self.len == other.len && self.iter().eq(other.iter())
+    }
+}
+
+impl<K: Ord + Clone, V: Clone + Eq> Eq for SharedMap<K, V> {}
+
+impl<K: Ord + Clone + std::fmt::Debug, V: Clone + std::fmt::Debug> std::fmt::Debug for SharedMap<K, V> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_map().entries(self.iter()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    /// Asserts that it holds what the model does, in sound chunks.
+    fn assert_holds(map: &SharedMap<u32, u64>, model: &BTreeMap<u32, u64>) {
+        assert_eq!((map.len(), map.is_empty()), (model.len(), model.is_empty()));
+        assert!(map.iter().eq(model.iter()));
+        assert!(map.chunks.iter().all(|(_, chunk)| (1..=CHUNK_MAX).contains(&chunk.len())));
+        assert!(map.chunks.iter().all(|(first, chunk)| chunk.first().is_some_and(|(key, _)| first <= key)));
+        assert!(map.chunks.windows(2).all(|two| two[0].1.last().is_some_and(|(key, _)| *key < two[1].0)));
+    }
+
+    #[test]
+    fn it_does_what_an_ordered_map_does_and_copies_stay_as_they_are() {
+        let (mut map, mut model) = (SharedMap::default(), BTreeMap::new());
+        let mut copies: Vec<(SharedMap<u32, u64>, BTreeMap<u32, u64>)> = Vec::new();
+        let mut seed = 7u64;
+        for step in 0..60_000u64 {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let key = (seed >> 33) as u32 % 6000;
+            // It grows for a while, then shrinks to nothing.
+            let grows = step < 30_000;
+            match (seed >> 20) % 8 {
+                0 => assert_eq!(map.get(&key), model.get(&key)),
+                1 if map.get(&key).is_some() => {
+                    *map.get_mut(&key).expect("is there") = step;
+                    model.insert(key, step);
+                }
+                2..=6 if grows => assert_eq!(map.insert(key, step), model.insert(key, step)),
+                7 if grows => assert_eq!(map.remove(&key), model.remove(&key)),
+                _ => assert_eq!(map.remove(&key), model.remove(&key)),
+            }
+            if step % 6000 == 0 {
+                assert!(map.after(Some(&key)).eq(model.range(key + 1..)));
+                copies.push((map.clone(), model.clone()));
+            }
+        }
+        assert_holds(&map, &model);
+        for (map, model) in &copies {
+            assert_holds(map, model);
+        }
+        for key in 0..6000 {
+            assert_eq!(map.remove(&key), model.remove(&key));
+        }
+        assert_holds(&map, &model);
+        assert!(map.chunks.is_empty() && map.after(Some(&1)).next().is_none());
+    }
+
+    #[test]
+    fn chunks_are_well_filled_and_a_copy_shares_all_but_what_changes() {
+        let mut map = SharedMap::default();
+        for key in 0..100_000u64 {
+            map.insert(key, ());
+        }
+        assert!(map.chunks.len() <= 100_000 / CHUNK_MAX + 1);
+        let copy = map.clone();
+        for key in 5000..5010 {
+            map.remove(&key);
+        }
+        let shared = map.chunks.iter().zip(&copy.chunks).filter(|(a, b)| Arc::ptr_eq(&a.1, &b.1)).count();
+        assert_eq!(shared, copy.chunks.len() - 1);
+        for key in 0..99_990u64 {
+            map.remove(&key);
+        }
+        assert!(map.chunks.len() <= 2, "what has become small is merged: {}", map.chunks.len());
+    }
+}
