@@ -134,6 +134,47 @@ fn a_snapshot_counts_down() {
     });
 }
 
+#[test]
+fn a_snapshot_is_of_one_moment_whatever_is_written_while_it_is_taken() {
+    let dir = TempDir::new("slow-snapshot");
+    let member = Setup::new(dir.path()).start();
+    run(async {
+        let client = member.client().await;
+        for n in 0..100u32 {
+            client.put(format!("{n}"), vec![n as u8; 100_000]).await.expect("is written");
+        }
+        client.compact(40, true).await.expect("is compacted");
+        let expected = client.hash_kv(0).await.expect("a hash can be had");
+        let (mut sender, mut receiver) = client.channel.stream(path::SNAPSHOT).await.expect("it opens");
+        sender.send_last(SnapshotRequest {}.encode_to_vec().into()).await.expect("it is sent");
+        let mut pieces = Vec::new();
+        for _ in 0..3 {
+            let piece = receiver.next().await.expect("it goes on").expect("there is more");
+            pieces.push(SnapshotResponse::decode(piece).expect("an answer"));
+        }
+        // Overwritten, deleted, added, compacted; and whoever asked for that does not wait for the snapshot.
+        let other = member.client().await;
+        for n in 0..100u32 {
+            match n % 3 {
+                0 => _ = other.put(format!("{n}"), "new").await.expect("is written"),
+                1 => _ = other.delete(format!("{n}")).await.expect("is deleted"),
+                _ => _ = other.put(format!("{n}x"), "another").await.expect("is written"),
+            }
+        }
+        let revision = other.put("last", "one").await.expect("is written");
+        other.compact(revision, true).await.expect("is compacted");
+        while let Some(piece) = receiver.next().await.expect("it ends well") {
+            pieces.push(SnapshotResponse::decode(piece).expect("an answer"));
+        }
+        let file: Vec<u8> = pieces.iter().flat_map(|piece| piece.blob.to_vec()).collect();
+        let (backend, parts) = interchange::snapshot::open(file).expect("etcd's database and its digest");
+        assert!(parts.has_digest);
+        let found = interchange::hash_kv(&backend, 0).expect("can be hashed");
+        assert_eq!((found.hash, found.compact_revision), (expected.hash, expected.compact_revision));
+    });
+    member.stop();
+}
+
 async fn ask(sender: &mut Sender, union: RequestUnion) {
     let request = WatchRequest { request_union: Some(union) };
     sender.send(request.encode_to_vec().into()).await.expect("it is sent");

@@ -681,6 +681,45 @@ fn a_slow_reader_loses_no_value_that_is_moved() {
 }
 
 #[test]
+fn a_segment_outlives_whoever_reads_the_newest_state() {
+    let mut world = World::started(1, 7, WORN);
+    let (mut looked, mut moved) = (0, 0);
+    for n in 0..400u32 {
+        let key = if n % 9 == 0 { format!("kept-{n}") } else { format!("busy-{}", n % 5) };
+        world.put(0, &key, &vec![n as u8; 300 + (n as usize * 37) % 900]).expect("is taken");
+        if n % 40 == 39 {
+            compact(&mut world);
+        }
+        // Somebody notes where values lie, in the newest state, while nobody writes.
+        let state = world.member(0).published();
+        let snapshot = state.view.snapshot();
+        let values = || snapshot.histories().filter(|version| version.value_len() > 0);
+        let noted: Vec<u32> = values().map(|version| version.location().segment).collect();
+        for _ in 0..30 {
+            if !world.work().expect("all goes well") {
+                world.wait();
+            }
+        }
+        let segments: Vec<u32> = world.places[0]
+            .disk
+            .files()
+            .into_iter()
+            .filter(|(path, _)| path.extension().is_some_and(|extension| extension == "seg"))
+            .filter_map(|(path, _)| u32::from_str_radix(path.file_stem()?.to_str()?, 16).ok())
+            .collect();
+        for (version, at) in values().zip(&noted) {
+            assert!(segments.contains(at), "{n}: segment {at} was deleted under a reader");
+            looked += 1;
+            moved += u32::from(version.location().segment != *at);
+        }
+    }
+    assert!(
+        looked > 1000 && moved > 10,
+        "{looked} values were looked at, {moved} of them while they were moved"
+    );
+}
+
+#[test]
 fn slow_readers_see_one_revision_and_keep_no_memory() {
     let growth = |reading: bool| {
         let mut world = World::started(1, 7, WORN);
