@@ -101,6 +101,10 @@ bugs! {
     ReadBeforeApplied = "read-before-applied";
     /// server: commands that wait are proposed again as soon as there is another leader, who may have them already.
     ProposedAgainEarly = "proposed-again-early";
+    /// machine: a new learner is judged by each member's own option, not by what the entry says.
+    LearnersByMember = "learners-by-member";
+    /// server: a campaign that the raft node refuses ends the member.
+    RefusalFatal = "refusal-fatal";
     /// server: a leader proposes its own removal without handing over first.
     RemovedLeading = "removed-leading";
     /// server: commands that wait may be proposed again though a state taken over may have them.

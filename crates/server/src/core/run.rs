@@ -654,7 +654,8 @@ impl Core {
         let alone = self.node.voters() == [self.shared.identity.member_id];
         if standing.role == Role::Follower && alone && self.machine.applied_index >= standing.commit {
             // Refused while its log is not synced: once it is, there is another turn.
-            let _ = self.node.request(Request::Campaign);
+            let taken = self.node.request(Request::Campaign);
+            assert!(taken.is_ok() || !planted::is(Bug::RefusalFatal), "a campaign was refused");
         }
     }
 
