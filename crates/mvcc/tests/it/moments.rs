@@ -362,3 +362,42 @@ fn a_held_moment_keeps_no_nodes() {
     assert!(held > 2000, "a view keeps the paths of all puts: {held} bytes each");
     assert!(sliced <= nobody + 16, "a moment keeps nothing: {sliced} bytes each, {nobody} without it");
 }
+
+#[test]
+fn a_walk_stops_after_so_many_looks() {
+    let mut store = Store::new();
+    for n in 0..1000 {
+        store.begin().put(format!("{n:04}").as_bytes(), Value::default(), 0);
+    }
+    let mut writer = store.begin();
+    writer.delete_range(KeyRange::half_open(b"0000", b"0500"), |_| {});
+    writer.put(b"9999", Value::default(), 0);
+    let (main, before_put) = (writer.revision(), writer.changes() - 1);
+    drop(writer);
+    store.begin().delete_range(KeyRange::ALL, |_| {});
+    let snapshot = store.snapshot();
+    // At an older revision a key that is there may lie behind any number that are not.
+    assert_eq!(slices_of(|rest| snapshot.range(rest, 3)), (2, 101));
+    assert_eq!(slices_of(|rest| snapshot.range_before(rest, main, before_put)), (500, 101));
+    assert_eq!(slices_of(|rest| snapshot.range_before(rest, main, 0)), (1000, 101));
+    assert_eq!(slices_of(|rest| snapshot.range_before(rest, main + 5, 0)), (0, 1));
+}
+
+/// What walks of ten looks each find, and how many it takes.
+fn slices_of<'a>(
+    range: impl Fn(KeyRange<'_>) -> Result<mainstay_mvcc::Range<'a>, RevisionError>,
+) -> (usize, usize) {
+    let (mut found, mut slices) = (0, 0);
+    let mut behind: Option<Vec<u8>> = None;
+    loop {
+        let rest = behind.as_deref().map_or(KeyRange::ALL, |key| KeyRange::ALL.after(key));
+        let mut walk = range(rest).expect("is there");
+        walk.set_looks(10);
+        let here = walk.by_ref().count();
+        (found, slices) = (found + here, slices + 1);
+        match walk.stopped_at() {
+            Some(key) => behind = Some(key.to_vec()),
+            None => return (found, slices),
+        }
+    }
+}

@@ -21,6 +21,7 @@ use machine::{AsOf, Overtaken, Slice};
 use mvcc::{KeyRange, Snapshot, Version};
 use prost::Message as _;
 
+use super::choose::{Chooser, GATHERED_BYTES_MAX};
 use super::{NO_REQUEST, Services, decode, decode_streamed, unreadable};
 use crate::encode::{field_len, header_len, number_len, put_header, put_number};
 use crate::long_reads::Reader;
@@ -30,10 +31,14 @@ use crate::values::LogValues;
 
 /// Keys that are answered at once.
 const KEYS_AT_ONCE: u64 = 128;
+/// Keys that are put in order by their values at once: each value has to be read.
+const VALUES_SORTED_AT_ONCE: u64 = 4;
 /// Bytes of an answer that is made in one go.
 pub(super) const BYTES_AT_ONCE: usize = 128 << 10;
 /// Keys looked at between two looks at other calls.
 pub(super) const KEYS_PER_SLICE: usize = 512;
+/// Keys looked at for one piece of an answer; at an older revision some of them may not be there.
+const KEYS_PER_PIECE: u64 = 8192;
 /// The longest message gRPC carries.
 pub(super) const MESSAGE_BYTES_MAX: usize = i32::MAX as usize;
 
@@ -112,15 +117,16 @@ impl Rest {
                 let mut walk = snapshot
                     .range(key_range(start, end, behind.as_deref()), self.revision)
                     .map_err(range::refused)?;
+                walk.set_looks(KEYS_PER_PIECE);
                 let mut last = None;
                 while *left > 0 && out.len() < bytes_max.min(BYTES_AT_ONCE) {
                     let Some(version) = walk.next() else { break };
                     put_kv_field(&mut out, version, self.projection, values)?;
-                    last = Some(version);
+                    last = Some(version.key());
                     *left -= 1;
                 }
-                if let Some(version) = last {
-                    *behind = Some(version.key().to_vec());
+                if let Some(key) = walk.stopped_at().or(last) {
+                    *behind = Some(key.to_vec());
                 }
                 self.ended = *left == 0;
             }
@@ -145,7 +151,8 @@ impl Rest {
     fn into_answer(mut self, len: usize) -> Answer {
         let mut held = Bytes::new();
         let source = move |bytes_max: usize| {
-            if held.is_empty() {
+            // A piece may be empty.
+            while held.is_empty() {
                 held = match self.piece(bytes_max)? {
                     Some(piece) => piece,
                     None => return Ok(None),
@@ -245,7 +252,9 @@ impl Services {
         let count = snapshot.count(range, 0).map_err(range::refused)?;
         let limit = u64::try_from(request.limit).unwrap_or(0);
         let keys = if limit > 0 && range::is_natural(request) { count.min(limit) } else { count };
-        Ok(keys > KEYS_AT_ONCE)
+        // Values that are only compared with each other count, too.
+        let sorts_values = request.sort_target == SortTarget::Value as i32;
+        Ok(keys > if sorts_values { VALUES_SORTED_AT_ONCE } else { KEYS_AT_ONCE })
     }
 
     /// Few keys, and the length of their answer.
@@ -361,9 +370,9 @@ impl Services {
             {
                 let slice = slice(&state)?;
                 let range = key_range(&request.key, &request.range_end, behind.as_deref());
-                let walk = slice.snapshot().range(range, revision).map_err(range::refused)?;
-                let mut last = None;
-                for version in walk.take(KEYS_PER_SLICE) {
+                let mut walk = slice.snapshot().range(range, revision).map_err(range::refused)?;
+                walk.set_looks(KEYS_PER_SLICE as u64);
+                for version in walk.by_ref() {
                     if keys < take {
                         kvs += kv_field_len(version, projection);
                         keys += 1;
@@ -373,10 +382,9 @@ impl Services {
                         break 'walk;
                     }
                     count += 1;
-                    last = Some(version);
                 }
-                match last {
-                    Some(version) => behind = Some(version.key().to_vec()),
+                match walk.stopped_at() {
+                    Some(key) => behind = Some(key.to_vec()),
                     None => break 'walk,
                 }
             }
@@ -399,45 +407,35 @@ impl Services {
         limit: u64,
         projection: Projection,
     ) -> Result<(Vec<(i64, u32)>, bool, i64, usize), Status> {
-        let keys_max = range::keys_before_sort(request).unwrap_or(usize::MAX);
-        let mut filter = Vec::new();
+        let keys_max = range::keys_before_sort(request).unwrap_or(usize::MAX) as u64;
+        let limited = RangeRequest { limit: i64::try_from(limit).unwrap_or(0), ..request.clone() };
+        let mut chooser = Chooser::new(&limited, GATHERED_BYTES_MAX);
         let (mut count, mut behind): (i64, Option<Vec<u8>>) = (0, None);
         loop {
             {
                 let slice = slice(state)?;
                 let range = key_range(&request.key, &request.range_end, behind.as_deref());
-                let walk = slice.snapshot().range(range, revision).map_err(range::refused)?;
-                let mut last = None;
-                for version in walk.take(KEYS_PER_SLICE) {
+                let mut walk = slice.snapshot().range(range, revision).map_err(range::refused)?;
+                walk.set_looks(KEYS_PER_SLICE as u64);
+                let (mut last, mut due) = (None, false);
+                while !due && let Some(version) = walk.next() {
                     count += 1;
-                    if range::passes(version, request) && filter.len() < keys_max {
-                        filter.push(Found::of(version));
+                    if count as u64 <= keys_max {
+                        chooser.take(version, &*self.values)?;
+                        due = chooser.is_due();
                     }
-                    last = Some(version);
+                    last = Some(version.key());
                 }
-                match last {
-                    Some(version) => behind = Some(version.key().to_vec()),
+                match walk.stopped_at().or(last.filter(|_| due)) {
+                    Some(key) => behind = Some(key.to_vec()),
                     None => break,
                 }
             }
             tokio::task::yield_now().await;
         }
-        {
-            let slice = slice(state)?;
-            let snapshot = slice.snapshot();
-            for found in &mut filter {
-                // Where it lies now, not when it was found: as long as the slice is held, it is there.
-                let version = snapshot.version_at(found.mod_revision, found.sub).ok_or(error::COMPACTED)?;
-                found.value = Some(version.value());
-            }
-            range::sort(&mut filter, request, &*self.values).map_err(failed)?;
-        }
-        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-        let more = filter.len() > limit;
-        filter.truncate(limit);
-        filter.reverse();
-        let chosen = filter.iter().map(|found| (found.mod_revision, found.sub)).collect();
-        let projected = filter.into_iter().map(|found| projected(found, projection));
+        let (found, more) = chooser.finish().await;
+        let chosen = found.iter().map(|found| (found.mod_revision, found.sub)).collect();
+        let projected = found.into_iter().map(|found| projected(found, projection));
         let kvs = projected.map(|found| field_len(found.encoded_len())).sum();
         Ok((chosen, more, count, kvs))
     }
@@ -481,21 +479,26 @@ impl Services {
             {
                 let slice = slice(&state)?;
                 let range = key_range(&request.key, &request.range_end, behind.as_deref());
-                let walk = slice.snapshot().range(range, revision).map_err(range::refused)?;
+                let mut walk = slice.snapshot().range(range, revision).map_err(range::refused)?;
+                walk.set_looks(KEYS_PER_SLICE as u64);
                 let mut last = None;
-                for version in walk.take(KEYS_PER_SLICE.min(usize::try_from(left).unwrap_or(usize::MAX))) {
+                for version in walk.by_ref().take(usize::try_from(left).unwrap_or(usize::MAX)) {
                     put_kv_field(&mut out, version, projection, &self.values)?;
-                    last = Some(version);
+                    last = Some(version.key());
                     sent += 1;
                     left -= 1;
                     if out.len() >= target {
                         break;
                     }
                 }
-                match last {
-                    Some(version) => behind = Some(version.key().to_vec()),
+                match walk.stopped_at().or(last) {
+                    Some(key) => behind = Some(key.to_vec()),
                     None => break,
                 }
+            }
+            if out.is_empty() {
+                tokio::task::yield_now().await;
+                continue;
             }
             let mut message = BytesMut::with_capacity(out.len() + 8);
             message.put_u8(0x0a);
@@ -510,13 +513,10 @@ impl Services {
             let last = {
                 let slice = slice(&state)?;
                 let range = key_range(&request.key, &request.range_end, behind.as_deref());
-                let walk = slice.snapshot().range(range, revision).map_err(range::refused)?;
-                let mut last = None;
-                for version in walk.take(KEYS_PER_SLICE) {
-                    count += 1;
-                    last = Some(version);
-                }
-                last.map(|version| version.key().to_vec())
+                let mut walk = slice.snapshot().range(range, revision).map_err(range::refused)?;
+                walk.set_looks(KEYS_PER_SLICE as u64);
+                count += walk.by_ref().count() as i64;
+                walk.stopped_at().map(<[u8]>::to_vec)
             };
             match last {
                 Some(key) => behind = Some(key),
