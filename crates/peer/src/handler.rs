@@ -39,6 +39,11 @@ pub trait Handler: Send + Sync + 'static {
         body: &mut dyn Iterator<Item = io::Result<Bytes>>,
     ) -> Result<(), String>;
 
+    /// The bytes that the body of a request to a path that is not raft's may have. With 0 none is read.
+    fn body_bytes_max(&self, _head: &http::request::Parts) -> usize {
+        1 << 20
+    }
+
     /// Answers every path that is not raft's (`/members`, `/version`, ...).
     fn http(
         &self,

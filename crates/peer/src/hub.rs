@@ -1,5 +1,5 @@
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::convert::Infallible;
 use std::future::poll_fn;
 use std::io;
@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use api::raftpb::Message;
 use bytes::Bytes;
@@ -21,7 +21,7 @@ use crate::client::{self, Client};
 use crate::endpoint::Endpoint;
 use crate::frame_buffer::FrameBuffer;
 use crate::handler::Handler;
-use crate::identity::{Identity, MAINSTAY_SNAPSHOT};
+use crate::identity::{self, Identity, MAINSTAY_SNAPSHOT};
 use crate::inbox::{Arrivals, Command, Inbox};
 use crate::options::{
     CONNECTIONS_MAX, IDLE_MAX, Level, Log, Options, REMOTES_MAX, SNAPSHOT_ANSWER_TIMEOUT, SNAPSHOT_PATIENCE,
@@ -29,6 +29,7 @@ use crate::options::{
 use crate::peer::Peer;
 use crate::peers::Target;
 use crate::piece::Piece;
+use crate::places::{Guest, Places};
 use crate::race::{First, race};
 use crate::routes;
 use crate::socket::{Clock, Socket};
@@ -53,7 +54,11 @@ pub(crate) struct Hub {
     pub(crate) receiving: Cell<usize>,
     log: Log,
     peers: RefCell<BTreeMap<u64, Rc<Peer>>>,
-    connections: Cell<usize>,
+    /// Unknown senders that can be answered, the one that was not heard of for longest first.
+    remotes: RefCell<VecDeque<u64>>,
+    places: Places,
+    /// When it was last said that there are too many connections.
+    crowded: Cell<Option<Instant>>,
     told_removed: Cell<bool>,
     stopping: Cell<bool>,
 }
@@ -77,7 +82,9 @@ impl Hub {
             receiving: Cell::new(0),
             log,
             peers: RefCell::default(),
-            connections: Cell::new(0),
+            remotes: RefCell::default(),
+            places: Places::new(CONNECTIONS_MAX),
+            crowded: Cell::new(None),
             told_removed: Cell::new(false),
             stopping: Cell::new(false),
         }
@@ -123,6 +130,22 @@ impl Hub {
         self.peers.borrow().get(&id).filter(|peer| !peer.is_remote).cloned()
     }
 
+    /// The member that a request says to come from; 0 if it says nothing, or nothing that can be.
+    pub(crate) fn known_sender(&self, headers: &http::HeaderMap) -> u64 {
+        let from = headers.get(identity::SERVER_FROM).and_then(|id| identity::parse_id(id.to_str().ok()?));
+        let known = from.filter(|id| self.member(*id).is_some() && self.identity.check(headers).is_ok());
+        known.unwrap_or(0)
+    }
+
+    /// Says that connections are closed, once a second at most.
+    fn crowded(&self, text: &str) {
+        let now = Instant::now();
+        if self.crowded.get().is_none_or(|at| now.duration_since(at) >= Duration::from_secs(1)) {
+            self.crowded.set(Some(now));
+            (self.log)(Level::Warn, text, &[]);
+        }
+    }
+
     pub(crate) fn unreachable(&self, id: u64) {
         if !self.stopping.get() {
             self.handler.unreachable(id);
@@ -139,18 +162,31 @@ impl Hub {
     /// An unknown sender said where it listens: it may know more than we do, so that it can be answered.
     pub(crate) fn add_remote(self: &Rc<Self>, id: u64, urls: &[String]) {
         let mut peers = self.peers.borrow_mut();
-        let remotes = peers.values().filter(|peer| peer.is_remote).count();
+        let mut remotes = self.remotes.borrow_mut();
+        if let Some(at) = remotes.iter().position(|known| *known == id) {
+            // Heard of again.
+            remotes.remove(at);
+            remotes.push_back(id);
+            return;
+        }
         if id == 0
             || id == self.identity.local_id
             || peers.contains_key(&id)
-            || remotes >= REMOTES_MAX
             || self.handler.is_removed(id)
             || !urls.iter().any(|url| Endpoint::parse(url).is_ok())
         {
             return;
         }
+        if remotes.len() >= REMOTES_MAX
+            && let Some(oldest) = remotes.pop_front()
+            && let Some(peer) = peers.remove(&oldest)
+        {
+            peer.close();
+            self.inbox.forget_remote(oldest);
+        }
         let account = self.inbox.add_remote(id);
         peers.insert(id, Peer::remote(self, account, urls));
+        remotes.push_back(id);
         self.log(Level::Info, "added remote peer", id, &urls.join(","));
     }
 
@@ -204,6 +240,7 @@ impl Hub {
 
     pub(crate) fn set_members(self: &Rc<Self>, members: Vec<(u64, Vec<String>)>) {
         let mut peers = self.peers.borrow_mut();
+        self.remotes.borrow_mut().retain(|id| !members.iter().any(|member| member.0 == *id));
         let mut left = Vec::new();
         peers.retain(|id, peer| {
             let stays = peer.is_remote || members.iter().any(|member| member.0 == *id);
@@ -234,9 +271,13 @@ impl Hub {
     async fn exchange(
         &self,
         target: &Target,
-        request: Request<Bytes>,
+        mut request: Request<Bytes>,
         timeout: Duration,
     ) -> Result<Response<Bytes>, String> {
+        if let Target::Member(_) = target {
+            // So that it is known for a member's.
+            self.identity.stamp(request.headers_mut());
+        }
         match target {
             Target::Url(url) => {
                 let endpoint = Endpoint::parse(url)?;
@@ -284,15 +325,19 @@ async fn run(hub: Rc<Hub>, listeners: Vec<TcpListener>) {
 async fn accept(hub: Rc<Hub>, listener: TcpListener) {
     loop {
         match listener.accept().await {
-            Ok((stream, _)) if hub.connections.get() < CONNECTIONS_MAX => {
-                hub.connections.set(hub.connections.get() + 1);
-                let hub = Rc::clone(&hub);
-                tokio::task::spawn_local(async move {
-                    serve(&hub, stream).await;
-                    hub.connections.set(hub.connections.get() - 1);
-                });
-            }
-            Ok(_) => (hub.log)(Level::Warn, "closed a connection: too many are open", &[]),
+            Ok((stream, _)) => match hub.places.take() {
+                Some((guest, made_way)) => {
+                    if made_way {
+                        hub.crowded("closed a connection of a stranger: too many are open");
+                    }
+                    let hub = Rc::clone(&hub);
+                    tokio::task::spawn_local(async move {
+                        race(serve(&hub, &guest, stream), guest.cut.notified()).await;
+                        hub.places.leave(&guest);
+                    });
+                }
+                None => hub.crowded("closed a connection: too many are open"),
+            },
             Err(error) => {
                 (hub.log)(Level::Warn, "cannot accept a connection", &[("error", &error.to_string())]);
                 tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -301,20 +346,21 @@ async fn accept(hub: Rc<Hub>, listener: TcpListener) {
     }
 }
 
-async fn serve(hub: &Rc<Hub>, stream: TcpStream) {
+async fn serve(hub: &Rc<Hub>, guest: &Rc<Guest>, stream: TcpStream) {
     if let Ok(socket) = Socket::new(stream, hub.write_timeout) {
-        answer_requests(hub, socket).await;
+        answer_requests(hub, guest, socket).await;
     }
 }
 
 /// Answers the requests of one connection until it ends.
 pub(crate) async fn answer_requests(
     hub: &Rc<Hub>,
+    guest: &Rc<Guest>,
     socket: impl hyper::rt::Read + hyper::rt::Write + Unpin + 'static,
 ) {
     let answer = hyper::service::service_fn(|request| {
-        let hub = Rc::clone(hub);
-        async move { Ok::<_, Infallible>(routes::answer(hub, request).await) }
+        let (hub, guest) = (Rc::clone(hub), Rc::clone(guest));
+        async move { Ok::<_, Infallible>(routes::answer(hub, &guest, request).await) }
     });
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(Clock)

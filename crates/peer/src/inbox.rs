@@ -157,6 +157,14 @@ impl Inbox {
         Arc::clone(account)
     }
 
+    /// Messages to an unknown sender are taken no more, and nothing is kept of it.
+    pub(crate) fn forget_remote(&self, id: u64) {
+        let mut state = self.lock();
+        if state.accounts.get(&id).is_some_and(|account| !account.known.load(Ordering::Relaxed)) {
+            state.accounts.remove(&id);
+        }
+    }
+
     pub(crate) fn account(&self, id: u64) -> Option<Arc<Account>> {
         self.lock().accounts.get(&id).cloned()
     }

@@ -18,7 +18,8 @@
 //! - After 512 KiB of one connection and direction the others and the network get their turn (`turn`).
 //! - Everything that waits is bounded by number and bytes ([`Peers::send`]), and a frame takes memory only as its
 //!   bytes arrive, whatever its length field says.
-//! - What comes in closes at most its own connection and never panics.
+//! - What comes in closes at most its own connection and never panics. Headers are checked before a body is read, a body
+//!   that trickles ends its connection, and when all places are taken strangers make way for who comes.
 //!
 //! Own extensions: a snapshot of ours carries `X-Mainstay-Snapshot: 1`, and its sender asks the receiver
 //! `GET /mainstay/snapshot` first. A snapshot without that header is a bbolt file of etcd's: 501.
@@ -43,10 +44,12 @@ mod hub;
 mod identity;
 mod inbox;
 mod options;
+mod pace;
 mod peer;
 mod peers;
 mod piece;
 mod pipeline;
+mod places;
 mod prober;
 mod race;
 mod rfc3339;

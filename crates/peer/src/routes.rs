@@ -5,7 +5,6 @@ use api::raftpb::{Message, MessageType};
 use bytes::{Bytes, BytesMut};
 use http::header::{ALLOW, CONTENT_TYPE, HeaderName, HeaderValue};
 use http::{HeaderMap, Method, Request, Response, StatusCode};
-use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use prost::Message as _;
 
@@ -13,7 +12,9 @@ use crate::body::Body;
 use crate::hub::Hub;
 use crate::identity::{self, CLUSTER_ID, RAFT_TO, SERVER_VERSION};
 use crate::options::{FRAME_BYTES_MAX, REQUEST_BYTES_MAX};
+use crate::pace::Pace;
 use crate::peer::Kind;
+use crate::places::Guest;
 use crate::stream_writer::StreamWriter;
 use crate::{pipeline, prober, snapshot_receiver};
 
@@ -21,7 +22,10 @@ const MESSAGE_PATH: &str = "/raft";
 const STREAM_PREFIX: &str = "/raft/stream/";
 
 /// Answers a request to a peer listener, with etcd's statuses and texts.
-pub(crate) async fn answer(hub: Rc<Hub>, request: Request<Incoming>) -> Response<Body> {
+pub(crate) async fn answer(hub: Rc<Hub>, guest: &Guest, request: Request<Incoming>) -> Response<Body> {
+    if guest.member.get() == 0 {
+        guest.member.set(hub.known_sender(request.headers()));
+    }
     let path = request.uri().path();
     if let Some(stream) = path.strip_prefix(STREAM_PREFIX) {
         let stream = stream.to_owned();
@@ -38,7 +42,11 @@ pub(crate) async fn answer(hub: Rc<Hub>, request: Request<Incoming>) -> Response
 /// Every path that is not raft's.
 async fn delegate(hub: &Hub, request: Request<Incoming>) -> Response<Body> {
     let (head, body) = request.into_parts();
-    let body = match read(body, REQUEST_BYTES_MAX, hub.read_timeout).await {
+    let bytes_max = hub.handler.body_bytes_max(&head).min(REQUEST_BYTES_MAX);
+    if bytes_max == 0 {
+        return hub.handler.http(Request::from_parts(head, Bytes::new())).await.map(Body::from);
+    }
+    let body = match read(body, bytes_max, hub.read_timeout).await {
         Ok(body) => body,
         Err(Unread::TooLong) => return refuse(StatusCode::PAYLOAD_TOO_LARGE, "request body too large"),
         Err(Unread::Broken) => return refuse(StatusCode::BAD_REQUEST, "error reading request body"),
@@ -158,14 +166,13 @@ enum Unread {
     Broken,
 }
 
-/// Reads a body that keeps coming, up to a bound. Memory is taken as bytes arrive.
+/// Reads a body that keeps coming, up to a bound, as [`Pace`] has it. Memory is taken as bytes arrive.
 async fn read(mut body: Incoming, bytes_max: usize, silence_max: Duration) -> Result<Bytes, Unread> {
     let mut first = Bytes::new();
     let mut all = BytesMut::new();
-    while let Some(frame) =
-        tokio::time::timeout(silence_max, body.frame()).await.map_err(|_| Unread::Broken)?
-    {
-        let Ok(piece) = frame.map_err(|_| Unread::Broken)?.into_data() else { continue };
+    let mut pace = Pace::new(silence_max);
+    while let Some(piece) = pace.next(&mut body).await {
+        let piece = piece.map_err(|_| Unread::Broken)?;
         if first.len() + all.len() + piece.len() > bytes_max {
             return Err(Unread::TooLong);
         }

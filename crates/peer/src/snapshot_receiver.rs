@@ -1,5 +1,4 @@
 use std::cell::Cell;
-use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,6 +20,7 @@ use crate::identity::{self, MAINSTAY_SNAPSHOT};
 use crate::options::{
     ENVELOPE_BYTES_MAX, Level, SNAPSHOT_PATIENCE, SNAPSHOT_PIECES_MAX, SNAPSHOTS_RECEIVED_MAX,
 };
+use crate::pace::Pace;
 use crate::piece::{self, Piece};
 use crate::race::{First, race};
 use crate::routes::{check_sender, refuse, stamp, wrong_method};
@@ -65,8 +65,15 @@ async fn take(hub: &Rc<Hub>, headers: &HeaderMap, body: &mut Incoming) -> Result
     if let Some((id, urls)) = identity::sender(headers) {
         hub.add_remote(id, &urls);
     }
-    let silence_max = hub.read_timeout * SNAPSHOT_PATIENCE;
-    let (message, rest) = read_envelope(body, silence_max).await.map_err(|error| {
+    // Nothing is read of what comes from nobody. A member that has just been added may know of this one first.
+    let known = headers.get(identity::SERVER_FROM).and_then(|id| identity::parse_id(id.to_str().ok()?));
+    if known.is_none_or(|id| hub.inbox.account(id).is_none()) {
+        hub.inbox.count_unknown_snapshot_failure();
+        let text = "failed to process raft message (unknown sender)";
+        return Err(refuse(StatusCode::FORBIDDEN, text));
+    }
+    let mut pace = Pace::new(hub.read_timeout * SNAPSHOT_PATIENCE);
+    let (message, rest) = read_envelope(body, &mut pace).await.map_err(|error| {
         hub.inbox.count_unknown_snapshot_failure();
         refuse(StatusCode::BAD_REQUEST, &format!("failed to decode raft message ({error})"))
     })?;
@@ -92,7 +99,7 @@ async fn take(hub: &Rc<Hub>, headers: &HeaderMap, body: &mut Incoming) -> Result
     }
 
     let mut receiving = Receiving::begin(&hub.receiving, &account);
-    match hand_over(hub, &account, message, rest, body, silence_max).await {
+    match hand_over(hub, &account, message, rest, body, pace).await {
         Ok(()) => {
             receiving.delivered = true;
             hub.log(Level::Info, "received and saved database snapshot", from, "");
@@ -106,7 +113,7 @@ async fn take(hub: &Rc<Hub>, headers: &HeaderMap, body: &mut Incoming) -> Result
 }
 
 /// The message in front of a snapshot, and what came with it.
-async fn read_envelope(body: &mut Incoming, silence_max: Duration) -> Result<(Message, Bytes), String> {
+async fn read_envelope(body: &mut Incoming, pace: &mut Pace) -> Result<(Message, Bytes), String> {
     const ENDED: &str = "unexpected EOF";
     let mut intake = Intake::default();
     let mut len = None;
@@ -125,28 +132,10 @@ async fn read_envelope(body: &mut Incoming, silence_max: Duration) -> Result<(Me
                 }
             }
         }
-        match next_piece(body, silence_max).await {
+        match pace.next(body).await {
             Some(Ok(piece)) => intake.feed(piece),
             Some(Err(error)) => return Err(error.to_string()),
             None => return Err(ENDED.to_owned()),
-        }
-    }
-}
-
-/// The next bytes of a body; an error when they do not come.
-async fn next_piece(body: &mut Incoming, silence_max: Duration) -> Option<io::Result<Bytes>> {
-    loop {
-        match tokio::time::timeout(silence_max, body.frame()).await {
-            Err(_) => {
-                let text = format!("the sender was silent for {silence_max:?}");
-                return Some(Err(io::Error::new(io::ErrorKind::TimedOut, text)));
-            }
-            Ok(None) => return None,
-            Ok(Some(Err(error))) => return Some(Err(io::Error::other(error))),
-            Ok(Some(Ok(frame))) => match frame.into_data() {
-                Ok(piece) if !piece.is_empty() => return Some(Ok(piece)),
-                _ => {}
-            },
         }
     }
 }
@@ -158,7 +147,7 @@ async fn hand_over(
     message: Message,
     rest: Bytes,
     body: &mut Incoming,
-    silence_max: Duration,
+    mut pace: Pace,
 ) -> Result<(), String> {
     let (give, pieces) = mpsc::channel(SNAPSHOT_PIECES_MAX);
     let (done, taken) = oneshot::channel();
@@ -177,7 +166,7 @@ async fn hand_over(
         loop {
             let next = match first.take() {
                 Some(first) => Some(first),
-                None => next_piece(body, silence_max).await,
+                None => pace.next(body).await,
             };
             let piece = match next {
                 Some(Ok(bytes)) => {

@@ -247,6 +247,14 @@ impl peer::Handler for Peering {
         block_on(self.take_snapshot(message, body))
     }
 
+    fn body_bytes_max(&self, head: &http::request::Parts) -> usize {
+        match (&head.method, head.uri.path()) {
+            // One byte more, so that what is too long is told so.
+            (&Method::POST, "/leases" | "/leases/internal") => LEASE_BODY_BYTES_MAX + 1,
+            _ => 0,
+        }
+    }
+
     fn http(&self, request: Request<Bytes>) -> Pin<Box<dyn Future<Output = Response<Bytes>> + Send>> {
         Box::pin(route(Arc::clone(&self.shared), Arc::clone(&self.receiver), request))
     }

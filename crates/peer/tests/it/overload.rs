@@ -102,3 +102,49 @@ fn a_peer_that_is_not_there_is_reported_once_per_batch() {
     assert_eq!(one.recorder.with(|heard| heard.unreachable.clone()), [2]);
     kit::until("given back", || (one.peers.figures().peers[&2].queued_messages == 0).then_some(()));
 }
+
+/// Sends bytes, one every few milliseconds, until the other end says something or goes.
+fn trickle(mut stream: std::net::TcpStream) -> usize {
+    stream.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+    for sent in 0..20_000 {
+        let mut byte = [0];
+        match std::io::Read::read(&mut stream, &mut byte) {
+            Err(error)
+                if matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut) => {}
+            _ => return sent,
+        }
+        if stream.write_all(b"1\r\nx\r\n").is_err() {
+            return sent;
+        }
+    }
+    panic!("a trickle is taken for ever");
+}
+
+#[test]
+fn a_body_that_trickles_ends_its_connection() {
+    let (listener, url) = kit::listen();
+    let timeouts = Timeouts { read: Duration::from_millis(300), ..kit::TIMEOUTS };
+    let one = kit::member_at(1, kit::CLUSTER, listener, &url, timeouts);
+    one.peers.set_members(vec![(2, vec![kit::listen().1])]);
+    for path in ["/raft", "/raft/snapshot", "/leases"] {
+        let mut stream = raw::connect(&one.url);
+        let chunked = with(headers("2"), "Transfer-Encoding", "chunked");
+        stream.write_all(&raw::head("POST", path, &chunked)).unwrap();
+        // At this pace the longest of them would take its 64 MiB for two weeks.
+        assert!(trickle(stream) < 2000, "{path}");
+    }
+}
+
+#[test]
+fn unknown_senders_make_way_for_newer_ones() {
+    let (listener, url) = kit::listen();
+    let one = kit::member_at(1, kit::CLUSTER, listener, &url, kit::TIMEOUTS);
+    for id in 0x100..0x180u64 {
+        let from: &'static str = Box::leak(format!("{id:x}").into_boxed_str());
+        let urls = with(headers(from), "X-PeerURLs", "http://127.0.0.1:1");
+        raw::request(&one.url, "POST", "/raft", &urls, b"");
+    }
+    let known = one.peers.figures().peers;
+    assert!(known.len() <= 64, "{}", known.len());
+    assert!(known.contains_key(&0x17f), "the last one can be answered");
+}

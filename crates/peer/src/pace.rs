@@ -1,0 +1,80 @@
+use std::io;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+
+/// The slowest rate at which a body may come on average, bytes a second. Who sends less holds a place for nothing.
+const BODY_RATE_MIN: u64 = 16 << 10;
+
+/// How long the rest of a body is waited for: never longer than `silence_max` for its next byte, and in all no longer
+/// than `silence_max` and what a sender at the slowest rate would have needed for what has come. Time in which nobody
+/// reads does not count.
+pub(crate) struct Pace {
+    silence_max: Duration,
+    waited: Duration,
+    bytes: u64,
+}
+
+impl Pace {
+    pub(crate) fn new(silence_max: Duration) -> Pace {
+        Pace { silence_max, waited: Duration::ZERO, bytes: 0 }
+    }
+
+    fn patience(&self) -> Duration {
+        let earned = Duration::from_millis(self.bytes.saturating_mul(1000) / BODY_RATE_MIN);
+        self.silence_max.saturating_add(earned).saturating_sub(self.waited).min(self.silence_max)
+    }
+
+    fn came(&mut self, waited: Duration, bytes: usize) {
+        self.waited = self.waited.saturating_add(waited);
+        self.bytes += bytes as u64;
+    }
+
+    /// The next bytes of a body, `None` at its end; an error when they do not come, or too slowly.
+    pub(crate) async fn next(&mut self, body: &mut Incoming) -> Option<io::Result<Bytes>> {
+        loop {
+            let began = Instant::now();
+            match tokio::time::timeout(self.patience(), body.frame()).await {
+                Err(_) => {
+                    let text = format!("the sender was silent or slow for {:?}", self.silence_max);
+                    return Some(Err(io::Error::new(io::ErrorKind::TimedOut, text)));
+                }
+                Ok(None) => return None,
+                Ok(Some(Err(error))) => return Some(Err(io::Error::other(error))),
+                Ok(Some(Ok(frame))) => {
+                    let piece = frame.into_data().unwrap_or_default();
+                    self.came(began.elapsed(), piece.len());
+                    if !piece.is_empty() {
+                        return Some(Ok(piece));
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn a_trickle_ends_and_a_slow_sender_goes_on() {
+        let mut trickle = Pace::new(5 * SECOND);
+        let mut seconds = 0;
+        while !trickle.patience().is_zero() {
+            assert!(trickle.patience() <= 5 * SECOND);
+            trickle.came(SECOND, 100);
+            seconds += 1;
+        }
+        assert_eq!(seconds, 6);
+        let mut slow = Pace::new(5 * SECOND);
+        for _ in 0..100_000 {
+            slow.came(SECOND, BODY_RATE_MIN as usize);
+            assert!(slow.patience() > 4 * SECOND);
+        }
+    }
+}

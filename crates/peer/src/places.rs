@@ -1,0 +1,112 @@
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use tokio::sync::Notify;
+
+/// Connections that one member may hold before it counts as a stranger: two streams, the pipeline, requests, a snapshot.
+const MEMBER_PLACES: usize = 32;
+
+/// The connections that are served. When all places are taken, the stranger that has been there longest makes way for
+/// who comes: members always find a place.
+pub(crate) struct Places {
+    max: usize,
+    taken: RefCell<BTreeMap<u64, Rc<Guest>>>,
+    next: Cell<u64>,
+}
+
+/// One connection.
+pub(crate) struct Guest {
+    number: u64,
+    /// The member that has made itself known on it; 0 for a stranger.
+    pub(crate) member: Cell<u64>,
+    /// It has to make way.
+    pub(crate) cut: Notify,
+}
+
+impl Places {
+    pub(crate) fn new(max: usize) -> Places {
+        Places { max, taken: RefCell::default(), next: Cell::new(0) }
+    }
+
+    /// A place for a connection; whether another one had to make way for it. `None` when there is none to be had.
+    pub(crate) fn take(&self) -> Option<(Rc<Guest>, bool)> {
+        let mut taken = self.taken.borrow_mut();
+        let full = taken.len() >= self.max;
+        if full {
+            let number = Places::least(&taken)?;
+            taken.remove(&number)?.cut.notify_one();
+        }
+        let number = self.next.get();
+        self.next.set(number + 1);
+        let guest = Rc::new(Guest { number, member: Cell::new(0), cut: Notify::new() });
+        taken.insert(number, Rc::clone(&guest));
+        Some((guest, full))
+    }
+
+    /// Who has to make way: the oldest stranger, or else the oldest connection of a member that has too many.
+    fn least(taken: &BTreeMap<u64, Rc<Guest>>) -> Option<u64> {
+        let mut of = BTreeMap::new();
+        for guest in taken.values() {
+            match guest.member.get() {
+                0 => return Some(guest.number),
+                member => {
+                    let (_, count) = of.entry(member).or_insert((guest.number, 0));
+                    *count += 1;
+                }
+            }
+        }
+        let most = of.into_values().max_by_key(|(_, count)| *count);
+        most.filter(|(_, count)| *count > MEMBER_PLACES).map(|(number, _)| number)
+    }
+
+    /// The connection has ended.
+    pub(crate) fn leave(&self, guest: &Guest) {
+        self.taken.borrow_mut().remove(&guest.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_cut(guest: &Guest) -> bool {
+        use std::future::Future;
+        let mut cut = Box::pin(guest.cut.notified());
+        cut.as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop())).is_ready()
+    }
+
+    #[test]
+    fn strangers_make_way_and_members_stay() {
+        let places = Places::new(80);
+        let take = |member| {
+            let (guest, _) = places.take().expect("there is a place");
+            guest.member.set(member);
+            guest
+        };
+        let members: Vec<_> = (0..8).map(|n| take(1 + n % 2)).collect();
+        let strangers: Vec<_> = (0..200).map(|_| take(0)).collect();
+        assert_eq!(places.taken.borrow().len(), 80);
+        assert_eq!(strangers.iter().filter(|guest| is_cut(guest)).count(), 200 - 72);
+        // A member that comes back finds a place, whoever else is there.
+        let back: Vec<_> = (0..20).map(|_| take(1)).collect();
+        assert!(!members.iter().chain(&back).any(|guest| is_cut(guest)));
+        // One that says that it is a member does not drive the others out.
+        let many: Vec<_> = (0..200).map(|_| take(2)).collect();
+        assert!(!back.iter().any(|guest| is_cut(guest)));
+        assert_eq!(places.taken.borrow().len(), 80);
+        drop((strangers, many));
+        places.leave(&back[0]);
+        assert_eq!(places.taken.borrow().len(), 79);
+        assert!(places.take().is_some_and(|(_, cut)| !cut));
+    }
+
+    #[test]
+    fn when_members_have_all_places_nobody_else_comes() {
+        let places = Places::new(4);
+        for member in 1..=4 {
+            places.take().expect("there is a place").0.member.set(member);
+        }
+        assert!(places.take().is_none());
+    }
+}
