@@ -12,6 +12,7 @@
 //! - Nothing is durable before `sync_data`/`sync_all` (contents) and `sync_dir` (names) have returned `Ok`;
 //!   directories themselves are durable when `create_dir_all` returns.
 //! - `MemDisk` draws all its randomness from the seed it was given.
+//! - A read of what is cached never waits for a device (`read_cached_at`).
 //!
 //! Tests: beside the code, and `tests/it`, which runs one body over both disks.
 
@@ -68,6 +69,12 @@ pub trait File: Send + Sync {
             Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file ends before the bytes asked for"))
         }
     }
+
+    /// As [`File::read_exact_at`], if that needs no wait for a device. `false`: some of the bytes are not in memory, or
+    /// the file ends before them; `buf` then holds anything.
+    ///
+    /// Where the system cannot tell, the answer is `false`, unless the file system has no device to wait for.
+    fn read_cached_at(&self, buf: &mut [u8], offset: u64) -> io::Result<bool>;
 
     /// Writes all of `buf` at `offset`.
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()>;

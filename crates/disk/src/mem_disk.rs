@@ -71,6 +71,8 @@ struct State {
     locks: BTreeSet<PathBuf>,
     ops: u64,
     reads: u64,
+    /// Of 1000 reads of what is cached, how many find that it is not; and what that is drawn from.
+    misses: (u64, u64),
     fault: Option<(u64, Fault)>,
     planned: Vec<Planned>,
     /// Power went, and the disk has not come back.
@@ -118,6 +120,7 @@ impl MemDisk {
                 locks: BTreeSet::new(),
                 ops: 0,
                 reads: 0,
+                misses: (0, seed),
                 fault: None,
                 planned: Vec::new(),
                 dark: false,
@@ -243,6 +246,12 @@ impl MemDisk {
         state.planned.clear();
         // Power that is gone comes back with `crash` only.
         state.down = state.dark.then_some(libc::EIO);
+    }
+
+    /// Of 1000 reads of what is cached ([`File::read_cached_at`]), lets so many find that it is not. At first, and after
+    /// 0, all of every file is cached.
+    pub fn set_misses_per_mille(&self, misses: u64) {
+        self.state().misses.0 = misses;
     }
 
     /// Reads so far, since the disk was made.
@@ -641,6 +650,18 @@ impl File for MemFile {
             buf[..end - start].copy_from_slice(&node.data[start..end]);
             end - start
         })
+    }
+
+    fn read_cached_at(&self, buf: &mut [u8], offset: u64) -> io::Result<bool> {
+        let missed = {
+            let (per_mille, seed) = &mut self.state()?.misses;
+            // Nothing is drawn where nothing is missed: the runs of old seeds stay as they are.
+            *per_mille > 0 && draw(seed) % 1000 < *per_mille
+        };
+        if missed {
+            return Ok(false);
+        }
+        self.read_at(buf, offset).map(|read| read == buf.len())
     }
 
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {

@@ -8,6 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use crate::{Disk, DiskSpace, File, Lock};
 
@@ -46,16 +47,16 @@ impl Disk for RealDisk {
 
     fn create(&self, path: &Path) -> io::Result<Arc<dyn File>> {
         let file = OpenOptions::new().read(true).write(true).create_new(true).mode(FILE_MODE).open(path)?;
-        Ok(Arc::new(RealFile { file }))
+        Ok(RealFile::shared(file))
     }
 
     fn open(&self, path: &Path) -> io::Result<Arc<dyn File>> {
         let file = OpenOptions::new().read(true).write(true).open(path)?;
-        Ok(Arc::new(RealFile { file }))
+        Ok(RealFile::shared(file))
     }
 
     fn open_read(&self, path: &Path) -> io::Result<Arc<dyn File>> {
-        Ok(Arc::new(RealFile { file: fs::File::open(path)? }))
+        Ok(RealFile::shared(fs::File::open(path)?))
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
@@ -131,6 +132,37 @@ fn hold(file: fs::File) -> io::Result<Lock> {
 
 struct RealFile {
     file: fs::File,
+    cached_reads: AtomicU8,
+}
+
+/// How [`File::read_cached_at`] is done. The system is asked as long as it answers.
+const ASK: u8 = 0;
+/// The system cannot tell, and the file lies in memory anyway.
+const READ: u8 = 1;
+/// The system cannot tell.
+const NEVER: u8 = 2;
+
+impl RealFile {
+    fn shared(file: fs::File) -> Arc<dyn File> {
+        Arc::new(RealFile { file, cached_reads: AtomicU8::new(ASK) })
+    }
+
+    /// Whether the file lies in memory and nowhere else.
+    fn is_in_memory(&self) -> bool {
+        // SAFETY: `statfs` is a plain C struct of integers, for which all zeros is a value; the descriptor is open as
+        // long as `self` is, and the call writes only into `found`.
+        let kind = unsafe {
+            let mut found: libc::statfs = std::mem::zeroed();
+            if libc::fstatfs(self.file.as_raw_fd(), &mut found) != 0 {
+                return false;
+            }
+            found.f_type as i64
+        };
+        // Their numbers are the kernel's (`linux/magic.h`).
+        const TMPFS: i64 = 0x0102_1994;
+        const RAMFS: i64 = 0x8584_58f6;
+        matches!(kind, TMPFS | RAMFS)
+    }
 }
 
 impl File for RealFile {
@@ -145,6 +177,37 @@ impl File for RealFile {
             }
         }
         Ok(done)
+    }
+
+    fn read_cached_at(&self, buf: &mut [u8], offset: u64) -> io::Result<bool> {
+        match self.cached_reads.load(Ordering::Relaxed) {
+            ASK => {}
+            READ => return self.read_at(buf, offset).map(|read| read == buf.len()),
+            _ => return Ok(false),
+        }
+        let at = libc::off_t::try_from(offset)
+            .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "offset beyond the file system's"))?;
+        let piece = libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: buf.len() };
+        loop {
+            // SAFETY: the one piece is `buf`, which is borrowed for writing for the whole call; the descriptor is open
+            // as long as `self` is.
+            let read = unsafe { libc::preadv2(self.file.as_raw_fd(), &piece, 1, at, libc::RWF_NOWAIT) };
+            if read >= 0 {
+                // A part is what was cached of it.
+                return Ok(read as usize == buf.len());
+            }
+            let error = io::Error::last_os_error();
+            match error.raw_os_error() {
+                Some(libc::EINTR) => {}
+                Some(libc::EAGAIN) => return Ok(false),
+                Some(libc::EOPNOTSUPP | libc::ENOSYS) => {
+                    self.cached_reads
+                        .store(if self.is_in_memory() { READ } else { NEVER }, Ordering::Relaxed);
+                    return self.read_cached_at(buf, offset);
+                }
+                _ => return Err(error),
+            }
+        }
     }
 
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {

@@ -45,5 +45,5 @@ pub use types::{
     Batch, Entry, HardState, Location, LogEvent, Options, Recovered, Repair, Replayed, Reset, SegmentState,
     Space, Synced, Value, ValueId,
 };
-pub use values::{Entries, Values};
+pub use values::{Entries, Values, Wanted, runs};
 pub use witness::{LogEnd, Witness};

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::{Bytes, BytesMut};
+use disk::File;
 
 use crate::entry_index::EntryIndex;
 use crate::format::{Found, Kind, RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, find};
@@ -52,24 +53,133 @@ impl Values {
         crc: u32,
         into: &mut BytesMut,
     ) -> Result<(), ReadError> {
+        let read = |file: &dyn File, buf: &mut [u8], offset| file.read_exact_at(buf, offset).map(|()| true);
+        self.read_by(read, location, len, crc, into).map(|_| ())
+    }
+
+    /// As [`Values::read_into`], if the value can be had without waiting for a disk; `false`, and `into` as it was, if
+    /// not.
+    pub fn read_cached_into(
+        &self,
+        location: Location,
+        len: u32,
+        crc: u32,
+        into: &mut BytesMut,
+    ) -> Result<bool, ReadError> {
+        self.read_by(|file, buf, offset| file.read_cached_at(buf, offset), location, len, crc, into)
+    }
+
+    #[inline]
+    fn read_by(
+        &self,
+        read: impl FnOnce(&dyn File, &mut [u8], u64) -> io::Result<bool>,
+        location: Location,
+        len: u32,
+        crc: u32,
+        into: &mut BytesMut,
+    ) -> Result<bool, ReadError> {
         let segment = self.shared.segment(location.segment).ok_or(ReadError::Moved)?;
         let before = into.len();
-        let offset = u64::from(location.offset);
-        let capacity = segment.capacity.load(Ordering::Relaxed);
-        if offset < SEGMENT_HEADER_BYTES as u64 || offset + u64::from(len) > capacity {
-            return Err(damaged(&segment, offset, "no value can be at this location"));
-        }
+        let offset = place_in(&segment, location, len)?;
         into.resize(before + len as usize, 0);
-        let outcome = segment.file.read_exact_at(&mut into[before..], offset);
+        let outcome = read(&*segment.file, &mut into[before..], offset);
         let failed = match outcome {
-            Ok(()) if crc32c::crc32c(&into[before..]) == crc => return Ok(()),
-            Ok(()) => damaged(&segment, offset, "the value's checksum does not match"),
+            Ok(true) if crc32c::crc32c(&into[before..]) == crc => return Ok(true),
+            Ok(true) => damaged(&segment, offset, MISMATCH),
+            Ok(false) => {
+                into.truncate(before);
+                return Ok(false);
+            }
             Err(error) => ReadError::Io { path: segment.path.clone(), error },
         };
         into.truncate(before);
         // A file that was released while we read it may already hold something new.
         if self.shared.segment(location.segment).is_none() { Err(ReadError::Moved) } else { Err(failed) }
     }
+
+    /// Reads values that lie close to each other (see [`runs`]) at once. Each has an outcome of its own, as
+    /// [`Values::read`] would have it.
+    pub fn read_run(&self, run: &[Wanted], mut each: impl FnMut(Wanted, Result<Bytes, ReadError>)) {
+        if let [first, .., last] = run
+            && let Some(segment) = self.shared.segment(first.location.segment)
+            && let Ok(start) = place_in(&segment, first.location, first.len)
+            && let Ok(behind) = place_in(&segment, last.location, last.len)
+        {
+            let end = behind + u64::from(last.len);
+            let mut bytes = BytesMut::zeroed(end.saturating_sub(start) as usize);
+            if segment.file.read_exact_at(&mut bytes, start).is_ok() {
+                for wanted in run {
+                    let at = u64::from(wanted.location.offset).saturating_sub(start) as usize;
+                    let value = bytes.get(at..at + wanted.len as usize);
+                    match value.filter(|value| crc32c::crc32c(value) == wanted.crc) {
+                        Some(value) => each(*wanted, Ok(Bytes::copy_from_slice(value))),
+                        None => each(*wanted, self.read(wanted.location, wanted.len, wanted.crc)),
+                    }
+                }
+                return;
+            }
+        }
+        // A single one, or what could not be read as a whole: then each says for itself why.
+        for wanted in run {
+            each(*wanted, self.read(wanted.location, wanted.len, wanted.crc));
+        }
+    }
+}
+
+/// A value to be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// Where it lies.
+    pub location: Location,
+    /// Its bytes.
+    pub len: u32,
+    /// Their crc32c.
+    pub crc: u32,
+}
+
+/// Bytes that a run covers; a single value may be larger.
+const RUN_BYTES_MAX: u64 = 256 << 10;
+/// Bytes between two values that are cheaper to read along than to leave out.
+const GAP_BYTES_MAX: u64 = 16 << 10;
+
+/// Sorts values by where they lie, takes out what is there twice, and gives the lengths of the runs that are best read
+/// at once, in their order.
+pub fn runs(wanted: &mut Vec<Wanted>) -> Vec<usize> {
+    let place = |wanted: &Wanted| (wanted.location.segment, wanted.location.offset);
+    wanted.sort_unstable_by_key(place);
+    wanted.dedup_by_key(|wanted| place(wanted));
+    let mut lens = Vec::new();
+    let (mut start, mut end) = ((0, 0), 0);
+    for value in wanted.iter() {
+        let offset = u64::from(value.location.offset);
+        let behind = offset + u64::from(value.len);
+        let fits = value.location.segment == start.0
+            && offset.saturating_sub(end) <= GAP_BYTES_MAX
+            && behind - start.1 <= RUN_BYTES_MAX;
+        match lens.last_mut() {
+            Some(len) if fits => *len += 1,
+            _ => {
+                lens.push(1);
+                start = (value.location.segment, offset);
+                end = 0;
+            }
+        }
+        end = behind.max(end);
+    }
+    lens
+}
+
+const MISMATCH: &str = "the value's checksum does not match";
+
+/// Where a value begins, if a value can be there.
+fn place_in(segment: &Segment, location: Location, len: u32) -> Result<u64, ReadError> {
+    let offset = u64::from(location.offset);
+    if offset < SEGMENT_HEADER_BYTES as u64
+        || offset + u64::from(len) > segment.capacity.load(Ordering::Relaxed)
+    {
+        return Err(damaged(segment, offset, "no value can be at this location"));
+    }
+    Ok(offset)
 }
 
 /// Reads raft entries by index. Cheap to clone; every thread may hold one.
