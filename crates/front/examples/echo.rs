@@ -5,6 +5,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::Poll;
 
 use api::{Code, Status};
 use bytes::Bytes;
@@ -73,10 +74,10 @@ impl Service for Echo {
                 let zeros = Bytes::from(vec![0; 64 * 1024]);
                 Unary::Done(Ok(Answer::Pieces {
                     len: 4 << 20,
-                    source: Box::new(move |wanted| {
+                    source: Box::new(move |wanted, _| {
                         let n = wanted.min(*left.borrow()).min(zeros.len());
                         *left.borrow_mut() -= n;
-                        Ok(Some(zeros.slice(..n)))
+                        Poll::Ready(Ok(Some(zeros.slice(..n))))
                     }),
                 }))
             }

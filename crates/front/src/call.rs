@@ -185,6 +185,8 @@ pub(crate) struct Pieces {
     len: usize,
     left: usize,
     begun: bool,
+    /// The source waits for something that is not the client's doing.
+    waits: bool,
     method: u16,
     ledger: Rc<Ledger>,
     progress: Progress,
@@ -279,6 +281,10 @@ impl Call {
                 stalled
             }
             Call::Pieces(pieces) => {
+                if pieces.waits && pieces.ledger.queued() == 0 {
+                    pieces.progress = Progress::default();
+                    return false;
+                }
                 let stalled = pieces.progress.is_stalled(pieces.ledger.moved(), now, timeout);
                 if stalled {
                     pieces.send.send_reset(Reason::CANCEL);
@@ -534,8 +540,9 @@ fn answer(
             let ledger = Rc::new(Ledger::default());
             let progress = Progress::default();
             let _stallable = Stallable::new(around);
+            let (left, begun, waits) = (len, false, false);
             let pieces =
-                Pieces { send, source, len, left: len, begun: false, method, ledger, progress, _stallable };
+                Pieces { send, source, len, left, begun, waits, method, ledger, progress, _stallable };
             Box::new(pieces).step(around, cx)
         }
     }
@@ -570,9 +577,12 @@ impl Pieces {
                 }
             }
         }
-        let piece = match (self.source)(wanted.min(self.left)) {
-            Ok(piece) => piece.unwrap_or_default(),
-            Err(status) => {
+        let piece = (self.source)(wanted.min(self.left), cx);
+        self.waits = piece.is_pending();
+        let piece = match piece {
+            Poll::Pending => return Step::Wait(Call::Pieces(self)),
+            Poll::Ready(Ok(piece)) => piece.unwrap_or_default(),
+            Poll::Ready(Err(status)) => {
                 counters.handled(self.method, status.code);
                 self.send.reserve_capacity(0);
                 if self.begun {

@@ -3,6 +3,7 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::task::{Context, Poll};
 
 use api::Status;
 use bytes::Bytes;
@@ -33,8 +34,9 @@ pub struct Method {
 }
 
 /// Yields the next part of a big answer: at most as many bytes as asked for, `None` when there is no more.
-/// The parts together must have exactly the announced length.
-pub type PieceSource = Box<dyn FnMut(usize) -> Result<Option<Bytes>, Status>>;
+/// The parts together must have exactly the announced length. A part that has to be waited for is asked for again,
+/// perhaps with another number of bytes, once the context's waker was woken.
+pub type PieceSource = Box<dyn FnMut(usize, &mut Context<'_>) -> Poll<Result<Option<Bytes>, Status>>>;
 
 /// The one message that answers a unary call.
 pub enum Answer {

@@ -1,6 +1,7 @@
 //! The client port: frames, gRPC messages, whole connections of HTTP/2 and HTTP/1.
 
 use std::rc::Rc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use api::{Code, Status};
@@ -79,10 +80,10 @@ impl Service for Echo {
             2 => Unary::Later(Box::pin(std::future::pending())),
             _ => {
                 let (len, mut left) = (20_000, 20_000);
-                let source = Box::new(move |room: usize| {
+                let source = Box::new(move |room: usize, _: &mut Context<'_>| {
                     let part = left.min(room.max(1));
                     left -= part;
-                    Ok((part > 0).then(|| Bytes::from(vec![7; part])))
+                    Poll::Ready(Ok((part > 0).then(|| Bytes::from(vec![7; part]))))
                 });
                 Unary::Done(Ok(Answer::Pieces { len, source }))
             }

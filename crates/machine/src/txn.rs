@@ -183,6 +183,46 @@ pub(crate) fn choose(
     Ok(Path { succeeded, nested })
 }
 
+/// Keys of one comparison that [`look_at_compared`] looks at.
+const COMPARED_KEYS_MAX: u64 = 128;
+
+/// Reads the values that the comparisons of a transaction depend on, whichever branches are chosen, and does nothing with
+/// them: so that they are in memory when it is applied. Comparisons of very many keys are left out.
+pub fn look_at_compared(snapshot: &Snapshot<'_>, txn: &TxnRequest, values: &dyn Values) {
+    let mut open = vec![txn];
+    while let Some(txn) = open.pop() {
+        for compare in txn.compare.iter().filter(|compare| compare.target == CompareTarget::Value as i32) {
+            let range = KeyRange::of_request(&compare.key, &compare.range_end);
+            if snapshot.count(range, 0).is_ok_and(|keys| keys > COMPARED_KEYS_MAX) {
+                continue;
+            }
+            for version in snapshot.range(range, 0).into_iter().flatten() {
+                // What cannot be read is for whoever applies it to say.
+                let _ = holds_for(Some(version), compare, values);
+            }
+        }
+        open.extend(txn.success.iter().chain(&txn.failure).filter_map(|op| match &op.request {
+            Some(Request::RequestTxn(inner)) => Some(inner),
+            _ => None,
+        }));
+    }
+}
+
+/// Whether [`look_at_compared`] reads anything.
+pub fn compares_values(txn: &TxnRequest) -> bool {
+    let mut open = vec![txn];
+    while let Some(txn) = open.pop() {
+        if txn.compare.iter().any(|compare| compare.target == CompareTarget::Value as i32) {
+            return true;
+        }
+        open.extend(txn.success.iter().chain(&txn.failure).filter_map(|op| match &op.request {
+            Some(Request::RequestTxn(inner)) => Some(inner),
+            _ => None,
+        }));
+    }
+    false
+}
+
 /// The operations that run.
 pub(crate) fn branch(txn: &TxnRequest, succeeded: bool) -> &[RequestOp] {
     if succeeded { &txn.success } else { &txn.failure }

@@ -17,6 +17,7 @@ use crate::version::Version;
 use crate::view::{RevisionError, Snapshot, View};
 
 /// A walk over the versions that HashKV covers, which can be done in slices.
+#[derive(Clone)]
 pub struct HashWalk {
     rev: i64,
     /// The compact revision that the hash belongs to.
@@ -26,6 +27,7 @@ pub struct HashWalk {
     stage: Stage,
 }
 
+#[derive(Clone)]
 enum Stage {
     /// Looking for any key that is live at the revision, behind this one.
     FindLive(Option<Box<[u8]>>),

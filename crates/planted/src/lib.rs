@@ -125,6 +125,8 @@ bugs! {
     WatchLostAtCompaction = "watch-lost-at-compaction";
     /// server: a watch whose client is slow is given its last events again.
     WatchFallsTooFarBehind = "watch-falls-too-far-behind";
+    /// server: an answer goes out although values of it were not at hand: zeros stand in their places.
+    AnsweredWithoutValues = "answered-without-values";
     /// server: a client is told of progress before it has all events up to there.
     ProgressAhead = "progress-ahead";
 }

@@ -21,6 +21,7 @@ use crate::logging::Logger;
 use crate::metrics::{GrpcMethod, MethodType, Metrics};
 use crate::open::Opened;
 use crate::peering::Peering;
+use crate::readers::Readers;
 use crate::shared::{Limits, Published, Shared};
 use crate::transfer;
 
@@ -107,6 +108,9 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
     shared.began = clock.now();
     shared.clock = clock;
     shared.threads = threads;
+    if !threads {
+        shared.readers = Readers::by_hand(shared.values.clone());
+    }
     shared.zone.clone_from(&config.zone);
     let shared = Arc::new(shared);
     let checkpoint_bytes: u64 = levels.iter().map(|level| level.run.file_bytes).sum();

@@ -43,7 +43,13 @@ pub struct Measuring {
 pub struct Writing<W> {
     writer: BackendWriter<W>,
     behind: (i64, u32),
-    value: BytesMut,
+}
+
+/// Values of versions that follow each other, on their way into a database.
+pub struct Portion {
+    values: BytesMut,
+    versions: usize,
+    done: bool,
 }
 
 /// Why a state could not be written.
@@ -168,7 +174,7 @@ impl EtcdDatabase {
         for lease in &self.leases {
             writer.lease(lease)?;
         }
-        Ok(Writing { writer, behind: (0, u32::MAX), value: BytesMut::new() })
+        Ok(Writing { writer, behind: (0, u32::MAX) })
     }
 
     /// Whether a version belongs into the database. A deletion that a compaction made unreadable may still be there.
@@ -239,23 +245,61 @@ impl<W: Write> Writing<W> {
         values: &dyn Values,
         budget_bytes: usize,
     ) -> Result<bool, EtcdDatabaseError> {
+        let portion = self.portion(of, values, budget_bytes)?;
+        self.write(of, portion)
+    }
+
+    /// The values of the next versions, so many bytes of them.
+    ///
+    /// # Errors
+    ///
+    /// When a value cannot be read, or the state was compacted meanwhile.
+    pub fn portion(
+        &self,
+        of: &EtcdDatabase,
+        values: &dyn Values,
+        budget_bytes: usize,
+    ) -> Result<Portion, EtcdDatabaseError> {
         let slice = of.state.slice()?;
         let mut versions = slice.snapshot().written_after(self.behind.0, self.behind.1);
+        let mut portion = Portion { values: BytesMut::new(), versions: 0, done: false };
         let mut bytes = 0;
         while bytes < budget_bytes {
-            let Some(version) = versions.next() else { return Ok(true) };
+            let Some(version) = versions.next() else {
+                portion.done = true;
+                break;
+            };
+            portion.versions += 1;
+            if !of.has(version) {
+                continue;
+            }
+            if version.value_len() > 0 {
+                read_version(version, values, &mut portion.values).map_err(EtcdDatabaseError::Read)?;
+            }
+            bytes += 64 + version.key().len() + version.value_len() as usize;
+        }
+        Ok(portion)
+    }
+
+    /// Goes on over the versions of a portion; whether that was all.
+    ///
+    /// # Errors
+    ///
+    /// When the state was compacted meanwhile, or the output fails.
+    pub fn write(&mut self, of: &EtcdDatabase, portion: Portion) -> Result<bool, EtcdDatabaseError> {
+        let slice = of.state.slice()?;
+        let mut values = portion.values.as_ref();
+        let versions = slice.snapshot().written_after(self.behind.0, self.behind.1);
+        for version in versions.take(portion.versions) {
             self.behind = (version.main(), version.sub());
             if !of.has(version) {
                 continue;
             }
-            self.value.clear();
-            if version.value_len() > 0 {
-                read_version(version, values, &mut self.value).map_err(EtcdDatabaseError::Read)?;
-            }
-            bytes += 64 + version.key().len() + self.value.len();
-            self.writer.change(&Change { head: head_of(version), value: &self.value })?;
+            let (value, rest) = values.split_at(version.value_len() as usize);
+            values = rest;
+            self.writer.change(&Change { head: head_of(version), value })?;
         }
-        Ok(false)
+        Ok(portion.done)
     }
 
     /// The output, for whoever takes what was written out of it piece by piece.

@@ -13,6 +13,7 @@ use crate::services::unreadable;
 
 /// CRC-32C as etcd's HashKV computes it: over the name of its bucket, and for each version the bytes of its revision
 /// and of its `KeyValue`.
+#[derive(Clone)]
 pub struct KvHash {
     crc: u32,
     bytes: BytesMut,

@@ -4,6 +4,7 @@
 //! * [`core`] is the one thread that decides and writes; [`inbox`] is how others reach it, [`shared`] what it
 //!   publishes for them.
 //! * [`services`] answer calls, one set per shard; [`watch`] is one of them, [`pending`] their questions to the core.
+//! * [`values`] reads what is at hand; `readers` are the threads that wait for a disk in place of a shard or the core.
 //! * [`keeper`] writes checkpoints and finds values that have to move.
 //! * `long_reads` says who reads an old state slice by slice, and what must not be removed for them.
 //! * `comparison` tells other members what this one holds, `divergence` and `corruption` compare it on the leader.
@@ -49,6 +50,7 @@ mod open;
 pub mod peer_links;
 mod peering;
 pub mod pending;
+mod readers;
 pub mod restoration;
 pub mod services;
 pub mod shared;

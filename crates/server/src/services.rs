@@ -1,8 +1,8 @@
 //! The services of one shard: calls in, answers out.
 //!
 //! Reads are answered here, from the newest published state, without any other thread. Writes are checked here, put
-//! to the core, and answered when it says so. Nothing here blocks, but for reading values, which come from the page
-//! cache as a rule.
+//! to the core, and answered when it says so. Nothing here blocks: values that are not in the page cache are fetched by
+//! other threads (`values`, `readers`), and the call goes on when they are here.
 
 mod answers;
 mod choose;
@@ -116,7 +116,7 @@ impl Services {
     ) -> Rc<Services> {
         let number = shard.id.0;
         let pending = Pending::new(Arc::clone(&shared), u16::try_from(number).unwrap_or(u16::MAX));
-        let values = Rc::new(LogValues::new(shared.values.clone()));
+        let values = Rc::new(LogValues::fetched_by(&shared.readers, shared.values.clone()));
         let hub = Hub::new(Arc::clone(&shared), number, values.clone());
         let range_time =
             [shared.metrics.server.range_duration_of(false), shared.metrics.server.range_duration_of(true)];

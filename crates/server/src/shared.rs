@@ -21,6 +21,7 @@ use crate::inbox::{Inbox, Outbox};
 use crate::long_reads::LongReads;
 use crate::notable::Notable;
 use crate::peer_links::PeerLinks;
+use crate::readers::Readers;
 
 /// The state of a member after one batch of entries: what every read is answered from.
 pub struct Published {
@@ -103,6 +104,8 @@ pub struct Shared {
     pub shards: Vec<Outbox<Reply>>,
     /// Reads values from the log.
     pub values: log::Values,
+    /// Reads them for threads that must not wait for a disk.
+    pub readers: Arc<Readers>,
     /// What time it is.
     pub clock: Clock,
     /// The zone this member is in, by its flag; empty: none.
@@ -183,6 +186,7 @@ impl Shared {
             limits,
             core,
             shards: (0..shards).map(|_| Outbox::default()).collect(),
+            readers: Readers::new(values.clone()),
             values,
             clock: Clock::real(),
             zone: String::new(),

@@ -11,6 +11,7 @@
 //! that count real durations do not.
 
 use std::collections::VecDeque;
+use std::future::poll_fn;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::pin::Pin;
@@ -109,6 +110,7 @@ pub struct Stepped {
     peering: Arc<Peering>,
     ready: Receiver<()>,
     is_ready: bool,
+    reads_held: bool,
     shared: Arc<Shared>,
     clock: Arc<HandClock>,
     evidence: Evidence,
@@ -217,6 +219,7 @@ impl Stepped {
             peering,
             ready,
             is_ready: false,
+            reads_held: false,
             shared,
             clock,
             evidence,
@@ -316,6 +319,9 @@ impl Stepped {
 
     /// Runs the member's tasks until each waits for something: the services', the monitor's, and those of
     /// [`Stepped::spawn`].
+    ///
+    /// Between them, and once all wait, values are read that were not at hand, unless [`Stepped::hold_reads`] says
+    /// otherwise.
     pub fn poll_tasks(&mut self) {
         let waker = Waker::from(Arc::clone(&self.woken));
         let mut context = Context::from_waker(&waker);
@@ -323,15 +329,26 @@ impl Stepped {
             self.woken.0.store(false, Ordering::Relaxed);
             // It is never done: some tasks have no end.
             let _ = Pin::new(&mut self.local).poll(&mut context);
-            if !self.woken.0.load(Ordering::Relaxed) {
+            let read = !self.reads_held && self.shared.readers.step();
+            if !read && !self.woken.0.load(Ordering::Relaxed) {
                 return;
             }
         }
     }
 
-    /// Whether a task was woken since [`Stepped::poll_tasks`].
+    /// Whether a task was woken since [`Stepped::poll_tasks`], or has something read for it.
     pub fn wants_poll(&self) -> bool {
-        self.woken.0.load(Ordering::Relaxed)
+        self.woken.0.load(Ordering::Relaxed) || (!self.reads_held && self.shared.readers.has_work())
+    }
+
+    /// Whether values that are not at hand are read by [`Stepped::read_step`] alone: what a disk does that is slow.
+    pub fn hold_reads(&mut self, held: bool) {
+        self.reads_held = held;
+    }
+
+    /// Does one of the reads of values that somebody waits for; `false`: there are none.
+    pub fn read_step(&mut self) -> bool {
+        self.shared.readers.step()
     }
 
     /// How long, by this member's clock, until the next of its timers is due. [`HandClock::advance`] fires them.
@@ -373,6 +390,7 @@ impl Stepped {
                 Unary::Done(answer) => answer?,
                 Unary::Later(answer) => answer.await?,
             })
+            .await
         })
     }
 
@@ -462,12 +480,12 @@ impl Stepped {
 }
 
 /// An answer as one message.
-fn whole(answer: Answer) -> Result<Bytes, Status> {
+async fn whole(answer: Answer) -> Result<Bytes, Status> {
     match answer {
         Answer::Whole(bytes) => Ok(bytes),
         Answer::Pieces { len, mut source } => {
             let mut all = BytesMut::with_capacity(len);
-            while let Some(piece) = source(len)? {
+            while let Some(piece) = poll_fn(|context| source(len, context)).await? {
                 all.extend_from_slice(&piece);
             }
             Ok(all.freeze())

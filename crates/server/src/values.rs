@@ -1,15 +1,31 @@
 //! Reading values from the log, with a small cache of those read again and again.
+//!
+//! Threads that may wait for a disk read by [`LogValues`]. Shards and the core may not: they make an [`Attempt`] with
+//! what is at hand, and if that was not enough, have the rest fetched and make it again.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use bytes::{BufMut, Bytes, BytesMut};
-use machine::ReadError;
+use machine::{ReadError, Values};
 use mvcc::Value;
+
+use crate::readers::{Arrived, Readers, Reading, place_of};
 
 /// Places in the cache; a power of two.
 const SLOTS: usize = 4096;
 /// Larger values are not kept: copying them costs as much as reading them.
 const CACHED_BYTES_MAX: u32 = 2048;
+/// After so many values that are not at hand, the others of a pass are not asked for one by one: those who fetch them
+/// find out.
+const MISSES_PER_PASS: usize = 16;
+/// After so many passes every value is fetched, so that what the system takes from memory between two passes does not
+/// lead to passes without end.
+const PASSES_WITH_QUESTIONS: u32 = 3;
 
 /// One thread's reader of values.
 ///
@@ -18,6 +34,8 @@ const CACHED_BYTES_MAX: u32 = 2048;
 /// is ever out of date.
 pub struct LogValues {
     log: log::Values,
+    /// Those who fetch what is not at hand; without them this thread waits for the disk itself.
+    readers: Option<Arc<Readers>>,
     cache: RefCell<Vec<Cached>>,
 }
 
@@ -28,33 +46,37 @@ struct Cached {
     bytes: Option<Bytes>,
 }
 
-fn place_of(value: Value) -> u64 {
-    (u64::from(value.location.segment) << 32) | u64::from(value.location.offset)
-}
-
 impl LogValues {
-    /// A reader of its own for this thread.
+    /// A reader of its own for this thread, which may wait for a disk.
     pub fn new(log: log::Values) -> LogValues {
-        LogValues { log, cache: RefCell::new(vec![Cached::default(); SLOTS]) }
+        LogValues { log, readers: None, cache: RefCell::new(vec![Cached::default(); SLOTS]) }
     }
 
-    fn read_log(&self, value: Value, out: &mut BytesMut) -> Result<(), ReadError> {
+    /// A reader of its own for a thread that must not wait for a disk, when it reads by [`Attempt`].
+    pub fn fetched_by(readers: &Arc<Readers>, log: log::Values) -> LogValues {
+        LogValues { readers: Some(Arc::clone(readers)), ..LogValues::new(log) }
+    }
+
+    fn read_log(&self, value: Value, out: &mut BytesMut, waits: bool) -> Result<bool, ReadError> {
         let location = log::Location { segment: value.location.segment, offset: value.location.offset };
-        self.log.read_into(location, value.len, value.crc, out).map_err(|error| match error {
+        let read = if waits {
+            self.log.read_into(location, value.len, value.crc, out).map(|()| true)
+        } else {
+            self.log.read_cached_into(location, value.len, value.crc, out)
+        };
+        read.map_err(|error| match error {
             log::ReadError::Moved => ReadError::Moved,
             other => ReadError::Failed(other.to_string()),
         })
     }
-}
 
-impl machine::Values for LogValues {
-    fn read_into(&self, value: Value, out: &mut BytesMut) -> Result<(), ReadError> {
+    fn read(&self, value: Value, out: &mut BytesMut, waits: bool) -> Result<bool, ReadError> {
         if value.len == 0 {
             // An empty value lies nowhere.
-            return Ok(());
+            return Ok(true);
         }
         if value.len > CACHED_BYTES_MAX {
-            return self.read_log(value, out);
+            return self.read_log(value, out, waits);
         }
         let place = place_of(value);
         let mut cache = self.cache.borrow_mut();
@@ -66,12 +88,153 @@ impl machine::Values for LogValues {
             && bytes.len() == value.len as usize
         {
             out.put_slice(bytes);
-            return Ok(());
+            return Ok(true);
         }
         let start = out.len();
-        self.read_log(value, out)?;
+        if !self.read_log(value, out, waits)? {
+            return Ok(false);
+        }
         slot.bytes = (slot.place == place).then(|| Bytes::copy_from_slice(&out[start..]));
         slot.place = place;
+        Ok(true)
+    }
+}
+
+impl Values for LogValues {
+    fn read_into(&self, value: Value, out: &mut BytesMut) -> Result<(), ReadError> {
+        self.read(value, out, true).map(|_| ())
+    }
+}
+
+/// Where an [`Attempt`] has its values from.
+pub trait Source {
+    /// Appends the bytes of a value to `out`, if they are at hand. `false`, and `out` as it was, if they have to be
+    /// fetched.
+    ///
+    /// # Errors
+    ///
+    /// See [`ReadError`].
+    fn read_at_hand(&self, value: Value, out: &mut BytesMut) -> Result<bool, ReadError>;
+
+    /// Fetches values that are not at hand; `None` if there are none such here.
+    fn fetch(&self, values: &[Value]) -> Option<Reading>;
+}
+
+impl Source for LogValues {
+    fn read_at_hand(&self, value: Value, out: &mut BytesMut) -> Result<bool, ReadError> {
+        self.read(value, out, self.readers.is_none())
+    }
+
+    fn fetch(&self, values: &[Value]) -> Option<Reading> {
+        self.readers.as_ref().map(|readers| readers.read(values))
+    }
+}
+
+/// What makes something out of values without waiting for a disk.
+///
+/// A value that is not at hand reads as so many zeros, and is noted. Whoever made something with an attempt that is not
+/// complete then throws it away, has the values fetched, and makes it again.
+pub struct Attempt {
+    source: Rc<dyn Source>,
+    passes: u32,
+    /// By place, ascending.
+    arrived: Vec<Arrived>,
+    missing: RefCell<Vec<Value>>,
+    /// Values that this pass asked for in vain.
+    misses: Cell<usize>,
+    reading: Option<Reading>,
+}
+
+impl Attempt {
+    /// The first.
+    pub fn new(source: Rc<dyn Source>) -> Attempt {
+        Attempt {
+            source,
+            passes: 0,
+            arrived: Vec::new(),
+            missing: RefCell::default(),
+            misses: Cell::new(0),
+            reading: None,
+        }
+    }
+
+    /// Whether all was at hand, so that what was made is what it should be, errors included.
+    pub fn is_complete(&self) -> bool {
+        self.missing.borrow().is_empty() || planted::is(planted::Bug::AnsweredWithoutValues)
+    }
+
+    /// How many values were found missing in this pass.
+    pub fn missing(&self) -> usize {
+        self.missing.borrow().len()
+    }
+
+    /// Resolves when what was missing was fetched.
+    pub fn poll_fetched(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        if self.reading.is_none() {
+            let missing = self.missing.take();
+            self.misses.set(0);
+            if missing.is_empty() {
+                return Poll::Ready(());
+            }
+            self.passes += 1;
+            self.reading = self.source.fetch(&missing);
+        }
+        let Some(reading) = &mut self.reading else { return Poll::Ready(()) };
+        let Poll::Ready(arrived) = Pin::new(reading).poll(context) else { return Poll::Pending };
+        self.reading = None;
+        self.arrived.extend(arrived);
+        self.arrived.sort_unstable_by_key(|(place, _)| *place);
+        Poll::Ready(())
+    }
+
+    /// See [`Attempt::poll_fetched`].
+    pub async fn fetched(&mut self) {
+        poll_fn(|context| self.poll_fetched(context)).await;
+    }
+
+    /// Whatever was not fetched may be at hand by now.
+    pub fn ask_again(&mut self) {
+        self.passes = 0;
+    }
+
+    /// What was fetched is not needed again.
+    pub fn forget(&mut self) {
+        (self.passes, self.arrived) = (0, Vec::new());
+    }
+}
+
+impl Values for Attempt {
+    fn read_into(&self, value: Value, out: &mut BytesMut) -> Result<(), ReadError> {
+        if value.len == 0 {
+            return Ok(());
+        }
+        if !self.arrived.is_empty()
+            && let Ok(at) = self.arrived.binary_search_by_key(&place_of(value), |(place, _)| *place)
+        {
+            out.put_slice(self.arrived[at].1.as_ref().map_err(Clone::clone)?);
+            return Ok(());
+        }
+        if self.misses.get() < MISSES_PER_PASS && self.passes < PASSES_WITH_QUESTIONS {
+            if self.source.read_at_hand(value, out)? {
+                return Ok(());
+            }
+            self.misses.set(self.misses.get() + 1);
+        }
+        self.missing.borrow_mut().push(value);
+        out.resize(out.len() + value.len as usize, 0);
         Ok(())
+    }
+}
+
+/// What `make` makes of values, made anew until all that it needs has been fetched.
+pub async fn made<T>(source: Rc<dyn Source>, mut make: impl FnMut(&Attempt) -> T) -> T {
+    let mut attempt = Attempt::new(source);
+    loop {
+        let made = make(&attempt);
+        if attempt.is_complete() {
+            return made;
+        }
+        drop(made);
+        attempt.fetched().await;
     }
 }

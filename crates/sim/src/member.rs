@@ -102,7 +102,7 @@ impl Place {
         let wall = UNIX_EPOCH + Duration::from_secs(1_700_000_000);
         Place {
             number,
-            disk: MemDisk::new(seed ^ (number as u64) << 40),
+            disk: disk_of(seed, number as u64),
             time: LocalTime::default(),
             hand: HandClock::new(epoch, wall),
             process: None,
@@ -277,6 +277,13 @@ impl Pieces {
             },
         }
     }
+}
+
+/// A member's disk. In some runs much of it is not in memory, so that values have to be fetched.
+fn disk_of(seed: u64, number: u64) -> MemDisk {
+    let disk = MemDisk::new(seed ^ number << 40);
+    disk.set_misses_per_mille([0, 0, 30, 500][(seed % 4) as usize]);
+    disk
 }
 
 #[cfg(test)]

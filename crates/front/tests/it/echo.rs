@@ -5,6 +5,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use api::{Code, Status};
@@ -106,15 +107,21 @@ impl Service for Echo {
             ))),
             "/test.Echo/Pieces" => {
                 let (len, seen) = (number(&message), self.seen.clone());
-                let at = Cell::new(0);
+                let (at, mut asked) = (Cell::new(0), 0);
                 Unary::Done(Ok(Answer::Pieces {
                     len,
-                    source: Box::new(move |wanted| {
+                    source: Box::new(move |wanted, context| {
+                        asked += 1;
+                        if asked % 3 == 0 {
+                            // As one does that has to wait.
+                            context.waker().wake_by_ref();
+                            return Poll::Pending;
+                        }
                         seen.pieces.fetch_add(1, SeqCst);
                         let n = wanted.min(len - at.get()).min(10_000);
                         let piece: Vec<u8> = (at.get()..at.get() + n).map(|at| at as u8).collect();
                         at.set(at.get() + n);
-                        Ok((n > 0).then(|| Bytes::from(piece)))
+                        Poll::Ready(Ok((n > 0).then(|| Bytes::from(piece))))
                     }),
                 }))
             }

@@ -5,7 +5,9 @@
 //! member builds an answer that nobody waits for, and the core builds none at all. As for a large Range, there are two
 //! walks, both in slices: one that adds up lengths, one that makes the answer piece by piece as the client takes it.
 
+use std::future::poll_fn;
 use std::rc::Rc;
+use std::task::{Context, Poll, ready};
 
 use api::etcdserverpb::ResponseHeader;
 use api::{Code, Status, error};
@@ -21,7 +23,7 @@ use super::range::{BYTES_AT_ONCE, KEYS_PER_SLICE, MESSAGE_BYTES_MAX, projected, 
 use super::unreadable;
 use crate::core::Pinned;
 use crate::encode::{self, field_len, put_number};
-use crate::values::LogValues;
+use crate::values::{Attempt, LogValues};
 
 /// What a read of a transaction found, once it was measured.
 struct Measured {
@@ -193,7 +195,7 @@ impl Evaluation {
     }
 
     /// The answer that a rope stands for.
-    fn answer(self, mut rope: Rope) -> Result<Answer, Status> {
+    async fn answer(self, mut rope: Rope) -> Result<Answer, Status> {
         rope.cut();
         let len = rope.len;
         if len > MESSAGE_BYTES_MAX {
@@ -202,24 +204,25 @@ impl Evaluation {
             return Err(Status::with(Code::ResourceExhausted, text));
         }
         rope.parts.reverse();
-        let mut pieces = Pieces { state: self.state, values: self.values, parts: rope.parts };
+        let values = Attempt::new(self.values);
+        let mut pieces = Pieces { state: self.state, values, parts: rope.parts };
         if len <= BYTES_AT_ONCE {
             let mut out = BytesMut::with_capacity(len);
-            while let Some(piece) = pieces.next(BYTES_AT_ONCE)? {
+            while let Some(piece) = poll_fn(|context| pieces.poll_next(BYTES_AT_ONCE, context)).await? {
                 out.extend_from_slice(&piece);
             }
             debug_assert_eq!(out.len(), len);
             return Ok(Answer::Whole(out.freeze()));
         }
         let mut held = Bytes::new();
-        let source = move |bytes_max: usize| {
+        let source = move |bytes_max: usize, context: &mut Context<'_>| {
             while held.is_empty() {
-                held = match pieces.next(bytes_max.min(BYTES_AT_ONCE))? {
+                held = match ready!(pieces.poll_next(bytes_max.min(BYTES_AT_ONCE), context))? {
                     Some(piece) => piece,
-                    None => return Ok(None),
+                    None => return Poll::Ready(Ok(None)),
                 };
             }
-            Ok(Some(held.split_to(held.len().min(bytes_max))))
+            Poll::Ready(Ok(Some(held.split_to(held.len().min(bytes_max)))))
         };
         Ok(Answer::Pieces { len, source: Box::new(source) })
     }
@@ -228,53 +231,90 @@ impl Evaluation {
 /// What remains of an answer, the last part first.
 struct Pieces {
     state: AsOf,
-    values: Rc<LogValues>,
+    values: Attempt,
     parts: Vec<Part>,
 }
 
 impl Pieces {
-    /// The next piece, which may go some bytes beyond `bytes_max` and may be empty; `None` behind the last.
-    fn next(&mut self, bytes_max: usize) -> Result<Option<Bytes>, Status> {
-        let Some(part) = self.parts.last_mut() else { return Ok(None) };
-        let (piece, ended) = match part {
-            Part::Bytes(bytes) => (std::mem::take(bytes), true),
+    /// The next piece, which may go some bytes beyond `bytes_max` and may be empty; `None` behind the last. It is made
+    /// anew until all values that it needs were fetched.
+    fn poll_next(
+        &mut self,
+        bytes_max: usize,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Option<Bytes>, Status>> {
+        loop {
+            ready!(self.values.poll_fetched(context));
+            let made = self.piece(bytes_max);
+            if !self.values.is_complete() {
+                continue;
+            }
+            self.values.forget();
+            let Some((piece, through)) = made? else { return Poll::Ready(Ok(None)) };
+            let ended = match self.parts.last_mut() {
+                Some(Part::Kvs(_, _, Keys::Chosen(found))) => {
+                    found.truncate(found.len() - through.keys);
+                    found.is_empty()
+                }
+                Some(Part::Kvs(_, _, Keys::Walk { left, behind, .. })) => {
+                    *left -= through.keys as u64;
+                    if through.behind.is_some() {
+                        *behind = through.behind;
+                    }
+                    *left == 0
+                }
+                _ => true,
+            };
+            if ended {
+                self.parts.pop();
+            }
+            return Poll::Ready(Ok(Some(piece)));
+        }
+    }
+
+    /// The next piece, and how far it goes.
+    fn piece(&self, bytes_max: usize) -> Result<Option<(Bytes, Through)>, Status> {
+        let Some(part) = self.parts.last() else { return Ok(None) };
+        let mut through = Through { keys: 0, behind: None };
+        let mut out = BytesMut::new();
+        match part {
+            Part::Bytes(bytes) => return Ok(Some((bytes.clone(), through))),
             Part::Kvs(tag, projection, Keys::Chosen(found)) => {
-                let mut out = BytesMut::new();
                 let slice = slice(&self.state)?;
                 let snapshot = slice.snapshot();
-                while out.len() < bytes_max
-                    && let Some((main, sub)) = found.pop()
-                {
-                    let version = snapshot.version_at(main, sub).ok_or(error::COMPACTED)?;
+                for (main, sub) in found.iter().rev() {
+                    if out.len() >= bytes_max {
+                        break;
+                    }
+                    let version = snapshot.version_at(*main, *sub).ok_or(error::COMPACTED)?;
                     put_kv_field(&mut out, *tag, version, *projection, &self.values)?;
+                    through.keys += 1;
                 }
-                (out.freeze(), found.is_empty())
             }
             Part::Kvs(tag, projection, Keys::Walk { past, left, behind }) => {
-                let mut out = BytesMut::new();
                 let slice = slice(&self.state)?;
                 let mut walk = past.walk(&slice.snapshot(), behind.as_deref()).map_err(range::refused)?;
                 walk.set_looks(KEYS_PER_SLICE as u64);
                 let mut last = None;
-                while *left > 0
+                while (through.keys as u64) < *left
                     && out.len() < bytes_max
                     && let Some(version) = walk.next()
                 {
                     put_kv_field(&mut out, *tag, version, *projection, &self.values)?;
                     last = Some(version.key());
-                    *left -= 1;
+                    through.keys += 1;
                 }
-                if let Some(key) = walk.stopped_at().or(last) {
-                    *behind = Some(key.to_vec());
-                }
-                (out.freeze(), *left == 0)
+                through.behind = walk.stopped_at().or(last).map(<[u8]>::to_vec);
             }
-        };
-        if ended {
-            self.parts.pop();
         }
-        Ok(Some(piece))
+        Ok(Some((out.freeze(), through)))
     }
+}
+
+/// How far a piece goes.
+struct Through {
+    keys: usize,
+    behind: Option<Vec<u8>>,
 }
 
 /// Tags of the fields `kvs` of a range's answer and `prev_kvs` of a deletion's.
@@ -290,7 +330,7 @@ fn put_kv_field(
     tag: u8,
     version: Version<'_>,
     projection: Projection,
-    values: &LogValues,
+    values: &Attempt,
 ) -> Result<(), Status> {
     out.put_u8(tag);
     put_varint(out, kv_len(version, projection) as u64);
@@ -377,7 +417,7 @@ pub(super) async fn txn(
     let mut measured = evaluation.measure_all(&outcome).await?.into_iter();
     let rope = txn_rope(&header, &outcome, &mut measured, &evaluation.values)?;
     drop(pinned);
-    evaluation.answer(rope)
+    evaluation.answer(rope).await
 }
 
 /// The answer of a deletion whose previous keys are read in `state`.
@@ -389,5 +429,5 @@ pub(super) async fn delete_range(
 ) -> Result<Answer, Status> {
     let mut evaluation = Evaluation { state, values, gather: GATHERED_BYTES_MAX };
     let measured = evaluation.measure(&deleted.previous).await?;
-    evaluation.answer(delete_rope(&header, &deleted, Some(measured)))
+    evaluation.answer(delete_rope(&header, &deleted, Some(measured))).await
 }

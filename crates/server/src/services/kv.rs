@@ -13,13 +13,15 @@ use bytes::Bytes;
 use front::{Answer, Unary};
 use machine::request::Undecodable;
 use machine::txn::Read;
-use machine::{Outcome, check};
+use machine::{Outcome, ReadError, check};
 
 use super::{Services, UNPARSEABLE, answers, decode, unreadable, whole};
 use crate::core::{Ask, Pinned, ReplyBody, Ticket, command};
 use crate::encode;
 use crate::long_reads::Reader;
 use crate::notable;
+use crate::shared::Published;
+use crate::values::Attempt;
 
 /// Keys that the comparisons of one transaction may look at (COMPAT-74): they are made in apply, in one go.
 const COMPARED_KEYS_MAX: u64 = 100_000;
@@ -88,12 +90,10 @@ impl Services {
         check::put(&request)?;
         self.check_quota(check::put_cost(&request))?;
         self.note_value(&request);
-        self.propose(field::PUT, &message, false, "Put", |services, outcome, header| {
+        self.propose_then(field::PUT, &message, false, "Put", |services, outcome, pin, header| {
             let Outcome::Put { revision, previous } = outcome else { return Err(error::STOPPED) };
             let header = ResponseHeader { revision, ..header };
-            encode::put(&header, previous.as_ref(), &*services.values)
-                .map(Answer::Whole)
-                .map_err(|e| unreadable(&e))
+            Ok(services.encoded(pin, move |values| encode::put(&header, previous.as_ref(), values)))
         })
     }
 
@@ -112,8 +112,7 @@ impl Services {
                     let (state, values) = (state.clone(), Rc::clone(&services.values));
                     return Ok(Unary::Later(Box::pin(answers::delete_range(state, values, header, deleted))));
                 }
-                let answer = encode::delete_range(&header, &deleted, &*services.values);
-                Ok(Unary::Done(answer.map(Answer::Whole).map_err(|e| unreadable(&e))))
+                Ok(services.encoded(pin, move |values| encode::delete_range(&header, &deleted, values)))
             },
         )
     }
@@ -132,7 +131,7 @@ impl Services {
         }
         if check::txn_is_read_only(&request) {
             let serializable = check::txn_is_serializable(&request);
-            return self.read(serializable, move |services| services.txn_now(&request));
+            return self.read(serializable, move |services| services.txn_now(request));
         }
         let cost = check::txn_cost(&request);
         if cost > 0 {
@@ -143,7 +142,27 @@ impl Services {
                 self.note_value(put);
             }
         }
-        self.propose_then(field::TXN, &message, false, "Txn", |services, outcome, pin, header| {
+        if !machine::txn::compares_values(&request) {
+            return self.propose_txn(&message);
+        }
+        // The core is not to wait for a disk when it applies this: what it will compare is fetched first.
+        let mut values = Attempt::new(self.values.clone());
+        machine::txn::look_at_compared(&self.shared.state.load().view.snapshot(), &request, &values);
+        if values.is_complete() {
+            return self.propose_txn(&message);
+        }
+        let services = Rc::clone(self);
+        Ok(Unary::Later(Box::pin(async move {
+            values.fetched().await;
+            match services.propose_txn(&message)? {
+                Unary::Done(answer) => answer,
+                Unary::Later(answer) => answer.await,
+            }
+        })))
+    }
+
+    fn propose_txn(self: &Rc<Self>, message: &Bytes) -> Result<Unary, Status> {
+        self.propose_then(field::TXN, message, false, "Txn", |services, outcome, pin, header| {
             let Outcome::Txn(txn) = outcome else { return Err(error::STOPPED) };
             let header = ResponseHeader { revision: txn.revision, ..header };
             match &pin {
@@ -151,30 +170,72 @@ impl Services {
                     let (state, values) = (state.clone(), Rc::clone(&services.values));
                     Ok(Unary::Later(Box::pin(answers::txn(state, values, pin, header, txn))))
                 }
-                _ => {
-                    let answer = encode::txn(&header, &txn, &*services.values);
-                    Ok(Unary::Done(answer.map(Answer::Whole).map_err(|e| unreadable(&e))))
-                }
+                _ => Ok(services.encoded(pin, move |values| encode::txn(&header, &txn, values))),
             }
         })
     }
 
+    /// An answer that `encode` makes of values, fetched if they are not at hand; `pin` keeps them where they are.
+    fn encoded(
+        &self,
+        pin: Option<Pinned>,
+        mut encode: impl FnMut(&Attempt) -> Result<Bytes, ReadError> + 'static,
+    ) -> Unary {
+        let whole = |answer: Result<Bytes, ReadError>| answer.map(Answer::Whole).map_err(|e| unreadable(&e));
+        let mut values = Attempt::new(self.values.clone());
+        let answer = encode(&values);
+        if values.is_complete() {
+            return Unary::Done(whole(answer));
+        }
+        Unary::Later(Box::pin(async move {
+            let _pin = pin;
+            loop {
+                values.fetched().await;
+                let answer = encode(&values);
+                if values.is_complete() {
+                    return whole(answer);
+                }
+            }
+        }))
+    }
+
     /// Answers a transaction that only reads.
-    fn txn_now(&self, request: &TxnRequest) -> Result<Unary, Status> {
+    fn txn_now(self: &Rc<Self>, request: TxnRequest) -> Result<Unary, Status> {
         let state = self.state();
-        let outcome = machine::txn::read_only(&state.view.snapshot(), request, &*self.values)
-            .map_err(super::range::failed)?;
-        let header = self.header(outcome.revision, &state);
+        let mut values = Attempt::new(self.values.clone());
+        let answer = self.txn_answer(&request, &state, &values);
+        if values.is_complete() {
+            return answer;
+        }
+        let services = Rc::clone(self);
+        Ok(Unary::Later(Box::pin(async move {
+            loop {
+                values.fetched().await;
+                let answer = services.txn_answer(&request, &state, &values);
+                if values.is_complete() {
+                    return match answer? {
+                        Unary::Done(answer) => answer,
+                        Unary::Later(answer) => answer.await,
+                    };
+                }
+            }
+        })))
+    }
+
+    fn txn_answer(&self, request: &TxnRequest, state: &Published, values: &Attempt) -> Result<Unary, Status> {
+        let outcome =
+            machine::txn::read_only(&state.view.snapshot(), request, values).map_err(super::range::failed)?;
+        let header = self.header(outcome.revision, state);
         if outcome.reads_later() {
             let (state, published) = self.shared.read_long(Reader::Range);
-            let outcome = machine::txn::read_only(&published.view.snapshot(), request, &*self.values)
+            let outcome = machine::txn::read_only(&published.view.snapshot(), request, values)
                 .map_err(super::range::failed)?;
             let header = self.header(outcome.revision, &published);
             let pinned = Pinned(Arc::clone(&published.view), None);
             let answer = answers::txn(state, Rc::clone(&self.values), Some(pinned), header, outcome);
             return Ok(Unary::Later(Box::pin(answer)));
         }
-        let answer = encode::txn(&header, &outcome, &*self.values).map_err(|e| unreadable(&e))?;
+        let answer = encode::txn(&header, &outcome, values).map_err(|e| unreadable(&e))?;
         Ok(Unary::Done(Ok(Answer::Whole(answer))))
     }
 

@@ -5,6 +5,7 @@ use std::collections::{BinaryHeap, HashSet};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use api::error;
@@ -70,12 +71,13 @@ fn pieces(len: usize, mut next: impl FnMut() -> Bytes + 'static) -> Result<Answe
         return Err(Status::with(Code::ResourceExhausted, text));
     }
     let mut held = Bytes::new();
-    let source = move |bytes_max: usize| {
+    let mut piece = move |bytes_max: usize| {
         if held.is_empty() {
             held = next();
         }
         Ok((!held.is_empty()).then(|| held.split_to(held.len().min(bytes_max))))
     };
+    let source = move |bytes_max: usize, _: &mut Context<'_>| Poll::Ready(piece(bytes_max));
     Ok(Answer::Pieces { len, source: Box::new(source) })
 }
 

@@ -30,7 +30,7 @@ use crate::core::{Ask, ReplyBody};
 use crate::etcd_database::{EtcdDatabase, EtcdDatabaseError};
 use crate::kv_hash::KvHash;
 use crate::long_reads::Reader;
-use crate::values::LogValues;
+use crate::values::{LogValues, made};
 
 /// Field of `InternalRaftRequest`.
 const ALARM: u32 = 10;
@@ -207,8 +207,10 @@ impl Services {
         let writer = writer.map_err(|e| unwritten(&e.into()))?;
         let mut writing = Some(database.write(writer).map_err(|e| unwritten(&e))?);
         while let Some(mut going) = writing.take() {
-            let done =
-                going.step(&database, &*self.values, SNAPSHOT_SLICE_BYTES).map_err(|e| unwritten(&e))?;
+            let portion =
+                made(self.values.clone(), |values| going.portion(&database, values, SNAPSHOT_SLICE_BYTES));
+            let done = going.write(&database, portion.await.map_err(|e| unwritten(&e))?);
+            let done = done.map_err(|e| unwritten(&e))?;
             let piece = if done {
                 going.into_writer().finish().map_err(|e| unwritten(&e.into()))?
             } else {
@@ -260,23 +262,25 @@ fn unwritten(error: &EtcdDatabaseError) -> Status {
 }
 
 /// The checksum of HashKV over what a walk covers, with every value read.
-async fn hash_versions(state: &AsOf, mut walk: HashWalk, values: &LogValues) -> Result<u32, Status> {
-    let mut hash = KvHash::default();
+async fn hash_versions(state: &AsOf, walk: HashWalk, values: &Rc<LogValues>) -> Result<u32, Status> {
+    let mut so_far = (walk, KvHash::default());
     loop {
-        let mut failed = None;
-        let slice = state.slice().map_err(|Overtaken| error::COMPACTED)?;
-        let done = walk.step(&slice.snapshot(), HASHED_PER_SLICE, |version| {
-            if failed.is_none() {
-                failed = hash.feed(version, values).err();
-            }
+        let slice = made(values.clone(), |values| {
+            let (mut walk, mut hash) = so_far.clone();
+            let mut failed = None;
+            let slice = state.slice().map_err(|Overtaken| error::COMPACTED)?;
+            let done = walk.step(&slice.snapshot(), HASHED_PER_SLICE, |version| {
+                if failed.is_none() {
+                    failed = hash.feed(version, values).err();
+                }
+            });
+            failed.map_or(Ok((walk, hash, done)), Err)
         });
-        if let Some(error) = failed {
-            return Err(error);
-        }
+        let (walk, hash, done) = slice.await?;
         if done {
             return Ok(hash.finish());
         }
-        drop(slice);
+        so_far = (walk, hash);
         tokio::task::yield_now().await;
     }
 }

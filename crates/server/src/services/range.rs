@@ -2,18 +2,22 @@
 //!
 //! A small answer is made at once. A large one takes two walks over its keys: one that adds up its length, and one
 //! that makes it piece by piece as the client takes it. Both stop every so often for other calls, and neither holds
-//! more than a piece in memory, nor a view between two pieces ([`AsOf`]).
+//! more than a piece in memory, nor a view between two pieces ([`AsOf`]). Values that are not at hand are fetched, a
+//! piece's at once, while other calls go on.
 
 use std::net::IpAddr;
 use std::rc::Rc;
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use api::error;
 use api::etcdserverpb::range_request::{SortOrder, SortTarget};
 use api::etcdserverpb::{RangeRequest, RangeResponse, RangeStreamResponse, ResponseHeader};
 use api::{Code, Status, mvccpb};
+use arc_swap::Guard;
 use bytes::{BufMut, Bytes, BytesMut};
 use front::{Answer, Inbound, Outbound, Unary};
+use machine::Values;
 use machine::check;
 use machine::found::{Found, Projection, kv_len, put_kv, put_varint, varint_len};
 use machine::range::{self, Failure, Selection};
@@ -27,7 +31,7 @@ use crate::encode::{field_len, header_len, number_len, put_header, put_number};
 use crate::long_reads::Reader;
 use crate::notable;
 use crate::shared::Published;
-use crate::values::LogValues;
+use crate::values::{Attempt, made};
 
 /// Keys that are answered at once.
 const KEYS_AT_ONCE: u64 = 128;
@@ -55,7 +59,7 @@ fn put_kv_field(
     out: &mut BytesMut,
     version: Version<'_>,
     projection: Projection,
-    values: &LogValues,
+    values: &dyn Values,
 ) -> Result<(), Status> {
     out.put_u8(0x12);
     put_varint(out, kv_len(version, projection) as u64);
@@ -66,6 +70,9 @@ fn kv_field_len(version: Version<'_>, projection: Projection) -> usize {
     field_len(kv_len(version, projection))
 }
 
+/// Of an answer that is made again: nobody gets to see it.
+const NOT_AT_HAND: Status = Status::new(Code::Internal, "mainstay: a value is not at hand");
+
 /// The next piece of a long range.
 pub(super) fn slice(state: &AsOf) -> Result<Slice, Status> {
     state.slice().map_err(|Overtaken| error::COMPACTED)
@@ -74,7 +81,7 @@ pub(super) fn slice(state: &AsOf) -> Result<Slice, Status> {
 /// What remains of a large answer.
 struct Rest {
     state: AsOf,
-    values: Rc<LogValues>,
+    values: Attempt,
     projection: Projection,
     revision: i64,
     header: Option<ResponseHeader>,
@@ -100,65 +107,107 @@ fn key_range<'a>(start: &'a Bytes, end: &'a Bytes, behind: Option<&'a [u8]>) -> 
     }
 }
 
+/// How far a piece goes.
+#[derive(Default)]
+struct Through {
+    keys: u64,
+    last: Option<Vec<u8>>,
+    ended: bool,
+}
+
 impl Rest {
-    fn piece(&mut self, bytes_max: usize) -> Result<Option<Bytes>, Status> {
-        if self.ended {
-            return Ok(None);
-        }
+    /// The next piece, and how far it goes; to be made anew if values were missing.
+    fn piece(&self, bytes_max: usize) -> Result<(Bytes, Through), Status> {
         let mut out = BytesMut::with_capacity(bytes_max.min(BYTES_AT_ONCE) + 4096);
-        if let Some(header) = self.header.take() {
-            put_header(&mut out, &header);
+        if let Some(header) = &self.header {
+            put_header(&mut out, header);
         }
-        let values = &*self.values;
         let slice = slice(&self.state)?;
         let snapshot = slice.snapshot();
-        match &mut self.keys {
+        let mut through = Through::default();
+        match &self.keys {
             Keys::Walk { start, end, behind, left } => {
                 let mut walk = snapshot
                     .range(key_range(start, end, behind.as_deref()), self.revision)
                     .map_err(range::refused)?;
                 walk.set_looks(KEYS_PER_PIECE);
                 let mut last = None;
-                while *left > 0 && out.len() < bytes_max.min(BYTES_AT_ONCE) {
+                while through.keys < *left && out.len() < bytes_max.min(BYTES_AT_ONCE) {
                     let Some(version) = walk.next() else { break };
-                    put_kv_field(&mut out, version, self.projection, values)?;
+                    put_kv_field(&mut out, version, self.projection, &self.values)?;
                     last = Some(version.key());
-                    *left -= 1;
+                    through.keys += 1;
                 }
-                if let Some(key) = walk.stopped_at().or(last) {
-                    *behind = Some(key.to_vec());
-                }
-                self.ended = *left == 0;
+                through.last = walk.stopped_at().or(last).map(<[u8]>::to_vec);
+                through.ended = through.keys == *left;
             }
             Keys::Chosen(found) => {
+                let mut rest = found.iter().rev();
                 while out.len() < bytes_max.min(BYTES_AT_ONCE) {
-                    let Some((main, sub)) = found.pop() else { break };
-                    let version = snapshot.version_at(main, sub).ok_or(error::COMPACTED)?;
-                    put_kv_field(&mut out, version, self.projection, values)?;
+                    let Some((main, sub)) = rest.next() else { break };
+                    let version = snapshot.version_at(*main, *sub).ok_or(error::COMPACTED)?;
+                    put_kv_field(&mut out, version, self.projection, &self.values)?;
+                    through.keys += 1;
                 }
-                self.ended = found.is_empty();
+                through.ended = through.keys == found.len() as u64;
             }
         }
-        if self.ended {
+        if through.ended {
             put_number(&mut out, 3, i64::from(self.more));
             put_number(&mut out, 4, self.count);
         }
-        Ok(Some(out.freeze()))
+        Ok((out.freeze(), through))
+    }
+
+    fn go_on(&mut self, through: Through) {
+        self.header = None;
+        self.ended = through.ended;
+        match &mut self.keys {
+            Keys::Walk { behind, left, .. } => {
+                *left -= through.keys;
+                if through.last.is_some() {
+                    *behind = through.last;
+                }
+            }
+            Keys::Chosen(found) => {
+                found.truncate(found.len() - usize::try_from(through.keys).unwrap_or(found.len()));
+            }
+        }
+    }
+
+    fn poll_piece(
+        &mut self,
+        bytes_max: usize,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Option<Bytes>, Status>> {
+        if self.ended {
+            return Poll::Ready(Ok(None));
+        }
+        loop {
+            ready!(self.values.poll_fetched(context));
+            let made = self.piece(bytes_max);
+            if self.values.is_complete() {
+                let (piece, through) = made?;
+                self.go_on(through);
+                self.values.forget();
+                return Poll::Ready(Ok(Some(piece)));
+            }
+        }
     }
 
     /// The source of an answer of `len` bytes. The front asks for at most so many at a time, so what a piece has
     /// beyond that waits here.
     fn into_answer(mut self, len: usize) -> Answer {
         let mut held = Bytes::new();
-        let source = move |bytes_max: usize| {
+        let source = move |bytes_max: usize, context: &mut Context<'_>| {
             // A piece may be empty.
             while held.is_empty() {
-                held = match self.piece(bytes_max)? {
+                held = match ready!(self.poll_piece(bytes_max, context))? {
                     Some(piece) => piece,
-                    None => return Ok(None),
+                    None => return Poll::Ready(Ok(None)),
                 };
             }
-            Ok(Some(held.split_to(held.len().min(bytes_max))))
+            Poll::Ready(Ok(Some(held.split_to(held.len().min(bytes_max)))))
         };
         Answer::Pieces { len, source: Box::new(source) }
     }
@@ -193,16 +242,46 @@ impl Services {
                 answer
             })));
         }
-        let answer = match self.small_range(&request, &state) {
+        let mut values = Attempt::new(self.values.clone());
+        let answer = self.few(&request, &state, &values);
+        if values.is_complete() {
+            self.few_ranged(&request, client, &answer, began);
+            return Ok(Unary::Done(answer));
+        }
+        let (services, state) = (Rc::clone(self), Guard::into_inner(state));
+        Ok(Unary::Later(Box::pin(async move {
+            loop {
+                values.fetched().await;
+                let answer = services.few(&request, &state, &values);
+                if values.is_complete() {
+                    services.few_ranged(&request, client, &answer, began);
+                    return answer;
+                }
+            }
+        })))
+    }
+
+    /// An answer with few keys, if all values that it needs are at hand.
+    fn few(&self, request: &RangeRequest, state: &Published, values: &Attempt) -> Result<Answer, Status> {
+        match self.small_range(request, state, values) {
             Ok(Some(answer)) => Ok(answer),
-            Ok(None) => self.heavy_range(&request),
+            Ok(None) if values.is_complete() => self.heavy_range(request, values),
+            Ok(None) => Err(NOT_AT_HAND),
             Err(status) => Err(status),
-        };
+        }
+    }
+
+    fn few_ranged(
+        &self,
+        request: &RangeRequest,
+        client: IpAddr,
+        answer: &Result<Answer, Status>,
+        began: Instant,
+    ) {
         self.ranged(answer.is_ok(), began.elapsed());
         if matches!(answer, Ok(Answer::Pieces { .. })) {
-            self.note_range(&request, client, &answer, began.elapsed());
+            self.note_range(request, client, answer, began.elapsed());
         }
-        Ok(Unary::Done(answer))
     }
 
     fn ranged(&self, success: bool, took: Duration) {
@@ -263,8 +342,9 @@ impl Services {
         snapshot: &Snapshot<'v>,
         request: &RangeRequest,
         header: &ResponseHeader,
+        values: &Attempt,
     ) -> Result<(Selection<'v>, usize), Status> {
-        let selection = range::select(snapshot, request, &*self.values).map_err(failed)?;
+        let selection = range::select(snapshot, request, values).map_err(failed)?;
         let projection = range::projection(request);
         let kvs: usize = selection.versions.iter().map(|v| kv_field_len(*v, projection)).sum();
         let numbers = number_len(i64::from(selection.more)) + number_len(selection.count);
@@ -272,10 +352,15 @@ impl Services {
     }
 
     /// An answer with few keys; `None` if their values are too large to be put together at once.
-    fn small_range(&self, request: &RangeRequest, state: &Published) -> Result<Option<Answer>, Status> {
+    fn small_range(
+        &self,
+        request: &RangeRequest,
+        state: &Published,
+        values: &Attempt,
+    ) -> Result<Option<Answer>, Status> {
         let snapshot = state.view.snapshot();
         let header = self.header(snapshot.current_revision(), state);
-        let (Selection { versions, more, count }, len) = self.select(&snapshot, request, &header)?;
+        let (Selection { versions, more, count }, len) = self.select(&snapshot, request, &header, values)?;
         if len > BYTES_AT_ONCE {
             return Ok(None);
         }
@@ -283,7 +368,7 @@ impl Services {
         let mut out = BytesMut::with_capacity(len);
         put_header(&mut out, &header);
         for version in versions {
-            put_kv_field(&mut out, version, projection, &self.values)?;
+            put_kv_field(&mut out, version, projection, values)?;
         }
         put_number(&mut out, 3, i64::from(more));
         put_number(&mut out, 4, count);
@@ -291,12 +376,12 @@ impl Services {
     }
 
     /// An answer with few keys and large values.
-    fn heavy_range(&self, request: &RangeRequest) -> Result<Answer, Status> {
+    fn heavy_range(&self, request: &RangeRequest, values: &Attempt) -> Result<Answer, Status> {
         let (state, published) = self.shared.read_long(Reader::Range);
         let snapshot = published.view.snapshot();
         let revision = snapshot.current_revision();
         let header = self.header(revision, &published);
-        let (Selection { versions, more, count }, len) = self.select(&snapshot, request, &header)?;
+        let (Selection { versions, more, count }, len) = self.select(&snapshot, request, &header, values)?;
         // The last stands first, for it is taken last.
         let chosen = versions.into_iter().rev().map(|v| (v.main(), v.sub())).collect();
         let projection = range::projection(request);
@@ -318,7 +403,7 @@ impl Services {
                 format!("grpc: trying to send message larger than max ({len} vs. {MESSAGE_BYTES_MAX})");
             return Err(Status::with(Code::ResourceExhausted, text));
         }
-        let values = Rc::clone(&self.values);
+        let values = Attempt::new(self.values.clone());
         let rest = Rest {
             state,
             values,
@@ -475,27 +560,28 @@ impl Services {
         let mut behind: Option<Vec<u8>> = None;
         let mut sent = 0i64;
         while left > 0 {
-            let mut out = BytesMut::new();
-            {
+            let keys_max = KEYS_PER_SLICE.min(usize::try_from(left).unwrap_or(usize::MAX));
+            let piece = made(self.values.clone(), |values| {
+                let (mut out, mut keys) = (BytesMut::new(), 0);
                 let slice = slice(&state)?;
                 let range = key_range(&request.key, &request.range_end, behind.as_deref());
                 let mut walk = slice.snapshot().range(range, revision).map_err(range::refused)?;
                 walk.set_looks(KEYS_PER_SLICE as u64);
                 let mut last = None;
-                for version in walk.by_ref().take(usize::try_from(left).unwrap_or(usize::MAX)) {
-                    put_kv_field(&mut out, version, projection, &self.values)?;
+                for version in walk.by_ref().take(keys_max) {
+                    put_kv_field(&mut out, version, projection, values)?;
                     last = Some(version.key());
-                    sent += 1;
-                    left -= 1;
+                    keys += 1;
                     if out.len() >= target {
                         break;
                     }
                 }
-                match walk.stopped_at().or(last) {
-                    Some(key) => behind = Some(key.to_vec()),
-                    None => break,
-                }
-            }
+                Ok::<_, Status>((out, keys, walk.stopped_at().or(last).map(<[u8]>::to_vec)))
+            });
+            let (out, keys, Some(last)) = piece.await? else { break };
+            behind = Some(last);
+            sent += keys;
+            left -= keys as u64;
             if out.is_empty() {
                 tokio::task::yield_now().await;
                 continue;
@@ -543,22 +629,26 @@ impl Services {
     ) -> Result<(), Status> {
         let target = self.shared.limits.request_bytes_max / 2;
         while !chosen.is_empty() {
-            let mut out = BytesMut::new();
-            let slice = slice(state)?;
-            let snapshot = slice.snapshot();
-            for _ in 0..KEYS_PER_SLICE {
-                let Some((main, sub)) = chosen.pop() else { break };
-                let version = snapshot.version_at(main, sub).ok_or(error::COMPACTED)?;
-                put_kv_field(&mut out, version, projection, &self.values)?;
-                if out.len() >= target {
-                    break;
+            let piece = made(self.values.clone(), |values| {
+                let (mut out, mut keys) = (BytesMut::new(), 0);
+                let slice = slice(state)?;
+                let snapshot = slice.snapshot();
+                for (main, sub) in chosen.iter().rev().take(KEYS_PER_SLICE) {
+                    let version = snapshot.version_at(*main, *sub).ok_or(error::COMPACTED)?;
+                    put_kv_field(&mut out, version, projection, values)?;
+                    keys += 1;
+                    if out.len() >= target {
+                        break;
+                    }
                 }
-            }
+                Ok::<_, Status>((out, keys))
+            });
+            let (out, keys) = piece.await?;
+            chosen.truncate(chosen.len() - keys);
             let mut message = BytesMut::with_capacity(out.len() + 8);
             message.put_u8(0x0a);
             put_varint(&mut message, out.len() as u64);
             message.put_slice(&out);
-            drop(slice);
             outbound.send(message.freeze()).await?;
             tokio::task::yield_now().await;
         }

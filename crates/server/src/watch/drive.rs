@@ -115,7 +115,7 @@ impl<R: Requests, W: Responses> Drive<R, W> {
         let mut again = self.read(cx)?;
         self.tick(cx);
         // One slice a turn, and only once all before it is with the front: others get their turn in between.
-        if stream.is_drained() && !stream.unsynced.borrow().is_empty() {
+        if stream.is_drained() && stream.poll_fetched(cx).is_ready() && !stream.unsynced.borrow().is_empty() {
             hub.catch_up(&stream);
         }
         hub.tell_progress(&stream);
@@ -123,7 +123,7 @@ impl<R: Requests, W: Responses> Drive<R, W> {
         if let Some(status) = stream.ending() {
             return Poll::Ready(Err(status));
         }
-        again |= !stream.unsynced.borrow().is_empty();
+        again |= stream.poll_fetched(cx).is_ready() && !stream.unsynced.borrow().is_empty();
         if again && sent_all {
             cx.waker().wake_by_ref();
         }

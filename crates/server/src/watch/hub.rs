@@ -15,7 +15,6 @@ use api::limits::GRPC_OVERHEAD_BYTES;
 use api::{Status, error};
 use bytes::Bytes;
 use front::{Account, Closing, Head, Inbound, LocalBoxFuture, Outbound};
-use machine::Values;
 use planted::Bug;
 
 use super::drive::{self, Requests, Responses};
@@ -27,12 +26,13 @@ use crate::callers::Caller;
 use crate::clock::Sleep;
 use crate::services::decode_streamed;
 use crate::shared::{Published, Shared};
+use crate::values::{Attempt, Source};
 
 /// All watches of one shard. It lives on that shard's thread.
 pub struct Hub {
     shared: Arc<Shared>,
     shard: usize,
-    values: Rc<dyn Values>,
+    values: Rc<dyn Source>,
     /// Synced watches have been given everything up to here.
     revision: Cell<i64>,
     synced: RefCell<Index<Rc<Watch>>>,
@@ -72,7 +72,7 @@ impl Drop for Hub {
 
 impl Hub {
     /// The hub of this shard, at the present state.
-    pub fn new(shared: Arc<Shared>, shard: usize, values: Rc<dyn Values>) -> Rc<Hub> {
+    pub fn new(shared: Arc<Shared>, shard: usize, values: Rc<dyn Source>) -> Rc<Hub> {
         let revision = shared.state.load().view.snapshot().current_revision();
         Rc::new(Hub {
             shared,
@@ -98,6 +98,8 @@ impl Hub {
             return;
         }
         let header = self.header(&state, current);
+        // What is not at hand is fetched for each stream that needs it, while the others go on.
+        let values = Attempt::new(self.values.clone());
         let from = self.revision.get() + 1;
         // Above what may have been removed, everything written is still there, compacted or not.
         let changes = if from > state.removed_through || planted::is(Bug::WatchLostAtCompaction) {
@@ -120,8 +122,7 @@ impl Hub {
         };
         while let Some(changes) = &mut changes {
             let from = self.revision.get() + 1;
-            let (slice, through) =
-                Slice::gather(snapshot, &*self.values, changes, &self.synced.borrow(), current);
+            let (slice, through) = Slice::gather(snapshot, &values, changes, &self.synced.borrow(), current);
             for watch in slice.hand_out(&header, self.fragment_bytes_max()) {
                 self.fall_behind(&watch, from);
             }
@@ -500,19 +501,19 @@ impl Hub {
         // It cannot be compacted: that was looked at above.
         let Ok(changes) = snapshot.changes(from, current) else { return };
         let header = self.header(&state, current);
-        let (slice, through) = Slice::gather(
-            snapshot,
-            &*self.values,
-            &mut changes.peekable(),
-            &stream.unsynced.borrow(),
-            current,
-        );
+        let mut values = stream.attempt(|| Attempt::new(self.values.clone()));
+        // What was written since is at hand as a rule.
+        values.ask_again();
+        let (slice, through) =
+            Slice::gather(snapshot, &values, &mut changes.peekable(), &stream.unsynced.borrow(), current);
         for watch in slice.hand_out(&header, self.fragment_bytes_max()) {
             watch.left_behind.set(true);
         }
+        let mut advanced = false;
         for watch in behind {
             if !watch.left_behind.replace(false) {
-                watch.next.set(watch.next.get().max(through + 1));
+                let next = watch.next.get().max(through + 1);
+                advanced |= watch.next.replace(next) < next;
             }
             if watch.next.get() > self.revision.get() {
                 stream.unsynced.borrow_mut().remove(&watch.keys, watch.serial);
@@ -520,6 +521,13 @@ impl Hub {
                 watch.synced.set(true);
                 self.synced.borrow_mut().insert(&watch.keys, watch.serial, watch.clone());
             }
+        }
+        if !values.is_complete() {
+            if advanced {
+                // The next slice is another one.
+                values.forget();
+            }
+            stream.fetch(values);
         }
     }
 

@@ -15,6 +15,7 @@ use mvcc::{Changes, Snapshot, Version};
 use super::index::Index;
 use super::response;
 use super::stream::{Queued, Watch};
+use crate::values::Attempt;
 
 /// Revisions walked in one slice.
 const SLICE_REVISIONS_MAX: usize = 1000;
@@ -43,6 +44,8 @@ struct SliceEvent<'a> {
     previous: Option<Option<Version<'a>>>,
     /// Where the whole field lies in the arena, by form.
     encoded: [Option<(usize, usize)>; 2],
+    /// Whether a value of it is not at hand, by form.
+    absent: [bool; 2],
 }
 
 /// What was made for one watch; the next one often needs the same.
@@ -57,7 +60,7 @@ struct Made {
 /// A run of changes of one state.
 pub(super) struct Slice<'a> {
     snapshot: Snapshot<'a>,
-    values: &'a dyn Values,
+    values: &'a Attempt,
     events: Vec<SliceEvent<'a>>,
     /// Encoded events, one behind the other.
     arena: BytesMut,
@@ -70,7 +73,7 @@ impl<'a> Slice<'a> {
     /// Also returns the last revision that is in it, which is `current` if nothing is left.
     pub fn gather(
         snapshot: Snapshot<'a>,
-        values: &'a dyn Values,
+        values: &'a Attempt,
         changes: &mut Peekable<Changes<'a>>,
         index: &Index<Rc<Watch>>,
         current: i64,
@@ -102,7 +105,12 @@ impl<'a> Slice<'a> {
                 }
             });
             if let Some(previous) = wanted {
-                slice.events.push(SliceEvent { version, previous: None, encoded: [None; 2] });
+                slice.events.push(SliceEvent {
+                    version,
+                    previous: None,
+                    encoded: [None; 2],
+                    absent: [false; 2],
+                });
                 let form = if previous { Form::WithPrevious } else { Form::Plain };
                 bytes += slice.field_len(number, form);
             }
@@ -111,7 +119,8 @@ impl<'a> Slice<'a> {
         (slice, current)
     }
 
-    /// Puts responses into the queues of the watches concerned. Returns those whose queue is full.
+    /// Puts responses into the queues of the watches concerned. Returns those whose queue is full, or whose values are
+    /// not all at hand.
     pub fn hand_out(mut self, header: &ResponseHeader, fragment_bytes_max: usize) -> Vec<Rc<Watch>> {
         let mut left_behind = Vec::new();
         for watch in std::mem::take(&mut self.touched) {
@@ -160,7 +169,11 @@ impl<'a> Slice<'a> {
             }
             let mut spans = Vec::with_capacity(matched.len());
             for number in &matched {
-                spans.push(self.encode(*number, form)?);
+                // The others too, where one is absent: what is absent is then fetched at once.
+                spans.extend(self.encode(*number, form)?);
+            }
+            if spans.len() < matched.len() {
+                return Ok(false);
             }
             let parts = if watch.fragment {
                 response::fragments(head_len, &lens, fragment_bytes_max)
@@ -209,11 +222,16 @@ impl<'a> Slice<'a> {
         })
     }
 
-    /// Encodes an event's field, if nobody has; returns its place in the arena.
-    fn encode(&mut self, number: u32, form: Form) -> Result<(usize, usize), ReadError> {
-        if let Some(span) = self.events[number as usize].encoded[form as usize] {
-            return Ok(span);
+    /// Encodes an event's field, if nobody has; returns its place in the arena, or nothing if a value is not at hand.
+    fn encode(&mut self, number: u32, form: Form) -> Result<Option<(usize, usize)>, ReadError> {
+        let event = &self.events[number as usize];
+        if let Some(span) = event.encoded[form as usize] {
+            return Ok(Some(span));
         }
+        if event.absent[form as usize] {
+            return Ok(None);
+        }
+        let missing = self.values.missing();
         let body_len = self.body_len(number, form);
         let previous = if form == Form::WithPrevious { self.previous(number) } else { None };
         let version = self.events[number as usize].version;
@@ -229,8 +247,14 @@ impl<'a> Slice<'a> {
         }
         let span = (start, self.arena.len());
         assert_eq!(span.1 - span.0, response::event_field_len(body_len), "an event has its measured length");
-        self.events[number as usize].encoded[form as usize] = Some(span);
-        Ok(span)
+        let event = &mut self.events[number as usize];
+        if self.values.missing() > missing {
+            event.absent[form as usize] = true;
+            self.arena.truncate(span.0);
+            return Ok(None);
+        }
+        event.encoded[form as usize] = Some(span);
+        Ok(Some(span))
     }
 }
 

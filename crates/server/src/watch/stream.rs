@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::Waker;
+use std::task::{Context, Poll, Waker};
 
 use api::Status;
 use api::etcdserverpb::WatchResponse;
@@ -16,6 +16,7 @@ use super::index::{Index, Keys};
 use super::response;
 use crate::callers::Caller;
 use crate::metrics::Gauge;
+use crate::values::Attempt;
 
 /// Bytes of responses that a stream holds before its watches fall behind; one response may be larger.
 pub const QUEUE_BYTES_MAX: usize = 1 << 20;
@@ -123,6 +124,8 @@ pub(super) struct Stream {
     queue: RefCell<VecDeque<Queued>>,
     queued_bytes: Cell<usize>,
     waker: RefCell<Option<Waker>>,
+    /// Values on their way that its history needs.
+    fetching: RefCell<Option<Attempt>>,
     end: RefCell<Option<Status>>,
     pending_events: Gauge,
     /// Where its watches and what it has queued are charged; `None` for a stream that did not come through a front.
@@ -158,6 +161,7 @@ impl Stream {
             queue: RefCell::default(),
             queued_bytes: Cell::new(0),
             waker: RefCell::default(),
+            fetching: RefCell::default(),
             end: RefCell::default(),
             pending_events,
         }
@@ -255,6 +259,25 @@ impl Stream {
     /// The status to end with, if it is time.
     pub fn ending(&self) -> Option<Status> {
         self.end.borrow().clone()
+    }
+
+    /// What was begun with the values that its history needs, or the beginning of it.
+    pub fn attempt(&self, begin: impl FnOnce() -> Attempt) -> Attempt {
+        self.fetching.borrow_mut().take().unwrap_or_else(begin)
+    }
+
+    /// Has the values fetched that this attempt found missing.
+    pub fn fetch(&self, attempt: Attempt) {
+        *self.fetching.borrow_mut() = Some(attempt);
+    }
+
+    /// Ready when no values are on their way.
+    pub fn poll_fetched(&self, context: &mut Context<'_>) -> Poll<()> {
+        let mut fetching = self.fetching.borrow_mut();
+        if self.unsynced.borrow().is_empty() {
+            *fetching = None;
+        }
+        fetching.as_mut().map_or(Poll::Ready(()), |attempt| attempt.poll_fetched(context))
     }
 
     /// Leaves a waker for the next response; `None` while somebody is at work on the stream.

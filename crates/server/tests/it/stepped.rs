@@ -4,9 +4,11 @@ mod flags;
 mod forwarding;
 mod leases;
 mod membership;
+mod uncached;
 mod world;
 
 use std::collections::BTreeMap;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use api::error;
@@ -597,9 +599,11 @@ fn begin_range(world: &mut World, request: &RangeRequest) -> front::Answer {
 fn take(answer: &mut front::Answer, taken: &mut Vec<u8>, pieces: usize) -> Result<bool, api::Status> {
     let front::Answer::Pieces { source, .. } = answer else { panic!("it is too small to come in pieces") };
     for _ in 0..pieces {
-        match source(16 << 10)? {
-            Some(piece) => taken.extend_from_slice(&piece),
-            None => return Ok(false),
+        match source(16 << 10, &mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Ok(Some(piece))) => taken.extend_from_slice(&piece),
+            Poll::Ready(Ok(None)) => return Ok(false),
+            Poll::Ready(Err(status)) => return Err(status),
+            Poll::Pending => panic!("all of it is in memory"),
         }
     }
     Ok(true)

@@ -24,7 +24,9 @@ use prost::Message as _;
 
 use crate::config::MetricsDetail;
 use crate::metrics::Metrics;
+use crate::readers::Reading;
 use crate::shared::{Identity, Limits, Published, Shared};
+use crate::values::Source;
 use crate::watch::{Hub, Requests, Responses};
 
 /// Values that are one byte over and over; the place says which.
@@ -44,6 +46,16 @@ impl Values for Repeated {
         self.reads.set(self.reads.get() + 1);
         out.resize(out.len() + value.len as usize, value.location.segment as u8);
         Ok(())
+    }
+}
+
+impl Source for Repeated {
+    fn read_at_hand(&self, value: Value, out: &mut BytesMut) -> Result<bool, ReadError> {
+        self.read_into(value, out).map(|()| true)
+    }
+
+    fn fetch(&self, _: &[Value]) -> Option<Reading> {
+        None
     }
 }
 

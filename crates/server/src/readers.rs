@@ -1,0 +1,470 @@
+//! Threads that read values from the disk for others that must not wait for it: shards and the core.
+//!
+//! A reading brings the values it wants in portions; what lies close together is read at once. The threads take turns
+//! among the portions, a run of neighbours each time, so that a call that wants one value does not wait behind another's
+//! hundreds. Portions wait for admission, first come first served, while those admitted would hold too many bytes.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::thread;
+
+use bytes::Bytes;
+use log::Wanted;
+use machine::ReadError;
+use mvcc::Value;
+
+/// Threads, which are started as they are needed.
+const THREADS_MAX: usize = 8;
+/// Bytes of values that are being read or wait to be taken; a single portion may be larger.
+const ADMITTED_BYTES_MAX: usize = 32 << 20;
+/// Bytes of a portion; a single value may be larger.
+const PORTION_BYTES: usize = 1 << 20;
+
+/// A place in the log as one number. It never comes to hold another value.
+pub(crate) fn place_of(value: Value) -> u64 {
+    place(value.location.segment, value.location.offset)
+}
+
+fn place(segment: u32, offset: u32) -> u64 {
+    (u64::from(segment) << 32) | u64::from(offset)
+}
+
+/// What became of a value, by its place.
+pub(crate) type Arrived = (u64, Result<Bytes, ReadError>);
+
+/// The readers of one member.
+pub struct Readers {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    log: log::Values,
+    /// Whether there are no threads, and somebody calls [`Readers::step`].
+    by_hand: bool,
+    state: Mutex<State>,
+    work: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    portions: BTreeMap<u64, Portion>,
+    /// Portions of which something is left to read. A reader takes one run of the first, which goes to the end.
+    turns: VecDeque<u64>,
+    /// Readings that wait for admission, the first first.
+    waiting: VecDeque<(u64, Option<Waker>)>,
+    admitted_bytes: usize,
+    serial: u64,
+    threads: usize,
+    idle: usize,
+    closed: bool,
+}
+
+struct Portion {
+    bytes: usize,
+    left: Vec<Vec<Wanted>>,
+    /// Runs that a reader is at.
+    reading: usize,
+    arrived: Vec<Arrived>,
+    waker: Option<Waker>,
+    /// Nobody waits for it any more.
+    abandoned: bool,
+}
+
+impl Inner {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing inside the lock can panic half-way, so what it guards is whole even when poisoned.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn read(&self, run: &[Wanted]) -> Vec<Arrived> {
+        let mut arrived = Vec::with_capacity(run.len());
+        self.log.read_run(run, |wanted, outcome| {
+            let outcome = outcome.map_err(|error| match error {
+                log::ReadError::Moved => ReadError::Moved,
+                other => ReadError::Failed(other.to_string()),
+            });
+            arrived.push((place(wanted.location.segment, wanted.location.offset), outcome));
+        });
+        arrived
+    }
+
+    /// Reads one run of the portion whose turn it is; `false`: there is none.
+    fn step(&self) -> bool {
+        let Some((id, run)) = self.state().next_run() else { return false };
+        let arrived = self.read(&run);
+        self.state().settle(id, arrived);
+        true
+    }
+
+    fn work(&self) {
+        loop {
+            if self.step() {
+                continue;
+            }
+            let mut state = self.state();
+            while state.turns.is_empty() {
+                if state.closed {
+                    return;
+                }
+                state.idle += 1;
+                state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state.idle -= 1;
+            }
+        }
+    }
+}
+
+impl State {
+    fn next_run(&mut self) -> Option<(u64, Vec<Wanted>)> {
+        let id = self.turns.pop_front()?;
+        let portion = self.portions.get_mut(&id)?;
+        let run = portion.left.pop()?;
+        portion.reading += 1;
+        if !portion.left.is_empty() {
+            self.turns.push_back(id);
+        }
+        Some((id, run))
+    }
+
+    fn settle(&mut self, id: u64, arrived: Vec<Arrived>) {
+        let Some(portion) = self.portions.get_mut(&id) else { return };
+        portion.reading -= 1;
+        portion.arrived.extend(arrived);
+        if !portion.is_done() {
+            return;
+        }
+        if portion.abandoned {
+            self.release(id);
+        } else if let Some(waker) = portion.waker.take() {
+            waker.wake();
+        }
+    }
+
+    /// Forgets a portion that nobody reads for any more; the next may be admitted.
+    fn release(&mut self, id: u64) -> Option<Portion> {
+        let portion = self.portions.remove(&id)?;
+        self.admitted_bytes -= portion.bytes;
+        self.wake_first();
+        Some(portion)
+    }
+
+    fn wake_first(&mut self) {
+        if let Some((_, waker)) = self.waiting.front_mut()
+            && let Some(waker) = waker.take()
+        {
+            waker.wake();
+        }
+    }
+
+    fn has_room(&self, bytes: usize) -> bool {
+        self.admitted_bytes == 0 || self.admitted_bytes + bytes <= ADMITTED_BYTES_MAX
+    }
+
+    fn serial(&mut self) -> u64 {
+        self.serial += 1;
+        self.serial
+    }
+}
+
+impl Portion {
+    fn is_done(&self) -> bool {
+        self.left.is_empty() && self.reading == 0
+    }
+}
+
+impl Readers {
+    /// Readers of this log, on threads of their own.
+    pub fn new(log: log::Values) -> Arc<Readers> {
+        Readers::of(log, false)
+    }
+
+    /// Readers that read when [`Readers::step`] is called.
+    pub fn by_hand(log: log::Values) -> Arc<Readers> {
+        Readers::of(log, true)
+    }
+
+    fn of(log: log::Values, by_hand: bool) -> Arc<Readers> {
+        let inner = Inner { log, by_hand, state: Mutex::default(), work: Condvar::new() };
+        Arc::new(Readers { inner: Arc::new(inner) })
+    }
+
+    /// Does one read that somebody waits for; `false`: there are none.
+    pub fn step(&self) -> bool {
+        self.inner.step()
+    }
+
+    /// Whether there is something to read that no thread is at.
+    pub fn has_work(&self) -> bool {
+        !self.inner.state().turns.is_empty()
+    }
+
+    /// Reads values. A value that was moved, or is damaged, holds up none of the others.
+    pub(crate) fn read(self: &Arc<Self>, values: &[Value]) -> Reading {
+        let wanted = values.iter().map(|value| Wanted {
+            location: log::Location { segment: value.location.segment, offset: value.location.offset },
+            len: value.len,
+            crc: value.crc,
+        });
+        let mut wanted: Vec<Wanted> = wanted.collect();
+        let runs = log::runs(&mut wanted);
+        let mut rest = wanted.as_slice();
+        let mut left = VecDeque::with_capacity(runs.len());
+        for len in runs {
+            let (run, behind) = rest.split_at(len);
+            left.push_back(run.to_vec());
+            rest = behind;
+        }
+        Reading { readers: Arc::clone(self), left, arrived: Vec::new(), stage: Stage::Between }
+    }
+
+    /// Has somebody look at what was queued.
+    fn rouse(&self, state: &mut State, runs: usize) {
+        if self.inner.by_hand {
+            return;
+        }
+        for _ in state.idle..runs.min(THREADS_MAX) {
+            if state.threads == THREADS_MAX {
+                break;
+            }
+            let inner = Arc::clone(&self.inner);
+            let thread = thread::Builder::new().name("reader".to_owned());
+            if thread.spawn(move || inner.work()).is_err() {
+                break;
+            }
+            state.threads += 1;
+        }
+        if runs > 1 {
+            self.inner.work.notify_all();
+        } else {
+            self.inner.work.notify_one();
+        }
+    }
+}
+
+impl Drop for Readers {
+    fn drop(&mut self) {
+        self.inner.state().closed = true;
+        self.inner.work.notify_all();
+    }
+}
+
+/// Values on their way: resolves to what became of each. Dropped, it has no more read than is being read.
+pub struct Reading {
+    readers: Arc<Readers>,
+    left: VecDeque<Vec<Wanted>>,
+    arrived: Vec<Arrived>,
+    stage: Stage,
+}
+
+enum Stage {
+    /// The next portion is to be made.
+    Between,
+    /// It waits for admission.
+    Waiting(u64),
+    /// It is being read.
+    Reading(u64),
+}
+
+impl Reading {
+    /// How many runs, and bytes, the next portion has.
+    fn next_portion(&self) -> (usize, usize) {
+        let (mut runs, mut bytes) = (0, 0);
+        for run in &self.left {
+            let len: usize = run.iter().map(|wanted| wanted.len as usize).sum();
+            if runs > 0 && bytes + len > PORTION_BYTES {
+                break;
+            }
+            (runs, bytes) = (runs + 1, bytes + len);
+        }
+        (runs, bytes)
+    }
+
+    fn admit(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let (runs, bytes) = self.next_portion();
+        let readers = Arc::clone(&self.readers);
+        let mut state = readers.inner.state();
+        let ticket = if let Stage::Waiting(ticket) = self.stage { Some(ticket) } else { None };
+        let first = state.waiting.front().map(|(ticket, _)| *ticket);
+        if first != ticket || !state.has_room(bytes) {
+            let ticket = ticket.unwrap_or_else(|| {
+                let ticket = state.serial();
+                state.waiting.push_back((ticket, None));
+                ticket
+            });
+            self.stage = Stage::Waiting(ticket);
+            let place = state.waiting.iter_mut().find(|(waiting, _)| *waiting == ticket);
+            if let Some((_, waker)) = place {
+                *waker = Some(context.waker().clone());
+            }
+            return Poll::Pending;
+        }
+        if ticket.is_some() {
+            state.waiting.pop_front();
+        }
+        state.admitted_bytes += bytes;
+        // It may fit too.
+        state.wake_first();
+        let id = state.serial();
+        // Taken from the end.
+        let left: Vec<Vec<Wanted>> = self.left.drain(..runs).rev().collect();
+        let waker = Some(context.waker().clone());
+        let portion = Portion { bytes, left, reading: 0, arrived: Vec::new(), waker, abandoned: false };
+        state.portions.insert(id, portion);
+        state.turns.push_back(id);
+        self.stage = Stage::Reading(id);
+        readers.rouse(&mut state, runs);
+        if state.threads == 0 && !readers.inner.by_hand {
+            // No thread could be started: better late than never.
+            drop(state);
+            while readers.step() {}
+        }
+        Poll::Ready(())
+    }
+}
+
+impl Future for Reading {
+    type Output = Vec<Arrived>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Vec<Arrived>> {
+        loop {
+            if let Stage::Reading(id) = self.stage {
+                let readers = Arc::clone(&self.readers);
+                let mut state = readers.inner.state();
+                let Some(portion) = state.portions.get_mut(&id) else { return Poll::Pending };
+                if !portion.is_done() {
+                    portion.waker = Some(context.waker().clone());
+                    return Poll::Pending;
+                }
+                let portion = state.release(id);
+                drop(state);
+                self.arrived.extend(portion.into_iter().flat_map(|portion| portion.arrived));
+                self.stage = Stage::Between;
+            }
+            if self.left.is_empty() {
+                return Poll::Ready(std::mem::take(&mut self.arrived));
+            }
+            if self.admit(context).is_pending() {
+                return Poll::Pending;
+            }
+        }
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        let mut state = self.readers.inner.state();
+        match self.stage {
+            Stage::Between => {}
+            Stage::Waiting(ticket) => {
+                state.waiting.retain(|(waiting, _)| *waiting != ticket);
+                state.wake_first();
+            }
+            Stage::Reading(id) => {
+                state.turns.retain(|turn| *turn != id);
+                if let Some(portion) = state.portions.get_mut(&id) {
+                    portion.left.clear();
+                    portion.abandoned = true;
+                    if portion.is_done() {
+                        state.release(id);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use disk::MemDisk;
+
+    use super::*;
+
+    /// Readers of a log that holds nothing: every value has been moved away.
+    fn readers() -> (Arc<Readers>, log::Log) {
+        let options = log::Options { by_hand: true, ..log::Options::new("/log", 1, 2) };
+        let disk = Arc::new(MemDisk::new(1));
+        let (log, _) = log::Log::open(options, disk, 1, &mut |_| {}, Box::new(|_| {})).expect("opens");
+        (Readers::by_hand(log.values()), log)
+    }
+
+    fn value(segment: u32, len: u32) -> Value {
+        Value { location: mvcc::Location { segment, offset: 1 << 20 }, len, crc: 0 }
+    }
+
+    fn poll(reading: &mut Reading) -> Poll<Vec<Arrived>> {
+        Pin::new(reading).poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    fn admitted(readers: &Readers) -> (usize, usize) {
+        let state = readers.inner.state();
+        (state.portions.len(), state.admitted_bytes)
+    }
+
+    #[test]
+    fn what_does_not_fit_waits_and_all_come_to_their_turn() {
+        let (readers, _log) = readers();
+        // Each of three portions; far more than may be held at a time.
+        let values: Vec<Value> = (100..103).map(|segment| value(segment, 900_000)).collect();
+        let mut readings: Vec<Option<Reading>> = (0..200).map(|_| Some(readers.read(&values))).collect();
+        // Who gives up while others wait, or while it is read for, stands in nobody's way.
+        for (at, place) in readings.iter_mut().enumerate() {
+            assert!(place.as_mut().is_some_and(|reading| poll(reading).is_pending()));
+            if at % 9 == 4 {
+                *place = None;
+            }
+        }
+        let mut rounds = 0;
+        while readings.iter().any(Option::is_some) {
+            let (_, bytes) = admitted(&readers);
+            assert!(bytes <= ADMITTED_BYTES_MAX && bytes > 0, "{bytes}");
+            assert!(readers.step(), "somebody waits, and nothing is read");
+            for place in &mut readings {
+                if let Some(reading) = place
+                    && let Poll::Ready(arrived) = poll(reading)
+                {
+                    assert_eq!(arrived.len(), 3);
+                    assert!(arrived.iter().all(|(_, outcome)| *outcome == Err(ReadError::Moved)));
+                    *place = None;
+                }
+            }
+            rounds += 1;
+            assert!(rounds <= 600);
+        }
+        assert_eq!(admitted(&readers), (0, 0));
+        assert!(!readers.has_work());
+    }
+
+    #[test]
+    fn one_that_is_larger_than_all_room_is_read_alone() {
+        let (readers, _log) = readers();
+        let (mut large, mut small) =
+            (readers.read(&[value(1, ADMITTED_BYTES_MAX as u32 + 1)]), readers.read(&[value(2, 1)]));
+        assert!(poll(&mut large).is_pending() && poll(&mut small).is_pending());
+        assert_eq!(admitted(&readers).0, 1);
+        assert!(readers.step());
+        assert!(poll(&mut large).is_ready() && poll(&mut small).is_pending());
+        assert!(readers.step());
+        assert!(poll(&mut small).is_ready());
+    }
+
+    #[test]
+    fn threads_read_and_end_with_their_readers() {
+        let (by_hand, log) = readers();
+        drop(by_hand);
+        let readers = Readers::new(log.values());
+        let values: Vec<Value> = (0..100).map(|segment| value(segment, 10)).collect();
+        let arrived = crate::block_on::block_on(readers.read(&values));
+        assert_eq!(arrived.len(), 100);
+        let inner = Arc::downgrade(&readers.inner);
+        assert!(readers.inner.state().threads <= THREADS_MAX);
+        drop(readers);
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while inner.strong_count() > 0 {
+            assert!(std::time::Instant::now() < deadline, "a thread goes on");
+            thread::yield_now();
+        }
+    }
+}

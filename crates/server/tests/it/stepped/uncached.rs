@@ -1,0 +1,406 @@
+//! Values that are not in memory: nobody waits for them but who wants them, and nobody gets anything else for them.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+use api::etcdserverpb::range_request::{SortOrder, SortTarget};
+use api::etcdserverpb::{
+    self as pb, Compare, DeleteRangeRequest, DeleteRangeResponse, PutRequest, PutResponse, RangeRequest,
+    RangeResponse, RequestOp, TxnRequest, TxnResponse, WatchCreateRequest, WatchRequest, compare, request_op,
+    watch_request,
+};
+use api::{Code, Status};
+use bytes::Bytes;
+use prost::Message as _;
+
+use super::world::{Stream, World};
+use super::{PUT, RANGE, all_keys};
+
+const TXN: &str = "/etcdserverpb.KV/Txn";
+const DELETE: &str = "/etcdserverpb.KV/DeleteRange";
+
+type Call = Pin<Box<dyn Future<Output = Result<Bytes, Status>>>>;
+
+fn poll(call: &mut Call) -> Poll<Result<Bytes, Status>> {
+    call.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+}
+
+fn value_of(n: usize) -> Vec<u8> {
+    let mut value = format!("value {n} ").into_bytes();
+    // Some are so large that their answer is made in pieces, some are empty.
+    value.resize(
+        match n % 7 {
+            0 => 6000,
+            3 => 0,
+            rest => 40 * rest,
+        },
+        n as u8,
+    );
+    value
+}
+
+/// A member with keys `k000..`, values of all sizes, some written over.
+fn filled(seed: u64, keys: usize) -> World {
+    let mut world = World::started(1, seed, &[]);
+    for n in 0..keys {
+        world.put(0, &format!("k{n:03}"), &value_of(n)).expect("is taken");
+    }
+    for n in (0..keys).step_by(5) {
+        world.put(0, &format!("k{n:03}"), &value_of(n + 1)).expect("is taken");
+    }
+    world.settle().expect("all goes on");
+    world
+}
+
+fn misses(world: &World, per_mille: u64) {
+    world.places[0].disk.set_misses_per_mille(per_mille);
+}
+
+fn hold(world: &mut World, held: bool) {
+    world.places[0].member.as_mut().expect("runs").hold_reads(held);
+}
+
+/// One read that somebody waits for.
+fn read(world: &mut World) -> bool {
+    world.places[0].member.as_mut().expect("runs").read_step()
+}
+
+fn begin(world: &World, path: &str, request: &impl prost::Message) -> Call {
+    world.member(0).call(path, request.encode_to_vec().into())
+}
+
+#[test]
+fn a_call_that_waits_for_the_disk_holds_up_no_other() {
+    let mut world = filled(1, 40);
+    misses(&world, 1000);
+    hold(&mut world, true);
+    let (mut all, mut one) = (
+        begin(&world, RANGE, &all_keys()),
+        begin(&world, RANGE, &RangeRequest { key: "k001".into(), ..RangeRequest::default() }),
+    );
+    let ranges = |key: &str| RequestOp {
+        request: Some(request_op::Request::RequestRange(RangeRequest {
+            key: key.to_owned().into(),
+            ..RangeRequest::default()
+        })),
+    };
+    let txn = TxnRequest { success: vec![ranges("k001"), ranges("k002")], ..TxnRequest::default() };
+    let mut txn = begin(&world, TXN, &txn);
+    let reads = world.places[0].disk.reads();
+    for _ in 0..3 {
+        world.settle().expect("all goes on");
+        assert!(poll(&mut all).is_pending() && poll(&mut one).is_pending() && poll(&mut txn).is_pending());
+    }
+    assert_eq!(world.places[0].disk.reads(), reads, "the shard reads nothing itself");
+    // Meanwhile others are answered: writes, and reads of what is at hand.
+    world.put(0, "other", b"1").expect("is taken");
+    misses(&world, 0);
+    assert_eq!(world.get(0, "other"), Some(b"1".to_vec()));
+    assert_eq!(world.get(0, "k002"), Some(value_of(2)));
+    misses(&world, 1000);
+    assert!(poll(&mut all).is_pending() && poll(&mut one).is_pending() && poll(&mut txn).is_pending());
+    // The readers take turns: who wants one value does not wait behind who wants forty.
+    let mut steps = 0;
+    while poll(&mut one).is_pending() {
+        assert!(read(&mut world), "it waits for nothing else");
+        world.settle().expect("all goes on");
+        steps += 1;
+    }
+    assert!(steps <= 3, "{steps}");
+    hold(&mut world, false);
+    let all = RangeResponse::decode(world.run(all).expect("is answered")).expect("decodes");
+    assert_eq!(all.kvs.len(), 40);
+    let txn = TxnResponse::decode(world.run(txn).expect("is answered")).expect("decodes");
+    assert_eq!(txn.responses.len(), 2);
+}
+
+#[test]
+fn a_call_that_is_dropped_has_nothing_more_read() {
+    let mut world = filled(2, 40);
+    misses(&world, 1000);
+    hold(&mut world, true);
+    let mut all = begin(&world, RANGE, &all_keys());
+    world.settle().expect("all goes on");
+    assert!(poll(&mut all).is_pending());
+    drop(all);
+    assert!(!read(&mut world), "nobody waits for it");
+}
+
+fn questions() -> Vec<(&'static str, Vec<u8>)> {
+    let mut ranges = vec![
+        all_keys(),
+        RangeRequest { limit: 7, ..all_keys() },
+        RangeRequest { key: "k003".into(), ..RangeRequest::default() },
+        RangeRequest { key: "k010".into(), ..RangeRequest::default() },
+        RangeRequest { keys_only: true, ..all_keys() },
+        RangeRequest { revision: 30, ..all_keys() },
+        RangeRequest { min_mod_revision: 20, ..all_keys() },
+        RangeRequest { key: "k01".into(), range_end: "k02".into(), ..RangeRequest::default() },
+    ];
+    for target in [SortTarget::Key, SortTarget::Value, SortTarget::Mod] {
+        for order in [SortOrder::Ascend, SortOrder::Descend] {
+            let sort = (target as i32, order as i32);
+            ranges.push(RangeRequest { sort_target: sort.0, sort_order: sort.1, limit: 11, ..all_keys() });
+            ranges.push(RangeRequest { sort_target: sort.0, sort_order: sort.1, ..all_keys() });
+        }
+    }
+    let range_op =
+        |range: &RangeRequest| RequestOp { request: Some(request_op::Request::RequestRange(range.clone())) };
+    let is = |key: &str, value: Vec<u8>| Compare {
+        key: key.to_owned().into(),
+        result: compare::CompareResult::Equal as i32,
+        target: compare::CompareTarget::Value as i32,
+        target_union: Some(compare::TargetUnion::Value(value.into())),
+        ..Compare::default()
+    };
+    let mut all: Vec<(&str, Vec<u8>)> = ranges.iter().map(|range| (RANGE, range.encode_to_vec())).collect();
+    for right in [true, false] {
+        // What is compared decides what is read: zeros in its place would choose the other branch.
+        let value = if right { value_of(8) } else { vec![0; value_of(8).len()] };
+        let txn = TxnRequest {
+            compare: vec![is("k008", value)],
+            success: vec![range_op(&ranges[0]), range_op(&ranges[2])],
+            failure: vec![range_op(&RangeRequest { revision: 9_999, ..all_keys() })],
+        };
+        all.push((TXN, txn.encode_to_vec()));
+    }
+    all
+}
+
+#[test]
+fn answers_do_not_depend_on_what_is_in_memory() {
+    for (seed, keys) in [(3, 60), (4, 200)] {
+        let mut world = filled(seed, keys);
+        for (path, request) in questions() {
+            let mut answers = VecDeque::new();
+            for per_mille in [0, 1000, 500, 100, 20, 500] {
+                misses(&world, per_mille);
+                let answer = world.member(0).call(path, request.clone().into());
+                answers.push_back(world.run(answer).map_err(|status| (status.code, status.message)));
+            }
+            let plain = answers.pop_front().expect("was asked");
+            for answer in answers {
+                assert_eq!(answer, plain);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_writes_give_back_is_fetched_too() {
+    let mut world = filled(5, 40);
+    misses(&world, 700);
+    let put = PutRequest { key: "k007".into(), prev_kv: true, ..PutRequest::default() };
+    let answer: PutResponse = world.call(0, PUT, &put).expect("is taken");
+    assert_eq!(answer.prev_kv.expect("there was one").value, value_of(7));
+    let txn = TxnRequest {
+        success: vec![RequestOp {
+            request: Some(request_op::Request::RequestPut(PutRequest {
+                key: "k008".into(),
+                prev_kv: true,
+                ..PutRequest::default()
+            })),
+        }],
+        ..TxnRequest::default()
+    };
+    let answer: TxnResponse = world.call(0, TXN, &txn).expect("is taken");
+    let Some(pb::response_op::Response::ResponsePut(put)) = &answer.responses[0].response else {
+        panic!("{answer:?}");
+    };
+    assert_eq!(put.prev_kv.as_ref().expect("there was one").value, value_of(8));
+    let delete = DeleteRangeRequest { key: "k".into(), range_end: "l".into(), prev_kv: true };
+    let answer: DeleteRangeResponse = world.call(0, DELETE, &delete).expect("is taken");
+    assert_eq!(answer.deleted, 40);
+    for (n, kv) in answer.prev_kvs.iter().enumerate().filter(|(n, _)| !matches!(n, 7 | 8)) {
+        assert_eq!(kv.value, value_of(if n % 5 == 0 { n + 1 } else { n }), "{n}");
+    }
+}
+
+#[test]
+fn a_damaged_value_fails_its_own_call_alone_and_with_the_same_words() {
+    let mut world = filled(6, 60);
+    let value = value_of(22);
+    let (path, offset) = place_of(&world, &value);
+    world.places[0].disk.flip_bit(&path, offset + 20, 3).expect("is there");
+    let mut told = Vec::new();
+    for per_mille in [0, 1000] {
+        misses(&world, per_mille);
+        let one = RangeRequest { key: "k022".into(), ..RangeRequest::default() };
+        let failed = world.call::<_, RangeResponse>(0, RANGE, &one).expect_err("it is damaged");
+        assert_eq!(failed.code, Code::Internal);
+        told.push(failed.message.into_owned());
+        let failed = world.call::<_, RangeResponse>(0, RANGE, &all_keys()).expect_err("one is damaged");
+        told.push(failed.message.into_owned());
+        // Its neighbours, which are read along with it, are well.
+        assert_eq!(world.get(0, "k023"), Some(value_of(23)));
+        let near = RangeRequest { key: "k023".into(), range_end: "k029".into(), ..RangeRequest::default() };
+        let near: RangeResponse = world.call(0, RANGE, &near).expect("all of these are well");
+        assert_eq!(near.kvs.len(), 6);
+    }
+    assert!(told.iter().all(|message| message == &told[0]), "{told:?}");
+}
+
+/// Where a value lies.
+fn place_of(world: &World, value: &[u8]) -> (PathBuf, u64) {
+    let disk = &world.places[0].disk;
+    for (path, _) in disk.files().into_iter().filter(|(path, _)| path.extension().is_some_and(|e| e == "seg"))
+    {
+        let contents = disk.contents(&path).expect("is there");
+        if let Some(at) = contents.windows(value.len()).position(|window| window == value) {
+            return (path, at as u64);
+        }
+    }
+    panic!("it is nowhere");
+}
+
+#[test]
+fn values_that_are_moved_while_their_reads_are_queued_are_read_where_they_are() {
+    let mut world = filled(7, 60);
+    misses(&world, 1000);
+    hold(&mut world, true);
+    let mut all = begin(&world, RANGE, &all_keys());
+    world.settle().expect("all goes on");
+    assert!(poll(&mut all).is_pending());
+    // Writing one key over and over makes garbage, so that what lives among it is moved and segments are released.
+    let segments = |world: &World| {
+        let mut names: Vec<PathBuf> =
+            world.places[0].disk.files().into_iter().map(|(path, _)| path).collect();
+        names.retain(|path| path.extension().is_some_and(|extension| extension == "seg"));
+        names
+    };
+    let before = segments(&world);
+    for n in 0..200 {
+        world.put(0, "busy", &[n as u8; 900]).expect("is taken");
+        if n % 40 == 39 {
+            let revision = world.member(0).probe().revision - 3;
+            let compaction = pb::CompactionRequest { revision, physical: false };
+            let _: pb::CompactionResponse =
+                world.call(0, "/etcdserverpb.KV/Compact", &compaction).expect("is taken");
+        }
+    }
+    world.settle().expect("all goes on");
+    let after = segments(&world);
+    hold(&mut world, false);
+    let all = RangeResponse::decode(world.run(all).expect("is answered")).expect("decodes");
+    assert_eq!(all.kvs.len(), 60);
+    for (n, kv) in all.kvs.iter().enumerate() {
+        assert_eq!(kv.value, value_of(if n % 5 == 0 { n + 1 } else { n }), "{n}");
+    }
+    assert_ne!(before, after, "something was to happen meanwhile");
+}
+
+#[test]
+fn what_a_transaction_compares_is_fetched_before_the_core_has_it() {
+    let mut world = filled(10, 20);
+    misses(&world, 1000);
+    hold(&mut world, true);
+    let txn = TxnRequest {
+        compare: vec![Compare {
+            key: "k008".into(),
+            result: compare::CompareResult::Equal as i32,
+            target: compare::CompareTarget::Value as i32,
+            target_union: Some(compare::TargetUnion::Value(value_of(8).into())),
+            ..Compare::default()
+        }],
+        success: vec![RequestOp {
+            request: Some(request_op::Request::RequestPut(PutRequest {
+                key: "k008".into(),
+                ..PutRequest::default()
+            })),
+        }],
+        ..TxnRequest::default()
+    };
+    let before = world.member(0).probe().revision;
+    let mut call = begin(&world, TXN, &txn);
+    let reads = world.places[0].disk.reads();
+    world.settle().expect("all goes on");
+    assert!(poll(&mut call).is_pending());
+    assert_eq!((world.member(0).probe().revision, world.places[0].disk.reads()), (before, reads));
+    world.put(0, "other", b"1").expect("is taken");
+    hold(&mut world, false);
+    let answer = TxnResponse::decode(world.run(call).expect("is answered")).expect("decodes");
+    assert!(answer.succeeded);
+    assert_eq!(world.get(0, "k008"), Some(Vec::new()));
+}
+
+fn watch(world: &World, creation: WatchCreateRequest) -> Stream {
+    let stream = Stream::default();
+    stream.ask(&WatchRequest { request_union: Some(watch_request::RequestUnion::CreateRequest(creation)) });
+    let member = world.member(0);
+    let watching = member.watch(true, stream.clone(), stream.clone(), std::future::pending());
+    member.spawn(async move {
+        let _ = watching.await;
+    });
+    stream
+}
+
+fn events(stream: &Stream) -> Vec<api::mvccpb::Event> {
+    stream.responses.borrow().iter().flat_map(|response| response.events.clone()).collect()
+}
+
+#[test]
+fn history_that_is_not_in_memory_is_told_whole_and_holds_up_no_other_watch() {
+    let mut world = filled(8, 60);
+    let all = WatchCreateRequest {
+        key: "\0".into(),
+        range_end: "\0".into(),
+        start_revision: 2,
+        prev_kv: true,
+        ..WatchCreateRequest::default()
+    };
+    let written = 60 + 12;
+    let plain = watch(&world, all.clone());
+    world.until("all was told", |_| events(&plain).len() == written);
+    for per_mille in [1000, 300] {
+        misses(&world, per_mille);
+        hold(&mut world, true);
+        let cold = watch(&world, all.clone());
+        let new = watch(&world, WatchCreateRequest { key: "new".into(), ..WatchCreateRequest::default() });
+        world.settle().expect("all goes on");
+        assert_eq!(events(&cold), [], "it waits for the disk");
+        misses(&world, 0);
+        world.put(0, "new", b"1").expect("is taken");
+        world.settle().expect("all goes on");
+        assert_eq!(events(&new).len(), 1, "it does not");
+        misses(&world, per_mille);
+        hold(&mut world, false);
+        world.until("all was told", |_| events(&cold).len() == events(&plain).len());
+        assert_eq!(events(&cold), events(&plain));
+    }
+}
+
+#[test]
+fn a_watch_whose_event_is_not_in_memory_is_told_of_it_later_and_once() {
+    let mut world = filled(9, 20);
+    let with_previous = WatchCreateRequest {
+        key: "k".into(),
+        range_end: "l".into(),
+        prev_kv: true,
+        ..WatchCreateRequest::default()
+    };
+    let plain = watch(&world, with_previous.clone());
+    let keys_alone = watch(&world, WatchCreateRequest { prev_kv: false, ..with_previous });
+    world.settle().expect("all goes on");
+    misses(&world, 500);
+    for n in (0..20).rev() {
+        world.put(0, &format!("k{n:03}"), &value_of(n + 3)).expect("is taken");
+    }
+    for stream in [&plain, &keys_alone] {
+        world.until("all was told", |_| events(stream).len() >= 20);
+        world.settle().expect("all goes on");
+        let keys: Vec<String> = (0..20).rev().map(|n| format!("k{n:03}")).collect();
+        let told = events(stream);
+        let kvs = || told.iter().map(|event| event.kv.as_ref().expect("has one"));
+        assert_eq!(kvs().map(|kv| String::from_utf8_lossy(&kv.key).into_owned()).collect::<Vec<_>>(), keys);
+        for (n, kv) in (0..20).rev().zip(kvs()) {
+            assert_eq!(kv.value, value_of(n + 3));
+        }
+    }
+    for (n, event) in (0..20).rev().zip(events(&plain)) {
+        let before = value_of(if n % 5 == 0 { n + 1 } else { n });
+        assert_eq!(event.prev_kv.expect("was asked for").value, before);
+    }
+}
