@@ -40,6 +40,7 @@ use machine::transfer::Held;
 use mvcc::{Location, View};
 
 pub use command::command;
+pub use install::Forget;
 pub use leases::LISTED_AT_ONCE;
 pub use membership::MemberChange;
 pub use probe::Probe;
@@ -99,9 +100,10 @@ pub enum Ask {
     /// What another member need not send of its state.
     Holds(Ticket),
     /// Another member sends its state: the present state is wanted, to build on. The number stands for this attempt.
-    ReceiveSnapshot(Ticket, u64),
+    /// It comes from this member, in this term.
+    ReceiveSnapshot(Ticket, u64, u64, u64),
     /// The sending has broken off; it may go on.
-    SnapshotBroken,
+    SnapshotBroken(u64, Forget),
     /// It goes on.
     ResumeSnapshot(Ticket, u64),
     /// All of it has arrived.

@@ -42,6 +42,11 @@ impl Peering {
         Peering { shared, logger, receiver: Arc::new(receiver) }
     }
 
+    /// Whether a part of another member's state is kept whose stream broke off.
+    pub fn keeps_part_of_snapshot(&self) -> bool {
+        self.receiver.keeps_part()
+    }
+
     /// Takes a snapshot, as [`peer::Handler::receive_snapshot`] does, without blocking but where `body` does.
     ///
     /// # Errors

@@ -99,14 +99,19 @@ struct Broken {
 pub struct Receiver {
     shared: Arc<Shared>,
     rules: Rules,
-    broken: Mutex<Option<Broken>>,
+    broken: Arc<Mutex<Option<Broken>>>,
     claims: AtomicU64,
 }
 
 impl Receiver {
     /// For this member.
     pub fn new(shared: Arc<Shared>, rules: Rules) -> Receiver {
-        Receiver { shared, rules, broken: Mutex::new(None), claims: AtomicU64::new(0) }
+        Receiver { shared, rules, broken: Arc::default(), claims: AtomicU64::new(0) }
+    }
+
+    /// Whether a part of a state is kept whose stream broke off.
+    pub fn keeps_part(&self) -> bool {
+        self.broken().is_some()
     }
 
     fn broken(&self) -> MutexGuard<'_, Option<Broken>> {
@@ -154,13 +159,19 @@ impl Receiver {
         }
         let mut partial = match self.resume(reader.head().from).await {
             Some(broken) => broken,
-            None => self.begin().await?,
+            None => self.begin(&message).await?,
         };
         let filled = self.fill(&mut partial.assembly, &mut reader).await;
         if let Err(why) = filled {
             partial.held = partial.assembly.pause();
+            let claim = partial.claim;
             *self.broken() = Some(partial);
-            self.shared.core.send(Ask::SnapshotBroken);
+            let broken = Arc::clone(&self.broken);
+            let forget = move || {
+                let mut broken = broken.lock().unwrap_or_else(PoisonError::into_inner);
+                drop(broken.take_if(|broken| broken.claim == claim));
+            };
+            self.shared.core.send(Ask::SnapshotBroken(claim, Box::new(forget)));
             return Err(why);
         }
         let base_applied = (reader.head().from > 0).then_some(partial.base_applied);
@@ -185,9 +196,10 @@ impl Receiver {
         matches!(reply.body, ReplyBody::Readable).then_some(broken)
     }
 
-    async fn begin(&self) -> Result<Broken, String> {
+    async fn begin(&self, message: &raftpb::Message) -> Result<Broken, String> {
+        let (from, term) = (message.from.unwrap_or(0), message.term.unwrap_or(0));
         let claim = self.claims.fetch_add(1, Ordering::Relaxed) + 1;
-        let reply = self.shared.ask(move |ticket| Ask::ReceiveSnapshot(ticket, claim)).await;
+        let reply = self.shared.ask(move |ticket| Ask::ReceiveSnapshot(ticket, claim, from, term)).await;
         match reply.map(|reply| reply.body) {
             Ok(ReplyBody::Image(head, state)) => {
                 let base_applied = head.applied_index;

@@ -51,7 +51,12 @@ pub(super) struct Install {
     /// What the log has to wait with.
     held: Vec<Append>,
     placing: Option<Placing>,
+    /// Forgets what has arrived in the attempt that broke off.
+    kept: Option<Forget>,
 }
+
+/// Drops what a receiver keeps of a state whose stream broke off.
+pub type Forget = Box<dyn FnOnce() + Send>;
 
 impl Install {
     pub fn is_receiving(&self) -> bool {
@@ -83,13 +88,42 @@ impl Install {
             self.stage = Stage::Idle;
             self.received = None;
             self.placing = None;
+            self.forget_part();
+        }
+    }
+
+    /// What has arrived in an attempt that broke off lives no longer than its stage: it keeps versions and segments from
+    /// being freed.
+    fn forget_part(&mut self) {
+        if let Some(forget) = self.kept.take() {
+            forget();
+        }
+    }
+
+    /// Whether this attempt may go on: none of it is cut off while the stream still runs.
+    fn takes(&self) -> bool {
+        matches!(self.stage, Stage::Receiving { until: None, .. })
+    }
+
+    /// There is another leader, or another term: a stream of a leader that was replaced is as good as broken.
+    pub fn cut_off(&mut self, now: Instant) {
+        if let Stage::Receiving { until, .. } = &mut self.stage
+            && until.is_none()
+        {
+            *until = Some(now + RESUME_PATIENCE);
+            self.placing = None;
         }
     }
 
     /// The stream broke off; what has arrived is kept for a while.
-    pub fn pause(&mut self, now: Instant) {
-        if let Stage::Receiving { until, .. } = &mut self.stage {
-            *until = Some(now + RESUME_PATIENCE);
+    pub fn pause(&mut self, of: u64, forget: Forget, now: Instant) {
+        match &mut self.stage {
+            Stage::Receiving { claim, until } if *claim == of => {
+                *until = Some(now + RESUME_PATIENCE);
+                self.kept = Some(forget);
+            }
+            // Another attempt is under way, or none.
+            _ => forget(),
         }
     }
 
@@ -112,13 +146,20 @@ impl Install {
 
 impl Core {
     /// Another member is about to send its state. It is refused while the present one is being moved about.
-    pub(super) fn begin_install(&mut self, ticket: Ticket, claim: u64) {
+    pub(super) fn begin_install(&mut self, ticket: Ticket, claim: u64, from: u64, term: u64) {
+        // Nothing is held for who does not lead. A leader that this member has not heard of yet tries again.
+        let standing = self.node.standing();
+        if (standing.leader, standing.term) != (from, term) {
+            self.refuse(ticket, api::error::NOT_LEADER);
+            return;
+        }
         // One that broke off and is not gone on with makes way.
         let idle = matches!(self.install.stage, Stage::Idle | Stage::Receiving { until: Some(_), .. });
         if !idle || !self.moving.is_empty() || self.checkpoint.busy || self.stopping.is_some() {
             self.refuse(ticket, api::error::TOO_MANY_REQUESTS);
             return;
         }
+        self.install.forget_part();
         self.install.stage = Stage::Receiving { claim, until: None };
         self.shared.metrics.server.snapshot_apply_in_progress.set_u64(1);
         self.image_waiters.push(ticket);
@@ -129,6 +170,8 @@ impl Core {
         match &mut self.install.stage {
             Stage::Receiving { claim: known, until } if *known == claim && until.is_some() => {
                 *until = None;
+                // The receiver has it again.
+                self.install.kept = None;
                 self.reply(ticket, ReplyBody::Readable);
             }
             _ => self.refuse(ticket, api::error::TOO_MANY_REQUESTS),
@@ -143,7 +186,7 @@ impl Core {
         now: Instant,
     ) {
         // Dropping the sender tells who receives that it cannot go on.
-        if !self.install.is_receiving() || self.install.placing.is_some() || values.is_empty() {
+        if !self.install.takes() || self.install.placing.is_some() || values.is_empty() {
             return;
         }
         let batch = Batch { values, ..Batch::default() };
@@ -167,7 +210,7 @@ impl Core {
 
     /// A whole state has arrived: raft is asked whether it still wants it.
     pub(super) fn snapshot_received(&mut self, received: Box<Received>, now: Instant) -> Result<(), String> {
-        if !self.install.is_receiving() {
+        if !self.install.takes() {
             return Ok(());
         }
         // What was built on the present state is worth nothing if that has moved on.

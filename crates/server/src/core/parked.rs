@@ -98,7 +98,7 @@ impl Core {
             | Ask::ChangeMembers(ticket, _)
             | Ask::MoveLeader(ticket, _)
             | Ask::Holds(ticket)
-            | Ask::ReceiveSnapshot(ticket, _)
+            | Ask::ReceiveSnapshot(ticket, ..)
             | Ask::ResumeSnapshot(ticket, _)
             | Ask::StateTrail(ticket, _)
             | Ask::KeepAlive(ticket, _)
@@ -111,7 +111,7 @@ impl Core {
             | Ask::Unreachable(_)
             | Ask::LeaderEnded(_)
             | Ask::SnapshotSent { .. }
-            | Ask::SnapshotBroken
+            | Ask::SnapshotBroken(..)
             | Ask::SnapshotReceived(_)
             | Ask::SnapshotGivenUp
             | Ask::Place(..)

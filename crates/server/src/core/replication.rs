@@ -302,6 +302,9 @@ impl Core {
             self.stop_leases(now);
         }
         self.leads = leads;
+        if standing.term != self.led_term || (standing.leader != 0 && standing.leader != self.leader) {
+            self.install.cut_off(now);
+        }
         self.led_term = standing.term;
         self.applied_since = true;
         if standing.leader == self.leader {

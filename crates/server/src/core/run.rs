@@ -446,8 +446,10 @@ impl Core {
                 let held = self.machine.head().held();
                 self.reply(ticket, ReplyBody::Holds(held, self.machine.applied_index));
             }
-            Ask::ReceiveSnapshot(ticket, claim) => self.begin_install(ticket, claim),
-            Ask::SnapshotBroken => self.install.pause(now),
+            Ask::ReceiveSnapshot(ticket, claim, from, term) => {
+                self.begin_install(ticket, claim, from, term);
+            }
+            Ask::SnapshotBroken(claim, forget) => self.install.pause(claim, forget, now),
             Ask::ResumeSnapshot(ticket, claim) => self.resume_install(ticket, claim),
             Ask::SnapshotReceived(received) => self.snapshot_received(received, now)?,
             Ask::SnapshotGivenUp => self.end_install(),

@@ -275,6 +275,39 @@ fn three_members_elect_replicate_and_send_snapshots() {
 }
 
 #[test]
+fn a_part_of_a_snapshot_is_forgotten_in_time() {
+    let mut world = World::started(3, 11, WORN);
+    let leader = world.leader().expect("somebody leads");
+    let lagging = (leader + 1) % 3;
+    world.cut(lagging, true);
+    for n in 0..250 {
+        world.put(leader, &format!("b{n}"), &[n as u8; 500]).expect("two of three are enough");
+    }
+    let revision = world.member(leader).probe().revision;
+    let compaction = CompactionRequest { revision, physical: true };
+    let _: CompactionResponse =
+        world.call(leader, "/etcdserverpb.KV/Compact", &compaction).expect("compacts");
+    for n in 0..250 {
+        world.put(leader, &format!("b{n}"), &[n as u8; 500]).expect("two of three are enough");
+    }
+    world.until("the log lets go of what is needed", |world| {
+        world.member(lagging).probe().last_index + 1 < world.member(leader).probe().first_index
+    });
+    world.post.lock().expect("nobody panicked").breaks = 1;
+    world.cut(lagging, false);
+    world.until("a part has come", |world| world.member(lagging).peering().keeps_part_of_snapshot());
+    // Nobody goes on with it.
+    world.cut(lagging, true);
+    let until = world.places[lagging].clock.elapsed() + Duration::from_secs(70);
+    world.until("time has gone by", |world| world.places[lagging].clock.elapsed() >= until);
+    assert!(!world.member(lagging).peering().keeps_part_of_snapshot(), "it pins what it was built on");
+    world.cut(lagging, false);
+    world.until("it has come by another", |world| {
+        world.member(lagging).probe().applied == world.member(leader).probe().applied
+    });
+}
+
+#[test]
 fn a_follower_gets_a_snapshot_where_the_leaders_old_entries_are_damaged() {
     let mut world = World::started(3, 11, &["--snapshot-count=100000", "--snapshot-catchup-entries=20"]);
     let leader = world.leader().expect("somebody leads");
