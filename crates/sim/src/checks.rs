@@ -29,6 +29,9 @@ pub struct Standing {
     pub last: u64,
     /// The last entry that is durable.
     pub synced: u64,
+    /// The last entry that a durable checkpoint has: what raft knows to be synced may lag behind it while a second
+    /// state is taken over right after a first.
+    pub checkpoint: u64,
     /// Who votes, as far as its raft knows.
     pub voters: Vec<u64>,
     /// Who votes by the state it has applied.
@@ -135,7 +138,7 @@ impl Checks {
         let member = self.members.entry(place).or_default();
         member.promised = member.promised.max(term);
         if let Some(index) = stored_through
-            && index > member.durable.last()
+            && index > member.durable.last().max(member.standing.checkpoint)
         {
             return Err(format!(
                 "member {} says that it has stored entry {index}, but only {} is durable",

@@ -115,8 +115,14 @@ impl World {
                 }
             }
             Fault::Pause => {
-                let until = now + self.duration(MILLI, 8 * SECOND);
-                self.places[at].paused_until = until;
+                // Now and then so long that others have elected another leader and let leases expire.
+                let long = self.dice.faults.one_in(4);
+                let length = if long {
+                    self.dice.faults.between(4, 9) * SECOND
+                } else {
+                    self.duration(MILLI, 8 * SECOND)
+                };
+                self.places[at].paused_until = now + length;
             }
             Fault::Drift => {
                 let ppm = self.dice.faults.below(2 * DRIFT_MAX_PPM as u64 + 1) as i64 - DRIFT_MAX_PPM;
@@ -357,6 +363,11 @@ impl World {
                 place.disk.heal();
             }
             place.excused = false;
+            if self.profile.fails(Fault::ReadError) && !(place.decayed || place.lost) {
+                // One that could not read what it needed is out of service until it is started again.
+                self.end(at, false);
+            }
+            let place = &mut self.places[at];
             if place.decayed || place.lost {
                 // An operator would replace it; here the others have to do without.
                 self.end(at, true);
@@ -370,6 +381,7 @@ impl World {
         }
         let whole =
             self.places.len() == self.profile.members && self.places.iter().all(|place| !place.retired);
+        let whole = whole && !self.profile.fails(Fault::Shrink);
         if whole && self.profile.members >= 3 && self.dice.faults.one_in(4) {
             // A majority is enough.
             let at = self.dice.faults.place(self.profile.members);

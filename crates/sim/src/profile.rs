@@ -149,11 +149,10 @@ impl Kinds {
     }
 }
 
+/// Operations of clients in a run, more or less.
+const OPERATIONS_MAX: u64 = 2500;
 /// What no seed has by itself, since the product does not stand it yet: `--with` turns it on.
-const HELD_BACK: &[Fault] =
-    &[Fault::Flags, Fault::Cut, Fault::Shrink, Fault::Tight, Fault::Quota, Fault::Etcd];
-/// As [`HELD_BACK`], of work: `--do-work`.
-const WORK_HELD_BACK: &[Work] = &[Work::Keep, Work::Hostile];
+const HELD_BACK: &[Fault] = &[Fault::Tight, Fault::Shrink];
 
 /// The flags of a member, as far as they may differ between members.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -270,9 +269,6 @@ impl Profile {
             faults = faults.without(*fault as u8);
         }
         let mut work = half(&mut rng, Work::ALL.len());
-        for held_back in WORK_HELD_BACK {
-            work &= !(1 << *held_back as u8);
-        }
         // Without writes there is nothing to lose.
         work |= 1 << Work::Put as u8;
         let mut flags = Flags::draw(&mut rng);
@@ -280,11 +276,19 @@ impl Profile {
         if faults.has(Fault::Quota as u8) {
             flags.quota_bytes = rng.pick(&[32, 64, 200]) << 10;
         }
-        let segment_bytes = rng.pick(&[16, 16, 32, 32, 64, 256]) << 10;
+        let clients = rng.pick(&[2, 3, 5, 8]);
+        let think = rng.pick(&[5, 20, 50, 100]) * MILLI;
+        // Where clients do much in little time there is no need for much time.
+        let chaos = rng.between(5, 25) * SECOND;
+        let chaos = chaos.min((OPERATIONS_MAX * think / clients as u64).max(4 * SECOND));
+        // Values as large as the smallest segments would have every segment mostly made of its header.
+        let large = work & 1 << Work::BigValues as u8 != 0;
+        let sizes: &[u32] = if large { &[64, 64, 128, 256] } else { &[16, 16, 32, 32, 64, 256] };
+        let segment_bytes = rng.pick(sizes) << 10;
         Profile {
             seed,
             members,
-            clients: rng.pick(&[2, 3, 5, 8]),
+            clients,
             watchers: rng.pick(&[1, 2, 4]),
             keys: rng.pick(&[3, 8, 20, 60]),
             faults,
@@ -292,8 +296,8 @@ impl Profile {
             weights: (0..Work::ALL.len()).map(|_| rng.between(1, 10)).collect(),
             fault_every: rng.pick(&[300, 1000, 3000]) * MILLI,
             operator_every: rng.pick(&[200, 1000, 1000]) * MILLI,
-            think: rng.pick(&[5, 20, 50, 100]) * MILLI,
-            chaos: rng.between(5, 25) * SECOND,
+            think,
+            chaos,
             delay: rng.pick(&[100_000, 500_000, 2 * MILLI, 10 * MILLI]),
             sync: rng.pick(&[100_000, MILLI, 5 * MILLI]),
             turn: rng.pick(&[2_000, 20_000, 200_000]),
@@ -306,7 +310,7 @@ impl Profile {
             value_bytes: if faults.has(Fault::Tight as u8) {
                 u64::from(segment_bytes / 4)
             } else {
-                rng.pick(&[4_000, 40_000, 40_000])
+                rng.pick(&[4_000, 40_000, 40_000, 200_000])
             },
         }
     }
@@ -330,6 +334,8 @@ impl Profile {
         }
         let mut rng = Rng::stream(self.seed, &format!("flags {place} {life}"));
         let mut flags = Flags::draw(&mut rng);
+        // Without it a member with a short timeout and a short log campaigns for ever before others can, as in etcd.
+        flags.pre_vote = true;
         if self.fails(Fault::Quota) {
             flags.quota_bytes = rng.pick(&[32, 64, 200]) << 10;
         }

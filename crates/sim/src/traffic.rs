@@ -353,6 +353,7 @@ impl World {
         let now = self.now();
         let breaks = self.profile.fails(Fault::Break) && self.chaos && self.dice.network.one_in(8);
         let mean = self.profile.delay;
+        let dark = self.places[at].disk.is_dark();
         if self.wake(at, life).is_none() {
             return;
         }
@@ -366,7 +367,7 @@ impl World {
             return;
         };
         let Some(pieces) = &mut sending.pieces else { return };
-        let cut = self.network.is_cut(at, place);
+        let cut = self.network.is_cut(at, place) || dark;
         let piece = if breaks || cut {
             Piece::Next(Err(std::io::Error::other("the connection broke")))
         } else {
@@ -380,6 +381,11 @@ impl World {
                 return;
             }
             Piece::Next(Err(error)) => {
+                let expected =
+                    [Fault::ReadError, Fault::Decay].iter().any(|fault| self.profile.fails(*fault));
+                if !(expected || breaks || cut) {
+                    return self.fail(format!("member {at} cannot read the state that it sends: {error}"));
+                }
                 sending.sent.push(Err(error));
                 false
             }

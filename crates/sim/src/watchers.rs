@@ -140,7 +140,7 @@ impl Watcher {
     /// A watcher of this number in the world of a seed.
     pub fn new(seed: u64, number: u64) -> Watcher {
         let mut rng = Rng::stream(seed, &format!("watcher {number}"));
-        let pace = rng.pick(&[MILLI, 20 * MILLI, 300 * MILLI, 1500 * MILLI]);
+        let pace = rng.pick(&[MILLI, 20 * MILLI, 300 * MILLI, 1500 * MILLI, 6000 * MILLI]);
         Watcher {
             number,
             rng,

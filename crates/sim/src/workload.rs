@@ -418,7 +418,7 @@ impl Client {
 
     /// Transactions that are as deep or as large as a server takes, or a little more.
     fn hostile(&mut self, profile: &Profile) -> Request {
-        if self.rng.one_in(2) {
+        if self.rng.one_in(4) {
             let depth = self.rng.pick(&[8, 31, 47, 48, 49, 50, 62, 63, 64, 65]);
             let put = Put { key: self.key(profile), value: self.value(profile), ..Put::default() };
             let mut txn = Txn { success: vec![Action::Put(put)], ..Txn::default() };
@@ -606,6 +606,20 @@ impl Client {
             self.held.push((fence, lease, since, now));
         }
     }
+}
+
+/// Whether transactions lie in each other so deep that not everybody can read the answer.
+pub fn is_deep(request: &Request) -> bool {
+    let Request::Txn(mut txn) = request.clone() else { return false };
+    for _ in 0..20 {
+        let inner = txn.success.into_iter().find_map(|action| match action {
+            Action::Txn(inner) => Some(inner),
+            _ => None,
+        });
+        let Some(inner) = inner else { return false };
+        txn = inner;
+    }
+    true
 }
 
 fn about(request: &Request, lease: i64) -> bool {

@@ -157,7 +157,7 @@ fn is_revocation(op: &Operation) -> bool {
 
 impl Lease<'_> {
     /// A grant gives the id asked for and at least the time asked for, and no id that is in use; every renewal gives
-    /// the granted time again.
+    /// the granted time again, or more at a leader whose election timeout asks for more.
     fn grants(&self, id: i64, settings: &Settings, verdict: &mut Verdict) {
         for (op, ttl) in &self.granted {
             let Request::Grant { id: wanted, ttl: least } = op.request else { continue };
@@ -168,7 +168,7 @@ impl Lease<'_> {
         }
         if let ([(_, granted)], 0) = (self.granted.as_slice(), self.perhaps_granted) {
             for (op, ttl) in self.alive.iter().filter_map(|(op, ttl)| ttl.map(|ttl| (op, ttl))) {
-                if ttl != *granted {
+                if ttl < *granted {
                     let text = format!("{}: renewed for {ttl} s, granted for {granted} s", brief(op));
                     verdict.add(Violation::of(Kind::LeaseGrant, &[op], text));
                 }
