@@ -87,7 +87,7 @@ impl Acceptor {
     fn hand_over(&self, stream: TcpStream, peer: SocketAddr) {
         let open = |counters: &ShardCounters| counters.connections.load(Relaxed);
         let total: usize = self.hands.iter().map(|(_, counters)| open(counters)).sum();
-        if total >= self.connections_max || self.budget.is_full() {
+        if total >= self.connections_max || !self.budget.has_room_for(peer.ip()) {
             // Closing at once lets the client try another member instead of waiting.
             self.refused.fetch_add(1, Relaxed);
             return;

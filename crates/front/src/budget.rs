@@ -1,7 +1,7 @@
 use std::cell::Cell;
 use std::collections::{BinaryHeap, HashMap};
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -40,12 +40,32 @@ struct Sums {
     /// Connections that were told to close for memory.
     shed: AtomicU64,
     /// The lock is taken when a connection begins or ends, and when the budget is exceeded.
-    holders: Mutex<Slab<Arc<Holder>>>,
+    holders: Mutex<Holders>,
+}
+
+#[derive(Default)]
+struct Holders {
+    open: Slab<Arc<Holder>>,
+    /// What the connections of each address have reserved together.
+    addresses: HashMap<IpAddr, Arc<AtomicUsize>>,
+}
+
+/// Whom a connection is reckoned to. One client can have all addresses of an IPv6 network of 64 bits.
+fn party(peer: IpAddr) -> IpAddr {
+    match peer.to_canonical() {
+        IpAddr::V6(address) => {
+            let [a, b, c, d, ..] = address.segments();
+            Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into()
+        }
+        address => address,
+    }
 }
 
 /// What the whole server sees of an account. Only the account's thread writes the sizes.
 struct Holder {
     peer: IpAddr,
+    /// What all connections of this address have reserved.
+    address: Arc<AtomicUsize>,
     reserved: AtomicUsize,
     /// Shared bytes that wait for this client. They are charged once to the budget, whoever waits for them.
     shared: AtomicUsize,
@@ -99,9 +119,27 @@ impl Budget {
         self.0.shed.load(Relaxed)
     }
 
-    /// Whether there is no room for another connection.
-    pub(crate) fn is_full(&self) -> bool {
-        self.staying() + CONNECTION_BYTES + STEP_BYTES > self.0.bytes_max
+    /// Whether there is room for another connection. Where there is none, an address that holds much has to make some,
+    /// unless it is the newcomer's own: clients that hold all but nothing of the budget would lock out everybody else.
+    pub(crate) fn has_room_for(&self, peer: IpAddr) -> bool {
+        let needed = CONNECTION_BYTES + STEP_BYTES;
+        if self.staying() + needed <= self.0.bytes_max {
+            return true;
+        }
+        let peer = party(peer);
+        let is_other = |address: &IpAddr, held: &AtomicUsize| {
+            *address != peer && self.is_much_for_one_address(held.load(Relaxed))
+        };
+        if !lock(&self.0.holders).addresses.iter().any(|(address, held)| is_other(address, held)) {
+            return false;
+        }
+        self.shed(self.0.bytes_max.saturating_sub(needed));
+        true
+    }
+
+    /// Whether an address with so much must give way while memory is short.
+    fn is_much_for_one_address(&self, bytes: usize) -> bool {
+        bytes > self.0.bytes_max / 4
     }
 
     /// Charges bytes that any number of connections may hold at once, once, for as long as anyone holds them.
@@ -113,15 +151,20 @@ impl Budget {
 
     /// Opens the account of a connection.
     pub(crate) fn open(&self, peer: IpAddr) -> Rc<Account> {
+        let peer = party(peer);
+        let mut holders = lock(&self.0.holders);
+        let address = holders.addresses.entry(peer).or_default().clone();
         let holder = Arc::new(Holder {
             peer,
+            address,
             reserved: AtomicUsize::new(0),
             shared: AtomicUsize::new(0),
             doomed: AtomicBool::new(false),
             leaving: AtomicUsize::new(0),
             waker: Mutex::new(None),
         });
-        let key = lock(&self.0.holders).insert(holder.clone());
+        let key = holders.open.insert(holder.clone());
+        drop(holders);
         let account = Account {
             budget: self.clone(),
             holder,
@@ -143,7 +186,7 @@ impl Budget {
     fn reserve(&self, n: usize) {
         self.0.held.fetch_add(n, Relaxed);
         if self.staying() > self.0.bytes_max {
-            self.shed();
+            self.shed(self.0.bytes_max);
         }
     }
 
@@ -152,19 +195,19 @@ impl Budget {
         assert!(n <= held, "gave back {n} of {held} bytes of the budget");
     }
 
-    /// Tells connections to close until an eighth of the budget is free.
+    /// If more than `limit` is held, tells connections to close until an eighth of the budget is free.
     #[cold]
-    fn shed(&self) {
+    fn shed(&self, limit: usize) {
         let mut wakers = Vec::new();
         {
             let holders = lock(&self.0.holders);
             // Another thread may have made room while this one waited for the lock.
-            if self.staying() <= self.0.bytes_max {
+            if self.staying() <= limit {
                 return;
             }
             let goal = self.0.bytes_max - self.0.bytes_max / 8;
             let mut by_peer: HashMap<IpAddr, (usize, Vec<(usize, usize)>)> = HashMap::new();
-            for (key, holder) in holders.iter().filter(|(_, holder)| !holder.doomed.load(Relaxed)) {
+            for (key, holder) in holders.open.iter().filter(|(_, holder)| !holder.doomed.load(Relaxed)) {
                 let weight = holder.weight();
                 let (sum, theirs) = by_peer.entry(holder.peer).or_default();
                 *sum += weight;
@@ -177,7 +220,7 @@ impl Budget {
                 && let Some((sum, peer)) = peers.pop()
                 && let Some((weight, key)) = by_peer.get_mut(&peer).and_then(|(_, theirs)| theirs.pop())
             {
-                let holder = &holders[key];
+                let holder = &holders.open[key];
                 holder.leaving.store(weight, Relaxed);
                 self.0.leaving.fetch_add(weight, Relaxed);
                 self.0.shed.fetch_add(1, Relaxed);
@@ -250,6 +293,7 @@ impl Account {
         let more = wanted - self.reserved.get();
         self.reserved.set(wanted);
         self.holder.reserved.store(wanted, Relaxed);
+        self.holder.address.fetch_add(more, Relaxed);
         self.budget.reserve(more);
     }
 
@@ -259,7 +303,22 @@ impl Account {
         let less = self.reserved.get() - wanted;
         self.reserved.set(wanted);
         self.holder.reserved.store(wanted, Relaxed);
+        self.holder.address.fetch_sub(less, Relaxed);
+        let holders = self.is_doomed().then(|| lock(&self.budget.0.holders));
         self.budget.give_back(less);
+        if let Some(_locked) = holders {
+            self.leave_with_less();
+        }
+    }
+
+    /// What a connection has given back that was told to close no longer counts as about to be given back: it may stay
+    /// for a while, and others would take that room twice. The lock of the holders must be held.
+    fn leave_with_less(&self) {
+        let (leaving, left) = (self.holder.leaving.load(Relaxed), self.holder.weight());
+        if left < leaving {
+            self.holder.leaving.store(left, Relaxed);
+            self.budget.0.leaving.fetch_sub(leaving - left, Relaxed);
+        }
     }
 
     /// Notes shared bytes that wait for this client. They are charged to the budget already, and count only when the
@@ -273,6 +332,10 @@ impl Account {
     pub(crate) fn waited_for(&self, n: usize) {
         self.shared.set(self.shared.get() - n);
         self.holder.shared.store(self.shared.get(), Relaxed);
+        if self.is_doomed() {
+            let _locked = lock(&self.budget.0.holders);
+            self.leave_with_less();
+        }
     }
 
     /// Charges the connection's read and write buffers, which have this many bytes now.
@@ -285,12 +348,15 @@ impl Account {
         }
     }
 
-    /// Whether this connection must not begin further calls: memory is short, and it holds much of it.
+    /// Whether this connection must not begin further calls: memory is short, and both it and its address hold much.
+    /// Where it is another address that holds much, that one is told to close before this one has to wait.
     pub(crate) fn is_pressed(&self) -> bool {
         let held = self.held.get();
         held > SMALL_BYTES && {
             let bytes_max = self.budget.bytes_max();
-            held > bytes_max / 32 && self.budget.staying() > bytes_max - bytes_max / 4
+            held > bytes_max / 32
+                && self.budget.staying() > bytes_max - bytes_max / 4
+                && self.budget.is_much_for_one_address(self.holder.address.load(Relaxed))
         }
     }
 
@@ -338,7 +404,12 @@ impl Account {
 impl Drop for Account {
     fn drop(&mut self) {
         let mut holders = lock(&self.budget.0.holders);
-        drop(holders.remove(self.key));
+        drop(holders.open.remove(self.key));
+        self.holder.address.fetch_sub(self.reserved.get(), Relaxed);
+        // One handle is the map's and one this holder's.
+        if Arc::strong_count(&self.holder.address) == 2 {
+            holders.addresses.remove(&self.holder.peer);
+        }
         self.budget.0.leaving.fetch_sub(self.holder.leaving.load(Relaxed), Relaxed);
         self.budget.give_back(self.reserved.get());
     }
@@ -408,6 +479,76 @@ mod tests {
         assert!(!one.is_doomed(), "one large connection pays for nobody's many");
         assert!(budget.connections_shed() > 30);
         assert!(budget.staying() <= 64 * MIB);
+    }
+
+    #[test]
+    fn many_small_connections_of_one_address_do_not_keep_another_from_its_calls() {
+        let budget = Budget::new(64 * MIB);
+        let honest = budget.open(peer(1));
+        let _honest = honest.hold(5 * MIB);
+        let many: Vec<_> = (0..55).map(|_| budget.open(peer(2))).collect();
+        let _many: Vec<_> = many.iter().map(|account| account.hold(900 * 1024)).collect();
+        assert!(budget.staying() > 48 * MIB, "memory is short: {budget:?}");
+        assert!(!honest.is_pressed(), "it holds little beside the other address");
+        let more = honest.hold(10 * MIB);
+        assert!(!honest.is_doomed() && many.iter().any(|account| account.is_doomed()));
+        drop(more);
+    }
+
+    #[test]
+    fn who_holds_all_but_nothing_does_not_lock_others_out() {
+        let budget = Budget::new(16 * MIB);
+        let mut many = Vec::new();
+        while budget.has_room_for(peer(1)) {
+            many.push(budget.open(peer(1)));
+            assert!(many.len() < 1000);
+        }
+        assert_eq!(budget.connections_shed(), 0, "an address makes no room for itself");
+        assert!(budget.has_room_for(peer(2)));
+        assert!(budget.connections_shed() > 0 && budget.staying() <= 14 * MIB);
+        // Many addresses that hold little each give way to nobody.
+        drop(many);
+        let mut all = Vec::new();
+        for n in 0..200 {
+            all.extend(budget.has_room_for(peer(n)).then(|| budget.open(peer(n))));
+        }
+        let shed = budget.connections_shed();
+        for n in 0..200 {
+            all.extend(budget.has_room_for(peer(n)).then(|| budget.open(peer(n))));
+        }
+        assert!(!budget.has_room_for(peer(250)));
+        assert_eq!(budget.connections_shed(), shed);
+        drop(all);
+        assert!(lock(&budget.0.holders).addresses.is_empty());
+    }
+
+    #[test]
+    fn an_ipv6_network_counts_as_one_address() {
+        let budget = Budget::new(64 * MIB);
+        let v6 = |network: u16, n: u16| IpAddr::from([0x2001, 0xdb8, 0, network, 0, 0, 0, n]);
+        let one = budget.open(v6(1, 1));
+        let _one = one.hold(20 * MIB);
+        let many: Vec<_> = (0..100).map(|n| budget.open(v6(2, n))).collect();
+        let _many: Vec<_> = many.iter().map(|account| account.hold(MIB)).collect();
+        assert!(!one.is_doomed() && budget.connections_shed() > 30);
+        assert_eq!(party("::ffff:10.0.0.1".parse().expect("an address")), peer(1));
+    }
+
+    #[test]
+    fn what_a_closing_connection_gave_back_is_not_given_twice() {
+        let budget = Budget::new(64 * MIB);
+        let lingering = budget.open(peer(1));
+        let held = lingering.hold(60 * MIB);
+        lingering.wait_for(3 * MIB);
+        let more = lingering.hold(5 * MIB);
+        assert!(lingering.is_doomed());
+        drop((held, more));
+        lingering.waited_for(3 * MIB);
+        assert_eq!(budget.staying(), 0, "{budget:?}");
+        assert!(budget.0.leaving.load(Relaxed) <= budget.held_bytes());
+        let other = budget.open(peer(2));
+        let _other = other.hold(65 * MIB);
+        assert!(other.is_doomed(), "the budget is exceeded by this one alone");
     }
 
     #[test]

@@ -175,7 +175,7 @@ pub(crate) struct Pending {
     respond: SendResponse<Outgoing>,
     method: u16,
     gzip: bool,
-    _charge: Charge,
+    charge: Charge,
 }
 
 /// A big answer that is made while the client's window opens.
@@ -191,6 +191,11 @@ pub(crate) struct Pieces {
     ledger: Rc<Ledger>,
     progress: Progress,
     _stallable: Stallable,
+    /// What the source holds.
+    held: Rc<Cell<usize>>,
+    /// For what the source holds and `base` bytes for the call.
+    charge: Charge,
+    base: usize,
 }
 
 /// A streaming call.
@@ -399,7 +404,10 @@ impl Gathering {
         around.shard.counters.started(method);
         match around.service.clone().unary(self.head, message) {
             // The window of its last payload goes back when the stream closes, which is now.
-            Unary::Done(result) => answer(around, self.respond, method, self.gzip, result, cx),
+            Unary::Done(result) => {
+                let charge = self.waits.map(|(charge, _)| charge);
+                answer(around, self.respond, method, self.gzip, result, charge, bytes, cx)
+            }
             Unary::Later(future) => {
                 if self.unreleased > 0 {
                     let _ = self.recv.flow_control().release_capacity(self.unreleased);
@@ -408,8 +416,7 @@ impl Gathering {
                 let charge = self.waits.map(|(charge, _)| charge);
                 let mut charge = charge.unwrap_or_else(|| Charge::new(&around.requests.ledger));
                 charge.raise_to(CALL_BYTES + bytes);
-                Pending { future, respond: self.respond, method, gzip: self.gzip, _charge: charge }
-                    .step(around, cx)
+                Pending { future, respond: self.respond, method, gzip: self.gzip, charge }.step(around, cx)
             }
         }
     }
@@ -486,20 +493,26 @@ impl Pending {
 
     fn step(mut self, around: &Surroundings, cx: &mut Context<'_>) -> Step {
         match self.future.as_mut().poll(cx) {
-            Poll::Ready(result) => answer(around, self.respond, self.method, self.gzip, result, cx),
+            Poll::Ready(result) => {
+                answer(around, self.respond, self.method, self.gzip, result, Some(self.charge), 0, cx)
+            }
             Poll::Pending if self.is_gone(around, cx) => Step::Over(None),
             Poll::Pending => Step::Wait(Call::Pending(self)),
         }
     }
 }
 
-/// Sends the result of a unary call.
+/// Sends the result of a unary call. `charge` is what the call is charged with so far, `bytes` the length of its request
+/// if that is not in it.
+#[expect(clippy::too_many_arguments, reason = "all of them are moved out of a call that is over")]
 fn answer(
     around: &Surroundings,
     mut respond: SendResponse<Outgoing>,
     method: u16,
     gzip: bool,
     result: Result<Answer, Status>,
+    charge: Option<Charge>,
+    bytes: usize,
     cx: &mut Context<'_>,
 ) -> Step {
     let counters = &around.shard.counters;
@@ -532,7 +545,12 @@ fn answer(
             let sent = send.send_data(out, false).and_then(|()| send.send_trailers(reply::trailers(&Ok(()))));
             Step::Over(tracked.filter(|_| sent.is_ok()).map(|ledger| Tracked::new(send, ledger)))
         }
-        Ok(Answer::Pieces { len, source }) => {
+        Ok(Answer::Pieces { len, source, held }) => {
+            // A client with its window shut can have any number of these wait.
+            let mut charge = charge.unwrap_or_else(|| Charge::new(&around.requests.ledger));
+            charge.raise_to(CALL_BYTES + bytes);
+            let base = charge.bytes();
+            charge.set(base + held.get());
             let Ok(send) = respond.send_response(reply::opening(false), false) else {
                 counters.handled(method, Code::Canceled);
                 return Step::Over(None);
@@ -541,8 +559,21 @@ fn answer(
             let progress = Progress::default();
             let _stallable = Stallable::new(around);
             let (left, begun, waits) = (len, false, false);
-            let pieces =
-                Pieces { send, source, len, left, begun, waits, method, ledger, progress, _stallable };
+            let pieces = Pieces {
+                send,
+                source,
+                len,
+                left,
+                begun,
+                waits,
+                method,
+                ledger,
+                progress,
+                _stallable,
+                held,
+                charge,
+                base,
+            };
             Box::new(pieces).step(around, cx)
         }
     }
@@ -578,6 +609,7 @@ impl Pieces {
             }
         }
         let piece = (self.source)(wanted.min(self.left), cx);
+        self.charge.set(self.base + self.held.get());
         self.waits = piece.is_pending();
         let piece = match piece {
             Poll::Pending => return Step::Wait(Call::Pieces(self)),

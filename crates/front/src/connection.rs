@@ -17,7 +17,7 @@ use http::Request;
 use slab::Slab;
 use tokio::time::Sleep;
 
-use crate::budget::Account;
+use crate::budget::{Account, Held};
 use crate::call::{Call, Progress, Step, Surroundings, Tracked, call_bytes};
 use crate::counters;
 use crate::keepalive::{Heartbeat, PingPolicy, Pulse};
@@ -36,6 +36,11 @@ const ADMITTED_PER_ROUND_MAX: usize = 256;
 
 /// Bytes of compressed requests unpacked in one turn, after which other connections get theirs.
 const UNPACKED_PER_TURN_MAX: usize = 1024 * 1024;
+
+/// What a call leaves behind when it is over: the places in tables here and in the library, which do not shrink.
+const PLACE_BYTES: usize = 1024;
+/// Calls at once for whose places a connection is charged anyway.
+const PLACES_FREE: usize = 16;
 
 /// How long a closed connection still reads, so that its last frame arrives.
 const LINGER: Duration = Duration::from_secs(1);
@@ -61,6 +66,9 @@ pub(crate) struct Connection<S: Transport> {
     socket: Rc<RefCell<Socket<S>>>,
     peer: SocketAddr,
     around: Surroundings,
+    /// The most calls that were open at once, and what their places take.
+    places: usize,
+    places_held: Held,
     turn: Arc<Turn>,
     transport_waker: Waker,
     slots: Slab<Slot>,
@@ -124,6 +132,8 @@ pub(crate) async fn serve<S: Transport + 'static>(
         socket: socket.clone(),
         peer,
         around: Surroundings::new(shard.clone(), service, account.clone()),
+        places: PLACES_FREE,
+        places_held: account.hold(0),
         turn,
         transport_waker: transport_waker.clone(),
         slots: Slab::new(),
@@ -299,6 +309,7 @@ impl<S: Transport> Connection<S> {
             let mut charge = Charge::new(&self.around.requests.ledger);
             charge.raise_to(call_bytes(request.headers()));
             self.waiting.push_back((request, respond, charge));
+            self.note_places();
         } else {
             respond.send_reset(Reason::REFUSED_STREAM);
         }
@@ -323,10 +334,20 @@ impl<S: Transport> Connection<S> {
                 let serial = self.next_serial;
                 self.next_serial += 1;
                 entry.insert(Slot { call: Some(call), serial, parked: false });
+                self.note_places();
                 if let Some(deadline) = deadline {
                     self.add_deadline(deadline, slot, serial);
                 }
             }
+        }
+    }
+
+    /// Charges the places of the calls open now, if there never were so many.
+    fn note_places(&mut self) {
+        let open = self.slots.len() + self.waiting.len();
+        if open > self.places {
+            self.places = open;
+            self.places_held.set((open - PLACES_FREE) * PLACE_BYTES);
         }
     }
 

@@ -12,12 +12,22 @@ pub(crate) struct Ledger {
     moved: Cell<u64>,
     waker: RefCell<Option<Waker>>,
     account: Option<Rc<Account>>,
+    /// Messages that wait, and the most that ever did.
+    messages: Cell<usize>,
+    messages_max: Cell<usize>,
 }
+
+/// What the transport's queue takes for a message, besides its bytes. It never gives that back.
+const MESSAGE_BYTES: usize = 512;
+/// Messages for which a connection is charged anyway.
+const MESSAGES_FREE: usize = 64;
 
 impl Ledger {
     /// A ledger whose bytes are charged to this account.
     pub(crate) fn of(account: &Rc<Account>) -> Ledger {
-        Ledger { account: Some(account.clone()), ..Ledger::default() }
+        let mut ledger = Ledger::default();
+        ledger.account = Some(account.clone());
+        ledger
     }
 
     pub(crate) fn queued(&self) -> usize {
@@ -40,6 +50,25 @@ impl Ledger {
         if let Some(account) = &self.account {
             account.release(n);
         }
+    }
+
+    /// A message joins those that wait. Their places stay with the connection and are charged as long.
+    pub(crate) fn message_waits(&self) {
+        let messages = self.messages.get() + 1;
+        self.messages.set(messages);
+        if messages > self.messages_max.get() {
+            self.messages_max.set(messages);
+            if messages > MESSAGES_FREE
+                && let Some(account) = &self.account
+            {
+                account.charge(MESSAGE_BYTES);
+            }
+        }
+    }
+
+    /// A message has gone.
+    pub(crate) fn message_went(&self) {
+        self.messages.set(self.messages.get() - 1);
     }
 
     /// As [`Ledger::charge`], for bytes that are charged to the budget already.
@@ -83,6 +112,14 @@ impl Ledger {
     }
 }
 
+impl Drop for Ledger {
+    fn drop(&mut self) {
+        if let Some(account) = &self.account {
+            account.release(self.messages_max.get().saturating_sub(MESSAGES_FREE) * MESSAGE_BYTES);
+        }
+    }
+}
+
 /// Bytes on a ledger until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Charge {
@@ -98,6 +135,18 @@ impl Charge {
     pub(crate) fn raise_to(&mut self, bytes: usize) {
         if bytes > self.bytes {
             self.ledger.charge(bytes - self.bytes);
+            self.bytes = bytes;
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(crate) fn set(&mut self, bytes: usize) {
+        self.raise_to(bytes);
+        if bytes < self.bytes {
+            self.ledger.release(self.bytes - bytes);
             self.bytes = bytes;
         }
     }

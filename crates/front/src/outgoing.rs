@@ -73,6 +73,7 @@ impl Outgoing {
         stream: Option<&Rc<Ledger>>,
     ) -> Outgoing {
         let n = PREFIX_BYTES - at + body.len();
+        connection.message_waits();
         if shared {
             connection.charge_shared(n);
         } else {
@@ -149,6 +150,7 @@ impl Buf for Outgoing {
 
 impl Drop for Outgoing {
     fn drop(&mut self) {
+        self.connection.message_went();
         let left = self.remaining();
         if left + self.overhead > 0 {
             self.release(left, self.overhead);
@@ -159,6 +161,7 @@ impl Drop for Outgoing {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Budget;
 
     #[test]
     fn it_reads_as_prefix_and_body_and_settles_its_account() {
@@ -174,6 +177,22 @@ mod tests {
         assert_eq!((connection.queued(), stream.queued()), (4 + ANSWER_BYTES, 4));
         drop(out);
         assert_eq!((connection.queued(), stream.queued(), stream.moved()), (0, 0, 11));
+    }
+
+    #[test]
+    fn places_of_messages_are_charged_and_stay() {
+        let budget = Budget::new(1 << 30);
+        let account = budget.open([127, 0, 0, 1].into());
+        let (connection, stream) = (Rc::new(Ledger::of(&account)), Rc::new(Ledger::default()));
+        let shared = account.share(Bytes::from_static(b"an event"));
+        let waiting: Vec<_> =
+            (0..10_000).map(|_| Outgoing::shared_message(shared.clone(), &connection, &stream)).collect();
+        assert!(budget.held_bytes() > 10_000 * 256, "{budget:?}");
+        drop(waiting);
+        // The library does not give back the places in its queue.
+        assert!(budget.held_bytes() > 10_000 * 256, "{budget:?}");
+        drop((connection, account, shared));
+        assert_eq!(budget.held_bytes(), 0);
     }
 
     #[test]

@@ -1,4 +1,5 @@
 use std::any::Any;
+use std::cell::Cell;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -50,6 +51,8 @@ pub enum Answer {
         len: usize,
         /// Makes the parts.
         source: PieceSource,
+        /// Bytes that the source holds now, besides some hundred. They are charged to the client.
+        held: Rc<Cell<usize>>,
     },
 }
 

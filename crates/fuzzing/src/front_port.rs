@@ -85,7 +85,7 @@ impl Service for Echo {
                     left -= part;
                     Poll::Ready(Ok((part > 0).then(|| Bytes::from(vec![7; part]))))
                 });
-                Unary::Done(Ok(Answer::Pieces { len, source }))
+                Unary::Done(Ok(Answer::Pieces { len, source, held: Rc::default() }))
             }
         }
     }

@@ -483,7 +483,7 @@ impl Stepped {
 async fn whole(answer: Answer) -> Result<Bytes, Status> {
     match answer {
         Answer::Whole(bytes) => Ok(bytes),
-        Answer::Pieces { len, mut source } => {
+        Answer::Pieces { len, mut source, .. } => {
             let mut all = BytesMut::with_capacity(len);
             while let Some(piece) = poll_fn(|context| source(len, context)).await? {
                 all.extend_from_slice(&piece);

@@ -106,10 +106,14 @@ impl Service for Echo {
                 String::from_utf8_lossy(&message).into_owned(),
             ))),
             "/test.Echo/Pieces" => {
-                let (len, seen) = (number(&message), self.seen.clone());
+                // The length, and what the source claims to hold.
+                let mut numbers = message.split(|byte| *byte == b'/').map(number);
+                let (len, held) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+                let seen = self.seen.clone();
                 let (at, mut asked) = (Cell::new(0), 0);
                 Unary::Done(Ok(Answer::Pieces {
                     len,
+                    held: Rc::new(Cell::new(held)),
                     source: Box::new(move |wanted, context| {
                         asked += 1;
                         if asked % 3 == 0 {

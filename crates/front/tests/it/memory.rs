@@ -143,6 +143,54 @@ fn answers_are_not_made_for_a_client_that_takes_none() {
 }
 
 #[test]
+fn answers_in_pieces_are_charged_while_they_wait() {
+    let budget = Budget::new(16 * MIB);
+    let running = run(&budget, Options::default());
+    let mut raw = Raw::h2(running.address, &SHUT);
+    let call = |stream: u32, text: &str| {
+        let mut call = frame(HEADERS, END_HEADERS, stream, &call_block("/test.Echo/Pieces", &[]));
+        call.extend(frame(DATA, END_STREAM, stream, &message(0, text.as_bytes())));
+        call
+    };
+    let calls: Vec<u8> = (0..1000).flat_map(|n| call(2 * n + 1, "100000")).collect();
+    raw.send(&calls);
+    for _ in 0..1000 {
+        raw.next_of(HEADERS);
+    }
+    assert!(budget.held_bytes() > 1000 * 4 * 1024, "{budget:?}");
+    raw.send(&call(2001, "100000/5000000"));
+    raw.next_of(HEADERS);
+    assert!(budget.held_bytes() > 1000 * 4 * 1024 + 5_000_000, "{budget:?}");
+    // Without end they are refused.
+    let calls: Vec<u8> = (1001..4000).flat_map(|n| call(2 * n + 1, "100000")).collect();
+    raw.send(&calls);
+    while raw.next_of(HEADERS).flags & END_STREAM == 0 {}
+    serves_others(&running);
+    drop(raw);
+    block_on(until("all is given back", || budget.held_bytes() < MIB));
+}
+
+#[test]
+fn what_calls_leave_behind_is_charged() {
+    const CALLS: usize = 2000;
+    let budget = Budget::new(64 * MIB);
+    let running = run(&budget, Options::default());
+    let mut raw = Raw::h2(running.address, &[]);
+    let block = call_block("/test.Echo/Bidi", &[]);
+    for call in 0..CALLS as u32 {
+        raw.send(&frame(HEADERS, END_HEADERS, 2 * call + 1, &block));
+    }
+    block_on(until("all are open", || running.seen.alive.load(SeqCst) == CALLS));
+    for call in 0..CALLS as u32 {
+        raw.send(&frame(RST_STREAM, 0, 2 * call + 1, &[0, 0, 0, 8]));
+    }
+    block_on(until("all are over", || running.seen.alive.load(SeqCst) == 0));
+    assert!(budget.held_bytes() > CALLS * 1000, "{budget:?}");
+    drop(raw);
+    block_on(until("all is given back", || budget.held_bytes() < MIB));
+}
+
+#[test]
 fn a_client_that_reads_nothing_is_not_read_from() {
     let budget = Budget::new(16 * MIB);
     let running = run(&budget, Options::default());

@@ -5,6 +5,7 @@
 //! member builds an answer that nobody waits for, and the core builds none at all. As for a large Range, there are two
 //! walks, both in slices: one that adds up lengths, one that makes the answer piece by piece as the client takes it.
 
+use std::cell::Cell;
 use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
@@ -46,6 +47,17 @@ enum Part {
     Bytes(Bytes),
     /// The `kvs` of a range under this field's tag.
     Kvs(u8, Projection, Keys),
+}
+
+impl Part {
+    fn held_bytes(&self) -> usize {
+        let more = match self {
+            Part::Bytes(bytes) => bytes.len(),
+            Part::Kvs(_, _, Keys::Chosen(found)) => found.capacity() * size_of::<(i64, u32)>(),
+            Part::Kvs(_, _, Keys::Walk { past, .. }) => past.request.key.len() + past.request.range_end.len(),
+        };
+        size_of::<Part>() + more
+    }
 }
 
 /// An answer, or a part of one, with its length.
@@ -215,6 +227,9 @@ impl Evaluation {
             return Ok(Answer::Whole(out.freeze()));
         }
         let mut held = Bytes::new();
+        let rest = pieces.parts.iter().map(Part::held_bytes).sum();
+        let kept = Rc::new(Cell::new(rest));
+        let noted = Rc::clone(&kept);
         let source = move |bytes_max: usize, context: &mut Context<'_>| {
             while held.is_empty() {
                 held = match ready!(pieces.poll_next(bytes_max.min(BYTES_AT_ONCE), context))? {
@@ -222,9 +237,12 @@ impl Evaluation {
                     None => return Poll::Ready(Ok(None)),
                 };
             }
-            Poll::Ready(Ok(Some(held.split_to(held.len().min(bytes_max)))))
+            let piece = held.split_to(held.len().min(bytes_max));
+            // A value of which only the beginning was taken is here whole. What parts were made of goes in the end.
+            noted.set(rest + if held.is_empty() { 0 } else { held.len() + piece.len() });
+            Poll::Ready(Ok(Some(piece)))
         };
-        Ok(Answer::Pieces { len, source: Box::new(source) })
+        Ok(Answer::Pieces { len, source: Box::new(source), held: kept })
     }
 }
 

@@ -1,5 +1,6 @@
 //! Leases.
 
+use std::cell::Cell;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet};
 use std::rc::Rc;
@@ -64,8 +65,9 @@ impl Drop for Renewed {
 /// The keys of a lease.
 type Keys = SharedMap<Bytes, ()>;
 
-/// An answer of `len` bytes, made by `next`, which gives pieces of about [`PIECE_BYTES`] and in the end an empty one.
-fn pieces(len: usize, mut next: impl FnMut() -> Bytes + 'static) -> Result<Answer, Status> {
+/// An answer of `len` bytes, made by `next`, which gives pieces of about [`PIECE_BYTES`] and in the end an empty one, and
+/// holds `kept` bytes for it.
+fn pieces(len: usize, kept: usize, mut next: impl FnMut() -> Bytes + 'static) -> Result<Answer, Status> {
     if len > MESSAGE_BYTES_MAX {
         let text = format!("grpc: trying to send message larger than max ({len} vs. {MESSAGE_BYTES_MAX})");
         return Err(Status::with(Code::ResourceExhausted, text));
@@ -78,7 +80,9 @@ fn pieces(len: usize, mut next: impl FnMut() -> Bytes + 'static) -> Result<Answe
         Ok((!held.is_empty()).then(|| held.split_to(held.len().min(bytes_max))))
     };
     let source = move |bytes_max: usize, _: &mut Context<'_>| Poll::Ready(piece(bytes_max));
-    Ok(Answer::Pieces { len, source: Box::new(source) })
+    // Pieces are small, and the rest is held to the end.
+    let kept = Rc::new(Cell::new(PIECE_BYTES + kept));
+    Ok(Answer::Pieces { len, source: Box::new(source), held: kept })
 }
 
 /// The answer with these keys; with many of them, piece by piece.
@@ -101,7 +105,8 @@ async fn time_to_live_answer(mut response: LeaseTimeToLiveResponse, keys: Keys) 
         tokio::task::yield_now().await;
     }
     let mut behind: Option<Bytes> = None;
-    pieces(len, move || {
+    // The list is shared with the state; what changes there is copied.
+    pieces(len, len, move || {
         let mut out = BytesMut::with_capacity(PIECE_BYTES + 4096);
         out.extend(head.take());
         let mut last = None;
@@ -230,7 +235,9 @@ impl Services {
             runs.extend(run.pop().map(|first| (first, run)));
         }
         let mut header = Some(header);
-        pieces(len, move || {
+        let kept = leases.len() * size_of::<(Duration, i64)>();
+        drop(leases);
+        pieces(len, kept, move || {
             let mut out = BytesMut::with_capacity(PIECE_BYTES + 64);
             if let Some(header) = header.take() {
                 put_header(&mut out, &header);

@@ -5,6 +5,7 @@
 //! more than a piece in memory, nor a view between two pieces ([`AsOf`]). Values that are not at hand are fetched, a
 //! piece's at once, while other calls go on.
 
+use std::cell::Cell;
 use std::net::IpAddr;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
@@ -199,6 +200,8 @@ impl Rest {
     /// beyond that waits here.
     fn into_answer(mut self, len: usize) -> Answer {
         let mut held = Bytes::new();
+        let kept = Rc::new(Cell::new(self.kept_bytes()));
+        let noted = Rc::clone(&kept);
         let source = move |bytes_max: usize, context: &mut Context<'_>| {
             // A piece may be empty.
             while held.is_empty() {
@@ -207,9 +210,23 @@ impl Rest {
                     None => return Poll::Ready(Ok(None)),
                 };
             }
-            Poll::Ready(Ok(Some(held.split_to(held.len().min(bytes_max)))))
+            let piece = held.split_to(held.len().min(bytes_max));
+            // A value of which only the beginning was taken is here whole.
+            let waiting = if held.is_empty() { 0 } else { held.len() + piece.len() };
+            noted.set(self.kept_bytes() + waiting);
+            Poll::Ready(Ok(Some(piece)))
         };
-        Answer::Pieces { len, source: Box::new(source) }
+        Answer::Pieces { len, source: Box::new(source), held: kept }
+    }
+
+    /// Bytes held between two pieces.
+    fn kept_bytes(&self) -> usize {
+        match &self.keys {
+            Keys::Walk { start, end, behind, .. } => {
+                start.len() + end.len() + behind.as_ref().map_or(0, Vec::len)
+            }
+            Keys::Chosen(found) => found.capacity() * size_of::<(i64, u32)>(),
+        }
     }
 }
 
@@ -477,7 +494,9 @@ impl Services {
         }
         let more = !request.count_only && (keys as i64) < count;
         let len = header_len(&header) + kvs + number_len(i64::from(more)) + number_len(count);
-        let (start, end) = (request.key.clone(), request.range_end.clone());
+        // Copies, since what was decoded keeps all that was read with it from the socket.
+        let copy = |bytes: &Bytes| Bytes::copy_from_slice(bytes);
+        let (start, end) = (copy(&request.key), copy(&request.range_end));
         let walk = Keys::Walk { start, end, behind: None, left: keys };
         self.rest((state, revision), projection, header, walk, (more, count), len)
     }
