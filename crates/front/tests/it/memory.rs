@@ -66,17 +66,18 @@ fn who_holds_most_of_all_connections_is_closed() {
     let budget = Budget::new(16 * MIB);
     let running = run(&budget, Options::default());
     let begun = &message(0, &[0; EACH])[..15_000];
-    let mut all = Vec::new();
-    for connection in 0..24 {
-        let mut raw = Raw::h2(running.address, &[]);
+    // All connect first: near the bound new connections are refused.
+    let mut all: Vec<Raw> = (0..24).map(|_| Raw::h2(running.address, &[])).collect();
+    let counters = running.front.counters()[0].clone();
+    block_on(until("all are open", || counters.connections.load(Relaxed) == 24));
+    for (connection, raw) in all.iter_mut().enumerate() {
         // The fourth holds twice what the others do.
         for stream in 0..if connection == 3 { 2 } else { 1_u32 } {
             raw.send(&frame(HEADERS, END_HEADERS, 2 * stream + 1, &call_block("/test.Echo/Unary", &[])));
             raw.send(&frame(DATA, 0, 2 * stream + 1, begun));
         }
-        let least = all.len() * EACH;
+        let least = connection * EACH;
         block_on(until("it is charged", || budget.held_bytes() > least || budget.connections_shed() > 0));
-        all.push(raw);
     }
     sent_off(&mut all[3]);
     block_on(until("memory is within its bound", || budget.held_bytes() <= budget.bytes_max()));
