@@ -304,6 +304,23 @@ fn holds_for(version: Option<Version<'_>>, compare: &Compare, values: &dyn Value
     })
 }
 
+/// Whether a comparison is one of values.
+pub(crate) fn compares_value(compare: &Compare) -> bool {
+    compare.target == CompareTarget::Value as i32
+}
+
+/// The bytes that comparing this version's value may read or hash.
+pub(crate) fn compared_bytes(version: Version<'_>, compare: &Compare) -> u64 {
+    let len = version.value_len();
+    let theirs = match &compare.target_union {
+        Some(TargetUnion::Value(theirs)) => theirs.len(),
+        _ => 0,
+    };
+    let by_order =
+        matches!(CompareResult::try_from(compare.result), Ok(CompareResult::Greater | CompareResult::Less));
+    if by_order || len as usize == theirs { u64::from(len) } else { 0 }
+}
+
 /// How a version's value compares with `theirs`, as far as the result asked for needs to know. A value that differs by
 /// its length or checksum is not equal, so it is read only if it is equal as far as these tell, or its order matters:
 /// what is not read costs no time, and its damage stops nobody.

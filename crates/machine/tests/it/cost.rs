@@ -228,6 +228,46 @@ fn a_comparison_of_values_reads_only_what_may_be_equal() {
 }
 
 #[test]
+fn bytes_of_compared_values_are_counted_through_nesting() {
+    let journal = Journal::default();
+    let mut machine = Machine::new(RULES);
+    for n in 0..50 {
+        let put = PutRequest {
+            key: format!("{n}").into(),
+            value: vec![b'v'; 1_000].into(),
+            ..PutRequest::default()
+        };
+        apply(&mut machine, &journal, field(4, &put.encode_to_vec()).into());
+    }
+    let snapshot = machine.store.snapshot();
+    let compare = |range_end: &'static str, result: CompareResult, len: usize| Compare {
+        key: "0".into(),
+        range_end: range_end.into(),
+        result: result as i32,
+        target: CompareTarget::Value as i32,
+        target_union: Some(TargetUnion::Value(vec![b'u'; len].into())),
+    };
+    let bytes = |compares: Vec<Compare>, max: u64| {
+        let inner = TxnRequest { compare: compares.clone(), ..TxnRequest::default() };
+        let txn = TxnRequest {
+            compare: compares,
+            failure: vec![op(Request::RequestTxn(inner))],
+            ..TxnRequest::default()
+        };
+        check::compared_bytes(&txn, &snapshot, max)
+    };
+    let all = u64::MAX;
+    // A value whose order matters is read whole, however little it is compared with, and every time.
+    assert_eq!(bytes(vec![compare("", CompareResult::Greater, 1); 100], all), 200 * 1_000);
+    assert_eq!(bytes(vec![compare("\0", CompareResult::Less, 1)], all), 2 * 50 * 1_000);
+    // One that is only to be equal is looked at if it is as long.
+    assert_eq!(bytes(vec![compare("\0", CompareResult::Equal, 999)], all), 0);
+    assert_eq!(bytes(vec![compare("\0", CompareResult::NotEqual, 1_000)], all), 2 * 50 * 1_000);
+    // Adding up ends soon above the bound.
+    assert_eq!(bytes(vec![compare("\0", CompareResult::Less, 1)], 9_000), 10_000);
+}
+
+#[test]
 fn comparisons_of_ranges_are_counted_through_nesting() {
     let journal = Journal::default();
     let machine = filled(1_000, &journal);

@@ -25,8 +25,10 @@ use crate::values::Attempt;
 
 /// Keys that the comparisons of one transaction may look at (COMPAT-74): they are made in apply, in one go.
 const COMPARED_KEYS_MAX: u64 = 100_000;
+/// Bytes of values that they may read: a few of the largest values.
+const COMPARED_BYTES_MAX: u64 = 16 << 20;
 const TOO_MUCH_COMPARED: Status =
-    Status::new(Code::ResourceExhausted, "mainstay: too many keys to compare in one transaction");
+    Status::new(Code::ResourceExhausted, "mainstay: too much to compare in one transaction");
 
 /// Fields of `InternalRaftRequest`.
 mod field {
@@ -125,10 +127,13 @@ impl Services {
         check::txn(&request, self.shared.limits.txn_ops_max)?;
         let state = self.shared.state.load();
         let compared = check::compared_keys(&request, &state.view.snapshot(), COMPARED_KEYS_MAX);
-        drop(state);
-        if compared > COMPARED_KEYS_MAX {
+        if compared > COMPARED_KEYS_MAX
+            || check::compared_bytes(&request, &state.view.snapshot(), COMPARED_BYTES_MAX)
+                > COMPARED_BYTES_MAX
+        {
             return Err(TOO_MUCH_COMPARED);
         }
+        drop(state);
         if check::txn_is_read_only(&request) {
             let serializable = check::txn_is_serializable(&request);
             return self.read(serializable, move |services| services.txn_now(request));

@@ -445,6 +445,31 @@ fn a_member_alone_reads_on_where_a_damaged_value_is_compared() {
 }
 
 #[test]
+fn comparing_large_values_again_and_again_is_refused_before_it_is_proposed() {
+    let mut world = World::started(1, 37, &[]);
+    world.put(0, "large", &vec![b'v'; 1 << 20]).expect("is taken");
+    let compare = pb::Compare {
+        key: "large".into(),
+        result: pb::compare::CompareResult::Greater as i32,
+        target: pb::compare::CompareTarget::Value as i32,
+        target_union: Some(pb::compare::TargetUnion::Value("u".into())),
+        ..pb::Compare::default()
+    };
+    let put = pb::PutRequest { key: "k".into(), ..Default::default() };
+    let put = RequestOp { request: Some(request_op::Request::RequestPut(put)) };
+    let txn = |compares: usize| TxnRequest {
+        compare: vec![compare.clone(); compares],
+        success: vec![put.clone()],
+        failure: Vec::new(),
+    };
+    let taken: pb::TxnResponse = world.call(0, "/etcdserverpb.KV/Txn", &txn(16)).expect("is little enough");
+    assert!(taken.succeeded);
+    let refused =
+        world.call::<_, pb::TxnResponse>(0, "/etcdserverpb.KV/Txn", &txn(17)).expect_err("is too much");
+    assert_eq!(refused.code, api::Code::ResourceExhausted);
+}
+
+#[test]
 fn ranges_of_a_transaction_find_what_was_there_when_they_ran() {
     let mut world = World::started(3, 31, &[]);
     let leader = world.leader().expect("somebody leads");
