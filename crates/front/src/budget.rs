@@ -149,6 +149,12 @@ impl Budget {
         Bytes::from_owner(Shared { bytes, len, budget: self.clone() })
     }
 
+    /// Charges bytes that a part of the server holds for clients, until the result is dropped.
+    pub fn charge(&self, bytes: usize) -> Charge {
+        self.reserve(bytes);
+        Charge { budget: self.clone(), bytes }
+    }
+
     /// Opens the account of a connection.
     pub(crate) fn open(&self, peer: IpAddr) -> Rc<Account> {
         let peer = party(peer);
@@ -248,6 +254,19 @@ impl AsRef<[u8]> for Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         self.budget.give_back(self.len);
+    }
+}
+
+/// Bytes charged to a [`Budget`], and to no connection, until this is dropped.
+#[derive(Debug)]
+pub struct Charge {
+    budget: Budget,
+    bytes: usize,
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.budget.give_back(self.bytes);
     }
 }
 
@@ -561,6 +580,17 @@ mod tests {
         assert_eq!(budget.held_bytes(), 10 * MIB);
         drop(copies);
         assert_eq!(budget.held_bytes(), 0);
+    }
+
+    #[test]
+    fn what_the_server_holds_for_clients_counts_as_theirs() {
+        let budget = Budget::new(64 * MIB);
+        let account = budget.open(peer(1));
+        let _held = account.hold(40 * MIB);
+        let charge = budget.charge(30 * MIB);
+        assert!(account.is_doomed());
+        drop(charge);
+        assert!(budget.held_bytes() < 41 * MIB);
     }
 
     #[test]

@@ -196,6 +196,7 @@ fn serve(
 
     let (ended_sender, ended) = sync_channel(1);
     let front_options = front_options(config, shards, parts.log.segments().len())?;
+    shared.readers.charge_to(&front_options.budget);
     let core = spawn("core", move || {
         let outcome = Core::new(parts).run();
         // Whoever waits hears of the end by the sender's drop; a full channel says the same.

@@ -2,16 +2,18 @@
 //!
 //! A reading brings the values it wants in portions; what lies close together is read at once. The threads take turns
 //! among the portions, a run of neighbours each time, so that a call that wants one value does not wait behind another's
-//! hundreds. Portions wait for admission, first come first served, while those admitted would hold too many bytes.
+//! hundreds. Portions wait for admission, first come first served, while those admitted would hold too many bytes; what
+//! they hold is charged to the clients' memory.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::thread;
 
 use bytes::Bytes;
+use front::{Budget, Charge};
 use log::Wanted;
 use machine::ReadError;
 use mvcc::Value;
@@ -20,6 +22,8 @@ use mvcc::Value;
 const THREADS_MAX: usize = 8;
 /// Bytes of values that are being read or wait to be taken; a single portion may be larger.
 const ADMITTED_BYTES_MAX: usize = 32 << 20;
+/// They are at most this part of the clients' memory.
+const BUDGET_PART: usize = 8;
 /// Bytes of a portion; a single value may be larger.
 const PORTION_BYTES: usize = 1 << 20;
 
@@ -44,6 +48,8 @@ struct Inner {
     log: log::Values,
     /// Whether there are no threads, and somebody calls [`Readers::step`].
     by_hand: bool,
+    /// What the bytes are charged to.
+    budget: OnceLock<Budget>,
     state: Mutex<State>,
     work: Condvar,
 }
@@ -71,12 +77,19 @@ struct Portion {
     waker: Option<Waker>,
     /// Nobody waits for it any more.
     abandoned: bool,
+    /// Of one that was abandoned; before, the [`Reading`] has it.
+    charge: Option<Charge>,
 }
 
 impl Inner {
     fn state(&self) -> MutexGuard<'_, State> {
         // Nothing inside the lock can panic half-way, so what it guards is whole even when poisoned.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn admitted_bytes_max(&self) -> usize {
+        let of_budget = self.budget.get().map_or(usize::MAX, |budget| budget.bytes_max() / BUDGET_PART);
+        of_budget.min(ADMITTED_BYTES_MAX)
     }
 
     fn read(&self, run: &[Wanted]) -> Vec<Arrived> {
@@ -159,8 +172,8 @@ impl State {
         }
     }
 
-    fn has_room(&self, bytes: usize) -> bool {
-        self.admitted_bytes == 0 || self.admitted_bytes + bytes <= ADMITTED_BYTES_MAX
+    fn has_room(&self, bytes: usize, bytes_max: usize) -> bool {
+        self.admitted_bytes == 0 || self.admitted_bytes + bytes <= bytes_max
     }
 
     fn serial(&mut self) -> u64 {
@@ -187,8 +200,14 @@ impl Readers {
     }
 
     fn of(log: log::Values, by_hand: bool) -> Arc<Readers> {
-        let inner = Inner { log, by_hand, state: Mutex::default(), work: Condvar::new() };
+        let (budget, state) = (OnceLock::new(), Mutex::default());
+        let inner = Inner { log, by_hand, budget, state, work: Condvar::new() };
         Arc::new(Readers { inner: Arc::new(inner) })
+    }
+
+    /// Charges what is read to this budget from now on, and keeps to a part of it.
+    pub fn charge_to(&self, budget: &Budget) {
+        let _ = self.inner.budget.set(budget.clone());
     }
 
     /// Does one read that somebody waits for; `false`: there are none.
@@ -217,7 +236,7 @@ impl Readers {
             left.push_back(run.to_vec());
             rest = behind;
         }
-        Reading { readers: Arc::clone(self), left, arrived: Vec::new(), stage: Stage::Between }
+        Reading { readers: Arc::clone(self), left, arrived: Vec::new(), stage: Stage::Between, charge: None }
     }
 
     /// Has somebody look at what was queued.
@@ -257,6 +276,8 @@ pub struct Reading {
     left: VecDeque<Vec<Wanted>>,
     arrived: Vec<Arrived>,
     stage: Stage,
+    /// For the portion that is being read.
+    charge: Option<Charge>,
 }
 
 enum Stage {
@@ -288,7 +309,7 @@ impl Reading {
         let mut state = readers.inner.state();
         let ticket = if let Stage::Waiting(ticket) = self.stage { Some(ticket) } else { None };
         let first = state.waiting.front().map(|(ticket, _)| *ticket);
-        if first != ticket || !state.has_room(bytes) {
+        if first != ticket || !state.has_room(bytes, readers.inner.admitted_bytes_max()) {
             let ticket = ticket.unwrap_or_else(|| {
                 let ticket = state.serial();
                 state.waiting.push_back((ticket, None));
@@ -311,14 +332,17 @@ impl Reading {
         // Taken from the end.
         let left: Vec<Vec<Wanted>> = self.left.drain(..runs).rev().collect();
         let waker = Some(context.waker().clone());
-        let portion = Portion { bytes, left, reading: 0, arrived: Vec::new(), waker, abandoned: false };
+        let arrived = Vec::new();
+        let portion = Portion { bytes, left, reading: 0, arrived, waker, abandoned: false, charge: None };
         state.portions.insert(id, portion);
         state.turns.push_back(id);
         self.stage = Stage::Reading(id);
         readers.rouse(&mut state, runs);
-        if state.threads == 0 && !readers.inner.by_hand {
+        let threads = state.threads;
+        drop(state);
+        self.charge = readers.inner.budget.get().map(|budget| budget.charge(bytes));
+        if threads == 0 && !readers.inner.by_hand {
             // No thread could be started: better late than never.
-            drop(state);
             while readers.step() {}
         }
         Poll::Ready(())
@@ -340,6 +364,7 @@ impl Future for Reading {
                 }
                 let portion = state.release(id);
                 drop(state);
+                self.charge = None;
                 self.arrived.extend(portion.into_iter().flat_map(|portion| portion.arrived));
                 self.stage = Stage::Between;
             }
@@ -355,6 +380,7 @@ impl Future for Reading {
 
 impl Drop for Reading {
     fn drop(&mut self) {
+        let charge = self.charge.take();
         let mut state = self.readers.inner.state();
         match self.stage {
             Stage::Between => {}
@@ -366,7 +392,7 @@ impl Drop for Reading {
                 state.turns.retain(|turn| *turn != id);
                 if let Some(portion) = state.portions.get_mut(&id) {
                     portion.left.clear();
-                    portion.abandoned = true;
+                    (portion.abandoned, portion.charge) = (true, charge);
                     if portion.is_done() {
                         state.release(id);
                     }
@@ -435,6 +461,31 @@ mod tests {
         }
         assert_eq!(admitted(&readers), (0, 0));
         assert!(!readers.has_work());
+    }
+
+    #[test]
+    fn what_is_read_is_charged_and_keeps_to_its_part_of_the_budget() {
+        let (readers, _log) = readers();
+        let budget = Budget::new(64 << 20);
+        readers.charge_to(&budget);
+        let values: Vec<Value> = (100..103).map(|segment| value(segment, 900_000)).collect();
+        let mut readings: Vec<Option<Reading>> = (0..40).map(|_| Some(readers.read(&values))).collect();
+        let (mut rounds, mut most) = (0, 0);
+        while readings.iter().any(Option::is_some) {
+            for (at, place) in readings.iter_mut().enumerate() {
+                if place.as_mut().is_some_and(|reading| poll(reading).is_ready()) || at == 7 + rounds {
+                    *place = None;
+                }
+            }
+            let (_, bytes) = admitted(&readers);
+            assert_eq!(budget.held_bytes(), bytes);
+            most = most.max(bytes);
+            readers.step();
+            rounds += 1;
+            assert!(rounds <= 600);
+        }
+        assert!(most > 7 << 20 && most <= 8 << 20, "{most}");
+        assert_eq!((budget.held_bytes(), budget.connections_shed()), (0, 0));
     }
 
     #[test]
