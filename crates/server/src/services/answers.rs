@@ -19,12 +19,11 @@ use machine::txn::{Deleted, OpOutcome, Past, Read, TxnOutcome};
 use machine::{AsOf, range};
 use mvcc::Version;
 
-use super::choose::{Chooser, GATHERED_BYTES_MAX};
+use super::choose::{Chooser, GATHERED_BYTES_MAX, Seen};
 use super::range::{BYTES_AT_ONCE, KEYS_PER_SLICE, MESSAGE_BYTES_MAX, projected, slice};
 use super::unreadable;
-use crate::core::Pinned;
 use crate::encode::{self, field_len, put_number};
-use crate::values::{Attempt, LogValues};
+use crate::values::{Attempt, LogValues, made};
 
 /// What a read of a transaction found, once it was measured.
 struct Measured {
@@ -102,6 +101,14 @@ impl Rope {
     }
 }
 
+/// What a walk over a range has found so far.
+#[derive(Clone, Copy, Default)]
+struct Looked {
+    keys: u64,
+    kvs: usize,
+    count: i64,
+}
+
 /// Evaluates what a transaction left to be evaluated.
 struct Evaluation {
     state: AsOf,
@@ -149,50 +156,53 @@ impl Evaluation {
         let mut chooser = (!natural && !request.count_only).then(|| Chooser::new(request, self.gather));
         let keys_max = range::keys_before_sort(request).unwrap_or(usize::MAX) as u64;
         let take = if request.count_only { 0 } else { limit };
-        let (mut keys, mut kvs, mut count) = (0u64, 0usize, 0i64);
+        let mut looked = Looked::default();
         let mut behind: Option<Vec<u8>> = None;
         loop {
-            let goes_on = {
+            let next = made(self.values.clone(), |values| {
                 let slice = slice(&self.state)?;
                 let mut walk = past.walk(&slice.snapshot(), behind.as_deref()).map_err(range::refused)?;
                 walk.set_looks(KEYS_PER_SLICE as u64);
+                let (mut looked, mut seen) = (looked, Seen::default());
                 if let (left, Some(all)) = walk.size_hint()
                     && left == all
                     && chooser.is_none()
-                    && keys >= take
+                    && looked.keys >= take
                 {
                     // What is only counted is counted without looking at it.
-                    count += left as i64;
-                    false
-                } else {
-                    let (mut due, mut last) = (false, None);
-                    while !due && let Some(version) = walk.next() {
-                        count += 1;
-                        if let Some(chooser) = &mut chooser {
-                            if count as u64 <= keys_max {
-                                chooser.take(version, &*self.values)?;
-                                due = chooser.is_due();
-                            }
-                        } else if keys < take {
-                            kvs += field_len(kv_len(version, projection));
-                            keys += 1;
-                        }
-                        last = Some(version.key());
-                    }
-                    match walk.stopped_at().or(last.filter(|_| due)) {
-                        Some(key) => {
-                            behind = Some(key.to_vec());
-                            true
-                        }
-                        None => false,
-                    }
+                    looked.count += left as i64;
+                    return Ok((looked, seen, None));
                 }
-            };
-            if !goes_on {
-                break;
+                let mut last = None;
+                while !seen.is_due()
+                    && let Some(version) = walk.next()
+                {
+                    looked.count += 1;
+                    if let Some(chooser) = &chooser {
+                        if looked.count as u64 <= keys_max {
+                            chooser.look(version, values, &mut seen)?;
+                        }
+                    } else if looked.keys < take {
+                        looked.kvs += field_len(kv_len(version, projection));
+                        looked.keys += 1;
+                    }
+                    last = Some(version.key());
+                }
+                let last = walk.stopped_at().or(last.filter(|_| seen.is_due())).map(<[u8]>::to_vec);
+                Ok::<_, Status>((looked, seen, last))
+            });
+            let (through, seen, last) = next.await?;
+            looked = through;
+            if let Some(chooser) = &mut chooser {
+                chooser.take(seen)?;
+            }
+            match last {
+                Some(key) => behind = Some(key),
+                None => break,
             }
             tokio::task::yield_now().await;
         }
+        let Looked { keys, kvs, count } = looked;
         if let Some(chooser) = chooser {
             let (found, more) = chooser.finish().await;
             self.gather = self.gather.saturating_sub(found.len() * size_of::<(i64, u32)>());
@@ -269,74 +279,94 @@ impl Pieces {
             }
             self.values.forget();
             let Some((piece, through)) = made? else { return Poll::Ready(Ok(None)) };
-            let ended = match self.parts.last_mut() {
-                Some(Part::Kvs(_, _, Keys::Chosen(found))) => {
-                    found.truncate(found.len() - through.keys);
-                    found.is_empty()
-                }
+            self.parts.truncate(self.parts.len() - through.parts);
+            match self.parts.last_mut() {
+                Some(Part::Kvs(_, _, Keys::Chosen(found))) => found.truncate(found.len() - through.keys),
                 Some(Part::Kvs(_, _, Keys::Walk { left, behind, .. })) => {
                     *left -= through.keys as u64;
                     if through.behind.is_some() {
                         *behind = through.behind;
                     }
-                    *left == 0
                 }
-                _ => true,
-            };
-            if ended {
-                self.parts.pop();
+                _ => {}
             }
             return Poll::Ready(Ok(Some(piece)));
         }
     }
 
-    /// The next piece, and how far it goes.
+    /// The next piece, and how far it goes: over all parts that fit, so that their values are fetched at once, but to the
+    /// end of one walk at most.
     fn piece(&self, bytes_max: usize) -> Result<Option<(Bytes, Through)>, Status> {
-        let Some(part) = self.parts.last() else { return Ok(None) };
-        let mut through = Through { keys: 0, behind: None };
+        let mut through = Through::default();
         let mut out = BytesMut::new();
-        match part {
-            Part::Bytes(bytes) => return Ok(Some((bytes.clone(), through))),
-            Part::Kvs(tag, projection, Keys::Chosen(found)) => {
-                let slice = slice(&self.state)?;
-                let snapshot = slice.snapshot();
-                for (main, sub) in found.iter().rev() {
-                    if out.len() >= bytes_max {
-                        break;
+        if let Some(Part::Bytes(bytes)) = self.parts.last()
+            && (bytes.len() >= bytes_max || self.parts.len() == 1)
+        {
+            through.parts = 1;
+            return Ok(Some((bytes.clone(), through)));
+        }
+        for part in self.parts.iter().rev() {
+            (through.keys, through.behind) = (0, None);
+            let (ended, walked) = match part {
+                Part::Bytes(bytes) => {
+                    out.extend_from_slice(bytes);
+                    (true, false)
+                }
+                Part::Kvs(tag, projection, Keys::Chosen(found)) => {
+                    let slice = slice(&self.state)?;
+                    let snapshot = slice.snapshot();
+                    for (main, sub) in found.iter().rev() {
+                        if out.len() >= bytes_max {
+                            break;
+                        }
+                        let version = snapshot.version_at(*main, *sub).ok_or(error::COMPACTED)?;
+                        put_kv_field(&mut out, *tag, version, *projection, &self.values)?;
+                        through.keys += 1;
                     }
-                    let version = snapshot.version_at(*main, *sub).ok_or(error::COMPACTED)?;
-                    put_kv_field(&mut out, *tag, version, *projection, &self.values)?;
-                    through.keys += 1;
+                    (through.keys == found.len(), false)
                 }
+                Part::Kvs(tag, projection, Keys::Walk { past, left, behind }) => {
+                    let slice = slice(&self.state)?;
+                    let mut walk = past.walk(&slice.snapshot(), behind.as_deref()).map_err(range::refused)?;
+                    walk.set_looks(KEYS_PER_SLICE as u64);
+                    let mut last = None;
+                    while (through.keys as u64) < *left
+                        && out.len() < bytes_max
+                        && let Some(version) = walk.next()
+                    {
+                        put_kv_field(&mut out, *tag, version, *projection, &self.values)?;
+                        last = Some(version.key());
+                        through.keys += 1;
+                    }
+                    through.behind = walk.stopped_at().or(last).map(<[u8]>::to_vec);
+                    (through.keys as u64 == *left, true)
+                }
+            };
+            if !ended {
+                break;
             }
-            Part::Kvs(tag, projection, Keys::Walk { past, left, behind }) => {
-                let slice = slice(&self.state)?;
-                let mut walk = past.walk(&slice.snapshot(), behind.as_deref()).map_err(range::refused)?;
-                walk.set_looks(KEYS_PER_SLICE as u64);
-                let mut last = None;
-                while (through.keys as u64) < *left
-                    && out.len() < bytes_max
-                    && let Some(version) = walk.next()
-                {
-                    put_kv_field(&mut out, *tag, version, *projection, &self.values)?;
-                    last = Some(version.key());
-                    through.keys += 1;
-                }
-                through.behind = walk.stopped_at().or(last).map(<[u8]>::to_vec);
+            (through.parts, through.keys, through.behind) = (through.parts + 1, 0, None);
+            if walked || out.len() >= bytes_max {
+                break;
             }
         }
-        Ok(Some((out.freeze(), through)))
+        Ok((!self.parts.is_empty()).then(|| (out.freeze(), through)))
     }
 }
 
 /// How far a piece goes.
+#[derive(Default)]
 struct Through {
+    /// Parts that end with it.
+    parts: usize,
+    /// Keys of the part behind them.
     keys: usize,
     behind: Option<Vec<u8>>,
 }
 
-/// Tags of the fields `kvs` of a range's answer and `prev_kvs` of a deletion's.
+/// Tags of the fields `kvs` of a range's answer, `prev_kv` of a put's and `prev_kvs` of a deletion's.
 const KVS: u8 = (2 << 3) | 2;
+const PREV_KV: u8 = (2 << 3) | 2;
 const PREV_KVS: u8 = (3 << 3) | 2;
 
 fn change(found: &Found) -> (i64, u32) {
@@ -365,8 +395,7 @@ fn txn_rope(
     header: &ResponseHeader,
     outcome: &TxnOutcome,
     measured: &mut std::vec::IntoIter<Measured>,
-    values: &LogValues,
-) -> Result<Rope, Status> {
+) -> Rope {
     let mut rope = Rope::default();
     rope.put(|out| {
         encode::put_header(out, header);
@@ -388,16 +417,18 @@ fn txn_rope(
                 (1, body)
             }
             OpOutcome::Put { revision, previous } => {
-                let bytes =
-                    encode::put(&only(*revision), previous.as_ref(), values).map_err(|e| unreadable(&e))?;
                 let mut body = Rope::default();
-                body.put(|out| out.extend_from_slice(&bytes));
+                body.put(|out| encode::put_header(out, &only(*revision)));
+                if let Some(found) = previous {
+                    let (kvs, keys) = (field_len(found.encoded_len()), Keys::Chosen(vec![change(found)]));
+                    body.kvs(PREV_KV, Projection::default(), Measured { kvs, more: false, count: 1, keys });
+                }
                 (2, body)
             }
             OpOutcome::DeleteRange(deleted) => {
                 (3, delete_rope(&only(deleted.revision), deleted, measured.next()))
             }
-            OpOutcome::Txn(nested) => (4, txn_rope(&only(nested.revision), nested, measured, values)?),
+            OpOutcome::Txn(nested) => (4, txn_rope(&only(nested.revision), nested, measured)),
         };
         rope.put(|out| {
             out.put_u8((3 << 3) | 2);
@@ -407,7 +438,7 @@ fn txn_rope(
         });
         rope.append(body);
     }
-    Ok(rope)
+    rope
 }
 
 fn delete_rope(header: &ResponseHeader, deleted: &Deleted, measured: Option<Measured>) -> Rope {
@@ -422,19 +453,16 @@ fn delete_rope(header: &ResponseHeader, deleted: &Deleted, measured: Option<Meas
     rope
 }
 
-/// The answer of a transaction whose reads are evaluated in `state`. `pinned` keeps the values readable that the outcome
-/// names by their places.
+/// The answer of a transaction whose reads are evaluated in `state`.
 pub(super) async fn txn(
     state: AsOf,
     values: Rc<LogValues>,
-    pinned: Option<Pinned>,
     header: ResponseHeader,
     outcome: TxnOutcome,
 ) -> Result<Answer, Status> {
     let mut evaluation = Evaluation { state, values, gather: GATHERED_BYTES_MAX };
     let mut measured = evaluation.measure_all(&outcome).await?.into_iter();
-    let rope = txn_rope(&header, &outcome, &mut measured, &evaluation.values)?;
-    drop(pinned);
+    let rope = txn_rope(&header, &outcome, &mut measured);
     evaluation.answer(rope).await
 }
 

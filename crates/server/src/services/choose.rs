@@ -2,7 +2,7 @@
 //!
 //! Every key of the range has to be looked at, but no more is held than can be in the answer, and nothing takes long at
 //! a time: keys come in slices, what a limit leaves out is dropped as it goes, and sorting stops every so often for
-//! other calls.
+//! other calls. A slice whose values are not at hand is looked at again once they were fetched.
 
 use std::cmp::{Ordering, Reverse};
 
@@ -22,7 +22,7 @@ pub(super) const GATHERED_BYTES_MAX: usize = 256 << 20;
 const ITEM_BYTES: usize = size_of::<Item>();
 /// Keys that are sorted between two looks at other calls.
 const SORTED_AT_ONCE: usize = 2048;
-/// Bytes of values that are read between two looks at other calls.
+/// Bytes of values that are read between two looks at other calls; the last one may be larger.
 pub(super) const READ_AT_ONCE: usize = 256 << 10;
 
 /// A key, with its value if that is sorted by.
@@ -30,6 +30,22 @@ pub(super) const READ_AT_ONCE: usize = 256 << 10;
 pub(super) struct Item {
     found: Found,
     value: Option<BytesMut>,
+}
+
+/// What a slice of the keys holds for a [`Chooser`].
+#[derive(Default)]
+pub(super) struct Seen {
+    items: Vec<Item>,
+    passed: u64,
+    /// Bytes of values.
+    read: usize,
+}
+
+impl Seen {
+    /// Whether the slice should end here, since so many bytes of values belong to it.
+    pub fn is_due(&self) -> bool {
+        self.read >= READ_AT_ONCE
+    }
 }
 
 /// Takes keys in their order, and gives those that a request asks for in its order.
@@ -42,8 +58,6 @@ pub(super) struct Chooser {
     bytes: usize,
     bytes_max: usize,
     passed: u64,
-    /// Bytes of values read since [`Chooser::is_due`] last said so.
-    read: usize,
     /// The most items held so far.
     #[cfg(test)]
     held_max: usize,
@@ -64,35 +78,49 @@ impl Chooser {
             bytes: 0,
             bytes_max,
             passed: 0,
-            read: 0,
             #[cfg(test)]
             held_max: 0,
         }
     }
 
-    /// Takes the next key.
+    /// Looks at the next key of a slice.
     ///
     /// # Errors
     ///
-    /// When its value is needed and cannot be read, or too much would have to be held.
-    pub fn take(&mut self, version: Version<'_>, values: &dyn Values) -> Result<(), Status> {
+    /// When its value is needed and cannot be read.
+    pub fn look(&self, version: Version<'_>, values: &dyn Values, seen: &mut Seen) -> Result<(), Status> {
         if !range::passes(version, &self.request) {
             return Ok(());
         }
-        self.passed += 1;
-        if self.target == SortTarget::Key && !self.descend && self.items.len() >= self.limit {
+        seen.passed += 1;
+        let held = self.items.len() + seen.items.len();
+        if self.target == SortTarget::Key && !self.descend && held >= self.limit {
             return Ok(());
         }
         let value = match self.target {
             SortTarget::Value => {
                 let mut value = BytesMut::new();
                 read_version(version, values, &mut value).map_err(|e| unreadable(&e))?;
-                self.read += value.len();
+                seen.read += value.len();
                 Some(value)
             }
             _ => None,
         };
-        let item = Item { found: Found::of(version), value };
+        seen.items.push(Item { found: Found::of(version), value });
+        Ok(())
+    }
+
+    /// Takes the keys of a slice.
+    ///
+    /// # Errors
+    ///
+    /// When too much would have to be held.
+    pub fn take(&mut self, seen: Seen) -> Result<(), Status> {
+        self.passed += seen.passed;
+        seen.items.into_iter().try_for_each(|item| self.hold(item))
+    }
+
+    fn hold(&mut self, item: Item) -> Result<(), Status> {
         self.bytes += item.bytes();
         self.items.push(item);
         #[cfg(test)]
@@ -113,15 +141,6 @@ impl Chooser {
             return Err(Status::new(Code::ResourceExhausted, text));
         }
         Ok(())
-    }
-
-    /// Whether other calls should get their turn, since so much was read.
-    pub fn is_due(&mut self) -> bool {
-        let due = self.read >= READ_AT_ONCE;
-        if due {
-            self.read = 0;
-        }
-        due
     }
 
     /// Drops what cannot be in the answer.
@@ -273,12 +292,17 @@ mod tests {
                     };
                     let mut all: Vec<Found> = Vec::new();
                     let mut chooser = Chooser::new(&request, GATHERED_BYTES_MAX);
-                    for version in snapshot.range(KeyRange::ALL, 0).expect("is there") {
-                        chooser.take(version, &Placed).expect("is read");
+                    let mut seen = Seen::default();
+                    for (n, version) in snapshot.range(KeyRange::ALL, 0).expect("is there").enumerate() {
+                        chooser.look(version, &Placed, &mut seen).expect("is read");
+                        if n % 100 == 99 {
+                            chooser.take(std::mem::take(&mut seen)).expect("is not too much");
+                        }
                         if range::passes(version, &request) {
                             all.push(Found::of(version));
                         }
                     }
+                    chooser.take(seen).expect("is not too much");
                     range::sort(&mut all, &request, &Placed).expect("sorts");
                     let held = chooser.held_max;
                     let (mut chosen, more) = block_on(chooser.finish());
@@ -304,7 +328,12 @@ mod tests {
                 RangeRequest { sort_target: SortTarget::Value as i32, limit, ..RangeRequest::default() };
             let mut chooser = Chooser::new(&request, 50 * (ITEM_BYTES + 10));
             let mut all = snapshot.range(KeyRange::ALL, 0).expect("is there");
-            all.try_for_each(|version| chooser.take(version, &Placed)).map_err(|status| status.code)
+            all.try_for_each(|version| {
+                let mut seen = Seen::default();
+                chooser.look(version, &Placed, &mut seen)?;
+                chooser.take(seen)
+            })
+            .map_err(|status: Status| status.code)
         };
         assert_eq!(take(0), Err(Code::ResourceExhausted));
         assert_eq!(take(30), Err(Code::ResourceExhausted));

@@ -1,7 +1,6 @@
 //! Puts, deletes, transactions, compactions.
 
 use std::rc::Rc;
-use std::sync::Arc;
 
 use api::error;
 use api::etcdserverpb::{
@@ -173,7 +172,7 @@ impl Services {
             match &pin {
                 Some(Pinned(_, Some(state))) => {
                     let (state, values) = (state.clone(), Rc::clone(&services.values));
-                    Ok(Unary::Later(Box::pin(answers::txn(state, values, pin, header, txn))))
+                    Ok(Unary::Later(Box::pin(answers::txn(state, values, header, txn))))
                 }
                 _ => Ok(services.encoded(pin, move |values| encode::txn(&header, &txn, values))),
             }
@@ -236,8 +235,7 @@ impl Services {
             let outcome = machine::txn::read_only(&published.view.snapshot(), request, values)
                 .map_err(super::range::failed)?;
             let header = self.header(outcome.revision, &published);
-            let pinned = Pinned(Arc::clone(&published.view), None);
-            let answer = answers::txn(state, Rc::clone(&self.values), Some(pinned), header, outcome);
+            let answer = answers::txn(state, Rc::clone(&self.values), header, outcome);
             return Ok(Unary::Later(Box::pin(answer)));
         }
         let answer = encode::txn(&header, &outcome, values).map_err(|e| unreadable(&e))?;

@@ -26,7 +26,7 @@ use machine::{AsOf, Overtaken, Slice};
 use mvcc::{KeyRange, Snapshot, Version};
 use prost::Message as _;
 
-use super::choose::{Chooser, GATHERED_BYTES_MAX};
+use super::choose::{Chooser, GATHERED_BYTES_MAX, Seen};
 use super::{NO_REQUEST, Services, decode, decode_streamed, unreadable};
 use crate::encode::{field_len, header_len, number_len, put_header, put_number};
 use crate::long_reads::Reader;
@@ -516,24 +516,30 @@ impl Services {
         let mut chooser = Chooser::new(&limited, GATHERED_BYTES_MAX);
         let (mut count, mut behind): (i64, Option<Vec<u8>>) = (0, None);
         loop {
-            {
+            let looked = made(self.values.clone(), |values| {
                 let slice = slice(state)?;
                 let range = key_range(&request.key, &request.range_end, behind.as_deref());
                 let mut walk = slice.snapshot().range(range, revision).map_err(range::refused)?;
                 walk.set_looks(KEYS_PER_SLICE as u64);
-                let (mut last, mut due) = (None, false);
-                while !due && let Some(version) = walk.next() {
+                let (mut seen, mut count, mut last) = (Seen::default(), count, None);
+                while !seen.is_due()
+                    && let Some(version) = walk.next()
+                {
                     count += 1;
                     if count as u64 <= keys_max {
-                        chooser.take(version, &*self.values)?;
-                        due = chooser.is_due();
+                        chooser.look(version, values, &mut seen)?;
                     }
                     last = Some(version.key());
                 }
-                match walk.stopped_at().or(last.filter(|_| due)) {
-                    Some(key) => behind = Some(key.to_vec()),
-                    None => break,
-                }
+                let last = walk.stopped_at().or(last.filter(|_| seen.is_due())).map(<[u8]>::to_vec);
+                Ok::<_, Status>((seen, count, last))
+            });
+            let (seen, through, last) = looked.await?;
+            chooser.take(seen)?;
+            count = through;
+            match last {
+                Some(key) => behind = Some(key),
+                None => break,
             }
             tokio::task::yield_now().await;
         }

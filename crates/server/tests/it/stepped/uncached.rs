@@ -117,6 +117,105 @@ fn a_call_that_waits_for_the_disk_holds_up_no_other() {
     assert_eq!(txn.responses.len(), 2);
 }
 
+/// Whether another call is answered while this one waits for the disk, and the shard reads nothing for it itself.
+fn holds_up_nobody(world: &mut World, path: &str, request: &impl prost::Message) -> Bytes {
+    misses(world, 1000);
+    hold(world, true);
+    let reads = world.places[0].disk.reads();
+    let mut call = begin(world, path, request);
+    for _ in 0..3 {
+        world.settle().expect("all goes on");
+        assert!(poll(&mut call).is_pending());
+    }
+    assert_eq!(world.places[0].disk.reads(), reads, "the shard reads nothing itself");
+    misses(world, 0);
+    world.put(0, "other", b"1").expect("is taken");
+    assert_eq!(world.get(0, "other"), Some(b"1".to_vec()));
+    misses(world, 1000);
+    assert!(poll(&mut call).is_pending());
+    hold(world, false);
+    let answer = world.run(call).expect("is answered");
+    misses(world, 0);
+    answer
+}
+
+#[test]
+fn values_that_are_sorted_by_are_fetched() {
+    for (seed, keys) in [(11, 40), (12, 300)] {
+        let mut world = filled(seed, keys);
+        for order in [SortOrder::Ascend, SortOrder::Descend] {
+            for limit in [0, 7] {
+                let range = RangeRequest {
+                    key: "k".into(),
+                    range_end: "l".into(),
+                    sort_target: SortTarget::Value as i32,
+                    sort_order: order as i32,
+                    limit,
+                    ..RangeRequest::default()
+                };
+                let plain: RangeResponse = world.call(0, RANGE, &range).expect("is answered");
+                let cold = holds_up_nobody(&mut world, RANGE, &range);
+                let cold = RangeResponse::decode(cold).expect("decodes");
+                assert_eq!((cold.kvs, cold.more, cold.count), (plain.kvs, plain.more, plain.count));
+                let inside = TxnRequest {
+                    success: vec![RequestOp { request: Some(request_op::Request::RequestRange(range)) }],
+                    ..TxnRequest::default()
+                };
+                let plain: TxnResponse = world.call(0, TXN, &inside).expect("is answered");
+                let cold = holds_up_nobody(&mut world, TXN, &inside);
+                let cold = TxnResponse::decode(cold).expect("decodes");
+                let ranged = |txn: &TxnResponse| match &txn.responses[0].response {
+                    Some(pb::response_op::Response::ResponseRange(range)) => {
+                        (range.kvs.clone(), range.more, range.count)
+                    }
+                    other => panic!("{other:?}"),
+                };
+                assert_eq!(ranged(&cold), ranged(&plain));
+            }
+        }
+    }
+}
+
+#[test]
+fn previous_values_beside_a_range_are_fetched() {
+    // What the puts of one world give back from memory, those of its twin give back from the disk.
+    let answers = [false, true].map(|cold| {
+        let mut world = filled(13, 60);
+        // With these it is more than is answered at once.
+        for n in 50..53 {
+            world.put(0, &format!("k{n:03}"), &vec![n as u8; 100_000]).expect("is taken");
+        }
+        world.settle().expect("all goes on");
+        let put = |n: usize| {
+            let put = PutRequest { key: format!("k{n:03}").into(), prev_kv: true, ..PutRequest::default() };
+            RequestOp { request: Some(request_op::Request::RequestPut(put)) }
+        };
+        let count = RangeRequest { count_only: true, ..all_keys() };
+        let count = RequestOp { request: Some(request_op::Request::RequestRange(count)) };
+        let inner = TxnRequest { success: vec![put(42), put(99), count.clone()], ..TxnRequest::default() };
+        let inner = RequestOp { request: Some(request_op::Request::RequestTxn(inner)) };
+        let mut success: Vec<RequestOp> = (0..40).chain(50..53).map(put).collect();
+        success.extend([count, inner, put(41)]);
+        let txn = TxnRequest { success, ..TxnRequest::default() };
+        let mut txn = if cold {
+            TxnResponse::decode(holds_up_nobody(&mut world, TXN, &txn)).expect("decodes")
+        } else {
+            world.call::<_, TxnResponse>(0, TXN, &txn).expect("is taken")
+        };
+        txn.header = None;
+        txn
+    });
+    assert_eq!(answers[0], answers[1]);
+    assert_eq!(answers[0].responses.len(), 46);
+    for (n, response) in answers[0].responses.iter().enumerate().take(40) {
+        let Some(pb::response_op::Response::ResponsePut(put)) = &response.response else {
+            panic!("{response:?}");
+        };
+        let before = value_of(if n % 5 == 0 { n + 1 } else { n });
+        assert_eq!(put.prev_kv.as_ref().expect("there was one").value, before);
+    }
+}
+
 #[test]
 fn a_call_that_is_dropped_has_nothing_more_read() {
     let mut world = filled(2, 40);
