@@ -127,13 +127,23 @@ pub(crate) fn is_app(message: &Message) -> bool {
 }
 
 /// What a message takes in memory, bytes.
-pub(crate) fn weight(message: &Message) -> usize {
+pub fn weight(message: &Message) -> usize {
     let entry = |entry: &api::raftpb::Entry| entry.data.as_ref().map_or(0, |data| data.len());
     let context = message.context.as_ref().map_or(0, |context| context.len());
+    let snapshot = message.snapshot.as_ref().map_or(0, snapshot_weight);
     MESSAGE_OVERHEAD_BYTES
         + context
+        + snapshot
         + message.entries.iter().map(|e| ENTRY_OVERHEAD_BYTES + entry(e)).sum::<usize>()
         + message.responses.iter().map(weight).sum::<usize>()
+}
+
+fn snapshot_weight(snapshot: &api::raftpb::Snapshot) -> usize {
+    let conf_state = snapshot.metadata.as_ref().and_then(|metadata| metadata.conf_state.as_ref());
+    let ids = conf_state.map_or(0, |conf| {
+        conf.voters.len() + conf.learners.len() + conf.voters_outgoing.len() + conf.learners_next.len()
+    });
+    snapshot.data.as_ref().map_or(0, |data| data.len()) + ids * size_of::<u64>()
 }
 
 #[cfg(test)]

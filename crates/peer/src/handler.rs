@@ -9,7 +9,8 @@ use bytes::Bytes;
 /// may block it.
 pub trait Handler: Send + Sync + 'static {
     /// What one read of a connection held, in order; to be drained. Messages are for this member, and none is a
-    /// link heartbeat or a MsgSnap; whether they make sense is for raft to judge.
+    /// link heartbeat or a MsgSnap; whether they make sense is for raft to judge. Those that it leaves found no room:
+    /// they are lost, and counted as failures.
     fn received(&self, messages: &mut Vec<Message>);
 
     /// Whether this id was a member once and must not come back.

@@ -61,6 +61,7 @@ mod stream_reader;
 mod stream_writer;
 mod turn;
 
+pub use account::weight as message_bytes;
 pub use endpoint::check_url;
 pub use fetch::fetch;
 pub use figures::{Figures, Histogram, PeerFigures, SnapshotFigures};

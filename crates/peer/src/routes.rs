@@ -135,10 +135,15 @@ async fn accept_message(
     if message.r#type == Some(MessageType::MsgSnap as i32) {
         return Err(refuse(StatusCode::BAD_REQUEST, "wrong raft message type"));
     }
-    if let Some(account) = hub.inbox.account(message.from.unwrap_or(0)) {
+    let account = hub.inbox.account(message.from.unwrap_or(0));
+    if let Some(account) = &account {
         account.counters.received_bytes.add(bytes);
     }
-    hub.handler.received(&mut vec![message]);
+    let mut messages = vec![message];
+    hub.handler.received(&mut messages);
+    if let Some(account) = account {
+        account.counters.receive_failures.add(messages.len() as u64);
+    }
     Ok(())
 }
 

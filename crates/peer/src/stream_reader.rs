@@ -214,6 +214,7 @@ fn deliver(hub: &Hub, peer: &Peer, messages: &mut Vec<Message>) {
     peer.account.counters.receive_failures.add((came - messages.len()) as u64);
     if !messages.is_empty() {
         hub.handler.received(messages);
+        peer.account.counters.receive_failures.add(messages.len() as u64);
         messages.clear();
     }
 }

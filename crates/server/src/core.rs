@@ -34,6 +34,7 @@ use log::LogEvent;
 use machine::{AsOf, Leases, Outcome, SharedMap, StateTrail};
 use tokio::sync::oneshot;
 
+use crate::arrivals::Charge;
 use crate::transfer::Received;
 use machine::image::Head;
 use machine::transfer::Held;
@@ -84,8 +85,8 @@ pub enum Ask {
     MoveLeader(Ticket, u64),
     /// Any of the questions, from a thread that is no shard: it is answered through the channel.
     Outside(oneshot::Sender<Reply>, Box<dyn FnOnce(Ticket) -> Ask + Send>),
-    /// Other members sent these.
-    Messages(Vec<raftpb::Message>),
+    /// Other members sent these, which take this room.
+    Messages(Vec<raftpb::Message>, Charge),
     /// A member could not be reached.
     Unreachable(u64),
     /// Nobody listens any more where this member, which led, was reached.
@@ -104,14 +105,14 @@ pub enum Ask {
     ReceiveSnapshot(Ticket, u64, u64, u64),
     /// The sending has broken off; it may go on.
     SnapshotBroken(u64, Forget),
-    /// It goes on.
-    ResumeSnapshot(Ticket, u64),
-    /// All of it has arrived.
-    SnapshotReceived(Box<Received>),
-    /// It will not arrive.
-    SnapshotGivenUp,
-    /// Values of a snapshot that is being received, to be written to the log.
-    Place(Vec<log::Value>, oneshot::Sender<Vec<(log::ValueId, log::Location)>>),
+    /// It goes on, from this member, in this term.
+    ResumeSnapshot(Ticket, u64, u64, u64),
+    /// All of it has arrived in this attempt.
+    SnapshotReceived(u64, Box<Received>),
+    /// It will not arrive in this attempt.
+    SnapshotGivenUp(u64),
+    /// Values of a snapshot that is being received in this attempt, to be written to the log.
+    Place(u64, Vec<log::Value>, oneshot::Sender<Vec<(log::ValueId, log::Location)>>),
     /// Entries that a follower needs and that had left memory; none if they could not be read.
     Fetched(Fetch, Result<Vec<Entry>, String>),
     /// The hashes of the state after the entries from this one on.

@@ -16,6 +16,7 @@
 //! Invariants: I2 (only the core writes), I3 (it answers after the sync), I8 (`watch`), I9 (limits answer with etcd's
 //! errors). Tests: beside the code, `tests/it`, and end to end in the `mainstay` crate.
 
+mod arrivals;
 mod assembly;
 mod attendance;
 mod block_on;

@@ -218,7 +218,9 @@ async fn route(shared: Arc<Shared>, receiver: Arc<Receiver>, request: Request<By
 
 impl peer::Handler for Peering {
     fn received(&self, messages: &mut Vec<raftpb::Message>) {
-        self.shared.core.send(Ask::Messages(std::mem::take(messages)));
+        if let Some((messages, charge)) = self.shared.arrivals.admit(messages) {
+            self.shared.core.send(Ask::Messages(messages, charge));
+        }
     }
 
     fn is_removed(&self, id: u64) -> bool {

@@ -12,6 +12,7 @@ use machine::{Alarms, Members};
 use mvcc::View;
 use tokio::sync::oneshot;
 
+use crate::arrivals::Arrivals;
 use crate::attendance::Attendance;
 use crate::callers::Callers;
 use crate::clock::Clock;
@@ -114,6 +115,8 @@ pub struct Shared {
     pub threads: bool,
     /// All metrics.
     pub metrics: Arc<crate::metrics::Metrics>,
+    /// Room for other members' messages.
+    pub(crate) arrivals: Arrivals,
     /// Which shards serve watches: one without any need not hear of every change.
     pub(crate) attendance: Attendance,
     /// Who calls.
@@ -192,6 +195,7 @@ impl Shared {
             zone: String::new(),
             threads: true,
             metrics,
+            arrivals: Arrivals::default(),
             attendance: Attendance::new(shards),
             callers: Callers::default(),
             notable: Notable::default(),

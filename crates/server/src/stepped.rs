@@ -473,6 +473,11 @@ impl Stepped {
         self.shared.state.load_full()
     }
 
+    /// Whether the metrics say that a snapshot is being taken.
+    pub fn says_that_it_takes_a_snapshot(&self) -> bool {
+        self.shared.metrics.server.snapshot_apply_in_progress.value() != 0
+    }
+
     /// What never changes while the member runs.
     pub fn identity(&self) -> &Identity {
         &self.shared.identity

@@ -157,15 +157,15 @@ impl Receiver {
         if told != Some((reader.head().applied_index, reader.head().applied_term)) {
             return Err("the message and the state are not of the same entry".to_owned());
         }
-        let mut partial = match self.resume(reader.head().from).await {
+        let mut partial = match self.resume(&message, reader.head().from).await {
             Some(broken) => broken,
             None => self.begin(&message).await?,
         };
-        let filled = self.fill(&mut partial.assembly, &mut reader).await;
+        let filled = self.fill(&mut partial, &mut reader).await;
         if let Err(why) = filled {
             partial.held = partial.assembly.pause();
             let claim = partial.claim;
-            *self.broken() = Some(partial);
+            self.keep(partial);
             let broken = Arc::clone(&self.broken);
             let forget = move || {
                 let mut broken = broken.lock().unwrap_or_else(PoisonError::into_inner);
@@ -176,24 +176,40 @@ impl Receiver {
         }
         let base_applied = (reader.head().from > 0).then_some(partial.base_applied);
         let machine = partial.assembly.finish(reader.finish()).map_err(|e| {
-            self.shared.core.send(Ask::SnapshotGivenUp);
+            self.shared.core.send(Ask::SnapshotGivenUp(partial.claim));
             e.to_string()
         })?;
         let received = Received { message, machine: Box::new(machine), base_applied };
-        self.shared.core.send(Ask::SnapshotReceived(Box::new(received)));
+        self.shared.core.send(Ask::SnapshotReceived(partial.claim, Box::new(received)));
         Ok(())
     }
 
-    /// Goes on behind what came before a break, if the stream does and the core still keeps it.
-    async fn resume(&self, from: i64) -> Option<Broken> {
-        let broken = self.broken().take()?;
-        if broken.held.revision != from {
-            self.shared.core.send(Ask::SnapshotGivenUp);
+    /// Keeps what has arrived before a break, unless a part of a later attempt is there.
+    fn keep(&self, partial: Broken) {
+        let mut broken = self.broken();
+        if broken.as_ref().is_none_or(|kept| kept.claim < partial.claim) {
+            let before = broken.replace(partial);
+            drop(broken);
+            drop(before);
+        }
+    }
+
+    /// Goes on behind what came before a break, if the stream does and the core still keeps it. Until the core has
+    /// agreed, the part stays where it is: it may be anybody who sends.
+    async fn resume(&self, message: &raftpb::Message, behind: i64) -> Option<Broken> {
+        let (from, term) = (message.from.unwrap_or(0), message.term.unwrap_or(0));
+        let kept = self.broken().as_ref().map(|broken| (broken.claim, broken.held.revision));
+        let (claim, _) = kept.filter(|(_, revision)| *revision == behind)?;
+        let reply =
+            self.shared.ask(move |ticket| Ask::ResumeSnapshot(ticket, claim, from, term)).await.ok()?;
+        if !matches!(reply.body, ReplyBody::Readable) {
             return None;
         }
-        let claim = broken.claim;
-        let reply = self.shared.ask(move |ticket| Ask::ResumeSnapshot(ticket, claim)).await.ok()?;
-        matches!(reply.body, ReplyBody::Readable).then_some(broken)
+        let broken = self.broken().take_if(|broken| broken.claim == claim);
+        if broken.is_none() {
+            self.shared.core.send(Ask::SnapshotGivenUp(claim));
+        }
+        broken
     }
 
     async fn begin(&self, message: &raftpb::Message) -> Result<Broken, String> {
@@ -214,10 +230,11 @@ impl Receiver {
         }
     }
 
-    async fn fill<I>(&self, assembly: &mut Assembly, reader: &mut TransferReader<I>) -> Result<(), String>
+    async fn fill<I>(&self, partial: &mut Broken, reader: &mut TransferReader<I>) -> Result<(), String>
     where
         I: Iterator<Item = io::Result<Bytes>>,
     {
+        let (claim, assembly) = (partial.claim, &mut partial.assembly);
         assembly.begin(reader.head()).map_err(|e| e.0.to_owned())?;
         let (mut versions, mut values, mut bytes) = (Vec::new(), Vec::new(), 0);
         loop {
@@ -234,7 +251,7 @@ impl Receiver {
             // What came before a break is good.
             let last = !matches!(next, Ok(Some(_)));
             if last || bytes >= PORTION_BYTES || versions.len() >= PORTION_VERSIONS {
-                self.place(assembly, &mut versions, &mut values).await?;
+                self.place(claim, assembly, &mut versions, &mut values).await?;
                 bytes = 0;
             }
             match next {
@@ -248,6 +265,7 @@ impl Receiver {
     /// Writes values to the log, and gives the versions on with their places.
     async fn place(
         &self,
+        claim: u64,
         assembly: &mut Assembly,
         versions: &mut Vec<ReceivedVersion>,
         values: &mut Vec<log::Value>,
@@ -256,7 +274,7 @@ impl Receiver {
         let mut places = Vec::new();
         if !values.is_empty() {
             let (done, placed) = oneshot::channel();
-            self.shared.core.send(Ask::Place(std::mem::take(values), done));
+            self.shared.core.send(Ask::Place(claim, std::mem::take(values), done));
             places = placed.await.map_err(|_| "the log takes no values now".to_owned())?;
         }
         let places: HashMap<log::ValueId, log::Location> = places.into_iter().collect();

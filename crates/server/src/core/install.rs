@@ -100,9 +100,20 @@ impl Install {
         }
     }
 
+    /// A new attempt begins.
+    fn begin(&mut self, claim: u64) {
+        self.forget_part();
+        self.stage = Stage::Receiving { claim, until: None };
+    }
+
+    /// Whether this is the attempt that is under way, or that may go on. What comes late of another one changes nothing.
+    fn is_of(&self, of: u64) -> bool {
+        matches!(self.stage, Stage::Receiving { claim, .. } if claim == of)
+    }
+
     /// Whether this attempt may go on: none of it is cut off while the stream still runs.
-    fn takes(&self) -> bool {
-        matches!(self.stage, Stage::Receiving { until: None, .. })
+    fn takes(&self, of: u64) -> bool {
+        matches!(self.stage, Stage::Receiving { claim, until: None } if claim == of)
     }
 
     /// There is another leader, or another term: a stream of a leader that was replaced is as good as broken.
@@ -127,13 +138,9 @@ impl Install {
         }
     }
 
-    /// Whether somebody goes on with what has arrived.
-    pub fn look(&mut self, now: Instant) {
-        if let Stage::Receiving { until: Some(until), .. } = self.stage
-            && now >= until
-        {
-            self.give_up();
-        }
+    /// Whether nobody has gone on with what has arrived, for as long as it is kept.
+    fn is_over(&self, now: Instant) -> bool {
+        matches!(self.stage, Stage::Receiving { until: Some(until), .. } if now >= until)
     }
 
     /// The checkpoint could not be written; it is ordered again.
@@ -159,14 +166,18 @@ impl Core {
             self.refuse(ticket, api::error::TOO_MANY_REQUESTS);
             return;
         }
-        self.install.forget_part();
-        self.install.stage = Stage::Receiving { claim, until: None };
+        self.install.begin(claim);
         self.shared.metrics.server.snapshot_apply_in_progress.set_u64(1);
         self.image_waiters.push(ticket);
     }
 
-    /// A snapshot that broke off goes on.
-    pub(super) fn resume_install(&mut self, ticket: Ticket, claim: u64) {
+    /// A snapshot that broke off goes on, if its sender leads.
+    pub(super) fn resume_install(&mut self, ticket: Ticket, claim: u64, from: u64, term: u64) {
+        let standing = self.node.standing();
+        if (standing.leader, standing.term) != (from, term) {
+            self.refuse(ticket, api::error::NOT_LEADER);
+            return;
+        }
         match &mut self.install.stage {
             Stage::Receiving { claim: known, until } if *known == claim && until.is_some() => {
                 *until = None;
@@ -181,12 +192,13 @@ impl Core {
     /// Writes values of a snapshot to the log.
     pub(super) fn place(
         &mut self,
+        claim: u64,
         values: Vec<LogValue>,
         done: oneshot::Sender<Vec<(ValueId, Location)>>,
         now: Instant,
     ) {
         // Dropping the sender tells who receives that it cannot go on.
-        if !self.install.takes() || self.install.placing.is_some() || values.is_empty() {
+        if !self.install.takes(claim) || self.install.placing.is_some() || values.is_empty() {
             return;
         }
         let batch = Batch { values, ..Batch::default() };
@@ -209,8 +221,14 @@ impl Core {
     }
 
     /// A whole state has arrived: raft is asked whether it still wants it.
-    pub(super) fn snapshot_received(&mut self, received: Box<Received>, now: Instant) -> Result<(), String> {
-        if !self.install.takes() {
+    pub(super) fn snapshot_received(
+        &mut self,
+        claim: u64,
+        received: Box<Received>,
+        now: Instant,
+    ) -> Result<(), String> {
+        if !self.install.takes(claim) {
+            self.give_up_install(claim);
             return Ok(());
         }
         // What was built on the present state is worth nothing if that has moved on.
@@ -223,6 +241,20 @@ impl Core {
         self.carry_out(now)?;
         self.end_install();
         Ok(())
+    }
+
+    /// This attempt has come to its end.
+    pub(super) fn give_up_install(&mut self, claim: u64) {
+        if self.install.is_of(claim) {
+            self.end_install();
+        }
+    }
+
+    /// Gives up what broke off and was not gone on with in time.
+    pub(super) fn look_at_install(&mut self, now: Instant) {
+        if self.install.is_over(now) {
+            self.end_install();
+        }
     }
 
     /// Gives up receiving, unless raft has accepted what was received.
@@ -338,5 +370,36 @@ impl Core {
         let head = Box::new(self.machine.head());
         let state = self.shared.read_long_at(Reader::Snapshot, view.moment());
         self.reply(ticket, ReplyBody::Image(head, state));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    #[test]
+    fn what_comes_late_of_an_old_attempt_changes_nothing() {
+        let now = Instant::now();
+        let forgotten = Arc::new(AtomicU32::new(0));
+        let forget = |forgotten: &Arc<AtomicU32>| -> Forget {
+            let forgotten = Arc::clone(forgotten);
+            Box::new(move || {
+                forgotten.fetch_add(1, Ordering::Relaxed);
+            })
+        };
+        let mut install = Install::default();
+        install.begin(1);
+        assert!(install.takes(1) && !install.takes(2));
+        install.cut_off(now);
+        assert!(!install.takes(1) && install.is_of(1));
+        install.begin(2);
+        assert!(!install.takes(1) && !install.is_of(1) && install.takes(2));
+        install.pause(1, forget(&forgotten), now);
+        assert!(install.takes(2) && forgotten.load(Ordering::Relaxed) == 1);
+        install.pause(2, forget(&forgotten), now);
+        assert!(!install.takes(2) && !install.is_over(now) && install.is_over(now + RESUME_PATIENCE));
+        install.begin(3);
+        assert!(forgotten.load(Ordering::Relaxed) == 2 && install.takes(3));
     }
 }

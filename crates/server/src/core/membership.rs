@@ -355,6 +355,7 @@ impl Core {
                     .filter(|(id, _)| !members.by_id.contains_key(id) && !members.removed.contains(id));
                 others.extend(told.cloned());
             }
+            self.shared.arrivals.set_members(others.iter().map(|(id, _)| *id));
             peers.set_members(others);
         }
     }

@@ -51,6 +51,8 @@ impl Core {
             }
         }
         self.handed_on.clear();
+        // Nobody would notice any more that it does not go on.
+        self.end_install();
         self.held_back = false;
         self.removing = false;
         // So that what was applied before is published, and that there is no leader to be told of.
@@ -99,7 +101,7 @@ impl Core {
             | Ask::MoveLeader(ticket, _)
             | Ask::Holds(ticket)
             | Ask::ReceiveSnapshot(ticket, ..)
-            | Ask::ResumeSnapshot(ticket, _)
+            | Ask::ResumeSnapshot(ticket, ..)
             | Ask::StateTrail(ticket, _)
             | Ask::KeepAlive(ticket, _)
             | Ask::TimeToLive(ticket, _, _)
@@ -107,13 +109,13 @@ impl Core {
             | Ask::Leases(ticket)
             | Ask::LeaseTimes(ticket, _) => self.refuse_parked(ticket),
             Ask::Log(LogEvent::Failed(fatal)) => return Err(fatal.to_string()),
-            Ask::Messages(_)
+            Ask::SnapshotBroken(_, forget) => forget(),
+            Ask::Messages(..)
             | Ask::Unreachable(_)
             | Ask::LeaderEnded(_)
             | Ask::SnapshotSent { .. }
-            | Ask::SnapshotBroken(..)
-            | Ask::SnapshotReceived(_)
-            | Ask::SnapshotGivenUp
+            | Ask::SnapshotReceived(..)
+            | Ask::SnapshotGivenUp(_)
             | Ask::Place(..)
             | Ask::Fetched(..)
             | Ask::Removed

@@ -99,7 +99,7 @@ impl Core {
         }
         let handed_on = std::mem::take(&mut self.handed_on);
         self.gathering.went(self.gathered.len() + handed_on.len(), now);
-        for message in handed_on {
+        for (message, _) in handed_on {
             self.step_received(message);
         }
         if self.gathered.is_empty() {

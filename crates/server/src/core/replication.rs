@@ -9,6 +9,7 @@ use log::Space;
 
 use super::run::Core;
 use super::{ReplyBody, Ticket};
+use crate::arrivals::Charge;
 use crate::logging::Value;
 
 /// Bytes of entries kept in memory for followers at most; older ones are read from the log.
@@ -18,7 +19,7 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Core {
     /// Takes what other members sent.
-    pub(super) fn received(&mut self, messages: Vec<raftpb::Message>, now: Instant) {
+    pub(super) fn received(&mut self, messages: Vec<raftpb::Message>, mut charge: Charge, now: Instant) {
         for message in messages {
             let (kind, from) = (message.r#type.unwrap_or(0), message.from.unwrap_or(0));
             // A snapshot comes with its state, another way.
@@ -33,7 +34,8 @@ impl Core {
                 self.depart(message, now);
             } else if self.leads && kind == MessageType::MsgProp as i32 {
                 self.gathering.came(now);
-                self.handed_on.push(message);
+                let held = charge.part(&message);
+                self.handed_on.push((message, held));
             } else {
                 self.step_received(message);
             }

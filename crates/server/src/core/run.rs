@@ -27,6 +27,7 @@ use super::proposals::{Open, Proposal, Waiter};
 use super::reads::{Reads, Want};
 use super::space::{Checkpoints, Thresholds};
 use super::{Ask, MemberChange, OUTSIDE, Order, Pinned, Reply, ReplyBody, Ticket};
+use crate::arrivals::Charge;
 use crate::compaction_hash::Job;
 use crate::config::Config;
 use crate::expiry::Expiry;
@@ -138,7 +139,7 @@ pub struct Core {
     pub(super) meters: Meters,
     pub(super) gathered: Vec<Proposal>,
     /// What other members have handed on to this one, which leads.
-    pub(super) handed_on: Vec<raftpb::Message>,
+    pub(super) handed_on: Vec<(raftpb::Message, Charge)>,
     /// Whether some of them wait for the log to have room, or for a leader.
     pub(super) held_back: bool,
     pub(super) gathering: Gathering,
@@ -438,7 +439,7 @@ impl Core {
                 let slot = u32::try_from(self.outside.insert(sender)).unwrap_or(u32::MAX);
                 self.take(ask(Ticket { shard: OUTSIDE, slot, generation: 0 }), now)?;
             }
-            Ask::Messages(messages) => self.received(messages, now),
+            Ask::Messages(messages, charge) => self.received(messages, charge, now),
             Ask::Unreachable(id) => self.step(Event::PeerUnreachable(id))?,
             Ask::LeaderEnded(id) => self.leader_ended(id)?,
             Ask::SnapshotSent { to, delivered } => self.step(Event::SnapshotReported { to, delivered })?,
@@ -450,10 +451,12 @@ impl Core {
                 self.begin_install(ticket, claim, from, term);
             }
             Ask::SnapshotBroken(claim, forget) => self.install.pause(claim, forget, now),
-            Ask::ResumeSnapshot(ticket, claim) => self.resume_install(ticket, claim),
-            Ask::SnapshotReceived(received) => self.snapshot_received(received, now)?,
-            Ask::SnapshotGivenUp => self.end_install(),
-            Ask::Place(values, done) => self.place(values, done, now),
+            Ask::ResumeSnapshot(ticket, claim, from, term) => {
+                self.resume_install(ticket, claim, from, term);
+            }
+            Ask::SnapshotReceived(claim, received) => self.snapshot_received(claim, received, now)?,
+            Ask::SnapshotGivenUp(claim) => self.give_up_install(claim),
+            Ask::Place(claim, values, done) => self.place(claim, values, done, now),
             Ask::Fetched(fetch, read) => self.fetched(fetch, read)?,
             Ask::StateTrail(ticket, from) => {
                 let trail = self.machine.newest_state_trail(from, crate::comparison::POINTS_MAX);
@@ -590,7 +593,7 @@ impl Core {
         self.look_at_log(now)?;
         self.measure_disk();
         self.measure_readers(now);
-        self.install.look(now);
+        self.look_at_install(now);
         self.propose_attributes(now);
         if self.leads_now() && self.stopping.is_none() {
             self.allow_revokes();

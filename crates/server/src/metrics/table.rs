@@ -144,7 +144,7 @@ group! {
         peer_sent_bytes: Labelled<Total> = "etcd_network_peer_sent_bytes_total" ["To"], "Bytes sent to a member.";
         peer_received_bytes: Labelled<Total> = "etcd_network_peer_received_bytes_total" ["From"], "Bytes received from a member.";
         peer_sent_failures: Labelled<Total> = "etcd_network_peer_sent_failures_total" ["To"], "Messages to a member that were dropped or could not be sent.";
-        peer_received_failures: Labelled<Total> = "etcd_network_peer_received_failures_total" ["From"], "Messages from a member that could not be read.";
+        peer_received_failures: Labelled<Total> = "etcd_network_peer_received_failures_total" ["From"], "Messages from a member that could not be read, or that found no room.";
         active_peers: Labelled<Gauge> = "etcd_network_active_peers" ["Local", "Remote"], "1 for every other member that a connection works to.";
         known_peers: Labelled<Gauge> = "etcd_network_known_peers" ["Local", "Remote"], "1 for every member, this one included.";
         disconnected_peers: Labelled<Total> = "etcd_network_disconnected_peers_total" ["Local", "Remote"], "How often the connection to a member was lost.";

@@ -275,6 +275,39 @@ fn three_members_elect_replicate_and_send_snapshots() {
 }
 
 #[test]
+fn messages_that_the_core_does_not_take_are_bounded() {
+    use api::raftpb::{Entry, Message, MessageType};
+    use peer::Handler as _;
+    let mut world = World::started(3, 11, &[]);
+    let leader = world.leader().expect("somebody leads");
+    let (own, member) = (world.places[leader].id, world.places[(leader + 1) % 3].id);
+    let large = |kind: MessageType, from: u64| {
+        let entry = Entry { data: Some(vec![0; 1 << 20].into()), ..Entry::default() };
+        Message {
+            r#type: Some(kind as i32),
+            from: Some(from),
+            to: Some(own),
+            entries: vec![entry],
+            ..Message::default()
+        }
+    };
+    let taken = |world: &World, kind, from| {
+        let mut messages = vec![large(kind, from)];
+        world.member(leader).peering().received(&mut messages);
+        messages.is_empty()
+    };
+    let strangers = (1..100).filter(|id| taken(&world, MessageType::MsgHeartbeatResp, *id)).count();
+    assert!((1..16).contains(&strangers), "{strangers} of 1 MiB were held");
+    let members = (0..100).filter(|_| taken(&world, MessageType::MsgHeartbeatResp, member)).count();
+    assert!((16..64).contains(&members), "{members} of 1 MiB were held");
+    world.settle().expect("all go on");
+    assert!(taken(&world, MessageType::MsgHeartbeatResp, 100), "the core has given the room back");
+    world.put(leader, "k", b"v").expect("the cluster goes on");
+    assert!(taken(&world, MessageType::MsgProp, member));
+    world.settle().expect("all go on");
+}
+
+#[test]
 fn a_part_of_a_snapshot_is_forgotten_in_time() {
     let mut world = World::started(3, 11, WORN);
     let leader = world.leader().expect("somebody leads");
@@ -296,11 +329,13 @@ fn a_part_of_a_snapshot_is_forgotten_in_time() {
     world.post.lock().expect("nobody panicked").breaks = 1;
     world.cut(lagging, false);
     world.until("a part has come", |world| world.member(lagging).peering().keeps_part_of_snapshot());
+    assert!(world.member(lagging).says_that_it_takes_a_snapshot());
     // Nobody goes on with it.
     world.cut(lagging, true);
     let until = world.places[lagging].clock.elapsed() + Duration::from_secs(70);
     world.until("time has gone by", |world| world.places[lagging].clock.elapsed() >= until);
     assert!(!world.member(lagging).peering().keeps_part_of_snapshot(), "it pins what it was built on");
+    assert!(!world.member(lagging).says_that_it_takes_a_snapshot());
     world.cut(lagging, false);
     world.until("it has come by another", |world| {
         world.member(lagging).probe().applied == world.member(leader).probe().applied
