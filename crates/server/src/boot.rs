@@ -226,6 +226,7 @@ fn serve(
         let _ = core.join();
         return Err(why);
     }
+    shared.set_client_memory(front_options.budget.clone());
     let counters = crate::http::FrontCounters::default();
     let (service_shared, service_counters, service_logger) =
         (Arc::clone(&shared), counters.clone(), Arc::clone(&logger));

@@ -16,13 +16,15 @@ use crate::core::Ask;
 use crate::corruption::CorruptionChecks;
 use crate::divergence::{self, Divergence};
 use crate::joining::{minor, read_versions};
-use crate::logging::Logger;
+use crate::logging::{Logger, Value};
 use crate::shared::Shared;
 
 /// How often it looks at the clock.
 pub const TURN: Duration = Duration::from_millis(200);
 /// How often the members are asked for their versions, as in etcd.
 const VERSION_INTERVAL: Duration = Duration::from_secs(4);
+/// How often the log says at most that connections were closed for the memory that clients hold.
+const SHED_INTERVAL: Duration = Duration::from_secs(10);
 /// How long one member is waited for.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -39,6 +41,10 @@ pub struct Lookout {
     divergence: Divergence,
     next_comparison: Instant,
     checks: CorruptionChecks,
+    logger: Arc<Logger>,
+    /// Connections closed for memory of which the log has told, and when it may tell of more.
+    shed: u64,
+    next_shed: Instant,
 }
 
 impl Monitor {
@@ -81,11 +87,15 @@ impl Lookout {
             divergence: Divergence::new(shared, logger),
             next_comparison: now,
             checks: CorruptionChecks::new(shared, logger, config, now),
+            logger: Arc::clone(logger),
+            shed: 0,
+            next_shed: now,
         }
     }
 
     /// Looks at what is due, if this member leads. To be called every [`TURN`]; waits for the other members' answers.
     pub async fn turn(&mut self, now: Instant) {
+        self.tell_of_shed_connections(now);
         let (leads, undecided) = {
             let state = self.shared.state.load();
             (state.leader == self.shared.identity.member_id, state.members.cluster_version.is_empty())
@@ -105,6 +115,22 @@ impl Lookout {
         if now >= self.next_comparison {
             self.next_comparison = now + divergence::INTERVAL;
             self.divergence.compare().await;
+        }
+    }
+
+    fn tell_of_shed_connections(&mut self, now: Instant) {
+        let Some(budget) = self.shared.client_memory() else { return };
+        let shed = budget.connections_shed();
+        if shed > self.shed && now >= self.next_shed {
+            self.logger.warn(
+                "closed connections of clients that held most of the memory for clients (--client-memory-bytes)",
+                &[
+                    ("connections", Value::Uint(shed - self.shed)),
+                    ("bytes-held", Value::Uint(budget.held_bytes() as u64)),
+                    ("bytes-max", Value::Uint(budget.bytes_max() as u64)),
+                ],
+            );
+            (self.shed, self.next_shed) = (shed, now + SHED_INTERVAL);
         }
     }
 

@@ -135,6 +135,8 @@ pub struct Shared {
     disk_bytes: AtomicU64,
     /// The ways to the other members, once there are some.
     peers: OnceLock<Arc<dyn PeerLinks>>,
+    /// What all clients together may make this member hold, once it serves them.
+    client_memory: OnceLock<front::Budget>,
     leadership: Mutex<Leadership>,
     /// Whether a read that arrives should wake the core.
     wakes_for_reads: AtomicBool,
@@ -205,6 +207,7 @@ impl Shared {
             proposal_bytes: AtomicUsize::new(0),
             disk_bytes: AtomicU64::new(0),
             peers: OnceLock::new(),
+            client_memory: OnceLock::new(),
             leadership: Mutex::default(),
             wakes_for_reads: AtomicBool::new(true),
             next_request: AtomicU64::new(request),
@@ -221,6 +224,17 @@ impl Shared {
     pub fn set_peers(&self, peers: Arc<dyn PeerLinks>) {
         // There is one call of this, before anything runs.
         let _ = self.peers.set(peers);
+    }
+
+    /// What all clients together may make this member hold; `None` where no front serves them.
+    pub fn client_memory(&self) -> Option<&front::Budget> {
+        self.client_memory.get()
+    }
+
+    /// Clients are served from now on, within this budget.
+    pub fn set_client_memory(&self, budget: front::Budget) {
+        // There is one call of this, before anything is served.
+        let _ = self.client_memory.set(budget);
     }
 
     /// The core heard of another leader, or of none.

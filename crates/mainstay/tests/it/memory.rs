@@ -1,6 +1,6 @@
 //! What hostile clients can make a member hold: its peak stays near its budget, and others are served.
 
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 
 use api::etcdserverpb::request_op::Request;
@@ -123,4 +123,11 @@ fn bodies_of_http_1() {
         open.push(stream);
     }
     held_its_bound(&member, before, "100 unfinished bodies of 3.9 MB");
+    let mut stream = TcpStream::connect(member.client_address()).expect("a connection");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a time-out can be set");
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: m\r\nConnection: close\r\n\r\n").expect("it is asked");
+    let mut metrics = String::new();
+    stream.read_to_string(&mut metrics).expect("it answers");
+    let shed = metrics.lines().find_map(|line| line.strip_prefix("mainstay_client_connections_shed_total "));
+    assert!(shed.is_some_and(|shed| shed != "0"), "{shed:?}");
 }

@@ -158,6 +158,7 @@ group! {
         snapshot_receive_duration: Labelled<Distribution> = "etcd_network_snapshot_receive_total_duration_seconds" ["From"] exp(0.1, 2.0, 10), "Time to receive a snapshot from a member.";
         client_grpc_sent_bytes: Total = "etcd_network_client_grpc_sent_bytes_total", "Bytes sent to gRPC clients.";
         client_grpc_received_bytes: Total = "etcd_network_client_grpc_received_bytes_total", "Bytes received from gRPC clients.";
+        connections_shed: Total = "mainstay_client_connections_shed_total", "Client connections closed because all clients together held too much memory.";
         server_stream_failures: Labelled<Counter> = "etcd_network_server_stream_failures_total" ["Type", "API"], "Streams of clients that ended badly.";
     }
 }
