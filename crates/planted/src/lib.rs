@@ -119,6 +119,9 @@ bugs! {
     RenewedByDeposed = "renewed-by-deposed";
     /// server: a renewal does not take back a note of the time left that is still on its way into the log.
     NoteOverRenewal = "note-over-renewal";
+    /// server: a note of the time left that is on its way into the log when its lease is revoked stays with a lease that
+    /// is granted under the same id.
+    NoteOverGrant = "note-over-grant";
     /// server: a renewal says that a lease is gone before its revocation is committed.
     ExpiredRenewedEarly = "expired-renewed-early";
     /// server: events that a compaction has removed are left out of a watch without a word.

@@ -89,6 +89,11 @@ impl Core {
         // On other members no clock runs. A leader that has not settled yet starts all clocks when it has.
         if self.leads && self.settled {
             self.expiry.start(id, ttl_of(ttl), ttl_of(ttl), now);
+            if self.expiry.has_note_left(id, self.machine.applied_index) && !planted::is(Bug::NoteOverGrant) {
+                // What is about to be noted is the time left of an earlier lease with this id.
+                let clear = vec![LeaseCheckpoint { id, remaining_ttl: 0 }];
+                self.propose_note(clear, Waiter::Nobody);
+            }
         }
         let metrics = &self.shared.metrics.lease;
         metrics.granted.inc();
@@ -96,7 +101,7 @@ impl Core {
     }
 
     pub(super) fn lease_revoked(&mut self, id: i64) {
-        self.expiry.stop(id);
+        self.expiry.revoked(id, self.machine.applied_index);
         for (ticket, _) in self.renewals_of_expired.remove(&id).unwrap_or_default() {
             self.reply(ticket, ReplyBody::KeptAlive(0));
         }

@@ -80,6 +80,31 @@ fn a_renewal_behind_a_clearing_under_way_waits_for_it() {
 }
 
 #[test]
+fn a_note_under_way_does_not_become_that_of_a_lease_granted_under_the_same_id() {
+    let mut world = World::started(1, 8, &[]);
+    let id = grant(&mut world, 0, 400);
+    pass(&mut world, Duration::from_secs(110));
+    world.places[0].log_held = true;
+    // It is revoked and granted anew, and its time left is noted, while nothing reaches the disk: the note comes last.
+    let call = |world: &World, path, request: Vec<u8>| Box::pin(world.member(0).call(path, request.into()));
+    let mut revoked =
+        call(&world, "/etcdserverpb.Lease/LeaseRevoke", LeaseRevokeRequest { id }.encode_to_vec());
+    assert!(within(&mut world, Duration::from_millis(300), &mut revoked).is_none());
+    let again = LeaseGrantRequest { ttl: 400, id };
+    let mut granted = call(&world, "/etcdserverpb.Lease/LeaseGrant", again.encode_to_vec());
+    assert!(within(&mut world, Duration::from_millis(300), &mut granted).is_none());
+    pass(&mut world, Duration::from_secs(12));
+    world.places[0].log_held = false;
+    pass(&mut world, Duration::from_secs(1));
+    assert_eq!(world.member(0).probe().leases, 1);
+    world.crash(0);
+    world.start(0).expect("starts again");
+    world.until("it is ready", |world| world.member(0).is_ready());
+    let left = time_to_live(&mut world, 0, id).ttl;
+    assert!(left > 390, "the note was the earlier lease's: {left} s");
+}
+
+#[test]
 fn an_expired_lease_is_not_renewed_while_its_revocation_is_under_way() {
     let mut world = World::started(1, 5, &[]);
     let lease = grant(&mut world, 0, 5);
