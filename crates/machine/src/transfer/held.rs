@@ -4,6 +4,7 @@ use planted::Bug;
 
 use crate::codec::{Input, Malformed, put_i64, put_u64};
 use crate::image::Head;
+use crate::machine::Machine;
 use crate::state_hash::StateTrail;
 
 /// The first format has no hash.
@@ -82,6 +83,19 @@ impl Held {
     }
 }
 
+impl Machine {
+    /// What this member has; the same that [`Head::held`] says.
+    pub fn held(&self) -> Held {
+        let snapshot = self.store.snapshot();
+        Held {
+            revision: snapshot.current_revision(),
+            compacted_min: snapshot.compact_revision(),
+            compacted_max: snapshot.compact_revision(),
+            hashed: self.state_hash().map(|hash| (self.applied_index, hash)),
+        }
+    }
+}
+
 impl Head {
     /// What the member with this head has.
     pub fn held(&self) -> Held {
@@ -135,7 +149,7 @@ impl Head {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::{Machine, Rules};
+    use crate::machine::Rules;
     use crate::state_hash::StatePoint;
 
     fn head(revision: i64, compact_revision: i64, delta_from_min: i64) -> Head {
@@ -177,6 +191,12 @@ mod tests {
         assert_eq!(now.transfer_from(Some(&unhashed), &trail(&[6, 7, 8])), 0);
         let ahead = Held { hashed: Some((10, 90)), ..unhashed };
         assert_eq!(now.transfer_from(Some(&ahead), &trail(&[9])), 0, "an entry that is not applied here");
+    }
+
+    #[test]
+    fn a_machine_says_what_its_head_says() {
+        let machine = Machine::new(Rules { learners_max: 1 });
+        assert_eq!(machine.held(), machine.head().held());
     }
 
     #[test]

@@ -444,7 +444,7 @@ impl Core {
             Ask::LeaderEnded(id) => self.leader_ended(id)?,
             Ask::SnapshotSent { to, delivered } => self.step(Event::SnapshotReported { to, delivered })?,
             Ask::Holds(ticket) => {
-                let held = self.machine.head().held();
+                let held = self.machine.held();
                 self.reply(ticket, ReplyBody::Holds(held, self.machine.applied_index));
             }
             Ask::ReceiveSnapshot(ticket, claim, from, term) => {
