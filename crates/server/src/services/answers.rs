@@ -231,6 +231,9 @@ impl Evaluation {
         if len <= BYTES_AT_ONCE {
             let mut out = BytesMut::with_capacity(len);
             while let Some(piece) = poll_fn(|context| pieces.poll_next(BYTES_AT_ONCE, context)).await? {
+                if piece.is_empty() {
+                    tokio::task::yield_now().await;
+                }
                 out.extend_from_slice(&piece);
             }
             debug_assert_eq!(out.len(), len);
@@ -241,11 +244,16 @@ impl Evaluation {
         let kept = Rc::new(Cell::new(rest));
         let noted = Rc::clone(&kept);
         let source = move |bytes_max: usize, context: &mut Context<'_>| {
-            while held.is_empty() {
+            if held.is_empty() {
                 held = match ready!(pieces.poll_next(bytes_max.min(BYTES_AT_ONCE), context))? {
                     Some(piece) => piece,
                     None => return Poll::Ready(Ok(None)),
                 };
+            }
+            if held.is_empty() {
+                // None of the keys looked at were there; other calls run before the next are.
+                context.waker().wake_by_ref();
+                return Poll::Pending;
             }
             let piece = held.split_to(held.len().min(bytes_max));
             // A value of which only the beginning was taken is here whole. What parts were made of goes in the end.
@@ -476,4 +484,159 @@ pub(super) async fn delete_range(
     let mut evaluation = Evaluation { state, values, gather: GATHERED_BYTES_MAX };
     let measured = evaluation.measure(&deleted.previous).await?;
     evaluation.answer(delete_rope(&header, &deleted, Some(measured))).await
+}
+
+/// What is said of a write that was carried out, but whose answer can no longer be read (COMPAT-81). Its client must
+/// not take it for one that was refused, as `required revision has been compacted` would say.
+const WRITTEN: Status = Status::new(
+    Code::Unavailable,
+    "mainstay: the write was carried out, but what it read was removed before it could be answered",
+);
+
+/// What to say to the client of a write that was carried out, when its answer fails so.
+fn of_write(status: Status) -> Status {
+    if status == error::COMPACTED {
+        return WRITTEN;
+    }
+    // Too much would have to be gathered; a client takes it for a write that was refused.
+    if status.code == Code::ResourceExhausted && status.message.starts_with("mainstay: ") {
+        let text = format!("mainstay: the write was carried out, but cannot be answered: {}", status.message);
+        return Status::with(Code::Unavailable, text);
+    }
+    status
+}
+
+/// The answer of a write, which was carried out whatever becomes of its answer.
+pub(super) async fn written(answer: impl Future<Output = Result<Answer, Status>>) -> Result<Answer, Status> {
+    match answer.await.map_err(of_write)? {
+        Answer::Pieces { len, mut source, held } => {
+            let source = Box::new(move |bytes_max: usize, context: &mut Context<'_>| {
+                source(bytes_max, context).map_err(of_write)
+            });
+            Ok(Answer::Pieces { len, source, held })
+        }
+        whole => Ok(whole),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use api::etcdserverpb::RangeRequest;
+    use disk::MemDisk;
+    use machine::Newest;
+    use machine::txn::Ranged;
+    use mvcc::{KeyRange, Moment, Store, Value, View};
+
+    use super::*;
+
+    /// The newest view, for as long as there is one; counts the slices that are read.
+    struct Counting(Option<Arc<View>>, AtomicUsize);
+
+    impl Newest for Counting {
+        fn view(&self) -> Option<Arc<View>> {
+            self.1.fetch_add(1, Ordering::Relaxed);
+            self.0.clone()
+        }
+
+        fn needs(&self, _moment: &Moment) {}
+    }
+
+    fn values() -> (log::Log, Rc<LogValues>) {
+        let options = log::Options { by_hand: true, ..log::Options::new("/log", 1, 2) };
+        let disk = Arc::new(MemDisk::new(1));
+        let (log, _) = log::Log::open(options, disk, 1, &mut |_| {}, Box::new(|_| {})).expect("opens");
+        let values = Rc::new(LogValues::new(log.values()));
+        (log, values)
+    }
+
+    /// A store as of a moment, in which most keys were written later; the others are long, and the last of all is one.
+    fn sparse(store: &mut Store, keys: u64) -> Moment {
+        let was_there = |n: u64| n < 40 || n == keys - 1;
+        let put = |store: &mut Store, n: u64| {
+            let tail = "-".repeat(if was_there(n) { 4096 } else { 0 });
+            let mut writer = store.begin();
+            writer.put(format!("key-{n:08}{tail}").as_bytes(), Value::default(), 0);
+            writer.finish();
+        };
+        (0..keys).filter(|n| was_there(*n)).for_each(|n| put(store, n));
+        let moment = store.moment();
+        (0..keys).filter(|n| !was_there(*n)).for_each(|n| put(store, n));
+        moment
+    }
+
+    fn whole(moment: &Moment) -> TxnOutcome {
+        let request = RangeRequest { key: vec![0].into(), range_end: vec![0].into(), ..Default::default() };
+        let past = Past { request, main: moment.revision() + 1, sub: 0 };
+        let (revision, projection) = (moment.revision(), Projection::default());
+        let range = OpOutcome::Range(Ranged { revision, projection, read: Read::Past(past) });
+        TxnOutcome { revision, succeeded: true, responses: vec![range] }
+    }
+
+    #[test]
+    fn other_calls_run_while_keys_are_looked_at_that_were_not_there() {
+        let (_log, values) = values();
+        let mut store = Store::new();
+        let moment = sparse(&mut store, 40_000);
+        let newest = Arc::new(Counting(Some(store.publish()), AtomicUsize::new(0)));
+        let state = AsOf::new(moment, Arc::clone(&newest) as Arc<dyn Newest>);
+        let answer = txn(state, values, ResponseHeader::default(), whole(&moment));
+        let Ok(Answer::Pieces { len, mut source, .. }) = crate::block_on::block_on(answer) else {
+            panic!("it is made in pieces");
+        };
+        newest.1.store(0, Ordering::Relaxed);
+        let (mut made, mut turns) = (0, 0);
+        while made < len {
+            match source(BYTES_AT_ONCE, &mut Context::from_waker(std::task::Waker::noop())) {
+                Poll::Ready(piece) => made += piece.expect("is made").expect("is not all").len(),
+                Poll::Pending => turns += 1,
+            }
+            let slices = newest.1.swap(0, Ordering::Relaxed);
+            assert!(slices <= 2, "{slices} slices in one turn");
+        }
+        assert!(turns > 40_000 / KEYS_PER_SLICE / 2, "{turns}");
+    }
+
+    #[test]
+    fn a_write_whose_answer_was_overtaken_is_not_said_to_have_failed() {
+        let (_log, values) = values();
+        let mut store = Store::new();
+        let moment = sparse(&mut store, 10);
+        let gone = || AsOf::new(moment, Arc::new(Counting(None, AtomicUsize::new(0))));
+        let header = ResponseHeader::default();
+        let answer = || txn(gone(), Rc::clone(&values), header, whole(&moment));
+        let refusal = |answer: Result<Answer, Status>| answer.map(|_| ()).expect_err("it was overtaken");
+        assert_eq!(refusal(crate::block_on::block_on(written(answer()))), WRITTEN);
+        assert_eq!(refusal(crate::block_on::block_on(answer())), error::COMPACTED);
+        let mut writer = store.begin();
+        let deleted = writer.delete_range(KeyRange::of_request(b"key", b"l"), |_| {}) as i64;
+        let revision = writer.finish();
+        let request = RangeRequest { key: vec![0].into(), range_end: vec![0].into(), ..Default::default() };
+        let previous = Read::Past(Past { request, main: revision, sub: 0 });
+        let deletion =
+            delete_range(gone(), Rc::clone(&values), header, Deleted { revision, deleted, previous });
+        assert_eq!(refusal(crate::block_on::block_on(written(deletion))), WRITTEN);
+    }
+
+    #[test]
+    fn a_write_that_reads_too_much_to_put_in_order_is_not_said_to_be_refused() {
+        let (_log, values) = values();
+        let mut store = Store::new();
+        let moment = sparse(&mut store, 10);
+        let newest = Arc::new(Counting(Some(store.publish()), AtomicUsize::new(0)));
+        let mut outcome = whole(&moment);
+        if let Some(OpOutcome::Range(Ranged { read: Read::Past(past), .. })) = outcome.responses.first_mut() {
+            past.request.sort_target = 3;
+        }
+        let state = AsOf::new(moment, Arc::clone(&newest) as Arc<dyn Newest>);
+        let mut evaluation = Evaluation { state, values, gather: 1 };
+        let measured = crate::block_on::block_on(evaluation.measure_all(&outcome));
+        let status = measured.map(|_| ()).expect_err("is too much");
+        assert_eq!(
+            (status.code, of_write(status.clone()).code),
+            (Code::ResourceExhausted, Code::Unavailable)
+        );
+    }
 }

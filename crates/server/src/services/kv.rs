@@ -111,7 +111,8 @@ impl Services {
                 let header = ResponseHeader { revision: deleted.revision, ..header };
                 if let (Read::Past(_), Some(Pinned(_, Some(state)))) = (&deleted.previous, &pin) {
                     let (state, values) = (state.clone(), Rc::clone(&services.values));
-                    return Ok(Unary::Later(Box::pin(answers::delete_range(state, values, header, deleted))));
+                    let answer = answers::delete_range(state, values, header, deleted);
+                    return Ok(Unary::Later(Box::pin(answers::written(answer))));
                 }
                 Ok(services.encoded(pin, move |values| encode::delete_range(&header, &deleted, values)))
             },
@@ -172,7 +173,8 @@ impl Services {
             match &pin {
                 Some(Pinned(_, Some(state))) => {
                     let (state, values) = (state.clone(), Rc::clone(&services.values));
-                    Ok(Unary::Later(Box::pin(answers::txn(state, values, header, txn))))
+                    let answer = answers::txn(state, values, header, txn);
+                    Ok(Unary::Later(Box::pin(answers::written(answer))))
                 }
                 _ => Ok(services.encoded(pin, move |values| encode::txn(&header, &txn, values))),
             }

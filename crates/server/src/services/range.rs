@@ -203,12 +203,16 @@ impl Rest {
         let kept = Rc::new(Cell::new(self.kept_bytes()));
         let noted = Rc::clone(&kept);
         let source = move |bytes_max: usize, context: &mut Context<'_>| {
-            // A piece may be empty.
-            while held.is_empty() {
+            if held.is_empty() {
                 held = match ready!(self.poll_piece(bytes_max, context))? {
                     Some(piece) => piece,
                     None => return Poll::Ready(Ok(None)),
                 };
+            }
+            if held.is_empty() {
+                // None of the keys looked at were there; other calls run before the next are.
+                context.waker().wake_by_ref();
+                return Poll::Pending;
             }
             let piece = held.split_to(held.len().min(bytes_max));
             // A value of which only the beginning was taken is here whole.
