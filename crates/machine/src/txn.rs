@@ -183,32 +183,69 @@ pub(crate) fn choose(
     Ok(Path { succeeded, nested })
 }
 
-/// Keys of one comparison that [`look_at_compared`] looks at.
-const COMPARED_KEYS_MAX: u64 = 128;
+/// Values that the comparisons of a transaction depend on, whichever branches are chosen: to be looked at, slice by slice,
+/// so that they are in memory when it is applied.
+pub struct Compared(Vec<Compare>);
 
-/// Reads the values that the comparisons of a transaction depend on, whichever branches are chosen, and does nothing with
-/// them: so that they are in memory when it is applied. Comparisons of very many keys are left out.
-pub fn look_at_compared(snapshot: &Snapshot<'_>, txn: &TxnRequest, values: &dyn Values) {
-    let mut open = vec![txn];
-    while let Some(txn) = open.pop() {
-        for compare in txn.compare.iter().filter(|compare| compare.target == CompareTarget::Value as i32) {
+/// How far values were looked at: comparisons that are done, and the last key of the one behind them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LookedAt {
+    compares: usize,
+    key: Option<Vec<u8>>,
+}
+
+impl Compared {
+    /// Of this transaction.
+    pub fn of(txn: &TxnRequest) -> Compared {
+        let (mut compares, mut open) = (Vec::new(), vec![txn]);
+        while let Some(txn) = open.pop() {
+            let by_value = txn.compare.iter().filter(|compare| compare.target == CompareTarget::Value as i32);
+            compares.extend(by_value.cloned());
+            open.extend(txn.success.iter().chain(&txn.failure).filter_map(|op| match &op.request {
+                Some(Request::RequestTxn(inner)) => Some(inner),
+                _ => None,
+            }));
+        }
+        Compared(compares)
+    }
+
+    /// Whether there is nothing more.
+    pub fn is_done(&self, looked_at: &LookedAt) -> bool {
+        looked_at.compares >= self.0.len()
+    }
+
+    /// Reads the next values and does nothing with them: those of so many keys, and somewhat more than so many bytes.
+    pub fn look(
+        &self,
+        from: &LookedAt,
+        snapshot: &Snapshot<'_>,
+        values: &dyn Values,
+        keys_max: usize,
+        bytes_max: usize,
+    ) -> LookedAt {
+        let (mut keys, mut bytes) = (0, 0);
+        let mut behind = from.key.as_deref();
+        for (at, compare) in self.0.iter().enumerate().skip(from.compares) {
             let range = KeyRange::of_request(&compare.key, &compare.range_end);
-            if snapshot.count(range, 0).is_ok_and(|keys| keys > COMPARED_KEYS_MAX) {
-                continue;
-            }
+            let range = match behind.take() {
+                Some(key) => range.after(key),
+                None => range,
+            };
             for version in snapshot.range(range, 0).into_iter().flatten() {
                 // What cannot be read is for whoever applies it to say.
                 let _ = holds_for(Some(version), compare, values);
+                keys += 1;
+                bytes += version.value_len() as usize;
+                if keys >= keys_max || bytes >= bytes_max {
+                    return LookedAt { compares: at, key: Some(version.key().to_vec()) };
+                }
             }
         }
-        open.extend(txn.success.iter().chain(&txn.failure).filter_map(|op| match &op.request {
-            Some(Request::RequestTxn(inner)) => Some(inner),
-            _ => None,
-        }));
+        LookedAt { compares: self.0.len(), key: None }
     }
 }
 
-/// Whether [`look_at_compared`] reads anything.
+/// Whether [`Compared`] has anything to look at.
 pub fn compares_values(txn: &TxnRequest) -> bool {
     let mut open = vec![txn];
     while let Some(txn) = open.pop() {

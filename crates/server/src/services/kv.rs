@@ -11,16 +11,18 @@ use api::{Code, Status};
 use bytes::Bytes;
 use front::{Answer, Unary};
 use machine::request::Undecodable;
-use machine::txn::Read;
+use machine::txn::{Compared, LookedAt, Read};
 use machine::{Outcome, ReadError, check};
 
+use super::choose::READ_AT_ONCE;
+use super::range::KEYS_PER_SLICE;
 use super::{Services, UNPARSEABLE, answers, decode, unreadable, whole};
 use crate::core::{Ask, Pinned, ReplyBody, Ticket, command};
 use crate::encode;
 use crate::long_reads::Reader;
 use crate::notable;
 use crate::shared::Published;
-use crate::values::Attempt;
+use crate::values::{Attempt, made};
 
 /// Keys that the comparisons of one transaction may look at (COMPAT-74): they are made in apply, in one go.
 const COMPARED_KEYS_MAX: u64 = 100_000;
@@ -151,19 +153,31 @@ impl Services {
             return self.propose_txn(&message);
         }
         // The core is not to wait for a disk when it applies this: what it will compare is fetched first.
-        let mut values = Attempt::new(self.values.clone());
-        machine::txn::look_at_compared(&self.shared.state.load().view.snapshot(), &request, &values);
-        if values.is_complete() {
+        let compared = Compared::of(&request);
+        let values = Attempt::new(self.values.clone());
+        let looked_at = self.look(&compared, &LookedAt::default(), &values);
+        if values.is_complete() && compared.is_done(&looked_at) {
             return self.propose_txn(&message);
         }
         let services = Rc::clone(self);
         Ok(Unary::Later(Box::pin(async move {
-            values.fetched().await;
+            let mut looked_at = LookedAt::default();
+            while !compared.is_done(&looked_at) {
+                let values = services.values.clone();
+                looked_at = made(values, |values| services.look(&compared, &looked_at, values)).await;
+                tokio::task::yield_now().await;
+            }
             match services.propose_txn(&message)? {
                 Unary::Done(answer) => answer,
                 Unary::Later(answer) => answer.await,
             }
         })))
+    }
+
+    /// Looks at the next of the values that a transaction compares.
+    fn look(&self, compared: &Compared, from: &LookedAt, values: &Attempt) -> LookedAt {
+        let state = self.shared.state.load();
+        compared.look(from, &state.view.snapshot(), values, KEYS_PER_SLICE, READ_AT_ONCE)
     }
 
     fn propose_txn(self: &Rc<Self>, message: &Bytes) -> Result<Unary, Status> {

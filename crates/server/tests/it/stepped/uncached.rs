@@ -425,6 +425,31 @@ fn what_a_transaction_compares_is_fetched_before_the_core_has_it() {
     assert_eq!(world.get(0, "k008"), Some(Vec::new()));
 }
 
+#[test]
+fn what_a_transaction_compares_in_large_ranges_is_fetched_too() {
+    let mut world = filled(14, 700);
+    // Each value has to be read, for its order matters.
+    let txn = TxnRequest {
+        compare: vec![Compare {
+            key: "k".into(),
+            range_end: "l".into(),
+            result: compare::CompareResult::Less as i32,
+            target: compare::CompareTarget::Value as i32,
+            target_union: Some(compare::TargetUnion::Value("x".into())),
+        }],
+        success: vec![RequestOp {
+            request: Some(request_op::Request::RequestPut(PutRequest {
+                key: "done".into(),
+                ..PutRequest::default()
+            })),
+        }],
+        ..TxnRequest::default()
+    };
+    let answer = holds_up_nobody(&mut world, TXN, &txn);
+    assert!(TxnResponse::decode(answer).expect("decodes").succeeded);
+    assert_eq!(world.get(0, "done"), Some(Vec::new()));
+}
+
 fn watch(world: &World, creation: WatchCreateRequest) -> Stream {
     let stream = Stream::default();
     stream.ask(&WatchRequest { request_union: Some(watch_request::RequestUnion::CreateRequest(creation)) });
