@@ -52,6 +52,10 @@ pub(crate) struct Hub {
     pub(crate) write_timeout: Duration,
     /// Snapshots that come in now.
     pub(crate) receiving: Cell<usize>,
+    /// Bytes of messages that are being read, of those who say that they are members.
+    pub(crate) members_bodies: Cell<usize>,
+    /// Those of all others.
+    pub(crate) strangers_bodies: Cell<usize>,
     log: Log,
     peers: RefCell<BTreeMap<u64, Rc<Peer>>>,
     /// Unknown senders that can be answered, the one that was not heard of for longest first.
@@ -80,6 +84,8 @@ impl Hub {
             read_timeout,
             write_timeout,
             receiving: Cell::new(0),
+            members_bodies: Cell::new(0),
+            strangers_bodies: Cell::new(0),
             log,
             peers: RefCell::default(),
             remotes: RefCell::default(),

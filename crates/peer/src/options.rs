@@ -53,6 +53,13 @@ pub(crate) const PIPELINE_CONNECTIONS: usize = 4;
 pub(crate) const FRAME_BYTES_MAX: u64 = 512 << 20;
 /// The largest message in front of a snapshot that is read, as in etcd.
 pub(crate) const ENVELOPE_BYTES_MAX: u64 = 64 << 20;
+/// Bytes of the messages that are being read at once of all who say that they are members.
+pub(crate) const MEMBERS_BODIES_BYTES_MAX: usize = 1 << 30;
+/// Bytes of the messages that are being read at once of all others.
+pub(crate) const STRANGERS_BODIES_BYTES_MAX: usize = 64 << 20;
+/// Bytes that a message may have beyond those that it is made of, such as fields of a newer version. The message keeps
+/// all bytes that it came in.
+pub(crate) const SURPLUS_BYTES_MAX: usize = 4 << 10;
 /// The largest body of a request outside of raft.
 pub(crate) const REQUEST_BYTES_MAX: usize = 1 << 20;
 /// The largest body of an answer outside of raft.

@@ -1,3 +1,4 @@
+use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -8,10 +9,14 @@ use http::{HeaderMap, Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use prost::Message as _;
 
+use crate::account::weight;
 use crate::body::Body;
 use crate::hub::Hub;
 use crate::identity::{self, CLUSTER_ID, RAFT_TO, SERVER_VERSION};
-use crate::options::{FRAME_BYTES_MAX, REQUEST_BYTES_MAX};
+use crate::options::{
+    FRAME_BYTES_MAX, MEMBERS_BODIES_BYTES_MAX, REQUEST_BYTES_MAX, STRANGERS_BODIES_BYTES_MAX,
+    SURPLUS_BYTES_MAX,
+};
 use crate::pace::Pace;
 use crate::peer::Kind;
 use crate::places::Guest;
@@ -46,10 +51,11 @@ async fn delegate(hub: &Hub, request: Request<Incoming>) -> Response<Body> {
     if bytes_max == 0 {
         return hub.handler.http(Request::from_parts(head, Bytes::new())).await.map(Body::from);
     }
-    let body = match read(body, bytes_max, hub.read_timeout).await {
+    let alone = Cell::new(0);
+    let body = match read(body, bytes_max, hub.read_timeout, (&alone, bytes_max)).await {
         Ok(body) => body,
         Err(Unread::TooLong) => return refuse(StatusCode::PAYLOAD_TOO_LARGE, "request body too large"),
-        Err(Unread::Broken) => return refuse(StatusCode::BAD_REQUEST, "error reading request body"),
+        Err(_) => return refuse(StatusCode::BAD_REQUEST, "error reading request body"),
     };
     hub.handler.http(Request::from_parts(head, body)).await.map(Body::from)
 }
@@ -126,11 +132,23 @@ async fn accept_message(
     if let Some((id, urls)) = identity::sender(headers) {
         hub.add_remote(id, &urls);
     }
-    let body = read(body, FRAME_BYTES_MAX as usize, hub.read_timeout).await;
-    let body = body.map_err(|_| refuse(StatusCode::BAD_REQUEST, "error reading raft message"))?;
+    let room = match hub.known_sender(headers) {
+        0 => (&hub.strangers_bodies, STRANGERS_BODIES_BYTES_MAX),
+        _ => (&hub.members_bodies, MEMBERS_BODIES_BYTES_MAX),
+    };
+    let body =
+        read(body, FRAME_BYTES_MAX as usize, hub.read_timeout, room).await.map_err(|why| match why {
+            Unread::Crowded => {
+                let text = "error reading raft message (too many bytes are being read)";
+                refuse(StatusCode::SERVICE_UNAVAILABLE, text)
+            }
+            Unread::TooLong | Unread::Broken => refuse(StatusCode::BAD_REQUEST, "error reading raft message"),
+        })?;
     let bytes = body.len() as u64;
     let message = Message::decode(body)
-        .map_err(|_| refuse(StatusCode::BAD_REQUEST, "error unmarshalling raft message"))?;
+        .ok()
+        .filter(|message| bytes <= (weight(message) + SURPLUS_BYTES_MAX) as u64)
+        .ok_or_else(|| refuse(StatusCode::BAD_REQUEST, "error unmarshalling raft message"))?;
     check_sender(hub, &message, "error processing raft message")?;
     if message.r#type == Some(MessageType::MsgSnap as i32) {
         return Err(refuse(StatusCode::BAD_REQUEST, "wrong raft message type"));
@@ -169,10 +187,31 @@ pub(crate) fn check_sender(
 enum Unread {
     TooLong,
     Broken,
+    /// Others take all the room that they share.
+    Crowded,
 }
 
-/// Reads a body that keeps coming, up to a bound, as [`Pace`] has it. Memory is taken as bytes arrive.
-async fn read(mut body: Incoming, bytes_max: usize, silence_max: Duration) -> Result<Bytes, Unread> {
+/// What one body has of a room that several share.
+struct Share<'a> {
+    taken: &'a Cell<usize>,
+    bytes: usize,
+}
+
+impl Drop for Share<'_> {
+    fn drop(&mut self) {
+        self.taken.set(self.taken.get() - self.bytes);
+    }
+}
+
+/// Reads a body that keeps coming, up to a bound, as [`Pace`] has it. Memory is taken as bytes arrive, as far as there is
+/// some of the `room` that it shares with others: what is taken of it, and how much there is.
+async fn read(
+    mut body: Incoming,
+    bytes_max: usize,
+    silence_max: Duration,
+    room: (&Cell<usize>, usize),
+) -> Result<Bytes, Unread> {
+    let mut share = Share { taken: room.0, bytes: 0 };
     let mut first = Bytes::new();
     let mut all = BytesMut::new();
     let mut pace = Pace::new(silence_max);
@@ -181,6 +220,11 @@ async fn read(mut body: Incoming, bytes_max: usize, silence_max: Duration) -> Re
         if first.len() + all.len() + piece.len() > bytes_max {
             return Err(Unread::TooLong);
         }
+        if room.0.get() + piece.len() > room.1 {
+            return Err(Unread::Crowded);
+        }
+        share.bytes += piece.len();
+        room.0.set(room.0.get() + piece.len());
         // Most bodies come in one piece, which need not be copied.
         if first.is_empty() && all.is_empty() {
             first = piece;

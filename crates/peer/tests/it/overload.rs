@@ -148,3 +148,40 @@ fn unknown_senders_make_way_for_newer_ones() {
     assert!(known.len() <= 64, "{}", known.len());
     assert!(known.contains_key(&0x17f), "the last one can be answered");
 }
+
+#[test]
+fn messages_that_strangers_send_share_one_room() {
+    let (listener, url) = kit::listen();
+    let timeouts = Timeouts { read: Duration::from_secs(60), ..kit::TIMEOUTS };
+    let one = kit::member_at(1, kit::CLUSTER, listener, &url, timeouts);
+    one.peers.set_members(vec![(2, vec![kit::listen().1])]);
+    let part = vec![0; 20 << 20];
+    let mut strangers: Vec<_> = (0..5)
+        .map(|_| {
+            let mut stream = raw::connect(&one.url);
+            let long = with(headers("9"), "Content-Length", "104857600");
+            stream.write_all(&raw::head("POST", "/raft", &long)).unwrap();
+            // It may be refused before all of it is taken.
+            let _ = stream.write_all(&part);
+            stream.set_read_timeout(Some(Duration::from_millis(5))).unwrap();
+            stream
+        })
+        .collect();
+    kit::until("one is refused", || {
+        strangers.iter_mut().find_map(|stream| {
+            let mut answer = [0; 64];
+            let ended = match std::io::Read::read(stream, &mut answer) {
+                Ok(0) => true,
+                Ok(count) => answer[..count].windows(3).any(|text| text == b"503"),
+                Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
+            };
+            ended.then_some(())
+        })
+    });
+    // Members are not held up by it.
+    let body = prost::Message::encode_to_vec(&heartbeat(2, 1, 1));
+    assert_eq!(raw::request(&one.url, "POST", "/raft", &headers("2"), &body).status, 204);
+    // A message keeps the bytes that it came in: it may not have many that it is not made of.
+    let unknown = [&body[..], &[0xa2, 0x06, 0x80, 0x80, 0x04], &[0; 65536]].concat();
+    assert_eq!(raw::request(&one.url, "POST", "/raft", &headers("2"), &unknown).status, 400);
+}
