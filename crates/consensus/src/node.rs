@@ -61,6 +61,9 @@ pub struct Node {
     /// A hard state whose only news is the commit index: it goes to the log with the next thing that has to, for a
     /// commit index that is lost in a crash is found again.
     unsaved: Option<HardState>,
+    /// A member was removed: how far that is committed goes to the log though nothing else does. Those that are left may
+    /// not be enough to commit the removal again, should they forget it.
+    notes_commit: bool,
     /// Term and vote as last given out for the log.
     vote: (u64, u64),
     /// The newest batch of raft's decisions, whether it had something for the log or not.
@@ -172,6 +175,7 @@ impl Node {
             config,
             ticks: 0,
             unsaved: None,
+            notes_commit: false,
             vote,
             batch: 0,
             unsynced: VecDeque::new(),
@@ -251,7 +255,10 @@ impl Node {
                     change,
                 });
             }
-            Event::ConfChanged(change) => self.change_conf(change)?,
+            Event::ConfChanged(change) => {
+                self.change_conf(change)?;
+                self.notes_commit |= change.kind == ConfChangeKind::Remove;
+            }
             Event::Forgotten(index) => {
                 let index = index.min(self.raw.raft.raft_log.applied);
                 self.raw.mut_store().forget(index);
@@ -680,12 +687,20 @@ impl Node {
     /// What follows from the events so far; `None` once there is nothing more to do.
     pub fn effects(&mut self) -> Option<Effects> {
         if !self.raw.has_ready() {
-            if self.outbox.is_empty() && self.fetches.is_empty() && !self.stands_anew {
+            let noted = if std::mem::take(&mut self.notes_commit) { self.unsaved.take() } else { None };
+            let append = noted.map(|hard_state| Append {
+                number: self.batch,
+                entries: Vec::new(),
+                hard_state: Some(hard_state),
+            });
+            let quiet = self.outbox.is_empty() && self.fetches.is_empty() && !self.stands_anew;
+            if quiet && append.is_none() {
                 return None;
             }
             let standing = std::mem::take(&mut self.stands_anew).then(|| self.standing());
             return Some(Effects {
                 standing,
+                append,
                 messages: self.outgoing(),
                 fetches: std::mem::take(&mut self.fetches),
                 ..Effects::default()
