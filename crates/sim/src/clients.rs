@@ -217,7 +217,8 @@ impl World {
         let pipe = watcher.connect(at, life, &self.profile, newest, &mut self.next_watch, now);
         let streams = watcher.streams;
         let needs_leader = watcher.rng().one_in(4);
-        let pace = watcher.pace;
+        // A slow one that comes back when the work is done hurries like all others.
+        let pace = if self.working { watcher.pace } else { watcher.pace.min(20 * MILLI) };
         let Some(process) = self.wake(at, life) else { return };
         let done = Rc::clone(&process.done);
         let future = process.stepped.watch(

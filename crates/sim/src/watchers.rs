@@ -130,7 +130,7 @@ pub struct Watcher {
     pub streams: u64,
     /// The place of the member that serves it.
     pub place: usize,
-    /// When it was last told of an event.
+    /// When it was last told of an event, or connected.
     pub told_at: Nanos,
     /// All watches that have ended.
     pub done: Vec<Watch>,
@@ -227,6 +227,8 @@ impl Watcher {
         }
         self.streams += 1;
         self.place = place;
+        // Nothing can have come yet, so it is not done before it had time to be told.
+        self.told_at = now;
         self.pipe = Some(Rc::clone(&pipe));
         pipe
     }
