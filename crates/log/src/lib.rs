@@ -43,7 +43,7 @@ pub use figures::{DURATION_BOUNDS_S, Durations, Figures, Stall};
 pub use log::{Log, OnEvent};
 pub use types::{
     Batch, Entry, HardState, Location, LogEvent, Options, Recovered, Repair, Replayed, Reset, SegmentState,
-    Space, Synced, Value, ValueId,
+    Space, Synced, Value, ValueId, segment_bytes_for,
 };
 pub use values::{Entries, Values, Wanted, runs};
 pub use witness::{LogEnd, Witness};

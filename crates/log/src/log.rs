@@ -9,7 +9,7 @@ use std::time::Duration;
 use disk::Disk;
 
 use crate::format::{PAYLOAD_BYTES_MAX, SEGMENT_BYTES_MIN, VALUE_HEAD_BYTES, padded};
-use crate::preparation::{Preparation, Step};
+use crate::preparation::{Preparation, Step, usable};
 use crate::segment::Shared;
 use crate::writer::{Progress, Request, Writer};
 use crate::{
@@ -35,6 +35,7 @@ pub struct Log {
     worker: Option<Worker>,
     threads: Vec<JoinHandle<()>>,
     queued_bytes_max: usize,
+    segment_bytes: u32,
     next_index: u64,
     next_ticket: u64,
 }
@@ -130,6 +131,7 @@ impl Log {
             worker: None,
             threads: Vec::new(),
             queued_bytes_max: options.queued_bytes_max,
+            segment_bytes: options.segment_bytes,
             next_index,
             next_ticket: 1,
         };
@@ -170,13 +172,10 @@ impl Log {
         if waiting.bytes > 0 && waiting.bytes + bytes > self.queued_bytes_max {
             return refuse(Refusal::QueueFull, batch);
         }
-        // A batch of hard states only may use the room that is kept for them.
-        let data = !batch.entries.is_empty() || !batch.values.is_empty() || batch.reset.is_some();
-        if data && self.shared.space() == Space::Exhausted && !self.preparation.ready() {
-            let room = self.shared.room.load(std::sync::atomic::Ordering::Acquire) as usize;
-            if waiting.bytes + bytes > room {
-                return refuse(Refusal::NoSpace, batch);
-            }
+        // A batch of hard states and restarts only may use the room that is kept for them.
+        let data = !batch.entries.is_empty() || !batch.values.is_empty();
+        if data && self.shared.space() != Space::Ample && (waiting.bytes + bytes) as u64 > self.room() {
+            return refuse(Refusal::NoSpace, batch);
         }
         let mut next = batch.reset.map_or(self.next_index, |reset| reset.index + 1);
         for entry in &batch.entries {
@@ -228,6 +227,32 @@ impl Log {
     /// Room for more log. Ask before proposing: at [`Space::Low`] raise the alarm.
     pub fn space(&self) -> Space {
         self.shared.space()
+    }
+
+    /// Bytes of records that the log takes whatever the disk says: the rest of the segment in use, and the next segment
+    /// and the spare files as far as they are ready. What is queued is not subtracted.
+    pub fn room(&self) -> u64 {
+        self.shared.room.load(std::sync::atomic::Ordering::Acquire) + self.preparation.ready_bytes()
+    }
+
+    /// Bytes that the file system gives beyond [`Log::room`]; `None` if it does not say.
+    pub fn free_bytes(&self) -> Option<u64> {
+        self.preparation.free_bytes()
+    }
+
+    /// Size of a segment's file.
+    pub fn segment_bytes(&self) -> u32 {
+        self.segment_bytes
+    }
+
+    /// Bytes of entries and values that fit into a segment.
+    pub fn segment_room(&self) -> u64 {
+        usable(u64::from(self.segment_bytes))
+    }
+
+    /// Bytes that a batch takes in the log.
+    pub fn bytes_of(batch: &Batch) -> usize {
+        size(batch)
     }
 
     /// Bytes appended and not durable yet.

@@ -24,6 +24,7 @@ use planted::Bug;
 
 use crate::format::{END_BYTES, RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, SegmentHeader};
 use crate::segment::{Shared, file_name, write_zeros};
+use crate::writer::TAIL_BYTES;
 use crate::{Options, Space};
 
 /// Files being made.
@@ -106,6 +107,26 @@ impl Preparation {
     /// The number of the segment that [`Preparation::take`] gives next.
     pub fn next_seq(&self) -> u32 {
         self.lock().next_seq
+    }
+
+    /// Bytes of records that fit into what is ready: the next segment and the spare files.
+    pub fn ready_bytes(&self) -> u64 {
+        let stock = self.lock();
+        let next = stock.next.as_ref().map_or(0, |next| usable(next.header.capacity));
+        next + stock.spares.len() as u64 * usable(u64::from(self.options.segment_bytes))
+    }
+
+    /// Bytes that the file system still gives; `None` if it does not say.
+    pub fn free_bytes(&self) -> Option<u64> {
+        self.shared.disk.space(&self.options.dir).ok().map(|space| space.free_bytes)
+    }
+
+    /// Removes a spare file, the reserve if need be, so that the segment in use can grow by its room.
+    pub fn give_up_spare(&self) -> bool {
+        let Some(path) = self.lock().spares.pop() else { return false };
+        let removed = self.shared.disk.remove(&path).is_ok();
+        self.changed.notify_all();
+        removed
     }
 
     /// Gives a segment that was prepared before this process began.
@@ -384,6 +405,12 @@ impl Preparation {
     fn lock(&self) -> MutexGuard<'_, Stock> {
         self.stock.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Bytes of records that entries and values can fill of a segment of that size.
+pub(crate) fn usable(capacity: u64) -> u64 {
+    // The header, a Start record that names some hundred segments, and the tail.
+    capacity.saturating_sub(SEGMENT_HEADER_BYTES as u64 + 512 + TAIL_BYTES)
 }
 
 /// Spreads a number over 64 bits (the finaliser of splitmix64).

@@ -154,6 +154,19 @@ pub struct Options {
     pub by_hand: bool,
 }
 
+/// Bytes of a segment on ordinary disks.
+const SEGMENT_BYTES: u32 = 64 << 20;
+/// And on the smallest ones.
+const SEGMENT_BYTES_LEAST: u32 = 512 << 10;
+/// A segment takes at most this part of the file system: some are always in use, prepared or in reserve.
+const SEGMENTS_PER_DISK: u64 = 32;
+
+/// Bytes that segments should have on a file system of this size: 64 MiB from 2 GiB on, and down to 512 KiB.
+pub fn segment_bytes_for(total_bytes: u64) -> u32 {
+    let part = u32::try_from(total_bytes / SEGMENTS_PER_DISK).unwrap_or(SEGMENT_BYTES);
+    part.clamp(SEGMENT_BYTES_LEAST, SEGMENT_BYTES) & !4095
+}
+
 impl Options {
     /// The defaults for a log in `dir`.
     pub fn new(dir: impl Into<PathBuf>, cluster_id: u64, member_id: u64) -> Options {
@@ -163,7 +176,7 @@ impl Options {
             member_id,
             incarnation: 1,
             secret_seed: None,
-            segment_bytes: 64 << 20,
+            segment_bytes: SEGMENT_BYTES,
             queued_bytes_max: 256 << 20,
             spare_files_max: 2,
             quiet_after: Duration::from_secs(60),

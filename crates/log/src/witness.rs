@@ -67,7 +67,8 @@ impl Witness {
         Witness::decode(&bytes[..read]).map(Some).map_err(|why| OpenError::damaged(path, 0, why))
     }
 
-    /// Writes the witness, durably and atomically, in the place of the one before.
+    /// Writes the witness, durably and atomically, in the place of the one before: as a new file, or, where a full disk has
+    /// no room for one, over the old one, of which all bytes are in one sector.
     ///
     /// # Errors
     ///
@@ -78,9 +79,22 @@ impl Witness {
         if disk.exists(&making).map_err(io)? {
             disk.remove(&making).map_err(io)?;
         }
-        let file = disk.create(&making).map_err(io)?;
-        file.write_at(&self.encode(), 0).map_err(io)?;
-        file.sync_all().map_err(io)?;
+        let made = disk.create(&making).and_then(|file| {
+            file.write_at(&self.encode(), 0)?;
+            file.sync_all()
+        });
+        match made {
+            Err(error) if error.kind() == std::io::ErrorKind::StorageFull => {
+                // What cannot be removed is removed the next time.
+                let _ = disk.remove(&making);
+                if !disk.exists(path).map_err(io)? {
+                    return Err(io(error));
+                }
+                let file = disk.open(path).map_err(io)?;
+                return file.write_at(&self.encode(), 0).and_then(|()| file.sync_all()).map_err(io);
+            }
+            made => made.map_err(io)?,
+        }
         disk.rename(&making, path).map_err(|error| OpenError::io("rename to", path, error))?;
         let dir = path.parent().unwrap_or(path);
         disk.sync_dir(dir).map_err(|error| OpenError::io("sync", dir, error))

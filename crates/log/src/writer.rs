@@ -215,7 +215,8 @@ impl Writer {
     /// Places all of a request but its hard state; false when there was no room for all.
     fn place_request(&mut self, request: &mut Request, synced: &mut Synced) -> Result<bool, Fatal> {
         if let Some(reset) = request.reset {
-            if !self.make_room(0, TAIL_BYTES, synced)? {
+            // It comes with a hard state, and what it voids makes room.
+            if !self.make_room(0, RELEASE_TAIL_BYTES, synced)? {
                 return Ok(false);
             }
             self.place(Kind::Reset, 0, reset.term, reset.index, &[], Bytes::new());
@@ -309,8 +310,11 @@ impl Writer {
         let capacity = active.capacity.load(Ordering::Relaxed);
         let wanted = u64::from(self.write.end) + need;
         assert!(wanted < u64::from(u32::MAX), "a segment's offsets have 32 bits");
-        if active.file.allocate(capacity, wanted - capacity).is_err() {
-            return false;
+        // On a full disk the reserve makes way for a record that is larger than a segment.
+        while active.file.allocate(capacity, wanted - capacity).is_err() {
+            if !self.preparation.give_up_spare() {
+                return false;
+            }
         }
         active.capacity.store(wanted, Ordering::Relaxed);
         true

@@ -53,6 +53,8 @@ bugs! {
     CheckpointTorn = "checkpoint-torn";
     /// log: the manifest is renamed into place before its contents are synced.
     ManifestNotSynced = "manifest-not-synced";
+    /// log: a checkpoint on a full disk does not use the room that is kept for it.
+    CheckpointWithoutReserve = "checkpoint-without-reserve";
     /// consensus: a follower's acknowledgement leaves before its entries are on disk.
     PromiseBeforeSync = "promise-before-sync";
     /// consensus: a removed voter goes on counting for the quorum.
@@ -93,6 +95,12 @@ bugs! {
     SegmentDeletedUnderView = "segment-deleted-under-view";
     /// server: a segment is deleted before the checkpoint is durable that does without it.
     SegmentDeletedEarly = "segment-deleted-early";
+    /// server: a batch that the log has no room for ends the member.
+    FullLogFatal = "full-log-fatal";
+    /// server: a checkpoint is due by the number of entries alone, however many bytes they are.
+    CheckpointByEntriesAlone = "checkpoint-by-entries-alone";
+    /// server: NOSPACE that the disk had raised stays although the disk has room again.
+    DiskAlarmStays = "disk-alarm-stays";
     /// server: a leader counts its entries as synced when it hands them to its log.
     LeaderCountsUnsynced = "leader-counts-unsynced";
     /// server: a leader answers linearizable reads without asking whether it still leads.

@@ -74,6 +74,7 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
         terms,
         remotes,
         evidence,
+        note: (note, cause),
         lock,
     } = opened;
     let had_data = recovered.last_index > 0 || machine.applied_index > 0;
@@ -118,7 +119,7 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
     shared.set_disk_bytes(log_bytes + checkpoint_bytes);
 
     let (orders, order_queue) = sync_channel::<Order>(ORDERS_MAX);
-    let keeper = Keeper::new(Arc::clone(&shared), checkpoints, levels);
+    let keeper = Keeper::new(Arc::clone(&shared), checkpoints, levels, note);
     let (hash_jobs, hash_queue) = sync_channel(compaction_hash::JOBS_MAX);
     let (fetches, fetch_queue) = sync_channel(FETCHES_MAX);
     let entries = log.entries();
@@ -143,6 +144,7 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
         attributes,
         checkpoint_bytes,
         thresholds,
+        cause,
         ready: ready_sender,
     };
     Assembled {

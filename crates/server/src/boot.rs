@@ -91,7 +91,7 @@ pub fn start(
     })?;
     opened.report(&logger, began.elapsed());
     let shards = std::thread::available_parallelism().map_or(1, usize::from);
-    let thresholds = Thresholds::of(config.snapshot_count);
+    let thresholds = Thresholds::of(config.snapshot_count, opened.log.segment_bytes());
     let setting = Setting { config, logger, inbox, clock: Clock::real(), shards, threads: true, thresholds };
     let assembled = assemble(setting, opened);
     let listeners = (clients, peers, metrics_listeners);

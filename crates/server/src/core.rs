@@ -19,6 +19,7 @@ mod proposals;
 mod quarantine;
 mod reads;
 mod replication;
+mod room;
 mod run;
 mod space;
 
@@ -35,6 +36,7 @@ use machine::{AsOf, Leases, Outcome, SharedMap, StateTrail};
 use tokio::sync::oneshot;
 
 use crate::arrivals::Charge;
+use crate::evidence::Cause;
 use crate::transfer::Received;
 use machine::image::Head;
 use machine::transfer::Held;
@@ -250,7 +252,13 @@ pub enum Order {
     Relocate {
         /// The segments.
         segments: Vec<u32>,
+        /// Bytes of values to ask for at once.
+        portion_bytes: usize,
     },
+    /// Note beside the log what raised this member's NOSPACE alarm.
+    Note(Cause),
+    /// The disk may fill up: keep room for the next checkpoint.
+    Reserve,
     /// End.
     Stop,
 }

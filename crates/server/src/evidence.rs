@@ -1,4 +1,5 @@
-//! What lies beside the log and says whose it is, and where it ended when the member stopped in order.
+//! What lies beside the log and says whose it is, and where it ended when the member stopped in order; and a note of what
+//! raised the NOSPACE alarm.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -66,4 +67,96 @@ impl Evidence {
         let witness = Witness { cluster_id: identity.cluster_id, member_id: identity.member_id, end };
         witness.write(&*self.disk, &self.path)
     }
+}
+
+/// What raised this member's NOSPACE alarm. The alarm itself is replicated state and does not say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// It is not raised, or nothing is known of it.
+    Nothing,
+    /// The disk has no room for more log.
+    Disk,
+    /// The data would have gone over the quota.
+    Quota,
+}
+
+impl Cause {
+    /// As it is told to an operator.
+    pub fn name(self) -> &'static str {
+        match self {
+            Cause::Nothing => "nothing",
+            Cause::Disk => "disk",
+            Cause::Quota => "quota",
+        }
+    }
+}
+
+const NOTE_MAGIC: [u8; 8] = *b"MNSTNSP\n";
+const NOTE_VERSION: u32 = 1;
+const NOTE_BYTES: usize = 20;
+
+/// The file `<data-dir>/member/nospace`, which says what raised the NOSPACE alarm. It is made while there is room and
+/// overwritten in place, since it has to be written when the disk is full. One that is missing or damaged says nothing.
+///
+/// ```text
+/// 0  magic    8   "MNSTNSP\n"
+/// 8  version  4   1
+/// 12 cause    4   0 nothing, 1 the disk, 2 the quota
+/// 16 crc32c   4   of bytes 0..16
+/// ```
+#[derive(Clone)]
+pub struct Note {
+    disk: Arc<dyn Disk>,
+    path: PathBuf,
+}
+
+impl Note {
+    /// Opens the note in this directory, and makes it if it is missing and the disk has room for it.
+    pub fn open(disk: &Arc<dyn Disk>, member_dir: &Path) -> (Note, Cause) {
+        let note = Note { disk: Arc::clone(disk), path: member_dir.join("nospace") };
+        let cause = note.read();
+        if cause.is_none() {
+            // Without it an alarm that the disk raises stays until it is disarmed, if the member is restarted meanwhile.
+            let _ = note.make(member_dir);
+        }
+        (note, cause.unwrap_or(Cause::Nothing))
+    }
+
+    /// Writes down what raised the alarm, durably.
+    pub fn write(&self, cause: Cause) -> std::io::Result<()> {
+        let file = self.disk.open(&self.path)?;
+        file.write_at(&encode_note(cause), 0)?;
+        file.sync_data()
+    }
+
+    fn read(&self) -> Option<Cause> {
+        if !self.disk.exists(&self.path).ok()? {
+            return None;
+        }
+        let mut bytes = [0; NOTE_BYTES + 1];
+        let read = self.disk.open(&self.path).ok()?.read_at(&mut bytes, 0).ok()?;
+        [Cause::Nothing, Cause::Disk, Cause::Quota]
+            .into_iter()
+            .find(|cause| bytes[..read] == encode_note(*cause))
+    }
+
+    fn make(&self, member_dir: &Path) -> std::io::Result<()> {
+        if self.disk.exists(&self.path)? {
+            self.disk.remove(&self.path)?;
+        }
+        let file = self.disk.create(&self.path)?;
+        file.write_at(&encode_note(Cause::Nothing), 0)?;
+        file.sync_all()?;
+        self.disk.sync_dir(member_dir)
+    }
+}
+
+fn encode_note(cause: Cause) -> [u8; NOTE_BYTES] {
+    let mut bytes = [0; NOTE_BYTES];
+    bytes[..8].copy_from_slice(&NOTE_MAGIC);
+    bytes[8..12].copy_from_slice(&NOTE_VERSION.to_le_bytes());
+    bytes[12..16].copy_from_slice(&(cause as u32).to_le_bytes());
+    let crc = crc32c::crc32c(&bytes[..16]);
+    bytes[16..].copy_from_slice(&crc.to_le_bytes());
+    bytes
 }

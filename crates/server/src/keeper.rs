@@ -16,6 +16,7 @@ use machine::found::read_version;
 use machine::image::{Head, RunWriter};
 
 use crate::core::{Ask, Checkpointed, Order, Relocation};
+use crate::evidence::Note;
 use crate::shared::Shared;
 use crate::terms;
 use crate::values::LogValues;
@@ -31,8 +32,10 @@ const PAUSE_MAX: Duration = Duration::from_millis(5);
 const VERSION_BYTES: u64 = 48;
 /// Versions looked at in one view for values to move.
 const LOOKED_AT_MAX: usize = 16 << 10;
-/// Bytes of values in one portion of a move.
-const MOVE_BYTES: usize = 1 << 20;
+/// Bytes that a run may have beyond what its versions are guessed to need, at most.
+const RUN_SLACK_BYTES: u64 = 256 << 10;
+/// With so many bytes free, and four times a checkpoint, no room is kept for the next one.
+const RESERVE_FREE_BYTES: u64 = 1 << 30;
 
 /// One run and the revisions it covers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,6 +74,7 @@ pub struct Keeper {
     shared: Arc<Shared>,
     store: CheckpointStore,
     levels: Vec<Level>,
+    note: Note,
     job: Option<Job>,
 }
 
@@ -120,6 +124,8 @@ struct Moving {
     /// What was written later lies in later segments.
     through: i64,
     segments: Vec<u32>,
+    /// Bytes of values in one portion.
+    portion_bytes: usize,
     values: LogValues,
     /// The version that was looked at last, by main and sub revision.
     behind: (i64, u32),
@@ -133,8 +139,8 @@ fn text(error: log::OpenError) -> String {
 
 impl Keeper {
     /// Takes over the checkpoint that the member was started from.
-    pub fn new(shared: Arc<Shared>, store: CheckpointStore, levels: Vec<Level>) -> Keeper {
-        Keeper { shared, store, levels, job: None }
+    pub fn new(shared: Arc<Shared>, store: CheckpointStore, levels: Vec<Level>, note: Note) -> Keeper {
+        Keeper { shared, store, levels, note, job: None }
     }
 
     /// Carries out orders until the last.
@@ -167,12 +173,17 @@ impl Keeper {
                     Err(why) => self.checkpointed(Err(why)),
                 }
             }
-            Order::Relocate { segments } => {
+            Order::Relocate { segments, portion_bytes } => {
                 let values = LogValues::new(self.shared.values.clone());
                 let through = self.shared.state.load().view.snapshot().current_revision();
-                let moving = Moving { through, segments, values, behind: (0, 0), moved: None };
+                let moving = Moving { through, segments, portion_bytes, values, behind: (0, 0), moved: None };
                 self.job = Some(Job::Relocation(Box::new(moving)));
             }
+            Order::Note(cause) => {
+                // If it cannot be written, an alarm that the disk raised outlives a restart until it is disarmed.
+                let _ = self.note.write(cause);
+            }
+            Order::Reserve => self.keep_reserve(),
             Order::Stop => return false,
         }
         true
@@ -237,6 +248,26 @@ impl Keeper {
         (from, kept)
     }
 
+    /// Keeps room for the next checkpoint, unless the disk has so much that it will not be gone by then.
+    fn keep_reserve(&self) {
+        let Some(space) = self.store.space() else { return };
+        let bytes: u64 = self.levels.iter().map(|level| level.run.file_bytes).sum();
+        let slack = Keeper::slack(space.total_bytes);
+        let wanted = (bytes + bytes / 2 + slack).next_multiple_of(4096);
+        let plenty = space.free_bytes >= RESERVE_FREE_BYTES + 4 * wanted;
+        // Where there is no room for it, the next checkpoint tries again.
+        let _ = if plenty {
+            self.store.drop_reserve()
+        } else {
+            self.store.keep_reserve(wanted, (slack / 4).max(4096))
+        };
+    }
+
+    /// Bytes that a run may have beyond what its versions are guessed to need, on a file system of this size.
+    fn slack(total_bytes: u64) -> u64 {
+        (total_bytes / 64).clamp(4096, RUN_SLACK_BYTES)
+    }
+
     fn manifest(levels: &[Level], applied_index: u64, term: u64, metadata: Vec<u8>) -> Manifest {
         let runs = levels.iter().map(|level| level.run.clone()).collect();
         Manifest { applied_index, term, metadata, runs }
@@ -244,15 +275,23 @@ impl Keeper {
 
     fn begin(&self, head: Head, state: AsOf, whole: bool, metadata: Vec<u8>) -> Result<Writing, String> {
         let from_min = if whole { i64::MAX } else { head.delta_from_min };
-        let (from, kept) = Keeper::plan(&self.levels, head.revision, state.moment().versions(), from_min);
+        let versions = state.moment().versions();
+        let (from, kept) = Keeper::plan(&self.levels, head.revision, versions, from_min);
         // A base run has nothing that cannot be read.
         let state = if from == 0 { state.of_what_is_readable() } else { state };
         let (to, applied_index, term) = (head.revision, head.applied_index, head.applied_term);
         let name = Level::name(from, to, applied_index, &self.levels);
         // An attempt that failed, or was cut short by a crash, may have left files, even one of this name.
         self.store.prune(&Keeper::manifest(&self.levels, applied_index, term, Vec::new())).map_err(text)?;
+        let bytes = if from == 0 {
+            let on_disk: u64 = self.levels.iter().map(|level| level.run.file_bytes).sum();
+            on_disk.max(versions * 2 * VERSION_BYTES)
+        } else {
+            u64::try_from(to - from).unwrap_or(0) * 2 * VERSION_BYTES
+        };
+        let bytes = bytes + self.store.space().map_or(0, |space| Keeper::slack(space.total_bytes));
         let identity = self.shared.identity.to_bytes();
-        let file = self.store.begin(&name, applied_index, term, &identity).map_err(text)?;
+        let file = self.store.begin_within(&name, applied_index, term, &identity, bytes).map_err(text)?;
         let blocks = RunWriter::new(state, head, from);
         let stage = Stage::Blocks { file, blocks, synced: 0 };
         Ok(Writing { stage, kept, from, to, applied_index, term, metadata })
@@ -295,6 +334,7 @@ impl Keeper {
                     .prune(&Keeper::manifest(&self.levels, applied_index, term, Vec::new()))
                     .map_err(text)?;
                 let bytes = self.levels.iter().map(|level| level.run.file_bytes).sum();
+                self.keep_reserve();
                 Ok(Some(Checkpointed { applied_index, whole: writing.from == 0, bytes }))
             }
         }
@@ -323,13 +363,13 @@ impl Moving {
         }
         let (mut portion, mut bytes) = (Vec::new(), 0);
         let mut ended = false;
-        while bytes < MOVE_BYTES && !ended {
+        while bytes < self.portion_bytes && !ended {
             // What is not there any more need not be moved, so that the newest view does each time.
             let view = Arc::clone(&shared.state.load().view);
             let mut looked_at = 0;
             let snapshot = view.snapshot();
             let mut versions = snapshot.written_after(self.behind.0, self.behind.1);
-            while bytes < MOVE_BYTES && looked_at < LOOKED_AT_MAX {
+            while bytes < self.portion_bytes && looked_at < LOOKED_AT_MAX {
                 let Some(version) = versions.next().filter(|version| version.main() <= self.through) else {
                     ended = true;
                     break;

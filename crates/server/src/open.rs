@@ -17,7 +17,7 @@ use prost::Message as _;
 use crate::catch_up::entry_of;
 use crate::config::Config;
 use crate::core::Ask;
-use crate::evidence::Evidence;
+use crate::evidence::{Cause, Evidence, Note};
 use crate::inbox::Inbox;
 use crate::joining::{self, Beginning};
 use crate::keeper::Level;
@@ -47,7 +47,7 @@ pub(crate) struct Opening<'a> {
     /// Whether threads may be started. Where they may not, one thing is done after the other, and the log is driven by
     /// hand.
     pub threads: bool,
-    /// Bytes of the log's segments.
+    /// Bytes of the log's segments; if not given, they follow the size of the file system.
     pub segment_bytes: Option<u32>,
     /// Decides when this member campaigns; members of one cluster must not time out together. Its id if not given. The
     /// secrets of the log's segments follow from it too; if not given, from the operating system's randomness.
@@ -71,6 +71,8 @@ pub(crate) struct Opened {
     /// Members that are there already, as far as this member does not know them from its own log.
     pub remotes: Vec<(u64, Vec<String>)>,
     pub evidence: Evidence,
+    /// What raised this member's NOSPACE alarm, as noted, and the note.
+    pub note: (Note, Cause),
     /// Held while the member runs.
     pub lock: Lock,
 }
@@ -172,6 +174,8 @@ pub(crate) fn open(opening: &Opening<'_>) -> Result<Opened, String> {
     let rules = crate::assembly::rules(config);
     let mut applied = manifest.as_ref().map_or(0, |manifest| manifest.applied_index);
     let (threads, segment_bytes, secret_seed) = (opening.threads, opening.segment_bytes, opening.seed);
+    let segment_bytes = segment_bytes
+        .or_else(|| disk.space(member_dir).ok().map(|space| log::segment_bytes_for(space.total_bytes)));
     let replay_from = |first: u64| {
         let mut options = log::Options::new(&log_dir, identity.cluster_id, identity.member_id);
         options.unsafe_no_fsync = config.unsafe_no_fsync;
@@ -306,9 +310,14 @@ pub(crate) fn open(opening: &Opening<'_>) -> Result<Opened, String> {
             hard_state = HardState { term: 1, vote: 0, commit: first.len() as u64 };
             locations = append_entries(&mut log, inbox, &first, hard_state, threads)?;
             entries = first;
-            if !lasting {
-                evidence.open(&identity).map_err(text)?;
-            }
+        } else if !lasting {
+            // One that joins gets its entries from the others. So that its log is missed if it is lost before the member
+            // has been stopped for the first time, it begins with something.
+            let batch = Batch { hard_state: Some(log::HardState::default()), ..Batch::default() };
+            append_and_wait(&mut log, inbox, batch, threads)?;
+        }
+        if !lasting {
+            evidence.open(&identity).map_err(text)?;
         }
     }
     if config.force_new_cluster {
@@ -373,6 +382,7 @@ pub(crate) fn open(opening: &Opening<'_>) -> Result<Opened, String> {
         levels,
         terms,
         remotes,
+        note: Note::open(disk, member_dir),
         evidence,
         lock,
     })

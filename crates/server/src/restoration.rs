@@ -121,9 +121,9 @@ impl Restoration {
         disk.create_dir_all(&member_dir).map_err(failed)?;
         let mut options = log::Options::new(member_dir.join("log"), identity.cluster_id, identity.member_id);
         options.by_hand = true;
-        if segment_bytes > 0 {
-            options.segment_bytes = segment_bytes;
-        }
+        let space = disk.space(&member_dir).map_err(failed)?;
+        options.segment_bytes =
+            if segment_bytes > 0 { segment_bytes } else { log::segment_bytes_for(space.total_bytes) };
         options.unsafe_no_fsync = true;
         let (sender, events) = channel();
         // Nobody is told anything once the directory is made.

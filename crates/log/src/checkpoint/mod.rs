@@ -4,6 +4,9 @@
 //! them in order. Both are written beside their name, synced and renamed, so they are there whole or not at all.
 //! A damaged manifest or run is refused: falling back to an older one could lose what the log no longer holds.
 //!
+//! On a disk that may fill up, `reserve` and `reserve-manifest` keep room for the next run and manifest; what they hold
+//! means nothing.
+//!
 //! Format version 1, little-endian:
 //!
 //! ```text

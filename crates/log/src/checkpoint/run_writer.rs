@@ -17,6 +17,8 @@ pub struct RunWriter {
     pub(super) dir: PathBuf,
     pub(super) name: String,
     pub(super) path_tmp: PathBuf,
+    /// Where the file was kept as the reserve, if it was.
+    pub(super) reserve: Option<PathBuf>,
     pub(super) file: Option<Arc<dyn File>>,
     offset: u64,
     seed: u32,
@@ -34,6 +36,7 @@ impl RunWriter {
         applied_index: u64,
         term: u64,
         metadata: &[u8],
+        reserve: Option<PathBuf>,
     ) -> Result<RunWriter, OpenError> {
         assert!(metadata.len() <= METADATA_BYTES_MAX, "the metadata is within its limit");
         let path_tmp = dir.join(format!("{name}.tmp"));
@@ -41,7 +44,13 @@ impl RunWriter {
         if disk.exists(&path_tmp).map_err(io)? {
             disk.remove(&path_tmp).map_err(io)?;
         }
-        let file = disk.create(&path_tmp).map_err(io)?;
+        let file = match &reserve {
+            Some(reserve) => {
+                disk.rename(reserve, &path_tmp).map_err(io)?;
+                disk.open(&path_tmp).map_err(io)?
+            }
+            None => disk.create(&path_tmp).map_err(io)?,
+        };
         let mut head = Vec::with_capacity(RUN_HEAD_BYTES + metadata.len() + 4);
         head.extend_from_slice(&RUN_MAGIC);
         head.extend_from_slice(&VERSION.to_le_bytes());
@@ -56,6 +65,7 @@ impl RunWriter {
             dir,
             name: name.to_owned(),
             path_tmp,
+            reserve,
             file: Some(file),
             offset: 0,
             seed,
@@ -113,6 +123,11 @@ impl RunWriter {
         self.write_buffer()?;
         let path = self.dir.join(&self.name);
         if let Some(file) = &self.file
+            && self.reserve.is_some()
+        {
+            file.set_len(self.offset).map_err(|error| OpenError::io("cut", &self.path_tmp, error))?;
+        }
+        if let Some(file) = &self.file
             && !planted::is(planted::Bug::CheckpointTorn)
         {
             file.sync_all().map_err(|error| OpenError::io("sync", &self.path_tmp, error))?;
@@ -136,8 +151,11 @@ impl RunWriter {
 impl Drop for RunWriter {
     fn drop(&mut self) {
         if self.file.take().is_some() {
-            // If this fails too, pruning removes the file later.
-            let _ = self.disk.remove(&self.path_tmp);
+            // If this fails too, pruning does it later.
+            let _ = match &self.reserve {
+                Some(reserve) => self.disk.rename(&self.path_tmp, reserve),
+                None => self.disk.remove(&self.path_tmp),
+            };
         }
     }
 }

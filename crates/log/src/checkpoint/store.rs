@@ -1,9 +1,9 @@
 //! The checkpoint directory.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use disk::Disk;
+use disk::{Disk, DiskSpace};
 
 use super::manifest::is_run_name;
 use super::{Manifest, Run, RunReader, RunWriter};
@@ -11,6 +11,10 @@ use crate::OpenError;
 
 const MANIFEST: &str = "MANIFEST";
 const MANIFEST_TMP: &str = "MANIFEST.tmp";
+/// Room that is kept for the next run, and for the next manifest, on a disk that may fill up: a checkpoint is what frees
+/// segments.
+const RESERVE: &str = "reserve";
+const MANIFEST_RESERVE: &str = "reserve-manifest";
 /// A manifest longer than this is not one.
 const MANIFEST_BYTES_MAX: u64 = 64 << 20;
 
@@ -37,6 +41,19 @@ impl CheckpointStore {
         term: u64,
         metadata: &[u8],
     ) -> Result<RunWriter, OpenError> {
+        self.begin_within(name, applied_index, term, metadata, 0)
+    }
+
+    /// As [`CheckpointStore::begin`]. If the file system has not so many bytes free, the reserve becomes the run's file;
+    /// it comes back if the run is not finished.
+    pub fn begin_within(
+        &self,
+        name: &str,
+        applied_index: u64,
+        term: u64,
+        metadata: &[u8],
+        expected_bytes: u64,
+    ) -> Result<RunWriter, OpenError> {
         assert!(is_run_name(name), "{name:?} is no name for a run");
         let path = self.dir.join(name);
         let taken = self.disk.exists(&path).map_err(|error| OpenError::io("look for", &path, error))?;
@@ -44,7 +61,59 @@ impl CheckpointStore {
             let error = std::io::Error::from(std::io::ErrorKind::AlreadyExists);
             return Err(OpenError::io("create", &path, error));
         }
-        RunWriter::begin(self.disk.clone(), self.dir.clone(), name, applied_index, term, metadata)
+        let reserve = self.dir.join(RESERVE);
+        let short = self.disk.space(&self.dir).is_ok_and(|space| space.free_bytes < expected_bytes);
+        let short = short && !planted::is(planted::Bug::CheckpointWithoutReserve);
+        let there = self.disk.exists(&reserve).map_err(|error| OpenError::io("look for", &reserve, error))?;
+        let reserve = (short && there).then_some(reserve);
+        RunWriter::begin(self.disk.clone(), self.dir.clone(), name, applied_index, term, metadata, reserve)
+    }
+
+    /// Keeps so many bytes for the next run, and so many for its manifest. If they are not there, as many as before stay.
+    ///
+    /// # Errors
+    ///
+    /// What the operating system says.
+    pub fn keep_reserve(&self, run_bytes: u64, manifest_bytes: u64) -> std::io::Result<()> {
+        self.keep(MANIFEST_RESERVE, manifest_bytes)?;
+        self.keep(RESERVE, run_bytes)
+    }
+
+    fn keep(&self, name: &str, bytes: u64) -> std::io::Result<()> {
+        let path = self.dir.join(name);
+        if !self.disk.exists(&path)? {
+            let outcome = self.disk.create(&path).and_then(|file| file.allocate(0, bytes));
+            if outcome.is_err() {
+                let _ = self.disk.remove(&path);
+            }
+            return outcome;
+        }
+        let file = self.disk.open(&path)?;
+        match file.len()? {
+            len if len < bytes => file.allocate(len, bytes - len),
+            len if len > bytes.saturating_mul(2) => file.set_len(bytes),
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives the reserve back: the file system has room enough.
+    ///
+    /// # Errors
+    ///
+    /// What the operating system says.
+    pub fn drop_reserve(&self) -> std::io::Result<()> {
+        for name in [RESERVE, MANIFEST_RESERVE] {
+            let path = self.dir.join(name);
+            if self.disk.exists(&path)? {
+                self.disk.remove(&path)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes of the file system; `None` if it does not say.
+    pub fn space(&self) -> Option<DiskSpace> {
+        self.disk.space(&self.dir).ok()
     }
 
     /// Makes these finished runs the checkpoint, atomically and durably.
@@ -52,16 +121,32 @@ impl CheckpointStore {
         let tmp = self.dir.join(MANIFEST_TMP);
         let path = self.dir.join(MANIFEST);
         let io = |error| OpenError::io("write", &tmp, error);
-        if self.disk.exists(&tmp).map_err(io)? {
-            self.disk.remove(&tmp).map_err(io)?;
-        }
-        let file = self.disk.create(&tmp).map_err(io)?;
-        file.write_at(&manifest.encode(), 0).map_err(io)?;
-        if !planted::is(planted::Bug::ManifestNotSynced) {
-            file.sync_all().map_err(io)?;
+        match self.write_manifest(&tmp, manifest, false) {
+            Err(error) if error.kind() == std::io::ErrorKind::StorageFull => {
+                self.write_manifest(&tmp, manifest, true).map_err(io)?;
+            }
+            outcome => outcome.map_err(io)?,
         }
         self.disk.rename(&tmp, &path).map_err(|error| OpenError::io("rename to", &path, error))?;
         self.disk.sync_dir(&self.dir).map_err(|error| OpenError::io("sync", &self.dir, error))
+    }
+
+    fn write_manifest(&self, tmp: &Path, manifest: &Manifest, in_reserve: bool) -> std::io::Result<()> {
+        if self.disk.exists(tmp)? {
+            self.disk.remove(tmp)?;
+        }
+        let bytes = manifest.encode();
+        let file = if in_reserve {
+            self.disk.rename(&self.dir.join(MANIFEST_RESERVE), tmp)?;
+            self.disk.open(tmp)?
+        } else {
+            self.disk.create(tmp)?
+        };
+        file.write_at(&bytes, 0)?;
+        if in_reserve {
+            file.set_len(bytes.len() as u64)?;
+        }
+        if planted::is(planted::Bug::ManifestNotSynced) { Ok(()) } else { file.sync_all() }
     }
 
     /// The current checkpoint, if there is one. Its runs are checked when they are read.
@@ -88,17 +173,28 @@ impl CheckpointStore {
         RunReader::open(&*self.disk, &self.dir, run)
     }
 
-    /// Removes every file that the manifest, which is the current one, does not name; no run may be under way.
+    /// Removes every file that the manifest, which is the current one, does not name, but for the reserve; no run may be
+    /// under way. What a crash has left of a run that was written into the reserve becomes the reserve again.
     /// Returns how many.
     pub fn prune(&self, manifest: &Manifest) -> Result<usize, OpenError> {
         let mut removed = 0;
         let names = self.disk.list(&self.dir).map_err(|error| OpenError::io("list", &self.dir, error))?;
         for name in names {
-            if name == MANIFEST || manifest.runs.iter().any(|run| run.name == name) {
+            if [MANIFEST, RESERVE, MANIFEST_RESERVE].contains(&name.as_str()) {
+                continue;
+            }
+            if manifest.runs.iter().any(|run| run.name == name) {
                 continue;
             }
             let path = self.dir.join(&name);
-            self.disk.remove(&path).map_err(|error| OpenError::io("remove", &path, error))?;
+            let reserve = self.dir.join(RESERVE);
+            let lacks = self.disk.exists(&self.dir.join(MANIFEST_RESERVE)).unwrap_or(false)
+                && !self.disk.exists(&reserve).unwrap_or(true);
+            if lacks && name.ends_with(".run.tmp") {
+                self.disk.rename(&path, &reserve).map_err(|error| OpenError::io("rename", &path, error))?;
+            } else {
+                self.disk.remove(&path).map_err(|error| OpenError::io("remove", &path, error))?;
+            }
             removed += 1;
         }
         Ok(removed)

@@ -127,7 +127,7 @@ impl Core {
             }
             Change::Alarms => {
                 self.alarms = Arc::new(self.machine.alarms.clone());
-                self.alarm_proposed = None;
+                self.room.alarm_settled();
             }
             Change::Members => self.tell_members(),
         }

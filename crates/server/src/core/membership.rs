@@ -13,6 +13,7 @@ use prost::Message as _;
 
 use super::Ticket;
 use super::proposals::{Open, Waiter};
+use super::room::Purpose;
 use super::run::Core;
 use crate::logging::Value;
 
@@ -275,8 +276,15 @@ impl Core {
         }
         let id = self.shared.request_id();
         let (raft, wire) = change.to_raft(id, self.config.max_learners);
+        let data = Bytes::from(wire.encode_to_vec());
+        // A follower's own disk has nothing to do with what it hands on.
+        if self.leads && !self.has_room(data.len(), Purpose::Mends) {
+            self.changes.pop_front();
+            self.refuse(ticket, error::NO_SPACE);
+            return;
+        }
         // Without a leader it waits here.
-        if self.node.request(Request::ProposeConfChange(raft, wire.encode_to_vec().into())).is_ok() {
+        if self.node.request(Request::ProposeConfChange(raft, data)).is_ok() {
             self.changes.pop_front();
             self.change_open = Some(id);
             let waiter = Waiter::Members(ticket, Box::new(change));

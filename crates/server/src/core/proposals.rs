@@ -10,6 +10,7 @@ use consensus::Request;
 use log::Space;
 use prost::Message as _;
 
+use super::room::{Purpose, purpose_of};
 use super::run::Core;
 use super::{MemberChange, Ticket};
 
@@ -105,18 +106,21 @@ impl Core {
         if self.gathered.is_empty() {
             return;
         }
-        if self.stopping.is_some() || self.log.space() == Space::Exhausted {
-            let status = if self.stopping.is_some() { error::STOPPED } else { error::NO_SPACE };
+        if self.stopping.is_some() {
             for proposal in std::mem::take(&mut self.gathered) {
                 self.shared.proposal_taken(proposal.data.len());
-                self.refuse(proposal.ticket, status.clone());
+                self.refuse(proposal.ticket, error::STOPPED);
             }
+            return;
+        }
+        let queue_bytes_max = if self.has_plenty() { LOG_QUEUE_BYTES } else { self.refuse_without_room() };
+        if self.gathered.is_empty() {
             return;
         }
         let mut queued_bytes = self.log.queued_bytes();
         // What the log cannot take yet waits here for its next sync.
         let mut fits = |proposal: &Proposal| {
-            let room = queued_bytes < LOG_QUEUE_BYTES;
+            let room = queued_bytes < queue_bytes_max;
             queued_bytes += proposal.data.len();
             room
         };
@@ -147,6 +151,23 @@ impl Core {
     /// To whom a proposal goes that is made now.
     pub(super) fn given(&self) -> Given {
         Given { term: self.node.standing().term, bound: self.node.binds_proposals() }
+    }
+
+    /// Refuses what the disk has no room for. Returns how many bytes may wait for the log, of what is left.
+    fn refuse_without_room(&mut self) -> usize {
+        let idle = self.log.queued_bytes() == 0;
+        for proposal in std::mem::take(&mut self.gathered) {
+            let purpose = purpose_of(&proposal.data);
+            // While something is being written its room counts as taken, and may be there again: that is waited for.
+            let waits = !idle && self.log.space() == Space::Ample;
+            if waits || self.has_room(proposal.data.len(), purpose) {
+                self.gathered.push(proposal);
+            } else {
+                self.shared.proposal_taken(proposal.data.len());
+                self.refuse(proposal.ticket, error::NO_SPACE);
+            }
+        }
+        LOG_QUEUE_BYTES.min(self.log.segment_bytes() as usize / 4)
     }
 
     /// How many of the gathered proposals a follower may hand on now. What goes to the leader shares its connection
@@ -220,7 +241,7 @@ impl Core {
         request.header = Some(RequestHeader { id, ..RequestHeader::default() });
         let data = Bytes::from(request.encode_to_vec());
         // A follower's own disk has nothing to do with what it hands on.
-        let full = self.leads && self.log.space() == Space::Exhausted;
+        let full = self.leads && !self.has_room(data.len(), Purpose::Own);
         let refused = full || self.node.request(Request::Propose(vec![data])).is_err();
         if refused {
             self.give_up(waiter, error::NO_LEADER);

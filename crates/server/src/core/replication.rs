@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 use api::error;
 use api::raftpb::{self, MessageType};
 use consensus::{Entry, Event, Fetch, Refused, Request, Role, Standing};
-use log::Space;
 
 use super::run::Core;
 use super::{ReplyBody, Ticket};
@@ -20,19 +19,24 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 impl Core {
     /// Takes what other members sent.
     pub(super) fn received(&mut self, messages: Vec<raftpb::Message>, mut charge: Charge, now: Instant) {
-        for message in messages {
+        for mut message in messages {
             let (kind, from) = (message.r#type.unwrap_or(0), message.from.unwrap_or(0));
             // A snapshot comes with its state, another way.
             let snapshot = kind == MessageType::MsgSnap as i32;
-            // What a full disk could not take is as good as lost on the way: it comes again.
+            let proposed = kind == MessageType::MsgProp as i32;
             let entries = !message.entries.is_empty() && kind != MessageType::MsgReadIndex as i32;
-            let full = entries && self.log.space() == Space::Exhausted;
+            if proposed && self.leads {
+                self.thin_out(&mut message);
+            }
+            // What a full disk could not take is as good as lost on the way: it comes again.
+            let full = entries
+                && if proposed { message.entries.is_empty() } else { !self.takes_entries(&message.entries) };
             if snapshot || full || self.machine.members.removed.contains(&from) {
                 continue;
             }
             if self.leads && self.asks_to_remove_this(&message) {
                 self.depart(message, now);
-            } else if self.leads && kind == MessageType::MsgProp as i32 {
+            } else if self.leads && proposed {
                 self.gathering.came(now);
                 let held = charge.part(&message);
                 self.handed_on.push((message, held));
@@ -145,7 +149,9 @@ impl Core {
 
     /// Notices when the disk does not come back from a sync: such a member must not lead.
     pub(super) fn watch_disk(&mut self, now: Instant) -> Result<(), String> {
-        let oldest = self.syncing.front().map(|open| open.since);
+        // A batch that finds no room is not synced either, and somebody else may have room.
+        let oldest =
+            self.syncing.front().map(|open| open.since).into_iter().chain(self.room.parked_since()).min();
         let stalled =
             oldest.is_some_and(|at| now.saturating_duration_since(at) > self.config.election_timeout);
         if stalled != self.disk_stalled {

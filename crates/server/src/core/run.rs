@@ -5,8 +5,7 @@ use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use api::etcdserverpb::alarm_request::AlarmAction;
-use api::etcdserverpb::{AlarmRequest, AlarmType, CompactionRequest, InternalRaftRequest};
+use api::etcdserverpb::{CompactionRequest, InternalRaftRequest};
 use api::{Status, raftpb};
 use consensus::{Effects, EntryKind, Event, Fetch, Node, Request, Role};
 use log::{Batch, Log, LogEvent, Space, Synced};
@@ -25,11 +24,13 @@ use super::parked::Parked;
 use super::pressure::Pressure;
 use super::proposals::{Open, Proposal, Waiter};
 use super::reads::{Reads, Want};
+use super::room::Room;
 use super::space::{Checkpoints, Thresholds};
 use super::{Ask, MemberChange, OUTSIDE, Order, Pinned, Reply, ReplyBody, Ticket};
 use crate::arrivals::Charge;
 use crate::compaction_hash::Job;
 use crate::config::Config;
+use crate::evidence::Cause;
 use crate::expiry::Expiry;
 use crate::logging::{Logger, Value};
 use crate::long_reads::Reader;
@@ -38,8 +39,6 @@ use crate::values::LogValues;
 
 /// How long a stop waits for what is under way.
 pub(super) const STOP_PATIENCE: Duration = Duration::from_secs(5);
-/// Pause before an alarm is proposed again.
-const ALARM_PAUSE: Duration = Duration::from_secs(5);
 /// How long after a start the first election timeout may be shortened.
 const ADVANCE_PATIENCE: Duration = Duration::from_secs(5);
 /// What boot made for the core.
@@ -74,6 +73,8 @@ pub struct Parts {
     pub terms: Vec<(u64, u64)>,
     /// When checkpoints are due.
     pub thresholds: Thresholds,
+    /// What raised this member's NOSPACE alarm, if it is raised and known.
+    pub cause: Cause,
     /// Told once this member may serve clients.
     pub ready: SyncSender<()>,
 }
@@ -189,8 +190,7 @@ pub struct Core {
     pub(super) removal_after: i64,
     pub(super) removal_asked: Instant,
     compactor: Compactor,
-    /// When the NOSPACE alarm was last proposed; it may have been lost on its way to the leader.
-    pub(super) alarm_proposed: Option<Instant>,
+    pub(super) room: Room,
     pub(super) leads: bool,
     /// The term in which it does, if it does.
     pub(super) led_term: u64,
@@ -223,6 +223,7 @@ impl Core {
         let applied = parts.machine.applied_index;
         let compacted = parts.machine.store.compact_revision();
         let advances = parts.config.initial_election_tick_advance;
+        let room = Room::new(now, parts.cause, &parts.log);
         Core {
             values: LogValues::new(parts.shared.values.clone()),
             entries: parts.log.entries(),
@@ -291,7 +292,7 @@ impl Core {
             removed_through: compacted,
             removal_after: 0,
             removal_asked: now,
-            alarm_proposed: None,
+            room,
             leads: false,
             led_term: 0,
             settled: false,
@@ -378,6 +379,7 @@ impl Core {
         for ask in asks.drain(..) {
             self.take(ask, now)?;
         }
+        self.retry_parked()?;
         self.propose_gathered(now);
         self.hold_departures(now);
         self.propose_change(now);
@@ -465,7 +467,7 @@ impl Core {
             Ask::Removed => self.end_removed(now),
             Ask::Corrupt(member_id) => self.raise_corrupt(member_id),
             Ask::ClusterVersion(version) => self.set_cluster_version(version),
-            Ask::RaiseNoSpace => self.raise_no_space(now),
+            Ask::RaiseNoSpace => self.raise_no_space(Cause::Quota, now),
             Ask::KeepAlive(ticket, id) => self.keep_alive(ticket, id, now),
             Ask::TimeToLive(ticket, id, keys) => {
                 self.reads.push(Want::TimeToLive(ticket, id, keys), now);
@@ -475,7 +477,7 @@ impl Core {
             Ask::LeaseTimes(ticket, ids) => self.lease_times(ticket, &ids, now),
             Ask::Image(ticket) => self.image_waiters.push(ticket),
             Ask::Checkpointed(result) => self.checkpointed(result, now)?,
-            Ask::Relocate(values, done) => self.relocate(values, done, now)?,
+            Ask::Relocate(values, done) => self.relocate(values, done, now),
             // The old places are free once no checkpoint names them any more.
             Ask::Relocated => self.checkpoint.whole_wanted = !self.checkpoint.emptied.is_empty(),
             Ask::Log(event) => self.log_told(event, now)?,
@@ -505,7 +507,7 @@ impl Core {
                     "the disk has no room for more log: raising the NOSPACE alarm",
                     &[("space", Value::Str(&format!("{space:?}")))],
                 );
-                self.raise_no_space(now);
+                self.raise_no_space(Cause::Disk, now);
                 Ok(())
             }
             LogEvent::Failed(fatal) => Err(fatal.to_string()),
@@ -557,22 +559,6 @@ impl Core {
         self.node.step(event).map_err(|e| format!("the raft node and the core do not agree: {e}"))
     }
 
-    fn raise_no_space(&mut self, now: Instant) {
-        let raised = self.machine.alarms.any(AlarmType::Nospace as i32);
-        let proposed = self.alarm_proposed.is_some_and(|at| now.saturating_duration_since(at) < ALARM_PAUSE);
-        if raised || proposed || self.leader == 0 {
-            return;
-        }
-        self.alarm_proposed = Some(now);
-        let alarm = AlarmRequest {
-            action: AlarmAction::Activate as i32,
-            member_id: self.shared.identity.member_id,
-            alarm: AlarmType::Nospace as i32,
-        };
-        let request = InternalRaftRequest { alarm: Some(alarm), ..InternalRaftRequest::default() };
-        self.propose_own(request, Waiter::Nobody);
-    }
-
     fn tick(&mut self, now: Instant) -> Result<(), String> {
         if now < self.next_tick {
             return Ok(());
@@ -593,6 +579,7 @@ impl Core {
         self.look_at_log(now)?;
         self.measure_disk();
         self.measure_readers(now);
+        self.look_at_disk(now);
         self.look_at_install(now);
         self.propose_attributes(now);
         if self.leads_now() && self.stopping.is_none() {
@@ -692,11 +679,7 @@ impl Core {
         let hard_state =
             append.hard_state.map(|hs| log::HardState { term: hs.term, vote: hs.vote, commit: hs.commit });
         let batch = Batch { reset, entries, hard_state, ..Batch::default() };
-        let ticket = self
-            .log
-            .append(batch)
-            .map_err(|refused| format!("the log takes no more: {:?}", refused.reason))?;
-        self.syncing.push_back(Syncing { ticket, raft: append.number, since: now });
+        self.hand_to_log(batch, append.number, now)?;
         if planted::is(Bug::LeaderCountsUnsynced) && self.leads {
             self.step(Event::LogSynced(append.number))?;
         }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use log::{Batch, Space};
 use planted::Bug;
 
+use super::room::Purpose;
 use super::run::{Core, Syncing};
 use super::{Checkpointed, Order, Relocation};
 use crate::logging::Value;
@@ -15,7 +16,8 @@ use crate::long_reads::Reader;
 /// When checkpoints are due, and when room is worth winning back.
 #[derive(Clone, Copy, Debug)]
 pub struct Thresholds {
-    /// Log bytes after which a checkpoint is due: what a restart has to read at most, more or less.
+    /// Log bytes after which a checkpoint is due, and four times as many if they are fewer entries than
+    /// `--snapshot-count`: what a restart has to read at most, more or less.
     pub checkpoint_log_bytes: u64,
     /// Entries after which one is due, whatever they weigh.
     pub checkpoint_entries: u64,
@@ -27,19 +29,26 @@ pub struct Thresholds {
 
 impl Thresholds {
     /// Those of a member whose `--snapshot-count` is this. Checkpoints cost less than etcd's snapshots and free no
-    /// memory, so ten times as many entries go between them.
-    pub fn of(snapshot_count: u64) -> Thresholds {
+    /// memory, so ten times as many entries go between them. Segments are smaller on small disks, and so are the bytes.
+    pub fn of(snapshot_count: u64, segment_bytes: u32) -> Thresholds {
+        let bytes = (64 << 20).min(2 * u64::from(segment_bytes));
         Thresholds {
-            checkpoint_log_bytes: 64 << 20,
+            checkpoint_log_bytes: bytes,
             checkpoint_entries: snapshot_count.saturating_mul(10).clamp(1000, 100_000),
             checkpoint_age: Duration::from_secs(60),
-            reclaim_dead_bytes: 64 << 20,
+            reclaim_dead_bytes: bytes,
         }
     }
 }
 
 /// Pause before a checkpoint that failed and would have freed segments is tried again.
 const FREE_PAUSE: Duration = Duration::from_secs(5);
+/// From this size on what a whole checkpoint writes is held against what it frees.
+const WHOLE_BYTES_LARGE: u64 = 16 << 20;
+/// Checkpoints of few entries are due after so many times the bytes of others.
+const FEW_ENTRIES_FACTOR: u64 = 4;
+/// Bytes a version is taken to need in a checkpoint.
+const VERSION_BYTES: u64 = 64;
 /// Segments emptied at once.
 const RECLAIM_SEGMENTS: usize = 16;
 /// Pause before a removal looks again whether readers that it waits for have ended.
@@ -146,16 +155,23 @@ impl Core {
             self.order_install(now);
             return;
         }
-        if self.leader == 0 || (self.leads && !self.settled) {
+        // On a full disk the entry that settles a leader may wait for what this checkpoint frees.
+        let short = self.log.space() != Space::Ample;
+        if (self.leader == 0 || (self.leads && !self.settled)) && !short {
             return;
         }
         let log_bytes = self.log.figures().written_bytes();
         let since = log_bytes.saturating_sub(self.checkpoint.log_bytes_at);
         let due = &self.thresholds;
-        let enough = self.checkpoint.entries_since >= self.config.snapshot_count
+        let (entries, age) =
+            (self.checkpoint.entries_since, now.saturating_duration_since(self.checkpoint.at));
+        let by_bytes = entries > 0 && since >= FEW_ENTRIES_FACTOR * due.checkpoint_log_bytes;
+        let by_bytes = by_bytes && !planted::is(Bug::CheckpointByEntriesAlone);
+        let by_entries = entries >= self.config.snapshot_count
             && (since >= due.checkpoint_log_bytes
-                || self.checkpoint.entries_since >= due.checkpoint_entries
-                || now.saturating_duration_since(self.checkpoint.at) >= due.checkpoint_age);
+                || entries >= due.checkpoint_entries
+                || age >= due.checkpoint_age);
+        let enough = by_bytes || by_entries;
         let frees = self.checkpoint.frees_at.is_some_and(|at| now >= at);
         // One that is to free emptied segments, and failed, is wanted whole again.
         let whole = self.checkpoint.whole_wanted || (frees && !self.checkpoint.emptied.is_empty());
@@ -173,6 +189,7 @@ impl Core {
             .filter(|s| s.sealed && s.last_index <= keep_behind && empty(s.seq))
             .map(|s| s.seq)
             .filter(|seq| whole || !self.checkpoint.emptied.contains(seq))
+            .filter(|seq| !self.doomed.iter().any(|(_, doomed)| doomed == seq))
             .collect();
         crate::terms::forget(&mut self.terms, self.entries.first_index());
         let terms = self.terms.clone();
@@ -200,6 +217,8 @@ impl Core {
     fn kept_behind(&self, applied_index: u64) -> u64 {
         match self.machine.members.by_id.len() {
             0 | 1 => applied_index,
+            // A follower that lags gets the whole state then.
+            _ if self.is_tight() => applied_index,
             _ => applied_index.saturating_sub(self.config.snapshot_catchup_entries),
         }
     }
@@ -253,16 +272,38 @@ impl Core {
         metrics.oldest.set_u64(since.map_or(0, |since| now.saturating_duration_since(since).as_secs()));
     }
 
-    /// Whether sealed segments hold so little that a checkpoint would free some, or have some emptied.
-    fn has_garbage(&self) -> bool {
-        let usage = self.machine.usage();
-        let (mut live, mut dead) = (0, 0);
-        for segment in self.log.segments().iter().filter(|segment| segment.sealed) {
-            let in_use = usage.get(&segment.seq).map_or(0, |usage| usage.bytes);
-            live += in_use;
-            dead += segment.used_bytes.saturating_sub(in_use);
+    /// Bytes of garbage that are worth a checkpoint: on a disk that is short of room, any that fill half a segment.
+    fn worth_bytes(&self, live: u64) -> u64 {
+        if self.is_tight() {
+            u64::from(self.log.segment_bytes()) / 2
+        } else {
+            self.thresholds.reclaim_dead_bytes.max(live / 2)
         }
-        dead >= self.thresholds.reclaim_dead_bytes.max(live / 2)
+    }
+
+    /// Whether sealed segments hold so little that a checkpoint would free some, or have some emptied.
+    pub(super) fn has_garbage(&self) -> bool {
+        let usage = self.machine.usage();
+        let kept_behind = self.kept_behind(self.machine.applied_index);
+        let (mut live, mut dead) = (0, 0);
+        let segments = self.log.segments();
+        // A doomed one goes as soon as nobody reads it any more.
+        let doomed = |seq: u32| self.doomed.iter().any(|(_, doomed)| *doomed == seq);
+        for segment in segments.iter().filter(|s| s.sealed && s.last_index <= kept_behind && !doomed(s.seq)) {
+            let in_use = usage.get(&segment.seq).map_or(0, |usage| usage.bytes);
+            let unused = segment.used_bytes.saturating_sub(in_use);
+            // Short of room, only what emptying would free counts.
+            if !self.is_tight() || self.is_worth_emptying(in_use, segment.used_bytes) {
+                dead += unused;
+            }
+            live += in_use;
+        }
+        dead >= self.worth_bytes(live)
+    }
+
+    /// Whether a segment with so many live bytes is to be emptied.
+    fn is_worth_emptying(&self, live: u64, used: u64) -> bool {
+        if self.is_tight() { live < used - used / 4 } else { live < used / 2 }
     }
 
     /// Looks for segments that hold little, and has their live values moved.
@@ -279,44 +320,59 @@ impl Core {
             .collect();
         let dead: u64 = sealed.iter().map(|(live, used, _)| used.saturating_sub(*live)).sum();
         let all_live: u64 = sealed.iter().map(|(live, _, _)| live).sum();
-        if dead < self.thresholds.reclaim_dead_bytes.max(all_live / 2) {
+        if dead < self.worth_bytes(all_live) {
             return;
         }
-        sealed.retain(|(live, used, _)| *live < used / 2);
+        // Moved values make the next checkpoint a whole one: what it writes must be little beside what becomes free.
+        let whole_bytes = self.machine.store.stats().versions * VERSION_BYTES;
+        if !self.is_tight() && whole_bytes >= WHOLE_BYTES_LARGE && dead < 2 * whole_bytes {
+            return;
+        }
+        sealed.retain(|(live, used, _)| self.is_worth_emptying(*live, *used));
         sealed.sort_unstable();
-        let segments: Vec<u32> = sealed.into_iter().take(RECLAIM_SEGMENTS).map(|(_, _, seq)| seq).collect();
+        // Values go to new places before the old ones are free.
+        let mut moved = 0;
+        let segments: Vec<u32> = sealed
+            .into_iter()
+            .take(RECLAIM_SEGMENTS)
+            .take_while(|(live, _, _)| {
+                moved += usize::try_from(*live).unwrap_or(usize::MAX);
+                self.has_room(moved + moved / 8, Purpose::Moves)
+            })
+            .map(|(_, _, seq)| seq)
+            .collect();
         if segments.is_empty() {
             return;
         }
         // If the keeper is busy, the next checkpoint asks again.
-        let _ = self.orders.try_send(Order::Relocate { segments });
+        let portion_bytes = self.portion_bytes();
+        let _ = self.orders.try_send(Order::Relocate { segments, portion_bytes });
     }
 
-    pub(super) fn relocate(
-        &mut self,
-        values: Vec<Relocation>,
-        done: SyncSender<()>,
-        now: Instant,
-    ) -> Result<(), String> {
+    pub(super) fn relocate(&mut self, values: Vec<Relocation>, done: SyncSender<()>, now: Instant) {
         let receiving = self.install.is_receiving();
-        if self.log.space() != Space::Ample || self.stopping.is_some() || receiving || values.is_empty() {
+        let bytes = values.iter().map(|value| value.data.len() + 128).sum();
+        let fits = self.has_room(bytes, Purpose::Moves) && self.room.parked_since().is_none();
+        if !fits || self.stopping.is_some() || receiving || values.is_empty() {
             let _ = done.try_send(());
-            return Ok(());
+            return;
         }
         let mut batch = Batch::default();
+        let mut moving = Vec::with_capacity(values.len());
         for value in values {
             let id = log::ValueId { main: value.main, sub: i64::from(value.sub) };
-            self.moving.insert((value.main, value.sub), value.from);
+            moving.push(((value.main, value.sub), value.from));
             batch.values.push(log::Value { id, data: value.data });
         }
-        let ticket = self
-            .log
-            .append(batch)
-            .map_err(|refused| format!("the log takes no more: {:?}", refused.reason))?;
+        // What the log does not take now stays where it is: the next checkpoint asks again.
+        let Ok(ticket) = self.log.append(batch) else {
+            let _ = done.try_send(());
+            return;
+        };
+        self.moving.extend(moving);
         // Raft knows nothing of these.
         self.syncing.push_back(Syncing { ticket, raft: 0, since: now });
         self.mover = Some(done);
-        Ok(())
     }
 
     pub(super) fn release_doomed(&mut self) {
@@ -331,7 +387,10 @@ impl Core {
         for (number, seq) in self.doomed.drain(..) {
             if oldest <= number && !planted::is(Bug::SegmentDeletedUnderView) {
                 kept.push((number, seq));
-            } else if let Err(why) = self.log.release(seq) {
+            } else if let Err(why) = self.log.release(seq)
+                && why != log::ReleaseError::Unknown
+            {
+                // Unknown is one whose release is under way already.
                 self.logger
                     .warn("could not release a segment", &[("error", Value::Str(&format!("{why:?}")))]);
             }

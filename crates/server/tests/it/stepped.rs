@@ -2,6 +2,7 @@
 
 mod flags;
 mod forwarding;
+mod full_disk;
 mod leases;
 mod membership;
 mod uncached;
@@ -14,10 +15,9 @@ use std::time::Duration;
 use api::error;
 use api::etcdserverpb::watch_request::RequestUnion;
 use api::etcdserverpb::{
-    self as pb, AlarmRequest, AlarmResponse, CompactionRequest, CompactionResponse, Compare,
-    LeaseGrantRequest, LeaseGrantResponse, MemberAddRequest, MemberAddResponse, MemberPromoteRequest,
-    MemberPromoteResponse, RangeRequest, RangeResponse, RequestOp, TxnRequest, TxnResponse,
-    WatchCreateRequest, WatchRequest, alarm_request, compare, request_op,
+    self as pb, CompactionRequest, CompactionResponse, Compare, LeaseGrantRequest, LeaseGrantResponse,
+    MemberAddRequest, MemberAddResponse, MemberPromoteRequest, MemberPromoteResponse, RangeRequest,
+    RangeResponse, RequestOp, TxnRequest, TxnResponse, WatchCreateRequest, WatchRequest, compare, request_op,
 };
 use disk::Fault;
 
@@ -624,6 +624,26 @@ fn a_learner_joins_and_gets_a_vote() {
     world.start(at).expect("starts");
     world.until("the learner is ready", |world| world.member(at).is_ready());
     assert_eq!(world.member(at).probe().learners, [id]);
+    // In its first run already it is noted beside the log that there is one: its loss is noticed.
+    world.kill(at);
+    world.places[at].disk.heal();
+    let files = world.places[at].disk.files();
+    let log: Vec<_> =
+        files.iter().filter(|(path, _)| path.parent().is_some_and(|dir| dir.ends_with("log"))).collect();
+    let log: Vec<_> = log
+        .into_iter()
+        .map(|(path, _)| (path, world.places[at].disk.contents(path).expect("is there")))
+        .collect();
+    for (path, _) in &log {
+        disk::Disk::remove(&world.places[at].disk, path).expect("is removed");
+    }
+    let refusal = world.start(at).expect_err("its log is gone");
+    assert!(refusal.contains("was there before"), "{refusal}");
+    for (path, bytes) in log {
+        world.places[at].disk.plant(path, bytes);
+    }
+    world.start(at).expect("starts with its log");
+    world.until("the learner is ready again", |world| world.member(at).is_ready());
     let promote = MemberPromoteRequest { id };
     // At the learner, which hands it on to the leader, there is no such call; at the leader there is.
     let refused: Result<MemberPromoteResponse, _> =
@@ -656,14 +676,7 @@ fn a_full_disk_raises_the_alarm_and_room_ends_it() {
     assert_eq!(refused, Some(error::NO_SPACE));
     world.until("the alarm is raised", |world| !world.member(0).published().alarms.list(0, 0).is_empty());
     world.places[0].disk.set_capacity(None);
-    world.log_turn(0);
-    world.settle().expect("it goes on");
-    let disarm = AlarmRequest {
-        action: alarm_request::AlarmAction::Deactivate as i32,
-        alarm: 1,
-        member_id: world.places[0].id,
-    };
-    let _: AlarmResponse = world.call(0, "/etcdserverpb.Maintenance/Alarm", &disarm).expect("is disarmed");
+    world.until("the alarm goes", |world| world.member(0).published().alarms.list(0, 0).is_empty());
     world.put(0, "k", b"v").expect("there is room again");
 }
 

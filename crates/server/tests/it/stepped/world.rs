@@ -158,6 +158,8 @@ pub struct Place {
     pub log_held: bool,
     /// Take effect with the next start.
     pub switches: Switches,
+    /// When its log last looked at its disk for no other reason.
+    looked: Instant,
     /// Of one that joins others.
     beginning: Option<Beginning>,
     /// Its id, once it has run.
@@ -210,6 +212,7 @@ impl World {
                 member: None,
                 log_held: false,
                 switches: Switches::default(),
+                looked: epoch,
                 beginning: None,
                 id: 0,
             })
@@ -245,15 +248,11 @@ impl World {
             member: None,
             log_held: false,
             switches: Switches::default(),
+            looked: self.places[0].clock.now(),
             beginning: Some(beginning),
             id: 0,
         });
         number - 1
-    }
-
-    /// The log of a member has another look at its disk.
-    pub fn log_turn(&mut self, at: usize) {
-        self.places[at].member.as_mut().expect("runs").log_turn();
     }
 
     /// So many members, ready to serve.
@@ -425,8 +424,18 @@ impl World {
         }
     }
 
-    /// Time goes on to when something is due.
+    /// Time goes on to when something is due. A log looks every second whether its disk has room again.
     pub fn wait(&mut self) {
+        for place in &mut self.places {
+            let now = place.clock.now();
+            if let Some(member) = &mut place.member
+                && !place.log_held
+                && now.saturating_duration_since(place.looked) >= Duration::from_secs(1)
+            {
+                place.looked = now;
+                member.log_turn();
+            }
+        }
         let next = |place: &Place| {
             let member = place.member.as_ref()?;
             Some(member.next_timer().map_or(member.next_turn(), |timer| timer.min(member.next_turn())))

@@ -1,0 +1,183 @@
+//! A member whose disk fills up, and gets room again.
+
+use std::time::Duration;
+
+use api::error;
+use api::etcdserverpb::{
+    AlarmRequest, AlarmResponse, CompactionRequest, CompactionResponse, DeleteRangeRequest,
+    DeleteRangeResponse, alarm_request,
+};
+
+use super::world::World;
+
+const SEGMENT: u64 = 16 << 10;
+const OPTIONS: &[&str] = &["--snapshot-count=20", "--snapshot-catchup-entries=20"];
+
+fn disarm(world: &mut World) {
+    let request = AlarmRequest {
+        action: alarm_request::AlarmAction::Deactivate as i32,
+        alarm: 1,
+        member_id: world.places[0].id,
+    };
+    let _: AlarmResponse = world.call(0, "/etcdserverpb.Maintenance/Alarm", &request).expect("is disarmed");
+}
+
+fn delete(world: &mut World, from: &str, to: &str) {
+    let request =
+        DeleteRangeRequest { key: from.to_owned().into(), range_end: to.to_owned().into(), prev_kv: false };
+    // What is left may be too little for all of them at once. Then what they have freed comes back first.
+    for _ in 0..20 {
+        let answer: Result<DeleteRangeResponse, _> = world.call(0, "/etcdserverpb.KV/DeleteRange", &request);
+        match answer {
+            Ok(_) => return,
+            Err(status) => assert_eq!(status, error::NO_SPACE),
+        }
+        compact(world);
+        settle_for(world, 3);
+    }
+    panic!("a delete is refused for ever");
+}
+
+fn compact(world: &mut World) {
+    let revision = world.member(0).probe().revision;
+    let request = CompactionRequest { revision, physical: true };
+    let _: CompactionResponse = world.call(0, "/etcdserverpb.KV/Compact", &request).expect("is compacted");
+}
+
+fn raised(world: &World) -> bool {
+    !world.member(0).published().alarms.list(0, 0).is_empty()
+}
+
+/// Puts until the disk refuses; how many were taken.
+fn fill(world: &mut World, prefix: &str) -> usize {
+    for n in 0..10_000 {
+        match world.put(0, &format!("{prefix}{n:05}"), &[n as u8; 700]) {
+            Ok(_) => {}
+            Err(status) => {
+                assert_eq!(status, error::NO_SPACE);
+                return n;
+            }
+        }
+    }
+    panic!("the disk never fills up");
+}
+
+fn settle_for(world: &mut World, seconds: u64) {
+    let until = world.places[0].clock.now() + Duration::from_secs(seconds);
+    world.until("time has gone by", |world| world.places[0].clock.now() >= until);
+}
+
+#[test]
+fn room_comes_back_on_a_small_disk_by_deletes_and_a_compaction() {
+    let mut world = World::started(1, 9, OPTIONS);
+    world.places[0].disk.set_capacity(Some(24 * SEGMENT));
+    let first = fill(&mut world, "a");
+    assert!(first > 100, "most of the disk takes data: {first}");
+    world.until("the alarm is raised", raised);
+    // Puts are refused, what ends the shortage is not; and no segment is empty, since one key in eight stays.
+    for n in 0..first {
+        if n % 8 != 0 {
+            delete(&mut world, &format!("a{n:05}"), "");
+        }
+    }
+    compact(&mut world);
+    world.until("the alarm that the disk had raised goes by itself", |world| !raised(world));
+    let second = fill(&mut world, "b");
+    assert!(second > first / 2, "room came back: {first} puts, then {second}");
+    for n in (0..first).step_by(8) {
+        let key = format!("a{n:05}");
+        assert_eq!(world.get(0, &key), Some(vec![n as u8; 700]), "{key}");
+    }
+    // Again, with a restart while the disk is full.
+    world.until("the alarm is raised again", raised);
+    world.crash(0);
+    world.start(0).expect("starts on a full disk");
+    world.until("it serves", |world| world.member(0).is_ready());
+    assert!(raised(&world));
+    assert_eq!(world.put(0, "c", b"v"), Err(error::NO_SPACE));
+    delete(&mut world, "b", "c");
+    compact(&mut world);
+    world.until("the alarm goes, after the restart too", |world| !raised(world));
+    let third = fill(&mut world, "c");
+    assert!(third > first / 2, "{first}, {second}, {third}");
+}
+
+#[test]
+fn nothing_but_room_ends_an_alarm_that_the_disk_raised_and_nothing_but_a_client_one_of_the_quota() {
+    let mut world = World::started(1, 9, &["--snapshot-count=20", "--quota-backend-bytes=60000"]);
+    let mut taken = 0;
+    while world.put(0, &format!("k{taken:05}"), &[1; 700]).is_ok() {
+        taken += 1;
+    }
+    world.until("the quota raises the alarm", raised);
+    delete(&mut world, "k", "l");
+    compact(&mut world);
+    settle_for(&mut world, 30);
+    assert!(raised(&world), "there is room, but the quota had raised it");
+    world.kill(0);
+    world.places[0].disk.heal();
+    world.start(0).expect("starts");
+    world.until("it serves", |world| world.member(0).is_ready());
+    settle_for(&mut world, 30);
+    assert!(raised(&world), "nor does a restart end it");
+    disarm(&mut world);
+    assert!(!raised(&world));
+    world.put(0, "k", b"v").expect("is taken");
+
+    // Somebody else fills the disk.
+    let used = world.places[0].disk.used_bytes();
+    world.places[0].disk.set_capacity(Some(used));
+    let _ = fill(&mut world, "d");
+    world.until("the disk raises the alarm", raised);
+    disarm(&mut world);
+    world.until("it is raised again while there is no room", raised);
+    world.crash(0);
+    world.places[0].disk.set_capacity(None);
+    world.start(0).expect("starts");
+    world.until("it serves", |world| world.member(0).is_ready());
+    world.until("the alarm goes though the process is another", |world| !raised(world));
+    world.put(0, "k", b"v").expect("is taken");
+}
+
+#[test]
+fn what_a_full_log_cannot_take_waits() {
+    // Whatever is left when the disk fills up: a member that starts, leads and changes members with that.
+    for left in (0..40).map(|n| n * 512) {
+        let mut world = World::started(1, 9, OPTIONS);
+        let used = world.places[0].disk.used_bytes();
+        world.places[0].disk.set_capacity(Some(used + left));
+        let _ = fill(&mut world, "k");
+        // To the last byte: what is small goes on longest.
+        for n in 0..400 {
+            let request = CompactionRequest { revision: n, physical: false };
+            let answer: Result<CompactionResponse, _> = world.call(0, "/etcdserverpb.KV/Compact", &request);
+            if answer.is_err_and(|status| status == error::NO_SPACE) {
+                break;
+            }
+        }
+        world.kill(0);
+        world.places[0].disk.heal();
+        world.start(0).expect("starts on a full disk");
+        settle_for(&mut world, 8);
+        world.kill(0);
+        world.places[0].disk.heal();
+        world.start(0).expect("starts again");
+        settle_for(&mut world, 8);
+        world.places[0].disk.set_capacity(None);
+        world.until("there is room", |world| world.member(0).is_ready() && !raised(world));
+        world.put(0, "k", b"v").expect("is taken");
+    }
+}
+
+#[test]
+fn a_checkpoint_is_due_by_bytes_too() {
+    let mut world = World::started(1, 9, &["--snapshot-count=100000"]);
+    for n in 0..60 {
+        world.put(0, &format!("k{n}"), &[1; 3000]).expect("is taken");
+    }
+    world.settle().expect("goes on");
+    assert!(
+        world.member(0).probe().checkpoint > 0,
+        "180 KB of log, with a checkpoint due after four times 32"
+    );
+}
