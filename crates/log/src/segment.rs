@@ -40,6 +40,7 @@ impl Segment {
             first_index: self.first_index,
             last_index: self.last_index.load(Ordering::Relaxed),
             sealed: self.sealed.load(Ordering::Relaxed),
+            releasing: self.releasing.load(Ordering::Relaxed),
         }
     }
 }

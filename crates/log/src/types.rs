@@ -204,6 +204,8 @@ pub struct SegmentState {
     pub last_index: u64,
     /// No more is written to it, so it may be released.
     pub sealed: bool,
+    /// It was released and goes as soon as the log has recorded that, which may take room that is not there yet.
+    pub releasing: bool,
 }
 
 /// Something replayed at open, in the order it was written.

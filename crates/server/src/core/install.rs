@@ -14,6 +14,7 @@ use log::{Batch, Location, Reset, Value as LogValue, ValueId};
 use planted::Bug;
 use tokio::sync::oneshot;
 
+use super::room::Purpose;
 use super::run::{Core, Syncing};
 use super::{Order, ReplyBody, Ticket};
 use crate::logging::Value;
@@ -199,6 +200,11 @@ impl Core {
     ) {
         // Dropping the sender tells who receives that it cannot go on.
         if !self.install.takes(claim) || self.install.placing.is_some() || values.is_empty() {
+            return;
+        }
+        // What a full disk cannot take must not stand in the log's queue before the member's own entries.
+        let bytes = values.iter().map(|value| value.data.len() + 128).sum();
+        if !self.has_room(bytes, Purpose::Frees) || self.room.parked_since().is_some() {
             return;
         }
         let batch = Batch { values, ..Batch::default() };

@@ -107,7 +107,13 @@ impl Room {
 
 impl Core {
     /// Hands the log a batch, or keeps it until the log takes it: batches stay in their order.
-    pub(super) fn hand_to_log(&mut self, batch: Batch, raft: u64, now: Instant) -> Result<(), String> {
+    pub(super) fn hand_to_log(&mut self, mut batch: Batch, raft: u64, now: Instant) -> Result<(), String> {
+        if batch.reset.is_some() {
+            // It voids what was to be written before, and may be what makes room. Raft's numbers count those before too.
+            let parked = std::mem::take(&mut self.room.parked);
+            let hard_state = parked.into_iter().rev().find_map(|parked| parked.batch.hard_state);
+            batch.hard_state = batch.hard_state.or(hard_state);
+        }
         if self.room.parked.is_empty() {
             self.hand_over_now(Parked { batch, raft, since: now })
         } else {
@@ -257,7 +263,13 @@ impl Core {
         let alarm = AlarmType::Nospace as i32;
         // An alarm that the quota has raised stays its own. Of one of which nothing is known, what is short now is the
         // cause.
-        let known = self.machine.alarms.is_raised(alarm, own) && self.room.cause != Cause::Nothing;
+        let raised = self.machine.alarms.is_raised(alarm, own);
+        // Of two that come before the alarm is raised, the quota is the one that needs a client.
+        let known = match self.room.cause {
+            Cause::Nothing => false,
+            Cause::Disk => raised,
+            Cause::Quota => true,
+        };
         if !known && cause != self.room.cause {
             self.room.cause = cause;
             self.note_cause();

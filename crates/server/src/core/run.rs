@@ -303,6 +303,7 @@ impl Core {
                 busy: false,
                 empty_segments: Vec::new(),
                 emptied: BTreeSet::new(),
+                emptying: BTreeSet::new(),
                 whole_wanted: false,
                 frees_at: None,
                 frees: false,
@@ -479,7 +480,7 @@ impl Core {
             Ask::Checkpointed(result) => self.checkpointed(result, now)?,
             Ask::Relocate(values, done) => self.relocate(values, done, now),
             // The old places are free once no checkpoint names them any more.
-            Ask::Relocated => self.checkpoint.whole_wanted = !self.checkpoint.emptied.is_empty(),
+            Ask::Relocated => self.checkpoint.whole_wanted |= self.has_emptied(),
             Ask::Log(event) => self.log_told(event, now)?,
             Ask::Stop => {
                 if self.stopping.is_none() {

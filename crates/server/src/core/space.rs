@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
-use log::{Batch, Space};
+use log::{Batch, SegmentState, Space};
 use planted::Bug;
 
 use super::room::Purpose;
@@ -61,8 +61,11 @@ pub(super) struct Checkpoints {
     pub busy: bool,
     /// Segments without a live value when the one under way was ordered.
     pub empty_segments: Vec<u32>,
-    /// Segments that values were moved out of since the last whole checkpoint.
+    /// Segments that values were moved out of since the last whole checkpoint was ordered: runs from before name the old
+    /// places.
     pub emptied: BTreeSet<u32>,
+    /// Those that the whole checkpoint under way makes as good as any other.
+    pub emptying: BTreeSet<u32>,
     pub whole_wanted: bool,
     /// When to take one because it would free segments, whatever has been written since the last.
     pub frees_at: Option<Instant>,
@@ -174,7 +177,7 @@ impl Core {
         let enough = by_bytes || by_entries;
         let frees = self.checkpoint.frees_at.is_some_and(|at| now >= at);
         // One that is to free emptied segments, and failed, is wanted whole again.
-        let whole = self.checkpoint.whole_wanted || (frees && !self.checkpoint.emptied.is_empty());
+        let whole = self.checkpoint.whole_wanted || (frees && self.has_emptied());
         if !enough && !whole && !frees {
             return;
         }
@@ -186,7 +189,7 @@ impl Core {
             .log
             .segments()
             .iter()
-            .filter(|s| s.sealed && s.last_index <= keep_behind && empty(s.seq))
+            .filter(|s| s.sealed && !s.releasing && s.last_index <= keep_behind && empty(s.seq))
             .map(|s| s.seq)
             .filter(|seq| whole || !self.checkpoint.emptied.contains(seq))
             .filter(|seq| !self.doomed.iter().any(|(_, doomed)| doomed == seq))
@@ -204,6 +207,9 @@ impl Core {
         }
         self.checkpoint.begun(now, log_bytes);
         self.checkpoint.empty_segments = empty_segments;
+        if whole {
+            self.checkpoint.emptying = std::mem::take(&mut self.checkpoint.emptied);
+        }
         if planted::is(Bug::SegmentDeletedEarly) {
             let early = self.checkpoint.empty_segments.drain(..).map(|seq| (self.published, seq));
             self.doomed.extend(early);
@@ -235,9 +241,9 @@ impl Core {
                 self.checkpoint.applied_index = done.applied_index;
                 self.checkpoint.bytes = done.bytes;
                 self.log.forget_below(self.kept_behind(done.applied_index));
-                let segments = std::mem::take(&mut self.checkpoint.empty_segments);
-                for seq in segments {
-                    self.checkpoint.emptied.remove(&seq);
+                // What is still in one of them cannot be moved, and another whole checkpoint would not change that.
+                self.checkpoint.emptying.clear();
+                for seq in std::mem::take(&mut self.checkpoint.empty_segments) {
                     self.doomed.push((self.published, seq));
                 }
                 self.logger
@@ -248,6 +254,8 @@ impl Core {
             Err(why) => {
                 // Nothing is lost: the log has it all. It is tried again when the next is due.
                 self.checkpoint.empty_segments.clear();
+                let mut emptying = std::mem::take(&mut self.checkpoint.emptying);
+                self.checkpoint.emptied.append(&mut emptying);
                 self.install.retry();
                 if self.checkpoint.frees {
                     self.checkpoint.frees_at = Some(now + FREE_PAUSE);
@@ -289,7 +297,8 @@ impl Core {
         let segments = self.log.segments();
         // A doomed one goes as soon as nobody reads it any more.
         let doomed = |seq: u32| self.doomed.iter().any(|(_, doomed)| *doomed == seq);
-        for segment in segments.iter().filter(|s| s.sealed && s.last_index <= kept_behind && !doomed(s.seq)) {
+        let goes = |segment: &SegmentState| segment.releasing || doomed(segment.seq);
+        for segment in segments.iter().filter(|s| s.sealed && s.last_index <= kept_behind && !goes(s)) {
             let in_use = usage.get(&segment.seq).map_or(0, |usage| usage.bytes);
             let unused = segment.used_bytes.saturating_sub(in_use);
             // Short of room, only what emptying would free counts.
@@ -299,6 +308,12 @@ impl Core {
             live += in_use;
         }
         dead >= self.worth_bytes(live)
+    }
+
+    /// Whether values were moved out of segments that hold nothing any more, and only a whole checkpoint frees those.
+    pub(super) fn has_emptied(&self) -> bool {
+        let usage = self.machine.usage();
+        self.checkpoint.emptied.iter().any(|seq| usage.get(seq).is_none_or(|usage| usage.values == 0))
     }
 
     /// Whether a segment with so many live bytes is to be emptied.
@@ -314,7 +329,7 @@ impl Core {
             .log
             .segments()
             .iter()
-            .filter(|s| s.sealed && s.last_index <= self.checkpoint.applied_index)
+            .filter(|s| s.sealed && !s.releasing && s.last_index <= self.checkpoint.applied_index)
             .map(|s| (live(s.seq), s.used_bytes, s.seq))
             .filter(|(live, _, seq)| *live > 0 && !self.doomed.iter().any(|(_, doomed)| doomed == seq))
             .collect();
@@ -387,10 +402,7 @@ impl Core {
         for (number, seq) in self.doomed.drain(..) {
             if oldest <= number && !planted::is(Bug::SegmentDeletedUnderView) {
                 kept.push((number, seq));
-            } else if let Err(why) = self.log.release(seq)
-                && why != log::ReleaseError::Unknown
-            {
-                // Unknown is one whose release is under way already.
+            } else if let Err(why) = self.log.release(seq) {
                 self.logger
                     .warn("could not release a segment", &[("error", Value::Str(&format!("{why:?}")))]);
             }

@@ -791,6 +791,50 @@ fn a_slow_reader_loses_no_value_that_is_moved() {
 }
 
 #[test]
+fn a_value_that_cannot_be_moved_does_not_bring_checkpoints_without_end() {
+    let mut world = World::started(1, 7, WORN);
+    fill(&mut world);
+    let state = world.member(0).published();
+    let snapshot = state.view.snapshot();
+    let version = snapshot.histories().filter(|version| version.value_len() == 500).nth(100);
+    let damaged = version.expect("there are many").location();
+    drop(state);
+    let files = world.places[0].disk.files();
+    let name = |path: &std::path::Path| path.file_name().and_then(|name| name.to_str()).map(str::to_owned);
+    let (path, _) = files
+        .iter()
+        .find(|(path, _)| {
+            let stem = path.file_stem().and_then(|stem| stem.to_str());
+            path.extension().is_some_and(|e| e == "seg")
+                && stem.and_then(|stem| u32::from_str_radix(stem, 16).ok()) == Some(damaged.segment)
+        })
+        .expect("the segment is there");
+    world.places[0].disk.flip_bit(path, u64::from(damaged.offset) + 200, 1).expect("is there");
+    // Its segment keeps some values, so that the others are moved out of it.
+    for n in (0..400).filter(|n| n % 5 != 0) {
+        world.put(0, &format!("many-{n:03}"), b"small").expect("is taken");
+    }
+    let revision = world.member(0).probe().revision;
+    let request = CompactionRequest { revision, physical: false };
+    let _: CompactionResponse = world.call(0, "/etcdserverpb.KV/Compact", &request).expect("compacts");
+    let runs = |world: &World| {
+        let files = world.places[0].disk.files();
+        let runs = files.iter().filter(|(path, _)| path.extension().is_some_and(|e| e == "run"));
+        runs.filter_map(|(path, _)| name(path)).collect::<Vec<_>>()
+    };
+    let (mut before, mut checkpoints) = (runs(&world), 0);
+    for _ in 0..3000 {
+        if !world.work().expect("all goes well") {
+            world.wait();
+        }
+        let now = runs(&world);
+        checkpoints += u32::from(now != before);
+        before = now;
+    }
+    assert!(checkpoints < 20, "{checkpoints} checkpoints while nobody writes");
+}
+
+#[test]
 fn a_segment_outlives_whoever_reads_the_newest_state() {
     let mut world = World::started(1, 7, WORN);
     let (mut looked, mut moved) = (0, 0);
