@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use disk::Disk;
 
-use crate::format::{PAYLOAD_BYTES_MAX, SEGMENT_BYTES_MIN, VALUE_HEAD_BYTES, padded};
-use crate::preparation::{Preparation, Step, usable};
+use crate::format::{PAYLOAD_BYTES_MAX, SEGMENT_BYTES_MIN, SEGMENT_HEADER_BYTES, VALUE_HEAD_BYTES, padded};
+use crate::preparation::{Preparation, START_BYTES, Step, usable};
 use crate::segment::Shared;
 use crate::writer::{Progress, Request, Writer};
 use crate::{
@@ -248,6 +248,18 @@ impl Log {
     /// Bytes of entries and values that fit into a segment.
     pub fn segment_room(&self) -> u64 {
         usable(u64::from(self.segment_bytes))
+    }
+
+    /// Bytes that so many values of so many bytes take at most if they are written anew: what is more than that in their
+    /// segments can be won by moving them.
+    pub fn moved_bytes(values: u64, bytes: u64) -> u64 {
+        values * padded(VALUE_HEAD_BYTES + 7) as u64 + bytes
+    }
+
+    /// Bytes of a segment's records, of which those that nobody needs can be won: its header and its Start record come
+    /// again with the next segment.
+    pub fn record_bytes(segment: &SegmentState) -> u64 {
+        segment.used_bytes.saturating_sub(SEGMENT_HEADER_BYTES as u64 + START_BYTES)
     }
 
     /// Bytes that a batch takes in the log.

@@ -407,10 +407,12 @@ impl Preparation {
     }
 }
 
+/// Bytes a Start record that names some hundred segments takes.
+pub(crate) const START_BYTES: u64 = 512;
+
 /// Bytes of records that entries and values can fill of a segment of that size.
 pub(crate) fn usable(capacity: u64) -> u64 {
-    // The header, a Start record that names some hundred segments, and the tail.
-    capacity.saturating_sub(SEGMENT_HEADER_BYTES as u64 + 512 + TAIL_BYTES)
+    capacity.saturating_sub(SEGMENT_HEADER_BYTES as u64 + START_BYTES + TAIL_BYTES)
 }
 
 /// Spreads a number over 64 bits (the finaliser of splitmix64).

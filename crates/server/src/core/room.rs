@@ -268,7 +268,7 @@ impl Core {
         let known = match self.room.cause {
             Cause::Nothing => false,
             Cause::Disk => raised,
-            Cause::Quota => true,
+            Cause::Quota => raised || self.room.proposed.is_some(),
         };
         if !known && cause != self.room.cause {
             self.room.cause = cause;

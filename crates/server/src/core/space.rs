@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
-use log::{Batch, SegmentState, Space};
+use log::{Batch, Log, SegmentState, Space};
 use planted::Bug;
 
 use super::room::Purpose;
@@ -87,6 +87,12 @@ impl Checkpoints {
         self.log_bytes_at = log_bytes;
         self.at = now;
     }
+}
+
+/// Bytes that a segment's live values need in another one. A small value's record is more than the value: were that taken
+/// for garbage, small values would be moved for ever.
+fn moved_bytes(usage: &machine::SegmentUse) -> u64 {
+    Log::moved_bytes(usage.values, usage.bytes)
 }
 
 impl Core {
@@ -299,10 +305,11 @@ impl Core {
         let doomed = |seq: u32| self.doomed.iter().any(|(_, doomed)| *doomed == seq);
         let goes = |segment: &SegmentState| segment.releasing || doomed(segment.seq);
         for segment in segments.iter().filter(|s| s.sealed && s.last_index <= kept_behind && !goes(s)) {
-            let in_use = usage.get(&segment.seq).map_or(0, |usage| usage.bytes);
-            let unused = segment.used_bytes.saturating_sub(in_use);
+            let in_use = usage.get(&segment.seq).map_or(0, moved_bytes);
+            let used = self.winnable_bytes(segment);
+            let unused = used.saturating_sub(in_use);
             // Short of room, only what emptying would free counts.
-            if !self.is_tight() || self.is_worth_emptying(in_use, segment.used_bytes) {
+            if !self.is_tight() || self.is_worth_emptying(in_use, used) {
                 dead += unused;
             }
             live += in_use;
@@ -316,6 +323,12 @@ impl Core {
         self.checkpoint.emptied.iter().any(|seq| usage.get(seq).is_none_or(|usage| usage.values == 0))
     }
 
+    /// Bytes of a segment that count as garbage if nobody needs them. Short of room all of it does, header and all; a
+    /// segment is no smaller than 512 KiB then, and what is moved out of it never fills another one as badly.
+    fn winnable_bytes(&self, segment: &SegmentState) -> u64 {
+        if self.is_tight() { segment.used_bytes } else { Log::record_bytes(segment) }
+    }
+
     /// Whether a segment with so many live bytes is to be emptied.
     fn is_worth_emptying(&self, live: u64, used: u64) -> bool {
         if self.is_tight() { live < used - used / 4 } else { live < used / 2 }
@@ -324,13 +337,13 @@ impl Core {
     /// Looks for segments that hold little, and has their live values moved.
     pub(super) fn reclaim(&mut self) {
         let usage = self.machine.usage();
-        let live = |seq: u32| usage.get(&seq).map_or(0, |u| u.bytes);
+        let live = |seq: u32| usage.get(&seq).map_or(0, moved_bytes);
         let mut sealed: Vec<(u64, u64, u32)> = self
             .log
             .segments()
             .iter()
             .filter(|s| s.sealed && !s.releasing && s.last_index <= self.checkpoint.applied_index)
-            .map(|s| (live(s.seq), s.used_bytes, s.seq))
+            .map(|s| (live(s.seq), self.winnable_bytes(s), s.seq))
             .filter(|(live, _, seq)| *live > 0 && !self.doomed.iter().any(|(_, doomed)| doomed == seq))
             .collect();
         let dead: u64 = sealed.iter().map(|(live, used, _)| used.saturating_sub(*live)).sum();
