@@ -28,9 +28,14 @@ impl Core {
             if proposed && self.leads {
                 self.thin_out(&mut message);
             }
-            // What a full disk could not take is as good as lost on the way: it comes again.
+            // What the log could not take, for a full disk or one that stands still, is as good as lost on the way: it
+            // comes again.
             let full = entries
-                && if proposed { message.entries.is_empty() } else { !self.takes_entries(&message.entries) };
+                && if proposed {
+                    message.entries.is_empty()
+                } else {
+                    !self.takes_entries(&message.entries) || !self.log_has_room()
+                };
             if snapshot || full || self.machine.members.removed.contains(&from) {
                 continue;
             }

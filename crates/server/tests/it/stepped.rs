@@ -308,6 +308,36 @@ fn messages_that_the_core_does_not_take_are_bounded() {
 }
 
 #[test]
+fn appends_that_a_log_standing_still_cannot_take_end_no_member() {
+    use api::raftpb::{Entry, Message, MessageType};
+    use peer::Handler as _;
+    let mut world = World::started(3, 11, &[]);
+    let leader = world.leader().expect("somebody leads");
+    let at = (leader + 1) % 3;
+    world.settle().expect("all go on");
+    let (last, term) = (world.member(at).probe().last_index, world.member(at).published().applied_term);
+    world.places[at].log_held = true;
+    // As from a leader that does not wait for acknowledgements.
+    let data = bytes::Bytes::from(vec![0; 30 << 20]);
+    for n in 0..12 {
+        let index = Some(last + n + 1);
+        let entry = Entry { term: Some(term), index, data: Some(data.clone()), ..Entry::default() };
+        let mut messages = vec![Message {
+            r#type: Some(MessageType::MsgApp as i32),
+            from: Some(world.places[leader].id),
+            to: Some(world.places[at].id),
+            term: Some(term),
+            log_term: Some(term),
+            index: Some(last + n),
+            entries: vec![entry],
+            ..Message::default()
+        }];
+        world.member(at).peering().received(&mut messages);
+        world.settle().expect("the member goes on");
+    }
+}
+
+#[test]
 fn a_part_of_a_snapshot_is_forgotten_in_time() {
     let mut world = World::started(3, 11, WORN);
     let leader = world.leader().expect("somebody leads");
