@@ -170,6 +170,16 @@ impl Original {
             }
             // The segment at the end as it is now, for an older copy.
             let log = setup.data_dir.join("member/log");
+            // Another thread prepares what comes next, when it gets to it.
+            crate::eventually(
+                "the next segment and the reserve are there",
+                crate::cluster::PATIENCE,
+                async || {
+                    let roles = roles(&setup.data_dir);
+                    (roles.contains_key("prepared segment") && roles.contains_key("free file")).then_some(())
+                },
+            )
+            .await;
             let active = roles(&setup.data_dir).remove("active segment").expect("there is one");
             let name = active.file_name().expect("it has a name");
             copy_sparse(&active, &older.join("log").join(name));
