@@ -79,6 +79,11 @@ impl World {
             return;
         }
         let at = self.dice.operator.pick(&running);
+        if !self.chaos {
+            // Without the member that was added last there may be no majority, and then nobody serves clients: whoever
+            // added it starts it all the same, with what the peers' port says.
+            self.start_added_by_peers(at);
+        }
         if !self.chaos && self.dice.operator.one_in(2) {
             // Disks have room again, but an alarm stays until somebody takes it back.
             // Alarms of members that are gone stay as well.
@@ -239,6 +244,21 @@ impl World {
             Some(Listed { id: member.id, place, learner: member.is_learner, urls })
         });
         listed.collect()
+    }
+
+    /// Starts the members that a running one knows of, and that were added and never started.
+    fn start_added_by_peers(&mut self, at: Host) {
+        let Some(process) = self.places[at].process.as_ref() else { return };
+        let cluster_id = process.stepped.identity().cluster_id;
+        let member = |member: &machine::Member| pb::Member {
+            id: member.id,
+            peer_urls: member.peer_urls.clone(),
+            is_learner: member.is_learner,
+            ..pb::Member::default()
+        };
+        let members: Vec<pb::Member> =
+            process.stepped.published().members.by_id.values().map(member).collect();
+        self.start_added(cluster_id, &members);
     }
 
     /// Starts the members of a list that were added and never started.

@@ -170,8 +170,10 @@ fn parent(path: &Path) -> &Path {
 impl Drop for Target {
     fn drop(&mut self) {
         if !self.finished {
-            // If it cannot be removed, the next attempt does it.
-            let _ = fs::remove_dir_all(&self.making);
+            // If it cannot be removed, the next attempt does it: for that the mark goes last.
+            let _ = clear(&self.making)
+                .and_then(|()| fs::remove_file(self.making.join(MARK)))
+                .and_then(|()| fs::remove_dir(&self.making));
         }
     }
 }
