@@ -590,6 +590,10 @@ impl Hub {
     }
 
     fn push_progress(&self, stream: &Stream, watch_id: i64) {
+        // What ends a stream may have kept events from its watches, and a client goes on behind what it was told.
+        if stream.ending().is_some() {
+            return;
+        }
         let response =
             WatchResponse { header: Some(self.present_header()), watch_id, ..WatchResponse::default() };
         stream.push(Queued::control(&response));

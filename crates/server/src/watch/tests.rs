@@ -260,6 +260,32 @@ fn progress_comes_by_itself_to_quiet_watches() {
 }
 
 #[test]
+fn a_stream_that_ends_tells_of_no_progress() {
+    let mut world = world();
+    for asks in [true, false] {
+        let mut client = world.client(MANY);
+        client.create(watch("", "\0"));
+        settle([&mut client]);
+        client.received();
+        world.values.broken.set(true);
+        world.put("a", 1);
+        world.publish();
+        // The event cannot be read, so the stream ends without it; a client that was told of its revision would go on
+        // behind it.
+        if asks {
+            client.ask_progress();
+        } else {
+            world.advance();
+            client.ask_progress();
+        }
+        settle([&mut client]);
+        assert_eq!(lines(&client), Vec::<String>::new());
+        assert_eq!(client.result.take().expect("over").expect_err("with an error").code, Code::Internal);
+        world.values.broken.set(false);
+    }
+}
+
+#[test]
 fn streams_end_with_the_right_status() {
     let mut world = world();
     let start = |world: &World| {
