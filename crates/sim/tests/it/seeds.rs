@@ -13,6 +13,10 @@ const FOUND: &[(u64, &str)] = &[
     (312, "a member that stopped before its first entry could not answer anybody afterwards"),
     (326, "nobody took the alarm back after disks had room again"),
     (1090, "a watcher whose next look was ten seconds away was taken for one that is told nothing any more"),
+    (20733, "a watch stream that ended told of progress beyond an event that could not be read"),
+    (20744, "values in small segments were moved without end, for room that their headers take"),
+    (20782, "a watcher that came back at the end was judged before it could be told"),
+    (21618, "nobody started a member whose addition left too few to answer clients"),
 ];
 
 fn check(report: &Report) {
