@@ -782,6 +782,8 @@ func (w *membersWalk) noQuorum() {
 // unstarted: members that were added and never started count for the quorum.
 func (w *membersWalk) unstarted() {
 	const refusal = "etcdserver: re-configuration failed due to not enough started members"
+	// A member judges a change by what it has applied itself, and another may not have applied the change before yet.
+	w.client.SetEndpoints(w.c.Alive()[0].Endpoint)
 	add := func(n int) (*clientv3.MemberAddResponse, error) {
 		return calm(w, func() (*clientv3.MemberAddResponse, error) {
 			return w.client.MemberAdd(w.ctx, []string{fmt.Sprintf("http://127.0.0.1:%d", n)})
