@@ -88,7 +88,7 @@ pub enum Outcome {
     LeaseGranted {
         /// Its id.
         id: i64,
-        /// Its TTL.
+        /// TTL of the lease, in seconds.
         ttl: i64,
     },
     /// A lease is gone, with its keys.

@@ -111,7 +111,7 @@ impl LongReads {
         std::mem::take(&mut self.open().readers).len()
     }
 
-    /// How many read now, and since when the first of them does.
+    /// Returns the number of open readers, and when the oldest of them began.
     pub fn figures(&self) -> (usize, Option<Instant>) {
         let open = self.open();
         (open.readers.len(), open.readers.values().map(|entry| entry.since).min())

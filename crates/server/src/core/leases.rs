@@ -285,7 +285,7 @@ impl Core {
         !self.forgotten_clocks.is_empty() || self.leads_now() && (self.expiry.is_starting() || expire || note)
     }
 
-    /// How many revocations may be proposed now.
+    /// Returns the number of lease revocations that may be proposed now.
     fn revokes_room(&self) -> usize {
         REVOKES_OPEN_MAX.saturating_sub(self.revokes_open).min(self.revokes_allowed)
     }

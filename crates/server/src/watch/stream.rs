@@ -114,7 +114,7 @@ pub(super) struct Stream {
     pub progress_wanted: Cell<bool>,
     /// Whether the hub is to wake it for that when its revision rises.
     pub waits_for_progress: Cell<bool>,
-    /// How many of its watches were compacted away and are not cancelled yet.
+    /// Number of watches of this stream that were compacted away and that the client has not cancelled yet.
     pub compacted: Cell<usize>,
     /// The starts of watches that began above the hub's revision of then, and how many begin there. Entries that the
     /// revision has passed by now stay until their watches go.
