@@ -491,6 +491,9 @@ def steps_of_cluster():
     learner = ["member", "add", "m2", "--learner", "--peer-urls=http://127.0.0.1:1"]
     fresh = [(rb"Member [0-9a-f]{16} added", b"Member <NEW> added"), (rb"(?:^|(?<=\n))[0-9a-f]{15,16}, unstarted", b"<NEW>, unstarted"),
              (rb'"ID" : (?!<)\S+', b'"ID" : <NEW>'), (rb'"ID":"?(?!<)[0-9a-f]+"?', b'"ID":<NEW>'), (rb"\xe2\x94\x82 +[0-9a-f]{15,16} \xe2", b"<NEW>\xe2")]
+    # Members come in the order of their ids, which are drawn at random.
+    fresh += [(rb'(?<=ETCD_INITIAL_CLUSTER=")[^"\n]*', lambda found: b",".join(sorted(found[0].split(b",")))),
+              (rb'(?<="members":\[\{).*(?=\}\])', lambda found: b"},{".join(sorted(found[0].split(b"},{"))))]
     yield Step("member add none", ["member", "add"])
     yield Step("member add two", ["member", "add", "m2", "http://127.0.0.1:1"])
     yield Step("member add no urls", ["member", "add", "m2"])
