@@ -68,8 +68,10 @@ pub struct Node {
     vote: (u64, u64),
     /// The newest batch of raft's decisions, whether it had something for the log or not.
     batch: u64,
-    /// The batches given out for the log and not synced yet: the number, and whether it replaces what is in the log.
-    unsynced: VecDeque<(u64, bool)>,
+    /// The batches given out for the log and not synced yet.
+    unsynced: VecDeque<Unsynced>,
+    /// The last entry of the newest batch that is synced.
+    stored: u64,
     /// The snapshot that is being restored, and the number of its batch.
     restoring: Option<(u64, u64)>,
     /// What the caller says is applied; raft takes it once it is synced too.
@@ -95,6 +97,15 @@ pub struct Node {
     stands_anew: bool,
     /// The term whose leader has said that it binds proposals to their term.
     bound_term: u64,
+}
+
+/// A batch that was given out for the log and is not synced yet.
+struct Unsynced {
+    number: u64,
+    /// The last entry of the log once it is synced.
+    last: u64,
+    /// Whether it replaces what is in the log.
+    replaces: bool,
 }
 
 impl std::fmt::Debug for Node {
@@ -179,6 +190,7 @@ impl Node {
             vote,
             batch: 0,
             unsynced: VecDeque::new(),
+            stored: last_entry,
             restoring: None,
             applied: restored.applied,
             outbox: Outbox::default(),
@@ -625,16 +637,19 @@ impl Node {
         if number > self.batch {
             return Err(Broken(format!("batch {number} is synced, the last one was {}", self.batch)));
         }
-        while self.unsynced.front().is_some_and(|(n, _)| *n <= number) {
+        while let Some(batch) = self.unsynced.front()
+            && batch.number <= number
+        {
+            self.stored = batch.last;
             self.unsynced.pop_front();
         }
         // The raft crate knows what is synced by index and term, and takes an entry that was overwritten and written
         // again for the one that is on disk, though the overwriting may yet reach the disk and the rest be lost. So
         // it hears of no sync while an overwriting is under way.
-        if self.unsynced.iter().all(|(_, replaces)| !replaces) || planted::is(Bug::OverwrittenCountsAsSynced)
+        if self.unsynced.iter().all(|batch| !batch.replaces) || planted::is(Bug::OverwrittenCountsAsSynced)
         {
             // Batches that had nothing for the log are as good as synced together with the one before them.
-            self.raw.on_persist_ready(self.unsynced.front().map_or(self.batch, |(next, _)| next - 1));
+            self.raw.on_persist_ready(self.unsynced.front().map_or(self.batch, |next| next.number - 1));
         }
         if let Some((index, _)) = self.restoring.take_if(|(_, batch)| *batch <= number) {
             self.applied = self.applied.max(index);
@@ -745,7 +760,7 @@ impl Node {
             let vote = hard_state.map_or(self.vote, |hs| (hs.term, hs.vote));
             self.outbox.appended(number, vote != self.vote);
             self.vote = vote;
-            self.unsynced.push_back((number, replaces));
+            self.unsynced.push_back(Unsynced { number, last: self.raw.store().last(), replaces });
             let entries = entries.into_iter().map(Entry::from_raft).collect();
             effects.append = Some(Append { number, entries, hard_state: self.unsaved.take() });
         } else if self.unsynced.is_empty() {
@@ -933,6 +948,11 @@ impl Node {
     /// The newest index of which this member has told raft that it is on disk.
     pub fn synced_index(&self) -> u64 {
         self.raw.raft.raft_log.persisted
+    }
+
+    /// The last entry that is on disk. Raft is told of it later than this while what is on disk is being replaced.
+    pub fn stored_index(&self) -> u64 {
+        self.stored
     }
 
     /// The first index that this node can still give to others, from memory or from the log.

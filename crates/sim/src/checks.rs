@@ -27,8 +27,10 @@ pub struct Standing {
     pub first: u64,
     /// See `first`.
     pub last: u64,
-    /// The last entry that is durable.
+    /// The last entry that is durable, as raft knows.
     pub synced: u64,
+    /// The last entry that is on disk: raft hears of it later while a state is taken over or entries are overwritten.
+    pub stored: u64,
     /// The last entry that a durable checkpoint has: what raft knows to be synced may lag behind it while a second
     /// state is taken over right after a first.
     pub checkpoint: u64,
@@ -138,7 +140,7 @@ impl Checks {
         let member = self.members.entry(place).or_default();
         member.promised = member.promised.max(term);
         if let Some(index) = stored_through
-            && index > member.durable.last().max(member.standing.checkpoint)
+            && index > member.durable.last().max(member.standing.checkpoint).max(member.standing.stored)
         {
             return Err(format!(
                 "member {} says that it has stored entry {index}, but only {} is durable",

@@ -361,6 +361,7 @@ impl World {
             first: probe.first_index,
             last: probe.last_index,
             synced: probe.synced_index,
+            stored: probe.stored_index,
             checkpoint: probe.checkpoint,
             voters: probe.voters,
             voting_members: process.stepped.published().members.voters(),

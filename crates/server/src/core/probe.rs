@@ -32,6 +32,8 @@ pub struct Probe {
     pub last_index: u64,
     /// The entries up to here are on disk, as far as it counts itself for a quorum.
     pub synced_index: u64,
+    /// The last entry on disk; beyond `synced_index` while what is on disk is being replaced.
+    pub stored_index: u64,
     /// The members with a vote, as its raft counts them, in order.
     pub voters: Vec<u64>,
     /// Those without.
@@ -71,6 +73,7 @@ impl Core {
             first_index: self.node.first_index(),
             last_index: standing.last,
             synced_index: self.node.synced_index(),
+            stored_index: self.node.stored_index(),
             voters: self.node.voters(),
             learners: self.node.learners(),
             revision: self.machine.store.current_revision(),
