@@ -255,6 +255,11 @@ impl<'a> Snapshot<'a> {
         self.stored((from, 0), through)
     }
 
+    /// Like [`Snapshot::written`], from change `sub` of main revision `main` on.
+    pub fn written_from(&self, main: i64, sub: u32, through: i64) -> Changes<'a> {
+        self.stored((main, sub), through)
+    }
+
     /// What is physically there behind change `sub` of main revision `main`, in the order of writing, without the puts
     /// that the compact revision made unreadable. How a state is sent to somebody who may have a part of it: which
     /// deletions below the compact revision are still there depends on how far compaction has come.

@@ -163,9 +163,9 @@ impl Services {
                 leading.end_if_quarantined();
             }
         });
-        let reaping = Rc::clone(&hub);
+        let working = Rc::clone(&hub);
         tokio::task::spawn_local(poll_fn::<(), _>(move |context| {
-            reaping.poll_reap(context);
+            working.poll_work(context);
             Poll::Pending
         }));
         let mut replies = Vec::new();

@@ -20,6 +20,14 @@ use super::stream::Queued;
 /// Requests answered before others get their turn.
 const REQUESTS_PER_POLL_MAX: usize = 128;
 
+/// Wakes this task once others had their turn, and what has arrived on sockets was taken in.
+pub(super) fn after_others(cx: &mut Context<'_>) {
+    let mut yielding = pin!(tokio::task::yield_now());
+    if yielding.as_mut().poll(cx).is_ready() {
+        cx.waker().wake_by_ref();
+    }
+}
+
 /// Where requests come from: the front, or a test.
 pub trait Requests: 'static {
     /// See [`Inbound::poll_next`].
@@ -113,9 +121,9 @@ impl<R: Requests, W: Responses> Drive<R, W> {
         let hub = Rc::clone(&self.place.hub);
         stream.wait(None);
         let mut again = self.read(cx)?;
-        self.tick(cx);
+        again |= self.tick(cx);
         // One slice a turn, and only once all before it is with the front: others get their turn in between.
-        if stream.is_drained() && stream.poll_fetched(cx).is_ready() && !stream.unsynced.borrow().is_empty() {
+        if stream.is_drained() && stream.poll_fetched(cx).is_ready() && !stream.is_synced() {
             hub.catch_up(&stream);
         }
         hub.tell_progress(&stream);
@@ -123,9 +131,9 @@ impl<R: Requests, W: Responses> Drive<R, W> {
         if let Some(status) = stream.ending() {
             return Poll::Ready(Err(status));
         }
-        again |= stream.poll_fetched(cx).is_ready() && !stream.unsynced.borrow().is_empty();
+        again |= stream.poll_fetched(cx).is_ready() && !stream.is_synced();
         if again && sent_all {
-            cx.waker().wake_by_ref();
+            after_others(cx);
         }
         stream.wait(Some(cx.waker()));
         Poll::Pending
@@ -151,17 +159,26 @@ impl<R: Requests, W: Responses> Drive<R, W> {
         Ok(true)
     }
 
-    fn tick(&mut self, cx: &mut Context<'_>) {
+    /// Tells of progress when it is time; says whether some of it is left to be told.
+    fn tick(&mut self, cx: &mut Context<'_>) -> bool {
         let (hub, stream) = (&self.place.hub, &self.place.stream);
         if self.tick.is_none() && stream.wants_ticks.get() {
             self.tick = Some(hub.sleep(hub.progress_interval(stream)));
         }
+        if stream.ticks_from.get().is_some() {
+            hub.tell_periodic_progress(stream);
+        }
         while let Some(tick) = &mut self.tick
             && Pin::new(&mut *tick).poll(cx).is_ready()
         {
-            hub.tell_periodic_progress(stream);
+            // A round that is under way goes on to its end first: a watch hears at most once a round.
+            if stream.ticks_from.get().is_none() {
+                stream.ticks_from.set(Some(i64::MIN));
+                hub.tell_periodic_progress(stream);
+            }
             tick.reset(hub.progress_interval(stream));
         }
+        stream.ticks_from.get().is_some()
     }
 
     /// Sends what waits; says whether nothing is left.

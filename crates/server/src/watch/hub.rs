@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::ControlFlow;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -15,12 +16,13 @@ use api::limits::GRPC_OVERHEAD_BYTES;
 use api::{Status, error};
 use bytes::Bytes;
 use front::{Account, Closing, Head, Inbound, LocalBoxFuture, Outbound};
+use mvcc::Snapshot;
 use planted::Bug;
 
 use super::drive::{self, Requests, Responses};
-use super::index::{End, Index, Keys};
+use super::index::{End, Index, Keys, Place};
 use super::response::NO_WATCH;
-use super::slice::Slice;
+use super::slice::{Portion, Slice, event_len};
 use super::stream::{Queued, Stream, Watch};
 use crate::callers::Caller;
 use crate::clock::Sleep;
@@ -40,14 +42,54 @@ pub struct Hub {
     /// Streams that wait for the revision to reach the start of a watch before they tell of progress.
     waiting: RefCell<Vec<Rc<Stream>>>,
     serial: Cell<u64>,
+    /// What synced watches are told in more than one turn.
+    under_way: RefCell<Option<UnderWay>>,
+    /// How much of that is done in a turn.
+    portion: Cell<Portion>,
     /// Streams that have ended and whose watches are still in the index, to be taken out in slices.
     ended: RefCell<VecDeque<Rc<Stream>>>,
-    /// Wakes the task that does so.
-    reaper: Cell<Option<Waker>>,
+    /// Wakes the task that goes on with what was left for later turns, unless it is awake.
+    worker: Cell<Option<Waker>>,
+    /// The most times that one turn looked at a watch.
+    #[cfg(test)]
+    looks_max: Cell<usize>,
 }
 
-/// Watches that are taken out of the index between two looks at other calls.
-const REAPED_AT_ONCE: usize = 256;
+/// Watches that are taken out of the index, or made to read history, between two looks at other calls.
+const MOVED_AT_ONCE: usize = 256;
+/// Watches of a stream that read history together, and that hear of progress, between two looks at other calls.
+const TOGETHER_MAX: usize = 256;
+
+/// What one turn of the hub does at the most, and about what a slice of one stream's history does: some milliseconds.
+const PORTION: Portion = Portion { watches: 1024, looks: 16 << 10, bytes: 8 << 20 };
+
+/// What synced watches are told in more than one turn. Meanwhile the hub's revision stays, and a watch joins the synced
+/// ones only if it has been told more than they are being told.
+enum UnderWay {
+    /// Revisions that concern many watches.
+    Crowd(Crowd),
+    /// Revisions up to this one may have been removed before this shard came to see them: the streams find out for each
+    /// watch. Those of the streams before this one, and those of this one before this watch, know.
+    Overtaken { through: i64, stream: u64, watch: i64 },
+}
+
+/// How far watches have been told of some revisions that concern many. Those told read on behind these
+/// ([`Watch::next`]).
+struct Crowd {
+    from: i64,
+    through: i64,
+    /// How many changes there are: each turn may walk over all.
+    changes: usize,
+    /// The change that is being looked at, and the last watch told of those that are about its key.
+    at: (i64, u32),
+    behind: Option<Place>,
+    /// Watches that are told together.
+    together: usize,
+}
+
+/// Changes that a crowd is told of together, and their bytes; the last revision of them may go beyond.
+const CROWD_CHANGES: usize = 64;
+const CROWD_BYTES: usize = 64 << 10;
 
 /// A stream's place in the hub; leaves it, with all its watches, when dropped.
 pub(super) struct Registration {
@@ -63,7 +105,7 @@ impl Drop for Registration {
 
 impl Drop for Hub {
     fn drop(&mut self) {
-        // Breaks the circles of watches and streams that the reaper did not come to.
+        // Breaks the circles of watches and streams that were not taken out yet.
         for stream in self.ended.get_mut().drain(..) {
             stream.watches.take();
         }
@@ -84,58 +126,261 @@ impl Hub {
             waiting: RefCell::default(),
             serial: Cell::new(0),
             ended: RefCell::default(),
-            reaper: Cell::default(),
+            worker: Cell::default(),
+            under_way: RefCell::default(),
+            portion: Cell::new(PORTION),
+            #[cfg(test)]
+            looks_max: Cell::default(),
         })
     }
 
-    /// Takes the newest state and hands out what changed since the last. Called whenever the shard is woken;
-    /// without news it costs next to nothing.
+    /// Takes the newest state and hands out what changed since the last, or the beginning of it: [`Hub::poll_work`] does
+    /// the rest. Called whenever the shard is woken; without news it costs next to nothing.
     pub fn advance(&self) {
-        let state = self.shared.state.load_full();
-        let snapshot = state.view.snapshot();
-        let current = snapshot.current_revision();
-        if current <= self.revision.get() {
-            return;
+        // Requests may come by the hundred in a turn.
+        if !self.is_under_way() && !self.turn() {
+            self.go_on_later();
         }
-        let header = self.header(&state, current);
-        // What is not at hand is fetched for each stream that needs it, while the others go on.
-        let values = Attempt::new(self.values.clone());
-        let from = self.revision.get() + 1;
-        // Above what may have been removed, everything written is still there, compacted or not.
-        let changes = if from > state.removed_through || planted::is(Bug::WatchLostAtCompaction) {
-            Ok(snapshot.written(from, current))
-        } else {
-            snapshot.changes(from, current)
-        };
-        let mut changes = match changes {
-            _ if self.synced.borrow().is_empty() => None,
-            Ok(changes) => Some(changes.peekable()),
-            Err(_) => {
-                // Compacted before this shard came to see it: the streams find out for each watch.
-                let mut all = Vec::new();
-                self.synced.borrow().visit_all(&mut |watch| all.push(Rc::clone(watch)));
-                // Not in the order of a hash map, which differs from run to run.
-                all.sort_unstable_by_key(|watch| watch.serial);
-                all.iter().for_each(|watch| self.fall_behind(watch, from));
-                None
+    }
+
+    fn is_under_way(&self) -> bool {
+        self.under_way.borrow().is_some()
+    }
+
+    /// The last revision that synced watches have been told of or are being told of.
+    fn begun(&self) -> i64 {
+        match &*self.under_way.borrow() {
+            None => self.revision.get(),
+            Some(UnderWay::Crowd(crowd)) => crowd.through,
+            Some(UnderWay::Overtaken { through, .. }) => *through,
+        }
+    }
+
+    /// Hands out a portion of what changed; returns true if nothing is left.
+    fn turn(&self) -> bool {
+        let state = self.shared.state.load_full();
+        let current = state.view.snapshot().current_revision();
+        if current <= self.revision.get() {
+            return true;
+        }
+        let mut portion = self.portion.get();
+        let (begun_at, mut looks) = (self.revision.get(), 0);
+        while self.revision.get() < current {
+            if self.synced.borrow().is_empty() {
+                self.under_way.take();
+                self.revision.set(current);
+                break;
             }
-        };
-        while let Some(changes) = &mut changes {
-            let from = self.revision.get() + 1;
-            let (slice, through) = Slice::gather(snapshot, &values, changes, &self.synced.borrow(), current);
-            for watch in slice.hand_out(&header, self.fragment_bytes_max()) {
-                self.fall_behind(&watch, from);
-            }
-            self.revision.set(through);
-            if through >= current || self.synced.borrow().is_empty() {
+            let under_way = self.under_way.take();
+            let more = match under_way {
+                Some(UnderWay::Overtaken { through, stream, watch }) => {
+                    self.overtake(through, stream, watch);
+                    None
+                }
+                _ if !is_there(&state, self.revision.get() + 1) => {
+                    self.overtake(current, 0, i64::MIN);
+                    None
+                }
+                Some(UnderWay::Crowd(crowd)) => {
+                    looks += self.tell_crowd(&state, crowd);
+                    None
+                }
+                None => self.tell_all(&state, portion),
+            };
+            let Some((told, looked)) = more else { break };
+            looks += looked;
+            portion.watches = portion.watches.saturating_sub(told);
+            portion.looks = portion.looks.saturating_sub(looked);
+            if portion.watches == 0 || portion.looks == 0 {
                 break;
             }
         }
-        self.revision.set(current);
-        self.shared.saw(self.shard, current);
-        for stream in self.waiting.take() {
-            stream.waits_for_progress.set(false);
-            stream.wake();
+        #[cfg(test)]
+        self.looks_max.set(self.looks_max.get().max(looks));
+        #[cfg(not(test))]
+        let _ = looks;
+        if self.revision.get() > begun_at {
+            self.shared.saw(self.shard, self.revision.get());
+        }
+        if !self.is_under_way() {
+            for stream in self.waiting.take() {
+                stream.waits_for_progress.set(false);
+                self.say_progress(&stream);
+            }
+        }
+        !self.is_under_way() && self.revision.get() >= current
+    }
+
+    /// Hands out a slice of what changed. Returns how many watches were told and how often one was looked at; nothing if
+    /// the next revision takes a turn, or more, of its own.
+    fn tell_all(&self, state: &Published, portion: Portion) -> Option<(usize, usize)> {
+        let snapshot = state.view.snapshot();
+        let current = snapshot.current_revision();
+        // What is not at hand is fetched for each stream that needs it, while the others go on.
+        let values = Attempt::new(self.values.clone());
+        let from = self.revision.get() + 1;
+        let changes = snapshot.written(from, current);
+        let (slice, through) =
+            Slice::gather(snapshot, &values, changes, &self.synced.borrow(), current, portion);
+        let Some(through) = through else {
+            if portion.watches == self.portion.get().watches {
+                *self.under_way.borrow_mut() = Some(UnderWay::Crowd(self.crowd(snapshot, from)));
+            }
+            return None;
+        };
+        let (told, looks) = (slice.watches(), slice.looks());
+        let header = self.header(state, current);
+        for watch in slice.hand_out(&header, self.fragment_bytes_max()) {
+            self.fall_behind(&watch, from);
+        }
+        self.revision.set(through);
+        Some((told, looks))
+    }
+
+    /// What many watches are to be told of next.
+    fn crowd(&self, snapshot: Snapshot<'_>, from: i64) -> Crowd {
+        let (mut changes, mut bytes, mut through) = (0, 0, from);
+        for version in snapshot.written(from, i64::MAX) {
+            if version.main() > through && (changes >= CROWD_CHANGES || bytes >= CROWD_BYTES) {
+                break;
+            }
+            (changes, bytes, through) = (changes + 1, bytes + event_len(version), version.main());
+        }
+        let portion = self.portion.get();
+        // Each may be told of all. Where there are very many changes, each turn is long anyway.
+        let together = (portion.bytes / bytes.max(1)).clamp(1, portion.watches.max(changes / 8));
+        Crowd { from, through, changes, at: (from, 0), behind: None, together }
+    }
+
+    /// Tells some more watches of what concerns many: some of those that are about the key of the first change, then of
+    /// the second, and so on. Returns how often it looked at a watch.
+    fn tell_crowd(&self, state: &Published, mut crowd: Crowd) -> usize {
+        let snapshot = state.view.snapshot();
+        let looks_max = self.portion.get().looks + crowd.changes;
+        let ((main, sub), through) = (crowd.at, crowd.through);
+        // A watch that is found at a change wants none of those before it.
+        let changes = || snapshot.written_from(main, sub, through);
+        let (mut looks, mut chosen, mut stopped) = (0, Vec::new(), false);
+        for version in changes() {
+            let at = (version.main(), version.sub());
+            let behind = if at == crowd.at { crowd.behind.take() } else { None };
+            crowd.at = at;
+            let visited =
+                self.synced.borrow().visit_behind(version.key(), behind.as_ref(), &mut |watch: &Rc<
+                    Watch,
+                >| {
+                    looks += 1;
+                    if watch.wants(version) && !watch.chosen.replace(true) {
+                        chosen.push((Rc::clone(watch), at));
+                    }
+                    if chosen.len() < crowd.together && looks < looks_max {
+                        return ControlFlow::Continue(());
+                    }
+                    crowd.behind = Some(Place { keys: watch.keys.clone(), serial: watch.serial });
+                    ControlFlow::Break(())
+                });
+            if visited.is_break() {
+                stopped = true;
+                break;
+            }
+        }
+        let values = Attempt::new(self.values.clone());
+        let slice = loop {
+            let mut group = Index::default();
+            for (watch, _) in &chosen {
+                group.insert(&watch.keys, watch.serial, Rc::clone(watch));
+            }
+            let portion = match chosen.len() {
+                0 | 1 => Portion::ALL,
+                _ => Portion { looks: looks_max, ..Portion::ALL },
+            };
+            let (slice, whole) = Slice::gather(snapshot, &values, changes(), &group, through, portion);
+            looks += slice.looks();
+            // All revisions are told of at once, since the next turn does not look at the first again.
+            if whole == Some(through) {
+                break slice;
+            }
+            slice.leave();
+            // The others come later.
+            for (watch, _) in chosen.drain(chosen.len().div_ceil(2)..) {
+                watch.chosen.set(false);
+            }
+            crowd.together = chosen.len();
+            if let Some((last, at)) = chosen.last() {
+                crowd.at = *at;
+                crowd.behind = Some(Place { keys: last.keys.clone(), serial: last.serial });
+            }
+            stopped = true;
+        };
+        let header = self.header(state, snapshot.current_revision());
+        for watch in slice.hand_out(&header, self.fragment_bytes_max()) {
+            watch.left_behind.set(true);
+        }
+        for (watch, _) in chosen {
+            watch.chosen.set(false);
+            if watch.left_behind.replace(false) {
+                self.fall_behind(&watch, crowd.from);
+            } else {
+                watch.next.set(watch.next.get().max(through + 1));
+            }
+        }
+        if stopped {
+            *self.under_way.borrow_mut() = Some(UnderWay::Crowd(crowd));
+        } else {
+            self.revision.set(through);
+        }
+        looks
+    }
+
+    /// Makes some more watches read history that may have been removed.
+    fn overtake(&self, through: i64, stream: u64, watch: i64) {
+        let from = self.revision.get() + 1;
+        let streams = self.streams.borrow();
+        let (mut looks, mut behind) = (0, Vec::new());
+        for (serial, at) in streams.range(stream..) {
+            let first = if *serial == stream { watch } else { i64::MIN };
+            for (id, watch) in at.watches.borrow().range(first..) {
+                if looks == MOVED_AT_ONCE {
+                    *self.under_way.borrow_mut() =
+                        Some(UnderWay::Overtaken { through, stream: *serial, watch: *id });
+                    break;
+                }
+                looks += 1;
+                // What begins behind it has lost nothing.
+                if watch.synced.get() && watch.next.get() <= through {
+                    behind.push(Rc::clone(watch));
+                }
+            }
+            if looks == MOVED_AT_ONCE {
+                self.under_way.borrow_mut().get_or_insert(UnderWay::Overtaken {
+                    through,
+                    stream: serial + 1,
+                    watch: i64::MIN,
+                });
+                break;
+            }
+        }
+        drop(streams);
+        if !self.is_under_way() {
+            self.revision.set(through);
+        }
+        behind.iter().for_each(|watch| self.fall_behind(watch, from));
+    }
+
+    fn go_on_later(&self) {
+        if let Some(worker) = self.worker.take() {
+            worker.wake();
+        }
+    }
+
+    /// Goes on with what was left for later turns; to be polled by a task of its own.
+    pub fn poll_work(&self, context: &mut Context<'_>) {
+        let told_all = self.turn();
+        let reaped_all = self.reap();
+        if told_all && reaped_all {
+            self.worker.set(Some(context.waker().clone()));
+        } else {
+            drive::after_others(context);
         }
     }
 
@@ -195,6 +440,18 @@ impl Hub {
     #[cfg(test)]
     pub(super) fn queued_bytes_max(&self) -> usize {
         self.streams.borrow().values().map(|stream| stream.queued_bytes()).max().unwrap_or(0)
+    }
+
+    /// The most times that one turn looked at a watch.
+    #[cfg(test)]
+    pub(super) fn looks_max(&self) -> usize {
+        self.looks_max.take()
+    }
+
+    /// Has less done in a turn.
+    #[cfg(test)]
+    pub(super) fn do_less_in_a_turn(&self, watches: usize, looks: usize) {
+        self.portion.set(Portion { watches, looks, bytes: PORTION.bytes });
     }
 
     /// Whether this member knows a leader.
@@ -261,34 +518,28 @@ impl Hub {
         self.shared.metrics.mvcc.watch_streams.add(-1);
         if !self.forget_some(stream) {
             self.ended.borrow_mut().push_back(Rc::clone(stream));
-            if let Some(reaper) = self.reaper.take() {
-                reaper.wake();
-            }
+            self.go_on_later();
         }
     }
 
     /// Takes a slice of a stream's watches out; returns true if none is left.
     fn forget_some(&self, stream: &Stream) -> bool {
-        for _ in 0..REAPED_AT_ONCE {
+        for _ in 0..MOVED_AT_ONCE {
             let Some((_, watch)) = stream.watches.borrow_mut().pop_first() else { return true };
             self.forget(&watch);
         }
         stream.watches.borrow().is_empty()
     }
 
-    /// Takes a slice of the watches of ended streams out; to be polled by a task of its own.
-    pub fn poll_reap(&self, context: &mut Context<'_>) {
+    /// Takes a slice of the watches of ended streams out; returns true if none is left.
+    fn reap(&self) -> bool {
         let next = self.ended.borrow_mut().pop_front();
         if let Some(stream) = next
             && !self.forget_some(&stream)
         {
             self.ended.borrow_mut().push_front(stream);
         }
-        if self.ended.borrow().is_empty() {
-            self.reaper.set(Some(context.waker().clone()));
-        } else {
-            context.waker().wake_by_ref();
-        }
+        self.ended.borrow().is_empty()
     }
 
     fn next_serial(&self) -> u64 {
@@ -300,8 +551,15 @@ impl Hub {
         self.shared.header(revision, state.applied_term)
     }
 
+    /// The header of an answer to a request: no watch made from now on hears of this revision, or of one before it,
+    /// unless it asks to.
     fn present_header(&self) -> ResponseHeader {
-        self.header(&self.shared.state.load(), self.revision.get())
+        let state = self.shared.state.load();
+        self.header(&state, self.present_revision(&state))
+    }
+
+    fn present_revision(&self, state: &Published) -> i64 {
+        state.view.snapshot().current_revision().max(self.revision.get())
     }
 
     fn fragment_bytes_max(&self) -> usize {
@@ -315,7 +573,10 @@ impl Hub {
             Some(RequestUnion::CreateRequest(create)) => self.create(stream, &create),
             Some(RequestUnion::CancelRequest(cancel)) => self.cancel(stream, cancel.watch_id),
             Some(RequestUnion::ProgressRequest(_)) => {
-                stream.progress_wanted.set(!stream.watches.borrow().is_empty());
+                let now = self.present_revision(&self.shared.state.load());
+                // One that is open already is answered by the same word.
+                let wanted = stream.progress_wanted.get().unwrap_or(now);
+                stream.progress_wanted.set((!stream.watches.borrow().is_empty()).then_some(wanted));
                 self.tell_progress(stream);
             }
             // etcd passes over what it does not know.
@@ -329,9 +590,10 @@ impl Hub {
         // publishes next, or this shard sees what was published.
         self.shared.attendance.watch_begins(self.shard);
         self.advance();
-        let mut response =
-            WatchResponse { header: Some(self.present_header()), created: true, ..WatchResponse::default() };
-        match self.admit(stream, request) {
+        let header = self.present_header();
+        let now = header.revision;
+        let mut response = WatchResponse { header: Some(header), created: true, ..WatchResponse::default() };
+        match self.admit(stream, request, now) {
             Ok(watch) => {
                 response.watch_id = watch.id;
                 stream.push(Queued::control(&response));
@@ -348,7 +610,7 @@ impl Hub {
     }
 
     /// Checks a request in etcd's order, and makes the watch.
-    fn admit(&self, stream: &Rc<Stream>, request: &WatchCreateRequest) -> Result<Watch, Status> {
+    fn admit(&self, stream: &Rc<Stream>, request: &WatchCreateRequest, now: i64) -> Result<Watch, Status> {
         if request.start_revision < 0 {
             return Err(error::COMPACTED);
         }
@@ -382,21 +644,19 @@ impl Hub {
             id,
             stream: Rc::clone(stream),
             keys,
-            start: request.start_revision,
+            start: if request.start_revision == 0 { now } else { request.start_revision },
             previous: request.prev_kv,
             no_put: filters(FilterType::Noput),
             no_delete: filters(FilterType::Nodelete),
             fragment: request.fragment,
             progress: request.progress_notify,
-            next: Cell::new(match request.start_revision {
-                0 => self.revision.get() + 1,
-                start => start,
-            }),
+            next: Cell::new(if request.start_revision == 0 { now + 1 } else { request.start_revision }),
             synced: Cell::new(true),
             compacted: Cell::new(false),
             ahead: Cell::new(false),
             quiet: Cell::new(true),
             left_behind: Cell::new(false),
+            chosen: Cell::new(false),
             matched: RefCell::default(),
             _held: stream.hold_watch(request.key.len() + request.range_end.len()),
         })
@@ -406,11 +666,11 @@ impl Hub {
     fn begin(&self, watch: Watch) {
         let watch = Rc::new(watch);
         let stream = &watch.stream;
-        watch.synced.set(watch.next.get() > self.revision.get());
+        watch.synced.set(watch.next.get() > self.begun());
         if watch.synced.get() {
             self.synced.borrow_mut().insert(&watch.keys, watch.serial, Rc::clone(&watch));
         } else {
-            stream.unsynced.borrow_mut().insert(&watch.keys, watch.serial, Rc::clone(&watch));
+            stream.fall_behind(&watch);
             self.shared.metrics.mvcc.slow_watchers.add(1);
         }
         self.shared.metrics.mvcc.watchers.add(1);
@@ -447,12 +707,12 @@ impl Hub {
     /// Takes a watch out of the index it is in: nothing will happen to it any more.
     fn rest(&self, watch: &Watch) {
         let removed = if watch.synced.get() {
-            self.synced.borrow_mut().remove(&watch.keys, watch.serial)
+            self.synced.borrow_mut().remove(&watch.keys, watch.serial).is_some()
         } else {
             self.shared.metrics.mvcc.slow_watchers.add(-1);
-            watch.stream.unsynced.borrow_mut().remove(&watch.keys, watch.serial)
+            watch.stream.catches_up(watch)
         };
-        assert!(removed.is_some(), "a watch is in the index that it says");
+        assert!(removed, "a watch is where it says");
         self.shared.attendance.watch_ends(self.shard);
     }
 
@@ -477,49 +737,71 @@ impl Hub {
         let next = if planted::is(Bug::WatchFallsTooFarBehind) { next - 1 } else { next };
         watch.next.set(watch.next.get().max(next));
         watch.synced.set(false);
-        watch.stream.unsynced.borrow_mut().insert(&watch.keys, watch.serial, Rc::clone(watch));
+        watch.stream.fall_behind(watch);
         self.shared.metrics.mvcc.slow_watchers.add(1);
         watch.stream.wake();
     }
 
-    /// Reads one slice of history for the watches of a stream that are behind.
+    /// Reads one slice of history for some watches of a stream that are behind, those first that are most.
     pub(super) fn catch_up(&self, stream: &Stream) {
         let state = self.shared.state.load_full();
         let snapshot = state.view.snapshot();
         let (current, compacted) = (snapshot.current_revision(), snapshot.compact_revision());
-        let mut behind = Vec::new();
-        stream.unsynced.borrow().visit_all(&mut |watch| behind.push(Rc::clone(watch)));
-        behind.sort_unstable_by_key(|watch| watch.serial);
-        behind.retain(|watch| {
+        let mut together = stream.most_behind(TOGETHER_MAX);
+        together.retain(|watch| {
             let readable = watch.next.get() >= compacted;
             if !readable {
                 self.cancel_compacted(watch, &state, compacted);
             }
             readable
         });
-        let Some(from) = behind.iter().map(|watch| watch.next.get()).min() else { return };
-        // It cannot be compacted: that was looked at above.
-        let Ok(changes) = snapshot.changes(from, current) else { return };
+        let Some(from) = together.first().map(|watch| watch.next.get()) else { return };
         let header = self.header(&state, current);
-        let mut values = stream.attempt(|| Attempt::new(self.values.clone()));
+        let mut values = stream.attempt(from, || Attempt::new(self.values.clone()));
         // What was written since is at hand as a rule.
         values.ask_again();
-        let (slice, through) =
-            Slice::gather(snapshot, &values, &mut changes.peekable(), &stream.unsynced.borrow(), current);
+        let mut looks = 0;
+        let (slice, through) = loop {
+            let mut group = Index::default();
+            for watch in &together {
+                group.insert(&watch.keys, watch.serial, Rc::clone(watch));
+            }
+            // It cannot be compacted: that was looked at above.
+            let Ok(changes) = snapshot.changes(from, current) else { return };
+            let portion = match together.len() {
+                1 => Portion::ALL,
+                // The room of the stream bounds the bytes.
+                _ => Portion { bytes: usize::MAX, ..self.portion.get() },
+            };
+            let (slice, through) = Slice::gather(snapshot, &values, changes, &group, current, portion);
+            looks += slice.looks();
+            if let Some(through) = through {
+                break (slice, through);
+            }
+            // The others come later.
+            together.truncate(together.len() / 2);
+        };
+        #[cfg(test)]
+        self.looks_max.set(self.looks_max.get().max(looks));
+        #[cfg(not(test))]
+        let _ = looks;
         for watch in slice.hand_out(&header, self.fragment_bytes_max()) {
             watch.left_behind.set(true);
         }
         let mut advanced = false;
-        for watch in behind {
-            if !watch.left_behind.replace(false) {
-                let next = watch.next.get().max(through + 1);
-                advanced |= watch.next.replace(next) < next;
+        for watch in together {
+            if watch.left_behind.replace(false) {
+                continue;
             }
-            if watch.next.get() > self.revision.get() {
-                stream.unsynced.borrow_mut().remove(&watch.keys, watch.serial);
+            assert!(stream.catches_up(&watch), "a watch is where it says");
+            let next = watch.next.get().max(through + 1);
+            advanced |= watch.next.replace(next) < next;
+            if next > self.begun() {
                 self.shared.metrics.mvcc.slow_watchers.add(-1);
                 watch.synced.set(true);
                 self.synced.borrow_mut().insert(&watch.keys, watch.serial, watch.clone());
+            } else {
+                stream.fall_behind(&watch);
             }
         }
         if !values.is_complete() {
@@ -558,31 +840,52 @@ impl Hub {
     ///
     /// etcd drops the request if they are not; here the client hears as soon as they are.
     pub(super) fn tell_progress(&self, stream: &Rc<Stream>) {
-        if stream.progress_wanted.get() && planted::is(Bug::ProgressAhead) {
-            stream.progress_wanted.set(false);
+        if stream.progress_wanted.get().is_some() && planted::is(Bug::ProgressAhead) {
+            stream.progress_wanted.set(None);
             return self.push_progress(stream, NO_WATCH);
         }
-        if !stream.progress_wanted.get() || !stream.unsynced.borrow().is_empty() {
+        if stream.progress_wanted.get().is_none() || !stream.is_synced() {
             return;
         }
         self.advance();
-        if !stream.unsynced.borrow().is_empty() {
+        self.say_progress(stream);
+    }
+
+    /// Says a word of progress, or has the stream wait for the end of a turn at which it may be said.
+    fn say_progress(&self, stream: &Rc<Stream>) {
+        let Some(wanted) = stream.progress_wanted.get() else { return };
+        if !stream.is_synced() {
+            // It comes back itself.
             return;
         }
-        if stream.is_abreast(self.revision.get()) {
-            stream.progress_wanted.set(false);
+        let revision = self.revision.get();
+        // In the middle of a revision some of its watches may have been told of that and others not.
+        if !self.is_under_way() && revision >= wanted && stream.is_abreast(revision) {
+            stream.progress_wanted.set(None);
             self.push_progress(stream, NO_WATCH);
         } else if !stream.waits_for_progress.replace(true) {
             self.waiting.borrow_mut().push(Rc::clone(stream));
         }
     }
 
-    /// Tells the watches that asked for it, and heard nothing since the last time, how far they are.
+    /// Tells some more of the watches that asked for it, and heard nothing since the last time, how far they are.
     pub(super) fn tell_periodic_progress(&self, stream: &Stream) {
         let begun = Instant::now();
         self.advance();
-        for watch in stream.watches.borrow().values().filter(|watch| watch.progress) {
-            if watch.quiet.replace(true) && self.is_abreast(watch) && stream.has_room(64) {
+        let Some(from) = stream.ticks_from.take() else { return };
+        for (n, (id, watch)) in stream.watches.borrow().range(from..).enumerate() {
+            if n == TOGETHER_MAX {
+                stream.ticks_from.set(Some(*id));
+                break;
+            }
+            // A watch that has been told of a revision which others are still being told of is further.
+            let is_further = self.is_under_way() && watch.next.get() == self.begun() + 1;
+            if watch.progress
+                && watch.quiet.replace(true)
+                && self.is_abreast(watch)
+                && !is_further
+                && stream.has_room(64)
+            {
                 self.push_progress(stream, watch.id);
             }
         }
@@ -594,8 +897,15 @@ impl Hub {
         if stream.ending().is_some() {
             return;
         }
-        let response =
-            WatchResponse { header: Some(self.present_header()), watch_id, ..WatchResponse::default() };
+        let header = self.header(&self.shared.state.load(), self.revision.get());
+        let response = WatchResponse { header: Some(header), watch_id, ..WatchResponse::default() };
         stream.push(Queued::control(&response));
     }
+}
+
+/// Whether all that was written from this revision on is still there, compacted or not: it is above what may have been
+/// removed, or not compacted.
+fn is_there(state: &Published, from: i64) -> bool {
+    let compacted = state.view.snapshot().compact_revision();
+    from > state.removed_through || from >= compacted || planted::is(Bug::WatchLostAtCompaction)
 }

@@ -5,6 +5,7 @@ use std::cmp::Ordering;
 use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::BuildHasher as _;
+use std::ops::{Bound, ControlFlow};
 
 use bytes::Bytes;
 use slab::Slab;
@@ -73,12 +74,26 @@ impl<T> Crowd<T> {
         }
     }
 
-    fn visit(&self, visit: &mut impl FnMut(&T)) {
+    /// Visits those behind this serial number.
+    fn visit(&self, behind: Option<u64>, visit: &mut impl FnMut(&T) -> ControlFlow<()>) -> ControlFlow<()> {
         match self {
+            Crowd::One(serial, _) if behind.is_some_and(|behind| *serial <= behind) => {
+                ControlFlow::Continue(())
+            }
             Crowd::One(_, item) => visit(item),
-            Crowd::Many(many) => many.values().for_each(visit),
+            Crowd::Many(many) => {
+                let from = behind.map_or(Bound::Unbounded, Bound::Excluded);
+                many.range((from, Bound::Unbounded)).try_for_each(|(_, item)| visit(item))
+            }
         }
     }
+}
+
+/// Where a visit stopped: at the thing with these keys and this serial number. It need not be there any more.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    pub keys: Keys,
+    pub serial: u64,
 }
 
 /// Things by the keys they are about: single keys in a map, ranges in an interval tree. Finding those of a key costs
@@ -132,20 +147,30 @@ impl<T> Index<T> {
         removed
     }
 
-    /// Visits everything that is about `key`. `visit` must not use this index.
-    pub fn visit(&self, key: &[u8], visit: &mut impl FnMut(&T)) {
-        if let Some(crowd) = self.singles.get(key) {
-            crowd.visit(visit);
-        }
-        self.ranges.visit(key, visit);
+    /// Visits everything that is about `key`, as long as `visit` wants more. `visit` must not use this index.
+    pub fn visit(&self, key: &[u8], visit: &mut impl FnMut(&T) -> ControlFlow<()>) -> ControlFlow<()> {
+        self.visit_behind(key, None, visit)
     }
 
-    /// Visits everything.
-    pub fn visit_all(&self, visit: &mut impl FnMut(&T)) {
-        for crowd in self.singles.values() {
-            crowd.visit(visit);
+    /// As [`Index::visit`], from behind a place where an earlier visit for the same key stopped. The order of visits
+    /// is that of the places, whatever came and went in between.
+    pub fn visit_behind(
+        &self,
+        key: &[u8],
+        behind: Option<&Place>,
+        visit: &mut impl FnMut(&T) -> ControlFlow<()>,
+    ) -> ControlFlow<()> {
+        let (serial, range) = match behind {
+            None => (None, None),
+            Some(Place { keys: Keys::Single(_), serial }) => (Some(*serial), None),
+            Some(Place { keys: Keys::Range(start, end), serial }) => (None, Some((start, end, *serial))),
+        };
+        if range.is_none()
+            && let Some(crowd) = self.singles.get(key)
+        {
+            crowd.visit(serial, visit)?;
         }
-        self.ranges.visit_all(visit);
+        self.ranges.visit(key, range, visit)
     }
 }
 
@@ -372,46 +397,50 @@ impl<T> Tree<T> {
         self.attach(place, if left == NIL { right } else { left });
     }
 
-    fn visit(&self, key: &[u8], visit: &mut impl FnMut(&T)) {
+    /// Visits what holds `key`, in the order of ranges, from behind a place.
+    fn visit(
+        &self,
+        key: &[u8],
+        behind: Option<(&Bytes, &End, u64)>,
+        visit: &mut impl FnMut(&T) -> ControlFlow<()>,
+    ) -> ControlFlow<()> {
         if self.root == NIL {
-            return;
+            return ControlFlow::Continue(());
         }
         let mut stack = self.stack.take();
+        stack.clear();
         let mut at = self.root;
-        loop {
+        let flow = loop {
             while at != NIL {
                 let node = self.node(at);
                 if !node.end_max.is_above(key) {
                     break;
                 }
+                // What lies before the place, and all that is left of it, has been visited.
+                let order = behind.map_or(Ordering::Less, |(start, end, _)| node.order(start, end));
+                if order.is_gt() {
+                    at = node.right;
+                    continue;
+                }
                 if node.start.as_ref() <= key {
                     stack.push(at);
                 }
-                at = node.left;
+                at = if order.is_eq() { NIL } else { node.left };
             }
-            let Some(next) = stack.pop() else { break };
+            let Some(next) = stack.pop() else { break ControlFlow::Continue(()) };
             let node = self.node(next);
             if node.end.is_above(key) {
-                node.crowd.visit(visit);
+                let serial = behind
+                    .filter(|(start, end, _)| node.order(start, end).is_eq())
+                    .map(|(_, _, serial)| serial);
+                if node.crowd.visit(serial, visit).is_break() {
+                    break ControlFlow::Break(());
+                }
             }
             at = node.right;
-        }
+        };
         *self.stack.borrow_mut() = stack;
-    }
-
-    fn visit_all(&self, visit: &mut impl FnMut(&T)) {
-        let mut stack = Vec::new();
-        let mut at = self.root;
-        loop {
-            while at != NIL {
-                stack.push(at);
-                at = self.node(at).left;
-            }
-            let Some(next) = stack.pop() else { break };
-            let node = self.node(next);
-            node.crowd.visit(visit);
-            at = node.right;
-        }
+        flow
     }
 
     /// The number of nodes on the longest way down.
@@ -483,16 +512,36 @@ mod tests {
                 assert_eq!(index.len, list.len());
                 let key = random.key();
                 let mut found = Vec::new();
-                index.visit(&key, &mut |serial| found.push(*serial));
+                let _ = index.visit(&key, &mut |serial| {
+                    found.push(*serial);
+                    ControlFlow::Continue(())
+                });
+                // In parts, with others leaving in between, it visits the same in the same order.
+                let (mut parts, mut place): (Vec<u64>, Option<Place>) = (Vec::new(), None);
+                while index
+                    .visit_behind(&key, place.take().as_ref(), &mut |serial| {
+                        parts.push(*serial);
+                        let keys =
+                            list.iter().find(|(other, _)| other == serial).expect("is there").1.clone();
+                        place = Some(Place { keys, serial: *serial });
+                        if random.below(3) == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+                    })
+                    .is_break()
+                {
+                    if random.below(4) == 0 {
+                        let serial = *parts.last().expect("it stopped there");
+                        let at = list.iter().position(|(other, _)| *other == serial).expect("is there");
+                        index.remove(&list.swap_remove(at).1, serial);
+                    }
+                }
+                assert_eq!(parts, found, "seed {seed}, key {key:?}");
+                found.retain(|serial| list.iter().any(|(other, _)| other == serial));
                 found.sort_unstable();
                 let mut expected: Vec<u64> =
                     list.iter().filter(|(_, keys)| keys.holds(&key)).map(|(serial, _)| *serial).collect();
                 expected.sort_unstable();
                 assert_eq!(found, expected, "seed {seed}, key {key:?}");
             }
-            let mut all = Vec::new();
-            index.visit_all(&mut |serial| all.push(*serial));
-            assert_eq!(all.len(), list.len());
             for (serial, keys) in list {
                 assert_eq!(index.remove(&keys, serial), Some(serial));
             }
@@ -554,9 +603,11 @@ mod tests {
         }
         index.ranges.root = 0;
         let mut found = 0;
-        index.visit(b"00199999", &mut |_| found += 1);
-        index.visit_all(&mut |_| found += 1);
-        assert_eq!(found, 400_000);
+        let _ = index.visit(b"00199999", &mut |_| {
+            found += 1;
+            ControlFlow::Continue(())
+        });
+        assert_eq!(found, 200_000);
         let last = Keys::Range("00199999".into(), End::Unbounded);
         assert_eq!(index.remove(&last, 199_999), Some(199_999));
         index.insert(&last, 7, 7);
@@ -574,7 +625,10 @@ mod tests {
             index.insert(&key, serial, serial);
         }
         let mut order = Vec::new();
-        index.visit(b"k", &mut |serial| order.push(*serial));
+        let _ = index.visit(b"k", &mut |serial| {
+            order.push(*serial);
+            ControlFlow::Continue(())
+        });
         assert!(order.iter().copied().eq(0..200_000));
         for serial in 0..200_000u64 {
             assert_eq!(index.remove(&key, serial), Some(serial));

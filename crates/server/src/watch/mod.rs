@@ -4,6 +4,8 @@
 //! finds the watches they concern, and puts encoded responses into the queues of their streams. A watch that has
 //! received everything up to the hub's revision is *synced*. One that begins in the past, or whose stream's queue is
 //! full, is *unsynced*: its stream reads history for it, slice by slice at its own pace, until it has caught up.
+//! However many watches a change concerns, a turn of the shard tells a bounded number of them; until all have been told,
+//! the hub's revision stays, nobody is told of progress, and other calls run between two turns.
 //!
 //! What it does not know: other shards, how states come about, users.
 //!
@@ -12,6 +14,7 @@
 //! - all events of one revision are in one response, unless the client asked for fragments (the same);
 //! - a stream holds at most [`QUEUE_BYTES_MAX`] of responses or one of them, and no view between two polls
 //!   (`a_slow_stream_holds_little_and_delays_nobody`);
+//! - no turn looks at more watches than its portion, whatever clients watch (`many_watches_of_one_key_are_told_in_turns`);
 //! - everything runs on one thread, and nobody is woken while a cell is borrowed.
 
 mod drive;

@@ -1,7 +1,6 @@
 //! A run of changes on its way to watches, each event encoded at most once for all of them.
 
-use std::iter::Peekable;
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::rc::Rc;
 
 use api::Code;
@@ -21,6 +20,23 @@ use crate::values::Attempt;
 const SLICE_REVISIONS_MAX: usize = 1000;
 /// Bytes of events gathered in one slice; the last revision of it may go beyond.
 const SLICE_BYTES_MAX: usize = 1 << 20;
+
+/// How much a slice may ask of its shard at once. It ends between two revisions, so what one revision asks for goes
+/// beyond; whoever gathers then asks for fewer watches.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Portion {
+    /// Watches that are told something.
+    pub watches: usize,
+    /// Watches looked at, each as often as an event is about its keys.
+    pub looks: usize,
+    /// Bytes of events, each as often as a watch is told of it: so many are copied if no two watches are told the same.
+    pub bytes: usize,
+}
+
+impl Portion {
+    /// Without bounds.
+    pub const ALL: Portion = Portion { watches: usize::MAX, looks: usize::MAX, bytes: usize::MAX };
+}
 
 /// Room made for events before they are encoded; beyond it grows with them.
 const ARENA_BYTES: usize = 2 * SLICE_BYTES_MAX;
@@ -65,44 +81,59 @@ pub(super) struct Slice<'a> {
     /// Encoded events, one behind the other.
     arena: BytesMut,
     touched: Vec<Rc<Watch>>,
+    looks: usize,
     made: Option<Made>,
 }
 
 impl<'a> Slice<'a> {
     /// Gathers changes from `changes` for the watches of `index` until a slice is full, between two revisions.
-    /// Also returns the last revision that is in it, which is `current` if nothing is left.
+    /// Also returns the last revision that is in it, which is `current` if nothing is left, and `None` if the first
+    /// revision alone asks for more than `portion`.
     pub fn gather(
         snapshot: Snapshot<'a>,
         values: &'a Attempt,
-        changes: &mut Peekable<Changes<'a>>,
+        changes: Changes<'a>,
         index: &Index<Rc<Watch>>,
         current: i64,
-    ) -> (Slice<'a>, i64) {
+        portion: Portion,
+    ) -> (Slice<'a>, Option<i64>) {
         let arena = BytesMut::new();
         let mut slice =
-            Slice { snapshot, values, events: Vec::new(), arena, touched: Vec::new(), made: None };
-        let (mut revisions, mut bytes, mut last) = (0, 0, 0);
-        while let Some(version) = changes.peek().copied() {
+            Slice { snapshot, values, events: Vec::new(), arena, touched: Vec::new(), made: None, looks: 0 };
+        let (mut revisions, mut bytes, mut copied, mut last) = (0, 0, 0usize, 0);
+        // The last revision that is in the slice as a whole, and where the events of the next begin.
+        let (mut whole, mut begins) = (None, 0);
+        for version in changes {
             if version.main() != last {
+                whole = (revisions > 0).then_some(last);
+                begins = slice.events.len();
                 if revisions >= SLICE_REVISIONS_MAX || bytes >= SLICE_BYTES_MAX {
                     slice.arena.reserve(bytes.min(ARENA_BYTES));
-                    return (slice, last);
+                    return (slice, whole);
                 }
                 (revisions, last) = (revisions + 1, version.main());
             }
-            changes.next();
             let number = slice.events.len() as u32;
-            let touched = &mut slice.touched;
-            let mut wanted = None;
-            index.visit(version.key(), &mut |watch: &Rc<Watch>| {
+            let (touched, looks) = (&mut slice.touched, &mut slice.looks);
+            let (mut wanted, mut wanted_by) = (None, 0);
+            let mut flow = index.visit(version.key(), &mut |watch: &Rc<Watch>| {
+                if *looks >= portion.looks {
+                    return ControlFlow::Break(());
+                }
+                *looks += 1;
                 if watch.wants(version) {
                     let mut matched = watch.matched.borrow_mut();
                     if matched.is_empty() {
+                        if touched.len() >= portion.watches {
+                            return ControlFlow::Break(());
+                        }
                         touched.push(Rc::clone(watch));
                     }
                     matched.push(number);
+                    wanted_by += 1;
                     wanted = Some(wanted.unwrap_or(false) || watch.previous);
                 }
+                ControlFlow::Continue(())
             });
             if let Some(previous) = wanted {
                 slice.events.push(SliceEvent {
@@ -112,11 +143,49 @@ impl<'a> Slice<'a> {
                     absent: [false; 2],
                 });
                 let form = if previous { Form::WithPrevious } else { Form::Plain };
-                bytes += slice.field_len(number, form);
+                let len = slice.field_len(number, form);
+                bytes += len;
+                copied = copied.saturating_add(len.saturating_mul(wanted_by));
+                // One watch may be told of events of any size.
+                if copied > portion.bytes && slice.touched.len() > 1 {
+                    flow = ControlFlow::Break(());
+                }
+            }
+            if flow.is_break() {
+                slice.leave_out(begins);
+                slice.arena.reserve(bytes.min(ARENA_BYTES));
+                return (slice, whole);
             }
         }
         slice.arena.reserve(bytes.min(ARENA_BYTES));
-        (slice, current)
+        (slice, Some(current))
+    }
+
+    /// Takes the events from this one on out again.
+    fn leave_out(&mut self, begins: usize) {
+        self.events.truncate(begins);
+        self.touched.retain(|watch| {
+            let mut matched = watch.matched.borrow_mut();
+            while matched.last().is_some_and(|number| *number as usize >= begins) {
+                matched.pop();
+            }
+            !matched.is_empty()
+        });
+    }
+
+    /// Leaves everything out again.
+    pub fn leave(mut self) {
+        self.leave_out(0);
+    }
+
+    /// How often it looked at a watch.
+    pub fn looks(&self) -> usize {
+        self.looks
+    }
+
+    /// How many watches are told something.
+    pub fn watches(&self) -> usize {
+        self.touched.len()
     }
 
     /// Puts responses into the queues of the watches concerned. Returns those whose queue is full, or whose values are
@@ -256,6 +325,11 @@ impl<'a> Slice<'a> {
         event.encoded[form as usize] = Some(span);
         Ok(Some(span))
     }
+}
+
+/// About how many bytes an event has in a response.
+pub(super) fn event_len(version: Version<'_>) -> usize {
+    response::event_field_len(kv_field_len(version))
 }
 
 fn kv_field_len(version: Version<'_>) -> usize {

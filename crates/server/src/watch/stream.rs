@@ -12,7 +12,7 @@ use bytes::Bytes;
 use front::{Account, Held};
 use mvcc::Version;
 
-use super::index::{Index, Keys};
+use super::index::Keys;
 use super::response;
 use crate::callers::Caller;
 use crate::metrics::Gauge;
@@ -36,7 +36,8 @@ pub(super) struct Watch {
     pub stream: Rc<Stream>,
     /// What it watches.
     pub keys: Keys,
-    /// The revision it was asked to begin at; 0 for the one after its creation.
+    /// The revision it was asked to begin at; otherwise the newest there was when it was made, of which it hears
+    /// nothing.
     pub start: i64,
     /// Whether events carry what was there before.
     pub previous: bool,
@@ -60,6 +61,8 @@ pub(super) struct Watch {
     pub quiet: Cell<bool>,
     /// Whether the slice at hand could not be given to it.
     pub left_behind: Cell<bool>,
+    /// Whether it is among those that are told next of a revision that concerns many.
+    pub chosen: Cell<bool>,
     /// The events of the slice at hand that are for it.
     pub matched: RefCell<Vec<u32>>,
     /// Charges it to its client.
@@ -106,12 +109,14 @@ pub(super) struct Stream {
     pub caller: Arc<Caller>,
     /// All its watches, by their number on the stream.
     pub watches: RefCell<BTreeMap<i64, Rc<Watch>>>,
-    /// Those that are behind the hub.
-    pub unsynced: RefCell<Index<Rc<Watch>>>,
+    /// Those that are behind the hub, by what they read next and by their own number.
+    unsynced: RefCell<BTreeMap<(i64, u64), Rc<Watch>>>,
     /// The next number the server would choose.
     pub next_id: Cell<i64>,
-    /// Whether the client waits for a word of progress.
-    pub progress_wanted: Cell<bool>,
+    /// The revision that a word of progress must reach, if the client waits for one: the newest when it asked.
+    pub progress_wanted: Cell<Option<i64>>,
+    /// From which of its watches on periodic progress is still to be told.
+    pub ticks_from: Cell<Option<i64>>,
     /// Whether the hub is to wake it for that when its revision rises.
     pub waits_for_progress: Cell<bool>,
     /// Number of watches of this stream that were compacted away and that the client has not cancelled yet.
@@ -126,6 +131,8 @@ pub(super) struct Stream {
     waker: RefCell<Option<Waker>>,
     /// Values on their way that its history needs.
     fetching: RefCell<Option<Attempt>>,
+    /// From which revision on that history is.
+    fetching_from: Cell<i64>,
     end: RefCell<Option<Status>>,
     pending_events: Gauge,
     /// Where its watches and what it has queued are charged; `None` for a stream that did not come through a front.
@@ -153,7 +160,8 @@ impl Stream {
             watches: RefCell::default(),
             unsynced: RefCell::default(),
             next_id: Cell::new(0),
-            progress_wanted: Cell::new(false),
+            progress_wanted: Cell::new(None),
+            ticks_from: Cell::new(None),
             waits_for_progress: Cell::new(false),
             compacted: Cell::new(0),
             ahead: RefCell::default(),
@@ -162,9 +170,31 @@ impl Stream {
             queued_bytes: Cell::new(0),
             waker: RefCell::default(),
             fetching: RefCell::default(),
+            fetching_from: Cell::new(0),
             end: RefCell::default(),
             pending_events,
         }
+    }
+
+    /// Takes a watch in among those that are behind.
+    pub fn fall_behind(&self, watch: &Rc<Watch>) {
+        let replaced = self.unsynced.borrow_mut().insert((watch.next.get(), watch.serial), Rc::clone(watch));
+        assert!(replaced.is_none(), "a watch is behind only once");
+    }
+
+    /// Takes a watch out from among those that are behind; returns true if it was one of them.
+    pub fn catches_up(&self, watch: &Watch) -> bool {
+        self.unsynced.borrow_mut().remove(&(watch.next.get(), watch.serial)).is_some()
+    }
+
+    /// Whether all its watches are as far as the hub.
+    pub fn is_synced(&self) -> bool {
+        self.unsynced.borrow().is_empty()
+    }
+
+    /// So many watches that are behind, those first that are most.
+    pub fn most_behind(&self, watches_max: usize) -> Vec<Rc<Watch>> {
+        self.unsynced.borrow().values().take(watches_max).cloned().collect()
     }
 
     /// Whether a response of this length may be queued.
@@ -177,7 +207,7 @@ impl Stream {
     /// none begins above it. It is asked for by a few bytes, so it does not look at each watch.
     pub fn is_abreast(&self, revision: i64) -> bool {
         let ahead = self.ahead.borrow().last_key_value().is_some_and(|(start, _)| *start > revision);
-        self.unsynced.borrow().is_empty() && self.compacted.get() == 0 && !ahead
+        self.is_synced() && self.compacted.get() == 0 && !ahead
     }
 
     /// Charges a watch with keys of this many bytes to the client.
@@ -261,9 +291,11 @@ impl Stream {
         self.end.borrow().clone()
     }
 
-    /// What was begun with the values that its history needs, or the beginning of it.
-    pub fn attempt(&self, begin: impl FnOnce() -> Attempt) -> Attempt {
-        self.fetching.borrow_mut().take().unwrap_or_else(begin)
+    /// What was begun with the values that its history needs from this revision on, or the beginning of it.
+    pub fn attempt(&self, from: i64, begin: impl FnOnce() -> Attempt) -> Attempt {
+        let begun = self.fetching.borrow_mut().take();
+        let before = self.fetching_from.replace(from);
+        begun.filter(|_| before == from).unwrap_or_else(begin)
     }
 
     /// Has the values fetched that this attempt found missing.
@@ -274,7 +306,7 @@ impl Stream {
     /// Ready when no values are on their way.
     pub fn poll_fetched(&self, context: &mut Context<'_>) -> Poll<()> {
         let mut fetching = self.fetching.borrow_mut();
-        if self.unsynced.borrow().is_empty() {
+        if self.is_synced() {
             *fetching = None;
         }
         fetching.as_mut().map_or(Poll::Ready(()), |attempt| attempt.poll_fetched(context))

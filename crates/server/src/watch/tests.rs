@@ -590,6 +590,10 @@ fn every_event_once_in_order() {
         let mut requested: Vec<Vec<WatchCreateRequest>> = (0..6).map(|_| Vec::new()).collect();
         // Some seeds write so much that slow clients fall behind again and again.
         let value_len_max = [10, 3_000, 60_000][(seed % 3) as usize];
+        if seed % 2 == 1 {
+            // What concerns a few watches is a crowd then.
+            world.hub.do_less_in_a_turn(1 + random.below(4) as usize, 2 + random.below(12) as usize);
+        }
         for _ in 0..600 {
             let chosen = random.below(6) as usize;
             match random.below(20) {
@@ -608,7 +612,12 @@ fn every_event_once_in_order() {
                     world.write(&changes);
                 }
                 9 | 10 => world.publish(),
-                11..=13 => world.advance(),
+                11 => drop(world.work()),
+                12 => {
+                    world.publish();
+                    world.hub.advance();
+                }
+                13 => world.advance(),
                 14 | 15 if requested[chosen].len() < 40 => {
                     let current = world.store.current_revision();
                     let request = WatchCreateRequest {
@@ -663,6 +672,8 @@ fn every_event_once_in_order() {
         clients.iter().for_each(|client| client.allow(MANY));
         settle(&mut clients);
         world.advance();
+        settle(&mut clients);
+        while world.work() {}
         settle(&mut clients);
 
         let compacted = world.store.compact_revision();
@@ -720,6 +731,89 @@ fn every_event_once_in_order() {
 }
 
 #[test]
+fn many_watches_of_one_key_are_told_in_turns() {
+    const WATCHES: i64 = 20_000;
+    let mut world = world();
+    let (mut client, mut other) = (world.client(MANY), world.client(MANY));
+    other.create(watch("z", ""));
+    for n in 0..WATCHES {
+        client.create(watch("a", if n % 2 == 0 { "" } else { "b" }));
+    }
+    settle([&mut client, &mut other]);
+    client.received();
+    other.received();
+    let mut came = false;
+    for round in 1..4 {
+        for _ in 0..round {
+            world.put("a", 10);
+        }
+        world.put("z", 1);
+        world.publish();
+        // Each counts that was told, or that its stream tells later.
+        let concerned = |world: &World| world.gauges().2 + world.gauges().3;
+        let mut told = concerned(&world);
+        let mut more = true;
+        world.hub.advance();
+        while more {
+            more = world.work();
+            let now = concerned(&world);
+            assert!(now - told <= 2 * 1024 * round, "{} events in two turns", now - told);
+            told = now;
+            // A client that comes meanwhile hears of what follows.
+            if told > WATCHES / 2 && !came {
+                came = true;
+                other.create(watch("a", ""));
+                settle([&mut other]);
+                assert_eq!(lines(&other).last().map(String::as_str), Some("1@3 created"));
+            }
+        }
+        assert!(told >= WATCHES);
+        // The stream holds a megabyte at a time, and reads the rest a part of its watches at a time.
+        let mut heard = std::collections::BTreeMap::<i64, Vec<i64>>::new();
+        let mut behind = world.gauges().2;
+        while client.step() {
+            assert!(behind - world.gauges().2 <= 256, "{} watches in one turn", behind - world.gauges().2);
+            behind = world.gauges().2;
+            for response in client.received() {
+                let revisions =
+                    response.events.iter().map(|event| event.kv.as_ref().expect("a kv").mod_revision);
+                heard.entry(response.watch_id).or_default().extend(revisions);
+            }
+        }
+        let last = world.store.current_revision();
+        let expected: Vec<i64> = (last - round..last).collect();
+        assert_eq!(heard.len() as i64, WATCHES);
+        assert!(heard.values().all(|heard| *heard == expected), "round {round}");
+        assert_eq!(world.gauges().2, 0);
+    }
+    assert!(world.hub.looks_max() <= 40_000, "{} looks in one turn", world.hub.looks_max());
+}
+
+#[test]
+fn progress_waits_for_the_end_of_a_revision_that_is_being_told() {
+    let mut world = world();
+    world.hub.do_less_in_a_turn(2, 100);
+    let mut client = world.client(MANY);
+    for _ in 0..9 {
+        client.create(watch("a", ""));
+    }
+    settle([&mut client]);
+    client.received();
+    world.put("a", 1);
+    world.publish();
+    world.hub.advance();
+    world.work();
+    client.ask_progress();
+    settle([&mut client]);
+    let told = lines(&client);
+    assert!(told.len() < 9 && told.iter().all(|line| line.contains("put:a:2")), "{told:?}");
+    while world.work() {}
+    settle([&mut client]);
+    let rest = lines(&client);
+    assert_eq!((told.len() + rest.len(), rest.last().map(String::as_str)), (10, Some("-1@2")));
+}
+
+#[test]
 fn many_watches_of_a_stream_that_ends_go_in_slices() {
     let mut world = world();
     let mut client = world.client(MANY);
@@ -733,20 +827,22 @@ fn many_watches_of_a_stream_that_ends_go_in_slices() {
     assert_eq!(world.gauges().1, 2001);
     assert_eq!((client.received().len(), other.received().len()), (2000, 1));
     drop(client);
-    let waker = std::task::Waker::noop();
     let mut left = world.gauges().1;
     assert!(left > 1000, "{left} watches are left when the stream ends");
     // What is still there is passed over, and others hear of what happens.
     world.put("a", 1);
-    world.advance();
-    settle([&mut other]);
-    assert_eq!(lines(&other), ["0@2 put:a:2"]);
+    world.publish();
+    world.hub.advance();
+    let mut heard = Vec::new();
     for _ in 0..100 {
-        world.hub.poll_reap(&mut std::task::Context::from_waker(waker));
+        world.work();
+        settle([&mut other]);
+        heard.extend(lines(&other));
         let now = world.gauges().1;
         assert!(left - now <= 256, "{} watches went in one slice", left - now);
         left = now;
     }
+    assert_eq!(heard, ["0@2 put:a:2"]);
     assert_eq!((left, world.hub.watches(), world.gauges().0), (1, 1, 1));
     drop(other);
     assert_eq!((world.gauges().1, world.hub.watches()), (0, 0));

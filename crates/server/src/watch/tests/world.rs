@@ -162,10 +162,18 @@ impl World {
         self.shared.state.store(Arc::new(state));
     }
 
-    /// Publishes, and lets the hub hear of it.
+    /// Publishes, and lets the hub hear of it and tell of all.
     pub fn advance(&mut self) {
         self.publish();
         self.hub.advance();
+        while self.work() {}
+    }
+
+    /// What the shard does in a turn of its own; returns true if there is more.
+    pub fn work(&self) -> bool {
+        let woken = Arc::new(Flag(AtomicBool::new(false)));
+        self.hub.poll_work(&mut Context::from_waker(&Waker::from(Arc::clone(&woken))));
+        woken.0.load(Ordering::Relaxed)
     }
 
     /// Publishes a state without a leader.
@@ -336,6 +344,11 @@ pub struct Client {
 }
 
 impl Client {
+    /// Polls the stream once, if it was woken.
+    pub fn step(&mut self) -> bool {
+        self.poll_if_woken()
+    }
+
     fn poll_if_woken(&mut self) -> bool {
         let Some(future) = &mut self.future else { return false };
         if !self.flag.0.swap(false, Ordering::Relaxed) {
