@@ -7,13 +7,12 @@
 while one client reads all 20,000 keys again and again. Prints the p99 of both, and the ratio. Needs h2load.
 """
 
-import argparse
 import os
 import re
 import subprocess
 import tempfile
 
-from side_by_side import Server, frame
+from side_by_side import arguments, filled, frame
 
 
 def p99_ms(benchmark, endpoint, words):
@@ -23,19 +22,10 @@ def p99_ms(benchmark, endpoint, words):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--benchmark", required=True)
-    parser.add_argument("--server", action="append", required=True, metavar="NAME=PATH")
-    parser.add_argument("--port", type=int, default=23790)
-    args = parser.parse_args()
+    args = arguments(__doc__).parse_args()
     print("| server | load | alone p99 ms | beside the ranges p99 ms | ratio | ranges/s |\n|---|---|---|---|---|---|")
-    for name, path in (pair.split("=", 1) for pair in args.server):
-        server = Server(name, path, args.port)
+    for server in filled(args, 20_000, 1024):
         endpoint = f"127.0.0.1:{args.port}"
-        fill = ["--conns=10", "--clients=100", "put", "--total=20000", "--val-size=1024", "--sequential-keys",
-                "--key-space-size=20000"]
-        subprocess.run([args.benchmark, f"--endpoints={endpoint}", *fill], stdout=subprocess.DEVNULL,
-                       stderr=subprocess.DEVNULL, check=True)
         loads = [("cheap read", ["range", "cheap"]), ("put", ["put", "--val-size=128", "--key-space-size=1"])]
         alone = {load: p99_ms(args.benchmark, endpoint, words) for load, words in loads}
         with tempfile.TemporaryDirectory() as work:
@@ -47,10 +37,8 @@ def main():
                                         stdout=subprocess.PIPE, text=True)
                 beside = p99_ms(args.benchmark, endpoint, words)
                 rate = re.search(r"finished in .*?, (\S+) req/s", loop.communicate()[0]).group(1)
-                print(f"| {name} | {load} | {alone[load]:.2f} | {beside:.2f} | {beside / alone[load]:.2f} | {rate} |",
+                print(f"| {server.name} | {load} | {alone[load]:.2f} | {beside:.2f} | {beside / alone[load]:.2f} | {rate} |",
                       flush=True)
-        server.stop()
-        server.clean()
 
 
 if __name__ == "__main__":

@@ -101,6 +101,32 @@ class Server:
         return sum(float(re.search(rf"^{name} (\S+)", text, re.M).group(1)) for name in names)
 
 
+def arguments(doc, port=23790):
+    """A parser with what all measurements that run etcd's `benchmark` take."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--benchmark", required=True, help="etcd's benchmark tool")
+    parser.add_argument("--server", action="append", required=True, metavar="NAME=PATH")
+    parser.add_argument("--port", type=int, default=port)
+    return parser
+
+
+def fill(args, keys, value_bytes):
+    """Puts so many keys into the server at the port."""
+    subprocess.run([args.benchmark, f"--endpoints=127.0.0.1:{args.port}", "--conns=10", "--clients=200", "put",
+                    f"--total={keys}", f"--val-size={value_bytes}", "--sequential-keys", f"--key-space-size={keys}"],
+                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+
+
+def filled(args, keys, value_bytes):
+    """Each of the servers in turn, with so many keys in it."""
+    for name, path in (pair.split("=", 1) for pair in args.server):
+        server = Server(name, path, args.port)
+        fill(args, keys, value_bytes)
+        yield server
+        server.stop()
+        server.clean()
+
+
 def measured(server, total, command):
     """Runs a load and gives its figures."""
     cpu, written, fsyncs = server.cpu_s(), server.written(), server.fsyncs()
@@ -169,12 +195,9 @@ def loads(benchmark, scale, work):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--benchmark", required=True, help="etcd's benchmark tool")
-    parser.add_argument("--server", action="append", required=True, metavar="NAME=PATH")
+    parser = arguments(__doc__)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--scale", type=float, default=1.0, help="how many requests, as a factor")
-    parser.add_argument("--port", type=int, default=23790)
     parser.add_argument("--million", action="store_true", help="also load 1M keys of 256 B: RSS, restart after kill -9")
     args = parser.parse_args()
     servers = [pair.split("=", 1) for pair in args.server]

@@ -8,14 +8,13 @@ asked for a snapshot and reads no more than the first 64 KiB of it. Prints how m
 the difference for each put.
 """
 
-import argparse
 import socket
 import subprocess
 import time
 
-from side_by_side import Server
+from side_by_side import arguments, filled
 
-RATE, SECONDS, KEYS = 10_000, 20, 100_000
+RATE, SECONDS, KEYS, VALUE_BYTES = 10_000, 20, 100_000, 256
 
 
 def frame(kind, flags, stream, payload):
@@ -53,26 +52,17 @@ def growth_kb(server, put, seconds):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--benchmark", required=True)
-    parser.add_argument("--server", action="append", required=True, metavar="NAME=PATH")
-    parser.add_argument("--port", type=int, default=23790)
-    args = parser.parse_args()
+    args = arguments(__doc__).parse_args()
     print("| server | grown MB, nobody reads | grown MB, a snapshot is held | KB a put |\n|---|---|---|---|")
-    for name, path in (pair.split("=", 1) for pair in args.server):
-        server = Server(name, path, args.port)
+    for server in filled(args, KEYS, VALUE_BYTES):
         put = [args.benchmark, f"--endpoints=127.0.0.1:{args.port}", "--conns=10", "--clients=200", "put",
-               "--val-size=256", f"--key-space-size={KEYS}"]
-        subprocess.run([*put, f"--total={KEYS}", "--sequential-keys"], stdout=subprocess.DEVNULL,
-                       stderr=subprocess.DEVNULL, check=True)
+               f"--val-size={VALUE_BYTES}", f"--key-space-size={KEYS}"]
         growth_kb(server, put, 5)
         alone = growth_kb(server, put, SECONDS)
         held = ask_for_snapshot(args.port)
         beside = growth_kb(server, put, SECONDS)
         held.close()
-        print(f"| {name} | {alone / 1e3:.0f} | {beside / 1e3:.0f} | {(beside - alone) / (RATE * SECONDS):.2f} |", flush=True)
-        server.stop()
-        server.clean()
+        print(f"| {server.name} | {alone / 1e3:.0f} | {beside / 1e3:.0f} | {(beside - alone) / (RATE * SECONDS):.2f} |", flush=True)
 
 
 if __name__ == "__main__":
