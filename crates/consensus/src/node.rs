@@ -646,8 +646,7 @@ impl Node {
         // The raft crate knows what is synced by index and term, and takes an entry that was overwritten and written
         // again for the one that is on disk, though the overwriting may yet reach the disk and the rest be lost. So
         // it hears of no sync while an overwriting is under way.
-        if self.unsynced.iter().all(|batch| !batch.replaces) || planted::is(Bug::OverwrittenCountsAsSynced)
-        {
+        if self.unsynced.iter().all(|batch| !batch.replaces) || planted::is(Bug::OverwrittenCountsAsSynced) {
             // Batches that had nothing for the log are as good as synced together with the one before them.
             self.raw.on_persist_ready(self.unsynced.front().map_or(self.batch, |next| next.number - 1));
         }
