@@ -14,7 +14,8 @@ use crate::{History, Kind, Operation, Outcome, Refusal, Request, Response, Setti
 /// answered had its effect before that end and after its call, so the end is not before call + time to live, whenever
 /// the answer came; and no renewal called after the end is answered.
 ///
-/// Of an id that may have been granted twice only the grants are judged.
+/// Of an id that was granted several times the grants are judged, and the end of the last lease as far as clients were
+/// told of it; of one that may have been granted twice the grants alone.
 pub(crate) fn check(history: &History, sequence: &Sequence<'_>, timeline: &Timeline, verdict: &mut Verdict) {
     let mut leases = Leases::new(history);
     leases.take_keys(sequence, timeline);
@@ -23,6 +24,8 @@ pub(crate) fn check(history: &History, sequence: &Sequence<'_>, timeline: &Timel
         if lease.granted.len() == 1 && lease.perhaps_granted == 0 {
             lease.end(*id, &history.settings, verdict);
             lease.keys_after_end(*id, sequence, timeline, verdict);
+        } else if let Some(last) = lease.last(&history.settings) {
+            last.end(*id, &history.settings, verdict);
         }
     }
     verdict.figures.leases = leases.of.values().map(|lease| lease.granted.len() as u64).sum();
@@ -155,7 +158,7 @@ fn is_revocation(op: &Operation) -> bool {
     matches!((&op.request, &op.outcome), (Request::Revoke { .. }, Outcome::Done(..)))
 }
 
-impl Lease<'_> {
+impl<'a> Lease<'a> {
     /// A grant gives the id asked for and at least the time asked for, and no id that is in use; every renewal gives
     /// the granted time again, or more at a leader whose election timeout asks for more.
     fn grants(&self, id: i64, settings: &Settings, verdict: &mut Verdict) {
@@ -189,6 +192,40 @@ impl Lease<'_> {
                 verdict.add(Violation::of(Kind::LeaseGrant, &[first, second], text));
             }
         }
+    }
+
+    /// The last of several leases with the same id, with what was asked for certain after it was granted. `None` when it
+    /// is not certain which was the last, or which revocations came before it.
+    fn last(&self, settings: &Settings) -> Option<Self> {
+        let mut grants = self.granted.clone();
+        grants.sort_by_key(|(op, _)| op.call);
+        let disjoint = grants.windows(2).all(|pair| pair[0].0.returned < pair[1].0.call);
+        let ([.., (before, ttl), last], true) = (grants.as_slice(), disjoint && self.perhaps_granted == 0)
+        else {
+            return None;
+        };
+        let granted = last.0;
+        // Of those that were under way together with the grant one came before it, if the lease before would have lived
+        // and nothing else had ended it.
+        let is_open = |op: &&Operation| {
+            op.call <= granted.returned
+                && (op.returned >= granted.call || matches!(op.outcome, Outcome::Unknown(_)))
+        };
+        let earlier =
+            self.revokes.iter().filter(|op| op.returned < granted.call && op.returned >= before.call);
+        let lived = before.call.saturating_add(promise(settings, *ttl)) > granted.returned;
+        let open = self.revokes.iter().copied().filter(|op| is_open(op)).count();
+        if !(open == 0 || open == 1 && lived && earlier.count() == 0) {
+            return None;
+        }
+        let after = |op: &&Operation| op.call >= granted.returned;
+        Some(Lease {
+            granted: vec![*last],
+            revokes: self.revokes.iter().copied().filter(after).collect(),
+            alive: self.alive.iter().copied().filter(|(op, _)| after(op)).collect(),
+            gone: self.gone.iter().copied().filter(after).collect(),
+            ..Lease::default()
+        })
     }
 
     /// The earliest time by which it was gone for certain, who saw that, and in words.

@@ -958,6 +958,18 @@ fn leases() -> Vec<Case> {
             }),
         ),
         (
+            "a lease granted anew under the id of a revoked one ends before its time",
+            &[Kind::LeaseEarly],
+            Amid(|script| {
+                let lease = granted(script, 10);
+                script.pass(3 * SECOND);
+                script.sure(Request::Revoke { id: lease });
+                script.sure(Request::Grant { id: lease, ttl: 10 });
+                script.pass(5 * SECOND);
+                pretend(script, Request::KeepAlive { id: lease }, Response::Renewed { ttl: 0 });
+            }),
+        ),
+        (
             "a put is refused for want of a living lease",
             &[Kind::LeaseEarly],
             Amid(|script| {
