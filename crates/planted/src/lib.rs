@@ -2,12 +2,14 @@
 //!
 //! What it is: one switch. A place that could go wrong asks [`is`] whether it has to, for one run of the simulator.
 //! Without the feature `armed`, which only the simulator's own builds turn on, the answer is a constant `false` and the
-//! wrong code is not in the program.
+//! wrong code is not in the program. Beside it a few places tell how much they look at in one go ([`looked_at`]), for the
+//! simulator to see that it is bounded; without the feature nothing is counted.
 //!
 //! What it does not know: what the bugs do; that is written where they are planted.
 //!
 //! Tests: `cargo test -p mainstay-sim --features planted`.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 macro_rules! bugs {
@@ -140,6 +142,42 @@ bugs! {
     AnsweredWithoutValues = "answered-without-values";
     /// server: a client is told of progress before it has all events up to there.
     ProgressAhead = "progress-ahead";
+    /// server: the tree of watched ranges gets as deep as the order in which clients watch them wants.
+    WatchTreeDegenerates = "watch-tree-degenerates";
+    /// server: a leader starts the clocks of all leases in one turn, however many there are.
+    LeasesAllAtOnce = "leases-all-at-once";
+    /// server: the clocks of leases run, and stay, on members that do not lead too.
+    LeaseClocksKept = "lease-clocks-kept";
+    /// server: what has arrived of a state whose stream broke off is kept for ever.
+    BrokenStateKept = "broken-state-kept";
+    /// server: the room that messages of other members took is not given back.
+    ArrivalsKept = "arrivals-kept";
+}
+
+/// Something of which there must not be much in one go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Measure {
+    /// Nodes on the way down in the tree of watched ranges.
+    WatchDepth,
+    /// Leases that a leader looks at in one turn.
+    Leases,
+}
+
+thread_local! {
+    static MOST: [Cell<usize>; 2] = const { [Cell::new(0), Cell::new(0)] };
+}
+
+/// Tells how many things a place looks at in one go.
+#[inline(always)]
+pub fn looked_at(measure: Measure, things: usize) {
+    if cfg!(feature = "armed") {
+        MOST.with(|most| most[measure as usize].set(most[measure as usize].get().max(things)));
+    }
+}
+
+/// The most that this thread has looked at in one go since this was asked last.
+pub fn most(measure: Measure) -> usize {
+    MOST.with(|most| most[measure as usize].take())
 }
 
 /// The bug that is planted now, counted from 1; 0 for none.

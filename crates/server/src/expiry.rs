@@ -112,6 +112,11 @@ impl Expiry {
         Expiry { starting, ..Expiry::new(now) }
     }
 
+    /// The number of leases whose clocks run.
+    pub fn clocks(&self) -> usize {
+        self.timers.len()
+    }
+
     /// Whether there are leases whose clocks are still to be started.
     pub fn is_starting(&self) -> bool {
         self.starting.is_some()
@@ -122,6 +127,7 @@ impl Expiry {
         let Some(starting) = &self.starting else { return };
         let since = starting.since;
         let some: Vec<i64> = starting.leases.after(starting.behind).take(max).map(|(id, _)| id).collect();
+        planted::looked_at(planted::Measure::Leases, some.len());
         for id in &some {
             // One that was granted again since has a clock; one that was revoked needs none.
             if !self.timers.contains_key(id)

@@ -478,6 +478,11 @@ impl Stepped {
         self.shared.metrics.server.snapshot_apply_in_progress.value() != 0
     }
 
+    /// Bytes of other members' messages that wait for the core, as they are accounted for.
+    pub fn arrivals_bytes(&self) -> usize {
+        self.shared.arrivals.taken()
+    }
+
     /// What never changes while the member runs.
     pub fn identity(&self) -> &Identity {
         &self.shared.identity

@@ -87,7 +87,7 @@ impl Core {
     pub(super) fn lease_granted(&mut self, id: i64, ttl: i64, now: Instant) {
         let ttl = self.ttl_granted(ttl);
         // On other members no clock runs. A leader that has not settled yet starts all clocks when it has.
-        if self.leads && self.settled {
+        if self.leads && self.settled || planted::is(Bug::LeaseClocksKept) {
             self.expiry.start(id, ttl_of(ttl), ttl_of(ttl), now);
             if self.expiry.has_note_left(id, self.machine.applied_index) && !planted::is(Bug::NoteOverGrant) {
                 // What is about to be noted is the time left of an earlier lease with this id.
@@ -259,7 +259,8 @@ impl Core {
         if self.leads_now() {
             if self.expiry.is_starting() {
                 let leases = &self.machine.leases;
-                self.expiry.start_some(LEASES_PER_TURN, |id| leases.get(id).is_some());
+                let some = if planted::is(Bug::LeasesAllAtOnce) { usize::MAX } else { LEASES_PER_TURN };
+                self.expiry.start_some(some, |id| leases.get(id).is_some());
             }
             self.expire_leases(now);
             self.note_some(now);

@@ -50,6 +50,8 @@ pub struct Probe {
     pub installing: bool,
     /// The leases that exist.
     pub leases: usize,
+    /// The leases whose clocks run here.
+    pub lease_clocks: usize,
     /// Bytes of the index, what waits to be freed included.
     pub index_bytes: u64,
     /// Versions that were superseded or are deletions, and are not removed yet.
@@ -82,6 +84,7 @@ impl Core {
             checkpoint: self.checkpoint.applied_index,
             installing: self.install.is_busy(),
             leases: self.machine.leases.len(),
+            lease_clocks: self.expiry.clocks(),
             index_bytes: self.machine.store.stats().bytes,
             removable: self.machine.store.stats().removable,
         }

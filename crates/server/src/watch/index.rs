@@ -8,6 +8,7 @@ use std::hash::BuildHasher as _;
 use std::ops::{Bound, ControlFlow};
 
 use bytes::Bytes;
+use planted::{Bug, Measure};
 use slab::Slab;
 
 /// Where a range ends.
@@ -289,7 +290,10 @@ impl<T> Tree<T> {
             return self.node_mut(at).crowd.insert(serial, item);
         }
         self.made += 1;
-        let priority = self.priorities.hash_one(self.made);
+        let priority = match planted::is(Bug::WatchTreeDegenerates) {
+            true => u64::MAX - self.made,
+            false => self.priorities.hash_one(self.made),
+        };
         let (mut parent, mut at) = (None, self.root);
         while at != NIL && self.node(at).priority >= priority {
             self.path.push(at);
@@ -297,6 +301,7 @@ impl<T> Tree<T> {
             parent = Some((at, order));
             at = if order.is_lt() { self.node(at).left } else { self.node(at).right };
         }
+        planted::looked_at(Measure::WatchDepth, self.path.len());
         let (left, right) = self.split(at, start, end);
         let node = Node {
             start: start.clone(),
