@@ -194,6 +194,12 @@ impl Checks {
                 now.applied, now.commit
             ));
         }
+        if now.synced + 1 >= now.first && now.first > now.checkpoint + 1 {
+            return Err(format!(
+                "the log of member {place} is synced from entry {} on, but its checkpoint ends at {}",
+                now.first, now.checkpoint
+            ));
+        }
         if now.voters != now.voting_members {
             return Err(format!(
                 "member {place} has applied that {:x?} vote, but counts {:x?}",

@@ -11,8 +11,40 @@ use crate::schedule::{MICRO, MILLI, Nanos, SECOND};
 use crate::watchers::{Incoming, Returning};
 use crate::world::{Calling, Event, Underway, World};
 
+/// What becomes of an operation whose answer nests too deep for the simulator to read.
+pub(crate) const TOO_DEEP: &str = "too deep";
 /// How long a client waits for an answer.
-const PATIENCE: Nanos = 8 * SECOND;
+pub(crate) const PATIENCE: Nanos = 8 * SECOND;
+
+/// What a client knows of its operation; `None` if the answer cannot be read.
+fn outcome(request: &oracle::Request, heard: Heard) -> Option<Outcome> {
+    Some(match heard {
+        Heard::Answer(Ok(message)) => match crate::wire::decode(request, message) {
+            Some((header, response)) => Outcome::Done(header, response),
+            // The simulator's own decoder has a limit as well: the answer nests as deep as what was asked.
+            None if crate::workload::is_deep(request) => Outcome::Unknown(TOO_DEEP.to_owned()),
+            None => return None,
+        },
+        Heard::Renewal(Ok(ttl)) => {
+            Outcome::Done(oracle::Header::default(), oracle::Response::Renewed { ttl })
+        }
+        Heard::Answer(Err(status)) | Heard::Renewal(Err(status)) => crate::wire::failed(&status),
+        Heard::Nobody => Outcome::Refused(oracle::Refusal::Other("connection refused".to_owned())),
+        Heard::Broken => Outcome::Unknown("no answer".to_owned()),
+    })
+}
+
+fn print(now: Nanos, record: &oracle::Operation) {
+    println!(
+        "{:4}.{:06}   client {} at m{}: {} -> {}",
+        now / SECOND,
+        now / MICRO % 1_000_000,
+        record.client,
+        record.member - 1,
+        crate::text::request(&record.request),
+        crate::text::outcome(&record.outcome)
+    );
+}
 
 impl World {
     pub(crate) fn running(&self) -> Vec<Host> {
@@ -43,16 +75,15 @@ impl World {
             desk.place = rng.pick(from);
         }
         let (request, fence) = desk.client.next(profile, now);
+        let revoked = desk.client.revokes_first.take();
+        let place = desk.place;
+        if let Some(id) = revoked {
+            self.extra(oracle::Request::Revoke { id }, place);
+        }
         self.next_operation += 1;
         let id = self.next_operation;
-        let calling = match &request {
-            oracle::Request::KeepAlive { id } => Calling::Renew(*id),
-            other => {
-                let (path, message) = crate::wire::encode(other);
-                Calling::Unary(path, message)
-            }
-        };
-        let place = desk.place;
+        let calling = Calling::of(&request);
+        let desk = &mut self.desks[number];
         desk.open = Some(Underway {
             operation: oracle::Operation {
                 id,
@@ -101,7 +132,7 @@ impl World {
         process.calls.push((caller, operation));
         let done = Rc::clone(&process.done);
         let life = process.life;
-        match request {
+        match request.clone() {
             Calling::Unary(path, message) => {
                 let future = process.stepped.call(path, message);
                 process.stepped.spawn(async move {
@@ -125,6 +156,7 @@ impl World {
         }
         self.trace.event(now, 10, &[operation, to as u64]);
         self.settle(to);
+        self.lurk(to, &request);
     }
 
     /// A member's answer goes back to whoever called, if it does.
@@ -143,7 +175,9 @@ impl World {
         let now = self.now();
         let number = match caller {
             Caller::Client(number) => number,
+            Caller::Extra => return self.extra_told(operation, heard),
             Caller::Operator => return self.operator_told(operation, heard),
+            Caller::Crowd => return,
         };
         let desk = &mut self.desks[number];
         if desk.open.as_ref().is_none_or(|underway| underway.operation.id != operation) {
@@ -151,20 +185,10 @@ impl World {
         }
         let Some(Underway { operation: mut record }) = desk.open.take() else { return };
         record.returned = now;
-        record.outcome = match heard {
-            Heard::Answer(Ok(message)) => match crate::wire::decode(&record.request, message) {
-                Some((header, response)) => Outcome::Done(header, response),
-                // The simulator's own decoder has a limit as well: the answer nests as deep as what was asked.
-                None if crate::workload::is_deep(&record.request) => Outcome::Unknown("too deep".to_owned()),
-                None => return self.fail(format!("the answer to operation {operation} cannot be read")),
-            },
-            Heard::Renewal(Ok(ttl)) => {
-                Outcome::Done(oracle::Header::default(), oracle::Response::Renewed { ttl })
-            }
-            Heard::Answer(Err(status)) | Heard::Renewal(Err(status)) => crate::wire::failed(&status),
-            Heard::Nobody => Outcome::Refused(oracle::Refusal::Other("connection refused".to_owned())),
-            Heard::Broken => Outcome::Unknown("no answer".to_owned()),
+        let Some(outcome) = outcome(&record.request, heard) else {
+            return self.fail(format!("the answer to operation {operation} cannot be read"));
         };
+        record.outcome = outcome;
         let (kind, revision) = match &record.outcome {
             Outcome::Done(header, _) => (0, header.revision),
             Outcome::Refused(_) => (1, 0),
@@ -174,15 +198,7 @@ impl World {
         self.counts.answered += u64::from(kind == 0);
         self.trace.event(now, 11, &[operation, kind, revision as u64]);
         if self.trace.prints() {
-            println!(
-                "{:4}.{:06}   client {} at m{}: {} -> {}",
-                now / SECOND,
-                now / MICRO % 1_000_000,
-                record.client,
-                record.member - 1,
-                crate::text::request(&record.request),
-                crate::text::outcome(&record.outcome)
-            );
+            print(now, &record);
         }
         desk.client.told(&record.request, &record.outcome, now);
         let think = desk.client.rng().around(self.profile.think);
@@ -190,6 +206,22 @@ impl World {
         self.history.operations.push(record);
         let next = self.desks[number].client.next_at(now).unwrap_or(now + think);
         self.schedule.at(next + refused, Event::ClientNext(number));
+    }
+
+    fn extra_told(&mut self, operation: u64, heard: Heard) {
+        let now = self.now();
+        let Some(place) = self.extras.iter().position(|extra| extra.id == operation) else { return };
+        let mut record = self.extras.swap_remove(place);
+        record.returned = now;
+        let Some(outcome) = outcome(&record.request, heard) else {
+            return self.fail(format!("the answer to operation {operation} cannot be read"));
+        };
+        record.outcome = outcome;
+        self.trace.event(now, 11, &[operation]);
+        if self.trace.prints() {
+            print(now, &record);
+        }
+        self.history.operations.push(record);
     }
 
     pub(crate) fn newest(&self) -> i64 {
@@ -241,7 +273,9 @@ impl World {
     /// Lets every watcher look now, and often from then on. The look that a slow one had planned while there was work
     /// may be many seconds away, and until then it hears nothing though there is something for it.
     pub(crate) fn hurry_watchers(&mut self) {
-        for (number, watcher) in self.watchers.iter().enumerate().filter(|(_, watcher)| watcher.is_open()) {
+        for (number, watcher) in self.watchers.iter_mut().enumerate().filter(|(_, watcher)| watcher.is_open())
+        {
+            watcher.widen();
             self.schedule.after(MICRO, Event::WatchRead(number, watcher.streams));
         }
     }

@@ -8,6 +8,7 @@ use disk::Operation;
 use crate::network::{CLIENTS, Host, Weather};
 use crate::profile::Fault;
 use crate::schedule::{MILLI, Nanos, SECOND};
+use crate::staged::Step;
 use crate::world::{Event, World};
 
 /// Something that was made wrong for a while.
@@ -36,6 +37,11 @@ fn is_segment(path: &Path) -> bool {
 
 impl World {
     pub(crate) fn begin_faults(&mut self) {
+        if self.profile.crowd > 0 {
+            let at = self.dice.faults.place(self.places.len());
+            let delay = self.dice.faults.between(2 * SECOND, self.profile.chaos.max(3 * SECOND));
+            self.schedule.after(delay, Event::Staged(Step::Crowd(at, self.profile.crowd)));
+        }
         if self.profile.fails(Fault::SlowDisk) {
             let at = self.dice.faults.place(self.places.len());
             self.places[at].slowness = self.dice.faults.between(2, 30);
@@ -58,6 +64,8 @@ impl World {
     /// Whether the data of one more member may be damaged: the others have to hold everything.
     fn may_damage(&self) -> bool {
         self.profile.members >= 3
+            // Of those that are removed nobody knows who is needed still.
+            && !self.profile.fails(Fault::Shrink)
             && self.operator.is_whole()
             && self.places.iter().all(|place| place.retired || !(place.lost || place.decayed))
             // Whoever was added must have been started, and have caught up.
@@ -76,6 +84,10 @@ impl World {
         if !self.chaos {
             return;
         }
+        if self.staged.is_delicate() {
+            self.schedule.after(SECOND, Event::Fault);
+            return;
+        }
         let next = self.dice.faults.around(self.profile.fault_every);
         self.schedule.after(next, Event::Fault);
         let kinds: Vec<Fault> =
@@ -84,10 +96,16 @@ impl World {
         if kinds.is_empty() {
             return;
         }
-        let kind = self.dice.faults.pick(&kinds);
+        let mut kind = self.dice.faults.pick(&kinds);
+        for staged in [Fault::Strand, Fault::Ambush] {
+            if self.profile.fails(staged) && self.dice.faults.one_in(4) {
+                kind = staged;
+            }
+        }
         let at = self.some_member();
         let now = self.now();
         self.counts.faults += 1;
+        self.staged.disturbed(now);
         self.trace.note(now, format_args!("fault {} at m{at}", kind.name()));
         match kind {
             Fault::Power | Fault::Kill => {
@@ -105,14 +123,7 @@ impl World {
                 self.places[at].disk.fail_next(Operation::Change, nth, disk::Fault::PowerCut);
             }
             Fault::Stop => {
-                if let Some(process) = &mut self.places[at].process
-                    && !process.stopping
-                    && process.stepped.is_ready()
-                {
-                    process.stopping = true;
-                    process.stepped.stop();
-                    self.settle(at);
-                }
+                self.stop(at);
             }
             Fault::Pause => {
                 // Now and then so long that others have elected another leader and let leases expire.
@@ -193,7 +204,9 @@ impl World {
                     self.decay(at);
                 }
             }
+            Fault::Strand | Fault::Ambush => self.staged.lurk(kind),
             // These have no moments of their own.
+            Fault::NoHeir | Fault::Farewell => {}
             Fault::Break
             | Fault::ClientLoss
             | Fault::Flags
@@ -201,6 +214,18 @@ impl World {
             | Fault::Tight
             | Fault::Quota
             | Fault::Etcd => {}
+        }
+    }
+
+    /// A process is told to stop.
+    pub(crate) fn stop(&mut self, at: Host) {
+        if let Some(process) = &mut self.places[at].process
+            && !process.stopping
+            && process.stepped.is_ready()
+        {
+            process.stopping = true;
+            process.stepped.stop();
+            self.settle(at);
         }
     }
 

@@ -26,6 +26,7 @@ mod run;
 #[cfg(test)]
 mod scenarios;
 pub mod schedule;
+mod staged;
 mod text;
 pub mod trace;
 mod traffic;

@@ -136,8 +136,12 @@ impl Place {
 pub enum Caller {
     /// A client whose history is judged.
     Client(usize),
+    /// A client that does one operation.
+    Extra,
     /// Whoever runs the cluster.
     Operator,
+    /// One of many who do the same at the same time, and are not listened to.
+    Crowd,
 }
 
 /// What a client hears of its call.

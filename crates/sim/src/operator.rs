@@ -122,7 +122,7 @@ impl World {
         let voters = listed.iter().filter(|member| !member.learner).count();
         let learner = listed.iter().find(|member| member.learner);
         if let Some(learner) = learner
-            && self.dice.operator.one_in(2)
+            && self.dice.operator.one_in(if self.has_many_learners() { 6 } else { 2 })
         {
             let promote = pb::MemberPromoteRequest { id: learner.id };
             let path = "/etcdserverpb.Cluster/MemberPromote";
@@ -131,14 +131,16 @@ impl World {
         if voters < self.profile.members && learner.is_none() {
             return self.add(at);
         }
-        let choice = self.dice.operator.below(8);
+        // Where removals of leaders are what it is about, there are many.
+        let stages = self.profile.fails(Fault::NoHeir) || self.profile.fails(Fault::Farewell);
+        let choice = self.dice.operator.below(if stages { 3 } else { 8 });
         if self.profile.works(Work::Members) && choice < 3 {
             let least = if self.profile.fails(Fault::Shrink) { 1 } else { 3 };
             if voters > least && choice < 2 {
                 let leader = self.leader();
                 let leads = |member: &&Listed| Some(member.place) == leader;
                 let id = match listed.iter().find(leads) {
-                    Some(leader) if self.dice.operator.one_in(2) => leader.id,
+                    Some(leader) if stages || self.dice.operator.one_in(2) => leader.id,
                     _ => listed[self.dice.operator.place(listed.len())].id,
                 };
                 return self.remove(at, id);
@@ -165,6 +167,10 @@ impl World {
         }
     }
 
+    fn has_many_learners(&self) -> bool {
+        self.profile.works(Work::Members) && self.profile.fails(Fault::Flags)
+    }
+
     /// The place of a member that leads, or believes so.
     pub(crate) fn leader(&self) -> Option<Host> {
         let leads = |place: &&Place| {
@@ -185,6 +191,7 @@ impl World {
     fn remove(&mut self, at: Host, id: u64) {
         self.operator.removing.insert(id);
         self.operator.fresh = false;
+        self.stage_removal(id);
         let message = pb::MemberRemoveRequest { id }.encode_to_vec();
         self.operator_call(at, "/etcdserverpb.Cluster/MemberRemove", message, Doing::Change);
     }
@@ -195,7 +202,8 @@ impl World {
         self.places.push(Place::new(seed, number, epoch));
         self.operator.adding.insert(number);
         self.operator.fresh = false;
-        let is_learner = self.dice.operator.one_in(2);
+        // Where members have different limits of their number, there are to be several.
+        let is_learner = self.dice.operator.one_in(2) || self.has_many_learners();
         let message = pb::MemberAddRequest { peer_urls: vec![url(number)], is_learner }.encode_to_vec();
         self.operator_call(at, "/etcdserverpb.Cluster/MemberAdd", message, Doing::Add);
     }
@@ -206,6 +214,7 @@ impl World {
             return;
         }
         let Some((_, doing)) = self.operator.pending.take() else { return };
+        self.staged.removal_ended();
         let answer = match heard {
             Heard::Answer(Ok(message)) => Some(message),
             other => {

@@ -5,6 +5,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use disk::Disk;
+use planted::Measure;
 use server::clock::Clock;
 use server::config::{self, Config, Invocation};
 use server::logging::{Format, Level, Logger};
@@ -16,6 +17,11 @@ use crate::member::{Heard, Place, Process};
 use crate::network::Host;
 use crate::schedule::{MICRO, MILLI, Nanos, SECOND};
 use crate::world::{Event, World};
+
+/// Nodes on a way down a tree of watched ranges: many times the logarithm of their number.
+const WATCH_DEPTH_MAX: usize = 120;
+/// Leases that a leader may look at in one turn.
+const LEASES_MAX: usize = 4096;
 
 impl World {
     /// Has a process started after a while, unless one runs.
@@ -301,6 +307,7 @@ impl World {
                 self.send(at, outgoing);
             }
         }
+        self.look_at_work(at);
         self.print_lines(at);
         if self.places[at].disk.is_dark() {
             self.ended(at, Err("power went at a disk operation".to_owned()));
@@ -367,6 +374,12 @@ impl World {
             voting_members: process.stepped.published().members.voters(),
             revision: probe.revision,
         };
+        let clocks_max = if probe.settled { probe.leases } else { 0 };
+        if probe.lease_clocks > clocks_max {
+            let (clocks, leases) = (probe.lease_clocks, probe.leases);
+            return self
+                .fail(format!("member {at} keeps the clocks of {clocks} leases, and there are {leases}"));
+        }
         let now = self.schedule.now();
         let stepped = &process.stepped;
         let before = self.checks.standing(at);
@@ -376,11 +389,28 @@ impl World {
             self.counts.terms += u64::from(standing.leads);
         }
         self.trace.event(now, 5, &[standing.commit, standing.applied, standing.last, standing.synced]);
+        let waits = self.staged.waits_for(at);
+        let before = before.filter(|_| waits).cloned();
         let looked = self
             .checks
             .look(at, standing, &|index| stepped.entry_term(index), &|from| stepped.state_trail(from));
         if let Err(why) = looked {
             self.fail(why);
+        }
+        if waits {
+            self.look_at_stage(at, before.as_ref());
+        }
+    }
+
+    /// Looks how much was looked at in one go; builds without planted bugs do not count it.
+    pub(crate) fn look_at_work(&mut self, at: Host) {
+        for (measure, max) in [(Measure::WatchDepth, WATCH_DEPTH_MAX), (Measure::Leases, LEASES_MAX)] {
+            let most = planted::most(measure);
+            if most > max {
+                self.fail(format!(
+                    "member {at} looks at {most} things in one go: {measure:?}, {max} at the most"
+                ));
+            }
         }
     }
 

@@ -87,6 +87,14 @@ kinds! {
         Quota = "quota";
         /// Some members speak as etcd does: proposals are taken in any term and handed on, extensions are unknown.
         Etcd = "etcd";
+        /// A follower that has handed a write on is cut off until it needs a snapshot; then its leader ends, or it does.
+        Strand = "strand";
+        /// A leader is stopped or stands still while it renews leases or grants them anew.
+        Ambush = "ambush";
+        /// Nobody can take over from a leader that is being removed: the disks of the others take nothing for a while.
+        NoHeir = "no-heir";
+        /// A leader that is being removed ends as soon as it has applied that, with all that it has sent since.
+        Farewell = "farewell";
     }
 }
 
@@ -152,7 +160,10 @@ impl Kinds {
 /// Operations of clients in a run, more or less.
 const OPERATIONS_MAX: u64 = 2500;
 /// What no seed has by itself, since the product does not stand it yet: `--with` turns it on.
-const HELD_BACK: &[Fault] = &[Fault::Tight, Fault::Shrink];
+const HELD_BACK: &[Fault] = &[Fault::Tight];
+/// What needs a world made for it: a seed has it seldom, whatever else it has. See [`Profile::arrange`].
+const STAGED: &[(Fault, u64)] =
+    &[(Fault::Strand, 6), (Fault::Ambush, 8), (Fault::NoHeir, 12), (Fault::Farewell, 16), (Fault::Shrink, 4)];
 
 /// The flags of a member, as far as they may differ between members.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -248,6 +259,8 @@ pub struct Profile {
     pub window_bytes: Option<usize>,
     /// Bytes of the largest values.
     pub value_bytes: u64,
+    /// Leases that a crowd is granted at once; 0 for no crowd.
+    pub crowd: u64,
 }
 
 impl Profile {
@@ -267,6 +280,11 @@ impl Profile {
         let mut faults = Kinds(half(&mut rng, Fault::ALL.len()));
         for fault in HELD_BACK {
             faults = faults.without(*fault as u8);
+        }
+        let mut stage = Rng::stream(seed, "stage");
+        for (fault, times) in STAGED {
+            let staged = stage.one_in(*times);
+            faults = if staged { faults.with(*fault as u8) } else { faults.without(*fault as u8) };
         }
         let mut work = half(&mut rng, Work::ALL.len());
         // Without writes there is nothing to lose.
@@ -306,12 +324,57 @@ impl Profile {
             checkpoint_entries: rng.pick(&[5, 20, 50, 200]),
             disk_bytes: u64::from(segment_bytes) * rng.between(10, 40) + (128 << 10),
             window_bytes: rng.pick(&[None, None, Some(1), Some(2_000), Some(50_000)]),
+            crowd: if work & 1 << Work::Hostile as u8 != 0 {
+                stage.pick(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 300, 300, 1000, 1000, 2000, 5000])
+            } else {
+                0
+            },
             // On a small disk a value must leave room for others.
             value_bytes: if faults.has(Fault::Tight as u8) {
                 u64::from(segment_bytes / 4)
             } else {
                 rng.pick(&[4_000, 40_000, 40_000, 200_000])
             },
+        }
+    }
+
+    /// Makes the world fit what happens in it, as far as that needs a certain one. To be called once it is known what
+    /// may go wrong.
+    pub fn arrange(&mut self) {
+        let mut rng = Rng::stream(self.seed, "arrangement");
+        let works = |work: Work| 1 << work as u8;
+        if self.fails(Fault::Strand) {
+            // Soon somebody who was away needs a snapshot.
+            self.flags.catchup_entries = rng.pick(&[1, 5]);
+            self.flags.snapshot_count = 1;
+            self.checkpoint_entries = 5;
+            self.think = self.think.min(20 * MILLI);
+            self.work.0 |= rng.pick(&[0, works(Work::Watch) | works(Work::Compact)]);
+            self.members = self.members.max(3);
+        }
+        if !self.works(Work::Hostile) {
+            self.crowd = 0;
+        }
+        if self.fails(Fault::Ambush) {
+            self.work.0 |= works(Work::Keep);
+            self.members = self.members.max(2);
+        }
+        if self.fails(Fault::NoHeir) {
+            self.faults = self.faults.without(Fault::Farewell as u8);
+        }
+        if self.fails(Fault::Farewell) {
+            // Handing over has to succeed.
+            let calm = [Fault::Kill, Fault::Power, Fault::Stop, Fault::ClientLoss, Fault::Farewell];
+            self.faults =
+                Kinds(calm.iter().fold(0, |kinds, fault| kinds | 1 << *fault as u8) & self.faults.0);
+        }
+        if self.fails(Fault::Farewell) || self.fails(Fault::NoHeir) {
+            self.faults = self.faults.with(Fault::Shrink as u8);
+            self.work.0 |= works(Work::Members);
+            self.flags.strict = false;
+            self.operator_every = 200 * MILLI;
+            self.members = rng.pick(&[2, 2, 2, 3]);
+            self.window_bytes = rng.pick(&[None, Some(1), Some(1)]);
         }
     }
 

@@ -9,11 +9,14 @@ use bytes::Bytes;
 use oracle::{Final, Holding, Response};
 use prost::Message as _;
 
+use crate::clients::TOO_DEEP;
 use crate::faults::DRIFT_MAX_PPM;
+use crate::member::Process;
 use crate::network::Host;
 use crate::profile::{Fault, Profile, Work};
 use crate::schedule::{MILLI, Nanos, SECOND};
 use crate::witness;
+use crate::workload::Client;
 use crate::world::{Counts, World};
 
 /// How long the cluster may take to have a leader once all faults are over.
@@ -26,6 +29,8 @@ const CONVERGENCE_PATIENCE: Nanos = 90 * SECOND;
 const DRAIN_PATIENCE: Nanos = 6 * SECOND;
 /// How long events may go on coming at all.
 const DRAIN_MAX: Nanos = 120 * SECOND;
+/// How long a part of a state whose stream broke off may be kept.
+const REMAINDER_PATIENCE: Nanos = 70 * SECOND;
 /// How often conditions are looked at.
 const LOOK_EVERY: Nanos = 50 * MILLI;
 
@@ -84,6 +89,10 @@ pub fn profile(seed: u64, options: &Options) -> Profile {
     for work in &options.with_work {
         profile.work = profile.work.with(*work as u8);
     }
+    for fault in &options.without_faults {
+        profile.faults = profile.faults.without(*fault as u8);
+    }
+    profile.arrange();
     profile.members = options.members.unwrap_or(profile.members);
     for fault in &options.without_faults {
         profile.faults = profile.faults.without(*fault as u8);
@@ -172,6 +181,9 @@ impl Life<'_> {
         self.wait("the end of all operations", PROGRESS_PATIENCE, |world| {
             world.desks.iter().all(|desk| desk.open.is_none())
         })?;
+        if self.world.profile.works(Work::Hostile) {
+            self.reach_limits()?;
+        }
         self.wait("all members being alike", CONVERGENCE_PATIENCE, World::is_alike)?;
         // What is under way to watchers arrives.
         let revision = self.world.checks.revision();
@@ -182,7 +194,34 @@ impl Life<'_> {
             world.watchers.iter().all(|watcher| watcher.told_at + DRAIN_PATIENCE / 2 < world.now())
         })?;
         self.wait("all members being alike again", CONVERGENCE_PATIENCE, World::is_alike)?;
+        self.wait("the end of what broke off", REMAINDER_PATIENCE, |world| {
+            world.processes().all(|process| !process.stepped.probe().installing)
+        })?;
+        self.wait("the core taking what has arrived", PROGRESS_PATIENCE, |world| {
+            world.processes().all(|process| process.stepped.arrivals_bytes() == 0)
+        })?;
+        if self.world.profile.crowd > 0 {
+            self.wait("the end of all leases", PROGRESS_PATIENCE, |world| {
+                world.processes().all(|process| process.stepped.probe().leases == 0)
+            })?;
+        }
         self.finish(revision)
+    }
+
+    /// What is as large as is allowed is carried out like everything else, now that nothing is in the way.
+    fn reach_limits(&mut self) -> Result<(), String> {
+        let world = &mut *self.world;
+        let Some(leader) = world.leader() else { return Ok(()) };
+        world.extra(Client::deepest(), leader);
+        let id = world.next_operation;
+        self.wait("the end of what is deepest", PROGRESS_PATIENCE, |world| world.extras.is_empty())?;
+        let asked = self.world.history.operations.iter().rev().find(|operation| operation.id == id);
+        match asked.map(|operation| &operation.outcome) {
+            Some(oracle::Outcome::Unknown(why)) if why != TOO_DEEP => {
+                Err(format!("a transaction that nests as deep as is allowed is not carried out: {why}"))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn step(&mut self) -> Result<(), String> {
@@ -255,6 +294,10 @@ impl Life<'_> {
 }
 
 impl World {
+    fn processes(&self) -> impl Iterator<Item = &Process> {
+        self.places.iter().filter_map(|place| place.process.as_ref())
+    }
+
     /// Members whose processes run.
     pub(crate) fn members(&self) -> Vec<Host> {
         self.places.iter().filter(|place| place.process.is_some()).map(|place| place.number).collect()

@@ -6,7 +6,9 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use api::etcdserverpb::watch_request::RequestUnion;
-use api::etcdserverpb::{WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse};
+use api::etcdserverpb::{
+    WatchCancelRequest, WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse,
+};
 use api::{Status, error};
 use bytes::Bytes;
 use front::TrySend;
@@ -14,9 +16,12 @@ use oracle::{End, Watch, WatchAnswer};
 use prost::Message;
 use server::stepped::{Requests, Responses};
 
-use crate::profile::Profile;
+use crate::profile::{Profile, Work};
 use crate::rng::Rng;
 use crate::schedule::{MILLI, Nanos};
+
+/// The number of the first of many watches that are not listened to.
+const CROWD: i64 = 1 << 20;
 
 /// What lies between a client's stream and the member that serves it.
 #[derive(Default)]
@@ -225,12 +230,49 @@ impl Watcher {
             let next_revision = start_revision;
             self.open.push(Open { record, watch_id, next_revision, partial: false, ended: false });
         }
+        if profile.works(Work::Hostile) && self.rng.one_in(6) {
+            self.crowd(&pipe);
+        }
         self.streams += 1;
         self.place = place;
         // Nothing can have come yet, so it is not done before it had time to be told.
         self.told_at = now;
         self.pipe = Some(Rc::clone(&pipe));
         pipe
+    }
+
+    /// Many watches of ranges that nobody writes to, in an order that makes a tree deep which does not balance; some are
+    /// canceled again.
+    fn crowd(&mut self, pipe: &Rc<RefCell<Pipe>>) {
+        let count = self.rng.pick(&[50, 300, 300, 1000]);
+        let order = self.rng.below(5);
+        let far = |number: u64| format!("w{number:05}").into_bytes();
+        for number in 0..count {
+            let (key, range_end) = match order {
+                0 => (far(number), far(number + 1)),
+                1 => (far(count - number), far(count - number + 1)),
+                // One in the other.
+                2 => (far(number), far(3 * count - number)),
+                3 => (far(count - number), far(count + number + 1)),
+                // From both ends to the middle.
+                _ if number % 2 == 0 => (far(number), far(number + 1)),
+                _ => (far(2 * count - number), far(2 * count)),
+            };
+            let watch_id = CROWD + i64::try_from(number).unwrap_or(0);
+            let create = WatchCreateRequest {
+                key: key.into(),
+                range_end: range_end.into(),
+                watch_id,
+                ..Default::default()
+            };
+            pipe.borrow_mut()
+                .send(&WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) });
+        }
+        for number in 0..self.rng.pick(&[0, count / 2, count]) {
+            let watch_id = CROWD + i64::try_from(number).unwrap_or(0);
+            let cancel = RequestUnion::CancelRequest(WatchCancelRequest { watch_id });
+            pipe.borrow_mut().send(&WatchRequest { request_union: Some(cancel) });
+        }
     }
 
     fn draw(&mut self, profile: &Profile, newest: i64) -> (Watch, i64) {
@@ -272,6 +314,13 @@ impl Watcher {
         (watch, start)
     }
 
+    /// From now on much may wait for the client, which takes all of it with every look.
+    pub fn widen(&mut self) {
+        if let Some(pipe) = &self.pipe {
+            pipe.borrow_mut().window = 1024;
+        }
+    }
+
     /// Reads what has come.
     pub fn read(&mut self, now: Nanos, all: bool) {
         let Some(pipe) = &self.pipe else { return };
@@ -301,6 +350,11 @@ impl Watcher {
             for open in self.open.iter_mut().filter(|open| !open.ended) {
                 note(open, WatchAnswer::Progress);
             }
+            return;
+        }
+        if response.watch_id >= CROWD {
+            // What comes behind it is still to be told.
+            self.told_at = now;
             return;
         }
         // A creation that failed is answered with -1: it is the first one that was not answered yet.

@@ -7,7 +7,7 @@ use oracle::{
     Request, Response, SortTarget, Target, Txn,
 };
 
-use crate::profile::{Profile, Work};
+use crate::profile::{Fault, Profile, Work};
 use crate::rng::Rng;
 use crate::schedule::{MILLI, Nanos, SECOND};
 
@@ -15,6 +15,8 @@ use crate::schedule::{MILLI, Nanos, SECOND};
 const NO_END: &[u8] = b"\0";
 /// Locks that clients compete for.
 const LOCKS: u64 = 2;
+/// Transactions that lie in each other in the deepest one that is sent at the end.
+const DEPTH: usize = 62;
 /// Leases that a client keeps at once.
 const LEASES_MAX: usize = 3;
 
@@ -45,6 +47,19 @@ struct Keeping {
 }
 
 impl Keeping {
+    /// Whether much of its time is over, but not so much that it may end before it is revoked: the revocation of an
+    /// expired lease ends one that was granted anew meanwhile, as with etcd.
+    fn is_exchangeable(&self, now: Nanos) -> bool {
+        let ttl = u64::try_from(self.ttl).unwrap_or(0) * SECOND;
+        now > self.asked + 3 * SECOND && now + 5 * SECOND < self.asked + ttl
+    }
+
+    /// Whether nothing holds up a revocation for seconds.
+    fn may_be_exchanged(profile: &Profile) -> bool {
+        let slow = [Fault::Pause, Fault::Jump, Fault::Stall, Fault::SlowDisk, Fault::Full, Fault::SlowLink];
+        profile.fails(Fault::Ambush) && !slow.iter().any(|fault| profile.fails(*fault))
+    }
+
     fn renewal(&self) -> Nanos {
         let ttl = u64::try_from(self.ttl).unwrap_or(0) * SECOND;
         self.asked + ttl.saturating_sub(self.margin)
@@ -63,6 +78,8 @@ pub struct Client {
     /// Whether it does nothing but keep a lease.
     keeper: bool,
     keeping: Option<Keeping>,
+    /// A lease that somebody else revokes right before this client's next operation.
+    pub revokes_first: Option<i64>,
     /// When its last operation was sent.
     asked: Nanos,
     /// It was told that there is no space, and makes some.
@@ -86,6 +103,7 @@ impl Client {
             lock: None,
             keeper: false,
             keeping: None,
+            revokes_first: None,
             asked: 0,
             cramped: false,
             values: 0,
@@ -365,10 +383,15 @@ impl Client {
     /// The next step of a client that keeps a lease.
     fn keep(&mut self, profile: &Profile, now: Nanos) -> Request {
         let Some(keeping) = self.keeping else {
-            let ttl = i64::try_from(self.rng.between(1, 12)).unwrap_or(1);
+            let long = profile.fails(Fault::Ambush) && self.rng.one_in(2);
+            let ttl = if long { 12 } else { i64::try_from(self.rng.between(1, 12)).unwrap_or(1) };
             return Request::Grant { id: 0, ttl };
         };
         let id = keeping.lease;
+        if keeping.is_exchangeable(now) && Keeping::may_be_exchanged(profile) && self.rng.one_in(4) {
+            self.revokes_first = Some(id);
+            return Request::Grant { id, ttl: keeping.ttl };
+        }
         if now >= keeping.renewal() {
             return Request::KeepAlive { id };
         }
@@ -401,7 +424,7 @@ impl Client {
             }
             Outcome::Done(_, Response::Renewed { .. } | Response::TimeToLive { ttl: -1, .. })
             | Outcome::Done(_, Response::Revoked)
-            | Outcome::Refused(Refusal::LeaseNotFound) => self.keeping = None,
+            | Outcome::Refused(Refusal::LeaseNotFound | Refusal::LeaseExists) => self.keeping = None,
             _ => {}
         }
     }
@@ -427,6 +450,9 @@ impl Client {
             }
             return Request::Txn(txn);
         }
+        if self.rng.one_in(3) {
+            return self.two_branches(profile);
+        }
         let count = self.rng.pick(&[10, 100, 127, 128, 129]);
         let value = self.value(profile);
         let action = |number| {
@@ -443,6 +469,37 @@ impl Client {
         let actions = (0..count).map(|number| if number < keys { number } else { 3 * number + 1 });
         let success = actions.map(action).collect();
         Request::Txn(Txn { success, ..Txn::default() })
+    }
+
+    /// A transaction of which only one branch is carried out, and both are large.
+    fn two_branches(&mut self, profile: &Profile) -> Request {
+        let count = self.rng.pick(&[10, 60, 64, 120, 128]);
+        let values: [Vec<u8>; 2] = [self.value(profile), self.value(profile)];
+        let mut branches = values.into_iter().map(|value| {
+            let action = |number: u64| {
+                let key = format!("k{number:03}").into_bytes();
+                if self.rng.one_in(2) {
+                    return Action::Put(Put { key, value: value.clone(), ..Put::default() });
+                }
+                Action::Delete(Delete { key, range_end: Vec::new(), prev_kv: false })
+            };
+            (0..count).map(action).collect()
+        });
+        let (success, failure) = (branches.next().unwrap_or_default(), branches.next().unwrap_or_default());
+        drop(branches);
+        let key = self.key(profile);
+        let compare = vec![self.compare(key)];
+        Request::Txn(Txn { compare, success, failure })
+    }
+
+    /// A transaction that nests almost as deep as a server takes.
+    pub fn deepest() -> Request {
+        let put = Put { key: b"k000".to_vec(), value: b"deep".to_vec(), ..Put::default() };
+        let mut txn = Txn { success: vec![Action::Put(put)], ..Txn::default() };
+        for _ in 0..DEPTH {
+            txn = Txn { success: vec![Action::Txn(txn)], ..Txn::default() };
+        }
+        Request::Txn(txn)
     }
 
     /// The next operation.

@@ -90,6 +90,7 @@ pub(crate) enum Event {
     WatchRead(usize, u64),
     Start(Host),
     Fault,
+    Staged(crate::staged::Step),
     Undo(crate::faults::Undo),
     Operator,
 }
@@ -99,6 +100,18 @@ pub(crate) enum Event {
 pub(crate) enum Calling {
     Unary(&'static str, Bytes),
     Renew(i64),
+}
+
+impl Calling {
+    pub(crate) fn of(request: &oracle::Request) -> Calling {
+        match request {
+            oracle::Request::KeepAlive { id } => Calling::Renew(*id),
+            other => {
+                let (path, message) = crate::wire::encode(other);
+                Calling::Unary(path, message)
+            }
+        }
+    }
 }
 
 /// An operation of a client that is under way.
@@ -174,6 +187,9 @@ pub struct World {
     pub(crate) places: Vec<Place>,
     pub(crate) desks: Vec<Desk>,
     pub(crate) watchers: Vec<Watcher>,
+    /// Operations under way of clients that do nothing else.
+    pub(crate) extras: Vec<oracle::Operation>,
+    pub(crate) staged: crate::staged::Staged,
     pub(crate) operator: Operator,
     pub(crate) checks: Checks,
     pub(crate) trace: Trace,
@@ -210,6 +226,8 @@ impl World {
                 })
                 .collect(),
             watchers: Vec::new(),
+            extras: Vec::new(),
+            staged: crate::staged::Staged::default(),
             operator: Operator::default(),
             checks: Checks::new(profile.members),
             trace: Trace::new(prints),
@@ -383,6 +401,7 @@ impl World {
                 }
             }
             Event::Fault => self.fault(),
+            Event::Staged(step) => self.staged(step),
             Event::Undo(undo) => self.undo(undo),
             Event::Operator => self.operate(),
         }

@@ -1,0 +1,338 @@
+//! Faults that wait for their moment: what they need has to be under way when they come.
+
+use api::etcdserverpb::{LeaseGrantRequest, LeaseRevokeRequest};
+use bytes::Bytes;
+use prost::Message as _;
+
+use crate::checks::Standing;
+use crate::faults::Undo;
+use crate::member::{Caller, Place};
+use crate::network::Host;
+use crate::profile::{Fault, Work};
+use crate::schedule::{MILLI, Nanos, SECOND};
+use crate::world::{Calling, Event, World};
+
+/// How long a stranded follower is kept away at the most.
+const AWAY_MAX: Nanos = 2500 * MILLI;
+/// How long it may take to get a snapshot then.
+const SNAPSHOT_MAX: Nanos = 2 * SECOND;
+/// How long all must have been well before a leader that is removed may be expected to hand over.
+const CALM: Nanos = 3 * SECOND;
+
+/// What is being staged.
+#[derive(Default)]
+pub(crate) struct Staged {
+    /// Waits for a client's call.
+    lurks: Option<Fault>,
+    /// The follower that is cut off, and until when it is waited for.
+    stranded: Option<(Host, Nanos)>,
+    /// It has been let back, and takes over a state next.
+    back: bool,
+    /// The leader that ends as soon as it has applied its removal.
+    leaving: Option<Host>,
+    /// When something went wrong last.
+    fault_at: Nanos,
+}
+
+/// The next step of what is being staged.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Step {
+    /// This follower is cut off.
+    CutOff(Host),
+    /// Is it so far behind that it needs a snapshot?
+    Behind(Host),
+    /// It is let back.
+    Back(Host),
+    /// It should have taken over a state by now.
+    Late(Host),
+    /// This member's process ends, by loss of power or killed.
+    End(Host, bool),
+    /// Whoever leads ends.
+    Depose,
+    /// Whoever leads is told to stop.
+    Stop,
+    /// A client writes something here.
+    Write(Host),
+    /// A client other than its owner has a lease revoked.
+    Revoke(Host, i64),
+    /// Its owner renews it all the same, at this member.
+    Renew(Host, i64),
+    /// A crowd is granted so many leases here.
+    Crowd(Host, u64),
+    /// They are revoked, again all at once.
+    Disperse(Host, u64),
+    /// This member is gone for ever, with all that it has sent and that has not arrived.
+    Vanish(Host),
+}
+
+impl Staged {
+    /// Whether nothing else is to go wrong.
+    pub fn is_delicate(&self) -> bool {
+        self.leaving.is_some()
+    }
+
+    /// Whether something is to happen when this member has come so far.
+    pub fn waits_for(&self, at: Host) -> bool {
+        self.leaving == Some(at) || self.back && self.stranded.is_some_and(|(stranded, _)| stranded == at)
+    }
+
+    /// Something goes wrong.
+    pub fn disturbed(&mut self, now: Nanos) {
+        self.fault_at = now;
+    }
+
+    /// A fault waits for its moment.
+    pub fn lurk(&mut self, fault: Fault) {
+        self.lurks = Some(fault);
+    }
+
+    /// The operator has been answered.
+    pub fn removal_ended(&mut self) {
+        self.leaving = None;
+    }
+}
+
+impl World {
+    /// A client's call has come to a member.
+    pub(crate) fn lurk(&mut self, at: Host, request: &Calling) {
+        let Some(fault) = self.staged.lurks.filter(|_| self.chaos) else { return };
+        let Some(leader) = self.leader() else { return };
+        let (writes, lease) = match request {
+            Calling::Unary("/etcdserverpb.KV/Put" | "/etcdserverpb.KV/Txn", _) => (true, None),
+            Calling::Unary("/etcdserverpb.Lease/LeaseGrant", message) => {
+                (false, names_lease(message).then_some(0))
+            }
+            Calling::Unary(..) => (false, None),
+            Calling::Renew(lease) => (false, Some(*lease)),
+        };
+        let (turn, delay, sync) = (self.profile.turn, self.profile.delay, self.profile.sync);
+        match (fault, lease) {
+            (Fault::Strand, _) if writes && at != leader && self.staged.stranded.is_none() => {
+                // By then the write has gone to the leader, more or less.
+                let delay = 2 * turn + delay / 2 + self.dice.faults.around(delay);
+                self.schedule.after(delay, Event::Staged(Step::CutOff(at)));
+            }
+            (Fault::Ambush, Some(lease)) if lease != 0 && at == leader && self.dice.faults.one_in(4) => {
+                self.depose(leader, lease);
+            }
+            (Fault::Ambush, Some(_)) => {
+                let delay = self.dice.faults.below(2 * (turn + delay + sync) + 1);
+                self.schedule.after(delay, Event::Staged(Step::Stop));
+            }
+            _ => return,
+        }
+        self.staged.lurks = None;
+    }
+
+    /// A leader stands still so long that it is replaced, and the lease that it is about to renew is revoked meanwhile.
+    fn depose(&mut self, leader: Host, lease: i64) {
+        let now = self.now();
+        let others = self.running().into_iter().filter(|at| *at != leader);
+        let others: Vec<Host> = others.filter(|at| self.paused(*at).is_none()).collect();
+        if others.len() < 2 {
+            return;
+        }
+        let other = self.dice.faults.pick(&others);
+        let election = self.profile.flags.election;
+        self.places[leader].paused_until = now + 3 * election + 2 * SECOND;
+        self.schedule.after(3 * election, Event::Staged(Step::Revoke(other, lease)));
+        self.schedule.after(3 * election + SECOND, Event::Staged(Step::Renew(leader, lease)));
+    }
+
+    /// The operator is about to have a member removed.
+    pub(crate) fn stage_removal(&mut self, id: u64) {
+        let now = self.now();
+        let Some(leader) = self.leader().filter(|at| self.places[*at].id == id) else { return };
+        let others: Vec<Host> = self.running().into_iter().filter(|at| *at != leader).collect();
+        if self.profile.fails(Fault::NoHeir) && self.chaos {
+            let life = self.places[leader].lives;
+            let election = self.profile.flags_of(leader, life).election;
+            for at in &others {
+                let length = election * self.dice.faults.between(22, 40) / 10;
+                self.places[*at].stalled_until = now + length;
+                self.places[*at].slowness = self.dice.faults.pick(&[1, 10, 30]);
+                self.schedule.after(length + 4 * SECOND, Event::Undo(Undo::SlowDisk(*at)));
+            }
+            // What is written behind the removal fills the windows.
+            for number in 0..8 {
+                let delay = 2 * election + 100 * MILLI + number * 20 * MILLI;
+                self.schedule.after(delay, Event::Staged(Step::Write(leader)));
+            }
+        }
+        let here = |place: &Place| place.retired || place.lives == 0 || place.process.is_some();
+        let calm = now > self.staged.fault_at + CALM && self.places.iter().all(here);
+        if self.profile.fails(Fault::Farewell) && self.chaos && calm && !others.is_empty() {
+            self.staged.leaving = Some(leader);
+        }
+    }
+
+    /// Looks whether a member is where something was staged for.
+    pub(crate) fn look_at_stage(&mut self, at: Host, before: Option<&Standing>) {
+        let Some(now) = self.checks.standing(at).cloned() else { return };
+        if self.staged.leaving == Some(at) && now.leads && !self.is_member(at, now.id) {
+            self.staged.leaving = None;
+            self.schedule.after(0, Event::Staged(Step::Vanish(at)));
+        }
+        let took_over = before.is_some_and(|before| before.life == now.life && now.applied > before.last);
+        if self.staged.stranded.is_some_and(|(stranded, _)| stranded == at) && took_over {
+            self.staged.stranded = None;
+            let (delay, step) = match self.dice.faults.below(4) {
+                0 => (self.dice.faults.around(2 * self.profile.sync), Step::End(at, true)),
+                _ => (self.dice.faults.below(400 * MILLI), Step::Depose),
+            };
+            self.schedule.after(delay, Event::Staged(step));
+        }
+    }
+
+    fn is_member(&self, at: Host, id: u64) -> bool {
+        let process = self.places[at].process.as_ref();
+        process.is_none_or(|process| process.stepped.published().members.by_id.contains_key(&id))
+    }
+
+    pub(crate) fn staged(&mut self, step: Step) {
+        let now = self.now();
+        if !self.chaos {
+            self.staged = Staged::default();
+            return;
+        }
+        if !matches!(step, Step::Behind(_)) {
+            self.trace.note(now, format_args!("staged: {step:?}"));
+        }
+        match step {
+            Step::CutOff(at) => {
+                self.staged.stranded = Some((at, now + AWAY_MAX));
+                self.staged.back = false;
+                for other in (0..self.places.len()).filter(|other| *other != at) {
+                    self.network.cut(at, other, now);
+                    self.network.cut(other, at, now);
+                }
+                self.schedule.after(50 * MILLI, Event::Staged(Step::Behind(at)));
+            }
+            Step::Behind(at) => {
+                let leader = self.leader().filter(|leader| *leader != at);
+                let standing = |at| self.checks.standing(at);
+                let far = leader
+                    .and_then(standing)
+                    .zip(standing(at))
+                    .is_some_and(|(leader, own)| leader.first > own.last + 1);
+                let late = self.staged.stranded.is_none_or(|(_, until)| now >= until);
+                if !far && !late {
+                    self.schedule.after(50 * MILLI, Event::Staged(Step::Behind(at)));
+                    return;
+                }
+                if let Some(leader) = leader.filter(|_| self.profile.works(Work::Compact)) {
+                    let revision = (self.newest() - 1).max(1);
+                    self.extra(oracle::Request::Compact { revision, physical: false }, leader);
+                }
+                let delay = self.dice.faults.below(300 * MILLI);
+                self.schedule.after(delay, Event::Staged(Step::Back(at)));
+            }
+            Step::Back(at) => {
+                self.network.join();
+                self.staged.back = true;
+                self.schedule.after(SNAPSHOT_MAX, Event::Staged(Step::Late(at)));
+            }
+            Step::Late(at) => {
+                if self.staged.back && self.staged.stranded.is_some_and(|(stranded, _)| stranded == at) {
+                    self.staged.stranded = None;
+                }
+            }
+            Step::End(at, power) => self.crash(at, power),
+            Step::Depose => {
+                if let Some(leader) = self.leader() {
+                    let power = self.dice.faults.one_in(2);
+                    self.crash(leader, power);
+                }
+            }
+            Step::Stop => {
+                if let Some(leader) = self.leader() {
+                    self.stop(leader);
+                }
+            }
+            Step::Write(at) => {
+                let value = format!("behind.{}", self.next_operation).into_bytes();
+                let put = oracle::Put { key: b"k000".to_vec(), value, ..oracle::Put::default() };
+                self.extra(oracle::Request::Put(put), at);
+            }
+            Step::Revoke(at, id) => self.extra(oracle::Request::Revoke { id }, at),
+            Step::Renew(at, id) => self.extra(oracle::Request::KeepAlive { id }, at),
+            Step::Crowd(at, leases) => self.crowd(at, leases),
+            Step::Disperse(at, leases) => {
+                for number in 0..leases {
+                    let revoke = LeaseRevokeRequest { id: CROWD_LEASES + number as i64 };
+                    self.crowd_call(at, "/etcdserverpb.Lease/LeaseRevoke", revoke.encode_to_vec());
+                }
+            }
+            Step::Vanish(at) => {
+                for other in (0..self.places.len()).filter(|other| *other != at) {
+                    self.network.break_off(at, other);
+                }
+                self.end(at, true);
+                self.places[at].retired = true;
+                self.places[at].starts_at = None;
+            }
+        }
+    }
+
+    /// So many leases are granted at once. They are revoked at once after a while, or end by themselves together.
+    fn crowd(&mut self, at: Host, leases: u64) {
+        let ttl = i64::try_from(self.dice.faults.between(2, 9)).unwrap_or(2);
+        for number in 0..leases {
+            let grant = LeaseGrantRequest { id: CROWD_LEASES + number as i64, ttl };
+            self.crowd_call(at, "/etcdserverpb.Lease/LeaseGrant", grant.encode_to_vec());
+        }
+        for number in 0..leases.min(5) {
+            let key = format!("k{number:03}").into_bytes();
+            let value = format!("crowd.{number}").into_bytes();
+            let put =
+                oracle::Put { key, value, lease: CROWD_LEASES + number as i64, ..oracle::Put::default() };
+            self.extra(oracle::Request::Put(put), at);
+        }
+        if self.dice.faults.one_in(2) {
+            let delay = self.dice.faults.between(SECOND, 3 * SECOND);
+            self.schedule.after(delay, Event::Staged(Step::Disperse(at, leases)));
+        } else if self.dice.faults.one_in(2) {
+            // Another leader has the clocks of all to start.
+            let delay = self.dice.faults.between(SECOND / 2, 2 * SECOND);
+            self.schedule.after(delay, Event::Staged(Step::Stop));
+        }
+    }
+
+    fn crowd_call(&mut self, at: Host, path: &'static str, message: Vec<u8>) {
+        self.next_operation += 1;
+        let operation = self.next_operation;
+        self.place_call(Caller::Crowd, operation, at, Calling::Unary(path, message.into()), SECOND);
+    }
+
+    /// Sends an operation of a client that does nothing else.
+    pub(crate) fn extra(&mut self, request: oracle::Request, to: Host) {
+        self.next_operation += 1;
+        let id = self.next_operation;
+        let calling = Calling::of(&request);
+        let call = self.now();
+        let client = EXTRA_CLIENTS + id;
+        self.extras.push(oracle::Operation {
+            id,
+            client,
+            member: to as u64 + 1,
+            life: 0,
+            call,
+            returned: 0,
+            request,
+            outcome: oracle::Outcome::Unknown(String::new()),
+            fence: None,
+        });
+        self.counts.operations += 1;
+        self.place_call(Caller::Extra, id, to, calling, crate::clients::PATIENCE);
+    }
+}
+
+/// Whether a lease is granted under a certain id.
+fn names_lease(message: &Bytes) -> bool {
+    LeaseGrantRequest::decode(message.clone()).is_ok_and(|grant| grant.id != 0)
+}
+
+/// The first id of the leases of a crowd.
+const CROWD_LEASES: i64 = 1 << 40;
+/// The numbers of clients that do one operation.
+const EXTRA_CLIENTS: u64 = 1 << 20;
