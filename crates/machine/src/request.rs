@@ -48,17 +48,27 @@ impl From<DecodeError> for Undecodable {
     }
 }
 
-/// Decodes the data of an entry.
+/// Decodes the data of an entry into `request`, which must be a default one: what is several hundred bytes long is filled
+/// in where it lies instead of being moved. After an error it holds anything.
 ///
 /// # Errors
 ///
 /// See [`Undecodable`].
-pub fn command(data: Bytes) -> Result<InternalRaftRequest, Undecodable> {
-    let refused = match InternalRaftRequest::decode(data.clone()) {
-        Ok(request) => return Ok(request),
-        Err(error) if planted::is(Bug::ApplyCountsLevels) => return Err(error.into()),
-        Err(error) => error,
-    };
+#[inline]
+pub fn command(request: &mut InternalRaftRequest, data: &Bytes) -> Result<(), Undecodable> {
+    match request.merge(data.clone()) {
+        Ok(()) => Ok(()),
+        Err(error) if planted::is(Bug::ApplyCountsLevels) => Err(error.into()),
+        Err(refused) => {
+            *request = deep_command(data.clone(), refused)?;
+            Ok(())
+        }
+    }
+}
+
+/// Decodes the data of an entry that prost has `refused`, perhaps for its depth.
+#[cold]
+fn deep_command(data: Bytes, refused: DecodeError) -> Result<InternalRaftRequest, Undecodable> {
     let mut deep = Deep::default();
     let mut request = InternalRaftRequest::default();
     deep.each_field(data, 0, &mut |deep, tag, wire, data| {
@@ -294,6 +304,11 @@ fn invalid() -> Undecodable {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn command(data: Bytes) -> Result<InternalRaftRequest, Undecodable> {
+        let mut request = InternalRaftRequest::default();
+        super::command(&mut request, &data).map(|()| request)
+    }
 
     /// A put inside so many transactions, in bytes: prost encodes by recursion.
     fn nested(levels: usize) -> Vec<u8> {

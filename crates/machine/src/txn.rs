@@ -24,7 +24,7 @@ pub enum OpOutcome {
         /// The revision written.
         revision: i64,
         /// The previous key and value.
-        previous: Option<Found>,
+        previous: Option<Box<Found>>,
     },
     /// A delete.
     DeleteRange(Deleted),
@@ -57,7 +57,7 @@ pub enum Read {
     },
     /// Whatever the range held at that point: whoever answers finds out. A range costs what it finds and not what its
     /// request costs, so apply, which every member waits for, does not walk it.
-    Past(Past),
+    Past(Box<Past>),
 }
 
 impl Read {
@@ -464,7 +464,8 @@ pub(crate) fn read_range(
         _ if changes == 0 => (revision + 1, 0),
         _ => (revision, changes),
     };
-    Ok(Ranged { revision, projection, read: Read::Past(Past { request: request.clone(), main, sub }) })
+    let past = Box::new(Past { request: request.clone(), main, sub });
+    Ok(Ranged { revision, projection, read: Read::Past(past) })
 }
 
 /// Evaluates a transaction of nothing but ranges on a view.

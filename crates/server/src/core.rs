@@ -187,7 +187,10 @@ pub struct Reply {
     pub body: ReplyBody,
 }
 
-/// What an answer holds.
+// Up to 128 bytes are moved without a call.
+const _: () = assert!(size_of::<Reply>() <= 128);
+
+/// What an answer holds. What is large and rare in it lies behind a pointer: it is moved several times on its way.
 #[derive(Debug)]
 pub enum ReplyBody {
     /// Of a proposal. The view keeps the places valid that the outcome names.
@@ -222,12 +225,12 @@ pub enum ReplyBody {
     /// Hashes of the state.
     StateTrail(StateTrail),
     /// The state: keys and values, and the rest.
-    Image(Box<Head>, AsOf),
+    Image(Box<Head>, Box<AsOf>),
 }
 
 /// A view held for what it keeps from being freed; and, if an outcome is to be read still, the state to read it in.
 #[derive(Clone)]
-pub struct Pinned(pub Arc<View>, pub Option<AsOf>);
+pub struct Pinned(pub Arc<View>, pub Option<Box<AsOf>>);
 
 impl std::fmt::Debug for Pinned {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -138,7 +138,7 @@ pub fn txn(header: &ResponseHeader, outcome: &TxnOutcome, values: &dyn Values) -
     for response in &outcome.responses {
         let (field, bytes) = match response {
             OpOutcome::Range(ranged) => (1, range(&only(ranged.revision), ranged, values)?),
-            OpOutcome::Put { revision, previous } => (2, put(&only(*revision), previous.as_ref(), values)?),
+            OpOutcome::Put { revision, previous } => (2, put(&only(*revision), previous.as_deref(), values)?),
             OpOutcome::DeleteRange(deleted) => (3, delete_range(&only(deleted.revision), deleted, values)?),
             OpOutcome::Txn(nested) => (4, txn(&only(nested.revision), nested, values)?),
         };

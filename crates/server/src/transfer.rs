@@ -220,7 +220,7 @@ impl Receiver {
             Ok(ReplyBody::Image(head, state)) => {
                 let base_applied = head.applied_index;
                 let held = head.held();
-                let base = (base_applied > 0).then_some((state, *head));
+                let base = (base_applied > 0).then_some((*state, *head));
                 Ok(Broken { assembly: Assembly::new(self.rules, base), held, claim, base_applied })
             }
             Ok(ReplyBody::Outcome(Err(status), _)) | Err(status) => {

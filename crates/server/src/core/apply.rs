@@ -90,7 +90,7 @@ impl Core {
                         let revision = self.machine.store.current_revision();
                         let later = applied.outcome.as_ref().is_ok_and(Outcome::reads_later).then(|| {
                             // As of now: what comes later in this turn may compact it away.
-                            self.shared.read_long_at(Reader::Range, self.machine.store.moment())
+                            Box::new(self.shared.read_long_at(Reader::Range, self.machine.store.moment()))
                         });
                         let (outcome, raft_term) = (applied.outcome, entry.term);
                         self.outcomes.push(Answerable { waiter, outcome, later, revision, raft_term });

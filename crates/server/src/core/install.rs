@@ -376,7 +376,7 @@ impl Core {
     pub(super) fn image(&mut self, ticket: Ticket, view: &mvcc::View) {
         let head = Box::new(self.machine.head());
         let state = self.shared.read_long_at(Reader::Snapshot, view.moment());
-        self.reply(ticket, ReplyBody::Image(head, state));
+        self.reply(ticket, ReplyBody::Image(head, Box::new(state)));
     }
 }
 

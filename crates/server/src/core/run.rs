@@ -39,6 +39,8 @@ use crate::values::LogValues;
 
 /// How long a stop waits for what is under way.
 pub(super) const STOP_PATIENCE: Duration = Duration::from_secs(5);
+/// Outcomes of one batch for which memory is kept between batches.
+const OUTCOMES_KEPT_MAX: usize = 4096;
 /// How long after a start the first election timeout may be shortened.
 const ADVANCE_PATIENCE: Duration = Duration::from_secs(5);
 /// What boot made for the core.
@@ -93,10 +95,12 @@ pub(super) struct Answerable {
     pub waiter: Waiter,
     pub outcome: Result<Outcome, Status>,
     /// What the outcome left to be read is read in this state.
-    pub later: Option<AsOf>,
+    pub later: Option<Box<AsOf>>,
     pub revision: i64,
     pub raft_term: u64,
 }
+
+const _: () = assert!(size_of::<Answerable>() <= 128);
 
 /// The core.
 pub struct Core {
@@ -775,7 +779,8 @@ impl Core {
 
     pub(super) fn answer(&mut self) {
         let view = Arc::clone(&self.shared.state.load().view);
-        for Answerable { waiter, outcome, later, revision, raft_term } in std::mem::take(&mut self.outcomes) {
+        let mut outcomes = std::mem::take(&mut self.outcomes);
+        for Answerable { waiter, outcome, later, revision, raft_term } in outcomes.drain(..) {
             let (ticket, body, wait_removed) = match waiter {
                 Waiter::Client(ticket, wait_removed) => {
                     let wait_removed = wait_removed && outcome.is_ok();
@@ -794,6 +799,9 @@ impl Core {
                 self.replies[queue].push(reply);
             }
         }
+        // Kept for the next batch, unless this one was unusually large.
+        outcomes.shrink_to(OUTCOMES_KEPT_MAX);
+        self.outcomes = outcomes;
         for (ticket, outcome, raft_term) in std::mem::take(&mut self.member_outcomes) {
             let body = match outcome {
                 Ok(()) => ReplyBody::MembersChanged,

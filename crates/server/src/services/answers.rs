@@ -38,7 +38,7 @@ enum Keys {
     /// These, the last first, by main and sub revision.
     Chosen(Vec<(i64, u32)>),
     /// So many of those that there were, in key order.
-    Walk { past: Past, left: u64, behind: Option<Vec<u8>> },
+    Walk { past: Box<Past>, left: u64, behind: Option<Vec<u8>> },
 }
 
 /// A part of an answer.
@@ -569,7 +569,7 @@ mod tests {
 
     fn whole(moment: &Moment) -> TxnOutcome {
         let request = RangeRequest { key: vec![0].into(), range_end: vec![0].into(), ..Default::default() };
-        let past = Past { request, main: moment.revision() + 1, sub: 0 };
+        let past = Box::new(Past { request, main: moment.revision() + 1, sub: 0 });
         let (revision, projection) = (moment.revision(), Projection::default());
         let range = OpOutcome::Range(Ranged { revision, projection, read: Read::Past(past) });
         TxnOutcome { revision, succeeded: true, responses: vec![range] }
@@ -614,7 +614,7 @@ mod tests {
         let deleted = writer.delete_range(KeyRange::of_request(b"key", b"l"), |_| {}) as i64;
         let revision = writer.finish();
         let request = RangeRequest { key: vec![0].into(), range_end: vec![0].into(), ..Default::default() };
-        let previous = Read::Past(Past { request, main: revision, sub: 0 });
+        let previous = Read::Past(Box::new(Past { request, main: revision, sub: 0 }));
         let deletion =
             delete_range(gone(), Rc::clone(&values), header, Deleted { revision, deleted, previous });
         assert_eq!(refusal(crate::block_on::block_on(written(deletion))), WRITTEN);

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use front::{Answer, Unary};
 use machine::request::Undecodable;
 use machine::txn::{Compared, LookedAt, Read};
-use machine::{Outcome, ReadError, check};
+use machine::{AsOf, Outcome, ReadError, check};
 
 use super::choose::READ_AT_ONCE;
 use super::range::KEYS_PER_SLICE;
@@ -96,7 +96,11 @@ impl Services {
         self.propose_then(field::PUT, &message, false, "Put", |services, outcome, pin, header| {
             let Outcome::Put { revision, previous } = outcome else { return Err(error::STOPPED) };
             let header = ResponseHeader { revision, ..header };
-            Ok(services.encoded(pin, move |values| encode::put(&header, previous.as_ref(), values)))
+            let Some(previous) = previous else {
+                let answer = encode::put(&header, None, &*services.values);
+                return Ok(Unary::Done(answer.map(Answer::Whole).map_err(|e| unreadable(&e))));
+            };
+            Ok(services.encoded(pin, move |values| encode::put(&header, Some(&previous), values)))
         })
     }
 
@@ -112,7 +116,7 @@ impl Services {
                 let Outcome::DeleteRange(deleted) = outcome else { return Err(error::STOPPED) };
                 let header = ResponseHeader { revision: deleted.revision, ..header };
                 if let (Read::Past(_), Some(Pinned(_, Some(state)))) = (&deleted.previous, &pin) {
-                    let (state, values) = (state.clone(), Rc::clone(&services.values));
+                    let (state, values) = (AsOf::clone(state), Rc::clone(&services.values));
                     let answer = answers::delete_range(state, values, header, deleted);
                     return Ok(Unary::Later(Box::pin(answers::written(answer))));
                 }
@@ -186,7 +190,7 @@ impl Services {
             let header = ResponseHeader { revision: txn.revision, ..header };
             match &pin {
                 Some(Pinned(_, Some(state))) => {
-                    let (state, values) = (state.clone(), Rc::clone(&services.values));
+                    let (state, values) = (AsOf::clone(state), Rc::clone(&services.values));
                     let answer = answers::txn(state, values, header, txn);
                     Ok(Unary::Later(Box::pin(answers::written(answer))))
                 }

@@ -190,7 +190,7 @@ impl Services {
         let SnapshotRequest {} = decode_streamed(message)?;
         let reply = self.pending.ask(Ask::Image)?.await?;
         let ReplyBody::Image(head, state) = reply.body else { return Err(error::STOPPED) };
-        let database = EtcdDatabase::new(state, &head, SNAPSHOT_RELEASE);
+        let database = EtcdDatabase::new(*state, &head, SNAPSHOT_RELEASE);
         drop(head);
         let mut measuring = database.measure();
         let plan = loop {
