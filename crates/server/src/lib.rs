@@ -35,6 +35,7 @@ mod encode;
 pub mod etcd_database;
 mod evidence;
 mod expiry;
+mod fold;
 mod forwarding;
 pub mod http;
 pub mod inbox;

@@ -33,6 +33,7 @@ use prost::Message;
 
 use crate::callers::{CALLERS_MAX, Caller, Connected};
 use crate::core::{Ask, Reply, ReplyBody};
+use crate::fold::FoldMap;
 use crate::http::FrontCounters;
 use crate::logging::{Logger, Value};
 use crate::metrics::{ClientRequests, Histogram};
@@ -50,15 +51,17 @@ pub struct Services {
     pending: Rc<Pending>,
     values: Rc<LogValues>,
     hub: Rc<Hub>,
-    methods: HashMap<&'static str, u16>,
+    methods: FoldMap<&'static str, u16>,
     /// Counters of the client API version met last: one client's calls come in a row.
     client: RefCell<(String, ClientRequests)>,
     range_time: [Histogram; 2],
-    request_times: RefCell<HashMap<(&'static str, bool), Histogram>>,
+    request_times: RefCell<FoldMap<(&'static str, bool), Histogram>>,
     /// Where the call being looked at came from.
     peer: Cell<SocketAddr>,
     /// The figures of the clients that this shard has met, so that no call waits for the other shards' lock.
     callers: RefCell<HashMap<IpAddr, Arc<Caller>>>,
+    /// The one met last: one client's calls come in a row.
+    caller: RefCell<Option<(IpAddr, Arc<Caller>)>>,
     /// Whether the time of every call is counted, and when the one being looked at began.
     timed: bool,
     began: Cell<Instant>,
@@ -135,6 +138,7 @@ impl Services {
             request_times: RefCell::default(),
             peer: Cell::new(SocketAddr::from(([0, 0, 0, 0], 0))),
             callers: RefCell::default(),
+            caller: RefCell::default(),
             timed: shared.limits.times_calls,
             began: Cell::new(shared.clock.now()),
             shared: Arc::clone(&shared),
@@ -235,11 +239,17 @@ impl Services {
     }
 
     fn count_caller(&self, peer: SocketAddr) {
-        if let Some(caller) = self.callers.borrow().get(&peer.ip()) {
+        let address = peer.ip();
+        if let Some((last, caller)) = &*self.caller.borrow()
+            && *last == address
+        {
             caller.requests.fetch_add(1, Relaxed);
             return;
         }
-        self.meet(peer).requests.fetch_add(1, Relaxed);
+        let known = self.callers.borrow().get(&address).cloned();
+        let caller = known.unwrap_or_else(|| self.meet(peer));
+        caller.requests.fetch_add(1, Relaxed);
+        *self.caller.borrow_mut() = Some((address, caller));
     }
 
     /// Keeps a client's figures at hand.
@@ -250,6 +260,7 @@ impl Services {
             callers.clear();
         }
         callers.insert(peer.ip(), Arc::clone(&caller));
+        *self.caller.borrow_mut() = Some((peer.ip(), Arc::clone(&caller)));
         caller
     }
 
@@ -383,11 +394,15 @@ impl Services {
 
     /// Counts the time of a request by etcd's name for it.
     pub(crate) fn took(&self, what: &'static str, success: bool, took: Duration) {
-        self.request_times
-            .borrow_mut()
-            .entry((what, success))
-            .or_insert_with(|| self.shared.metrics.server.request_duration_of(what, success))
-            .observe_seconds(took);
+        let mut times = self.request_times.borrow_mut();
+        match times.get(&(what, success)) {
+            Some(time) => time.observe_seconds(took),
+            None => {
+                let time = self.shared.metrics.server.request_duration_of(what, success);
+                time.observe_seconds(took);
+                times.insert((what, success), time);
+            }
+        }
     }
 
     /// Answers what reads state: at once if it may be stale or this member's newest state is known to be the newest

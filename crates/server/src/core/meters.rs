@@ -1,6 +1,5 @@
 //! What the core counts of the entries it applies.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,18 +7,19 @@ use api::Status;
 use machine::Outcome;
 use machine::txn::{OpOutcome, TxnOutcome};
 
+use crate::fold::FoldMap;
 use crate::metrics::{Histogram, Metrics};
 
 /// Counters by what was asked for.
 pub struct Meters {
     metrics: Arc<Metrics>,
-    durations: HashMap<(&'static str, bool), Histogram>,
+    durations: FoldMap<(&'static str, bool), Histogram>,
 }
 
 impl Meters {
     /// Counts into these metrics.
     pub fn new(metrics: Arc<Metrics>) -> Meters {
-        Meters { metrics, durations: HashMap::new() }
+        Meters { metrics, durations: FoldMap::default() }
     }
 
     /// An entry of `bytes` bytes was applied.
@@ -35,10 +35,14 @@ impl Meters {
         }
         let key = (op, outcome.is_ok());
         let metrics = &self.metrics;
-        self.durations
-            .entry(key)
-            .or_insert_with(|| metrics.server.apply_duration_of(op, key.1))
-            .observe_seconds(took);
+        match self.durations.get(&key) {
+            Some(duration) => duration.observe_seconds(took),
+            None => {
+                let duration = metrics.server.apply_duration_of(op, key.1);
+                duration.observe_seconds(took);
+                self.durations.insert(key, duration);
+            }
+        }
         match outcome {
             Ok(Outcome::Put { .. }) => {
                 metrics.mvcc.puts.inc();

@@ -32,6 +32,7 @@ use crate::compaction_hash::Job;
 use crate::config::Config;
 use crate::evidence::Cause;
 use crate::expiry::Expiry;
+use crate::fold::FoldMap;
 use crate::logging::{Logger, Value};
 use crate::long_reads::Reader;
 use crate::shared::{Published, Shared};
@@ -137,7 +138,7 @@ pub struct Core {
     pub(super) attributes_known: bool,
     pub(super) attributes_proposed: Option<Instant>,
     /// Who waits for which entry, by the id in it, and since when.
-    pub(super) waiting: HashMap<u64, Open>,
+    pub(super) waiting: FoldMap<u64, Open>,
     /// Bytes of the clients' commands among them.
     pub(super) open_bytes: usize,
     pub(super) next_sweep: Instant,
@@ -276,7 +277,7 @@ impl Core {
             snapshots_wanted: Vec::new(),
             install: Install::default(),
             outside: Slab::new(),
-            waiting: HashMap::new(),
+            waiting: FoldMap::default(),
             meters: Meters::new(Arc::clone(&parts.shared.metrics)),
             gathered: Vec::new(),
             handed_on: Vec::new(),
