@@ -59,16 +59,24 @@ impl Pending {
     ///
     /// Too many questions are open.
     pub fn ask(self: &Rc<Self>, ask: impl FnOnce(Ticket) -> Ask) -> Result<Question, Status> {
+        self.ask_at(self.shared.clock.now(), ask)
+    }
+
+    /// As [`Pending::ask`], for those who know what time it is.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Pending::ask`].
+    pub fn ask_at(
+        self: &Rc<Self>,
+        now: Instant,
+        ask: impl FnOnce(Ticket) -> Ask,
+    ) -> Result<Question, Status> {
         let mut slots = self.slots.borrow_mut();
         let slot = match self.free.borrow_mut().pop() {
             Some(slot) => slot,
             None if slots.len() < ASKS_PER_SHARD_MAX => {
-                slots.push(Slot {
-                    generation: 0,
-                    state: State::Free,
-                    deadline: self.shared.clock.now(),
-                    proposed: None,
-                });
+                slots.push(Slot { generation: 0, state: State::Free, deadline: now, proposed: None });
                 (slots.len() - 1) as u32
             }
             None => return Err(error::TOO_MANY_REQUESTS),
@@ -76,7 +84,6 @@ impl Pending {
         let entry = &mut slots[slot as usize];
         entry.generation = entry.generation.wrapping_add(1);
         entry.state = State::Waiting(None);
-        let now = self.shared.clock.now();
         entry.deadline = now + self.shared.limits.request_timeout;
         let ticket = Ticket { shard: self.shard, slot, generation: entry.generation };
         let ask = ask(ticket);

@@ -272,10 +272,10 @@ impl Services {
     fn admit(&self, head: &Head, stream: bool) -> Result<(), Status> {
         self.count_client(head, stream)?;
         self.count_caller(head.peer);
-        if self.learns() && !is_for_learners(head.method) {
+        let state = self.shared.state.load();
+        if self.learns(&state) && !is_for_learners(head.method) {
             return Err(error::NOT_SUPPORTED_FOR_LEARNER);
         }
-        let state = self.shared.state.load();
         if head.requires_leader() && state.leader == 0 {
             return Err(error::NO_LEADER);
         }
@@ -286,8 +286,7 @@ impl Services {
     }
 
     /// Whether this member has no vote yet, and so may be far behind.
-    fn learns(&self) -> bool {
-        let state = self.shared.state.load();
+    fn learns(&self, state: &Published) -> bool {
         state.members.by_id.get(&self.shared.identity.member_id).is_some_and(|member| member.is_learner)
     }
 
@@ -351,7 +350,7 @@ impl Services {
         answer: impl FnOnce(&Services, ReplyBody, ResponseHeader) -> Result<Unary, Status> + 'static,
     ) -> Result<Unary, Status> {
         let began = self.shared.clock.now();
-        let question: Question = self.pending.ask(ask)?;
+        let question: Question = self.pending.ask_at(began, ask)?;
         let services = Rc::clone(self);
         Ok(Unary::Later(Box::pin(async move {
             let reply = question.await?;
@@ -415,6 +414,14 @@ impl Services {
         if serializable || self.shared.state.load().reads_local {
             return answer(self);
         }
+        self.read_confirmed(answer)
+    }
+
+    /// Answers after the cluster's leader has confirmed how far one has to have come.
+    fn read_confirmed(
+        self: &Rc<Self>,
+        answer: impl FnOnce(&Rc<Services>) -> Result<Unary, Status> + 'static,
+    ) -> Result<Unary, Status> {
         let question = self.pending.ask(Ask::Read)?;
         let services = Rc::clone(self);
         Ok(Unary::Later(Box::pin(async move {

@@ -8,6 +8,7 @@
 use std::cell::Cell;
 use std::net::IpAddr;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
@@ -239,20 +240,28 @@ impl Services {
         let request: RangeRequest = decode(message)?;
         check::range(&request)?;
         self.shared.metrics.mvcc.ranges.inc();
-        if !request.serializable && self.learns() {
+        let state = self.shared.state.load();
+        if !request.serializable && self.learns(&state) {
             return Err(error::NOT_SUPPORTED_FOR_LEARNER);
         }
         let (began, client) = (Instant::now(), self.peer.get().ip());
-        self.read(request.serializable, move |services| services.range_now(request, client, began))
+        if request.serializable || state.reads_local {
+            return self.range_now(request, client, began, state);
+        }
+        drop(state);
+        self.read_confirmed(move |services| {
+            services.range_now(request, client, began, services.shared.state.load())
+        })
     }
 
+    /// Answers from this state, which is the newest or may be stale.
     fn range_now(
         self: &Rc<Self>,
         request: RangeRequest,
         client: IpAddr,
         began: Instant,
+        state: Guard<Arc<Published>>,
     ) -> Result<Unary, Status> {
-        let state = self.shared.state.load();
         if self.is_large(&request, &state)? {
             drop(state);
             let services = Rc::clone(self);
