@@ -5,61 +5,43 @@ use std::time::{Duration, Instant};
 use api::{Code, Status};
 use h2::RecvStream;
 use h2::server::SendResponse;
-use http::header::{CONTENT_TYPE, HeaderName};
-use http::{HeaderMap, Request, StatusCode};
+use http::{HeaderMap, HeaderValue, Request, StatusCode};
 
 use crate::assembler::Assembler;
-use crate::call::{Call, DEADLINE, Gathering, Step, Surroundings, begin_stream};
+use crate::call::{DEADLINE, Gathering, Step, Surroundings, begin_stream};
 use crate::outgoing::Outgoing;
 use crate::{Head, Kind, reply};
 
-const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
-const GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
-
-/// Looks at a request's head as grpc-go's server does. What it refuses is answered here; what it takes comes
-/// back as a call with its deadline.
-pub(crate) fn admit(
+/// Looks at a request's head as grpc-go's server does. What it refuses is answered here; what it takes goes on as a call
+/// as far as it can at once. Returns what became of it, and its deadline. All in one, because what makes up a call is
+/// large, and moving it costs.
+pub(crate) fn begin(
     around: &Surroundings,
     request: Request<RecvStream>,
     mut respond: SendResponse<Outgoing>,
     peer: SocketAddr,
     now: Instant,
-) -> Option<(Admitted, Option<Instant>)> {
+    cx: &mut Context<'_>,
+) -> Option<(Step, Option<Instant>)> {
     match examine(around, &request, now) {
         Err((http, status)) => {
             // An error means that the stream is gone: nobody is left to tell.
             let _ = respond.send_response(reply::refusal(http, &status), true);
             None
         }
-        Ok(Examined { method, kind, deadline, gzip }) => {
+        Ok(Examined { method, kind, deadline, gzip, requires_leader, client_api_version }) => {
             let (parts, recv) = request.into_parts();
-            let head = Head { method, peer, deadline, metadata: parts.headers };
+            let metadata = parts.headers;
+            let head = Head { method, peer, deadline, metadata, requires_leader, client_api_version };
             let assembler = Assembler::new(around.shard.options.message_bytes_max, gzip);
-            let admitted = match kind {
-                Kind::Unary => Admitted::Unary(Gathering::new(head, recv, respond, assembler, gzip)),
+            let step = match kind {
+                // Most are answered on the spot, so it is not put on the heap yet.
+                Kind::Unary => Gathering::new(head, recv, respond, assembler, gzip).begin(around, cx),
                 Kind::ServerStream | Kind::Bidi => {
-                    Admitted::Stream(begin_stream(around, head, recv, assembler, respond, gzip)?)
+                    begin_stream(around, head, recv, assembler, respond, gzip)?.step(around, cx)
                 }
             };
-            Some((admitted, deadline))
-        }
-    }
-}
-
-/// A call that was taken.
-#[expect(clippy::large_enum_variant, reason = "it lives on the stack for one step")]
-pub(crate) enum Admitted {
-    /// Most are answered on the spot, so it is not put on the heap yet.
-    Unary(Gathering),
-    Stream(Call),
-}
-
-impl Admitted {
-    /// Goes on with the call as far as it can.
-    pub(crate) fn step(self, around: &Surroundings, cx: &mut Context<'_>) -> Step {
-        match self {
-            Admitted::Unary(gathering) => gathering.begin(around, cx),
-            Admitted::Stream(call) => call.step(around, cx),
+            Some((step, deadline))
         }
     }
 }
@@ -69,6 +51,37 @@ struct Examined {
     kind: Kind,
     deadline: Option<Instant>,
     gzip: bool,
+    requires_leader: bool,
+    client_api_version: Option<HeaderValue>,
+}
+
+/// The metadata that every call is asked for: the first value of each, as a look-up by name would find it.
+#[derive(Default)]
+struct Known<'a> {
+    content_type: Option<&'a HeaderValue>,
+    timeout: Option<&'a HeaderValue>,
+    encoding: Option<&'a HeaderValue>,
+    has_leader: Option<&'a HeaderValue>,
+    client_api_version: Option<&'a HeaderValue>,
+}
+
+impl<'a> Known<'a> {
+    /// One walk over the handful of headers costs less than hashing one name, let alone five.
+    fn of(headers: &'a HeaderMap) -> Known<'a> {
+        let mut known = Known::default();
+        for (name, value) in headers {
+            let field = match name.as_str() {
+                "content-type" => &mut known.content_type,
+                "grpc-timeout" => &mut known.timeout,
+                "grpc-encoding" => &mut known.encoding,
+                "hasleader" => &mut known.has_leader,
+                "client-api-version" => &mut known.client_api_version,
+                _ => continue,
+            };
+            field.get_or_insert(value);
+        }
+        known
+    }
 }
 
 fn examine(
@@ -76,14 +89,14 @@ fn examine(
     request: &Request<RecvStream>,
     now: Instant,
 ) -> Result<Examined, (StatusCode, Status)> {
-    let headers = request.headers();
-    check_content_type(headers)?;
+    let known = Known::of(request.headers());
+    check_content_type(known.content_type)?;
     if request.method() != http::Method::POST {
         let text =
             format!("Received a HEADERS frame with :method \"{}\" which should be POST", request.method());
         return Err((StatusCode::METHOD_NOT_ALLOWED, Status::with(Code::Internal, text)));
     }
-    let deadline = match headers.get(GRPC_TIMEOUT) {
+    let deadline = match known.timeout {
         None => None,
         Some(value) => {
             let timeout = parse_timeout(value.as_bytes()).map_err(|why| {
@@ -101,7 +114,7 @@ fn examine(
     let Some(method) = around.service.method(path) else {
         return Err((StatusCode::OK, unknown_path(around, path)));
     };
-    let gzip = match headers.get(GRPC_ENCODING).map(|value| value.as_bytes()) {
+    let gzip = match known.encoding.map(|value| value.as_bytes()) {
         None | Some(b"identity" | b"") => false,
         Some(b"gzip") => true,
         Some(other) => {
@@ -110,11 +123,18 @@ fn examine(
             return Err((StatusCode::OK, Status::with(Code::Unimplemented, text)));
         }
     };
-    Ok(Examined { method: method.id, kind: method.kind, deadline, gzip })
+    Ok(Examined {
+        method: method.id,
+        kind: method.kind,
+        deadline,
+        gzip,
+        requires_leader: known.has_leader.is_some_and(|value| value == "true"),
+        client_api_version: known.client_api_version.cloned(),
+    })
 }
 
-fn check_content_type(headers: &HeaderMap) -> Result<(), (StatusCode, Status)> {
-    let value = headers.get(CONTENT_TYPE).map_or(&b""[..], |value| value.as_bytes());
+fn check_content_type(value: Option<&HeaderValue>) -> Result<(), (StatusCode, Status)> {
+    let value = value.map_or(&b""[..], |value| value.as_bytes());
     if let Some(rest) = value.strip_prefix(b"application/grpc")
         && matches!(rest.first(), None | Some(b'+' | b';'))
     {
@@ -173,6 +193,21 @@ fn parse_timeout(value: &[u8]) -> Result<Duration, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_several_values_the_first_counts() {
+        let mut headers = HeaderMap::new();
+        for (name, value) in
+            [("hasleader", "true"), ("te", "trailers"), ("grpc-timeout", "1S"), ("hasleader", "false")]
+        {
+            headers.append(name, HeaderValue::from_static(value));
+        }
+        let known = Known::of(&headers);
+        assert_eq!(known.has_leader, headers.get("hasleader"));
+        assert_eq!(known.timeout, headers.get("grpc-timeout"));
+        assert!(known.has_leader.is_some_and(|value| value == "true"));
+        assert!(known.content_type.is_none() && known.encoding.is_none());
+    }
 
     #[test]
     fn timeouts_are_read_in_all_units() {

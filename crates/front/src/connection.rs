@@ -316,10 +316,6 @@ impl<S: Transport> Connection<S> {
     }
 
     fn admit(&mut self, request: Request<RecvStream>, respond: SendResponse<Outgoing>, now: Instant) {
-        let Some((admitted, deadline)) = admission::admit(&self.around, request, respond, self.peer, now)
-        else {
-            return;
-        };
         // Most calls are over after their first step and never take the slot whose waker they are polled with.
         let entry = self.slots.vacant_entry();
         let key = entry.key();
@@ -328,9 +324,10 @@ impl<S: Transport> Connection<S> {
             self.slot_wakers.push(Waker::from(Arc::new(SlotWake { turn: self.turn.clone(), slot })));
         }
         let mut cx = Context::from_waker(&self.slot_wakers[key]);
-        match admitted.step(&self.around, &mut cx) {
-            Step::Over(tracked) => self.track(tracked),
-            Step::Wait(call) => {
+        match admission::begin(&self.around, request, respond, self.peer, now, &mut cx) {
+            None => {}
+            Some((Step::Over(tracked), _)) => self.track(tracked),
+            Some((Step::Wait(call), deadline)) => {
                 let serial = self.next_serial;
                 self.next_serial += 1;
                 entry.insert(Slot { call: Some(call), serial, parked: false });

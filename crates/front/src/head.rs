@@ -1,7 +1,7 @@
 use std::net::SocketAddr;
 use std::time::Instant;
 
-use http::HeaderMap;
+use http::{HeaderMap, HeaderValue};
 
 /// What is known of a call before its first message.
 #[derive(Debug)]
@@ -14,12 +14,23 @@ pub struct Head {
     pub deadline: Option<Instant>,
     /// All metadata, pseudo headers excluded.
     pub metadata: HeaderMap,
+    /// Whether the client insists on a member that knows a leader (metadata `hasleader: true`).
+    pub requires_leader: bool,
+    /// The client's version of the API (metadata `client-api-version`), as it came.
+    pub client_api_version: Option<HeaderValue>,
 }
 
 impl Head {
     /// A head for calls that do not come from a gRPC connection, such as the JSON gateway's.
     pub fn new(method: u16, peer: SocketAddr) -> Head {
-        Head { method, peer, deadline: None, metadata: HeaderMap::new() }
+        Head {
+            method,
+            peer,
+            deadline: None,
+            metadata: HeaderMap::new(),
+            requires_leader: false,
+            client_api_version: None,
+        }
     }
 
     /// The first value under this (lower case) key, if it is text.
@@ -30,15 +41,5 @@ impl Head {
     /// The auth token: metadata `token`, or else `authorization`, as etcd looks it up.
     pub fn token(&self) -> Option<&str> {
         self.get("token").or_else(|| self.get("authorization"))
-    }
-
-    /// Whether the client insists on a member that knows a leader (`hasleader: true`).
-    pub fn requires_leader(&self) -> bool {
-        self.get("hasleader") == Some("true")
-    }
-
-    /// The client's version of the API (`client-api-version`).
-    pub fn client_api_version(&self) -> Option<&str> {
-        self.get("client-api-version")
     }
 }

@@ -13,14 +13,15 @@ pub(crate) const PREFIX_BYTES: usize = 5;
 pub(crate) const ANSWER_BYTES: usize = 1024;
 
 /// A message on its way out: prefix and body as one buffer without copying them together. While it lives it
-/// is charged to its connection's ledger, and to its stream's if it has one.
+/// is charged to its connection's ledger, and to its stream's if it has one. A message with a ledger of its stream, as
+/// every long one has, is released as it leaves; a short one all at once when it has left.
 #[derive(Debug)]
 pub(crate) struct Outgoing {
     prefix: [u8; PREFIX_BYTES],
     /// Bytes of the prefix already gone.
     at: usize,
     body: Bytes,
-    /// Charged to the connection until the whole is gone.
+    /// Bytes that stay charged to the connection until the whole is gone, besides those that remain.
     overhead: usize,
     /// Whether the body is charged to the budget already, as one that others wait for too.
     shared: bool,
@@ -144,7 +145,12 @@ impl Buf for Outgoing {
         let of_prefix = n.min(PREFIX_BYTES - self.at);
         self.at += of_prefix;
         self.body.advance(n - of_prefix);
-        self.release(n, 0);
+        if self.stream.is_some() {
+            self.release(n, 0);
+        } else {
+            // The transport takes prefix and body apart: settled at once, they cost one walk through the accounts.
+            self.overhead += n;
+        }
     }
 }
 

@@ -201,7 +201,7 @@ impl Services {
             return Box::pin(async move { Err(status) });
         }
         let caller = self.caller_of(head.peer);
-        self.hub.serve(head.requires_leader(), caller, requests, responses, closed)
+        self.hub.serve(head.requires_leader, caller, requests, responses, closed)
     }
 
     /// Answers one request of a stream of renewals: the lease's TTL, 0 if it is gone.
@@ -222,7 +222,7 @@ impl Services {
     }
 
     fn count_client(&self, head: &Head, stream: bool) -> Result<(), Status> {
-        let version = match head.metadata.get("client-api-version") {
+        let version = match &head.client_api_version {
             None => "unknown",
             Some(value) => value.to_str().map_err(|_| error::INVALID_CLIENT_API_VERSION)?,
         };
@@ -276,7 +276,7 @@ impl Services {
         if self.learns(&state) && !is_for_learners(head.method) {
             return Err(error::NOT_SUPPORTED_FOR_LEARNER);
         }
-        if head.requires_leader() && state.leader == 0 {
+        if head.requires_leader && state.leader == 0 {
             return Err(error::NO_LEADER);
         }
         if state.is_quarantined(self.shared.identity.member_id) && is_about_data(head.method) {

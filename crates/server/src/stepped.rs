@@ -406,7 +406,7 @@ impl Stepped {
             return Box::pin(async { Err(error::UNKNOWN_METHOD) });
         };
         if needs_leader {
-            head.metadata.insert("hasleader", http::HeaderValue::from_static("true"));
+            head.requires_leader = true;
         }
         self.services.watch(&head, requests, responses, closed)
     }

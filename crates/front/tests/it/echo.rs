@@ -133,8 +133,8 @@ impl Service for Echo {
                 let text = format!(
                     "{:?} {} {:?} {}",
                     head.token(),
-                    head.requires_leader(),
-                    head.client_api_version(),
+                    head.requires_leader,
+                    head.get("client-api-version"),
                     head.deadline.is_some()
                 );
                 Unary::Done(Ok(Answer::Whole(text.into())))

@@ -395,7 +395,7 @@ impl Hub {
         mut closing: Closing,
     ) -> LocalBoxFuture<Result<(), Status>> {
         let closed = async move { closing.begun().await };
-        self.serve(head.requires_leader(), caller, inbound, outbound, closed)
+        self.serve(head.requires_leader, caller, inbound, outbound, closed)
     }
 
     /// As [`Hub::stream`], for streams that are not the front's. `closed` resolves when the server stops.
