@@ -42,11 +42,32 @@ pub fn number_len(n: i64) -> usize {
     if n == 0 { 0 } else { 1 + varint_len(n as u64) }
 }
 
+/// The longest header: four fields, each a tag and a varint of up to ten bytes.
+const HEADER_BYTES_MAX: usize = 4 * 11;
+
 /// Appends the header as field 1.
 pub fn put_header(out: &mut BytesMut, header: &ResponseHeader) {
+    // Every answer has one, and two ids of ten bytes in it: put together here, they are appended at once.
+    let mut bytes = [0; HEADER_BYTES_MAX];
+    let mut len = 0;
+    let ResponseHeader { cluster_id, member_id, revision, raft_term } = *header;
+    for (field, mut n) in [(1, cluster_id), (2, member_id), (3, revision as u64), (4, raft_term)] {
+        if n == 0 {
+            continue;
+        }
+        bytes[len] = number_tag(field);
+        len += 1;
+        while n >= 0x80 {
+            bytes[len] = n as u8 | 0x80;
+            len += 1;
+            n >>= 7;
+        }
+        bytes[len] = n as u8;
+        len += 1;
+    }
     out.put_u8(bytes_tag(1));
-    put_varint(out, header.encoded_len() as u64);
-    header.encode_raw(out);
+    put_varint(out, len as u64);
+    out.put_slice(&bytes[..len]);
 }
 
 /// The length that [`put_header`] appends.
@@ -148,4 +169,26 @@ pub fn txn(header: &ResponseHeader, outcome: &TxnOutcome, values: &dyn Values) -
         put_field(&mut out, field, &bytes);
     }
     Ok(out.freeze())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_is_what_prost_makes_of_it() {
+        for n in [0, 1, 127, 128, 1 << 42, i64::MAX as u64, u64::MAX] {
+            for header in [
+                ResponseHeader { cluster_id: n, member_id: n, revision: n as i64, raft_term: n },
+                ResponseHeader { cluster_id: 7, member_id: 0, revision: n as i64, raft_term: 3 },
+            ] {
+                let mut out = BytesMut::new();
+                put_header(&mut out, &header);
+                assert_eq!(out.len(), header_len(&header));
+                let mut expected = vec![bytes_tag(1), header.encoded_len() as u8];
+                expected.extend(header.encode_to_vec());
+                assert_eq!(out, expected, "{header:?}");
+            }
+        }
+    }
 }
