@@ -30,6 +30,9 @@ TICK = os.sysconf("SC_CLK_TCK")
 class Server:
     """One server process on loopback."""
 
+    # A command that runs the server, such as a profiler.
+    wrapper = ()
+
     def __init__(self, name, path, port, data=None):
         self.name, self.path, self.port = name, path, port
         self.dir = data or tempfile.mkdtemp(prefix="side-by-side-")
@@ -47,7 +50,7 @@ class Server:
                  "--initial-cluster", f"default={peer}", "--quota-backend-bytes", str(8 << 30),
                  "--log-level", "error"]
         self.began = time.monotonic()
-        self.process = subprocess.Popen([self.path, *flags], stdout=self.log, stderr=self.log)
+        self.process = subprocess.Popen([*self.wrapper, self.path, *flags], stdout=self.log, stderr=self.log)
         deadline = time.monotonic() + 60
         while True:
             try:

@@ -1,0 +1,150 @@
+#!/usr/bin/env python3
+"""How many instructions a server spends on a put and on a range.
+
+    interop/instructions.py --server NAME=PATH [--server ...] [--runs 2] [--functions 30]
+
+Each server runs under valgrind's callgrind, fresh for each figure: 200 puts, then 1,000 requests to warm up, then 4,000
+that are counted (user space, all threads), by h2load on four connections with ten streams each. A put writes 1 KiB to one
+key, a range reads it. Unlike times, the figures hardly depend on what else the machine does: two runs differ by some tens.
+Builds are comparable only if they have the same profile. With --functions N also prints the N functions that differ
+most between the first server and each other one, in instructions per request of their own.
+Needs valgrind and h2load (Debian: valgrind, nghttp2-client).
+"""
+
+import argparse
+import collections
+import os
+import re
+import subprocess
+import sys
+
+from side_by_side import Server
+
+WARM, COUNTED = 1000, 4000
+METHODS = ("put", "range")
+
+
+class Counted(Server):
+    """A server under callgrind, which writes its counts beside the server's data."""
+
+    def __init__(self, path, port):
+        self.wrapper = ("valgrind", "--quiet", "--tool=callgrind", "--callgrind-out-file=counts-%p")
+        super().__init__("counted", path, port)
+
+    def start(self):
+        # Callgrind writes to where the server was started.
+        before, self.path = os.getcwd(), os.path.abspath(self.path)
+        os.chdir(self.dir)
+        try:
+            super().start()
+        finally:
+            os.chdir(before)
+
+    def control(self, order):
+        subprocess.run(["callgrind_control", order, str(self.process.pid)], cwd=self.dir, stdout=subprocess.DEVNULL,
+                       stderr=subprocess.DEVNULL, check=True)
+
+    def counts(self):
+        """What was counted since the last order to zero."""
+        self.control("--dump")
+        with open(os.path.join(self.dir, f"counts-{self.process.pid}.1")) as counts:
+            return counts.read()
+
+
+def varint(number):
+    out = b""
+    while number >= 128:
+        out, number = out + bytes([number & 127 | 128]), number >> 7
+    return out + bytes([number])
+
+
+def message(*fields):
+    """A gRPC message: its prefix, and these fields of bytes."""
+    body = b"".join(varint(number << 3 | 2) + varint(len(value)) + value for number, value in fields)
+    return b"\0" + len(body).to_bytes(4, "big") + body
+
+
+def load(server, method, count):
+    request = message((1, b"key"), (2, b"x" * 1024)) if method == "put" else message((1, b"key"))
+    body = os.path.join(server.dir, "body")
+    with open(body, "wb") as out:
+        out.write(request)
+    url = f"http://127.0.0.1:{server.port}/etcdserverpb.KV/{method.capitalize()}"
+    done = subprocess.run(["h2load", "-t1", "-c4", "-m10", "-n", str(count), "-d", body,
+                           "-H", "content-type: application/grpc", "-H", "te: trailers", url],
+                          stdout=subprocess.PIPE, text=True, check=True).stdout
+    if f" {count} succeeded" not in done:
+        sys.exit(f"{method}: not all of {count} requests were answered:\n{done}")
+
+
+def measure(path, method, port):
+    """The counts of so many requests, as callgrind writes them."""
+    server = Counted(path, port)
+    load(server, "put", 200)
+    load(server, method, WARM)
+    server.control("--zero")
+    load(server, method, COUNTED)
+    counts = server.counts()
+    server.stop()
+    server.clean()
+    return counts
+
+
+def total(counts):
+    return int(re.search(r"^(?:summary|totals): (\d+)", counts, re.M).group(1)) / COUNTED
+
+
+def by_function(counts):
+    """Instructions per request of each function itself."""
+    names, function, called, figures = {}, None, False, collections.Counter()
+    for line in counts.splitlines():
+        if line.startswith(("fn=", "cfn=")):
+            number, _, name = line.split("=", 1)[1].partition(" ")
+            if name:
+                # The name of a build's own crates ends with a hash.
+                names[number] = re.sub(r"'\d+$|\b[0-9a-f]{16}\b", "", name)
+            if line.startswith("fn="):
+                function = names[number]
+        elif line.startswith("calls="):
+            called = True
+        elif line and line[0] in "0123456789+-*":
+            # The line behind a call has what the called function took.
+            if not called:
+                figures[function] += int(line.split()[1]) / COUNTED
+            called = False
+    return figures
+
+
+def differences(first, other, count):
+    both = sorted(first.keys() | other.keys(), key=lambda name: -abs(other[name] - first[name]))
+    for name in both[:count]:
+        print(f"  {other[name] - first[name]:+9.1f} {first[name]:9.1f} {other[name]:9.1f}  {name[:150]}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--server", action="append", required=True, metavar="NAME=PATH")
+    parser.add_argument("--runs", type=int, default=2)
+    parser.add_argument("--functions", type=int, default=0)
+    parser.add_argument("--port", type=int, default=23790)
+    args = parser.parse_args()
+    servers = dict(server.split("=", 1) for server in args.server)
+    last = {}
+    print("| server |" + "".join(f" {method} |" for method in METHODS for _ in range(args.runs)))
+    print("|---|" + "---|" * (len(METHODS) * args.runs))
+    for name, path in servers.items():
+        figures = []
+        for method in METHODS:
+            for _ in range(args.runs):
+                last[name, method] = measure(path, method, args.port)
+                figures.append(f" {total(last[name, method]):.0f} |")
+        print(f"| {name} |" + "".join(figures), flush=True)
+    first, *others = servers
+    for other in others if args.functions else ():
+        for method in METHODS:
+            print(f"\n{method}: {other} against {first}")
+            differences(by_function(last[first, method]), by_function(last[other, method]), args.functions)
+
+
+if __name__ == "__main__":
+    main()
