@@ -89,6 +89,8 @@ struct Node {
     undo: BTreeMap<u64, Undo>,
     /// Sectors whose sync failed: no later sync saves them, short of writing them again.
     doomed: BTreeMap<u64, Undo>,
+    /// Open files of it.
+    handles: usize,
 }
 
 /// What is durable of a sector that was written since.
@@ -209,7 +211,14 @@ impl MemDisk {
         let state = self.state();
         let id = state.lookup(path)?;
         let node = state.nodes.get(&id).ok_or_else(|| errno(libc::ENOENT))?;
-        Ok(node.data.iter().rposition(|byte| *byte != 0).map_or(0, |last| last as u64 + 1))
+        let mut data = node.data.as_slice();
+        // Most of a file that was prepared is zeros.
+        while let Some((rest, last)) = data.split_last_chunk::<SECTOR_BYTES>()
+            && *last == [0; SECTOR_BYTES]
+        {
+            data = rest;
+        }
+        Ok(data.iter().rposition(|byte| *byte != 0).map_or(0, |last| last as u64 + 1))
     }
 
     /// Whether this byte of a file is durable as it is read.
@@ -296,7 +305,10 @@ impl MemDisk {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn file(&self, state: &State, id: u64) -> Arc<dyn File> {
+    fn file(&self, state: &mut State, id: u64) -> Arc<dyn File> {
+        if let Some(node) = state.nodes.get_mut(&id) {
+            node.handles += 1;
+        }
         Arc::new(MemFile { disk: self.clone(), id, epoch: state.epoch })
     }
 }
@@ -374,6 +386,18 @@ impl State {
             return Err(errno(libc::ENOSPC));
         }
         Ok(())
+    }
+
+    /// Drops the contents of files that have no name any more, not even one that a crash would bring back, and that
+    /// nobody has open.
+    fn forget_unnamed(&mut self) {
+        let pending = self.names_pending.iter().filter_map(|change| match change {
+            NameChange::Set(_, id) => Some(id),
+            NameChange::Remove(_) | NameChange::Rename(..) => None,
+        });
+        let named: BTreeSet<u64> =
+            self.names.values().chain(self.names_durable.values()).chain(pending).copied().collect();
+        self.nodes.retain(|id, node| node.handles > 0 || named.contains(id));
     }
 
     fn rename_names(&mut self, change: NameChange) {
@@ -519,14 +543,14 @@ impl Disk for MemDisk {
         state.node_next += 1;
         state.nodes.insert(id, Node::default());
         state.rename_names(NameChange::Set(path.to_path_buf(), id));
-        Ok(self.file(&state, id))
+        Ok(self.file(&mut state, id))
     }
 
     fn open(&self, path: &Path) -> io::Result<Arc<dyn File>> {
-        let state = self.state();
+        let mut state = self.state();
         state.alive()?;
         let id = state.lookup(path)?;
-        Ok(self.file(&state, id))
+        Ok(self.file(&mut state, id))
     }
 
     fn open_read(&self, path: &Path) -> io::Result<Arc<dyn File>> {
@@ -573,6 +597,7 @@ impl Disk for MemDisk {
                 state.names_pending.push(change);
             }
         }
+        state.forget_unnamed();
         Ok(())
     }
 
@@ -623,6 +648,19 @@ struct MemFile {
     disk: MemDisk,
     id: u64,
     epoch: u64,
+}
+
+impl Drop for MemFile {
+    fn drop(&mut self) {
+        let mut state = self.disk.state();
+        let last = state.nodes.get_mut(&self.id).is_some_and(|node| {
+            node.handles -= 1;
+            node.handles == 0
+        });
+        if last && !state.names.values().any(|id| *id == self.id) {
+            state.forget_unnamed();
+        }
+    }
 }
 
 impl MemFile {
@@ -874,6 +912,28 @@ mod tests {
         assert!(disk.is_dark() && disk.is_down(), "only a crash brings power back");
         disk.crash();
         assert!(!disk.is_down() && disk.open(&path).is_ok() | !disk.exists(&path).unwrap());
+    }
+
+    #[test]
+    fn a_removed_file_takes_no_memory_once_it_is_closed_and_the_removal_is_durable() {
+        let (disk, path) = disk(7);
+        let nodes = || disk.state().nodes.len();
+        let file = disk.create(&path).unwrap();
+        file.write_at(&[1; SECTOR_BYTES], 0).unwrap();
+        file.sync_data().unwrap();
+        disk.sync_dir(Path::new("/d")).unwrap();
+        disk.remove(&path).unwrap();
+        disk.sync_dir(Path::new("/d")).unwrap();
+        assert_eq!(nodes(), 1, "it is open");
+        file.read_exact_at(&mut [0; SECTOR_BYTES], 0).unwrap();
+        drop(file);
+        assert_eq!(nodes(), 0);
+        drop(disk.create(&path).unwrap());
+        disk.sync_dir(Path::new("/d")).unwrap();
+        disk.remove(&path).unwrap();
+        assert_eq!(nodes(), 1, "a crash may bring it back");
+        disk.crash();
+        assert_eq!(nodes(), usize::from(disk.exists(&path).unwrap()));
     }
 
     #[test]
