@@ -260,9 +260,9 @@ impl<'a> Sequence<'a> {
         for maker in self.candidates.makers(seen, &self.store, by) {
             let changes = match maker {
                 Maker::LeaseEnd(lease, _) => self.store.lease_end(lease),
-                Maker::Operation(at) => match self.store.evaluate(&self.history.operations[at].request) {
-                    Some(Ok(effect)) => effect.changes,
-                    _ => continue,
+                Maker::Operation(at) => match self.store.changes_of(&self.history.operations[at].request) {
+                    Some(changes) => changes,
+                    None => continue,
                 },
             };
             if changes.is_empty() || changes.iter().any(|change| self.is_on_dead_lease(change, revision)) {

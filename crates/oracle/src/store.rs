@@ -187,8 +187,17 @@ impl Store {
     /// What a request of `KV` would do now. Leases and compaction are not asked for; requests of other services do
     /// nothing and are not answered.
     pub fn evaluate(&self, request: &Request) -> Option<Result<Effect, Refusal>> {
-        let mut trial =
-            Trial { store: self, main: self.revision + 1, over: BTreeMap::new(), changes: Vec::new() };
+        self.attempt(request, true)
+    }
+
+    /// As [`Store::evaluate`], but only what it changes.
+    pub fn changes_of(&self, request: &Request) -> Option<Vec<Change>> {
+        self.attempt(request, false)?.ok().map(|effect| effect.changes)
+    }
+
+    fn attempt(&self, request: &Request, answers: bool) -> Option<Result<Effect, Refusal>> {
+        let main = self.revision + 1;
+        let mut trial = Trial { store: self, main, over: BTreeMap::new(), changes: Vec::new(), answers };
         let response = match request {
             Request::Range(range) => trial.range(range).map(Response::Range),
             Request::Put(put) => trial.put(put).map(Response::Put),
@@ -240,12 +249,17 @@ struct Trial<'a> {
     main: i64,
     over: BTreeMap<Rc<[u8]>, Option<Rc<KeyValue>>>,
     changes: Vec<Change>,
+    /// Whether anybody looks at what ranges give.
+    answers: bool,
 }
 
 impl Trial<'_> {
     fn list(&self, start: &[u8], end: &[u8]) -> Vec<Rc<KeyValue>> {
+        if let ([], Some(put)) = (end, self.over.get(start)) {
+            return put.iter().cloned().collect();
+        }
         let below = self.store.list(start, end, self.store.revision);
-        if self.over.is_empty() {
+        if self.over.is_empty() || end.is_empty() {
             return below;
         }
         let mut all: BTreeMap<Rc<[u8]>, Rc<KeyValue>> =
@@ -297,14 +311,20 @@ impl Trial<'_> {
             self.change(Rc::from(kv.key.as_slice()), None);
         }
         let deleted = i64::try_from(gone.len()).unwrap_or(i64::MAX);
-        let prev_kvs =
-            if delete.prev_kv { gone.iter().map(|kv| (**kv).clone()).collect() } else { Vec::new() };
+        let prev_kvs = if delete.prev_kv && self.answers {
+            gone.iter().map(|kv| (**kv).clone()).collect()
+        } else {
+            Vec::new()
+        };
         DeleteResult { deleted, prev_kvs }
     }
 
     fn range(&self, range: &Range) -> Result<RangeResult, Refusal> {
         if range.revision > self.store.revision {
             return Err(Refusal::FutureRevision);
+        }
+        if !self.answers {
+            return Ok(RangeResult::default());
         }
         let kvs = match range.revision {
             ..=0 => self.list(&range.key, &range.range_end),

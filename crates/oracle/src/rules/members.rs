@@ -36,6 +36,10 @@ fn lost(member: &Final, last: Option<&Operation>, verdict: &mut Verdict) {
 pub(crate) fn held(member: &Final, sequence: &Sequence<'_>) -> Option<(Violation, bool)> {
     let dump = member.dump.as_ref()?;
     let expected = sequence.store.list(&[0], &[0], member.revision);
+    // The search for an order comes by here again and again, and mostly they agree.
+    if dump.len() == expected.len() && dump.iter().zip(&expected).all(|(got, kv)| *got == **kv) {
+        return None;
+    }
     let expected: BTreeMap<&[u8], &Rc<KeyValue>> =
         expected.iter().map(|kv| (kv.key.as_slice(), kv)).collect();
     let got: BTreeMap<&[u8], &KeyValue> = dump.iter().map(|kv| (kv.key.as_slice(), kv)).collect();
