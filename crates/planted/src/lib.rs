@@ -123,6 +123,8 @@ bugs! {
     UnreadableValueIsFatal = "unreadable-value-is-fatal";
     /// server: a snapshot is acknowledged before it is durable.
     SnapshotAcknowledgedEarly = "snapshot-acknowledged-early";
+    /// server: what has arrived of a snapshot whose stream broke off is kept for ever.
+    BrokenPartKept = "broken-part-kept";
     /// server: a leader that led before goes by the deadlines of leases that it knew then.
     OldLeaseDeadlines = "old-lease-deadlines";
     /// server: a leader renews leases without asking whether it still leads.
