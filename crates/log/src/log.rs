@@ -296,11 +296,17 @@ impl Log {
 
     /// Only for a log driven by hand: prepares segments, writes and syncs what is queued, reports events.
     pub fn turn(&mut self) {
+        self.turn_of(usize::MAX);
+    }
+
+    /// Only for a log driven by hand: as [`Log::turn`], but takes only so many of the batches that are queued, as a thread
+    /// does to which the others came while it was writing.
+    pub fn turn_of(&mut self, batches_max: usize) {
         let Some(worker) = &mut self.worker else { return };
         loop {
             while self.preparation.step() == Step::Done {}
             let offered = self.preparation.ready().then(|| self.preparation.next_seq());
-            let starved = worker.turn();
+            let starved = worker.turn(batches_max);
             // What was just released, or a segment's end, leaves something to prepare.
             while self.preparation.step() == Step::Done {}
             // A record that is larger than a segment may find no room to make the segment larger. Another segment does
@@ -369,21 +375,25 @@ impl Worker {
             }
             waiting.kicked = false;
             drop(waiting);
-            starved = self.turn();
+            starved = self.turn(usize::MAX);
             if self.failed {
                 return;
             }
         }
     }
 
-    /// Takes all that waits and carries it out; true if a segment is missing to finish.
-    fn turn(&mut self) -> bool {
+    /// Takes what waits, but not more than so many batches, and carries it out; true if a segment is missing to finish.
+    fn turn(&mut self, batches_max: usize) -> bool {
         if self.failed {
             return false;
         }
         {
             let mut waiting = self.queue.lock();
-            self.requests.append(&mut waiting.requests);
+            if batches_max >= waiting.requests.len() {
+                self.requests.append(&mut waiting.requests);
+            } else {
+                self.requests.extend(waiting.requests.drain(..batches_max));
+            }
             self.releases.append(&mut waiting.releases);
         }
         let bytes_before = self.bytes_in_hand();

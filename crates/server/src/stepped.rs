@@ -283,7 +283,12 @@ impl Stepped {
     /// The log writes and syncs what is queued, and makes new segments. One that found no room should get a turn every
     /// second, to find out whether there is some again.
     pub fn log_turn(&mut self) {
-        self.core.log_turn();
+        self.core.log_turn(usize::MAX);
+    }
+
+    /// As [`Stepped::log_turn`], but for so many of the batches that are queued: the others came while it was writing.
+    pub fn log_turn_of(&mut self, batches_max: usize) {
+        self.core.log_turn(batches_max);
     }
 
     /// The keeper begins to carry out an order, or goes on with it: one block of a checkpoint's run, its end, the
@@ -344,6 +349,11 @@ impl Stepped {
     /// Whether values that are not at hand are read by [`Stepped::read_step`] alone: what a disk does that is slow.
     pub fn hold_reads(&mut self, held: bool) {
         self.reads_held = held;
+    }
+
+    /// Whether a value is to be read that was not at hand.
+    pub fn wants_read(&self) -> bool {
+        self.shared.readers.has_work()
     }
 
     /// Does one of the reads of values that somebody waits for; `false`: there are none.

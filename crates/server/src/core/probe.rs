@@ -48,6 +48,13 @@ pub struct Probe {
     pub checkpoint: u64,
     /// Whether it is receiving another member's state, or has not saved one that it took over.
     pub installing: bool,
+    /// Bytes of log written since the newest checkpoint was ordered, and those after which another is due however few
+    /// entries they are.
+    pub unsaved_bytes: (u64, u64),
+    /// Readers that take long and have not come to their end.
+    pub long_readers: usize,
+    /// Segments that nothing durable needs and that are not deleted, since views or a state that is received may.
+    pub doomed: usize,
     /// The leases that exist.
     pub leases: usize,
     /// The leases whose clocks run here.
@@ -83,6 +90,9 @@ impl Core {
             state_hash: self.machine.state_hash(),
             checkpoint: self.checkpoint.applied_index,
             installing: self.install.is_busy(),
+            unsaved_bytes: self.unsaved_bytes(),
+            long_readers: self.shared.long_reads.figures().0,
+            doomed: self.doomed.len(),
             leases: self.machine.leases.len(),
             lease_clocks: self.expiry.clocks(),
             index_bytes: self.machine.store.stats().bytes,

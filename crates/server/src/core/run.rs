@@ -373,8 +373,8 @@ impl Core {
     }
 
     /// Has the log, driven by hand, do all it has to do.
-    pub(crate) fn log_turn(&mut self) {
-        self.log.turn();
+    pub(crate) fn log_turn(&mut self, batches_max: usize) {
+        self.log.turn_of(batches_max);
     }
 
     /// One turn: takes these asks, and does all that follows and that is due. Whether the core has come to its end.

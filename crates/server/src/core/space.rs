@@ -170,11 +170,11 @@ impl Core {
             return;
         }
         let log_bytes = self.log.figures().written_bytes();
-        let since = log_bytes.saturating_sub(self.checkpoint.log_bytes_at);
+        let (since, enough_bytes) = self.unsaved_bytes();
         let due = &self.thresholds;
         let (entries, age) =
             (self.checkpoint.entries_since, now.saturating_duration_since(self.checkpoint.at));
-        let by_bytes = entries > 0 && since >= FEW_ENTRIES_FACTOR * due.checkpoint_log_bytes;
+        let by_bytes = entries > 0 && since >= enough_bytes;
         let by_bytes = by_bytes && !planted::is(Bug::CheckpointByEntriesAlone);
         let by_entries = entries >= self.config.snapshot_count
             && (since >= due.checkpoint_log_bytes
@@ -223,6 +223,13 @@ impl Core {
         self.checkpoint.whole_wanted = false;
         // What becomes garbage while this one is under way is for the next.
         self.checkpoint.frees = self.checkpoint.frees_at.take().is_some() || whole;
+    }
+
+    /// Bytes of log written since the newest checkpoint was ordered, and those after which another is due however few
+    /// entries they are.
+    pub(super) fn unsaved_bytes(&self) -> (u64, u64) {
+        let since = self.log.figures().written_bytes().saturating_sub(self.checkpoint.log_bytes_at);
+        (since, FEW_ENTRIES_FACTOR * self.thresholds.checkpoint_log_bytes)
     }
 
     /// The entry up to which nothing is kept for followers that lag.
