@@ -143,9 +143,9 @@ impl Checks {
             && index > member.durable.last().max(member.standing.checkpoint).max(member.standing.stored)
         {
             return Err(format!(
-                "member {} says that it has stored entry {index}, but only {} is durable",
-                place,
-                member.durable.last()
+                "member {place} says that it has stored entry {index}, but only {} is durable; {:?}",
+                member.durable.last(),
+                member.standing
             ));
         }
         Ok(())

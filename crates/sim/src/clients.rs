@@ -4,9 +4,10 @@ use std::rc::Rc;
 
 use oracle::Outcome;
 
+use crate::forgery::Known;
 use crate::member::{Caller, Done, Heard, Place};
 use crate::network::{CLIENTS, Host, Passage, SILENCE_MAX};
-use crate::profile::Fault;
+use crate::profile::{Fault, Work};
 use crate::schedule::{MICRO, MILLI, Nanos, SECOND};
 use crate::watchers::{Incoming, Returning};
 use crate::world::{Calling, Event, Underway, World};
@@ -74,6 +75,12 @@ impl World {
             let from = if running.is_empty() || rng.one_in(8) { &members } else { &running };
             desk.place = rng.pick(from);
         }
+        desk.client.known = match &self.places[desk.place].process {
+            Some(process) if profile.works(Work::Forged) => {
+                Some(Known::of(process.stepped.identity(), &self.places[desk.place].disk))
+            }
+            _ => None,
+        };
         let (request, fence) = desk.client.next(profile, now);
         let revoked = desk.client.revokes_first.take();
         let place = desk.place;
@@ -179,6 +186,11 @@ impl World {
             Caller::Operator => return self.operator_told(operation, heard),
             Caller::Crowd => return,
         };
+        if let Heard::Answer(Err(status)) = &heard
+            && self.is_unexpected(status)
+        {
+            return self.fail(format!("operation {operation} is refused for no reason: {status}"));
+        }
         let desk = &mut self.desks[number];
         if desk.open.as_ref().is_none_or(|underway| underway.operation.id != operation) {
             return;
@@ -222,6 +234,12 @@ impl World {
             print(now, &record);
         }
         self.history.operations.push(record);
+    }
+
+    /// Whether a member says that it cannot read a value, though nothing happened to its disk.
+    fn is_unexpected(&self, status: &api::Status) -> bool {
+        let reads_fail = [Fault::ReadError, Fault::Decay].iter().any(|fault| self.profile.fails(*fault));
+        status.message.contains("a value could not be read") && !reads_fail
     }
 
     pub(crate) fn newest(&self) -> i64 {

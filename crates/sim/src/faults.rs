@@ -179,7 +179,8 @@ impl World {
                 let spare = self.dice.faults.below(u64::from(self.profile.segment_bytes));
                 let most = self.profile.capacity().unwrap_or(u64::MAX);
                 place.disk.set_capacity(Some((place.disk.used_bytes() + spare).min(most)));
-                place.excused = true;
+                // A member that runs waits for room.
+                place.may_not_start = true;
                 let length = self.duration(100 * MILLI, 8 * SECOND);
                 self.schedule.after(length, Event::Undo(Undo::Full(at)));
             }
@@ -192,7 +193,9 @@ impl World {
                 };
                 let place = &mut self.places[at];
                 place.disk.fail_next(operation, nth, disk::Fault::Once(libc::EIO));
-                place.excused = true;
+                // What cannot be read fails, and nothing else.
+                place.may_end |= kind != Fault::ReadError;
+                place.may_not_start = true;
             }
             Fault::DiskLost => {
                 if self.may_damage() {
@@ -297,7 +300,8 @@ impl World {
         let place = &mut self.places[at];
         if place.disk.is_synced(&path, offset) && place.disk.flip_bit(&path, offset, bit).is_ok() {
             place.decayed = true;
-            place.excused = true;
+            place.may_not_start = true;
+            place.may_end = true;
             let now = self.now();
             self.trace.note(
                 now,
@@ -363,7 +367,7 @@ impl World {
             place.lost = true;
             return;
         }
-        if !power && !place.excused {
+        if !power && !place.may_not_start {
             return self.fail(format!("member {at} does not start: {why}"));
         }
         let delay = self.dice.faults.between(100 * MILLI, 3 * SECOND);
@@ -387,7 +391,7 @@ impl World {
             if !place.disk.is_dark() {
                 place.disk.heal();
             }
-            place.excused = false;
+            (place.may_end, place.may_not_start) = (false, false);
             if self.profile.fails(Fault::ReadError) && !(place.decayed || place.lost) {
                 // One that could not read what it needed is out of service until it is started again.
                 self.end(at, false);

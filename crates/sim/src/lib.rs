@@ -15,6 +15,7 @@
 pub mod checks;
 mod clients;
 mod faults;
+mod forgery;
 pub mod links;
 pub mod member;
 pub mod network;

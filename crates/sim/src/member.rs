@@ -83,7 +83,9 @@ pub struct Place {
     /// By how much its disk is slower than others.
     pub slowness: u64,
     /// A fault of the disk is in place, or was since the process started: that it ends is no surprise.
-    pub excused: bool,
+    pub may_end: bool,
+    /// One is in place with which a process may not start.
+    pub may_not_start: bool,
     /// Its data is damaged or gone: it is to be replaced.
     pub lost: bool,
     /// It is no member any more, and will not be started again.
@@ -112,7 +114,8 @@ impl Place {
             paused_until: 0,
             stalled_until: 0,
             slowness: 1,
-            excused: false,
+            may_end: false,
+            may_not_start: false,
             lost: false,
             retired: false,
             starts_at: None,
@@ -222,6 +225,8 @@ pub struct Process {
     pub log_busy: bool,
     /// Whether a look at the work in the background is under way.
     pub background_busy: bool,
+    /// Whether a read of values is under way.
+    pub read_busy: bool,
     /// It has been told to stop in order.
     pub stopping: bool,
 }

@@ -85,23 +85,28 @@ impl World {
             self.start_added_by_peers(at);
         }
         if !self.chaos && self.dice.operator.one_in(2) {
-            // Disks have room again, but an alarm stays until somebody takes it back.
+            // There is room again, but an alarm that the quota had raised stays until somebody takes it back.
             // Alarms of members that are gone stay as well.
             let nospace = pb::AlarmType::Nospace as i32;
             let state = self.places[at].process.as_ref().map(|process| process.stepped.published());
             let raised = |place: &&Place| {
                 state.as_ref().is_some_and(|state| state.alarms.is_raised(nospace, place.id))
             };
-            let raised: Vec<u64> = self.places.iter().filter(raised).map(|place| place.id).collect();
-            let member_id =
-                if raised.is_empty() { self.places[at].id } else { self.dice.operator.pick(&raised) };
-            let alarm = pb::AlarmRequest {
-                action: pb::alarm_request::AlarmAction::Deactivate as i32,
-                member_id,
-                alarm: nospace,
-            };
-            let path = "/etcdserverpb.Maintenance/Alarm";
-            return self.operator_call(at, path, alarm.encode_to_vec(), Doing::Other);
+            // One that the disk had raised goes by itself, as long as the member runs: a crash may come before it has
+            // written down what raised it.
+            let quota = self.profile.fails(Fault::Quota);
+            let stays =
+                |place: &&Place| raised(place) && (quota || place.process.is_none() || place.lives > 1);
+            let raised: Vec<u64> = self.places.iter().filter(stays).map(|place| place.id).collect();
+            if !raised.is_empty() {
+                let alarm = pb::AlarmRequest {
+                    action: pb::alarm_request::AlarmAction::Deactivate as i32,
+                    member_id: self.dice.operator.pick(&raised),
+                    alarm: nospace,
+                };
+                let path = "/etcdserverpb.Maintenance/Alarm";
+                return self.operator_call(at, path, alarm.encode_to_vec(), Doing::Other);
+            }
         }
         if !self.operator.fresh || !self.chaos {
             // Without the member that was added last there may be no majority: then only an old list can be had.

@@ -91,7 +91,7 @@ impl World {
             checkpoint_age: Duration::from_secs(20),
             reclaim_dead_bytes: u64::from(segment_bytes) * 2,
         };
-        let capacity = self.profile.capacity();
+        let (capacity, slowly) = (self.profile.capacity(), self.profile.reads_slowly());
         let switches = Switches {
             bytes_in_flight_max: self.profile.window_bytes,
             speaks_as_etcd: self.profile.is_etcd(at),
@@ -103,6 +103,9 @@ impl World {
         place.lives += 1;
         if place.lives == 1 {
             place.disk.set_capacity(capacity);
+            if slowly {
+                place.disk.set_misses_per_mille(500);
+            }
         }
         let life = place.lives;
         let clock = Clock::by_hand(&place.hand);
@@ -121,7 +124,8 @@ impl World {
         };
         self.counts.starts += 1;
         match Stepped::open(setup) {
-            Ok(stepped) => {
+            Ok(mut stepped) => {
+                stepped.hold_reads(self.profile.reads.is_some());
                 let id = stepped.identity().member_id;
                 place.id = id;
                 place.process = Some(Process {
@@ -138,6 +142,7 @@ impl World {
                     timer_at: Nanos::MAX,
                     log_busy: false,
                     background_busy: false,
+                    read_busy: false,
                     stopping: false,
                 });
                 self.trace.note(now, format_args!("m{at} starts, life {life}, id {id:x}"));
@@ -206,7 +211,7 @@ impl World {
         let place = &mut self.places[at];
         let stopping = place.process.as_ref().is_some_and(|process| process.stopping);
         let dark = place.disk.is_dark();
-        let excused = place.excused;
+        let excused = place.may_end;
         let removed = self.operator.is_removed(place.id);
         match &outcome {
             Ok(()) => self.trace.note(now, format_args!("m{at} has come to its end")),
@@ -257,9 +262,10 @@ impl World {
             self.schedule.at(stalled, Event::Log(at, life));
             return;
         }
+        let batches = self.profile.log_batches.unwrap_or(usize::MAX);
         let Some(process) = self.wake(at, life) else { return };
         process.log_busy = false;
-        process.stepped.log_turn();
+        process.stepped.log_turn_of(batches);
         let ops = self.places[at].disk.ops();
         self.trace.event(now, 3, &[at as u64, ops]);
         self.settle(at);
@@ -279,10 +285,30 @@ impl World {
         process.background_busy = kept || hashed || caught;
         if process.background_busy {
             self.trace.event(now, 4, &[at as u64, u64::from(kept), u64::from(hashed), u64::from(caught)]);
-            let delay = self.disk_delay(at);
+            let pause = match self.profile.background {
+                0 => 0,
+                mean => self.dice.schedule.around(mean),
+            };
+            let delay = self.disk_delay(at) + pause;
             self.schedule.after(delay, Event::Background(at, life));
             self.settle(at);
         }
+    }
+
+    /// One of the reads of values that somebody waits for.
+    pub(crate) fn read(&mut self, at: Host, life: u64) {
+        let now = self.now();
+        let stalled = self.places[at].stalled_until;
+        if stalled > now {
+            self.schedule.at(stalled, Event::Read(at, life));
+            return;
+        }
+        let Some(process) = self.wake(at, life) else { return };
+        process.read_busy = false;
+        if process.stepped.read_step() {
+            self.trace.event(now, 14, &[at as u64]);
+        }
+        self.settle(at);
     }
 
     pub(crate) fn disk_delay(&mut self, at: Host) -> Nanos {
@@ -341,8 +367,18 @@ impl World {
         }
         let (log, background) =
             (!process.log_busy && process.stepped.log_wants_turn(), !process.background_busy);
+        let read = !process.read_busy && process.stepped.wants_read();
         process.log_busy |= log;
+        process.read_busy |= read;
         process.background_busy = true;
+        if read {
+            let pause = match self.profile.reads {
+                Some(mean) if mean > 0 && self.chaos => self.dice.schedule.around(mean),
+                _ => 0,
+            };
+            let delay = self.disk_delay(at) + pause;
+            self.schedule.after(delay, Event::Read(at, life));
+        }
         if log {
             let delay = self.disk_delay(at);
             self.schedule.after(delay, Event::Log(at, life));

@@ -131,6 +131,8 @@ kinds! {
         BigValues = "big-values";
         /// Leases renewed at the last moment.
         Keep = "keep";
+        /// Values made of records of the log that ids and numbers which clients know are guessed from.
+        Forged = "forged";
         /// Deep and large transactions, values that look like records, a thousand leases, watches in a bad order.
         Hostile = "hostile";
     }
@@ -257,10 +259,17 @@ pub struct Profile {
     pub disk_bytes: u64,
     /// Bytes that may be under way to a follower, if that is not the usual number.
     pub window_bytes: Option<usize>,
-    /// Bytes of the largest values.
-    pub value_bytes: u64,
     /// Leases that a crowd is granted at once; 0 for no crowd.
     pub crowd: u64,
+    /// Bytes of the largest values, where disks are large.
+    value_bytes: u64,
+    /// Of the batches that wait for it the log takes so many at once, if not all: the others came while it was writing.
+    pub log_batches: Option<usize>,
+    /// Values that are not at hand are read when the disk comes to it, and so much later on average while there are faults;
+    /// `None`: at once.
+    pub reads: Option<Nanos>,
+    /// What the work in the background takes for each step beside the disk's time, on average.
+    pub background: Nanos,
 }
 
 impl Profile {
@@ -303,6 +312,12 @@ impl Profile {
         let large = work & 1 << Work::BigValues as u8 != 0;
         let sizes: &[u32] = if large { &[64, 64, 128, 256] } else { &[16, 16, 32, 32, 64, 256] };
         let segment_bytes = rng.pick(sizes) << 10;
+        let mut paces = Rng::stream(seed, "paces");
+        let mut checkpoint_entries = rng.pick(&[5, 20, 50, 200]);
+        if paces.one_in(3) {
+            // Who lags a little gets a snapshot.
+            (flags.catchup_entries, flags.snapshot_count, checkpoint_entries) = (1, 1, 5);
+        }
         Profile {
             seed,
             members,
@@ -321,7 +336,7 @@ impl Profile {
             turn: rng.pick(&[2_000, 20_000, 200_000]),
             flags,
             segment_bytes,
-            checkpoint_entries: rng.pick(&[5, 20, 50, 200]),
+            checkpoint_entries,
             disk_bytes: u64::from(segment_bytes) * rng.between(10, 40) + (128 << 10),
             window_bytes: rng.pick(&[None, None, Some(1), Some(2_000), Some(50_000)]),
             crowd: if work & 1 << Work::Hostile as u8 != 0 {
@@ -329,12 +344,10 @@ impl Profile {
             } else {
                 0
             },
-            // On a small disk a value must leave room for others.
-            value_bytes: if faults.has(Fault::Tight as u8) {
-                u64::from(segment_bytes / 4)
-            } else {
-                rng.pick(&[4_000, 40_000, 40_000, 200_000])
-            },
+            value_bytes: rng.pick(&[4_000, 40_000, 40_000, 200_000]),
+            log_batches: paces.pick(&[None, None, Some(1), Some(2)]),
+            reads: paces.pick(&[None, None, Some(0), Some(20 * MILLI), Some(300 * MILLI), Some(2 * SECOND)]),
+            background: paces.pick(&[0, 0, 0, 20 * MILLI, 100 * MILLI]),
         }
     }
 
@@ -383,6 +396,16 @@ impl Profile {
         let mut rng = Rng::stream(self.seed, "etcd");
         let own = rng.place(self.members);
         self.fails(Fault::Etcd) && place != own && rng.draw() >> (place % 64) & 1 == 1
+    }
+
+    /// Bytes of the largest values. On a small disk one must leave room for others.
+    pub fn value_bytes(&self) -> u64 {
+        if self.fails(Fault::Tight) { u64::from(self.segment_bytes / 4) } else { self.value_bytes }
+    }
+
+    /// Whether views are held for long by those who wait for values: much has to be fetched, and slowly.
+    pub fn reads_slowly(&self) -> bool {
+        self.reads.is_some_and(|mean| mean >= 300 * MILLI)
     }
 
     /// Bytes of every disk, if they are small.

@@ -25,6 +25,9 @@ const ELECTION_PATIENCE: Nanos = 40 * SECOND;
 const PROGRESS_PATIENCE: Nanos = 60 * SECOND;
 /// How long members may take to be all alike once clients have stopped.
 const CONVERGENCE_PATIENCE: Nanos = 90 * SECOND;
+/// How long members may take to give back what they hold for readers and for states that were not received whole: longer
+/// than what has arrived of one is kept.
+const REST_PATIENCE: Nanos = 75 * SECOND;
 /// How long watchers may take to hear of everything.
 const DRAIN_PATIENCE: Nanos = 6 * SECOND;
 /// How long events may go on coming at all.
@@ -205,6 +208,7 @@ impl Life<'_> {
                 world.processes().all(|process| process.stepped.probe().leases == 0)
             })?;
         }
+        self.wait("nothing being held or unsaved", REST_PATIENCE, World::is_at_rest)?;
         self.finish(revision)
     }
 
@@ -344,6 +348,15 @@ impl World {
             && hashes.first().is_some_and(|first| first.is_some() && hashes.iter().all(|hash| hash == first))
     }
 
+    /// Whether no member holds anything for somebody who is gone, and none has put off a checkpoint for too many bytes.
+    fn is_at_rest(&self) -> bool {
+        let processes = self.places.iter().filter_map(|place| place.process.as_ref());
+        processes.map(|process| process.stepped.probe()).all(|probe| {
+            let (unsaved, enough) = probe.unsaved_bytes;
+            !probe.installing && probe.long_readers == 0 && probe.doomed == 0 && unsaved < enough
+        })
+    }
+
     /// Where everybody stands, for a run that failed.
     pub(crate) fn describe(&self) -> String {
         let line = |place: &crate::member::Place| match &place.process {
@@ -363,6 +376,7 @@ impl World {
         message: Vec<u8>,
     ) -> Result<Bytes, String> {
         let Some(process) = &mut self.places[at].process else { return Err("it does not run".to_owned()) };
+        process.stepped.hold_reads(false);
         let answer = Rc::new(RefCell::new(None));
         let place = Rc::clone(&answer);
         let future = process.stepped.call(path, message.into());

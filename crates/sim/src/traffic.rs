@@ -351,7 +351,7 @@ impl World {
 
     pub(crate) fn piece(&mut self, at: Host, life: u64, number: u64) {
         let now = self.now();
-        let breaks = self.profile.fails(Fault::Break) && self.chaos && self.dice.network.one_in(8);
+        let breaks = self.profile.fails(Fault::Break) && self.chaos && self.dice.network.one_in(4);
         let mean = self.profile.delay;
         let dark = self.places[at].disk.is_dark();
         if self.wake(at, life).is_none() {
@@ -411,6 +411,10 @@ impl World {
                 let ended = Event::SnapshotEnded { from: (at, life), to, delivered: false };
                 self.schedule.after(SILENCE_MAX, ended);
             }
+        }
+        if breaks && self.dice.network.one_in(3) {
+            // It broke because the sender died; perhaps another goes on.
+            self.crash(at, false);
         }
     }
 

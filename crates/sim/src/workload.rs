@@ -7,6 +7,7 @@ use oracle::{
     Request, Response, SortTarget, Target, Txn,
 };
 
+use crate::forgery::Known;
 use crate::profile::{Fault, Profile, Work};
 use crate::rng::Rng;
 use crate::schedule::{MILLI, Nanos, SECOND};
@@ -84,6 +85,8 @@ pub struct Client {
     asked: Nanos,
     /// It was told that there is no space, and makes some.
     cramped: bool,
+    /// What it knows of the member it asks next.
+    pub known: Option<Known>,
     values: u64,
     /// The newest revision it has heard of.
     revision: i64,
@@ -106,6 +109,7 @@ impl Client {
             revokes_first: None,
             asked: 0,
             cramped: false,
+            known: None,
             values: 0,
             revision: 1,
             compacted: 0,
@@ -131,8 +135,13 @@ impl Client {
         self.values += 1;
         let mut value = format!("{}.{}", self.number, self.values).into_bytes();
         if profile.works(Work::BigValues) && self.rng.one_in(6) {
-            let bytes = self.rng.between(1000, profile.value_bytes);
+            let bytes = self.rng.between(1000, profile.value_bytes());
             value.resize(usize::try_from(bytes).unwrap_or(1000), b'.');
+        }
+        if let Some(known) = self.known
+            && self.rng.one_in(3)
+        {
+            known.forge(&mut self.rng, profile.segment_bytes, &mut value);
         }
         value
     }
@@ -467,7 +476,15 @@ impl Client {
         };
         let keys = self.rng.pick(&[3, 30, 1000]).min(profile.keys * 2);
         let actions = (0..count).map(|number| if number < keys { number } else { 3 * number + 1 });
-        let success = actions.map(action).collect();
+        let mut success: Vec<Action> = actions.map(action).collect();
+        if profile.works(Work::BigValues) || profile.works(Work::Forged) {
+            // A hundred answers with all values in each would be most of what the whole run takes and remembers.
+            let ranges = success.iter_mut().filter_map(|action| match action {
+                Action::Range(range) => Some(range),
+                _ => None,
+            });
+            ranges.skip(2).for_each(|range| range.keys_only = true);
+        }
         Request::Txn(Txn { success, ..Txn::default() })
     }
 
@@ -530,6 +547,7 @@ impl Client {
                         | Work::Maintenance
                         | Work::BigValues
                         | Work::Keep
+                        | Work::Forged
                 );
                 if own && profile.works(*work) { *weight } else { 0 }
             })

@@ -33,6 +33,7 @@ pub(crate) enum Event {
     Turn(Host, u64),
     Log(Host, u64),
     Background(Host, u64),
+    Read(Host, u64),
     Timer(Host, u64),
     Messages {
         from: Host,
@@ -315,9 +316,8 @@ impl World {
     fn dispatch(&mut self, event: Event) {
         let now = self.now();
         let at = match &event {
-            Event::Turn(at, _) | Event::Log(at, _) | Event::Background(at, _) | Event::Timer(at, _) => {
-                Some(*at)
-            }
+            Event::Turn(at, _) | Event::Log(at, _) | Event::Background(at, _) => Some(*at),
+            Event::Read(at, _) | Event::Timer(at, _) => Some(*at),
             Event::Messages { to, .. } | Event::Request { to, .. } | Event::Snapshot { to, .. } => Some(*to),
             Event::Answered { from: (at, _), .. } | Event::SnapshotEnded { from: (at, _), .. } => Some(*at),
             Event::Piece(at, ..) | Event::Unreachable(at, ..) | Event::Removed(at, _) => Some(*at),
@@ -340,6 +340,7 @@ impl World {
             }
             Event::Log(at, life) => self.log_turn(at, life),
             Event::Background(at, life) => self.background(at, life),
+            Event::Read(at, life) => self.read(at, life),
             Event::Timer(at, life) => {
                 if let Some(process) = self.wake(at, life)
                     && process.timer_at <= now
