@@ -13,6 +13,9 @@ use crate::as_of::Overtaken;
 pub enum ReadError {
     /// The value lies elsewhere by now: ask the index again.
     Moved,
+    /// It is not in memory, and whoever asks does not wait for a disk. Only to be said in [`crate::Machine::begin`] and
+    /// [`crate::Machine::go_on`].
+    NotAtHand,
     /// What was being read was compacted meanwhile.
     Overtaken,
     /// The disk failed, or gave back other bytes than were written; the text names file and offset.
@@ -23,6 +26,7 @@ impl std::fmt::Display for ReadError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             ReadError::Moved => f.write_str("the value was moved"),
+            ReadError::NotAtHand => f.write_str("the value is not in memory"),
             ReadError::Overtaken => Overtaken.fmt(f),
             ReadError::Failed(why) => f.write_str(why),
         }

@@ -138,6 +138,13 @@ impl Leases {
         Some(lease)
     }
 
+    /// Takes the keys away from a lease that is about to be revoked, and is there until then; they are the caller's to
+    /// delete, one by one.
+    pub(crate) fn take_keys(&mut self, id: i64) -> Option<SharedMap<Bytes, ()>> {
+        let lease = self.table.get_mut(&id)?;
+        Some(std::mem::take(&mut Arc::make_mut(lease).keys))
+    }
+
     /// The key of a revoked lease counts no more.
     pub(crate) fn detached(&mut self, key: &[u8]) {
         self.bytes = self.bytes.saturating_sub(attached_bytes(key));

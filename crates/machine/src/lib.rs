@@ -43,6 +43,7 @@ pub mod range;
 mod reconfiguration;
 pub mod request;
 mod shared_map;
+mod sliced;
 pub mod snapshot;
 mod state_hash;
 pub mod transfer;
@@ -60,4 +61,5 @@ pub use machine::{
 pub use member::{Member, Members};
 pub use reconfiguration::{learner_json, promotion_json, reconfigure, validate};
 pub use shared_map::SharedMap;
+pub use sliced::Progress;
 pub use state_hash::{STATE_POINTS_MAX, StatePoint, StateTrail, TrailComparison};

@@ -24,6 +24,7 @@ use crate::member::Members;
 use crate::range::{Failure, refused};
 use crate::reconfiguration;
 use crate::request;
+use crate::sliced::{Budget, Unfinished, Work};
 use crate::state_hash::{Effect, StateHash, StatePoint, StateTrail};
 use crate::txn::{self, Deleted, OpOutcome, Past, Path, Ranged, Read, TxnOutcome};
 
@@ -211,6 +212,8 @@ pub struct Machine {
     /// The highest main revision of a deletion that compaction has physically removed; see [`crate::image::Head`].
     pub(crate) delta_from_min: i64,
     pub(crate) hash: StateHash,
+    /// The entry behind the last one applied, as long as it is not whole.
+    pub(crate) unfinished: Option<Box<Unfinished>>,
 }
 
 impl std::fmt::Debug for Machine {
@@ -223,7 +226,7 @@ impl std::fmt::Debug for Machine {
 }
 
 /// The bytes that a version counts for: its key, its value, and what the index and the log keep about it.
-fn version_bytes(version: Version<'_>) -> u64 {
+pub(crate) fn version_bytes(version: Version<'_>) -> u64 {
     loaded_bytes(version.key(), version.value_len())
 }
 
@@ -233,7 +236,7 @@ pub(crate) fn loaded_bytes(key: &[u8], value_len: u32) -> u64 {
 }
 
 /// The books that every write and removal keeps up to date.
-struct Books<'a> {
+pub(crate) struct Books<'a> {
     leases: &'a mut Leases,
     usage: &'a mut BTreeMap<u32, SegmentUse>,
     in_use_bytes: &'a mut u64,
@@ -272,12 +275,13 @@ impl Machine {
             in_use_bytes: 0,
             delta_from_min: 0,
             hash: StateHash::first(),
+            unfinished: None,
         }
     }
 
     /// The bytes of everything that is not compacted away, with leases and their keys: what the quota is held against.
     pub fn in_use_bytes(&self) -> u64 {
-        self.in_use_bytes + self.leases.bytes()
+        self.bytes_before().unwrap_or_else(|| self.in_use_bytes + self.leases.bytes())
     }
 
     /// What each segment of the log still holds of the store.
@@ -288,7 +292,7 @@ impl Machine {
     /// The rolling hash of all that entries changed up to the last one applied. `None` when it cannot be known,
     /// since an image of a version without it was at the beginning: that compares with nothing.
     pub fn state_hash(&self) -> Option<u64> {
-        self.hash.value()
+        self.hash_before().unwrap_or_else(|| self.hash.value())
     }
 
     /// The hash as it was after the entry `from_index`, if that is still remembered, and after each entry behind it
@@ -337,42 +341,75 @@ impl Machine {
         values: &dyn Values,
         waits: impl FnOnce(u64) -> bool,
     ) -> Result<Applied, Fatal> {
+        let index = command.index;
+        let applied = self.begin(command, values, u64::MAX, waits)?;
+        applied.ok_or_else(|| {
+            self.unfinished = None;
+            Fatal { index, why: Failure::NotAtHand.text(), is_unreadable: true }
+        })
+    }
+
+    /// As [`Machine::apply_for`], but an entry that takes more than a step is left for [`Machine::go_on`], and so is one
+    /// that depends on a value that is not at hand ([`crate::ReadError::NotAtHand`]). Nothing of it is done then, and `None`
+    /// is the answer. `slice` is what a step may cost: keys and operations, about; with `u64::MAX` no entry takes more.
+    ///
+    /// # Errors
+    ///
+    /// As [`Machine::apply_for`].
+    pub fn begin(
+        &mut self,
+        command: Command<'_>,
+        values: &dyn Values,
+        slice: u64,
+        waits: impl FnOnce(u64) -> bool,
+    ) -> Result<Option<Applied>, Fatal> {
         let before = (self.applied_index, self.applied_term);
         self.next(command)?;
         if command.data.is_empty() {
-            return Ok(Applied { request_id: 0, op: "", outcome: Ok(Outcome::Done), change: None });
+            return Ok(Some(Applied { request_id: 0, op: "", outcome: Ok(Outcome::Done), change: None }));
         }
         let mut request = InternalRaftRequest::default();
         if let Err(why) = request::command(&mut request, command.data) {
             // It follows from the bytes alone, so no member applies it. Nobody can have proposed it and wait for it.
             self.hash.entry_done(self.applied_index, self.store.current_revision());
             let outcome = Err(undecodable(&why));
-            return Ok(Applied { request_id: 0, op: UNDECODABLE, outcome, change: None });
+            return Ok(Some(Applied { request_id: 0, op: UNDECODABLE, outcome, change: None }));
         }
         let request_id = match &request.header {
             Some(header) if header.id != 0 => header.id,
             _ => request.id,
         };
         let answer = waits(request_id);
+        if request.put.is_none()
+            && let Some(work) = Work::of(self, &request, slice)
+        {
+            (self.applied_index, self.applied_term) = before;
+            self.keep(command, request, (request_id, answer), work);
+            return Ok(None);
+        }
         let mut change = None;
         let outcome = match self.dispatch(command, &request, values, answer, &mut change) {
             Ok(outcome) => Ok(outcome),
             Err(Failure::Refused(status)) => Err(status),
+            // A transaction's comparisons, before anything has changed.
+            Err(Failure::NotAtHand) => {
+                (self.applied_index, self.applied_term) = before;
+                self.keep(command, request, (request_id, answer), Work::txn());
+                return Ok(None);
+            }
             Err(failure) => {
                 (self.applied_index, self.applied_term) = before;
                 let is_unreadable = matches!(failure, Failure::Unreadable(_));
-                let why = match failure {
-                    Failure::Unreadable(why) | Failure::Unknown(why) => why,
-                    Failure::Refused(status) => status.message.into_owned(),
-                };
+                let why = failure.text();
                 return Err(Fatal { index: command.index, why, is_unreadable });
             }
         };
         self.hash.entry_done(self.applied_index, self.store.current_revision());
-        Ok(Applied { request_id, op: op_name(&request), outcome, change })
+        Ok(Some(Applied { request_id, op: op_name(&request), outcome, change }))
     }
 
     fn next(&mut self, command: Command<'_>) -> Result<(), Fatal> {
+        assert!(self.unfinished.is_none(), "an entry is whole before the next one");
         assert_eq!(command.index, self.applied_index + 1, "entries are applied in order, each once");
         if command.term < self.applied_term {
             return Err(Fatal {
@@ -494,26 +531,25 @@ impl Machine {
             return Err(error::LEASE_NOT_FOUND);
         }
         txn::check_put(&self.store.snapshot(), &self.leases, put)?;
-        let mut books = Books {
-            leases: &mut self.leases,
-            usage: &mut self.usage,
-            in_use_bytes: &mut self.in_use_bytes,
-            hash: &mut self.hash,
-        };
-        let mut writer = self.store.begin();
+        let (mut writer, mut books) = self.writing();
         let previous = write_put(&mut writer, &mut books, command, put);
         let revision = writer.finish();
         Ok(Outcome::Put { revision, previous })
     }
 
-    fn delete_range(&mut self, delete: &DeleteRangeRequest, answer: bool) -> Deleted {
-        let mut books = Books {
+    /// What an entry writes with.
+    pub(crate) fn writing(&mut self) -> (Writer<'_>, Books<'_>) {
+        let books = Books {
             leases: &mut self.leases,
             usage: &mut self.usage,
             in_use_bytes: &mut self.in_use_bytes,
             hash: &mut self.hash,
         };
-        let mut writer = self.store.begin();
+        (self.store.begin(), books)
+    }
+
+    fn delete_range(&mut self, delete: &DeleteRangeRequest, answer: bool) -> Deleted {
+        let (mut writer, mut books) = self.writing();
         let mut deleted = write_delete(&mut writer, &mut books, delete, answer);
         deleted.revision = writer.finish();
         deleted
@@ -529,13 +565,7 @@ impl Machine {
         let snapshot = self.store.snapshot();
         let path = txn::choose(&snapshot, request, values)?;
         txn::check_path(&snapshot, &self.leases, request, &path)?;
-        let mut books = Books {
-            leases: &mut self.leases,
-            usage: &mut self.usage,
-            in_use_bytes: &mut self.in_use_bytes,
-            hash: &mut self.hash,
-        };
-        let mut writer = self.store.begin();
+        let (mut writer, mut books) = self.writing();
         let mut run = Run { writer: &mut writer, books: &mut books, command, answer, known: txn::KNOWN_MAX };
         let mut outcome = run.branch(request, &path)?;
         outcome.revision = writer.finish();
@@ -561,6 +591,7 @@ impl Machine {
     /// As [`Machine::compact_step`], but removes only what a compaction at `through` would, since somebody still reads
     /// there.
     pub fn compact_step_through(&mut self, through: i64, budget: u64) -> bool {
+        assert!(self.is_whole(), "nothing is removed amid an entry");
         let (usage, in_use_bytes) = (&mut self.usage, &mut self.in_use_bytes);
         let delta_from_min = &mut self.delta_from_min;
         let progress = self.store.compact_step_through(through, budget, |version| {
@@ -609,16 +640,8 @@ impl Machine {
         *change = Some(Change::LeaseRevoked(request.id));
         self.hash.mix(Effect::LeaseRevoked, &[request.id as u64, lease.keys.len() as u64]);
         // The lease is gone, and with it what the books say of its keys.
-        let (in_use_bytes, hash) = (&mut self.in_use_bytes, &mut self.hash);
-        let mut writer = self.store.begin();
-        for key in lease.keys.keys() {
-            self.leases.detached(key);
-            writer.delete_range(KeyRange::single(key), |deletion| {
-                hash.key_changed(&deletion);
-                *in_use_bytes += version_bytes(deletion.version);
-            });
-        }
-        writer.finish();
+        let keys = lease.keys.iter().map(|(key, ())| (key.clone(), ()));
+        self.delete_keys(keys, &mut Budget::endless());
         Ok(Outcome::LeaseRevoked)
     }
 
@@ -686,15 +709,7 @@ impl Run<'_, '_, '_> {
         for op in &ops[..ops.len() - usize::from(cut)] {
             let done = match &op.request {
                 Some(Request::RequestRange(range)) => {
-                    let (snapshot, changes) = (self.writer.snapshot(), self.writer.changes());
-                    OpOutcome::Range(match self.answer {
-                        true => txn::read_range(&snapshot, changes, range, &mut self.known)?,
-                        false => Ranged {
-                            revision: snapshot.current_revision(),
-                            projection: Projection::default(),
-                            read: Read::NOTHING,
-                        },
-                    })
+                    OpOutcome::Range(write_range(self.writer, self.answer, &mut self.known, range)?)
                 }
                 Some(Request::RequestPut(put)) => {
                     let previous = write_put(self.writer, self.books, self.command, put);
@@ -725,7 +740,7 @@ fn undecodable(why: &request::Undecodable) -> Status {
 }
 
 /// etcd's name for what a request asks.
-fn op_name(request: &InternalRaftRequest) -> &'static str {
+pub(crate) fn op_name(request: &InternalRaftRequest) -> &'static str {
     // Nearly all entries are puts or transactions.
     if request.put.is_some() {
         return "Put";
@@ -765,7 +780,7 @@ fn value_of(command: Command<'_>, bytes: &Bytes) -> Value {
     }
 }
 
-fn write_put(
+pub(crate) fn write_put(
     writer: &mut Writer<'_>,
     books: &mut Books<'_>,
     command: Command<'_>,
@@ -796,37 +811,94 @@ fn present<'a>(snapshot: &Snapshot<'a>, key: &[u8]) -> Option<Version<'a>> {
     snapshot.get(key, 0).ok().flatten()
 }
 
+/// A range amid a transaction.
+pub(crate) fn write_range(
+    writer: &Writer<'_>,
+    answer: bool,
+    known: &mut usize,
+    range: &RangeRequest,
+) -> Result<Ranged, Status> {
+    let (snapshot, changes) = (writer.snapshot(), writer.changes());
+    if answer {
+        return txn::read_range(&snapshot, changes, range, known);
+    }
+    let revision = snapshot.current_revision();
+    Ok(Ranged { revision, projection: Projection::default(), read: Read::NOTHING })
+}
+
 fn write_delete(
     writer: &mut Writer<'_>,
     books: &mut Books<'_>,
     delete: &DeleteRangeRequest,
     answer: bool,
 ) -> Deleted {
-    let wanted = answer && delete.prev_kv;
-    let (main, sub) = (writer.revision(), writer.changes());
-    let mut previous = None;
-    let range = KeyRange::of_request(&delete.key, &delete.range_end);
-    let deleted = writer.delete_range(range, |change| {
-        books.added(&change);
-        if let Some(gone) = change.previous {
-            books.leases.detach(gone.key(), gone.lease());
-            if wanted && previous.is_none() {
-                previous = Some(Found::of(gone));
+    let mut deletion = Deletion::begin(writer);
+    deletion.go_on(writer, books, delete, answer, &mut Budget::endless());
+    deletion.end(delete)
+}
+
+/// A deletion that is under way.
+pub(crate) struct Deletion {
+    /// Its first change.
+    main: i64,
+    sub: u32,
+    /// The key behind which it goes on.
+    behind: Option<Box<[u8]>>,
+    deleted: u64,
+    /// The first of what it deleted, if that is to be answered.
+    previous: Option<Found>,
+}
+
+impl Deletion {
+    pub fn begin(writer: &Writer<'_>) -> Deletion {
+        Deletion { main: writer.revision(), sub: writer.changes(), behind: None, deleted: 0, previous: None }
+    }
+
+    /// Deletes the next keys; says whether that was all.
+    pub fn go_on(
+        &mut self,
+        writer: &mut Writer<'_>,
+        books: &mut Books<'_>,
+        delete: &DeleteRangeRequest,
+        answer: bool,
+        budget: &mut Budget,
+    ) -> bool {
+        let wanted = answer && delete.prev_kv;
+        let previous = &mut self.previous;
+        let range = KeyRange::of_request(&delete.key, &delete.range_end);
+        let range = self.behind.as_deref().map_or(range, |key| range.after(key));
+        let some = writer.delete_some(range, |change| {
+            books.added(&change);
+            // The key is copied and hashed.
+            budget.spend(1, 2 * change.version.key().len() as u64);
+            if let Some(gone) = change.previous {
+                books.leases.detach(gone.key(), gone.lease());
+                if wanted && previous.is_none() {
+                    *previous = Some(Found::of(gone));
+                }
             }
-        }
-    });
-    let previous = match previous {
-        Some(first) if deleted == 1 => Read::Known { found: vec![first], more: false, count: 1 },
-        // They are those that were there before the first of them went.
-        Some(_) => {
-            let (key, range_end) = (delete.key.clone(), delete.range_end.clone());
-            Read::Past(Box::new(Past {
-                request: RangeRequest { key, range_end, ..RangeRequest::default() },
-                main,
-                sub,
-            }))
-        }
-        None => Read::NOTHING,
-    };
-    Deleted { revision: 0, deleted: deleted as i64, previous }
+            !budget.is_spent()
+        });
+        self.deleted += some.count;
+        self.behind = some.stopped_at.filter(|_| !planted::is(Bug::SlicedDeletionCutShort));
+        self.behind.is_none()
+    }
+
+    /// What it did, without the revision.
+    pub fn end(&mut self, delete: &DeleteRangeRequest) -> Deleted {
+        let previous = match self.previous.take() {
+            Some(first) if self.deleted == 1 => Read::Known { found: vec![first], more: false, count: 1 },
+            // They are those that were there before the first of them went.
+            Some(_) => {
+                let (key, range_end) = (delete.key.clone(), delete.range_end.clone());
+                Read::Past(Box::new(Past {
+                    request: RangeRequest { key, range_end, ..RangeRequest::default() },
+                    main: self.main,
+                    sub: self.sub,
+                }))
+            }
+            None => Read::NOTHING,
+        };
+        Deleted { revision: 0, deleted: self.deleted as i64, previous }
+    }
 }

@@ -18,8 +18,21 @@ pub enum Failure {
     Refused(Status),
     /// A value could not be read from the disk.
     Unreadable(String),
+    /// A value is not in memory; see [`ReadError::NotAtHand`].
+    NotAtHand,
     /// The request is of a kind that this version does not know.
     Unknown(String),
+}
+
+impl Failure {
+    /// In words.
+    pub fn text(self) -> String {
+        match self {
+            Failure::Refused(status) => status.message.into_owned(),
+            Failure::Unreadable(why) | Failure::Unknown(why) => why,
+            Failure::NotAtHand => ReadError::NotAtHand.to_string(),
+        }
+    }
 }
 
 impl From<RevisionError> for Failure {
@@ -36,7 +49,10 @@ impl From<Status> for Failure {
 
 impl From<ReadError> for Failure {
     fn from(error: ReadError) -> Failure {
-        Failure::Unreadable(error.to_string())
+        match error {
+            ReadError::NotAtHand => Failure::NotAtHand,
+            error => Failure::Unreadable(error.to_string()),
+        }
     }
 }
 

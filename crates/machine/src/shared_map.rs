@@ -156,6 +156,35 @@ impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
     }
 }
 
+/// The entries of a map by key, taken out of it one by one: what was given out is no longer held.
+pub struct IntoEntries<K, V> {
+    chunks: std::vec::IntoIter<(K, Chunk<K, V>)>,
+    entries: std::vec::IntoIter<(K, V)>,
+}
+
+impl<K: Clone, V: Clone> Iterator for IntoEntries<K, V> {
+    type Item = (K, V);
+
+    fn next(&mut self) -> Option<(K, V)> {
+        loop {
+            if let Some(entry) = self.entries.next() {
+                return Some(entry);
+            }
+            let (_, chunk) = self.chunks.next()?;
+            self.entries = Arc::unwrap_or_clone(chunk).into_iter();
+        }
+    }
+}
+
+impl<K: Clone, V: Clone> IntoIterator for SharedMap<K, V> {
+    type Item = (K, V);
+    type IntoIter = IntoEntries<K, V>;
+
+    fn into_iter(self) -> IntoEntries<K, V> {
+        IntoEntries { chunks: self.chunks.into_iter(), entries: Vec::new().into_iter() }
+    }
+}
+
 impl<K: Ord + Clone + PartialEq, V: Clone + PartialEq> PartialEq for SharedMap<K, V> {
     fn eq(&self, other: &SharedMap<K, V>) -> bool {
         self.len == other.len && self.iter().eq(other.iter())
@@ -213,6 +242,7 @@ mod tests {
         assert_holds(&map, &model);
         for (map, model) in &copies {
             assert_holds(map, model);
+            assert!(map.clone().into_iter().eq(model.iter().map(|(key, value)| (*key, *value))));
         }
         for key in 0..6000 {
             assert_eq!(map.remove(&key), model.remove(&key));

@@ -187,11 +187,45 @@ pub(crate) fn choose(
 /// so that they are in memory when it is applied.
 pub struct Compared(Vec<Compare>);
 
+/// Reads the values that comparisons depend on, and does nothing with them: those of so many keys, and somewhat more than
+/// so many bytes.
+pub(crate) fn look(
+    compares: &[Compare],
+    from: &LookedAt,
+    snapshot: &Snapshot<'_>,
+    values: &dyn Values,
+    keys_max: usize,
+    bytes_max: usize,
+) -> LookedAt {
+    let (mut keys, mut bytes) = (0, 0);
+    let mut behind = from.key.as_deref();
+    for (at, compare) in compares.iter().enumerate().skip(from.compares) {
+        let range = KeyRange::of_request(&compare.key, &compare.range_end);
+        let range = match behind.take() {
+            Some(key) => range.after(key),
+            None => range,
+        };
+        if !compares_value(compare) {
+            continue;
+        }
+        for version in snapshot.range(range, 0).into_iter().flatten() {
+            // What cannot be read is for whoever applies it to say.
+            let _ = holds_for(Some(version), compare, values);
+            keys += 1;
+            bytes += version.value_len() as usize;
+            if keys >= keys_max || bytes >= bytes_max {
+                return LookedAt { compares: at, key: Some(version.key().to_vec()) };
+            }
+        }
+    }
+    LookedAt { compares: compares.len(), key: None }
+}
+
 /// How far values were looked at: comparisons that are done, and the last key of the one behind them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LookedAt {
-    compares: usize,
-    key: Option<Vec<u8>>,
+    pub(crate) compares: usize,
+    pub(crate) key: Option<Vec<u8>>,
 }
 
 impl Compared {
@@ -223,25 +257,7 @@ impl Compared {
         keys_max: usize,
         bytes_max: usize,
     ) -> LookedAt {
-        let (mut keys, mut bytes) = (0, 0);
-        let mut behind = from.key.as_deref();
-        for (at, compare) in self.0.iter().enumerate().skip(from.compares) {
-            let range = KeyRange::of_request(&compare.key, &compare.range_end);
-            let range = match behind.take() {
-                Some(key) => range.after(key),
-                None => range,
-            };
-            for version in snapshot.range(range, 0).into_iter().flatten() {
-                // What cannot be read is for whoever applies it to say.
-                let _ = holds_for(Some(version), compare, values);
-                keys += 1;
-                bytes += version.value_len() as usize;
-                if keys >= keys_max || bytes >= bytes_max {
-                    return LookedAt { compares: at, key: Some(version.key().to_vec()) };
-                }
-            }
-        }
-        LookedAt { compares: self.0.len(), key: None }
+        look(&self.0, from, snapshot, values, keys_max, bytes_max)
     }
 }
 
@@ -279,14 +295,22 @@ fn holds(snapshot: &Snapshot<'_>, compare: &Compare, values: &dyn Values) -> Res
     if found {
         return Ok(true);
     }
-    // A missing key has no value to compare; all its numbers are 0.
-    if compare.target == CompareTarget::Value as i32 {
+    holds_for_none(compare, values)
+}
+
+/// Whether a comparison holds where no key is found: all numbers of such a key are 0, but it has no value to compare.
+pub(crate) fn holds_for_none(compare: &Compare, values: &dyn Values) -> Result<bool, Failure> {
+    if compares_value(compare) {
         return Ok(false);
     }
     holds_for(None, compare, values)
 }
 
-fn holds_for(version: Option<Version<'_>>, compare: &Compare, values: &dyn Values) -> Result<bool, Failure> {
+pub(crate) fn holds_for(
+    version: Option<Version<'_>>,
+    compare: &Compare,
+    values: &dyn Values,
+) -> Result<bool, Failure> {
     let number = |ours: i64, theirs: Option<i64>| ours.cmp(&theirs.unwrap_or(0));
     let union = &compare.target_union;
     let ordering = match CompareTarget::try_from(compare.target) {
@@ -392,18 +416,23 @@ pub(crate) fn check_path(
 ) -> Result<(), Status> {
     let mut nested = path.nested.iter();
     for op in branch(txn, path.succeeded) {
-        match &op.request {
-            Some(Request::RequestRange(request)) => check_range(snapshot, request)?,
-            Some(Request::RequestPut(request)) => check_put(snapshot, leases, request)?,
-            Some(Request::RequestTxn(inner)) => {
-                let path = nested.next().ok_or(error::KEY_NOT_FOUND)?;
-                check_path(snapshot, leases, inner, path)?;
-            }
-            Some(Request::RequestDeleteRange(_)) => {}
-            None => return Err(error::KEY_NOT_FOUND),
+        check_op(snapshot, leases, op)?;
+        if let Some(Request::RequestTxn(inner)) = &op.request {
+            let path = nested.next().ok_or(error::KEY_NOT_FOUND)?;
+            check_path(snapshot, leases, inner, path)?;
         }
     }
     Ok(())
+}
+
+/// The same of one operation, without those of a nested transaction.
+pub(crate) fn check_op(snapshot: &Snapshot<'_>, leases: &Leases, op: &RequestOp) -> Result<(), Status> {
+    match &op.request {
+        Some(Request::RequestRange(request)) => check_range(snapshot, request),
+        Some(Request::RequestPut(request)) => check_put(snapshot, leases, request),
+        Some(Request::RequestTxn(_) | Request::RequestDeleteRange(_)) => Ok(()),
+        None => Err(error::KEY_NOT_FOUND),
+    }
 }
 
 /// Refuses what would fail amid the transaction, and only on members that gather the answer.

@@ -39,6 +39,6 @@ pub use epoch::Census;
 pub use hash::{HashWalk, hash_versions};
 pub use load::{LoadError, LoadedVersion, Loader};
 pub use range::{KeyRange, Range};
-pub use store::{Change, Stats, Store, Writer};
+pub use store::{Change, DeletedSome, Stats, Store, Writer};
 pub use version::{KEY_BYTES_MAX, Location, Value, Version};
 pub use view::{Changes, Histories, Moment, RevisionError, Snapshot, View};

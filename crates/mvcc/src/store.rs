@@ -26,6 +26,9 @@ pub struct Store {
     pub(crate) superseded: Chunks<Slot>,
     /// Tombstones in the order of their revisions.
     pub(crate) tombstones: Chunks<Slot>,
+    /// How many changes the suspended transaction has made; 0 if there is none. They are in the trees, above the current
+    /// revision.
+    pub(crate) suspended: u32,
     pub(crate) epochs: Epochs,
     census: Arc<Census>,
     estate: Arc<Estate>,
@@ -73,13 +76,14 @@ impl Store {
             removed: Removed { store: STORES.fetch_add(1, Ordering::Relaxed), through: -1, versions: 0 },
             superseded: Chunks::new(),
             tombstones: Chunks::new(),
+            suspended: 0,
             epochs: Epochs::new(Arc::clone(&census)),
             census,
             estate: Arc::new(Estate::new()),
         }
     }
 
-    /// The writer's own current state, including what is not published.
+    /// The writer's own current state, including what is not published, without the changes of a suspended transaction.
     pub fn snapshot(&self) -> Snapshot<'_> {
         // SAFETY: changing or freeing anything needs `&mut self`.
         unsafe { Snapshot::new(self.state()) }
@@ -93,13 +97,14 @@ impl Store {
             compacted: self.compacted,
             live: self.keys.live,
             versions: self.revisions.len,
-            newest: self.current,
+            newest: self.current + i64::from(self.suspended > 0),
         }
     }
 
     /// Freezes the present state for readers, and frees a bounded portion of what no view can see any more.
-    /// Call it once per applied batch.
+    /// Call it once per applied batch, and not while a transaction is suspended.
     pub fn publish(&mut self) -> Arc<View> {
+        assert!(!self.is_suspended(), "a transaction is published whole");
         let state = self.state();
         let pin = self.epochs.publish();
         Arc::new(View::new(state, self.removed, pin, Arc::clone(&self.estate)))
@@ -107,6 +112,7 @@ impl Store {
 
     /// The present state, to be read in views that are published later; see [`View::moment`].
     pub fn moment(&self) -> Moment {
+        assert!(!self.is_suspended(), "a moment is read with whole transactions only");
         Moment::of(&self.state(), self.removed)
     }
 
@@ -116,9 +122,15 @@ impl Store {
         self.epochs.reclaim(budget)
     }
 
-    /// Begins a mutating request. All its changes share one main revision.
+    /// Begins a mutating request, or goes on with the one that was suspended. All its changes share one main revision.
     pub fn begin(&mut self) -> Writer<'_> {
-        Writer { store: self, changes: 0 }
+        let changes = std::mem::take(&mut self.suspended);
+        Writer { store: self, changes }
+    }
+
+    /// Whether a transaction is suspended that has changed something: see [`Writer::suspend`].
+    pub fn is_suspended(&self) -> bool {
+        self.suspended > 0
     }
 
     /// The newest main revision.
@@ -170,6 +182,15 @@ pub struct Change<'w> {
     pub previous: Option<Version<'w>>,
 }
 
+/// How far a deletion came.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeletedSome {
+    /// Keys deleted.
+    pub count: u64,
+    /// The last of them, if it was told to stop there; there may be more behind it.
+    pub stopped_at: Option<Box<[u8]>>,
+}
+
 /// One mutating request. Its changes are visible through [`Writer::snapshot`] at once, and to readers with the
 /// next publication. There is no way back: whatever can fail is checked before.
 pub struct Writer<'s> {
@@ -207,17 +228,30 @@ impl Writer<'_> {
 
     /// Deletes the live keys of a range in key order, telling `visit` of each; returns how many there were.
     pub fn delete_range(&mut self, range: KeyRange<'_>, mut visit: impl FnMut(Change<'_>)) -> u64 {
+        let deleted = self.delete_some(range, |change| {
+            visit(change);
+            true
+        });
+        deleted.count
+    }
+
+    /// As [`Writer::delete_range`], but stops behind the key at which `visit` says `false`.
+    pub fn delete_some(
+        &mut self,
+        range: KeyRange<'_>,
+        mut visit: impl FnMut(Change<'_>) -> bool,
+    ) -> DeletedSome {
         if let Some(key) = range.as_single() {
             if self.store.keys.find(key).is_none_or(|slot| !slot.is_live()) {
-                return 0;
+                return DeletedSome { count: 0, stopped_at: None };
             }
             visit(self.write(key, None));
-            return 1;
+            return DeletedSome { count: 1, stopped_at: None };
         }
         if range.is_empty() {
-            return 0;
+            return DeletedSome { count: 0, stopped_at: None };
         }
-        let mut deleted = 0;
+        let mut count = 0;
         let mut rest = range;
         loop {
             let snapshot = self.snapshot();
@@ -226,13 +260,16 @@ impl Writer<'_> {
                 cursor.advance(true);
             }
             let Some(next) = cursor.version().filter(|version| range.is_before_end(version.key())) else {
-                return deleted;
+                return DeletedSome { count, stopped_at: None };
             };
             // SAFETY: the record stays alive: it is only superseded below, and nothing is freed before the next
             // publication, which needs the store that this writer borrows.
             let key = unsafe { Version::from_record(next.record()) }.key();
-            visit(self.write(key, None));
-            deleted += 1;
+            let goes_on = visit(self.write(key, None));
+            count += 1;
+            if !goes_on {
+                return DeletedSome { count, stopped_at: Some(key.into()) };
+            }
             rest = range.after(key);
         }
     }
@@ -279,6 +316,12 @@ impl Writer<'_> {
         self.changes += 1;
         // SAFETY: both records are alive while the writer is borrowed.
         unsafe { Change { version: slot.version(), previous: previous.map(|slot| slot.version()) } }
+    }
+
+    /// Stops amid the transaction. Nobody sees its changes until it has gone on, with [`Store::begin`], and come to its
+    /// end: what is read meanwhile is the state before it. Views published before stay as they are; none can be published.
+    pub fn suspend(mut self) {
+        self.store.suspended = std::mem::take(&mut self.changes);
     }
 
     /// Ends the transaction and returns the current revision: raised by one if anything was changed. Dropping

@@ -121,6 +121,8 @@ bugs! {
     ProposedAgainAfterSnapshot = "proposed-again-after-snapshot";
     /// server: a value that the disk does not give back, and that a transaction compares, ends the member.
     UnreadableValueIsFatal = "unreadable-value-is-fatal";
+    /// machine: a deletion that is done in slices ends with the first of them.
+    SlicedDeletionCutShort = "sliced-deletion-cut-short";
     /// server: a snapshot is acknowledged before it is durable.
     SnapshotAcknowledgedEarly = "snapshot-acknowledged-early";
     /// server: what has arrived of a snapshot whose stream broke off is kept for ever.

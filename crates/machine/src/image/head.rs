@@ -41,6 +41,7 @@ pub struct Head {
 impl Machine {
     /// What a checkpoint of this moment says beside keys and values. Takes a pointer's copy for some 200 leases. Publish the view for it before the next entry is applied.
     pub fn head(&self) -> Head {
+        assert!(self.is_whole(), "an image is of a moment between two entries");
         let snapshot = self.store.snapshot();
         Head {
             revision: snapshot.current_revision(),

@@ -86,6 +86,7 @@ fn select(machine: &Machine, request: &RangeRequest, journal: &Journal) -> Resul
     let selection = range::select(&snapshot, request, journal).map_err(|failure| match failure {
         Failure::Refused(status) => status,
         Failure::Unreadable(why) | Failure::Unknown(why) => panic!("{why}"),
+        Failure::NotAtHand => panic!("the journal has everything at hand"),
     })?;
     let projection = range::projection(request);
     let kvs = selection

@@ -10,6 +10,7 @@ mod journal;
 mod membership;
 mod model;
 mod random;
+mod sliced;
 mod snapshot;
 mod state_hash;
 mod transfer;

@@ -5,7 +5,7 @@ use ::http::{Response, StatusCode};
 use api::error;
 use api::etcdserverpb::{AlarmType, RangeRequest};
 use bytes::Bytes;
-use machine::range::{self, Failure};
+use machine::range;
 use serde_json::Value;
 
 use super::{Asked, Confirmed, PLAIN, plain, reply};
@@ -93,8 +93,7 @@ fn read(asked: &Asked<'_>, serializable: bool) -> Result<(), String> {
     let request = RangeRequest { range_end: every_key, keys_only: true, limit: 1, ..RangeRequest::default() };
     match range::select(&asked.state.view.snapshot(), &request, asked.values) {
         Ok(_) => Ok(()),
-        Err(Failure::Refused(status)) => Err(status.message.into_owned()),
-        Err(Failure::Unreadable(why) | Failure::Unknown(why)) => Err(why),
+        Err(failure) => Err(failure.text()),
     }
 }
 

@@ -51,8 +51,8 @@ pub(super) const MESSAGE_BYTES_MAX: usize = i32::MAX as usize;
 pub(super) fn failed(failure: Failure) -> Status {
     match failure {
         Failure::Refused(status) => status,
-        Failure::Unreadable(why) | Failure::Unknown(why) => {
-            Status::with(Code::Internal, format!("mainstay: a value could not be read: {why}"))
+        other => {
+            Status::with(Code::Internal, format!("mainstay: a value could not be read: {}", other.text()))
         }
     }
 }

@@ -1,0 +1,639 @@
+//! Entries that cost more than one step may: they are applied slice by slice, and between two slices whoever holds the
+//! machine does something else.
+//!
+//! The entry stays atomic. What it has changed is in the store above the current revision, where nobody reads, and no view
+//! can be published before it is whole. [`Machine::applied_index`], the state hash, the bytes in use and the table of leases
+//! are those before the entry until then. Only the key sets of leases are half-way: see [`Machine::is_whole`].
+//!
+//! What is done is the same, in the same order, whatever the slices: at every member, and as [`Machine::apply`] does at once.
+
+use api::Status;
+use api::error;
+use api::etcdserverpb::request_op::Request;
+use api::etcdserverpb::{AlarmType, Compare, DeleteRangeRequest, InternalRaftRequest, TxnRequest};
+use bytes::Bytes;
+use mvcc::{KeyRange, Location, Snapshot, Writer};
+
+use crate::check;
+use crate::found::Values;
+use crate::lease::Leases;
+use crate::machine::{
+    Applied, Books, Change, Command, Deletion, Fatal, Machine, Outcome, op_name, version_bytes, write_put,
+    write_range,
+};
+use crate::range::Failure;
+use crate::shared_map::IntoEntries;
+use crate::state_hash::Effect;
+use crate::txn::{self, LookedAt, OpOutcome, TxnOutcome};
+
+/// Operations and comparisons of an entry that is applied in one step, however many more a step may have.
+const AT_ONCE: u64 = 256;
+/// What each key counts for that a range deletes, or of which a value is compared: keys and values may be as large as
+/// requests.
+const LARGE: u64 = 16;
+/// Values that are looked for beside one that is not at hand, so that they are fetched at once.
+const LOOKED_AT_KEYS: usize = 512;
+/// And their bytes, somewhat more.
+const LOOKED_AT_BYTES: usize = 256 << 10;
+
+/// How far an entry has come.
+#[derive(Debug, PartialEq)]
+pub enum Progress {
+    /// It is applied.
+    Whole(Box<Applied>),
+    /// It goes on with the next slice.
+    More,
+    /// It goes on once the values that were asked for, and not at hand, are.
+    Waits,
+}
+
+/// What a slice may still cost: 1 is about a microsecond.
+#[derive(Debug)]
+pub(crate) struct Budget(u64);
+
+impl Budget {
+    /// For what is done at once, however much it is.
+    pub fn endless() -> Budget {
+        Budget(u64::MAX)
+    }
+
+    /// So much, and something for so many bytes.
+    pub fn spend(&mut self, cost: u64, bytes: u64) {
+        self.0 = self.0.saturating_sub(cost + bytes / 1024);
+    }
+
+    pub fn is_spent(&self) -> bool {
+        self.0 == 0
+    }
+}
+
+/// An entry that is not whole yet.
+pub(crate) struct Unfinished {
+    index: u64,
+    term: u64,
+    data: Bytes,
+    location: Location,
+    request: InternalRaftRequest,
+    request_id: u64,
+    answer: bool,
+    work: Work,
+    /// Once it has changed something.
+    before: Option<Before>,
+}
+
+/// What the state says of itself as long as an entry is not whole.
+struct Before {
+    bytes: u64,
+    hash: Option<u64>,
+}
+
+/// What is left to do of it.
+pub(crate) enum Work {
+    Delete(Option<Deletion>),
+    /// The keys that are left of the lease.
+    Revoke(Option<IntoEntries<Bytes, ()>>),
+    Txn(Box<Txn>),
+}
+
+impl Work {
+    /// What a request has to do, if that is too much for one step.
+    pub fn of(machine: &Machine, request: &InternalRaftRequest, slice: u64) -> Option<Work> {
+        if slice == u64::MAX || machine.alarms.any(AlarmType::Corrupt as i32) {
+            return None;
+        }
+        let at_once = AT_ONCE.min(slice);
+        if let Some(delete) = &request.delete_range {
+            let cost = deletion_cost(&machine.store.snapshot(), delete);
+            return (cost > at_once).then_some(Work::Delete(None));
+        }
+        if let Some(txn) = &request.txn {
+            let refused = machine.alarms.any(AlarmType::Nospace as i32) && check::txn_cost(txn) > 0;
+            return (!refused && is_long(&machine.store.snapshot(), txn, at_once)).then(Work::txn);
+        }
+        if let Some(revoke) = &request.lease_revoke {
+            let keys = machine.leases.get(revoke.id).map_or(0, |lease| lease.keys.len());
+            return (keys as u64 * LARGE > at_once).then_some(Work::Revoke(None));
+        }
+        None
+    }
+
+    /// A transaction, from its beginning.
+    pub fn txn() -> Work {
+        Work::Txn(Box::default())
+    }
+}
+
+fn deletion_cost(snapshot: &Snapshot<'_>, delete: &DeleteRangeRequest) -> u64 {
+    if delete.range_end.is_empty() {
+        return 1;
+    }
+    let range = KeyRange::of_request(&delete.key, &delete.range_end);
+    // Revision 0 can always be read.
+    1 + LARGE * snapshot.count(range, 0).unwrap_or(0)
+}
+
+/// Whether a transaction is more than some operations and comparisons of single keys.
+fn is_long(snapshot: &Snapshot<'_>, txn: &TxnRequest, at_once: u64) -> bool {
+    let (mut open, mut cost) = (vec![], 0);
+    let mut next = Some(txn);
+    while let Some(txn) = next {
+        for compare in &txn.compare {
+            let keys = match compare.range_end.is_empty() {
+                true => 1,
+                false => {
+                    let range = KeyRange::of_request(&compare.key, &compare.range_end);
+                    snapshot.count(range, 0).unwrap_or(0)
+                }
+            };
+            cost += 1 + if txn::compares_value(compare) { LARGE * keys } else { keys };
+            if cost > at_once {
+                return true;
+            }
+        }
+        for op in txn.success.iter().chain(&txn.failure) {
+            cost += match &op.request {
+                Some(Request::RequestDeleteRange(delete)) => deletion_cost(snapshot, delete),
+                Some(Request::RequestTxn(inner)) => {
+                    open.push(inner);
+                    1
+                }
+                _ => 1,
+            };
+            if cost > at_once {
+                return true;
+            }
+        }
+        next = open.pop();
+    }
+    false
+}
+
+impl Machine {
+    /// Whether no entry is half-way. Where one is, nothing of it can be seen: reads, published views, the applied index and
+    /// the state hash are as they were before it. But nothing may be published, and no head be taken, and the key sets of
+    /// leases are not to be looked at.
+    pub fn is_whole(&self) -> bool {
+        self.unfinished.as_ref().is_none_or(|unfinished| unfinished.before.is_none())
+    }
+
+    /// Whether an entry was begun that [`Machine::go_on`] has to go on with before the next one.
+    pub fn has_unfinished(&self) -> bool {
+        self.unfinished.is_some()
+    }
+
+    /// What the hash was before the entry that is half-way.
+    pub(crate) fn hash_before(&self) -> Option<Option<u64>> {
+        self.before().map(|before| before.hash)
+    }
+
+    pub(crate) fn bytes_before(&self) -> Option<u64> {
+        self.before().map(|before| before.bytes)
+    }
+
+    fn before(&self) -> Option<&Before> {
+        self.unfinished.as_ref()?.before.as_ref()
+    }
+
+    /// Keeps an entry for [`Machine::go_on`].
+    pub(crate) fn keep(
+        &mut self,
+        command: Command<'_>,
+        request: InternalRaftRequest,
+        (request_id, answer): (u64, bool),
+        work: Work,
+    ) {
+        let Command { index, term, data, location } = command;
+        self.unfinished = Some(Box::new(Unfinished {
+            index,
+            term,
+            data: data.clone(),
+            location,
+            request,
+            request_id,
+            answer,
+            work,
+            before: None,
+        }));
+    }
+
+    /// Goes on with the entry that [`Machine::begin`] left for later, by one slice: about so many keys and operations.
+    ///
+    /// # Errors
+    ///
+    /// When a value that the entry depends on cannot be read. Nothing has changed then, and the entry is no longer kept.
+    pub fn go_on(&mut self, values: &dyn Values, slice: u64) -> Result<Progress, Fatal> {
+        let unfinished = self.unfinished.take();
+        assert!(unfinished.is_some(), "there is an entry to go on with");
+        let Some(mut unfinished) = unfinished else { return Ok(Progress::More) };
+        let mut budget = Budget(slice.max(1));
+        let mut change = None;
+        let outcome = match self.do_slice(&mut unfinished, values, &mut budget, &mut change) {
+            Ok(Some(outcome)) => Ok(outcome),
+            Ok(None) => {
+                self.unfinished = Some(unfinished);
+                return Ok(Progress::More);
+            }
+            Err(Failure::NotAtHand) => {
+                self.unfinished = Some(unfinished);
+                return Ok(Progress::Waits);
+            }
+            Err(Failure::Refused(status)) => Err(status),
+            Err(Failure::Unreadable(why) | Failure::Unknown(why)) => {
+                return Err(Fatal { index: unfinished.index, why, is_unreadable: true });
+            }
+        };
+        let Unfinished { index, term, request, request_id, .. } = *unfinished;
+        (self.applied_index, self.applied_term) = (index, term);
+        self.hash.entry_done(index, self.store.current_revision());
+        Ok(Progress::Whole(Box::new(Applied { request_id, op: op_name(&request), outcome, change })))
+    }
+
+    fn do_slice(
+        &mut self,
+        unfinished: &mut Unfinished,
+        values: &dyn Values,
+        budget: &mut Budget,
+        change: &mut Option<Change>,
+    ) -> Result<Option<Outcome>, Failure> {
+        let Unfinished { index, term, data, location, request, answer, work, before, .. } = unfinished;
+        let command = Command { index: *index, term: *term, data, location: *location };
+        let now = Before { bytes: self.in_use_bytes + self.leases.bytes(), hash: self.hash.value() };
+        match work {
+            Work::Delete(deletion) => {
+                let Some(delete) = &request.delete_range else { return Err(error::KEY_NOT_FOUND.into()) };
+                before.get_or_insert(now);
+                let (mut writer, mut books) = self.writing();
+                let deletion = deletion.get_or_insert_with(|| Deletion::begin(&writer));
+                if !deletion.go_on(&mut writer, &mut books, delete, *answer, budget) {
+                    writer.suspend();
+                    return Ok(None);
+                }
+                let mut deleted = deletion.end(delete);
+                deleted.revision = writer.finish();
+                Ok(Some(Outcome::DeleteRange(deleted)))
+            }
+            Work::Revoke(keys) => {
+                let Some(revoke) = &request.lease_revoke else { return Err(error::KEY_NOT_FOUND.into()) };
+                before.get_or_insert(now);
+                if keys.is_none() {
+                    let taken = self.leases.take_keys(revoke.id).ok_or(error::LEASE_NOT_FOUND)?;
+                    self.hash.mix(Effect::LeaseRevoked, &[revoke.id as u64, taken.len() as u64]);
+                    *keys = Some(taken.into_iter());
+                }
+                if !self.delete_keys(keys.iter_mut().flatten(), budget) {
+                    return Ok(None);
+                }
+                self.leases.revoke(revoke.id).ok_or(error::LEASE_NOT_FOUND)?;
+                *change = Some(Change::LeaseRevoked(revoke.id));
+                Ok(Some(Outcome::LeaseRevoked))
+            }
+            Work::Txn(txn) => {
+                let Some(request) = &request.txn else { return Err(error::KEY_NOT_FOUND.into()) };
+                if txn.stage == Stage::Choose
+                    && !txn.choose(request, &self.store.snapshot(), values, budget)?
+                {
+                    return Ok(None);
+                }
+                if txn.stage == Stage::Check
+                    && !txn.check(request, &self.store.snapshot(), &self.leases, budget)?
+                {
+                    return Ok(None);
+                }
+                before.get_or_insert(now);
+                let (mut writer, mut books) = self.writing();
+                let Some(mut outcome) =
+                    txn.run(request, (&mut writer, &mut books), command, *answer, budget)?
+                else {
+                    writer.suspend();
+                    return Ok(None);
+                };
+                outcome.revision = writer.finish();
+                Ok(Some(Outcome::Txn(outcome)))
+            }
+        }
+    }
+
+    /// Deletes keys of a lease that is being revoked; says whether that was all of them.
+    pub(crate) fn delete_keys(
+        &mut self,
+        keys: impl Iterator<Item = (Bytes, ())>,
+        budget: &mut Budget,
+    ) -> bool {
+        let (in_use_bytes, hash) = (&mut self.in_use_bytes, &mut self.hash);
+        let mut writer = self.store.begin();
+        for (key, ()) in keys {
+            self.leases.detached(&key);
+            writer.delete_range(KeyRange::single(&key), |deletion| {
+                hash.key_changed(&deletion);
+                *in_use_bytes += version_bytes(deletion.version);
+            });
+            budget.spend(1, 2 * key.len() as u64);
+            if budget.is_spent() {
+                writer.suspend();
+                return false;
+            }
+        }
+        writer.finish();
+        true
+    }
+}
+
+/// A transaction that is under way: first all comparisons, then everything that could fail, and only then changes.
+#[derive(Default)]
+pub(crate) struct Txn {
+    stage: Stage,
+    /// Of each transaction that runs, in the order in which they are met: whether its comparisons hold.
+    chosen: Vec<bool>,
+    /// How many of them this stage has met.
+    met: usize,
+    /// The transactions that are open at this point, from the outermost on.
+    levels: Vec<Level>,
+    /// Comparisons of the next transaction that hold, and how far the one behind them has come.
+    compared: LookedAt,
+    /// Whether that one has found a key.
+    found: bool,
+    /// What the open transactions have done, from the outermost on.
+    outcomes: Vec<TxnOutcome>,
+    /// The deletion that is under way.
+    deletion: Option<Deletion>,
+    /// How many keys the outcome has named by itself.
+    known: usize,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Stage {
+    #[default]
+    Choose,
+    Check,
+    Run,
+}
+
+/// Where an open transaction stands.
+#[derive(Clone, Copy)]
+struct Level {
+    succeeded: bool,
+    /// Operations behind which it is. The last of them is the nested transaction that is open, if one is.
+    at: usize,
+}
+
+/// Whether a comparison holds.
+enum Holds {
+    Known(bool),
+    /// The slice is over.
+    Later,
+}
+
+impl Txn {
+    /// The transactions that are open: one for each level.
+    fn open<'t>(&self, request: &'t TxnRequest) -> Vec<&'t TxnRequest> {
+        let mut open = Vec::with_capacity(self.levels.len());
+        let mut next = Some(request);
+        for level in &self.levels {
+            let Some(txn) = next else { break };
+            open.push(txn);
+            next = inner(txn, *level);
+        }
+        open
+    }
+
+    fn next_stage(&mut self, stage: Stage) {
+        self.stage = stage;
+        self.met = 0;
+        self.levels.clear();
+        self.meet();
+    }
+
+    /// Opens the next transaction that was chosen.
+    fn meet(&mut self) -> bool {
+        let Some(succeeded) = self.chosen.get(self.met).copied() else { return false };
+        self.met += 1;
+        self.levels.push(Level { succeeded, at: 0 });
+        if self.stage == Stage::Run {
+            self.outcomes.push(TxnOutcome { revision: 0, succeeded, responses: Vec::new() });
+        }
+        true
+    }
+
+    /// Evaluates comparisons; says whether all are known.
+    fn choose(
+        &mut self,
+        request: &TxnRequest,
+        snapshot: &Snapshot<'_>,
+        values: &dyn Values,
+        budget: &mut Budget,
+    ) -> Result<bool, Failure> {
+        let mut open = self.open(request);
+        loop {
+            let txn = match (open.last(), self.levels.last()) {
+                (Some(txn), Some(level)) => inner(txn, *level),
+                _ => Some(request),
+            };
+            let Some(txn) = txn else { return Err(error::KEY_NOT_FOUND.into()) };
+            let Holds::Known(succeeded) = self.compare(txn, snapshot, values, budget)? else {
+                return Ok(false);
+            };
+            self.compared = LookedAt::default();
+            self.chosen.push(succeeded);
+            self.levels.push(Level { succeeded, at: 0 });
+            open.push(txn);
+            // On to the next transaction within.
+            while let (Some(txn), Some(level)) = (open.last(), self.levels.last_mut()) {
+                let rest = txn::branch(txn, level.succeeded).get(level.at..).unwrap_or_default();
+                if let Some(nested) =
+                    rest.iter().position(|op| matches!(op.request, Some(Request::RequestTxn(_))))
+                {
+                    level.at += nested + 1;
+                    break;
+                }
+                self.levels.pop();
+                open.pop();
+            }
+            if self.levels.is_empty() {
+                self.next_stage(Stage::Check);
+                return Ok(true);
+            }
+            budget.spend(1, 0);
+            if budget.is_spent() {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Goes on with the comparisons of one transaction.
+    fn compare(
+        &mut self,
+        txn: &TxnRequest,
+        snapshot: &Snapshot<'_>,
+        values: &dyn Values,
+        budget: &mut Budget,
+    ) -> Result<Holds, Failure> {
+        while let Some(compare) = txn.compare.get(self.compared.compares) {
+            match self.holds(compare, snapshot, values, budget) {
+                Ok(Holds::Known(true)) => {}
+                Err(Failure::NotAtHand) => {
+                    // Others that are missing are fetched with it.
+                    let _ = txn::look(
+                        &txn.compare,
+                        &self.compared,
+                        snapshot,
+                        values,
+                        LOOKED_AT_KEYS,
+                        LOOKED_AT_BYTES,
+                    );
+                    return Err(Failure::NotAtHand);
+                }
+                other => return other,
+            }
+            self.compared = LookedAt { compares: self.compared.compares + 1, key: None };
+            self.found = false;
+            if budget.is_spent() {
+                return Ok(Holds::Later);
+            }
+        }
+        Ok(Holds::Known(true))
+    }
+
+    fn holds(
+        &mut self,
+        compare: &Compare,
+        snapshot: &Snapshot<'_>,
+        values: &dyn Values,
+        budget: &mut Budget,
+    ) -> Result<Holds, Failure> {
+        budget.spend(1, 0);
+        let range = KeyRange::of_request(&compare.key, &compare.range_end);
+        let behind = self.compared.key.take();
+        let range = behind.as_deref().map_or(range, |key| range.after(key));
+        let mut last = None;
+        for version in snapshot.range(range, 0)? {
+            if budget.is_spent() && last.is_some() {
+                self.compared.key = last.map(<[u8]>::to_vec);
+                return Ok(Holds::Later);
+            }
+            match txn::holds_for(Some(version), compare, values) {
+                Ok(true) => {}
+                Ok(false) => {
+                    self.found = false;
+                    return Ok(Holds::Known(false));
+                }
+                Err(failure) => {
+                    self.compared.key = last.map(<[u8]>::to_vec).or(behind);
+                    return Err(failure);
+                }
+            }
+            self.found = true;
+            last = Some(version.key());
+            let read = if txn::compares_value(compare) { txn::compared_bytes(version, compare) } else { 0 };
+            budget.spend(1, read);
+        }
+        if self.found {
+            Ok(Holds::Known(true))
+        } else {
+            txn::holds_for_none(compare, values).map(Holds::Known)
+        }
+    }
+
+    /// Checks what could fail later; says whether all is checked.
+    fn check(
+        &mut self,
+        request: &TxnRequest,
+        snapshot: &Snapshot<'_>,
+        leases: &Leases,
+        budget: &mut Budget,
+    ) -> Result<bool, Status> {
+        let mut open = self.open(request);
+        while let (Some(txn), Some(level)) = (open.last(), self.levels.last_mut()) {
+            let Some(op) = txn::branch(txn, level.succeeded).get(level.at) else {
+                self.levels.pop();
+                open.pop();
+                continue;
+            };
+            if budget.is_spent() {
+                return Ok(false);
+            }
+            budget.spend(1, 0);
+            txn::check_op(snapshot, leases, op)?;
+            level.at += 1;
+            if let Some(Request::RequestTxn(inner)) = &op.request {
+                if !self.meet() {
+                    return Err(error::KEY_NOT_FOUND);
+                }
+                open.push(inner);
+            }
+        }
+        self.known = txn::KNOWN_MAX;
+        self.next_stage(Stage::Run);
+        Ok(true)
+    }
+
+    /// Carries out the operations that run; `None` while some are left.
+    fn run(
+        &mut self,
+        request: &TxnRequest,
+        (writer, books): (&mut Writer<'_>, &mut Books<'_>),
+        command: Command<'_>,
+        answer: bool,
+        budget: &mut Budget,
+    ) -> Result<Option<TxnOutcome>, Failure> {
+        let mut open = self.open(request);
+        loop {
+            let (Some(txn), Some(level)) = (open.last(), self.levels.last_mut()) else {
+                return Err(error::KEY_NOT_FOUND.into());
+            };
+            let Some(op) = txn::branch(txn, level.succeeded).get(level.at) else {
+                self.levels.pop();
+                open.pop();
+                let Some(outcome) = self.outcomes.pop() else { return Err(error::KEY_NOT_FOUND.into()) };
+                let Some(around) = self.outcomes.last_mut() else { return Ok(Some(outcome)) };
+                around.responses.push(OpOutcome::Txn(outcome));
+                continue;
+            };
+            if budget.is_spent() {
+                return Ok(None);
+            }
+            budget.spend(1, 0);
+            let done = match &op.request {
+                Some(Request::RequestRange(range)) => {
+                    OpOutcome::Range(write_range(writer, answer, &mut self.known, range)?)
+                }
+                Some(Request::RequestPut(put)) => {
+                    budget.spend(0, (put.key.len() + put.value.len()) as u64);
+                    let previous = write_put(writer, books, command, put);
+                    OpOutcome::Put { revision: writer.revision(), previous }
+                }
+                Some(Request::RequestDeleteRange(delete)) => {
+                    let deletion = self.deletion.get_or_insert_with(|| Deletion::begin(writer));
+                    if !deletion.go_on(writer, books, delete, answer, budget) {
+                        return Ok(None);
+                    }
+                    let mut deleted = deletion.end(delete);
+                    self.deletion = None;
+                    deleted.revision = writer.snapshot().current_revision();
+                    OpOutcome::DeleteRange(deleted)
+                }
+                Some(Request::RequestTxn(inner)) => {
+                    level.at += 1;
+                    if !self.meet() {
+                        return Err(error::KEY_NOT_FOUND.into());
+                    }
+                    open.push(inner);
+                    continue;
+                }
+                None => return Err(error::KEY_NOT_FOUND.into()),
+            };
+            level.at += 1;
+            if let Some(outcome) = self.outcomes.last_mut() {
+                outcome.responses.push(done);
+            }
+        }
+    }
+}
+
+/// The nested transaction that is open in one that has come so far.
+fn inner(txn: &TxnRequest, level: Level) -> Option<&TxnRequest> {
+    let op = txn::branch(txn, level.succeeded).get(level.at.checked_sub(1)?)?;
+    match &op.request {
+        Some(Request::RequestTxn(inner)) => Some(inner),
+        _ => None,
+    }
+}

@@ -1,0 +1,239 @@
+//! An entry that is applied in slices is the entry: nobody can tell, neither after it nor amid it.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+
+use api::etcdserverpb::request_op::Request;
+use api::etcdserverpb::{
+    DeleteRangeRequest, InternalRaftRequest, LeaseRevokeRequest, PutRequest, RequestOp, TxnRequest,
+};
+use bytes::{Bytes, BytesMut};
+use mainstay_machine::{Applied, Command, Fatal, Machine, Outcome, Progress, ReadError, Values};
+use mvcc::{KeyRange, LoadedVersion, Snapshot, Value};
+use prost::Message as _;
+
+use crate::commands::Commands;
+use crate::compare::assert_same;
+use crate::image::{RULES, grant, put};
+use crate::journal::{Effect, Journal, Placed, apply};
+use crate::random::Random;
+
+/// Values that are at hand once they were asked for and fetched.
+struct Fetched<'a> {
+    journal: &'a Journal,
+    at_hand: RefCell<BTreeSet<(u32, u32)>>,
+    missing: RefCell<Vec<(u32, u32)>>,
+    waits: Cell<u32>,
+    every: u32,
+}
+
+impl<'a> Fetched<'a> {
+    fn new(journal: &'a Journal, every: u32) -> Fetched<'a> {
+        Fetched {
+            journal,
+            at_hand: RefCell::default(),
+            missing: RefCell::default(),
+            waits: Cell::new(0),
+            every,
+        }
+    }
+
+    fn fetch(&self) {
+        let missing = self.missing.take();
+        assert!(!missing.is_empty(), "it waits for something");
+        self.at_hand.borrow_mut().extend(missing);
+        self.waits.set(self.waits.get() + 1);
+    }
+}
+
+impl Values for Fetched<'_> {
+    fn read_into(&self, value: Value, out: &mut BytesMut) -> Result<(), ReadError> {
+        let place = (value.location.segment, value.location.offset);
+        if self.every > 0
+            && (place.0 + place.1 / 8).is_multiple_of(self.every)
+            && !self.at_hand.borrow().contains(&place)
+        {
+            self.missing.borrow_mut().push(place);
+            return Err(ReadError::NotAtHand);
+        }
+        self.journal.read_into(value, out)
+    }
+}
+
+fn rows(snapshot: &Snapshot<'_>) -> Vec<(Bytes, i64, u32)> {
+    let row = |version: LoadedVersion<'_>| (Bytes::copy_from_slice(version.key), version.main, version.sub);
+    let range = snapshot.range(KeyRange::ALL, 0).expect("the current revision is readable");
+    range.map(LoadedVersion::from).map(row).collect()
+}
+
+/// All that a machine says of itself between two entries.
+fn seen(machine: &Machine) -> impl PartialEq + std::fmt::Debug + use<> {
+    let snapshot = machine.store.snapshot();
+    (
+        rows(&snapshot),
+        (snapshot.current_revision(), snapshot.count(KeyRange::ALL, 0)),
+        (machine.applied_index, machine.applied_term),
+        (machine.state_hash(), machine.in_use_bytes()),
+        machine.leases.iter().map(|(id, lease)| (id, lease.ttl, lease.remaining)).collect::<Vec<_>>(),
+    )
+}
+
+/// Applies an entry in slices; how many there were.
+fn sliced(
+    machine: &mut Machine,
+    placed: &Placed,
+    values: &Fetched<'_>,
+    mut slice: impl FnMut() -> u64,
+    answer: bool,
+) -> (Result<Applied, Fatal>, u32) {
+    let command = Command {
+        index: machine.applied_index + 1,
+        term: 1 + machine.applied_index / 100,
+        data: &placed.data,
+        location: placed.location,
+    };
+    let before = seen(machine);
+    let view = machine.store.publish();
+    match machine.begin(command, values, slice(), |_| answer) {
+        Ok(None) => {}
+        Ok(Some(applied)) => return (Ok(applied), 0),
+        Err(fatal) => return (Err(fatal), 0),
+    }
+    values.missing.take();
+    let mut slices = 0;
+    loop {
+        assert!(machine.has_unfinished());
+        assert!(seen(machine) == before, "nothing of it is to be seen");
+        slices += 1;
+        match machine.go_on(values, slice()) {
+            Ok(Progress::More) => {}
+            Ok(Progress::Waits) => values.fetch(),
+            Ok(Progress::Whole(applied)) => {
+                assert!(machine.is_whole() && !machine.has_unfinished());
+                assert!(view.snapshot().current_revision() + 1 >= machine.store.current_revision());
+                return (Ok(*applied), slices);
+            }
+            Err(fatal) => return (Err(fatal), slices),
+        }
+    }
+}
+
+#[test]
+fn slices_of_any_size_come_to_the_same() {
+    let (mut most, mut waited) = (0, 0);
+    for seed in 1..=12 {
+        let mut commands = Commands::new(seed, [5, 30, 120, 400][seed as usize % 4]);
+        let mut random = Random::new(seed ^ 0xABCD);
+        let journal = Journal::default();
+        let values = Fetched::new(&journal, [0, 2, 3][seed as usize % 3]);
+        let (mut ours, mut theirs) = (Machine::new(RULES), Machine::new(RULES));
+        for step in 0..800 {
+            let placed = commands.next(&theirs, &journal);
+            let answer = random.chance(70);
+            let at_once = apply(&mut theirs, &placed, &journal, answer);
+            let in_slices = if placed.conf {
+                apply(&mut ours, &placed, &journal, answer)
+            } else {
+                let (applied, slices) = sliced(&mut ours, &placed, &values, || 1 + random.below(4), answer);
+                most = most.max(slices);
+                Effect::Applied(applied)
+            };
+            assert_eq!(in_slices, at_once, "seed {seed}, step {step}");
+            assert_eq!(ours.state_hash(), theirs.state_hash(), "seed {seed}, step {step}");
+            if random.chance(20) {
+                ours.compact_step(random.below(9));
+            }
+        }
+        waited += values.waits.get();
+        assert_same(&mut ours, &mut theirs);
+    }
+    assert!(most > 20 && waited > 20, "{most} slices at most, {waited} waits");
+}
+
+fn place(journal: &Journal, request: &InternalRaftRequest) -> Placed {
+    let data = Bytes::from(request.encode_to_vec());
+    Placed { location: journal.append(&data), data, conf: false }
+}
+
+/// A machine with so many keys `k0000..` of lease 1.
+fn filled(journal: &Journal, keys: u32) -> Machine {
+    let mut machine = Machine::new(RULES);
+    apply(&mut machine, &place(journal, &grant(1, 60)), journal, false);
+    for n in 0..keys {
+        apply(&mut machine, &place(journal, &put(&format!("k{n:05}"), "v", 1)), journal, false);
+    }
+    machine
+}
+
+fn delete_all() -> DeleteRangeRequest {
+    DeleteRangeRequest { key: "k".into(), range_end: "l".into(), prev_kv: true }
+}
+
+#[test]
+fn a_slice_does_so_much_and_no_more() {
+    let journal = Journal::default();
+    let values = Fetched::new(&journal, 0);
+    let deletion = InternalRaftRequest { delete_range: Some(delete_all()), ..Default::default() };
+    let revoke =
+        InternalRaftRequest { lease_revoke: Some(LeaseRevokeRequest { id: 1 }), ..Default::default() };
+    let op = |request| RequestOp { request: Some(request) };
+    let mut puts: Vec<RequestOp> = (0..500)
+        .map(|n| op(Request::RequestPut(PutRequest { key: format!("p{n}").into(), ..Default::default() })))
+        .collect();
+    puts.push(op(Request::RequestDeleteRange(delete_all())));
+    let txn = InternalRaftRequest {
+        txn: Some(TxnRequest { success: puts, ..Default::default() }),
+        ..Default::default()
+    };
+    // An operation is checked first, and carried out then.
+    for (what, request, cost) in [("delete", deletion, 3000), ("revoke", revoke, 3000), ("txn", txn, 4002)] {
+        let mut machine = filled(&journal, 3000);
+        let (applied, slices) = sliced(&mut machine, &place(&journal, &request), &values, || 100, true);
+        assert!(applied.expect("applies").outcome.is_ok());
+        let expected = cost / 100;
+        assert!((expected..=expected + 10).contains(&slices), "{what}: {slices} slices");
+        assert_eq!(machine.store.snapshot().count(KeyRange::of_request(b"k", b"l"), 0), Ok(0));
+    }
+    // What is small is done at once.
+    let mut machine = filled(&journal, 10);
+    let request = InternalRaftRequest { delete_range: Some(delete_all()), ..Default::default() };
+    let (applied, slices) = sliced(&mut machine, &place(&journal, &request), &values, || 2000, true);
+    let Ok(Outcome::DeleteRange(deleted)) = applied.expect("applies").outcome else { panic!("it deletes") };
+    assert_eq!((deleted.deleted, slices), (10, 0));
+}
+
+#[test]
+fn a_value_that_cannot_be_read_stops_an_entry_before_it_has_changed_anything() {
+    struct Damaged<'a>(&'a Journal, Cell<bool>);
+    impl Values for Damaged<'_> {
+        fn read_into(&self, value: Value, out: &mut BytesMut) -> Result<(), ReadError> {
+            if self.1.get() {
+                return Err(ReadError::NotAtHand);
+            }
+            let _ = (value, out, self.0);
+            Err(ReadError::Failed("damaged".to_owned()))
+        }
+    }
+    let journal = Journal::default();
+    let mut machine = filled(&journal, 5);
+    let compare = api::etcdserverpb::Compare {
+        key: "k00001".into(),
+        target: 3,
+        target_union: Some(api::etcdserverpb::compare::TargetUnion::Value("v".into())),
+        ..Default::default()
+    };
+    let delete = RequestOp { request: Some(Request::RequestDeleteRange(delete_all())) };
+    let txn = TxnRequest { compare: vec![compare], success: vec![delete], ..Default::default() };
+    let placed = place(&journal, &InternalRaftRequest { txn: Some(txn), ..Default::default() });
+    let command =
+        Command { index: machine.applied_index + 1, term: 1, data: &placed.data, location: placed.location };
+    let (before, values) = (seen(&machine), Damaged(&journal, Cell::new(true)));
+    assert_eq!(machine.begin(command, &values, 2048, |_| true), Ok(None));
+    assert_eq!(machine.go_on(&values, 2048), Ok(Progress::Waits));
+    values.1.set(false);
+    assert!(machine.go_on(&values, 2048).is_err_and(|fatal| fatal.is_unreadable));
+    assert!(seen(&machine) == before && machine.is_whole() && !machine.has_unfinished());
+    // It can be applied where the value can be read.
+    let at_once = machine.apply(command, &journal, true).expect("applies");
+    assert!(at_once.outcome.is_ok());
+}
