@@ -123,6 +123,8 @@ bugs! {
     UnreadableValueIsFatal = "unreadable-value-is-fatal";
     /// machine: a deletion that is done in slices ends with the first of them.
     SlicedDeletionCutShort = "sliced-deletion-cut-short";
+    /// core: an entry that is half-way counts as applied, so that linearizable reads are answered without it.
+    HalfWayCountsAsApplied = "half-way-counts-as-applied";
     /// server: a snapshot is acknowledged before it is durable.
     SnapshotAcknowledgedEarly = "snapshot-acknowledged-early";
     /// server: what has arrived of a snapshot whose stream broke off is kept for ever.

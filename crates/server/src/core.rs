@@ -115,6 +115,8 @@ pub enum Ask {
     SnapshotGivenUp(u64),
     /// Values of a snapshot that is being received in this attempt, to be written to the log.
     Place(u64, Vec<log::Value>, oneshot::Sender<Vec<(log::ValueId, log::Location)>>),
+    /// Values that an entry depends on were read, as far as could be.
+    ValuesRead,
     /// Entries that a follower needs and that had left memory; none if they could not be read.
     Fetched(Fetch, Result<Vec<Entry>, String>),
     /// The hashes of the state after the entries from this one on.

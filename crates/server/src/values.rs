@@ -1,7 +1,8 @@
 //! Reading values from the log, with a small cache of those read again and again.
 //!
-//! Threads that may wait for a disk read by [`LogValues`]. Shards and the core may not: they make an [`Attempt`] with
-//! what is at hand, and if that was not enough, have the rest fetched and make it again.
+//! Threads that may wait for a disk read by [`LogValues`]. Shards and the core may not. Shards make an [`Attempt`] with
+//! what is at hand, and if that was not enough, have the rest fetched and make it again. The core reads what is
+//! [`AtHand`]; an entry that needs more waits until it was fetched, and the entries behind it with it.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -223,6 +224,44 @@ impl Values for Attempt {
         self.missing.borrow_mut().push(value);
         out.resize(out.len() + value.len as usize, 0);
         Ok(())
+    }
+}
+
+/// Values that are at hand, for whoever applies an entry: it can stop before anything has changed, and go on once what is
+/// missing was fetched.
+pub struct AtHand<'a> {
+    source: &'a LogValues,
+    /// By place, ascending.
+    arrived: &'a [Arrived],
+    missing: RefCell<Vec<Value>>,
+}
+
+impl<'a> AtHand<'a> {
+    /// Those of the source, and those that were fetched, by ascending places.
+    pub fn new(source: &'a LogValues, arrived: &'a [Arrived]) -> AtHand<'a> {
+        AtHand { source, arrived, missing: RefCell::default() }
+    }
+
+    /// What was asked for in vain.
+    pub fn into_missing(self) -> Vec<Value> {
+        self.missing.into_inner()
+    }
+}
+
+impl Values for AtHand<'_> {
+    fn read_into(&self, value: Value, out: &mut BytesMut) -> Result<(), ReadError> {
+        if !self.arrived.is_empty()
+            && let Ok(at) = self.arrived.binary_search_by_key(&place_of(value), |(place, _)| *place)
+            && let Some((_, read)) = self.arrived.get(at)
+        {
+            out.put_slice(read.as_ref().map_err(Clone::clone)?);
+            return Ok(());
+        }
+        if value.len == 0 || self.source.read_at_hand(value, out)? {
+            return Ok(());
+        }
+        self.missing.borrow_mut().push(value);
+        Err(ReadError::NotAtHand)
     }
 }
 

@@ -90,6 +90,8 @@ impl World {
             checkpoint_entries: self.profile.checkpoint_entries,
             checkpoint_age: Duration::from_secs(20),
             reclaim_dead_bytes: u64::from(segment_bytes) * 2,
+            // However an entry is cut into slices, it comes to the same.
+            applied_per_turn: if at.is_multiple_of(2) { 5 } else { 2048 },
         };
         let (capacity, slowly) = (self.profile.capacity(), self.profile.reads_slowly());
         let switches = Switches {

@@ -297,6 +297,9 @@ impl Core {
         let overtaken = self.shared.long_reads.end_all();
         self.shared.metrics.long_reads.overtaken.add(overtaken as u64);
         self.machine = *machine;
+        // An entry that was half-way, and those behind it, are in it.
+        self.applying.clear();
+        self.applying.unpublished = true;
         if !planted::is(Bug::ProposedAgainAfterSnapshot) {
             self.forget_commands();
         }

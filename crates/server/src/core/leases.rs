@@ -11,7 +11,7 @@ use planted::Bug;
 use super::proposals::Waiter;
 use super::reads::Want;
 use super::run::{Core, STOP_PATIENCE};
-use super::{ReplyBody, Ticket};
+use super::{Ask, ReplyBody, Ticket};
 use crate::expiry::{Expiry, Renewed, noted_or_granted};
 
 /// Leases revoked between two ticks.
@@ -202,6 +202,10 @@ impl Core {
     }
 
     pub(super) fn time_to_live(&mut self, ticket: Ticket, id: i64, keys: bool, now: Instant) {
+        if keys && !self.machine.is_whole() {
+            self.deferred.push(Ask::TimeToLive(ticket, id, keys));
+            return;
+        }
         let body = match (self.machine.leases.get(id), self.expiry.left(id, now)) {
             (Some(lease), Some(left)) => ReplyBody::TimeToLive {
                 ttl: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
@@ -215,6 +219,10 @@ impl Core {
 
     /// The keys of a lease as this member knows them.
     pub(super) fn lease_keys(&mut self, ticket: Ticket, id: i64) {
+        if !self.machine.is_whole() {
+            self.deferred.push(Ask::LeaseKeys(ticket, id));
+            return;
+        }
         let keys = self.machine.leases.get(id).map(|lease| lease.keys.clone()).unwrap_or_default();
         self.reply(ticket, ReplyBody::LeaseKeys(keys));
     }

@@ -51,6 +51,7 @@ impl Core {
             }
         }
         self.handed_on.clear();
+        self.applying.clear();
         // Nobody would notice any more that it does not go on.
         self.end_install();
         self.held_back = false;
@@ -75,6 +76,7 @@ impl Core {
     pub(super) fn parked_turn(&mut self, asks: &mut Vec<Ask>, now: Instant) -> Result<bool, String> {
         self.next_tick = now + IDLE;
         let mut stops = false;
+        asks.append(&mut self.deferred);
         for ask in asks.drain(..) {
             self.take_parked(ask, &mut stops)?;
         }
@@ -118,6 +120,7 @@ impl Core {
             | Ask::SnapshotGivenUp(_)
             | Ask::Place(..)
             | Ask::Fetched(..)
+            | Ask::ValuesRead
             | Ask::Removed
             | Ask::Corrupt(_)
             | Ask::ClusterVersion(_)

@@ -117,7 +117,7 @@ impl Core {
         if self.gathered.is_empty() {
             return;
         }
-        let mut queued_bytes = self.log.queued_bytes();
+        let mut queued_bytes = self.log.queued_bytes() + self.applying.bytes();
         // What the log cannot take yet waits here for its next sync.
         let mut fits = |proposal: &Proposal| {
             let room = queued_bytes < queue_bytes_max;

@@ -34,7 +34,9 @@ impl Core {
                 && if proposed {
                     message.entries.is_empty()
                 } else {
-                    !self.takes_entries(&message.entries) || !self.log_has_room()
+                    !self.takes_entries(&message.entries)
+                        || !self.log_has_room()
+                        || self.applying.is_far_behind()
                 };
             if snapshot || full || self.machine.members.removed.contains(&from) {
                 continue;

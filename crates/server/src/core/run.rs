@@ -15,6 +15,7 @@ use planted::Bug;
 use slab::Slab;
 use tokio::sync::oneshot;
 
+use super::apply::Applying;
 use super::compactor::Compactor;
 use super::gathering::Gathering;
 use super::install::Install;
@@ -180,6 +181,10 @@ pub struct Core {
     outside: Slab<oneshot::Sender<Reply>>,
     /// Batches on their way to the disk, the oldest first.
     pub(super) syncing: VecDeque<Syncing>,
+    /// What is committed and not applied yet.
+    pub(super) applying: Applying,
+    /// What is asked for and cannot be answered amid an entry.
+    pub(super) deferred: Vec<Ask>,
     /// Where entries that are not yet applied lie.
     pub(super) locations: VecDeque<(u64, log::Location)>,
     pub(super) outcomes: Vec<Answerable>,
@@ -230,7 +235,9 @@ impl Core {
         let advances = parts.config.initial_election_tick_advance;
         let room = Room::new(now, parts.cause, &parts.log);
         Core {
-            values: LogValues::new(parts.shared.values.clone()),
+            values: LogValues::fetched_by(&parts.shared.readers, parts.shared.values.clone()),
+            applying: Applying::new(&parts.shared.core),
+            deferred: Vec::new(),
             entries: parts.log.entries(),
             fetches: parts.fetches,
             logger: parts.logger,
@@ -382,6 +389,12 @@ impl Core {
         if self.parked.is_some() {
             return self.parked_turn(asks, now);
         }
+        self.applying.left = self.thresholds.applied_per_turn;
+        if self.machine.is_whole() {
+            for ask in std::mem::take(&mut self.deferred) {
+                self.take(ask, now)?;
+            }
+        }
         for ask in asks.drain(..) {
             self.take(ask, now)?;
         }
@@ -395,7 +408,7 @@ impl Core {
         self.carry_out(now)?;
         self.finish_rounds(now);
         self.remove_slice(now);
-        // From here on the newest view and the state are of one moment.
+        // From here on the newest view and the state are of one moment, but for an entry that is half-way.
         self.publish();
         self.answer();
         if self.parked.is_some() {
@@ -422,7 +435,7 @@ impl Core {
         if let Some(left) = self.round_waits(now) {
             patience = patience.min(left);
         }
-        if self.lease_slices_wait(now) {
+        if self.lease_slices_wait(now) || self.has_to_apply() {
             patience = Duration::ZERO;
         }
         match self.gathering_wait(now) {
@@ -466,6 +479,8 @@ impl Core {
             Ask::SnapshotGivenUp(claim) => self.give_up_install(claim),
             Ask::Place(claim, values, done) => self.place(claim, values, done, now),
             Ask::Fetched(fetch, read) => self.fetched(fetch, read)?,
+            // The turn looks for them.
+            Ask::ValuesRead => {}
             Ask::StateTrail(ticket, from) => {
                 let trail = self.machine.newest_state_trail(from, crate::comparison::POINTS_MAX);
                 self.reply(ticket, ReplyBody::StateTrail(trail));
@@ -602,6 +617,7 @@ impl Core {
     }
 
     pub(super) fn carry_out(&mut self, now: Instant) -> Result<(), String> {
+        self.apply_some(now)?;
         while self.parked.is_none()
             && let Some(effects) = self.node.effects()
         {
@@ -630,17 +646,8 @@ impl Core {
         for fetch in effects.fetches {
             self.fetch(fetch)?;
         }
-        if let Some(last) = effects.commit.last().map(|entry| entry.index) {
-            for entry in effects.commit {
-                self.apply(&entry, now)?;
-                if self.parked.is_some() {
-                    return Ok(());
-                }
-            }
-            self.step(Event::Applied(last))?;
-            self.forget()?;
-        }
-        Ok(())
+        self.applying.committed(effects.commit);
+        self.apply_some(now)
     }
 
     /// The only voter does not wait for a timeout: nobody else could win.
@@ -697,13 +704,8 @@ impl Core {
         self.leads && self.settled && self.node.voters() == [self.shared.identity.member_id]
     }
 
-    fn publish(&mut self) {
-        // Also where nothing is applied: a leader without a majority is to show what waits.
-        self.shared.metrics.server.proposals_pending.set_u64(self.waiting.len() as u64);
-        if !self.applied_since {
-            return;
-        }
-        self.applied_since = false;
+    fn publish_view(&mut self) -> Arc<View> {
+        self.applying.unpublished = false;
         let view = self.machine.store.publish();
         self.published += 1;
         self.views.push_back((self.published, Arc::downgrade(&view)));
@@ -713,6 +715,21 @@ impl Core {
         if self.views.len() > 4096 {
             self.views.retain(|(_, view)| view.strong_count() > 0);
         }
+        view
+    }
+
+    fn publish(&mut self) {
+        // Also where nothing is applied: a leader without a majority is to show what waits.
+        self.shared.metrics.server.proposals_pending.set_u64(self.waiting.len() as u64);
+        if !self.applied_since && !self.applying.unpublished {
+            return;
+        }
+        self.applied_since = false;
+        let view = match self.machine.is_whole() {
+            true => self.publish_view(),
+            // Only what is beside the state has changed: who leads, for example.
+            false => Arc::clone(&self.shared.state.load().view),
+        };
         let moment = view.moment();
         let standing = self.node.standing();
         self.shared.metrics.mvcc.db_open_read_transactions.set_u64(self.views.len() as u64);
@@ -813,10 +830,12 @@ impl Core {
             self.replies[queue].push(reply);
         }
         self.answer_reads();
-        self.send_snapshots(&view);
-        for ticket in std::mem::take(&mut self.image_waiters) {
-            // The published view is of this very moment: publishing comes right before answering.
-            self.image(ticket, &view);
+        if self.machine.is_whole() {
+            self.send_snapshots(&view);
+            for ticket in std::mem::take(&mut self.image_waiters) {
+                // The published view is of this very moment: publishing comes right before answering.
+                self.image(ticket, &view);
+            }
         }
         let outside = self.replies.last_mut().map(std::mem::take).unwrap_or_default();
         for reply in outside {

@@ -13,7 +13,7 @@ use super::{Checkpointed, Order, Relocation};
 use crate::logging::Value;
 use crate::long_reads::Reader;
 
-/// When checkpoints are due, and when room is worth winning back.
+/// When checkpoints are due, when room is worth winning back, and what is done at once.
 #[derive(Clone, Copy, Debug)]
 pub struct Thresholds {
     /// Log bytes after which a checkpoint is due, and four times as many if they are fewer entries than
@@ -25,6 +25,9 @@ pub struct Thresholds {
     pub checkpoint_age: Duration,
     /// Least bytes of dead records in sealed segments that are worth moving the live ones away.
     pub reclaim_dead_bytes: u64,
+    /// What one turn of the core applies at most, in keys, operations and KiB, about a microsecond each: an entry that
+    /// takes more is applied in as many turns as it takes.
+    pub applied_per_turn: u64,
 }
 
 impl Thresholds {
@@ -37,6 +40,7 @@ impl Thresholds {
             checkpoint_entries: snapshot_count.saturating_mul(10).clamp(1000, 100_000),
             checkpoint_age: Duration::from_secs(60),
             reclaim_dead_bytes: bytes,
+            applied_per_turn: 2048,
         }
     }
 }
@@ -98,7 +102,7 @@ fn moved_bytes(usage: &machine::SegmentUse) -> u64 {
 impl Core {
     /// Removes a slice of what compactions made unreadable.
     pub(super) fn remove_slice(&mut self, now: Instant) {
-        if !self.removing || now < self.next_removal {
+        if !self.removing || now < self.next_removal || !self.machine.is_whole() {
             return;
         }
         self.next_removal = now + self.config.compaction_sleep_interval;
@@ -157,7 +161,7 @@ impl Core {
 
     pub(super) fn order_checkpoint(&mut self, now: Instant) {
         // While a snapshot is being received, nothing may go that it counts on.
-        if self.checkpoint.busy || self.install.is_receiving() {
+        if self.checkpoint.busy || self.install.is_receiving() || !self.machine.is_whole() {
             return;
         }
         if self.install.wants_checkpoint() {

@@ -5,6 +5,7 @@ mod forwarding;
 mod full_disk;
 mod leases;
 mod membership;
+mod sliced;
 mod uncached;
 mod world;
 

@@ -158,6 +158,8 @@ pub struct Place {
     pub log_held: bool,
     /// Take effect with the next start.
     pub switches: Switches,
+    /// What one turn of its core applies at most; from the next start on.
+    pub applied_per_turn: u64,
     /// When its log last looked at its disk for no other reason.
     looked: Instant,
     /// Of one that joins others.
@@ -178,6 +180,7 @@ pub const THRESHOLDS: Thresholds = Thresholds {
     checkpoint_entries: 40,
     checkpoint_age: Duration::from_secs(60),
     reclaim_dead_bytes: 24 << 10,
+    applied_per_turn: 2048,
 };
 
 fn config(number: usize, members: usize, options: &[&str]) -> Config {
@@ -212,6 +215,7 @@ impl World {
                 member: None,
                 log_held: false,
                 switches: Switches::default(),
+                applied_per_turn: THRESHOLDS.applied_per_turn,
                 looked: epoch,
                 beginning: None,
                 id: 0,
@@ -248,6 +252,7 @@ impl World {
             member: None,
             log_held: false,
             switches: Switches::default(),
+            applied_per_turn: THRESHOLDS.applied_per_turn,
             looked: self.places[0].clock.now(),
             beginning: Some(beginning),
             id: 0,
@@ -287,7 +292,7 @@ impl World {
             clock: Arc::clone(&place.clock),
             seed: place.number,
             segment_bytes: 16 << 10,
-            thresholds: THRESHOLDS,
+            thresholds: Thresholds { applied_per_turn: place.applied_per_turn, ..THRESHOLDS },
             beginning: place.beginning.clone(),
             switches: place.switches,
         })?;

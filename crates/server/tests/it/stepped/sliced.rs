@@ -1,0 +1,250 @@
+//! Entries that take long: the core goes on with everything else meanwhile, and nobody sees a part of them.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use api::Status;
+use api::etcdserverpb::{
+    Compare, DeleteRangeRequest, DeleteRangeResponse, LeaseGrantRequest, LeaseGrantResponse,
+    LeaseRevokeRequest, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse, PutRequest, RangeRequest,
+    RangeResponse, RequestOp, TxnRequest, TxnResponse, compare, request_op,
+};
+use api::raftpb::MessageType;
+use bytes::Bytes;
+use prost::Message as _;
+
+use super::RANGE;
+use super::world::World;
+
+const TXN: &str = "/etcdserverpb.KV/Txn";
+const DELETE: &str = "/etcdserverpb.KV/DeleteRange";
+const TIME_TO_LIVE: &str = "/etcdserverpb.Lease/LeaseTimeToLive";
+const KEYS: usize = 3000;
+const SLICE: u64 = 100;
+
+type Call = Pin<Box<dyn Future<Output = Result<Bytes, Status>>>>;
+
+fn poll(call: &mut Call) -> Poll<Result<Bytes, Status>> {
+    call.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+}
+
+fn begin(world: &World, at: usize, path: &str, request: &impl prost::Message) -> Call {
+    world.member(at).call(path, request.encode_to_vec().into())
+}
+
+fn op(request: request_op::Request) -> RequestOp {
+    RequestOp { request: Some(request) }
+}
+
+/// Members whose slices are of different sizes, with keys `k00000..` of this lease; the first of them leads.
+fn filled(members: usize, seed: u64, lease: i64, value: &[u8]) -> World {
+    let mut world = World::new(members, seed, &[]);
+    for (at, place) in world.places.iter_mut().enumerate() {
+        place.applied_per_turn = [SLICE, 7, 2048][at];
+    }
+    world.start_all();
+    world.lead(0);
+    if lease != 0 {
+        let request = LeaseGrantRequest { ttl: 1000, id: lease };
+        let _: LeaseGrantResponse =
+            world.call(0, "/etcdserverpb.Lease/LeaseGrant", &request).expect("is granted");
+    }
+    for chunk in (0..KEYS).collect::<Vec<_>>().chunks(120) {
+        let put = |n: &usize| {
+            op(request_op::Request::RequestPut(PutRequest {
+                key: format!("k{n:05}").into(),
+                value: value.to_vec().into(),
+                lease,
+                ..PutRequest::default()
+            }))
+        };
+        let txn = TxnRequest { success: chunk.iter().map(put).collect(), ..TxnRequest::default() };
+        let _: TxnResponse = world.call(0, TXN, &txn).expect("is taken");
+    }
+    let index = world.member(0).probe().applied;
+    world.until("all have applied it", |world| world.members().all(|m| m.probe().applied >= index));
+    world
+}
+
+fn all() -> DeleteRangeRequest {
+    DeleteRangeRequest { key: "k".into(), range_end: "l".into(), prev_kv: false }
+}
+
+fn count(serializable: bool) -> RangeRequest {
+    RangeRequest {
+        key: "k".into(),
+        range_end: "l".into(),
+        count_only: true,
+        serializable,
+        ..RangeRequest::default()
+    }
+}
+
+/// Whether the member knows that an entry is committed which it has not applied.
+fn is_amid(world: &World, at: usize) -> bool {
+    let probe = world.member(at).probe();
+    probe.commit > probe.applied
+}
+
+fn assert_all_same(world: &mut World) {
+    world.until("all have applied the same", |world| {
+        let mut probes = world.members().map(|member| member.probe());
+        let first = probes.next().expect("one runs");
+        first.applied == first.last_index && probes.all(|probe| probe.applied == first.applied)
+    });
+    let hashes: Vec<_> =
+        world.members().map(|member| (member.probe().state_hash, member.probe().revision)).collect();
+    assert!(hashes.iter().all(|hash| hash.0.is_some() && *hash == hashes[0]), "{hashes:?}");
+}
+
+#[test]
+fn while_a_large_deletion_is_applied_heartbeats_go_out_and_reads_are_answered() {
+    let mut world = filled(3, 51, 0, b"v");
+    let heartbeats = Arc::new(AtomicU64::new(0));
+    let (counted, leader) = (Arc::clone(&heartbeats), world.places[0].id);
+    world.lose(Some(Box::new(move |message| {
+        let is_one = message.r#type == Some(MessageType::MsgHeartbeat as i32);
+        counted.fetch_add(u64::from(is_one && message.from == Some(leader)), Ordering::Relaxed);
+        false
+    })));
+    let before = world.member(0).probe();
+    let mut deletion = begin(&world, 0, DELETE, &all());
+    let (mut amid, mut answer) = (0, None);
+    while answer.is_none() {
+        world.work().expect("all go on");
+        if is_amid(&world, 0) && world.member(0).probe().applied == before.applied {
+            amid += 1;
+            // Nothing of it is to be seen, and nobody waits who can do without it.
+            let found: RangeResponse = world.call(0, RANGE, &count(true)).expect("is answered");
+            assert_eq!(found.count, KEYS as i64);
+            let (published, probe) = (world.member(0).published(), world.member(0).probe());
+            assert_eq!(published.applied_index, before.applied);
+            assert_eq!(published.view.snapshot().current_revision(), before.revision);
+            assert_eq!((probe.state_hash, probe.revision), (before.state_hash, before.revision));
+        }
+        // A tick is due at every turn.
+        for place in &world.places {
+            place.clock.advance(Duration::from_millis(100));
+        }
+        if let Poll::Ready(done) = poll(&mut deletion) {
+            answer = Some(done);
+        }
+    }
+    world.lose(None);
+    let answer = DeleteRangeResponse::decode(answer.expect("is there").expect("deletes")).expect("decodes");
+    assert_eq!(
+        (answer.deleted, answer.header.expect("has one").revision),
+        (KEYS as i64, before.revision + 1)
+    );
+    assert!(amid >= KEYS as u64 / SLICE - 2, "it took {amid} turns");
+    let heartbeats = heartbeats.load(Ordering::Relaxed);
+    // To two followers.
+    assert!(heartbeats >= amid, "{heartbeats} heartbeats in {amid} turns");
+    assert_eq!(world.leader(), Some(0));
+    assert_all_same(&mut world);
+    for at in 0..3 {
+        let found: RangeResponse = world.call(at, RANGE, &count(false)).expect("is answered");
+        assert_eq!(found.count, 0);
+    }
+}
+
+#[test]
+fn a_member_that_is_killed_amid_a_deletion_applies_it_whole_after_its_restart() {
+    let mut world = filled(3, 52, 0, b"v");
+    let deletion = begin(&world, 0, DELETE, &all());
+    for killed in [1, 0] {
+        let mut steps = 0;
+        while steps < 3 {
+            world.work().expect("all go on");
+            steps += u32::from(is_amid(&world, killed));
+        }
+        world.crash(killed);
+    }
+    drop(deletion);
+    // What is left does not make a quorum. It has the entry, and may not know that it is committed.
+    for at in [0, 1] {
+        world.start(at).expect("starts");
+    }
+    world.until("somebody leads", |world| world.leader().is_some());
+    world.put(2, "other", b"1").expect("is taken");
+    assert_all_same(&mut world);
+    let found: RangeResponse = world.call(0, RANGE, &count(false)).expect("is answered");
+    assert_eq!(found.count, 0);
+}
+
+#[test]
+fn nobody_sees_the_keys_of_a_lease_half_revoked() {
+    let mut world = filled(1, 53, 77, b"v");
+    let revoke = LeaseRevokeRequest { id: 77 };
+    let mut revocation = begin(&world, 0, "/etcdserverpb.Lease/LeaseRevoke", &revoke);
+    while !is_amid(&world, 0) {
+        world.work().expect("all go on");
+    }
+    world.work().expect("all go on");
+    assert!(is_amid(&world, 0) && world.member(0).probe().leases == 1);
+    // Whoever asks for them waits until it is whole.
+    let keys = LeaseTimeToLiveRequest { id: 77, keys: true };
+    let mut keys = begin(&world, 0, TIME_TO_LIVE, &keys);
+    let plain: LeaseTimeToLiveResponse =
+        world.call(0, TIME_TO_LIVE, &LeaseTimeToLiveRequest { id: 77, keys: false }).expect("is answered");
+    assert!(plain.ttl > 900 && is_amid(&world, 0), "whoever does not need them is answered: {plain:?}");
+    let mut turns = 0;
+    while is_amid(&world, 0) {
+        assert!(poll(&mut keys).is_pending() && poll(&mut revocation).is_pending());
+        world.work().expect("all go on");
+        turns += 1;
+    }
+    assert!(turns > 10, "{turns}");
+    let keys = LeaseTimeToLiveResponse::decode(world.run(keys).expect("is answered")).expect("decodes");
+    assert_eq!((keys.ttl, keys.keys.len()), (-1, 0));
+    world.run(revocation).expect("is revoked");
+    let found: RangeResponse = world.call(0, RANGE, &count(false)).expect("is answered");
+    assert_eq!(found.count, 0);
+}
+
+#[test]
+fn a_follower_that_compares_what_is_not_in_memory_waits_for_the_disk_without_its_core() {
+    let mut world = filled(3, 54, 0, b"value");
+    let slow = 1;
+    world.places[slow].disk.set_misses_per_mille(1000);
+    world.places[slow].member.as_mut().expect("runs").hold_reads(true);
+    let txn = TxnRequest {
+        compare: vec![Compare {
+            key: "k".into(),
+            range_end: "l".into(),
+            result: compare::CompareResult::Less as i32,
+            target: compare::CompareTarget::Value as i32,
+            target_union: Some(compare::TargetUnion::Value("x".into())),
+        }],
+        success: vec![op(request_op::Request::RequestDeleteRange(DeleteRangeRequest {
+            key: "k01".into(),
+            range_end: "k02".into(),
+            prev_kv: false,
+        }))],
+        ..TxnRequest::default()
+    };
+    let reads = world.places[slow].disk.reads();
+    let answer: TxnResponse = world.call(0, TXN, &txn).expect("is taken");
+    assert!(answer.succeeded);
+    world.until("the follower knows of it", |world| is_amid(world, slow));
+    world.settle().expect("all go on");
+    assert!(is_amid(&world, slow));
+    assert_eq!(world.places[slow].disk.reads(), reads, "its core reads nothing itself");
+    // It goes on with all else: it answers the leader, and who can do with what it has.
+    let term = world.member(slow).probe().term;
+    let until = world.places[slow].clock.now() + Duration::from_secs(20);
+    world.until("time has gone by", |world| world.places[slow].clock.now() >= until);
+    assert_eq!((world.leader(), world.member(slow).probe().term), (Some(0), term));
+    let found: RangeResponse = world.call(slow, RANGE, &count(true)).expect("is answered");
+    assert_eq!(found.count, KEYS as i64);
+    world.put(0, "other", b"1").expect("is taken");
+    // Values are fetched many at a time.
+    world.places[slow].member.as_mut().expect("runs").hold_reads(false);
+    world.until("it has applied it", |world| !is_amid(world, slow));
+    assert!(world.places[slow].disk.reads() > reads);
+    assert_all_same(&mut world);
+}
