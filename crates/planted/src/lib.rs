@@ -125,6 +125,8 @@ bugs! {
     SlicedDeletionCutShort = "sliced-deletion-cut-short";
     /// core: an entry that is half-way counts as applied, so that linearizable reads are answered without it.
     HalfWayCountsAsApplied = "half-way-counts-as-applied";
+    /// core: what followers hand on is proposed whatever the log has waiting.
+    HandedOnWithoutRoom = "handed-on-without-room";
     /// server: a snapshot is acknowledged before it is durable.
     SnapshotAcknowledgedEarly = "snapshot-acknowledged-early";
     /// server: what has arrived of a snapshot whose stream broke off is kept for ever.

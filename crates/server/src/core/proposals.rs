@@ -5,9 +5,11 @@ use std::time::{Duration, Instant};
 use api::Status;
 use api::error;
 use api::etcdserverpb::{InternalRaftRequest, RequestHeader};
+use api::raftpb;
 use bytes::Bytes;
 use consensus::Request;
 use log::Space;
+use planted::Bug;
 use prost::Message as _;
 
 use super::room::{Purpose, purpose_of};
@@ -98,11 +100,9 @@ impl Core {
         if !self.has_gathered() || self.gathering_wait(now).is_some() {
             return;
         }
-        let handed_on = std::mem::take(&mut self.handed_on);
-        self.gathering.went(self.gathered.len() + handed_on.len(), now);
-        for (message, _) in handed_on {
-            self.step_received(message);
-        }
+        let handed_on = self.propose_handed_on();
+        self.gathering.went(self.gathered.len() + handed_on, now);
+        self.held_back = !self.handed_on.is_empty();
         if self.gathered.is_empty() {
             return;
         }
@@ -117,7 +117,7 @@ impl Core {
         if self.gathered.is_empty() {
             return;
         }
-        let mut queued_bytes = self.log.queued_bytes() + self.applying.bytes();
+        let mut queued_bytes = self.queued_bytes();
         // What the log cannot take yet waits here for its next sync.
         let mut fits = |proposal: &Proposal| {
             let room = queued_bytes < queue_bytes_max;
@@ -128,7 +128,7 @@ impl Core {
         if !self.leads {
             count = count.min(self.forwardable());
         }
-        self.held_back = count < self.gathered.len();
+        self.held_back |= count < self.gathered.len();
         if count == 0 {
             return;
         }
@@ -146,6 +146,47 @@ impl Core {
             let open = Open { waiter, since: proposal.since, given, data: Some(proposal.data) };
             self.waiting.insert(proposal.id, open);
         }
+    }
+
+    /// Bytes that wait to be synced or applied.
+    fn queued_bytes(&self) -> usize {
+        self.log.queued_bytes() + self.applying.bytes()
+    }
+
+    /// Proposes what other members have handed on, as far as the log has room for it: the rest waits for its next sync.
+    /// Returns the number of messages that went.
+    fn propose_handed_on(&mut self) -> usize {
+        if self.handed_on.is_empty() {
+            return 0;
+        }
+        // Raft refuses what a member that does not lead any more is left with.
+        let bounded = self.leads && !planted::is(Bug::HandedOnWithoutRoom);
+        let (mut queued_bytes, bytes_max) = (self.queued_bytes(), self.queue_bytes_max());
+        let (mut went, mut waits) = (0, Vec::new());
+        for (mut message, charge) in std::mem::take(&mut self.handed_on) {
+            if bounded {
+                // The disk may have come to be short of room since they came.
+                self.thin_out(&mut message);
+                let fits = |entry: &&raftpb::Entry| {
+                    let room = queued_bytes < bytes_max;
+                    queued_bytes += entry.data.as_ref().map_or(0, Bytes::len);
+                    room
+                };
+                let count = message.entries.iter().take_while(fits).count();
+                let rest = message.entries.split_off(count);
+                if !rest.is_empty() {
+                    let now = std::mem::take(&mut message.entries);
+                    waits.push((raftpb::Message { entries: rest, ..message.clone() }, charge));
+                    message.entries = now;
+                }
+            }
+            if !message.entries.is_empty() {
+                went += 1;
+                self.step_received(message);
+            }
+        }
+        self.handed_on = waits;
+        went
     }
 
     /// To whom a proposal goes that is made now.
@@ -167,7 +208,16 @@ impl Core {
                 self.refuse(proposal.ticket, error::NO_SPACE);
             }
         }
-        LOG_QUEUE_BYTES.min(self.log.segment_bytes() as usize / 4)
+        self.queue_bytes_max()
+    }
+
+    /// How many bytes may wait for the log: of what is left, where the disk is short of room.
+    fn queue_bytes_max(&self) -> usize {
+        if self.has_plenty() {
+            LOG_QUEUE_BYTES
+        } else {
+            LOG_QUEUE_BYTES.min(self.log.segment_bytes() as usize / 4)
+        }
     }
 
     /// How many of the gathered proposals a follower may hand on now. What goes to the leader shares its connection

@@ -248,3 +248,36 @@ fn a_follower_that_compares_what_is_not_in_memory_waits_for_the_disk_without_its
     assert!(world.places[slow].disk.reads() > reads);
     assert_all_same(&mut world);
 }
+
+#[test]
+fn what_followers_hand_on_waits_for_the_log_as_the_leaders_own_does() {
+    let mut world = World::started(3, 55, &[]);
+    world.lead(0);
+    // So little that what waits for the log is counted.
+    let used = world.places[0].disk.used_bytes();
+    world.places[0].disk.set_capacity(Some(used + (1 << 20)));
+    let until = world.places[0].clock.now() + Duration::from_secs(3);
+    world.until("it has looked at its disk", |world| world.places[0].clock.now() >= until);
+    world.settle().expect("all go on");
+    world.places[0].log_held = true;
+    let last = world.member(0).probe().last_index;
+    let put = |n: usize| PutRequest {
+        key: format!("k{n}").into(),
+        value: vec![b'v'; 1000].into(),
+        ..PutRequest::default()
+    };
+    let calls: Vec<Call> =
+        (0..40).map(|n| begin(&world, 1 + n % 2, "/etcdserverpb.KV/Put", &put(n))).collect();
+    for _ in 0..50 {
+        world.work().expect("all go on");
+    }
+    let queued = world.member(0).probe().last_index - last;
+    assert!((1..=10).contains(&queued), "{queued} entries of 1 KB wait for the log");
+    world.places[0].log_held = false;
+    for call in calls {
+        world.run(call).expect("is taken");
+    }
+    assert_all_same(&mut world);
+    let found: RangeResponse = world.call(0, RANGE, &count(false)).expect("is answered");
+    assert_eq!(found.count, 40);
+}
