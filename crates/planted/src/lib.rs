@@ -97,7 +97,7 @@ bugs! {
     SegmentDeletedUnderView = "segment-deleted-under-view";
     /// server: a segment is deleted before the checkpoint is durable that does without it.
     SegmentDeletedEarly = "segment-deleted-early";
-    /// server: a batch that the log has no room for ends the member.
+    /// server: a leader's entries are taken whether the log has room for them or not, and end the member if not.
     FullLogFatal = "full-log-fatal";
     /// server: a checkpoint is due by the number of entries alone, however many bytes they are.
     CheckpointByEntriesAlone = "checkpoint-by-entries-alone";

@@ -185,7 +185,10 @@ impl Core {
             return false;
         }
         // A record has a head, a hard state comes behind it, and it does not begin where a segment cannot hold all of it.
-        self.left(purpose) >= bytes as u64 + 128 + self.kept_for_others(purpose)
+        // One that no segment holds makes a fresh one larger, in place of the spare files: what is left of the segment in use
+        // does not help it.
+        let wasted = if bytes as u64 > self.log.segment_room() { self.log.segment_room() } else { 0 };
+        self.left(purpose) >= bytes as u64 + wasted + 128 + self.kept_for_others(purpose)
     }
 
     /// Bytes of values that are moved at once: where room is short, few, so that each portion is held against it.
@@ -196,6 +199,9 @@ impl Core {
 
     /// Whether entries that a leader sent find room; if not, they are as good as lost on the way, and come again.
     pub(super) fn takes_entries(&self, entries: &[raftpb::Entry]) -> bool {
+        if planted::is(planted::Bug::FullLogFatal) {
+            return true;
+        }
         if self.room.parked.is_empty() && self.has_plenty() && self.log.queued_bytes() < RECEIVED_QUEUE_BYTES
         {
             return true;
