@@ -367,6 +367,11 @@ impl World {
             place.lost = true;
             return;
         }
+        if self.operator.is_removed(place.id) && why.contains("permanently removed") {
+            // Its operator had not looked who is a member since.
+            place.retired = true;
+            return;
+        }
         if !power && !place.may_not_start {
             return self.fail(format!("member {at} does not start: {why}"));
         }
@@ -387,7 +392,13 @@ impl World {
             place.paused_until = 0;
             place.stalled_until = 0;
             place.slowness = 1;
-            place.disk.set_capacity(self.profile.capacity());
+            let capacity = self.profile.capacity().map(|most| {
+                let used = place.disk.used_bytes();
+                let nearly = most > used && most - used < u64::from(self.profile.segment_bytes);
+                // What is left is taken by somebody else, for good.
+                if nearly && self.dice.faults.one_in(2) { used + self.dice.faults.below(512) } else { most }
+            });
+            place.disk.set_capacity(capacity);
             if !place.disk.is_dark() {
                 place.disk.heal();
             }

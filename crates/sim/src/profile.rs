@@ -161,11 +161,17 @@ impl Kinds {
 
 /// Operations of clients in a run, more or less.
 const OPERATIONS_MAX: u64 = 2500;
-/// What no seed has by itself, since the product does not stand it yet: `--with` turns it on.
-const HELD_BACK: &[Fault] = &[Fault::Tight];
+/// `--quota-backend-bytes` where quotas are nothing to think of.
+const QUOTA_BYTES: u64 = 2 << 30;
 /// What needs a world made for it: a seed has it seldom, whatever else it has. See [`Profile::arrange`].
-const STAGED: &[(Fault, u64)] =
-    &[(Fault::Strand, 6), (Fault::Ambush, 8), (Fault::NoHeir, 12), (Fault::Farewell, 16), (Fault::Shrink, 4)];
+const STAGED: &[(Fault, u64)] = &[
+    (Fault::Strand, 6),
+    (Fault::Ambush, 8),
+    (Fault::NoHeir, 12),
+    (Fault::Farewell, 16),
+    (Fault::Shrink, 4),
+    (Fault::Tight, 10),
+];
 
 /// The flags of a member, as far as they may differ between members.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -206,7 +212,7 @@ impl Flags {
             snapshot_count: rng.pick(&[1, 5, 20, 100]),
             catchup_entries: rng.pick(&[1, 5, 20, 50, 200]),
             learners_max: rng.pick(&[1, 2, 3]),
-            quota_bytes: 2 << 30,
+            quota_bytes: QUOTA_BYTES,
             txn_ops_max: rng.pick(&[16, 128, 128, 1024]),
             request_bytes_max: rng.pick(&[64 << 10, 1 << 20, 1 << 21]),
             compaction_batch: rng.pick(&[1, 10, 1000]),
@@ -287,9 +293,6 @@ impl Profile {
             }
         };
         let mut faults = Kinds(half(&mut rng, Fault::ALL.len()));
-        for fault in HELD_BACK {
-            faults = faults.without(*fault as u8);
-        }
         let mut stage = Rng::stream(seed, "stage");
         for (fault, times) in STAGED {
             let staged = stage.one_in(*times);
@@ -388,6 +391,9 @@ impl Profile {
             self.operator_every = 200 * MILLI;
             self.members = rng.pick(&[2, 2, 2, 3]);
             self.window_bytes = rng.pick(&[None, Some(1), Some(1)]);
+        }
+        if !self.fails(Fault::Quota) {
+            self.flags.quota_bytes = QUOTA_BYTES;
         }
     }
 
