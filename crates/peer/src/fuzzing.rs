@@ -145,7 +145,7 @@ pub fn serve(
     let ended = local.block_on(runtime, async {
         hub.set_members(members.iter().map(|id| (*id, Vec::new())).collect());
         let wire = Wire { pieces: pieces.into(), ended: false, writes: 0, ready: false };
-        let Some((guest, _)) = Places::new(1).take() else { return false };
+        let Some((guest, _)) = Places::new(1).take(None) else { return false };
         tokio::time::timeout(patience, hub::answer_requests(&hub, &guest, wire)).await.is_ok()
     });
     drop(local);

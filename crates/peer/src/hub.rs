@@ -25,11 +25,12 @@ use crate::identity::{self, Identity, MAINSTAY_SNAPSHOT};
 use crate::inbox::{Arrivals, Command, Inbox};
 use crate::options::{
     CONNECTIONS_MAX, IDLE_MAX, Level, Log, Options, REMOTES_MAX, SNAPSHOT_ANSWER_TIMEOUT, SNAPSHOT_PATIENCE,
+    SNAPSHOTS_RECEIVED_MAX,
 };
 use crate::peer::Peer;
 use crate::peers::Target;
 use crate::piece::Piece;
-use crate::places::{Guest, Places};
+use crate::places::{Guest, Places, SnapshotPlaces};
 use crate::race::{First, race};
 use crate::routes;
 use crate::socket::{Clock, Socket};
@@ -51,7 +52,7 @@ pub(crate) struct Hub {
     pub(crate) read_timeout: Duration,
     pub(crate) write_timeout: Duration,
     /// Snapshots that come in now.
-    pub(crate) receiving: Cell<usize>,
+    pub(crate) receiving: SnapshotPlaces,
     /// Bytes of messages that are being read, of those who say that they are members.
     pub(crate) members_bodies: Cell<usize>,
     /// Those of all others.
@@ -83,7 +84,7 @@ impl Hub {
             client: Client::new(),
             read_timeout,
             write_timeout,
-            receiving: Cell::new(0),
+            receiving: SnapshotPlaces::new(SNAPSHOTS_RECEIVED_MAX),
             members_bodies: Cell::new(0),
             strangers_bodies: Cell::new(0),
             log,
@@ -331,7 +332,7 @@ async fn run(hub: Rc<Hub>, listeners: Vec<TcpListener>) {
 async fn accept(hub: Rc<Hub>, listener: TcpListener) {
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => match hub.places.take() {
+            Ok((stream, from)) => match hub.places.take(Some(from.ip().to_canonical())) {
                 Some((guest, made_way)) => {
                     if made_way {
                         hub.crowded("closed a connection of a stranger: too many are open");

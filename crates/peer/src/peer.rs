@@ -1,5 +1,6 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Waker;
@@ -70,6 +71,8 @@ pub(crate) struct Peer {
     pipeline_worked: Cell<Option<Instant>>,
     /// The peer is there: who waits before the next dial need not wait longer.
     pub(crate) is_there: Notify,
+    /// Where it last answered a dial.
+    reached_at: Cell<Option<IpAddr>>,
     tasks: RefCell<Vec<AbortHandle>>,
     closed: Cell<bool>,
 }
@@ -105,6 +108,7 @@ impl Peer {
             pipeline_failed: Cell::new(false),
             pipeline_worked: Cell::new(None),
             is_there: Notify::new(),
+            reached_at: Cell::new(None),
             tasks: RefCell::default(),
             closed: Cell::new(false),
         };
@@ -120,6 +124,16 @@ impl Peer {
         }
         *self.endpoints.borrow_mut() = endpoints;
         self.is_there.notify_waiters();
+    }
+
+    /// The address at which it last took a stream; names are resolved.
+    pub(crate) fn reached_at(&self) -> Option<IpAddr> {
+        self.reached_at.get()
+    }
+
+    /// It took a stream there.
+    pub(crate) fn was_reached_at(&self, address: Option<IpAddr>) {
+        self.reached_at.set(address);
     }
 
     pub(crate) fn endpoint(&self) -> Result<Endpoint, String> {

@@ -1,5 +1,6 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::rc::Rc;
 
 use tokio::sync::Notify;
@@ -20,6 +21,8 @@ pub(crate) struct Guest {
     number: u64,
     /// The member that has made itself known on it; 0 for a stranger.
     pub(crate) member: Cell<u64>,
+    /// Where it comes from, if it is a socket.
+    pub(crate) address: Option<IpAddr>,
     /// It has to make way.
     pub(crate) cut: Notify,
 }
@@ -30,7 +33,7 @@ impl Places {
     }
 
     /// A place for a connection; whether another one had to make way for it. `None` when there is none to be had.
-    pub(crate) fn take(&self) -> Option<(Rc<Guest>, bool)> {
+    pub(crate) fn take(&self, address: Option<IpAddr>) -> Option<(Rc<Guest>, bool)> {
         let mut taken = self.taken.borrow_mut();
         let full = taken.len() >= self.max;
         if full {
@@ -39,7 +42,7 @@ impl Places {
         }
         let number = self.next.get();
         self.next.set(number + 1);
-        let guest = Rc::new(Guest { number, member: Cell::new(0), cut: Notify::new() });
+        let guest = Rc::new(Guest { number, member: Cell::new(0), address, cut: Notify::new() });
         taken.insert(number, Rc::clone(&guest));
         Some((guest, full))
     }
@@ -66,6 +69,45 @@ impl Places {
     }
 }
 
+/// The snapshots that come in now. One that comes from where this member reaches the sender that it names finds a place,
+/// as long as another does not: without TLS anybody can name a member, but not send from its address.
+pub(crate) struct SnapshotPlaces {
+    max: usize,
+    taken: RefCell<Vec<SnapshotPlace>>,
+    next: Cell<u64>,
+}
+
+struct SnapshotPlace {
+    number: u64,
+    at_home: bool,
+    guest: Rc<Guest>,
+}
+
+impl SnapshotPlaces {
+    pub(crate) fn new(max: usize) -> SnapshotPlaces {
+        SnapshotPlaces { max, taken: RefCell::default(), next: Cell::new(0) }
+    }
+
+    /// A place for a snapshot that comes on this connection, by number. The one that came first of those that do not come
+    /// from their senders makes way, and its connection with it, for one that does. `None` when there is none to be had.
+    pub(crate) fn take(&self, guest: &Rc<Guest>, at_home: bool) -> Option<u64> {
+        let mut taken = self.taken.borrow_mut();
+        if taken.len() >= self.max {
+            let stranger = taken.iter().position(|place| !place.at_home).filter(|_| at_home)?;
+            taken.remove(stranger).guest.cut.notify_one();
+        }
+        let number = self.next.get();
+        self.next.set(number + 1);
+        taken.push(SnapshotPlace { number, at_home, guest: Rc::clone(guest) });
+        Some(number)
+    }
+
+    /// The snapshot has come to its end.
+    pub(crate) fn leave(&self, number: u64) {
+        self.taken.borrow_mut().retain(|place| place.number != number);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -80,7 +122,7 @@ mod tests {
     fn strangers_make_way_and_members_stay() {
         let places = Places::new(80);
         let take = |member| {
-            let (guest, _) = places.take().expect("there is a place");
+            let (guest, _) = places.take(None).expect("there is a place");
             guest.member.set(member);
             guest
         };
@@ -98,15 +140,37 @@ mod tests {
         drop((strangers, many));
         places.leave(&back[0]);
         assert_eq!(places.taken.borrow().len(), 79);
-        assert!(places.take().is_some_and(|(_, cut)| !cut));
+        assert!(places.take(None).is_some_and(|(_, cut)| !cut));
     }
 
     #[test]
     fn when_members_have_all_places_nobody_else_comes() {
         let places = Places::new(4);
         for member in 1..=4 {
-            places.take().expect("there is a place").0.member.set(member);
+            places.take(None).expect("there is a place").0.member.set(member);
         }
-        assert!(places.take().is_none());
+        assert!(places.take(None).is_none());
+    }
+
+    #[test]
+    fn a_snapshot_from_its_senders_address_finds_a_place() {
+        let guests = Places::new(10);
+        let guest = || guests.take(None).expect("there is a place").0;
+        let snapshots = SnapshotPlaces::new(3);
+        let (member, strangers) = (guest(), [guest(), guest()]);
+        let first = snapshots.take(&member, true).expect("there is a place");
+        for stranger in &strangers {
+            snapshots.take(stranger, false).expect("there is a place");
+        }
+        assert_eq!(snapshots.take(&guest(), false), None, "strangers drive nobody out");
+        let second = snapshots.take(&member, true).expect("a stranger makes way");
+        assert!(is_cut(&strangers[0]) && !is_cut(&strangers[1]) && !is_cut(&member));
+        snapshots.take(&member, true).expect("the other makes way");
+        assert!(is_cut(&strangers[1]));
+        assert_eq!(snapshots.take(&member, true), None, "no member drives out a member");
+        snapshots.leave(first);
+        // A place that was lost is left as well.
+        snapshots.leave(77);
+        assert!(snapshots.take(&guest(), false).is_some_and(|number| number > second));
     }
 }

@@ -27,7 +27,7 @@ const MESSAGE_PATH: &str = "/raft";
 const STREAM_PREFIX: &str = "/raft/stream/";
 
 /// Answers a request to a peer listener, with etcd's statuses and texts.
-pub(crate) async fn answer(hub: Rc<Hub>, guest: &Guest, request: Request<Incoming>) -> Response<Body> {
+pub(crate) async fn answer(hub: Rc<Hub>, guest: &Rc<Guest>, request: Request<Incoming>) -> Response<Body> {
     if guest.member.get() == 0 {
         guest.member.set(hub.known_sender(request.headers()));
     }
@@ -38,7 +38,7 @@ pub(crate) async fn answer(hub: Rc<Hub>, guest: &Guest, request: Request<Incomin
     }
     match path {
         MESSAGE_PATH => take_message(&hub, request).await,
-        snapshot_receiver::PATH => snapshot_receiver::receive(&hub, request).await,
+        snapshot_receiver::PATH => snapshot_receiver::receive(&hub, guest, request).await,
         prober::PATH => plain(StatusCode::OK, prober::answer()),
         _ => delegate(&hub, request).await,
     }

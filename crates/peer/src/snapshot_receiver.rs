@@ -1,4 +1,3 @@
-use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,11 +16,10 @@ use crate::decoder::{Intake, length_within};
 use crate::handler::Handler;
 use crate::hub::Hub;
 use crate::identity::{self, MAINSTAY_SNAPSHOT};
-use crate::options::{
-    ENVELOPE_BYTES_MAX, Level, SNAPSHOT_PATIENCE, SNAPSHOT_PIECES_MAX, SNAPSHOTS_RECEIVED_MAX,
-};
+use crate::options::{ENVELOPE_BYTES_MAX, Level, SNAPSHOT_PATIENCE, SNAPSHOT_PIECES_MAX};
 use crate::pace::Pace;
 use crate::piece::{self, Piece};
+use crate::places::Guest;
 use crate::race::{First, race};
 use crate::routes::{check_sender, refuse, stamp, wrong_method};
 
@@ -33,12 +31,12 @@ type Refusal = Box<Response<Body>>;
 /// Takes a snapshot: 204 when the handler took it, 500 with its text when it did not.
 ///
 /// The bodies of etcd's own members are bbolt files, which the handler cannot take: 501.
-pub(crate) async fn receive(hub: &Rc<Hub>, request: Request<Incoming>) -> Response<Body> {
+pub(crate) async fn receive(hub: &Rc<Hub>, guest: &Rc<Guest>, request: Request<Incoming>) -> Response<Body> {
     if request.method() != Method::POST {
         return wrong_method("POST");
     }
     let (head, mut body) = request.into_parts();
-    let taken = take(hub, &head.headers, &mut body).await;
+    let taken = take(hub, guest, &head.headers, &mut body).await;
     if taken.is_err() {
         // The answer goes out while the sender still writes. Closing now could destroy it on its way.
         tokio::task::spawn_local(drain(body, hub.read_timeout));
@@ -56,7 +54,12 @@ pub(crate) async fn receive(hub: &Rc<Hub>, request: Request<Incoming>) -> Respon
     )
 }
 
-async fn take(hub: &Rc<Hub>, headers: &HeaderMap, body: &mut Incoming) -> Result<(), Refusal> {
+async fn take(
+    hub: &Rc<Hub>,
+    guest: &Rc<Guest>,
+    headers: &HeaderMap,
+    body: &mut Incoming,
+) -> Result<(), Refusal> {
     let refuse = |status, text: &str| Box::new(refuse(status, text));
     if let Err(text) = hub.identity.check(headers) {
         hub.inbox.count_unknown_snapshot_failure();
@@ -93,12 +96,14 @@ async fn take(hub: &Rc<Hub>, headers: &HeaderMap, body: &mut Incoming) -> Result
     let Some(account) = hub.inbox.account(from) else {
         return Err(refuse(StatusCode::FORBIDDEN, "failed to process raft message (unknown sender)"));
     };
-    if hub.receiving.get() >= SNAPSHOTS_RECEIVED_MAX {
+    let at_home =
+        guest.address.is_some() && hub.member(from).is_some_and(|peer| peer.reached_at() == guest.address);
+    let Some(place) = hub.receiving.take(guest, at_home) else {
         let text = "failed to save KV snapshot (too many are being received)";
         return Err(refuse(StatusCode::SERVICE_UNAVAILABLE, text));
-    }
+    };
 
-    let mut receiving = Receiving::begin(&hub.receiving, &account);
+    let mut receiving = Receiving::begin(hub, place, &account);
     match hand_over(hub, &account, message, rest, body, pace).await {
         Ok(()) => {
             receiving.delivered = true;
@@ -199,25 +204,25 @@ async fn drain(mut body: Incoming, at_most: Duration) {
     let _ = tokio::time::timeout(at_most, all).await;
 }
 
-/// Counts one snapshot that comes in, also when its request is dropped.
+/// One snapshot that comes in, with its place, also when its request is dropped.
 struct Receiving<'a> {
-    count: &'a Cell<usize>,
+    hub: &'a Hub,
+    place: u64,
     account: &'a Account,
     begun: Instant,
     delivered: bool,
 }
 
 impl<'a> Receiving<'a> {
-    fn begin(count: &'a Cell<usize>, account: &'a Account) -> Receiving<'a> {
-        count.set(count.get() + 1);
+    fn begin(hub: &'a Hub, place: u64, account: &'a Account) -> Receiving<'a> {
         account.counters.snapshots_received.begin();
-        Receiving { count, account, begun: Instant::now(), delivered: false }
+        Receiving { hub, place, account, begun: Instant::now(), delivered: false }
     }
 }
 
 impl Drop for Receiving<'_> {
     fn drop(&mut self) {
-        self.count.set(self.count.get() - 1);
+        self.hub.receiving.leave(self.place);
         self.account.counters.snapshots_received.end(self.delivered.then(|| self.begun.elapsed()));
     }
 }

@@ -1,6 +1,7 @@
 use std::cell::RefCell;
 use std::future::Future;
 use std::io::{self, IoSlice};
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -55,6 +56,11 @@ impl Socket {
         #[cfg(target_os = "linux")]
         socket.set_tcp_user_timeout(Some(write_timeout))?;
         Ok(Socket { stream, write_timeout, stalled: None, read_bytes: 0, written_bytes: 0 })
+    }
+
+    /// The address at the other end.
+    pub(crate) fn address(&self) -> Option<IpAddr> {
+        self.stream.peer_addr().ok().map(|address| address.ip().to_canonical())
     }
 
     fn poll_send(

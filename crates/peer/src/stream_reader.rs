@@ -94,6 +94,7 @@ async fn attempt(hub: &Rc<Hub>, peer: &Peer, kind: Kind, endpoint: &Endpoint) ->
         }
         error.to_string()
     })?;
+    let address = socket.address();
     let handshake = hyper::client::conn::http1::handshake(socket).await;
     let (mut sender, connection) = handshake.map_err(|error| text(&error))?;
     let mut connection = Box::pin(connection);
@@ -119,6 +120,7 @@ async fn attempt(hub: &Rc<Hub>, peer: &Peer, kind: Kind, endpoint: &Endpoint) ->
     };
     let status = answer.status();
     if status == StatusCode::OK {
+        peer.was_reached_at(address);
         let connection = (!ended).then_some(connection);
         return Ok(Stream { connection, body: answer.into_body() });
     }

@@ -1,7 +1,7 @@
 //! HTTP by hand, to see every byte.
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 
 use crate::kit::DEADLINE;
 
@@ -30,6 +30,18 @@ impl Answer {
 /// Opens a connection to `http://host:port`.
 pub fn connect(url: &str) -> TcpStream {
     let stream = TcpStream::connect(url.strip_prefix("http://").unwrap()).unwrap();
+    stream.set_read_timeout(Some(DEADLINE)).unwrap();
+    stream.set_write_timeout(Some(DEADLINE)).unwrap();
+    stream
+}
+
+/// The same, from this address.
+pub fn connect_from(address: [u8; 4], url: &str) -> TcpStream {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::from((address, 0)).into()).unwrap();
+    let to: SocketAddr = url.strip_prefix("http://").unwrap().parse().unwrap();
+    socket.connect(&to.into()).unwrap();
+    let stream = TcpStream::from(socket);
     stream.set_read_timeout(Some(DEADLINE)).unwrap();
     stream.set_write_timeout(Some(DEADLINE)).unwrap();
     stream

@@ -183,6 +183,36 @@ fn a_connection_that_breaks_never_looks_like_an_end() {
 }
 
 #[test]
+fn strangers_with_slow_snapshots_make_way_for_the_member_whom_they_name() {
+    let (one, two) = two();
+    let seen = reads(&two);
+    let headers = with(with(headers("1"), "X-Mainstay-Snapshot", "1"), "Transfer-Encoding", "chunked");
+    let envelope = metadata(1, 2).encode_to_vec();
+    let mut body = (envelope.len() as u64).to_be_bytes().to_vec();
+    body.extend(&envelope);
+    body.extend(b"half");
+    // From another address than that at which the member is reached.
+    let strangers: Vec<_> = (0..5)
+        .map(|_| {
+            let mut stream = raw::connect_from([127, 0, 0, 2], &two.url);
+            stream.write_all(&raw::head("POST", "/raft/snapshot", &headers)).unwrap();
+            stream.write_all(&raw::chunk(&body)).unwrap();
+            stream
+        })
+        .collect();
+    let in_flight = || two.peers.figures().peers[&1].snapshots_received.in_flight;
+    kit::until("they have all places", || (in_flight() == 4).then_some(()));
+    one.peers.send_snapshot(metadata(1, 2), Box::new(Source::of(4)));
+    one.recorder.wait("sent", |heard| (!heard.snapshots_sent.is_empty()).then_some(()));
+    assert_eq!(one.recorder.with(|heard| heard.snapshots_sent.clone()), [(2, true)]);
+    // One of them has made way.
+    kit::until("one is broken", || (seen.lock().unwrap().len() == 2).then_some(()));
+    assert_eq!(in_flight(), 3);
+    assert!(seen.lock().unwrap().iter().any(|(_, seen)| seen.error.is_some()));
+    drop(strangers);
+}
+
+#[test]
 fn a_snapshot_is_broken_off_when_its_receiver_stops() {
     let (one, two) = two();
     let seen = reads(&two);
