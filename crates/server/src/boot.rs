@@ -292,7 +292,10 @@ fn front_options(config: &Config, shards: usize, segments: usize) -> Result<fron
             reserved + CONNECTIONS_MIN
         ));
     }
-    let budget_bytes = client_memory_bytes(config);
+    let message_bytes_max = usize::try_from(config.max_request_bytes)
+        .unwrap_or(usize::MAX)
+        .saturating_add(api::limits::GRPC_OVERHEAD_BYTES);
+    let budget_bytes = client_memory_bytes(config.client_memory_bytes, message_bytes_max);
     Ok(front::Options {
         shards,
         budget: front::Budget::new(budget_bytes),
@@ -300,9 +303,7 @@ fn front_options(config: &Config, shards: usize, segments: usize) -> Result<fron
         answer_bytes_max: defaults.answer_bytes_max.min(budget_bytes / 4),
         connections_max,
         methods: api::METHODS.len(),
-        message_bytes_max: usize::try_from(config.max_request_bytes)
-            .unwrap_or(usize::MAX)
-            .saturating_add(api::limits::GRPC_OVERHEAD_BYTES),
+        message_bytes_max,
         max_concurrent_streams: config.max_concurrent_streams,
         keepalive_interval: config.grpc_keepalive_interval,
         keepalive_timeout: config.grpc_keepalive_timeout,
@@ -311,16 +312,19 @@ fn front_options(config: &Config, shards: usize, segments: usize) -> Result<fron
     })
 }
 
-/// Less than this for all clients is no service: a few of the largest requests must fit.
+/// Less than this for all clients is no service.
 const CLIENT_MEMORY_BYTES_MIN: usize = 32 << 20;
+/// So many of the largest messages must fit.
+const MESSAGES_MIN: usize = 4;
 
 /// What all clients together may make this member hold: as told, or a quarter of the memory there is.
-fn client_memory_bytes(config: &Config) -> usize {
-    let bytes = match config.client_memory_bytes {
+fn client_memory_bytes(told: Option<u64>, message_bytes_max: usize) -> usize {
+    let bytes = match told {
         Some(bytes) => bytes,
         None => crate::memory::available_bytes() / 4,
     };
-    usize::try_from(bytes).unwrap_or(usize::MAX).max(CLIENT_MEMORY_BYTES_MIN)
+    let least = CLIENT_MEMORY_BYTES_MIN.max(message_bytes_max.saturating_mul(MESSAGES_MIN));
+    usize::try_from(bytes).unwrap_or(usize::MAX).max(least)
 }
 
 fn spawn<T: Send + 'static>(
@@ -372,5 +376,22 @@ impl Running {
             self.evidence.close(&self.shared.identity, end).map_err(|e| e.to_string())?;
         }
         outcome
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_few_of_the_largest_messages_fit_into_the_memory_for_clients() {
+        for (told, message, held) in [
+            (1, 2 << 20, 32 << 20),
+            (1, 20 << 20, 80 << 20),
+            (100 << 20, 20 << 20, 100 << 20),
+            (100 << 20, usize::MAX, usize::MAX),
+        ] {
+            assert_eq!(client_memory_bytes(Some(told), message), held);
+        }
     }
 }
