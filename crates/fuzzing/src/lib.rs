@@ -27,6 +27,8 @@ mod compare;
 pub mod comparing;
 pub mod configuration;
 pub mod cost;
+pub mod cost_services;
+pub mod cost_watches;
 pub mod front_port;
 pub mod index;
 pub mod journal;
@@ -72,7 +74,9 @@ pub static TARGETS: &[Target] = &[
     Target { name: "config", run: configuration::run, seeds: configuration::seeds },
     Target { name: "config_values", run: configuration::run_values, seeds: configuration::seeds_values },
     Target { name: "cost_connections", run: cost::run_connections, seeds: cost::seeds_connections },
+    Target { name: "cost_services", run: cost_services::run, seeds: cost_services::seeds },
     Target { name: "cost_transactions", run: cost::run_transactions, seeds: cost::seeds_transactions },
+    Target { name: "cost_watches", run: cost_watches::run, seeds: cost_watches::seeds },
     Target { name: "front_frames", run: front_port::run_frames, seeds: front_port::seeds_frames },
     Target { name: "front_http1", run: front_port::run_http1, seeds: front_port::seeds_http1 },
     Target { name: "front_http2", run: front_port::run_http2, seeds: front_port::seeds_http2 },

@@ -20,7 +20,7 @@ use mvcc::Snapshot;
 use planted::Bug;
 
 use super::drive::{self, Requests, Responses};
-use super::index::{End, Index, Keys, Place};
+use super::index::{Index, Keys, Place};
 use super::response::NO_WATCH;
 use super::slice::{Portion, Slice, event_len};
 use super::stream::{Queued, Stream, Watch};
@@ -614,15 +614,7 @@ impl Hub {
         if request.start_revision < 0 {
             return Err(error::COMPACTED);
         }
-        // Copies, since what was decoded keeps the whole frame that it came in.
-        let key = if request.key.is_empty() { &b"\0"[..] } else { &request.key };
-        let key = Bytes::copy_from_slice(key);
-        let keys = match &*request.range_end {
-            b"" => Keys::Single(key),
-            b"\0" => Keys::Range(key, End::Unbounded),
-            end if *end <= *key => return Err(error::WATCH_EMPTY_RANGE),
-            end => Keys::Range(key, End::Before(Bytes::copy_from_slice(end))),
-        };
+        let keys = Keys::of_request(&request.key, &request.range_end).ok_or(error::WATCH_EMPTY_RANGE)?;
         let watches = stream.watches.borrow();
         let id = if request.watch_id != 0 {
             if watches.contains_key(&request.watch_id) {

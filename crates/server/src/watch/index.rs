@@ -38,6 +38,20 @@ pub(super) enum Keys {
     Range(Bytes, End),
 }
 
+impl Keys {
+    /// Those that a request asks for: one key, those before an end, or with the end `\0` all from one on. `None` if that
+    /// is none. The bytes are copied, since what was decoded keeps the whole frame that it came in.
+    pub fn of_request(key: &[u8], range_end: &[u8]) -> Option<Keys> {
+        let key = Bytes::copy_from_slice(if key.is_empty() { b"\0" } else { key });
+        match range_end {
+            b"" => Some(Keys::Single(key)),
+            b"\0" => Some(Keys::Range(key, End::Unbounded)),
+            end if *end <= *key => None,
+            end => Some(Keys::Range(key, End::Before(Bytes::copy_from_slice(end)))),
+        }
+    }
+}
+
 /// Things in the order of their serial numbers. One thing, which is what most keys have, takes no memory of its own.
 #[derive(Debug)]
 enum Crowd<T> {

@@ -18,6 +18,7 @@
 //! - everything runs on one thread, and nobody is woken while a cell is borrowed.
 
 mod drive;
+pub mod fuzzing;
 mod hub;
 mod index;
 mod response;
