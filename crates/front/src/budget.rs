@@ -1,4 +1,4 @@
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BinaryHeap, HashMap};
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
@@ -257,6 +257,20 @@ impl Drop for Shared {
     }
 }
 
+thread_local! {
+    /// The account of the connection whose turn it is on this thread.
+    static TURN: RefCell<Option<Rc<Account>>> = const { RefCell::new(None) };
+}
+
+/// A turn of a connection, until it is dropped.
+pub(crate) struct AccountTurn(Option<Rc<Account>>);
+
+impl Drop for AccountTurn {
+    fn drop(&mut self) {
+        TURN.replace(self.0.take());
+    }
+}
+
 /// Bytes charged to a [`Budget`], and to no connection, until this is dropped.
 #[derive(Debug)]
 pub struct Charge {
@@ -400,6 +414,17 @@ impl Account {
         self.wake_when_doomed(cx.waker());
         // It may have been doomed before the waker was there.
         if self.holder.doomed.load(SeqCst) { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    /// The account of the connection whose turn it is on this thread, so that a service can charge what it holds for a
+    /// unary call: these are answered within the turns of their connection. `None` outside of a front.
+    pub fn of_turn() -> Option<Rc<Account>> {
+        TURN.with_borrow(Clone::clone)
+    }
+
+    /// Begins a turn of this connection.
+    pub(crate) fn begin_turn(self: &Rc<Self>) -> AccountTurn {
+        AccountTurn(TURN.replace(Some(self.clone())))
     }
 
     /// The budget that this account is charged to.
@@ -591,6 +616,22 @@ mod tests {
         assert!(account.is_doomed());
         drop(charge);
         assert!(budget.held_bytes() < 41 * MIB);
+    }
+
+    #[test]
+    fn a_service_finds_whose_turn_it_is() {
+        let budget = Budget::new(64 * MIB);
+        let (one, other) = (budget.open(peer(1)), budget.open(peer(2)));
+        let whose = || Account::of_turn().map(|account| Rc::ptr_eq(&account, &one));
+        assert_eq!(whose(), None);
+        let turn = one.begin_turn();
+        assert_eq!(whose(), Some(true));
+        let inner = other.begin_turn();
+        assert_eq!(whose(), Some(false));
+        drop(inner);
+        assert_eq!(whose(), Some(true));
+        drop(turn);
+        assert_eq!(whose(), None);
     }
 
     #[test]

@@ -175,6 +175,7 @@ pub(crate) async fn serve<S: Transport + 'static>(
 impl<S: Transport> Connection<S> {
     /// One turn: everything that is ready, then one write.
     fn poll_turn(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let _turn = self.around.account.begin_turn();
         self.turn.begin(cx.waker());
         self.socket.borrow_mut().begin_turn();
         self.around.unpacked.set(0);

@@ -43,8 +43,9 @@ pub(crate) async fn serve<S: Transport + 'static>(
     let _buffers = account.hold(BUFFER_BYTES_MAX);
     // Charged until the next request: the connection is not told when an answer has gone.
     let held = Rc::new(RefCell::new(account.hold(0)));
+    let whose = account.clone();
     let answer = hyper::service::service_fn(move |request: Request<Incoming>| {
-        let (service, held) = (service.clone(), held.clone());
+        let (service, held, whose) = (service.clone(), held.clone(), whose.clone());
         async move {
             let (mut parts, body) = request.into_parts();
             held.borrow_mut().set(0);
@@ -54,7 +55,14 @@ pub(crate) async fn serve<S: Transport + 'static>(
                 Err(_) => return Ok(plain(StatusCode::REQUEST_TIMEOUT)),
             };
             parts.extensions.insert(peer);
-            let answer = service.http(Request::from_parts(parts, body)).await;
+            let turn = whose.begin_turn();
+            let mut answering = service.http(Request::from_parts(parts, body));
+            drop(turn);
+            let answer = poll_fn(|cx| {
+                let _turn = whose.begin_turn();
+                answering.as_mut().poll(cx)
+            })
+            .await;
             held.borrow_mut().set(answer.body().len());
             Ok(answer.map(Full::new))
         }

@@ -160,8 +160,8 @@ impl Shared {
         (AsOf::new(moment, Arc::new(registered)), state)
     }
 
-    /// The state of a view just published, for the core, before it removes anything more: with all that is physically
-    /// there, or what can be read, as the moment says.
+    /// The state of a view just published: with all that is physically there, or what can be read, as the moment says.
+    /// Only for the core, before it removes anything more, is that certain to be there; a shard may find it removed.
     pub fn read_long_at(self: &Arc<Shared>, reader: Reader, moment: Moment) -> AsOf {
         let registered = self.register(reader);
         registered.needs(&moment);

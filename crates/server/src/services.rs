@@ -10,6 +10,7 @@ mod cluster;
 mod kv;
 mod lease;
 mod maintenance;
+mod pieces;
 mod range;
 
 use std::any::Any;

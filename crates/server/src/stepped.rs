@@ -23,7 +23,7 @@ use std::task::{Context, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use api::{Status, error, raftpb};
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use consensus::Fetch;
 use disk::Disk;
 use front::{Answer, Close, Closing, Head, LocalBoxFuture, Service, Shard, ShardId, Unary};
@@ -394,13 +394,30 @@ impl Stepped {
     /// As [`Stepped::unary`]: resolves to the answer's bytes. To be polled between [`Stepped::poll_tasks`], or as one
     /// of the member's tasks.
     pub fn call(&self, path: &str, message: Bytes) -> LocalBoxFuture<Result<Bytes, Status>> {
+        let pieces = self.call_in_pieces(path, message);
+        Box::pin(async move {
+            let mut pieces = pieces.await?;
+            Ok(if pieces.len() == 1 { pieces.remove(0) } else { pieces.concat().into() })
+        })
+    }
+
+    /// As [`Stepped::call`]: resolves to the pieces in which the answer is made, one for an answer made as a whole.
+    pub fn call_in_pieces(&self, path: &str, message: Bytes) -> LocalBoxFuture<Result<Vec<Bytes>, Status>> {
         let answer = self.unary(path, message);
         Box::pin(async move {
-            whole(match answer {
+            let answer = match answer {
                 Unary::Done(answer) => answer?,
                 Unary::Later(answer) => answer.await?,
-            })
-            .await
+            };
+            let (len, mut source) = match answer {
+                Answer::Whole(bytes) => return Ok(vec![bytes]),
+                Answer::Pieces { len, source, .. } => (len, source),
+            };
+            let mut pieces = Vec::new();
+            while let Some(piece) = poll_fn(|context| source(len, context)).await? {
+                pieces.push(piece);
+            }
+            Ok(pieces)
         })
     }
 
@@ -496,19 +513,5 @@ impl Stepped {
     /// What never changes while the member runs.
     pub fn identity(&self) -> &Identity {
         &self.shared.identity
-    }
-}
-
-/// An answer as one message.
-async fn whole(answer: Answer) -> Result<Bytes, Status> {
-    match answer {
-        Answer::Whole(bytes) => Ok(bytes),
-        Answer::Pieces { len, mut source, .. } => {
-            let mut all = BytesMut::with_capacity(len);
-            while let Some(piece) = poll_fn(|context| source(len, context)).await? {
-                all.extend_from_slice(&piece);
-            }
-            Ok(all.freeze())
-        }
     }
 }

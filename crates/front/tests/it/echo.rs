@@ -11,11 +11,13 @@ use std::time::{Duration, Instant};
 use api::{Code, Status};
 use bytes::Bytes;
 use mainstay_front::{
-    Answer, Front, Head, Inbound, Kind, LocalBoxFuture, Method, Options, Outbound, Service, Shard, Unary,
+    Account, Answer, Front, Head, Inbound, Kind, LocalBoxFuture, Method, Options, Outbound, Service, Shard,
+    Unary,
 };
 
 /// Methods by name; their place is their id.
-const METHODS: [(&str, Kind); 13] = [
+const METHODS: [(&str, Kind); 14] = [
+    ("/test.Echo/Holds", Kind::Unary),
     ("/test.Echo/Unary", Kind::Unary),
     ("/test.Echo/Later", Kind::Unary),
     ("/test.Echo/Never", Kind::Unary),
@@ -99,6 +101,13 @@ impl Service for Echo {
             })),
             "/test.Echo/Never" => Unary::Later(Box::pin(async move {
                 let _alive = alive;
+                std::future::pending().await
+            })),
+            // Holds so many bytes for the call, which it learns of only once it has waited.
+            "/test.Echo/Holds" => Unary::Later(Box::pin(async move {
+                let _alive = alive;
+                tokio::task::yield_now().await;
+                let _held = Account::of_turn().map(|account| account.hold(number(&message)));
                 std::future::pending().await
             })),
             "/test.Echo/Fail" => Unary::Done(Err(Status::with(

@@ -172,6 +172,28 @@ fn answers_in_pieces_are_charged_while_they_wait() {
 }
 
 #[test]
+fn what_a_service_holds_for_a_call_is_charged_to_its_client() {
+    let budget = Budget::new(16 * MIB);
+    let running = run(&budget, Options::default());
+    let mut raws: Vec<Raw> = (0..2).map(|_| Raw::h2(running.address, &[])).collect();
+    let call = |bytes: usize| {
+        let mut call = frame(HEADERS, END_HEADERS, 1, &call_block("/test.Echo/Holds", &[]));
+        call.extend(frame(DATA, END_STREAM, 1, &message(0, bytes.to_string().as_bytes())));
+        call
+    };
+    raws[0].send(&call(7 * MIB));
+    block_on(until("it is charged", || budget.held_bytes() > 7 * MIB));
+    raws[1].send(&call(10 * MIB));
+    // Who holds most pays.
+    sent_off(&mut raws[1]);
+    block_on(until("it is given back", || budget.held_bytes() < 8 * MIB));
+    assert!(budget.held_bytes() > 7 * MIB && budget.connections_shed() == 1);
+    serves_others(&running);
+    drop(raws);
+    block_on(until("all is given back", || budget.held_bytes() < MIB));
+}
+
+#[test]
 fn what_calls_leave_behind_is_charged() {
     const CALLS: usize = 2000;
     let budget = Budget::new(64 * MIB);

@@ -4,7 +4,7 @@ use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 
 use api::etcdserverpb::request_op::Request;
-use api::etcdserverpb::{RangeRequest, RequestOp, TxnRequest};
+use api::etcdserverpb::{RangeRequest, RequestOp, TxnRequest, TxnResponse, range_request};
 use prost::Message as _;
 
 use crate::client::{path, put_op};
@@ -106,6 +106,46 @@ fn answers_that_nobody_takes() {
         serves_others(&member);
     }
     held_its_bound(&member, before, "500 answers of 1.4 MB that nobody takes");
+}
+
+#[test]
+fn ranges_in_another_order() {
+    let dir = TempDir::in_memory("sorted");
+    let member = member(&dir);
+    run(async {
+        let client = member.client().await;
+        for n in 0..60 {
+            let puts = (0..100).map(|key| put_op(format!("{n}-{key}-{}", "k".repeat(1000)), "x"));
+            let request = TxnRequest { success: puts.collect(), ..TxnRequest::default() };
+            let _: TxnResponse = client.call(path::TXN, &request).await.expect("puts are served");
+        }
+    });
+    let before = member.peak_bytes();
+    // Each gathers 7 MB of keys, all of them at once.
+    let read = RangeRequest {
+        key: vec![0].into(),
+        range_end: vec![0].into(),
+        sort_target: range_request::SortTarget::Mod as i32,
+        sort_order: range_request::SortOrder::Descend as i32,
+        ..RangeRequest::default()
+    };
+    let mut open = Vec::new();
+    run(async {
+        // It comes first: while all is held by its address, no connection of that is taken.
+        let client = member.client().await;
+        for _ in 0..12 {
+            let mut hand = Hand::connect(member.client_address(), 0);
+            for number in 0..4 {
+                let _ = hand.stream.write_all(&call(2 * number + 1, path::RANGE, &read.encode_to_vec()));
+            }
+            open.push(hand);
+        }
+        for _ in 0..20 {
+            client.put("other", "x").await.expect("puts are served");
+            client.get("other").await.expect("reads are served");
+        }
+    });
+    held_its_bound(&member, before, "48 ranges in another order");
 }
 
 #[test]

@@ -5,7 +5,6 @@
 //! member builds an answer that nobody waits for, and the core builds none at all. As for a large Range, there are two
 //! walks, both in slices: one that adds up lengths, one that makes the answer piece by piece as the client takes it.
 
-use std::cell::Cell;
 use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
@@ -13,15 +12,15 @@ use std::task::{Context, Poll, ready};
 use api::etcdserverpb::ResponseHeader;
 use api::{Code, Status, error};
 use bytes::{BufMut as _, Bytes, BytesMut};
-use front::Answer;
+use front::{Account, Answer, Held};
 use machine::found::{Found, Projection, kv_len, put_kv, put_varint};
 use machine::txn::{Deleted, OpOutcome, Past, Read, TxnOutcome};
 use machine::{AsOf, range};
 use mvcc::Version;
 
-use super::choose::{Chooser, GATHERED_BYTES_MAX, Seen};
-use super::range::{BYTES_AT_ONCE, KEYS_PER_SLICE, MESSAGE_BYTES_MAX, projected, slice};
-use super::unreadable;
+use super::choose::{Chooser, Seen, gathered_bytes_max};
+use super::range::{BYTES_AT_ONCE, KEYS_PER_SLICE, projected, slice};
+use super::{pieces, unreadable};
 use crate::encode::{self, field_len, put_number};
 use crate::values::{Attempt, LogValues, made};
 
@@ -115,9 +114,16 @@ struct Evaluation {
     values: Rc<LogValues>,
     /// Bytes that sorting may still gather.
     gather: usize,
+    /// Charges what it has gathered to the client that is served.
+    held: Option<Held>,
 }
 
 impl Evaluation {
+    fn new(state: AsOf, values: Rc<LogValues>) -> Evaluation {
+        let held = Account::of_turn().map(|account| account.hold(0));
+        Evaluation { state, values, gather: gathered_bytes_max(), held }
+    }
+
     /// Measures all reads, in the order in which the answer holds them.
     async fn measure_all(&mut self, outcome: &TxnOutcome) -> Result<Vec<Measured>, Status> {
         let mut measured = Vec::new();
@@ -205,8 +211,12 @@ impl Evaluation {
         let Looked { keys, kvs, count } = looked;
         if let Some(chooser) = chooser {
             let (found, more) = chooser.finish().await;
-            self.gather = self.gather.saturating_sub(found.len() * size_of::<(i64, u32)>());
-            let chosen = found.iter().map(change).collect();
+            let chosen: Vec<_> = found.iter().map(change).collect();
+            let bytes = chosen.capacity() * size_of::<(i64, u32)>();
+            self.gather = self.gather.saturating_sub(bytes);
+            if let Some(held) = &mut self.held {
+                held.set(held.bytes() + bytes);
+            }
             let kvs =
                 found.into_iter().map(|found| field_len(projected(found, projection).encoded_len())).sum();
             return Ok(Measured { kvs, more, count, keys: Keys::Chosen(chosen) });
@@ -220,17 +230,13 @@ impl Evaluation {
     async fn answer(self, mut rope: Rope) -> Result<Answer, Status> {
         rope.cut();
         let len = rope.len;
-        if len > MESSAGE_BYTES_MAX {
-            let text =
-                format!("grpc: trying to send message larger than max ({len} vs. {MESSAGE_BYTES_MAX})");
-            return Err(Status::with(Code::ResourceExhausted, text));
-        }
+        pieces::check_len(len)?;
         rope.parts.reverse();
         let values = Attempt::new(self.values);
-        let mut pieces = Pieces { state: self.state, values, parts: rope.parts };
+        let mut rest = Pieces { state: self.state, values, parts: rope.parts };
         if len <= BYTES_AT_ONCE {
             let mut out = BytesMut::with_capacity(len);
-            while let Some(piece) = poll_fn(|context| pieces.poll_next(BYTES_AT_ONCE, context)).await? {
+            while let Some(piece) = poll_fn(|context| rest.poll_next(BYTES_AT_ONCE, context)).await? {
                 if piece.is_empty() {
                     tokio::task::yield_now().await;
                 }
@@ -239,28 +245,12 @@ impl Evaluation {
             debug_assert_eq!(out.len(), len);
             return Ok(Answer::Whole(out.freeze()));
         }
-        let mut held = Bytes::new();
-        let rest = pieces.parts.iter().map(Part::held_bytes).sum();
-        let kept = Rc::new(Cell::new(rest));
-        let noted = Rc::clone(&kept);
-        let source = move |bytes_max: usize, context: &mut Context<'_>| {
-            if held.is_empty() {
-                held = match ready!(pieces.poll_next(bytes_max.min(BYTES_AT_ONCE), context))? {
-                    Some(piece) => piece,
-                    None => return Poll::Ready(Ok(None)),
-                };
-            }
-            if held.is_empty() {
-                // None of the keys looked at were there; other calls run before the next are.
-                context.waker().wake_by_ref();
-                return Poll::Pending;
-            }
-            let piece = held.split_to(held.len().min(bytes_max));
-            // A value of which only the beginning was taken is here whole. What parts were made of goes in the end.
-            noted.set(rest + if held.is_empty() { 0 } else { held.len() + piece.len() });
-            Poll::Ready(Ok(Some(piece)))
-        };
-        Ok(Answer::Pieces { len, source: Box::new(source), held: kept })
+        // What parts were made of goes in the end.
+        let kept = rest.parts.iter().map(Part::held_bytes).sum();
+        pieces::answer(len, kept, move |bytes_max, context| {
+            let piece = ready!(rest.poll_next(bytes_max.min(BYTES_AT_ONCE), context))?;
+            Poll::Ready(Ok(piece.map(|piece| (piece, kept))))
+        })
     }
 }
 
@@ -468,7 +458,7 @@ pub(super) async fn txn(
     header: ResponseHeader,
     outcome: TxnOutcome,
 ) -> Result<Answer, Status> {
-    let mut evaluation = Evaluation { state, values, gather: GATHERED_BYTES_MAX };
+    let mut evaluation = Evaluation::new(state, values);
     let mut measured = evaluation.measure_all(&outcome).await?.into_iter();
     let rope = txn_rope(&header, &outcome, &mut measured);
     evaluation.answer(rope).await
@@ -481,7 +471,7 @@ pub(super) async fn delete_range(
     header: ResponseHeader,
     deleted: Deleted,
 ) -> Result<Answer, Status> {
-    let mut evaluation = Evaluation { state, values, gather: GATHERED_BYTES_MAX };
+    let mut evaluation = Evaluation::new(state, values);
     let measured = evaluation.measure(&deleted.previous).await?;
     evaluation.answer(delete_rope(&header, &deleted, Some(measured))).await
 }
@@ -631,7 +621,7 @@ mod tests {
             past.request.sort_target = 3;
         }
         let state = AsOf::new(moment, Arc::clone(&newest) as Arc<dyn Newest>);
-        let mut evaluation = Evaluation { state, values, gather: 1 };
+        let mut evaluation = Evaluation { gather: 1, ..Evaluation::new(state, values) };
         let measured = crate::block_on::block_on(evaluation.measure_all(&outcome));
         let status = measured.map(|_| ()).expect_err("is too much");
         assert_eq!(

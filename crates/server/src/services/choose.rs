@@ -10,6 +10,7 @@ use api::etcdserverpb::RangeRequest;
 use api::etcdserverpb::range_request::{SortOrder, SortTarget};
 use api::{Code, Status};
 use bytes::BytesMut;
+use front::{Account, Held};
 use machine::found::{Found, read_version};
 use machine::{Values, range};
 use mvcc::Version;
@@ -17,7 +18,15 @@ use mvcc::Version;
 use super::unreadable;
 
 /// Bytes of keys, and of values where these are sorted by, that one request may have gathered at a time (COMPAT-73).
-pub(super) const GATHERED_BYTES_MAX: usize = 256 << 20;
+const GATHERED_BYTES_MAX: usize = 256 << 20;
+/// It may be no larger a part of what all clients together may make the server hold.
+const GATHERED_PART: usize = 4;
+
+/// What the request being served may have gathered at a time.
+pub(super) fn gathered_bytes_max() -> usize {
+    let budget = Account::of_turn().map_or(usize::MAX, |account| account.budget().bytes_max());
+    GATHERED_BYTES_MAX.min(budget / GATHERED_PART)
+}
 /// Bytes that a key takes beside itself.
 const ITEM_BYTES: usize = size_of::<Item>();
 /// Keys that are sorted between two looks at other calls.
@@ -58,6 +67,8 @@ pub(super) struct Chooser {
     bytes: usize,
     bytes_max: usize,
     passed: u64,
+    /// Charges what is held to the client that is served.
+    held: Option<Held>,
     /// The most items held so far.
     #[cfg(test)]
     held_max: usize,
@@ -69,6 +80,7 @@ impl Chooser {
             Ok(0) | Err(_) => usize::MAX,
             Ok(limit) => limit,
         };
+        // In the turn of the connection that asks: whatever is held is charged to that.
         Chooser {
             request: request.clone(),
             target: SortTarget::try_from(request.sort_target).unwrap_or(SortTarget::Key),
@@ -78,6 +90,7 @@ impl Chooser {
             bytes: 0,
             bytes_max,
             passed: 0,
+            held: Account::of_turn().map(|account| account.hold(0)),
             #[cfg(test)]
             held_max: 0,
         }
@@ -117,7 +130,11 @@ impl Chooser {
     /// When too much would have to be held.
     pub fn take(&mut self, seen: Seen) -> Result<(), Status> {
         self.passed += seen.passed;
-        seen.items.into_iter().try_for_each(|item| self.hold(item))
+        seen.items.into_iter().try_for_each(|item| self.hold(item))?;
+        if let Some(held) = &mut self.held {
+            held.set(self.bytes);
+        }
+        Ok(())
     }
 
     fn hold(&mut self, item: Item) -> Result<(), Status> {
@@ -291,7 +308,7 @@ mod tests {
                         ..RangeRequest::default()
                     };
                     let mut all: Vec<Found> = Vec::new();
-                    let mut chooser = Chooser::new(&request, GATHERED_BYTES_MAX);
+                    let mut chooser = Chooser::new(&request, gathered_bytes_max());
                     let mut seen = Seen::default();
                     for (n, version) in snapshot.range(KeyRange::ALL, 0).expect("is there").enumerate() {
                         chooser.look(version, &Placed, &mut seen).expect("is read");

@@ -15,7 +15,7 @@ use machine::txn::{Compared, LookedAt, Read};
 use machine::{AsOf, Outcome, ReadError, check};
 
 use super::choose::READ_AT_ONCE;
-use super::range::KEYS_PER_SLICE;
+use super::range::{BYTES_AT_ONCE, KEYS_PER_SLICE};
 use super::{Services, UNPARSEABLE, answers, decode, unreadable, whole};
 use crate::core::{Ask, Pinned, ReplyBody, Ticket, command};
 use crate::encode;
@@ -188,14 +188,20 @@ impl Services {
         self.propose_then(field::TXN, message, false, "Txn", |services, outcome, pin, header| {
             let Outcome::Txn(txn) = outcome else { return Err(error::STOPPED) };
             let header = ResponseHeader { revision: txn.revision, ..header };
-            match &pin {
-                Some(Pinned(_, Some(state))) => {
-                    let (state, values) = (AsOf::clone(state), Rc::clone(&services.values));
-                    let answer = answers::txn(state, values, header, txn);
-                    Ok(Unary::Later(Box::pin(answers::written(answer))))
+            let state = match &pin {
+                Some(Pinned(_, Some(state))) => Some(AsOf::clone(state)),
+                // Many large values, such as puts answer with, are neither read nor held at once.
+                Some(Pinned(view, None)) if encode::named_len(&txn) > BYTES_AT_ONCE => {
+                    let moment = view.moment().keeping_from(txn.revision - 1);
+                    Some(services.shared.read_long_at(Reader::Range, moment))
                 }
-                _ => Ok(services.encoded(pin, move |values| encode::txn(&header, &txn, values))),
-            }
+                _ => None,
+            };
+            let Some(state) = state else {
+                return Ok(services.encoded(pin, move |values| encode::txn(&header, &txn, values)));
+            };
+            let answer = answers::txn(state, Rc::clone(&services.values), header, txn);
+            Ok(Unary::Later(Box::pin(answers::written(answer))))
         })
     }
 
@@ -250,7 +256,7 @@ impl Services {
         let outcome =
             machine::txn::read_only(&state.view.snapshot(), request, values).map_err(super::range::failed)?;
         let header = self.header(outcome.revision, state);
-        if outcome.reads_later() {
+        if outcome.reads_later() || encode::named_len(&outcome) > BYTES_AT_ONCE {
             let (state, published) = self.shared.read_long(Reader::Range);
             let outcome = machine::txn::read_only(&published.view.snapshot(), request, values)
                 .map_err(super::range::failed)?;

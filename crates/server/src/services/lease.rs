@@ -1,29 +1,27 @@
 //! Leases.
 
-use std::cell::Cell;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::task::{Context, Poll};
+use std::task::Poll;
 use std::time::Duration;
 
+use api::Status;
 use api::error;
 use api::etcdserverpb::{
     LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveRequest, LeaseKeepAliveResponse, LeaseLeasesRequest,
     LeaseLeasesResponse, LeaseRevokeRequest, LeaseRevokeResponse, LeaseStatus, LeaseTimeToLiveRequest,
     LeaseTimeToLiveResponse,
 };
-use api::{Code, Status};
 use bytes::{BufMut as _, Bytes, BytesMut};
-use front::{Answer, First, Inbound, Outbound, Unary, race};
+use front::{Answer, First, Held, Inbound, Outbound, Unary, race};
 use machine::found::put_varint;
 use machine::{Outcome, SharedMap, check};
 use prost::Message as _;
 
-use super::range::MESSAGE_BYTES_MAX;
-use super::{Services, confirmed, decode, decode_streamed, whole};
+use super::{Services, confirmed, decode, decode_streamed, pieces, whole};
 use crate::callers::Caller;
 use crate::core::{Ask, LISTED_AT_ONCE, ReplyBody};
 use crate::encode::{field_len, header_len, number_len, put_field, put_header, put_number};
@@ -41,17 +39,22 @@ mod field {
 
 /// Leases of one stream that are told apart; with more it is plain enough what the client does.
 const RENEWED_MAX: usize = 10_000;
+/// What each of them takes: its id, and what the table has beside it.
+const RENEWED_BYTES: usize = 10;
 
 /// The leases that a stream has renewed, as its client's figures count them while it is open.
 struct Renewed {
     caller: Arc<Caller>,
     ids: HashSet<i64>,
+    /// Charges them to the client.
+    held: Held,
 }
 
 impl Renewed {
     fn note(&mut self, id: i64) {
         if self.ids.len() < RENEWED_MAX && self.ids.insert(id) {
             self.caller.leases.fetch_add(1, Relaxed);
+            self.held.set(self.ids.capacity() * RENEWED_BYTES);
         }
     }
 }
@@ -67,22 +70,13 @@ type Keys = SharedMap<Bytes, ()>;
 
 /// An answer of `len` bytes, made by `next`, which gives pieces of about [`PIECE_BYTES`] and in the end an empty one, and
 /// holds `kept` bytes for it.
-fn pieces(len: usize, kept: usize, mut next: impl FnMut() -> Bytes + 'static) -> Result<Answer, Status> {
-    if len > MESSAGE_BYTES_MAX {
-        let text = format!("grpc: trying to send message larger than max ({len} vs. {MESSAGE_BYTES_MAX})");
-        return Err(Status::with(Code::ResourceExhausted, text));
-    }
-    let mut held = Bytes::new();
-    let mut piece = move |bytes_max: usize| {
-        if held.is_empty() {
-            held = next();
-        }
-        Ok((!held.is_empty()).then(|| held.split_to(held.len().min(bytes_max))))
-    };
-    let source = move |bytes_max: usize, _: &mut Context<'_>| Poll::Ready(piece(bytes_max));
+fn in_pieces(len: usize, kept: usize, mut next: impl FnMut() -> Bytes + 'static) -> Result<Answer, Status> {
     // Pieces are small, and the rest is held to the end.
-    let kept = Rc::new(Cell::new(PIECE_BYTES + kept));
-    Ok(Answer::Pieces { len, source: Box::new(source), held: kept })
+    let kept = PIECE_BYTES + kept;
+    pieces::answer(len, kept, move |_, _| {
+        let piece = next();
+        Poll::Ready(Ok((!piece.is_empty()).then_some((piece, kept))))
+    })
 }
 
 /// The answer with these keys; with many of them, piece by piece.
@@ -106,7 +100,7 @@ async fn time_to_live_answer(mut response: LeaseTimeToLiveResponse, keys: Keys) 
     }
     let mut behind: Option<Bytes> = None;
     // The list is shared with the state; what changes there is copied.
-    pieces(len, len, move || {
+    in_pieces(len, len, move || {
         let mut out = BytesMut::with_capacity(PIECE_BYTES + 4096);
         out.extend(head.take());
         let mut last = None;
@@ -237,7 +231,7 @@ impl Services {
         let mut header = Some(header);
         let kept = leases.len() * size_of::<(Duration, i64)>();
         drop(leases);
-        pieces(len, kept, move || {
+        in_pieces(len, kept, move || {
             let mut out = BytesMut::with_capacity(PIECE_BYTES + 64);
             if let Some(header) = header.take() {
                 put_header(&mut out, &header);
@@ -261,7 +255,8 @@ impl Services {
         mut outbound: Outbound,
     ) -> Result<(), Status> {
         let mut closing = self.closing.clone();
-        let mut renewed = Renewed { caller, ids: HashSet::new() };
+        let held = outbound.account().hold(0);
+        let mut renewed = Renewed { caller, ids: HashSet::new(), held };
         loop {
             let First::Left(next) = race(inbound.next(), closing.begun()).await else {
                 return Err(error::STOPPED);

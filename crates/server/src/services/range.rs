@@ -5,7 +5,6 @@
 //! more than a piece in memory, nor a view between two pieces ([`AsOf`]). Values that are not at hand are fetched, a
 //! piece's at once, while other calls go on.
 
-use std::cell::Cell;
 use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -27,8 +26,8 @@ use machine::{AsOf, Overtaken, Slice};
 use mvcc::{KeyRange, Snapshot, Version};
 use prost::Message as _;
 
-use super::choose::{Chooser, GATHERED_BYTES_MAX, Seen};
-use super::{NO_REQUEST, Services, decode, decode_streamed, unreadable};
+use super::choose::{Chooser, Seen, gathered_bytes_max};
+use super::{NO_REQUEST, Services, decode, decode_streamed, pieces, unreadable};
 use crate::encode::{field_len, header_len, number_len, put_header, put_number};
 use crate::long_reads::Reader;
 use crate::notable;
@@ -45,8 +44,6 @@ pub(super) const BYTES_AT_ONCE: usize = 128 << 10;
 pub(super) const KEYS_PER_SLICE: usize = 512;
 /// Keys looked at for one piece of an answer; at an older revision some of them may not be there.
 const KEYS_PER_PIECE: u64 = 8192;
-/// The longest message gRPC carries.
-pub(super) const MESSAGE_BYTES_MAX: usize = i32::MAX as usize;
 
 pub(super) fn failed(failure: Failure) -> Status {
     match failure {
@@ -107,6 +104,18 @@ fn key_range<'a>(start: &'a Bytes, end: &'a Bytes, behind: Option<&'a [u8]>) -> 
         Some(key) => range.after(key),
         None => range,
     }
+}
+
+/// What a range begins with that takes long.
+struct Opened {
+    state: AsOf,
+    header: ResponseHeader,
+    /// The revision that it reads.
+    revision: i64,
+    /// How many keys it has, if that takes no walk, as it does at an older revision and in later views.
+    counted: Option<u64>,
+    /// How many it may give.
+    limit: u64,
 }
 
 /// How far a piece goes.
@@ -197,31 +206,12 @@ impl Rest {
         }
     }
 
-    /// The source of an answer of `len` bytes. The front asks for at most so many at a time, so what a piece has
-    /// beyond that waits here.
-    fn into_answer(mut self, len: usize) -> Answer {
-        let mut held = Bytes::new();
-        let kept = Rc::new(Cell::new(self.kept_bytes()));
-        let noted = Rc::clone(&kept);
-        let source = move |bytes_max: usize, context: &mut Context<'_>| {
-            if held.is_empty() {
-                held = match ready!(self.poll_piece(bytes_max, context))? {
-                    Some(piece) => piece,
-                    None => return Poll::Ready(Ok(None)),
-                };
-            }
-            if held.is_empty() {
-                // None of the keys looked at were there; other calls run before the next are.
-                context.waker().wake_by_ref();
-                return Poll::Pending;
-            }
-            let piece = held.split_to(held.len().min(bytes_max));
-            // A value of which only the beginning was taken is here whole.
-            let waiting = if held.is_empty() { 0 } else { held.len() + piece.len() };
-            noted.set(self.kept_bytes() + waiting);
-            Poll::Ready(Ok(Some(piece)))
-        };
-        Answer::Pieces { len, source: Box::new(source), held: kept }
+    /// The answer of `len` bytes that this is.
+    fn into_answer(mut self, len: usize) -> Result<Answer, Status> {
+        pieces::answer(len, self.kept_bytes(), move |bytes_max, context| {
+            let piece = ready!(self.poll_piece(bytes_max, context))?;
+            Poll::Ready(Ok(piece.map(|piece| (piece, self.kept_bytes()))))
+        })
     }
 
     /// Bytes held between two pieces.
@@ -428,11 +418,6 @@ impl Services {
         (more, count): (bool, i64),
         len: usize,
     ) -> Result<Answer, Status> {
-        if len > MESSAGE_BYTES_MAX {
-            let text =
-                format!("grpc: trying to send message larger than max ({len} vs. {MESSAGE_BYTES_MAX})");
-            return Err(Status::with(Code::ResourceExhausted, text));
-        }
         let values = Attempt::new(self.values.clone());
         let rest = Rest {
             state,
@@ -445,24 +430,30 @@ impl Services {
             count,
             ended: false,
         };
-        Ok(rest.into_answer(len))
+        rest.into_answer(len)
+    }
+
+    fn open(&self, request: &RangeRequest) -> Result<Opened, Status> {
+        let (state, published) = self.shared.read_long(Reader::Range);
+        let snapshot = published.view.snapshot();
+        let revision = snapshot.resolve(request.revision).map_err(range::refused)?;
+        let counted = (revision == snapshot.current_revision())
+            .then(|| snapshot.count(KeyRange::of_request(&request.key, &request.range_end), 0));
+        Ok(Opened {
+            state,
+            header: self.header(snapshot.current_revision(), &published),
+            revision,
+            counted: counted.transpose().map_err(range::refused)?,
+            limit: match u64::try_from(request.limit) {
+                Ok(0) | Err(_) => u64::MAX,
+                Ok(limit) => limit,
+            },
+        })
     }
 
     async fn large_range(&self, request: &RangeRequest) -> Result<Answer, Status> {
-        let (state, published) = self.shared.read_long(Reader::Range);
-        let snapshot = published.view.snapshot();
-        let header = self.header(snapshot.current_revision(), &published);
-        let revision = snapshot.resolve(request.revision).map_err(range::refused)?;
-        // At an older revision, and in later views, counting is a walk.
-        let counted = (revision == snapshot.current_revision())
-            .then(|| snapshot.count(KeyRange::of_request(&request.key, &request.range_end), 0));
-        let counted = counted.transpose().map_err(range::refused)?;
-        drop(published);
+        let Opened { state, header, revision, counted, limit } = self.open(request)?;
         let projection = range::projection(request);
-        let limit = match u64::try_from(request.limit) {
-            Ok(0) | Err(_) => u64::MAX,
-            Ok(limit) => limit,
-        };
         let natural = range::is_natural(request);
         if !natural && !request.count_only {
             let (chosen, more, count, kvs) =
@@ -526,7 +517,7 @@ impl Services {
     ) -> Result<(Vec<(i64, u32)>, bool, i64, usize), Status> {
         let keys_max = range::keys_before_sort(request).unwrap_or(usize::MAX) as u64;
         let limited = RangeRequest { limit: i64::try_from(limit).unwrap_or(0), ..request.clone() };
-        let mut chooser = Chooser::new(&limited, GATHERED_BYTES_MAX);
+        let mut chooser = Chooser::new(&limited, gathered_bytes_max());
         let (mut count, mut behind): (i64, Option<Vec<u8>>) = (0, None);
         loop {
             let looked = made(self.values.clone(), |values| {
@@ -574,20 +565,9 @@ impl Services {
         check::range(&request)?;
         check_stream(&request)?;
         self.wait_readable(request.serializable).await?;
-        let (state, published) = self.shared.read_long(Reader::Range);
-        let snapshot = published.view.snapshot();
-        let header = self.header(snapshot.current_revision(), &published);
-        let revision = snapshot.resolve(request.revision).map_err(range::refused)?;
-        let counted = (revision == snapshot.current_revision())
-            .then(|| snapshot.count(KeyRange::of_request(&request.key, &request.range_end), 0));
-        let counted = counted.transpose().map_err(range::refused)?;
-        drop(published);
+        let Opened { state, header, revision, counted, limit: mut left } = self.open(&request)?;
         let projection = range::projection(&request);
         let target = self.shared.limits.request_bytes_max / 2;
-        let mut left = match u64::try_from(request.limit) {
-            Ok(0) | Err(_) => u64::MAX,
-            Ok(limit) => limit,
-        };
         if request.count_only {
             left = 0;
         } else if request.sort_target != SortTarget::Key as i32 {
@@ -666,6 +646,7 @@ impl Services {
         outbound: &mut Outbound,
     ) -> Result<(), Status> {
         let target = self.shared.limits.request_bytes_max / 2;
+        let _held = outbound.account().hold(chosen.capacity() * size_of::<(i64, u32)>());
         while !chosen.is_empty() {
             let piece = made(self.values.clone(), |values| {
                 let (mut out, mut keys) = (BytesMut::new(), 0);

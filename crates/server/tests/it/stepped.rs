@@ -536,6 +536,42 @@ fn comparing_large_values_again_and_again_is_refused_before_it_is_proposed() {
 }
 
 #[test]
+fn many_large_values_of_a_transaction_are_not_held_at_once() {
+    let mut world = World::started(1, 37, &[]);
+    for n in 0..30u8 {
+        world.put(0, &format!("k{n:02}"), &vec![n; 60_000]).expect("is taken");
+    }
+    let key = |n: u8| bytes::Bytes::from(format!("k{n:02}"));
+    let put = |n| pb::PutRequest { key: key(n), prev_kv: true, ..Default::default() };
+    let range = |n| RangeRequest { key: key(n), ..Default::default() };
+    let op = |request| RequestOp { request: Some(request) };
+    let txn = |request: &dyn Fn(u8) -> request_op::Request| TxnRequest {
+        success: (0..30).map(|n| op(request(n))).collect(),
+        ..Default::default()
+    };
+    // One that reads, and one that writes.
+    let reads = txn(&|n| request_op::Request::RequestRange(range(n)));
+    let writes = txn(&|n| request_op::Request::RequestPut(put(n)));
+    for txn in [reads, writes] {
+        let call = world.member(0).call_in_pieces(TXN, prost::Message::encode_to_vec(&txn).into());
+        let pieces = world.run(call).expect("is answered");
+        let largest = pieces.iter().map(bytes::Bytes::len).max().expect("there are some");
+        assert!(pieces.len() >= 10 && largest <= 200_000, "{} pieces, {largest} bytes", pieces.len());
+        let answer: TxnResponse =
+            prost::Message::decode(bytes::Bytes::from(pieces.concat())).expect("decodes");
+        assert_eq!(answer.responses.len(), 30);
+        for (n, response) in (0..).zip(answer.responses) {
+            let kv = match response.response.expect("is one") {
+                pb::response_op::Response::ResponseRange(mut range) => range.kvs.remove(0),
+                pb::response_op::Response::ResponsePut(put) => put.prev_kv.expect("has one"),
+                other => panic!("{other:?}"),
+            };
+            assert_eq!((kv.key, kv.value.to_vec()), (key(n), vec![n; 60_000]));
+        }
+    }
+}
+
+#[test]
 fn ranges_of_a_transaction_find_what_was_there_when_they_ran() {
     let mut world = World::started(3, 31, &[]);
     let leader = world.leader().expect("somebody leads");
