@@ -157,15 +157,12 @@ fn a_member_that_is_killed_amid_a_deletion_applies_it_whole_after_its_restart() 
     let mut world = filled(3, 52, 0, b"v");
     let deletion = begin(&world, 0, DELETE, &all());
     for killed in [1, 0] {
-        let mut steps = 0;
-        while steps < 3 {
-            world.work().expect("all go on");
-            steps += u32::from(is_amid(&world, killed));
-        }
+        world.until("it is amid the entry", |world| is_amid(world, killed));
+        world.work().expect("all go on");
         world.crash(killed);
     }
     drop(deletion);
-    // What is left does not make a quorum. It has the entry, and may not know that it is committed.
+    // The one that is left has the entry, and may not know that it is committed.
     for at in [0, 1] {
         world.start(at).expect("starts");
     }
@@ -181,9 +178,7 @@ fn nobody_sees_the_keys_of_a_lease_half_revoked() {
     let mut world = filled(1, 53, 77, b"v");
     let revoke = LeaseRevokeRequest { id: 77 };
     let mut revocation = begin(&world, 0, "/etcdserverpb.Lease/LeaseRevoke", &revoke);
-    while !is_amid(&world, 0) {
-        world.work().expect("all go on");
-    }
+    world.until("it is amid the entry", |world| is_amid(world, 0));
     world.work().expect("all go on");
     assert!(is_amid(&world, 0) && world.member(0).probe().leases == 1);
     // Whoever asks for them waits until it is whole.
