@@ -87,8 +87,6 @@ bugs! {
     CompactionDropsCurrent = "compaction-drops-current";
     /// machine: a value that was moved is not counted for its new segment, which may be deleted with it.
     MovedValueNotCounted = "moved-value-not-counted";
-    /// machine: a member that lags gets what lies behind what it holds, whether that is right or not.
-    TransferUncompared = "transfer-uncompared";
     /// server: a checkpoint says that it has one entry more than it has.
     AppliedIndexEarly = "applied-index-early";
     /// machine: a long read goes on at the newest revision instead of at its own.
@@ -156,8 +154,6 @@ bugs! {
     LeasesAllAtOnce = "leases-all-at-once";
     /// server: the clocks of leases run, and stay, on members that do not lead too.
     LeaseClocksKept = "lease-clocks-kept";
-    /// server: what has arrived of a state whose stream broke off is kept for ever.
-    BrokenStateKept = "broken-state-kept";
     /// server: the room that messages of other members took is not given back.
     ArrivalsKept = "arrivals-kept";
 }

@@ -308,7 +308,10 @@ impl Checks {
                 self.committed.push((entry_term, 0));
                 continue;
             }
-            for voters in [&now.voters[..], was_voters] {
+            // One that was removed while it led commits by those who voted before, until enough of the others know.
+            let with_itself: Vec<u64> = now.voters.iter().copied().chain([now.id]).collect();
+            let with_itself = if now.voters.contains(&now.id) { &[][..] } else { &with_itself[..] };
+            for voters in [&now.voters[..], was_voters, with_itself] {
                 let stored = voters.iter().filter(|id| self.has(**id, index, entry_term)).count();
                 if stored * 2 > voters.len() {
                     self.committed.push((entry_term, now.term));

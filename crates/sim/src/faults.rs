@@ -105,7 +105,9 @@ impl World {
         let at = self.some_member();
         let now = self.now();
         self.counts.faults += 1;
-        self.staged.disturbed(now);
+        if !matches!(kind, Fault::ClientLoss | Fault::Shrink | Fault::Farewell) {
+            self.staged.disturbed(now);
+        }
         self.trace.note(now, format_args!("fault {} at m{at}", kind.name()));
         match kind {
             Fault::Power | Fault::Kill => {

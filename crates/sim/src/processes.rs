@@ -15,6 +15,7 @@ use crate::checks::Standing;
 use crate::links::{Links, url};
 use crate::member::{Heard, Place, Process};
 use crate::network::Host;
+use crate::profile::Fault;
 use crate::schedule::{MICRO, MILLI, Nanos, SECOND};
 use crate::world::{Event, World};
 
@@ -92,6 +93,7 @@ impl World {
             reclaim_dead_bytes: u64::from(segment_bytes) * 2,
             // However an entry is cut into slices, it comes to the same.
             applied_per_turn: if at.is_multiple_of(2) { 5 } else { 2048 },
+            note_interval: Duration::from_secs(if self.profile.fails(Fault::Ambush) { 2 } else { 60 }),
         };
         let (capacity, slowly) = (self.profile.capacity(), self.profile.reads_slowly());
         let switches = Switches {

@@ -89,7 +89,7 @@ kinds! {
         Etcd = "etcd";
         /// A follower that has handed a write on is cut off until it needs a snapshot; then its leader ends, or it does.
         Strand = "strand";
-        /// A leader is stopped or stands still while it renews leases or grants them anew.
+        /// A leader is stopped or stands still while it renews leases.
         Ambush = "ambush";
         /// Nobody can take over from a leader that is being removed: the disks of the others take nothing for a while.
         NoHeir = "no-heir";
@@ -172,6 +172,10 @@ const STAGED: &[(Fault, u64)] = &[
     (Fault::Shrink, 4),
     (Fault::Tight, 10),
 ];
+
+/// What may hold up a revocation for seconds.
+pub(crate) const SLOW: &[Fault] =
+    &[Fault::Pause, Fault::Jump, Fault::Stall, Fault::SlowDisk, Fault::Full, Fault::SlowLink];
 
 /// The flags of a member, as far as they may differ between members.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -374,13 +378,16 @@ impl Profile {
         if self.fails(Fault::Ambush) {
             self.work.0 |= works(Work::Keep);
             self.members = self.members.max(2);
+            if rng.one_in(2) {
+                SLOW.iter().for_each(|fault| self.faults = self.faults.without(*fault as u8));
+            }
         }
         if self.fails(Fault::NoHeir) {
             self.faults = self.faults.without(Fault::Farewell as u8);
         }
         if self.fails(Fault::Farewell) {
             // Handing over has to succeed.
-            let calm = [Fault::Kill, Fault::Power, Fault::Stop, Fault::ClientLoss, Fault::Farewell];
+            let calm = [Fault::Farewell, Fault::ClientLoss, Fault::Stop];
             self.faults =
                 Kinds(calm.iter().fold(0, |kinds, fault| kinds | 1 << *fault as u8) & self.faults.0);
         }
@@ -391,6 +398,10 @@ impl Profile {
             self.operator_every = 200 * MILLI;
             self.members = rng.pick(&[2, 2, 2, 3]);
             self.window_bytes = rng.pick(&[None, Some(1), Some(1)]);
+            self.chaos = self.chaos.max(12 * SECOND);
+        }
+        if !self.fails(Fault::Quota) {
+            self.flags.quota_bytes = 2 << 30;
         }
         if !self.fails(Fault::Quota) {
             self.flags.quota_bytes = QUOTA_BYTES;

@@ -1,14 +1,13 @@
 //! Faults that wait for their moment: what they need has to be under way when they come.
 
 use api::etcdserverpb::{LeaseGrantRequest, LeaseRevokeRequest};
-use bytes::Bytes;
 use prost::Message as _;
 
 use crate::checks::Standing;
 use crate::faults::Undo;
 use crate::member::{Caller, Place};
 use crate::network::Host;
-use crate::profile::{Fault, Work};
+use crate::profile::{Fault, SLOW, Work};
 use crate::schedule::{MILLI, Nanos, SECOND};
 use crate::world::{Calling, Event, World};
 
@@ -17,7 +16,7 @@ const AWAY_MAX: Nanos = 2500 * MILLI;
 /// How long it may take to get a snapshot then.
 const SNAPSHOT_MAX: Nanos = 2 * SECOND;
 /// How long all must have been well before a leader that is removed may be expected to hand over.
-const CALM: Nanos = 3 * SECOND;
+const CALM: Nanos = 1500 * MILLI;
 
 /// What is being staged.
 #[derive(Default)]
@@ -97,11 +96,12 @@ impl World {
     pub(crate) fn lurk(&mut self, at: Host, request: &Calling) {
         let Some(fault) = self.staged.lurks.filter(|_| self.chaos) else { return };
         let Some(leader) = self.leader() else { return };
+        if fault == Fault::Ambush && at == leader && self.is_granted_anew(request) {
+            self.staged.lurks = None;
+            return self.hold_up_grant(leader);
+        }
         let (writes, lease) = match request {
             Calling::Unary("/etcdserverpb.KV/Put" | "/etcdserverpb.KV/Txn", _) => (true, None),
-            Calling::Unary("/etcdserverpb.Lease/LeaseGrant", message) => {
-                (false, names_lease(message).then_some(0))
-            }
             Calling::Unary(..) => (false, None),
             Calling::Renew(lease) => (false, Some(*lease)),
         };
@@ -112,7 +112,13 @@ impl World {
                 let delay = 2 * turn + delay / 2 + self.dice.faults.around(delay);
                 self.schedule.after(delay, Event::Staged(Step::CutOff(at)));
             }
-            (Fault::Ambush, Some(lease)) if lease != 0 && at == leader && self.dice.faults.one_in(4) => {
+            // Where leases are granted anew that is worth waiting for.
+            (Fault::Ambush, Some(_))
+                if !SLOW.iter().any(|fault| self.profile.fails(*fault)) && !self.dice.faults.one_in(4) =>
+            {
+                return;
+            }
+            (Fault::Ambush, Some(lease)) if at == leader && self.dice.faults.one_in(4) => {
                 self.depose(leader, lease);
             }
             (Fault::Ambush, Some(_)) => {
@@ -122,6 +128,28 @@ impl World {
             _ => return,
         }
         self.staged.lurks = None;
+    }
+
+    /// Whether a lease is granted under the id of one that is just being revoked.
+    fn is_granted_anew(&self, request: &Calling) -> bool {
+        let Calling::Unary("/etcdserverpb.Lease/LeaseGrant", message) = request else { return false };
+        let grant = LeaseGrantRequest::decode(message.clone());
+        let id = grant.map_or(0, |grant| grant.id);
+        self.extras
+            .iter()
+            .any(|extra| matches!(extra.request, oracle::Request::Revoke { id: one } if one == id))
+    }
+
+    /// Nothing is committed until the leader has noted the time left of the lease that is being revoked; then another
+    /// leader goes by what was noted.
+    fn hold_up_grant(&mut self, leader: Host) {
+        let now = self.now();
+        let length = 2300 * MILLI;
+        for at in self.running().into_iter().filter(|at| *at != leader) {
+            self.places[at].stalled_until = now + length;
+        }
+        let delay = length + self.dice.faults.between(200 * MILLI, 800 * MILLI);
+        self.schedule.after(delay, Event::Staged(Step::Depose));
     }
 
     /// A leader stands still so long that it is replaced, and the lease that it is about to renew is revoked meanwhile.
@@ -169,7 +197,9 @@ impl World {
     /// Looks whether a member is where something was staged for.
     pub(crate) fn look_at_stage(&mut self, at: Host, before: Option<&Standing>) {
         let Some(now) = self.checks.standing(at).cloned() else { return };
-        if self.staged.leaving == Some(at) && now.leads && !self.is_member(at, now.id) {
+        // While it takes its leave it does not say that it leads.
+        let led = now.leads || before.is_some_and(|before| before.leads);
+        if self.staged.leaving == Some(at) && led && !self.is_member(at, now.id) {
             self.staged.leaving = None;
             self.schedule.after(0, Event::Staged(Step::Vanish(at)));
         }
@@ -325,11 +355,6 @@ impl World {
         self.counts.operations += 1;
         self.place_call(Caller::Extra, id, to, calling, crate::clients::PATIENCE);
     }
-}
-
-/// Whether a lease is granted under a certain id.
-fn names_lease(message: &Bytes) -> bool {
-    LeaseGrantRequest::decode(message.clone()).is_ok_and(|grant| grant.id != 0)
 }
 
 /// The first id of the leases of a crowd.

@@ -8,7 +8,7 @@ use oracle::{
 };
 
 use crate::forgery::Known;
-use crate::profile::{Fault, Profile, Work};
+use crate::profile::{Fault, Profile, SLOW, Work};
 use crate::rng::Rng;
 use crate::schedule::{MILLI, Nanos, SECOND};
 
@@ -45,6 +45,8 @@ struct Keeping {
     asked: Nanos,
     /// How long before its end the next renewal is sent.
     margin: Nanos,
+    /// It was granted anew, and not renewed since.
+    anew: bool,
 }
 
 impl Keeping {
@@ -52,13 +54,12 @@ impl Keeping {
     /// expired lease ends one that was granted anew meanwhile, as with etcd.
     fn is_exchangeable(&self, now: Nanos) -> bool {
         let ttl = u64::try_from(self.ttl).unwrap_or(0) * SECOND;
-        now > self.asked + 3 * SECOND && now + 5 * SECOND < self.asked + ttl
+        !self.anew && now > self.asked + 3 * SECOND && now + 5 * SECOND < self.asked + ttl
     }
 
     /// Whether nothing holds up a revocation for seconds.
     fn may_be_exchanged(profile: &Profile) -> bool {
-        let slow = [Fault::Pause, Fault::Jump, Fault::Stall, Fault::SlowDisk, Fault::Full, Fault::SlowLink];
-        profile.fails(Fault::Ambush) && !slow.iter().any(|fault| profile.fails(*fault))
+        profile.fails(Fault::Ambush) && !SLOW.iter().any(|fault| profile.fails(*fault))
     }
 
     fn renewal(&self) -> Nanos {
@@ -423,12 +424,13 @@ impl Client {
         match outcome {
             Outcome::Done(_, Response::Granted { id, ttl }) => {
                 let margin = self.rng.pick(&[2, 20, 100, 300]) * MILLI;
-                self.keeping = Some(Keeping { lease: *id, ttl: *ttl, asked: self.asked, margin });
+                let anew = self.keeping.is_some();
+                self.keeping = Some(Keeping { lease: *id, ttl: *ttl, asked: self.asked, margin, anew });
             }
             Outcome::Done(_, Response::Renewed { ttl: 1.. }) => {
                 let margin = self.rng.pick(&[2, 20, 100, 300]) * MILLI;
                 if let Some(keeping) = &mut self.keeping {
-                    (keeping.asked, keeping.margin) = (self.asked, margin);
+                    (keeping.asked, keeping.margin, keeping.anew) = (self.asked, margin, false);
                 }
             }
             Outcome::Done(_, Response::Renewed { .. } | Response::TimeToLive { ttl: -1, .. })

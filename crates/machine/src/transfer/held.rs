@@ -1,7 +1,5 @@
 //! What a receiver has, and whether a sender's state can follow on it.
 
-use planted::Bug;
-
 use crate::codec::{Input, Malformed, put_i64, put_u64};
 use crate::image::Head;
 use crate::machine::Machine;
@@ -138,10 +136,8 @@ impl Head {
     /// hash, so a difference below the transfer would never be seen again. Where the trail does not go back so far, or
     /// the receiver tells no hash, it gets everything.
     pub fn transfer_from(&self, held: Option<&Held>, trail: &StateTrail) -> i64 {
-        let is_same = |held: &&Held| {
-            let own = |(index, hash): (u64, u64)| trail.hash_at(index) == Some(hash);
-            held.hashed.is_some_and(own) || planted::is(Bug::TransferUncompared)
-        };
+        let is_same =
+            |held: &&Held| held.hashed.is_some_and(|(index, hash)| trail.hash_at(index) == Some(hash));
         held.filter(|held| self.can_follow(held)).filter(is_same).map_or(0, |held| held.revision)
     }
 }

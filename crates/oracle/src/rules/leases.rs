@@ -213,7 +213,11 @@ impl<'a> Lease<'a> {
         };
         let earlier =
             self.revokes.iter().filter(|op| op.returned < granted.call && op.returned >= before.call);
-        let lived = before.call.saturating_add(promise(settings, *ttl)) > granted.returned;
+        let renewals = self.alive.iter().filter_map(|(op, ttl)| ttl.map(|ttl| (*op, ttl)));
+        let promises = renewals.filter(|(op, _)| op.call >= before.call && op.returned < granted.call);
+        let until =
+            promises.chain([(*before, *ttl)]).map(|(op, ttl)| op.call.saturating_add(promise(settings, ttl)));
+        let lived = until.max().unwrap_or(0) > granted.returned;
         let open = self.revokes.iter().copied().filter(|op| is_open(op)).count();
         if !(open == 0 || open == 1 && lived && earlier.count() == 0) {
             return None;

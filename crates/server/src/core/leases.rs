@@ -24,8 +24,6 @@ const NOTES_PER_ENTRY: usize = 1000;
 const LEASES_PER_TURN: usize = 4096;
 /// Leases that are listed in one answer of the core; a longer list is gone through in pieces.
 pub const LISTED_AT_ONCE: usize = 1024;
-/// How often times left are noted, and how far a lease has to be from its full TTL to be worth it.
-const NOTE_INTERVAL: Duration = Duration::from_secs(60);
 
 fn seconds_up(left: Duration) -> i64 {
     i64::try_from(left.as_secs() + u64::from(left.subsec_nanos() > 0)).unwrap_or(i64::MAX)
@@ -327,9 +325,9 @@ impl Core {
         if now < self.next_note {
             return;
         }
-        self.next_note = now + NOTE_INTERVAL;
+        self.next_note = now + self.thresholds.note_interval;
         if self.noting.is_none() {
-            self.note_leases_below(NOTE_INTERVAL);
+            self.note_leases_below(self.thresholds.note_interval);
         }
     }
 

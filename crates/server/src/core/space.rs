@@ -28,6 +28,8 @@ pub struct Thresholds {
     /// What one turn of the core applies at most, in keys, operations and KiB, about a microsecond each: an entry that
     /// takes more is applied in as many turns as it takes.
     pub applied_per_turn: u64,
+    /// How often a leader notes the time left of leases that have used up as much, so that it survives a restart.
+    pub note_interval: Duration,
 }
 
 impl Thresholds {
@@ -41,6 +43,7 @@ impl Thresholds {
             checkpoint_age: Duration::from_secs(60),
             reclaim_dead_bytes: bytes,
             applied_per_turn: 2048,
+            note_interval: Duration::from_secs(60),
         }
     }
 }

@@ -181,6 +181,7 @@ pub const THRESHOLDS: Thresholds = Thresholds {
     checkpoint_age: Duration::from_secs(60),
     reclaim_dead_bytes: 24 << 10,
     applied_per_turn: 2048,
+    note_interval: Duration::from_secs(60),
 };
 
 fn config(number: usize, members: usize, options: &[&str]) -> Config {
