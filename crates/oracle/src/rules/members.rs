@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use crate::findings::{brief, show};
+use crate::findings::{brief, shorten, show};
 use crate::sequence::Sequence;
 use crate::{Final, History, KeyValue, Kind, Operation, Outcome, Request, Verdict, Violation};
 
@@ -50,14 +50,15 @@ pub(crate) fn held(member: &Final, sequence: &Sequence<'_>) -> Option<(Violation
     let first = differing.first()?;
     let maker = expected.get(first).and_then(|kv| sequence.claimed(kv.mod_revision));
     let operations: Vec<&Operation> = maker.into_iter().collect();
+    // Values may be large, and a search writes many texts that nobody reads.
     let text = format!(
-        "member {} at revision {} differs in {} keys; the first is {}: it has {:?}, expected {:?}",
+        "member {} at revision {} differs in {} keys; the first is {}: it has {}, expected {}",
         member.member,
         member.revision,
         differing.len(),
         show(first),
-        got.get(first),
-        expected.get(first)
+        shorten(format_args!("{:?}", got.get(first))),
+        shorten(format_args!("{:?}", expected.get(first)))
     );
     let is_certain = differing.iter().any(|key| !sequence.movable().has(key));
     Some((Violation::of(Kind::FinalState, &operations, text), is_certain))
