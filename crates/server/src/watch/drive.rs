@@ -120,6 +120,7 @@ impl<R: Requests, W: Responses> Drive<R, W> {
         let stream = Rc::clone(&self.place.stream);
         let hub = Rc::clone(&self.place.hub);
         stream.wait(None);
+        let was_half_sent = stream.is_half_sent();
         let mut again = self.read(cx)?;
         again |= self.tick(cx);
         // One slice a turn, and only once all before it is with the front: others get their turn in between.
@@ -132,6 +133,7 @@ impl<R: Requests, W: Responses> Drive<R, W> {
             return Poll::Ready(Err(status));
         }
         again |= stream.poll_fetched(cx).is_ready() && !stream.is_synced();
+        again |= was_half_sent && !stream.is_half_sent();
         if again && sent_all {
             after_others(cx);
         }
@@ -142,6 +144,9 @@ impl<R: Requests, W: Responses> Drive<R, W> {
     /// Answers requests; says whether there may be more that nothing else will wake for.
     fn read(&mut self, cx: &mut Context<'_>) -> Result<bool, Status> {
         for _ in 0..REQUESTS_PER_POLL_MAX {
+            if self.place.stream.is_half_sent() {
+                return Ok(false);
+            }
             let Some(requests) = &mut self.requests else { return Ok(false) };
             if !self.place.stream.has_room(0) {
                 return Ok(true);

@@ -21,8 +21,9 @@ use planted::Bug;
 
 use super::drive::{self, Requests, Responses};
 use super::index::{Index, Keys, Place};
+use super::long::{Failed, Long};
 use super::response::NO_WATCH;
-use super::slice::{Portion, Slice, event_len};
+use super::slice::{Gathered, Portion, SLICE_BYTES_MAX, Slice, cannot_read, event_len, too_long};
 use super::stream::{Queued, Stream, Watch};
 use crate::callers::Caller;
 use crate::clock::Sleep;
@@ -50,9 +51,9 @@ pub struct Hub {
     ended: RefCell<VecDeque<Rc<Stream>>>,
     /// Wakes the task that goes on with what was left for later turns, unless it is awake.
     worker: Cell<Option<Waker>>,
-    /// The most times that one turn looked at a watch.
+    /// The most changes that one turn walked over, and the most times that one looked at a watch.
     #[cfg(test)]
-    looks_max: Cell<usize>,
+    work_max: Cell<(usize, usize)>,
 }
 
 /// Watches that are taken out of the index, or made to read history, between two looks at other calls.
@@ -61,16 +62,40 @@ const MOVED_AT_ONCE: usize = 256;
 const TOGETHER_MAX: usize = 256;
 
 /// What one turn of the hub does at the most, and about what a slice of one stream's history does: some milliseconds.
-const PORTION: Portion = Portion { watches: 1024, looks: 16 << 10, bytes: 8 << 20 };
+const PORTION: Portion = Portion { changes: 16 << 10, watches: 1024, looks: 16 << 10, bytes: 8 << 20 };
 
 /// What synced watches are told in more than one turn. Meanwhile the hub's revision stays, and a watch joins the synced
 /// ones only if it has been told more than they are being told.
 enum UnderWay {
     /// Revisions that concern many watches.
     Crowd(Crowd),
+    /// A revision of many changes. Streams read it for the watches that it concerns.
+    Walk(Walk),
     /// Revisions up to this one may have been removed before this shard came to see them: the streams find out for each
     /// watch. Those of the streams before this one, and those of this one before this watch, know.
     Overtaken { through: i64, stream: u64, watch: i64 },
+}
+
+/// How far the changes of a revision have been walked.
+struct Walk {
+    revision: i64,
+    /// The change that is being looked at, and the last watch looked at of those that are about its key.
+    sub: u32,
+    behind: Option<Place>,
+}
+
+impl Walk {
+    fn new(revision: i64) -> Walk {
+        Walk { revision, sub: 0, behind: None }
+    }
+}
+
+/// What a step of a turn has done: changes walked over, watches told, and how often one was looked at.
+#[derive(Default)]
+struct Done {
+    walked: usize,
+    told: usize,
+    looks: usize,
 }
 
 /// How far watches have been told of some revisions that concern many. Those told read on behind these
@@ -130,7 +155,7 @@ impl Hub {
             under_way: RefCell::default(),
             portion: Cell::new(PORTION),
             #[cfg(test)]
-            looks_max: Cell::default(),
+            work_max: Cell::default(),
         })
     }
 
@@ -152,6 +177,7 @@ impl Hub {
         match &*self.under_way.borrow() {
             None => self.revision.get(),
             Some(UnderWay::Crowd(crowd)) => crowd.through,
+            Some(UnderWay::Walk(walk)) => walk.revision,
             Some(UnderWay::Overtaken { through, .. }) => *through,
         }
     }
@@ -164,7 +190,8 @@ impl Hub {
             return true;
         }
         let mut portion = self.portion.get();
-        let (begun_at, mut looks) = (self.revision.get(), 0);
+        let begun_at = self.revision.get();
+        let (mut walked, mut looks) = (0, 0);
         while self.revision.get() < current {
             if self.synced.borrow().is_empty() {
                 self.under_way.take();
@@ -172,33 +199,28 @@ impl Hub {
                 break;
             }
             let under_way = self.under_way.take();
-            let more = match under_way {
+            let (done, more) = match under_way {
                 Some(UnderWay::Overtaken { through, stream, watch }) => {
                     self.overtake(through, stream, watch);
-                    None
+                    (Done::default(), false)
                 }
                 _ if !is_there(&state, self.revision.get() + 1) => {
                     self.overtake(current, 0, i64::MIN);
-                    None
+                    (Done::default(), false)
                 }
-                Some(UnderWay::Crowd(crowd)) => {
-                    looks += self.tell_crowd(&state, crowd);
-                    None
-                }
+                Some(UnderWay::Crowd(crowd)) => (self.tell_crowd(&state, crowd), false),
+                Some(UnderWay::Walk(walk)) => (self.walk(&state, walk), false),
                 None => self.tell_all(&state, portion),
             };
-            let Some((told, looked)) = more else { break };
-            looks += looked;
-            portion.watches = portion.watches.saturating_sub(told);
-            portion.looks = portion.looks.saturating_sub(looked);
-            if portion.watches == 0 || portion.looks == 0 {
+            (walked, looks) = (walked + done.walked, looks + done.looks);
+            portion.changes = portion.changes.saturating_sub(done.walked);
+            portion.watches = portion.watches.saturating_sub(done.told);
+            portion.looks = portion.looks.saturating_sub(done.looks);
+            if !more || portion.changes == 0 || portion.watches == 0 || portion.looks == 0 {
                 break;
             }
         }
-        #[cfg(test)]
-        self.looks_max.set(self.looks_max.get().max(looks));
-        #[cfg(not(test))]
-        let _ = looks;
+        self.note_work(walked, looks);
         if self.revision.get() > begun_at {
             self.shared.saw(self.shard, self.revision.get());
         }
@@ -211,57 +233,117 @@ impl Hub {
         !self.is_under_way() && self.revision.get() >= current
     }
 
-    /// Hands out a slice of what changed. Returns how many watches were told and how often one was looked at; nothing if
-    /// the next revision takes a turn, or more, of its own.
-    fn tell_all(&self, state: &Published, portion: Portion) -> Option<(usize, usize)> {
+    /// Hands out a slice of what changed. Also returns false if the next revision takes a turn, or more, of its own.
+    fn tell_all(&self, state: &Published, portion: Portion) -> (Done, bool) {
         let snapshot = state.view.snapshot();
         let current = snapshot.current_revision();
         // What is not at hand is fetched for each stream that needs it, while the others go on.
         let values = Attempt::new(self.values.clone());
         let from = self.revision.get() + 1;
         let changes = snapshot.written(from, current);
-        let (slice, through) =
+        let (slice, gathered) =
             Slice::gather(snapshot, &values, changes, &self.synced.borrow(), current, portion);
-        let Some(through) = through else {
-            if portion.watches == self.portion.get().watches {
-                *self.under_way.borrow_mut() = Some(UnderWay::Crowd(self.crowd(snapshot, from)));
+        let done = Done { walked: slice.walked(), told: slice.watches(), looks: slice.looks() };
+        let through = match gathered {
+            Gathered::Through(through) => through,
+            // Some of the portion was used up before: the next turn begins with this revision.
+            _ if portion != self.portion.get() => return (done, false),
+            Gathered::TooMuch(_) => {
+                *self.under_way.borrow_mut() = Some(self.crowd(snapshot, from));
+                return (done, false);
             }
-            return None;
+            Gathered::TooLong(revision) => {
+                *self.under_way.borrow_mut() = Some(UnderWay::Walk(Walk::new(revision)));
+                return (done, false);
+            }
         };
-        let (told, looks) = (slice.watches(), slice.looks());
         let header = self.header(state, current);
         for watch in slice.hand_out(&header, self.fragment_bytes_max()) {
             self.fall_behind(&watch, from);
         }
         self.revision.set(through);
-        Some((told, looks))
+        (done, true)
     }
 
     /// What many watches are to be told of next.
-    fn crowd(&self, snapshot: Snapshot<'_>, from: i64) -> Crowd {
+    fn crowd(&self, snapshot: Snapshot<'_>, from: i64) -> UnderWay {
+        let portion = self.portion.get();
         let (mut changes, mut bytes, mut through) = (0, 0, from);
+        // The same up to the end of the revision before.
+        let mut whole = None;
         for version in snapshot.written(from, i64::MAX) {
-            if version.main() > through && (changes >= CROWD_CHANGES || bytes >= CROWD_BYTES) {
+            if changes > 0 && version.main() > through {
+                whole = Some((changes, bytes, through));
+                if changes >= CROWD_CHANGES || bytes >= CROWD_BYTES {
+                    break;
+                }
+            }
+            if changes >= portion.changes {
+                let Some(before) = whole else { return UnderWay::Walk(Walk::new(through)) };
+                (changes, bytes, through) = before;
                 break;
             }
             (changes, bytes, through) = (changes + 1, bytes + event_len(version), version.main());
         }
-        let portion = self.portion.get();
         // Each may be told of all. Where there are very many changes, each turn is long anyway.
         let together = (portion.bytes / bytes.max(1)).clamp(1, portion.watches.max(changes / 8));
-        Crowd { from, through, changes, at: (from, 0), behind: None, together }
+        UnderWay::Crowd(Crowd { from, through, changes, at: (from, 0), behind: None, together })
+    }
+
+    /// Walks over some more changes of a revision, and has the watches that these concern read it with their streams: so
+    /// nothing of it is held here, and those that it does not concern go on soon.
+    fn walk(&self, state: &Published, mut walk: Walk) -> Done {
+        let portion = self.portion.get();
+        let (mut done, mut concerned, mut stopped) = (Done::default(), Vec::new(), false);
+        let changes = state.view.snapshot().written_from(walk.revision, walk.sub, walk.revision);
+        for version in changes {
+            let behind = walk.behind.take().filter(|_| version.sub() == walk.sub);
+            walk.sub = version.sub();
+            stopped = done.walked >= portion.changes;
+            if stopped {
+                break;
+            }
+            done.walked += 1;
+            let mut visit = |watch: &Rc<Watch>| {
+                done.looks += 1;
+                if watch.wants(version) && !watch.chosen.replace(true) {
+                    concerned.push(Rc::clone(watch));
+                }
+                if concerned.len() < MOVED_AT_ONCE && done.looks < portion.looks {
+                    return ControlFlow::Continue(());
+                }
+                walk.behind = Some(Place { keys: watch.keys.clone(), serial: watch.serial });
+                ControlFlow::Break(())
+            };
+            stopped =
+                self.synced.borrow().visit_behind(version.key(), behind.as_ref(), &mut visit).is_break();
+            if stopped {
+                break;
+            }
+        }
+        for watch in concerned {
+            watch.chosen.set(false);
+            self.fall_behind(&watch, walk.revision);
+        }
+        if stopped {
+            *self.under_way.borrow_mut() = Some(UnderWay::Walk(walk));
+        } else {
+            self.revision.set(walk.revision);
+        }
+        done
     }
 
     /// Tells some more watches of what concerns many: some of those that are about the key of the first change, then of
-    /// the second, and so on. Returns how often it looked at a watch.
-    fn tell_crowd(&self, state: &Published, mut crowd: Crowd) -> usize {
+    /// the second, and so on.
+    fn tell_crowd(&self, state: &Published, mut crowd: Crowd) -> Done {
         let snapshot = state.view.snapshot();
         let looks_max = self.portion.get().looks + crowd.changes;
         let ((main, sub), through) = (crowd.at, crowd.through);
         // A watch that is found at a change wants none of those before it.
         let changes = || snapshot.written_from(main, sub, through);
-        let (mut looks, mut chosen, mut stopped) = (0, Vec::new(), false);
+        let (mut walked, mut looks, mut chosen, mut stopped) = (0, 0, Vec::new(), false);
         for version in changes() {
+            walked += 1;
             let at = (version.main(), version.sub());
             let behind = if at == crowd.at { crowd.behind.take() } else { None };
             crowd.at = at;
@@ -290,17 +372,19 @@ impl Hub {
             for (watch, _) in &chosen {
                 group.insert(&watch.keys, watch.serial, Rc::clone(watch));
             }
-            let portion = match chosen.len() {
-                0 | 1 => Portion::ALL,
-                _ => Portion { looks: looks_max, ..Portion::ALL },
-            };
-            let (slice, whole) = Slice::gather(snapshot, &values, changes(), &group, through, portion);
-            looks += slice.looks();
+            let portion = Portion { looks: looks_max, bytes: self.portion.get().bytes, ..Portion::ALL };
+            let (slice, gathered) = Slice::gather(snapshot, &values, changes(), &group, through, portion);
+            (walked, looks) = (walked + slice.walked(), looks + slice.looks());
             // All revisions are told of at once, since the next turn does not look at the first again.
-            if whole == Some(through) {
-                break slice;
+            if gathered == Gathered::Through(through) {
+                break Some(slice);
             }
             slice.leave();
+            if let [(watch, _)] = &chosen[..] {
+                // Its stream reads them a part at a time.
+                watch.left_behind.set(true);
+                break None;
+            }
             // The others come later.
             for (watch, _) in chosen.drain(chosen.len().div_ceil(2)..) {
                 watch.chosen.set(false);
@@ -313,9 +397,10 @@ impl Hub {
             stopped = true;
         };
         let header = self.header(state, snapshot.current_revision());
-        for watch in slice.hand_out(&header, self.fragment_bytes_max()) {
+        for watch in slice.into_iter().flat_map(|slice| slice.hand_out(&header, self.fragment_bytes_max())) {
             watch.left_behind.set(true);
         }
+        let told = chosen.len();
         for (watch, _) in chosen {
             watch.chosen.set(false);
             if watch.left_behind.replace(false) {
@@ -329,7 +414,7 @@ impl Hub {
         } else {
             self.revision.set(through);
         }
-        looks
+        Done { walked, told, looks }
     }
 
     /// Makes some more watches read history that may have been removed.
@@ -442,16 +527,37 @@ impl Hub {
         self.streams.borrow().values().map(|stream| stream.queued_bytes()).max().unwrap_or(0)
     }
 
-    /// The most times that one turn looked at a watch.
+    /// The most bytes that any stream has made of a revision that it has not read to its end.
     #[cfg(test)]
-    pub(super) fn looks_max(&self) -> usize {
-        self.looks_max.take()
+    pub(super) fn long_bytes_max(&self) -> usize {
+        self.streams.borrow().values().map(|stream| stream.long_bytes()).max().unwrap_or(0)
     }
+
+    /// The most changes that one turn walked over, and the most times that one looked at a watch.
+    #[cfg(test)]
+    pub(super) fn work_max(&self) -> (usize, usize) {
+        self.work_max.take()
+    }
+
+    #[cfg(test)]
+    fn note_work(&self, walked: usize, looks: usize) {
+        let (walked_max, looks_max) = self.work_max.get();
+        self.work_max.set((walked_max.max(walked), looks_max.max(looks)));
+    }
+
+    #[cfg(not(test))]
+    fn note_work(&self, _walked: usize, _looks: usize) {}
 
     /// Has less done in a turn.
     #[cfg(test)]
     pub(super) fn do_less_in_a_turn(&self, watches: usize, looks: usize) {
-        self.portion.set(Portion { watches, looks, bytes: PORTION.bytes });
+        self.portion.set(Portion { watches, looks, ..self.portion.get() });
+    }
+
+    /// Has fewer changes walked over, and fewer bytes of events made, in a turn.
+    #[cfg(test)]
+    pub(super) fn walk_less_in_a_turn(&self, changes: usize, bytes: usize) {
+        self.portion.set(Portion { changes, bytes, ..self.portion.get() });
     }
 
     /// Whether this member knows a leader.
@@ -511,6 +617,7 @@ impl Hub {
     fn close(&self, stream: &Rc<Stream>) {
         // Watches that are still in the index are passed over from now on.
         stream.end(error::WATCH_CANCELED);
+        stream.set_long(None);
         self.streams.borrow_mut().remove(&stream.serial);
         if stream.waits_for_progress.replace(false) {
             self.waiting.borrow_mut().retain(|waiting| !Rc::ptr_eq(waiting, stream));
@@ -702,6 +809,7 @@ impl Hub {
             self.synced.borrow_mut().remove(&watch.keys, watch.serial).is_some()
         } else {
             self.shared.metrics.mvcc.slow_watchers.add(-1);
+            watch.stream.leave_long(watch);
             watch.stream.catches_up(watch)
         };
         assert!(removed, "a watch is where it says");
@@ -737,6 +845,9 @@ impl Hub {
     /// Reads one slice of history for some watches of a stream that are behind, those first that are most.
     pub(super) fn catch_up(&self, stream: &Stream) {
         let state = self.shared.state.load_full();
+        if let Some(long) = stream.take_long() {
+            return self.read_long(stream, &state, long);
+        }
         let snapshot = state.view.snapshot();
         let (current, compacted) = (snapshot.current_revision(), snapshot.compact_revision());
         let mut together = stream.most_behind(TOGETHER_MAX);
@@ -752,7 +863,7 @@ impl Hub {
         let mut values = stream.attempt(from, || Attempt::new(self.values.clone()));
         // What was written since is at hand as a rule.
         values.ask_again();
-        let mut looks = 0;
+        let (mut walked, mut looks) = (0, 0);
         let (slice, through) = loop {
             let mut group = Index::default();
             for watch in &together {
@@ -760,23 +871,24 @@ impl Hub {
             }
             // It cannot be compacted: that was looked at above.
             let Ok(changes) = snapshot.changes(from, current) else { return };
-            let portion = match together.len() {
-                1 => Portion::ALL,
-                // The room of the stream bounds the bytes.
-                _ => Portion { bytes: usize::MAX, ..self.portion.get() },
-            };
-            let (slice, through) = Slice::gather(snapshot, &values, changes, &group, current, portion);
-            looks += slice.looks();
-            if let Some(through) = through {
-                break (slice, through);
+            let portion = self.portion.get();
+            let (slice, gathered) = Slice::gather(snapshot, &values, changes, &group, current, portion);
+            (walked, looks) = (walked + slice.walked(), looks + slice.looks());
+            match gathered {
+                Gathered::Through(through) => break (slice, through),
+                Gathered::TooMuch(_) if together.len() > 1 => {
+                    // The others come later.
+                    together.truncate(together.len() / 2);
+                }
+                Gathered::TooMuch(revision) | Gathered::TooLong(revision) => {
+                    // A turn for each part of it.
+                    together.retain(|watch| watch.next.get() <= revision);
+                    stream.set_long(Some(Long::new(revision, together)));
+                    return self.note_work(walked, looks);
+                }
             }
-            // The others come later.
-            together.truncate(together.len() / 2);
         };
-        #[cfg(test)]
-        self.looks_max.set(self.looks_max.get().max(looks));
-        #[cfg(not(test))]
-        let _ = looks;
+        self.note_work(walked, looks);
         for watch in slice.hand_out(&header, self.fragment_bytes_max()) {
             watch.left_behind.set(true);
         }
@@ -785,20 +897,73 @@ impl Hub {
             if watch.left_behind.replace(false) {
                 continue;
             }
-            assert!(stream.catches_up(&watch), "a watch is where it says");
-            let next = watch.next.get().max(through + 1);
-            advanced |= watch.next.replace(next) < next;
-            if next > self.begun() {
-                self.shared.metrics.mvcc.slow_watchers.add(-1);
-                watch.synced.set(true);
-                self.synced.borrow_mut().insert(&watch.keys, watch.serial, watch.clone());
-            } else {
-                stream.fall_behind(&watch);
-            }
+            advanced |= self.has_read(stream, &watch, through);
         }
         if !values.is_complete() {
             if advanced {
                 // The next slice is another one.
+                values.forget();
+            }
+            stream.fetch(values);
+        }
+    }
+
+    /// Takes note that a watch that is behind has read through this revision; returns true if that is news.
+    fn has_read(&self, stream: &Stream, watch: &Rc<Watch>, through: i64) -> bool {
+        assert!(stream.catches_up(watch), "a watch is where it says");
+        let next = watch.next.get().max(through + 1);
+        let advanced = watch.next.replace(next) < next;
+        if next > self.begun() {
+            self.shared.metrics.mvcc.slow_watchers.add(-1);
+            watch.synced.set(true);
+            self.synced.borrow_mut().insert(&watch.keys, watch.serial, Rc::clone(watch));
+        } else {
+            stream.fall_behind(watch);
+        }
+        advanced
+    }
+
+    /// Reads a portion of a revision of many changes, for the watches of a stream that are at it.
+    fn read_long(&self, stream: &Stream, state: &Published, mut long: Long) {
+        let snapshot = state.view.snapshot();
+        let (revision, compacted) = (long.revision, snapshot.compact_revision());
+        if revision < compacted {
+            // What was made of it is half of it.
+            stream.set_long(None);
+            for part in long.parts {
+                self.cancel_compacted(&part.watch, state, compacted);
+            }
+            return;
+        }
+        let mut values = stream.attempt(revision, || Attempt::new(self.values.clone()));
+        values.ask_again();
+        let portion = self.portion.get();
+        let bytes_max = portion.bytes.min(SLICE_BYTES_MAX);
+        let turn = match long.read(snapshot, &values, portion, bytes_max, self.fragment_bytes_max()) {
+            Ok(turn) => turn,
+            Err(failed) => {
+                stream.set_long(None);
+                return stream.end(match failed {
+                    Failed::Read(error) => cannot_read(&error),
+                    Failed::TooLong { len, bytes_max } => too_long(len, bytes_max),
+                });
+            }
+        };
+        self.note_work(turn.walked, turn.looks);
+        let header = self.header(state, snapshot.current_revision());
+        if turn.is_whole {
+            let watches = long.send_all(&header);
+            stream.set_long(None);
+            for watch in watches {
+                self.has_read(stream, &watch, revision);
+            }
+            return;
+        }
+        long.send_some(&header);
+        stream.set_long(Some(long));
+        if !values.is_complete() {
+            if turn.advanced {
+                // What was fetched before was read now.
                 values.forget();
             }
             stream.fetch(values);
@@ -871,7 +1036,7 @@ impl Hub {
                 break;
             }
             // A watch that has been told of a revision which others are still being told of is further.
-            let is_further = self.is_under_way() && watch.next.get() == self.begun() + 1;
+            let is_further = self.is_under_way() && watch.next.get() > self.begun();
             if watch.progress
                 && watch.quiet.replace(true)
                 && self.is_abreast(watch)

@@ -5,7 +5,9 @@
 //! received everything up to the hub's revision is *synced*. One that begins in the past, or whose stream's queue is
 //! full, is *unsynced*: its stream reads history for it, slice by slice at its own pace, until it has caught up.
 //! However many watches a change concerns, a turn of the shard tells a bounded number of them; until all have been told,
-//! the hub's revision stays, nobody is told of progress, and other calls run between two turns.
+//! the hub's revision stays, nobody is told of progress, and other calls run between two turns. A revision with very many
+//! changes is walked a portion a turn: the watches that it concerns become unsynced, and their streams read it the same
+//! way, keeping what they have made of it until its last change.
 //!
 //! What it does not know: other shards, how states come about, users.
 //!
@@ -14,13 +16,15 @@
 //! - all events of one revision are in one response, unless the client asked for fragments (the same);
 //! - a stream holds at most [`QUEUE_BYTES_MAX`] of responses or one of them, and no view between two polls
 //!   (`a_slow_stream_holds_little_and_delays_nobody`);
-//! - no turn looks at more watches than its portion, whatever clients watch (`many_watches_of_one_key_are_told_in_turns`);
+//! - no turn looks at more watches, or walks over more changes, than its portion, whatever clients watch and write
+//!   (`many_watches_of_one_key_are_told_in_turns`, `a_revision_of_very_many_changes_is_told_in_turns`);
 //! - everything runs on one thread, and nobody is woken while a cell is borrowed.
 
 mod drive;
 pub mod fuzzing;
 mod hub;
 mod index;
+mod long;
 mod response;
 mod slice;
 mod stream;

@@ -47,6 +47,17 @@ pub(super) fn events<'a>(
     out.freeze()
 }
 
+/// Room for what comes before the events of a response, whatever it says.
+pub(super) const HEAD_ROOM: usize = 64;
+
+/// A response whose events were put into `out` behind [`HEAD_ROOM`] bytes of any content.
+pub(super) fn sealed(mut out: BytesMut, header: &ResponseHeader, watch_id: i64, fragment: bool) -> Bytes {
+    let head = events(header, watch_id, fragment, std::iter::empty(), 0);
+    let start = HEAD_ROOM - head.len();
+    out[start..HEAD_ROOM].copy_from_slice(&head);
+    out.freeze().slice(start..)
+}
+
 /// The length of an event's whole field in a response, given the length of its body.
 pub(super) fn event_field_len(body_len: usize) -> usize {
     1 + varint_len(body_len as u64) + body_len
@@ -113,7 +124,17 @@ mod tests {
             let len = fields.iter().map(Vec::len).sum();
             let bytes = events(&header(), watch_id, fragment, fields.iter().map(Vec::as_slice), len);
             assert_eq!(bytes, expected.encode_to_vec());
+            let mut out = BytesMut::zeroed(HEAD_ROOM);
+            fields.iter().for_each(|field| out.put_slice(field));
+            assert_eq!(sealed(out, &header(), watch_id, fragment), bytes);
         }
+    }
+
+    #[test]
+    fn there_is_room_for_every_head() {
+        let header =
+            ResponseHeader { cluster_id: u64::MAX, member_id: u64::MAX, revision: -1, raft_term: u64::MAX };
+        assert!(head_len(&header, -1) + FRAGMENT.len() <= HEAD_ROOM);
     }
 
     /// etcd's way, message by message.

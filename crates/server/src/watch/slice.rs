@@ -19,12 +19,14 @@ use crate::values::Attempt;
 /// Revisions walked in one slice.
 const SLICE_REVISIONS_MAX: usize = 1000;
 /// Bytes of events gathered in one slice; the last revision of it may go beyond.
-const SLICE_BYTES_MAX: usize = 1 << 20;
+pub(super) const SLICE_BYTES_MAX: usize = 1 << 20;
 
-/// How much a slice may ask of its shard at once. It ends between two revisions, so what one revision asks for goes
-/// beyond; whoever gathers then asks for fewer watches.
-#[derive(Clone, Copy, Debug)]
+/// How much a slice may ask of its shard at once. It ends between two revisions. If the first revision alone asks for
+/// more, whoever gathers asks for fewer watches, or has them read that revision a part at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Portion {
+    /// Changes walked over, whether a watch wants them or not.
+    pub changes: usize,
     /// Watches that are told something.
     pub watches: usize,
     /// Watches looked at, each as often as an event is about its keys.
@@ -35,7 +37,19 @@ pub(super) struct Portion {
 
 impl Portion {
     /// Without bounds.
-    pub const ALL: Portion = Portion { watches: usize::MAX, looks: usize::MAX, bytes: usize::MAX };
+    pub const ALL: Portion =
+        Portion { changes: usize::MAX, watches: usize::MAX, looks: usize::MAX, bytes: usize::MAX };
+}
+
+/// How far a slice came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Gathered {
+    /// To the end of this revision.
+    Through(i64),
+    /// Not to the end of this revision, the first: for so many watches it asks for more than the portion.
+    TooMuch(i64),
+    /// Not to the end of this revision, the first: it has more changes than the portion, whatever the watches.
+    TooLong(i64),
 }
 
 /// Room made for events before they are encoded; beyond it grows with them.
@@ -82,13 +96,13 @@ pub(super) struct Slice<'a> {
     arena: BytesMut,
     touched: Vec<Rc<Watch>>,
     looks: usize,
+    walked: usize,
     made: Option<Made>,
 }
 
 impl<'a> Slice<'a> {
     /// Gathers changes from `changes` for the watches of `index` until a slice is full, between two revisions.
-    /// Also returns the last revision that is in it, which is `current` if nothing is left, and `None` if the first
-    /// revision alone asks for more than `portion`.
+    /// Also returns how far it came, which is through `current` if nothing is left.
     pub fn gather(
         snapshot: Snapshot<'a>,
         values: &'a Attempt,
@@ -96,27 +110,35 @@ impl<'a> Slice<'a> {
         index: &Index<Rc<Watch>>,
         current: i64,
         portion: Portion,
-    ) -> (Slice<'a>, Option<i64>) {
-        let arena = BytesMut::new();
-        let mut slice =
-            Slice { snapshot, values, events: Vec::new(), arena, touched: Vec::new(), made: None, looks: 0 };
+    ) -> (Slice<'a>, Gathered) {
+        let mut slice = Slice {
+            snapshot,
+            values,
+            events: Vec::new(),
+            arena: BytesMut::new(),
+            touched: Vec::new(),
+            made: None,
+            looks: 0,
+            walked: 0,
+        };
         let (mut revisions, mut bytes, mut copied, mut last) = (0, 0, 0usize, 0);
         // The last revision that is in the slice as a whole, and where the events of the next begin.
-        let (mut whole, mut begins) = (None, 0);
+        let (mut whole, mut begins) = (0, 0);
         for version in changes {
             if version.main() != last {
-                whole = (revisions > 0).then_some(last);
-                begins = slice.events.len();
+                (whole, begins) = (last, slice.events.len());
                 if revisions >= SLICE_REVISIONS_MAX || bytes >= SLICE_BYTES_MAX {
                     slice.arena.reserve(bytes.min(ARENA_BYTES));
-                    return (slice, whole);
+                    return (slice, Gathered::Through(whole));
                 }
                 (revisions, last) = (revisions + 1, version.main());
             }
+            let is_long = slice.walked >= portion.changes;
+            slice.walked += 1;
             let number = slice.events.len() as u32;
             let (touched, looks) = (&mut slice.touched, &mut slice.looks);
             let (mut wanted, mut wanted_by) = (None, 0);
-            let mut flow = index.visit(version.key(), &mut |watch: &Rc<Watch>| {
+            let mut visit = |watch: &Rc<Watch>| {
                 if *looks >= portion.looks {
                     return ControlFlow::Break(());
                 }
@@ -134,7 +156,9 @@ impl<'a> Slice<'a> {
                     wanted = Some(wanted.unwrap_or(false) || watch.previous);
                 }
                 ControlFlow::Continue(())
-            });
+            };
+            let mut flow =
+                if is_long { ControlFlow::Break(()) } else { index.visit(version.key(), &mut visit) };
             if let Some(previous) = wanted {
                 slice.events.push(SliceEvent {
                     version,
@@ -146,19 +170,23 @@ impl<'a> Slice<'a> {
                 let len = slice.field_len(number, form);
                 bytes += len;
                 copied = copied.saturating_add(len.saturating_mul(wanted_by));
-                // One watch may be told of events of any size.
-                if copied > portion.bytes && slice.touched.len() > 1 {
+                if copied > portion.bytes {
                     flow = ControlFlow::Break(());
                 }
             }
             if flow.is_break() {
                 slice.leave_out(begins);
                 slice.arena.reserve(bytes.min(ARENA_BYTES));
-                return (slice, whole);
+                let gathered = match whole {
+                    0 if is_long => Gathered::TooLong(last),
+                    0 => Gathered::TooMuch(last),
+                    whole => Gathered::Through(whole),
+                };
+                return (slice, gathered);
             }
         }
         slice.arena.reserve(bytes.min(ARENA_BYTES));
-        (slice, Some(current))
+        (slice, Gathered::Through(current))
     }
 
     /// Takes the events from this one on out again.
@@ -183,6 +211,11 @@ impl<'a> Slice<'a> {
         self.looks
     }
 
+    /// How many changes it walked over.
+    pub fn walked(&self) -> usize {
+        self.walked
+    }
+
     /// How many watches are told something.
     pub fn watches(&self) -> usize {
         self.touched.len()
@@ -200,10 +233,7 @@ impl<'a> Slice<'a> {
             match self.hand_to(&watch, matched, header, fragment_bytes_max) {
                 Ok(true) => watch.quiet.set(false),
                 Ok(false) => left_behind.push(watch),
-                Err(error) => watch.stream.end(Status::with(
-                    Code::Internal,
-                    format!("etcdserver: cannot read an event's value: {error}"),
-                )),
+                Err(error) => watch.stream.end(cannot_read(&error)),
             }
         }
         left_behind
@@ -229,8 +259,7 @@ impl<'a> Slice<'a> {
             let (len, bytes_max) = (lens.iter().sum::<usize>(), watch.stream.revision_bytes_max());
             if len > bytes_max {
                 // Before anything of it is made.
-                let text = format!("grpc: trying to send message larger than max ({len} vs. {bytes_max})");
-                watch.stream.end(Status::with(Code::ResourceExhausted, text));
+                watch.stream.end(too_long(len, bytes_max));
                 return Ok(true);
             }
             if !watch.stream.has_room(head_len + len) {
@@ -276,19 +305,13 @@ impl<'a> Slice<'a> {
 
     fn body_len(&mut self, number: u32, form: Form) -> usize {
         let previous = if form == Form::WithPrevious { self.previous(number) } else { None };
-        let version = self.events[number as usize].version;
-        let kind = if version.is_tombstone() { DELETE.len() } else { 0 };
-        kind + kv_field_len(version) + previous.map_or(0, kv_field_len)
+        event_body_len(self.events[number as usize].version, previous)
     }
 
     /// What was there before an event; nothing if it is compacted away.
     fn previous(&mut self, number: u32) -> Option<Version<'a>> {
         let event = &mut self.events[number as usize];
-        *event.previous.get_or_insert_with(|| {
-            let version = event.version;
-            let creates = !version.is_tombstone() && version.create_revision() == version.main();
-            if creates { None } else { self.snapshot.previous(version).unwrap_or(None) }
-        })
+        *event.previous.get_or_insert_with(|| previous_of(self.snapshot, event.version))
     }
 
     /// Encodes an event's field, if nobody has; returns its place in the arena, or nothing if a value is not at hand.
@@ -301,21 +324,11 @@ impl<'a> Slice<'a> {
             return Ok(None);
         }
         let missing = self.values.missing();
-        let body_len = self.body_len(number, form);
         let previous = if form == Form::WithPrevious { self.previous(number) } else { None };
         let version = self.events[number as usize].version;
         let start = self.arena.len();
-        self.arena.reserve(response::event_field_len(body_len));
-        response::put_event_head(&mut self.arena, body_len);
-        if version.is_tombstone() {
-            self.arena.put_slice(&DELETE);
-        }
-        put_kv_field(&mut self.arena, KV_TAG, version, self.values)?;
-        if let Some(previous) = previous {
-            put_kv_field(&mut self.arena, PREVIOUS_TAG, previous, self.values)?;
-        }
+        put_event(&mut self.arena, version, previous, self.values)?;
         let span = (start, self.arena.len());
-        assert_eq!(span.1 - span.0, response::event_field_len(body_len), "an event has its measured length");
         let event = &mut self.events[number as usize];
         if self.values.missing() > missing {
             event.absent[form as usize] = true;
@@ -325,6 +338,50 @@ impl<'a> Slice<'a> {
         event.encoded[form as usize] = Some(span);
         Ok(Some(span))
     }
+}
+
+/// How a stream ends when a value of an event cannot be read.
+pub(super) fn cannot_read(error: &ReadError) -> Status {
+    Status::with(Code::Internal, format!("etcdserver: cannot read an event's value: {error}"))
+}
+
+/// How a stream ends when the events of one revision are too much for one response.
+pub(super) fn too_long(len: usize, bytes_max: usize) -> Status {
+    let text = format!("grpc: trying to send message larger than max ({len} vs. {bytes_max})");
+    Status::with(Code::ResourceExhausted, text)
+}
+
+/// What was there before a change; nothing if it is compacted away.
+pub(super) fn previous_of<'a>(snapshot: Snapshot<'a>, version: Version<'a>) -> Option<Version<'a>> {
+    let creates = !version.is_tombstone() && version.create_revision() == version.main();
+    if creates { None } else { snapshot.previous(version).unwrap_or(None) }
+}
+
+fn event_body_len(version: Version<'_>, previous: Option<Version<'_>>) -> usize {
+    let kind = if version.is_tombstone() { DELETE.len() } else { 0 };
+    kind + kv_field_len(version) + previous.map_or(0, kv_field_len)
+}
+
+/// Appends an event's whole field. What `values` lacks is noted there.
+pub(super) fn put_event(
+    out: &mut BytesMut,
+    version: Version<'_>,
+    previous: Option<Version<'_>>,
+    values: &dyn Values,
+) -> Result<(), ReadError> {
+    let body_len = event_body_len(version, previous);
+    let (start, len) = (out.len(), response::event_field_len(body_len));
+    out.reserve(len);
+    response::put_event_head(out, body_len);
+    if version.is_tombstone() {
+        out.put_slice(&DELETE);
+    }
+    put_kv_field(out, KV_TAG, version, values)?;
+    if let Some(previous) = previous {
+        put_kv_field(out, PREVIOUS_TAG, previous, values)?;
+    }
+    assert_eq!(out.len() - start, len, "an event has its measured length");
+    Ok(())
 }
 
 /// About how many bytes an event has in a response.

@@ -13,6 +13,7 @@ use front::{Account, Held};
 use mvcc::Version;
 
 use super::index::Keys;
+use super::long::Long;
 use super::response;
 use crate::callers::Caller;
 use crate::metrics::Gauge;
@@ -133,6 +134,9 @@ pub(super) struct Stream {
     fetching: RefCell<Option<Attempt>>,
     /// From which revision on that history is.
     fetching_from: Cell<i64>,
+    /// A revision of many changes that some watches are reading, and what is charged for it.
+    long: RefCell<Option<Long>>,
+    long_bytes: Cell<usize>,
     end: RefCell<Option<Status>>,
     pending_events: Gauge,
     /// Where its watches and what it has queued are charged; `None` for a stream that did not come through a front.
@@ -171,6 +175,8 @@ impl Stream {
             waker: RefCell::default(),
             fetching: RefCell::default(),
             fetching_from: Cell::new(0),
+            long: RefCell::default(),
+            long_bytes: Cell::new(0),
             end: RefCell::default(),
             pending_events,
         }
@@ -200,7 +206,37 @@ impl Stream {
     /// Whether a response of this length may be queued.
     pub fn has_room(&self, len: usize) -> bool {
         let queued = self.queued_bytes.get();
-        queued == 0 || queued + len <= QUEUE_BYTES_MAX
+        (queued == 0 || queued + len <= QUEUE_BYTES_MAX) && !self.is_half_sent()
+    }
+
+    /// Whether the client has had a fragment of a revision, and not the last: clients expect nothing else before it.
+    pub fn is_half_sent(&self) -> bool {
+        self.long.borrow().as_ref().is_some_and(|long| long.is_half_sent)
+    }
+
+    /// Has some of its watches read a revision of many changes, before any others read on; or none.
+    pub fn set_long(&self, long: Option<Long>) {
+        let bytes = long.as_ref().map_or(0, Long::bytes);
+        *self.long.borrow_mut() = long;
+        self.charge(bytes, self.long_bytes.replace(bytes));
+    }
+
+    /// What was set, which stays charged until something else is.
+    pub fn take_long(&self) -> Option<Long> {
+        self.long.borrow_mut().take()
+    }
+
+    /// What is charged for that.
+    #[cfg(test)]
+    pub fn long_bytes(&self) -> usize {
+        self.long_bytes.get()
+    }
+
+    /// Takes a watch out from among those that read a revision of many changes.
+    pub fn leave_long(&self, watch: &Watch) {
+        let Some(mut long) = self.take_long() else { return };
+        long.parts.retain(|part| part.watch.serial != watch.serial);
+        self.set_long(if long.parts.is_empty() { None } else { Some(long) });
     }
 
     /// Whether a word of progress may be said about all watches: they have everything up to the hub's `revision`, and

@@ -509,6 +509,193 @@ fn a_revision_of_many_changes_is_one_response() {
     assert!(got[1].events.iter().all(|event| event.prev_kv.as_ref().is_some_and(|kv| kv.value.len() == 500)));
 }
 
+/// Puts so many keys at revision 2, and deletes all at revision 3.
+fn put_and_delete(world: &mut World, keys: usize) {
+    let key = |n: usize| format!("k{n:05}");
+    let mut writer = world.store.begin();
+    for n in 0..keys {
+        let location = mvcc::Location { segment: 1, offset: 0 };
+        writer.put(key(n).as_bytes(), mvcc::Value { location, len: 100, crc: 0 }, 0);
+    }
+    writer.finish();
+    world.advance();
+    let mut writer = world.store.begin();
+    assert_eq!(writer.delete_range(KeyRange::ALL, |_| {}), keys as u64);
+    writer.finish();
+}
+
+/// The keys of the events in some responses.
+fn keys_of(responses: &[WatchResponse]) -> impl Iterator<Item = String> {
+    let events = responses.iter().flat_map(|response| &response.events);
+    events.map(|event| String::from_utf8_lossy(&event.kv.as_ref().expect("a kv").key).into_owned())
+}
+
+#[test]
+fn a_revision_of_very_many_changes_is_told_in_turns() {
+    const KEYS: usize = 20_000;
+    let all = || (0..KEYS).map(|n| format!("k{n:05}"));
+    let mut world = World::new(0, HOUR);
+    world.hub.walk_less_in_a_turn(1000, 8 << 20);
+    let mut clients: Vec<_> = (0..4).map(|_| world.client(MANY)).collect();
+    // All in one response.
+    clients[0].create(WatchCreateRequest { prev_kv: true, ..watch("k", "l") });
+    clients[0].create(watch("k", "l"));
+    // In fragments.
+    clients[1].create(WatchCreateRequest { fragment: true, prev_kv: true, ..watch("k", "l") });
+    clients[1].create(watch("k19999", ""));
+    // A part of it, in three watches that read together.
+    clients[2].create(watch("k1", "k10001"));
+    clients[2].create(watch("k15000", ""));
+    clients[2].create(WatchCreateRequest { filters: vec![1], ..watch("k", "l") });
+    clients[2].create(watch("z", ""));
+    // Nothing of it.
+    clients[3].create(watch("z", ""));
+    settle(&mut clients);
+    clients.iter().for_each(|client| drop(client.received()));
+    put_and_delete(&mut world, KEYS);
+    settle(&mut clients);
+    clients.iter().for_each(|client| drop(client.received()));
+    world.hub.work_max();
+
+    world.put("z", 1);
+    world.publish();
+    clients.iter().for_each(Client::ask_progress);
+    let (mut came, mut made_max) = (false, 0);
+    world.hub.advance();
+    for turn in 0.. {
+        let mut more = world.work();
+        for client in &mut clients {
+            more |= client.step();
+        }
+        made_max = made_max.max(world.hub.long_bytes_max());
+        // A client that comes meanwhile hears of what follows.
+        if turn == 3 {
+            came = true;
+            clients[3].create(watch("k", "l"));
+        }
+        if !more {
+            break;
+        }
+    }
+    assert!(came);
+    let (walked, looks) = world.hub.work_max();
+    assert!(walked <= 1001, "{walked} changes in one turn");
+    assert!(looks <= 5000, "{looks} looks in one turn");
+
+    let one = clients[0].received();
+    let (progress, told) = one.split_last().expect("something");
+    assert_eq!(line(progress), "-1@4");
+    assert_eq!(told.len(), 2, "all events of a revision are in one response");
+    for response in told {
+        assert!(keys_of(std::slice::from_ref(response)).eq(all()));
+        let previous = response.watch_id == 0;
+        assert!(response.events.iter().all(|event| event.prev_kv.is_some() == previous));
+    }
+    assert!(made_max < 8 << 20, "{made_max} bytes for one stream");
+
+    let cut = clients[1].received();
+    let fragments = cut.iter().position(|response| !response.fragment).expect("an end") + 1;
+    assert!(fragments > 4);
+    assert!(cut[..fragments].iter().all(|response| response.watch_id == cut[0].watch_id));
+    let (first, rest) =
+        if cut[0].watch_id == 0 { cut.split_at(fragments) } else { (&cut[1..=cut.len() - 2], &cut[..1]) };
+    assert!(keys_of(first).eq(all()));
+    assert_eq!(keys_of(rest).collect::<Vec<_>>(), ["k19999"]);
+    assert_eq!(line(&cut[cut.len() - 1]), "-1@4");
+
+    let mut part = lines(&clients[2]);
+    assert_eq!(part.pop().as_deref(), Some("-1@4"));
+    part.sort();
+    assert_eq!(part, ["0@4 del:k10000:3", "1@4 del:k15000:3", "3@4 put:z:4"]);
+    assert_eq!(lines(&clients[3]), ["1@4 created", "0@4 put:z:4", "-1@4"]);
+    assert_eq!((world.gauges().2, world.gauges().3), (0, 0));
+}
+
+#[test]
+fn a_watch_that_ends_amid_a_revision_of_many_changes_ends_cleanly() {
+    for compacts in [false, true] {
+        let mut world = World::new(0, HOUR);
+        world.hub.walk_less_in_a_turn(100, 8 << 20);
+        let (mut client, mut cut) = (world.client(MANY), world.client(MANY));
+        client.create(watch("k", "l"));
+        cut.create(WatchCreateRequest { fragment: true, prev_kv: true, ..watch("k", "l") });
+        settle([&mut client, &mut cut]);
+        put_and_delete(&mut world, 10_000);
+        settle([&mut client, &mut cut]);
+        client.received();
+        cut.received();
+        world.advance();
+        while cut.pipe.responses.borrow().is_empty() {
+            assert!(client.step() && cut.step());
+        }
+        assert!(world.hub.long_bytes_max() > 0);
+        if compacts {
+            world.put("z", 1);
+            world.store.compact(4).expect("compacts");
+            while !world.store.compact_step(100, |_| {}).done {}
+            world.advance();
+        } else {
+            client.cancel(0);
+            cut.cancel(0);
+        }
+        settle([&mut client, &mut cut]);
+        let heard = cut.received();
+        if compacts {
+            assert_eq!(lines(&client), ["0@0 canceled compacted=4"]);
+            let (last, before) = heard.split_last().expect("something");
+            assert_eq!(line(last), "0@0 canceled compacted=4");
+            assert!(before.iter().all(|response| response.fragment));
+        } else {
+            assert_eq!(lines(&client), ["0@3 canceled"]);
+            // A revision that the client has had a part of is told to its end first.
+            assert_eq!(keys_of(&heard).count(), 10_000);
+            let end = heard.len() - 1;
+            assert!(heard[..end - 1].iter().all(|response| response.fragment) && !heard[end - 1].fragment);
+            assert_eq!(line(&heard[end]), "0@3 canceled");
+        }
+        assert_eq!((world.hub.long_bytes_max(), world.gauges().2, world.gauges().3), (0, 0, 0));
+        drop((client, cut));
+        assert_eq!((world.hub.watches(), world.gauges()), (0, (0, 0, 0, 0)));
+    }
+}
+
+#[test]
+fn previous_values_that_are_much_for_a_turn_are_gathered_in_turns() {
+    let mut world = world();
+    let keys: Vec<_> = (0..40).map(|n| format!("k{n:02}")).collect();
+    keys.iter().for_each(|key| world.put(key, 100_000));
+    world.advance();
+    let mut clients: Vec<_> = (0..3).map(|_| world.client(MANY)).collect();
+    clients.iter().for_each(|client| client.create(WatchCreateRequest { prev_kv: true, ..watch("k", "l") }));
+    settle(&mut clients);
+    clients.iter().for_each(|client| drop(client.received()));
+    world.hub.walk_less_in_a_turn(1000, 1 << 20);
+    let changes: Vec<_> = keys.iter().map(|key| (key.as_str(), None)).collect();
+    world.write(&changes);
+    let mut reads = world.values.reads.get();
+    world.publish();
+    world.hub.advance();
+    loop {
+        let mut more = world.work();
+        for client in &mut clients {
+            more |= client.step();
+            let now = world.values.reads.get();
+            assert!(now - reads <= 11, "{} values read in one turn", now - reads);
+            reads = now;
+        }
+        if !more {
+            break;
+        }
+    }
+    for client in &clients {
+        let heard = client.received();
+        assert_eq!(heard.len(), 1);
+        assert!(keys_of(&heard).eq(keys.iter().cloned()));
+        let mut previous = heard[0].events.iter().map(|event| event.prev_kv.as_ref());
+        assert!(previous.all(|kv| kv.is_some_and(|kv| kv.value.len() == 100_000)));
+    }
+}
+
 struct Random(u64);
 
 impl Random {
@@ -593,6 +780,11 @@ fn every_event_once_in_order() {
         if seed % 2 == 1 {
             // What concerns a few watches is a crowd then.
             world.hub.do_less_in_a_turn(1 + random.below(4) as usize, 2 + random.below(12) as usize);
+        }
+        if seed % 4 >= 2 {
+            // So are a few changes very many.
+            let bytes = [1, 10_000, 8 << 20][random.below(3) as usize];
+            world.hub.walk_less_in_a_turn(1 + random.below(4) as usize, bytes);
         }
         for _ in 0..600 {
             let chosen = random.below(6) as usize;
@@ -786,7 +978,8 @@ fn many_watches_of_one_key_are_told_in_turns() {
         assert!(heard.values().all(|heard| *heard == expected), "round {round}");
         assert_eq!(world.gauges().2, 0);
     }
-    assert!(world.hub.looks_max() <= 40_000, "{} looks in one turn", world.hub.looks_max());
+    let (_, looks) = world.hub.work_max();
+    assert!(looks <= 40_000, "{looks} looks in one turn");
 }
 
 #[test]

@@ -1,0 +1,191 @@
+//! A revision with more changes than a turn of the shard walks over, on its way to watches of one stream.
+//!
+//! Its changes are walked a portion at a time, and what was made of them waits here until the last. A response holds all
+//! events of the revision, unless the client asked for fragments: those go as soon as each is full.
+
+use std::rc::Rc;
+
+use api::etcdserverpb::ResponseHeader;
+use bytes::BytesMut;
+use machine::ReadError;
+use mvcc::Snapshot;
+
+use super::index::Index;
+use super::response::{self, HEAD_ROOM};
+use super::slice::{Portion, previous_of, put_event};
+use super::stream::{QUEUE_BYTES_MAX, Queued, Watch};
+use crate::values::Attempt;
+
+/// How far some watches of a stream have read a revision.
+pub(super) struct Long {
+    /// The revision.
+    pub revision: i64,
+    /// The change that is read next.
+    sub: u32,
+    /// Those who read it together.
+    pub parts: Vec<Part>,
+    /// Whether the client has had a fragment of it, so that it must hear of nothing else before the last.
+    pub is_half_sent: bool,
+}
+
+/// What was made for one watch.
+pub(super) struct Part {
+    pub watch: Rc<Watch>,
+    /// Responses from behind [`HEAD_ROOM`], and how many events are in each. Only the last one grows.
+    pieces: Vec<(BytesMut, u32)>,
+}
+
+/// What a turn of reading came to.
+pub(super) struct Turn {
+    /// Whether the revision was read to its end.
+    pub is_whole: bool,
+    /// Whether anything was read.
+    pub advanced: bool,
+    /// How many changes it walked over.
+    pub walked: usize,
+    /// How often it looked at a watch.
+    pub looks: usize,
+}
+
+/// Why a stream has to end.
+pub(super) enum Failed {
+    /// A value cannot be read.
+    Read(ReadError),
+    /// A response is longer than this one may be.
+    TooLong { len: usize, bytes_max: usize },
+}
+
+impl Part {
+    fn bytes(&self) -> usize {
+        self.pieces.iter().map(|(bytes, _)| bytes.capacity()).sum()
+    }
+
+    fn put(&mut self, field: &[u8], fragment_bytes_max: usize) -> Result<(), Failed> {
+        let watch = &self.watch;
+        let is_full = |bytes: &BytesMut| watch.fragment && bytes.len() + field.len() >= fragment_bytes_max;
+        if self.pieces.last().is_none_or(|(bytes, _)| is_full(bytes)) {
+            self.pieces.push((BytesMut::zeroed(HEAD_ROOM), 0));
+        }
+        let Some((bytes, events)) = self.pieces.last_mut() else { return Ok(()) };
+        let (len, bytes_max) = (bytes.len() + field.len(), watch.stream.revision_bytes_max());
+        if len > bytes_max {
+            return Err(Failed::TooLong { len, bytes_max });
+        }
+        bytes.extend_from_slice(field);
+        *events += 1;
+        Ok(())
+    }
+
+    /// Queues its pieces, all of them or all but the one that grows. Returns whether there were any.
+    fn send(&mut self, header: &ResponseHeader, all: bool) -> bool {
+        let end = if all { self.pieces.len() } else { self.pieces.len().saturating_sub(1) };
+        let more = self.pieces.len() - end;
+        for (n, (bytes, events)) in self.pieces.drain(..end).enumerate() {
+            let fragment = n + 1 < end + more;
+            let bytes = response::sealed(bytes, header, self.watch.id, fragment);
+            self.watch.stream.push(Queued { bytes, events, shared: false });
+            self.watch.quiet.set(false);
+        }
+        end > 0
+    }
+}
+
+impl Long {
+    /// From the beginning of a revision, for watches of one stream that have read all before it.
+    pub fn new(revision: i64, watches: Vec<Rc<Watch>>) -> Long {
+        let parts = watches.into_iter().map(|watch| Part { watch, pieces: Vec::new() }).collect();
+        Long { revision, sub: 0, parts, is_half_sent: false }
+    }
+
+    /// Bytes that it holds.
+    pub fn bytes(&self) -> usize {
+        self.parts.iter().map(Part::bytes).sum()
+    }
+
+    /// Reads a portion of the revision.
+    pub fn read(
+        &mut self,
+        snapshot: Snapshot<'_>,
+        values: &Attempt,
+        portion: Portion,
+        bytes_max: usize,
+        fragment_bytes_max: usize,
+    ) -> Result<Turn, Failed> {
+        let mut index = Index::default();
+        for (n, part) in self.parts.iter().enumerate() {
+            index.insert(&part.watch.keys, part.watch.serial, n);
+        }
+        let from = self.sub;
+        // The first change of which a value is not at hand. Those behind it are only looked at for what they lack, so
+        // that this is fetched together.
+        let mut absent = None;
+        let (mut turn, mut bytes) = (Turn { is_whole: true, advanced: false, walked: 0, looks: 0 }, 0);
+        let (mut wanted_by, mut plain, mut full) = (Vec::new(), BytesMut::new(), BytesMut::new());
+        for version in snapshot.written_from(self.revision, from, self.revision) {
+            let is_enough =
+                turn.walked >= portion.changes || turn.looks >= portion.looks || bytes >= bytes_max;
+            if turn.walked > 0 && is_enough {
+                (turn.is_whole, self.sub) = (false, version.sub());
+                break;
+            }
+            turn.walked += 1;
+            let (parts, looks) = (&self.parts, &mut turn.looks);
+            let _ = index.visit(version.key(), &mut |n: &usize| {
+                *looks += 1;
+                if parts[*n].watch.wants(version) {
+                    wanted_by.push(*n);
+                }
+                std::ops::ControlFlow::Continue(())
+            });
+            let missing = values.missing();
+            plain.clear();
+            full.clear();
+            for n in &wanted_by {
+                let previous = self.parts[*n].watch.previous;
+                let out = if previous { &mut full } else { &mut plain };
+                if out.is_empty() {
+                    let previous = if previous { previous_of(snapshot, version) } else { None };
+                    put_event(out, version, previous, values).map_err(Failed::Read)?;
+                    bytes += out.len();
+                }
+            }
+            if values.missing() > missing {
+                absent.get_or_insert(version.sub());
+            }
+            for n in wanted_by.drain(..) {
+                if absent.is_none() {
+                    let part = &mut self.parts[n];
+                    let field = if part.watch.previous { &full } else { &plain };
+                    part.put(field, fragment_bytes_max)?;
+                }
+            }
+        }
+        if let Some(sub) = absent {
+            (turn.is_whole, self.sub) = (false, sub);
+        }
+        turn.advanced = self.sub > from;
+        // A client that watches a lot with one stream is told of one after the other.
+        while self.parts.len() > 1 && self.bytes() > QUEUE_BYTES_MAX {
+            self.parts.truncate(self.parts.len() / 2);
+        }
+        Ok(turn)
+    }
+
+    /// Queues what is ready of a revision that has not been read to its end.
+    pub fn send_some(&mut self, header: &ResponseHeader) {
+        // The fragments of two watches do not mix.
+        if let [part] = &mut self.parts[..] {
+            self.is_half_sent |= part.send(header, false);
+        }
+    }
+
+    /// Queues everything; returns those who have heard it.
+    pub fn send_all(self, header: &ResponseHeader) -> Vec<Rc<Watch>> {
+        let mut watches = Vec::with_capacity(self.parts.len());
+        for mut part in self.parts {
+            part.send(header, true);
+            watches.push(part.watch);
+        }
+        watches
+    }
+}
