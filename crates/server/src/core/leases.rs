@@ -127,8 +127,8 @@ impl Core {
     ///
     /// As in etcd, a renewal of a lease whose time is up waits until its revocation is committed.
     pub(super) fn renew(&mut self, ticket: Ticket, id: i64, now: Instant) {
-        let lease =
-            self.machine.leases.get(id).map(|lease| (self.ttl_granted(lease.ttl), lease.remaining > 0));
+        // The TTL that every member knows, though this leader may let it live longer: another may lead before it is over.
+        let lease = self.machine.leases.get(id).map(|lease| (lease.ttl, lease.remaining > 0));
         let (Some((ttl, noted)), renewed) = (lease, self.expiry.renew(id, now)) else {
             self.reply(ticket, ReplyBody::KeptAlive(0));
             return;

@@ -72,6 +72,18 @@ fn short_leases_are_the_same_for_members_with_other_election_timeouts() {
 }
 
 #[test]
+fn a_renewal_promises_no_more_than_the_next_leader_knows_of() {
+    let mut world = mixed();
+    let granted: LeaseGrantResponse =
+        world.call(0, GRANT, &LeaseGrantRequest { ttl: 1, id: 7 }).expect("is granted");
+    assert_eq!(granted.ttl, 2);
+    // It would let no lease expire before 15 s, but may be gone by then.
+    world.lead(2);
+    let renewal = world.member(2).renew(7);
+    assert_eq!(world.run(renewal), Ok(granted.ttl));
+}
+
+#[test]
 fn learners_are_counted_against_the_limit_of_the_member_that_is_asked() {
     let mut world = mixed();
     let add =
