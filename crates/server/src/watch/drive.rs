@@ -124,7 +124,8 @@ impl<R: Requests, W: Responses> Drive<R, W> {
         let mut again = self.read(cx)?;
         again |= self.tick(cx);
         // One slice a turn, and only once all before it is with the front: others get their turn in between.
-        if stream.is_drained() && stream.poll_fetched(cx).is_ready() && !stream.is_synced() {
+        let reads = || !stream.is_synced() && !stream.waits_for_another.get();
+        if stream.is_drained() && stream.poll_fetched(cx).is_ready() && reads() {
             hub.catch_up(&stream);
         }
         hub.tell_progress(&stream);
@@ -132,7 +133,10 @@ impl<R: Requests, W: Responses> Drive<R, W> {
         if let Some(status) = stream.ending() {
             return Poll::Ready(Err(status));
         }
-        again |= stream.poll_fetched(cx).is_ready() && !stream.is_synced();
+        again |= stream.poll_fetched(cx).is_ready() && reads();
+        if !sent_all {
+            stream.give_up_claim();
+        }
         again |= was_half_sent && !stream.is_half_sent();
         if again && sent_all {
             after_others(cx);

@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::ControlFlow;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Waker};
@@ -21,7 +21,7 @@ use planted::Bug;
 
 use super::drive::{self, Requests, Responses};
 use super::index::{Index, Keys, Place};
-use super::long::{Failed, Long};
+use super::long::{Claim, Failed, Long};
 use super::response::NO_WATCH;
 use super::slice::{Gathered, Portion, SLICE_BYTES_MAX, Slice, cannot_read, event_len, too_long};
 use super::stream::{Queued, Stream, Watch};
@@ -45,6 +45,8 @@ pub struct Hub {
     serial: Cell<u64>,
     /// What synced watches are told in more than one turn.
     under_way: RefCell<Option<UnderWay>>,
+    /// The response to a revision of many changes that a stream began to make last, for others to wait for.
+    claimed: RefCell<Weak<Claim>>,
     /// How much of that is done in a turn.
     portion: Cell<Portion>,
     /// Streams that have ended and whose watches are still in the index, to be taken out in slices.
@@ -153,6 +155,7 @@ impl Hub {
             ended: RefCell::default(),
             worker: Cell::default(),
             under_way: RefCell::default(),
+            claimed: RefCell::default(),
             portion: Cell::new(PORTION),
             #[cfg(test)]
             work_max: Cell::default(),
@@ -531,6 +534,12 @@ impl Hub {
     #[cfg(test)]
     pub(super) fn long_bytes_max(&self) -> usize {
         self.streams.borrow().values().map(|stream| stream.long_bytes()).max().unwrap_or(0)
+    }
+
+    /// How many streams have made something of such a revision.
+    #[cfg(test)]
+    pub(super) fn long_streams(&self) -> usize {
+        self.streams.borrow().values().filter(|stream| stream.long_bytes() > 0).count()
     }
 
     /// The most changes that one turn walked over, and the most times that one looked at a watch.
@@ -935,6 +944,18 @@ impl Hub {
             }
             return;
         }
+        if let Some(same) = long.same()
+            && long.claim.is_none()
+        {
+            let claimed = self.claimed.borrow().upgrade();
+            if let Some(claim) = claimed.filter(|claim| claim.same == same) {
+                claim.wait(&long.parts[0].watch.stream);
+                return stream.set_long(Some(long));
+            }
+            let claim = Claim::new(same);
+            *self.claimed.borrow_mut() = Rc::downgrade(&claim);
+            long.claim = Some(claim);
+        }
         let mut values = stream.attempt(revision, || Attempt::new(self.values.clone()));
         values.ask_again();
         let portion = self.portion.get();
@@ -952,6 +973,9 @@ impl Hub {
         self.note_work(turn.walked, turn.looks);
         let header = self.header(state, snapshot.current_revision());
         if turn.is_whole {
+            if let Some(claim) = long.claim.take() {
+                self.share_long(&claim, &mut long, &header);
+            }
             let watches = long.send_all(&header);
             stream.set_long(None);
             for watch in watches {
@@ -967,6 +991,28 @@ impl Hub {
                 values.forget();
             }
             stream.fetch(values);
+        }
+    }
+
+    /// Gives the response that a stream has made to those that wait for the same.
+    fn share_long(&self, claim: &Claim, made: &mut Long, header: &ResponseHeader) {
+        let shared = made.shared(header);
+        for waiting in claim.take_waiting() {
+            waiting.waits_for_another.set(false);
+            let len = shared.as_ref().map_or(0, |(bytes, _)| bytes.len());
+            if let Some(mut long) = waiting.take_long() {
+                if long.same().as_ref() != Some(&claim.same) || !waiting.has_room(len) {
+                    waiting.set_long(Some(long));
+                } else if let Some(part) = long.parts.pop() {
+                    if let Some((bytes, events)) = &shared {
+                        waiting.push(Queued { bytes: bytes.clone(), events: *events, shared: true });
+                        part.watch.quiet.set(false);
+                    }
+                    waiting.set_long(None);
+                    self.has_read(&waiting, &part.watch, made.revision);
+                }
+            }
+            waiting.wake();
         }
     }
 

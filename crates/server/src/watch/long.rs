@@ -2,18 +2,21 @@
 //!
 //! Its changes are walked a portion at a time, and what was made of them waits here until the last. A response holds all
 //! events of the revision, unless the client asked for fragments: those go as soon as each is full.
+//!
+//! Streams whose clients must get the very same response wait for the first of them to make it, and share its bytes.
 
+use std::cell::RefCell;
 use std::rc::Rc;
 
 use api::etcdserverpb::ResponseHeader;
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use machine::ReadError;
 use mvcc::Snapshot;
 
-use super::index::Index;
+use super::index::{Index, Keys};
 use super::response::{self, HEAD_ROOM};
 use super::slice::{Portion, previous_of, put_event};
-use super::stream::{QUEUE_BYTES_MAX, Queued, Watch};
+use super::stream::{QUEUE_BYTES_MAX, Queued, Stream, Watch};
 use crate::values::Attempt;
 
 /// How far some watches of a stream have read a revision.
@@ -26,6 +29,51 @@ pub(super) struct Long {
     pub parts: Vec<Part>,
     /// Whether the client has had a fragment of it, so that it must hear of nothing else before the last.
     pub is_half_sent: bool,
+    /// While others may wait for what is made here.
+    pub claim: Option<Rc<Claim>>,
+}
+
+/// All that a response with the events of one revision depends on.
+#[derive(PartialEq, Eq)]
+pub(super) struct Same {
+    revision: i64,
+    watch_id: i64,
+    keys: Keys,
+    previous: bool,
+    no_put: bool,
+    no_delete: bool,
+}
+
+/// Streams that wait for a response that another one is making. They go on by themselves if it gives up.
+pub(super) struct Claim {
+    pub same: Same,
+    waiting: RefCell<Vec<Rc<Stream>>>,
+}
+
+impl Claim {
+    pub fn new(same: Same) -> Rc<Claim> {
+        Rc::new(Claim { same, waiting: RefCell::default() })
+    }
+
+    /// Has a stream wait.
+    pub fn wait(&self, stream: &Rc<Stream>) {
+        stream.waits_for_another.set(true);
+        self.waiting.borrow_mut().push(Rc::clone(stream));
+    }
+
+    /// Takes those that wait.
+    pub fn take_waiting(&self) -> Vec<Rc<Stream>> {
+        self.waiting.take()
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        for stream in self.take_waiting() {
+            stream.waits_for_another.set(false);
+            stream.wake();
+        }
+    }
 }
 
 /// What was made for one watch.
@@ -94,7 +142,20 @@ impl Long {
     /// From the beginning of a revision, for watches of one stream that have read all before it.
     pub fn new(revision: i64, watches: Vec<Rc<Watch>>) -> Long {
         let parts = watches.into_iter().map(|watch| Part { watch, pieces: Vec::new() }).collect();
-        Long { revision, sub: 0, parts, is_half_sent: false }
+        Long { revision, sub: 0, parts, is_half_sent: false, claim: None }
+    }
+
+    /// What its response depends on, if it makes one for one watch and has not begun.
+    pub fn same(&self) -> Option<Same> {
+        let [Part { watch, pieces }] = &self.parts[..] else { return None };
+        (pieces.is_empty() && self.sub == 0 && !watch.fragment).then(|| Same {
+            revision: self.revision,
+            watch_id: watch.id,
+            keys: watch.keys.clone(),
+            previous: watch.previous,
+            no_put: watch.no_put,
+            no_delete: watch.no_delete,
+        })
     }
 
     /// Bytes that it holds.
@@ -167,6 +228,11 @@ impl Long {
         // A client that watches a lot with one stream is told of one after the other.
         while self.parts.len() > 1 && self.bytes() > QUEUE_BYTES_MAX {
             self.parts.truncate(self.parts.len() / 2);
+            if let [part] = &mut self.parts[..] {
+                // From the beginning, since others may be at the same: see `same`.
+                part.pieces.clear();
+                (self.sub, turn.is_whole, turn.advanced) = (0, false, true);
+            }
         }
         Ok(turn)
     }
@@ -177,6 +243,17 @@ impl Long {
         if let [part] = &mut self.parts[..] {
             self.is_half_sent |= part.send(header, false);
         }
+    }
+
+    /// The one response of a revision that was read to its end, and how many events are in it, for those that wait for
+    /// it too. It is charged once, as long as anybody holds it.
+    pub fn shared(&mut self, header: &ResponseHeader) -> Option<(Bytes, u32)> {
+        let [part] = &mut self.parts[..] else { return None };
+        let (bytes, events) = part.pieces.pop()?;
+        let bytes = part.watch.stream.share(response::sealed(bytes, header, part.watch.id, false));
+        part.watch.stream.push(Queued { bytes: bytes.clone(), events, shared: true });
+        part.watch.quiet.set(false);
+        Some((bytes, events))
     }
 
     /// Queues everything; returns those who have heard it.

@@ -137,6 +137,8 @@ pub(super) struct Stream {
     /// A revision of many changes that some watches are reading, and what is charged for it.
     long: RefCell<Option<Long>>,
     long_bytes: Cell<usize>,
+    /// Whether another stream makes what that is to come to.
+    pub waits_for_another: Cell<bool>,
     end: RefCell<Option<Status>>,
     pending_events: Gauge,
     /// Where its watches and what it has queued are charged; `None` for a stream that did not come through a front.
@@ -177,6 +179,7 @@ impl Stream {
             fetching_from: Cell::new(0),
             long: RefCell::default(),
             long_bytes: Cell::new(0),
+            waits_for_another: Cell::new(false),
             end: RefCell::default(),
             pending_events,
         }
@@ -217,8 +220,19 @@ impl Stream {
     /// Has some of its watches read a revision of many changes, before any others read on; or none.
     pub fn set_long(&self, long: Option<Long>) {
         let bytes = long.as_ref().map_or(0, Long::bytes);
-        *self.long.borrow_mut() = long;
+        if long.is_none() {
+            self.waits_for_another.set(false);
+        }
+        // Dropping it may wake others.
+        let before = self.long.replace(long);
+        drop(before);
         self.charge(bytes, self.long_bytes.replace(bytes));
+    }
+
+    /// Lets others make what they wait for themselves: this stream does not go on.
+    pub fn give_up_claim(&self) {
+        let claim = self.long.borrow_mut().as_mut().and_then(|long| long.claim.take());
+        drop(claim);
     }
 
     /// What was set, which stays charged until something else is.

@@ -660,6 +660,48 @@ fn a_watch_that_ends_amid_a_revision_of_many_changes_ends_cleanly() {
 }
 
 #[test]
+fn streams_share_what_one_of_them_makes_of_a_revision_of_many_changes() {
+    let mut world = world();
+    world.hub.walk_less_in_a_turn(1000, 8 << 20);
+    let mut clients: Vec<_> = (0..20).map(|_| world.client(MANY)).collect();
+    clients.iter().for_each(|client| client.create(watch("k", "l")));
+    settle(&mut clients);
+    put_and_delete(&mut world, 20_000);
+    settle(&mut clients);
+    clients.iter().for_each(|client| drop(client.received()));
+    world.publish();
+    world.hub.advance();
+    let mut left = false;
+    loop {
+        let mut more = world.work();
+        for client in &mut clients {
+            more |= client.step();
+        }
+        // The first leaves in the middle: another one begins again.
+        if !left && world.hub.long_bytes_max() > 100_000 {
+            left = true;
+            assert_eq!(world.hub.long_streams(), 1, "one stream gathers for all");
+            clients.remove(0);
+        }
+        assert!(world.hub.long_streams() <= 1);
+        if !more {
+            break;
+        }
+    }
+    assert!(left);
+    let places: Vec<_> = clients
+        .iter()
+        .map(|client| client.pipe.responses.borrow().front().map(|bytes| bytes.as_ptr()))
+        .collect();
+    assert!(places.iter().all(|place| place.is_some() && *place == places[0]), "the bytes are shared");
+    for client in &clients {
+        let heard = client.received();
+        assert_eq!((heard.len(), keys_of(&heard).count()), (1, 20_000));
+    }
+    assert_eq!((world.hub.long_streams(), world.gauges().2, world.gauges().3), (0, 0, 0));
+}
+
+#[test]
 fn previous_values_that_are_much_for_a_turn_are_gathered_in_turns() {
     let mut world = world();
     let keys: Vec<_> = (0..40).map(|n| format!("k{n:02}")).collect();
