@@ -594,7 +594,12 @@ impl Pieces {
         // A byte more than the piece is asked for, so that the prefix fits too.
         self.send.reserve_capacity(self.left.min(PIECE_BYTES) + 5);
         let capacity = self.send.capacity();
-        let wanted = if self.begun { capacity } else { capacity.saturating_sub(5) };
+        let mut wanted = if self.begun { capacity } else { capacity.saturating_sub(5) };
+        if wanted == 0 && self.waits {
+            // The client has taken back the window for which the source waits. What it waits for may be kept from others
+            // until it is taken, so it is taken; a byte of it waits for the window, and the client's time runs.
+            wanted = 1;
+        }
         if wanted == 0 && self.left > 0 {
             match self.send.poll_capacity(cx) {
                 Poll::Pending => return Step::Wait(Call::Pieces(self)),

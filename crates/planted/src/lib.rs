@@ -123,6 +123,8 @@ bugs! {
     SlicedDeletionCutShort = "sliced-deletion-cut-short";
     /// core: an entry that is half-way counts as applied, so that linearizable reads are answered without it.
     HalfWayCountsAsApplied = "half-way-counts-as-applied";
+    /// readers: what the core wants waits behind what clients read.
+    CoreReadsInTheQueue = "core-reads-in-the-queue";
     /// core: what followers hand on is proposed whatever the log has waiting.
     HandedOnWithoutRoom = "handed-on-without-room";
     /// server: a snapshot is acknowledged before it is durable.

@@ -4,6 +4,9 @@
 //! among the portions, a run of neighbours each time, so that a call that wants one value does not wait behind another's
 //! hundreds. Portions wait for admission, first come first served, while those admitted would hold too many bytes; what
 //! they hold is charged to the clients' memory.
+//!
+//! The core has a lane of its own: what it wants is read before all else, and waits for no admission. For all clients wait
+//! for the core, and those who read may be slow to take what was read for them.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
@@ -17,6 +20,7 @@ use front::{Budget, Charge};
 use log::Wanted;
 use machine::ReadError;
 use mvcc::Value;
+use planted::Bug;
 
 /// Threads, which are started as they are needed.
 const THREADS_MAX: usize = 8;
@@ -59,6 +63,8 @@ struct State {
     portions: BTreeMap<u64, Portion>,
     /// Portions of which something is left to read. A reader takes one run of the first, which goes to the end.
     turns: VecDeque<u64>,
+    /// The same of those that are read before all others.
+    first_turns: VecDeque<u64>,
     /// Readings that wait for admission, the first first.
     waiting: VecDeque<(u64, Option<Waker>)>,
     admitted_bytes: usize,
@@ -69,6 +75,7 @@ struct State {
 }
 
 struct Portion {
+    /// Bytes that were admitted for it.
     bytes: usize,
     left: Vec<Vec<Wanted>>,
     /// Runs that a reader is at.
@@ -118,7 +125,7 @@ impl Inner {
                 continue;
             }
             let mut state = self.state();
-            while state.turns.is_empty() {
+            while !state.has_turns() {
                 if state.closed {
                     return;
                 }
@@ -132,14 +139,20 @@ impl Inner {
 
 impl State {
     fn next_run(&mut self) -> Option<(u64, Vec<Wanted>)> {
-        let id = self.turns.pop_front()?;
+        let first = self.first_turns.pop_front();
+        let turns = if first.is_some() { &mut self.first_turns } else { &mut self.turns };
+        let id = first.or_else(|| turns.pop_front())?;
         let portion = self.portions.get_mut(&id)?;
         let run = portion.left.pop()?;
         portion.reading += 1;
         if !portion.left.is_empty() {
-            self.turns.push_back(id);
+            turns.push_back(id);
         }
         Some((id, run))
+    }
+
+    fn has_turns(&self) -> bool {
+        !self.turns.is_empty() || !self.first_turns.is_empty()
     }
 
     fn settle(&mut self, id: u64, arrived: Vec<Arrived>) {
@@ -217,7 +230,7 @@ impl Readers {
 
     /// Whether there is something to read that no thread is at.
     pub fn has_work(&self) -> bool {
-        !self.inner.state().turns.is_empty()
+        self.inner.state().has_turns()
     }
 
     /// Reads values. A value that was moved, or is damaged, holds up none of the others.
@@ -236,7 +249,15 @@ impl Readers {
             left.push_back(run.to_vec());
             rest = behind;
         }
-        Reading { readers: Arc::clone(self), left, arrived: Vec::new(), stage: Stage::Between, charge: None }
+        let (arrived, stage) = (Vec::new(), Stage::Between);
+        Reading { readers: Arc::clone(self), is_first: false, left, arrived, stage, charge: None }
+    }
+
+    /// As [`Readers::read`], for the core: before all others, and whatever they hold. It asks for little at a time.
+    pub(crate) fn read_first(self: &Arc<Self>, values: &[Value]) -> Reading {
+        let mut reading = self.read(values);
+        reading.is_first = !planted::is(Bug::CoreReadsInTheQueue);
+        reading
     }
 
     /// Has somebody look at what was queued.
@@ -273,6 +294,8 @@ impl Drop for Readers {
 /// Values on their way: resolves to what became of each. Dropped, it has no more read than is being read.
 pub struct Reading {
     readers: Arc<Readers>,
+    /// It is read before all others and needs no admission.
+    is_first: bool,
     left: VecDeque<Vec<Wanted>>,
     arrived: Vec<Arrived>,
     stage: Stage,
@@ -307,6 +330,10 @@ impl Reading {
         let (runs, bytes) = self.next_portion();
         let readers = Arc::clone(&self.readers);
         let mut state = readers.inner.state();
+        if self.is_first {
+            self.begin_portion(&readers, state, (runs, bytes), context);
+            return Poll::Ready(());
+        }
         let ticket = if let Stage::Waiting(ticket) = self.stage { Some(ticket) } else { None };
         let first = state.waiting.front().map(|(ticket, _)| *ticket);
         if first != ticket || !state.has_room(bytes, readers.inner.admitted_bytes_max()) {
@@ -328,14 +355,31 @@ impl Reading {
         state.admitted_bytes += bytes;
         // It may fit too.
         state.wake_first();
+        self.begin_portion(&readers, state, (runs, bytes), context);
+        Poll::Ready(())
+    }
+
+    fn begin_portion(
+        &mut self,
+        readers: &Readers,
+        mut state: MutexGuard<'_, State>,
+        (runs, bytes): (usize, usize),
+        context: &Context<'_>,
+    ) {
         let id = state.serial();
         // Taken from the end.
         let left: Vec<Vec<Wanted>> = self.left.drain(..runs).rev().collect();
         let waker = Some(context.waker().clone());
         let arrived = Vec::new();
-        let portion = Portion { bytes, left, reading: 0, arrived, waker, abandoned: false, charge: None };
+        let admitted = if self.is_first { 0 } else { bytes };
+        let portion =
+            Portion { bytes: admitted, left, reading: 0, arrived, waker, abandoned: false, charge: None };
         state.portions.insert(id, portion);
-        state.turns.push_back(id);
+        if self.is_first {
+            state.first_turns.push_back(id);
+        } else {
+            state.turns.push_back(id);
+        }
         self.stage = Stage::Reading(id);
         readers.rouse(&mut state, runs);
         let threads = state.threads;
@@ -345,7 +389,6 @@ impl Reading {
             // No thread could be started: better late than never.
             while readers.step() {}
         }
-        Poll::Ready(())
     }
 }
 
@@ -390,6 +433,7 @@ impl Drop for Reading {
             }
             Stage::Reading(id) => {
                 state.turns.retain(|turn| *turn != id);
+                state.first_turns.retain(|turn| *turn != id);
                 if let Some(portion) = state.portions.get_mut(&id) {
                     portion.left.clear();
                     (portion.abandoned, portion.charge) = (true, charge);
@@ -486,6 +530,39 @@ mod tests {
         }
         assert!(most > 7 << 20 && most <= 8 << 20, "{most}");
         assert_eq!((budget.held_bytes(), budget.connections_shed()), (0, 0));
+    }
+
+    #[test]
+    fn the_core_waits_for_nobody_who_reads() {
+        let (readers, _log) = readers();
+        let values: Vec<Value> = (100..103).map(|segment| value(segment, 900_000)).collect();
+        let mut readings: Vec<Reading> = (0..200).map(|_| readers.read(&values)).collect();
+        assert!(readings.iter_mut().all(|reading| poll(reading).is_pending()));
+        // Clients that take nothing of what was read for them, and others that wait behind them.
+        while readers.step() {}
+        let (_, held) = admitted(&readers);
+        assert!(held > 30 << 20 && !readers.inner.state().waiting.is_empty());
+        let (values, mut more) = ([value(7, 900_000), value(8, 900_000)], readers.read(&[value(9, 10)]));
+        assert!(poll(&mut more).is_pending());
+        let mut first = readers.read_first(&values);
+        let mut steps = 0;
+        let arrived = loop {
+            if let Poll::Ready(arrived) = poll(&mut first) {
+                break arrived;
+            }
+            assert!(readers.step(), "it is read at once");
+            steps += 1;
+        };
+        assert_eq!((arrived.len(), steps), (2, 2));
+        // It is ahead of those who were admitted before it, too.
+        readings.truncate(100);
+        assert!(readings.iter_mut().all(|reading| poll(reading).is_pending()));
+        let mut first = readers.read_first(&values[..1]);
+        assert!(poll(&mut first).is_pending() && readers.step() && poll(&mut first).is_ready());
+        drop(readings);
+        drop(more);
+        while readers.step() {}
+        assert_eq!(admitted(&readers), (0, 0));
     }
 
     #[test]

@@ -58,6 +58,11 @@ impl LogValues {
         LogValues { readers: Some(Arc::clone(readers)), ..LogValues::new(log) }
     }
 
+    /// Fetches values for the core, before what anybody else wants.
+    pub fn fetch_first(&self, values: &[Value]) -> Option<Reading> {
+        self.readers.as_ref().map(|readers| readers.read_first(values))
+    }
+
     fn read_log(&self, value: Value, out: &mut BytesMut, waits: bool) -> Result<bool, ReadError> {
         let location = log::Location { segment: value.location.segment, offset: value.location.offset };
         let read = if waits {

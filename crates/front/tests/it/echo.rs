@@ -3,9 +3,9 @@
 use std::cell::Cell;
 use std::net::{SocketAddr, TcpListener};
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::task::Poll;
+use std::sync::{Arc, Mutex};
+use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
 use api::{Code, Status};
@@ -48,6 +48,20 @@ pub struct Seen {
     pub pieces: AtomicUsize,
     /// Big answers that were made later.
     pub later: AtomicUsize,
+    /// Whether sources that wait at the gate may go on, and one that waits.
+    pub gate: Mutex<(bool, Option<Waker>)>,
+}
+
+impl Seen {
+    pub fn waits_at_gate(&self) -> bool {
+        self.gate.lock().unwrap().1.is_some()
+    }
+
+    pub fn open_gate(&self) {
+        let mut gate = self.gate.lock().unwrap();
+        gate.0 = true;
+        gate.1.take().expect("one waits").wake();
+    }
 }
 
 struct Alive(Arc<Seen>);
@@ -115,15 +129,27 @@ impl Service for Echo {
                 String::from_utf8_lossy(&message).into_owned(),
             ))),
             "/test.Echo/Pieces" => {
-                // The length, and what the source claims to hold.
+                // The length, what the source claims to hold, and behind how many pieces it waits at the gate.
                 let mut numbers = message.split(|byte| *byte == b'/').map(number);
                 let (len, held) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+                let mut gate = numbers.next();
                 let seen = self.seen.clone();
                 let (at, mut asked) = (Cell::new(0), 0);
                 Unary::Done(Ok(Answer::Pieces {
                     len,
                     held: Rc::new(Cell::new(held)),
                     source: Box::new(move |wanted, context| {
+                        if let Some(behind) = &mut gate {
+                            if *behind == 0 {
+                                let mut place = seen.gate.lock().unwrap();
+                                if !place.0 {
+                                    place.1 = Some(context.waker().clone());
+                                    return Poll::Pending;
+                                }
+                            }
+                            *behind = behind.saturating_sub(1);
+                            asked = 0;
+                        }
                         asked += 1;
                         if asked % 3 == 0 {
                             // As one does that has to wait.

@@ -5,7 +5,9 @@ use client::Channel;
 use mainstay_front::Options;
 
 use crate::echo::{block_on, run_with, until};
-use crate::raw::{DATA, END_HEADERS, END_STREAM, HEADERS, RST_STREAM, Raw, call_block, frame, message};
+use crate::raw::{
+    DATA, END_HEADERS, END_STREAM, HEADERS, RST_STREAM, Raw, SETTINGS, call_block, frame, message,
+};
 
 /// Settings with an initial window of 0: no answer's body can be sent.
 const SHUT: [u8; 6] = [0, 4, 0, 0, 0, 0];
@@ -50,6 +52,25 @@ fn pieces_are_made_only_as_the_window_opens() {
     assert_eq!(raw.next_of(DATA).payload, message(0, b"a"));
     assert_eq!(received, 0x4000);
     assert!(running.seen.pieces.load(SeqCst) <= 3, "{} pieces", running.seen.pieces.load(SeqCst));
+}
+
+#[test]
+fn what_a_source_waited_for_is_taken_though_the_window_was_shut_meanwhile() {
+    let options = Options { shards: 1, stall_timeout: Duration::from_millis(300), ..Options::default() };
+    let running = run_with(options);
+    let mut raw = Raw::h2(running.address, &[0, 4, 0, 0, 0x40, 0]);
+    raw.call(1, "/test.Echo/Pieces", &[], &message(0, b"1000000/0/1"));
+    block_on(until("the second piece is waited for", || running.seen.waits_at_gate()));
+    // Its first settings are acknowledged before that.
+    raw.next_of(DATA);
+    raw.send(&frame(SETTINGS, 0, 0, &SHUT));
+    while raw.next_of(SETTINGS).flags & 1 == 0 {}
+    let pieces = running.seen.pieces.load(SeqCst);
+    running.seen.open_gate();
+    block_on(until("the source gives what it has", || running.seen.pieces.load(SeqCst) == pieces + 1));
+    // From here on it waits for the client.
+    assert_eq!(raw.next_of(RST_STREAM).stream, 1);
+    assert_eq!(running.seen.pieces.load(SeqCst), pieces + 1);
 }
 
 #[test]

@@ -26,7 +26,7 @@ use crate::inbox::Inbox;
 use crate::logging::Value as Field;
 use crate::long_reads::Reader;
 use crate::readers::{Arrived, Reading};
-use crate::values::{AtHand, Source as _};
+use crate::values::AtHand;
 
 /// Bytes of entries that are committed and not applied; with more, further ones are not taken from a leader for now.
 const BEHIND_BYTES_MAX: usize = 128 << 20;
@@ -215,7 +215,7 @@ impl Core {
     }
 
     fn fetch_values(&mut self, missing: &[Value]) {
-        self.applying.reading = self.values.fetch(missing);
+        self.applying.reading = self.values.fetch_first(missing);
         // It begins once it is looked at.
         self.applying.has_values();
     }
