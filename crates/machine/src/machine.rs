@@ -342,7 +342,7 @@ impl Machine {
         waits: impl FnOnce(u64) -> bool,
     ) -> Result<Applied, Fatal> {
         let index = command.index;
-        let applied = self.begin(command, values, u64::MAX, waits)?;
+        let applied = self.begin(command, values, &mut u64::MAX.clone(), waits)?;
         applied.ok_or_else(|| {
             self.unfinished = None;
             Fatal { index, why: Failure::NotAtHand.text(), is_unreadable: true }
@@ -351,7 +351,8 @@ impl Machine {
 
     /// As [`Machine::apply_for`], but an entry that takes more than a step is left for [`Machine::go_on`], and so is one
     /// that depends on a value that is not at hand ([`crate::ReadError::NotAtHand`]). Nothing of it is done then, and `None`
-    /// is the answer. `slice` is what a step may cost: keys and operations, about; with `u64::MAX` no entry takes more.
+    /// is the answer. `left` is what this step may still cost: keys, operations and KiB of what is compared, about. It is
+    /// lowered by what was done; with `u64::MAX` no entry takes more.
     ///
     /// # Errors
     ///
@@ -360,7 +361,7 @@ impl Machine {
         &mut self,
         command: Command<'_>,
         values: &dyn Values,
-        slice: u64,
+        left: &mut u64,
         waits: impl FnOnce(u64) -> bool,
     ) -> Result<Option<Applied>, Fatal> {
         let before = (self.applied_index, self.applied_term);
@@ -380,12 +381,14 @@ impl Machine {
             _ => request.id,
         };
         let answer = waits(request_id);
-        if request.put.is_none()
-            && let Some(work) = Work::of(self, &request, slice)
-        {
+        let (cost, work) = if request.put.is_none() { Work::of(self, &request, *left) } else { (1, None) };
+        if let Some(work) = work {
             (self.applied_index, self.applied_term) = before;
             self.keep(command, request, (request_id, answer), work);
             return Ok(None);
+        }
+        if !planted::is(Bug::EntriesAtOnceAreFree) {
+            *left = left.saturating_sub(cost);
         }
         let mut change = None;
         let outcome = match self.dispatch(command, &request, values, answer, &mut change) {

@@ -26,11 +26,6 @@ use crate::shared_map::IntoEntries;
 use crate::state_hash::Effect;
 use crate::txn::{self, LookedAt, OpOutcome, TxnOutcome};
 
-/// Operations and comparisons of an entry that is applied in one step, however many more a step may have.
-const AT_ONCE: u64 = 256;
-/// What each key counts for that a range deletes, or of which a value is compared: keys and values may be as large as
-/// requests.
-const LARGE: u64 = 16;
 /// Values that are looked for beside one that is not at hand, so that they are fetched at once.
 const LOOKED_AT_KEYS: usize = 512;
 /// And their bytes, somewhat more.
@@ -96,25 +91,32 @@ pub(crate) enum Work {
 }
 
 impl Work {
-    /// What a request has to do, if that is too much for one step.
-    pub fn of(machine: &Machine, request: &InternalRaftRequest, slice: u64) -> Option<Work> {
-        if slice == u64::MAX || machine.alarms.any(AlarmType::Corrupt as i32) {
-            return None;
+    /// What a request costs, and what it has to do if that is more than this step may still cost. What it costs is known
+    /// only up to that.
+    pub fn of(machine: &Machine, request: &InternalRaftRequest, left: u64) -> (u64, Option<Work>) {
+        if left == u64::MAX || machine.alarms.any(AlarmType::Corrupt as i32) {
+            return (1, None);
         }
-        let at_once = AT_ONCE.min(slice);
-        if let Some(delete) = &request.delete_range {
-            let cost = deletion_cost(&machine.store.snapshot(), delete);
-            return (cost > at_once).then_some(Work::Delete(None));
-        }
-        if let Some(txn) = &request.txn {
-            let refused = machine.alarms.any(AlarmType::Nospace as i32) && check::txn_cost(txn) > 0;
-            return (!refused && is_long(&machine.store.snapshot(), txn, at_once)).then(Work::txn);
-        }
-        if let Some(revoke) = &request.lease_revoke {
-            let keys = machine.leases.get(revoke.id).map_or(0, |lease| lease.keys.len());
-            return (keys as u64 * LARGE > at_once).then_some(Work::Revoke(None));
-        }
-        None
+        let snapshot = machine.store.snapshot();
+        // In the order in which `Machine::dispatch` looks at them.
+        let (cost, work) = if let Some(delete) = &request.delete_range {
+            (deletion_cost(&snapshot, delete, left), Work::Delete(None))
+        } else if let Some(txn) = &request.txn {
+            if machine.alarms.any(AlarmType::Nospace as i32) && check::txn_cost(txn) > 0 {
+                return (1, None);
+            }
+            (txn_cost(&snapshot, txn, left), Work::txn())
+        } else if let Some(revoke) = &request.lease_revoke
+            && request.compaction.is_none()
+            && request.lease_grant.is_none()
+        {
+            let keys = machine.leases.get(revoke.id).map(|lease| &lease.keys);
+            let keys = keys.into_iter().flat_map(|keys| keys.keys());
+            (1 + deleted_cost(keys.map(Bytes::len), left), Work::Revoke(None))
+        } else {
+            return (1, None);
+        };
+        (cost, (cost > left).then_some(work))
     }
 
     /// A transaction, from its beginning.
@@ -123,49 +125,79 @@ impl Work {
     }
 }
 
-fn deletion_cost(snapshot: &Snapshot<'_>, delete: &DeleteRangeRequest) -> u64 {
+/// What deleting keys of these lengths costs, or something above `left`.
+fn deleted_cost(keys: impl Iterator<Item = usize>, left: u64) -> u64 {
+    let mut cost = 0;
+    for len in keys {
+        cost += 1 + 2 * len as u64 / 1024;
+        if cost > left {
+            break;
+        }
+    }
+    cost
+}
+
+fn deletion_cost(snapshot: &Snapshot<'_>, delete: &DeleteRangeRequest, left: u64) -> u64 {
     if delete.range_end.is_empty() {
         return 1;
     }
     let range = KeyRange::of_request(&delete.key, &delete.range_end);
     // Revision 0 can always be read.
-    1 + LARGE * snapshot.count(range, 0).unwrap_or(0)
+    let count = snapshot.count(range, 0).unwrap_or(0);
+    if count > left {
+        return count;
+    }
+    let found = snapshot.range(range, 0).into_iter().flatten();
+    1 + deleted_cost(found.map(|version| version.key().len()), left)
 }
 
-/// Whether a transaction is more than some operations and comparisons of single keys.
-fn is_long(snapshot: &Snapshot<'_>, txn: &TxnRequest, at_once: u64) -> bool {
+fn comparison_cost(snapshot: &Snapshot<'_>, compare: &Compare, left: u64) -> u64 {
+    let range = KeyRange::of_request(&compare.key, &compare.range_end);
+    if !txn::compares_value(compare) {
+        let is_single = compare.range_end.is_empty();
+        return 1 + if is_single { 1 } else { snapshot.count(range, 0).unwrap_or(0) };
+    }
+    if compare.range_end.is_empty() && !txn::compares_by_order(compare) {
+        // A value is read only if it is as long as the one in the request.
+        return 2;
+    }
+    let mut cost = 1;
+    for version in snapshot.range(range, 0).into_iter().flatten() {
+        cost += 2 + txn::compared_bytes(version, compare) / 1024;
+        if cost > left {
+            break;
+        }
+    }
+    cost
+}
+
+/// What all that a transaction may do costs, or something above `left`.
+fn txn_cost(snapshot: &Snapshot<'_>, txn: &TxnRequest, left: u64) -> u64 {
     let (mut open, mut cost) = (vec![], 0);
     let mut next = Some(txn);
     while let Some(txn) = next {
         for compare in &txn.compare {
-            let keys = match compare.range_end.is_empty() {
-                true => 1,
-                false => {
-                    let range = KeyRange::of_request(&compare.key, &compare.range_end);
-                    snapshot.count(range, 0).unwrap_or(0)
-                }
-            };
-            cost += 1 + if txn::compares_value(compare) { LARGE * keys } else { keys };
-            if cost > at_once {
-                return true;
+            cost += comparison_cost(snapshot, compare, left);
+            if cost > left {
+                return cost;
             }
         }
         for op in txn.success.iter().chain(&txn.failure) {
             cost += match &op.request {
-                Some(Request::RequestDeleteRange(delete)) => deletion_cost(snapshot, delete),
+                Some(Request::RequestDeleteRange(delete)) => deletion_cost(snapshot, delete, left),
                 Some(Request::RequestTxn(inner)) => {
                     open.push(inner);
                     1
                 }
                 _ => 1,
             };
-            if cost > at_once {
-                return true;
+            if cost > left {
+                return cost;
             }
         }
         next = open.pop();
     }
-    false
+    cost
 }
 
 impl Machine {
@@ -216,18 +248,21 @@ impl Machine {
         }));
     }
 
-    /// Goes on with the entry that [`Machine::begin`] left for later, by one slice: about so many keys and operations.
+    /// Goes on with the entry that [`Machine::begin`] left for later, by one slice: about so many keys and operations, of
+    /// which `left` is lowered by those that were done.
     ///
     /// # Errors
     ///
     /// When a value that the entry depends on cannot be read. Nothing has changed then, and the entry is no longer kept.
-    pub fn go_on(&mut self, values: &dyn Values, slice: u64) -> Result<Progress, Fatal> {
+    pub fn go_on(&mut self, values: &dyn Values, left: &mut u64) -> Result<Progress, Fatal> {
         let unfinished = self.unfinished.take();
         assert!(unfinished.is_some(), "there is an entry to go on with");
         let Some(mut unfinished) = unfinished else { return Ok(Progress::More) };
-        let mut budget = Budget(slice.max(1));
+        let mut budget = Budget((*left).max(1));
         let mut change = None;
-        let outcome = match self.do_slice(&mut unfinished, values, &mut budget, &mut change) {
+        let done = self.do_slice(&mut unfinished, values, &mut budget, &mut change);
+        *left = budget.0;
+        let outcome = match done {
             Ok(Some(outcome)) => Ok(outcome),
             Ok(None) => {
                 self.unfinished = Some(unfinished);

@@ -370,6 +370,11 @@ pub(crate) fn compares_value(compare: &Compare) -> bool {
     compare.target == CompareTarget::Value as i32
 }
 
+/// Whether a comparison of a value asks which of the two is greater.
+pub(crate) fn compares_by_order(compare: &Compare) -> bool {
+    matches!(CompareResult::try_from(compare.result), Ok(CompareResult::Greater | CompareResult::Less))
+}
+
 /// The bytes that comparing this version's value may read or hash.
 pub(crate) fn compared_bytes(version: Version<'_>, compare: &Compare) -> u64 {
     let len = version.value_len();
@@ -377,9 +382,7 @@ pub(crate) fn compared_bytes(version: Version<'_>, compare: &Compare) -> u64 {
         Some(TargetUnion::Value(theirs)) => theirs.len(),
         _ => 0,
     };
-    let by_order =
-        matches!(CompareResult::try_from(compare.result), Ok(CompareResult::Greater | CompareResult::Less));
-    if by_order || len as usize == theirs { u64::from(len) } else { 0 }
+    if compares_by_order(compare) || len as usize == theirs { u64::from(len) } else { 0 }
 }
 
 /// How a version's value compares with `theirs`, as far as the result asked for needs to know. A value that differs by

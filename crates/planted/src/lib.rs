@@ -121,6 +121,8 @@ bugs! {
     UnreadableValueIsFatal = "unreadable-value-is-fatal";
     /// machine: a deletion that is done in slices ends with the first of them.
     SlicedDeletionCutShort = "sliced-deletion-cut-short";
+    /// machine: what entries do that are applied at once is not taken from what a step may do.
+    EntriesAtOnceAreFree = "entries-at-once-are-free";
     /// core: an entry that is half-way counts as applied, so that linearizable reads are answered without it.
     HalfWayCountsAsApplied = "half-way-counts-as-applied";
     /// readers: what the core wants waits behind what clients read.

@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 
 use api::etcdserverpb::request_op::Request;
 use api::etcdserverpb::{
-    DeleteRangeRequest, InternalRaftRequest, LeaseRevokeRequest, PutRequest, RequestOp, TxnRequest,
+    CompactionRequest, DeleteRangeRequest, InternalRaftRequest, LeaseRevokeRequest, PutRequest, RequestOp,
+    TxnRequest,
 };
 use bytes::{Bytes, BytesMut};
 use mainstay_machine::{Applied, Command, Fatal, Machine, Outcome, Progress, ReadError, Values};
@@ -94,7 +95,7 @@ fn sliced(
     };
     let before = seen(machine);
     let view = machine.store.publish();
-    match machine.begin(command, values, slice(), |_| answer) {
+    match machine.begin(command, values, &mut slice(), |_| answer) {
         Ok(None) => {}
         Ok(Some(applied)) => return (Ok(applied), 0),
         Err(fatal) => return (Err(fatal), 0),
@@ -105,7 +106,7 @@ fn sliced(
         assert!(machine.has_unfinished());
         assert!(seen(machine) == before, "nothing of it is to be seen");
         slices += 1;
-        match machine.go_on(values, slice()) {
+        match machine.go_on(values, &mut slice()) {
             Ok(Progress::More) => {}
             Ok(Progress::Waits) => values.fetch(),
             Ok(Progress::Whole(applied)) => {
@@ -202,6 +203,105 @@ fn a_slice_does_so_much_and_no_more() {
     assert_eq!((deleted.deleted, slices), (10, 0));
 }
 
+/// Counts the bytes that are read.
+struct Counted<'a>(&'a Journal, Cell<usize>);
+
+impl Values for Counted<'_> {
+    fn read_into(&self, value: Value, out: &mut BytesMut) -> Result<(), ReadError> {
+        self.1.set(self.1.get() + value.len as usize);
+        self.0.read_into(value, out)
+    }
+}
+
+#[test]
+fn what_is_done_at_once_is_taken_from_what_a_step_may_do() {
+    use api::etcdserverpb::Compare;
+    use api::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
+    let journal = Journal::default();
+    let mut machine = filled(&journal, 2000);
+    let large = "v".repeat(100_000);
+    for n in 0..15 {
+        apply(&mut machine, &place(&journal, &put(&format!("large{n:02}"), &large, 0)), &journal, false);
+    }
+    let compare = |key: &str, end: &str, target: CompareTarget, result: CompareResult, union| TxnRequest {
+        compare: vec![Compare {
+            key: key.to_owned().into(),
+            range_end: end.to_owned().into(),
+            target: target as i32,
+            result: result as i32,
+            target_union: Some(union),
+        }],
+        ..Default::default()
+    };
+    let keys =
+        compare("k00", "k00255", CompareTarget::Mod, CompareResult::Greater, TargetUnion::ModRevision(0));
+    let less = TargetUnion::Value("w".into());
+    let values = compare("large", "largf", CompareTarget::Value, CompareResult::Less, less.clone());
+    let one = compare("large00", "", CompareTarget::Value, CompareResult::Less, less);
+    let puts = (0..128).map(|n| PutRequest { key: format!("p{n}").into(), ..Default::default() });
+    let puts = puts.map(|put| RequestOp { request: Some(Request::RequestPut(put)) });
+    let puts = TxnRequest { success: puts.collect(), ..Default::default() };
+    let txn = |txn: &TxnRequest| InternalRaftRequest { txn: Some(txn.clone()), ..Default::default() };
+    let deletion = |n: usize| InternalRaftRequest {
+        delete_range: Some(DeleteRangeRequest {
+            key: format!("k{:05}", n * 16).into(),
+            range_end: format!("k{:05}", n * 16 + 16).into(),
+            prev_kv: false,
+        }),
+        ..Default::default()
+    };
+    // How many fit into one step.
+    let mut fit = |what: &str, request: &dyn Fn(usize) -> InternalRaftRequest, expected: usize| {
+        let values = Counted(&journal, Cell::new(0));
+        let (mut left, mut done) = (2048, 0);
+        while left > 0 && done < 5000 {
+            let placed = place(&journal, &request(done));
+            let index = machine.applied_index + 1;
+            let term = machine.applied_term;
+            let command = Command { index, term, data: &placed.data, location: placed.location };
+            let begun = machine.begin(command, &values, &mut left, |_| false).expect("can be applied");
+            let Some(applied) = begun else {
+                // It fits into the next.
+                let whole = machine.go_on(&values, &mut 2048);
+                assert!(matches!(whole, Ok(Progress::Whole(_))), "{what}: {whole:?}");
+                break;
+            };
+            assert!(applied.outcome.is_ok(), "{what}: {applied:?}");
+            done += 1;
+        }
+        assert!((expected - 1..=expected + 1).contains(&done), "{what}: {done} in a step");
+        values.1.get()
+    };
+    assert_eq!(fit("comparisons of 255 keys", &|_| txn(&keys), 2048 / 256), 0);
+    let bytes = fit("comparisons of 15 large values", &|_| txn(&values), 1);
+    assert!(bytes <= 2 * 1_500_000, "{bytes} read");
+    fit("comparisons of one large value", &|_| txn(&one), 2048 / 100);
+    fit("128 puts", &|_| txn(&puts), 2048 / 128);
+    fit("deletions of 16 keys", &deletion, 2048 / 17);
+}
+
+#[test]
+fn an_entry_of_two_requests_is_the_same_in_slices() {
+    let journal = Journal::default();
+    for more in [
+        InternalRaftRequest {
+            compaction: Some(CompactionRequest { revision: 30, physical: false }),
+            ..Default::default()
+        },
+        grant(2, 60),
+    ] {
+        let request = InternalRaftRequest { lease_revoke: Some(LeaseRevokeRequest { id: 1 }), ..more };
+        let placed = place(&journal, &request);
+        let (mut ours, mut theirs) = (filled(&journal, 50), filled(&journal, 50));
+        let at_once = apply(&mut theirs, &placed, &journal, true);
+        let values = Fetched::new(&journal, 0);
+        let (applied, _) = sliced(&mut ours, &placed, &values, || 20, true);
+        assert_eq!(Effect::Applied(applied), at_once);
+        assert_eq!(ours.state_hash(), theirs.state_hash());
+        assert!(seen(&ours) == seen(&theirs));
+    }
+}
+
 #[test]
 fn a_value_that_cannot_be_read_stops_an_entry_before_it_has_changed_anything() {
     struct Damaged<'a>(&'a Journal, Cell<bool>);
@@ -228,10 +328,10 @@ fn a_value_that_cannot_be_read_stops_an_entry_before_it_has_changed_anything() {
     let command =
         Command { index: machine.applied_index + 1, term: 1, data: &placed.data, location: placed.location };
     let (before, values) = (seen(&machine), Damaged(&journal, Cell::new(true)));
-    assert_eq!(machine.begin(command, &values, 2048, |_| true), Ok(None));
-    assert_eq!(machine.go_on(&values, 2048), Ok(Progress::Waits));
+    assert_eq!(machine.begin(command, &values, &mut 2048, |_| true), Ok(None));
+    assert_eq!(machine.go_on(&values, &mut 2048), Ok(Progress::Waits));
     values.1.set(false);
-    assert!(machine.go_on(&values, 2048).is_err_and(|fatal| fatal.is_unreadable));
+    assert!(machine.go_on(&values, &mut 2048).is_err_and(|fatal| fatal.is_unreadable));
     assert!(seen(&machine) == before && machine.is_whole() && !machine.has_unfinished());
     // It can be applied where the value can be read.
     let at_once = machine.apply(command, &journal, true).expect("applies");

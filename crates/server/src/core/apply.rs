@@ -121,7 +121,6 @@ impl Applying {
         }
         let entry = self.entries.pop_front()?;
         self.bytes -= entry.data.len();
-        self.left = self.left.saturating_sub(1 + entry.data.len() as u64 / 1024);
         Some(entry)
     }
 }
@@ -173,20 +172,25 @@ impl Core {
     fn begin_entry(&mut self, entry: &Entry, now: Instant) -> Result<(), String> {
         let location = self.location(entry.index)?;
         let command = Command { index: entry.index, term: entry.term, data: &entry.data, location };
+        // Its bytes count beside what it does.
+        let bytes = 1 + entry.data.len() as u64 / 1024;
         match entry.kind {
             EntryKind::Normal => {
                 let since = self.shared.clock.now();
                 let begun = Begun { index: entry.index, term: entry.term, bytes: entry.data.len(), since };
                 let waiting = &self.waiting;
                 let values = AtHand::new(&self.values, &[]);
-                let slice = self.thresholds.applied_per_turn;
-                match self.machine.begin(command, &values, slice, |id| waiting.contains_key(&id)) {
+                let mut left = self.applying.left;
+                let outcome = self.machine.begin(command, &values, &mut left, |id| waiting.contains_key(&id));
+                self.applying.left = left.saturating_sub(bytes);
+                match outcome {
                     Ok(Some(applied)) => self.applied(&begun, applied, now),
                     Ok(None) => self.applying.begun = Some(begun),
                     Err(fatal) => self.cannot_apply(&fatal, now)?,
                 }
             }
             EntryKind::ConfChange => {
+                self.applying.left = self.applying.left.saturating_sub(bytes);
                 self.passed(entry.index, entry.term);
                 self.apply_conf_change(entry, command)?;
             }
@@ -197,13 +201,16 @@ impl Core {
     /// Goes on with the entry that was begun.
     fn go_on(&mut self, now: Instant) -> Result<(), String> {
         let values = AtHand::new(&self.values, &self.applying.arrived);
-        let progress = self.machine.go_on(&values, self.applying.left);
+        let mut left = self.applying.left;
+        let progress = self.machine.go_on(&values, &mut left);
         let missing = values.into_missing();
         self.applying.left = 0;
         match progress {
             Ok(Progress::More) => {}
             Ok(Progress::Waits) => self.fetch_values(&missing),
             Ok(Progress::Whole(applied)) => {
+                // What it left of the turn is for those behind it.
+                self.applying.left = left;
                 self.applying.arrived.clear();
                 if let Some(begun) = self.applying.begun.take() {
                     self.applied(&begun, *applied, now);
