@@ -377,7 +377,8 @@ impl Profile {
             self.work.0 |= rng.pick(&[0, works(Work::Watch) | works(Work::Compact)]);
             self.members = self.members.max(3);
         }
-        if !self.works(Work::Hostile) {
+        if !self.works(Work::Hostile) || self.fails(Fault::Tight) {
+            // A small disk has no room for a state of thousands of leases.
             self.crowd = 0;
         }
         if self.fails(Fault::Ambush) {

@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use crate::findings::{brief, shorten, show};
+use crate::findings::{brief, show};
 use crate::sequence::Sequence;
 use crate::{Final, History, KeyValue, Kind, Operation, Outcome, Request, Verdict, Violation};
 
@@ -50,18 +50,35 @@ pub(crate) fn held(member: &Final, sequence: &Sequence<'_>) -> Option<(Violation
     let first = differing.first()?;
     let maker = expected.get(first).and_then(|kv| sequence.claimed(kv.mod_revision));
     let operations: Vec<&Operation> = maker.into_iter().collect();
-    // Values may be large, and a search writes many texts that nobody reads.
     let text = format!(
         "member {} at revision {} differs in {} keys; the first is {}: it has {}, expected {}",
         member.member,
         member.revision,
         differing.len(),
         show(first),
-        shorten(format_args!("{:?}", got.get(first))),
-        shorten(format_args!("{:?}", expected.get(first)))
+        state_of(got.get(first).copied()),
+        state_of(expected.get(first).map(|kv| &***kv))
     );
     let is_certain = differing.iter().any(|key| !sequence.movable().has(key));
     Some((Violation::of(Kind::FinalState, &operations, text), is_certain))
+}
+
+/// A key's state in a few words. Values may be large, and a search writes many texts that nobody reads.
+fn state_of(kv: Option<&KeyValue>) -> String {
+    kv.map_or_else(
+        || "nothing".to_owned(),
+        |kv| {
+            format!(
+                "{} bytes ({}...) of revision {}, created at {}, version {}, lease {}",
+                kv.value.len(),
+                show(&kv.value[..kv.value.len().min(20)]),
+                kv.mod_revision,
+                kv.create_revision,
+                kv.version,
+                kv.lease
+            )
+        },
+    )
 }
 
 /// The compact revision that a member names is one that somebody asked for, and not below the last one answered.
