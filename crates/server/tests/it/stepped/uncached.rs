@@ -497,6 +497,37 @@ fn history_that_is_not_in_memory_is_told_whole_and_holds_up_no_other_watch() {
 }
 
 #[test]
+fn large_previous_values_of_one_revision_are_fetched_a_part_at_a_time() {
+    let mut world = World::started(1, 10, &[]);
+    // More than a turn of the shard makes events of.
+    for n in 0..20 {
+        world.put(0, &format!("k{n:03}"), &vec![n as u8; 500_000]).expect("is taken");
+    }
+    let request =
+        DeleteRangeRequest { key: "k".into(), range_end: "l".into(), ..DeleteRangeRequest::default() };
+    let mut call = begin(&world, DELETE, &request);
+    world.until("it is deleted", |_| poll(&mut call).is_ready());
+    let all = WatchCreateRequest {
+        key: "k".into(),
+        range_end: "l".into(),
+        start_revision: 22,
+        prev_kv: true,
+        ..WatchCreateRequest::default()
+    };
+    let plain = watch(&world, all.clone());
+    world.until("all was told", |_| events(&plain).len() == 20);
+    for (n, event) in events(&plain).iter().enumerate() {
+        assert!(event.prev_kv.as_ref().is_some_and(|kv| kv.value == vec![n as u8; 500_000]));
+    }
+    for per_mille in [1000, 300] {
+        misses(&world, per_mille);
+        let cold = watch(&world, all.clone());
+        world.until("all was told", |_| events(&cold).len() == 20);
+        assert!(events(&cold) == events(&plain));
+    }
+}
+
+#[test]
 fn a_watch_whose_event_is_not_in_memory_is_told_of_it_later_and_once() {
     let mut world = filled(9, 20);
     let with_previous = WatchCreateRequest {
