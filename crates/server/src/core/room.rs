@@ -185,10 +185,7 @@ impl Core {
             return false;
         }
         // A record has a head, a hard state comes behind it, and it does not begin where a segment cannot hold all of it.
-        // One that no segment holds makes a fresh one larger, in place of the spare files: what is left of the segment in use
-        // does not help it.
-        let wasted = if bytes as u64 > self.log.segment_room() { self.log.segment_room() } else { 0 };
-        self.left(purpose) >= bytes as u64 + wasted + 128 + self.kept_for_others(purpose)
+        self.left(purpose) >= bytes as u64 + 128 + self.kept_for_others(purpose)
     }
 
     /// Bytes of values that are moved at once: where room is short, few, so that each portion is held against it.
@@ -206,10 +203,16 @@ impl Core {
         {
             return true;
         }
-        let bytes = entries.iter().map(|entry| 64 + entry.data.as_ref().map_or(0, Bytes::len)).sum();
+        let bytes_of = |entry: &raftpb::Entry| 64 + entry.data.as_ref().map_or(0, Bytes::len);
+        let bytes: usize = entries.iter().map(bytes_of).sum();
+        let largest = entries.iter().map(bytes_of).max().unwrap_or(0);
+        // A record that no segment holds makes a fresh one larger, in place of the spare files: what is left of the segment
+        // in use does not help it.
+        let segment = usize::try_from(self.log.segment_room()).unwrap_or(usize::MAX);
+        let wasted = if largest > segment { segment } else { 0 };
         self.room.parked.is_empty()
             && self.log.queued_bytes() < RECEIVED_QUEUE_BYTES
-            && self.has_room(bytes, Purpose::Frees)
+            && self.has_room(bytes.saturating_add(wasted), Purpose::Frees)
     }
 
     /// Leaves those of the proposals that another member hands on that the disk has room for.
