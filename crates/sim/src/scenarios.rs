@@ -79,7 +79,7 @@ fn version(world: &mut World, at: Host, key: &str) -> i64 {
 #[test]
 fn a_write_that_a_snapshot_brought_is_not_proposed_again() {
     let mut happened = 0;
-    for seed in 0..6 {
+    for seed in 0..20 {
         let mut world = calm(seed, &[Work::Put, Work::BigValues, Work::Compact]);
         assert!(wait(&mut world, 20 * SECOND, |world| leader(world).is_some()));
         pass(&mut world, SECOND);
