@@ -31,6 +31,13 @@ use crate::values::AtHand;
 /// Bytes of entries that are committed and not applied; with more, further ones are not taken from a leader for now.
 const BEHIND_BYTES_MAX: usize = 128 << 20;
 
+/// What such an entry takes beside its bytes: its place here, where it lies in the log, and what an allocation takes.
+const ENTRY_BYTES: usize = size_of::<Entry>() + size_of::<(u64, log::Location)>() + 32;
+
+fn held_bytes(entry: &Entry) -> usize {
+    ENTRY_BYTES + entry.data.len()
+}
+
 /// What is committed and not applied.
 pub(super) struct Applying {
     entries: VecDeque<Entry>,
@@ -81,11 +88,11 @@ impl Applying {
 
     /// These are committed.
     pub fn committed(&mut self, entries: Vec<Entry>) {
-        self.bytes += entries.iter().map(|entry| entry.data.len()).sum::<usize>();
+        self.bytes += entries.iter().map(held_bytes).sum::<usize>();
         self.entries.extend(entries);
     }
 
-    /// Bytes of what waits.
+    /// Bytes of what waits, with what its places take.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -120,7 +127,7 @@ impl Applying {
             return None;
         }
         let entry = self.entries.pop_front()?;
-        self.bytes -= entry.data.len();
+        self.bytes -= held_bytes(&entry);
         Some(entry)
     }
 }

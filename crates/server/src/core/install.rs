@@ -352,6 +352,10 @@ impl Core {
     /// Sends the state just published to the members that need all of it.
     pub(super) fn send_snapshots(&mut self, view: &mvcc::View) {
         for mut message in std::mem::take(&mut self.snapshots_wanted) {
+            // It may have waited for an entry to be whole, and its term be over.
+            if message.term != Some(self.node.standing().term) {
+                continue;
+            }
             let Some(peers) = self.shared.peers() else { return };
             let head = self.machine.head();
             let state = self.shared.read_long_at(Reader::Snapshot, view.moment_of_everything());

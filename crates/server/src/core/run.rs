@@ -392,7 +392,13 @@ impl Core {
         self.applying.left = self.thresholds.applied_per_turn;
         if self.machine.is_whole() {
             for ask in std::mem::take(&mut self.deferred) {
-                self.take(ask, now)?;
+                match ask {
+                    // Its round is confirmed and applied; amid the next entry there may be another.
+                    Ask::TimeToLive(ticket, id, keys) if self.leads && self.settled => {
+                        self.time_to_live(ticket, id, keys, now);
+                    }
+                    ask => self.take(ask, now)?,
+                }
             }
         }
         for ask in asks.drain(..) {
@@ -435,7 +441,8 @@ impl Core {
         if let Some(left) = self.round_waits(now) {
             patience = patience.min(left);
         }
-        if self.lease_slices_wait(now) || self.has_to_apply() {
+        let answers = !self.deferred.is_empty() && self.machine.is_whole();
+        if self.lease_slices_wait(now) || self.has_to_apply() || answers {
             patience = Duration::ZERO;
         }
         match self.gathering_wait(now) {
@@ -847,7 +854,10 @@ impl Core {
         let shards = self.shared.shards.len();
         for (shard, replies) in self.replies.iter_mut().take(shards).enumerate() {
             if replies.is_empty() {
-                self.shared.wake_watches(shard);
+                // Amid an entry nothing new is published.
+                if self.machine.is_whole() {
+                    self.shared.wake_watches(shard);
+                }
             } else {
                 self.shared.shards[shard].send_all(replies);
             }
