@@ -1,5 +1,5 @@
 use std::io::Write;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 
@@ -57,8 +57,7 @@ fn heartbeats_do_not_wait_behind_bulk() {
     let (one, two) = pair(kit::TIMEOUTS);
     two.recorder.with(|heard| heard.forgets_data = true);
     let data = Bytes::from(vec![7; MESSAGE_BYTES]);
-    let mut sent_at = Vec::new();
-    let mut index = 0;
+    let (mut index, mut heartbeats) = (0, 0);
     while index < 200 {
         // As much as fits, so that the queue is never empty.
         if one.peers.figures().peers[&2].queued_bytes + (2 * MESSAGE_BYTES as u64) < 64 << 20 {
@@ -67,8 +66,8 @@ fn heartbeats_do_not_wait_behind_bulk() {
             message.entries[0].data = Some(data.clone());
             one.peers.send(vec![message]);
             if index % 4 == 0 {
-                sent_at.push(Instant::now());
-                one.peers.send(vec![heartbeat(1, 2, sent_at.len() as u64)]);
+                heartbeats += 1;
+                one.peers.send(vec![heartbeat(1, 2, heartbeats)]);
             }
         }
     }
@@ -76,19 +75,20 @@ fn heartbeats_do_not_wait_behind_bulk() {
     let came = two
         .recorder
         .wait("heartbeats", |heard| (heard.messages.len() == 250).then(|| heard.messages.clone()));
-    let mut waits = Vec::new();
-    for (at, message) in came.iter().filter(|(_, message)| message.entries.is_empty()) {
-        waits.push(at.duration_since(sent_at[message.term.unwrap() as usize - 1]));
+    // How many of the messages that were sent before it each heartbeat has overtaken.
+    let mut overtaken = Vec::new();
+    for (place, (_, heartbeat)) in came.iter().enumerate().filter(|(_, (_, it))| it.entries.is_empty()) {
+        let before = 4 * heartbeat.term.unwrap();
+        let later = came[place..]
+            .iter()
+            .filter(|(_, it)| it.entries.first().is_some_and(|e| e.index.unwrap() <= before));
+        overtaken.push(later.count());
     }
-    waits.sort_unstable();
-    println!(
-        "heartbeats under load: median {:?}, worst {:?}",
-        waits[waits.len() / 2],
-        waits[waits.len() - 1]
-    );
-    assert_eq!(waits.len(), 50);
-    // A machine that is busy with other tests may hold up a few; behind the queue it would be nearly all of them.
-    assert!(waits[45] < Duration::from_millis(50), "{waits:?}");
+    overtaken.sort_unstable();
+    println!("messages that heartbeats overtook: {overtaken:?}");
+    assert_eq!(overtaken.len(), 50);
+    // Not all do: while the first are sent the queue is short. Behind the queue none would.
+    assert!(overtaken[25] > 0, "{overtaken:?}");
     assert_eq!(one.recorder.with(|heard| heard.unreachable.clone()), [0; 0]);
 }
 
