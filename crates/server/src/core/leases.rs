@@ -128,7 +128,11 @@ impl Core {
     /// As in etcd, a renewal of a lease whose time is up waits until its revocation is committed.
     pub(super) fn renew(&mut self, ticket: Ticket, id: i64, now: Instant) {
         // The TTL that every member knows, though this leader may let it live longer: another may lead before it is over.
-        let lease = self.machine.leases.get(id).map(|lease| (lease.ttl, lease.remaining > 0));
+        // One that a member running etcd granted may have none: each raises it for itself.
+        let lease = self.machine.leases.get(id).map(|lease| {
+            let ttl = if lease.ttl > 0 { lease.ttl } else { self.ttl_granted(lease.ttl) };
+            (ttl, lease.remaining > 0)
+        });
         let (Some((ttl, noted)), renewed) = (lease, self.expiry.renew(id, now)) else {
             self.reply(ticket, ReplyBody::KeptAlive(0));
             return;
