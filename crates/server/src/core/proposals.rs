@@ -100,9 +100,10 @@ impl Core {
         if !self.has_gathered() || self.gathering_wait(now).is_some() {
             return;
         }
-        let handed_on = self.propose_handed_on();
+        let (handed_on, handed_on_bytes) = self.propose_handed_on();
         self.gathering.went(self.gathered.len() + handed_on, now);
         self.held_back = !self.handed_on.is_empty();
+        self.held_for_room = self.held_back;
         if self.gathered.is_empty() {
             return;
         }
@@ -117,7 +118,8 @@ impl Core {
         if self.gathered.is_empty() {
             return;
         }
-        let mut queued_bytes = self.queued_bytes();
+        // What was just proposed is not in the log yet.
+        let mut queued_bytes = self.queued_bytes() + handed_on_bytes;
         // What the log cannot take yet waits here for its next sync.
         let mut fits = |proposal: &Proposal| {
             let room = queued_bytes < queue_bytes_max;
@@ -129,13 +131,14 @@ impl Core {
             count = count.min(self.forwardable());
         }
         self.held_back |= count < self.gathered.len();
+        self.held_for_room |= self.leads && count < self.gathered.len();
         if count == 0 {
             return;
         }
         let entries = self.gathered[..count].iter().map(|proposal| proposal.data.clone()).collect();
         if self.node.request(Request::Propose(entries)).is_err() {
             // No leader, or one that is handing over: the next one takes them, if it comes in time.
-            self.held_back = true;
+            (self.held_back, self.held_for_room) = (true, false);
             return;
         }
         let given = self.given();
@@ -148,22 +151,33 @@ impl Core {
         }
     }
 
+    /// Whether what was held back for want of room has room again, though no sync of the log tells so: it was what is to
+    /// be applied that took the room.
+    pub(super) fn has_room_again(&self) -> bool {
+        self.held_for_room && self.queued_bytes() < self.queue_bytes_max()
+    }
+
     /// Bytes that wait to be synced or applied.
     fn queued_bytes(&self) -> usize {
         self.log.queued_bytes() + self.applying.bytes()
     }
 
     /// Proposes what other members have handed on, as far as the log has room for it: the rest waits for its next sync.
-    /// Returns the number of messages that went.
-    fn propose_handed_on(&mut self) -> usize {
+    /// Returns the number of messages that went, and the bytes of their entries.
+    fn propose_handed_on(&mut self) -> (usize, usize) {
         if self.handed_on.is_empty() {
-            return 0;
+            return (0, 0);
         }
         // Raft refuses what a member that does not lead any more is left with.
         let bounded = self.leads && !planted::is(Bug::HandedOnWithoutRoom);
         let (mut queued_bytes, bytes_max) = (self.queued_bytes(), self.queue_bytes_max());
-        let (mut went, mut waits) = (0, Vec::new());
+        let (mut went, mut went_bytes, mut waits) = (0, 0, Vec::new());
         for (mut message, charge) in std::mem::take(&mut self.handed_on) {
+            if bounded && queued_bytes >= bytes_max {
+                // Its turn has not come: it is not even looked at.
+                waits.push((message, charge));
+                continue;
+            }
             if bounded {
                 // The disk may have come to be short of room since they came.
                 self.thin_out(&mut message);
@@ -182,11 +196,17 @@ impl Core {
             }
             if !message.entries.is_empty() {
                 went += 1;
+                went_bytes += message
+                    .entries
+                    .iter()
+                    .filter_map(|entry| entry.data.as_ref())
+                    .map(Bytes::len)
+                    .sum::<usize>();
                 self.step_received(message);
             }
         }
         self.handed_on = waits;
-        went
+        (went, went_bytes)
     }
 
     /// To whom a proposal goes that is made now.

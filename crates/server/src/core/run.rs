@@ -149,6 +149,8 @@ pub struct Core {
     pub(super) handed_on: Vec<(raftpb::Message, Charge)>,
     /// Whether some of them wait for the log to have room, or for a leader.
     pub(super) held_back: bool,
+    /// Whether that is for want of room, and not of a leader.
+    pub(super) held_for_room: bool,
     pub(super) gathering: Gathering,
     pub(super) pressure: Pressure,
     pub(super) reads: Reads,
@@ -289,6 +291,7 @@ impl Core {
             gathered: Vec::new(),
             handed_on: Vec::new(),
             held_back: false,
+            held_for_room: false,
             gathering: Gathering::new(now),
             pressure: if parts.shared.threads { Pressure::here(now) } else { Pressure::none(now) },
             syncing: VecDeque::new(),
@@ -447,7 +450,7 @@ impl Core {
         }
         match self.gathering_wait(now) {
             // A sync of the log wakes the core whatever it waits for.
-            _ if self.held_back => (patience, usize::MAX),
+            _ if self.held_back && !self.has_room_again() => (patience, usize::MAX),
             Some((more, left)) if self.has_gathered() => (patience.min(left), more),
             _ if self.has_gathered() => (Duration::ZERO, 1),
             _ => (patience, 1),
