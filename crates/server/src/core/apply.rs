@@ -22,10 +22,12 @@ use planted::Bug;
 use super::Ask;
 use super::proposals::{REVOKE_PAUSE, Waiter};
 use super::run::{Answerable, Core};
+use crate::encode;
 use crate::inbox::Inbox;
 use crate::logging::Value as Field;
 use crate::long_reads::Reader;
 use crate::readers::{Arrived, Reading};
+use crate::services::BYTES_AT_ONCE;
 use crate::values::AtHand;
 
 /// Bytes of entries that are committed and not applied; with more, further ones are not taken from a leader for now.
@@ -130,6 +132,12 @@ impl Applying {
         self.bytes -= held_bytes(&entry);
         Some(entry)
     }
+}
+
+/// Whether an answer reads what it holds while it is made: ranges of a transaction, and many large values that it names, are
+/// neither read nor held at once.
+fn is_answered_in_pieces(outcome: &Outcome) -> bool {
+    outcome.reads_later() || matches!(outcome, Outcome::Txn(txn) if encode::named_len(txn) > BYTES_AT_ONCE)
 }
 
 impl Core {
@@ -293,7 +301,7 @@ impl Core {
             Waiter::Nobody => {}
             waiter => {
                 let revision = self.machine.store.current_revision();
-                let later = applied.outcome.as_ref().is_ok_and(Outcome::reads_later).then(|| {
+                let later = applied.outcome.as_ref().is_ok_and(is_answered_in_pieces).then(|| {
                     // As of now: what comes later in this turn may compact it away.
                     Box::new(self.shared.read_long_at(Reader::Range, self.machine.store.moment()))
                 });

@@ -188,15 +188,7 @@ impl Services {
         self.propose_then(field::TXN, message, false, "Txn", |services, outcome, pin, header| {
             let Outcome::Txn(txn) = outcome else { return Err(error::STOPPED) };
             let header = ResponseHeader { revision: txn.revision, ..header };
-            let state = match &pin {
-                Some(Pinned(_, Some(state))) => Some(AsOf::clone(state)),
-                // Many large values, such as puts answer with, are neither read nor held at once.
-                Some(Pinned(view, None)) if encode::named_len(&txn) > BYTES_AT_ONCE => {
-                    let moment = view.moment().keeping_from(txn.revision - 1);
-                    Some(services.shared.read_long_at(Reader::Range, moment))
-                }
-                _ => None,
-            };
+            let state = pin.as_ref().and_then(|Pinned(_, state)| state.as_deref().cloned());
             let Some(state) = state else {
                 return Ok(services.encoded(pin, move |values| encode::txn(&header, &txn, values)));
             };

@@ -39,7 +39,7 @@ const KEYS_AT_ONCE: u64 = 128;
 /// Keys that are put in order by their values at once: each value has to be read.
 const VALUES_SORTED_AT_ONCE: u64 = 4;
 /// Bytes of an answer that is made in one go.
-pub(super) const BYTES_AT_ONCE: usize = 128 << 10;
+pub(crate) const BYTES_AT_ONCE: usize = 128 << 10;
 /// Keys looked at between two looks at other calls.
 pub(super) const KEYS_PER_SLICE: usize = 512;
 /// Keys looked at for one piece of an answer; at an older revision some of them may not be there.
