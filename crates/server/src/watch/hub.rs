@@ -45,8 +45,8 @@ pub struct Hub {
     serial: Cell<u64>,
     /// What synced watches are told in more than one turn.
     under_way: RefCell<Option<UnderWay>>,
-    /// The response to a revision of many changes that a stream began to make last, for others to wait for.
-    claimed: RefCell<Weak<Claim>>,
+    /// The newest responses to revisions of many changes that streams are making, for others to wait for.
+    claimed: RefCell<Vec<Weak<Claim>>>,
     /// How much of that is done in a turn.
     portion: Cell<Portion>,
     /// Streams that have ended and whose watches are still in the index, to be taken out in slices.
@@ -58,6 +58,8 @@ pub struct Hub {
     work_max: Cell<(usize, usize)>,
 }
 
+/// Responses that others may wait for at a time; there are more only where hardly any two are the same.
+const CLAIMED_MAX: usize = 64;
 /// Watches that are taken out of the index, or made to read history, between two looks at other calls.
 const MOVED_AT_ONCE: usize = 256;
 /// Watches of a stream that read history together, and that hear of progress, between two looks at other calls.
@@ -921,6 +923,7 @@ impl Hub {
     fn has_read(&self, stream: &Stream, watch: &Rc<Watch>, through: i64) -> bool {
         assert!(stream.catches_up(watch), "a watch is where it says");
         let next = watch.next.get().max(through + 1);
+        stream.told_through.set(stream.told_through.get().max(through));
         let advanced = watch.next.replace(next) < next;
         if next > self.begun() {
             self.shared.metrics.mvcc.slow_watchers.add(-1);
@@ -947,13 +950,17 @@ impl Hub {
         if let Some(same) = long.same()
             && long.claim.is_none()
         {
-            let claimed = self.claimed.borrow().upgrade();
-            if let Some(claim) = claimed.filter(|claim| claim.same == same) {
+            let mut claimed = self.claimed.borrow_mut();
+            claimed.retain(|claim| claim.strong_count() > 0);
+            if let Some(claim) = claimed.iter().filter_map(Weak::upgrade).find(|claim| claim.same == same) {
                 claim.wait(&long.parts[0].watch.stream);
                 return stream.set_long(Some(long));
             }
+            if claimed.len() == CLAIMED_MAX {
+                claimed.remove(0);
+            }
             let claim = Claim::new(same);
-            *self.claimed.borrow_mut() = Rc::downgrade(&claim);
+            claimed.push(Rc::downgrade(&claim));
             long.claim = Some(claim);
         }
         let mut values = stream.attempt(revision, || Attempt::new(self.values.clone()));
@@ -1081,8 +1088,8 @@ impl Hub {
                 stream.ticks_from.set(Some(*id));
                 break;
             }
-            // A watch that has been told of a revision which others are still being told of is further.
-            let is_further = self.is_under_way() && watch.next.get() > self.begun();
+            // A watch that has read history, or was told of a revision which others are still being told of, may be further.
+            let is_further = watch.next.get() > self.revision.get() + 1;
             if watch.progress
                 && watch.quiet.replace(true)
                 && self.is_abreast(watch)

@@ -116,6 +116,8 @@ pub(super) struct Stream {
     pub next_id: Cell<i64>,
     /// The revision that a word of progress must reach, if the client waits for one: the newest when it asked.
     pub progress_wanted: Cell<Option<i64>>,
+    /// The newest revision that a watch was told of as history: it may be above the hub's.
+    pub told_through: Cell<i64>,
     /// From which of its watches on periodic progress is still to be told.
     pub ticks_from: Cell<Option<i64>>,
     /// Whether the hub is to wake it for that when its revision rises.
@@ -167,6 +169,7 @@ impl Stream {
             unsynced: RefCell::default(),
             next_id: Cell::new(0),
             progress_wanted: Cell::new(None),
+            told_through: Cell::new(0),
             ticks_from: Cell::new(None),
             waits_for_progress: Cell::new(false),
             compacted: Cell::new(0),
@@ -253,11 +256,11 @@ impl Stream {
         self.set_long(if long.parts.is_empty() { None } else { Some(long) });
     }
 
-    /// Whether a word of progress may be said about all watches: they have everything up to the hub's `revision`, and
-    /// none begins above it. It is asked for by a few bytes, so it does not look at each watch.
+    /// Whether a word of progress may be said about all watches: they have everything up to the hub's `revision`, and none
+    /// begins above it or was told of more. It is asked for by a few bytes, so it does not look at each watch.
     pub fn is_abreast(&self, revision: i64) -> bool {
         let ahead = self.ahead.borrow().last_key_value().is_some_and(|(start, _)| *start > revision);
-        self.is_synced() && self.compacted.get() == 0 && !ahead
+        self.is_synced() && self.compacted.get() == 0 && !ahead && self.told_through.get() <= revision
     }
 
     /// Charges a watch with keys of this many bytes to the client.
