@@ -88,13 +88,16 @@ impl SnapshotPlaces {
         SnapshotPlaces { max, taken: RefCell::default(), next: Cell::new(0) }
     }
 
-    /// A place for a snapshot that comes on this connection, by number. The one that came first of those that do not come
-    /// from their senders makes way, and its connection with it, for one that does. `None` when there is none to be had.
+    /// A place for a snapshot that comes on this connection, by number. Those that do not come from their senders make way for
+    /// one that does, and their connections with them, whether there are places left or not: only one is received at a time,
+    /// and it would have to wait. `None` when there is none to be had.
     pub(crate) fn take(&self, guest: &Rc<Guest>, at_home: bool) -> Option<u64> {
         let mut taken = self.taken.borrow_mut();
+        if at_home {
+            taken.extract_if(.., |place| !place.at_home).for_each(|place| place.guest.cut.notify_one());
+        }
         if taken.len() >= self.max {
-            let stranger = taken.iter().position(|place| !place.at_home).filter(|_| at_home)?;
-            taken.remove(stranger).guest.cut.notify_one();
+            return None;
         }
         let number = self.next.get();
         self.next.set(number + 1);
@@ -163,10 +166,9 @@ mod tests {
             snapshots.take(stranger, false).expect("there is a place");
         }
         assert_eq!(snapshots.take(&guest(), false), None, "strangers drive nobody out");
-        let second = snapshots.take(&member, true).expect("a stranger makes way");
-        assert!(is_cut(&strangers[0]) && !is_cut(&strangers[1]) && !is_cut(&member));
-        snapshots.take(&member, true).expect("the other makes way");
-        assert!(is_cut(&strangers[1]));
+        let second = snapshots.take(&member, true).expect("the strangers make way");
+        assert!(is_cut(&strangers[0]) && is_cut(&strangers[1]) && !is_cut(&member));
+        snapshots.take(&member, true).expect("there is a place");
         assert_eq!(snapshots.take(&member, true), None, "no member drives out a member");
         snapshots.leave(first);
         // A place that was lost is left as well.
