@@ -233,7 +233,7 @@ impl Compared {
     pub fn of(txn: &TxnRequest) -> Compared {
         let (mut compares, mut open) = (Vec::new(), vec![txn]);
         while let Some(txn) = open.pop() {
-            let by_value = txn.compare.iter().filter(|compare| compare.target == CompareTarget::Value as i32);
+            let by_value = txn.compare.iter().filter(|compare| compares_value(compare));
             compares.extend(by_value.cloned());
             open.extend(txn.success.iter().chain(&txn.failure).filter_map(|op| match &op.request {
                 Some(Request::RequestTxn(inner)) => Some(inner),
