@@ -379,7 +379,7 @@ pub(crate) struct Txn {
     stage: Stage,
     /// Of each transaction that runs, in the order in which they are met: whether its comparisons hold.
     chosen: Vec<bool>,
-    /// How many of them this stage has met.
+    /// The number of transactions that this stage has met.
     met: usize,
     /// The transactions that are open at this point, from the outermost on.
     levels: Vec<Level>,
@@ -391,7 +391,7 @@ pub(crate) struct Txn {
     outcomes: Vec<TxnOutcome>,
     /// The deletion that is under way.
     deletion: Option<Deletion>,
-    /// How many keys the outcome has named by itself.
+    /// The number of keys that the outcome may still name by itself.
     known: usize,
 }
 

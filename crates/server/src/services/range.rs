@@ -114,7 +114,7 @@ struct Opened {
     revision: i64,
     /// How many keys it has, if that takes no walk, as it does at an older revision and in later views.
     counted: Option<u64>,
-    /// How many it may give.
+    /// The most keys that the answer may hold.
     limit: u64,
 }
 

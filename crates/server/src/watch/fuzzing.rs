@@ -20,7 +20,7 @@ impl Watched {
         Keys::of_request(key, range_end).is_some_and(|keys| self.0.remove(&keys, number).is_some())
     }
 
-    /// How many watch this key; at most so many are looked at.
+    /// Returns the number of watches of this key; it stops counting at the given limit.
     pub fn concerned(&self, key: &[u8], at_most: usize) -> usize {
         let mut found = 0;
         let _ = self.0.visit(key, &mut |_| {

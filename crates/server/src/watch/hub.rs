@@ -107,7 +107,7 @@ struct Done {
 struct Crowd {
     from: i64,
     through: i64,
-    /// How many changes there are: each turn may walk over all.
+    /// The number of changes in these revisions; each turn may walk over all of them.
     changes: usize,
     /// The change that is being looked at, and the last watch told of those that are about its key.
     at: (i64, u32),

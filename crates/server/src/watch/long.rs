@@ -89,7 +89,7 @@ pub(super) struct Turn {
     pub is_whole: bool,
     /// Whether anything was read.
     pub advanced: bool,
-    /// How many changes it walked over.
+    /// The number of changes that the turn has walked over.
     pub walked: usize,
     /// How often it looked at a watch.
     pub looks: usize,

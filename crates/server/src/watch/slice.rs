@@ -211,12 +211,12 @@ impl<'a> Slice<'a> {
         self.looks
     }
 
-    /// How many changes it walked over.
+    /// Returns the number of changes that the slice has walked over.
     pub fn walked(&self) -> usize {
         self.walked
     }
 
-    /// How many watches are told something.
+    /// Returns the number of watches that the slice has events for.
     pub fn watches(&self) -> usize {
         self.touched.len()
     }
