@@ -617,7 +617,8 @@ def steps_of_auth():
     yield Step("health denied", ["endpoint", "health", "--user=plain:pw"])
     yield Step("health without user", ["endpoint", "health"])
     yield Step("user list denied", ["user", "list", "--user=plain:pw"])
-    yield Step("snapshot denied", ["snapshot", "save", "/tmp/etcdctl-same-denied.db"])
+    with tempfile.TemporaryDirectory() as directory:
+        yield Step("snapshot denied", ["snapshot", "save", directory + "/denied.db"])
     yield Step("auth disable", ["auth", "disable", *root])
 
 
