@@ -377,7 +377,10 @@ impl World {
         process.background_busy = true;
         if read {
             let pause = match self.profile.reads {
-                Some(mean) if mean > 0 && self.chaos => self.dice.schedule.around(mean),
+                Some(mean) if mean > 0 && self.chaos => {
+                    // A read that began while there were faults does not outlast them.
+                    self.dice.schedule.around(mean).min(self.profile.chaos.saturating_sub(now))
+                }
                 _ => 0,
             };
             let delay = self.disk_delay(at) + pause;
