@@ -137,6 +137,10 @@ bugs! {
     OldLeaseDeadlines = "old-lease-deadlines";
     /// server: a leader renews leases without asking whether it still leads.
     RenewedByDeposed = "renewed-by-deposed";
+    /// server: a lease expires by its leader's clock though a renewal that came in time waits, or apply is behind.
+    LeasesExpireBehind = "leases-expire-behind";
+    /// server: reads whose round is confirmed are kept until this member has applied so far, whoever still waits.
+    ConfirmedReadsKept = "confirmed-reads-kept";
     /// server: a renewal does not take back a note of the time left that is still on its way into the log.
     NoteOverRenewal = "note-over-renewal";
     /// server: a note of the time left that is on its way into the log when its lease is revoked stays with a lease that

@@ -26,6 +26,14 @@ struct Timer {
     slot: Option<u64>,
     /// The last log entry that notes a time left of this lease, or takes such a note back.
     noted_by: u64,
+    /// It does not expire before this time: a renewal came while its time was not up, and waits.
+    held: Option<Instant>,
+}
+
+impl Timer {
+    fn ends(&self) -> Instant {
+        self.held.map_or(self.deadline, |held| held.max(self.deadline))
+    }
 }
 
 /// What became of a renewal.
@@ -173,7 +181,7 @@ impl Expiry {
         self.stop(id);
         let deadline = later(now, left);
         let slot = self.slot_of(deadline);
-        self.timers.insert(id, Timer { deadline, ttl, slot: Some(slot), noted_by: 0 });
+        self.timers.insert(id, Timer { deadline, ttl, slot: Some(slot), noted_by: 0, held: None });
         self.queue.insert((slot, id));
     }
 
@@ -203,8 +211,8 @@ impl Expiry {
         self.notes_left.by_id.remove(&id).is_some_and(|index| index > applied)
     }
 
-    /// Renews a lease that exists, unless its time is up.
-    pub fn renew(&mut self, id: i64, now: Instant) -> Renewed {
+    /// The timer of a lease; its clock is started if its turn has not come.
+    fn timer(&mut self, id: i64) -> Option<&mut Timer> {
         if !self.timers.contains_key(&id)
             && let Some(starting) = &self.starting
             && let Some((left, ttl)) = starting.left(id)
@@ -212,10 +220,27 @@ impl Expiry {
             let since = starting.since;
             self.start(id, left, ttl, since);
         }
-        match self.timers.get_mut(&id) {
+        self.timers.get_mut(&id)
+    }
+
+    /// A renewal has come and waits. Unless the time of the lease was up as of `as_of`, it does not expire before `until`.
+    pub fn hold(&mut self, id: i64, as_of: Instant, until: Instant) {
+        if let Some(timer) = self.timer(id)
+            && timer.ends() > as_of
+        {
+            timer.held = Some(timer.held.map_or(until, |held| held.max(until)));
+        }
+    }
+
+    /// Renews a lease that exists, from `now` on, unless its time was up as of `as_of`. `held` is until when this renewal
+    /// has held it.
+    pub fn renew(&mut self, id: i64, held: Instant, as_of: Instant, now: Instant) -> Renewed {
+        match self.timer(id) {
             None => Renewed::Unknown,
-            Some(timer) if timer.deadline <= now => Renewed::Expired,
+            Some(timer) if timer.ends() <= as_of => Renewed::Expired,
             Some(timer) => {
+                // One that came later may wait longer.
+                timer.held = timer.held.filter(|until| *until > held);
                 timer.deadline = later(now, timer.ttl);
                 Renewed::Noted(timer.noted_by)
             }
@@ -258,7 +283,7 @@ impl Expiry {
             }
             self.queue.remove(&(slot, id));
             let Some(timer) = self.timers.get(&id).copied() else { continue };
-            let slot = (timer.deadline > now).then(|| self.slot_of(timer.deadline).max(slot + 1));
+            let slot = (timer.ends() > now).then(|| self.slot_of(timer.ends()).max(slot + 1));
             match slot {
                 Some(slot) => drop(self.queue.insert((slot, id))),
                 None => out.push(id),
@@ -308,9 +333,16 @@ mod tests {
         assert!(expiry.expired(start + 2 * SECOND - Duration::from_millis(1), 10).is_empty());
         assert_eq!(expiry.expired(start + 2 * SECOND, 10), [1]);
         assert!(expiry.expired(start + 20 * SECOND, 10).is_empty());
-        assert_eq!(expiry.renew(1, start + 3 * SECOND), Renewed::Expired);
+        assert_eq!(
+            expiry.renew(1, start + 3 * SECOND, start + 3 * SECOND, start + 3 * SECOND),
+            Renewed::Expired
+        );
         expiry.retry(1, start + 20 * SECOND, SECOND);
-        assert_eq!(expiry.renew(1, start + 20 * SECOND), Renewed::Expired, "nothing revives it");
+        assert_eq!(
+            expiry.renew(1, start + 20 * SECOND, start + 20 * SECOND, start + 20 * SECOND),
+            Renewed::Expired,
+            "nothing revives it"
+        );
         assert_eq!(expiry.expired(start + 21 * SECOND, 10), [1]);
     }
 
@@ -321,7 +353,7 @@ mod tests {
         expiry.start(7, 2 * SECOND, 2 * SECOND, start);
         for n in 1..50u32 {
             let now = start + SECOND * n;
-            assert_eq!(expiry.renew(7, now), Renewed::Noted(0));
+            assert_eq!(expiry.renew(7, now, now, now), Renewed::Noted(0));
             assert!(expiry.expired(now, 10).is_empty());
         }
         assert_eq!(expiry.left(7, start + SECOND * 50), Some(SECOND));
@@ -333,9 +365,9 @@ mod tests {
         let start = Instant::now();
         let mut expiry = Expiry::new(start);
         expiry.start(7, SECOND, SECOND, start);
-        assert_eq!(expiry.renew(7, start + SECOND), Renewed::Expired);
+        assert_eq!(expiry.renew(7, start + SECOND, start + SECOND, start + SECOND), Renewed::Expired);
         assert_eq!(expiry.expired(start + SECOND, 10), [7]);
-        assert_eq!(expiry.renew(8, start), Renewed::Unknown);
+        assert_eq!(expiry.renew(8, start, start, start), Renewed::Unknown);
     }
 
     #[test]
@@ -360,13 +392,37 @@ mod tests {
     }
 
     #[test]
+    fn a_lease_whose_renewal_waits_does_not_expire() {
+        let start = Instant::now();
+        let at = |seconds: u32| start + SECOND * seconds;
+        let mut expiry = Expiry::new(start);
+        for id in [1, 2, 3] {
+            expiry.start(id, 2 * SECOND, 2 * SECOND, start);
+        }
+        expiry.hold(1, at(1), at(8));
+        expiry.hold(2, at(1), at(8));
+        // Too late.
+        expiry.hold(3, at(2), at(9));
+        assert_eq!(expiry.expired(at(2), 10), [3]);
+        expiry.hold(3, at(2), at(9));
+        assert_eq!(expiry.renew(3, at(9), at(3), at(3)), Renewed::Expired);
+        // Another of the same lease comes, and the first is carried out: the other still holds it.
+        expiry.hold(1, at(4), at(11));
+        assert_eq!(expiry.renew(1, at(8), at(6), at(6)), Renewed::Noted(0));
+        assert_eq!(expiry.expired(at(9), 10), [2], "its renewal was given up");
+        assert_eq!(expiry.renew(1, at(11), at(10), at(10)), Renewed::Noted(0));
+        assert!(expiry.expired(at(11), 10).is_empty());
+        assert_eq!(expiry.expired(at(12), 10), [1], "nothing holds it");
+    }
+
+    #[test]
     fn a_lease_leaves_nothing_behind() {
         let start = Instant::now();
         let mut expiry = Expiry::new(start);
         for round in 0..100 {
             for id in 0..50 {
                 expiry.start(id, SECOND * (1 + round * 7 + id as u32), 1000 * SECOND, start);
-                let _ = expiry.renew(id, start + SECOND / 2);
+                let _ = expiry.renew(id, start + SECOND / 2, start + SECOND / 2, start + SECOND / 2);
             }
             let _ = expiry.expired(start + SECOND * round, 10);
             for id in 0..50 {
@@ -396,7 +452,7 @@ mod tests {
         };
         check(&expiry);
         // Renewed, revoked, and granted again before their turn.
-        assert_eq!(expiry.renew(500, now), Renewed::Noted(0));
+        assert_eq!(expiry.renew(500, now, now, now), Renewed::Noted(0));
         expiry.stop(600);
         expiry.stop(700);
         expiry.start(700, 3 * SECOND, 3 * SECOND, now);

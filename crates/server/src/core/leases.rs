@@ -33,6 +33,37 @@ fn ttl_of(seconds: i64) -> Duration {
     Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
 }
 
+/// By which time leases expire: not by the time of day, but by that as of which all that was committed is applied. While
+/// apply is behind, a renewal that came in time may wait for it, and one that a client is about to send may be late for the
+/// same reason.
+pub(super) struct LeaseTime {
+    /// What was committed by then is applied.
+    pub as_of: Instant,
+    /// What was committed at this time, as long as it is not all applied.
+    behind: Option<(Instant, u64)>,
+}
+
+impl LeaseTime {
+    pub fn new(now: Instant) -> LeaseTime {
+        LeaseTime { as_of: now, behind: None }
+    }
+
+    /// To be told after every turn.
+    fn look(&mut self, applied: u64, commit: u64, now: Instant) {
+        if applied >= commit || planted::is(Bug::LeasesExpireBehind) {
+            (self.as_of, self.behind) = (now, None);
+            return;
+        }
+        match self.behind {
+            Some((_, index)) if applied < index => {}
+            reached => {
+                self.as_of = reached.map_or(self.as_of, |(at, _)| at);
+                self.behind = Some((now, commit));
+            }
+        }
+    }
+}
+
 /// Notes being proposed, slice by slice.
 pub(super) struct Noting {
     /// The lease that was looked at last.
@@ -116,24 +147,38 @@ impl Core {
         if !self.leads {
             self.refuse(ticket, error::NOT_PRIMARY_LESSOR);
         } else if planted::is(Bug::RenewedByDeposed) {
-            self.renew(ticket, id, now);
+            self.renew(ticket, id, now, now);
         } else {
+            if !planted::is(Bug::LeasesExpireBehind) {
+                self.expiry.hold(id, self.lease_time.as_of, self.held_until(now));
+            }
             self.reads.push(Want::Renewal(ticket, id), now);
         }
     }
 
-    /// Renews a lease. A noted time left has to be taken back first, or the next leader would go by it; that is so for
+    /// Until when a renewal that came at `since` holds its lease: whoever asked is told by then that it took too long.
+    fn held_until(&self, since: Instant) -> Instant {
+        since + self.shared.limits.request_timeout
+    }
+
+    /// After every turn: what has been applied by now.
+    pub(super) fn look_at_lease_time(&mut self, now: Instant) {
+        self.lease_time.look(self.machine.applied_index, self.node.standing().commit, now);
+    }
+
+    /// Renews a lease; the renewal came at `since`. A noted time left has to be taken back first, or the next leader would go by it; that is so for
     /// a note that is still on its way into the log, too, and for what takes one back.
     ///
     /// As in etcd, a renewal of a lease whose time is up waits until its revocation is committed.
-    pub(super) fn renew(&mut self, ticket: Ticket, id: i64, now: Instant) {
+    pub(super) fn renew(&mut self, ticket: Ticket, id: i64, since: Instant, now: Instant) {
         // The TTL that every member knows, though this leader may let it live longer: another may lead before it is over.
         // One that a member running etcd granted may have none: each raises it for itself.
         let lease = self.machine.leases.get(id).map(|lease| {
             let ttl = if lease.ttl > 0 { lease.ttl } else { self.ttl_granted(lease.ttl) };
             (ttl, lease.remaining > 0)
         });
-        let (Some((ttl, noted)), renewed) = (lease, self.expiry.renew(id, now)) else {
+        let renewed = self.expiry.renew(id, self.held_until(since), self.lease_time.as_of, now);
+        let Some((ttl, noted)) = lease else {
             self.reply(ticket, ReplyBody::KeptAlive(0));
             return;
         };
@@ -272,7 +317,7 @@ impl Core {
                 let some = if planted::is(Bug::LeasesAllAtOnce) { usize::MAX } else { LEASES_PER_TURN };
                 self.expiry.start_some(some, |id| leases.get(id).is_some());
             }
-            self.expire_leases(now);
+            self.expire_leases();
             self.note_some(now);
         } else {
             self.noting = None;
@@ -287,11 +332,12 @@ impl Core {
     }
 
     /// Whether another slice can be done at once.
-    pub(super) fn lease_slices_wait(&self, now: Instant) -> bool {
+    pub(super) fn lease_slices_wait(&self) -> bool {
         if self.parked.is_some() {
             return false;
         }
-        let expire = self.stopping.is_none() && self.revokes_room() > 0 && self.expiry.is_due(now);
+        let expire =
+            self.stopping.is_none() && self.revokes_room() > 0 && self.expiry.is_due(self.lease_time.as_of);
         let note = self.noting.is_some() && self.log_has_room();
         !self.forgotten_clocks.is_empty() || self.leads_now() && (self.expiry.is_starting() || expire || note)
     }
@@ -306,13 +352,13 @@ impl Core {
         self.revokes_allowed = REVOKES_PER_TICK;
     }
 
-    /// Proposes to revoke what has expired.
-    fn expire_leases(&mut self, now: Instant) {
-        let room = self.revokes_room();
-        if room == 0 || self.stopping.is_some() || !self.expiry.is_due(now) {
+    /// Proposes to revoke what has expired. What had come by then was taken before.
+    fn expire_leases(&mut self) {
+        let (room, as_of) = (self.revokes_room(), self.lease_time.as_of);
+        if room == 0 || self.stopping.is_some() || !self.expiry.is_due(as_of) {
             return;
         }
-        for id in self.expiry.expired(now, room) {
+        for id in self.expiry.expired(as_of, room) {
             self.shared.metrics.lease.expired.inc();
             self.revokes_open += 1;
             self.revokes_allowed -= 1;

@@ -59,6 +59,9 @@ pub struct Probe {
     pub leases: usize,
     /// The leases whose clocks run here.
     pub lease_clocks: usize,
+    /// Rounds of linearizable reads that were begun and are not answered, and all reads and renewals that wait, in a round
+    /// or for one.
+    pub reads: (usize, usize),
     /// Bytes of the index, what waits to be freed included.
     pub index_bytes: u64,
     /// Versions that were superseded or are deletions, and are not removed yet.
@@ -95,6 +98,7 @@ impl Core {
             doomed: self.doomed.len(),
             leases: self.machine.leases.len(),
             lease_clocks: self.expiry.clocks(),
+            reads: self.reads.figures(),
             index_bytes: self.machine.store.stats().bytes,
             removable: self.machine.store.stats().removable,
         }

@@ -17,6 +17,8 @@ use crate::logging::Value;
 
 /// Rounds under way at once.
 const ROUNDS_MAX: usize = 16;
+/// Groups of confirmed rounds that wait for this member to have applied different entries.
+const CONFIRMED_MAX: usize = 16;
 /// What arrives while a round is under way shares the next, which begins when that one ends, or after this time if the
 /// other members are far away.
 const ROUND_PACE: Duration = Duration::from_millis(2);
@@ -47,12 +49,18 @@ impl Want {
     }
 }
 
+/// A round that is under way.
 struct Round {
     context: u64,
     wants: Vec<(Want, Instant)>,
     began: Instant,
+}
+
+/// Rounds that the leader has confirmed, until this member has applied what had been committed by then.
+struct Confirmed {
     /// What the leader had committed when it was asked.
-    index: Option<u64>,
+    index: u64,
+    wants: Vec<(Want, Instant)>,
 }
 
 /// The reads that wait.
@@ -60,6 +68,7 @@ struct Round {
 pub(super) struct Reads {
     waiting: Vec<(Want, Instant)>,
     rounds: VecDeque<Round>,
+    confirmed: VecDeque<Confirmed>,
     /// Reads whose round is confirmed and whose state is applied: answered once it is published.
     readable: Vec<Ticket>,
     slow_until: Option<Instant>,
@@ -76,8 +85,48 @@ impl Reads {
         self.waiting.push((want, now));
     }
 
-    fn open(&self) -> impl Iterator<Item = &Round> {
-        self.rounds.iter().filter(|round| round.index.is_none())
+    /// The rounds that were begun and are not answered yet, and all that waits, in whatever state.
+    pub fn figures(&self) -> (usize, usize) {
+        let waiting = self.waiting.len()
+            + self.rounds.iter().map(|round| round.wants.len()).sum::<usize>()
+            + self.confirmed.iter().map(|confirmed| confirmed.wants.len()).sum::<usize>();
+        (self.rounds.len() + self.confirmed.len(), waiting)
+    }
+
+    /// The leader has confirmed a round. Of those that wait for this member's own apply few are kept apart: whoever waits
+    /// for more than it needs is answered a little later.
+    fn confirm(&mut self, context: u64, index: u64) {
+        let Some(at) = self.rounds.iter().position(|round| round.context == context) else { return };
+        let Some(mut round) = self.rounds.remove(at).filter(|round| !round.wants.is_empty()) else { return };
+        let full = self.confirmed.len() >= CONFIRMED_MAX;
+        match self.confirmed.back_mut().filter(|newest| full || newest.index == index) {
+            Some(newest) => {
+                newest.index = newest.index.max(index);
+                newest.wants.append(&mut round.wants);
+            }
+            None => self.confirmed.push_back(Confirmed { index, wants: round.wants }),
+        }
+    }
+
+    /// Takes out what has waited for so long, wherever it waits. Whoever asked was told.
+    fn expired(&mut self, timeout: Duration, now: Instant) -> Vec<Want> {
+        let mut expired = Vec::new();
+        let mut sweep = |wants: &mut Vec<(Want, Instant)>| {
+            wants.retain(|(want, since)| {
+                let keep = now.saturating_duration_since(*since) < timeout;
+                if !keep {
+                    expired.push(*want);
+                }
+                keep
+            });
+        };
+        sweep(&mut self.waiting);
+        self.rounds.iter_mut().for_each(|round| sweep(&mut round.wants));
+        if !planted::is(Bug::ConfirmedReadsKept) {
+            self.confirmed.iter_mut().for_each(|confirmed| sweep(&mut confirmed.wants));
+        }
+        self.confirmed.retain(|confirmed| !confirmed.wants.is_empty());
+        expired
     }
 }
 
@@ -99,7 +148,7 @@ impl Core {
         self.reads.shared16 = (self.reads.shared16 * 7 + self.reads.waiting.len() * 16) / 8;
         let context = self.shared.request_id();
         let wants = std::mem::take(&mut self.reads.waiting);
-        self.reads.rounds.push_back(Round { context, wants, began: now, index: None });
+        self.reads.rounds.push_back(Round { context, wants, began: now });
         if self.node.request(Request::Read(context)).is_err() {
             // The leader was lost just now, or too many reads wait for it to be confirmed: these wait with them, until
             // their clients are told that it took too long.
@@ -119,7 +168,7 @@ impl Core {
         }
         // A leader that has not committed in its term does not know yet what earlier leaders have.
         let nobody = self.node.standing().leader == 0 || (self.leads && !self.settled);
-        if nobody || self.reads.open().count() >= ROUNDS_MAX {
+        if nobody || self.reads.rounds.len() >= ROUNDS_MAX {
             return None;
         }
         let refused = self.reads.refused_until.map(|until| until.saturating_duration_since(now));
@@ -131,21 +180,18 @@ impl Core {
         let pace =
             if self.reads.shared16 < 16 * SHARED_ROUND { Duration::ZERO } else { self.pressure.pace() };
         let paced = self.reads.began.map(|began| pace.saturating_sub(since(began)));
-        let shared = self.reads.open().last().map(|newest| ROUND_PACE.saturating_sub(since(newest.began)));
+        let shared = self.reads.rounds.back().map(|newest| ROUND_PACE.saturating_sub(since(newest.began)));
         Some(paced.max(shared).unwrap_or(Duration::ZERO))
     }
 
     /// Whether a read that arrives now could begin a round at once.
     pub(super) fn wakes_for_reads(&self) -> bool {
-        self.reads.waiting.is_empty() && self.reads.open().next().is_none()
+        self.reads.waiting.is_empty() && self.reads.rounds.is_empty()
     }
 
     /// The leader has confirmed a round.
     pub(super) fn round_confirmed(&mut self, context: u64, index: u64) {
-        let Some(round) = self.reads.rounds.iter_mut().find(|round| round.context == context) else {
-            return;
-        };
-        round.index = Some(index);
+        self.reads.confirm(context, index);
     }
 
     /// Finishes the rounds that the applied state has come up to.
@@ -153,10 +199,10 @@ impl Core {
         let early = planted::is(Bug::HalfWayCountsAsApplied) && self.machine.has_unfinished();
         let applied = self.machine.applied_index + u64::from(early);
         let mut at = 0;
-        while let Some(round) = self.reads.rounds.get(at) {
-            if round.index.is_some_and(|index| index <= applied || planted::is(Bug::ReadBeforeApplied)) {
-                if let Some(round) = self.reads.rounds.remove(at) {
-                    self.grant(round.wants, now);
+        while let Some(confirmed) = self.reads.confirmed.get(at) {
+            if confirmed.index <= applied || planted::is(Bug::ReadBeforeApplied) {
+                if let Some(confirmed) = self.reads.confirmed.remove(at) {
+                    self.grant(confirmed.wants, now);
                 }
             } else {
                 at += 1;
@@ -172,7 +218,7 @@ impl Core {
                 want if !self.leads => self.refuse(want.ticket(), error::NOT_PRIMARY_LESSOR),
                 // The round was confirmed to a member that has become the leader since. Its clocks do not run yet.
                 want if !self.settled => self.reads.push(want, since),
-                Want::Renewal(ticket, id) => self.renew(ticket, id, now),
+                Want::Renewal(ticket, id) => self.renew(ticket, id, since, now),
                 Want::TimeToLive(ticket, id, keys) => self.time_to_live(ticket, id, keys, now),
             }
         }
@@ -187,12 +233,10 @@ impl Core {
 
     /// The leader is another now, or unknown: what it was asked is asked again of the next.
     pub(super) fn ask_again(&mut self) {
-        let open = |round: &Round| round.index.is_none();
         let mut again: Vec<(Want, Instant)> = Vec::new();
-        for round in self.reads.rounds.iter_mut().filter(|round| open(round)) {
+        for mut round in self.reads.rounds.drain(..) {
             again.append(&mut round.wants);
         }
-        self.reads.rounds.retain(|round| !open(round));
         if !again.is_empty() {
             again.append(&mut self.reads.waiting);
             self.reads.waiting = again;
@@ -201,8 +245,7 @@ impl Core {
 
     /// Looks after rounds that nobody confirms, and reads whose clients were told that they took too long.
     pub(super) fn retry_reads(&mut self, now: Instant) {
-        let late =
-            |round: &Round| round.index.is_none() && now.saturating_duration_since(round.began) >= RETRY;
+        let late = |round: &Round| now.saturating_duration_since(round.began) >= RETRY;
         if self.reads.rounds.iter().any(late) {
             self.shared.metrics.server.slow_read_indexes.inc();
             if self.reads.slow_until.is_none_or(|until| now >= until) {
@@ -215,14 +258,7 @@ impl Core {
             self.ask_again();
         }
         let timeout = self.shared.limits.request_timeout;
-        let mut expired = Vec::new();
-        self.reads.waiting.retain(|(want, since)| {
-            let keep = now.saturating_duration_since(*since) < timeout;
-            if !keep {
-                expired.push(*want);
-            }
-            keep
-        });
+        let expired = self.reads.expired(timeout, now);
         for want in expired {
             self.shared.metrics.server.read_indexes_failed.inc();
             self.refuse(want.ticket(), error::TIMEOUT);

@@ -19,7 +19,7 @@ use super::apply::Applying;
 use super::compactor::Compactor;
 use super::gathering::Gathering;
 use super::install::Install;
-use super::leases::Noting;
+use super::leases::{LeaseTime, Noting};
 use super::meters::Meters;
 use super::parked::Parked;
 use super::pressure::Pressure;
@@ -110,6 +110,7 @@ pub struct Core {
     pub(super) logger: Arc<Logger>,
     pub(super) machine: Machine,
     pub(super) expiry: Expiry,
+    pub(super) lease_time: LeaseTime,
     /// Clocks that run no more, to be forgotten in slices.
     pub(super) forgotten_clocks: Vec<Expiry>,
     pub(super) revokes_open: usize,
@@ -244,6 +245,7 @@ impl Core {
             fetches: parts.fetches,
             logger: parts.logger,
             expiry: Expiry::new(now),
+            lease_time: LeaseTime::new(now),
             forgotten_clocks: Vec::new(),
             revokes_open: 0,
             revokes_allowed: 0,
@@ -416,6 +418,7 @@ impl Core {
         self.lease_slices(now);
         self.carry_out(now)?;
         self.finish_rounds(now);
+        self.look_at_lease_time(now);
         self.remove_slice(now);
         // From here on the newest view and the state are of one moment, but for an entry that is half-way.
         self.publish();
@@ -445,7 +448,7 @@ impl Core {
             patience = patience.min(left);
         }
         let answers = !self.deferred.is_empty() && self.machine.is_whole();
-        if self.lease_slices_wait(now) || self.has_to_apply() || answers {
+        if self.lease_slices_wait() || self.has_to_apply() || answers {
             patience = Duration::ZERO;
         }
         match self.gathering_wait(now) {

@@ -9,6 +9,7 @@ use api::etcdserverpb::{
     self as pb, LeaseGrantRequest, LeaseGrantResponse, LeaseRevokeRequest, LeaseRevokeResponse,
     LeaseTimeToLiveRequest, LeaseTimeToLiveResponse, MoveLeaderRequest,
 };
+use api::raftpb::MessageType;
 use prost::Message as _;
 
 use super::world::World;
@@ -124,6 +125,25 @@ fn an_expired_lease_is_not_renewed_while_its_revocation_is_under_way() {
     let _: LeaseGrantResponse = world.call(0, "/etcdserverpb.Lease/LeaseGrant", &again).expect("is granted");
     pass(&mut world, Duration::from_secs(10));
     assert_eq!(world.member(0).probe().leases, 1);
+}
+
+#[test]
+fn a_renewal_that_waits_for_a_quorum_counts_from_when_it_came() {
+    let mut world = World::started(3, 9, &[]);
+    world.lead(0);
+    let lease = grant(&mut world, 0, 2);
+    pass(&mut world, Duration::from_millis(1600));
+    let leader = world.places[0].id;
+    world.lose(Some(Box::new(move |message| {
+        message.to == Some(leader) && message.r#type == Some(MessageType::MsgHeartbeatResp as i32)
+    })));
+    let mut renewal = Box::pin(world.member(0).renew(lease));
+    assert_eq!(within(&mut world, Duration::from_millis(700), &mut renewal), None);
+    world.lose(None);
+    assert_eq!(world.run(renewal), Ok(2));
+    pass(&mut world, Duration::from_millis(1500));
+    assert_eq!((world.leader(), world.member(0).probe().leases), (Some(0), 1));
+    world.until("it expires", |world| world.member(0).probe().leases == 0);
 }
 
 #[test]

@@ -202,6 +202,87 @@ fn nobody_sees_the_keys_of_a_lease_half_revoked() {
 }
 
 #[test]
+fn leases_that_are_renewed_in_time_live_though_apply_is_behind() {
+    let mut world = filled(3, 56, 0, b"v");
+    for id in [5, 6, 7] {
+        let request = LeaseGrantRequest { ttl: 2, id };
+        let _: LeaseGrantResponse =
+            world.call(0, "/etcdserverpb.Lease/LeaseGrant", &request).expect("is granted");
+    }
+    let _deletion = begin(&world, 0, DELETE, &all());
+    world.until("it is amid the entry", |world| is_amid(world, 0));
+    let began = world.places[0].clock.elapsed();
+    // It waits for the entry.
+    let mut early = Box::pin(world.member(0).renew(5));
+    let mut late = None;
+    let mut context = Context::from_waker(Waker::noop());
+    while is_amid(&world, 0) {
+        assert!(early.as_mut().poll(&mut context).is_pending());
+        world.work().expect("all go on");
+        for place in &world.places {
+            place.clock.advance(Duration::from_millis(100));
+        }
+        if late.is_none() && world.places[0].clock.elapsed() - began > Duration::from_millis(2500) {
+            // As of what is applied, it comes in time, too.
+            let mut renewal = Box::pin(world.member(0).renew(6));
+            assert!(renewal.as_mut().poll(&mut context).is_pending());
+            late = Some(renewal);
+        }
+    }
+    assert_eq!(world.run(early), Ok(2));
+    assert_eq!(world.run(late.expect("it took long enough")), Ok(2));
+    world.until("nobody renews the third", |world| world.member(0).probe().leases == 2);
+    world.until("nobody renews the others", |world| world.member(0).probe().leases == 0);
+    assert_eq!(world.leader(), Some(0));
+}
+
+#[test]
+fn reads_that_wait_for_apply_are_forgotten_with_their_callers() {
+    let mut world = filled(3, 57, 0, b"value");
+    let slow = 1;
+    world.places[slow].disk.set_misses_per_mille(1000);
+    world.places[slow].member.as_mut().expect("runs").hold_reads(true);
+    let txn = TxnRequest {
+        compare: vec![Compare {
+            key: "k".into(),
+            range_end: "l".into(),
+            result: compare::CompareResult::Less as i32,
+            target: compare::CompareTarget::Value as i32,
+            target_union: Some(compare::TargetUnion::Value("x".into())),
+        }],
+        success: vec![op(request_op::Request::RequestDeleteRange(DeleteRangeRequest {
+            key: "k00001".into(),
+            ..DeleteRangeRequest::default()
+        }))],
+        ..TxnRequest::default()
+    };
+    let answer: TxnResponse = world.call(0, TXN, &txn).expect("is taken");
+    assert!(answer.succeeded);
+    world.until("the follower knows of it", |world| is_amid(world, slow));
+    // Each is asked for after another write, so that each has an entry of its own to wait for.
+    let mut reads = Vec::new();
+    for n in 1..=40 {
+        world.put(0, "other", b"1").expect("is taken");
+        reads.push(begin(&world, slow, RANGE, &count(false)));
+        assert!(reads.last_mut().is_some_and(|read| poll(read).is_pending()));
+        world.settle().expect("all go on");
+        let (rounds, waiting) = world.member(slow).probe().reads;
+        assert!(rounds <= 32 && waiting == n, "{rounds} rounds, {waiting} reads");
+    }
+    // Half of the callers go; the others are told that it took too long.
+    reads.truncate(20);
+    let until = world.places[slow].clock.now() + Duration::from_secs(20);
+    world.until("time has gone by", |world| world.places[slow].clock.now() >= until);
+    assert_eq!(world.member(slow).probe().reads, (0, 0));
+    for read in reads {
+        assert_eq!(world.run(read).map(|_| ()), Err(api::error::TIMEOUT));
+    }
+    world.places[slow].member.as_mut().expect("runs").hold_reads(false);
+    let found: RangeResponse = world.call(slow, RANGE, &count(false)).expect("is answered");
+    assert_eq!(found.count, KEYS as i64 - 1);
+}
+
+#[test]
 fn a_follower_that_compares_what_is_not_in_memory_waits_for_the_disk_without_its_core() {
     let mut world = filled(3, 54, 0, b"value");
     let slow = 1;
