@@ -120,24 +120,19 @@ impl<R: Requests, W: Responses> Drive<R, W> {
         let stream = Rc::clone(&self.place.stream);
         let hub = Rc::clone(&self.place.hub);
         stream.wait(None);
-        let was_half_sent = stream.is_half_sent();
         let mut again = self.read(cx)?;
         again |= self.tick(cx);
-        // One slice a turn, and only once all before it is with the front: others get their turn in between.
-        let reads = || !stream.is_synced() && !stream.waits_for_another.get();
-        if stream.is_drained() && stream.poll_fetched(cx).is_ready() && reads() {
-            hub.catch_up(&stream);
-        }
         hub.tell_progress(&stream);
         let sent_all = self.write(cx)?;
         if let Some(status) = stream.ending() {
             return Poll::Ready(Err(status));
         }
-        again |= stream.poll_fetched(cx).is_ready() && reads();
         if !sent_all {
             stream.give_up_claim();
+        } else if stream.poll_fetched(cx).is_ready() && stream.may_read() {
+            // One slice a turn: others get theirs in between.
+            hub.read_later(&stream);
         }
-        again |= was_half_sent && !stream.is_half_sent();
         if again && sent_all {
             after_others(cx);
         }

@@ -21,9 +21,9 @@ use planted::Bug;
 
 use super::drive::{self, Requests, Responses};
 use super::index::{Index, Keys, Place};
-use super::long::{Claim, Failed, Long};
+use super::long::{Claim, Failed, Given, Long};
 use super::response::NO_WATCH;
-use super::slice::{Gathered, Portion, SLICE_BYTES_MAX, Slice, cannot_read, event_len, too_long};
+use super::slice::{Done, Gathered, Portion, SLICE_BYTES_MAX, Slice, cannot_read, event_len, too_long};
 use super::stream::{Queued, Stream, Watch};
 use crate::callers::Caller;
 use crate::clock::Sleep;
@@ -51,11 +51,18 @@ pub struct Hub {
     portion: Cell<Portion>,
     /// Streams that have ended and whose watches are still in the index, to be taken out in slices.
     ended: RefCell<VecDeque<Rc<Stream>>>,
+    /// Streams that have history to read, in the order in which they come to it.
+    readers: RefCell<VecDeque<Rc<Stream>>>,
+    /// Whether some of what was published is left for later turns.
+    is_told_later: Cell<bool>,
     /// Wakes the task that goes on with what was left for later turns, unless it is awake.
     worker: Cell<Option<Waker>>,
     /// The most changes that one turn walked over, and the most times that one looked at a watch.
     #[cfg(test)]
     work_max: Cell<(usize, usize)>,
+    /// The same of all turns together, since somebody asked.
+    #[cfg(test)]
+    work_done: Cell<(usize, usize)>,
 }
 
 /// Responses that others may wait for at a time; there are more only where hardly any two are the same.
@@ -65,7 +72,8 @@ const MOVED_AT_ONCE: usize = 256;
 /// Watches of a stream that read history together, and that hear of progress, between two looks at other calls.
 const TOGETHER_MAX: usize = 256;
 
-/// What one turn of the hub does at the most, and about what a slice of one stream's history does: some milliseconds.
+/// What one turn of the hub does at the most, once for synced watches and once for all that read history: some
+/// milliseconds each. The shard looks at its sockets between two turns.
 const PORTION: Portion = Portion { changes: 16 << 10, watches: 1024, looks: 16 << 10, bytes: 8 << 20 };
 
 /// What synced watches are told in more than one turn. Meanwhile the hub's revision stays, and a watch joins the synced
@@ -94,14 +102,6 @@ impl Walk {
     }
 }
 
-/// What a step of a turn has done: changes walked over, watches told, and how often one was looked at.
-#[derive(Default)]
-struct Done {
-    walked: usize,
-    told: usize,
-    looks: usize,
-}
-
 /// How far watches have been told of some revisions that concern many. Those told read on behind these
 /// ([`Watch::next`]).
 struct Crowd {
@@ -112,8 +112,9 @@ struct Crowd {
     /// The change that is being looked at, and the last watch told of those that are about its key.
     at: (i64, u32),
     behind: Option<Place>,
-    /// Watches that are told together.
+    /// Watches that are told together, and how many may be.
     together: usize,
+    together_max: usize,
 }
 
 /// Changes that a crowd is told of together, and their bytes; the last revision of them may go beyond.
@@ -155,20 +156,25 @@ impl Hub {
             waiting: RefCell::default(),
             serial: Cell::new(0),
             ended: RefCell::default(),
+            readers: RefCell::default(),
+            is_told_later: Cell::new(false),
             worker: Cell::default(),
             under_way: RefCell::default(),
             claimed: RefCell::default(),
             portion: Cell::new(PORTION),
             #[cfg(test)]
             work_max: Cell::default(),
+            #[cfg(test)]
+            work_done: Cell::default(),
         })
     }
 
     /// Takes the newest state and hands out what changed since the last, or the beginning of it: [`Hub::poll_work`] does
     /// the rest. Called whenever the shard is woken; without news it costs next to nothing.
     pub fn advance(&self) {
-        // Requests may come by the hundred in a turn.
-        if !self.is_under_way() && !self.turn() {
+        // Requests may come by the hundred between two turns.
+        if !self.is_told_later.get() && !self.turn() {
+            self.is_told_later.set(true);
             self.go_on_later();
         }
     }
@@ -218,10 +224,9 @@ impl Hub {
                 None => self.tell_all(&state, portion),
             };
             (walked, looks) = (walked + done.walked, looks + done.looks);
-            portion.changes = portion.changes.saturating_sub(done.walked);
-            portion.watches = portion.watches.saturating_sub(done.told);
-            portion.looks = portion.looks.saturating_sub(done.looks);
-            if !more || portion.changes == 0 || portion.watches == 0 || portion.looks == 0 {
+            let Some(left) = done.left_of(portion) else { break };
+            portion = left;
+            if !more {
                 break;
             }
         }
@@ -248,7 +253,7 @@ impl Hub {
         let changes = snapshot.written(from, current);
         let (slice, gathered) =
             Slice::gather(snapshot, &values, changes, &self.synced.borrow(), current, portion);
-        let done = Done { walked: slice.walked(), told: slice.watches(), looks: slice.looks() };
+        let done = slice.done();
         let through = match gathered {
             Gathered::Through(through) => through,
             // Some of the portion was used up before: the next turn begins with this revision.
@@ -292,7 +297,8 @@ impl Hub {
         }
         // Each may be told of all. Where there are very many changes, each turn is long anyway.
         let together = (portion.bytes / bytes.max(1)).clamp(1, portion.watches.max(changes / 8));
-        UnderWay::Crowd(Crowd { from, through, changes, at: (from, 0), behind: None, together })
+        let at = (from, 0);
+        UnderWay::Crowd(Crowd { from, through, changes, at, behind: None, together, together_max: together })
     }
 
     /// Walks over some more changes of a revision, and has the watches that these concern read it with their streams: so
@@ -344,6 +350,7 @@ impl Hub {
         let snapshot = state.view.snapshot();
         let looks_max = self.portion.get().looks + crowd.changes;
         let ((main, sub), through) = (crowd.at, crowd.through);
+        let begun = (crowd.at, crowd.behind.clone());
         // A watch that is found at a change wants none of those before it.
         let changes = || snapshot.written_from(main, sub, through);
         let (mut walked, mut looks, mut chosen, mut stopped) = (0, 0, Vec::new(), false);
@@ -358,7 +365,7 @@ impl Hub {
                 >| {
                     looks += 1;
                     if watch.wants(version) && !watch.chosen.replace(true) {
-                        chosen.push((Rc::clone(watch), at));
+                        chosen.push(Rc::clone(watch));
                     }
                     if chosen.len() < crowd.together && looks < looks_max {
                         return ControlFlow::Continue(());
@@ -372,42 +379,40 @@ impl Hub {
             }
         }
         let values = Attempt::new(self.values.clone());
-        let slice = loop {
-            let mut group = Index::default();
-            for (watch, _) in &chosen {
-                group.insert(&watch.keys, watch.serial, Rc::clone(watch));
-            }
-            let portion = Portion { looks: looks_max, bytes: self.portion.get().bytes, ..Portion::ALL };
-            let (slice, gathered) = Slice::gather(snapshot, &values, changes(), &group, through, portion);
-            (walked, looks) = (walked + slice.walked(), looks + slice.looks());
-            // All revisions are told of at once, since the next turn does not look at the first again.
-            if gathered == Gathered::Through(through) {
-                break Some(slice);
-            }
-            slice.leave();
-            if let [(watch, _)] = &chosen[..] {
-                // Its stream reads them a part at a time.
-                watch.left_behind.set(true);
-                break None;
-            }
-            // The others come later.
-            for (watch, _) in chosen.drain(chosen.len().div_ceil(2)..) {
-                watch.chosen.set(false);
-            }
-            crowd.together = chosen.len();
-            if let Some((last, at)) = chosen.last() {
-                crowd.at = *at;
-                crowd.behind = Some(Place { keys: last.keys.clone(), serial: last.serial });
-            }
-            stopped = true;
-        };
-        let header = self.header(state, snapshot.current_revision());
-        for watch in slice.into_iter().flat_map(|slice| slice.hand_out(&header, self.fragment_bytes_max())) {
-            watch.left_behind.set(true);
-        }
-        let told = chosen.len();
-        for (watch, _) in chosen {
+        let mut group = Index::default();
+        for watch in &chosen {
             watch.chosen.set(false);
+            group.insert(&watch.keys, watch.serial, Rc::clone(watch));
+        }
+        let portion = Portion { looks: looks_max, bytes: self.portion.get().bytes, ..Portion::ALL };
+        let (slice, gathered) = Slice::gather(snapshot, &values, changes(), &group, through, portion);
+        let gathering = slice.done();
+        let told = chosen.len();
+        let done =
+            Done { walked: walked + gathering.walked, told, looks: looks + gathering.looks, ..gathering };
+        // All revisions are told of at once, since the next turn does not look at the first again.
+        if gathered == Gathered::Through(through) {
+            let header = self.header(state, snapshot.current_revision());
+            for watch in slice.hand_out(&header, self.fragment_bytes_max()) {
+                watch.left_behind.set(true);
+            }
+            if gathering.bytes < portion.bytes / 4 && gathering.looks < portion.looks / 4 {
+                // Those told before may have asked for more than these.
+                crowd.together = (2 * crowd.together).min(crowd.together_max);
+            }
+        } else {
+            slice.leave();
+            if told > 1 {
+                // The next turn begins at the same place, with fewer.
+                let (at, behind) = begun;
+                let crowd = Crowd { at, behind, together: told.div_ceil(2), ..crowd };
+                *self.under_way.borrow_mut() = Some(UnderWay::Crowd(crowd));
+                return Done { told: 0, ..done };
+            }
+            // Its stream reads them a part at a time.
+            chosen.iter().for_each(|watch| watch.left_behind.set(true));
+        }
+        for watch in chosen {
             if watch.left_behind.replace(false) {
                 self.fall_behind(&watch, crowd.from);
             } else {
@@ -419,7 +424,7 @@ impl Hub {
         } else {
             self.revision.set(through);
         }
-        Done { walked, told, looks }
+        done
     }
 
     /// Makes some more watches read history that may have been removed.
@@ -466,11 +471,48 @@ impl Hub {
     /// Goes on with what was left for later turns; to be polled by a task of its own.
     pub fn poll_work(&self, context: &mut Context<'_>) {
         let told_all = self.turn();
+        self.is_told_later.set(!told_all);
         let reaped_all = self.reap();
-        if told_all && reaped_all {
+        // After the synced watches, so that those who read never hold these up by more than a portion. Whoever wants to
+        // read next comes to it once the sockets were looked at.
+        let none_reads = self.read_some();
+        if told_all && reaped_all && none_reads {
             self.worker.set(Some(context.waker().clone()));
         } else {
             drive::after_others(context);
+        }
+    }
+
+    /// Reads history for the streams that wait to, one after the other, until a portion is used up. Returns true if none
+    /// waited.
+    pub(super) fn read_some(&self) -> bool {
+        let whole = self.portion.get();
+        let (mut left, mut none_reads) = (Some(whole), true);
+        while let Some(portion) = left {
+            let Some(stream) = self.readers.borrow_mut().pop_front() else { break };
+            none_reads = false;
+            stream.in_line.set(false);
+            if !stream.may_read() {
+                // It comes back once it may.
+                continue;
+            }
+            let Some(done) = self.catch_up(&stream, portion, portion == whole) else {
+                // It asks for more than others have left it of this turn: it is the first of the next.
+                stream.in_line.set(true);
+                self.readers.borrow_mut().push_front(stream);
+                break;
+            };
+            left = done.left_of(portion);
+            stream.wake();
+        }
+        none_reads
+    }
+
+    /// Has a stream wait for its turn to read history.
+    pub(super) fn read_later(&self, stream: &Rc<Stream>) {
+        if !stream.in_line.replace(true) {
+            self.readers.borrow_mut().push_back(Rc::clone(stream));
+            self.go_on_later();
         }
     }
 
@@ -554,6 +596,14 @@ impl Hub {
     fn note_work(&self, walked: usize, looks: usize) {
         let (walked_max, looks_max) = self.work_max.get();
         self.work_max.set((walked_max.max(walked), looks_max.max(looks)));
+        let (walked_before, looks_before) = self.work_done.get();
+        self.work_done.set((walked_before + walked, looks_before + looks));
+    }
+
+    /// How many changes were walked over, and how often a watch was looked at, since this was asked last.
+    #[cfg(test)]
+    pub(super) fn work_done(&self) -> (usize, usize) {
+        self.work_done.take()
     }
 
     #[cfg(not(test))]
@@ -853,15 +903,17 @@ impl Hub {
         watch.stream.wake();
     }
 
-    /// Reads one slice of history for some watches of a stream that are behind, those first that are most.
-    pub(super) fn catch_up(&self, stream: &Stream) {
+    /// Reads one slice of history for some watches of a stream that are behind, those first that are most. Returns `None`
+    /// if it asks for more than this portion, which is not a `whole` one.
+    fn catch_up(&self, stream: &Rc<Stream>, portion: Portion, whole: bool) -> Option<Done> {
         let state = self.shared.state.load_full();
         if let Some(long) = stream.take_long() {
-            return self.read_long(stream, &state, long);
+            return Some(self.read_long(stream, &state, portion, long));
         }
         let snapshot = state.view.snapshot();
         let (current, compacted) = (snapshot.current_revision(), snapshot.compact_revision());
         let mut together = stream.most_behind(TOGETHER_MAX);
+        let at_once = together.len();
         together.retain(|watch| {
             let readable = watch.next.get() >= compacted;
             if !readable {
@@ -869,37 +921,48 @@ impl Hub {
             }
             readable
         });
-        let Some(from) = together.first().map(|watch| watch.next.get()) else { return };
+        let idle = Done { told: 1, looks: at_once, ..Done::default() };
+        let Some(from) = together.first().map(|watch| watch.next.get()) else { return Some(idle) };
+        together.truncate(stream.together_max(from));
         let header = self.header(&state, current);
         let mut values = stream.attempt(from, || Attempt::new(self.values.clone()));
         // What was written since is at hand as a rule.
         values.ask_again();
-        let (mut walked, mut looks) = (0, 0);
-        let (slice, through) = loop {
-            let mut group = Index::default();
-            for watch in &together {
-                group.insert(&watch.keys, watch.serial, Rc::clone(watch));
-            }
-            // It cannot be compacted: that was looked at above.
-            let Ok(changes) = snapshot.changes(from, current) else { return };
-            let portion = self.portion.get();
-            let (slice, gathered) = Slice::gather(snapshot, &values, changes, &group, current, portion);
-            (walked, looks) = (walked + slice.walked(), looks + slice.looks());
-            match gathered {
-                Gathered::Through(through) => break (slice, through),
-                Gathered::TooMuch(_) if together.len() > 1 => {
-                    // The others come later.
-                    together.truncate(together.len() / 2);
+        let mut group = Index::default();
+        for watch in &together {
+            group.insert(&watch.keys, watch.serial, Rc::clone(watch));
+        }
+        // It cannot be compacted: that was looked at above.
+        let Ok(changes) = snapshot.changes(from, current) else { return Some(idle) };
+        let (slice, gathered) = Slice::gather(snapshot, &values, changes, &group, current, portion);
+        let done = slice.done();
+        self.note_work(done.walked, done.looks);
+        // Those that it chose among count too, and so does a stream that is told nothing.
+        let done = Done { told: done.told.max(1), looks: done.looks + at_once, ..done };
+        let through = match gathered {
+            Gathered::Through(through) => through,
+            _ => {
+                slice.leave();
+                if !whole {
+                    stream.fetch(values);
+                    return None;
                 }
-                Gathered::TooMuch(revision) | Gathered::TooLong(revision) => {
+                match gathered {
+                    // The next turn begins with fewer.
+                    Gathered::TooMuch(revision) if together.len() > 1 => {
+                        stream.read_fewer_together(revision, together.len() / 2);
+                        stream.fetch(values);
+                    }
                     // A turn for each part of it.
-                    together.retain(|watch| watch.next.get() <= revision);
-                    stream.set_long(Some(Long::new(revision, together)));
-                    return self.note_work(walked, looks);
+                    Gathered::TooMuch(revision) | Gathered::TooLong(revision) => {
+                        together.retain(|watch| watch.next.get() <= revision);
+                        stream.set_long(Some(Long::new(revision, together)));
+                    }
+                    Gathered::Through(_) => {}
                 }
+                return Some(done);
             }
         };
-        self.note_work(walked, looks);
         for watch in slice.hand_out(&header, self.fragment_bytes_max()) {
             watch.left_behind.set(true);
         }
@@ -917,6 +980,7 @@ impl Hub {
             }
             stream.fetch(values);
         }
+        Some(done)
     }
 
     /// Takes note that a watch that is behind has read through this revision; returns true if that is news.
@@ -936,16 +1000,28 @@ impl Hub {
     }
 
     /// Reads a portion of a revision of many changes, for the watches of a stream that are at it.
-    fn read_long(&self, stream: &Stream, state: &Published, mut long: Long) {
+    fn read_long(&self, stream: &Rc<Stream>, state: &Published, portion: Portion, mut long: Long) -> Done {
         let snapshot = state.view.snapshot();
         let (revision, compacted) = (long.revision, snapshot.compact_revision());
+        let idle = Done { told: 1, looks: long.parts.len(), ..Done::default() };
+        if let Some(given) = long.given.take()
+            && let Some(watch) = long.takes(&given)
+        {
+            if let Some((bytes, events)) = &given.response {
+                stream.push(Queued { bytes: bytes.clone(), events: *events, shared: true });
+                watch.quiet.set(false);
+            }
+            stream.set_long(None);
+            self.has_read(stream, &watch, revision);
+            return idle;
+        }
         if revision < compacted {
             // What was made of it is half of it.
             stream.set_long(None);
             for part in long.parts {
                 self.cancel_compacted(&part.watch, state, compacted);
             }
-            return;
+            return idle;
         }
         if let Some(same) = long.same()
             && long.claim.is_none()
@@ -953,8 +1029,9 @@ impl Hub {
             let mut claimed = self.claimed.borrow_mut();
             claimed.retain(|claim| claim.strong_count() > 0);
             if let Some(claim) = claimed.iter().filter_map(Weak::upgrade).find(|claim| claim.same == same) {
-                claim.wait(&long.parts[0].watch.stream);
-                return stream.set_long(Some(long));
+                claim.wait(stream);
+                stream.set_long(Some(long));
+                return idle;
             }
             if claimed.len() == CLAIMED_MAX {
                 claimed.remove(0);
@@ -965,19 +1042,21 @@ impl Hub {
         }
         let mut values = stream.attempt(revision, || Attempt::new(self.values.clone()));
         values.ask_again();
-        let portion = self.portion.get();
         let bytes_max = portion.bytes.min(SLICE_BYTES_MAX);
         let turn = match long.read(snapshot, &values, portion, bytes_max, self.fragment_bytes_max()) {
             Ok(turn) => turn,
             Err(failed) => {
                 stream.set_long(None);
-                return stream.end(match failed {
+                stream.end(match failed {
                     Failed::Read(error) => cannot_read(&error),
                     Failed::TooLong { len, bytes_max } => too_long(len, bytes_max),
                 });
+                return idle;
             }
         };
         self.note_work(turn.walked, turn.looks);
+        let done =
+            Done { walked: turn.walked, told: 1, looks: turn.looks + long.parts.len(), bytes: turn.bytes };
         let header = self.header(state, snapshot.current_revision());
         if turn.is_whole {
             if let Some(claim) = long.claim.take() {
@@ -988,7 +1067,7 @@ impl Hub {
             for watch in watches {
                 self.has_read(stream, &watch, revision);
             }
-            return;
+            return done;
         }
         long.send_some(&header);
         stream.set_long(Some(long));
@@ -999,27 +1078,16 @@ impl Hub {
             }
             stream.fetch(values);
         }
+        done
     }
 
-    /// Gives the response that a stream has made to those that wait for the same.
+    /// Gives the response that a stream has made to those that wait for the same: each takes it in its turn.
     fn share_long(&self, claim: &Claim, made: &mut Long, header: &ResponseHeader) {
-        let shared = made.shared(header);
+        let given = Rc::new(Given { same: claim.same.clone(), response: made.shared(header) });
         for waiting in claim.take_waiting() {
             waiting.waits_for_another.set(false);
-            let len = shared.as_ref().map_or(0, |(bytes, _)| bytes.len());
-            if let Some(mut long) = waiting.take_long() {
-                if long.same().as_ref() != Some(&claim.same) || !waiting.has_room(len) {
-                    waiting.set_long(Some(long));
-                } else if let Some(part) = long.parts.pop() {
-                    if let Some((bytes, events)) = &shared {
-                        waiting.push(Queued { bytes: bytes.clone(), events: *events, shared: true });
-                        part.watch.quiet.set(false);
-                    }
-                    waiting.set_long(None);
-                    self.has_read(&waiting, &part.watch, made.revision);
-                }
-            }
-            waiting.wake();
+            waiting.give(&given);
+            self.read_later(&waiting);
         }
     }
 

@@ -31,10 +31,19 @@ pub(super) struct Long {
     pub is_half_sent: bool,
     /// While others may wait for what is made here.
     pub claim: Option<Rc<Claim>>,
+    /// What another stream has made of it.
+    pub given: Option<Rc<Given>>,
+}
+
+/// The response that one stream has made for others too.
+pub(super) struct Given {
+    pub same: Same,
+    /// Its bytes, and the number of events in it; `None` if there is no event for them.
+    pub response: Option<(Bytes, u32)>,
 }
 
 /// All that a response with the events of one revision depends on.
-#[derive(PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub(super) struct Same {
     revision: i64,
     watch_id: i64,
@@ -93,6 +102,8 @@ pub(super) struct Turn {
     pub walked: usize,
     /// How often it looked at a watch.
     pub looks: usize,
+    /// Bytes of events that it has made.
+    pub bytes: usize,
 }
 
 /// Why a stream has to end.
@@ -142,7 +153,7 @@ impl Long {
     /// From the beginning of a revision, for watches of one stream that have read all before it.
     pub fn new(revision: i64, watches: Vec<Rc<Watch>>) -> Long {
         let parts = watches.into_iter().map(|watch| Part { watch, pieces: Vec::new() }).collect();
-        Long { revision, sub: 0, parts, is_half_sent: false, claim: None }
+        Long { revision, sub: 0, parts, is_half_sent: false, claim: None, given: None }
     }
 
     /// What its response depends on, if it makes one for one watch and has not begun.
@@ -156,6 +167,11 @@ impl Long {
             no_put: watch.no_put,
             no_delete: watch.no_delete,
         })
+    }
+
+    /// Returns the watch that is told by what another stream has made, if this is the same as it would make.
+    pub fn takes(&self, given: &Given) -> Option<Rc<Watch>> {
+        (self.same().as_ref() == Some(&given.same)).then(|| Rc::clone(&self.parts[0].watch))
     }
 
     /// Bytes that it holds.
@@ -180,11 +196,11 @@ impl Long {
         // The first change of which a value is not at hand. Those behind it are only looked at for what they lack, so
         // that this is fetched together.
         let mut absent = None;
-        let (mut turn, mut bytes) = (Turn { is_whole: true, advanced: false, walked: 0, looks: 0 }, 0);
+        let mut turn = Turn { is_whole: true, advanced: false, walked: 0, looks: 0, bytes: 0 };
         let (mut wanted_by, mut plain, mut full) = (Vec::new(), BytesMut::new(), BytesMut::new());
         for version in snapshot.written_from(self.revision, from, self.revision) {
             let is_enough =
-                turn.walked >= portion.changes || turn.looks >= portion.looks || bytes >= bytes_max;
+                turn.walked >= portion.changes || turn.looks >= portion.looks || turn.bytes >= bytes_max;
             if turn.walked > 0 && is_enough {
                 (turn.is_whole, self.sub) = (false, version.sub());
                 break;
@@ -207,7 +223,7 @@ impl Long {
                 if out.is_empty() {
                     let previous = if previous { previous_of(snapshot, version) } else { None };
                     put_event(out, version, previous, values).map_err(Failed::Read)?;
-                    bytes += out.len();
+                    turn.bytes += out.len();
                 }
             }
             if values.missing() > missing {

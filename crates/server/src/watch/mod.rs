@@ -3,7 +3,8 @@
 //! What it is: the core publishes a state and wakes the shards. A hub walks the changes since its last state once,
 //! finds the watches they concern, and puts encoded responses into the queues of their streams. A watch that has
 //! received everything up to the hub's revision is *synced*. One that begins in the past, or whose stream's queue is
-//! full, is *unsynced*: its stream reads history for it, slice by slice at its own pace, until it has caught up.
+//! full, is *unsynced*: its stream reads history for it, slice by slice at its own pace, until it has caught up. Streams that
+//! read history stand in line for it: all of them together do no more in a turn than the synced watches.
 //! However many watches a change concerns, a turn of the shard tells a bounded number of them; until all have been told,
 //! the hub's revision stays, nobody is told of progress, and other calls run between two turns. A revision with very many
 //! changes is walked a portion a turn: the watches that it concerns become unsynced, and their streams read it the same
@@ -17,7 +18,8 @@
 //! - a stream holds at most [`QUEUE_BYTES_MAX`] of responses or one of them, and no view between two polls
 //!   (`a_slow_stream_holds_little_and_delays_nobody`);
 //! - no turn looks at more watches, or walks over more changes, than its portion, whatever clients watch and write
-//!   (`many_watches_of_one_key_are_told_in_turns`, `a_revision_of_very_many_changes_is_told_in_turns`);
+//!   (`many_watches_of_one_key_are_told_in_turns`, `a_revision_of_very_many_changes_is_told_in_turns`), and so for all
+//!   streams that read history together (`turns::streams_that_are_behind_take_turns`);
 //! - everything runs on one thread, and nobody is woken while a cell is borrowed.
 
 mod drive;

@@ -41,6 +41,30 @@ impl Portion {
         Portion { changes: usize::MAX, watches: usize::MAX, looks: usize::MAX, bytes: usize::MAX };
 }
 
+/// What a step of a turn has done: changes walked over, watches told, how often one was looked at, and bytes of events
+/// that were made.
+#[derive(Default)]
+pub(super) struct Done {
+    pub walked: usize,
+    pub told: usize,
+    pub looks: usize,
+    pub bytes: usize,
+}
+
+impl Done {
+    /// Returns what is left of a portion after this; `None` if it is used up.
+    pub fn left_of(&self, portion: Portion) -> Option<Portion> {
+        let left = Portion {
+            changes: portion.changes.saturating_sub(self.walked),
+            watches: portion.watches.saturating_sub(self.told),
+            looks: portion.looks.saturating_sub(self.looks),
+            bytes: portion.bytes.saturating_sub(self.bytes),
+        };
+        let is_used_up = left.changes == 0 || left.watches == 0 || left.looks == 0 || left.bytes == 0;
+        (!is_used_up).then_some(left)
+    }
+}
+
 /// How far a slice came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Gathered {
@@ -97,6 +121,7 @@ pub(super) struct Slice<'a> {
     touched: Vec<Rc<Watch>>,
     looks: usize,
     walked: usize,
+    copied: usize,
     made: Option<Made>,
 }
 
@@ -120,8 +145,9 @@ impl<'a> Slice<'a> {
             made: None,
             looks: 0,
             walked: 0,
+            copied: 0,
         };
-        let (mut revisions, mut bytes, mut copied, mut last) = (0, 0, 0usize, 0);
+        let (mut revisions, mut bytes, mut last) = (0, 0, 0);
         // The last revision that is in the slice as a whole, and where the events of the next begin.
         let (mut whole, mut begins) = (0, 0);
         for version in changes {
@@ -169,8 +195,8 @@ impl<'a> Slice<'a> {
                 let form = if previous { Form::WithPrevious } else { Form::Plain };
                 let len = slice.field_len(number, form);
                 bytes += len;
-                copied = copied.saturating_add(len.saturating_mul(wanted_by));
-                if copied > portion.bytes {
+                slice.copied = slice.copied.saturating_add(len.saturating_mul(wanted_by));
+                if slice.copied > portion.bytes {
                     flow = ControlFlow::Break(());
                 }
             }
@@ -206,19 +232,9 @@ impl<'a> Slice<'a> {
         self.leave_out(0);
     }
 
-    /// How often it looked at a watch.
-    pub fn looks(&self) -> usize {
-        self.looks
-    }
-
-    /// Returns the number of changes that the slice has walked over.
-    pub fn walked(&self) -> usize {
-        self.walked
-    }
-
-    /// Returns the number of watches that the slice has events for.
-    pub fn watches(&self) -> usize {
-        self.touched.len()
+    /// What gathering it took.
+    pub fn done(&self) -> Done {
+        Done { walked: self.walked, told: self.touched.len(), looks: self.looks, bytes: self.copied }
     }
 
     /// Puts responses into the queues of the watches concerned. Returns those whose queue is full, or whose values are

@@ -13,7 +13,7 @@ use front::{Account, Held};
 use mvcc::Version;
 
 use super::index::Keys;
-use super::long::Long;
+use super::long::{Given, Long};
 use super::response;
 use crate::callers::Caller;
 use crate::metrics::Gauge;
@@ -139,6 +139,10 @@ pub(super) struct Stream {
     /// A revision of many changes that some watches are reading, and what is charged for it.
     long: RefCell<Option<Long>>,
     long_bytes: Cell<usize>,
+    /// Whether it waits for its turn to read history.
+    pub in_line: Cell<bool>,
+    /// A revision, and the number of watches that may read together up to there.
+    together_max: Cell<(i64, usize)>,
     /// Whether another stream makes what that is to come to.
     pub waits_for_another: Cell<bool>,
     end: RefCell<Option<Status>>,
@@ -182,6 +186,8 @@ impl Stream {
             fetching_from: Cell::new(0),
             long: RefCell::default(),
             long_bytes: Cell::new(0),
+            in_line: Cell::new(false),
+            together_max: Cell::new((0, 0)),
             waits_for_another: Cell::new(false),
             end: RefCell::default(),
             pending_events,
@@ -209,6 +215,23 @@ impl Stream {
         self.unsynced.borrow().values().take(watches_max).cloned().collect()
     }
 
+    /// Whether it may read a slice of history now: there is some to read, and all before it is with the front. Once
+    /// that is so again, the stream comes to it by itself.
+    pub fn may_read(&self) -> bool {
+        self.is_drained() && !self.is_synced() && !self.waits_for_another.get() && self.end.borrow().is_none()
+    }
+
+    /// Returns the number of watches that may read together from this revision on.
+    pub fn together_max(&self, from: i64) -> usize {
+        let (through, watches) = self.together_max.get();
+        if from <= through { watches } else { usize::MAX }
+    }
+
+    /// Has no more watches than this read together up to a revision.
+    pub fn read_fewer_together(&self, through: i64, watches: usize) {
+        self.together_max.set((through, watches));
+    }
+
     /// Whether a response of this length may be queued.
     pub fn has_room(&self, len: usize) -> bool {
         let queued = self.queued_bytes.get();
@@ -230,6 +253,13 @@ impl Stream {
         let before = self.long.replace(long);
         drop(before);
         self.charge(bytes, self.long_bytes.replace(bytes));
+    }
+
+    /// Gives it what another stream has made of what it waits to read.
+    pub fn give(&self, given: &Rc<Given>) {
+        if let Some(long) = self.long.borrow_mut().as_mut() {
+            long.given = Some(Rc::clone(given));
+        }
     }
 
     /// Lets others make what they wait for themselves: this stream does not go on.

@@ -1,0 +1,109 @@
+//! How much one turn of the shard does for watches, and who comes to it.
+
+use api::etcdserverpb::WatchCreateRequest;
+
+use super::world::{Client, World, settle, watch};
+use super::{HOUR, MANY, keys_of, lines};
+
+/// What a shard does between two looks at its sockets: everything that was woken has one turn. Returns whether there is
+/// more.
+fn round(world: &World, clients: &mut [Client]) -> bool {
+    let mut more = world.work();
+    for client in clients {
+        more |= client.step();
+    }
+    more
+}
+
+#[test]
+fn streams_that_are_behind_take_turns() {
+    const CHANGES: usize = 1000;
+    let mut world = World::new(0, HOUR);
+    world.hub.walk_less_in_a_turn(CHANGES, 8 << 20);
+    (0..4 * CHANGES).for_each(|_| world.put("k", 1));
+    world.advance();
+    let mut clients: Vec<_> = (0..40).map(|_| world.client(MANY)).collect();
+    let (synced, behind) = clients.split_first().expect("some");
+    synced.create(watch("z", ""));
+    behind
+        .iter()
+        .for_each(|client| client.create(WatchCreateRequest { start_revision: 1, ..watch("k", "") }));
+    let mut heard = vec![0; clients.len()];
+    world.hub.work_done();
+    let mut rounds = 0;
+    while round(&world, &mut clients) {
+        let (walked, looks) = world.hub.work_done();
+        assert!(walked <= CHANGES + 10, "{walked} changes between two looks at the sockets");
+        assert!(looks <= CHANGES + 10, "{looks} looks at watches between two looks at the sockets");
+        for (heard, client) in heard.iter_mut().zip(&clients).skip(1) {
+            *heard += keys_of(&client.received()).count();
+        }
+        // Each comes to its turn before any other comes to two.
+        let (most, least) = (heard[1..].iter().max(), heard[1..].iter().min());
+        assert!(most.zip(least).is_some_and(|(most, least)| most - least <= CHANGES + 10), "{heard:?}");
+        // What is synced does not wait for those who read.
+        rounds += 1;
+        if rounds % 10 == 5 {
+            clients[0].received();
+            world.put("z", 1);
+            world.publish();
+            world.hub.advance();
+            assert!(clients[0].step());
+            assert_eq!(clients[0].received().len(), 1);
+            world.hub.work_done();
+        }
+    }
+    assert!(heard[1..].iter().all(|heard| *heard == 4 * CHANGES), "{heard:?}");
+    assert!(rounds > 39 * 4, "{rounds} rounds");
+    assert_eq!(world.gauges().2, 0);
+}
+
+#[test]
+fn watches_that_are_too_many_to_read_together_become_fewer_once_a_turn() {
+    const LOOKS: usize = 100;
+    let mut world = World::new(0, HOUR);
+    world.hub.do_less_in_a_turn(1024, LOOKS);
+    (0..3).for_each(|_| world.put("k", 1));
+    world.advance();
+    let mut clients = [world.client(MANY)];
+    for _ in 0..256 {
+        clients[0].create(WatchCreateRequest { start_revision: 2, ..watch("k", "") });
+    }
+    world.hub.work_done();
+    while round(&world, &mut clients) {
+        let (_, looks) = world.hub.work_done();
+        assert!(looks <= LOOKS + 1, "{looks} looks at watches between two looks at the sockets");
+    }
+    assert_eq!(keys_of(&clients[0].received()).count(), 3 * 256);
+    assert_eq!(world.gauges().2, 0);
+}
+
+#[test]
+fn a_crowd_that_is_too_many_to_tell_together_becomes_smaller_once_a_turn() {
+    const LOOKS: usize = 100;
+    const CHANGES: usize = 60;
+    let mut world = World::new(0, HOUR);
+    world.hub.do_less_in_a_turn(64, LOOKS);
+    let mut clients: Vec<_> = (0..4).map(|_| world.client(MANY)).collect();
+    for client in &clients {
+        (0..64).for_each(|_| client.create(watch("k", "")));
+    }
+    settle(&mut clients);
+    clients.iter().for_each(|client| drop(client.received()));
+    (0..CHANGES).for_each(|_| world.put("k", 1));
+    world.publish();
+    world.hub.advance();
+    world.hub.work_done();
+    while round(&world, &mut clients) {
+        let (_, looks) = world.hub.work_done();
+        // Looked for once, and gathered once for those found.
+        assert!(looks <= 2 * (LOOKS + CHANGES), "{looks} looks at watches between two looks at the sockets");
+    }
+    for client in &clients {
+        assert_eq!(
+            lines(client).iter().map(|line| line.matches("put:k").count()).sum::<usize>(),
+            64 * CHANGES
+        );
+    }
+    assert_eq!(world.gauges().2, 0);
+}
