@@ -127,6 +127,8 @@ bugs! {
     HalfWayCountsAsApplied = "half-way-counts-as-applied";
     /// readers: what the core wants waits behind what clients read.
     CoreReadsInTheQueue = "core-reads-in-the-queue";
+    /// readers: values that were read and that nobody takes count as being read, so that others wait for them.
+    UntakenHoldsUpReads = "untaken-holds-up-reads";
     /// core: what followers hand on is proposed whatever the log has waiting.
     HandedOnWithoutRoom = "handed-on-without-room";
     /// server: a snapshot is acknowledged before it is durable.

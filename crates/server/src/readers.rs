@@ -2,13 +2,20 @@
 //!
 //! A reading brings the values it wants in portions; what lies close together is read at once. The threads take turns
 //! among the portions, a run of neighbours each time, so that a call that wants one value does not wait behind another's
-//! hundreds. Portions wait for admission, first come first served, while those admitted would hold too many bytes; what
-//! they hold is charged to the clients' memory.
+//! hundreds. Portions wait for admission, first come first served, while those that are being read are too many bytes.
+//! What portions hold is charged to the clients' memory.
+//!
+//! A call that is not polled holds up no other: a portion is admitted whenever there is room, by whoever makes the room,
+//! and bytes count as being read only until they are read. Portions that were read and that their calls do not take have
+//! a bound of their own: beyond it the one that was read first is taken back, and its call, when it is polled, waits for
+//! admission again. A call that is slow to be polled comes to its end all the same: the third time its portion stays, and
+//! counts as being read.
 //!
 //! The core has a lane of its own: what it wants is read before all else, and waits for no admission. For all clients wait
-//! for the core, and those who read may be slow to take what was read for them.
+//! for the core, and those who read may be slow to take what was read for them. Neither lane may have all threads: one is
+//! always left for the other, however slow the disk is.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -24,12 +31,17 @@ use planted::Bug;
 
 /// Threads, which are started as they are needed.
 const THREADS_MAX: usize = 8;
-/// Bytes of values that are being read or wait to be taken; a single portion may be larger.
-const ADMITTED_BYTES_MAX: usize = 32 << 20;
-/// They are at most this part of the clients' memory.
+/// Threads that one lane may have at a time.
+const LANE_THREADS_MAX: usize = THREADS_MAX - 1;
+/// Bytes of values that are being read, and as many again that were read and were not taken; a single portion may be
+/// larger.
+const ADMITTED_BYTES_MAX: usize = 16 << 20;
+/// Both together are at most this part of the clients' memory.
 const BUDGET_PART: usize = 8;
 /// Bytes of a portion; a single value may be larger.
 const PORTION_BYTES: usize = 1 << 20;
+/// After it was taken back so often, a portion stays until its call takes it.
+const TAKEN_BACK_MAX: u32 = 2;
 
 /// A place in the log as one number. It never comes to hold another value.
 pub(crate) fn place_of(value: Value) -> u64 {
@@ -42,6 +54,9 @@ fn place(segment: u32, offset: u32) -> u64 {
 
 /// What became of a value, by its place.
 pub(crate) type Arrived = (u64, Result<Bytes, ReadError>);
+
+/// Values that lie close together, and are read at once.
+type Run = Vec<Wanted>;
 
 /// The readers of one member.
 pub struct Readers {
@@ -61,30 +76,56 @@ struct Inner {
 #[derive(Default)]
 struct State {
     portions: BTreeMap<u64, Portion>,
-    /// Portions of which something is left to read. A reader takes one run of the first, which goes to the end.
-    turns: VecDeque<u64>,
-    /// The same of those that are read before all others.
-    first_turns: VecDeque<u64>,
-    /// Readings that wait for admission, the first first.
-    waiting: VecDeque<(u64, Option<Waker>)>,
+    /// Portions that wait for admission, in the order in which they are admitted.
+    waiting: BTreeSet<u64>,
+    core: Lane,
+    clients: Lane,
+    /// Bytes of the clients' portions that are being read, and of those that stay.
     admitted_bytes: usize,
+    /// The clients' other portions that were read and were not taken: when each was read, and which it is.
+    untaken: BTreeMap<u64, u64>,
+    untaken_bytes: usize,
     serial: u64,
     threads: usize,
     idle: usize,
     closed: bool,
 }
 
+/// Portions of which something is left to read. A thread takes one run of the first, which goes to the end.
+#[derive(Default)]
+struct Lane {
+    turns: VecDeque<u64>,
+    /// Threads that are at one of its runs.
+    threads: usize,
+}
+
+/// What a portion counts as.
+enum Stage {
+    /// As nothing: it is the core's.
+    OfCore,
+    /// As nothing yet: it waits for admission.
+    Waiting,
+    /// As being read.
+    Admitted,
+    /// As read and not taken, since then.
+    Untaken(u64),
+}
+
 struct Portion {
-    /// Bytes that were admitted for it.
+    stage: Stage,
     bytes: usize,
-    left: Vec<Vec<Wanted>>,
-    /// Runs that a reader is at.
+    runs: Arc<[Run]>,
+    /// Its runs that no thread has begun.
+    left: std::ops::Range<usize>,
+    /// Runs that a thread is at.
     reading: usize,
     arrived: Vec<Arrived>,
     waker: Option<Waker>,
     /// Nobody waits for it any more.
     abandoned: bool,
-    /// Of one that was abandoned; before, the [`Reading`] has it.
+    /// It is not taken back.
+    stays: bool,
+    /// From its admission on.
     charge: Option<Charge>,
 }
 
@@ -94,8 +135,9 @@ impl Inner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn admitted_bytes_max(&self) -> usize {
-        let of_budget = self.budget.get().map_or(usize::MAX, |budget| budget.bytes_max() / BUDGET_PART);
+    /// Bytes that may be being read, and as many that may wait to be taken.
+    fn bytes_max(&self) -> usize {
+        let of_budget = self.budget.get().map_or(usize::MAX, |budget| budget.bytes_max() / BUDGET_PART / 2);
         of_budget.min(ADMITTED_BYTES_MAX)
     }
 
@@ -112,14 +154,21 @@ impl Inner {
     }
 
     /// Reads one run of the portion whose turn it is; `false`: there is none.
-    fn step(&self) -> bool {
-        let Some((id, run)) = self.state().next_run() else { return false };
-        let arrived = self.read(&run);
-        self.state().settle(id, arrived);
+    fn step(self: &Arc<Inner>) -> bool {
+        let mut state = self.state();
+        let Some((id, runs, at)) = state.next_run() else { return false };
+        if state.idle > 0 && state.has_turns() {
+            self.work.notify_one();
+        }
+        drop(state);
+        let arrived = self.read(&runs[at]);
+        let mut state = self.state();
+        state.settle(id, arrived, self.bytes_max());
+        self.admit(&mut state);
         true
     }
 
-    fn work(&self) {
+    fn work(self: &Arc<Inner>) {
         loop {
             if self.step() {
                 continue;
@@ -135,28 +184,87 @@ impl Inner {
             }
         }
     }
+
+    /// Admits those that wait, the first first, as long as there is room. To be called whenever some was made.
+    fn admit(self: &Arc<Inner>, state: &mut State) {
+        let bytes_max = self.bytes_max();
+        let mut runs = 0;
+        while let Some(&id) = state.waiting.first() {
+            let Some(portion) = state.portions.get_mut(&id) else { break };
+            if state.admitted_bytes > 0 && state.admitted_bytes + portion.bytes > bytes_max {
+                break;
+            }
+            portion.stage = Stage::Admitted;
+            portion.charge = self.budget.get().map(|budget| budget.charge(portion.bytes));
+            state.admitted_bytes += portion.bytes;
+            runs += portion.left.len();
+            state.waiting.pop_first();
+            state.clients.turns.push_back(id);
+        }
+        self.rouse(state, runs);
+    }
+
+    /// Has somebody look at what was queued.
+    fn rouse(self: &Arc<Inner>, state: &mut State, runs: usize) {
+        if self.by_hand || runs == 0 {
+            return;
+        }
+        for _ in state.idle..runs.min(THREADS_MAX) {
+            if state.threads == THREADS_MAX {
+                break;
+            }
+            let inner = Arc::clone(self);
+            let thread = thread::Builder::new().name("reader".to_owned());
+            if thread.spawn(move || inner.work()).is_err() {
+                break;
+            }
+            state.threads += 1;
+        }
+        if runs > 1 {
+            self.work.notify_all();
+        } else {
+            self.work.notify_one();
+        }
+    }
+
+    /// Gives the state back. Reads what is queued if no thread could be started: better late than never.
+    fn leave(self: &Arc<Inner>, state: MutexGuard<'_, State>) {
+        let reads = state.threads == 0 && !self.by_hand;
+        drop(state);
+        while reads && self.step() {}
+    }
 }
 
 impl State {
-    fn next_run(&mut self) -> Option<(u64, Vec<Wanted>)> {
-        let first = self.first_turns.pop_front();
-        let turns = if first.is_some() { &mut self.first_turns } else { &mut self.turns };
-        let id = first.or_else(|| turns.pop_front())?;
-        let portion = self.portions.get_mut(&id)?;
-        let run = portion.left.pop()?;
-        portion.reading += 1;
-        if !portion.left.is_empty() {
-            turns.push_back(id);
+    /// The next run: whose it is, and which of these.
+    fn next_run(&mut self) -> Option<(u64, Arc<[Run]>, usize)> {
+        let State { portions, core, clients, .. } = self;
+        for lane in [core, clients] {
+            while lane.may_go_on()
+                && let Some(id) = lane.turns.pop_front()
+            {
+                let Some(portion) = portions.get_mut(&id) else { continue };
+                let Some(at) = portion.left.next() else { continue };
+                portion.reading += 1;
+                lane.threads += 1;
+                if !portion.left.is_empty() {
+                    lane.turns.push_back(id);
+                }
+                return Some((id, Arc::clone(&portion.runs), at));
+            }
         }
-        Some((id, run))
+        None
     }
 
     fn has_turns(&self) -> bool {
-        !self.turns.is_empty() || !self.first_turns.is_empty()
+        self.core.may_go_on() || self.clients.may_go_on()
     }
 
-    fn settle(&mut self, id: u64, arrived: Vec<Arrived>) {
+    /// Takes what a run brought.
+    fn settle(&mut self, id: u64, arrived: Vec<Arrived>, bytes_max: usize) {
         let Some(portion) = self.portions.get_mut(&id) else { return };
+        let lane = if matches!(portion.stage, Stage::OfCore) { &mut self.core } else { &mut self.clients };
+        lane.threads -= 1;
         portion.reading -= 1;
         portion.arrived.extend(arrived);
         if !portion.is_done() {
@@ -164,34 +272,52 @@ impl State {
         }
         if portion.abandoned {
             self.release(id);
-        } else if let Some(waker) = portion.waker.take() {
+            return;
+        }
+        if let Some(waker) = portion.waker.take() {
             waker.wake();
+        }
+        if matches!(portion.stage, Stage::Admitted) && !portion.stays {
+            self.serial += 1;
+            portion.stage = Stage::Untaken(self.serial);
+            self.admitted_bytes -= portion.bytes;
+            self.untaken_bytes += portion.bytes;
+            self.untaken.insert(self.serial, id);
+            self.take_back(bytes_max);
         }
     }
 
-    /// Forgets a portion that nobody reads for any more; the next may be admitted.
+    /// Takes back what was read first, until no more than so many bytes wait to be taken. What was read last stays.
+    fn take_back(&mut self, bytes_max: usize) {
+        while self.untaken_bytes > bytes_max
+            && self.untaken.len() > 1
+            && let Some((_, &id)) = self.untaken.first_key_value()
+        {
+            self.release(id);
+        }
+    }
+
+    /// Forgets a portion that nobody reads for any more; others may be admitted.
     fn release(&mut self, id: u64) -> Option<Portion> {
         let portion = self.portions.remove(&id)?;
-        self.admitted_bytes -= portion.bytes;
-        self.wake_first();
+        match portion.stage {
+            Stage::OfCore => {}
+            Stage::Waiting => {
+                self.waiting.remove(&id);
+            }
+            Stage::Admitted => self.admitted_bytes -= portion.bytes,
+            Stage::Untaken(since) => {
+                self.untaken.remove(&since);
+                self.untaken_bytes -= portion.bytes;
+            }
+        }
         Some(portion)
     }
+}
 
-    fn wake_first(&mut self) {
-        if let Some((_, waker)) = self.waiting.front_mut()
-            && let Some(waker) = waker.take()
-        {
-            waker.wake();
-        }
-    }
-
-    fn has_room(&self, bytes: usize, bytes_max: usize) -> bool {
-        self.admitted_bytes == 0 || self.admitted_bytes + bytes <= bytes_max
-    }
-
-    fn serial(&mut self) -> u64 {
-        self.serial += 1;
-        self.serial
+impl Lane {
+    fn may_go_on(&self) -> bool {
+        self.threads < LANE_THREADS_MAX && !self.turns.is_empty()
     }
 }
 
@@ -241,16 +367,23 @@ impl Readers {
             crc: value.crc,
         });
         let mut wanted: Vec<Wanted> = wanted.collect();
-        let runs = log::runs(&mut wanted);
+        let lens = log::runs(&mut wanted);
         let mut rest = wanted.as_slice();
-        let mut left = VecDeque::with_capacity(runs.len());
-        for len in runs {
+        let mut runs = Vec::with_capacity(lens.len());
+        for len in lens {
             let (run, behind) = rest.split_at(len);
-            left.push_back(run.to_vec());
+            runs.push(run.to_vec());
             rest = behind;
         }
-        let (arrived, stage) = (Vec::new(), Stage::Between);
-        Reading { readers: Arc::clone(self), is_first: false, left, arrived, stage, charge: None }
+        Reading {
+            readers: Arc::clone(self),
+            is_first: false,
+            runs: runs.into(),
+            through: 0,
+            portion: None,
+            taken_back: 0,
+            arrived: Vec::new(),
+        }
     }
 
     /// As [`Readers::read`], for the core: before all others, and whatever they hold. It asks for little at a time.
@@ -258,29 +391,6 @@ impl Readers {
         let mut reading = self.read(values);
         reading.is_first = !planted::is(Bug::CoreReadsInTheQueue);
         reading
-    }
-
-    /// Has somebody look at what was queued.
-    fn rouse(&self, state: &mut State, runs: usize) {
-        if self.inner.by_hand {
-            return;
-        }
-        for _ in state.idle..runs.min(THREADS_MAX) {
-            if state.threads == THREADS_MAX {
-                break;
-            }
-            let inner = Arc::clone(&self.inner);
-            let thread = thread::Builder::new().name("reader".to_owned());
-            if thread.spawn(move || inner.work()).is_err() {
-                break;
-            }
-            state.threads += 1;
-        }
-        if runs > 1 {
-            self.inner.work.notify_all();
-        } else {
-            self.inner.work.notify_one();
-        }
     }
 }
 
@@ -296,99 +406,84 @@ pub struct Reading {
     readers: Arc<Readers>,
     /// It is read before all others and needs no admission.
     is_first: bool,
-    left: VecDeque<Vec<Wanted>>,
+    runs: Arc<[Run]>,
+    /// So many of the runs have arrived.
+    through: usize,
+    /// The portion that was asked for, and how many runs will have arrived with it.
+    portion: Option<(u64, usize)>,
+    /// How often the next portion was taken back.
+    taken_back: u32,
     arrived: Vec<Arrived>,
-    stage: Stage,
-    /// For the portion that is being read.
-    charge: Option<Charge>,
-}
-
-enum Stage {
-    /// The next portion is to be made.
-    Between,
-    /// It waits for admission.
-    Waiting(u64),
-    /// It is being read.
-    Reading(u64),
 }
 
 impl Reading {
-    /// How many runs, and bytes, the next portion has.
+    /// Where the next portion ends, and how many bytes it has.
     fn next_portion(&self) -> (usize, usize) {
-        let (mut runs, mut bytes) = (0, 0);
-        for run in &self.left {
+        let (mut end, mut bytes) = (self.through, 0);
+        for run in &self.runs[self.through..] {
             let len: usize = run.iter().map(|wanted| wanted.len as usize).sum();
-            if runs > 0 && bytes + len > PORTION_BYTES {
+            if end > self.through && bytes + len > PORTION_BYTES {
                 break;
             }
-            (runs, bytes) = (runs + 1, bytes + len);
+            (end, bytes) = (end + 1, bytes + len);
         }
-        (runs, bytes)
+        (end, bytes)
     }
 
-    fn admit(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        let (runs, bytes) = self.next_portion();
-        let readers = Arc::clone(&self.readers);
-        let mut state = readers.inner.state();
-        if self.is_first {
-            self.begin_portion(&readers, state, (runs, bytes), context);
-            return Poll::Ready(());
-        }
-        let ticket = if let Stage::Waiting(ticket) = self.stage { Some(ticket) } else { None };
-        let first = state.waiting.front().map(|(ticket, _)| *ticket);
-        if first != ticket || !state.has_room(bytes, readers.inner.admitted_bytes_max()) {
-            let ticket = ticket.unwrap_or_else(|| {
-                let ticket = state.serial();
-                state.waiting.push_back((ticket, None));
-                ticket
-            });
-            self.stage = Stage::Waiting(ticket);
-            let place = state.waiting.iter_mut().find(|(waiting, _)| *waiting == ticket);
-            if let Some((_, waker)) = place {
-                *waker = Some(context.waker().clone());
-            }
-            return Poll::Pending;
-        }
-        if ticket.is_some() {
-            state.waiting.pop_front();
-        }
-        state.admitted_bytes += bytes;
-        // It may fit too.
-        state.wake_first();
-        self.begin_portion(&readers, state, (runs, bytes), context);
-        Poll::Ready(())
-    }
-
-    fn begin_portion(
-        &mut self,
-        readers: &Readers,
-        mut state: MutexGuard<'_, State>,
-        (runs, bytes): (usize, usize),
-        context: &Context<'_>,
-    ) {
-        let id = state.serial();
-        // Taken from the end.
-        let left: Vec<Vec<Wanted>> = self.left.drain(..runs).rev().collect();
-        let waker = Some(context.waker().clone());
-        let arrived = Vec::new();
-        let admitted = if self.is_first { 0 } else { bytes };
-        let portion =
-            Portion { bytes: admitted, left, reading: 0, arrived, waker, abandoned: false, charge: None };
+    /// Asks for the next portion.
+    fn ask(&mut self, context: &Context<'_>) {
+        let (end, bytes) = self.next_portion();
+        let inner = &self.readers.inner;
+        let mut state = inner.state();
+        state.serial += 1;
+        let id = state.serial;
+        let left = self.through..end;
+        let runs = left.len();
+        let portion = Portion {
+            stage: if self.is_first { Stage::OfCore } else { Stage::Waiting },
+            bytes,
+            runs: Arc::clone(&self.runs),
+            left,
+            reading: 0,
+            arrived: Vec::new(),
+            waker: Some(context.waker().clone()),
+            abandoned: false,
+            stays: self.taken_back >= TAKEN_BACK_MAX || planted::is(Bug::UntakenHoldsUpReads),
+            charge: if self.is_first { inner.budget.get().map(|budget| budget.charge(bytes)) } else { None },
+        };
         state.portions.insert(id, portion);
         if self.is_first {
-            state.first_turns.push_back(id);
+            state.core.turns.push_back(id);
+            inner.rouse(&mut state, runs);
         } else {
-            state.turns.push_back(id);
+            state.waiting.insert(id);
+            inner.admit(&mut state);
         }
-        self.stage = Stage::Reading(id);
-        readers.rouse(&mut state, runs);
-        let threads = state.threads;
-        drop(state);
-        self.charge = readers.inner.budget.get().map(|budget| budget.charge(bytes));
-        if threads == 0 && !readers.inner.by_hand {
-            // No thread could be started: better late than never.
-            while readers.step() {}
+        inner.leave(state);
+        self.portion = Some((id, end));
+    }
+
+    /// Takes the portion that was asked for, if it was read.
+    fn take(&mut self, id: u64, end: usize, context: &Context<'_>) -> Poll<()> {
+        let inner = &self.readers.inner;
+        let mut state = inner.state();
+        match state.portions.get_mut(&id) {
+            Some(portion) if !portion.is_done() => {
+                portion.waker = Some(context.waker().clone());
+                return Poll::Pending;
+            }
+            Some(_) => {
+                let portion = state.release(id);
+                inner.admit(&mut state);
+                inner.leave(state);
+                self.arrived.extend(portion.into_iter().flat_map(|portion| portion.arrived));
+                (self.through, self.taken_back) = (end, 0);
+            }
+            // It was taken back.
+            None => self.taken_back += 1,
         }
+        self.portion = None;
+        Poll::Ready(())
     }
 }
 
@@ -397,52 +492,37 @@ impl Future for Reading {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Vec<Arrived>> {
         loop {
-            if let Stage::Reading(id) = self.stage {
-                let readers = Arc::clone(&self.readers);
-                let mut state = readers.inner.state();
-                let Some(portion) = state.portions.get_mut(&id) else { return Poll::Pending };
-                if !portion.is_done() {
-                    portion.waker = Some(context.waker().clone());
-                    return Poll::Pending;
-                }
-                let portion = state.release(id);
-                drop(state);
-                self.charge = None;
-                self.arrived.extend(portion.into_iter().flat_map(|portion| portion.arrived));
-                self.stage = Stage::Between;
-            }
-            if self.left.is_empty() {
-                return Poll::Ready(std::mem::take(&mut self.arrived));
-            }
-            if self.admit(context).is_pending() {
+            if let Some((id, end)) = self.portion
+                && self.take(id, end, context).is_pending()
+            {
                 return Poll::Pending;
             }
+            if self.through == self.runs.len() {
+                return Poll::Ready(std::mem::take(&mut self.arrived));
+            }
+            self.ask(context);
         }
     }
 }
 
 impl Drop for Reading {
     fn drop(&mut self) {
-        let charge = self.charge.take();
-        let mut state = self.readers.inner.state();
-        match self.stage {
-            Stage::Between => {}
-            Stage::Waiting(ticket) => {
-                state.waiting.retain(|(waiting, _)| *waiting != ticket);
-                state.wake_first();
-            }
-            Stage::Reading(id) => {
-                state.turns.retain(|turn| *turn != id);
-                state.first_turns.retain(|turn| *turn != id);
-                if let Some(portion) = state.portions.get_mut(&id) {
-                    portion.left.clear();
-                    (portion.abandoned, portion.charge) = (true, charge);
-                    if portion.is_done() {
-                        state.release(id);
-                    }
-                }
-            }
+        let Some((id, _)) = self.portion else { return };
+        let inner = &self.readers.inner;
+        let mut state = inner.state();
+        let Some(portion) = state.portions.get_mut(&id) else { return };
+        let had_turns = !portion.left.is_empty() && !matches!(portion.stage, Stage::Waiting);
+        portion.left = 0..0;
+        portion.abandoned = true;
+        if portion.is_done() || matches!(portion.stage, Stage::Waiting) {
+            state.release(id);
         }
+        if had_turns {
+            state.core.turns.retain(|turn| *turn != id);
+            state.clients.turns.retain(|turn| *turn != id);
+        }
+        inner.admit(&mut state);
+        inner.leave(state);
     }
 }
 
@@ -468,9 +548,11 @@ mod tests {
         Pin::new(reading).poll(&mut Context::from_waker(Waker::noop()))
     }
 
+    /// How many portions were admitted, and their bytes, read or not.
     fn admitted(readers: &Readers) -> (usize, usize) {
         let state = readers.inner.state();
-        (state.portions.len(), state.admitted_bytes)
+        let bytes = state.admitted_bytes + state.untaken_bytes;
+        (state.portions.len() - state.waiting.len(), bytes)
     }
 
     #[test]
@@ -489,7 +571,7 @@ mod tests {
         let mut rounds = 0;
         while readings.iter().any(Option::is_some) {
             let (_, bytes) = admitted(&readers);
-            assert!(bytes <= ADMITTED_BYTES_MAX && bytes > 0, "{bytes}");
+            assert!(bytes <= 2 * ADMITTED_BYTES_MAX && bytes > 0, "{bytes}");
             assert!(readers.step(), "somebody waits, and nothing is read");
             for place in &mut readings {
                 if let Some(reading) = place
@@ -528,7 +610,7 @@ mod tests {
             rounds += 1;
             assert!(rounds <= 600);
         }
-        assert!(most > 7 << 20 && most <= 8 << 20, "{most}");
+        assert!(most > 3 << 20 && most <= 4 << 20, "{most}");
         assert_eq!((budget.held_bytes(), budget.connections_shed()), (0, 0));
     }
 
@@ -539,9 +621,9 @@ mod tests {
         let mut readings: Vec<Reading> = (0..200).map(|_| readers.read(&values)).collect();
         assert!(readings.iter_mut().all(|reading| poll(reading).is_pending()));
         // Clients that take nothing of what was read for them, and others that wait behind them.
-        while readers.step() {}
+        assert!((0..10).all(|_| readers.step()));
         let (_, held) = admitted(&readers);
-        assert!(held > 30 << 20 && !readers.inner.state().waiting.is_empty());
+        assert!(held > 22 << 20 && !readers.inner.state().waiting.is_empty());
         let (values, mut more) = ([value(7, 900_000), value(8, 900_000)], readers.read(&[value(9, 10)]));
         assert!(poll(&mut more).is_pending());
         let mut first = readers.read_first(&values);
@@ -563,6 +645,71 @@ mod tests {
         drop(more);
         while readers.step() {}
         assert_eq!(admitted(&readers), (0, 0));
+    }
+
+    #[test]
+    fn a_reading_that_nobody_polls_holds_up_no_other() {
+        let (readers, _log) = readers();
+        let budget = Budget::new(64 << 20);
+        readers.charge_to(&budget);
+        let values: Vec<Value> = (100..103).map(|segment| value(segment, 900_000)).collect();
+        let mut kept: Vec<Reading> = (0..150).map(|_| readers.read(&values)).collect();
+        let mut polled: Vec<Reading> = (0..50).map(|_| readers.read(&values)).collect();
+        // They wait before the others, and nobody looks at them again, not when they are admitted and not when they are read.
+        assert!(kept.iter_mut().chain(&mut polled).all(|reading| poll(reading).is_pending()));
+        let mut rounds = 0;
+        while !polled.is_empty() {
+            assert!(readers.step(), "somebody waits, and nothing is read");
+            polled.retain_mut(|reading| poll(reading).is_pending());
+            let (_, bytes) = admitted(&readers);
+            assert!(budget.held_bytes() == bytes && bytes <= 8 << 20, "{bytes}");
+            rounds += 1;
+            assert!(rounds <= 150 + 3 * 50, "{rounds}");
+        }
+        while readers.step() {}
+        drop(kept);
+        assert_eq!((admitted(&readers), budget.held_bytes()), ((0, 0), 0));
+    }
+
+    #[test]
+    fn a_reading_that_is_polled_late_comes_to_its_end() {
+        let (readers, _log) = readers();
+        let mut late = readers.read(&[value(7, 900_000), value(8, 900_000)]);
+        let mut others: Vec<Reading> = Vec::new();
+        let (mut rounds, mut again) = (0, 0);
+        let arrived = loop {
+            if let Poll::Ready(arrived) = poll(&mut late) {
+                break arrived;
+            }
+            again = again.max(late.taken_back);
+            // More is read before it is polled again than may wait to be taken.
+            others.extend((0..40).map(|n| readers.read(&[value(100 + n, 900_000)])));
+            assert!(others.iter_mut().rev().take(40).all(|reading| poll(reading).is_pending()));
+            while readers.step() {}
+            rounds += 1;
+            assert!(rounds <= 2 * (TAKEN_BACK_MAX + 1), "it is taken back without end");
+        };
+        assert_eq!((arrived.len(), again), (2, TAKEN_BACK_MAX));
+        let (portions, bytes) = admitted(&readers);
+        assert!(bytes <= ADMITTED_BYTES_MAX && portions == bytes / 900_000, "{portions} {bytes}");
+        drop(others);
+        assert_eq!(admitted(&readers), (0, 0));
+    }
+
+    #[test]
+    fn neither_the_core_nor_its_clients_keep_a_thread_from_the_other() {
+        let (readers, _log) = readers();
+        let values: Vec<Value> = (100..120).map(|segment| value(segment, 10)).collect();
+        let mut readings: Vec<Reading> = (0..20).map(|_| readers.read(&values)).collect();
+        assert!(readings.iter_mut().all(|reading| poll(reading).is_pending()));
+        // Threads that the disk holds up.
+        let begun = || std::iter::from_fn(|| readers.inner.state().next_run());
+        assert_eq!(begun().count(), THREADS_MAX - 1, "one is left for the core");
+        assert!(!readers.has_work());
+        let mut first = readers.read_first(&values);
+        assert!(poll(&mut first).is_pending() && readers.has_work());
+        assert_eq!(begun().count(), THREADS_MAX - 1, "one would be left for clients");
+        assert!(!readers.has_work());
     }
 
     #[test]
