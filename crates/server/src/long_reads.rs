@@ -28,13 +28,16 @@ pub enum Reader {
     Snapshot,
     /// The keeper writes a checkpoint.
     Checkpoint,
+    /// A watch that had everything reads what it could not be told at once.
+    Watch,
 }
 
 impl Reader {
     /// How long a reader may keep from being removed what compactions have made unreadable, counted from its beginning
-    /// (COMPAT-80).
+    /// (COMPAT-79, COMPAT-80).
     pub fn patience(self) -> Duration {
         Duration::from_secs(match self {
+            Reader::Watch => 60,
             Reader::Range => 5 * 60,
             Reader::Hash => 10 * 60,
             Reader::Snapshot | Reader::Checkpoint => 30 * 60,

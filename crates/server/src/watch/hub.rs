@@ -20,8 +20,9 @@ use mvcc::Snapshot;
 use planted::Bug;
 
 use super::drive::{self, Requests, Responses};
+use super::hold::Hold;
 use super::index::{Index, Keys, Place};
-use super::long::{Claim, Failed, Given, Long};
+use super::long::{Claim, Failed, Given, Long, Part};
 use super::response::NO_WATCH;
 use super::slice::{Done, Gathered, Portion, SLICE_BYTES_MAX, Slice, cannot_read, event_len, too_long};
 use super::stream::{Queued, Stream, Watch};
@@ -45,6 +46,8 @@ pub struct Hub {
     serial: Cell<u64>,
     /// What synced watches are told in more than one turn.
     under_way: RefCell<Option<UnderWay>>,
+    /// What the watches that fell behind last keep readable.
+    hold: RefCell<Weak<Hold>>,
     /// The newest responses to revisions of many changes that streams are making, for others to wait for.
     claimed: RefCell<Vec<Weak<Claim>>>,
     /// How much of that is done in a turn.
@@ -160,6 +163,7 @@ impl Hub {
             is_told_later: Cell::new(false),
             worker: Cell::default(),
             under_way: RefCell::default(),
+            hold: RefCell::default(),
             claimed: RefCell::default(),
             portion: Cell::new(PORTION),
             #[cfg(test)]
@@ -269,7 +273,7 @@ impl Hub {
         };
         let header = self.header(state, current);
         for watch in slice.hand_out(&header, self.fragment_bytes_max()) {
-            self.fall_behind(&watch, from);
+            self.leave_behind(&watch, from);
         }
         self.revision.set(through);
         (done, true)
@@ -334,7 +338,7 @@ impl Hub {
         }
         for watch in concerned {
             watch.chosen.set(false);
-            self.fall_behind(&watch, walk.revision);
+            self.leave_behind(&watch, walk.revision);
         }
         if stopped {
             *self.under_way.borrow_mut() = Some(UnderWay::Walk(walk));
@@ -414,7 +418,7 @@ impl Hub {
         }
         for watch in chosen {
             if watch.left_behind.replace(false) {
-                self.fall_behind(&watch, crowd.from);
+                self.leave_behind(&watch, crowd.from);
             } else {
                 watch.next.set(watch.next.get().max(through + 1));
             }
@@ -817,6 +821,7 @@ impl Hub {
             quiet: Cell::new(true),
             left_behind: Cell::new(false),
             chosen: Cell::new(false),
+            hold: RefCell::default(),
             matched: RefCell::default(),
             _held: stream.hold_watch(request.key.len() + request.range_end.len()),
         })
@@ -871,6 +876,7 @@ impl Hub {
         } else {
             self.shared.metrics.mvcc.slow_watchers.add(-1);
             watch.stream.leave_long(watch);
+            watch.hold.take();
             watch.stream.catches_up(watch)
         };
         assert!(removed, "a watch is where it says");
@@ -889,6 +895,18 @@ impl Hub {
             ..WatchResponse::default()
         };
         stream.push(Queued::control(&response));
+    }
+
+    /// Makes a synced watch read what it was not told of, from `next` on, whatever is compacted meanwhile.
+    fn leave_behind(&self, watch: &Rc<Watch>, next: i64) {
+        let held = self.hold.borrow().upgrade().filter(|hold| hold.from == next);
+        let hold = held.unwrap_or_else(|| {
+            let hold = Rc::new(Hold::new(&self.shared, next));
+            *self.hold.borrow_mut() = Rc::downgrade(&hold);
+            hold
+        });
+        *watch.hold.borrow_mut() = Some(hold);
+        self.fall_behind(watch, next);
     }
 
     /// Makes a synced watch read history from `next` on.
@@ -915,14 +933,21 @@ impl Hub {
         let mut together = stream.most_behind(TOGETHER_MAX);
         let at_once = together.len();
         together.retain(|watch| {
-            let readable = watch.next.get() >= compacted;
+            let readable = watch.next.get() >= compacted || watch.held(&state.view).is_some();
             if !readable {
                 self.cancel_compacted(watch, &state, compacted);
             }
             readable
         });
         let idle = Done { told: 1, looks: at_once, ..Done::default() };
-        let Some(from) = together.first().map(|watch| watch.next.get()) else { return Some(idle) };
+        let Some(first) = together.first() else { return Some(idle) };
+        let from = first.next.get();
+        // What the first can read is all that any of them has to read.
+        let (snapshot, changes) = match (first.held(&state.view), snapshot.changes(from, current)) {
+            (Some(held), _) => (held, held.written(from, current)),
+            (None, Ok(changes)) => (snapshot, changes),
+            (None, Err(_)) => return Some(idle),
+        };
         together.truncate(stream.together_max(from));
         let header = self.header(&state, current);
         let mut values = stream.attempt(from, || Attempt::new(self.values.clone()));
@@ -932,9 +957,8 @@ impl Hub {
         for watch in &together {
             group.insert(&watch.keys, watch.serial, Rc::clone(watch));
         }
-        // It cannot be compacted: that was looked at above.
-        let Ok(changes) = snapshot.changes(from, current) else { return Some(idle) };
-        let (slice, gathered) = Slice::gather(snapshot, &values, changes, &group, current, portion);
+        let newest = snapshot.current_revision();
+        let (slice, gathered) = Slice::gather(snapshot, &values, changes, &group, newest, portion);
         let done = slice.done();
         self.note_work(done.walked, done.looks);
         // Those that it chose among count too, and so does a stream that is told nothing.
@@ -992,6 +1016,7 @@ impl Hub {
         if next > self.begun() {
             self.shared.metrics.mvcc.slow_watchers.add(-1);
             watch.synced.set(true);
+            watch.hold.take();
             self.synced.borrow_mut().insert(&watch.keys, watch.serial, Rc::clone(watch));
         } else {
             stream.fall_behind(watch);
@@ -1002,7 +1027,8 @@ impl Hub {
     /// Reads a portion of a revision of many changes, for the watches of a stream that are at it.
     fn read_long(&self, stream: &Rc<Stream>, state: &Published, portion: Portion, mut long: Long) -> Done {
         let snapshot = state.view.snapshot();
-        let (revision, compacted) = (long.revision, snapshot.compact_revision());
+        let (revision, current) = (long.revision, snapshot.current_revision());
+        let compacted = snapshot.compact_revision();
         let idle = Done { told: 1, looks: long.parts.len(), ..Done::default() };
         if let Some(given) = long.given.take()
             && let Some(watch) = long.takes(&given)
@@ -1017,12 +1043,19 @@ impl Hub {
         }
         if revision < compacted {
             // What was made of it is half of it.
-            stream.set_long(None);
-            for part in long.parts {
-                self.cancel_compacted(&part.watch, state, compacted);
+            let parts = std::mem::take(&mut long.parts);
+            let (held, lost) = parts.into_iter().partition(|part| part.watch.held(&state.view).is_some());
+            long.parts = held;
+            for Part { watch, .. } in lost as Vec<Part> {
+                self.cancel_compacted(&watch, state, compacted);
             }
-            return idle;
+            if long.parts.is_empty() {
+                stream.set_long(None);
+                return idle;
+            }
         }
+        // Those that keep it read it as it was, so that none of what it is made of changes meanwhile.
+        let snapshot = long.parts.iter().find_map(|part| part.watch.held(&state.view)).unwrap_or(snapshot);
         if let Some(same) = long.same()
             && long.claim.is_none()
         {
@@ -1057,7 +1090,7 @@ impl Hub {
         self.note_work(turn.walked, turn.looks);
         let done =
             Done { walked: turn.walked, told: 1, looks: turn.looks + long.parts.len(), bytes: turn.bytes };
-        let header = self.header(state, snapshot.current_revision());
+        let header = self.header(state, current);
         if turn.is_whole {
             if let Some(claim) = long.claim.take() {
                 self.share_long(&claim, &mut long, &header);

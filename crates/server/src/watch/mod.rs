@@ -15,6 +15,8 @@
 //! Invariants, and the tests that hold them (`tests`, beside the code):
 //! - a watch hears every matching change once, in order, or that it was compacted away (`every_event_once_in_order`);
 //! - all events of one revision are in one response, unless the client asked for fragments (the same);
+//! - a watch that had everything when a change was published gets it whatever is compacted next, for a minute
+//!   (`held::a_revision_that_is_being_read_is_read_to_its_end_though_it_was_compacted`);
 //! - a stream holds at most [`QUEUE_BYTES_MAX`] of responses or one of them, and no view between two polls
 //!   (`a_slow_stream_holds_little_and_delays_nobody`);
 //! - no turn looks at more watches, or walks over more changes, than its portion, whatever clients watch and write
@@ -24,6 +26,7 @@
 
 mod drive;
 pub mod fuzzing;
+mod hold;
 mod hub;
 mod index;
 mod long;

@@ -10,8 +10,9 @@ use api::Status;
 use api::etcdserverpb::WatchResponse;
 use bytes::Bytes;
 use front::{Account, Held};
-use mvcc::Version;
+use mvcc::{Snapshot, Version, View};
 
+use super::hold::Hold;
 use super::index::Keys;
 use super::long::{Given, Long};
 use super::response;
@@ -64,6 +65,8 @@ pub(super) struct Watch {
     pub left_behind: Cell<bool>,
     /// Whether it is among those that are told next of a revision that concerns many.
     pub chosen: Cell<bool>,
+    /// While it is behind and was not when it was made: what it keeps readable.
+    pub hold: RefCell<Option<Rc<Hold>>>,
     /// The events of the slice at hand that are for it.
     pub matched: RefCell<Vec<u32>>,
     /// Charges it to its client.
@@ -71,6 +74,11 @@ pub(super) struct Watch {
 }
 
 impl Watch {
+    /// A state in which it can read what it has to read next though that was compacted, if it keeps that readable.
+    pub fn held<'a>(&self, view: &'a View) -> Option<Snapshot<'a>> {
+        self.hold.borrow().as_ref()?.snapshot(view, self.next.get())
+    }
+
     /// Whether a change, which is about one of its keys, is for it.
     pub fn wants(&self, version: Version<'_>) -> bool {
         let left_out = if version.is_tombstone() { self.no_delete } else { self.no_put };

@@ -1,5 +1,6 @@
 //! The hub against a store that the tests write to, and clients that are as slow as they like.
 
+mod held;
 mod turns;
 mod world;
 

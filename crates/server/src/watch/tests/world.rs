@@ -169,6 +169,19 @@ impl World {
         while self.work() {}
     }
 
+    /// Removes what compactions made unreadable, as far as readers let it go, so long after now.
+    pub fn remove(&mut self, later: Duration) {
+        let compacted = self.store.compact_revision();
+        let removable = self.shared.long_reads.removable(compacted, self.shared.clock.now() + later);
+        self.removed_through = compacted;
+        while !self.store.compact_step_through(removable.through, 1000, |_| {}).done {
+            if removable.through < compacted {
+                break;
+            }
+        }
+        self.publish();
+    }
+
     /// What the shard does in a turn of its own; returns true if there is more.
     pub fn work(&self) -> bool {
         let woken = Arc::new(Flag(AtomicBool::new(false)));
