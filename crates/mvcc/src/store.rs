@@ -143,6 +143,12 @@ impl Store {
         self.compacted
     }
 
+    /// Whether somebody holds a view of it. Once it is published no more and nobody does, whoever drops it frees all of
+    /// it, which takes time in proportion to what it holds.
+    pub fn is_viewed(&self) -> bool {
+        Arc::strong_count(&self.estate) > 1
+    }
+
     /// Numbers for metrics.
     pub fn stats(&self) -> Stats {
         Stats {

@@ -23,6 +23,7 @@ mod room;
 mod run;
 mod space;
 
+use std::any::Any;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
@@ -264,6 +265,8 @@ pub enum Order {
     Note(Cause),
     /// The disk may fill up: keep room for the next checkpoint.
     Reserve,
+    /// Drop this: it takes long.
+    Drop(Box<dyn Any + Send>),
     /// End.
     Stop,
 }

@@ -184,6 +184,7 @@ impl Keeper {
                 let _ = self.note.write(cause);
             }
             Order::Reserve => self.keep_reserve(),
+            Order::Drop(what) => drop(what),
             Order::Stop => return false,
         }
         true

@@ -3,6 +3,7 @@
 //! The receiver says what it has ([`Held`]), the sender sends what lies behind that. What breaks off is kept for a
 //! while, and the next stream goes on behind it.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -169,7 +170,8 @@ impl Receiver {
             let broken = Arc::clone(&self.broken);
             let forget = move || {
                 let mut broken = broken.lock().unwrap_or_else(PoisonError::into_inner);
-                drop(broken.take_if(|broken| broken.claim == claim));
+                let part = broken.take_if(|broken| broken.claim == claim);
+                part.map(|part| -> Box<dyn Any + Send> { Box::new(part) })
             };
             self.shared.core.send(Ask::SnapshotBroken(claim, Box::new(forget)));
             return Err(why);

@@ -6,11 +6,15 @@
 //! checkpoint of the new state is durable; then the log starts anew behind it, and only then does the sender hear that
 //! this member has it. A crash before the checkpoint finds the old state, one behind it the new.
 
+use std::any::Any;
+use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::mpsc::TrySendError;
 use std::time::{Duration, Instant};
 
 use consensus::{Append, Request, Restore};
 use log::{Batch, Location, Reset, Value as LogValue, ValueId};
+use machine::Machine;
 use planted::Bug;
 use tokio::sync::oneshot;
 
@@ -54,10 +58,29 @@ pub(super) struct Install {
     placing: Option<Placing>,
     /// Forgets what has arrived in the attempt that broke off.
     kept: Option<Forget>,
+    /// What is to be dropped, and is not on its way to the keeper yet.
+    discarded: VecDeque<Discarded>,
 }
 
-/// Drops what a receiver keeps of a state whose stream broke off.
-pub type Forget = Box<dyn FnOnce() + Send>;
+/// Has a receiver give back what it keeps of a state whose stream broke off, if it still does.
+pub type Forget = Box<dyn FnOnce() -> Option<Box<dyn Any + Send>> + Send>;
+
+/// What takes long to drop: the keeper does that.
+enum Discarded {
+    /// A state. Whoever drops the last view of one frees it, so it goes when nobody has a view of it any more.
+    State(Box<Machine>),
+    /// A part of one that nobody reads.
+    Part(Box<dyn Any + Send>),
+}
+
+impl Discarded {
+    fn is_ready(&self) -> bool {
+        match self {
+            Discarded::State(machine) => !machine.store.is_viewed(),
+            Discarded::Part(_) => true,
+        }
+    }
+}
 
 impl Install {
     pub fn is_receiving(&self) -> bool {
@@ -87,7 +110,9 @@ impl Install {
     pub fn give_up(&mut self) {
         if let Stage::Receiving { .. } = self.stage {
             self.stage = Stage::Idle;
-            self.received = None;
+            if let Some(received) = self.received.take() {
+                self.discard(received.machine);
+            }
             self.placing = None;
             self.forget_part();
         }
@@ -99,8 +124,23 @@ impl Install {
         if let Some(forget) = self.kept.take()
             && !planted::is(Bug::BrokenPartKept)
         {
-            forget();
+            self.discard_part(forget);
         }
+    }
+
+    /// What has arrived in this attempt is of no use any more.
+    pub fn discard_part(&mut self, forget: Forget) {
+        self.discarded.extend(forget().map(Discarded::Part));
+    }
+
+    /// This state is of no use any more.
+    fn discard(&mut self, machine: Box<Machine>) {
+        self.discarded.push_back(Discarded::State(machine));
+    }
+
+    /// How many states, and parts of some, wait to be dropped.
+    pub fn discarded(&self) -> usize {
+        self.discarded.len()
     }
 
     /// A new attempt begins.
@@ -137,7 +177,7 @@ impl Install {
                 self.kept = Some(forget);
             }
             // Another attempt is under way, or none.
-            _ => forget(),
+            _ => self.discard_part(forget),
         }
     }
 
@@ -236,6 +276,7 @@ impl Core {
         now: Instant,
     ) -> Result<(), String> {
         if !self.install.takes(claim) {
+            self.install.discard(received.machine);
             self.give_up_install(claim);
             return Ok(());
         }
@@ -295,7 +336,8 @@ impl Core {
         );
         let overtaken = self.shared.long_reads.end_all();
         self.shared.metrics.long_reads.overtaken.add(overtaken as u64);
-        self.machine = *machine;
+        let replaced = std::mem::replace(&mut self.machine, *machine);
+        self.install.discard(Box::new(replaced));
         // An entry that was half-way, and those behind it, are in it.
         self.applying.clear();
         self.applying.unpublished = true;
@@ -347,6 +389,29 @@ impl Core {
             self.append_behind(reset.take(), append, now)?;
         }
         Ok(())
+    }
+
+    /// Hands the keeper what takes long to drop.
+    pub(super) fn release_discarded(&mut self) {
+        for _ in 0..self.install.discarded.len() {
+            let Some(one) = self.install.discarded.pop_front() else { return };
+            if !one.is_ready() {
+                self.install.discarded.push_back(one);
+                continue;
+            }
+            let what: Box<dyn Any + Send> = match one {
+                Discarded::State(machine) => machine,
+                Discarded::Part(part) => part,
+            };
+            if let Err(
+                TrySendError::Full(Order::Drop(what)) | TrySendError::Disconnected(Order::Drop(what)),
+            ) = self.orders.try_send(Order::Drop(what))
+            {
+                // It has much to do: later.
+                self.install.discarded.push_front(Discarded::Part(what));
+                return;
+            }
+        }
     }
 
     /// Sends the state just published to the members that need all of it.
@@ -401,6 +466,7 @@ mod tests {
             let forgotten = Arc::clone(forgotten);
             Box::new(move || {
                 forgotten.fetch_add(1, Ordering::Relaxed);
+                Some(Box::new("a part"))
             })
         };
         let mut install = Install::default();
@@ -416,5 +482,6 @@ mod tests {
         assert!(!install.takes(2) && !install.is_over(now) && install.is_over(now + RESUME_PATIENCE));
         install.begin(3);
         assert!(forgotten.load(Ordering::Relaxed) == 2 && install.takes(3));
+        assert_eq!(install.discarded(), 2, "they wait for somebody to drop them");
     }
 }

@@ -82,6 +82,7 @@ impl Core {
         }
         self.answer();
         self.release_doomed();
+        self.release_discarded();
         Ok(stops)
     }
 
@@ -111,7 +112,7 @@ impl Core {
             | Ask::Leases(ticket)
             | Ask::LeaseTimes(ticket, _) => self.refuse_parked(ticket),
             Ask::Log(LogEvent::Failed(fatal)) => return Err(fatal.to_string()),
-            Ask::SnapshotBroken(_, forget) => forget(),
+            Ask::SnapshotBroken(_, forget) => self.install.discard_part(forget),
             Ask::Messages(..)
             | Ask::Unreachable(_)
             | Ask::LeaderEnded(_)

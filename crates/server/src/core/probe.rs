@@ -55,6 +55,8 @@ pub struct Probe {
     pub long_readers: usize,
     /// Segments that nothing durable needs and that are not deleted, since views or a state that is received may.
     pub doomed: usize,
+    /// States that were replaced or are of no use, and parts of some, that are not on their way to be dropped yet.
+    pub discarded: usize,
     /// The leases that exist.
     pub leases: usize,
     /// The leases whose clocks run here.
@@ -96,6 +98,7 @@ impl Core {
             unsaved_bytes: self.unsaved_bytes(),
             long_readers: self.shared.long_reads.figures().0,
             doomed: self.doomed.len(),
+            discarded: self.install.discarded(),
             leases: self.machine.leases.len(),
             lease_clocks: self.expiry.clocks(),
             reads: self.reads.figures(),

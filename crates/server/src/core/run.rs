@@ -428,6 +428,7 @@ impl Core {
         }
         self.order_checkpoint(now);
         self.release_doomed();
+        self.release_discarded();
         if self.has_left(now) {
             return Ok(true);
         }

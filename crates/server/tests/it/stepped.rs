@@ -374,6 +374,37 @@ fn a_part_of_a_snapshot_is_forgotten_in_time() {
 }
 
 #[test]
+fn a_state_that_was_replaced_is_not_dropped_by_the_core_nor_by_whoever_reads_it_last() {
+    let mut world = World::started(3, 12, WORN);
+    let leader = world.leader().expect("somebody leads");
+    let lagging = (leader + 1) % 3;
+    world.cut(lagging, true);
+    for n in 0..250 {
+        world.put(leader, &format!("b{}", n % 50), &[n as u8; 500]).expect("two of three are enough");
+    }
+    let revision = world.member(leader).probe().revision;
+    let compaction = CompactionRequest { revision, physical: true };
+    let _: CompactionResponse =
+        world.call(leader, "/etcdserverpb.KV/Compact", &compaction).expect("compacts");
+    for n in 0..250 {
+        world.put(leader, &format!("b{}", n % 50), &[n as u8; 500]).expect("two of three are enough");
+    }
+    world.until("the log lets go of what is needed", |world| {
+        world.member(lagging).probe().last_index + 1 < world.member(leader).probe().first_index
+    });
+    let before = world.member(lagging).published();
+    world.cut(lagging, false);
+    world.until("it has taken over the leader's state", |world| {
+        let probe = world.member(lagging).probe();
+        probe.applied == world.member(leader).probe().applied && !probe.installing
+    });
+    assert!(world.text().contains("installed a snapshot"));
+    assert_eq!(world.member(lagging).probe().discarded, 1, "somebody reads it");
+    drop(before);
+    world.until("the keeper has it", |world| world.member(lagging).probe().discarded == 0);
+}
+
+#[test]
 fn a_follower_gets_a_snapshot_where_the_leaders_old_entries_are_damaged() {
     let mut world = World::started(3, 11, &["--snapshot-count=100000", "--snapshot-catchup-entries=20"]);
     let leader = world.leader().expect("somebody leads");
