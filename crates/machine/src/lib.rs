@@ -55,7 +55,7 @@ pub use codec::Malformed;
 pub use found::{Found, ReadError, Values};
 pub use lease::{Lease, Leases};
 pub use machine::{
-    Applied, Change, Command, ConfApplied, Fatal, Machine, Outcome, Rules, SegmentUse, UNDECODABLE,
+    Applied, Change, Command, ConfApplied, Fatal, Machine, Outcome, Raised, Rules, SegmentUse, UNDECODABLE,
     VoterChange,
 };
 pub use member::{Member, Members};

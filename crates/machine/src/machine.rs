@@ -142,9 +142,20 @@ pub enum Change {
     /// The compact revision rose.
     Compacted(i64),
     /// An alarm was raised or cleared.
-    Alarms,
+    Alarms(Option<Raised>),
     /// A member's attributes or the cluster's version changed.
     Members,
+}
+
+/// An alarm that was not raised before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Raised {
+    /// Which.
+    pub alarm: i32,
+    /// The member for which it was raised.
+    pub member_id: u64,
+    /// Why, as the entry has it for that member; no part of the state.
+    pub cause: u32,
 }
 
 /// A committed entry's effect.
@@ -486,7 +497,7 @@ impl Machine {
             return Ok(Outcome::LeaseCheckpointed);
         }
         if let Some(alarm) = &request.alarm {
-            return Ok(Outcome::Alarms(self.alarm(alarm, change)));
+            return Ok(Outcome::Alarms(self.alarm(alarm, request.alarm_cause, change)));
         }
         if let Some(version) = &request.cluster_version_set {
             if self.members.cluster_version != version.ver {
@@ -648,20 +659,22 @@ impl Machine {
         Ok(Outcome::LeaseRevoked)
     }
 
-    fn alarm(&mut self, request: &AlarmRequest, change: &mut Option<Change>) -> Vec<AlarmMember> {
+    fn alarm(&mut self, request: &AlarmRequest, cause: u32, change: &mut Option<Change>) -> Vec<AlarmMember> {
         let one = AlarmMember { member_id: request.member_id, alarm: request.alarm };
         match AlarmAction::try_from(request.action) {
             Ok(AlarmAction::Get) => self.alarms.list(request.alarm, request.member_id),
             Ok(AlarmAction::Activate) if request.alarm != AlarmType::None as i32 => {
-                if self.alarms.raise(request.alarm, request.member_id) {
+                let is_new = self.alarms.raise(request.alarm, request.member_id);
+                if is_new {
                     self.hash.mix(Effect::AlarmRaised, &[request.alarm as u64, request.member_id]);
                 }
-                *change = Some(Change::Alarms);
+                let raised = Raised { alarm: request.alarm, member_id: request.member_id, cause };
+                *change = Some(Change::Alarms(is_new.then_some(raised)));
                 vec![one]
             }
             Ok(AlarmAction::Deactivate) if self.alarms.clear(request.alarm, request.member_id) => {
                 self.hash.mix(Effect::AlarmCleared, &[request.alarm as u64, request.member_id]);
-                *change = Some(Change::Alarms);
+                *change = Some(Change::Alarms(None));
                 vec![one]
             }
             _ => Vec::new(),

@@ -101,6 +101,8 @@ bugs! {
     CheckpointByEntriesAlone = "checkpoint-by-entries-alone";
     /// server: NOSPACE that the disk had raised stays although the disk has room again.
     DiskAlarmStays = "disk-alarm-stays";
+    /// server: what raised NOSPACE is noted beside the log alone, which a crash may come before.
+    AlarmCauseForgotten = "alarm-cause-forgotten";
     /// server: a leader counts its entries as synced when it hands them to its log.
     LeaderCountsUnsynced = "leader-counts-unsynced";
     /// server: a leader answers linearizable reads without asking whether it still leads.

@@ -81,6 +81,16 @@ pub enum Cause {
 }
 
 impl Cause {
+    /// As an entry that raises the alarm has it.
+    pub fn in_entry(self) -> u32 {
+        self as u32
+    }
+
+    /// What such an entry says. Of an older version, or a client's, it says nothing.
+    pub fn of_entry(number: u32) -> Option<Cause> {
+        [Cause::Disk, Cause::Quota].into_iter().find(|cause| cause.in_entry() == number)
+    }
+
     /// As it is told to an operator.
     pub fn name(self) -> &'static str {
         match self {

@@ -1212,6 +1212,10 @@ pub struct InternalRaftRequest {
     >,
     #[prost(message, optional, tag = "9900")]
     pub downgrade_version_test: ::core::option::Option<DowngradeVersionTestRequest>,
+    /// Mainstay's own, beside `alarm`: what has the member raise it, for that member alone. 0 unknown, 1 its disk, 2 the
+    /// quota. etcd passes over it.
+    #[prost(uint32, tag = "20001")]
+    pub alarm_cause: u32,
 }
 /// Unused; kept because etcd has it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

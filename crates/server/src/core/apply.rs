@@ -332,9 +332,9 @@ impl Core {
                 self.removal_after = self.machine.store.current_revision();
                 self.removal_asked = now;
             }
-            Change::Alarms => {
+            Change::Alarms(raised) => {
                 self.alarms = Arc::new(self.machine.alarms.clone());
-                self.room.alarm_settled();
+                self.alarms_changed(raised);
             }
             Change::Members => self.tell_members(),
         }

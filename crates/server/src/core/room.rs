@@ -21,6 +21,7 @@ use api::etcdserverpb::{AlarmRequest, AlarmType, InternalRaftRequest, TxnRequest
 use api::raftpb;
 use bytes::Bytes;
 use log::{Batch, Log, Refusal, Space};
+use machine::Raised;
 use prost::Message as _;
 
 use super::Order;
@@ -92,11 +93,6 @@ impl Room {
             reserve_asked: false,
             next_free: now,
         }
-    }
-
-    /// An alarm was raised or cleared, so none is under way.
-    pub fn alarm_settled(&mut self) {
-        self.proposed = None;
     }
 
     /// Since when the oldest batch has waited for room.
@@ -288,6 +284,26 @@ impl Core {
         }
     }
 
+    /// An alarm was raised or cleared, so none is under way. The entry that raises this member's NOSPACE says what has
+    /// raised it: a member that was restarted before it had noted that reads it there, since no checkpoint has the entry
+    /// before the note is written.
+    pub(super) fn alarms_changed(&mut self, raised: Option<Raised>) {
+        let proposed = self.room.proposed.take().is_some();
+        let (alarm, own) = (AlarmType::Nospace as i32, self.shared.identity.member_id);
+        let raised = raised.filter(|raised| (raised.alarm, raised.member_id) == (alarm, own));
+        let said = raised.and_then(|raised| Cause::of_entry(raised.cause));
+        // Of two that come before the alarm is raised, the quota is the one that needs a client.
+        if let Some(cause) = said
+            && !(proposed && self.room.cause == Cause::Quota)
+            && !planted::is(planted::Bug::AlarmCauseForgotten)
+        {
+            self.room.cause = cause;
+        } else if !proposed && !self.machine.alarms.is_raised(alarm, own) {
+            self.room.cause = Cause::Nothing;
+        }
+        self.note_cause();
+    }
+
     /// Clears the NOSPACE alarm that the disk had raised once it has room again. One that the quota raised stays until
     /// a client disarms it, as in etcd; so does one of which nothing is noted.
     fn look_at_alarm(&mut self, now: Instant) {
@@ -321,16 +337,23 @@ impl Core {
             member_id: self.shared.identity.member_id,
             alarm: AlarmType::Nospace as i32,
         };
-        let request = InternalRaftRequest { alarm: Some(alarm), ..InternalRaftRequest::default() };
+        let alarm_cause = match action {
+            AlarmAction::Activate => self.room.cause.in_entry(),
+            _ => 0,
+        };
+        let request =
+            InternalRaftRequest { alarm: Some(alarm), alarm_cause, ..InternalRaftRequest::default() };
         self.propose_own(request, Waiter::Nobody);
     }
 
-    /// Has it noted beside the log what raised the alarm, so that the next process knows.
-    fn note_cause(&mut self) {
+    /// Has it noted beside the log what raised the alarm, so that the next process knows; whether the keeper was told, and
+    /// does it before anything else that it is told from now on.
+    pub(super) fn note_cause(&mut self) -> bool {
         if self.room.noted != self.room.cause && self.orders.try_send(Order::Note(self.room.cause)).is_ok() {
             self.room.noted = self.room.cause;
             self.logger.debug("noted what raised NOSPACE", &[("cause", Value::Str(self.room.cause.name()))]);
         }
+        self.room.noted == self.room.cause
     }
 }
 

@@ -194,6 +194,10 @@ impl Core {
         if !enough && !whole && !frees {
             return;
         }
+        // The entry that raised an alarm may leave the log with it.
+        if !self.note_cause() {
+            return;
+        }
         let moment = self.shared.state.load().view.moment_of_everything();
         let keep_behind = self.kept_behind(self.machine.applied_index);
         let usage = self.machine.usage();

@@ -140,6 +140,53 @@ fn nothing_but_room_ends_an_alarm_that_the_disk_raised_and_nothing_but_a_client_
 }
 
 #[test]
+fn what_raised_the_alarm_is_known_though_it_was_not_noted() {
+    let mut world = World::started(1, 9, &["--snapshot-count=20", "--quota-backend-bytes=200000"]);
+    let disk_full = |world: &mut World| {
+        let used = world.places[0].disk.used_bytes();
+        world.places[0].disk.set_capacity(Some(used));
+        let _ = fill(world, "d");
+        world.until("the disk raises the alarm", raised);
+    };
+    let restart = |world: &mut World| {
+        world.crash(0);
+        world.places[0].disk.set_capacity(None);
+        world.places[0].keeper_held = false;
+        world.start(0).expect("starts");
+        world.until("it serves", |world| world.member(0).is_ready());
+    };
+    // The note would come from the keeper.
+    world.places[0].keeper_held = true;
+    disk_full(&mut world);
+    restart(&mut world);
+    world.until("the alarm goes though nothing was noted", |world| !raised(world));
+    // It is noted that the disk has raised it, and the next is the quota's.
+    disk_full(&mut world);
+    settle_for(&mut world, 3);
+    world.places[0].keeper_held = true;
+    world.places[0].disk.set_capacity(None);
+    world.until("the alarm goes", |world| !raised(world));
+    let _ = fill(&mut world, "q");
+    world.until("the quota raises the alarm", raised);
+    restart(&mut world);
+    delete(&mut world, "a", "z");
+    compact(&mut world);
+    settle_for(&mut world, 30);
+    assert!(raised(&world), "the quota had raised it");
+    disarm(&mut world);
+    // One that a client raises stays, too.
+    let request = AlarmRequest {
+        action: alarm_request::AlarmAction::Activate as i32,
+        alarm: 1,
+        member_id: world.places[0].id,
+    };
+    let _: AlarmResponse = world.call(0, "/etcdserverpb.Maintenance/Alarm", &request).expect("is raised");
+    restart(&mut world);
+    settle_for(&mut world, 30);
+    assert!(raised(&world));
+}
+
+#[test]
 fn what_a_full_log_cannot_take_waits() {
     // Whatever is left when the disk fills up: a member that starts, leads and changes members with that.
     for left in (0..40).map(|n| n * 512) {
