@@ -141,7 +141,10 @@ impl Checks {
     pub fn promises(&mut self, place: Host, term: u64, stored_through: Option<u64>) -> Result<(), String> {
         let member = self.members.entry(place).or_default();
         member.promised = member.promised.max(term);
+        // What was stored in an earlier term may have been replaced since, and both come to the disk with one sync: the
+        // message is then as one that the network has delayed.
         if let Some(index) = stored_through
+            && term >= member.standing.term
             && index > member.durable.last().max(member.standing.checkpoint).max(member.standing.stored)
         {
             return Err(format!(
