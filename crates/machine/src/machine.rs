@@ -13,7 +13,7 @@ use api::raftpb;
 use api::{Code, Status};
 use bytes::Bytes;
 use mvcc::{KeyRange, Location, RevisionError, Snapshot, Store, Value, Version, Writer};
-use planted::Bug;
+use planted::{Bug, Measure};
 use prost::Message as _;
 
 use crate::alarm::Alarms;
@@ -397,6 +397,9 @@ impl Machine {
             (self.applied_index, self.applied_term) = before;
             self.keep(command, request, (request_id, answer), work);
             return Ok(None);
+        }
+        if *left < u64::MAX {
+            planted::looked_at_more(Measure::Applied, usize::try_from(cost).unwrap_or(usize::MAX));
         }
         if !planted::is(Bug::EntriesAtOnceAreFree) {
             *left = left.saturating_sub(cost);

@@ -177,10 +177,18 @@ pub enum Measure {
     WatchDepth,
     /// Leases that a leader looks at in one turn.
     Leases,
+    /// Keys and operations of the entries that one turn of the core applies at once.
+    Applied,
+    /// What the log had waiting when the leader proposed another entry that was handed on to it, in percent of what it may
+    /// have waiting.
+    Queued,
 }
 
+const MEASURES: usize = Measure::Queued as usize + 1;
+
 thread_local! {
-    static MOST: [Cell<usize>; 2] = const { [Cell::new(0), Cell::new(0)] };
+    static MOST: [Cell<usize>; MEASURES] = const { [const { Cell::new(0) }; MEASURES] };
+    static SO_FAR: [Cell<usize>; MEASURES] = const { [const { Cell::new(0) }; MEASURES] };
 }
 
 /// Tells how many things a place looks at in one go.
@@ -188,6 +196,27 @@ thread_local! {
 pub fn looked_at(measure: Measure, things: usize) {
     if cfg!(feature = "armed") {
         MOST.with(|most| most[measure as usize].set(most[measure as usize].get().max(things)));
+    }
+}
+
+/// The same of a place that goes in several steps: these are some more since [`begin`].
+#[inline(always)]
+pub fn looked_at_more(measure: Measure, things: usize) {
+    if cfg!(feature = "armed") {
+        let so_far = SO_FAR.with(|so_far| {
+            let so_far = &so_far[measure as usize];
+            so_far.set(so_far.get() + things);
+            so_far.get()
+        });
+        looked_at(measure, so_far);
+    }
+}
+
+/// What is told with [`looked_at_more`] begins anew.
+#[inline(always)]
+pub fn begin(measure: Measure) {
+    if cfg!(feature = "armed") {
+        SO_FAR.with(|so_far| so_far[measure as usize].set(0));
     }
 }
 

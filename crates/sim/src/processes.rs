@@ -91,8 +91,7 @@ impl World {
             checkpoint_entries: self.profile.checkpoint_entries,
             checkpoint_age: Duration::from_secs(20),
             reclaim_dead_bytes: u64::from(segment_bytes) * 2,
-            // However an entry is cut into slices, it comes to the same.
-            applied_per_turn: if at.is_multiple_of(2) { 5 } else { 2048 },
+            applied_per_turn: applied_per_turn(at),
             note_interval: Duration::from_secs(if self.profile.fails(Fault::Ambush) { 2 } else { 60 }),
         };
         let (capacity, slowly) = (self.profile.capacity(), self.profile.reads_slowly());
@@ -447,7 +446,14 @@ impl World {
 
     /// Looks how much was looked at in one go; builds without planted bugs do not count it.
     pub(crate) fn look_at_work(&mut self, at: Host) {
-        for (measure, max) in [(Measure::WatchDepth, WATCH_DEPTH_MAX), (Measure::Leases, LEASES_MAX)] {
+        let applied = usize::try_from(applied_per_turn(at)).unwrap_or(usize::MAX);
+        let bounds = [
+            (Measure::WatchDepth, WATCH_DEPTH_MAX),
+            (Measure::Leases, LEASES_MAX),
+            (Measure::Applied, applied),
+            (Measure::Queued, 99),
+        ];
+        for (measure, max) in bounds {
             let most = planted::most(measure);
             if most > max {
                 self.fail(format!(
@@ -469,4 +475,9 @@ impl World {
             println!("{:4}.{:06}   m{at}: {text}", now / SECOND, now / MICRO % 1_000_000);
         }
     }
+}
+
+/// What a member applies in a turn of its core. However an entry is cut into slices, it comes to the same.
+fn applied_per_turn(at: Host) -> u64 {
+    if at.is_multiple_of(2) { 5 } else { 2048 }
 }

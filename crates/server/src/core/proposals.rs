@@ -9,7 +9,7 @@ use api::raftpb;
 use bytes::Bytes;
 use consensus::Request;
 use log::Space;
-use planted::Bug;
+use planted::{Bug, Measure};
 use prost::Message as _;
 
 use super::room::{Purpose, purpose_of};
@@ -169,11 +169,11 @@ impl Core {
             return (0, 0);
         }
         // Raft refuses what a member that does not lead any more is left with.
-        let bounded = self.leads && !planted::is(Bug::HandedOnWithoutRoom);
+        let bounded = self.leads;
         let (mut queued_bytes, bytes_max) = (self.queued_bytes(), self.queue_bytes_max());
         let (mut went, mut went_bytes, mut waits) = (0, 0, Vec::new());
         for (mut message, charge) in std::mem::take(&mut self.handed_on) {
-            if bounded && queued_bytes >= bytes_max {
+            if bounded && queued_bytes >= bytes_max && !planted::is(Bug::HandedOnWithoutRoom) {
                 // Its turn has not come: it is not even looked at.
                 waits.push((message, charge));
                 continue;
@@ -182,7 +182,10 @@ impl Core {
                 // The disk may have come to be short of room since they came.
                 self.thin_out(&mut message);
                 let fits = |entry: &&raftpb::Entry| {
-                    let room = queued_bytes < bytes_max;
+                    let room = queued_bytes < bytes_max || planted::is(Bug::HandedOnWithoutRoom);
+                    if room {
+                        planted::looked_at(Measure::Queued, queued_bytes * 100 / bytes_max.max(1));
+                    }
                     queued_bytes += entry.data.as_ref().map_or(0, Bytes::len);
                     room
                 };

@@ -395,6 +395,7 @@ impl Core {
             return self.parked_turn(asks, now);
         }
         self.applying.left = self.thresholds.applied_per_turn;
+        planted::begin(planted::Measure::Applied);
         if self.machine.is_whole() {
             for ask in std::mem::take(&mut self.deferred) {
                 match ask {
