@@ -64,6 +64,10 @@ pub struct Node {
     /// A member was removed: how far that is committed goes to the log though nothing else does. Those that are left may
     /// not be enough to commit the removal again, should they forget it.
     notes_commit: bool,
+    /// The commit index up to which [`Node::effects`] has looked for changes of the members.
+    looked_through: u64,
+    /// Committed entries that are given out once this batch is on disk.
+    withheld: (u64, Vec<Entry>),
     /// Term and vote as last given out for the log.
     vote: (u64, u64),
     /// The newest batch of raft's decisions, whether it had something for the log or not.
@@ -163,6 +167,7 @@ impl Node {
         }
         tail.append(&entries);
         let vote = (tail.hard_state.term, tail.hard_state.vote);
+        let looked_through = tail.hard_state.commit;
 
         let raft_config = raft::Config {
             id: config.id,
@@ -187,6 +192,8 @@ impl Node {
             ticks: 0,
             unsaved: None,
             notes_commit: false,
+            looked_through,
+            withheld: (0, Vec::new()),
             vote,
             batch: 0,
             unsynced: VecDeque::new(),
@@ -707,14 +714,16 @@ impl Node {
                 entries: Vec::new(),
                 hard_state: Some(hard_state),
             });
+            let commit = self.given_out(Vec::new());
             let quiet = self.outbox.is_empty() && self.fetches.is_empty() && !self.stands_anew;
-            if quiet && append.is_none() {
+            if quiet && append.is_none() && commit.is_empty() {
                 return None;
             }
             let standing = std::mem::take(&mut self.stands_anew).then(|| self.standing());
             return Some(Effects {
                 standing,
                 append,
+                commit,
                 messages: self.outgoing(),
                 fetches: std::mem::take(&mut self.fetches),
                 ..Effects::default()
@@ -728,15 +737,15 @@ impl Node {
         // Which messages wait for what is not the raft crate's to say: see `Outbox`.
         let mut messages = ready.take_messages();
         messages.append(&mut ready.take_persisted_messages());
-        effects.commit = ready.take_committed_entries().into_iter().map(Entry::from_raft).collect();
+        let committed = ready.take_committed_entries();
         effects.reads = ready.take_read_states().into_iter().filter_map(read_of).collect();
         let hard_state = ready.hs().cloned();
-        let must_sync = ready.must_sync();
         let number = ready.number();
         self.batch = number;
         if !ready.snapshot().is_empty() {
             let metadata = ready.snapshot().get_metadata().clone();
             self.raw.mut_store().restore(&metadata);
+            self.withheld.1.clear();
             self.restoring = Some((metadata.index, number));
             let state = metadata.get_conf_state();
             effects.restore = Some(Restore {
@@ -754,10 +763,16 @@ impl Node {
             self.unsaved = Some(HardState { term: hs.term, vote: hs.vote, commit: hs.commit });
             self.raw.mut_store().hard_state = hs.clone();
         }
+        let notes_commit = self.notes_commit_first();
+        if notes_commit {
+            self.withheld.0 = number;
+        }
+        effects.commit = self.given_out(committed);
+        let must_sync = ready.must_sync() || notes_commit;
         self.raw.advance_append_async(ready);
         if must_sync {
             let vote = hard_state.map_or(self.vote, |hs| (hs.term, hs.vote));
-            self.outbox.appended(number, vote != self.vote);
+            self.outbox.appended(number, vote != self.vote || notes_commit);
             self.vote = vote;
             self.unsynced.push_back(Unsynced { number, last: self.raw.store().last(), replaces });
             let entries = entries.into_iter().map(Entry::from_raft).collect();
@@ -770,6 +785,45 @@ impl Node {
         effects.messages = self.outgoing();
         effects.fetches = std::mem::take(&mut self.fetches);
         Some(effects)
+    }
+
+    /// What may be applied of what is committed, in order.
+    fn given_out(&mut self, committed: Vec<eraftpb::Entry>) -> Vec<Entry> {
+        let committed = committed.into_iter().map(Entry::from_raft);
+        let (batch, withheld) = &mut self.withheld;
+        if self.outbox.is_synced(*batch) {
+            if withheld.is_empty() {
+                return committed.collect();
+            }
+            let mut all = std::mem::take(withheld);
+            all.extend(committed);
+            return all;
+        }
+        withheld.extend(committed);
+        Vec::new()
+    }
+
+    /// Whether the commit index has to be on disk before anybody hears of it. The last voter that a removal leaves needs the
+    /// removed one until it knows that the removal is committed; but the removed one ends once it knows. So nobody tells
+    /// or confirms the commit of such a change, or applies it, while it might forget it itself.
+    fn notes_commit_first(&mut self) -> bool {
+        let log = &self.raw.raft.raft_log;
+        let (committed, applied) = (log.committed, log.applied);
+        let looked_through = std::mem::replace(&mut self.looked_through, committed);
+        let tail = self.raw.store();
+        if tail.conf_state.voters.len() < 2 {
+            return false;
+        }
+        let changes_behind = |index: u64| {
+            let entries = tail.entries.iter().rev();
+            let entries = entries.skip_while(|entry| entry.index > committed);
+            let entries = entries.take_while(|entry| entry.index > index);
+            entries.filter(|entry| entry.entry_type == eraftpb::EntryType::EntryConfChange).count()
+        };
+        committed > looked_through
+            && changes_behind(looked_through) > 0
+            && tail.conf_state.voters.len() <= 1 + changes_behind(applied)
+            && !planted::is(Bug::RemovalToldUnnoted)
     }
 
     fn outgoing(&mut self) -> Vec<raftpb::Message> {

@@ -63,6 +63,11 @@ impl Outbox {
         self.ready.extend(free.into_iter().map(|(_, message)| message));
     }
 
+    /// Whether this batch is on disk.
+    pub fn is_synced(&self, number: u64) -> bool {
+        number <= self.synced
+    }
+
     /// Takes a message; `persisted` is the newest entry known to be on disk here.
     pub fn post(&mut self, message: eraftpb::Message, persisted: u64) {
         let promises_log = !planted::is(planted::Bug::PromiseBeforeSync)

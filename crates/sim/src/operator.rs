@@ -9,7 +9,7 @@ use prost::Message as _;
 use server::stepped::{Beginning, Identity};
 
 use crate::links::{place_of, url};
-use crate::member::{Caller, Heard, Place};
+use crate::member::{Caller, Heard, Place, Process};
 use crate::network::Host;
 use crate::profile::{Fault, Work};
 use crate::schedule::{MILLI, SECOND};
@@ -312,9 +312,16 @@ impl World {
                 // Its addition may still be under way; a member that comes late is found by a later list.
                 continue;
             }
-            if place.lives > 0 && self.operator.removing.contains(&place.id) && place.process.is_none() {
+            if place.lives == 0 || !self.operator.removing.contains(&place.id) {
+                continue;
+            }
+            // One that was started again before it had anything knows nobody who could tell it that it was removed.
+            let knows_nobody =
+                |process: &Process| process.stepped.probe().last_index == 0 && process.links.members().is_empty();
+            if place.process.as_ref().is_none_or(knows_nobody) {
                 place.retired = true;
                 self.counts.replaced += u64::from(place.lost);
+                self.end(at, false);
             }
         }
         self.operator

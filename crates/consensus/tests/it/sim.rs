@@ -44,8 +44,8 @@ pub struct State {
 }
 
 impl State {
-    /// Applies a conf change the way etcd's member list does; `None` if it refuses.
-    fn change(&mut self, change: ConfChange) -> Option<ConfChange> {
+    /// Applies a conf change the way etcd's member list does; `None` if it refuses, or so few voters would be left.
+    fn change(&mut self, change: ConfChange, voters_min: usize) -> Option<ConfChange> {
         let id = change.node;
         if self.removed.contains(&id) {
             return None;
@@ -59,9 +59,9 @@ impl State {
             ConfChangeKind::AddLearner => {
                 self.learners.insert(id);
             }
-            // Of the last two voters none goes: if it led and the other one did not hear that the removal is
-            // committed, the other one would ask for its vote for ever.
-            ConfChangeKind::Remove if self.voters.len() <= 2 && self.voters.contains(&id) => return None,
+            ConfChangeKind::Remove if self.voters.len() <= voters_min && self.voters.contains(&id) => {
+                return None;
+            }
             ConfChangeKind::Remove => {
                 self.voters.remove(&id);
                 self.learners.remove(&id);
@@ -190,6 +190,9 @@ pub struct Sim {
     pub fetched: u64,
     pub bytes_in_flight_max: usize,
     pub pre_vote: bool,
+    /// As a rule none of the last two goes: if it led and ended before the other one heard that the removal is committed,
+    /// the other one would ask for its vote for ever.
+    pub voters_min: usize,
 }
 
 pub fn conf_change(change: ConfChange) -> Bytes {
@@ -242,6 +245,7 @@ impl Sim {
             fetched: 0,
             bytes_in_flight_max: 500,
             pre_vote: true,
+            voters_min: 2,
         };
         let entries: Vec<Entry> = (1..=voters)
             .map(|id| Entry {
@@ -504,7 +508,7 @@ impl Sim {
             member.state.index = entry.index;
             member.state.term = entry.term;
             if entry.kind == EntryKind::ConfChange
-                && let Some(change) = member.state.change(read_conf_change(&entry.data))
+                && let Some(change) = member.state.change(read_conf_change(&entry.data), self.voters_min)
             {
                 self.must(id, Event::ConfChanged(change));
             }

@@ -39,6 +39,38 @@ fn script_with(seed: u64, plant: Option<fn(&mut Script)>) -> History {
 }
 
 #[test]
+fn a_lock_is_over_when_its_lease_is_revoked_by_somebody_else() {
+    let mut planted = 0;
+    for seed in 0..SEEDS {
+        let mut history = script_with(seed, None);
+        let holding = &mut history.holdings[0];
+        let (lease, until) = (holding.lease, holding.until);
+        holding.until += 5 * SECOND;
+        let overlaps = |history: &History| {
+            check(history).violations.iter().any(|violation| violation.kind == Kind::LockOverlap)
+        };
+        if !overlaps(&history) {
+            continue;
+        }
+        planted += 1;
+        let template = history.operations[0].clone();
+        let id = history.operations.iter().map(|op| op.id).max().unwrap_or(0) + 1;
+        history.operations.push(Operation {
+            id,
+            client: 1 << 20,
+            call: until,
+            returned: until + SECOND,
+            request: Request::Revoke { id: lease },
+            outcome: Outcome::Unknown("no answer".to_owned()),
+            fence: None,
+            ..template
+        });
+        assert!(!overlaps(&history), "seed {seed}");
+    }
+    assert!(planted > 0, "no seed gave occasion");
+}
+
+#[test]
 fn each_planted_mistake_is_found_under_its_name() {
     let mut missed = Vec::new();
     for (name, kinds, plant) in cases() {
