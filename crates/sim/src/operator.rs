@@ -83,6 +83,7 @@ impl World {
             // Without the member that was added last there may be no majority, and then nobody serves clients: whoever
             // added it starts it all the same, with what the peers' port says.
             self.start_added_by_peers(at);
+            self.end_removed(at);
         }
         if !self.chaos && self.dice.operator.one_in(2) {
             // There is room again, but an alarm that the quota had raised stays until somebody takes it back.
@@ -116,6 +117,24 @@ impl World {
             return self.operator_call(at, path, list.encode_to_vec(), Doing::List(linearizable));
         }
         self.look_after(at);
+    }
+
+    /// Ends those that were removed, as far as a member knows, and that know nobody who could tell them: they were started
+    /// again before they had anything.
+    fn end_removed(&mut self, at: Host) {
+        let Some(process) = &self.places[at].process else { return };
+        let state = process.stepped.published();
+        let knows_nobody = |process: &Process| {
+            state.members.removed.contains(&process.id)
+                && process.stepped.probe().last_index == 0
+                && process.links.members().is_empty()
+        };
+        let ends = |place: &&Place| place.process.as_ref().is_some_and(knows_nobody);
+        let ends: Vec<Host> = self.places.iter().filter(ends).map(|place| place.number).collect();
+        for at in ends {
+            self.end(at, false);
+            self.places[at].retired = true;
+        }
     }
 
     fn look_after(&mut self, at: Host) {
@@ -312,16 +331,9 @@ impl World {
                 // Its addition may still be under way; a member that comes late is found by a later list.
                 continue;
             }
-            if place.lives == 0 || !self.operator.removing.contains(&place.id) {
-                continue;
-            }
-            // One that was started again before it had anything knows nobody who could tell it that it was removed.
-            let knows_nobody =
-                |process: &Process| process.stepped.probe().last_index == 0 && process.links.members().is_empty();
-            if place.process.as_ref().is_none_or(knows_nobody) {
+            if place.lives > 0 && self.operator.removing.contains(&place.id) && place.process.is_none() {
                 place.retired = true;
                 self.counts.replaced += u64::from(place.lost);
-                self.end(at, false);
             }
         }
         self.operator
