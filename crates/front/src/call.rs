@@ -39,8 +39,8 @@ pub(crate) struct Surroundings {
     pub(crate) requests: Rc<RequestRoom>,
     /// Calls that wait for the client and may stall.
     pub(crate) stallable: Rc<Cell<usize>>,
-    /// Bytes unpacked since the connection's turn began.
-    pub(crate) unpacked: Cell<usize>,
+    /// Bytes of requests unpacked, and of answers made for which there is no room, since the connection's turn began.
+    pub(crate) made: Cell<usize>,
 }
 
 impl Surroundings {
@@ -54,11 +54,20 @@ impl Surroundings {
             answers: Rc::new(Ledger::of(&account)),
             requests: Rc::new(requests),
             stallable: Rc::default(),
-            unpacked: Cell::new(0),
+            made: Cell::new(0),
             shard,
             service,
             account,
         }
+    }
+
+    /// Whether the answers in the transport's queues leave room for another.
+    pub(crate) fn has_room(&self) -> bool {
+        self.answers.queued() < self.shard.options.answer_bytes_max
+    }
+
+    fn note_made(&self, bytes: usize) {
+        self.made.set(self.made.get() + bytes);
     }
 }
 
@@ -75,7 +84,8 @@ pub(crate) fn call_bytes(metadata: &HeaderMap) -> usize {
 
 /// The room for the requests of one connection.
 pub(crate) struct RequestRoom {
-    /// Request bytes in assembly and in unanswered unary calls, and something for each call in flight.
+    /// Request bytes in assembly and in unanswered unary calls, answers that wait for room, and something for each call in
+    /// flight.
     pub(crate) ledger: Rc<Ledger>,
     account: Rc<Account>,
     bytes_max: usize,
@@ -178,6 +188,17 @@ pub(crate) struct Pending {
     charge: Charge,
 }
 
+/// A unary call whose answer is made and waits for room among those of its connection. Its future is gone: a state of the
+/// store, or a place among those who read from the disk, must not wait for a client.
+pub(crate) struct Finished {
+    made: Answer,
+    respond: SendResponse<Outgoing>,
+    method: u16,
+    gzip: bool,
+    /// For the call and its answer.
+    charge: Charge,
+}
+
 /// A big answer that is made while the client's window opens.
 pub(crate) struct Pieces {
     send: SendStream<Outgoing>,
@@ -210,6 +231,7 @@ pub(crate) struct Streaming {
 pub(crate) enum Call {
     Gathering(Box<Gathering>),
     Pending(Pending),
+    Finished(Box<Finished>),
     Pieces(Box<Pieces>),
     Streaming(Streaming),
 }
@@ -228,6 +250,7 @@ impl Call {
         match self {
             Call::Gathering(gathering) => gathering.step(around, cx),
             Call::Pending(pending) => pending.step(around, cx),
+            Call::Finished(finished) => finished.step(around, cx),
             Call::Pieces(pieces) => pieces.step(around, cx),
             Call::Streaming(streaming) => streaming.step(around, cx),
         }
@@ -246,6 +269,11 @@ impl Call {
                 let _ = pending.respond.send_response(reply::refusal(StatusCode::OK, &DEADLINE), true);
                 None
             }
+            Call::Finished(mut finished) => {
+                counters.handled(finished.method, DEADLINE.code);
+                let _ = finished.respond.send_response(reply::refusal(StatusCode::OK, &DEADLINE), true);
+                None
+            }
             Call::Pieces(mut pieces) => {
                 counters.handled(pieces.method, DEADLINE.code);
                 // Inside a message no status can be told.
@@ -260,24 +288,16 @@ impl Call {
         }
     }
 
-    /// Whether a call that waits for something in the server was given up by the client. Does not look for the answer.
-    pub(crate) fn is_gone(&mut self, around: &Surroundings, cx: &mut Context<'_>) -> bool {
-        match self {
-            Call::Pending(pending) => pending.is_gone(around, cx),
-            _ => false,
-        }
-    }
-
-    /// Whether the call waits for something in the server, to answer then.
-    pub(crate) fn is_pending(&self) -> bool {
-        matches!(self, Call::Pending(_))
+    /// Whether the call's answer waits for room.
+    pub(crate) fn is_finished(&self) -> bool {
+        matches!(self, Call::Finished(_))
     }
 
     /// Resets the call if it holds data without progress; then says so.
     pub(crate) fn reset_if_stalled(&mut self, now: Instant, options: &Options) -> bool {
         let timeout = options.stall_timeout;
         match self {
-            Call::Pending(_) => false,
+            Call::Pending(_) | Call::Finished(_) => false,
             Call::Gathering(gathering) => {
                 let stalled = gathering.progress.is_stalled(gathering.received, now, options.request_timeout);
                 if stalled {
@@ -316,6 +336,7 @@ impl Call {
         match self {
             Call::Gathering(_) => None,
             Call::Pending(pending) => Some(pending.method),
+            Call::Finished(finished) => Some(finished.method),
             Call::Pieces(pieces) => Some(pieces.method),
             Call::Streaming(streaming) => Some(streaming.sending.method),
         }
@@ -468,7 +489,7 @@ impl Gathering {
             }
             around.shard.counters.received(self.head.method, assembled.wire_bytes);
             if assembled.wire_bytes < assembled.message.len() {
-                around.unpacked.set(around.unpacked.get() + assembled.message.len());
+                around.note_made(assembled.message.len());
             }
             self.message = Some(assembled.message);
         }
@@ -482,28 +503,56 @@ const NO_MESSAGE: Status = Status::new(Code::Unknown, "EOF");
 const TRUNCATED_CALL: Status = Status::new(Code::Unknown, "unexpected EOF");
 
 impl Pending {
-    /// Whether the client has given the call up, while nothing else of it is looked at.
-    fn is_gone(&mut self, around: &Surroundings, cx: &mut Context<'_>) -> bool {
-        let gone = self.respond.poll_reset(cx).is_ready();
-        if gone {
-            around.shard.counters.handled(self.method, Code::Canceled);
-        }
-        gone
-    }
-
     fn step(mut self, around: &Surroundings, cx: &mut Context<'_>) -> Step {
         match self.future.as_mut().poll(cx) {
             Poll::Ready(result) => {
                 answer(around, self.respond, self.method, self.gzip, result, Some(self.charge), 0, cx)
             }
-            Poll::Pending if self.is_gone(around, cx) => Step::Over(None),
+            Poll::Pending if self.respond.poll_reset(cx).is_ready() => {
+                around.shard.counters.handled(self.method, Code::Canceled);
+                Step::Over(None)
+            }
             Poll::Pending => Step::Wait(Call::Pending(self)),
         }
     }
 }
 
-/// Sends the result of a unary call. `charge` is what the call is charged with so far, `bytes` the length of its request
-/// if that is not in it.
+impl Finished {
+    /// The first step, once the call is charged with its answer. Beyond what the calls of a connection may hold together
+    /// the client is only told that there was an answer.
+    #[cold]
+    fn begin(mut self: Box<Self>, around: &Surroundings, cx: &mut Context<'_>) -> Step {
+        let bytes = match &self.made {
+            Answer::Whole(message) => message.len(),
+            Answer::Pieces { held, .. } => held.get(),
+        };
+        self.charge.set(CALL_BYTES + bytes);
+        around.note_made(bytes);
+        if around.requests.check().is_err() {
+            let status = around.service.unanswered(self.method);
+            around.shard.counters.handled(self.method, status.code);
+            let _ = self.respond.send_response(reply::refusal(StatusCode::OK, &status), true);
+            return Step::Over(None);
+        }
+        self.step(around, cx)
+    }
+
+    fn step(mut self: Box<Self>, around: &Surroundings, cx: &mut Context<'_>) -> Step {
+        if self.respond.poll_reset(cx).is_ready() {
+            around.shard.counters.handled(self.method, Code::Canceled);
+            return Step::Over(None);
+        }
+        if !around.has_room() {
+            return Step::Wait(Call::Finished(self));
+        }
+        let Finished { made, respond, method, gzip, mut charge } = *self;
+        charge.set(CALL_BYTES);
+        answer(around, respond, method, gzip, Ok(made), Some(charge), 0, cx)
+    }
+}
+
+/// Sends the result of a unary call; an answer for which there is no room waits. `charge` is what the call is charged
+/// with so far, `bytes` the length of its request if that is not in it.
 #[expect(clippy::too_many_arguments, reason = "all of them are moved out of a call that is over")]
 fn answer(
     around: &Surroundings,
@@ -530,6 +579,10 @@ fn answer(
             counters.handled(method, status.code);
             let _ = respond.send_response(reply::refusal(StatusCode::OK, &status), true);
             Step::Over(None)
+        }
+        Ok(made) if !around.has_room() => {
+            let charge = charge.unwrap_or_else(|| Charge::new(&around.requests.ledger));
+            Box::new(Finished { made, respond, method, gzip, charge }).begin(around, cx)
         }
         Ok(Answer::Whole(message)) => {
             counters.handled(method, Code::Ok);

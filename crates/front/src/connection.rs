@@ -34,8 +34,8 @@ const ROUNDS_MAX: usize = 8;
 /// New calls taken in one round.
 const ADMITTED_PER_ROUND_MAX: usize = 256;
 
-/// Bytes of compressed requests unpacked in one turn, after which other connections get theirs.
-const UNPACKED_PER_TURN_MAX: usize = 1024 * 1024;
+/// Bytes of [`Surroundings::made`] in one turn, after which other connections get theirs.
+const MADE_PER_TURN_MAX: usize = 1024 * 1024;
 
 /// What a call leaves behind when it is over: the places in tables here and in the library, which do not shrink.
 const PLACE_BYTES: usize = 1024;
@@ -48,16 +48,17 @@ const LINGER: Duration = Duration::from_secs(1);
 /// HTTP/2 streams cancelled by the client before the server looked at them that are tolerated at once.
 const PENDING_RESETS_MAX: usize = 256;
 
-/// A deadline in the heap: the time, the slot, and which call of that slot it belonged to.
-type DeadlineEntry = Reverse<(Instant, u32, u64)>;
+/// A call: its slot, and which of those that used the slot it is.
+type CallId = (u32, u64);
+
+/// A deadline in the heap.
+type DeadlineEntry = Reverse<(Instant, CallId)>;
 
 struct Slot {
     /// Empty while the call is being stepped.
     call: Option<Call>,
     /// Tells calls apart that used the same slot.
     serial: u64,
-    /// It has its place in [`Connection::parked`].
-    parked: bool,
 }
 
 /// One HTTP/2 connection with all its calls.
@@ -78,8 +79,8 @@ pub(crate) struct Connection<S: Transport> {
     ready: Vec<u32>,
     /// Requests that wait for room among the answers.
     waiting: VecDeque<(Request<RecvStream>, SendResponse<Outgoing>, Charge)>,
-    /// Slots of calls that may have their answers, and wait for room among the answers.
-    parked: VecDeque<u32>,
+    /// Calls whose answers wait for room among the answers, the first to be sent first. Some may be over.
+    finished: VecDeque<CallId>,
     /// All requests that HTTP/2 had were taken.
     accepted_all: bool,
     tracked: Vec<Tracked>,
@@ -141,7 +142,7 @@ pub(crate) async fn serve<S: Transport + 'static>(
         next_serial: 0,
         ready: Vec::new(),
         waiting: VecDeque::new(),
-        parked: VecDeque::new(),
+        finished: VecDeque::new(),
         accepted_all: true,
         tracked: Vec::new(),
         tracked_swept: 0,
@@ -178,7 +179,7 @@ impl<S: Transport> Connection<S> {
         let _turn = self.around.account.begin_turn();
         self.turn.begin(cx.waker());
         self.socket.borrow_mut().begin_turn();
-        self.around.unpacked.set(0);
+        self.around.made.set(0);
         let now = Instant::now();
         let ended = self.work(now, cx);
         let traffic = self.socket.borrow_mut().take_traffic();
@@ -201,13 +202,14 @@ impl<S: Transport> Connection<S> {
         if self.around.account.is_doomed() {
             return self.send_off(b"memory");
         }
-        self.tend_timers(now, cx)?;
         // Pending means that the kernel takes no more; its wake comes through the transport.
         if let Poll::Ready(Err(error)) =
             self.socket.borrow_mut().poll_send(&mut Context::from_waker(&self.transport_waker))
         {
             return Poll::Ready(Err(error));
         }
+        // After sending: what the socket still holds, the client does not take.
+        self.tend_timers(now, cx)?;
         self.around.account.set_buffers(self.socket.borrow().buffer_bytes());
         Poll::Pending
     }
@@ -215,23 +217,29 @@ impl<S: Transport> Connection<S> {
     /// Rounds of calls and transport until nothing is ready; true when the connection has ended.
     fn work(&mut self, now: Instant, cx: &mut Context<'_>) -> bool {
         for _ in 0..ROUNDS_MAX {
+            self.send_finished();
             self.turn.take_ready(&mut self.ready);
             let mut ready = std::mem::take(&mut self.ready);
-            for slot in ready.drain(..) {
-                self.step(slot);
+            let mut stepped = 0;
+            for slot in &ready {
+                if self.has_made_enough() {
+                    break;
+                }
+                self.step(*slot);
+                stepped += 1;
             }
+            ready.drain(..stepped);
             self.ready = ready;
-            self.unpark();
             if self.poll_transport(now) {
                 return true;
             }
             if self.around.account.is_doomed() {
                 return false;
             }
-            if self.around.unpacked.get() > UNPACKED_PER_TURN_MAX {
+            if self.has_made_enough() {
                 break;
             }
-            if self.has_room() && !self.parked.is_empty() {
+            if self.around.has_room() && !self.finished.is_empty() {
                 continue;
             }
             if self.around.shard.closing.get() && !self.is_closing {
@@ -247,16 +255,19 @@ impl<S: Transport> Connection<S> {
         false
     }
 
-    /// Goes on with calls that waited for room among the answers.
-    fn unpark(&mut self) {
-        while self.has_room()
-            && let Some(slot) = self.parked.pop_front()
+    /// Sends answers that waited for room.
+    fn send_finished(&mut self) {
+        while self.around.has_room()
+            && let Some(id) = self.finished.pop_front()
         {
-            if let Some(parked) = self.slots.get_mut(slot as usize) {
-                parked.parked = false;
-                self.step(slot);
+            if is_current(&self.slots, id) {
+                self.step(id.0);
             }
         }
+    }
+
+    fn has_made_enough(&self) -> bool {
+        self.around.made.get() > MADE_PER_TURN_MAX
     }
 
     fn poll_transport(&mut self, now: Instant) -> bool {
@@ -268,10 +279,10 @@ impl<S: Transport> Connection<S> {
         }
         self.accepted_all = false;
         for _ in 0..ADMITTED_PER_ROUND_MAX {
-            if self.around.unpacked.get() > UNPACKED_PER_TURN_MAX {
+            if self.has_made_enough() {
                 break;
             }
-            if self.has_room()
+            if self.admits()
                 && let Some((request, respond, charge)) = self.waiting.pop_front()
             {
                 drop(charge);
@@ -281,7 +292,7 @@ impl<S: Transport> Connection<S> {
             self.turn.transport_seen();
             match self.h2.poll_accept(&mut cx) {
                 // What it sent or dropped may have made room for those who wait.
-                Poll::Pending if self.has_room() && !self.waiting.is_empty() => {}
+                Poll::Pending if self.admits() && !self.waiting.is_empty() => {}
                 Poll::Pending => {
                     self.accepted_all = true;
                     if self.socket.borrow().is_paused() {
@@ -299,12 +310,12 @@ impl<S: Transport> Connection<S> {
     }
 
     /// Whether the answers held unsent allow a new call.
-    fn has_room(&self) -> bool {
-        self.around.answers.queued() < self.around.shard.options.answer_bytes_max
+    fn admits(&self) -> bool {
+        self.around.has_room() && self.finished.is_empty()
     }
 
     fn receive(&mut self, request: Request<RecvStream>, mut respond: SendResponse<Outgoing>, now: Instant) {
-        if self.has_room() && self.waiting.is_empty() {
+        if self.admits() && self.waiting.is_empty() {
             self.admit(request, respond, now);
         } else if self.waiting.len() < self.around.shard.options.waiting_requests_max {
             let mut charge = Charge::new(&self.around.requests.ledger);
@@ -329,12 +340,16 @@ impl<S: Transport> Connection<S> {
             None => {}
             Some((Step::Over(tracked), _)) => self.track(tracked),
             Some((Step::Wait(call), deadline)) => {
-                let serial = self.next_serial;
+                let id = (slot, self.next_serial);
                 self.next_serial += 1;
-                entry.insert(Slot { call: Some(call), serial, parked: false });
+                let is_finished = call.is_finished();
+                entry.insert(Slot { call: Some(call), serial: id.1 });
                 self.note_places();
                 if let Some(deadline) = deadline {
-                    self.add_deadline(deadline, slot, serial);
+                    self.add_deadline(deadline, id);
+                }
+                if is_finished {
+                    self.add_finished(id);
                 }
             }
         }
@@ -352,24 +367,19 @@ impl<S: Transport> Connection<S> {
     /// Polls the call in a slot, if there still is one.
     fn step(&mut self, slot: u32) {
         let key = slot as usize;
-        let has_room = self.has_room();
         let Some(place) = self.slots.get_mut(key) else { return };
-        let Some(mut call) = place.call.take() else { return };
+        let Some(call) = place.call.take() else { return };
+        let was_finished = call.is_finished();
         let mut cx = Context::from_waker(&self.slot_wakers[key]);
-        if !has_room && call.is_pending() {
-            // Its answer would be one more that the client does not take.
-            if call.is_gone(&self.around, &mut cx) {
-                self.slots.remove(key);
-                return;
-            }
-            place.call = Some(call);
-            if !std::mem::replace(&mut place.parked, true) {
-                self.parked.push_back(slot);
-            }
-            return;
-        }
         match call.step(&self.around, &mut cx) {
-            Step::Wait(call) => self.slots[key].call = Some(call),
+            Step::Wait(call) => {
+                let is_finished = call.is_finished();
+                place.call = Some(call);
+                if is_finished && !was_finished {
+                    let id = (slot, place.serial);
+                    self.add_finished(id);
+                }
+            }
             Step::Over(tracked) => {
                 self.slots.remove(key);
                 self.track(tracked);
@@ -386,11 +396,19 @@ impl<S: Transport> Connection<S> {
         }
     }
 
-    fn add_deadline(&mut self, deadline: Instant, slot: u32, serial: u64) {
-        self.deadlines.push(Reverse((deadline, slot, serial)));
+    fn add_deadline(&mut self, deadline: Instant, id: CallId) {
+        self.deadlines.push(Reverse((deadline, id)));
         if self.deadlines.len() > 2 * self.slots.len() + 64 {
             let slots = &self.slots;
-            self.deadlines.retain(|Reverse((_, slot, serial))| is_current(slots, *slot, *serial));
+            self.deadlines.retain(|Reverse((_, id))| is_current(slots, *id));
+        }
+    }
+
+    fn add_finished(&mut self, id: CallId) {
+        self.finished.push_back(id);
+        if self.finished.len() > 2 * self.slots.len() + 64 {
+            let slots = &self.slots;
+            self.finished.retain(|id| is_current(slots, *id));
         }
     }
 
@@ -432,13 +450,13 @@ impl<S: Transport> Connection<S> {
 
     /// Ends calls that are too late; returns when the next one will be, or a time far off.
     fn expire_deadlines(&mut self, now: Instant) -> Instant {
-        while let Some(Reverse((deadline, slot, serial))) = self.deadlines.peek().copied() {
+        while let Some(Reverse((deadline, id))) = self.deadlines.peek().copied() {
             if deadline > now {
                 return deadline;
             }
             self.deadlines.pop();
-            if is_current(&self.slots, slot, serial) {
-                let call = self.slots.remove(slot as usize).call;
+            if is_current(&self.slots, id) {
+                let call = self.slots.remove(id.0 as usize).call;
                 let tracked = call.and_then(|call| call.expire(&self.around));
                 self.track(tracked);
             }
@@ -446,16 +464,14 @@ impl<S: Transport> Connection<S> {
         now + self.around.shard.options.keepalive_interval
     }
 
-    /// Resets streams that hold data without progress. Looks a few times per time-out, and only while
-    /// anything is held; returns the time of the next look.
+    /// Resets streams that hold data without progress, and fails for a connection that holds all it may without any. Looks
+    /// a few times per time-out, and only while anything is held; returns the time of the next look.
     fn check_stalls(&mut self, now: Instant) -> io::Result<Option<Instant>> {
-        let holds = self.around.answers.queued() > 0
-            || self.around.stallable.get() > 0
-            || self.socket.borrow().has_unsent()
-            || self.socket.borrow().is_amid_frame();
+        let holds =
+            self.holds_unsent() || self.around.stallable.get() > 0 || self.socket.borrow().is_amid_frame();
         if !holds {
             self.next_stall_check = None;
-            self.incoming = Progress::default();
+            (self.incoming, self.progress) = (Progress::default(), Progress::default());
             return Ok(None);
         }
         let options = self.around.shard.options.clone();
@@ -478,6 +494,12 @@ impl<S: Transport> Connection<S> {
         } else if self.incoming.is_stalled(received, now, options.request_timeout) {
             return Err(io::ErrorKind::TimedOut.into());
         }
+        // Acknowledgements are no progress: a client that pings would have them go on for ever.
+        let moved = self.around.answers.moved() + self.socket.borrow().sent_call_bytes();
+        let stands_still = self.holds_unsent() && self.progress.is_stalled(moved, now, timeout);
+        if stands_still && !self.around.has_room() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
         self.tracked.retain_mut(|tracked| {
             let reset = !tracked.is_drained() && tracked.reset_if_stalled(now, timeout);
             if reset {
@@ -497,15 +519,17 @@ impl<S: Transport> Connection<S> {
         }
         // What small answers hold has no handle to reset: if nothing at all moves, the connection goes. A stream that
         // was reset just now leaves the others their own chance.
-        let holds = self.around.answers.queued() > 0 || self.socket.borrow().has_unsent();
-        if !holds || counters.stalled_streams.load(Relaxed) != stalled_before {
+        if !self.holds_unsent() || stalled.load(Relaxed) != stalled_before {
             self.progress = Progress::default();
-        }
-        let moved = self.around.answers.moved() + self.socket.borrow().sent_bytes();
-        if holds && self.progress.is_stalled(moved, now, timeout) {
+        } else if stands_still {
             return Err(io::ErrorKind::TimedOut.into());
         }
         Ok(Some(next))
+    }
+
+    /// Whether the client has something to take.
+    fn holds_unsent(&self) -> bool {
+        self.around.answers.queued() > 0 || self.socket.borrow().has_unsent()
     }
 
     /// Drops a call that did not end by itself.
@@ -532,7 +556,7 @@ impl<S: Transport> Connection<S> {
     }
 }
 
-fn is_current(slots: &Slab<Slot>, slot: u32, serial: u64) -> bool {
+fn is_current(slots: &Slab<Slot>, (slot, serial): CallId) -> bool {
     slots.get(slot as usize).is_some_and(|slot| slot.serial == serial)
 }
 

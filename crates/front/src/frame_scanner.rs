@@ -42,6 +42,11 @@ impl FrameScanner {
         self.skip == 0 && self.have == 0
     }
 
+    /// The type of the frame whose payload comes next, if a frame's header has passed and its payload has not.
+    pub(crate) fn amid(&self) -> Option<u8> {
+        (self.skip > 0).then_some(self.header[3])
+    }
+
     /// Follows `bytes`, which come next in the stream.
     pub(crate) fn scan(&mut self, mut bytes: &[u8], mut seen: impl FnMut(Passing)) {
         loop {

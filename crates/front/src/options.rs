@@ -27,10 +27,11 @@ pub struct Options {
     pub connection_window_bytes: u32,
     /// Largest decoded header list taken, in bytes.
     pub header_list_bytes_max: u32,
-    /// Answer bytes one connection may hold unsent before its new requests wait.
+    /// Answer bytes one connection may have on their way before further answers and its new requests wait.
     pub answer_bytes_max: usize,
-    /// Bytes one connection's calls in flight may hold: messages in assembly and in unanswered unary calls, and
-    /// 4 KiB for each call. Beyond that a new call is answered with etcd's `too many requests`.
+    /// Bytes one connection's calls in flight may hold: messages in assembly and in unanswered unary calls, answers that
+    /// wait, and 4 KiB for each call. Beyond that a new call is answered with etcd's `too many requests`, and one whose
+    /// answer would have to wait with what [`crate::Service::unanswered`] says.
     pub request_bytes_max: usize,
     /// Requests of one connection that may wait while its answers are over their limit; further ones are
     /// refused (`REFUSED_STREAM`, which clients retry).
@@ -42,7 +43,8 @@ pub struct Options {
     /// A unary request that is not whole, or a frame or header block that was begun, without a byte for this long is
     /// given up.
     pub request_timeout: Duration,
-    /// A stream holding unsent data this long without any progress is reset.
+    /// A stream holding unsent data this long without any progress is reset; a connection that holds as many answers as
+    /// it may this long, and takes nothing of any, is closed.
     pub stall_timeout: Duration,
     /// The server pings a connection that was silent this long.
     pub keepalive_interval: Duration,

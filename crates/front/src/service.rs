@@ -81,6 +81,12 @@ pub trait Service {
     /// Answers a unary call. Runs inside the connection's turn, so it must not block.
     fn unary(self: Rc<Self>, head: Head, message: Bytes) -> Unary;
 
+    /// What to say instead of an answer that was made, and for which there is no room because the client takes none. A
+    /// method that changes something must not seem to have been refused.
+    fn unanswered(&self, _method: u16) -> Status {
+        api::error::TOO_MANY_REQUESTS
+    }
+
     /// Answers a streaming call of either kind; the call ends with the future.
     fn stream(
         self: Rc<Self>,

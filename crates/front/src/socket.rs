@@ -78,6 +78,8 @@ pub(crate) struct Socket<S> {
     traffic: Traffic,
     last_stream: u32,
     sent_bytes: u64,
+    /// Bytes up to the last of a call's frames written: the frames behind it are the connection's own.
+    calls_end: u64,
     /// Nothing more can be read in this turn: the stream said so and will wake the connection.
     drained: bool,
     has_turns: bool,
@@ -103,6 +105,7 @@ impl<S: Transport> Socket<S> {
             traffic: Traffic::default(),
             last_stream: 0,
             sent_bytes: 0,
+            calls_end: 0,
             drained: false,
             has_turns: false,
             allowance: ALLOWANCE_BYTES,
@@ -212,6 +215,12 @@ impl<S: Transport> Socket<S> {
         self.sent_bytes
     }
 
+    /// Bytes ever handed to the kernel, up to the last frame of a call: it moves only while the client takes answers.
+    /// Acknowledgements and window updates behind it do not count.
+    pub(crate) fn sent_call_bytes(&self) -> u64 {
+        self.sent_bytes.min(self.calls_end)
+    }
+
     /// Writes what was gathered; ready when all of it went to the kernel.
     pub(crate) fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while let Some(output) = &mut self.output {
@@ -245,7 +254,14 @@ impl<S: Transport> Socket<S> {
             gathered += n;
             if let Some((_, written)) = &mut self.scanners {
                 let calls = &mut self.traffic.sent_calls;
-                written.scan(part, |frame| *calls |= matches!(frame.kind, DATA | HEADERS));
+                let mut of_calls = written.amid().is_some_and(is_of_call);
+                written.scan(part, |frame| {
+                    *calls |= matches!(frame.kind, DATA | HEADERS);
+                    of_calls |= is_of_call(frame.kind);
+                });
+                if of_calls {
+                    self.calls_end = self.sent_bytes + (output.end - output.at) as u64;
+                }
             }
         }
         if output.end == 0
@@ -335,6 +351,11 @@ impl<S: Transport> Socket<S> {
     }
 }
 
+/// Whether a frame of this kind carries a part of an answer.
+fn is_of_call(kind: u8) -> bool {
+    matches!(kind, DATA | HEADERS | CONTINUATION)
+}
+
 impl<S> Drop for Socket<S> {
     fn drop(&mut self) {
         for filled in [self.input.take(), self.output.take()].into_iter().flatten() {
@@ -381,5 +402,37 @@ impl<S: Transport> AsyncWrite for SharedSocket<S> {
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.0.borrow_mut().poll_close(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CALL: [u8; 20] = [0, 0, 11, DATA, 0, 0, 0, 0, 1, 0, 0, 0, 0, 6, 1, 2, 3, 4, 5, 6];
+    const PONG: [u8; 17] = [0, 0, 8, PING, ACK, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8];
+
+    #[test]
+    fn only_frames_of_calls_count_as_taken() {
+        // The client has room for 5 bytes at a time.
+        let (stream, mut client) = tokio::io::duplex(5);
+        let mut socket = Socket::new(stream, Rc::default());
+        socket.watch_frames();
+        let cx = &mut Context::from_waker(std::task::Waker::noop());
+        // A frame may come in parts, and others between two of a call.
+        for part in [&CALL[..9], &CALL[9..], &PONG, &CALL[..12], &CALL[12..], &PONG, &PONG] {
+            assert!(
+                matches!(socket.poll_gather(cx, &[IoSlice::new(part)]), Poll::Ready(Ok(n)) if n == part.len())
+            );
+        }
+        let (mut taken, all, calls) = (0, 2 * CALL.len() + 3 * PONG.len(), 2 * CALL.len() + PONG.len());
+        while taken < all {
+            assert_eq!(socket.poll_send(cx).is_ready(), taken + 5 >= all);
+            taken = (taken + 5).min(all);
+            assert_eq!(socket.sent_call_bytes(), taken.min(calls) as u64);
+            let mut buffer = [0; 5];
+            let mut into = ReadBuf::new(&mut buffer);
+            assert!(Pin::new(&mut client).poll_read(cx, &mut into).is_ready());
+        }
     }
 }

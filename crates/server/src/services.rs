@@ -489,6 +489,27 @@ fn is_about_data(method: u16) -> bool {
     })
 }
 
+/// What is said of a call that was carried out, and may have written, when its client takes no answers (COMPAT-62).
+const CARRIED_OUT: Status = Status::new(
+    Code::Unavailable,
+    "mainstay: the request was carried out, but cannot be answered: its client takes no answers",
+);
+
+/// What is said of a call that was answered, when there is no room for the answer. A client takes the first for a
+/// refusal, so only those get it that change nothing, whatever they ask for.
+fn unanswered(method: u16) -> Status {
+    match api::METHODS.get(usize::from(method)).map_or("", |method| method.path) {
+        "/etcdserverpb.KV/Range"
+        | "/etcdserverpb.Lease/LeaseTimeToLive"
+        | "/etcdserverpb.Lease/LeaseLeases"
+        | "/etcdserverpb.Cluster/MemberList"
+        | "/etcdserverpb.Maintenance/Status"
+        | "/etcdserverpb.Maintenance/Hash"
+        | "/etcdserverpb.Maintenance/HashKV" => error::TOO_MANY_REQUESTS,
+        _ => CARRIED_OUT,
+    }
+}
+
 fn confirmed(reply: Reply) -> Result<(), Status> {
     match reply.body {
         ReplyBody::Readable => Ok(()),
@@ -529,6 +550,10 @@ impl front::Service for Services {
         if self.timed { self.timed(head.method, answer) } else { answer }
     }
 
+    fn unanswered(&self, method: u16) -> Status {
+        unanswered(method)
+    }
+
     fn stream(
         self: Rc<Self>,
         head: Head,
@@ -565,5 +590,28 @@ impl front::Service for Services {
             crate::http::confirm(&self.shared, &mut request).await;
             crate::http::answer(&self.shared, &self.values, &self.counters, &request)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_write_is_said_to_have_been_refused_for_want_of_room_for_its_answer() {
+        let said = |path: &str| {
+            let method = api::METHODS.iter().position(|method| method.path == path).expect("a method");
+            unanswered(u16::try_from(method).expect("a small number"))
+        };
+        for name in
+            ["KV/Put", "KV/DeleteRange", "KV/Txn", "KV/Compact", "Lease/LeaseGrant", "Cluster/MemberAdd"]
+        {
+            let said = said(&format!("/etcdserverpb.{name}"));
+            assert!(
+                said.code == Code::Unavailable && said.message.contains("was carried out"),
+                "{name}: {said:?}"
+            );
+        }
+        assert_eq!(said("/etcdserverpb.KV/Range"), error::TOO_MANY_REQUESTS);
     }
 }

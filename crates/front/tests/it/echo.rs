@@ -1,11 +1,12 @@
 //! The service under test and a front that runs it.
 
 use std::cell::Cell;
+use std::future::poll_fn;
 use std::net::{SocketAddr, TcpListener};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
-use std::task::{Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::{Duration, Instant};
 
 use api::{Code, Status};
@@ -16,7 +17,7 @@ use mainstay_front::{
 };
 
 /// Methods by name; their place is their id.
-const METHODS: [(&str, Kind); 14] = [
+const METHODS: [(&str, Kind); 16] = [
     ("/test.Echo/Holds", Kind::Unary),
     ("/test.Echo/Unary", Kind::Unary),
     ("/test.Echo/Later", Kind::Unary),
@@ -31,7 +32,12 @@ const METHODS: [(&str, Kind); 14] = [
     ("/test.Echo/Flood", Kind::ServerStream),
     ("/test.Echo/Slow", Kind::Unary),
     ("/test.Echo/LaterBig", Kind::Unary),
+    ("/test.Echo/Gate", Kind::Unary),
+    ("/test.Echo/GateWrite", Kind::Unary),
 ];
+
+/// What the service says of a write whose answer there is no room for.
+pub const WRITTEN: Status = Status::new(Code::Unavailable, "it was written");
 
 pub fn id_of(path: &str) -> usize {
     METHODS.iter().position(|(name, _)| *name == path).expect("a method of the test service")
@@ -46,21 +52,30 @@ pub struct Seen {
     pub queued_max: AtomicUsize,
     /// Pieces that were made.
     pub pieces: AtomicUsize,
-    /// Big answers that were made later.
-    pub later: AtomicUsize,
-    /// Whether sources that wait at the gate may go on, and one that waits.
-    pub gate: Mutex<(bool, Option<Waker>)>,
+    /// Whether those who wait at the gate may go on, and who waits.
+    pub gate: Mutex<(bool, Vec<Waker>)>,
 }
 
 impl Seen {
     pub fn waits_at_gate(&self) -> bool {
-        self.gate.lock().unwrap().1.is_some()
+        !self.gate.lock().unwrap().1.is_empty()
     }
 
+    /// Lets all go on, in the order in which they came.
     pub fn open_gate(&self) {
         let mut gate = self.gate.lock().unwrap();
         gate.0 = true;
-        gate.1.take().expect("one waits").wake();
+        assert!(!gate.1.is_empty(), "one waits");
+        gate.1.drain(..).for_each(Waker::wake);
+    }
+
+    fn poll_gate(&self, context: &mut Context<'_>) -> Poll<()> {
+        let mut gate = self.gate.lock().unwrap();
+        if gate.0 {
+            return Poll::Ready(());
+        }
+        gate.1.push(context.waker().clone());
+        Poll::Pending
     }
 }
 
@@ -141,11 +156,7 @@ impl Service for Echo {
                     source: Box::new(move |wanted, context| {
                         if let Some(behind) = &mut gate {
                             if *behind == 0 {
-                                let mut place = seen.gate.lock().unwrap();
-                                if !place.0 {
-                                    place.1 = Some(context.waker().clone());
-                                    return Poll::Pending;
-                                }
+                                ready!(seen.poll_gate(context));
                             }
                             *behind = behind.saturating_sub(1);
                             asked = 0;
@@ -175,16 +186,28 @@ impl Service for Echo {
                 Unary::Done(Ok(Answer::Whole(text.into())))
             }
             "/test.Echo/Big" => Unary::Done(Ok(Answer::Whole(vec![1; number(&message)].into()))),
-            "/test.Echo/LaterBig" => {
+            "/test.Echo/LaterBig" => Unary::Later(Box::pin(async move {
+                let _alive = alive;
+                tokio::task::yield_now().await;
+                Ok(Answer::Whole(vec![1; number(&message)].into()))
+            })),
+            // An answer of so many bytes, which is made when the gate opens.
+            "/test.Echo/Gate" | "/test.Echo/GateWrite" => {
                 let seen = self.seen.clone();
                 Unary::Later(Box::pin(async move {
                     let _alive = alive;
-                    tokio::task::yield_now().await;
-                    seen.later.fetch_add(1, SeqCst);
+                    poll_fn(|context| seen.poll_gate(context)).await;
                     Ok(Answer::Whole(vec![1; number(&message)].into()))
                 }))
             }
             other => panic!("{other} is no unary method"),
+        }
+    }
+
+    fn unanswered(&self, method: u16) -> Status {
+        match METHODS[usize::from(method)].0 {
+            "/test.Echo/GateWrite" => WRITTEN,
+            _ => api::error::TOO_MANY_REQUESTS,
         }
     }
 

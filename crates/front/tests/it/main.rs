@@ -11,3 +11,4 @@ mod raw;
 mod shutdown;
 mod stream;
 mod unary;
+mod unread;

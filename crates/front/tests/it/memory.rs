@@ -6,7 +6,7 @@ use std::time::Duration;
 use client::Channel;
 use mainstay_front::{Budget, Options};
 
-use crate::echo::{Running, block_on, id_of, run_with, until};
+use crate::echo::{Running, block_on, run_with, until};
 use crate::raw::{
     CONTINUATION, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, RST_STREAM, Raw, WINDOW_UPDATE, call_block,
     frame, message,
@@ -112,35 +112,6 @@ fn calls_opened_without_end_are_bounded() {
     serves_others(&running);
     drop(raw);
     block_on(until("all is given back", || budget.held_bytes() < MIB));
-}
-
-#[test]
-fn answers_are_not_made_for_a_client_that_takes_none() {
-    const EACH: usize = 100_000;
-    let options = Options { answer_bytes_max: MIB, ..Options::default() };
-    let running = run(&Budget::new(64 * MIB), options);
-    let mut raw = Raw::h2(running.address, &SHUT);
-    let mut calls = Vec::new();
-    for call in 0..100_u32 {
-        calls.extend(frame(HEADERS, END_HEADERS, 2 * call + 1, &call_block("/test.Echo/LaterBig", &[])));
-        calls.extend(frame(DATA, END_STREAM, 2 * call + 1, &message(0, b"100000")));
-    }
-    raw.send(&calls);
-    let most = MIB / EACH + 1;
-    for _ in 0..most {
-        raw.next_of(HEADERS);
-    }
-    // A call that is answered at once goes behind those that wait for room.
-    let counters = running.front.counters()[0].clone();
-    let started = || counters.methods[id_of("/test.Echo/LaterBig")].started.load(Relaxed);
-    block_on(until("all calls have begun", || started() == 100));
-    serves_others(&running);
-    assert_eq!(running.seen.later.load(SeqCst), most);
-    // What the client cancels makes room for the next, and calls that it cancels while they wait are gone.
-    for call in 0..100_u32 {
-        raw.send(&frame(RST_STREAM, 0, 2 * call + 1, &[0, 0, 0, 8]));
-    }
-    block_on(until("no call is left", || running.seen.alive.load(SeqCst) == 0));
 }
 
 #[test]

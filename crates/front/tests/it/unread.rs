@@ -1,0 +1,233 @@
+//! A client that takes no answers: its calls go on, so that nothing that others need stays with them, and what it makes
+//! the server hold is bounded and ends.
+
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::time::{Duration, Instant};
+
+use api::Code;
+use client::Channel;
+use mainstay_front::{Budget, Options};
+
+use crate::echo::{Running, WRITTEN, block_on, id_of, run_with, until};
+use crate::raw::{
+    DATA, END_HEADERS, END_STREAM, HEADERS, PING, RST_STREAM, Raw, SETTINGS, WINDOW_UPDATE, call_block,
+    frame, message,
+};
+
+const MIB: usize = 1 << 20;
+const EACH: usize = 100_000;
+/// Answers of [`EACH`] bytes after which there is no room for more.
+const SENT: u32 = 3;
+/// Settings with an initial window of 0: no answer's body can be sent.
+const SHUT: [u8; 6] = [0, 4, 0, 0, 0, 0];
+
+fn run(options: Options) -> Running {
+    run_with(Options { shards: 1, answer_bytes_max: SENT as usize * EACH, ..options })
+}
+
+/// So many calls that wait at the gate, for answers of so many bytes each.
+fn wait_at_gate(running: &Running, raw: &mut Raw, calls: u32, bytes: usize, more: &[(&str, &str)]) {
+    for call in 0..calls {
+        raw.call(2 * call + 1, "/test.Echo/Gate", more, &message(0, bytes.to_string().as_bytes()));
+    }
+    block_on(until("all calls wait", || running.seen.alive.load(SeqCst) == calls as usize));
+}
+
+fn cancel(raw: &mut Raw, stream: u32) {
+    raw.send(&frame(RST_STREAM, 0, stream, &[0, 0, 0, 8]));
+}
+
+/// The streams of the HEADERS that have come once the server has looked at all that it was sent.
+fn heads(raw: &mut Raw) -> Vec<u32> {
+    let mut heads = Vec::new();
+    // The first ping may be answered before the calls are looked at that came with it.
+    for _ in 0..2 {
+        raw.send(&frame(PING, 0, 0, b"12345678"));
+        loop {
+            let frame = raw.next().expect("the server did not close");
+            match frame.kind {
+                PING => break,
+                HEADERS => heads.push(frame.stream),
+                _ => {}
+            }
+        }
+    }
+    heads
+}
+
+/// Pings as fast as they are answered, until the server closes.
+fn ping_until_closed(raw: &mut Raw) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while raw.next().is_some() {
+        assert!(Instant::now() < deadline, "the server lets the connection be");
+        raw.send(&frame(PING, 0, 0, b"12345678"));
+    }
+}
+
+fn unheeded_pings() -> Options {
+    Options {
+        keepalive_permit_without_stream: true,
+        keepalive_min_time: Duration::ZERO,
+        ..Options::default()
+    }
+}
+
+#[test]
+fn what_a_call_holds_is_let_go_though_its_client_takes_no_answers() {
+    const CALLS: u32 = 40;
+    let budget = Budget::new(64 * MIB);
+    let running = run(Options { budget: budget.clone(), ..unheeded_pings() });
+    let mut raw = Raw::h2(running.address, &SHUT);
+    wait_at_gate(&running, &mut raw, CALLS, EACH, &[]);
+    running.seen.open_gate();
+    block_on(until("their futures are dropped", || running.seen.alive.load(SeqCst) == 0));
+    // Their answers are charged, and count when a new call comes.
+    assert!(budget.held_bytes() > CALLS as usize * EACH, "{budget:?}");
+    raw.call(2 * CALLS + 1, "/test.Echo/Unary", &[], &message(0, b"a"));
+    assert_eq!(heads(&mut raw), [1, 3, 5]);
+    let started = &running.front.counters()[0].methods[id_of("/test.Echo/Unary")].started;
+    assert_eq!(started.load(Relaxed), 0);
+    // One that is cancelled is gone at once; as room comes the others go out in the order in which they were ready.
+    let gate = &running.front.counters()[0].methods[id_of("/test.Echo/Gate")];
+    let canceled = || gate.handled[Code::Canceled as usize].load(Relaxed);
+    cancel(&mut raw, 9);
+    assert_eq!((heads(&mut raw), canceled()), (vec![], 1));
+    for (stream, next) in [(1, 7), (3, 11)] {
+        cancel(&mut raw, stream);
+        assert_eq!(heads(&mut raw), [next]);
+    }
+    assert_eq!(started.load(Relaxed), 0);
+    for call in 6..CALLS {
+        cancel(&mut raw, 2 * call + 1);
+    }
+    assert_eq!((heads(&mut raw), canceled()), (vec![], u64::from(CALLS) - 5));
+    cancel(&mut raw, 5);
+    assert_eq!(heads(&mut raw), [2 * CALLS + 1]);
+    assert_eq!(gate.handled[0].load(Relaxed), 5);
+    cancel(&mut raw, 7);
+    cancel(&mut raw, 11);
+    block_on(until("all is given back", || budget.held_bytes() < MIB));
+}
+
+#[test]
+fn kept_answers_go_out_when_the_client_takes_them() {
+    const CALLS: u32 = 20;
+    let running = run(Options::default());
+    let mut raw = Raw::h2(running.address, &SHUT);
+    wait_at_gate(&running, &mut raw, CALLS, EACH, &[]);
+    running.seen.open_gate();
+    block_on(until("their futures are dropped", || running.seen.alive.load(SeqCst) == 0));
+    // The windows of all streams and of the connection.
+    raw.send(&frame(SETTINGS, 0, 0, &[0, 4, 0, 0x7f, 0xff, 0xff]));
+    raw.send(&frame(WINDOW_UPDATE, 0, 0, &[0, 0x7f, 0, 0]));
+    let (mut bytes, mut ended) = (0, 0);
+    while ended < CALLS {
+        let frame = raw.next().expect("the server did not close");
+        match frame.kind {
+            DATA => bytes += frame.payload.len(),
+            HEADERS if frame.flags & END_STREAM != 0 => ended += 1,
+            _ => {}
+        }
+    }
+    assert_eq!(bytes, CALLS as usize * (EACH + 5));
+}
+
+#[test]
+fn an_answer_made_at_once_for_a_call_that_was_gathered_waits_for_room_too() {
+    let running = run(unheeded_pings());
+    let mut raw = Raw::h2(running.address, &SHUT);
+    let late = [(101, "/test.Echo/Big"), (103, "/test.Echo/Pieces")];
+    for (stream, path) in late {
+        raw.send(&frame(HEADERS, END_HEADERS, stream, &call_block(path, &[])));
+    }
+    // Streams may not go back: the calls that fill the room come behind.
+    for call in 0..SENT {
+        raw.call(105 + 2 * call, "/test.Echo/Big", &[], &message(0, EACH.to_string().as_bytes()));
+    }
+    assert_eq!(heads(&mut raw), [105, 107, 109]);
+    for (stream, _) in late {
+        raw.send(&frame(DATA, END_STREAM, stream, &message(0, EACH.to_string().as_bytes())));
+    }
+    assert_eq!(heads(&mut raw), []);
+    cancel(&mut raw, 105);
+    cancel(&mut raw, 107);
+    assert_eq!(heads(&mut raw), [101, 103]);
+}
+
+#[test]
+fn a_call_whose_answer_waits_for_room_ends_at_its_deadline() {
+    let running = run(Options::default());
+    let mut raw = Raw::h2(running.address, &SHUT);
+    wait_at_gate(&running, &mut raw, 10, EACH, &[("grpc-timeout", "1S")]);
+    running.seen.open_gate();
+    block_on(until("their futures are dropped", || running.seen.alive.load(SeqCst) == 0));
+    for _ in SENT..10 {
+        while raw.next_of(HEADERS).flags & END_STREAM == 0 {}
+    }
+    let gate = &running.front.counters()[0].methods[id_of("/test.Echo/Gate")];
+    assert_eq!(gate.handled[Code::DeadlineExceeded as usize].load(Relaxed), u64::from(10 - SENT));
+    assert_eq!(gate.handled[0].load(Relaxed), u64::from(SENT));
+}
+
+#[test]
+fn pings_do_not_keep_a_connection_that_takes_no_answers() {
+    // Small answers, and some that could be reset one by one.
+    for bytes in [10_000, EACH] {
+        let running = run(Options { stall_timeout: Duration::from_millis(200), ..unheeded_pings() });
+        let mut raw = Raw::h2(running.address, &SHUT);
+        wait_at_gate(&running, &mut raw, 60, bytes, &[]);
+        running.seen.open_gate();
+        ping_until_closed(&mut raw);
+    }
+}
+
+#[test]
+fn pings_keep_a_connection_that_has_nothing_to_take() {
+    let timeout = Duration::from_millis(20);
+    let running = run(Options { stall_timeout: timeout, ..unheeded_pings() });
+    let mut raw = Raw::h2(running.address, &[]);
+    let begun = Instant::now();
+    while begun.elapsed() < 15 * timeout {
+        heads(&mut raw);
+    }
+}
+
+#[test]
+fn beyond_what_its_calls_may_hold_a_client_hears_that_there_was_an_answer() {
+    const CALLS: usize = 24;
+    let budget = Budget::new(64 * MIB);
+    let running = run(Options { request_bytes_max: 10 * EACH, budget: budget.clone(), ..Options::default() });
+    block_on(async {
+        // What it does not read keeps its windows shut.
+        let (channel, _driver) = Channel::connect_with(running.address, 1000).await.expect("a connection");
+        let mut calls = Vec::new();
+        for call in 0..CALLS {
+            let path = ["/test.Echo/Gate", "/test.Echo/GateWrite"][call % 2];
+            let (mut sender, receiver) = channel.stream(path).await.expect("a call");
+            sender.send_last(EACH.to_string().into()).await.expect("a sent message");
+            calls.push((sender, receiver));
+        }
+        until("all calls wait", || running.seen.alive.load(SeqCst) == CALLS).await;
+        running.seen.open_gate();
+        // The first are sent or kept. The last are not, and what is said of them needs no window.
+        let mut refused = calls.split_off(CALLS / 2);
+        assert_eq!(refused.len() % 2, 0);
+        for pair in refused.chunks_mut(2) {
+            assert_eq!(pair[0].1.next().await, Err(api::error::TOO_MANY_REQUESTS));
+            assert_eq!(pair[1].1.next().await, Err(WRITTEN));
+        }
+        assert_eq!(running.seen.alive.load(SeqCst), 0);
+        assert!(budget.held_bytes() < (CALLS / 2 + 3) * EACH, "{budget:?}");
+        // All others come whole.
+        let calls = calls.into_iter().map(|(sender, mut receiver)| {
+            tokio::spawn(async move {
+                let _sender = sender;
+                receiver.next().await
+            })
+        });
+        for call in calls.collect::<Vec<_>>() {
+            let answer = call.await.expect("the call's task").expect("an answer").expect("a message");
+            assert_eq!(answer.len(), EACH);
+        }
+    });
+}
