@@ -84,7 +84,7 @@ impl Hub {
             client: Client::new(),
             read_timeout,
             write_timeout,
-            receiving: SnapshotPlaces::new(SNAPSHOTS_RECEIVED_MAX),
+            receiving: SnapshotPlaces::new(SNAPSHOTS_RECEIVED_MAX, read_timeout * SNAPSHOT_PATIENCE),
             members_bodies: Cell::new(0),
             strangers_bodies: Cell::new(0),
             log,

@@ -71,8 +71,8 @@ pub(crate) struct Peer {
     pipeline_worked: Cell<Option<Instant>>,
     /// The peer is there: who waits before the next dial need not wait longer.
     pub(crate) is_there: Notify,
-    /// Where it last answered a dial.
-    reached_at: Cell<Option<IpAddr>>,
+    /// Where it took the streams that are up.
+    reached_at: [Cell<Option<IpAddr>>; 2],
     tasks: RefCell<Vec<AbortHandle>>,
     closed: Cell<bool>,
 }
@@ -108,7 +108,7 @@ impl Peer {
             pipeline_failed: Cell::new(false),
             pipeline_worked: Cell::new(None),
             is_there: Notify::new(),
-            reached_at: Cell::new(None),
+            reached_at: Default::default(),
             tasks: RefCell::default(),
             closed: Cell::new(false),
         };
@@ -122,18 +122,26 @@ impl Peer {
         for complaint in complaints {
             hub.log(Level::Error, "cannot use a peer URL", self.id, &complaint);
         }
+        if !self.endpoints.borrow().are_same(&endpoints) {
+            // What is where it was may be somebody else's now.
+            self.reached_at.iter().for_each(|address| address.set(None));
+        }
         *self.endpoints.borrow_mut() = endpoints;
         self.is_there.notify_waiters();
     }
 
-    /// The address at which it last took a stream; names are resolved.
-    pub(crate) fn reached_at(&self) -> Option<IpAddr> {
-        self.reached_at.get()
+    /// Whether it has taken a stream at this address that is still up; names are resolved.
+    pub(crate) fn is_reached_at(&self, address: IpAddr) -> bool {
+        self.reached_at.iter().any(|reached| reached.get() == Some(address))
     }
 
-    /// It took a stream there.
-    pub(crate) fn was_reached_at(&self, address: Option<IpAddr>) {
-        self.reached_at.set(address);
+    /// It took a stream there, or it is lost.
+    pub(crate) fn was_reached_at(&self, kind: Kind, address: Option<IpAddr>) {
+        let [app, message] = &self.reached_at;
+        match kind {
+            Kind::App => app.set(address),
+            Kind::Message => message.set(address),
+        }
     }
 
     pub(crate) fn endpoint(&self) -> Result<Endpoint, String> {

@@ -2,8 +2,9 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 
 /// Connections that one member may hold before it counts as a stranger: two streams, the pipeline, requests, a snapshot.
 const MEMBER_PLACES: usize = 32;
@@ -69,40 +70,123 @@ impl Places {
     }
 }
 
-/// The snapshots that come in now. One that comes from where this member reaches the sender that it names finds a place,
-/// as long as another does not: without TLS anybody can name a member, but not send from its address.
+/// The snapshots that come in now.
+///
+/// Without TLS anybody can name a member. Two rules keep a stranger from holding up the one that a member sends. One that
+/// comes from where this member reaches the sender that it names finds a place, as long as another does not. And a sender
+/// has one under way at a time: when another begins in its name, those before it make way, unless they come fast.
 pub(crate) struct SnapshotPlaces {
     max: usize,
+    /// How long one may come slowly before it makes way for another.
+    chance: Duration,
     taken: RefCell<Vec<SnapshotPlace>>,
     next: Cell<u64>,
 }
 
 struct SnapshotPlace {
     number: u64,
+    from: u64,
     at_home: bool,
     guest: Rc<Guest>,
+    progress: Rc<Progress>,
+    /// Ends with whoever takes what comes.
+    ended: oneshot::Receiver<()>,
+}
+
+/// A place for a snapshot.
+pub(crate) struct SnapshotSeat {
+    pub(crate) number: u64,
+    pub(crate) progress: Rc<Progress>,
+    /// To be dropped when whoever takes what comes has ended.
+    pub(crate) taker: oneshot::Sender<()>,
+    /// Those that have made way; each ends when whoever takes what came of it has.
+    pub(crate) before: Vec<oneshot::Receiver<()>>,
+}
+
+/// How a snapshot comes.
+pub(crate) struct Progress {
+    /// Bytes that bring another chance.
+    bytes: Cell<usize>,
+    /// Whether more is waited for, and until when its chance lasts.
+    waits: Cell<bool>,
+    until: Cell<Instant>,
+    chance: Duration,
+}
+
+/// Bytes that have to come within each chance.
+const CHANCE_BYTES: usize = 16 << 20;
+
+impl Progress {
+    fn new(chance: Duration, now: Instant) -> Progress {
+        Progress { bytes: Cell::new(0), waits: Cell::new(true), until: Cell::new(now + chance), chance }
+    }
+
+    /// So many bytes have come, and nobody waits for more now.
+    pub(crate) fn came(&self, bytes: usize, now: Instant) {
+        self.waits.set(false);
+        let bytes = self.bytes.get() + bytes;
+        self.bytes.set(if bytes < CHANCE_BYTES { bytes } else { 0 });
+        if bytes >= CHANCE_BYTES {
+            self.until.set(now + self.chance);
+        }
+    }
+
+    /// More is waited for, after so long.
+    pub(crate) fn waits(&self, paused: Duration) {
+        self.waits.set(true);
+        self.until.set(self.until.get() + paused);
+    }
+
+    fn is_slow(&self, now: Instant) -> bool {
+        self.waits.get() && now >= self.until.get()
+    }
 }
 
 impl SnapshotPlaces {
-    pub(crate) fn new(max: usize) -> SnapshotPlaces {
-        SnapshotPlaces { max, taken: RefCell::default(), next: Cell::new(0) }
+    pub(crate) fn new(max: usize, chance: Duration) -> SnapshotPlaces {
+        SnapshotPlaces { max, chance, taken: RefCell::default(), next: Cell::new(0) }
     }
 
-    /// A place for a snapshot that comes on this connection, by number. Those that do not come from their senders make way for
-    /// one that does, and their connections with them, whether there are places left or not: only one is received at a time,
-    /// and it would have to wait. `None` when there is none to be had.
-    pub(crate) fn take(&self, guest: &Rc<Guest>, at_home: bool) -> Option<u64> {
+    /// A place for a snapshot that comes on this connection in the name of `from`. Those that do not come from their senders
+    /// make way for one that does, and so do those that have come slowly for a while: of this name, and of any if there is no
+    /// place left. Their connections end, whether there are places left or not: only one is received at a time, and it would
+    /// have to wait. `None` when there is none to be had.
+    pub(crate) fn take(
+        &self,
+        guest: &Rc<Guest>,
+        from: u64,
+        at_home: bool,
+        now: Instant,
+    ) -> Option<SnapshotSeat> {
         let mut taken = self.taken.borrow_mut();
-        if at_home {
-            taken.extract_if(.., |place| !place.at_home).for_each(|place| place.guest.cut.notify_one());
+        let full = taken.len() >= self.max;
+        let makes_way = |place: &mut SnapshotPlace| {
+            let stranger = at_home && !place.at_home;
+            let slow = place.progress.is_slow(now) && (full || place.from == from);
+            stranger || slow && (at_home || !place.at_home)
+        };
+        let mut before = Vec::new();
+        for place in taken.extract_if(.., makes_way) {
+            place.guest.cut.notify_one();
+            before.push(place.ended);
         }
         if taken.len() >= self.max {
             return None;
         }
         let number = self.next.get();
         self.next.set(number + 1);
-        taken.push(SnapshotPlace { number, at_home, guest: Rc::clone(guest) });
-        Some(number)
+        let progress = Rc::new(Progress::new(self.chance, now));
+        let (taker, ended) = oneshot::channel();
+        let place = SnapshotPlace {
+            number,
+            from,
+            at_home,
+            guest: Rc::clone(guest),
+            progress: Rc::clone(&progress),
+            ended,
+        };
+        taken.push(place);
+        Some(SnapshotSeat { number, progress, taker, before })
     }
 
     /// The snapshot has come to its end.
@@ -114,6 +198,8 @@ impl SnapshotPlaces {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const CHANCE: Duration = Duration::from_secs(20);
 
     fn is_cut(guest: &Guest) -> bool {
         use std::future::Future;
@@ -159,20 +245,68 @@ mod tests {
     fn a_snapshot_from_its_senders_address_finds_a_place() {
         let guests = Places::new(10);
         let guest = || guests.take(None).expect("there is a place").0;
-        let snapshots = SnapshotPlaces::new(3);
+        let now = Instant::now();
+        let snapshots = SnapshotPlaces::new(3, CHANCE);
+        let take = |guest: &Rc<Guest>, at_home| {
+            snapshots.take(guest, 1, at_home, now).map(|seat| (seat.number, seat.before.len()))
+        };
         let (member, strangers) = (guest(), [guest(), guest()]);
-        let first = snapshots.take(&member, true).expect("there is a place");
+        let (first, _) = take(&member, true).expect("there is a place");
         for stranger in &strangers {
-            snapshots.take(stranger, false).expect("there is a place");
+            take(stranger, false).expect("there is a place");
         }
-        assert_eq!(snapshots.take(&guest(), false), None, "strangers drive nobody out");
-        let second = snapshots.take(&member, true).expect("the strangers make way");
-        assert!(is_cut(&strangers[0]) && is_cut(&strangers[1]) && !is_cut(&member));
-        snapshots.take(&member, true).expect("there is a place");
-        assert_eq!(snapshots.take(&member, true), None, "no member drives out a member");
+        assert_eq!(take(&guest(), false), None, "strangers drive nobody out");
+        let (second, before) = take(&member, true).expect("the strangers make way");
+        assert!(is_cut(&strangers[0]) && is_cut(&strangers[1]) && !is_cut(&member) && before == 2);
+        take(&member, true).expect("there is a place");
+        assert_eq!(take(&member, true), None, "no member drives out a member");
         snapshots.leave(first);
         // A place that was lost is left as well.
         snapshots.leave(77);
-        assert!(snapshots.take(&guest(), false).is_some_and(|number| number > second));
+        assert!(take(&guest(), false).is_some_and(|(number, _)| number > second));
+    }
+
+    #[test]
+    fn a_snapshot_that_comes_slowly_makes_way_for_the_next_of_its_name() {
+        let guests = Places::new(10);
+        let guest = || guests.take(None).expect("there is a place").0;
+        let now = Instant::now();
+        let snapshots = SnapshotPlaces::new(3, CHANCE);
+        let all: Vec<_> = (0..3)
+            .map(|n| {
+                let guest = guest();
+                let seat = snapshots.take(&guest, [1, 1, 2][n], true, now).expect("there is a place");
+                (guest, seat)
+            })
+            .collect();
+        let cut = || all.iter().map(|(guest, _)| is_cut(guest)).collect::<Vec<_>>();
+        // The first comes fast, the second does not.
+        let late = now + CHANCE;
+        all[0].1.progress.came(CHANCE_BYTES, late);
+        all[0].1.progress.waits(Duration::ZERO);
+        all[1].1.progress.came(CHANCE_BYTES - 1, late);
+        assert!(snapshots.take(&guest(), 1, true, late - CHANCE / 2).is_none(), "they have their chance");
+        assert!(snapshots.take(&guest(), 3, true, late - CHANCE / 2).is_none());
+        // What comes is being taken for a while: that is nobody's fault.
+        let later = late + CHANCE / 2;
+        assert!(
+            snapshots.take(&guest(), 2, false, later).is_none(),
+            "one that is no member's drives out none"
+        );
+        let next = guest();
+        let seat = snapshots.take(&next, 2, true, later).expect("the slow one makes way");
+        assert_eq!((cut(), seat.before.len()), (vec![false, false, true], 1));
+        all[1].1.progress.waits(CHANCE / 2);
+        assert!(snapshots.take(&guest(), 1, true, later - Duration::from_nanos(1)).is_none());
+        let seat = snapshots.take(&guest(), 1, true, later).expect("the slow one makes way");
+        assert_eq!((cut(), seat.before.len()), (vec![false, true, false], 1));
+        // Of another name only where there is no place left.
+        snapshots.leave(seat.number);
+        let latest = later + 2 * CHANCE;
+        let seat = snapshots.take(&guest(), 3, true, latest).expect("there is a place");
+        assert!(seat.before.is_empty());
+        let seat = snapshots.take(&guest(), 4, true, latest).expect("the slow ones make way");
+        assert_eq!((cut(), seat.before.len()), (vec![true, false, false], 2));
+        assert!(is_cut(&next));
     }
 }

@@ -19,7 +19,7 @@ use crate::identity::{self, MAINSTAY_SNAPSHOT};
 use crate::options::{ENVELOPE_BYTES_MAX, Level, SNAPSHOT_PATIENCE, SNAPSHOT_PIECES_MAX};
 use crate::pace::Pace;
 use crate::piece::{self, Piece};
-use crate::places::Guest;
+use crate::places::{Guest, Progress, SnapshotSeat};
 use crate::race::{First, race};
 use crate::routes::{check_sender, refuse, stamp, wrong_method};
 
@@ -97,14 +97,22 @@ async fn take(
         return Err(refuse(StatusCode::FORBIDDEN, "failed to process raft message (unknown sender)"));
     };
     let at_home =
-        guest.address.is_some() && hub.member(from).is_some_and(|peer| peer.reached_at() == guest.address);
-    let Some(place) = hub.receiving.take(guest, at_home) else {
+        guest.address.is_some_and(|address| hub.member(from).is_some_and(|peer| peer.is_reached_at(address)));
+    let Some(seat) = hub.receiving.take(guest, from, at_home, Instant::now()) else {
         let text = "failed to save KV snapshot (too many are being received)";
         return Err(refuse(StatusCode::SERVICE_UNAVAILABLE, text));
     };
-
-    let mut receiving = Receiving::begin(hub, place, &account);
-    match hand_over(hub, &account, message, rest, body, pace).await {
+    let SnapshotSeat { number, progress, taker, before } = seat;
+    let mut receiving = Receiving::begin(hub, number, &account);
+    // Whoever takes snapshots takes one at a time: those that have made way come to their end first.
+    let ends = async {
+        for one in before {
+            // It is dropped, never used.
+            let _ = one.await;
+        }
+    };
+    let _ = tokio::time::timeout(hub.read_timeout, ends).await;
+    match hand_over(hub, (&account, &progress), message, rest, (body, pace), taker).await {
         Ok(()) => {
             receiving.delivered = true;
             hub.log(Level::Info, "received and saved database snapshot", from, "");
@@ -148,11 +156,11 @@ async fn read_envelope(body: &mut Incoming, pace: &mut Pace) -> Result<(Message,
 /// Gives the handler, on a thread of its own, piece after piece, as fast as it takes them.
 async fn hand_over(
     hub: &Hub,
-    account: &Arc<Account>,
+    (account, progress): (&Arc<Account>, &Progress),
     message: Message,
     rest: Bytes,
-    body: &mut Incoming,
-    mut pace: Pace,
+    (body, mut pace): (&mut Incoming, Pace),
+    taker: oneshot::Sender<()>,
 ) -> Result<(), String> {
     let (give, pieces) = mpsc::channel(SNAPSHOT_PIECES_MAX);
     let (done, taken) = oneshot::channel();
@@ -160,6 +168,7 @@ async fn hand_over(
     let work = move || {
         let mut pieces = piece::Incoming::new(pieces);
         let result = handler.receive_snapshot(message, &mut pieces);
+        drop(taker);
         // The request may be gone.
         let _ = done.send(result);
     };
@@ -177,16 +186,19 @@ async fn hand_over(
                 Some(Ok(bytes)) => {
                     account.counters.snapshots_received.bytes.add(bytes.len() as u64);
                     account.counters.received_bytes.add(bytes.len() as u64);
+                    progress.came(bytes.len(), Instant::now());
                     Piece::Bytes(bytes)
                 }
                 Some(Err(error)) => Piece::Failed(error),
                 None => Piece::End,
             };
             let is_last = !matches!(piece, Piece::Bytes(_));
+            let given = Instant::now();
             // A handler that takes no more has made up its mind.
             if give.send(piece).await.is_err() || is_last {
                 break;
             }
+            progress.waits(given.elapsed());
         }
         drop(give);
         std::future::pending::<()>().await;

@@ -46,6 +46,7 @@ pub(crate) async fn run(hub: Rc<Hub>, peer: Rc<Peer>, kind: Kind) {
                     kind.name(),
                 );
                 let reason = stream.read(&hub, &peer, kind).await;
+                peer.was_reached_at(kind, None);
                 hub.log(Level::Warn, "lost TCP streaming connection with remote peer", peer.id, &reason);
                 peer.link_down(&hub, &reason);
             }
@@ -120,7 +121,7 @@ async fn attempt(hub: &Rc<Hub>, peer: &Peer, kind: Kind, endpoint: &Endpoint) ->
     };
     let status = answer.status();
     if status == StatusCode::OK {
-        peer.was_reached_at(address);
+        peer.was_reached_at(kind, address);
         let connection = (!ended).then_some(connection);
         return Ok(Stream { connection, body: answer.into_body() });
     }

@@ -1,13 +1,14 @@
 use std::hash::{DefaultHasher, Hasher};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
 
 use api::raftpb::{ConfState, Message, MessageType, Snapshot, SnapshotMetadata};
 use bytes::Bytes;
 use mainstay_peer::{Pieces, SnapshotSource};
 use prost::Message as _;
 
-use crate::kit::{self, Member, introduce, message};
+use crate::kit::{self, Member, Timeouts, introduce, message};
 use crate::raw::{self, headers, request, with};
 
 const PIECE_BYTES: usize = 64 * 1024;
@@ -210,6 +211,81 @@ fn strangers_with_slow_snapshots_make_way_for_the_member_whom_they_name() {
     assert_eq!(in_flight(), 0);
     assert_eq!(seen.lock().unwrap().iter().filter(|(_, seen)| seen.error.is_some()).count(), 4);
     drop(strangers);
+}
+
+#[test]
+fn a_member_is_at_home_only_where_streams_of_it_are_up() {
+    let (one, two) = two();
+    let _seen = reads(&two);
+    let headers = with(with(headers("1"), "X-Mainstay-Snapshot", "1"), "Transfer-Encoding", "chunked");
+    let envelope = metadata(1, 2).encode_to_vec();
+    let mut body = (envelope.len() as u64).to_be_bytes().to_vec();
+    body.extend(&envelope);
+    let begin = |address| {
+        let mut stream = raw::connect_from(address, &two.url);
+        stream.write_all(&raw::head("POST", "/raft/snapshot", &headers)).unwrap();
+        stream.write_all(&raw::chunk(&body)).unwrap();
+        stream
+    };
+    let in_flight = || two.peers.figures().peers[&1].snapshots_received.in_flight;
+    let lost = || {
+        let lost = |line: &&String| line.contains("lost TCP streaming connection with remote peer");
+        two.recorder.with(|heard| heard.lines.iter().filter(lost).count())
+    };
+    one.peers.stop();
+    kit::until("both streams are lost", || (lost() == 2).then_some(()));
+    let strangers: Vec<_> = (0..4).map(|_| begin([127, 0, 0, 2])).collect();
+    kit::until("they have all places", || (in_flight() == 4).then_some(()));
+    // Somebody else is there now.
+    let mut answer = [0; 12];
+    begin([127, 0, 0, 1]).read_exact(&mut answer).unwrap();
+    assert_eq!((&answer, in_flight()), (b"HTTP/1.1 503", 4));
+    drop(strangers);
+}
+
+#[test]
+fn slow_snapshots_from_a_members_own_address_make_way_for_its_own() {
+    let timeouts = Timeouts { read: Duration::from_millis(150), ..kit::TIMEOUTS };
+    let members = [1, 2].map(|id| {
+        let (listener, url) = kit::listen();
+        kit::member_at(id, kit::CLUSTER, listener, &url, timeouts)
+    });
+    let [one, two] = &members;
+    introduce(&[one, two]);
+    kit::wait_streams(one, two);
+    let seen = reads(two);
+    let headers = with(with(headers("1"), "X-Mainstay-Snapshot", "1"), "Transfer-Encoding", "chunked");
+    let envelope = metadata(1, 2).encode_to_vec();
+    let mut body = (envelope.len() as u64).to_be_bytes().to_vec();
+    body.extend(&envelope);
+    let mut strangers: Vec<_> = (0..4)
+        .map(|_| {
+            let mut stream = raw::connect(&two.url);
+            stream.write_all(&raw::head("POST", "/raft/snapshot", &headers)).unwrap();
+            stream.write_all(&raw::chunk(&body)).unwrap();
+            stream
+        })
+        .collect();
+    let in_flight = || two.peers.figures().peers[&1].snapshots_received.in_flight;
+    kit::until("they have all places", || (in_flight() == 4).then_some(()));
+    // They send just enough not to be given up. The member tries again and again, as raft has it do.
+    let mut attempts = 0;
+    kit::until("the member's own arrives", || {
+        let ended = one.recorder.with(|heard| heard.snapshots_sent.clone());
+        let is_sent = ended.contains(&(2, true));
+        if !is_sent && ended.len() == attempts {
+            for stranger in &mut strangers {
+                // It may have made way.
+                let _ = stranger.write_all(&raw::chunk(&[0; 1024]));
+            }
+            attempts += 1;
+            one.peers.send_snapshot(metadata(1, 2), Box::new(Source::of(4)));
+        }
+        is_sent.then_some(())
+    });
+    kit::until("the others are broken off", || (in_flight() == 0).then_some(()));
+    kit::until("all have come to their end", || (seen.lock().unwrap().len() == 5).then_some(()));
+    assert_eq!(seen.lock().unwrap().iter().filter(|(_, seen)| seen.error.is_some()).count(), 4);
 }
 
 #[test]
