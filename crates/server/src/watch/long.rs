@@ -1,7 +1,8 @@
 //! A revision with more changes than a turn of the shard walks over, on its way to watches of one stream.
 //!
 //! Its changes are walked a portion at a time, and what was made of them waits here until the last. A response holds all
-//! events of the revision, unless the client asked for fragments: those go as soon as each is full.
+//! events of the revision, unless the client asked for fragments: those go as soon as each is full. All changes are walked
+//! twice, first only to learn how long each response gets: it is then made in one piece of memory of just that length.
 //!
 //! Streams whose clients must get the very same response wait for the first of them to make it, and share its bytes.
 
@@ -15,7 +16,7 @@ use mvcc::Snapshot;
 
 use super::index::{Index, Keys};
 use super::response::{self, HEAD_ROOM};
-use super::slice::{Portion, previous_of, put_event};
+use super::slice::{Portion, event_field_len, previous_of, put_event};
 use super::stream::{QUEUE_BYTES_MAX, Queued, Stream, Watch};
 use crate::values::Attempt;
 
@@ -25,6 +26,8 @@ pub(super) struct Long {
     pub revision: i64,
     /// The change that is read next.
     sub: u32,
+    /// Whether the lengths of all responses are known: the changes are read for the second time now.
+    is_measured: bool,
     /// Those who read it together.
     pub parts: Vec<Part>,
     /// Whether the client has had a fragment of it, so that it must hear of nothing else before the last.
@@ -88,6 +91,11 @@ impl Drop for Claim {
 /// What was made for one watch.
 pub(super) struct Part {
     pub watch: Rc<Watch>,
+    /// The lengths of all its responses, from behind [`HEAD_ROOM`] bytes in each. Changes may turn out shorter, if the
+    /// revision before was compacted since.
+    lens: Vec<usize>,
+    /// How many of them were begun.
+    begun: usize,
     /// Responses from behind [`HEAD_ROOM`], and how many events are in each. Only the last one grows.
     pieces: Vec<(BytesMut, u32)>,
 }
@@ -119,11 +127,28 @@ impl Part {
         self.pieces.iter().map(|(bytes, _)| bytes.capacity()).sum()
     }
 
+    /// Counts a field for the response that it will be in.
+    fn measure(&mut self, field_len: usize, fragment_bytes_max: usize) -> Result<(), Failed> {
+        let watch = &self.watch;
+        let is_full = |len: usize| watch.fragment && HEAD_ROOM + len + field_len >= fragment_bytes_max;
+        if self.lens.last().is_none_or(|len| is_full(*len)) {
+            self.lens.push(0);
+        }
+        let Some(last) = self.lens.last_mut() else { return Ok(()) };
+        *last += field_len;
+        let (len, bytes_max) = (HEAD_ROOM + *last, watch.stream.revision_bytes_max());
+        if len > bytes_max { Err(Failed::TooLong { len, bytes_max }) } else { Ok(()) }
+    }
+
     fn put(&mut self, field: &[u8], fragment_bytes_max: usize) -> Result<(), Failed> {
         let watch = &self.watch;
         let is_full = |bytes: &BytesMut| watch.fragment && bytes.len() + field.len() >= fragment_bytes_max;
         if self.pieces.last().is_none_or(|(bytes, _)| is_full(bytes)) {
-            self.pieces.push((BytesMut::zeroed(HEAD_ROOM), 0));
+            let len = self.lens.get(self.begun).copied().unwrap_or_default();
+            let mut bytes = BytesMut::with_capacity(HEAD_ROOM + len);
+            bytes.resize(HEAD_ROOM, 0);
+            self.pieces.push((bytes, 0));
+            self.begun += 1;
         }
         let Some((bytes, events)) = self.pieces.last_mut() else { return Ok(()) };
         let (len, bytes_max) = (bytes.len() + field.len(), watch.stream.revision_bytes_max());
@@ -152,13 +177,14 @@ impl Part {
 impl Long {
     /// From the beginning of a revision, for watches of one stream that have read all before it.
     pub fn new(revision: i64, watches: Vec<Rc<Watch>>) -> Long {
-        let parts = watches.into_iter().map(|watch| Part { watch, pieces: Vec::new() }).collect();
-        Long { revision, sub: 0, parts, is_half_sent: false, claim: None, given: None }
+        let part = |watch| Part { watch, lens: Vec::new(), begun: 0, pieces: Vec::new() };
+        let parts = watches.into_iter().map(part).collect();
+        Long { revision, sub: 0, is_measured: false, parts, is_half_sent: false, claim: None, given: None }
     }
 
     /// What its response depends on, if it makes one for one watch and has not begun.
     pub fn same(&self) -> Option<Same> {
-        let [Part { watch, pieces }] = &self.parts[..] else { return None };
+        let [Part { watch, pieces, .. }] = &self.parts[..] else { return None };
         (pieces.is_empty() && self.sub == 0 && !watch.fragment).then(|| Same {
             revision: self.revision,
             watch_id: watch.id,
@@ -179,6 +205,57 @@ impl Long {
         self.parts.iter().map(Part::bytes).sum()
     }
 
+    /// Those who read, by what they watch.
+    fn index(&self) -> Index<usize> {
+        let mut index = Index::default();
+        for (n, part) in self.parts.iter().enumerate() {
+            index.insert(&part.watch.keys, part.watch.serial, n);
+        }
+        index
+    }
+
+    /// Looks at a portion of the revision to learn how long the responses get.
+    fn measure(
+        &mut self,
+        snapshot: Snapshot<'_>,
+        portion: Portion,
+        fragment_bytes_max: usize,
+    ) -> Result<Turn, Failed> {
+        let (index, mut wanted_by) = (self.index(), Vec::new());
+        let mut turn = Turn { is_whole: false, advanced: true, walked: 0, looks: 0, bytes: 0 };
+        for version in snapshot.written_from(self.revision, self.sub, self.revision) {
+            if turn.walked > 0 && (turn.walked >= portion.changes || turn.looks >= portion.looks) {
+                self.sub = version.sub();
+                return Ok(turn);
+            }
+            turn.walked += 1;
+            let _ = index.visit(version.key(), &mut |n: &usize| {
+                turn.looks += 1;
+                if self.parts[*n].watch.wants(version) {
+                    wanted_by.push(*n);
+                }
+                std::ops::ControlFlow::Continue(())
+            });
+            let (mut plain, mut full) = (None, None);
+            for n in wanted_by.drain(..) {
+                let part = &mut self.parts[n];
+                let len = if part.watch.previous {
+                    full.get_or_insert_with(|| event_field_len(version, previous_of(snapshot, version)))
+                } else {
+                    plain.get_or_insert_with(|| event_field_len(version, None))
+                };
+                part.measure(*len, fragment_bytes_max)?;
+            }
+        }
+        (self.sub, self.is_measured) = (0, true);
+        // A client that watches a lot with one stream is told of one after the other.
+        let len = |parts: &[Part]| parts.iter().flat_map(|part| &part.lens).sum::<usize>();
+        while self.parts.len() > 1 && len(&self.parts) > QUEUE_BYTES_MAX {
+            self.parts.truncate(self.parts.len() / 2);
+        }
+        Ok(turn)
+    }
+
     /// Reads a portion of the revision.
     pub fn read(
         &mut self,
@@ -188,11 +265,10 @@ impl Long {
         bytes_max: usize,
         fragment_bytes_max: usize,
     ) -> Result<Turn, Failed> {
-        let mut index = Index::default();
-        for (n, part) in self.parts.iter().enumerate() {
-            index.insert(&part.watch.keys, part.watch.serial, n);
+        if !self.is_measured {
+            return self.measure(snapshot, portion, fragment_bytes_max);
         }
-        let from = self.sub;
+        let (index, from) = (self.index(), self.sub);
         // The first change of which a value is not at hand. Those behind it are only looked at for what they lack, so
         // that this is fetched together.
         let mut absent = None;
@@ -241,15 +317,6 @@ impl Long {
             (turn.is_whole, self.sub) = (false, sub);
         }
         turn.advanced = self.sub > from;
-        // A client that watches a lot with one stream is told of one after the other.
-        while self.parts.len() > 1 && self.bytes() > QUEUE_BYTES_MAX {
-            self.parts.truncate(self.parts.len() / 2);
-            if let [part] = &mut self.parts[..] {
-                // From the beginning, since others may be at the same: see `same`.
-                part.pieces.clear();
-                (self.sub, turn.is_whole, turn.advanced) = (0, false, true);
-            }
-        }
         Ok(turn)
     }
 

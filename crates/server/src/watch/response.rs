@@ -50,11 +50,15 @@ pub(super) fn events<'a>(
 /// Room for what comes before the events of a response, whatever it says.
 pub(super) const HEAD_ROOM: usize = 64;
 
-/// A response whose events were put into `out` behind [`HEAD_ROOM`] bytes of any content.
+/// A response whose events were put into `out` behind [`HEAD_ROOM`] bytes of any content. It takes no more memory than
+/// these and its length.
 pub(super) fn sealed(mut out: BytesMut, header: &ResponseHeader, watch_id: i64, fragment: bool) -> Bytes {
     let head = events(header, watch_id, fragment, std::iter::empty(), 0);
     let start = HEAD_ROOM - head.len();
     out[start..HEAD_ROOM].copy_from_slice(&head);
+    if out.capacity() - out.len() > HEAD_ROOM {
+        return Bytes::copy_from_slice(&out[start..]);
+    }
     out.freeze().slice(start..)
 }
 

@@ -373,6 +373,11 @@ pub(super) fn previous_of<'a>(snapshot: Snapshot<'a>, version: Version<'a>) -> O
     if creates { None } else { snapshot.previous(version).unwrap_or(None) }
 }
 
+/// The length of an event's whole field.
+pub(super) fn event_field_len(version: Version<'_>, previous: Option<Version<'_>>) -> usize {
+    response::event_field_len(event_body_len(version, previous))
+}
+
 fn event_body_len(version: Version<'_>, previous: Option<Version<'_>>) -> usize {
     let kind = if version.is_tombstone() { DELETE.len() } else { 0 };
     kind + kv_field_len(version) + previous.map_or(0, kv_field_len)

@@ -1,6 +1,7 @@
 //! The hub against a store that the tests write to, and clients that are as slow as they like.
 
 mod held;
+mod long;
 mod turns;
 mod world;
 

@@ -1,0 +1,38 @@
+//! What revisions of many changes take until they are told.
+
+use api::etcdserverpb::WatchCreateRequest;
+
+use super::world::{World, settle, watch};
+use super::{HOUR, MANY, keys_of, put_and_delete};
+
+#[test]
+fn a_long_response_takes_the_memory_of_its_length() {
+    for fragment in [false, true] {
+        for keys in [9_000, 20_000, 37_000] {
+            let mut world = World::new(0, HOUR);
+            world.hub.walk_less_in_a_turn(1000, 8 << 20);
+            let mut client = world.client(MANY);
+            client.create(WatchCreateRequest { fragment, prev_kv: true, ..watch("k", "l") });
+            settle([&mut client]);
+            put_and_delete(&mut world, keys);
+            settle([&mut client]);
+            client.received();
+            world.publish();
+            world.hub.advance();
+            let mut most = 0;
+            while world.work() | client.step() {
+                most = most.max(world.hub.long_bytes_max());
+            }
+            let responses = client.pipe.responses.borrow().clone();
+            assert_eq!(keys_of(&client.received()).count(), keys);
+            let longest = responses.iter().map(|bytes| bytes.len()).max().unwrap_or(0);
+            assert!(most >= longest, "it is charged while it is made");
+            assert!(most <= longest + 200, "{most} bytes for {longest}");
+            for bytes in responses {
+                let len = bytes.len();
+                let taken = bytes.try_into_mut().expect("nobody else has it").capacity();
+                assert!(taken <= len + 64, "{taken} bytes for {len}");
+            }
+        }
+    }
+}
