@@ -162,6 +162,8 @@ bugs! {
     AnsweredWithoutValues = "answered-without-values";
     /// server: a client is told of progress before it has all events up to there.
     ProgressAhead = "progress-ahead";
+    /// server: a client is told of progress at a revision below one that a watch has read as history.
+    ProgressBelowHistory = "progress-below-history";
     /// server: the tree of watched ranges gets as deep as the order in which clients watch them wants.
     WatchTreeDegenerates = "watch-tree-degenerates";
     /// server: a leader starts the clocks of all leases in one turn, however many there are.

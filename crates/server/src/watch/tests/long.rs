@@ -36,3 +36,38 @@ fn a_long_response_takes_the_memory_of_its_length() {
         }
     }
 }
+
+#[test]
+fn many_different_long_revisions_are_shared_at_once() {
+    const DIFFERENT: usize = 64;
+    let mut world = World::new(0, HOUR);
+    world.hub.walk_less_in_a_turn(50, 8 << 20);
+    let mut clients: Vec<_> = (0..2 * DIFFERENT).map(|_| world.client(MANY)).collect();
+    for (n, client) in clients.iter().enumerate() {
+        client.create(watch("k", &format!("l{}", n % DIFFERENT)));
+    }
+    settle(&mut clients);
+    put_and_delete(&mut world, 300);
+    settle(&mut clients);
+    clients.iter().for_each(|client| drop(client.received()));
+    world.publish();
+    world.hub.advance();
+    let mut most = 0;
+    loop {
+        let mut more = world.work();
+        clients.iter_mut().for_each(|client| more |= client.step());
+        most = most.max(world.hub.long_streams());
+        if !more {
+            break;
+        }
+    }
+    assert_eq!(most, DIFFERENT, "one stream of each two that are told the same makes it");
+    let places: Vec<_> = clients
+        .iter()
+        .map(|client| client.pipe.responses.borrow().front().map(|bytes| bytes.as_ptr()))
+        .collect();
+    let (made, given) = places.split_at(DIFFERENT);
+    assert!(made.iter().all(Option::is_some));
+    assert_eq!(made, given, "the bytes are shared");
+    assert!(clients.iter().all(|client| keys_of(&client.received()).count() == 300));
+}

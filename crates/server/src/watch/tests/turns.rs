@@ -107,3 +107,29 @@ fn a_crowd_that_is_too_many_to_tell_together_becomes_smaller_once_a_turn() {
     }
     assert_eq!(world.gauges().2, 0);
 }
+
+#[test]
+fn progress_is_not_told_below_what_was_read_as_history() {
+    let mut world = World::new(0, HOUR);
+    world.hub.walk_less_in_a_turn(10, 8 << 20);
+    let (mut client, mut synced) = (world.client(MANY), world.client(MANY));
+    synced.create(watch("z", ""));
+    settle([&mut synced]);
+    world.put("k", 1);
+    world.advance();
+    // The word of progress is asked for at revision 2.
+    client.create(WatchCreateRequest { start_revision: 2, ..watch("k", "") });
+    client.ask_progress();
+    client.step();
+    (0..25).for_each(|_| world.put("k", 1));
+    world.publish();
+    // The synced watches are told some of what came, and the one that is behind reads more of it.
+    world.hub.advance();
+    assert_eq!(world.hub.revision(), 12);
+    settle([&mut client]);
+    let told = lines(&client);
+    assert!(told.last().is_some_and(|line| line.ends_with(" put:k:21")), "{told:?}");
+    assert!(world.work());
+    settle([&mut client]);
+    assert_eq!(lines(&client), ["0@27 put:k:22", "-1@22"]);
+}
