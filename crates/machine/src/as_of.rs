@@ -82,6 +82,11 @@ impl AsOf {
         AsOf { moment, ..self }
     }
 
+    /// Whether it was overtaken by another state that took this one's place: nothing of it was compacted.
+    pub fn is_replaced(&self) -> bool {
+        self.newest.view().is_some_and(|view| !view.has_moment(&self.moment))
+    }
+
     /// The newest view, to be read as of the moment. To be dropped soon: it is a view that is held.
     ///
     /// # Errors

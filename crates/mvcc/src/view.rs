@@ -395,6 +395,11 @@ impl View {
         Moment { removals: Some(self.removed.versions), ..self.moment() }
     }
 
+    /// Whether the moment is one of this view's store. If not, a state that was taken over has replaced it.
+    pub fn has_moment(&self, moment: &Moment) -> bool {
+        moment.store == self.removed.store
+    }
+
     /// The state as it was at `moment`, read in this later view of the same store: every read gives what it gave then,
     /// but for values that lie elsewhere by now.
     ///

@@ -150,6 +150,22 @@ fn what_is_written_in_slices_is_what_a_frozen_view_gives() {
 }
 
 #[test]
+fn a_reader_whose_state_was_replaced_can_tell_that_from_a_compaction() {
+    let mut world = World::new(3);
+    let reader = world.as_of(world.view().moment());
+    assert!(reader.slice().is_ok());
+    // Another reader's moment that was compacted away.
+    let compacted = world.as_of(world.view().moment());
+    *world.live.keeps.lock().unwrap() = i64::MAX;
+    world.go(100);
+    assert!(compacted.slice().is_err());
+    assert!(!compacted.is_replaced());
+    *world.live.view.lock().unwrap() = World::new(3).view();
+    assert!(reader.slice().is_err());
+    assert!(reader.is_replaced());
+}
+
+#[test]
 fn a_writer_that_is_overtaken_says_so() {
     let mut world = World::new(3);
     let view = world.view();

@@ -19,7 +19,7 @@ use api::{Code, Status};
 use bytes::Bytes;
 use front::{Answer, Inbound, Outbound, Unary};
 use interchange::backend::{BackendWriter, Release};
-use machine::{AsOf, Outcome, Overtaken, ReadError, range};
+use machine::{AsOf, Outcome, ReadError, range};
 use mvcc::HashWalk;
 use prost::Message as _;
 use sha2::{Digest, Sha256};
@@ -268,7 +268,7 @@ async fn hash_versions(state: &AsOf, walk: HashWalk, values: &Rc<LogValues>) -> 
         let slice = made(values.clone(), |values| {
             let (mut walk, mut hash) = so_far.clone();
             let mut failed = None;
-            let slice = state.slice().map_err(|Overtaken| error::COMPACTED)?;
+            let slice = super::range::slice(state)?;
             let done = walk.step(&slice.snapshot(), HASHED_PER_SLICE, |version| {
                 if failed.is_none() {
                     failed = hash.feed(version, values).err();

@@ -72,9 +72,18 @@ fn kv_field_len(version: Version<'_>, projection: Projection) -> usize {
 /// Of an answer that is made again: nobody gets to see it.
 const NOT_AT_HAND: Status = Status::new(Code::Internal, "mainstay: a value is not at hand");
 
+/// What is read is gone, for this member has taken over the state of another.
+const REPLACED: Status =
+    Status::new(Code::Unavailable, "mainstay: this member has taken over another one's state; ask again");
+
 /// The next piece of a long range.
 pub(super) fn slice(state: &AsOf) -> Result<Slice, Status> {
-    state.slice().map_err(|Overtaken| error::COMPACTED)
+    state.slice().map_err(|Overtaken| overtaken(state))
+}
+
+/// The answer to who reads a state that is no longer there.
+pub(super) fn overtaken(state: &AsOf) -> Status {
+    if state.is_replaced() { REPLACED } else { error::COMPACTED }
 }
 
 /// What remains of a large answer.
