@@ -993,6 +993,14 @@ impl Node {
         log.term(index).ok()
     }
 
+    /// What the entries behind this one hold that are kept in memory, the newest included, whether they are on disk or not.
+    pub fn data_after(&self, index: u64) -> impl Iterator<Item = &[u8]> {
+        let unstable = &self.raw.raft.raft_log.unstable;
+        // Entries that replace others may not have taken their places yet.
+        let stable = self.raw.store().entries.iter().take_while(|entry| entry.index < unstable.offset);
+        stable.chain(&unstable.entries).filter(move |entry| entry.index > index).map(|entry| &*entry.data)
+    }
+
     /// Whom this member voted for in its term; 0 for nobody.
     pub fn voted_for(&self) -> u64 {
         self.raw.raft.vote

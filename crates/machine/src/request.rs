@@ -13,7 +13,7 @@ use api::etcdserverpb::{
 };
 use bytes::{Buf as _, Bytes};
 use planted::Bug;
-use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint};
+use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 use prost::{DecodeError, Message};
 
 /// How deep transactions may nest in an entry: etcd's default of max-txn-ops allows half of it. Deeper ones come from
@@ -109,6 +109,19 @@ const COMPACTION: u32 = 7;
 const LEASE_GRANT: u32 = 8;
 const LEASE_REVOKE: u32 = 9;
 const ALARM: u32 = 10;
+
+/// The id of the lease that an entry grants, if it does. What does not is not decoded.
+pub fn granted_lease(data: &[u8]) -> Option<i64> {
+    let mut rest = data;
+    while !rest.is_empty() {
+        let (tag, wire) = decode_key(&mut rest).ok()?;
+        if tag == LEASE_GRANT {
+            return InternalRaftRequest::decode(data).ok()?.lease_grant.map(|grant| grant.id);
+        }
+        skip_field(wire, tag, &mut rest, DecodeContext::default()).ok()?;
+    }
+    None
+}
 
 /// Decodes a client's transaction.
 ///
@@ -308,6 +321,25 @@ mod tests {
     fn command(data: Bytes) -> Result<InternalRaftRequest, Undecodable> {
         let mut request = InternalRaftRequest::default();
         super::command(&mut request, &data).map(|()| request)
+    }
+
+    #[test]
+    fn an_entry_tells_which_lease_it_grants() {
+        use api::etcdserverpb::{LeaseGrantRequest, LeaseRevokeRequest, RequestHeader};
+        let header = Some(RequestHeader { id: 9, ..RequestHeader::default() });
+        let grant = Some(LeaseGrantRequest { id: 77, ttl: 5 });
+        let entry = InternalRaftRequest { header: header.clone(), lease_grant: grant, ..Default::default() };
+        assert_eq!(granted_lease(&entry.encode_to_vec()), Some(77));
+        // As a member may have it that writes the fields in another order.
+        let first = InternalRaftRequest { header: header.clone(), ..Default::default() }.encode_to_vec();
+        let then = InternalRaftRequest { header: None, ..entry }.encode_to_vec();
+        assert_eq!(granted_lease(&[first, then].concat()), Some(77));
+        let lease_revoke = Some(LeaseRevokeRequest { id: 77 });
+        let other = InternalRaftRequest { header, lease_revoke, ..Default::default() }.encode_to_vec();
+        assert_eq!(granted_lease(&other), None);
+        for len in 0..other.len() {
+            assert_eq!(granted_lease(&other[..len]), None);
+        }
     }
 
     /// A put inside so many transactions, in bytes: prost encodes by recursion.

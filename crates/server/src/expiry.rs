@@ -56,17 +56,6 @@ pub struct Expiry {
     /// Slot and lease. A lease never stands behind the slot of its deadline.
     queue: BTreeSet<(u64, i64)>,
     starting: Option<Starting>,
-    notes_left: NotesLeft,
-}
-
-/// Notes of times left that were on their way into the log when their leases were revoked. A lease that is granted under
-/// the same id before such a note is applied would take it for its own.
-#[derive(Debug, Default)]
-struct NotesLeft {
-    /// By lease, the last log entry that notes a time left of it.
-    by_id: BTreeMap<i64, u64>,
-    /// The last of all these entries.
-    last: u64,
 }
 
 /// The leases whose clocks are still to be started.
@@ -104,13 +93,7 @@ impl Starting {
 impl Expiry {
     /// Begins with no leases.
     pub fn new(now: Instant) -> Expiry {
-        Expiry {
-            epoch: now,
-            timers: BTreeMap::new(),
-            queue: BTreeSet::new(),
-            starting: None,
-            notes_left: NotesLeft::default(),
-        }
+        Expiry { epoch: now, timers: BTreeMap::new(), queue: BTreeSet::new(), starting: None }
     }
 
     /// Begins with these leases: each has the time left as of its last note, or its whole TTL, and `grace` on top. See
@@ -190,25 +173,6 @@ impl Expiry {
         if let Some(slot) = self.timers.remove(&id).and_then(|timer| timer.slot) {
             self.queue.remove(&(slot, id));
         }
-    }
-
-    /// Forgets a lease that was revoked by the log entry `applied`.
-    pub fn revoked(&mut self, id: i64, applied: u64) {
-        let noted_by = self.timers.get(&id).map_or(0, |timer| timer.noted_by);
-        self.stop(id);
-        let left = &mut self.notes_left;
-        if left.last <= applied {
-            left.by_id.clear();
-        }
-        if noted_by > applied {
-            left.by_id.insert(id, noted_by);
-            left.last = left.last.max(noted_by);
-        }
-    }
-
-    /// Whether a log entry behind `applied` notes a time left of an earlier lease with the id of one that is granted now.
-    pub fn has_note_left(&mut self, id: i64, applied: u64) -> bool {
-        self.notes_left.by_id.remove(&id).is_some_and(|index| index > applied)
     }
 
     /// The timer of a lease; its clock is started if its turn has not come.

@@ -1,11 +1,13 @@
 //! What the leader does about leases: renewing, expiring, and noting the time left.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use api::error;
 use api::etcdserverpb::{InternalRaftRequest, LeaseCheckpoint, LeaseCheckpointRequest, LeaseRevokeRequest};
 use consensus::Role;
 use machine::SharedMap;
+use machine::request::granted_lease;
 use planted::Bug;
 
 use super::proposals::Waiter;
@@ -22,6 +24,8 @@ const REVOKES_OPEN_MAX: usize = 10_000;
 const NOTES_PER_ENTRY: usize = 1000;
 /// Leases looked at in one turn, whatever for: their clocks are started, notes are due, or they are forgotten.
 const LEASES_PER_TURN: usize = 4096;
+/// Entries of the log that are not applied and that a note may be proposed behind: they are all looked at.
+const NOTED_BEHIND_MAX: u64 = 1 << 16;
 /// Leases that are listed in one answer of the core; a longer list is gone through in pieces.
 pub const LISTED_AT_ONCE: usize = 1024;
 
@@ -102,6 +106,13 @@ impl Core {
         ttl.max(self.shared.limits.lease_ttl_min)
     }
 
+    /// The TTL that clients are told: the one that every member knows, though this leader may let the lease live longer,
+    /// since another may lead before it is over. A lease that a member running etcd granted may have none: each raises that
+    /// for itself.
+    fn ttl_told(&self, ttl: i64) -> i64 {
+        if ttl > 0 { ttl } else { self.ttl_granted(ttl) }
+    }
+
     /// This member leads no more, or in another term: the clocks of leases are the next leader's.
     pub(super) fn stop_leases(&mut self, now: Instant) {
         if !planted::is(Bug::OldLeaseDeadlines) {
@@ -118,11 +129,6 @@ impl Core {
         // On other members no clock runs. A leader that has not settled yet starts all clocks when it has.
         if self.leads && self.settled || planted::is(Bug::LeaseClocksKept) {
             self.expiry.start(id, ttl_of(ttl), ttl_of(ttl), now);
-            if self.expiry.has_note_left(id, self.machine.applied_index) && !planted::is(Bug::NoteOverGrant) {
-                // What is about to be noted is the time left of an earlier lease with this id.
-                let clear = vec![LeaseCheckpoint { id, remaining_ttl: 0 }];
-                self.propose_note(clear, Waiter::Nobody);
-            }
         }
         let metrics = &self.shared.metrics.lease;
         metrics.granted.inc();
@@ -130,7 +136,7 @@ impl Core {
     }
 
     pub(super) fn lease_revoked(&mut self, id: i64) {
-        self.expiry.revoked(id, self.machine.applied_index);
+        self.expiry.stop(id);
         for (ticket, _) in self.renewals_of_expired.remove(&id).unwrap_or_default() {
             self.reply(ticket, ReplyBody::KeptAlive(0));
         }
@@ -171,12 +177,7 @@ impl Core {
     ///
     /// As in etcd, a renewal of a lease whose time is up waits until its revocation is committed.
     pub(super) fn renew(&mut self, ticket: Ticket, id: i64, since: Instant, now: Instant) {
-        // The TTL that every member knows, though this leader may let it live longer: another may lead before it is over.
-        // One that a member running etcd granted may have none: each raises it for itself.
-        let lease = self.machine.leases.get(id).map(|lease| {
-            let ttl = if lease.ttl > 0 { lease.ttl } else { self.ttl_granted(lease.ttl) };
-            (ttl, lease.remaining > 0)
-        });
+        let lease = self.machine.leases.get(id).map(|lease| (self.ttl_told(lease.ttl), lease.remaining > 0));
         let renewed = self.expiry.renew(id, self.held_until(since), self.lease_time.as_of, now);
         let Some((ttl, noted)) = lease else {
             self.reply(ticket, ReplyBody::KeptAlive(0));
@@ -254,11 +255,14 @@ impl Core {
             return;
         }
         let body = match (self.machine.leases.get(id), self.expiry.left(id, now)) {
-            (Some(lease), Some(left)) => ReplyBody::TimeToLive {
-                ttl: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
-                granted: self.ttl_granted(lease.ttl),
-                keys: if keys { lease.keys.clone() } else { SharedMap::default() },
-            },
+            (Some(lease), Some(left)) => {
+                let granted = self.ttl_told(lease.ttl);
+                let left = i64::try_from(left.as_secs()).unwrap_or(i64::MAX);
+                // What this leader lets it live beyond that, the next one may not.
+                let ttl = if self.ttl_granted(lease.ttl) > granted { left.min(granted) } else { left };
+                let keys = if keys { lease.keys.clone() } else { SharedMap::default() };
+                ReplyBody::TimeToLive { ttl, granted, keys }
+            }
             _ => ReplyBody::TimeToLive { ttl: -1, granted: 0, keys: SharedMap::default() },
         };
         self.reply(ticket, body);
@@ -338,7 +342,7 @@ impl Core {
         }
         let expire =
             self.stopping.is_none() && self.revokes_room() > 0 && self.expiry.is_due(self.lease_time.as_of);
-        let note = self.noting.is_some() && self.log_has_room();
+        let note = self.noting.is_some() && self.log_has_room() && self.can_note();
         !self.forgotten_clocks.is_empty() || self.leads_now() && (self.expiry.is_starting() || expire || note)
     }
 
@@ -386,9 +390,28 @@ impl Core {
         self.noting = Some(Noting { behind: None, used });
     }
 
+    /// Whether so few entries are not applied that they can be looked at before times left are noted.
+    fn can_note(&self) -> bool {
+        self.node.standing().last - self.machine.applied_index <= NOTED_BEHIND_MAX
+    }
+
+    /// The leases that entries grant which stand in the log and are not applied. What is noted behind such an entry is taken
+    /// for the time left of the lease that it grants; if one with its id exists now, that is revoked before.
+    fn granted_anew(&self) -> BTreeSet<i64> {
+        if planted::is(Bug::NoteOverGrant) {
+            return BTreeSet::new();
+        }
+        self.node.data_after(self.machine.applied_index).filter_map(granted_lease).collect()
+    }
+
     /// Goes on with the notes, by one entry at most.
     fn note_some(&mut self, now: Instant) {
-        let (room, ttl_min) = (self.log_has_room(), self.shared.limits.lease_ttl_min);
+        if self.noting.is_none() {
+            return;
+        }
+        let room = self.log_has_room() && self.can_note();
+        let granted_anew = if room { self.granted_anew() } else { BTreeSet::new() };
+        let ttl_min = self.shared.limits.lease_ttl_min;
         // A lease whose clock is still to be started would go by the note, as if it was from before.
         let Some(noting) = self.noting.as_mut().filter(|_| room && !self.expiry.is_starting()) else {
             return;
@@ -401,7 +424,7 @@ impl Core {
             let Some(lease) = self.machine.leases.get(id) else { continue };
             let left = seconds_up(left).max(1);
             let ttl = ttl_of(lease.ttl.max(ttl_min));
-            if ttl >= ttl_of(left) + noting.used && lease.remaining != left {
+            if ttl >= ttl_of(left) + noting.used && lease.remaining != left && !granted_anew.contains(&id) {
                 notes.push(LeaseCheckpoint { id, remaining_ttl: left });
                 if notes.len() == NOTES_PER_ENTRY {
                     break;

@@ -49,7 +49,24 @@ fn short_leases_are_the_same_for_members_with_other_election_timeouts() {
             );
             let asked = LeaseTimeToLiveRequest { id, keys: false };
             let told: LeaseTimeToLiveResponse = world.call(at, TIME_TO_LIVE, &asked).expect("is told");
-            assert!(told.granted_ttl >= granted.ttl, "no lease ends before its client was told: {told:?}");
+            assert_eq!(told.granted_ttl, granted.ttl, "the same as the client of the grant was told");
+        }
+    }
+    are_equal(&mut world);
+    // Whoever leads.
+    for leads in [0, 1, 2] {
+        world.lead(leads);
+        for (at, shortest) in [(0, 2), (1, 5), (2, 15)] {
+            let asked = LeaseTimeToLiveRequest { id: 1000 * (at as i64 + 1) + 60, keys: false };
+            let told: LeaseTimeToLiveResponse = world.call(2 - at, TIME_TO_LIVE, &asked).expect("is told");
+            assert_eq!(told.granted_ttl, 60, "{told:?}");
+            let id = 5000 + 10 * leads as i64 + at as i64;
+            let granted: LeaseGrantResponse =
+                world.call(at, GRANT, &LeaseGrantRequest { ttl: 1, id }).expect("is granted");
+            let asked = LeaseTimeToLiveRequest { id, keys: false };
+            let told: LeaseTimeToLiveResponse = world.call(2 - at, TIME_TO_LIVE, &asked).expect("is told");
+            assert_eq!((granted.ttl, told.granted_ttl), (shortest, shortest));
+            assert!(told.ttl <= shortest, "{told:?}");
         }
     }
     are_equal(&mut world);

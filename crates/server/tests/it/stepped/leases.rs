@@ -106,6 +106,30 @@ fn a_note_under_way_does_not_become_that_of_a_lease_granted_under_the_same_id() 
 }
 
 #[test]
+fn a_leader_that_stops_notes_no_time_for_a_lease_granted_under_the_same_id() {
+    let mut world = World::started(3, 10, &[]);
+    world.lead(0);
+    let (id, other) = (grant(&mut world, 0, 400), grant(&mut world, 0, 500));
+    pass(&mut world, Duration::from_secs(20));
+    world.places[0].log_held = true;
+    // It is revoked and granted anew; the leader has not applied that when it stops and notes what time is left.
+    let call = |world: &World, path, request: Vec<u8>| Box::pin(world.member(0).call(path, request.into()));
+    let mut revoked =
+        call(&world, "/etcdserverpb.Lease/LeaseRevoke", LeaseRevokeRequest { id }.encode_to_vec());
+    assert!(within(&mut world, Duration::from_millis(200), &mut revoked).is_none());
+    let again = LeaseGrantRequest { ttl: 400, id };
+    let mut granted = call(&world, "/etcdserverpb.Lease/LeaseGrant", again.encode_to_vec());
+    assert!(within(&mut world, Duration::from_millis(200), &mut granted).is_none());
+    world.member(0).stop();
+    world.until("another leads", |world| world.leader().is_some_and(|at| at != 0));
+    let leader = world.leader().expect("somebody leads");
+    let left = time_to_live(&mut world, leader, id).ttl;
+    assert!(left > 390, "the note was the earlier lease's: {left} s");
+    let left = time_to_live(&mut world, leader, other).ttl;
+    assert!(left < 485, "that of the other is noted: {left} s");
+}
+
+#[test]
 fn an_expired_lease_is_not_renewed_while_its_revocation_is_under_way() {
     let mut world = World::started(1, 5, &[]);
     let lease = grant(&mut world, 0, 5);
