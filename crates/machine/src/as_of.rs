@@ -74,6 +74,13 @@ impl AsOf {
         &self.moment
     }
 
+    /// The state as of another moment of which nothing is removed as long as nothing of this one's is: a later one, or one
+    /// of the same compact revision.
+    #[must_use]
+    pub fn at(&self, moment: Moment) -> AsOf {
+        AsOf { moment, newest: Arc::clone(&self.newest) }
+    }
+
     /// From now on unreadable deletions may be removed: the reader is no longer interested in them.
     #[must_use]
     pub fn of_what_is_readable(self) -> AsOf {

@@ -104,12 +104,12 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// Whether it names places of values, which must stay readable until it is answered.
+    /// Whether its answer holds what was there before, or what was read: that must stay readable until it is answered.
     pub fn names_values(&self) -> bool {
         match self {
             Outcome::Put { previous, .. } => previous.is_some(),
-            Outcome::DeleteRange(deleted) => deleted.previous != Read::NOTHING,
-            Outcome::Txn(txn) => !txn.responses.is_empty(),
+            Outcome::DeleteRange(deleted) => deleted.previous.names_values(),
+            Outcome::Txn(txn) => txn.names_values(),
             _ => false,
         }
     }

@@ -63,6 +63,11 @@ pub enum Read {
 impl Read {
     /// Nothing.
     pub const NOTHING: Read = Read::Known { found: Vec::new(), more: false, count: 0 };
+
+    /// Whether an answer holds keys and values for it, as far as that is known.
+    pub(crate) fn names_values(&self) -> bool {
+        !matches!(self, Read::Known { found, .. } if found.is_empty())
+    }
 }
 
 /// A range at one point of a transaction.
@@ -143,6 +148,16 @@ pub struct TxnOutcome {
 }
 
 impl TxnOutcome {
+    /// Whether its answer holds keys and values.
+    pub(crate) fn names_values(&self) -> bool {
+        self.responses.iter().any(|response| match response {
+            OpOutcome::Range(ranged) => ranged.read.names_values(),
+            OpOutcome::Put { previous, .. } => previous.is_some(),
+            OpOutcome::DeleteRange(deleted) => deleted.previous.names_values(),
+            OpOutcome::Txn(nested) => nested.names_values(),
+        })
+    }
+
     /// Whether something is left to be read by whoever answers.
     pub fn reads_later(&self) -> bool {
         self.responses.iter().any(|response| match response {

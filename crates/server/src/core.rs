@@ -24,7 +24,6 @@ mod run;
 mod space;
 
 use std::any::Any;
-use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
@@ -41,7 +40,7 @@ use crate::evidence::Cause;
 use crate::transfer::Received;
 use machine::image::Head;
 use machine::transfer::Held;
-use mvcc::{Location, View};
+use mvcc::Location;
 
 pub use command::command;
 pub use install::Forget;
@@ -196,8 +195,8 @@ const _: () = assert!(size_of::<Reply>() <= 128);
 /// What an answer holds. What is large and rare in it lies behind a pointer: it is moved several times on its way.
 #[derive(Debug)]
 pub enum ReplyBody {
-    /// Of a proposal. The view keeps the places valid that the outcome names.
-    Outcome(Result<Outcome, Status>, Option<Pinned>),
+    /// Of a proposal; with the state right behind it, if its answer holds keys and values.
+    Outcome(Result<Outcome, Status>, Option<Box<AsOf>>),
     /// The renewed lease's TTL in seconds; 0 if it is gone.
     KeptAlive(i64),
     /// A lease's time.
@@ -229,16 +228,6 @@ pub enum ReplyBody {
     StateTrail(StateTrail),
     /// The state: keys and values, and the rest.
     Image(Box<Head>, Box<AsOf>),
-}
-
-/// A view held for what it keeps from being freed; and, if an outcome is to be read still, the state to read it in.
-#[derive(Clone)]
-pub struct Pinned(pub Arc<View>, pub Option<Box<AsOf>>);
-
-impl std::fmt::Debug for Pinned {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Pinned")
-    }
 }
 
 /// What the core asks of the keeper of checkpoints.

@@ -55,8 +55,8 @@ struct Confirmed(Result<(), String>);
 pub async fn confirm(shared: &Shared, request: &mut Request<Bytes>) {
     let Target::Path(path) = target::of(request) else { return };
     let reads = path == "/health" || path == "/readyz" || path == "/readyz/linearizable_read";
-    let state = shared.state.load_full();
-    if !reads || state.reads_local || Query::of(request.uri()).first("serializable") == Some(b"true") {
+    let reads_local = shared.state.load().reads_local;
+    if !reads || reads_local || Query::of(request.uri()).first("serializable") == Some(b"true") {
         return;
     }
     let late = shared.clock.sleep(shared.limits.request_timeout);

@@ -145,13 +145,13 @@ impl Lookout {
     /// The cluster runs at the lowest version that any member has; while one does not answer, at the lowest there is,
     /// until it is known better.
     async fn versions(&self) {
-        let state = self.shared.state.load_full();
+        let members = Arc::clone(&self.shared.state.load().members);
         let own = self.shared.identity.member_id;
         let mut lowest = minor(api::API_VERSION);
-        for member in state.members.by_id.values().filter(|member| member.id != own) {
+        for member in members.by_id.values().filter(|member| member.id != own) {
             lowest = lowest.zip(self.version_of(member.id).await).map(|(a, b)| a.min(b));
         }
-        let known = minor(&state.members.cluster_version);
+        let known = minor(&members.cluster_version);
         let decided = match (lowest, known) {
             (Some((major, minor)), known) if known.is_none_or(|known| known < (major, minor)) => {
                 format!("{major}.{minor}.0")

@@ -32,7 +32,6 @@ use front::{Answer, Closing, Head, Inbound, Kind, LocalBoxFuture, Method, Outbou
 use machine::ReadError;
 use prost::Message;
 
-pub(crate) use self::range::BYTES_AT_ONCE;
 use crate::callers::{CALLERS_MAX, Caller, Connected};
 use crate::core::{Ask, Reply, ReplyBody};
 use crate::fold::FoldMap;

@@ -15,19 +15,17 @@ use std::time::Instant;
 
 use api::error;
 use consensus::{Entry, EntryKind, Event};
-use machine::{Applied, Change, Command, Fatal, Outcome, Progress};
+use machine::{Applied, AsOf, Change, Command, Fatal, Outcome, Progress};
 use mvcc::{Location, Value};
 use planted::Bug;
 
 use super::Ask;
 use super::proposals::{REVOKE_PAUSE, Waiter};
 use super::run::{Answerable, Core};
-use crate::encode;
 use crate::inbox::Inbox;
 use crate::logging::Value as Field;
 use crate::long_reads::Reader;
 use crate::readers::{Arrived, Reading};
-use crate::services::BYTES_AT_ONCE;
 use crate::values::AtHand;
 
 /// Bytes of entries that are committed and not applied; with more, further ones are not taken from a leader for now.
@@ -132,12 +130,6 @@ impl Applying {
         self.bytes -= held_bytes(&entry);
         Some(entry)
     }
-}
-
-/// Whether an answer reads what it holds while it is made: ranges of a transaction, and many large values that it names, are
-/// neither read nor held at once.
-fn is_answered_in_pieces(outcome: &Outcome) -> bool {
-    outcome.reads_later() || matches!(outcome, Outcome::Txn(txn) if encode::named_len(txn) > BYTES_AT_ONCE)
 }
 
 impl Core {
@@ -301,12 +293,10 @@ impl Core {
             Waiter::Nobody => {}
             waiter => {
                 let revision = self.machine.store.current_revision();
-                let later = applied.outcome.as_ref().is_ok_and(is_answered_in_pieces).then(|| {
-                    // As of now: what comes later in this turn may compact it away.
-                    Box::new(self.shared.read_long_at(Reader::Range, self.machine.store.moment()))
-                });
+                let named = applied.outcome.as_ref().is_ok_and(Outcome::names_values);
+                let state = named.then(|| Box::new(self.as_applied()));
                 let (outcome, raft_term) = (applied.outcome, begun.term);
-                self.outcomes.push(Answerable { waiter, outcome, later, revision, raft_term });
+                self.outcomes.push(Answerable { waiter, outcome, state, revision, raft_term });
             }
         }
         let standing = self.node.standing();
@@ -315,6 +305,15 @@ impl Core {
             // Times left that were noted in earlier terms are all known only now.
             self.start_leases(now);
         }
+    }
+
+    /// The state as it is now, which stays readable: what comes later in this turn may compact it away.
+    fn as_applied(&mut self) -> AsOf {
+        let moment = self.machine.store.moment();
+        if let Some(first) = &self.as_applied {
+            return first.at(moment);
+        }
+        self.as_applied.insert(self.shared.read_long_at(Reader::Range, moment)).clone()
     }
 
     fn changed(&mut self, change: Change, now: Instant) {

@@ -335,6 +335,7 @@ impl Core {
             ],
         );
         let overtaken = self.shared.long_reads.end_all();
+        self.as_applied = None;
         self.shared.metrics.long_reads.overtaken.add(overtaken as u64);
         let replaced = std::mem::replace(&mut self.machine, *machine);
         self.install.discard(Box::new(replaced));

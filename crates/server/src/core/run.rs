@@ -27,7 +27,7 @@ use super::proposals::{Open, Proposal, Waiter};
 use super::reads::{Reads, Want};
 use super::room::Room;
 use super::space::{Checkpoints, Thresholds};
-use super::{Ask, MemberChange, OUTSIDE, Order, Pinned, Reply, ReplyBody, Ticket};
+use super::{Ask, MemberChange, OUTSIDE, Order, Reply, ReplyBody, Ticket};
 use crate::arrivals::Charge;
 use crate::compaction_hash::Job;
 use crate::config::Config;
@@ -96,8 +96,8 @@ pub(super) struct Syncing {
 pub(super) struct Answerable {
     pub waiter: Waiter,
     pub outcome: Result<Outcome, Status>,
-    /// What the outcome left to be read is read in this state.
-    pub later: Option<Box<AsOf>>,
+    /// What the answer holds is read in this state.
+    pub state: Option<Box<AsOf>>,
     pub revision: i64,
     pub raft_term: u64,
 }
@@ -191,6 +191,8 @@ pub struct Core {
     /// Where entries that are not yet applied lie.
     pub(super) locations: VecDeque<(u64, log::Location)>,
     pub(super) outcomes: Vec<Answerable>,
+    /// Keeps readable what these name: one reader for all of a turn.
+    pub(super) as_applied: Option<AsOf>,
     pub(super) replies: Vec<Vec<Reply>>,
     /// Answers to compactions that wait for the removal.
     pub(super) removal_waiters: Vec<Reply>,
@@ -299,6 +301,7 @@ impl Core {
             syncing: VecDeque::new(),
             locations: parts.locations,
             outcomes: Vec::new(),
+            as_applied: None,
             // The last is for those who ask from outside the shards.
             replies: (0..=shards).map(|_| Vec::new()).collect(),
             removal_waiters: Vec::new(),
@@ -813,13 +816,12 @@ impl Core {
     pub(super) fn answer(&mut self) {
         let view = Arc::clone(&self.shared.state.load().view);
         let mut outcomes = std::mem::take(&mut self.outcomes);
-        for Answerable { waiter, outcome, later, revision, raft_term } in outcomes.drain(..) {
+        self.as_applied = None;
+        for Answerable { waiter, outcome, state, revision, raft_term } in outcomes.drain(..) {
             let (ticket, body, wait_removed) = match waiter {
                 Waiter::Client(ticket, wait_removed) => {
                     let wait_removed = wait_removed && outcome.is_ok();
-                    let named = outcome.as_ref().is_ok_and(Outcome::names_values);
-                    let pin = named.then(|| Pinned(Arc::clone(&view), later));
-                    (ticket, ReplyBody::Outcome(outcome, pin), wait_removed)
+                    (ticket, ReplyBody::Outcome(outcome, state), wait_removed)
                 }
                 Waiter::KeepAlive(ticket, ttl) => (ticket, ReplyBody::KeptAlive(ttl), false),
                 Waiter::Members(..) | Waiter::Expiry(_) | Waiter::Attributes | Waiter::Nobody => continue,

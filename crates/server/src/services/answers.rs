@@ -1,7 +1,9 @@
-//! Answers of transactions and deletions, which hold what ranges found while they ran.
+//! Answers of writes and transactions that take a while, because they hold what ranges found while they ran, or values that
+//! are not at hand.
 //!
 //! Apply notes of a range only what it is and at which point of the transaction it stood ([`machine::txn::Past`]); here
-//! it is evaluated, by the shard that answers, in the state right behind the transaction, read as of that moment. So no
+//! it is evaluated, by the shard that answers, in the state right behind the transaction, read as of that moment. So are
+//! values that apply named, but that are not in memory: they wait for the disk without a view. So no
 //! member builds an answer that nobody waits for, and the core builds none at all. As for a large Range, there are two
 //! walks, both in slices: one that adds up lengths, one that makes the answer piece by piece as the client takes it.
 
@@ -414,15 +416,7 @@ fn txn_rope(
                 }
                 (1, body)
             }
-            OpOutcome::Put { revision, previous } => {
-                let mut body = Rope::default();
-                body.put(|out| encode::put_header(out, &only(*revision)));
-                if let Some(found) = previous {
-                    let (kvs, keys) = (field_len(found.encoded_len()), Keys::Chosen(vec![change(found)]));
-                    body.kvs(PREV_KV, Projection::default(), Measured { kvs, more: false, count: 1, keys });
-                }
-                (2, body)
-            }
+            OpOutcome::Put { revision, previous } => (2, put_rope(&only(*revision), previous.as_deref())),
             OpOutcome::DeleteRange(deleted) => {
                 (3, delete_rope(&only(deleted.revision), deleted, measured.next()))
             }
@@ -435,6 +429,16 @@ fn txn_rope(
             put_varint(out, body.len as u64);
         });
         rope.append(body);
+    }
+    rope
+}
+
+fn put_rope(header: &ResponseHeader, previous: Option<&Found>) -> Rope {
+    let mut rope = Rope::default();
+    rope.put(|out| encode::put_header(out, header));
+    if let Some(found) = previous {
+        let (kvs, keys) = (field_len(found.encoded_len()), Keys::Chosen(vec![change(found)]));
+        rope.kvs(PREV_KV, Projection::default(), Measured { kvs, more: false, count: 1, keys });
     }
     rope
 }
@@ -462,6 +466,16 @@ pub(super) async fn txn(
     let mut measured = evaluation.measure_all(&outcome).await?.into_iter();
     let rope = txn_rope(&header, &outcome, &mut measured);
     evaluation.answer(rope).await
+}
+
+/// The answer of a put whose previous value is read in `state`.
+pub(super) async fn put(
+    state: AsOf,
+    values: Rc<LogValues>,
+    header: ResponseHeader,
+    previous: Box<Found>,
+) -> Result<Answer, Status> {
+    Evaluation::new(state, values).answer(put_rope(&header, Some(&previous))).await
 }
 
 /// The answer of a deletion whose previous keys are read in `state`.

@@ -1,6 +1,7 @@
 //! Puts, deletes, transactions, compactions.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use api::error;
 use api::etcdserverpb::{
@@ -11,17 +12,16 @@ use api::{Code, Status};
 use bytes::Bytes;
 use front::{Answer, Unary};
 use machine::request::Undecodable;
-use machine::txn::{Compared, LookedAt, Read};
+use machine::txn::{Compared, LookedAt, TxnOutcome};
 use machine::{AsOf, Outcome, ReadError, check};
 
 use super::choose::READ_AT_ONCE;
 use super::range::{BYTES_AT_ONCE, KEYS_PER_SLICE};
 use super::{Services, UNPARSEABLE, answers, decode, unreadable, whole};
-use crate::core::{Ask, Pinned, ReplyBody, Ticket, command};
+use crate::core::{Ask, ReplyBody, Ticket, command};
 use crate::encode;
 use crate::long_reads::Reader;
 use crate::notable;
-use crate::shared::Published;
 use crate::values::{Attempt, made};
 
 /// Keys that the comparisons of one transaction may look at (COMPAT-74): they are made in apply, in one go.
@@ -49,19 +49,20 @@ impl Services {
         what: &'static str,
         answer: impl FnOnce(&Services, Outcome, ResponseHeader) -> Result<Answer, Status> + 'static,
     ) -> Result<Unary, Status> {
-        self.propose_then(field, request, wait_removed, what, |services, outcome, _pin, header| {
+        self.propose_then(field, request, wait_removed, what, |services, outcome, _, header| {
             Ok(Unary::Done(answer(services, outcome, header)))
         })
     }
 
-    /// As [`Services::propose`], for answers that may be read from the view that the core hands over.
+    /// As [`Services::propose`], for answers that hold keys and values: they come with the state right behind the write.
     fn propose_then(
         self: &Rc<Self>,
         field: u32,
         request: &Bytes,
         wait_removed: bool,
         what: &'static str,
-        answer: impl FnOnce(&Services, Outcome, Option<Pinned>, ResponseHeader) -> Result<Unary, Status> + 'static,
+        answer: impl FnOnce(&Services, Outcome, Option<Box<AsOf>>, ResponseHeader) -> Result<Unary, Status>
+        + 'static,
     ) -> Result<Unary, Status> {
         let id = self.shared.request_id();
         let data = command(id, field, request);
@@ -73,8 +74,7 @@ impl Services {
         let writer = self.peer.get().port();
         let ask = |ticket: Ticket| Ask::Propose { ticket, id, data, writer, wait_removed };
         self.ask_then(ask, what, |services, body, header| match body {
-            // The pin keeps the places readable that the outcome names until the answer is made.
-            ReplyBody::Outcome(outcome, pin) => answer(services, outcome?, pin, header),
+            ReplyBody::Outcome(outcome, state) => answer(services, outcome?, state, header),
             _ => Err(error::STOPPED),
         })
         .inspect_err(|_| self.shared.proposal_taken(bytes))
@@ -93,14 +93,18 @@ impl Services {
         check::put(&request)?;
         self.check_quota(check::put_cost(&request))?;
         self.note_value(&request);
-        self.propose_then(field::PUT, &message, false, "Put", |services, outcome, pin, header| {
+        self.propose_then(field::PUT, &message, false, "Put", |services, outcome, state, header| {
             let Outcome::Put { revision, previous } = outcome else { return Err(error::STOPPED) };
             let header = ResponseHeader { revision, ..header };
-            let Some(previous) = previous else {
+            let (Some(previous), Some(state)) = (previous, state) else {
                 let answer = encode::put(&header, None, &*services.values);
                 return Ok(Unary::Done(answer.map(Answer::Whole).map_err(|e| unreadable(&e))));
             };
-            Ok(services.encoded(pin, move |values| encode::put(&header, Some(&previous), values)))
+            if let Some(answer) = services.at_once(|values| encode::put(&header, Some(&previous), values)) {
+                return Ok(answer);
+            }
+            let answer = answers::put(*state, Rc::clone(&services.values), header, previous);
+            Ok(Unary::Later(Box::pin(answers::written(answer))))
         })
     }
 
@@ -112,15 +116,18 @@ impl Services {
             &message,
             false,
             "DeleteRange",
-            |services, outcome, pin, header| {
+            |services, outcome, state, header| {
                 let Outcome::DeleteRange(deleted) = outcome else { return Err(error::STOPPED) };
                 let header = ResponseHeader { revision: deleted.revision, ..header };
-                if let (Read::Past(_), Some(Pinned(_, Some(state)))) = (&deleted.previous, &pin) {
-                    let (state, values) = (AsOf::clone(state), Rc::clone(&services.values));
-                    let answer = answers::delete_range(state, values, header, deleted);
-                    return Ok(Unary::Later(Box::pin(answers::written(answer))));
+                // It fails if something is left to be read.
+                if let Some(answer) =
+                    services.at_once(|values| encode::delete_range(&header, &deleted, values))
+                {
+                    return Ok(answer);
                 }
-                Ok(services.encoded(pin, move |values| encode::delete_range(&header, &deleted, values)))
+                let state = state.ok_or(error::STOPPED)?;
+                let answer = answers::delete_range(*state, Rc::clone(&services.values), header, deleted);
+                Ok(Unary::Later(Box::pin(answers::written(answer))))
             },
         )
     }
@@ -131,15 +138,9 @@ impl Services {
             Undecodable::Malformed(_) => UNPARSEABLE,
         })?;
         check::txn(&request, self.shared.limits.txn_ops_max)?;
-        let state = self.shared.state.load();
-        let compared = check::compared_keys(&request, &state.view.snapshot(), COMPARED_KEYS_MAX);
-        if compared > COMPARED_KEYS_MAX
-            || check::compared_bytes(&request, &state.view.snapshot(), COMPARED_BYTES_MAX)
-                > COMPARED_BYTES_MAX
-        {
+        if self.compares_too_much(&request) {
             return Err(TOO_MUCH_COMPARED);
         }
-        drop(state);
         if check::txn_is_read_only(&request) {
             let serializable = check::txn_is_serializable(&request);
             return self.read(serializable, move |services| services.txn_now(request));
@@ -178,6 +179,14 @@ impl Services {
         })))
     }
 
+    /// Whether the comparisons of a transaction look at too much of the newest state.
+    fn compares_too_much(&self, request: &TxnRequest) -> bool {
+        let state = self.shared.state.load();
+        let snapshot = state.view.snapshot();
+        check::compared_keys(request, &snapshot, COMPARED_KEYS_MAX) > COMPARED_KEYS_MAX
+            || check::compared_bytes(request, &snapshot, COMPARED_BYTES_MAX) > COMPARED_BYTES_MAX
+    }
+
     /// Looks at the next of the values that a transaction compares.
     fn look(&self, compared: &Compared, from: &LookedAt, values: &Attempt) -> LookedAt {
         let state = self.shared.state.load();
@@ -185,79 +194,80 @@ impl Services {
     }
 
     fn propose_txn(self: &Rc<Self>, message: &Bytes) -> Result<Unary, Status> {
-        self.propose_then(field::TXN, message, false, "Txn", |services, outcome, pin, header| {
+        self.propose_then(field::TXN, message, false, "Txn", |services, outcome, state, header| {
             let Outcome::Txn(txn) = outcome else { return Err(error::STOPPED) };
             let header = ResponseHeader { revision: txn.revision, ..header };
-            let state = pin.as_ref().and_then(|Pinned(_, state)| state.as_deref().cloned());
-            let Some(state) = state else {
-                return Ok(services.encoded(pin, move |values| encode::txn(&header, &txn, values)));
-            };
-            let answer = answers::txn(state, Rc::clone(&services.values), header, txn);
+            if let Some(answer) = services.txn_at_once(&header, &txn) {
+                return Ok(answer);
+            }
+            let state = state.ok_or(error::STOPPED)?;
+            let answer = answers::txn(*state, Rc::clone(&services.values), header, txn);
             Ok(Unary::Later(Box::pin(answers::written(answer))))
         })
     }
 
-    /// An answer that `encode` makes of values, fetched if they are not at hand; `pin` keeps them where they are.
-    fn encoded(
-        &self,
-        pin: Option<Pinned>,
-        mut encode: impl FnMut(&Attempt) -> Result<Bytes, ReadError> + 'static,
-    ) -> Unary {
-        let whole = |answer: Result<Bytes, ReadError>| answer.map(Answer::Whole).map_err(|e| unreadable(&e));
-        let mut values = Attempt::new(self.values.clone());
-        let answer = encode(&values);
-        if values.is_complete() {
-            return Unary::Done(whole(answer));
+    /// An answer that `encode` makes, if all values that it holds are at hand, and where they were.
+    fn at_once(&self, encode: impl FnOnce(&Attempt) -> Result<Bytes, ReadError>) -> Option<Unary> {
+        let values = Attempt::new(self.values.clone());
+        let answer = encode(&values).ok()?;
+        values.is_complete().then(|| Unary::Done(Ok(Answer::Whole(answer))))
+    }
+
+    /// The answer of a transaction, unless it has ranges to read, or much, or something that is not at hand.
+    fn txn_at_once(&self, header: &ResponseHeader, outcome: &TxnOutcome) -> Option<Unary> {
+        if outcome.reads_later() || encode::named_len(outcome) > BYTES_AT_ONCE {
+            return None;
         }
-        Unary::Later(Box::pin(async move {
-            let _pin = pin;
-            loop {
-                values.fetched().await;
-                let answer = encode(&values);
-                if values.is_complete() {
-                    return whole(answer);
-                }
-            }
-        }))
+        self.at_once(|values| encode::txn(header, outcome, values))
     }
 
     /// Answers a transaction that only reads.
     fn txn_now(self: &Rc<Self>, request: TxnRequest) -> Result<Unary, Status> {
-        let state = self.state();
-        let mut values = Attempt::new(self.values.clone());
-        let answer = self.txn_answer(&request, &state, &values);
+        let before = self.state();
+        let values = Attempt::new(self.values.clone());
+        let evaluated = machine::txn::read_only(&before.view.snapshot(), &request, &values);
+        let mut known = None;
         if values.is_complete() {
-            return answer;
+            let outcome = evaluated.map_err(super::range::failed)?;
+            if let Some(answer) = self.txn_at_once(&self.header(outcome.revision, &before), &outcome) {
+                return Ok(answer);
+            }
+            known = Some(outcome);
         }
+        // It takes a while: from here on as of a moment, without a view.
+        let (state, newest) = self.shared.read_long(Reader::Range);
+        let known = known.filter(|_| Arc::ptr_eq(&before, &newest));
+        let term = newest.applied_term;
         let services = Rc::clone(self);
         Ok(Unary::Later(Box::pin(async move {
-            loop {
-                values.fetched().await;
-                let answer = services.txn_answer(&request, &state, &values);
-                if values.is_complete() {
-                    return match answer? {
-                        Unary::Done(answer) => answer,
-                        Unary::Later(answer) => answer.await,
-                    };
-                }
-            }
+            let outcome = match known {
+                Some(outcome) => outcome,
+                None => services.evaluated(&state, &request, values).await?,
+            };
+            let header = services.shared.header(outcome.revision, term);
+            answers::txn(state, Rc::clone(&services.values), header, outcome).await
         })))
     }
 
-    fn txn_answer(&self, request: &TxnRequest, state: &Published, values: &Attempt) -> Result<Unary, Status> {
-        let outcome =
-            machine::txn::read_only(&state.view.snapshot(), request, values).map_err(super::range::failed)?;
-        let header = self.header(outcome.revision, state);
-        if outcome.reads_later() || encode::named_len(&outcome) > BYTES_AT_ONCE {
-            let (state, published) = self.shared.read_long(Reader::Range);
-            let outcome = machine::txn::read_only(&published.view.snapshot(), request, values)
-                .map_err(super::range::failed)?;
-            let header = self.header(outcome.revision, &published);
-            let answer = answers::txn(state, Rc::clone(&self.values), header, outcome);
-            return Ok(Unary::Later(Box::pin(answer)));
+    /// What a transaction that only reads comes to in this state; fetches what it compares.
+    async fn evaluated(
+        &self,
+        state: &AsOf,
+        request: &TxnRequest,
+        mut values: Attempt,
+    ) -> Result<TxnOutcome, Status> {
+        loop {
+            values.fetched().await;
+            // As of a moment, a walk passes over what was written since.
+            if self.compares_too_much(request) {
+                return Err(TOO_MUCH_COMPARED);
+            }
+            let slice = super::range::slice(state)?;
+            let outcome = machine::txn::read_only(&slice.snapshot(), request, &values);
+            if values.is_complete() {
+                return outcome.map_err(super::range::failed);
+            }
         }
-        let answer = encode::txn(&header, &outcome, values).map_err(|e| unreadable(&e))?;
-        Ok(Unary::Done(Ok(Answer::Whole(answer))))
     }
 
     pub(super) fn compact(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {

@@ -265,8 +265,11 @@ impl Services {
             let LeaseKeepAliveRequest { id } = decode_streamed(message)?;
             let ttl = self.renew(id).await?;
             renewed.note(id);
-            let state = self.state();
-            let header = Some(self.header(state.view.snapshot().current_revision(), &state));
+            let header = {
+                // Not held while the client does not read.
+                let state = self.shared.state.load();
+                Some(self.header(state.view.snapshot().current_revision(), &state))
+            };
             outbound.send(LeaseKeepAliveResponse { header, id, ttl }.encode_to_vec().into()).await?;
         }
     }

@@ -5,6 +5,7 @@
 //! more than a piece in memory, nor a view between two pieces ([`AsOf`]). Values that are not at hand are fetched, a
 //! piece's at once, while other calls go on.
 
+use std::future::poll_fn;
 use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -68,9 +69,6 @@ fn put_kv_field(
 fn kv_field_len(version: Version<'_>, projection: Projection) -> usize {
     field_len(kv_len(version, projection))
 }
-
-/// Of an answer that is made again: nobody gets to see it.
-const NOT_AT_HAND: Status = Status::new(Code::Internal, "mainstay: a value is not at hand");
 
 /// What is read is gone, for this member has taken over the state of another.
 const REPLACED: Status =
@@ -215,6 +213,13 @@ impl Rest {
         }
     }
 
+    /// The answer of `len` bytes that this is, which is so little that it is made at once.
+    async fn whole(mut self, len: usize) -> Result<Answer, Status> {
+        let piece = poll_fn(|context| self.poll_piece(len, context)).await?;
+        debug_assert!(self.ended && piece.as_ref().is_some_and(|piece| piece.len() == len));
+        Ok(Answer::Whole(piece.unwrap_or_default()))
+    }
+
     /// The answer of `len` bytes that this is.
     fn into_answer(mut self, len: usize) -> Result<Answer, Status> {
         pieces::answer(len, self.kept_bytes(), move |bytes_max, context| {
@@ -262,42 +267,50 @@ impl Services {
         state: Guard<Arc<Published>>,
     ) -> Result<Unary, Status> {
         if self.is_large(&request, &state)? {
-            drop(state);
-            let services = Rc::clone(self);
-            return Ok(Unary::Later(Box::pin(async move {
-                let answer = services.large_range(&request).await;
-                services.ranged(answer.is_ok(), began.elapsed());
-                services.note_range(&request, client, &answer, began.elapsed());
-                answer
-            })));
+            return Ok(self.range_later(request, client, began));
         }
-        let mut values = Attempt::new(self.values.clone());
-        let answer = self.few(&request, &state, &values);
-        if values.is_complete() {
+        let values = Attempt::new(self.values.clone());
+        let answer = self.small_range(&request, &state, &values).transpose();
+        if values.is_complete()
+            && let Some(answer) = answer
+        {
             self.few_ranged(&request, client, &answer, began);
             return Ok(Unary::Done(answer));
         }
-        let (services, state) = (Rc::clone(self), Guard::into_inner(state));
-        Ok(Unary::Later(Box::pin(async move {
-            loop {
-                values.fetched().await;
-                let answer = services.few(&request, &state, &values);
-                if values.is_complete() {
-                    services.few_ranged(&request, client, &answer, began);
-                    return answer;
-                }
+        // Its values are large, or not at hand: from here on it holds no view.
+        drop(state);
+        if request.sort_target == SortTarget::Value as i32 {
+            return Ok(self.range_later(request, client, began));
+        }
+        let (rest, len) = match self.chosen(&request, values) {
+            Ok(chosen) => chosen,
+            Err(status) => {
+                self.ranged(false, began.elapsed());
+                return Err(status);
             }
+        };
+        if len > BYTES_AT_ONCE {
+            let answer = rest.into_answer(len);
+            self.few_ranged(&request, client, &answer, began);
+            return Ok(Unary::Done(answer));
+        }
+        let services = Rc::clone(self);
+        Ok(Unary::Later(Box::pin(async move {
+            let answer = rest.whole(len).await;
+            services.few_ranged(&request, client, &answer, began);
+            answer
         })))
     }
 
-    /// An answer with few keys, if all values that it needs are at hand.
-    fn few(&self, request: &RangeRequest, state: &Published, values: &Attempt) -> Result<Answer, Status> {
-        match self.small_range(request, state, values) {
-            Ok(Some(answer)) => Ok(answer),
-            Ok(None) if values.is_complete() => self.heavy_range(request, values),
-            Ok(None) => Err(NOT_AT_HAND),
-            Err(status) => Err(status),
-        }
+    /// Answers from the newest state when asked, and in slices.
+    fn range_later(self: &Rc<Self>, request: RangeRequest, client: IpAddr, began: Instant) -> Unary {
+        let services = Rc::clone(self);
+        Unary::Later(Box::pin(async move {
+            let answer = services.large_range(&request).await;
+            services.ranged(answer.is_ok(), began.elapsed());
+            services.note_range(&request, client, &answer, began.elapsed());
+            answer
+        }))
     }
 
     fn few_ranged(
@@ -404,17 +417,19 @@ impl Services {
         Ok(Some(Answer::Whole(out.freeze())))
     }
 
-    /// An answer with few keys and large values.
-    fn heavy_range(&self, request: &RangeRequest, values: &Attempt) -> Result<Answer, Status> {
+    /// An answer with few keys, not sorted by their values, that takes a while; and its length. `values` may have found
+    /// missing what it holds.
+    fn chosen(&self, request: &RangeRequest, values: Attempt) -> Result<(Rest, usize), Status> {
         let (state, published) = self.shared.read_long(Reader::Range);
         let snapshot = published.view.snapshot();
         let revision = snapshot.current_revision();
         let header = self.header(revision, &published);
-        let (Selection { versions, more, count }, len) = self.select(&snapshot, request, &header, values)?;
+        let (Selection { versions, more, count }, len) = self.select(&snapshot, request, &header, &values)?;
         // The last stands first, for it is taken last.
-        let chosen = versions.into_iter().rev().map(|v| (v.main(), v.sub())).collect();
+        let keys = Keys::Chosen(versions.into_iter().rev().map(|v| (v.main(), v.sub())).collect());
         let projection = range::projection(request);
-        self.rest((state, revision), projection, header, Keys::Chosen(chosen), (more, count), len)
+        let header = Some(header);
+        Ok((Rest { state, values, projection, revision, header, keys, more, count, ended: false }, len))
     }
 
     /// An answer of `len` bytes from this state at this revision, made piece by piece.

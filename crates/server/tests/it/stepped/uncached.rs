@@ -392,6 +392,92 @@ fn values_that_are_moved_while_their_reads_are_queued_are_read_where_they_are() 
 }
 
 #[test]
+fn a_call_that_waits_for_the_disk_keeps_no_memory() {
+    let get = |key: &str| RangeRequest { key: key.to_owned().into(), ..RangeRequest::default() };
+    let some = RangeRequest { key: "k01".into(), range_end: "k02".into(), ..RangeRequest::default() };
+    let by_value = RangeRequest { sort_target: SortTarget::Value as i32, ..some.clone() };
+    let few_by_value = RangeRequest { range_end: "k014".into(), ..by_value.clone() };
+    let op = |request| RequestOp { request: Some(request) };
+    let range = |range: &RangeRequest| op(request_op::Request::RequestRange(range.clone()));
+    let put = |key: &str| PutRequest { key: key.to_owned().into(), prev_kv: true, ..PutRequest::default() };
+    let is = Compare {
+        key: "k008".into(),
+        result: compare::CompareResult::Equal as i32,
+        target: compare::CompareTarget::Value as i32,
+        target_union: Some(compare::TargetUnion::Value(value_of(8).into())),
+        ..Compare::default()
+    };
+    let reads = vec![range(&get("k001")), range(&some)];
+    let calls = [
+        (RANGE, get("k001").encode_to_vec()),
+        (RANGE, some.encode_to_vec()),
+        (RANGE, by_value.encode_to_vec()),
+        (RANGE, few_by_value.encode_to_vec()),
+        (TXN, TxnRequest { success: vec![range(&get("k001"))], ..TxnRequest::default() }.encode_to_vec()),
+        (
+            TXN,
+            TxnRequest { compare: vec![is.clone()], success: reads, ..TxnRequest::default() }.encode_to_vec(),
+        ),
+        (TXN, TxnRequest { compare: vec![is], ..TxnRequest::default() }.encode_to_vec()),
+        (PUT, put("k001").encode_to_vec()),
+        (TXN, {
+            let success = vec![op(request_op::Request::RequestPut(put("k001")))];
+            TxnRequest { success, ..TxnRequest::default() }.encode_to_vec()
+        }),
+        (
+            DELETE,
+            DeleteRangeRequest { key: "k001".into(), range_end: Bytes::new(), prev_kv: true }.encode_to_vec(),
+        ),
+        (
+            DELETE,
+            DeleteRangeRequest { key: "k".into(), range_end: "l".into(), prev_kv: true }.encode_to_vec(),
+        ),
+    ];
+    // What is written meanwhile, and compacted: much of it are new versions of the same keys.
+    let write = |world: &mut World| {
+        for n in 0..200 {
+            world.put(0, &format!("k{:03}", (n * 7) % 60), &[1; 20]).expect("is taken");
+        }
+    };
+    for (path, request) in calls {
+        let worlds = [false, true].map(|cold| {
+            let mut world = filled(21, 60);
+            misses(&world, if cold { 1000 } else { 0 });
+            hold(&mut world, cold);
+            let mut call = world.member(0).call(path, request.clone().into());
+            let mut answer = None;
+            if cold {
+                world.settle().expect("all goes on");
+                assert!(poll(&mut call).is_pending(), "{path}");
+            } else {
+                answer = Some(world.run(&mut call));
+            }
+            let before = world.member(0).probe().index_bytes;
+            write(&mut world);
+            let growth = world.member(0).probe().index_bytes - before;
+            let revision = world.member(0).probe().revision;
+            let compaction = pb::CompactionRequest { revision, physical: false };
+            let _: pb::CompactionResponse =
+                world.call(0, "/etcdserverpb.KV/Compact", &compaction).expect("is taken");
+            world.settle().expect("all goes on");
+            assert!(!cold || poll(&mut call).is_pending(), "{path}");
+            hold(&mut world, false);
+            let answer = answer.unwrap_or_else(|| world.run(&mut call));
+            drop(call);
+            world.until("all is removed", |world| {
+                let probe = world.member(0).probe();
+                probe.removable == 0 && probe.long_readers == 0
+            });
+            (answer, growth)
+        });
+        let [(warm, alone), (cold, beside)] = worlds;
+        assert_eq!(warm, cold, "{path}");
+        assert!(warm.is_ok_and(|answer| answer.len() > 20));
+        assert!(beside < alone + alone / 10, "{path}: {alone} bytes of 200 puts, {beside} beside it");
+    }
+}
+
+#[test]
 fn what_a_transaction_compares_is_fetched_before_the_core_has_it() {
     let mut world = filled(10, 20);
     misses(&world, 1000);
