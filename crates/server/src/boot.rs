@@ -196,6 +196,14 @@ fn serve(
 
     let (ended_sender, ended) = sync_channel(1);
     let front_options = front_options(config, shards, parts.log.segments().len())?;
+    if let Some(told) = config.client_memory_bytes
+        && (front_options.budget.bytes_max() as u64) > told
+    {
+        logger.warn(
+            "--client-memory-bytes is less than 32 MiB or than four of the largest requests (--max-request-bytes): raised",
+            &[("told", Value::Uint(told)), ("bytes", Value::Uint(front_options.budget.bytes_max() as u64))],
+        );
+    }
     shared.readers.charge_to(&front_options.budget);
     let core = spawn("core", move || {
         let outcome = Core::new(parts).run();

@@ -130,7 +130,7 @@ pub const FLAGS: &[Flag] = &[
     flag("warning-apply-duration", Features, Duration, "100ms", Implemented, "Time from which on applying a request is logged as slow."),
     flag("bootstrap-defrag-threshold-megabytes", Features, Uint, "0", NoEffect("the engine needs no defragmentation"), "Megabytes that defragmenting at start must free to be done."),
     flag("max-learners", Features, Int, "1", Implemented, "Most learners in the cluster."),
-    flag("client-memory-bytes", Features, Uint, "0", Implemented, "Bytes that all clients together may make this member hold for them; 0 means a quarter of the machine's memory, or of the control group's limit. No flag of etcd's."),
+    flag("client-memory-bytes", Features, Uint, "0", Implemented, "Bytes that all clients together may make this member hold for them; 0 means a quarter of the machine's memory, or of the control group's limit. Never less than 32 MiB and four times --max-request-bytes. No flag of etcd's."),
     flag("zone", Features, Text, "", Implemented, "Name of the zone that this member is in. Clients that ask for it prefer members of their own zone. No flag of etcd's."),
     flag("downgrade-check-time", Features, Duration, "5s", NotYet("5s"), "Time between checks of the state of a downgrade."),
     flag("force-new-cluster", Unsafe, Bool, "false", Implemented, "Make a cluster of one member out of this member's data."),
