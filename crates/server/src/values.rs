@@ -28,6 +28,9 @@ const MISSES_PER_PASS: usize = 16;
 /// lead to passes without end.
 const PASSES_WITH_QUESTIONS: u32 = 3;
 
+/// Bytes of an answer that is made in pieces for which values are fetched together; the last value may go beyond them.
+const FETCHED_PIECE_BYTES: usize = 64 << 10;
+
 /// One thread's reader of values.
 ///
 /// A read costs a system call and a checksum. A value that is read twice in a row from among those that share its
@@ -167,6 +170,13 @@ impl Attempt {
     /// Whether all was at hand, so that what was made is what it should be, errors included.
     pub fn is_complete(&self) -> bool {
         self.missing.borrow().is_empty() || planted::is(planted::Bug::AnsweredWithoutValues)
+    }
+
+    /// Bytes of an answer to be made next for a client that takes so many: a whole piece if anything of it has to be fetched,
+    /// so that a client that takes a byte at a time does not cost a read for each value. To be asked after each value.
+    pub fn piece_bytes(&self, wanted: usize) -> usize {
+        let fetches = !self.arrived.is_empty() || !self.missing.borrow().is_empty();
+        if fetches { wanted.max(FETCHED_PIECE_BYTES) } else { wanted }
     }
 
     /// How many values were found missing in this pass.

@@ -316,7 +316,7 @@ impl Pieces {
                     let slice = slice(&self.state)?;
                     let snapshot = slice.snapshot();
                     for (main, sub) in found.iter().rev() {
-                        if out.len() >= bytes_max {
+                        if out.len() >= self.values.piece_bytes(bytes_max) {
                             break;
                         }
                         let version = snapshot.version_at(*main, *sub).ok_or(error::COMPACTED)?;
@@ -331,7 +331,7 @@ impl Pieces {
                     walk.set_looks(KEYS_PER_SLICE as u64);
                     let mut last = None;
                     while (through.keys as u64) < *left
-                        && out.len() < bytes_max
+                        && out.len() < self.values.piece_bytes(bytes_max)
                         && let Some(version) = walk.next()
                     {
                         put_kv_field(&mut out, *tag, version, *projection, &self.values)?;
@@ -346,7 +346,7 @@ impl Pieces {
                 break;
             }
             (through.parts, through.keys, through.behind) = (through.parts + 1, 0, None);
-            if walked || out.len() >= bytes_max {
+            if walked || out.len() >= self.values.piece_bytes(bytes_max) {
                 break;
             }
         }

@@ -136,7 +136,8 @@ struct Through {
 impl Rest {
     /// The next piece, and how far it goes; to be made anew if values were missing.
     fn piece(&self, bytes_max: usize) -> Result<(Bytes, Through), Status> {
-        let mut out = BytesMut::with_capacity(bytes_max.min(BYTES_AT_ONCE) + 4096);
+        let bytes_max = bytes_max.min(BYTES_AT_ONCE);
+        let mut out = BytesMut::with_capacity(self.values.piece_bytes(bytes_max) + 4096);
         if let Some(header) = &self.header {
             put_header(&mut out, header);
         }
@@ -150,7 +151,7 @@ impl Rest {
                     .map_err(range::refused)?;
                 walk.set_looks(KEYS_PER_PIECE);
                 let mut last = None;
-                while through.keys < *left && out.len() < bytes_max.min(BYTES_AT_ONCE) {
+                while through.keys < *left && out.len() < self.values.piece_bytes(bytes_max) {
                     let Some(version) = walk.next() else { break };
                     put_kv_field(&mut out, version, self.projection, &self.values)?;
                     last = Some(version.key());
@@ -161,7 +162,7 @@ impl Rest {
             }
             Keys::Chosen(found) => {
                 let mut rest = found.iter().rev();
-                while out.len() < bytes_max.min(BYTES_AT_ONCE) {
+                while out.len() < self.values.piece_bytes(bytes_max) {
                     let Some((main, sub)) = rest.next() else { break };
                     let version = snapshot.version_at(*main, *sub).ok_or(error::COMPACTED)?;
                     put_kv_field(&mut out, version, self.projection, &self.values)?;

@@ -478,6 +478,58 @@ fn a_call_that_waits_for_the_disk_keeps_no_memory() {
 }
 
 #[test]
+fn a_client_that_takes_a_byte_at_a_time_does_not_cost_a_read_for_each_value() {
+    let mut world = World::started(1, 22, &[]);
+    for n in 0..300 {
+        world
+            .put(0, &format!("k{n:03}"), &vec![n as u8; if n < 200 { 500 } else { 1500 }])
+            .expect("is taken");
+    }
+    let many = RangeRequest { key: "k".into(), range_end: "l".into(), ..RangeRequest::default() };
+    let few = RangeRequest { key: "k2".into(), ..many.clone() };
+    let sorted = RangeRequest {
+        sort_target: SortTarget::Mod as i32,
+        sort_order: SortOrder::Descend as i32,
+        ..many.clone()
+    };
+    let op = |request| RequestOp { request: Some(request) };
+    let txn = |success| TxnRequest { success, ..TxnRequest::default() }.encode_to_vec();
+    let inside = txn(vec![op(request_op::Request::RequestRange(many.clone()))]);
+    let puts = (172..300).map(|n| PutRequest {
+        key: format!("k{n:03}").into(),
+        prev_kv: true,
+        ..PutRequest::default()
+    });
+    let before = txn(puts.map(|put| op(request_op::Request::RequestPut(put))).collect());
+    let ranges = [many, few, sorted].map(|range| (RANGE, range.encode_to_vec()));
+    for (path, request) in ranges.into_iter().chain([(TXN, inside), (TXN, before)]) {
+        let is_range = path == RANGE;
+        let plain = if is_range { Some(world.member(0).call(path, request.clone().into())) } else { None };
+        let plain = plain.map(|call| world.run(call).expect("is answered"));
+        misses(&world, 1000);
+        let reads = world.places[0].disk.reads();
+        let answer = match world.member(0).unary(path, request.into()) {
+            front::Unary::Done(answer) => answer,
+            front::Unary::Later(answer) => world.run(answer),
+        };
+        let Ok(front::Answer::Pieces { len, mut source, .. }) = answer else { panic!("it comes in pieces") };
+        let mut taken = Vec::new();
+        loop {
+            match source(1, &mut Context::from_waker(Waker::noop())) {
+                Poll::Ready(Ok(Some(piece))) => taken.extend_from_slice(&piece),
+                Poll::Ready(other) => break assert_eq!(other, Ok(None)),
+                Poll::Pending => world.settle().expect("all goes on"),
+            }
+        }
+        let reads = world.places[0].disk.reads() - reads;
+        assert!(taken.len() == len && plain.is_none_or(|plain| plain == taken));
+        // Segments are small, and values of different ones are never neighbours.
+        assert!(reads <= len as u64 / 4096, "{path}: {reads} reads for {len} bytes");
+        misses(&world, 0);
+    }
+}
+
+#[test]
 fn what_a_transaction_compares_is_fetched_before_the_core_has_it() {
     let mut world = filled(10, 20);
     misses(&world, 1000);
