@@ -21,7 +21,7 @@ use machine::{AsOf, range};
 use mvcc::Version;
 
 use super::choose::{Chooser, Seen, gathered_bytes_max};
-use super::range::{BYTES_AT_ONCE, KEYS_PER_SLICE, projected, slice};
+use super::range::{BYTES_AT_ONCE, KEYS_PER_SLICE, REPLACED, projected, slice};
 use super::{pieces, unreadable};
 use crate::encode::{self, field_len, put_number};
 use crate::values::{Attempt, LogValues, made};
@@ -499,7 +499,7 @@ const WRITTEN: Status = Status::new(
 
 /// What to say to the client of a write that was carried out, when its answer fails so.
 fn of_write(status: Status) -> Status {
-    if status == error::COMPACTED {
+    if status == error::COMPACTED || status == REPLACED {
         return WRITTEN;
     }
     // Too much would have to be gathered; a client takes it for a write that was refused.
@@ -614,6 +614,12 @@ mod tests {
         let refusal = |answer: Result<Answer, Status>| answer.map(|_| ()).expect_err("it was overtaken");
         assert_eq!(refusal(crate::block_on::block_on(written(answer()))), WRITTEN);
         assert_eq!(refusal(crate::block_on::block_on(answer())), error::COMPACTED);
+        // Nor if its member has taken over another's state meanwhile.
+        let other =
+            || AsOf::new(moment, Arc::new(Counting(Some(Store::new().publish()), AtomicUsize::new(0))));
+        let answer = || txn(other(), Rc::clone(&values), header, whole(&moment));
+        assert_eq!(refusal(crate::block_on::block_on(written(answer()))), WRITTEN);
+        assert_eq!(refusal(crate::block_on::block_on(answer())), REPLACED);
         let mut writer = store.begin();
         let deleted = writer.delete_range(KeyRange::of_request(b"key", b"l"), |_| {}) as i64;
         let revision = writer.finish();

@@ -71,7 +71,7 @@ fn kv_field_len(version: Version<'_>, projection: Projection) -> usize {
 }
 
 /// What is read is gone, for this member has taken over the state of another.
-const REPLACED: Status =
+pub(super) const REPLACED: Status =
     Status::new(Code::Unavailable, "mainstay: this member has taken over another one's state; ask again");
 
 /// The next piece of a long range.
