@@ -1,0 +1,92 @@
+//! Words of progress, asked for and periodic.
+
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use api::etcdserverpb::WatchResponse;
+use planted::Bug;
+
+use super::{Hub, TOGETHER_MAX};
+use crate::watch::response::NO_WATCH;
+use crate::watch::stream::{Queued, Stream, Watch};
+
+impl Hub {
+    /// The time between two periodic words of progress on a stream; some differ, so that not all come at once.
+    pub(in crate::watch) fn progress_interval(&self, stream: &Stream) -> Duration {
+        let interval = self.shared.limits.progress_interval;
+        let spread = stream.serial.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54;
+        (interval + interval * (spread as u32) / 10_240).max(Duration::from_millis(1))
+    }
+
+    /// Whether a word of progress may be said about a watch: it has everything up to the hub's revision, and does not
+    /// begin above it.
+    fn is_abreast(&self, watch: &Watch) -> bool {
+        watch.synced.get() && watch.start <= self.revision.get()
+    }
+
+    /// Answers a progress request, if one is open and all watches are abreast.
+    ///
+    /// etcd drops the request if they are not; here the client hears as soon as they are.
+    pub(in crate::watch) fn tell_progress(&self, stream: &Rc<Stream>) {
+        if stream.progress_wanted.get().is_some() && planted::is(Bug::ProgressAhead) {
+            stream.progress_wanted.set(None);
+            return self.push_progress(stream, NO_WATCH);
+        }
+        if stream.progress_wanted.get().is_none() || !stream.is_synced() {
+            return;
+        }
+        self.advance();
+        self.say_progress(stream);
+    }
+
+    /// Says a word of progress, or has the stream wait for the end of a turn at which it may be said.
+    pub(super) fn say_progress(&self, stream: &Rc<Stream>) {
+        let Some(wanted) = stream.progress_wanted.get() else { return };
+        if !stream.is_synced() {
+            // It comes back itself.
+            return;
+        }
+        let revision = self.revision.get();
+        // In the middle of a revision some of its watches may have been told of that and others not.
+        if !self.is_under_way() && revision >= wanted && stream.is_abreast(revision) {
+            stream.progress_wanted.set(None);
+            self.push_progress(stream, NO_WATCH);
+        } else if !stream.waits_for_progress.replace(true) {
+            self.waiting.borrow_mut().push(Rc::clone(stream));
+        }
+    }
+
+    /// Tells some more of the watches that asked for it, and heard nothing since the last time, how far they are.
+    pub(in crate::watch) fn tell_periodic_progress(&self, stream: &Stream) {
+        let begun = Instant::now();
+        self.advance();
+        let Some(from) = stream.ticks_from.take() else { return };
+        for (n, (id, watch)) in stream.watches.borrow().range(from..).enumerate() {
+            if n == TOGETHER_MAX {
+                stream.ticks_from.set(Some(*id));
+                break;
+            }
+            // A watch that has read history, or was told of a revision which others are still being told of, may be further.
+            let is_further = watch.next.get() > self.revision.get() + 1;
+            if watch.progress
+                && watch.quiet.replace(true)
+                && self.is_abreast(watch)
+                && !is_further
+                && stream.has_room(64)
+            {
+                self.push_progress(stream, watch.id);
+            }
+        }
+        self.shared.metrics.server.watch_send_progress.observe_seconds(begun.elapsed());
+    }
+
+    fn push_progress(&self, stream: &Stream, watch_id: i64) {
+        // What ends a stream may have kept events from its watches, and a client goes on behind what it was told.
+        if stream.ending().is_some() {
+            return;
+        }
+        let header = self.header(&self.shared.state.load(), self.revision.get());
+        let response = WatchResponse { header: Some(header), watch_id, ..WatchResponse::default() };
+        stream.push(Queued::control(&response));
+    }
+}

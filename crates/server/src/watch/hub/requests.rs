@@ -1,0 +1,178 @@
+//! What clients ask for: watches are made, and cancelled.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use api::etcdserverpb::watch_create_request::FilterType;
+use api::etcdserverpb::watch_request::RequestUnion;
+use api::etcdserverpb::{WatchCreateRequest, WatchRequest, WatchResponse};
+use api::{Status, error};
+use bytes::Bytes;
+
+use super::Hub;
+use crate::services::decode_streamed;
+use crate::watch::index::Keys;
+use crate::watch::response::NO_WATCH;
+use crate::watch::stream::{Queued, Stream, Watch};
+
+impl Hub {
+    /// Answers one request.
+    pub(in crate::watch) fn request(&self, stream: &Rc<Stream>, message: Bytes) -> Result<(), Status> {
+        let request: WatchRequest = decode_streamed(message)?;
+        match request.request_union {
+            Some(RequestUnion::CreateRequest(create)) => self.create(stream, &create),
+            Some(RequestUnion::CancelRequest(cancel)) => self.cancel(stream, cancel.watch_id),
+            Some(RequestUnion::ProgressRequest(_)) => {
+                let now = self.present_revision(&self.shared.state.load());
+                // One that is open already is answered by the same word.
+                let wanted = stream.progress_wanted.get().unwrap_or(now);
+                stream.progress_wanted.set((!stream.watches.borrow().is_empty()).then_some(wanted));
+                self.tell_progress(stream);
+            }
+            // etcd passes over what it does not know.
+            None => {}
+        }
+        Ok(())
+    }
+
+    fn create(&self, stream: &Rc<Stream>, request: &WatchCreateRequest) {
+        // Counted before looking at the state: then either the core sees the count and wakes this shard for what it
+        // publishes next, or this shard sees what was published.
+        self.shared.attendance.watch_begins(self.shard);
+        self.advance();
+        let header = self.present_header();
+        let now = header.revision;
+        let mut response = WatchResponse { header: Some(header), created: true, ..WatchResponse::default() };
+        match self.admit(stream, request, now) {
+            Ok(watch) => {
+                response.watch_id = watch.id;
+                stream.push(Queued::control(&response));
+                self.begin(watch);
+            }
+            Err(reason) => {
+                self.shared.attendance.watch_ends(self.shard);
+                response.watch_id = NO_WATCH;
+                response.canceled = true;
+                response.cancel_reason = reason.message.into_owned();
+                stream.push(Queued::control(&response));
+            }
+        }
+    }
+
+    /// Checks a request in etcd's order, and makes the watch.
+    fn admit(&self, stream: &Rc<Stream>, request: &WatchCreateRequest, now: i64) -> Result<Watch, Status> {
+        if request.start_revision < 0 {
+            return Err(error::COMPACTED);
+        }
+        let keys = Keys::of_request(&request.key, &request.range_end).ok_or(error::WATCH_EMPTY_RANGE)?;
+        let watches = stream.watches.borrow();
+        let id = if request.watch_id != 0 {
+            if watches.contains_key(&request.watch_id) {
+                return Err(error::WATCH_DUPLICATE_ID);
+            }
+            request.watch_id
+        } else {
+            let mut id = stream.next_id.get();
+            while watches.contains_key(&id) {
+                id += 1;
+            }
+            stream.next_id.set(id + 1);
+            id
+        };
+        // Values that are no filter are passed over, as etcd does.
+        let filters = |filter: FilterType| request.filters.contains(&(filter as i32));
+        Ok(Watch {
+            serial: self.next_serial(),
+            id,
+            stream: Rc::clone(stream),
+            keys,
+            start: if request.start_revision == 0 { now } else { request.start_revision },
+            previous: request.prev_kv,
+            no_put: filters(FilterType::Noput),
+            no_delete: filters(FilterType::Nodelete),
+            fragment: request.fragment,
+            progress: request.progress_notify,
+            next: Cell::new(if request.start_revision == 0 { now + 1 } else { request.start_revision }),
+            synced: Cell::new(true),
+            compacted: Cell::new(false),
+            ahead: Cell::new(false),
+            quiet: Cell::new(true),
+            left_behind: Cell::new(false),
+            chosen: Cell::new(false),
+            hold: RefCell::default(),
+            matched: RefCell::default(),
+            _held: stream.hold_watch(request.key.len() + request.range_end.len()),
+        })
+    }
+
+    /// Takes a watch in; it is counted already.
+    fn begin(&self, watch: Watch) {
+        let watch = Rc::new(watch);
+        let stream = &watch.stream;
+        watch.synced.set(watch.next.get() > self.begun());
+        if watch.synced.get() {
+            self.synced.borrow_mut().insert(&watch.keys, watch.serial, Rc::clone(&watch));
+        } else {
+            stream.fall_behind(&watch);
+            self.shared.metrics.mvcc.slow_watchers.add(1);
+        }
+        self.shared.metrics.mvcc.watchers.add(1);
+        stream.caller.watches.fetch_add(1, Relaxed);
+        stream.wants_ticks.set(stream.wants_ticks.get() || watch.progress);
+        if watch.start > self.revision.get() {
+            watch.ahead.set(true);
+            *stream.ahead.borrow_mut().entry(watch.start).or_default() += 1;
+        }
+        stream.watches.borrow_mut().insert(watch.id, Rc::clone(&watch));
+    }
+
+    /// Takes a watch out of the index it is in, and of the counts.
+    pub(super) fn forget(&self, watch: &Watch) {
+        if watch.compacted.get() {
+            watch.stream.compacted.set(watch.stream.compacted.get() - 1);
+        } else {
+            self.rest(watch);
+        }
+        let mut ahead = watch.stream.ahead.borrow_mut();
+        if watch.ahead.get()
+            && let Some(count) = ahead.get_mut(&watch.start)
+        {
+            *count -= 1;
+            if *count == 0 {
+                ahead.remove(&watch.start);
+            }
+        }
+        drop(ahead);
+        self.shared.metrics.mvcc.watchers.add(-1);
+        watch.stream.caller.watches.fetch_sub(1, Relaxed);
+    }
+
+    /// Takes a watch out of the index it is in: nothing will happen to it any more.
+    pub(super) fn rest(&self, watch: &Watch) {
+        let removed = if watch.synced.get() {
+            self.synced.borrow_mut().remove(&watch.keys, watch.serial).is_some()
+        } else {
+            self.shared.metrics.mvcc.slow_watchers.add(-1);
+            watch.stream.leave_long(watch);
+            watch.hold.take();
+            watch.stream.catches_up(watch)
+        };
+        assert!(removed, "a watch is where it says");
+        self.shared.attendance.watch_ends(self.shard);
+    }
+
+    fn cancel(&self, stream: &Rc<Stream>, id: i64) {
+        let Some(watch) = stream.watches.borrow_mut().remove(&id) else { return };
+        self.forget(&watch);
+        // So that no header is behind one that the stream has had.
+        self.advance();
+        let response = WatchResponse {
+            header: Some(self.present_header()),
+            watch_id: id,
+            canceled: true,
+            ..WatchResponse::default()
+        };
+        stream.push(Queued::control(&response));
+    }
+}
