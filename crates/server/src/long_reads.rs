@@ -1,14 +1,14 @@
 //! Readers that take long, and what they keep from being removed.
 //!
-//! A client that takes a large range or a snapshot, a hash, a checkpoint, a transfer to another member: each reads the
-//! state of one moment slice by slice from the newest view ([`machine::AsOf`]). Here each of them is written down with
+//! A client that takes a large range or a snapshot, a call that waits for the disk, the answer of a write, a hash, a
+//! checkpoint, a transfer to another member: each reads the state of one moment slice by slice from the newest view ([`machine::AsOf`]). Here each of them is written down with
 //! what it needs, for as long as it lives. The core asks before it physically removes versions. A reader that is in the
 //! way for longer than its patience allows is struck off: it finds at its next slice that it was overtaken.
 //!
 //! What such a reader costs: the versions that a compaction made unreadable since it began are removed later. What it
 //! does not cost: memory for what is written meanwhile.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ use crate::shared::{Published, Shared};
 /// Who reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reader {
-    /// A client takes a range.
+    /// A client takes a range, or what its write has read; or waits for the disk.
     Range,
     /// HashKV, Hash, another member's comparison, or the hash of a compaction.
     Hash,
@@ -54,7 +54,17 @@ pub struct LongReads {
 #[derive(Default)]
 struct Open {
     readers: BTreeMap<u64, Entry>,
+    /// The same by what they keep: the core, which asks often, is not to look at those that are in nobody's way.
+    by_keeps: BTreeSet<(i64, u64)>,
     next: u64,
+}
+
+impl Open {
+    fn end(&mut self, number: u64) {
+        if let Some(entry) = self.readers.remove(&number) {
+            self.by_keeps.remove(&(entry.keeps, number));
+        }
+    }
 }
 
 struct Entry {
@@ -84,40 +94,50 @@ impl LongReads {
         open.next += 1;
         let number = open.next;
         open.readers.insert(number, Entry { reader, since, keeps: i64::MIN });
+        open.by_keeps.insert((i64::MIN, number));
         number
     }
 
     fn needs(&self, number: u64, keeps: i64) {
-        if let Some(entry) = self.open().readers.get_mut(&number) {
+        let Open { readers, by_keeps, .. } = &mut *self.open();
+        if let Some(entry) = readers.get_mut(&number) {
+            by_keeps.remove(&(entry.keeps, number));
+            by_keeps.insert((keeps, number));
             entry.keeps = keeps;
         }
     }
 
     fn end(&self, number: u64) {
-        self.open().readers.remove(&number);
+        self.open().end(number);
     }
 
     /// Asks, before a removal, how far it may go of all that a compaction at `wanted` removes. Strikes readers off that
     /// are in the way and have been for too long.
     pub fn removable(&self, wanted: i64, now: Instant) -> Removable {
         let mut open = self.open();
-        let before = open.readers.len();
-        open.readers.retain(|_, entry| {
-            entry.keeps >= wanted || now.saturating_duration_since(entry.since) < entry.reader.patience()
-        });
-        let through = open.readers.values().map(|entry| entry.keeps).min().unwrap_or(wanted).min(wanted);
-        Removable { through, overtaken: before - open.readers.len() }
+        let is_over = |number: &u64| {
+            let entry = open.readers.get(number);
+            entry.is_some_and(|entry| now.saturating_duration_since(entry.since) >= entry.reader.patience())
+        };
+        let in_the_way = open.by_keeps.range(..(wanted, 0)).map(|(_, number)| *number);
+        let overtaken: Vec<u64> = in_the_way.filter(is_over).collect();
+        overtaken.iter().for_each(|number| open.end(*number));
+        let through = open.by_keeps.first().map_or(wanted, |(keeps, _)| *keeps).min(wanted);
+        Removable { through, overtaken: overtaken.len() }
     }
 
     /// The state they read is replaced by another: none of them can go on.
     pub fn end_all(&self) -> usize {
-        std::mem::take(&mut self.open().readers).len()
+        let mut open = self.open();
+        open.by_keeps.clear();
+        std::mem::take(&mut open.readers).len()
     }
 
     /// Returns the number of open readers, and when the oldest of them began.
     pub fn figures(&self) -> (usize, Option<Instant>) {
         let open = self.open();
-        (open.readers.len(), open.readers.values().map(|entry| entry.since).min())
+        // They are numbered as they begin.
+        (open.readers.len(), open.readers.values().next().map(|entry| entry.since))
     }
 }
 
@@ -204,5 +224,16 @@ mod tests {
         reads.begin(Reader::Checkpoint, start);
         assert_eq!(reads.end_all(), 1);
         assert_eq!(removable(100, 0), (100, 0));
+        // It has ended: what it says it needs counts no more.
+        let ended = reads.begin(Reader::Range, start);
+        reads.end(ended);
+        reads.needs(ended, 10);
+        let others: Vec<u64> = (0..1000).map(|_| reads.begin(Reader::Range, start)).collect();
+        others.iter().zip(20..).for_each(|(number, keeps)| reads.needs(*number, keeps));
+        reads.needs(others[0], 30);
+        assert_eq!((removable(2000, 0), removable(25, 0)), ((21, 0), (21, 0)));
+        assert_eq!(removable(520, 300), (520, 500));
+        assert_eq!(removable(2000, 300), (2000, 500));
+        assert_eq!((reads.figures(), reads.open().by_keeps.len()), ((0, None), 0));
     }
 }
