@@ -110,7 +110,7 @@ group! {
 group! {
     /// Readers of an old state that take long: ranges, snapshots, hashes, checkpoints. etcd has nothing like it.
     LongReadMetrics {
-        open: Gauge = "mainstay_long_reads", "Large ranges, snapshots, hashes and checkpoints that are being read; what they need is not removed.";
+        open: Gauge = "mainstay_long_reads", "Large ranges, snapshots, hashes, checkpoints and watches that fell behind: what they read is not removed.";
         oldest: Gauge = "mainstay_long_reads_oldest_seconds", "Age of the oldest of them.";
         overtaken: Counter = "mainstay_long_reads_overtaken_total", "Readers that were ended since they kept a compaction from removing for too long.";
     }
