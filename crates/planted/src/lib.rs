@@ -149,8 +149,8 @@ bugs! {
     ConfirmedReadsKept = "confirmed-reads-kept";
     /// server: a renewal does not take back a note of the time left that is still on its way into the log.
     NoteOverRenewal = "note-over-renewal";
-    /// server: a note of the time left that is on its way into the log when its lease is revoked stays with a lease that
-    /// is granted under the same id.
+    /// server: the time left of a lease is noted behind an entry that grants another one under its id, which takes it for its
+    /// own.
     NoteOverGrant = "note-over-grant";
     /// server: a renewal says that a lease is gone before its revocation is committed.
     ExpiredRenewedEarly = "expired-renewed-early";

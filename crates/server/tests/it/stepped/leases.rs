@@ -9,7 +9,8 @@ use api::etcdserverpb::{
     self as pb, LeaseGrantRequest, LeaseGrantResponse, LeaseRevokeRequest, LeaseRevokeResponse,
     LeaseTimeToLiveRequest, LeaseTimeToLiveResponse, MoveLeaderRequest,
 };
-use api::raftpb::MessageType;
+use api::raftpb::{Entry, Message, MessageType};
+use peer::Handler as _;
 use prost::Message as _;
 
 use super::world::World;
@@ -103,6 +104,51 @@ fn a_note_under_way_does_not_become_that_of_a_lease_granted_under_the_same_id() 
     world.until("it is ready", |world| world.member(0).is_ready());
     let left = time_to_live(&mut world, 0, id).ttl;
     assert!(left > 390, "the note was the earlier lease's: {left} s");
+}
+
+#[test]
+fn a_lease_without_a_ttl_is_renewed_by_that_of_its_leader() {
+    let mut world = World::started(3, 11, &[]);
+    world.lead(0);
+    // As a member that runs etcd hands it on: every member raises the TTL for itself.
+    let lease_grant = Some(LeaseGrantRequest { id: 77, ttl: 0 });
+    let header = Some(pb::RequestHeader { id: 9, ..Default::default() });
+    let request = pb::InternalRaftRequest { header, lease_grant, ..Default::default() };
+    let entry = Entry { data: Some(request.encode_to_vec().into()), ..Default::default() };
+    let mut messages = vec![Message {
+        r#type: Some(MessageType::MsgProp as i32),
+        from: Some(world.places[1].id),
+        to: Some(world.places[0].id),
+        entries: vec![entry],
+        ..Default::default()
+    }];
+    world.member(0).peering().received(&mut messages);
+    world.until("all know it", |world| world.members().all(|member| member.probe().leases == 1));
+    let renewal = world.member(0).renew(77);
+    assert_eq!(world.run(renewal), Ok(2), "it lives: 0 would say that it is gone");
+    assert_eq!(time_to_live(&mut world, 1, 77).granted_ttl, 2);
+}
+
+#[test]
+fn a_renewal_of_a_lease_that_is_being_revoked_hears_of_it_once_it_is_gone() {
+    let mut world = World::started(3, 12, &[]);
+    world.lead(0);
+    let lease = grant(&mut world, 0, 60);
+    // Nothing is committed.
+    let leader = world.places[0].id;
+    let is_append = |message: &Message| message.r#type == Some(MessageType::MsgAppResp as i32);
+    world.lose(Some(Box::new(move |message| message.to == Some(leader) && is_append(message))));
+    let request = LeaseRevokeRequest { id: lease }.encode_to_vec();
+    let mut revoked = Box::pin(world.member(0).call("/etcdserverpb.Lease/LeaseRevoke", request.into()));
+    assert!(within(&mut world, Duration::from_millis(200), &mut revoked).is_none());
+    // Until it is, the lease lives. A follower or another leader could say so.
+    let renewal = world.member(0).renew(lease);
+    assert_eq!(world.run(renewal), Ok(60));
+    assert_eq!(world.member(0).probe().leases, 1);
+    world.lose(None);
+    world.run(revoked).expect("is revoked");
+    let renewal = world.member(0).renew(lease);
+    assert_eq!(world.run(renewal), Ok(0));
 }
 
 #[test]
