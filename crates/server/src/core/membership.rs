@@ -188,13 +188,15 @@ impl Core {
         Ok(())
     }
 
-    /// Whether a leader that is to be removed should wait, since it hands over first: of two members, the one that is
-    /// left could not be elected if it did not hear that the removal is committed. A leader that finds nobody to hand
-    /// over to proposes its removal after a while, see [`consensus::Node::is_leaving`].
+    /// Whether a leader that is to be removed should wait, since it hands over first: otherwise those that are left may
+    /// not hear that the removal is committed. One that finds nobody to hand over to proposes its removal after a while,
+    /// see [`consensus::Node::is_leaving`]; but one of two never does. Should it end before the other one hears, that one
+    /// would wait for its vote for ever; and without the other one nothing is committed anyway.
     fn hands_over_first(&mut self, since: Instant, now: Instant) -> bool {
         let patience = self.config.election_timeout * DEPARTURE_TIMEOUTS;
-        let late = now.saturating_duration_since(since) >= patience;
-        if !self.leads || late || self.node.voters().len() < 2 || planted::is(Bug::RemovedLeading) {
+        let voters = self.node.voters().len();
+        let late = voters > 2 && now.saturating_duration_since(since) >= patience;
+        if !self.leads || late || voters < 2 || planted::is(Bug::RemovedLeading) {
             return false;
         }
         if self.node.transferring().is_none()
@@ -234,6 +236,10 @@ impl Core {
     pub(super) fn hold_departures(&mut self, now: Instant) {
         let Some(since) = self.departures.front().map(|(_, since)| *since) else { return };
         if self.hands_over_first(since, now) {
+            if now.saturating_duration_since(since) >= self.shared.limits.request_timeout {
+                // Lost, as far as its sender knows.
+                self.departures.pop_front();
+            }
             return;
         }
         let standing = self.node.standing();
