@@ -649,8 +649,9 @@ impl Pieces {
         let capacity = self.send.capacity();
         let mut wanted = if self.begun { capacity } else { capacity.saturating_sub(5) };
         if wanted == 0 && self.waits {
-            // The client has taken back the window for which the source waits. What it waits for may be kept from others
-            // until it is taken, so it is taken; a byte of it waits for the window, and the client's time runs.
+            // The client has taken back the window for which the source waits. What was fetched for the source takes room
+            // from others until it is taken, and may have to be fetched again; so it is taken, a byte of it waits for the
+            // window, and the client's time runs.
             wanted = 1;
         }
         if wanted == 0 && self.left > 0 {

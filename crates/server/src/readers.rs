@@ -8,8 +8,8 @@
 //! A call that is not polled holds up no other: a portion is admitted whenever there is room, by whoever makes the room,
 //! and bytes count as being read only until they are read. Portions that were read and that their calls do not take have
 //! a bound of their own: beyond it the one that was read first is taken back, and its call, when it is polled, waits for
-//! admission again. A call that is slow to be polled comes to its end all the same: the third time its portion stays, and
-//! counts as being read.
+//! admission again. A call that is slow to be polled comes to its end all the same: the second time its portion stays, as
+//! far as those that stay, which have a bound of their own as well, leave it room.
 //!
 //! The core has a lane of its own: what it wants is read before all else, and waits for no admission. For all clients wait
 //! for the core, and those who read may be slow to take what was read for them. Neither lane may have all threads: one is
@@ -33,15 +33,15 @@ use planted::Bug;
 const THREADS_MAX: usize = 8;
 /// Threads that one lane may have at a time.
 const LANE_THREADS_MAX: usize = THREADS_MAX - 1;
-/// Bytes of values that are being read, and as many again that were read and were not taken; a single portion may be
-/// larger.
+/// Bytes of values that are being read; as many again that were read and were not taken, and as many that stay until they
+/// are taken. A single portion may be larger.
 const ADMITTED_BYTES_MAX: usize = 16 << 20;
-/// Both together are at most this part of the clients' memory.
-const BUDGET_PART: usize = 8;
+/// Each of the three is at most this part of the clients' memory.
+const BUDGET_PART: usize = 16;
 /// Bytes of a portion; a single value may be larger.
 const PORTION_BYTES: usize = 1 << 20;
 /// After it was taken back so often, a portion stays until its call takes it.
-const TAKEN_BACK_MAX: u32 = 2;
+const TAKEN_BACK_MAX: u32 = 1;
 
 /// A place in the log as one number. It never comes to hold another value.
 pub(crate) fn place_of(value: Value) -> u64 {
@@ -67,6 +67,8 @@ struct Inner {
     log: log::Values,
     /// Whether there are no threads, and somebody calls [`Readers::step`].
     by_hand: bool,
+    /// Threads that can be started: the next one fails.
+    startable: usize,
     /// What the bytes are charged to.
     budget: OnceLock<Budget>,
     state: Mutex<State>,
@@ -80,14 +82,19 @@ struct State {
     waiting: BTreeSet<u64>,
     core: Lane,
     clients: Lane,
-    /// Bytes of the clients' portions that are being read, and of those that stay.
+    /// Bytes of the clients' portions that are being read.
     admitted_bytes: usize,
+    /// Bytes of those that were read and stay until they are taken.
+    staying_bytes: usize,
     /// The clients' other portions that were read and were not taken: when each was read, and which it is.
     untaken: BTreeMap<u64, u64>,
     untaken_bytes: usize,
     serial: u64,
     threads: usize,
+    /// Threads that wait, and those that were notified and have not woken yet.
     idle: usize,
+    /// Whether a thread could not be started once: there may be no more of them than there are.
+    start_failed: bool,
     closed: bool,
 }
 
@@ -109,6 +116,8 @@ enum Stage {
     Admitted,
     /// As read and not taken, since then.
     Untaken(u64),
+    /// As read, and to be kept until it is taken.
+    Staying,
 }
 
 struct Portion {
@@ -123,7 +132,7 @@ struct Portion {
     waker: Option<Waker>,
     /// Nobody waits for it any more.
     abandoned: bool,
-    /// It is not taken back.
+    /// It was taken back before, and is not to be again.
     stays: bool,
     /// From its admission on.
     charge: Option<Charge>,
@@ -135,9 +144,9 @@ impl Inner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Bytes that may be being read, and as many that may wait to be taken.
+    /// Bytes that may be being read, as many that may wait to be taken, and as many that may stay until they are.
     fn bytes_max(&self) -> usize {
-        let of_budget = self.budget.get().map_or(usize::MAX, |budget| budget.bytes_max() / BUDGET_PART / 2);
+        let of_budget = self.budget.get().map_or(usize::MAX, |budget| budget.bytes_max() / BUDGET_PART);
         of_budget.min(ADMITTED_BYTES_MAX)
     }
 
@@ -157,8 +166,9 @@ impl Inner {
     fn step(self: &Arc<Inner>) -> bool {
         let mut state = self.state();
         let Some((id, runs, at)) = state.next_run() else { return false };
-        if state.idle > 0 && state.has_turns() {
-            self.work.notify_one();
+        if state.has_turns() {
+            // Whoever queued them may have counted on a thread that had been notified for this run.
+            self.rouse(&mut state, 1);
         }
         drop(state);
         let arrived = self.read(&runs[at]);
@@ -202,6 +212,11 @@ impl Inner {
             state.clients.turns.push_back(id);
         }
         self.rouse(state, runs);
+        if runs > 0 && self.has_no_thread(state) {
+            // Each call reads for itself, once it is polled.
+            let admitted = state.clients.turns.iter().filter_map(|id| state.portions.get(id));
+            admitted.filter_map(|portion| portion.waker.as_ref()).for_each(Waker::wake_by_ref);
+        }
     }
 
     /// Has somebody look at what was queued.
@@ -215,7 +230,8 @@ impl Inner {
             }
             let inner = Arc::clone(self);
             let thread = thread::Builder::new().name("reader".to_owned());
-            if thread.spawn(move || inner.work()).is_err() {
+            if state.threads == self.startable || thread.spawn(move || inner.work()).is_err() {
+                state.start_failed = true;
                 break;
             }
             state.threads += 1;
@@ -227,20 +243,38 @@ impl Inner {
         }
     }
 
-    /// Gives the state back. Reads what is queued if no thread could be started: better late than never.
-    fn leave(self: &Arc<Inner>, state: MutexGuard<'_, State>) {
-        let reads = state.threads == 0 && !self.by_hand;
-        drop(state);
-        while reads && self.step() {}
+    /// Whether no thread could be started, so that calls have to read themselves: better late than never.
+    fn has_no_thread(&self, state: &State) -> bool {
+        state.start_failed && state.threads == 0 && !self.by_hand
+    }
+
+    /// Reads what is queued until this portion was read, if there is no thread to do it. What others read of it, or keep
+    /// it from being admitted for, wakes its call when they are done.
+    fn read_without_threads<'a>(
+        self: &'a Arc<Inner>,
+        mut state: MutexGuard<'a, State>,
+        id: u64,
+    ) -> MutexGuard<'a, State> {
+        while self.has_no_thread(&state) && state.portions.get(&id).is_some_and(|portion| !portion.is_done())
+        {
+            drop(state);
+            let has_read = self.step();
+            state = self.state();
+            if !has_read {
+                break;
+            }
+        }
+        state
     }
 }
 
 impl State {
     /// The next run: whose it is, and which of these.
     fn next_run(&mut self) -> Option<(u64, Arc<[Run]>, usize)> {
+        let threads_max = self.lane_threads_max();
         let State { portions, core, clients, .. } = self;
         for lane in [core, clients] {
-            while lane.may_go_on()
+            while lane.may_go_on(threads_max)
                 && let Some(id) = lane.turns.pop_front()
             {
                 let Some(portion) = portions.get_mut(&id) else { continue };
@@ -257,7 +291,18 @@ impl State {
     }
 
     fn has_turns(&self) -> bool {
-        self.core.may_go_on() || self.clients.may_go_on()
+        let threads_max = self.lane_threads_max();
+        self.core.may_go_on(threads_max) || self.clients.may_go_on(threads_max)
+    }
+
+    /// Threads that one lane may have at a time: all but one of those that there can be.
+    fn lane_threads_max(&self) -> usize {
+        match self.threads {
+            _ if !self.start_failed => LANE_THREADS_MAX,
+            // Every call reads for itself.
+            0 => usize::MAX,
+            threads => (threads - 1).max(1),
+        }
     }
 
     /// Takes what a run brought.
@@ -277,10 +322,17 @@ impl State {
         if let Some(waker) = portion.waker.take() {
             waker.wake();
         }
-        if matches!(portion.stage, Stage::Admitted) && !portion.stays {
+        if !matches!(portion.stage, Stage::Admitted) || planted::is(Bug::UntakenHoldsUpReads) {
+            return;
+        }
+        self.admitted_bytes -= portion.bytes;
+        let has_room = self.staying_bytes == 0 || self.staying_bytes + portion.bytes <= bytes_max;
+        if portion.stays && has_room {
+            portion.stage = Stage::Staying;
+            self.staying_bytes += portion.bytes;
+        } else {
             self.serial += 1;
             portion.stage = Stage::Untaken(self.serial);
-            self.admitted_bytes -= portion.bytes;
             self.untaken_bytes += portion.bytes;
             self.untaken.insert(self.serial, id);
             self.take_back(bytes_max);
@@ -310,14 +362,15 @@ impl State {
                 self.untaken.remove(&since);
                 self.untaken_bytes -= portion.bytes;
             }
+            Stage::Staying => self.staying_bytes -= portion.bytes,
         }
         Some(portion)
     }
 }
 
 impl Lane {
-    fn may_go_on(&self) -> bool {
-        self.threads < LANE_THREADS_MAX && !self.turns.is_empty()
+    fn may_go_on(&self, threads_max: usize) -> bool {
+        self.threads < threads_max && !self.turns.is_empty()
     }
 }
 
@@ -330,17 +383,17 @@ impl Portion {
 impl Readers {
     /// Readers of this log, on threads of their own.
     pub fn new(log: log::Values) -> Arc<Readers> {
-        Readers::of(log, false)
+        Readers::of(log, false, THREADS_MAX)
     }
 
     /// Readers that read when [`Readers::step`] is called.
     pub fn by_hand(log: log::Values) -> Arc<Readers> {
-        Readers::of(log, true)
+        Readers::of(log, true, 0)
     }
 
-    fn of(log: log::Values, by_hand: bool) -> Arc<Readers> {
+    fn of(log: log::Values, by_hand: bool, startable: usize) -> Arc<Readers> {
         let (budget, state) = (OnceLock::new(), Mutex::default());
-        let inner = Inner { log, by_hand, budget, state, work: Condvar::new() };
+        let inner = Inner { log, by_hand, startable, budget, state, work: Condvar::new() };
         Arc::new(Readers { inner: Arc::new(inner) })
     }
 
@@ -357,6 +410,12 @@ impl Readers {
     /// Whether there is something to read that no thread is at.
     pub fn has_work(&self) -> bool {
         self.inner.state().has_turns()
+    }
+
+    /// Whether something was read that its call has not taken.
+    pub fn holds_untaken(&self) -> bool {
+        let state = self.inner.state();
+        state.untaken_bytes + state.staying_bytes > 0
     }
 
     /// Reads values. A value that was moved, or is damaged, holds up none of the others.
@@ -383,6 +442,7 @@ impl Readers {
             portion: None,
             taken_back: 0,
             arrived: Vec::new(),
+            charges: Vec::new(),
         }
     }
 
@@ -414,9 +474,16 @@ pub struct Reading {
     /// How often the next portion was taken back.
     taken_back: u32,
     arrived: Vec<Arrived>,
+    /// Charges what has arrived.
+    charges: Vec<Charge>,
 }
 
 impl Reading {
+    /// What charges the values that it resolved to, to be kept as long as they are.
+    pub(crate) fn take_charges(&mut self) -> Vec<Charge> {
+        std::mem::take(&mut self.charges)
+    }
+
     /// Where the next portion ends, and how many bytes it has.
     fn next_portion(&self) -> (usize, usize) {
         let (mut end, mut bytes) = (self.through, 0);
@@ -448,7 +515,7 @@ impl Reading {
             arrived: Vec::new(),
             waker: Some(context.waker().clone()),
             abandoned: false,
-            stays: self.taken_back >= TAKEN_BACK_MAX || planted::is(Bug::UntakenHoldsUpReads),
+            stays: self.taken_back >= TAKEN_BACK_MAX,
             charge: if self.is_first { inner.budget.get().map(|budget| budget.charge(bytes)) } else { None },
         };
         state.portions.insert(id, portion);
@@ -459,14 +526,14 @@ impl Reading {
             state.waiting.insert(id);
             inner.admit(&mut state);
         }
-        inner.leave(state);
+        drop(inner.read_without_threads(state, id));
         self.portion = Some((id, end));
     }
 
     /// Takes the portion that was asked for, if it was read.
     fn take(&mut self, id: u64, end: usize, context: &Context<'_>) -> Poll<()> {
         let inner = &self.readers.inner;
-        let mut state = inner.state();
+        let mut state = inner.read_without_threads(inner.state(), id);
         match state.portions.get_mut(&id) {
             Some(portion) if !portion.is_done() => {
                 portion.waker = Some(context.waker().clone());
@@ -475,8 +542,11 @@ impl Reading {
             Some(_) => {
                 let portion = state.release(id);
                 inner.admit(&mut state);
-                inner.leave(state);
-                self.arrived.extend(portion.into_iter().flat_map(|portion| portion.arrived));
+                drop(state);
+                if let Some(portion) = portion {
+                    self.arrived.extend(portion.arrived);
+                    self.charges.extend(portion.charge);
+                }
                 (self.through, self.taken_back) = (end, 0);
             }
             // It was taken back.
@@ -522,7 +592,6 @@ impl Drop for Reading {
             state.clients.turns.retain(|turn| *turn != id);
         }
         inner.admit(&mut state);
-        inner.leave(state);
     }
 }
 
@@ -551,7 +620,7 @@ mod tests {
     /// How many portions were admitted, and their bytes, read or not.
     fn admitted(readers: &Readers) -> (usize, usize) {
         let state = readers.inner.state();
-        let bytes = state.admitted_bytes + state.untaken_bytes;
+        let bytes = state.admitted_bytes + state.untaken_bytes + state.staying_bytes;
         (state.portions.len() - state.waiting.len(), bytes)
     }
 
@@ -604,7 +673,9 @@ mod tests {
                 }
             }
             let (_, bytes) = admitted(&readers);
-            assert_eq!(budget.held_bytes(), bytes);
+            // What was taken is charged for as long as it is held.
+            let taken: usize = readings.iter().flatten().map(|reading| reading.through * 900_000).sum();
+            assert_eq!(budget.held_bytes(), bytes + taken);
             most = most.max(bytes);
             readers.step();
             rounds += 1;
@@ -662,7 +733,8 @@ mod tests {
             assert!(readers.step(), "somebody waits, and nothing is read");
             polled.retain_mut(|reading| poll(reading).is_pending());
             let (_, bytes) = admitted(&readers);
-            assert!(budget.held_bytes() == bytes && bytes <= 8 << 20, "{bytes}");
+            let taken: usize = polled.iter().map(|reading| reading.through * 900_000).sum();
+            assert!(budget.held_bytes() == bytes + taken && bytes <= 8 << 20, "{bytes}");
             rounds += 1;
             assert!(rounds <= 150 + 3 * 50, "{rounds}");
         }
@@ -694,6 +766,70 @@ mod tests {
         assert!(bytes <= ADMITTED_BYTES_MAX && portions == bytes / 900_000, "{portions} {bytes}");
         drop(others);
         assert_eq!(admitted(&readers), (0, 0));
+    }
+
+    #[test]
+    fn those_that_stay_and_are_not_taken_hold_up_no_other() {
+        let (readers, _log) = readers();
+        let mut kept: Vec<Reading> =
+            (100..160).map(|segment| readers.read(&[value(segment, 900_000)])).collect();
+        assert!(kept.iter_mut().all(|reading| poll(reading).is_pending()));
+        while readers.step() {}
+        // Most were taken back, and stay when they are read again; nobody looks at them any more.
+        kept.retain_mut(|reading| poll(reading).is_pending());
+        assert!(kept.len() > 40 && kept.iter().all(|reading| reading.taken_back == 1));
+        let mut other = readers.read(&[value(7, 900_000)]);
+        let mut steps = 0;
+        while poll(&mut other).is_pending() {
+            assert!(readers.step(), "it waits, and nothing is read");
+            steps += 1;
+        }
+        assert!(steps <= kept.len() + 1, "{steps}");
+        let state = readers.inner.state();
+        assert!(state.staying_bytes > ADMITTED_BYTES_MAX / 2 && state.staying_bytes <= ADMITTED_BYTES_MAX);
+        assert!(state.admitted_bytes == 0 && state.untaken_bytes <= ADMITTED_BYTES_MAX);
+        drop(state);
+        drop(kept);
+        assert_eq!(admitted(&readers), (0, 0));
+    }
+
+    #[test]
+    fn where_few_threads_can_be_started_one_is_left_for_either_lane() {
+        let (readers, _log) = readers();
+        let values: Vec<Value> = (100..120).map(|segment| value(segment, 10)).collect();
+        let (mut reading, mut first) = (readers.read(&values), readers.read_first(&values));
+        for (threads, of_each) in [(4, 3), (2, 1)] {
+            {
+                let mut state = readers.inner.state();
+                (state.threads, state.start_failed) = (threads, true);
+                (state.core.threads, state.clients.threads) = (0, 0);
+            }
+            let begun = || std::iter::from_fn(|| readers.inner.state().next_run()).count();
+            assert!(poll(&mut reading).is_pending());
+            assert_eq!(begun(), of_each);
+            assert!(poll(&mut first).is_pending());
+            assert_eq!(begun(), of_each);
+            (reading, first) = (readers.read(&values), readers.read_first(&values));
+        }
+    }
+
+    #[test]
+    fn without_threads_a_call_reads_until_it_has_its_own() {
+        let (by_hand, log) = readers();
+        drop(by_hand);
+        let readers = Readers::of(log.values(), false, 0);
+        let values: Vec<Value> = (100..200).map(|segment| value(segment, 10)).collect();
+        let (mut long, mut short) = (readers.read(&values), readers.read(&values[..1]));
+        // As though a thread were going to read it, and ended.
+        readers.inner.state().threads = 1;
+        assert!(poll(&mut long).is_pending());
+        readers.inner.state().threads = 0;
+        assert!(poll(&mut short).is_ready());
+        let left = |readers: &Readers| -> usize {
+            readers.inner.state().portions.values().map(|portion| portion.left.len()).sum()
+        };
+        assert!(left(&readers) >= 98, "it reads for another");
+        assert!(poll(&mut long).is_ready() && left(&readers) == 0);
     }
 
     #[test]

@@ -356,6 +356,11 @@ impl Stepped {
         self.shared.readers.has_work()
     }
 
+    /// Whether a value was read that its call has not taken.
+    pub fn holds_untaken(&self) -> bool {
+        self.shared.readers.holds_untaken()
+    }
+
     /// Does one of the reads of values that somebody waits for; `false`: there are none.
     pub fn read_step(&mut self) -> bool {
         self.shared.readers.step()

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::{BufMut, Bytes, BytesMut};
+use front::Charge;
 use machine::{ReadError, Values};
 use mvcc::Value;
 
@@ -148,6 +149,8 @@ pub struct Attempt {
     passes: u32,
     /// By place, ascending.
     arrived: Vec<Arrived>,
+    /// Charges those.
+    charges: Vec<Charge>,
     missing: RefCell<Vec<Value>>,
     /// Values that this pass asked for in vain.
     misses: Cell<usize>,
@@ -161,6 +164,7 @@ impl Attempt {
             source,
             passes: 0,
             arrived: Vec::new(),
+            charges: Vec::new(),
             missing: RefCell::default(),
             misses: Cell::new(0),
             reading: None,
@@ -196,10 +200,12 @@ impl Attempt {
             self.reading = self.source.fetch(&missing);
         }
         let Some(reading) = &mut self.reading else { return Poll::Ready(()) };
-        let Poll::Ready(arrived) = Pin::new(reading).poll(context) else { return Poll::Pending };
+        let Poll::Ready(arrived) = Pin::new(&mut *reading).poll(context) else { return Poll::Pending };
+        self.charges.extend(reading.take_charges());
         self.reading = None;
         self.arrived.extend(arrived);
-        self.arrived.sort_unstable_by_key(|(place, _)| *place);
+        // They come after others that are in order.
+        self.arrived.sort_by_key(|(place, _)| *place);
         Poll::Ready(())
     }
 
@@ -215,7 +221,7 @@ impl Attempt {
 
     /// What was fetched is not needed again.
     pub fn forget(&mut self) {
-        (self.passes, self.arrived) = (0, Vec::new());
+        (self.passes, self.arrived, self.charges) = (0, Vec::new(), Vec::new());
     }
 }
 

@@ -52,6 +52,8 @@ pub(super) struct Applying {
     reading: Option<Reading>,
     /// Those that have come, by place.
     arrived: Vec<Arrived>,
+    /// Charges those.
+    charges: Vec<front::Charge>,
     /// Tells the core that they have.
     waker: Waker,
 }
@@ -82,6 +84,7 @@ impl Applying {
             unpublished: false,
             reading: None,
             arrived: Vec::new(),
+            charges: Vec::new(),
             waker: Waker::from(Arc::new(ValuesRead(Arc::clone(core)))),
         }
     }
@@ -107,14 +110,17 @@ impl Applying {
         self.entries.clear();
         (self.bytes, self.begun, self.reading) = (0, None, None);
         self.arrived.clear();
+        self.charges.clear();
     }
 
     /// Whether the values that the entry depends on have come, as far as they were asked for.
     fn has_values(&mut self) -> bool {
         let Some(reading) = &mut self.reading else { return true };
-        let Poll::Ready(mut arrived) = Pin::new(reading).poll(&mut Context::from_waker(&self.waker)) else {
+        let Poll::Ready(mut arrived) = Pin::new(&mut *reading).poll(&mut Context::from_waker(&self.waker))
+        else {
             return false;
         };
+        self.charges = reading.take_charges();
         self.reading = None;
         arrived.sort_unstable_by_key(|(place, _)| *place);
         self.arrived = arrived;
@@ -219,6 +225,7 @@ impl Core {
                 // What it left of the turn is for those behind it.
                 self.applying.left = left;
                 self.applying.arrived.clear();
+                self.applying.charges.clear();
                 if let Some(begun) = self.applying.begun.take() {
                     self.applied(&begun, *applied, now);
                 }

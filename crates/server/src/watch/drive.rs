@@ -127,9 +127,11 @@ impl<R: Requests, W: Responses> Drive<R, W> {
         if let Some(status) = stream.ending() {
             return Poll::Ready(Err(status));
         }
+        // Also while the client takes nothing: what was read for it is not to be in the way of what others want.
+        let has_fetched = stream.poll_fetched(cx).is_ready();
         if !sent_all {
             stream.give_up_claim();
-        } else if stream.poll_fetched(cx).is_ready() && stream.may_read() {
+        } else if has_fetched && stream.may_read() {
             // One slice a turn: others get theirs in between.
             hub.read_later(&stream);
         }

@@ -590,13 +590,20 @@ fn what_a_transaction_compares_in_large_ranges_is_fetched_too() {
 
 fn watch(world: &World, creation: WatchCreateRequest) -> Stream {
     let stream = Stream::default();
-    stream.ask(&WatchRequest { request_union: Some(watch_request::RequestUnion::CreateRequest(creation)) });
+    serve(world, &stream, [creation]);
+    stream
+}
+
+fn serve<const N: usize>(world: &World, stream: &Stream, creations: [WatchCreateRequest; N]) {
+    for creation in creations {
+        let request_union = Some(watch_request::RequestUnion::CreateRequest(creation));
+        stream.ask(&WatchRequest { request_union });
+    }
     let member = world.member(0);
     let watching = member.watch(true, stream.clone(), stream.clone(), std::future::pending());
     member.spawn(async move {
         let _ = watching.await;
     });
-    stream
 }
 
 fn events(stream: &Stream) -> Vec<api::mvccpb::Event> {
@@ -632,6 +639,34 @@ fn history_that_is_not_in_memory_is_told_whole_and_holds_up_no_other_watch() {
         world.until("all was told", |_| events(&cold).len() == events(&plain).len());
         assert_eq!(events(&cold), events(&plain));
     }
+}
+
+#[test]
+fn what_is_read_for_a_watch_whose_client_takes_nothing_is_taken_from_the_readers() {
+    let mut world = filled(9, 60);
+    misses(&world, 1000);
+    hold(&mut world, true);
+    let stream = Stream::default();
+    let new = WatchCreateRequest { key: "new".into(), ..WatchCreateRequest::default() };
+    let history = WatchCreateRequest {
+        key: "k".into(),
+        range_end: "l".into(),
+        start_revision: 2,
+        ..WatchCreateRequest::default()
+    };
+    serve(&world, &stream, [new, history]);
+    world.settle().expect("all goes on");
+    assert!(events(&stream).is_empty() && world.places[0].member.as_ref().expect("runs").wants_read());
+    // A response waits for the client, in front of the history.
+    stream.is_shut.set(true);
+    misses(&world, 0);
+    world.put(0, "new", b"1").expect("is taken");
+    world.settle().expect("all goes on");
+    hold(&mut world, false);
+    world.settle().expect("all goes on");
+    assert!(events(&stream).is_empty());
+    let member = world.places[0].member.as_ref().expect("runs");
+    assert!(!member.wants_read() && !member.holds_untaken());
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Members in one thread, and the plainest links there are: what is sent arrives at once, unless a member is cut off.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write as _;
 use std::future::Future;
@@ -579,6 +579,8 @@ impl World {
 #[derive(Clone, Default)]
 pub struct Stream {
     requests: Rc<RefCell<VecDeque<Bytes>>>,
+    /// Whether the client takes nothing any more.
+    pub is_shut: Rc<Cell<bool>>,
     pub responses: Rc<RefCell<Vec<pb::WatchResponse>>>,
 }
 
@@ -603,7 +605,7 @@ impl mainstay_server::stepped::Responses for Stream {
     }
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Status>> {
-        Poll::Ready(Ok(()))
+        if self.is_shut.get() { Poll::Pending } else { Poll::Ready(Ok(())) }
     }
 
     fn try_send(&mut self, message: Bytes) -> Result<(), front::TrySend> {
