@@ -114,7 +114,7 @@ impl World {
             if !process.links.is_active(id) {
                 self.schedule.after(MILLI, Event::Unreachable(at, life, id));
                 // A connection that can be made is made for it, sometimes.
-                if !self.network.connects(at, to) || self.dice.network.one_in(2) {
+                if !self.network.connects(at, to) || self.chaos && self.dice.network.one_in(2) {
                     continue;
                 }
             }
