@@ -80,6 +80,19 @@ impl HashWalk {
         budget: usize,
         mut feed: impl FnMut(Version<'_>),
     ) -> bool {
+        self.step_while(snapshot, budget, |version| {
+            feed(version);
+            true
+        })
+    }
+
+    /// As [`HashWalk::step`]; it ends early, behind the version that `feed` answers with false.
+    pub fn step_while(
+        &mut self,
+        snapshot: &Snapshot<'_>,
+        budget: usize,
+        mut feed: impl FnMut(Version<'_>) -> bool,
+    ) -> bool {
         let compacted = snapshot.compact_revision();
         assert!(if self.of_compaction { compacted >= self.rev } else { compacted == self.compacted });
         assert!(snapshot.current_revision() >= self.rev);
@@ -101,10 +114,10 @@ impl HashWalk {
                             break;
                         }
                         left -= 1;
-                        if version.main() > self.compacted
-                            || (!version.is_tombstone() && version.is_newest_at(*newest_at))
-                        {
-                            feed(version);
+                        let is_covered = version.main() > self.compacted
+                            || (!version.is_tombstone() && version.is_newest_at(*newest_at));
+                        if is_covered && !feed(version) {
+                            left = 0;
                         }
                     }
                     self.stage = stage;

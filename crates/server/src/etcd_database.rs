@@ -121,6 +121,11 @@ pub fn members(membership: &Membership) -> Members {
 }
 
 impl EtcdDatabase {
+    /// The state that is written.
+    pub fn state(&self) -> &AsOf {
+        &self.state
+    }
+
     /// A state as `snapshot save` sends it; head and state are of one moment.
     ///
     /// It says nothing of a cluster's version: one that etcd finds may be too new for it, and a cluster that is

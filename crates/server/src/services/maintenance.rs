@@ -24,13 +24,14 @@ use mvcc::HashWalk;
 use prost::Message as _;
 use sha2::{Digest, Sha256};
 
+use super::choose::READ_AT_ONCE;
 use super::{NO_REQUEST, Services, decode, decode_streamed, unreadable, whole};
 use crate::config::QUOTA_BYTES_DEFAULT;
 use crate::core::{Ask, ReplyBody};
 use crate::etcd_database::{EtcdDatabase, EtcdDatabaseError};
 use crate::kv_hash::KvHash;
 use crate::long_reads::Reader;
-use crate::values::{LogValues, made};
+use crate::values::{Attempt, LogValues, made};
 
 /// Field of `InternalRaftRequest`.
 const ALARM: u32 = 10;
@@ -192,9 +193,11 @@ impl Services {
         let ReplyBody::Image(head, state) = reply.body else { return Err(error::STOPPED) };
         let database = EtcdDatabase::new(*state, &head, SNAPSHOT_RELEASE);
         drop(head);
+        let read = database.state().clone();
+        let failed = |error| unwritten(&error, &read);
         let mut measuring = database.measure();
         let plan = loop {
-            if let Some(plan) = measuring.step(&database, MEASURED_PER_SLICE).map_err(|e| unwritten(&e))? {
+            if let Some(plan) = measuring.step(&database, MEASURED_PER_SLICE).map_err(&failed)? {
                 break plan;
             }
             tokio::task::yield_now().await;
@@ -204,15 +207,15 @@ impl Services {
         let mut digest = Sha256::new();
         let version = api::CLUSTER_VERSION.to_owned();
         let writer = BackendWriter::new(Vec::new(), plan, SNAPSHOT_RELEASE);
-        let writer = writer.map_err(|e| unwritten(&e.into()))?;
-        let mut writing = Some(database.write(writer).map_err(|e| unwritten(&e))?);
+        let writer = writer.map_err(|e| failed(e.into()))?;
+        let mut writing = Some(database.write(writer).map_err(&failed)?);
         while let Some(mut going) = writing.take() {
             let portion =
                 made(self.values.clone(), |values| going.portion(&database, values, SNAPSHOT_SLICE_BYTES));
-            let done = going.write(&database, portion.await.map_err(|e| unwritten(&e))?);
-            let done = done.map_err(|e| unwritten(&e))?;
+            let done = going.write(&database, portion.await.map_err(&failed)?);
+            let done = done.map_err(&failed)?;
             let piece = if done {
-                going.into_writer().finish().map_err(|e| unwritten(&e.into()))?
+                going.into_writer().finish().map_err(|e| failed(e.into()))?
             } else {
                 let piece = std::mem::take(going.output());
                 writing = Some(going);
@@ -251,9 +254,9 @@ impl Services {
     }
 }
 
-fn unwritten(error: &EtcdDatabaseError) -> Status {
+fn unwritten(error: &EtcdDatabaseError, state: &AsOf) -> Status {
     match error {
-        EtcdDatabaseError::Read(ReadError::Overtaken) => error::COMPACTED,
+        EtcdDatabaseError::Read(ReadError::Overtaken) => super::range::overtaken(state),
         EtcdDatabaseError::Read(error) => unreadable(error),
         EtcdDatabaseError::Write(error) => {
             Status::with(Code::Internal, format!("mainstay: the snapshot cannot be written: {error}"))
@@ -265,17 +268,7 @@ fn unwritten(error: &EtcdDatabaseError) -> Status {
 async fn hash_versions(state: &AsOf, walk: HashWalk, values: &Rc<LogValues>) -> Result<u32, Status> {
     let mut so_far = (walk, KvHash::default());
     loop {
-        let slice = made(values.clone(), |values| {
-            let (mut walk, mut hash) = so_far.clone();
-            let mut failed = None;
-            let slice = super::range::slice(state)?;
-            let done = walk.step(&slice.snapshot(), HASHED_PER_SLICE, |version| {
-                if failed.is_none() {
-                    failed = hash.feed(version, values).err();
-                }
-            });
-            failed.map_or(Ok((walk, hash, done)), Err)
-        });
+        let slice = made(values.clone(), |values| hash_slice(state, so_far.clone(), values));
         let (walk, hash, done) = slice.await?;
         if done {
             return Ok(hash.finish());
@@ -283,6 +276,22 @@ async fn hash_versions(state: &AsOf, walk: HashWalk, values: &Rc<LogValues>) -> 
         so_far = (walk, hash);
         tokio::task::yield_now().await;
     }
+}
+
+/// Goes on with a hash by so many versions, or bytes of values; says whether that was all.
+fn hash_slice(
+    state: &AsOf,
+    (mut walk, mut hash): (HashWalk, KvHash),
+    values: &Attempt,
+) -> Result<(HashWalk, KvHash, bool), Status> {
+    let slice = super::range::slice(state)?;
+    let (mut failed, mut bytes) = (None, 0);
+    let done = walk.step_while(&slice.snapshot(), HASHED_PER_SLICE, |version| {
+        failed = hash.feed(version, values).err();
+        bytes += version.value_len() as usize;
+        failed.is_none() && bytes < READ_AT_ONCE
+    });
+    failed.map_or(Ok((walk, hash, done)), Err)
 }
 
 pub(super) fn health_check(message: Bytes) -> Result<Unary, Status> {
@@ -297,4 +306,79 @@ pub(super) fn health_check(message: Bytes) -> Result<Unary, Status> {
 pub(super) fn health_list() -> HealthListResponse {
     let status = ServingStatus::Serving as i32;
     HealthListResponse { statuses: HashMap::from([(String::new(), HealthCheckResponse { status })]) }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::BytesMut;
+    use machine::Newest;
+    use mvcc::{Location, Moment, Store, Value, View};
+
+    use super::*;
+    use crate::readers::Reading;
+    use crate::services::range::REPLACED;
+    use crate::values::Source;
+
+    /// A disk that has nothing at hand.
+    struct Nothing;
+
+    impl Source for Nothing {
+        fn read_at_hand(&self, _: Value, _: &mut BytesMut) -> Result<bool, ReadError> {
+            Ok(false)
+        }
+
+        fn fetch(&self, _: &[Value]) -> Option<Reading> {
+            None
+        }
+    }
+
+    /// The newest view, if there is one.
+    struct Now(Option<Arc<View>>);
+
+    impl Newest for Now {
+        fn view(&self) -> Option<Arc<View>> {
+            self.0.clone()
+        }
+
+        fn needs(&self, _: &Moment) {}
+    }
+
+    #[test]
+    fn a_snapshot_of_a_state_that_was_replaced_is_not_said_to_have_been_compacted() {
+        let overtaken = EtcdDatabaseError::Read(ReadError::Overtaken);
+        let moment = Store::new().publish().moment();
+        let now = |view| AsOf::new(moment, Arc::new(Now(view)));
+        let mut other = Store::new();
+        let mut writer = other.begin();
+        writer.put(b"k", Value { location: Location { segment: 1, offset: 0 }, len: 0, crc: 0 }, 0);
+        writer.finish();
+        assert_eq!(unwritten(&overtaken, &now(Some(other.publish()))), REPLACED);
+        assert_eq!(unwritten(&overtaken, &now(None)), error::COMPACTED);
+    }
+
+    #[test]
+    fn a_slice_of_a_hash_reads_no_more_than_it_may() {
+        let mut store = Store::new();
+        for n in 0..40 {
+            let mut writer = store.begin();
+            let location = Location { segment: 1, offset: n };
+            writer.put(format!("k{n}").as_bytes(), Value { location, len: 100_000, crc: 0 }, 0);
+            writer.finish();
+        }
+        let view = store.publish();
+        let walk = HashWalk::new(&view.snapshot(), 0).expect("is there");
+        let state = AsOf::from(view);
+        let (mut so_far, mut slices) = ((walk, KvHash::default()), 0);
+        loop {
+            let values = Attempt::new(Rc::new(Nothing));
+            let (walk, hash, done) = hash_slice(&state, so_far, &values).expect("goes on");
+            assert!(values.missing() <= 3, "{}", values.missing());
+            slices += usize::from(values.missing() > 0);
+            if done {
+                break;
+            }
+            so_far = (walk, hash);
+        }
+        assert_eq!(slices, 14);
+    }
 }
