@@ -502,8 +502,10 @@ fn of_write(status: Status) -> Status {
     if status == error::COMPACTED || status == REPLACED {
         return WRITTEN;
     }
-    // Too much would have to be gathered; a client takes it for a write that was refused.
-    if status.code == Code::ResourceExhausted && status.message.starts_with("mainstay: ") {
+    // Too much would have to be gathered, or a value that it read is damaged; a client takes it for a write that was
+    // refused, or failed.
+    let is_refusal = matches!(status.code, Code::ResourceExhausted | Code::Internal);
+    if is_refusal && status.message.starts_with("mainstay: ") {
         let text = format!("mainstay: the write was carried out, but cannot be answered: {}", status.message);
         return Status::with(Code::Unavailable, text);
     }

@@ -31,6 +31,20 @@ const COMPARED_BYTES_MAX: u64 = 16 << 20;
 const TOO_MUCH_COMPARED: Status =
     Status::new(Code::ResourceExhausted, "mainstay: too much to compare in one transaction");
 
+/// After so many passes in the newest state, a transaction that only reads is evaluated in one that stays the same.
+const CURRENT_PASSES_MAX: u32 = 8;
+/// After so many of them, all that it compares is fetched, whatever is at hand by then.
+const PASSES_WITH_QUESTIONS: u32 = 3;
+
+/// What a transaction that only reads comes to.
+struct Evaluated {
+    /// In this state.
+    state: AsOf,
+    /// The term of the last entry before it.
+    term: u64,
+    outcome: TxnOutcome,
+}
+
 /// Fields of `InternalRaftRequest`.
 mod field {
     pub const PUT: u32 = 4;
@@ -237,35 +251,66 @@ impl Services {
         // It takes a while: from here on as of a moment, without a view.
         let (state, newest) = self.shared.read_long(Reader::Range);
         let known = known.filter(|_| Arc::ptr_eq(&before, &newest));
-        let term = newest.applied_term;
+        let known = known.map(|outcome| Evaluated { state, term: newest.applied_term, outcome });
         let services = Rc::clone(self);
         Ok(Unary::Later(Box::pin(async move {
-            let outcome = match known {
-                Some(outcome) => outcome,
-                None => services.evaluated(&state, &request, values).await?,
+            let Evaluated { state, term, outcome } = match known {
+                Some(known) => known,
+                None => services.evaluated(&request, values).await?,
             };
             let header = services.shared.header(outcome.revision, term);
             answers::txn(state, Rc::clone(&services.values), header, outcome).await
         })))
     }
 
-    /// What a transaction that only reads comes to in this state; fetches what it compares.
-    async fn evaluated(
-        &self,
-        state: &AsOf,
-        request: &TxnRequest,
-        mut values: Attempt,
-    ) -> Result<TxnOutcome, Status> {
-        loop {
-            values.fetched().await;
-            // As of a moment, a walk passes over what was written since.
+    /// What a transaction that only reads comes to; fetches what it compares.
+    ///
+    /// Each pass is made in the newest state of then: as of a moment that lies back, a walk would pass over all that was
+    /// written and deleted in its ranges since, in one go.
+    async fn evaluated(&self, request: &TxnRequest, mut values: Attempt) -> Result<Evaluated, Status> {
+        values.fetched().await;
+        let compared = Compared::of(request);
+        let mut passes = 0;
+        let (state, term) = loop {
+            // All that it may compare: a comparison ends at the first value that is missing.
+            let mut looked_at = LookedAt::default();
+            while !compared.is_done(&looked_at) {
+                looked_at = self.look(&compared, &looked_at, &values);
+                if passes < PASSES_WITH_QUESTIONS {
+                    values.ask_again();
+                }
+                values.fetched().await;
+                tokio::task::yield_now().await;
+            }
             if self.compares_too_much(request) {
                 return Err(TOO_MUCH_COMPARED);
             }
-            let slice = super::range::slice(state)?;
-            let outcome = machine::txn::read_only(&slice.snapshot(), request, &values);
+            let (state, newest) = self.shared.read_long(Reader::Range);
+            let outcome = machine::txn::read_only(&newest.view.snapshot(), request, &values);
+            let term = newest.applied_term;
             if values.is_complete() {
-                return outcome.map_err(super::range::failed);
+                let outcome = outcome.map_err(super::range::failed)?;
+                return Ok(Evaluated { state, term, outcome });
+            }
+            passes += 1;
+            if passes == CURRENT_PASSES_MAX {
+                break (state, term);
+            }
+            drop((state, newest));
+            values.fetched().await;
+        };
+        // What it compares changes all the time.
+        loop {
+            values.fetched().await;
+            if self.compares_too_much(request) {
+                return Err(TOO_MUCH_COMPARED);
+            }
+            let slice = super::range::slice(&state)?;
+            let outcome = machine::txn::read_only(&slice.snapshot(), request, &values);
+            drop(slice);
+            if values.is_complete() {
+                let outcome = outcome.map_err(super::range::failed)?;
+                return Ok(Evaluated { state, term, outcome });
             }
         }
     }
