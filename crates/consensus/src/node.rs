@@ -803,26 +803,15 @@ impl Node {
         Vec::new()
     }
 
-    /// Whether the commit index has to be on disk before anybody hears of it. The last voter that a removal leaves needs the
-    /// removed one until it knows that the removal is committed; but the removed one ends once it knows. So nobody tells
-    /// or confirms the commit of such a change, or applies it, while it might forget it itself.
+    /// Whether the commit index has to be on disk before anybody hears of it: it has come to a change of the members. Those
+    /// that a removal leaves may need the removed one's vote until they know that the removal is committed, but that one
+    /// ends once it knows. So nobody tells or confirms the commit of a change, or applies it, while it might forget it
+    /// itself.
     fn notes_commit_first(&mut self) -> bool {
-        let log = &self.raw.raft.raft_log;
-        let (committed, applied) = (log.committed, log.applied);
+        let committed = self.raw.raft.raft_log.committed;
         let looked_through = std::mem::replace(&mut self.looked_through, committed);
-        let tail = self.raw.store();
-        if tail.conf_state.voters.len() < 2 {
-            return false;
-        }
-        let changes_behind = |index: u64| {
-            let entries = tail.entries.iter().rev();
-            let entries = entries.skip_while(|entry| entry.index > committed);
-            let entries = entries.take_while(|entry| entry.index > index);
-            entries.filter(|entry| entry.entry_type == eraftpb::EntryType::EntryConfChange).count()
-        };
-        committed > looked_through
-            && changes_behind(looked_through) > 0
-            && tail.conf_state.voters.len() <= 1 + changes_behind(applied)
+        let mut entries = self.raw.store().between(looked_through, committed);
+        entries.any(|entry| entry.entry_type == eraftpb::EntryType::EntryConfChange)
             && !planted::is(Bug::RemovalToldUnnoted)
     }
 
@@ -997,8 +986,9 @@ impl Node {
     pub fn data_after(&self, index: u64) -> impl Iterator<Item = &[u8]> {
         let unstable = &self.raw.raft.raft_log.unstable;
         // Entries that replace others may not have taken their places yet.
-        let stable = self.raw.store().entries.iter().take_while(|entry| entry.index < unstable.offset);
-        stable.chain(&unstable.entries).filter(move |entry| entry.index > index).map(|entry| &*entry.data)
+        let stable = self.raw.store().between(index, unstable.offset.saturating_sub(1));
+        let unstable = unstable.entries.iter().filter(move |entry| entry.index > index);
+        stable.chain(unstable).map(|entry| &*entry.data)
     }
 
     /// Whom this member voted for in its term; 0 for nobody.

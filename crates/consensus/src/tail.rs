@@ -55,6 +55,15 @@ impl Tail {
         self.before_index + self.entries.len() as u64
     }
 
+    /// The entries that are kept in memory, behind the first of these indexes and up to the second.
+    pub fn between(&self, behind: u64, through: u64) -> impl Iterator<Item = &eraftpb::Entry> {
+        let at = |index: u64| {
+            let at = usize::try_from(index.saturating_sub(self.before_index)).unwrap_or(usize::MAX);
+            at.min(self.entries.len())
+        };
+        self.entries.range(at(behind)..at(through).max(at(behind)))
+    }
+
     /// Takes entries over, replacing what they contradict.
     pub fn append(&mut self, entries: &[eraftpb::Entry]) {
         let Some(first) = entries.first() else { return };

@@ -59,11 +59,6 @@ pub(crate) struct Endpoints {
 }
 
 impl Endpoints {
-    /// Whether these are the same URLs.
-    pub(crate) fn are_same(&self, others: &Endpoints) -> bool {
-        self.all == others.all
-    }
-
     /// Takes the URLs that can be used, and gives the complaints about the others.
     pub(crate) fn parse(urls: &[String]) -> (Endpoints, Vec<String>) {
         let mut complaints = Vec::new();

@@ -122,10 +122,6 @@ impl Peer {
         for complaint in complaints {
             hub.log(Level::Error, "cannot use a peer URL", self.id, &complaint);
         }
-        if !self.endpoints.borrow().are_same(&endpoints) {
-            // What is where it was may be somebody else's now.
-            self.reached_at.iter().for_each(|address| address.set(None));
-        }
         *self.endpoints.borrow_mut() = endpoints;
         self.is_there.notify_waiters();
     }

@@ -65,7 +65,7 @@ bugs! {
     ForwardedInAnyTerm = "forwarded-in-any-term";
     /// consensus: a leader that is removed falls silent at once, whoever knows that its removal is committed.
     RemovedLeaderSilent = "removed-leader-silent";
-    /// consensus: of two members one hears that its removal is committed before the other one has that on disk.
+    /// consensus: a member hears that its removal is committed before the others have that on disk.
     RemovalToldUnnoted = "removal-told-unnoted";
     /// consensus: commands handed on to a leader that runs etcd are proposed again, though it may pass them on late.
     ProposedAgainAfterEtcd = "proposed-again-after-etcd";

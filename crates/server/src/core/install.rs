@@ -27,6 +27,8 @@ use crate::transfer::Received;
 
 /// How long what has arrived of a snapshot is kept after a break.
 const RESUME_PATIENCE: Duration = Duration::from_secs(60);
+/// States, and parts of some, that wait to be dropped by the keeper while another may be received.
+const DISCARDED_MAX: usize = 2;
 
 #[derive(Default)]
 enum Stage {
@@ -205,7 +207,9 @@ impl Core {
         }
         // One that broke off and is not gone on with makes way.
         let idle = matches!(self.install.stage, Stage::Idle | Stage::Receiving { until: Some(_), .. });
-        if !idle || !self.moving.is_empty() || self.checkpoint.busy || self.stopping.is_some() {
+        let busy =
+            !self.moving.is_empty() || self.checkpoint.busy || self.install.discarded() > DISCARDED_MAX;
+        if !idle || busy || self.stopping.is_some() {
             self.refuse(ticket, api::error::TOO_MANY_REQUESTS);
             return;
         }

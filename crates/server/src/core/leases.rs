@@ -74,6 +74,10 @@ pub(super) struct Noting {
     behind: Option<i64>,
     /// Only leases that have used up at least so much of their TTL.
     used: Duration,
+    /// The leases that entries grant which were not applied when they were looked at.
+    granted: BTreeSet<i64>,
+    /// Up to which entry was looked.
+    looked_through: u64,
 }
 
 impl Core {
@@ -387,21 +391,12 @@ impl Core {
 
     /// Begins to note the time left of every lease that has used up at least `used` of its TTL.
     pub(super) fn note_leases_below(&mut self, used: Duration) {
-        self.noting = Some(Noting { behind: None, used });
+        self.noting = Some(Noting { behind: None, used, granted: BTreeSet::new(), looked_through: 0 });
     }
 
     /// Whether so few entries are not applied that they can be looked at before times left are noted.
     fn can_note(&self) -> bool {
         self.node.standing().last - self.machine.applied_index <= NOTED_BEHIND_MAX
-    }
-
-    /// The leases that entries grant which stand in the log and are not applied. What is noted behind such an entry is taken
-    /// for the time left of the lease that it grants; if one with its id exists now, that is revoked before.
-    fn granted_anew(&self) -> BTreeSet<i64> {
-        if planted::is(Bug::NoteOverGrant) {
-            return BTreeSet::new();
-        }
-        self.node.data_after(self.machine.applied_index).filter_map(granted_lease).collect()
     }
 
     /// Goes on with the notes, by one entry at most.
@@ -410,12 +405,18 @@ impl Core {
             return;
         }
         let room = self.log_has_room() && self.can_note();
-        let granted_anew = if room { self.granted_anew() } else { BTreeSet::new() };
         let ttl_min = self.shared.limits.lease_ttl_min;
         // A lease whose clock is still to be started would go by the note, as if it was from before.
         let Some(noting) = self.noting.as_mut().filter(|_| room && !self.expiry.is_starting()) else {
             return;
         };
+        // What is noted behind an entry that grants a lease is taken for the time left of that one; if another with its id
+        // exists now, that is revoked before.
+        if !planted::is(Bug::NoteOverGrant) {
+            let behind = noting.looked_through.max(self.machine.applied_index);
+            noting.granted.extend(self.node.data_after(behind).filter_map(granted_lease));
+            noting.looked_through = self.node.standing().last;
+        }
         let mut notes = Vec::new();
         let mut looked = 0;
         for (id, left) in self.expiry.after(noting.behind, now).take(LEASES_PER_TURN) {
@@ -424,7 +425,7 @@ impl Core {
             let Some(lease) = self.machine.leases.get(id) else { continue };
             let left = seconds_up(left).max(1);
             let ttl = ttl_of(lease.ttl.max(ttl_min));
-            if ttl >= ttl_of(left) + noting.used && lease.remaining != left && !granted_anew.contains(&id) {
+            if ttl >= ttl_of(left) + noting.used && lease.remaining != left && !noting.granted.contains(&id) {
                 notes.push(LeaseCheckpoint { id, remaining_ttl: left });
                 if notes.len() == NOTES_PER_ENTRY {
                     break;

@@ -430,9 +430,10 @@ impl Core {
         if self.parked.is_some() {
             return Ok(false);
         }
+        // A state that was replaced goes before the keeper begins with the new one's checkpoint.
+        self.release_discarded();
         self.order_checkpoint(now);
         self.release_doomed();
-        self.release_discarded();
         if self.has_left(now) {
             return Ok(true);
         }
