@@ -418,6 +418,14 @@ impl Readers {
         state.untaken_bytes + state.staying_bytes > 0
     }
 
+    /// Values that have arrived already.
+    #[cfg(test)]
+    pub(crate) fn arrived(self: &Arc<Self>, arrived: Vec<Arrived>) -> Reading {
+        let mut reading = self.read(&[]);
+        reading.arrived = arrived;
+        reading
+    }
+
     /// Reads values. A value that was moved, or is damaged, holds up none of the others.
     pub(crate) fn read(self: &Arc<Self>, values: &[Value]) -> Reading {
         let wanted = values.iter().map(|value| Wanted {

@@ -149,6 +149,7 @@ pub struct Attempt {
     passes: u32,
     /// By place, ascending.
     arrived: Vec<Arrived>,
+    arrived_bytes: usize,
     /// Charges those.
     charges: Vec<Charge>,
     missing: RefCell<Vec<Value>>,
@@ -164,6 +165,7 @@ impl Attempt {
             source,
             passes: 0,
             arrived: Vec::new(),
+            arrived_bytes: 0,
             charges: Vec::new(),
             missing: RefCell::default(),
             misses: Cell::new(0),
@@ -203,6 +205,7 @@ impl Attempt {
         let Poll::Ready(arrived) = Pin::new(&mut *reading).poll(context) else { return Poll::Pending };
         self.charges.extend(reading.take_charges());
         self.reading = None;
+        self.arrived_bytes += arrived.iter().flat_map(|(_, read)| read).map(Bytes::len).sum::<usize>();
         self.arrived.extend(arrived);
         // They come after others that are in order.
         self.arrived.sort_by_key(|(place, _)| *place);
@@ -219,9 +222,20 @@ impl Attempt {
         self.passes = 0;
     }
 
+    /// Bytes of the values that were fetched.
+    pub fn arrived_bytes(&self) -> usize {
+        self.arrived_bytes
+    }
+
+    /// Charges nothing any more for what was fetched: whoever holds the attempt does.
+    pub fn drop_charges(&mut self) {
+        self.charges = Vec::new();
+    }
+
     /// What was fetched is not needed again.
     pub fn forget(&mut self) {
-        (self.passes, self.arrived, self.charges) = (0, Vec::new(), Vec::new());
+        (self.passes, self.arrived, self.arrived_bytes) = (0, Vec::new(), 0);
+        self.charges = Vec::new();
     }
 }
 

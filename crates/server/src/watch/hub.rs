@@ -2,6 +2,7 @@
 
 mod catch_up;
 mod crowd;
+mod line;
 mod progress;
 mod requests;
 
@@ -18,6 +19,8 @@ use api::{Status, error};
 use front::{Account, Closing, Head, Inbound, LocalBoxFuture, Outbound};
 
 use self::crowd::UnderWay;
+use self::line::Line;
+pub(super) use self::line::{Class, Place};
 use super::drive::{self, Requests, Responses};
 use super::hold::Hold;
 use super::index::Index;
@@ -51,8 +54,8 @@ pub struct Hub {
     portion: Cell<Portion>,
     /// Streams that have ended and whose watches are still in the index, to be taken out in slices.
     ended: RefCell<VecDeque<Rc<Stream>>>,
-    /// Streams that have history to read, in the order in which they come to it.
-    readers: RefCell<VecDeque<Rc<Stream>>>,
+    /// Streams that have history to read.
+    readers: RefCell<Line>,
     /// Whether some of what was published is left for later turns.
     is_told_later: Cell<bool>,
     /// Wakes the task that goes on with what was left for later turns, unless it is awake.
@@ -218,6 +221,12 @@ impl Hub {
         self.streams.borrow().values().map(|stream| stream.long_bytes()).max().unwrap_or(0)
     }
 
+    /// How many streams hold values that were fetched for them, and whose client these are charged to.
+    #[cfg(test)]
+    pub(super) fn laden_streams(&self) -> usize {
+        self.streams.borrow().values().filter(|stream| stream.fetched_bytes() > 0).count()
+    }
+
     /// How many streams have made something of such a revision.
     #[cfg(test)]
     pub(super) fn long_streams(&self) -> usize {
@@ -310,6 +319,7 @@ impl Hub {
         // Watches that are still in the index are passed over from now on.
         stream.end(error::WATCH_CANCELED);
         stream.set_long(None);
+        stream.drop_fetched();
         self.streams.borrow_mut().remove(&stream.serial);
         if stream.waits_for_progress.replace(false) {
             self.waiting.borrow_mut().retain(|waiting| !Rc::ptr_eq(waiting, stream));

@@ -4,7 +4,8 @@
 //! finds the watches they concern, and puts encoded responses into the queues of their streams. A watch that has
 //! received everything up to the hub's revision is *synced*. One that begins in the past, or whose stream's queue is
 //! full, is *unsynced*: its stream reads history for it, slice by slice at its own pace, until it has caught up. Streams that
-//! read history stand in line for it: all of them together do no more in a turn than the synced watches.
+//! read history stand in line for it: all of them together do no more in a turn than the synced watches. Streams that hold
+//! values which were fetched for them come first, and those with a watch that was synced before do not wait for all others.
 //! However many watches a change concerns, a turn of the shard tells a bounded number of them; until all have been told,
 //! the hub's revision stays, nobody is told of progress, and other calls run between two turns. A revision with very many
 //! changes is walked a portion a turn: the watches that it concerns become unsynced, and their streams read it the same

@@ -14,6 +14,7 @@ use mvcc::{Snapshot, Version, View};
 use planted::Bug;
 
 use super::hold::Hold;
+use super::hub::{Class, Place};
 use super::index::Keys;
 use super::long::{Given, Long};
 use super::response;
@@ -78,6 +79,13 @@ impl Watch {
     /// A state in which it can read what it has to read next though that was compacted, if it keeps that readable.
     pub fn held<'a>(&self, view: &'a View) -> Option<Snapshot<'a>> {
         self.hold.borrow().as_ref()?.snapshot(view, self.next.get())
+    }
+
+    /// Has it keep what it reads readable; or nothing.
+    pub fn set_hold(&self, hold: Option<Rc<Hold>>) {
+        let holds = usize::from(hold.is_some());
+        let held = usize::from(self.hold.replace(hold).is_some());
+        self.stream.held_watches.set(self.stream.held_watches.get() + holds - held);
     }
 
     /// Whether a change, which is about one of its keys, is for it.
@@ -145,11 +153,15 @@ pub(super) struct Stream {
     fetching: RefCell<Option<Attempt>>,
     /// From which revision on that history is.
     fetching_from: Cell<i64>,
+    /// Bytes of values that were fetched and that it holds until its turn.
+    fetched_bytes: Cell<usize>,
+    /// Number of its watches that keep readable what they read.
+    held_watches: Cell<usize>,
     /// A revision of many changes that some watches are reading, and what is charged for it.
     long: RefCell<Option<Long>>,
     long_bytes: Cell<usize>,
-    /// Whether it waits for its turn to read history.
-    pub in_line: Cell<bool>,
+    /// Where it waits for its turn to read history, if it does.
+    pub place: Cell<Option<Place>>,
     /// A revision, and the number of watches that may read together up to there.
     together_max: Cell<(i64, usize)>,
     /// Whether another stream makes what that is to come to.
@@ -195,7 +207,9 @@ impl Stream {
             fetching_from: Cell::new(0),
             long: RefCell::default(),
             long_bytes: Cell::new(0),
-            in_line: Cell::new(false),
+            fetched_bytes: Cell::new(0),
+            held_watches: Cell::new(0),
+            place: Cell::default(),
             together_max: Cell::new((0, 0)),
             waits_for_another: Cell::new(false),
             end: RefCell::default(),
@@ -387,22 +401,63 @@ impl Stream {
     /// What was begun with the values that its history needs from this revision on, or the beginning of it.
     pub fn attempt(&self, from: i64, begin: impl FnOnce() -> Attempt) -> Attempt {
         let begun = self.fetching.borrow_mut().take();
+        self.charge_fetched(0);
         let before = self.fetching_from.replace(from);
         begun.filter(|_| before == from).unwrap_or_else(begin)
     }
 
     /// Has the values fetched that this attempt found missing.
     pub fn fetch(&self, attempt: Attempt) {
+        self.charge_fetched(attempt.arrived_bytes());
         *self.fetching.borrow_mut() = Some(attempt);
     }
 
     /// Ready when no values are on their way.
     pub fn poll_fetched(&self, context: &mut Context<'_>) -> Poll<()> {
-        let mut fetching = self.fetching.borrow_mut();
         if self.is_synced() {
-            *fetching = None;
+            self.drop_fetched();
         }
-        fetching.as_mut().map_or(Poll::Ready(()), |attempt| attempt.poll_fetched(context))
+        let mut fetching = self.fetching.borrow_mut();
+        let Some(attempt) = fetching.as_mut() else { return Poll::Ready(()) };
+        let polled = attempt.poll_fetched(context);
+        if polled.is_ready() && self.account.is_some() {
+            // Held for as long as the client takes nothing, so this is what it is charged for.
+            attempt.drop_charges();
+        }
+        self.charge_fetched(attempt.arrived_bytes());
+        polled
+    }
+
+    /// Drops what was fetched, or is on its way.
+    pub fn drop_fetched(&self) {
+        let dropped = self.fetching.borrow_mut().take();
+        drop(dropped);
+        self.charge_fetched(0);
+    }
+
+    fn charge_fetched(&self, bytes: usize) {
+        let before = self.fetched_bytes.replace(bytes);
+        if bytes != before {
+            self.charge(bytes, before);
+        }
+    }
+
+    /// Bytes of values that were fetched and wait for its turn.
+    #[cfg(test)]
+    pub fn fetched_bytes(&self) -> usize {
+        self.fetched_bytes.get()
+    }
+
+    /// What it waits for its turn with.
+    pub fn class(&self) -> Class {
+        let is_given = || self.long.borrow().as_ref().is_some_and(|long| long.given.is_some());
+        if self.fetched_bytes.get() > 0 || is_given() {
+            Class::Laden
+        } else if self.held_watches.get() > 0 {
+            Class::Held
+        } else {
+            Class::Other
+        }
     }
 
     /// Leaves a waker for the next response; `None` while somebody is at work on the stream.

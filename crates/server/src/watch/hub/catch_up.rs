@@ -24,17 +24,15 @@ impl Hub {
         let whole = self.portion.get();
         let (mut left, mut none_reads) = (Some(whole), true);
         while let Some(portion) = left {
-            let Some(stream) = self.readers.borrow_mut().pop_front() else { break };
+            let Some(stream) = self.readers.borrow_mut().pop() else { break };
             none_reads = false;
-            stream.in_line.set(false);
             if !stream.may_read() {
                 // It comes back once it may.
                 continue;
             }
             let Some(done) = self.catch_up(&stream, portion, portion == whole) else {
                 // It asks for more than others have left it of this turn: it is the first of the next.
-                stream.in_line.set(true);
-                self.readers.borrow_mut().push_front(stream);
+                self.readers.borrow_mut().enter_first(&stream);
                 break;
             };
             left = done.left_of(portion);
@@ -45,10 +43,8 @@ impl Hub {
 
     /// Has a stream wait for its turn to read history.
     pub(in crate::watch) fn read_later(&self, stream: &Rc<Stream>) {
-        if !stream.in_line.replace(true) {
-            self.readers.borrow_mut().push_back(Rc::clone(stream));
-            self.go_on_later();
-        }
+        self.readers.borrow_mut().enter(stream);
+        self.go_on_later();
     }
 
     /// Makes a synced watch read what it was not told of, from `next` on, whatever is compacted meanwhile.
@@ -59,7 +55,7 @@ impl Hub {
             *self.hold.borrow_mut() = Rc::downgrade(&hold);
             hold
         });
-        *watch.hold.borrow_mut() = Some(hold);
+        watch.set_hold(Some(hold));
         self.fall_behind(watch, next);
     }
 
@@ -170,7 +166,7 @@ impl Hub {
         if next > self.begun() {
             self.shared.metrics.mvcc.slow_watchers.add(-1);
             watch.synced.set(true);
-            watch.hold.take();
+            watch.set_hold(None);
             self.synced.borrow_mut().insert(&watch.keys, watch.serial, Rc::clone(watch));
         } else {
             stream.fall_behind(watch);

@@ -155,7 +155,7 @@ impl Hub {
         } else {
             self.shared.metrics.mvcc.slow_watchers.add(-1);
             watch.stream.leave_long(watch);
-            watch.hold.take();
+            watch.set_hold(None);
             watch.stream.catches_up(watch)
         };
         assert!(removed, "a watch is where it says");

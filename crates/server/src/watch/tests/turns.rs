@@ -1,6 +1,7 @@
 //! How much one turn of the shard does for watches, and who comes to it.
 
 use api::etcdserverpb::WatchCreateRequest;
+use api::mvccpb::KeyValue;
 
 use super::world::{Client, World, settle, watch};
 use super::{HOUR, MANY, keys_of, lines};
@@ -55,6 +56,73 @@ fn streams_that_are_behind_take_turns() {
     }
     assert!(heard[1..].iter().all(|heard| *heard == 4 * CHANGES), "{heard:?}");
     assert!(rounds > 39 * 4, "{rounds} rounds");
+    assert_eq!(world.gauges().2, 0);
+}
+
+#[test]
+fn hardly_any_stream_holds_fetched_values_until_its_turn() {
+    const STREAMS: usize = 30;
+    const CHANGES: usize = 100;
+    let mut world = World::new(0, HOUR);
+    world.hub.walk_less_in_a_turn(CHANGES, 8 << 20);
+    (0..3 * CHANGES).for_each(|_| world.put("k", 1000));
+    world.advance();
+    world.values.absent.set(true);
+    let mut clients: Vec<_> = (0..STREAMS).map(|_| world.client(MANY)).collect();
+    let from = WatchCreateRequest { start_revision: 2, ..watch("k", "") };
+    clients.iter().for_each(|client| client.create(from.clone()));
+    let mut most = 0;
+    while round(&world, &mut clients) {
+        most = most.max(world.hub.laden_streams());
+    }
+    assert!((1..=2).contains(&most), "{most} streams hold values at a time");
+    for client in &clients {
+        let told = client.received();
+        let mut events = told.iter().flat_map(|response| &response.events);
+        let is_whole = |kv: &KeyValue| {
+            kv.value.len() == 1000 && kv.value.iter().all(|byte| i64::from(*byte) == kv.mod_revision % 251)
+        };
+        assert!(events.all(|event| event.kv.as_ref().is_some_and(is_whole)));
+        assert_eq!(keys_of(&told).count(), 3 * CHANGES);
+    }
+    assert_eq!((world.hub.laden_streams(), world.gauges().2), (0, 0));
+}
+
+#[test]
+fn a_watch_that_had_everything_does_not_wait_for_all_who_read_history() {
+    const STREAMS: usize = 40;
+    const CHANGES: usize = 100;
+    let mut world = World::new(0, HOUR);
+    world.hub.walk_less_in_a_turn(CHANGES, 8 << 20);
+    let mut synced = world.client(MANY);
+    synced.create(watch("z", ""));
+    settle([&mut synced]);
+    (0..9 * CHANGES).for_each(|_| world.put("k", 1));
+    world.advance();
+    let mut clients: Vec<_> = (0..STREAMS).map(|_| world.client(MANY)).collect();
+    let from = WatchCreateRequest { start_revision: 2, ..watch("k", "") };
+    clients.iter().for_each(|client| client.create(from.clone()));
+    for _ in 0..3 {
+        assert!(round(&world, &mut clients));
+    }
+    synced.received();
+    // Its stream has no room for all of that at once.
+    (0..5).for_each(|_| world.put("z", 400_000));
+    world.publish();
+    world.hub.advance();
+    clients.insert(0, synced);
+    let (mut told, mut rounds) = (0, 0);
+    assert_eq!(world.gauges().2, 1 + STREAMS as i64);
+    while told < 5 {
+        assert!(round(&world, &mut clients));
+        told += keys_of(&clients[0].received()).count();
+        rounds += 1;
+    }
+    assert!(rounds <= 6, "{rounds} rounds");
+    while round(&world, &mut clients) {}
+    for client in &clients[1..] {
+        assert_eq!(keys_of(&client.received()).count(), 9 * CHANGES);
+    }
     assert_eq!(world.gauges().2, 0);
 }
 

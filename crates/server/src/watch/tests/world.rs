@@ -24,7 +24,7 @@ use prost::Message as _;
 
 use crate::config::MetricsDetail;
 use crate::metrics::Metrics;
-use crate::readers::Reading;
+use crate::readers::{Readers, Reading, place_of};
 use crate::shared::{Identity, Limits, Published, Shared};
 use crate::values::Source;
 use crate::watch::{Hub, Requests, Responses};
@@ -36,6 +36,9 @@ pub struct Repeated {
     pub broken: Cell<bool>,
     /// How many were read.
     pub reads: Cell<usize>,
+    /// Whether none is at hand: each has to be fetched, which takes no time.
+    pub absent: Cell<bool>,
+    readers: Option<Arc<Readers>>,
 }
 
 impl Values for Repeated {
@@ -51,11 +54,17 @@ impl Values for Repeated {
 
 impl Source for Repeated {
     fn read_at_hand(&self, value: Value, out: &mut BytesMut) -> Result<bool, ReadError> {
-        self.read_into(value, out).map(|()| true)
+        let is_at_hand = !self.absent.get();
+        if is_at_hand { self.read_into(value, out).map(|()| true) } else { Ok(false) }
     }
 
-    fn fetch(&self, _: &[Value]) -> Option<Reading> {
-        None
+    fn fetch(&self, values: &[Value]) -> Option<Reading> {
+        let arrived = values.iter().map(|value| {
+            let mut out = BytesMut::new();
+            let read = self.read_into(*value, &mut out);
+            (place_of(*value), read.map(|()| out.freeze()))
+        });
+        self.readers.as_ref().map(|readers| readers.arrived(arrived.collect()))
     }
 }
 
@@ -96,7 +105,8 @@ impl World {
         let identity = Identity { member_id: 2, cluster_id: 1 };
         let shared =
             Arc::new(Shared::new(identity, state, limits, 1, Arc::default(), log.values(), metrics, 1));
-        let values = Rc::new(Repeated::default());
+        let readers = Some(Readers::by_hand(log.values()));
+        let values = Rc::new(Repeated { readers, ..Repeated::default() });
         let hub = Hub::new(Arc::clone(&shared), 0, values.clone());
         World {
             store,

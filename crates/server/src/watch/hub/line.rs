@@ -1,0 +1,87 @@
+//! The line of streams that wait for their turn to read history.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use crate::watch::stream::Stream;
+
+/// What a stream waits with. Those of each class come to their turn in the order in which they came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::watch) enum Class {
+    /// With values that were fetched for it, or a response that another stream has made: it holds that until its turn.
+    Laden,
+    /// With a watch that had everything, for which what it reads is kept for a minute only.
+    Held,
+    /// With watches that read what they asked for.
+    Other,
+}
+
+/// A stream's place in the line: its class, and its number in that.
+pub(in crate::watch) type Place = (Class, u64);
+
+/// Streams that wait for their turn to read history.
+///
+/// The laden ones go first, so that hardly more is held than what arrives between two turns: 10,000 streams that hold a
+/// slice each would hold gigabytes. The other two classes take turns with each other.
+#[derive(Default)]
+pub(super) struct Line {
+    classes: [BTreeMap<u64, Rc<Stream>>; 3],
+    numbers: u64,
+    /// How many laden ones came to their turn since another one did.
+    laden_since: usize,
+    /// Whether the last one that was not laden was held.
+    held_was_last: bool,
+}
+
+/// After so many laden streams, another one comes to its turn: what a stream makes of fetched values may have more values
+/// fetched for it.
+const LADEN_MAX: usize = 16;
+
+impl Line {
+    /// Takes a stream in, at the end of its class. One that stands in line already may change to a class that comes first
+    /// sooner.
+    pub fn enter(&mut self, stream: &Rc<Stream>) {
+        let class = stream.class();
+        if let Some((before, number)) = stream.place.get() {
+            if before <= class {
+                return;
+            }
+            self.class(before).remove(&number);
+        }
+        self.numbers += 1;
+        self.put(stream, (class, self.numbers));
+    }
+
+    /// Has a stream be the next.
+    pub fn enter_first(&mut self, stream: &Rc<Stream>) {
+        self.laden_since = 0;
+        self.put(stream, (Class::Laden, 0));
+    }
+
+    /// Takes out whose turn it is.
+    pub fn pop(&mut self) -> Option<Rc<Stream>> {
+        let [laden, held, other] = &self.classes;
+        let none_but_laden = held.is_empty() && other.is_empty();
+        let class = if !laden.is_empty() && (none_but_laden || self.laden_since < LADEN_MAX) {
+            self.laden_since += 1;
+            Class::Laden
+        } else {
+            self.laden_since = 0;
+            self.held_was_last = !held.is_empty() && (other.is_empty() || !self.held_was_last);
+            if self.held_was_last { Class::Held } else { Class::Other }
+        };
+        let (_, stream) = self.class(class).pop_first()?;
+        stream.place.set(None);
+        Some(stream)
+    }
+
+    fn put(&mut self, stream: &Rc<Stream>, place: Place) {
+        stream.place.set(Some(place));
+        let replaced = self.class(place.0).insert(place.1, Rc::clone(stream));
+        assert!(replaced.is_none(), "a place in line is one stream's");
+    }
+
+    fn class(&mut self, class: Class) -> &mut BTreeMap<u64, Rc<Stream>> {
+        &mut self.classes[class as usize]
+    }
+}
