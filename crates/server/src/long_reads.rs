@@ -56,7 +56,12 @@ struct Open {
     readers: BTreeMap<u64, Entry>,
     /// The same by what they keep: the core, which asks often, is not to look at those that are in nobody's way.
     by_keeps: BTreeSet<(i64, u64)>,
+    /// Before this, none of them is over its patience.
+    due: Option<Instant>,
     next: u64,
+    /// How often they were looked at for those that are over it.
+    #[cfg(test)]
+    looks: usize,
 }
 
 impl Open {
@@ -72,6 +77,13 @@ struct Entry {
     since: Instant,
     /// Versions may be removed up to what a compaction at this revision removes.
     keeps: i64,
+}
+
+impl Entry {
+    /// When it is over its patience.
+    fn due(&self) -> Instant {
+        self.since + self.reader.patience()
+    }
 }
 
 /// What may be removed.
@@ -93,17 +105,39 @@ impl LongReads {
         let mut open = self.open();
         open.next += 1;
         let number = open.next;
-        open.readers.insert(number, Entry { reader, since, keeps: i64::MIN });
+        let entry = Entry { reader, since, keeps: i64::MIN };
+        open.due = Some(open.due.map_or(entry.due(), |due| due.min(entry.due())));
+        open.readers.insert(number, entry);
         open.by_keeps.insert((i64::MIN, number));
         number
     }
 
-    fn needs(&self, number: u64, keeps: i64) {
+    /// Says what a reader needs; `false`: it has been struck off.
+    fn needs(&self, number: u64, keeps: i64) -> bool {
         let Open { readers, by_keeps, .. } = &mut *self.open();
-        if let Some(entry) = readers.get_mut(&number) {
-            by_keeps.remove(&(entry.keeps, number));
-            by_keeps.insert((keeps, number));
-            entry.keeps = keeps;
+        let Some(entry) = readers.get_mut(&number) else { return false };
+        by_keeps.remove(&(entry.keeps, number));
+        by_keeps.insert((keeps, number));
+        entry.keeps = keeps;
+        true
+    }
+
+    /// A reader begins with what `load` gives, beside what it needs of it. If all readers were struck off meanwhile, the
+    /// state may be another than the one that it was written down for: it begins again.
+    fn begin_with<T>(
+        &self,
+        reader: Reader,
+        now: impl Fn() -> Instant,
+        mut load: impl FnMut() -> (T, i64),
+    ) -> (u64, T) {
+        loop {
+            // Written down before it looks: whatever was removed before, the view that it finds had already been compacted
+            // for; and nothing is removed until it has said what it needs.
+            let number = self.begin(reader, now());
+            let (loaded, keeps) = load();
+            if self.needs(number, keeps) {
+                return (number, loaded);
+            }
         }
     }
 
@@ -115,13 +149,19 @@ impl LongReads {
     /// are in the way and have been for too long.
     pub fn removable(&self, wanted: i64, now: Instant) -> Removable {
         let mut open = self.open();
-        let is_over = |number: &u64| {
-            let entry = open.readers.get(number);
-            entry.is_some_and(|entry| now.saturating_duration_since(entry.since) >= entry.reader.patience())
-        };
-        let in_the_way = open.by_keeps.range(..(wanted, 0)).map(|(_, number)| *number);
-        let overtaken: Vec<u64> = in_the_way.filter(is_over).collect();
-        overtaken.iter().for_each(|number| open.end(*number));
+        let mut overtaken = Vec::new();
+        // The core asks often, and there may be many: most of the time none of them can be over its patience.
+        if open.due.is_some_and(|due| now >= due) {
+            let is_over = |number: &u64| open.readers.get(number).is_some_and(|entry| now >= entry.due());
+            let in_the_way = open.by_keeps.range(..(wanted, 0)).map(|(_, number)| *number);
+            overtaken = in_the_way.filter(is_over).collect();
+            overtaken.iter().for_each(|number| open.end(*number));
+            open.due = open.readers.values().map(Entry::due).min();
+            #[cfg(test)]
+            {
+                open.looks += 1;
+            }
+        }
         let through = open.by_keeps.first().map_or(wanted, |(keeps, _)| *keeps).min(wanted);
         Removable { through, overtaken: overtaken.len() }
     }
@@ -130,6 +170,7 @@ impl LongReads {
     pub fn end_all(&self) -> usize {
         let mut open = self.open();
         open.by_keeps.clear();
+        open.due = None;
         std::mem::take(&mut open.readers).len()
     }
 
@@ -155,7 +196,8 @@ impl Newest for Registered {
     }
 
     fn needs(&self, moment: &Moment) {
-        self.reads.needs(self.number, moment.keeps());
+        // Struck off, it finds out at its next slice.
+        let _ = self.reads.needs(self.number, moment.keeps());
     }
 }
 
@@ -174,13 +216,18 @@ impl Shared {
     /// The newest state, to be read for a long time; from any thread. Beside it what was published with it, to be
     /// dropped soon: its view is of the same moment, and answers at once what takes a walk later, such as counting.
     pub fn read_long(self: &Arc<Shared>, reader: Reader) -> (AsOf, Arc<Published>) {
-        // Written down before it looks: whatever was removed before, the view that it finds had already been compacted
-        // for; and nothing is removed until it has said what it needs.
-        let registered = self.register(reader);
-        let state = self.state.load_full();
-        let moment = state.view.moment();
-        registered.needs(&moment);
-        (AsOf::new(moment, Arc::new(registered)), state)
+        let (number, (state, moment)) = self.long_reads.begin_with(
+            reader,
+            || self.clock.now(),
+            || {
+                let state = self.state.load_full();
+                let moment = state.view.moment();
+                let keeps = moment.keeps();
+                ((state, moment), keeps)
+            },
+        );
+        let (shared, reads) = (Arc::downgrade(self), Arc::clone(&self.long_reads));
+        (AsOf::new(moment, Arc::new(Registered { shared, reads, number })), state)
     }
 
     /// The state of a view just published: with all that is physically there, or what can be read, as the moment says.
@@ -227,13 +274,59 @@ mod tests {
         // It has ended: what it says it needs counts no more.
         let ended = reads.begin(Reader::Range, start);
         reads.end(ended);
-        reads.needs(ended, 10);
+        assert!(!reads.needs(ended, 10));
         let others: Vec<u64> = (0..1000).map(|_| reads.begin(Reader::Range, start)).collect();
-        others.iter().zip(20..).for_each(|(number, keeps)| reads.needs(*number, keeps));
+        others.iter().zip(20..).for_each(|(number, keeps)| assert!(reads.needs(*number, keeps)));
         reads.needs(others[0], 30);
         assert_eq!((removable(2000, 0), removable(25, 0)), ((21, 0), (21, 0)));
         assert_eq!(removable(520, 300), (520, 500));
         assert_eq!(removable(2000, 300), (2000, 500));
         assert_eq!((reads.figures(), reads.open().by_keeps.len()), ((0, None), 0));
+    }
+
+    #[test]
+    fn readers_are_not_looked_at_before_one_can_be_over_its_patience() {
+        let reads = LongReads::default();
+        let start = Instant::now();
+        let first = reads.begin(Reader::Hash, start);
+        let others: Vec<u64> = (0..100).map(|_| reads.begin(Reader::Range, start)).collect();
+        for number in others.iter().chain([&first]) {
+            assert!(reads.needs(*number, 20));
+        }
+        let removable = |wanted, after| reads.removable(wanted, start + Duration::from_secs(after));
+        for after in 0..300 {
+            assert_eq!(removable(100, after), Removable { through: 20, overtaken: 0 });
+        }
+        assert_eq!(reads.open().looks, 0);
+        assert_eq!(removable(100, 300), Removable { through: 20, overtaken: 100 });
+        for after in 301..600 {
+            assert_eq!(removable(100, after).overtaken, 0);
+        }
+        assert_eq!(reads.open().looks, 1);
+        // One that came later is over its patience sooner.
+        let watch = reads.begin(Reader::Watch, start + Duration::from_secs(500));
+        assert!(reads.needs(watch, 30));
+        assert_eq!(removable(100, 560).overtaken, 1);
+        assert_eq!(removable(100, 600), Removable { through: 100, overtaken: 1 });
+        assert_eq!(reads.figures(), (0, None));
+    }
+
+    #[test]
+    fn a_reader_that_begins_while_the_state_is_replaced_is_written_down_for_the_new_one() {
+        let reads = LongReads::default();
+        let mut loads = 0;
+        let load = || {
+            loads += 1;
+            // It has been written down, and finds the new state.
+            if loads == 1 {
+                assert_eq!(reads.end_all(), 1);
+            }
+            (loads, 50)
+        };
+        let (number, loaded) = reads.begin_with(Reader::Range, Instant::now, load);
+        assert_eq!(loaded, 2);
+        assert_eq!(reads.removable(100, Instant::now()).through, 50);
+        reads.end(number);
+        assert_eq!(reads.removable(100, Instant::now()).through, 100);
     }
 }
