@@ -17,6 +17,14 @@ const FOUND: &[(u64, &str)] = &[
     (20744, "values in small segments were moved without end, for room that their headers take"),
     (20782, "a watcher that came back at the end was judged before it could be told"),
     (21618, "nobody started a member whose addition left too few to answer clients"),
+    (800450, "a slow read of the faulty half went on behind the end of the run"),
+    (902206, "an answer to an old leader was judged by entries that had replaced its own"),
+    (906794, "a range whose member took over another's state was told of a compaction"),
+    (907258, "a lock was judged that somebody else had ended by revoking its lease"),
+    (907332, "one of two had forgotten a removal that the other one had heard of"),
+    (909295, "a member that was removed before it knew anybody was waited for"),
+    (1102608, "a leader of two removed itself and ended before the other one heard of it"),
+    (1120242, "six votes in a row got lost since the voter did not know who had asked"),
 ];
 
 fn check(report: &Report) {
