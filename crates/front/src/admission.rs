@@ -13,17 +13,18 @@ use crate::outgoing::Outgoing;
 use crate::{Head, Kind, reply};
 
 /// Looks at a request's head as grpc-go's server does. What it refuses is answered here; what it takes goes on as a call
-/// as far as it can at once. Returns what became of it, and its deadline. All in one, because what makes up a call is
-/// large, and moving it costs.
+/// as far as it can at once. Its time runs from `since`, when it came. Returns what became of it, and its deadline. All in
+/// one, because what makes up a call is large, and moving it costs.
 pub(crate) fn begin(
     around: &Surroundings,
     request: Request<RecvStream>,
     mut respond: SendResponse<Outgoing>,
     peer: SocketAddr,
+    since: Instant,
     now: Instant,
     cx: &mut Context<'_>,
 ) -> Option<(Step, Option<Instant>)> {
-    match examine(around, &request, now) {
+    match examine(around, &request, since, now) {
         Err((http, status)) => {
             // An error means that the stream is gone: nobody is left to tell.
             let _ = respond.send_response(reply::refusal(http, &status), true);
@@ -87,6 +88,7 @@ impl<'a> Known<'a> {
 fn examine(
     around: &Surroundings,
     request: &Request<RecvStream>,
+    since: Instant,
     now: Instant,
 ) -> Result<Examined, (StatusCode, Status)> {
     let known = Known::of(request.headers());
@@ -103,11 +105,12 @@ fn examine(
                 let text = format!("malformed grpc-timeout: {why}");
                 (StatusCode::BAD_REQUEST, Status::with(Code::Internal, text))
             })?;
-            if timeout.is_zero() {
+            // A time that does not fit the clock is as good as none.
+            let deadline = since.checked_add(timeout);
+            if deadline.is_some_and(|deadline| deadline <= now) {
                 return Err((StatusCode::OK, DEADLINE));
             }
-            // A time that does not fit the clock is as good as none.
-            now.checked_add(timeout)
+            deadline
         }
     };
     let path = request.uri().path();

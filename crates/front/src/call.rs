@@ -417,6 +417,10 @@ impl Gathering {
             }
             Some(Ok(message)) => message,
         };
+        // The library still gives the whole request of a client that has cancelled it meanwhile.
+        if self.waits.is_some() && self.respond.poll_reset(cx).is_ready() {
+            return Step::Over(None);
+        }
         if let Err(status) = around.requests.check() {
             let _ = self.respond.send_response(reply::refusal(StatusCode::OK, &status), true);
             return Step::Over(None);

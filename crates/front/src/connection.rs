@@ -54,6 +54,15 @@ type CallId = (u32, u64);
 /// A deadline in the heap.
 type DeadlineEntry = Reverse<(Instant, CallId)>;
 
+/// A request that waits for room among the answers.
+struct Waiting {
+    request: Request<RecvStream>,
+    respond: SendResponse<Outgoing>,
+    charge: Charge,
+    /// When it came: its time runs from then.
+    since: Instant,
+}
+
 struct Slot {
     /// Empty while the call is being stepped.
     call: Option<Call>,
@@ -78,7 +87,7 @@ pub(crate) struct Connection<S: Transport> {
     /// Slots taken from the turn; kept for its memory.
     ready: Vec<u32>,
     /// Requests that wait for room among the answers.
-    waiting: VecDeque<(Request<RecvStream>, SendResponse<Outgoing>, Charge)>,
+    waiting: VecDeque<Waiting>,
     /// Calls whose answers wait for room among the answers, the first to be sent first. Some may be over.
     finished: VecDeque<CallId>,
     /// All requests that HTTP/2 had were taken.
@@ -283,10 +292,9 @@ impl<S: Transport> Connection<S> {
                 break;
             }
             if self.admits()
-                && let Some((request, respond, charge)) = self.waiting.pop_front()
+                && let Some(waiting) = self.waiting.pop_front()
             {
-                drop(charge);
-                self.admit(request, respond, now);
+                self.admit_waiting(waiting, now);
                 continue;
             }
             self.turn.transport_seen();
@@ -316,18 +324,34 @@ impl<S: Transport> Connection<S> {
 
     fn receive(&mut self, request: Request<RecvStream>, mut respond: SendResponse<Outgoing>, now: Instant) {
         if self.admits() && self.waiting.is_empty() {
-            self.admit(request, respond, now);
+            self.admit(request, respond, now, now);
         } else if self.waiting.len() < self.around.shard.options.waiting_requests_max {
             let mut charge = Charge::new(&self.around.requests.ledger);
             charge.raise_to(call_bytes(request.headers()));
-            self.waiting.push_back((request, respond, charge));
+            self.waiting.push_back(Waiting { request, respond, charge, since: now });
             self.note_places();
         } else {
             respond.send_reset(Reason::REFUSED_STREAM);
         }
     }
 
-    fn admit(&mut self, request: Request<RecvStream>, respond: SendResponse<Outgoing>, now: Instant) {
+    fn admit_waiting(&mut self, waiting: Waiting, now: Instant) {
+        let Waiting { request, mut respond, charge, since } = waiting;
+        drop(charge);
+        // The library still gives the whole request of a client that has cancelled it meanwhile.
+        if respond.poll_reset(&mut Context::from_waker(Waker::noop())).is_pending() {
+            self.admit(request, respond, since, now);
+        }
+    }
+
+    /// Begins a call that came at `since`.
+    fn admit(
+        &mut self,
+        request: Request<RecvStream>,
+        respond: SendResponse<Outgoing>,
+        since: Instant,
+        now: Instant,
+    ) {
         // Most calls are over after their first step and never take the slot whose waker they are polled with.
         let entry = self.slots.vacant_entry();
         let key = entry.key();
@@ -336,7 +360,7 @@ impl<S: Transport> Connection<S> {
             self.slot_wakers.push(Waker::from(Arc::new(SlotWake { turn: self.turn.clone(), slot })));
         }
         let mut cx = Context::from_waker(&self.slot_wakers[key]);
-        match admission::begin(&self.around, request, respond, self.peer, now, &mut cx) {
+        match admission::begin(&self.around, request, respond, self.peer, since, now, &mut cx) {
             None => {}
             Some((Step::Over(tracked), _)) => self.track(tracked),
             Some((Step::Wait(call), deadline)) => {

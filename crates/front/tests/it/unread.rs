@@ -237,3 +237,55 @@ fn beyond_what_its_calls_may_hold_a_client_hears_that_there_was_an_answer() {
         assert_eq!(whole, 12);
     });
 }
+
+fn started(running: &Running, path: &str) -> u64 {
+    running.front.counters()[0].methods[id_of(path)].started.load(Relaxed)
+}
+
+/// Fills the room for answers with the calls 1, 3 and 5.
+fn fill(raw: &mut Raw) {
+    for call in 0..SENT {
+        raw.call(2 * call + 1, "/test.Echo/Big", &[], &message(0, EACH.to_string().as_bytes()));
+    }
+    assert_eq!(heads(raw), [1, 3, 5]);
+}
+
+#[test]
+fn a_request_that_is_cancelled_while_it_waits_is_not_carried_out() {
+    let running = run(unheeded_pings());
+    let mut raw = Raw::h2(running.address, &SHUT);
+    fill(&mut raw);
+    raw.call(7, "/test.Echo/Unary", &[], &message(0, b"a"));
+    raw.call(9, "/test.Echo/Fail", &[], &message(0, b"a"));
+    assert_eq!(heads(&mut raw), []);
+    cancel(&mut raw, 7);
+    cancel(&mut raw, 1);
+    // The one behind it is.
+    assert_eq!(heads(&mut raw), [9]);
+    assert_eq!((started(&running, "/test.Echo/Unary"), started(&running, "/test.Echo/Fail")), (0, 1));
+}
+
+#[test]
+fn a_request_that_is_cancelled_with_its_last_bytes_is_not_carried_out() {
+    let running = run(unheeded_pings());
+    let mut raw = Raw::h2(running.address, &[]);
+    raw.send(&frame(HEADERS, END_HEADERS, 1, &call_block("/test.Echo/Unary", &[])));
+    assert_eq!(heads(&mut raw), []);
+    let mut rest = frame(DATA, END_STREAM, 1, &message(0, b"a"));
+    rest.extend(frame(RST_STREAM, 0, 1, &[0, 0, 0, 8]));
+    raw.send(&rest);
+    assert_eq!((heads(&mut raw), started(&running, "/test.Echo/Unary")), (vec![], 0));
+}
+
+#[test]
+fn the_time_of_a_request_runs_while_it_waits() {
+    let running = run(unheeded_pings());
+    let mut raw = Raw::h2(running.address, &SHUT);
+    fill(&mut raw);
+    raw.call(7, "/test.Echo/Unary", &[("grpc-timeout", "1m")], &message(0, b"a"));
+    assert_eq!(heads(&mut raw), []);
+    let begun = Instant::now();
+    block_on(until("its time is up", || begun.elapsed() > Duration::from_millis(1)));
+    cancel(&mut raw, 1);
+    assert_eq!((heads(&mut raw), started(&running, "/test.Echo/Unary")), (vec![7], 0));
+}
