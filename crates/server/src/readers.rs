@@ -870,6 +870,23 @@ mod tests {
     }
 
     #[test]
+    fn runs_that_counted_on_a_thread_that_was_notified_for_another_get_one() {
+        let (by_hand, log) = readers();
+        drop(by_hand);
+        let readers = Readers::new(log.values());
+        let (mut one, mut other) = (readers.read(&[value(1, 10)]), readers.read(&[value(2, 10)]));
+        // A thread that waits, is notified, and does not wake before both are queued.
+        readers.inner.state().idle = 1;
+        assert!(poll(&mut one).is_pending() && poll(&mut other).is_pending());
+        assert_eq!(readers.inner.state().threads, 0);
+        readers.inner.state().idle = 0;
+        assert!(readers.step());
+        assert_eq!(readers.inner.state().threads, 1, "nobody reads the other");
+        assert_eq!(crate::block_on::block_on(other).len(), 1);
+        assert!(poll(&mut one).is_ready());
+    }
+
+    #[test]
     fn threads_read_and_end_with_their_readers() {
         let (by_hand, log) = readers();
         drop(by_hand);
