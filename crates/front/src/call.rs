@@ -24,6 +24,30 @@ const PIECE_BYTES: usize = 64 * 1024;
 /// Answers above this keep a handle, so that one that stalls can be reset alone.
 const TRACKED_ANSWER_BYTES: usize = 16 * 1024;
 
+/// What a connection's turn has made: bytes of requests unpacked, and of answers that were packed, made in pieces or found no
+/// room.
+#[derive(Debug, Default)]
+pub(crate) struct Made(Cell<usize>);
+
+impl Made {
+    /// Bytes in one turn, after which other connections get theirs.
+    const BYTES_MAX: usize = 1024 * 1024;
+
+    /// Begins anew.
+    pub(crate) fn reset(&self) {
+        self.0.set(0);
+    }
+
+    pub(crate) fn add(&self, bytes: usize) {
+        self.0.set(self.0.get() + bytes);
+    }
+
+    /// Whether it is as much as a turn may make.
+    pub(crate) fn is_enough(&self) -> bool {
+        self.0.get() > Made::BYTES_MAX
+    }
+}
+
 /// The answer to a call that outlived its deadline.
 pub(crate) const DEADLINE: Status = Status::new(Code::DeadlineExceeded, "context deadline exceeded");
 
@@ -39,8 +63,8 @@ pub(crate) struct Surroundings {
     pub(crate) requests: Rc<RequestRoom>,
     /// Calls that wait for the client and may stall.
     pub(crate) stallable: Rc<Cell<usize>>,
-    /// Bytes of requests unpacked, and of answers made for which there is no room, since the connection's turn began.
-    pub(crate) made: Cell<usize>,
+    /// What the connection's turn has made.
+    pub(crate) made: Rc<Made>,
 }
 
 impl Surroundings {
@@ -54,7 +78,7 @@ impl Surroundings {
             answers: Rc::new(Ledger::of(&account)),
             requests: Rc::new(requests),
             stallable: Rc::default(),
-            made: Cell::new(0),
+            made: Rc::default(),
             shard,
             service,
             account,
@@ -64,10 +88,6 @@ impl Surroundings {
     /// Whether the answers in the transport's queues leave room for another.
     pub(crate) fn has_room(&self) -> bool {
         self.answers.queued() < self.shard.options.answer_bytes_max
-    }
-
-    fn note_made(&self, bytes: usize) {
-        self.made.set(self.made.get() + bytes);
     }
 }
 
@@ -493,7 +513,7 @@ impl Gathering {
             }
             around.shard.counters.received(self.head.method, assembled.wire_bytes);
             if assembled.wire_bytes < assembled.message.len() {
-                around.note_made(assembled.message.len());
+                around.made.add(assembled.message.len());
             }
             self.message = Some(assembled.message);
         }
@@ -531,7 +551,7 @@ impl Finished {
             Answer::Pieces { held, .. } => held.get(),
         };
         self.charge.set(CALL_BYTES + bytes);
-        around.note_made(bytes);
+        around.made.add(bytes);
         if around.requests.check().is_err() {
             let status = around.service.unanswered(self.method);
             around.shard.counters.handled(self.method, status.code);
@@ -590,7 +610,12 @@ fn answer(
         }
         Ok(Answer::Whole(message)) => {
             counters.handled(method, Code::Ok);
-            let packed = if gzip { gzip::pack(&message).ok() } else { None };
+            let packed = if gzip {
+                around.made.add(message.len());
+                gzip::pack(&message).ok()
+            } else {
+                None
+            };
             let compressed = packed.is_some();
             let message = packed.unwrap_or(message);
             counters.sent(method, message.len());
@@ -644,7 +669,9 @@ impl Pieces {
             counters.handled(self.method, Code::Canceled);
             return Step::Over(None);
         }
-        if self.ledger.queued() >= PIECE_BYTES {
+        // Without room among the connection's answers each stream keeps one piece at a time, however short.
+        let queued_max = if around.has_room() { PIECE_BYTES } else { 1 };
+        if self.ledger.queued() >= queued_max {
             self.ledger.wake_on_release(cx.waker());
             return Step::Wait(Call::Pieces(self));
         }
@@ -697,6 +724,7 @@ impl Pieces {
             self.left
         );
         self.left -= piece.len();
+        around.made.add(piece.len());
         let (answers, own) = (&around.answers, Some(&self.ledger));
         let out = if self.begun {
             Outgoing::part(piece, answers, own)

@@ -34,9 +34,6 @@ const ROUNDS_MAX: usize = 8;
 /// New calls taken in one round.
 const ADMITTED_PER_ROUND_MAX: usize = 256;
 
-/// Bytes of [`Surroundings::made`] in one turn, after which other connections get theirs.
-const MADE_PER_TURN_MAX: usize = 1024 * 1024;
-
 /// What a call leaves behind when it is over: the places in tables here and in the library, which do not shrink.
 const PLACE_BYTES: usize = 1024;
 /// Calls at once for whose places a connection is charged anyway.
@@ -188,7 +185,7 @@ impl<S: Transport> Connection<S> {
         let _turn = self.around.account.begin_turn();
         self.turn.begin(cx.waker());
         self.socket.borrow_mut().begin_turn();
-        self.around.made.set(0);
+        self.around.made.reset();
         let now = Instant::now();
         let ended = self.work(now, cx);
         let traffic = self.socket.borrow_mut().take_traffic();
@@ -223,7 +220,8 @@ impl<S: Transport> Connection<S> {
         Poll::Pending
     }
 
-    /// Rounds of calls and transport until nothing is ready; true when the connection has ended.
+    /// Rounds of calls and transport until nothing is ready; true when the connection has ended. Calls that have begun may
+    /// make as much as a turn may, and so may those that the client sends: neither keeps the others waiting.
     fn work(&mut self, now: Instant, cx: &mut Context<'_>) -> bool {
         for _ in 0..ROUNDS_MAX {
             self.send_finished();
@@ -231,7 +229,7 @@ impl<S: Transport> Connection<S> {
             let mut ready = std::mem::take(&mut self.ready);
             let mut stepped = 0;
             for slot in &ready {
-                if self.has_made_enough() {
+                if self.around.made.is_enough() {
                     break;
                 }
                 self.step(*slot);
@@ -239,13 +237,17 @@ impl<S: Transport> Connection<S> {
             }
             ready.drain(..stepped);
             self.ready = ready;
+            let made_enough = self.around.made.is_enough();
+            if made_enough {
+                self.around.made.reset();
+            }
             if self.poll_transport(now) {
                 return true;
             }
             if self.around.account.is_doomed() {
                 return false;
             }
-            if self.has_made_enough() {
+            if made_enough || self.around.made.is_enough() {
                 break;
             }
             if self.around.has_room() && !self.finished.is_empty() {
@@ -267,16 +269,13 @@ impl<S: Transport> Connection<S> {
     /// Sends answers that waited for room.
     fn send_finished(&mut self) {
         while self.around.has_room()
+            && !self.around.made.is_enough()
             && let Some(id) = self.finished.pop_front()
         {
             if is_current(&self.slots, id) {
                 self.step(id.0);
             }
         }
-    }
-
-    fn has_made_enough(&self) -> bool {
-        self.around.made.get() > MADE_PER_TURN_MAX
     }
 
     fn poll_transport(&mut self, now: Instant) -> bool {
@@ -287,8 +286,10 @@ impl<S: Transport> Connection<S> {
             self.socket.borrow_mut().renew_allowance();
         }
         self.accepted_all = false;
+        let mut polled = false;
         for _ in 0..ADMITTED_PER_ROUND_MAX {
-            if self.has_made_enough() {
+            // Polled once in any case: what is made waits for nothing else if the client takes it.
+            if polled && self.around.made.is_enough() {
                 break;
             }
             if self.admits()
@@ -297,6 +298,7 @@ impl<S: Transport> Connection<S> {
                 self.admit_waiting(waiting, now);
                 continue;
             }
+            polled = true;
             self.turn.transport_seen();
             match self.h2.poll_accept(&mut cx) {
                 // What it sent or dropped may have made room for those who wait.
@@ -317,9 +319,9 @@ impl<S: Transport> Connection<S> {
         false
     }
 
-    /// Whether the answers held unsent allow a new call.
+    /// Whether the answers held unsent, and what was made in this turn, allow a new call.
     fn admits(&self) -> bool {
-        self.around.has_room() && self.finished.is_empty()
+        self.around.has_room() && self.finished.is_empty() && !self.around.made.is_enough()
     }
 
     fn receive(&mut self, request: Request<RecvStream>, mut respond: SendResponse<Outgoing>, now: Instant) {

@@ -10,7 +10,7 @@ use h2::server::SendResponse;
 use h2::{Reason, SendStream};
 
 use crate::budget::Account;
-use crate::call::Surroundings;
+use crate::call::{Made, Surroundings};
 use crate::inbound::CANCELED;
 use crate::ledger::Ledger;
 use crate::outgoing::{Outgoing, check_len};
@@ -19,7 +19,7 @@ use crate::{ShardCounters, gzip, reply};
 /// Why a message was not taken.
 #[derive(Debug)]
 pub enum TrySend {
-    /// The stream holds as much as it may; the message comes back.
+    /// The stream holds as much as it may, or nothing more is packed in this turn; the message comes back.
     Full(Bytes),
     /// The message is longer than a message may be; the call should end with this status.
     TooLong(Status),
@@ -81,7 +81,11 @@ impl Outbound {
         if self.has_room() {
             return Poll::Ready(Ok(()));
         }
-        self.sending.ledger.wake_on_release(cx.waker());
+        if self.is_full() {
+            self.sending.ledger.wake_on_release(cx.waker());
+        } else {
+            cx.waker().wake_by_ref();
+        }
         Poll::Pending
     }
 
@@ -100,8 +104,14 @@ impl Outbound {
         matches!(*self.sending.state.borrow(), State::Closed)
     }
 
+    fn is_full(&self) -> bool {
+        self.sending.ledger.queued() >= self.sending.bytes_max
+    }
+
+    /// What is to be packed may have to wait for the connection's next turn, however short it then is.
     fn has_room(&self) -> bool {
-        self.sending.ledger.queued() < self.sending.bytes_max
+        let waits_for_turn = self.sending.gzip && self.sending.made.is_enough();
+        !self.is_full() && !waits_for_turn
     }
 }
 
@@ -121,6 +131,7 @@ pub(crate) struct Sending {
     bytes_max: usize,
     message_bytes_max: usize,
     gzip: bool,
+    made: Rc<Made>,
     pub(crate) method: u16,
     counters: Arc<ShardCounters>,
 }
@@ -140,6 +151,7 @@ impl Sending {
             bytes_max: around.shard.options.stream_buffer_bytes_max,
             message_bytes_max: around.shard.options.answer_message_bytes_max,
             gzip,
+            made: around.made.clone(),
             method,
             counters: around.shard.counters.clone(),
         })
@@ -159,7 +171,12 @@ impl Sending {
     fn push(&self, message: Bytes, shared: bool) -> Result<(), TrySend> {
         self.open().map_err(|_| TrySend::Closed)?;
         // Packing into memory does not fail; if it did, an unpacked message is as good.
-        let packed = if self.gzip { gzip::pack(&message).ok() } else { None };
+        let packed = if self.gzip {
+            self.made.add(message.len());
+            gzip::pack(&message).ok()
+        } else {
+            None
+        };
         let compressed = packed.is_some();
         let message = packed.unwrap_or(message);
         let wire_bytes = message.len();

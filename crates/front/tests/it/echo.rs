@@ -12,9 +12,11 @@ use std::time::{Duration, Instant};
 use api::{Code, Status};
 use bytes::Bytes;
 use mainstay_front::{
-    Account, Answer, Front, Head, Inbound, Kind, LocalBoxFuture, Method, Options, Outbound, Service, Shard,
-    Unary,
+    Account, Answer, Closing, Front, Head, Inbound, Kind, LocalBoxFuture, Method, Options, Outbound, Service,
+    Shard, ShardId, Unary, fuzzing,
 };
+use tokio::io::DuplexStream;
+use tokio::task::JoinHandle;
 
 /// Methods by name; their place is their id.
 const METHODS: [(&str, Kind); 16] = [
@@ -52,6 +54,8 @@ pub struct Seen {
     pub queued_max: AtomicUsize,
     /// Pieces that were made.
     pub pieces: AtomicUsize,
+    /// Most bytes that all clients held when a piece was asked for.
+    pub held_max: AtomicUsize,
     /// Whether those who wait at the gate may go on, and who waits.
     pub gate: Mutex<(bool, Vec<Waker>)>,
 }
@@ -154,6 +158,8 @@ impl Service for Echo {
                     len,
                     held: Rc::new(Cell::new(held)),
                     source: Box::new(move |wanted, context| {
+                        let held = Account::of_turn().map_or(0, |account| account.budget().held_bytes());
+                        seen.held_max.fetch_max(held, SeqCst);
                         if let Some(behind) = &mut gate {
                             if *behind == 0 {
                                 ready!(seen.poll_gate(context));
@@ -224,9 +230,12 @@ impl Service for Echo {
             let _alive = alive;
             match METHODS[usize::from(head.method)].0 {
                 "/test.Echo/Repeat" => {
-                    let count = inbound.next().await?.map_or(0, |message| number(&message));
+                    // How many messages, and how many spaces end each.
+                    let request = inbound.next().await?.unwrap_or_default();
+                    let mut numbers = request.split(|byte| *byte == b'/').map(number);
+                    let (count, len) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
                     for at in 0..count {
-                        outbound.send(at.to_string().into()).await?;
+                        outbound.send(format!("{at}{}", " ".repeat(len)).into()).await?;
                     }
                     Ok(())
                 }
@@ -282,6 +291,22 @@ pub fn run_with(options: Options) -> Running {
     let make = move |shard| -> Rc<dyn Service> { Rc::new(Echo { shard, seen: for_shards.clone() }) };
     let front = mainstay_front::start(options, vec![listener], Arc::new(make)).expect("a started front");
     Running { front, address, seen }
+}
+
+/// One connection without threads and sockets, of which the client has this end: so many bytes that it has not read are
+/// taken from the server. To be called within a `LocalSet`.
+pub fn serve_in_memory(options: Options, unread_bytes: usize) -> (DuplexStream, Arc<Seen>, JoinHandle<()>) {
+    let (server, client) = tokio::io::duplex(unread_bytes);
+    let seen = Arc::new(Seen::default());
+    let (close, closing) = Closing::by_hand();
+    let service = Rc::new(Echo { shard: Shard { id: ShardId(0), closing }, seen: seen.clone() });
+    let options = Options { methods: METHODS.len(), ..options };
+    let served = tokio::task::spawn_local(async move {
+        let _close = close;
+        // An error is an end like any other.
+        let _ = fuzzing::serve(server, options, service).await;
+    });
+    (client, seen, served)
 }
 
 /// Waits for a condition.

@@ -10,5 +10,6 @@ mod memory;
 mod raw;
 mod shutdown;
 mod stream;
+mod turns;
 mod unary;
 mod unread;

@@ -1,0 +1,200 @@
+//! What one connection does in a turn, without threads and sockets: server and client take turns.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::task::{Context, Poll, Waker};
+
+use mainstay_front::{Budget, Options};
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
+use tokio::task::{JoinHandle, LocalSet};
+
+use crate::echo::{Seen, block_on, serve_in_memory, until};
+use crate::raw::{
+    DATA, END_HEADERS, END_STREAM, Frame, HEADERS, PREFACE, RST_STREAM, SETTINGS, WINDOW_UPDATE, call_block,
+    frame, message,
+};
+
+const MIB: usize = 1 << 20;
+const EACH: usize = 100_000;
+/// Settings with an initial window of 0: no answer's body can be sent.
+const SHUT: [u8; 6] = [0, 4, 0, 0, 0, 0];
+/// Settings with the largest initial window.
+const OPEN: [u8; 6] = [0, 4, 0x7f, 0xff, 0xff, 0xff];
+
+struct Client {
+    stream: DuplexStream,
+    seen: Arc<Seen>,
+    served: JoinHandle<()>,
+    /// Bytes read that are no whole frame yet.
+    come: Vec<u8>,
+}
+
+impl Client {
+    async fn new(options: Options, unread_bytes: usize, settings: &[u8]) -> Client {
+        let (stream, seen, served) = serve_in_memory(options, unread_bytes);
+        let mut client = Client { stream, seen, served, come: Vec::new() };
+        client.send(PREFACE).await;
+        client.send(&frame(SETTINGS, 0, 0, settings)).await;
+        client
+    }
+
+    /// Writes; stops when the server takes no more although it had many turns. Returns how many bytes it took.
+    async fn send(&mut self, bytes: &[u8]) -> usize {
+        let (mut taken, mut refused) = (0, 0);
+        while taken < bytes.len() && refused < 1000 {
+            let mut context = Context::from_waker(Waker::noop());
+            match Pin::new(&mut self.stream).poll_write(&mut context, &bytes[taken..]) {
+                Poll::Ready(Ok(n)) => (taken, refused) = (taken + n, 0),
+                Poll::Ready(Err(_)) => break,
+                Poll::Pending => refused += 1,
+            }
+            turn().await;
+        }
+        taken
+    }
+
+    /// The frames that have come by now.
+    fn frames(&mut self) -> Vec<Frame> {
+        let mut context = Context::from_waker(Waker::noop());
+        let mut buffer = vec![0; MIB];
+        loop {
+            let mut space = ReadBuf::new(&mut buffer);
+            if !Pin::new(&mut self.stream).poll_read(&mut context, &mut space).is_ready()
+                || space.filled().is_empty()
+            {
+                break;
+            }
+            self.come.extend_from_slice(space.filled());
+        }
+        let (mut frames, mut at) = (Vec::new(), 0);
+        while let Some([a, b, c, kind, flags, d, e, f, g]) = self.come[at..].first_chunk() {
+            let end = at + 9 + u32::from_be_bytes([0, *a, *b, *c]) as usize;
+            let Some(payload) = self.come.get(at + 9..end) else { break };
+            let stream = u32::from_be_bytes([*d, *e, *f, *g]);
+            frames.push(Frame { kind: *kind, flags: *flags, stream, payload: payload.to_vec() });
+            at = end;
+        }
+        self.come.drain(..at);
+        frames
+    }
+}
+
+/// Lets the server have a turn.
+async fn turn() {
+    let mut waited = false;
+    poll_fn(|context| {
+        if std::mem::replace(&mut waited, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+/// Runs a test's client beside the server's connection, each as often as the other.
+fn run(test: impl Future<Output = ()> + 'static) {
+    block_on(async {
+        let local = LocalSet::new();
+        local.run_until(async { tokio::task::spawn_local(test).await.expect("the test") }).await;
+    });
+}
+
+fn calls(path: &str, first: u32, count: u32, more: &[(&str, &str)], text: &str) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for call in first..first + count {
+        bytes.extend(frame(HEADERS, END_HEADERS, 2 * call + 1, &call_block(path, more)));
+        bytes.extend(frame(DATA, END_STREAM, 2 * call + 1, &message(0, text.as_bytes())));
+    }
+    bytes
+}
+
+#[test]
+fn answers_that_are_ready_at_once_are_sent_as_fast_as_they_are_taken() {
+    const CALLS: u32 = 100;
+    run(async {
+        // Of a client that takes what it is sent no more than a few are ever kept.
+        let options =
+            Options { answer_bytes_max: 20 * EACH, request_bytes_max: 30 * EACH, ..Options::default() };
+        let mut client = Client::new(options, 64 * MIB, &OPEN).await;
+        client.send(&frame(WINDOW_UPDATE, 0, 0, &[0x7f, 0, 0, 0])).await;
+        client.send(&calls("/test.Echo/Gate", 0, CALLS, &[], &EACH.to_string())).await;
+        until("all calls wait", || client.seen.alive.load(SeqCst) == CALLS as usize).await;
+        client.seen.open_gate();
+        let (mut bytes, mut ended) = (0, 0);
+        while ended < CALLS {
+            for frame in client.frames() {
+                match frame.kind {
+                    DATA => bytes += frame.payload.len(),
+                    HEADERS if frame.flags & END_STREAM != 0 => ended += 1,
+                    _ => {}
+                }
+            }
+            turn().await;
+        }
+        assert_eq!(bytes, CALLS as usize * (EACH + 5));
+    });
+}
+
+#[test]
+fn a_turn_packs_so_many_answers_only() {
+    const CALLS: u32 = 60;
+    run(async {
+        let options = Options { answer_bytes_max: 3 * EACH, ..Options::default() };
+        let mut client = Client::new(options, 64 * MIB, &SHUT).await;
+        client.send(&calls("/test.Echo/Gate", 0, 3, &[], &EACH.to_string())).await;
+        let gzip = [("grpc-encoding", "gzip")];
+        client.send(&calls("/test.Echo/Gate", 3, CALLS, &gzip, &EACH.to_string())).await;
+        until("all calls wait", || client.seen.alive.load(SeqCst) == 3 + CALLS as usize).await;
+        client.seen.open_gate();
+        until("all are made", || client.seen.alive.load(SeqCst) == 0).await;
+        client.frames();
+        // Packed, all of them find room where one was that is not.
+        client.send(&frame(RST_STREAM, 0, 1, &[0, 0, 0, 8])).await;
+        let (mut sent, mut at_once) = (0, 0);
+        while sent < CALLS as usize {
+            let heads = client.frames().iter().filter(|frame| frame.kind == HEADERS).count();
+            (sent, at_once) = (sent + heads, at_once.max(heads));
+            turn().await;
+        }
+        assert!(at_once * EACH <= 3 * MIB, "{at_once} at once");
+    });
+}
+
+#[test]
+fn pieces_of_one_turn_stay_within_the_budget() {
+    const CALLS: u32 = 2000;
+    run(async {
+        let budget = Budget::new(16 * MIB);
+        let options = Options { budget: budget.clone(), ..Options::default() };
+        let mut client = Client::new(options, 64 * 1024, &SHUT).await;
+        client.send(&calls("/test.Echo/Pieces", 0, CALLS, &[], "1000000")).await;
+        let before = budget.held_bytes();
+        assert!(before < 12 * MIB, "{budget:?}");
+        // All of them may go on at once.
+        client.send(&frame(WINDOW_UPDATE, 0, 0, &[0x7f, 0, 0, 0])).await;
+        client.send(&frame(SETTINGS, 0, 0, &OPEN)).await;
+        until("the connection is closed for what it holds", || client.served.is_finished()).await;
+        let held_max = client.seen.held_max.load(SeqCst);
+        assert!(held_max > before + MIB && held_max < 18 * MIB, "{before} {held_max} {budget:?}");
+    });
+}
+
+#[test]
+fn a_stream_packs_so_much_in_a_turn_only() {
+    const MESSAGES: usize = 60;
+    run(async {
+        let mut client = Client::new(Options::default(), 64 * MIB, &OPEN).await;
+        let text = format!("{MESSAGES}/{EACH}");
+        client.send(&calls("/test.Echo/Repeat", 0, 1, &[("grpc-encoding", "gzip")], &text)).await;
+        let (mut sent, mut at_once) = (0, 0);
+        while sent < MESSAGES {
+            let messages = client.frames().iter().filter(|frame| frame.kind == DATA).count();
+            (sent, at_once) = (sent + messages, at_once.max(messages));
+            turn().await;
+        }
+        assert!(at_once * EACH <= 3 * MIB, "{at_once} at once");
+    });
+}
