@@ -448,10 +448,14 @@ impl Gathering {
         let (method, bytes) = (self.head.method, message.len());
         around.shard.counters.started(method);
         match around.service.clone().unary(self.head, message) {
-            // The window of its last payload goes back when the stream closes, which is now.
             Unary::Done(result) => {
                 let charge = self.waits.map(|(charge, _)| charge);
-                answer(around, self.respond, method, self.gzip, result, charge, bytes, cx)
+                let step = answer(around, self.respond, method, self.gzip, result, charge, bytes, cx);
+                // The window of its last payload goes back when the stream closes, which most do now.
+                if matches!(step, Step::Wait(_)) && self.unreleased > 0 {
+                    let _ = self.recv.flow_control().release_capacity(self.unreleased);
+                }
+                step
             }
             Unary::Later(future) => {
                 if self.unreleased > 0 {
@@ -543,16 +547,18 @@ impl Pending {
 
 impl Finished {
     /// The first step, once the call is charged with its answer. Beyond what the calls of a connection may hold together
-    /// the client is only told that there was an answer.
+    /// the client is only told that there was an answer, if that takes more than the call did.
     #[cold]
     fn begin(mut self: Box<Self>, around: &Surroundings, cx: &mut Context<'_>) -> Step {
         let bytes = match &self.made {
             Answer::Whole(message) => message.len(),
             Answer::Pieces { held, .. } => held.get(),
         };
-        self.charge.set(CALL_BYTES + bytes);
+        // What made it is gone, and the metadata: a short answer takes no more than they did, and is always kept.
+        let before = self.charge.bytes().max(CALL_BYTES);
+        self.charge.set(CALL_BYTES + bytes.saturating_sub(METADATA_BYTES));
         around.made.add(bytes);
-        if around.requests.check().is_err() {
+        if self.charge.bytes() > before && around.requests.check().is_err() {
             let status = around.service.unanswered(self.method);
             around.shard.counters.handled(self.method, status.code);
             let _ = self.respond.send_response(reply::refusal(StatusCode::OK, &status), true);

@@ -289,3 +289,47 @@ fn the_time_of_a_request_runs_while_it_waits() {
     cancel(&mut raw, 1);
     assert_eq!((heads(&mut raw), started(&running, "/test.Echo/Unary")), (vec![7], 0));
 }
+
+#[test]
+fn a_small_answer_is_kept_however_much_other_calls_hold() {
+    const SMALL: u32 = 6;
+    // Met by the calls that wait at the gate, and exceeded by the request of the last one.
+    let running = run(Options { request_bytes_max: 42_000, ..unheeded_pings() });
+    let mut raw = Raw::h2(running.address, &SHUT);
+    wait_at_gate(&running, &mut raw, SENT, EACH, &[]);
+    let behind = 2 * SENT + 1;
+    for call in 0..SMALL {
+        raw.call(behind + 2 * call, "/test.Echo/GateWrite", &[], &message(0, b"30"));
+    }
+    block_on(until("these wait", || running.seen.alive.load(SeqCst) == (SENT + SMALL) as usize));
+    raw.call(behind + 2 * SMALL, "/test.Echo/Never", &[], &message(0, &[0; 16_000]));
+    block_on(until("all calls wait", || running.seen.alive.load(SeqCst) == (SENT + SMALL + 1) as usize));
+    running.seen.open_gate();
+    block_on(until("answers are made", || running.seen.alive.load(SeqCst) == 1));
+    assert_eq!(heads(&mut raw), [1, 3, 5]);
+    let writes = &running.front.counters()[0].methods[id_of("/test.Echo/GateWrite")];
+    assert_eq!(writes.handled[WRITTEN.code as usize].load(Relaxed), 0);
+    cancel(&mut raw, 1);
+    assert_eq!(heads(&mut raw).len(), SMALL as usize);
+    assert_eq!(writes.handled[0].load(Relaxed), u64::from(SMALL));
+}
+
+#[test]
+fn a_call_whose_answer_waits_keeps_nothing_of_the_window_for_requests() {
+    const CALLS: u32 = 4;
+    let running = run(Options { connection_window_bytes: 65_535, ..unheeded_pings() });
+    let mut raw = Raw::h2(running.address, &SHUT);
+    for call in 0..CALLS {
+        raw.send(&frame(HEADERS, END_HEADERS, 2 * call + 1, &call_block("/test.Echo/Big", &[])));
+    }
+    // Streams may not go back: the calls that fill the room come behind.
+    for call in CALLS..CALLS + SENT {
+        raw.call(2 * call + 1, "/test.Echo/Big", &[], &message(0, EACH.to_string().as_bytes()));
+    }
+    assert_eq!(heads(&mut raw), [9, 11, 13]);
+    let text = format!("{EACH:016000}");
+    for call in 0..CALLS {
+        raw.send(&frame(DATA, END_STREAM, 2 * call + 1, &message(0, text.as_bytes())));
+    }
+    assert_eq!(raw.next_of(WINDOW_UPDATE).stream, 0);
+}
