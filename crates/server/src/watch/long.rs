@@ -226,6 +226,7 @@ impl Long {
         for version in snapshot.written_from(self.revision, self.sub, self.revision) {
             if turn.walked > 0 && (turn.walked >= portion.changes || turn.looks >= portion.looks) {
                 self.sub = version.sub();
+                self.leave_some_for_later();
                 return Ok(turn);
             }
             turn.walked += 1;
@@ -248,12 +249,23 @@ impl Long {
             }
         }
         (self.sub, self.is_measured) = (0, true);
-        // A client that watches a lot with one stream is told of one after the other.
+        self.leave_some_for_later();
+        Ok(turn)
+    }
+
+    /// Leaves some of those who read for later, if they get much together: a client that watches a lot with one stream is
+    /// told of one after the other. They are no more the next time, so that this is found out once.
+    fn leave_some_for_later(&mut self) {
         let len = |parts: &[Part]| parts.iter().flat_map(|part| &part.lens).sum::<usize>();
+        let watches = self.parts.len();
         while self.parts.len() > 1 && len(&self.parts) > QUEUE_BYTES_MAX {
             self.parts.truncate(self.parts.len() / 2);
         }
-        Ok(turn)
+        if let Some(Part { watch, .. }) = self.parts.first()
+            && self.parts.len() < watches
+        {
+            watch.stream.read_fewer_together(watch.next.get(), self.revision, self.parts.len());
+        }
     }
 
     /// Reads a portion of the revision.

@@ -162,8 +162,8 @@ pub(super) struct Stream {
     long_bytes: Cell<usize>,
     /// Where it waits for its turn to read history, if it does.
     pub place: Cell<Option<Place>>,
-    /// A revision, and the number of watches that may read together up to there.
-    together_max: Cell<(i64, usize)>,
+    /// Some revisions, from one through another, and the number of watches that may read together from any of these on.
+    together_max: Cell<(i64, i64, usize)>,
     /// Whether another stream makes what that is to come to.
     pub waits_for_another: Cell<bool>,
     end: RefCell<Option<Status>>,
@@ -210,7 +210,7 @@ impl Stream {
             fetched_bytes: Cell::new(0),
             held_watches: Cell::new(0),
             place: Cell::default(),
-            together_max: Cell::new((0, 0)),
+            together_max: Cell::new((0, 0, 0)),
             waits_for_another: Cell::new(false),
             end: RefCell::default(),
             pending_events,
@@ -246,13 +246,13 @@ impl Stream {
 
     /// Returns the number of watches that may read together from this revision on.
     pub fn together_max(&self, from: i64) -> usize {
-        let (through, watches) = self.together_max.get();
-        if from <= through { watches } else { usize::MAX }
+        let (first, through, watches) = self.together_max.get();
+        if (first..=through).contains(&from) { watches } else { usize::MAX }
     }
 
-    /// Has no more watches than this read together up to a revision.
-    pub fn read_fewer_together(&self, through: i64, watches: usize) {
-        self.together_max.set((through, watches));
+    /// Has no more watches than this read together from a revision on, until they are through another.
+    pub fn read_fewer_together(&self, from: i64, through: i64, watches: usize) {
+        self.together_max.set((from, through, watches));
     }
 
     /// Whether a response of this length may be queued.

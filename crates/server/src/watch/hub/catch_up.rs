@@ -124,7 +124,7 @@ impl Hub {
                 match gathered {
                     // The next turn begins with fewer.
                     Gathered::TooMuch(revision) if together.len() > 1 => {
-                        stream.read_fewer_together(revision, together.len() / 2);
+                        stream.read_fewer_together(from, revision, together.len() / 2);
                         stream.fetch(values);
                     }
                     // A turn for each part of it.

@@ -71,3 +71,25 @@ fn many_different_long_revisions_are_shared_at_once() {
     assert_eq!(made, given, "the bytes are shared");
     assert!(clients.iter().all(|client| keys_of(&client.received()).count() == 300));
 }
+
+#[test]
+fn a_long_revision_is_measured_once_for_each_watch_of_a_stream() {
+    const WATCHES: usize = 16;
+    const KEYS: usize = 3000;
+    let mut world = World::new(0, HOUR);
+    world.hub.walk_less_in_a_turn(1000, 8 << 20);
+    let mut client = world.client(MANY);
+    (0..WATCHES).for_each(|_| client.create(WatchCreateRequest { prev_kv: true, ..watch("k", "l") }));
+    settle([&mut client]);
+    put_and_delete(&mut world, KEYS);
+    settle([&mut client]);
+    client.received();
+    world.publish();
+    world.hub.advance();
+    world.hub.work_done();
+    while world.work() | client.step() {}
+    assert_eq!(keys_of(&client.received()).count(), WATCHES * KEYS);
+    // Each watch was looked at for each change three times: when the change was published, to measure and to read it.
+    let (_, looks) = world.hub.work_done();
+    assert!(looks <= 5 * WATCHES * KEYS, "{looks} looks for {}", WATCHES * KEYS);
+}

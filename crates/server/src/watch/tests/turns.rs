@@ -201,3 +201,27 @@ fn progress_is_not_told_below_what_was_read_as_history() {
     settle([&mut client]);
     assert_eq!(lines(&client), ["0@27 put:k:22", "-1@22"]);
 }
+
+#[test]
+fn watches_are_fewer_only_where_they_ask_for_too_much_together() {
+    const CHANGES: usize = 2000;
+    const WATCHES: usize = 30;
+    let mut world = World::new(0, HOUR);
+    world.hub.walk_less_in_a_turn(16 << 10, 150_000);
+    (0..CHANGES).for_each(|_| world.put("a", 1));
+    world.put("b", 100_000);
+    world.advance();
+    let last = 2 + CHANGES as i64;
+    let mut clients = [world.client(MANY)];
+    // They hear of the last revision one at a time.
+    (0..4).for_each(|_| clients[0].create(WatchCreateRequest { start_revision: last, ..watch("b", "") }));
+    while round(&world, &mut clients) {}
+    clients[0].received();
+    // These read together what comes before.
+    (0..WATCHES).for_each(|_| clients[0].create(WatchCreateRequest { start_revision: 2, ..watch("a", "") }));
+    world.hub.work_done();
+    while round(&world, &mut clients) {}
+    let (walked, _) = world.hub.work_done();
+    assert_eq!(keys_of(&clients[0].received()).count(), WATCHES * CHANGES);
+    assert!(walked <= 3 * CHANGES, "{walked} changes");
+}
