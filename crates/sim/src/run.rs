@@ -174,7 +174,8 @@ impl Life<'_> {
             let since = self.world.now();
             self.wait("room for a write", PROGRESS_PATIENCE, |world| {
                 world.history.operations.iter().rev().take_while(|op| op.returned >= since).any(|op| {
-                    matches!((&op.request, &op.outcome), (oracle::Request::Put(_), oracle::Outcome::Done(..)))
+                    let writes = matches!(op.request, oracle::Request::Put(_) | oracle::Request::Txn(_));
+                    writes && matches!(op.outcome, oracle::Outcome::Done(..))
                 })
             })?;
         }
