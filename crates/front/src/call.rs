@@ -141,12 +141,12 @@ impl Drop for Stallable {
 pub(crate) struct Tracked {
     send: SendStream<Outgoing>,
     ledger: Rc<Ledger>,
-    progress: Progress,
+    progress: StreamProgress,
 }
 
 impl Tracked {
     pub(crate) fn new(send: SendStream<Outgoing>, ledger: Rc<Ledger>) -> Tracked {
-        Tracked { send, ledger, progress: Progress::default() }
+        Tracked { send, ledger, progress: StreamProgress::default() }
     }
 
     pub(crate) fn is_drained(&self) -> bool {
@@ -154,8 +154,8 @@ impl Tracked {
     }
 
     /// Resets the stream if it has stood still for too long; then says so.
-    pub(crate) fn reset_if_stalled(&mut self, now: Instant, timeout: Duration) -> bool {
-        let stalled = self.progress.is_stalled(self.ledger.moved(), now, timeout);
+    pub(crate) fn reset_if_stalled(&mut self, look: &Look<'_>) -> bool {
+        let stalled = self.progress.is_stalled(&self.ledger, look);
         if stalled {
             self.send.send_reset(Reason::CANCEL);
         }
@@ -170,6 +170,11 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
+    /// Whether the counter had this value at the last look.
+    fn is_at(&self, moved: u64) -> bool {
+        self.seen.is_some_and(|(seen, _)| seen == moved)
+    }
+
     /// Whether the counter has had this value for `timeout` or longer, as far as the looks show.
     pub(crate) fn is_stalled(&mut self, moved: u64, now: Instant, timeout: Duration) -> bool {
         match self.seen {
@@ -179,6 +184,39 @@ impl Progress {
                 false
             }
         }
+    }
+}
+
+/// What a connection knows when it looks for streams that stand still.
+pub(crate) struct Look<'a> {
+    pub(crate) now: Instant,
+    pub(crate) options: &'a Options,
+    /// Answer bytes in the transport's queues.
+    pub(crate) answers: &'a Ledger,
+    /// The client has taken nothing of any answer for as long as a stream may stand still.
+    pub(crate) stands_still: bool,
+    /// Since the last look the client was not read from for a time.
+    pub(crate) was_deaf: bool,
+}
+
+/// Sees whether a stream moves, whose client may take its time and other streams first.
+#[derive(Debug, Default)]
+pub(crate) struct StreamProgress {
+    progress: Progress,
+    /// Since when, as bytes moved, the connection has sent as much as waited beside the stream when it last moved.
+    due: u64,
+}
+
+impl StreamProgress {
+    /// Whether the stream has stood still for too long, and its turn had come meanwhile or no stream's does.
+    fn is_stalled(&mut self, stream: &Ledger, look: &Look<'_>) -> bool {
+        let moved = stream.moved();
+        if !self.progress.is_at(moved) {
+            let beside = look.answers.queued().saturating_sub(stream.queued());
+            self.due = look.answers.moved() + beside as u64;
+        }
+        self.progress.is_stalled(moved, look.now, look.options.stall_timeout)
+            && (look.stands_still || look.answers.moved() >= self.due)
     }
 }
 
@@ -230,7 +268,7 @@ pub(crate) struct Pieces {
     waits: bool,
     method: u16,
     ledger: Rc<Ledger>,
-    progress: Progress,
+    progress: StreamProgress,
     _stallable: Stallable,
     /// What the source holds.
     held: Rc<Cell<usize>>,
@@ -243,7 +281,7 @@ pub(crate) struct Pieces {
 pub(crate) struct Streaming {
     pub(crate) future: LocalBoxFuture<Result<(), Status>>,
     pub(crate) sending: Rc<Sending>,
-    pub(crate) progress: Progress,
+    progress: StreamProgress,
     _charge: Charge,
 }
 
@@ -314,12 +352,15 @@ impl Call {
     }
 
     /// Resets the call if it holds data without progress; then says so.
-    pub(crate) fn reset_if_stalled(&mut self, now: Instant, options: &Options) -> bool {
-        let timeout = options.stall_timeout;
+    pub(crate) fn reset_if_stalled(&mut self, look: &Look<'_>) -> bool {
         match self {
             Call::Pending(_) | Call::Finished(_) => false,
             Call::Gathering(gathering) => {
-                let stalled = gathering.progress.is_stalled(gathering.received, now, options.request_timeout);
+                if look.was_deaf {
+                    gathering.progress = Progress::default();
+                }
+                let timeout = look.options.request_timeout;
+                let stalled = gathering.progress.is_stalled(gathering.received, look.now, timeout);
                 if stalled {
                     gathering.respond.send_reset(Reason::CANCEL);
                 }
@@ -327,10 +368,10 @@ impl Call {
             }
             Call::Pieces(pieces) => {
                 if pieces.waits && pieces.ledger.queued() == 0 {
-                    pieces.progress = Progress::default();
+                    pieces.progress = StreamProgress::default();
                     return false;
                 }
-                let stalled = pieces.progress.is_stalled(pieces.ledger.moved(), now, timeout);
+                let stalled = pieces.progress.is_stalled(&pieces.ledger, look);
                 if stalled {
                     pieces.send.send_reset(Reason::CANCEL);
                 }
@@ -339,10 +380,10 @@ impl Call {
             Call::Streaming(streaming) => {
                 let ledger = &streaming.sending.ledger;
                 if ledger.queued() == 0 {
-                    streaming.progress = Progress::default();
+                    streaming.progress = StreamProgress::default();
                     return false;
                 }
-                let stalled = streaming.progress.is_stalled(ledger.moved(), now, timeout);
+                let stalled = streaming.progress.is_stalled(ledger, look);
                 if stalled {
                     streaming.sending.reset(Reason::CANCEL);
                 }
@@ -644,7 +685,7 @@ fn answer(
                 return Step::Over(None);
             };
             let ledger = Rc::new(Ledger::default());
-            let progress = Progress::default();
+            let progress = StreamProgress::default();
             let _stallable = Stallable::new(around);
             let (left, begun, waits) = (len, false, false);
             let pieces = Pieces {
@@ -796,5 +837,40 @@ pub(crate) fn begin_stream(
     let inbound = crate::Inbound::new(recv, assembler, counters.clone(), method, &around.requests);
     let outbound = crate::Outbound::new(sending.clone());
     let future = around.service.clone().stream(head, inbound, outbound);
-    Some(Call::Streaming(Streaming { future, sending, progress: Progress::default(), _charge: charge }))
+    Some(Call::Streaming(Streaming { future, sending, progress: StreamProgress::default(), _charge: charge }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_stands_still_only_once_its_turn_has_come() {
+        let (options, start) = (Options::default(), Instant::now());
+        let (connection, stream) = (Ledger::default(), Ledger::default());
+        // 100 bytes of it wait, and 1000 of others.
+        connection.charge(1100);
+        stream.charge(100);
+        let mut progress = StreamProgress::default();
+        let mut is_stalled = |timeouts: u32, stands_still| {
+            let now = start + timeouts * options.stall_timeout;
+            let (options, answers) = (&options, &connection);
+            progress.is_stalled(&stream, &Look { now, options, answers, stands_still, was_deaf: false })
+        };
+        assert!(!is_stalled(0, false));
+        // The client takes the others slowly, while new ones come.
+        for timeouts in 1..10 {
+            connection.release(100);
+            connection.charge(100);
+            assert!(!is_stalled(timeouts, false));
+        }
+        connection.release(100);
+        assert!(is_stalled(10, false));
+        // One that moves has time again, as long as anything of the others does.
+        connection.release(10);
+        stream.release(10);
+        assert!(!is_stalled(20, false));
+        assert!(!is_stalled(21, false));
+        assert!(is_stalled(21, true));
+    }
 }

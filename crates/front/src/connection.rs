@@ -18,7 +18,7 @@ use slab::Slab;
 use tokio::time::Sleep;
 
 use crate::budget::{Account, Held};
-use crate::call::{Call, Progress, Step, Surroundings, Tracked, call_bytes};
+use crate::call::{Call, Look, Progress, Step, Surroundings, Tracked, call_bytes};
 use crate::counters;
 use crate::keepalive::{Heartbeat, PingPolicy, Pulse};
 use crate::ledger::Charge;
@@ -95,6 +95,8 @@ pub(crate) struct Connection<S: Transport> {
     progress: Progress,
     /// Of a frame or header block that the client has begun.
     incoming: Progress,
+    /// Since the last look for what stands still, the client was not read from for a time, because it takes nothing.
+    was_deaf: bool,
     next_stall_check: Option<Instant>,
     ping_policy: PingPolicy,
     heartbeat: Heartbeat,
@@ -155,6 +157,7 @@ pub(crate) async fn serve<S: Transport + 'static>(
         deadlines: BinaryHeap::new(),
         progress: Progress::default(),
         incoming: Progress::default(),
+        was_deaf: false,
         next_stall_check: None,
         ping_policy: PingPolicy::new(),
         heartbeat: Heartbeat::new(now),
@@ -440,6 +443,11 @@ impl<S: Transport> Connection<S> {
 
     /// Does what is due and sets the one timer to what is due next.
     fn tend_timers(&mut self, now: Instant, cx: &mut Context<'_>) -> io::Result<()> {
+        if self.socket.borrow().is_full() {
+            // What the client may have sent is not read, so it cannot be called silent.
+            self.heartbeat.received(now);
+            self.was_deaf = true;
+        }
         loop {
             let mut next = self.expire_deadlines(now);
             match self.heartbeat.pulse(now, &self.around.shard.options) {
@@ -515,7 +523,8 @@ impl<S: Transport> Connection<S> {
             let socket = self.socket.borrow();
             (socket.is_amid_frame(), socket.received_bytes())
         };
-        if !amid_frame {
+        let was_deaf = std::mem::take(&mut self.was_deaf);
+        if !amid_frame || was_deaf {
             self.incoming = Progress::default();
         } else if self.incoming.is_stalled(received, now, options.request_timeout) {
             return Err(io::ErrorKind::TimedOut.into());
@@ -526,8 +535,9 @@ impl<S: Transport> Connection<S> {
         if stands_still && !self.around.has_room() {
             return Err(io::ErrorKind::TimedOut.into());
         }
+        let look = Look { now, options: &options, answers: &self.around.answers, stands_still, was_deaf };
         self.tracked.retain_mut(|tracked| {
-            let reset = !tracked.is_drained() && tracked.reset_if_stalled(now, timeout);
+            let reset = !tracked.is_drained() && tracked.reset_if_stalled(&look);
             if reset {
                 counters::add(stalled, 1);
             }
@@ -535,7 +545,7 @@ impl<S: Transport> Connection<S> {
         });
         let mut over = Vec::new();
         for (key, slot) in &mut self.slots {
-            if slot.call.as_mut().is_some_and(|call| call.reset_if_stalled(now, &options)) {
+            if slot.call.as_mut().is_some_and(|call| call.reset_if_stalled(&look)) {
                 over.push(key);
             }
         }

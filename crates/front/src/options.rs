@@ -41,9 +41,10 @@ pub struct Options {
     /// Time for a new connection to send its first bytes, and for HTTP/1 to send a request's headers and body.
     pub first_bytes_timeout: Duration,
     /// A unary request that is not whole, or a frame or header block that was begun, without a byte for this long is
-    /// given up.
+    /// given up. While the client is not read from, because it takes nothing, this and keepalive's time do not run.
     pub request_timeout: Duration,
-    /// A stream holding unsent data this long without any progress is reset; a connection that holds as many answers as
+    /// A stream holding unsent data this long without any progress is reset, if its turn came meanwhile or the client takes
+    /// nothing at all; a connection that holds as many answers as
     /// it may this long, and takes nothing of any, is closed.
     pub stall_timeout: Duration,
     /// The server pings a connection that was silent this long.

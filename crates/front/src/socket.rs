@@ -210,6 +210,11 @@ impl<S: Transport> Socket<S> {
         self.output.is_some()
     }
 
+    /// Whether so much waits for the client to take it that nothing is read from it.
+    pub(crate) fn is_full(&self) -> bool {
+        self.output.as_ref().is_some_and(|output| output.end == output.buffer.len())
+    }
+
     /// Bytes ever handed to the kernel.
     pub(crate) fn sent_bytes(&self) -> u64 {
         self.sent_bytes
@@ -241,7 +246,7 @@ impl<S: Transport> Socket<S> {
     }
 
     fn poll_gather(&mut self, cx: &mut Context<'_>, parts: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
-        if self.output.as_ref().is_some_and(|output| output.end == output.buffer.len()) {
+        if self.is_full() {
             ready!(self.poll_send(cx))?;
         }
         let output = self.output.get_or_insert_with(|| Filled { buffer: self.pool.take(), at: 0, end: 0 });
@@ -279,7 +284,7 @@ impl<S: Transport> Socket<S> {
                 return Poll::Pending;
             }
             // A client that takes no answers is not asked for more requests. The wake comes when it takes some.
-            if self.output.as_ref().is_some_and(|output| output.end == output.buffer.len()) {
+            if self.is_full() {
                 ready!(self.poll_send(cx))?;
             }
         }

@@ -116,10 +116,11 @@ impl Raw {
         taken
     }
 
-    /// Sends a unary call.
+    /// Sends a unary call, all at once: one that comes in parts may be looked at after the next.
     pub fn call(&mut self, stream: u32, path: &str, more: &[(&str, &str)], body: &[u8]) {
-        self.send(&frame(HEADERS, END_HEADERS, stream, &call_block(path, more)));
-        self.send(&frame(DATA, END_STREAM, stream, body));
+        let mut frames = frame(HEADERS, END_HEADERS, stream, &call_block(path, more));
+        frames.extend(frame(DATA, END_STREAM, stream, body));
+        self.send(&frames);
     }
 
     /// The next frame; `None` when the server has closed.

@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
 use mainstay_front::{Budget, Options};
 use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
@@ -44,15 +45,19 @@ impl Client {
     async fn send(&mut self, bytes: &[u8]) -> usize {
         let (mut taken, mut refused) = (0, 0);
         while taken < bytes.len() && refused < 1000 {
-            let mut context = Context::from_waker(Waker::noop());
-            match Pin::new(&mut self.stream).poll_write(&mut context, &bytes[taken..]) {
-                Poll::Ready(Ok(n)) => (taken, refused) = (taken + n, 0),
-                Poll::Ready(Err(_)) => break,
-                Poll::Pending => refused += 1,
-            }
+            let n = self.offer(&bytes[taken..]);
+            (taken, refused) = (taken + n, if n > 0 { 0 } else { refused + 1 });
             turn().await;
         }
         taken
+    }
+
+    /// Writes what the server takes at once.
+    fn offer(&mut self, bytes: &[u8]) -> usize {
+        match Pin::new(&mut self.stream).poll_write(&mut Context::from_waker(Waker::noop()), bytes) {
+            Poll::Ready(Ok(n)) => n,
+            Poll::Ready(Err(_)) | Poll::Pending => 0,
+        }
     }
 
     /// The frames that have come by now.
@@ -196,5 +201,51 @@ fn a_stream_packs_so_much_in_a_turn_only() {
             turn().await;
         }
         assert!(at_once * EACH <= 3 * MIB, "{at_once} at once");
+    });
+}
+
+#[test]
+fn a_client_that_is_not_read_from_is_not_taken_for_silent() {
+    let timeout = Duration::from_millis(100);
+    run(async move {
+        let options = Options {
+            request_timeout: timeout,
+            keepalive_interval: timeout,
+            keepalive_timeout: timeout,
+            ..Options::default()
+        };
+        let mut client = Client::new(options, 4096, &[]).await;
+        // One whose request is not whole.
+        client.send(&frame(HEADERS, END_HEADERS, 1, &call_block("/test.Echo/Unary", &[]))).await;
+        // It does not read what it is sent for the others, until the server reads no more of them.
+        let mut left = Vec::new();
+        for stream in 1..1000_u32 {
+            let path = format!("/test.Echo/{stream}{}", "x".repeat(2000));
+            let call = frame(HEADERS, END_HEADERS | END_STREAM, 2 * stream + 1, &call_block(&path, &[]));
+            let taken = client.send(&call).await;
+            if taken < call.len() {
+                left.extend(&call[taken..]);
+                break;
+            }
+        }
+        assert!(!left.is_empty(), "the server never stopped reading");
+        let begun = Instant::now();
+        while begun.elapsed() < 4 * timeout {
+            assert!(!client.served.is_finished(), "the server has closed the connection");
+            tokio::time::sleep(timeout / 20).await;
+        }
+        // Nor was its call ended.
+        left.extend(frame(DATA, END_STREAM, 1, &message(0, b"a")));
+        loop {
+            let mut of_call = client.frames().into_iter().filter(|frame| frame.stream == 1);
+            if let Some(frame) = of_call.next() {
+                assert_eq!(frame.kind, HEADERS);
+                break;
+            }
+            assert!(!client.served.is_finished(), "the server has closed the connection");
+            let n = client.offer(&left);
+            left.drain(..n);
+            turn().await;
+        }
     });
 }
