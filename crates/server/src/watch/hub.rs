@@ -7,6 +7,7 @@ mod progress;
 mod requests;
 
 use std::cell::{Cell, RefCell};
+use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -50,6 +51,8 @@ pub struct Hub {
     hold: RefCell<Weak<Hold>>,
     /// The newest responses to revisions of many changes that streams are making, for others to wait for.
     claimed: RefCell<Vec<Weak<Claim>>>,
+    /// Of the keys that are watched.
+    hasher: RandomState,
     /// How much of that is done in a turn.
     portion: Cell<Portion>,
     /// Streams that have ended and whose watches are still in the index, to be taken out in slices.
@@ -118,6 +121,7 @@ impl Hub {
             under_way: RefCell::default(),
             hold: RefCell::default(),
             claimed: RefCell::default(),
+            hasher: RandomState::new(),
             portion: Cell::new(PORTION),
             #[cfg(test)]
             work_max: Cell::default(),

@@ -12,7 +12,7 @@ use planted::{Bug, Measure};
 use slab::Slab;
 
 /// Where a range ends.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum End {
     /// Before this key.
     Before(Bytes),
@@ -30,7 +30,7 @@ impl End {
 }
 
 /// The keys that a watch is about.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Keys {
     /// One key.
     Single(Bytes),
@@ -48,6 +48,14 @@ impl Keys {
             b"\0" => Some(Keys::Range(key, End::Unbounded)),
             end if *end <= *key => None,
             end => Some(Keys::Range(key, End::Before(Bytes::copy_from_slice(end)))),
+        }
+    }
+
+    /// Bytes of the keys that say which they are.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Keys::Single(key) | Keys::Range(key, End::Unbounded) => key.len(),
+            Keys::Range(start, End::Before(end)) => start.len() + end.len(),
         }
     }
 }

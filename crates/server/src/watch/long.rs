@@ -50,10 +50,28 @@ pub(super) struct Given {
 pub(super) struct Same {
     revision: i64,
     watch_id: i64,
-    keys: Keys,
-    previous: bool,
+    previous: Option<Previous>,
     no_put: bool,
     no_delete: bool,
+    /// Before the keys, which clients may have made long and alike.
+    keys_hash: u64,
+    keys: Keys,
+}
+
+/// Which previous values a response has, if it has any.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Previous {
+    /// Whether they were there when it was begun.
+    are_there: bool,
+    /// Whether they are kept until it is made, whatever is compacted meanwhile.
+    are_held: bool,
+}
+
+impl Previous {
+    /// Those of a revision, in this state.
+    pub fn of(snapshot: Snapshot<'_>, revision: i64, are_held: bool) -> Previous {
+        Previous { are_there: snapshot.compact_revision() < revision, are_held }
+    }
 }
 
 /// Streams that wait for a response that another one is making. They go on by themselves if it gives up.
@@ -183,21 +201,29 @@ impl Long {
     }
 
     /// What its response depends on, if it makes one for one watch and has not begun.
-    pub fn same(&self) -> Option<Same> {
+    pub fn same(&self, previous: Previous) -> Option<Same> {
         let [Part { watch, pieces, .. }] = &self.parts[..] else { return None };
         (pieces.is_empty() && self.sub == 0 && !watch.fragment).then(|| Same {
             revision: self.revision,
             watch_id: watch.id,
-            keys: watch.keys.clone(),
-            previous: watch.previous,
+            previous: watch.previous.then_some(previous),
             no_put: watch.no_put,
             no_delete: watch.no_delete,
+            keys_hash: watch.keys_hash,
+            keys: watch.keys.clone(),
         })
     }
 
-    /// Returns the watch that is told by what another stream has made, if this is the same as it would make.
+    /// Returns the watch that is told by what another stream has made, if this is the same as it waits for.
     pub fn takes(&self, given: &Given) -> Option<Rc<Watch>> {
-        (self.same().as_ref() == Some(&given.same)).then(|| Rc::clone(&self.parts[0].watch))
+        // As it was when it began to wait; both have the same since.
+        let previous = given.same.previous.unwrap_or(Previous { are_there: false, are_held: false });
+        (self.same(previous).as_ref() == Some(&given.same)).then(|| Rc::clone(&self.parts[0].watch))
+    }
+
+    /// Bytes of the keys that are compared with those of what others make.
+    pub fn keys_bytes(&self) -> usize {
+        if let [Part { watch, .. }] = &self.parts[..] { watch.keys.bytes() } else { 0 }
     }
 
     /// Bytes that it holds.

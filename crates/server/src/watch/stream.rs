@@ -40,6 +40,8 @@ pub(super) struct Watch {
     pub stream: Rc<Stream>,
     /// What it watches.
     pub keys: Keys,
+    /// A hash of these that no client can foresee.
+    pub keys_hash: u64,
     /// The revision it was asked to begin at; otherwise the newest there was when it was made, of which it hears
     /// nothing.
     pub start: i64,
@@ -278,11 +280,21 @@ impl Stream {
         self.charge(bytes, self.long_bytes.replace(bytes));
     }
 
-    /// Gives it what another stream has made of what it waits to read.
-    pub fn give(&self, given: &Rc<Given>) {
-        if let Some(long) = self.long.borrow_mut().as_mut() {
-            long.given = Some(Rc::clone(given));
+    /// Gives it what another stream has made of what it waits to read, which nobody is charged for until it is its turn;
+    /// returns false if it might not take it soon.
+    pub fn give(&self, given: &Rc<Given>) -> bool {
+        if !self.is_drained() || self.ending().is_some() {
+            return false;
         }
+        let mut long = self.long.borrow_mut();
+        let Some(long) = long.as_mut() else { return false };
+        long.given = Some(Rc::clone(given));
+        true
+    }
+
+    /// Charges nothing any more for what was made of a revision of many changes.
+    pub fn release_long(&self) {
+        self.charge(0, self.long_bytes.replace(0));
     }
 
     /// Lets others make what they wait for themselves: this stream does not go on.
@@ -360,6 +372,9 @@ impl Stream {
         self.queued_bytes.set(self.queued_bytes.get() + queued.bytes.len());
         self.charge(queued.charged_bytes(), 0);
         self.pending_events.add(i64::from(queued.events));
+        // What it was given would go behind this with an older header, and its client may not take this soon.
+        let given = self.long.borrow_mut().as_mut().and_then(|long| long.given.take());
+        drop(given);
         let mut queue = self.queue.borrow_mut();
         queue.push_back(queued);
         // Behind others it is waited for already: whoever sends waits for room.

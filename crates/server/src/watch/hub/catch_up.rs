@@ -10,7 +10,7 @@ use crate::shared::Published;
 use crate::values::Attempt;
 use crate::watch::hold::Hold;
 use crate::watch::index::Index;
-use crate::watch::long::{Claim, Failed, Given, Long, Part};
+use crate::watch::long::{Claim, Failed, Given, Long, Part, Previous};
 use crate::watch::slice::{Done, Gathered, Portion, SLICE_BYTES_MAX, Slice, cannot_read, too_long};
 use crate::watch::stream::{Queued, Stream, Watch};
 
@@ -49,7 +49,9 @@ impl Hub {
 
     /// Makes a synced watch read what it was not told of, from `next` on, whatever is compacted meanwhile.
     pub(super) fn leave_behind(&self, watch: &Rc<Watch>, next: i64) {
-        let held = self.hold.borrow().upgrade().filter(|hold| hold.from == next);
+        // One that was overtaken keeps nothing.
+        let keeps = |hold: &Rc<Hold>| hold.snapshot(&self.shared.state.load().view, next).is_some();
+        let held = self.hold.borrow().upgrade().filter(|hold| hold.from == next && keeps(hold));
         let hold = held.unwrap_or_else(|| {
             let hold = Rc::new(Hold::new(&self.shared, next));
             *self.hold.borrow_mut() = Rc::downgrade(&hold);
@@ -92,8 +94,11 @@ impl Hub {
         let idle = Done { told: 1, looks: at_once, ..Done::default() };
         let Some(first) = together.first() else { return Some(idle) };
         let from = first.next.get();
-        // What the first can read is all that any of them has to read.
-        let (snapshot, changes) = match (first.held(&state.view), snapshot.changes(from, current)) {
+        // What the first can read is all that any of them has to read. The previous values of its first change may be
+        // there only for those beside it that keep them.
+        let mut beside = together.iter().take_while(|watch| watch.next.get() == from);
+        let held = beside.find_map(|watch| watch.held(&state.view));
+        let (snapshot, changes) = match (held, snapshot.changes(from, current)) {
             (Some(held), _) => (held, held.written(from, current)),
             (None, Ok(changes)) => (snapshot, changes),
             (None, Err(_)) => return Some(idle),
@@ -179,7 +184,8 @@ impl Hub {
         let snapshot = state.view.snapshot();
         let (revision, current) = (long.revision, snapshot.current_revision());
         let compacted = snapshot.compact_revision();
-        let idle = Done { told: 1, looks: long.parts.len(), ..Done::default() };
+        // Keys are compared with those of what others make.
+        let idle = Done { told: 1, looks: long.parts.len(), bytes: long.keys_bytes(), ..Done::default() };
         if let Some(given) = long.given.take()
             && let Some(watch) = long.takes(&given)
         {
@@ -205,8 +211,13 @@ impl Hub {
             }
         }
         // Those that keep it read it as it was, so that none of what it is made of changes meanwhile.
-        let snapshot = long.parts.iter().find_map(|part| part.watch.held(&state.view)).unwrap_or(snapshot);
-        if let Some(same) = long.same()
+        let held = long.parts.iter().find_map(|part| part.watch.held(&state.view));
+        let previous = match held {
+            Some(snapshot) => Previous::of(snapshot, revision, true),
+            None => Previous::of(snapshot, revision, false),
+        };
+        let snapshot = held.unwrap_or(snapshot);
+        if let Some(same) = long.same(previous)
             && long.claim.is_none()
         {
             let mut claimed = self.claimed.borrow_mut();
@@ -241,6 +252,8 @@ impl Hub {
         let done =
             Done { walked: turn.walked, told: 1, looks: turn.looks + long.parts.len(), bytes: turn.bytes };
         let header = self.header(state, current);
+        // What goes out of it is charged as what waits to be sent.
+        stream.release_long();
         if turn.is_whole {
             if let Some(claim) = long.claim.take() {
                 self.share_long(&claim, &mut long, &header);
@@ -264,13 +277,17 @@ impl Hub {
         done
     }
 
-    /// Gives the response that a stream has made to those that wait for the same: each takes it in its turn.
+    /// Gives the response that a stream has made to those that wait for the same and have nothing to send before: each
+    /// takes it in its turn. The others make it themselves, once their clients have taken the rest.
     fn share_long(&self, claim: &Claim, made: &mut Long, header: &ResponseHeader) {
         let given = Rc::new(Given { same: claim.same.clone(), response: made.shared(header) });
         for waiting in claim.take_waiting() {
             waiting.waits_for_another.set(false);
-            waiting.give(&given);
-            self.read_later(&waiting);
+            if waiting.give(&given) {
+                self.read_later(&waiting);
+            } else {
+                waiting.wake();
+            }
         }
     }
 

@@ -1,6 +1,7 @@
 //! What clients ask for: watches are made, and cancelled.
 
 use std::cell::{Cell, RefCell};
+use std::hash::BuildHasher as _;
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -86,6 +87,7 @@ impl Hub {
             serial: self.next_serial(),
             id,
             stream: Rc::clone(stream),
+            keys_hash: self.hasher.hash_one(&keys),
             keys,
             start: if request.start_revision == 0 { now } else { request.start_revision },
             previous: request.prev_kv,

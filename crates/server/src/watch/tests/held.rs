@@ -117,3 +117,59 @@ fn a_watch_that_was_not_told_for_want_of_room_is_told_though_it_was_compacted() 
     assert_eq!(told, "put:k:2 put:k:3<2 put:k:4<3 put:k:5<4 put:k:6<5");
     assert_eq!(world.shared.long_reads.figures().0, 0);
 }
+
+#[test]
+fn a_watch_that_had_everything_gets_previous_values_beside_one_that_reads_history() {
+    let mut world = World::new(0, HOUR);
+    (0..3).for_each(|_| world.put("k", 400_000));
+    world.advance();
+    let mut client = world.client(MANY);
+    let with_previous = WatchCreateRequest { prev_kv: true, ..watch("k", "") };
+    client.create(WatchCreateRequest { start_revision: 4, ..watch("k", "") });
+    client.create(with_previous);
+    assert!(client.step());
+    // The last does not have room on the stream, with its previous value.
+    (0..2).for_each(|_| world.put("k", 400_000));
+    world.put("k", 1);
+    world.publish();
+    world.hub.advance();
+    assert_eq!(world.gauges().2, 2);
+    // Now both have the last to read.
+    client.step();
+    world.hub.read_some();
+    client.step();
+    world.store.compact(7).expect("compacts");
+    world.remove(Duration::ZERO);
+    world.advance();
+    settle([&mut client]);
+    let told = lines(&client);
+    assert_eq!(told[told.len() - 2..], ["0@7 put:k:7", "1@7 put:k:7<6"], "{told:?}");
+}
+
+#[test]
+fn what_is_made_without_previous_values_is_not_shared_with_a_watch_that_keeps_them() {
+    let mut world = World::new(0, HOUR);
+    world.hub.walk_less_in_a_turn(100, 8 << 20);
+    let mut clients = [world.client(MANY), world.client(MANY)];
+    let with_previous = WatchCreateRequest { prev_kv: true, ..watch("k", "l") };
+    clients[1].create(with_previous.clone());
+    settle(&mut clients);
+    put_and_delete(&mut world, 1000);
+    settle(&mut clients);
+    clients[1].received();
+    world.advance();
+    world.store.compact(3).expect("compacts");
+    world.remove(Duration::ZERO);
+    // One that begins there begins to make it first.
+    clients[0].create(WatchCreateRequest { start_revision: 3, ..with_previous });
+    for _ in 0..2 {
+        assert!(clients[0].step());
+        world.work();
+    }
+    assert!(clients[1].pipe.responses.borrow().is_empty());
+    settle(&mut clients);
+    let told = clients[1].received();
+    assert_eq!(keys_of(&told).count(), 1000);
+    assert!(told.iter().flat_map(|response| &response.events).all(|event| event.prev_kv.is_some()));
+    assert_eq!(keys_of(&clients[0].received()).count(), 1000);
+}

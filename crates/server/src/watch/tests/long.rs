@@ -93,3 +93,48 @@ fn a_long_revision_is_measured_once_for_each_watch_of_a_stream() {
     let (_, looks) = world.hub.work_done();
     assert!(looks <= 5 * WATCHES * KEYS, "{looks} looks for {}", WATCHES * KEYS);
 }
+
+#[test]
+fn what_another_stream_has_made_never_goes_behind_a_newer_header() {
+    const KEYS: usize = 3000;
+    let mut world = World::new(0, HOUR);
+    world.hub.walk_less_in_a_turn(1000, 8 << 20);
+    let mut clients: Vec<_> = (0..4).map(|_| world.client(MANY)).collect();
+    clients.iter().for_each(|client| client.create(watch("k", "l")));
+    settle(&mut clients);
+    put_and_delete(&mut world, KEYS);
+    settle(&mut clients);
+    clients.iter().for_each(|client| drop(client.received()));
+    world.publish();
+    world.hub.advance();
+    // The second one has a response to take when the first has made what all wait for.
+    clients[1].pipe.credit.set(0);
+    while clients[0].pipe.responses.borrow().is_empty() {
+        world.work();
+        clients.iter_mut().for_each(|client| {
+            client.step();
+        });
+        if world.hub.long_bytes_max() > 0 {
+            clients[1].create(watch("z", ""));
+        }
+    }
+    assert!(clients[1..].iter().all(|client| client.pipe.responses.borrow().is_empty()));
+    world.put("z", 1);
+    world.publish();
+    // The third one gets a response after that, and before its turn.
+    clients[2].create(watch("z", ""));
+    clients[1].create(watch("z", ""));
+    clients.iter_mut().for_each(|client| {
+        client.step();
+    });
+    clients[1].allow(MANY);
+    while world.work() | clients.iter_mut().fold(false, |more, client| more | client.step()) {}
+    for client in &clients {
+        let told = client.received();
+        assert_eq!(keys_of(&told).filter(|key| key.starts_with('k')).count(), KEYS);
+        let revisions =
+            told.iter().filter_map(|response| response.header.as_ref()).map(|header| header.revision);
+        assert!(revisions.clone().is_sorted(), "{:?}", revisions.collect::<Vec<_>>());
+    }
+    assert_eq!((world.hub.long_streams(), world.gauges().2), (0, 0));
+}
