@@ -57,7 +57,8 @@ impl Hub {
             *self.hold.borrow_mut() = Rc::downgrade(&hold);
             hold
         });
-        watch.set_hold(Some(hold));
+        // Nor does one for which it is too late, and it would be in the way of removals.
+        watch.set_hold(keeps(&hold).then_some(hold));
         self.fall_behind(watch, next);
     }
 
