@@ -230,7 +230,7 @@ impl Inner {
             }
             let inner = Arc::clone(self);
             let thread = thread::Builder::new().name("reader".to_owned());
-            if state.threads == self.startable || thread.spawn(move || inner.work()).is_err() {
+            if state.threads >= self.startable || thread.spawn(move || inner.work()).is_err() {
                 state.start_failed = true;
                 break;
             }

@@ -8,7 +8,7 @@ use crate::{History, Holding, Kind, Operation, Outcome, Request, Response, Verdi
 /// A lock is held by the contender whose key, of all with the lock's prefix, was created first; the key is attached to
 /// the contender's lease. So no two hold it at one time, as far as the leases promise: the time in which a client may
 /// believe to hold it ends when it gives it up, and at the latest when its lease may end, counted from the call of the
-/// last renewal that was answered in time, or when anybody has the lease revoked. And a write that is made as holder finds no older key. (etcd: "Concurrency
+/// last renewal that was answered in time, or when somebody else has the lease revoked. And a write that is made as holder finds no older key. (etcd: "Concurrency
 /// API: Lock"; the client's `concurrency.Mutex`.)
 pub(crate) fn check(history: &History, sequence: &Sequence<'_>, verdict: &mut Verdict) {
     fences(history, sequence, verdict);
@@ -42,11 +42,10 @@ fn fences(history: &History, sequence: &Sequence<'_>, verdict: &mut Verdict) {
 /// No two holdings of one lock overlap.
 fn holdings(history: &History, verdict: &mut Verdict) {
     let mut renewals: BTreeMap<i64, Vec<(&Operation, i64)>> = BTreeMap::new();
-    let mut revoked: BTreeMap<i64, u64> = BTreeMap::new();
+    let mut revocations: BTreeMap<i64, Vec<&Operation>> = BTreeMap::new();
     for op in &history.operations {
         if let Request::Revoke { id } = op.request {
-            let call = revoked.entry(id).or_insert(op.call);
-            *call = op.call.min(*call);
+            revocations.entry(id).or_default().push(op);
         }
         let Outcome::Done(_, response) = &op.outcome else { continue };
         match (&op.request, response) {
@@ -68,7 +67,9 @@ fn holdings(history: &History, verdict: &mut Verdict) {
             }
             promised = promised.max(op.call.saturating_add(promise(&history.settings, *ttl)));
         }
-        let revoked = revoked.get(&holding.lease).copied().unwrap_or(u64::MAX);
+        let revocations = revocations.get(&holding.lease).into_iter().flatten();
+        let by_others = revocations.filter(|op| op.client != holding.client);
+        let revoked = by_others.map(|op| op.call).min().unwrap_or(u64::MAX);
         let until = holding.until.min(promised).min(revoked);
         if until > holding.from {
             locks.entry(&holding.fence.prefix).or_default().push((until, holding));
