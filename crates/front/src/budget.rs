@@ -327,6 +327,14 @@ impl Account {
         self.reserved.set(wanted);
         self.holder.reserved.store(wanted, Relaxed);
         self.holder.address.fetch_add(more, Relaxed);
+        if self.is_doomed() {
+            // It is given back with the rest, soon: nobody else has to make room for it.
+            let _locked = lock(&self.budget.0.holders);
+            self.budget.0.held.fetch_add(more, Relaxed);
+            self.holder.leaving.fetch_add(more, Relaxed);
+            self.budget.0.leaving.fetch_add(more, Relaxed);
+            return;
+        }
         self.budget.reserve(more);
     }
 
@@ -593,6 +601,20 @@ mod tests {
         let other = budget.open(peer(2));
         let _other = other.hold(65 * MIB);
         assert!(other.is_doomed(), "the budget is exceeded by this one alone");
+    }
+
+    #[test]
+    fn nobody_makes_room_for_what_a_closing_connection_still_takes() {
+        let budget = Budget::new(64 * MIB);
+        let (closing, other) = (budget.open(peer(1)), budget.open(peer(1)));
+        let held = closing.hold(65 * MIB);
+        assert!(closing.is_doomed() && !other.is_doomed());
+        let more = closing.hold(200 * MIB);
+        let _other = other.hold(MIB);
+        assert!(!other.is_doomed());
+        drop((held, more, closing));
+        assert!(budget.staying() < 2 * MIB, "{budget:?}");
+        assert_eq!(budget.0.leaving.load(Relaxed), 0);
     }
 
     #[test]
