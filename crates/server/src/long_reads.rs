@@ -59,7 +59,7 @@ struct Open {
     /// Before this, none of them is over its patience.
     due: Option<Instant>,
     next: u64,
-    /// How often they were looked at for those that are over it.
+    /// How often [`LongReads::removable`] has looked at all readers for those that are over their patience.
     #[cfg(test)]
     looks: usize,
 }

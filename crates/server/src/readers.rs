@@ -479,7 +479,7 @@ pub struct Reading {
     through: usize,
     /// The portion that was asked for, and how many runs will have arrived with it.
     portion: Option<(u64, usize)>,
-    /// How often the next portion was taken back.
+    /// How often the portion that comes next was taken back by the readers before this call took it.
     taken_back: u32,
     arrived: Vec<Arrived>,
     /// Charges what has arrived.

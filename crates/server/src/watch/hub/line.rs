@@ -27,7 +27,7 @@ pub(in crate::watch) type Place = (Class, u64);
 pub(super) struct Line {
     classes: [BTreeMap<u64, Rc<Stream>>; 3],
     numbers: u64,
-    /// How many laden ones came to their turn since another one did.
+    /// Turns in a row that went to streams that hold something, since one went to another stream.
     laden_since: usize,
     /// Whether the last one that was not laden was held.
     held_was_last: bool,
