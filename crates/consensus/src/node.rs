@@ -61,9 +61,6 @@ pub struct Node {
     /// A hard state whose only news is the commit index: it goes to the log with the next thing that has to, for a
     /// commit index that is lost in a crash is found again.
     unsaved: Option<HardState>,
-    /// A member was removed: how far that is committed goes to the log though nothing else does. Those that are left may
-    /// not be enough to commit the removal again, should they forget it.
-    notes_commit: bool,
     /// The commit index up to which [`Node::effects`] has looked for changes of the members.
     looked_through: u64,
     /// Committed entries that are given out once this batch is on disk.
@@ -191,7 +188,6 @@ impl Node {
             config,
             ticks: 0,
             unsaved: None,
-            notes_commit: false,
             looked_through,
             withheld: (0, Vec::new()),
             vote,
@@ -274,10 +270,7 @@ impl Node {
                     change,
                 });
             }
-            Event::ConfChanged(change) => {
-                self.change_conf(change)?;
-                self.notes_commit |= change.kind == ConfChangeKind::Remove;
-            }
+            Event::ConfChanged(change) => self.change_conf(change)?,
             Event::Forgotten(index) => {
                 let index = index.min(self.raw.raft.raft_log.applied);
                 self.raw.mut_store().forget(index);
@@ -708,21 +701,14 @@ impl Node {
     /// What follows from the events so far; `None` once there is nothing more to do.
     pub fn effects(&mut self) -> Option<Effects> {
         if !self.raw.has_ready() {
-            let noted = if std::mem::take(&mut self.notes_commit) { self.unsaved.take() } else { None };
-            let append = noted.map(|hard_state| Append {
-                number: self.batch,
-                entries: Vec::new(),
-                hard_state: Some(hard_state),
-            });
             let commit = self.given_out(Vec::new());
             let quiet = self.outbox.is_empty() && self.fetches.is_empty() && !self.stands_anew;
-            if quiet && append.is_none() && commit.is_empty() {
+            if quiet && commit.is_empty() {
                 return None;
             }
             let standing = std::mem::take(&mut self.stands_anew).then(|| self.standing());
             return Some(Effects {
                 standing,
-                append,
                 commit,
                 messages: self.outgoing(),
                 fetches: std::mem::take(&mut self.fetches),

@@ -26,13 +26,15 @@ const WAITING_MAX: usize = 4096;
 ///   crashed, it would lead the same term again with other entries. A heartbeat's answer acknowledges the leader's
 ///   term, which must not be forgotten and given to an older leader; a rejection or a forwarded request tells at most
 ///   the term. Entries do not matter to any of these, so a linearizable read never waits behind a write's sync. The
-///   commit index is not among the promises: it is only sent by leaders, who computed it from what is on disks.
+///   commit index is not among the promises: it is only sent by leaders, who computed it from what is on disks. Only
+///   that a change of the members is committed nobody may forget: all that is said from then on waits for it.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
     /// The newest batch given out.
     newest: u64,
-    /// The newest batch given out that changes term or vote.
-    newest_vote: u64,
+    /// The newest batch given out that every message waits for: it changes term or vote, or with it a change of the members
+    /// is committed.
+    newest_for_all: u64,
     /// The newest batch on disk.
     synced: u64,
     /// With the batch each waits for.
@@ -41,11 +43,11 @@ pub(crate) struct Outbox {
 }
 
 impl Outbox {
-    /// A batch is given out for the log.
-    pub fn appended(&mut self, number: u64, changes_vote: bool) {
+    /// A batch is given out for the log. Whether every message from now on waits for it: see [`Outbox::newest_for_all`].
+    pub fn appended(&mut self, number: u64, holds_all: bool) {
         self.newest = number;
-        if changes_vote {
-            self.newest_vote = number;
+        if holds_all {
+            self.newest_for_all = number;
         }
     }
 
@@ -74,7 +76,7 @@ impl Outbox {
             && message.get_msg_type() == MessageType::MsgAppendResponse
             && !message.reject
             && message.index > persisted;
-        let need = if promises_log { self.newest } else { self.newest_vote };
+        let need = if promises_log { self.newest } else { self.newest_for_all };
         if need <= self.synced {
             self.ready.push(message);
             return;
