@@ -75,13 +75,26 @@ impl Cluster {
     pub fn add_seat(&mut self) -> usize {
         let at = self.seats.len();
         let name = format!("m{at}");
-        let ports: [TcpListener; 2] = std::array::from_fn(|_| {
-            TcpListener::bind((self.address, 0)).expect("the loopback has free ports")
-        });
-        let [client, peer] = ports.map(|port| port.local_addr().expect("it is bound"));
+        let (client, peer) = self.free_addresses();
         let data_dir = self.dir.path().join(&name);
         self.seats.push(Seat { name, client, peer, data_dir, launcher: Vec::new(), member: None });
         at
+    }
+
+    /// Two addresses that nobody listens on, and that no other seat was given: one whose member is down is free, too.
+    fn free_addresses(&self) -> (SocketAddr, SocketAddr) {
+        let mut held = Vec::new();
+        let mut free = Vec::new();
+        while free.len() < 2 {
+            // Held until both are found, so that no address comes twice.
+            let listener = TcpListener::bind((self.address, 0)).expect("the loopback has free ports");
+            let address = listener.local_addr().expect("it is bound");
+            held.push(listener);
+            if self.seats.iter().all(|seat| address != seat.client && address != seat.peer) {
+                free.push(address);
+            }
+        }
+        (free[0], free[1])
     }
 
     /// The value of `--initial-cluster` with these places.
