@@ -1,9 +1,9 @@
 //! Flags, environment variables, and what their values are read as.
 
 use cli::go::{nanoseconds, parse_duration};
-use server::config::flag::Kind;
-use server::config::table::FLAGS;
-use server::config::{Invocation, Url, parse};
+use config::flag::Kind;
+use config::table::FLAGS;
+use config::{Invocation, Url, parse};
 
 use crate::script::Script;
 

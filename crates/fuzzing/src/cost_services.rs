@@ -20,15 +20,15 @@ use api::etcdserverpb::{
 };
 use api::{Status, raftpb};
 use bytes::Bytes;
+use clock::{Clock, HandClock};
+use config::{Invocation, parse};
 use disk::MemDisk;
 use front::TrySend;
 use peer::{Figures, SnapshotSource, Target};
 use prost::Message as _;
-use server::clock::{Clock, HandClock};
-use server::config::{Invocation, parse};
-use server::logging::{Format, Level, Logger};
 use server::peer_links::{Answered, PeerLinks};
 use server::stepped::{Requests, Responses, Setup, Stepped, Switches, Thresholds};
+use telemetry::logging::{Format, Level, Logger};
 
 use crate::meter::{Cost, measure};
 use crate::script::{Scribe, Script};

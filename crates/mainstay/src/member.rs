@@ -6,9 +6,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use config::{self, Invocation, Parsed};
 use server::boot::{self, Listening};
-use server::config::{self, Invocation, Parsed};
-use server::logging::{Logger, Value};
+use telemetry::logging::{Logger, Value};
 
 use crate::rebuild::{self, Rebuild};
 use crate::{environment, open_files, signals};
@@ -57,7 +57,8 @@ pub fn run(arguments: &[OsString], purpose: Purpose) -> ExitCode {
         }
         Ok(Invocation::Serve(parsed)) => serve(*parsed, purpose != Purpose::Etcd, rebuilding),
         Err(refusal) => {
-            refusal.report(&mut std::io::stderr(), &Logger::stderr());
+            let logger = Logger::stderr();
+            refusal.report(&mut std::io::stderr(), |entry| logger.log_entry(entry));
             ExitCode::from(refusal.exit_code())
         }
     }
@@ -111,7 +112,7 @@ fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> Ex
         }
     };
     for entry in parsed.warnings.iter().chain(&parsed.notices) {
-        entry.log(&logger);
+        logger.log_entry(entry);
     }
     logger.info(
         "starting a member",

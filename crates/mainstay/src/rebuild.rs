@@ -31,11 +31,11 @@ use api::etcdserverpb::{
 };
 use api::{Code, Status};
 use client::{CallOptions, Channel};
+use config::{Config, InitialClusterState, Url};
 use disk::{Disk, Lock, RealDisk};
 use prost::Message;
-use server::config::{Config, InitialClusterState, Url};
 use server::joining;
-use server::logging::{Logger, Value};
+use telemetry::logging::{Logger, Value};
 
 /// How long one call to a member may take.
 const CALL_PATIENCE: Duration = Duration::from_secs(5);

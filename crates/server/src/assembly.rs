@@ -10,20 +10,20 @@ use consensus::Fetch;
 use machine::Rules;
 
 use crate::catch_up::FETCHES_MAX;
-use crate::clock::Clock;
 use crate::compaction_hash::{self, Job};
-use crate::config::{Config, MetricsDetail};
 use crate::core::{Ask, Order, Parts, Thresholds};
 use crate::evidence::Evidence;
 use crate::inbox::Inbox;
 use crate::keeper::Keeper;
-use crate::logging::Logger;
-use crate::metrics::{GrpcMethod, MethodType, Metrics};
 use crate::open::Opened;
 use crate::peering::Peering;
 use crate::readers::Readers;
 use crate::shared::{Limits, Published, Shared};
 use crate::transfer;
+use clock::Clock;
+use config::{Config, MetricsDetail};
+use telemetry::logging::Logger;
+use telemetry::metrics::{GrpcMethod, MethodType, Metrics};
 
 /// Orders that may wait for the keeper of checkpoints.
 const ORDERS_MAX: usize = 4;

@@ -14,19 +14,19 @@ use peer::Peers;
 
 use crate::assembly::{Assembled, Setting, assemble};
 use crate::catch_up;
-use crate::clock::Clock;
-use crate::config::{Config, Url};
 use crate::core::{Ask, Core, Thresholds};
 use crate::evidence::Evidence;
 use crate::http::MetricsListener;
 use crate::inbox::Inbox;
 use crate::joining;
-use crate::logging::{Logger, Value};
 use crate::monitor::Monitor;
 use crate::open::{self, Opening};
 use crate::peer_links::PeerLinks;
 use crate::services::Services;
 use crate::shared::Shared;
+use clock::Clock;
+use config::{Config, Url};
+use telemetry::logging::{Logger, Value};
 
 /// How long calls in flight may go on when the member stops.
 const STOP_PATIENCE: Duration = Duration::from_secs(2);
@@ -292,7 +292,7 @@ const CONNECTIONS_MIN: usize = 16;
 fn front_options(config: &Config, shards: usize, segments: usize) -> Result<front::Options, String> {
     let defaults = front::Options::default();
     let reserved = OTHER_FILES + 2 * segments;
-    let files = crate::metrics::open_files_max().unwrap_or(usize::MAX);
+    let files = telemetry::metrics::open_files_max().unwrap_or(usize::MAX);
     let connections_max = files.saturating_sub(reserved).min(defaults.connections_max);
     if connections_max < CONNECTIONS_MIN {
         return Err(format!(

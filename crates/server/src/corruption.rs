@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use crate::block_on::block_on;
 use crate::comparison::{HashAnswer, Hashed, hash_of, hashes_of_others};
-use crate::config::Config;
 use crate::core::{Ask, ReplyBody};
-use crate::logging::{Logger, Value};
 use crate::shared::Shared;
+use config::Config;
+use telemetry::logging::{Logger, Value};
 
 /// Why the hash of another member was found at fault when this one started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,8 +14,8 @@ use machine::{StateTrail, TrailComparison};
 use crate::comparison::trails_of_others;
 use crate::core::{Ask, ReplyBody};
 use crate::corruption::minority;
-use crate::logging::{Logger, Value};
 use crate::shared::Shared;
+use telemetry::logging::{Logger, Value};
 
 /// How often it compares.
 pub const INTERVAL: Duration = Duration::from_secs(2);

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use disk::Disk;
 use log::{LogEnd, OpenError, Witness};
 
-use crate::logging::{Logger, Value};
 use crate::shared::Identity;
+use telemetry::logging::{Logger, Value};
 
 /// The witness in a data directory.
 pub struct Evidence {

@@ -25,10 +25,10 @@ use front::First;
 use serde_json::Value;
 
 use crate::core::{Ask, ReplyBody};
-use crate::metrics;
 use crate::shared::{Published, Shared};
 use crate::values::LogValues;
 use target::{Query, Target};
+use telemetry::metrics;
 
 pub use metrics_listener::MetricsListener;
 pub use scrape::{FrontCounters, scrape};

@@ -12,9 +12,9 @@ use consensus::{Entry, EntryKind};
 use machine::{Member, Members};
 use prost::Message as _;
 
-use crate::config::{Bootstrap, Config, InitialClusterState, Url};
-use crate::logging::{Logger, Value};
 use crate::shared::Identity;
+use config::{Bootstrap, Config, InitialClusterState, Url};
+use telemetry::logging::{Logger, Value};
 
 /// How long each member is waited for.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(5);

@@ -11,13 +11,13 @@ use http::{Request, StatusCode};
 use peer::Target;
 
 use crate::block_on::block_on;
-use crate::config::Config;
 use crate::core::Ask;
 use crate::corruption::CorruptionChecks;
 use crate::divergence::{self, Divergence};
 use crate::joining::{minor, read_versions};
-use crate::logging::{Logger, Value};
 use crate::shared::Shared;
+use config::Config;
+use telemetry::logging::{Logger, Value};
 
 /// How often it looks at the clock.
 pub const TURN: Duration = Duration::from_millis(200);

@@ -15,15 +15,15 @@ use machine::{Machine, Members, Rules};
 use prost::Message as _;
 
 use crate::catch_up::entry_of;
-use crate::config::Config;
 use crate::core::Ask;
 use crate::evidence::{Cause, Evidence, Note};
 use crate::inbox::Inbox;
 use crate::joining::{self, Beginning};
 use crate::keeper::Level;
-use crate::logging::{Logger, Value};
 use crate::shared::Identity;
 use crate::terms;
+use config::Config;
+use telemetry::logging::{Logger, Value};
 
 /// How long the first start waits for its own first entry.
 const BOOT_PATIENCE: Duration = Duration::from_secs(60);

@@ -19,9 +19,9 @@ use serde_json::json;
 
 use crate::block_on::block_on;
 use crate::core::{Ask, LISTED_AT_ONCE, MemberChange, ReplyBody};
-use crate::logging::{Logger, Value};
 use crate::shared::Shared;
 use crate::transfer::Receiver;
+use telemetry::logging::{Logger, Value};
 
 const PLAIN: &str = "text/plain; charset=utf-8";
 const JSON: &str = "application/json";

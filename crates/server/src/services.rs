@@ -32,16 +32,16 @@ use front::{Answer, Closing, Head, Inbound, Kind, LocalBoxFuture, Method, Outbou
 use machine::ReadError;
 use prost::Message;
 
-use crate::callers::{CALLERS_MAX, Caller, Connected};
 use crate::core::{Ask, Reply, ReplyBody};
 use crate::fold::FoldMap;
 use crate::http::FrontCounters;
-use crate::logging::{Logger, Value};
-use crate::metrics::{ClientRequests, Histogram};
 use crate::pending::{Pending, Question};
 use crate::shared::{Published, Shared};
 use crate::values::LogValues;
 use crate::watch::{Hub, Requests, Responses};
+use telemetry::callers::{CALLERS_MAX, Caller, Connected};
+use telemetry::logging::{Logger, Value};
+use telemetry::metrics::{ClientRequests, Histogram};
 
 /// The services of one shard.
 pub struct Services {

@@ -14,15 +14,15 @@ use tokio::sync::oneshot;
 
 use crate::arrivals::Arrivals;
 use crate::attendance::Attendance;
-use crate::callers::Callers;
-use crate::clock::Clock;
 use crate::compaction_hash::CompactionHashes;
 use crate::core::{Ask, Reply, Ticket};
 use crate::inbox::{Inbox, Outbox};
 use crate::long_reads::LongReads;
-use crate::notable::Notable;
 use crate::peer_links::PeerLinks;
 use crate::readers::Readers;
+use clock::Clock;
+use telemetry::callers::Callers;
+use telemetry::slow_requests::SlowRequests;
 
 /// The state of a member after one batch of entries: what every read is answered from.
 pub struct Published {
@@ -114,7 +114,7 @@ pub struct Shared {
     /// Whether threads may be started. Where they may not, what takes long is done on the spot.
     pub threads: bool,
     /// All metrics.
-    pub metrics: Arc<crate::metrics::Metrics>,
+    pub metrics: Arc<telemetry::metrics::Metrics>,
     /// Room for other members' messages.
     pub(crate) arrivals: Arrivals,
     /// Which shards serve watches: one without any need not hear of every change.
@@ -122,7 +122,7 @@ pub struct Shared {
     /// Who calls.
     pub(crate) callers: Callers,
     /// Requests worth naming.
-    pub(crate) notable: Notable,
+    pub(crate) slow_requests: SlowRequests,
     /// When the member was started.
     pub(crate) began: Instant,
     /// The hashes of the last compactions.
@@ -179,7 +179,7 @@ impl Shared {
         shards: usize,
         core: Arc<Inbox<Ask>>,
         values: log::Values,
-        metrics: Arc<crate::metrics::Metrics>,
+        metrics: Arc<telemetry::metrics::Metrics>,
         seed: u64,
     ) -> Shared {
         // etcd's request ids: 16 bits of the member, 40 of the time, 8 to count from there.
@@ -200,7 +200,7 @@ impl Shared {
             arrivals: Arrivals::default(),
             attendance: Attendance::new(shards),
             callers: Callers::default(),
-            notable: Notable::default(),
+            slow_requests: SlowRequests::default(),
             began: Instant::now(),
             compaction_hashes: CompactionHashes::default(),
             long_reads: Arc::default(),

@@ -32,21 +32,21 @@ use tokio::task::LocalSet;
 
 use crate::assembly::{Assembled, Setting, assemble};
 use crate::catch_up;
-use crate::clock::{Clock, HandClock};
 use crate::compaction_hash::{Computing, Job};
-use crate::config::Config;
 use crate::core::{Ask, Core, Order};
 use crate::evidence::Evidence;
 use crate::http::FrontCounters;
 use crate::inbox::Inbox;
 use crate::joining;
 use crate::keeper::{Keeper, Step};
-use crate::logging::Logger;
 use crate::monitor::{self, Lookout};
 use crate::open::{self, Opening};
 use crate::peer_links::PeerLinks;
 use crate::services::Services;
 use crate::shared::Shared;
+use clock::{Clock, HandClock};
+use config::Config;
+use telemetry::logging::Logger;
 
 pub use crate::core::{Probe, Thresholds};
 pub use crate::joining::Beginning;

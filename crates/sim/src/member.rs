@@ -9,10 +9,10 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 use api::Status;
 use api::raftpb::Message;
 use bytes::Bytes;
+use clock::HandClock;
 use disk::MemDisk;
 use front::LocalBoxFuture;
 use peer::SnapshotSource;
-use server::clock::HandClock;
 use server::stepped::{Beginning, Stepped};
 
 use crate::links::{Answer, Links};

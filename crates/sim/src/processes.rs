@@ -4,12 +4,12 @@ use std::rc::Rc;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use clock::Clock;
+use config::{self, Config, Invocation};
 use disk::Disk;
 use planted::Measure;
-use server::clock::Clock;
-use server::config::{self, Config, Invocation};
-use server::logging::{Format, Level, Logger};
 use server::stepped::{Going, Setup, Stepped, Switches, Thresholds};
+use telemetry::logging::{Format, Level, Logger};
 
 use crate::checks::Standing;
 use crate::links::{Links, url};

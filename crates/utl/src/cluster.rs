@@ -1,8 +1,8 @@
 //! The cluster that a snapshot is restored for: new ids, computed from peer URLs and token as every member does.
 
+use config::{Bootstrap, Url};
 use interchange::backend::{Member, Membership};
 use interchange::wal::Identity;
-use server::config::{Bootstrap, Url};
 
 use crate::Refusal;
 

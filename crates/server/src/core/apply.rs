@@ -23,10 +23,10 @@ use super::Ask;
 use super::proposals::{REVOKE_PAUSE, Waiter};
 use super::run::{Answerable, Core};
 use crate::inbox::Inbox;
-use crate::logging::Value as Field;
 use crate::long_reads::Reader;
 use crate::readers::{Arrived, Reading};
 use crate::values::AtHand;
+use telemetry::logging::Value as Field;
 
 /// Bytes of entries that are committed and not applied; with more, further ones are not taken from a leader for now.
 const BEHIND_BYTES_MAX: usize = 128 << 20;

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use crate::config::AutoCompaction;
+use config::AutoCompaction;
 
 /// How often the revision mode looks.
 const REVISION_INTERVAL: Duration = Duration::from_secs(5 * 60);

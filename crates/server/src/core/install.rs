@@ -21,9 +21,9 @@ use tokio::sync::oneshot;
 use super::room::Purpose;
 use super::run::{Core, Syncing};
 use super::{Order, ReplyBody, Ticket};
-use crate::logging::Value;
 use crate::long_reads::Reader;
 use crate::transfer::Received;
+use telemetry::logging::Value;
 
 /// How long what has arrived of a snapshot is kept after a break.
 const RESUME_PATIENCE: Duration = Duration::from_secs(60);

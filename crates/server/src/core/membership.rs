@@ -15,7 +15,7 @@ use super::Ticket;
 use super::proposals::{Open, Waiter};
 use super::room::Purpose;
 use super::run::Core;
-use crate::logging::Value;
+use telemetry::logging::Value;
 
 /// How long members must have been connected for a change to be safe, as etcd has it.
 const HEALTHY_FOR: Duration = Duration::from_secs(5);

@@ -8,7 +8,7 @@ use machine::Outcome;
 use machine::txn::{OpOutcome, TxnOutcome};
 
 use crate::fold::FoldMap;
-use crate::metrics::{Histogram, Metrics};
+use telemetry::metrics::{Histogram, Metrics};
 
 /// Counters by what was asked for.
 pub struct Meters {

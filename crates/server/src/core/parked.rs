@@ -14,7 +14,7 @@ use machine::Fatal;
 use super::proposals::Waiter;
 use super::run::Core;
 use super::{Ask, OUTSIDE, ReplyBody, Ticket};
-use crate::logging::Value;
+use telemetry::logging::Value;
 
 /// Pause between two turns that nothing asks for.
 const IDLE: Duration = Duration::from_secs(1);

@@ -7,7 +7,7 @@ use api::etcdserverpb::{AlarmRequest, AlarmType, InternalRaftRequest};
 
 use super::proposals::Waiter;
 use super::run::Core;
-use crate::logging::Value;
+use telemetry::logging::Value;
 
 const CORRUPT: i32 = AlarmType::Corrupt as i32;
 

@@ -13,7 +13,7 @@ use planted::Bug;
 
 use super::run::Core;
 use super::{ReplyBody, Ticket};
-use crate::logging::Value;
+use telemetry::logging::Value;
 
 /// Rounds under way at once.
 const ROUNDS_MAX: usize = 16;

@@ -9,7 +9,7 @@ use consensus::{Entry, Event, Fetch, Refused, Request, Role, Standing};
 use super::run::Core;
 use super::{ReplyBody, Ticket};
 use crate::arrivals::Charge;
-use crate::logging::Value;
+use telemetry::logging::Value;
 
 /// Bytes of entries kept in memory for followers at most; older ones are read from the log.
 const TAIL_BYTES: usize = 64 << 20;

@@ -28,7 +28,7 @@ use super::Order;
 use super::proposals::Waiter;
 use super::run::{Core, Syncing};
 use crate::evidence::Cause;
-use crate::logging::Value;
+use telemetry::logging::Value;
 
 /// Pause before an alarm is proposed again.
 const ALARM_PAUSE: Duration = Duration::from_secs(5);

@@ -30,14 +30,14 @@ use super::space::{Checkpoints, Thresholds};
 use super::{Ask, MemberChange, OUTSIDE, Order, Reply, ReplyBody, Ticket};
 use crate::arrivals::Charge;
 use crate::compaction_hash::Job;
-use crate::config::Config;
 use crate::evidence::Cause;
 use crate::expiry::Expiry;
 use crate::fold::FoldMap;
-use crate::logging::{Logger, Value};
 use crate::long_reads::Reader;
 use crate::shared::{Published, Shared};
 use crate::values::LogValues;
+use config::Config;
+use telemetry::logging::{Logger, Value};
 
 /// How long a stop waits for what is under way.
 pub(super) const STOP_PATIENCE: Duration = Duration::from_secs(5);

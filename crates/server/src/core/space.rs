@@ -10,8 +10,8 @@ use planted::Bug;
 use super::room::Purpose;
 use super::run::{Core, Syncing};
 use super::{Checkpointed, Order, Relocation};
-use crate::logging::Value;
 use crate::long_reads::Reader;
+use telemetry::logging::Value;
 
 /// When checkpoints are due, when room is worth winning back, and what is done at once.
 #[derive(Clone, Copy, Debug)]

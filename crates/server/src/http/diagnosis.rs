@@ -68,7 +68,7 @@ fn host_name(host: &str) -> &str {
 /// Answers with what is known, as JSON. Keys are quoted as Go and Rust quote them, bytes that are no text as `\xff`.
 pub(super) fn answer(shared: &Shared) -> Response<Bytes> {
     let clock = &shared.clock;
-    let notable = &shared.notable;
+    let notable = &shared.slow_requests;
     let ranges: Vec<Value> = notable
         .ranges()
         .into_iter()

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use api::etcdserverpb::AlarmType;
 use front::ShardCounters;
 
-use crate::metrics::{Distribution, MethodTotals, Metrics};
 use crate::shared::{Published, Shared};
+use telemetry::metrics::{Distribution, MethodTotals, Metrics};
 
 /// The counters of all shards' fronts, known once they run. Clones are one.
 #[derive(Clone, Default)]

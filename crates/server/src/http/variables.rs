@@ -6,8 +6,8 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 
 use super::reply;
-use crate::metrics::file_descriptor_limit;
 use crate::shared::{Published, Shared};
+use telemetry::metrics::file_descriptor_limit;
 
 /// Answers with the variables, by name.
 pub(super) fn answer(shared: &Shared) -> Response<Bytes> {

@@ -14,10 +14,10 @@ use front::{Answer, Unary};
 use machine::Member;
 
 use super::{Services, decode, whole};
-use crate::config::{Url, identity};
 use crate::core::{Ask, MemberChange, ReplyBody};
 use crate::forwarding;
 use crate::shared::Published;
+use config::{Url, identity};
 
 fn message_of(member: &Member) -> MemberMessage {
     MemberMessage {

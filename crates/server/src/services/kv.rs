@@ -21,8 +21,8 @@ use super::{Services, UNPARSEABLE, answers, decode, unreadable, whole};
 use crate::core::{Ask, ReplyBody, Ticket, command};
 use crate::encode;
 use crate::long_reads::Reader;
-use crate::notable;
 use crate::values::{Attempt, made};
+use telemetry::slow_requests;
 
 /// Keys that the comparisons of one transaction may look at (COMPAT-74): they are made in apply, in one go.
 const COMPARED_KEYS_MAX: u64 = 100_000;
@@ -96,9 +96,9 @@ impl Services {
 
     /// Keeps in mind who puts large values.
     fn note_value(&self, put: &PutRequest) {
-        if put.value.len() >= notable::VALUE_BYTES {
+        if put.value.len() >= slow_requests::VALUE_BYTES {
             let (client, now) = (self.peer.get().ip(), self.shared.clock.wall());
-            self.shared.notable.put(client, &put.key, put.value.len(), now);
+            self.shared.slow_requests.put(client, &put.key, put.value.len(), now);
         }
     }
 

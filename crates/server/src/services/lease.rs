@@ -22,11 +22,11 @@ use machine::{Outcome, SharedMap, check};
 use prost::Message as _;
 
 use super::{Services, confirmed, decode, decode_streamed, pieces, whole};
-use crate::callers::Caller;
 use crate::core::{Ask, LISTED_AT_ONCE, ReplyBody};
 use crate::encode::{field_len, header_len, number_len, put_field, put_header, put_number};
 use crate::forwarding;
 use crate::pending::Question;
+use telemetry::callers::Caller;
 
 /// Bytes of one piece of a long list.
 const PIECE_BYTES: usize = 64 << 10;

@@ -26,12 +26,12 @@ use sha2::{Digest, Sha256};
 
 use super::choose::READ_AT_ONCE;
 use super::{NO_REQUEST, Services, decode, decode_streamed, unreadable, whole};
-use crate::config::QUOTA_BYTES_DEFAULT;
 use crate::core::{Ask, ReplyBody};
 use crate::etcd_database::{EtcdDatabase, EtcdDatabaseError};
 use crate::kv_hash::KvHash;
 use crate::long_reads::Reader;
 use crate::values::{Attempt, LogValues, made};
+use config::QUOTA_BYTES_DEFAULT;
 
 /// Field of `InternalRaftRequest`.
 const ALARM: u32 = 10;

@@ -31,9 +31,9 @@ use super::choose::{Chooser, Seen, gathered_bytes_max};
 use super::{NO_REQUEST, Services, decode, decode_streamed, pieces, unreadable};
 use crate::encode::{field_len, header_len, number_len, put_header, put_number};
 use crate::long_reads::Reader;
-use crate::notable;
 use crate::shared::Published;
 use crate::values::{Attempt, made};
+use telemetry::slow_requests;
 
 /// Keys that are answered at once.
 const KEYS_AT_ONCE: u64 = 128;
@@ -352,10 +352,10 @@ impl Services {
         let limit =
             u64::try_from(request.limit).ok().filter(|limit| *limit > 0 && range::is_natural(request));
         let keys = keys.min(limit.unwrap_or(u64::MAX));
-        if keys >= notable::RANGE_KEYS || bytes >= notable::RANGE_BYTES {
+        if keys >= slow_requests::RANGE_KEYS || bytes >= slow_requests::RANGE_BYTES {
             let now = self.shared.clock.wall();
             let (key, end) = (&request.key, &request.range_end);
-            self.shared.notable.ranged(client, (key, end), keys, bytes as u64, took, now);
+            self.shared.slow_requests.ranged(client, (key, end), keys, bytes as u64, took, now);
         }
     }
 

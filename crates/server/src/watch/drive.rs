@@ -11,8 +11,8 @@ use api::{Code, Status, error};
 use bytes::Bytes;
 use front::{Account, Inbound, Outbound, TrySend};
 
-use crate::callers::Caller;
-use crate::clock::Sleep;
+use clock::Sleep;
+use telemetry::callers::Caller;
 
 use super::hub::{Hub, Registration};
 use super::stream::Queued;

@@ -28,10 +28,10 @@ use super::index::Index;
 use super::long::Claim;
 use super::slice::Portion;
 use super::stream::{Stream, Watch};
-use crate::callers::Caller;
-use crate::clock::Sleep;
 use crate::shared::{Published, Shared};
 use crate::values::Source;
+use clock::Sleep;
+use telemetry::callers::Caller;
 
 /// All watches of one shard. It lives on that shard's thread.
 pub struct Hub {

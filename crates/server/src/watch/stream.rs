@@ -18,9 +18,9 @@ use super::hub::{Class, Place};
 use super::index::Keys;
 use super::long::{Given, Long};
 use super::response;
-use crate::callers::Caller;
-use crate::metrics::Gauge;
 use crate::values::Attempt;
+use telemetry::callers::Caller;
+use telemetry::metrics::Gauge;
 
 /// Bytes of responses that a stream holds before its watches fall behind; one response may be larger.
 pub const QUEUE_BYTES_MAX: usize = 1 << 20;

@@ -13,17 +13,17 @@ use api::etcdserverpb::alarm_request::AlarmAction;
 use api::etcdserverpb::{AlarmRequest, AlarmType, InternalRaftRequest, PutRequest, RequestHeader};
 use api::{Code, membershippb};
 use bytes::Bytes;
+use config::MetricsDetail;
 use disk::MemDisk;
 use front::{MethodCounters, ShardCounters};
 use machine::{Command, Machine, Member, Rules};
-use mainstay_server::config::MetricsDetail;
 use mainstay_server::http::{self, FrontCounters, MetricsListener};
-use mainstay_server::metrics::{GrpcMethod, MethodType, Metrics};
 use mainstay_server::shared::{Identity, Limits, Published, Shared};
 use mainstay_server::values::LogValues;
 use prost::Message as _;
+use telemetry::metrics::{GrpcMethod, MethodType, Metrics};
 
-use crate::expect;
+use testkit::expect;
 
 const MEMBER: u64 = 0xab;
 const METHODS: &[GrpcMethod] = &[

@@ -22,12 +22,12 @@ use machine::{Alarms, Members, ReadError, Values};
 use mvcc::{KeyRange, Location, Store, Value};
 use prost::Message as _;
 
-use crate::config::MetricsDetail;
-use crate::metrics::Metrics;
 use crate::readers::{Readers, Reading, place_of};
 use crate::shared::{Identity, Limits, Published, Shared};
 use crate::values::Source;
 use crate::watch::{Hub, Requests, Responses};
+use config::MetricsDetail;
+use telemetry::metrics::Metrics;
 
 /// Values that are one byte over and over; the place says which.
 #[derive(Default)]
@@ -224,7 +224,7 @@ impl World {
 
     pub fn gauges(&self) -> (i64, i64, i64, i64) {
         let mvcc = &self.shared.metrics.mvcc;
-        let of = |gauge: &crate::metrics::Gauge| gauge.value();
+        let of = |gauge: &telemetry::metrics::Gauge| gauge.value();
         (of(&mvcc.watch_streams), of(&mvcc.watchers), of(&mvcc.slow_watchers), of(&mvcc.pending_events))
     }
 }

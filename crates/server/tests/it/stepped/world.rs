@@ -15,14 +15,14 @@ use ::http::{Request, Response};
 use api::raftpb::Message;
 use api::{Status, etcdserverpb as pb};
 use bytes::Bytes;
+use clock::{Clock, HandClock};
+use config::{Config, Invocation, parse};
 use disk::MemDisk;
-use mainstay_server::clock::{Clock, HandClock};
-use mainstay_server::config::{Config, Invocation, parse};
-use mainstay_server::logging::{Format, Level, Logger};
 use mainstay_server::peer_links::{Answered, PeerLinks};
 use mainstay_server::stepped::{Beginning, Going, Setup, Stepped, Switches, Thresholds};
 use peer::{Figures, Handler as _, SnapshotSource, Target};
 use prost::Message as _;
+use telemetry::logging::{Format, Level, Logger};
 use tokio::sync::oneshot;
 
 /// What is on its way between members.

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use api::Code;
-use mainstay_server::config::{FeatureGates, MetricsDetail};
-use mainstay_server::metrics::{GrpcMethod, MethodTotals, MethodType, Metrics};
+use config::{FeatureGates, MetricsDetail};
+use mainstay_telemetry::metrics::{GrpcMethod, MethodTotals, MethodType, Metrics};
 
-use crate::expect;
+use testkit::expect;
 
 const METHODS: &[GrpcMethod] = &[
     GrpcMethod { service: "etcdserverpb.KV", method: "Range", kind: MethodType::Unary },

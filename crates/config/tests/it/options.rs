@@ -4,15 +4,15 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
-use mainstay_server::config::flag::{Group, Kind, Status};
-use mainstay_server::config::table::{FLAGS, OLD_SPELLINGS, Successor, find_flag};
-use mainstay_server::config::{
+use mainstay_config::flag::{Group, Kind, Status};
+use mainstay_config::table::{FLAGS, OLD_SPELLINGS, Successor, find_flag};
+use mainstay_config::{
     AutoCompaction, Config, InitialClusterState, Invocation, MetricsDetail, Parsed, Refusal, flag_help,
     flags_page, parse, usage, version_text,
 };
-use mainstay_server::logging::{Format, Level, LogOutput};
+use mainstay_config::{Format, Level, LogOutput};
 
-use crate::expect;
+use testkit::expect;
 
 fn run(line: &str) -> Result<Invocation, Refusal> {
     let mut env = Vec::new();
@@ -323,9 +323,8 @@ fn every_flag_not_supported_is_refused_and_taken_at_its_default() {
 #[test]
 fn defaults_are_those_of_etcd() {
     let config = config("");
-    let texts = |urls: &[mainstay_server::config::Url]| {
-        urls.iter().map(|url| url.as_str().to_string()).collect::<Vec<_>>()
-    };
+    let texts =
+        |urls: &[mainstay_config::Url]| urls.iter().map(|url| url.as_str().to_string()).collect::<Vec<_>>();
     assert_eq!(config.name, "default");
     assert_eq!(config.data_dir, Path::new("default.etcd"));
     assert_eq!(texts(&config.listen_client_urls), ["http://localhost:2379"]);

@@ -4,9 +4,9 @@ use std::io::{self, Write};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use mainstay_server::logging::{Format, Level, LogOutput, LogSettings, Logger, Value};
+use mainstay_telemetry::logging::{Format, Level, LogOutput, LogSettings, Logger, Value};
 
-use crate::expect;
+use testkit::expect;
 
 #[derive(Clone, Default)]
 struct Buffer(Arc<Mutex<Vec<u8>>>);

@@ -1,16 +1,17 @@
-//! The server's options: one table, from which parser, environment variables, help text and documentation follow.
+//! A member's options: one table, from which parser, environment variables, help text and documentation follow.
 //!
 //! What it does not know: files, sockets, clocks. It turns arguments and environment into a [`Config`], or into a
 //! [`Refusal`] with etcd's words and exit code.
 //!
 //! Invariants: no option is accepted and silently ignored ([`flag::Status`]); a [`Config`] has passed every check
-//! that can be made without looking at the machine. Tests: beside the code, and `tests/it/config.rs`.
+//! that can be made without looking at the machine. Tests: beside the code, and `tests/it/options.rs`.
 
 mod bootstrap;
 pub mod feature_gate;
 pub mod flag;
 mod help;
 pub mod identity;
+pub mod log_settings;
 mod parser;
 mod refusal;
 pub mod table;
@@ -23,14 +24,12 @@ use std::time::Duration;
 pub use api::API_VERSION;
 pub use bootstrap::{Bootstrap, InitialMember};
 pub use feature_gate::FeatureGates;
-pub(crate) use help::RUNTIME_VERSION;
-pub use help::{flag_help, flags_page, usage, version_text};
+pub use help::{RUNTIME_VERSION, flag_help, flags_page, usage, version_text};
+pub use log_settings::{Format, Level, LogOutput, LogSettings};
 pub use parser::parse;
 pub use refusal::{Entry, Refusal};
 pub use url::Url;
-pub(crate) use validation::QUOTA_BYTES_DEFAULT;
-
-use crate::logging::LogSettings;
+pub use validation::QUOTA_BYTES_DEFAULT;
 
 /// What the command line asks for.
 #[derive(Clone, Debug)]

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::help::usage;
-use crate::logging::{Level, Logger, Value};
+use crate::log_settings::Level;
 
 /// A line for the log, kept until the log is open.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,13 +34,6 @@ impl Entry {
         self.fields.push((key, value.into()));
         self
     }
-
-    /// Writes the entry to the log.
-    pub fn log(&self, logger: &Logger) {
-        let fields: Vec<(&str, Value<'_>)> =
-            self.fields.iter().map(|(key, value)| (*key, Value::Str(value))).collect();
-        logger.log(self.level, &self.message, &fields);
-    }
 }
 
 impl Refusal {
@@ -63,14 +56,14 @@ impl Refusal {
         }
     }
 
-    /// Says why: plain text to `stderr` when the command line was malformed, else to the log.
-    pub fn report(&self, stderr: &mut dyn std::io::Write, logger: &Logger) {
+    /// Says why: plain text to `stderr` when the command line was malformed, else each entry by `log`.
+    pub fn report(&self, stderr: &mut dyn std::io::Write, log: impl FnMut(&Entry)) {
         match self {
             Refusal::Syntax(text) => {
                 // When stderr is gone there is nobody left to tell; the exit code still says it.
                 let _ = writeln!(stderr, "{text}\n{}", usage());
             }
-            Refusal::Invalid(entries) => entries.iter().for_each(|entry| entry.log(logger)),
+            Refusal::Invalid(entries) => entries.iter().for_each(log),
         }
     }
 }

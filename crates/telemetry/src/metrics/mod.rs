@@ -10,7 +10,6 @@
 mod family;
 mod grpc;
 mod process;
-pub(crate) use process::open_files_max;
 mod registry;
 mod series;
 mod table;
@@ -18,7 +17,7 @@ mod text;
 
 pub use family::{Descriptor, Labelled};
 pub use grpc::{GrpcMethod, GrpcMetrics, MethodMetrics, MethodTotals, MethodType};
-pub(crate) use process::file_descriptor_limit;
+pub use process::{file_descriptor_limit, open_files_max};
 pub use series::{Buckets, Counter, Distribution, Gauge, Histogram, Total};
 pub use table::{
     DiskMetrics, HealthMetrics, LeaseMetrics, LongReadMetrics, MvccMetrics, NetworkMetrics, ServerMetrics,
@@ -26,8 +25,8 @@ pub use table::{
 };
 pub use text::{CONTENT_TYPE, MetricType};
 
-use crate::config::feature_gate::{ALL_ALPHA, ALL_BETA, FEATURE_GATES, Stage};
-use crate::config::{API_VERSION, FeatureGates, MetricsDetail, RUNTIME_VERSION};
+use config::feature_gate::{ALL_ALPHA, ALL_BETA, FEATURE_GATES, Stage};
+use config::{API_VERSION, FeatureGates, MetricsDetail, RUNTIME_VERSION};
 use registry::Registry;
 use text::Writer;
 

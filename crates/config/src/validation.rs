@@ -9,12 +9,13 @@ use super::refusal::{Entry, Refusal};
 use super::table::find_flag;
 use super::url::Scheme;
 use super::{AutoCompaction, Config, InitialClusterState, MetricsDetail, Url};
-use crate::logging::{Level, LogSettings};
+use crate::log_settings::{Level, LogSettings};
 use cli::go::{nanoseconds, parse_duration, quote};
 
 const DEFAULT_NAME: &str = "default";
 const ELECTION_TIMEOUT_MS_MAX: u64 = 50_000;
-pub(crate) const QUOTA_BYTES_DEFAULT: u64 = 2 << 30;
+/// Bytes that the data may take unless `--quota-backend-bytes` says otherwise.
+pub const QUOTA_BYTES_DEFAULT: u64 = 2 << 30;
 const QUOTA_BYTES_SUGGESTED_MAX: u64 = 8 << 30;
 const REQUEST_BYTES_SUGGESTED_MAX: u64 = 10 << 20;
 const SNAPSHOT_COUNT_DEFAULT: u64 = 10_000;

@@ -8,7 +8,7 @@ use super::flag::{Flag, Kind, Setting, Status, env_name};
 use super::refusal::{Entry, Refusal};
 use super::table::{FLAGS, OLD_SPELLINGS, OldSpelling, Successor, find_flag, find_old_spelling};
 use super::{Invocation, Parsed, validation};
-use crate::logging::Level;
+use crate::log_settings::Level;
 use cli::go::quote;
 
 /// Set by scripts for machines etcd calls unsupported. Looked at by no flag.

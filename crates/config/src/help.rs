@@ -27,7 +27,7 @@ const GIT_SHA: &str = match option_env!("MAINSTAY_GIT_SHA") {
 };
 
 /// The language runtime as version output and metrics name it, in the place where etcd names Go's.
-pub(crate) const RUNTIME_VERSION: &str = concat!("rust", env!("CARGO_PKG_RUST_VERSION"));
+pub const RUNTIME_VERSION: &str = concat!("rust", env!("CARGO_PKG_RUST_VERSION"));
 
 /// How the program is called: printed on stderr after an error of syntax and before the help text.
 pub fn usage() -> String {
@@ -102,7 +102,7 @@ pub fn version_text() -> String {
 pub fn flags_page() -> String {
     let mut out = String::from(
         "# Server flags\n\n\
-         Generated from the flag table in `crates/server/src/config/table.rs`; a test holds it up to date\n\
+         Generated from the flag table in `crates/config/src/table.rs`; a test holds it up to date\n\
          (`UPDATE_EXPECT=1 cargo test -p mainstay-server` rewrites it).\n\n\
          A flag is written `--name=value`, `--name value` or with one dash. Every flag can be set by the environment\n\
          variable beside it instead; setting both is an error. Status: *implemented*; *no effect* (accepted, and the\n\

@@ -56,7 +56,7 @@ pub struct ValueNote {
 
 /// All notes.
 #[derive(Debug, Default)]
-pub struct Notable {
+pub struct SlowRequests {
     ranges: Mutex<Vec<RangeNote>>,
     values: Mutex<Vec<ValueNote>>,
 }
@@ -76,7 +76,7 @@ fn push<N>(notes: &mut Vec<N>, note: N, last: impl Fn(&N) -> SystemTime) {
     notes.push(note);
 }
 
-impl Notable {
+impl SlowRequests {
     /// A range was answered.
     pub fn ranged(
         &self,
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn the_same_range_is_one_note_and_the_oldest_makes_way() {
-        let notable = Notable::default();
+        let notable = SlowRequests::default();
         let end = Bytes::from_static(b"z");
         for number in 0..NOTES_MAX as u64 {
             let key = Bytes::from(format!("{number:03}"));
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn values_keep_their_largest_size() {
-        let notable = Notable::default();
+        let notable = SlowRequests::default();
         for (bytes, seconds) in [(200_000, 1), (300_000, 2), (150_000, 3)] {
             notable.put(CLIENT, &Bytes::from_static(b"k"), bytes, at(seconds));
         }

@@ -60,7 +60,7 @@ pub(super) fn render(writer: &mut Writer<'_>) {
 }
 
 /// How many files this process may have open; `None` where the machine does not say.
-pub(crate) fn open_files_max() -> Option<usize> {
+pub fn open_files_max() -> Option<usize> {
     // Unlimited is a word, which no number can be read from.
     limit("Max open files").map(|files| files as usize)
 }
@@ -72,7 +72,7 @@ fn open_fds() -> Option<f64> {
 }
 
 /// Most file descriptors this process may open, if the machine says.
-pub(crate) fn file_descriptor_limit() -> Option<u64> {
+pub fn file_descriptor_limit() -> Option<u64> {
     limit("Max open files").map(|limit| limit as u64)
 }
 

@@ -9,7 +9,6 @@
 
 mod encoding;
 mod repeat;
-mod settings;
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -19,13 +18,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Instant, UNIX_EPOCH};
 
+pub use config::log_settings::{Format, Level, LogOutput, LogSettings};
 pub use encoding::Value;
-pub use settings::{Format, Level, LogOutput, LogSettings};
 
 use encoding::Line;
 use repeat::RepeatLimit;
 
-use crate::clock::Clock;
+use clock::Clock;
 
 /// A handle of the log; clones write to the same outputs.
 #[derive(Clone)]
@@ -134,6 +133,14 @@ impl Logger {
     #[inline]
     pub fn fatal(&self, message: &str, fields: &[(&str, Value<'_>)]) {
         self.log(Level::Fatal, message, fields);
+    }
+
+    /// Logs what was found out about the options before the log was open.
+    #[track_caller]
+    pub fn log_entry(&self, entry: &config::Entry) {
+        let fields: Vec<(&str, Value<'_>)> =
+            entry.fields.iter().map(|(key, value)| (*key, Value::Str(value))).collect();
+        self.log(entry.level, &entry.message, &fields);
     }
 
     /// Logs one line.

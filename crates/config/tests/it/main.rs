@@ -1,0 +1,3 @@
+//! Integration tests of the config crate, in one binary.
+
+mod options;

@@ -1,0 +1,13 @@
+//! What a member tells about itself: its log, its metrics, who its clients are and which of their requests were slow.
+//!
+//! * [`logging`] writes the structured log.
+//! * [`metrics`] names and counts, and renders what a scrape gets.
+//! * [`callers`] counts per client address.
+//! * [`slow_requests`] keeps what was expensive, and who asked for it.
+//!
+//! What it does not know: the server's state. Others hand in what is to be counted or written.
+
+pub mod callers;
+pub mod logging;
+pub mod metrics;
+pub mod slow_requests;
