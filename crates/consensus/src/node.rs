@@ -789,16 +789,16 @@ impl Node {
         Vec::new()
     }
 
-    /// Whether the commit index has to be on disk before anybody hears of it: it has come to a change of the members. Those
+    /// Whether the commit index has to be on disk before anybody hears of it: it has come to the removal of a member. Those
     /// that a removal leaves may need the removed one's vote until they know that the removal is committed, but that one
-    /// ends once it knows. So nobody tells or confirms the commit of a change, or applies it, while it might forget it
-    /// itself.
+    /// ends once it knows. So nobody tells or confirms the commit of a removal, or applies it, while it might forget it
+    /// itself. Nobody ends because of other changes, and the majorities before and after one of them have a member in
+    /// common: their commit may be forgotten and found again.
     fn notes_commit_first(&mut self) -> bool {
         let committed = self.raw.raft.raft_log.committed;
         let looked_through = std::mem::replace(&mut self.looked_through, committed);
         let mut entries = self.raw.store().between(looked_through, committed);
-        entries.any(|entry| entry.entry_type == eraftpb::EntryType::EntryConfChange)
-            && !planted::is(Bug::RemovalToldUnnoted)
+        entries.any(may_remove) && !planted::is(Bug::RemovalToldUnnoted)
     }
 
     fn outgoing(&mut self) -> Vec<raftpb::Message> {
@@ -1033,6 +1033,16 @@ impl Node {
         self.raw
             .raft
             .set_randomized_election_timeout(usize::try_from(timeout).unwrap_or(self.config.election_ticks));
+    }
+}
+
+/// Whether an entry may remove a member. What cannot be read counts as a removal.
+fn may_remove(entry: &eraftpb::Entry) -> bool {
+    match entry.entry_type {
+        eraftpb::EntryType::EntryNormal => false,
+        eraftpb::EntryType::EntryConfChange => wire::decode_conf_change(&entry.context)
+            .map_or(true, |change| change.kind == ConfChangeKind::Remove),
+        eraftpb::EntryType::EntryConfChangeV2 => true,
     }
 }
 

@@ -27,13 +27,14 @@ const WAITING_MAX: usize = 4096;
 ///   term, which must not be forgotten and given to an older leader; a rejection or a forwarded request tells at most
 ///   the term. Entries do not matter to any of these, so a linearizable read never waits behind a write's sync. The
 ///   commit index is not among the promises: it is only sent by leaders, who computed it from what is on disks. Only
-///   that a change of the members is committed nobody may forget: all that is said from then on waits for it.
+///   that the removal of a member is committed nobody may forget: all that is said from then on waits for it, reads and
+///   a hand-over included.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
     /// The newest batch given out.
     newest: u64,
-    /// The newest batch given out that every message waits for: it changes term or vote, or with it a change of the members
-    /// is committed.
+    /// The newest batch given out that every message waits for: it changes term or vote, or with it the removal of a
+    /// member is committed.
     newest_for_all: u64,
     /// The newest batch on disk.
     synced: u64,

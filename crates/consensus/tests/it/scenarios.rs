@@ -431,6 +431,39 @@ fn who_is_left_knows_before_the_removed_member_ends() {
     }
 }
 
+/// Nobody ends because of a change that removes nobody, so its commit may be forgotten, and the leader's disk, which stands
+/// still, holds nothing up. A removal's commit is told and confirmed only once it is on the leader's disk.
+#[test]
+fn only_the_commit_of_a_removal_waits_for_the_disk_of_whoever_tells_it() {
+    for (kind, node, tells) in [
+        (ConfChangeKind::Update, 2, true),
+        (ConfChangeKind::AddLearner, 4, true),
+        (ConfChangeKind::AddVoter, 4, true),
+        (ConfChangeKind::Remove, 3, false),
+    ] {
+        let mut sim = led(3);
+        sim.propose_change(1, kind, node).expect("a leader");
+        let change = sim.node(1).standing().last;
+        for _ in 0..4 {
+            for message in std::mem::take(&mut sim.network) {
+                sim.deliver(message);
+            }
+            sim.sync(2, usize::MAX);
+            sim.sync(3, usize::MAX);
+        }
+        assert!(sim.member(1).unsynced() > 0);
+        assert_eq!(sim.node(1).standing().commit, change);
+        sim.network.clear();
+        (0..2).for_each(|_| sim.tick(1));
+        let sends = |sim: &Sim, kind| sim.network.iter().any(|message| message.r#type() == kind);
+        assert_eq!(sends(&sim, MessageType::MsgHeartbeat), tells, "{kind:?}");
+        sim.must_take(1, Request::Transfer(2));
+        assert_eq!(sends(&sim, MessageType::MsgTimeoutNow), tells, "{kind:?}");
+        sim.sync(1, usize::MAX);
+        assert!(sends(&sim, MessageType::MsgTimeoutNow), "{kind:?}");
+    }
+}
+
 #[test]
 fn a_leader_says_in_its_first_message_that_it_binds_proposals() {
     let mut sim = led(3);
