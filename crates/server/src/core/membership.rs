@@ -199,9 +199,14 @@ impl Core {
         if !self.leads || late || voters < 2 || planted::is(Bug::RemovedLeading) {
             return false;
         }
-        if self.node.transferring().is_none()
+        // No leader takes writes while it hands over. One of two, which goes on trying, does for as long in between.
+        let attempt = self.config.election_timeout;
+        let paused = voters == 2 && self.departure_tried.is_some_and(|at| now < at + 2 * attempt);
+        if !paused
+            && self.node.transferring().is_none()
             && let Some(to) = self.successor()
         {
+            self.departure_tried = Some(now);
             self.logger.info("handing leadership over before being removed", &[("to", Value::Id(to))]);
             self.transfer_to(to);
         }

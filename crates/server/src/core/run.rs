@@ -162,6 +162,8 @@ pub struct Core {
     pub(super) change_open: Option<u64>,
     /// Proposals of other members to remove this one, which leads, and since when they wait.
     pub(super) departures: VecDeque<(raftpb::Message, Instant)>,
+    /// When this leader, which is to be removed, last began to hand over.
+    pub(super) departure_tried: Option<Instant>,
     pub(super) member_outcomes: Vec<(Ticket, Result<(), Status>, u64)>,
     /// When to end, since this member was removed from the cluster.
     pub(super) removed_at: Option<Instant>,
@@ -276,6 +278,7 @@ impl Core {
             changes: VecDeque::new(),
             change_open: None,
             departures: VecDeque::new(),
+            departure_tried: None,
             member_outcomes: Vec::new(),
             removed_at: None,
             moves: Vec::new(),

@@ -1,6 +1,9 @@
 //! Changes of the membership and of the leader, with messages lost and windows full.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Waker};
 
 use api::error;
 use api::etcdserverpb::{
@@ -172,6 +175,36 @@ fn a_leader_of_two_is_not_removed_before_it_has_handed_over() {
         let _: MemberRemoveResponse = world.call(leader, REMOVE, &remove).expect("it can hand over");
         serves_without(&mut world, leader, id);
     }
+}
+
+/// The other one has all entries, but never hears that it is to lead. Between two attempts clients write.
+#[test]
+fn clients_write_while_a_leader_of_two_cannot_hand_over() {
+    let mut world = World::started(2, 3, &[LAX]);
+    let leader = world.leader().expect("somebody leads");
+    let id = world.places[leader].id;
+    let hands_over = |message: &Message| message.r#type == Some(MessageType::MsgTimeoutNow as i32);
+    let attempts = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&attempts);
+    world.lose(Some(Box::new(move |message: &Message| {
+        counted.fetch_add(usize::from(hands_over(message)), Ordering::Relaxed);
+        hands_over(message)
+    })));
+    let remove = MemberRemoveRequest { id };
+    let mut removal = world.member(leader).call(REMOVE, remove.encode_to_vec().into());
+    let mut context = Context::from_waker(Waker::noop());
+    let mut writes = 0;
+    while removal.as_mut().poll(&mut context).is_pending() {
+        world.put(leader, "k", b"v").expect("is written");
+        writes += 1;
+        world.wait();
+    }
+    let attempts = attempts.load(Ordering::Relaxed);
+    assert!(attempts > 1, "it tries again");
+    assert!(writes > 5 * attempts, "{writes} writes, one after the other, and {attempts} attempts");
+    world.lose(None);
+    let _: MemberRemoveResponse = world.call(leader, REMOVE, &remove).expect("it can hand over");
+    serves_without(&mut world, leader, id);
 }
 
 #[test]
