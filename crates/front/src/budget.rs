@@ -155,8 +155,8 @@ impl Budget {
         Charge { budget: self.clone(), bytes }
     }
 
-    /// Opens the account of a connection.
-    pub(crate) fn open(&self, peer: IpAddr) -> Rc<Account> {
+    /// Opens the account of a connection. A front does so; so may whoever drives a service without one.
+    pub fn open(&self, peer: IpAddr) -> Rc<Account> {
         let peer = party(peer);
         let mut holders = lock(&self.0.holders);
         let address = holders.addresses.entry(peer).or_default().clone();
@@ -262,8 +262,8 @@ thread_local! {
     static TURN: RefCell<Option<Rc<Account>>> = const { RefCell::new(None) };
 }
 
-/// A turn of a connection, until it is dropped.
-pub(crate) struct AccountTurn(Option<Rc<Account>>);
+/// A turn of a connection on this thread, until it is dropped.
+pub struct AccountTurn(Option<Rc<Account>>);
 
 impl Drop for AccountTurn {
     fn drop(&mut self) {
@@ -276,6 +276,13 @@ impl Drop for AccountTurn {
 pub struct Charge {
     budget: Budget,
     bytes: usize,
+}
+
+impl Charge {
+    /// Bytes charged.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
 }
 
 impl Drop for Charge {
@@ -402,7 +409,7 @@ impl Account {
     }
 
     /// Whether the connection must close, because the budget was exceeded and it held most.
-    pub(crate) fn is_doomed(&self) -> bool {
+    pub fn is_doomed(&self) -> bool {
         self.holder.doomed.load(Relaxed)
     }
 
@@ -430,9 +437,14 @@ impl Account {
         TURN.with_borrow(Clone::clone)
     }
 
-    /// Begins a turn of this connection.
-    pub(crate) fn begin_turn(self: &Rc<Self>) -> AccountTurn {
+    /// Begins a turn of this connection: until the result is dropped, it is the one of [`Account::of_turn`].
+    pub fn begin_turn(self: &Rc<Self>) -> AccountTurn {
         AccountTurn(TURN.replace(Some(self.clone())))
+    }
+
+    /// Bytes charged to this account.
+    pub fn held_bytes(&self) -> usize {
+        self.held.get()
     }
 
     /// The budget that this account is charged to.

@@ -48,7 +48,7 @@ mod shard;
 mod socket;
 mod turn;
 
-pub use budget::{Account, Budget, Charge, Held};
+pub use budget::{Account, AccountTurn, Budget, Charge, Held};
 pub use counters::{MethodCounters, ShardCounters};
 pub use front::{Front, MakeService, start};
 pub use head::Head;

@@ -26,7 +26,7 @@ use api::{Status, error, raftpb};
 use bytes::Bytes;
 use consensus::Fetch;
 use disk::Disk;
-use front::{Answer, Close, Closing, Head, LocalBoxFuture, Service, Shard, ShardId, Unary};
+use front::{Answer, Budget, Close, Closing, Head, LocalBoxFuture, Service, Shard, ShardId, Unary};
 use machine::StateTrail;
 use tokio::task::LocalSet;
 
@@ -349,6 +349,11 @@ impl Stepped {
     /// Whether values that are not at hand are read by [`Stepped::read_step`] alone: what a disk does that is slow.
     pub fn hold_reads(&mut self, held: bool) {
         self.reads_held = held;
+    }
+
+    /// Charges values that are read to this budget, as a member with a front does.
+    pub fn charge_reads_to(&self, budget: &Budget) {
+        self.shared.readers.charge_to(budget);
     }
 
     /// Whether a value is to be read that was not at hand.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::{BufMut, Bytes, BytesMut};
-use front::Charge;
+use front::{Account, Charge, Held};
 use machine::{ReadError, Values};
 use mvcc::Value;
 
@@ -150,8 +150,7 @@ pub struct Attempt {
     /// By place, ascending.
     arrived: Vec<Arrived>,
     arrived_bytes: usize,
-    /// Charges those.
-    charges: Vec<Charge>,
+    charged: Charged,
     missing: RefCell<Vec<Value>>,
     /// Values that this pass asked for in vain.
     misses: Cell<usize>,
@@ -166,7 +165,7 @@ impl Attempt {
             passes: 0,
             arrived: Vec::new(),
             arrived_bytes: 0,
-            charges: Vec::new(),
+            charged: Charged::NO_ONE,
             missing: RefCell::default(),
             misses: Cell::new(0),
             reading: None,
@@ -202,8 +201,10 @@ impl Attempt {
             self.reading = self.source.fetch(&missing);
         }
         let Some(reading) = &mut self.reading else { return Poll::Ready(()) };
-        let Poll::Ready(arrived) = Pin::new(&mut *reading).poll(context) else { return Poll::Pending };
-        self.charges.extend(reading.take_charges());
+        let polled = Pin::new(&mut *reading).poll(context);
+        // Also of what is not complete yet.
+        self.charged.take(reading.take_charges());
+        let Poll::Ready(arrived) = polled else { return Poll::Pending };
         self.reading = None;
         self.arrived_bytes += arrived.iter().flat_map(|(_, read)| read).map(Bytes::len).sum::<usize>();
         self.arrived.extend(arrived);
@@ -229,13 +230,47 @@ impl Attempt {
 
     /// Charges nothing any more for what was fetched: whoever holds the attempt does.
     pub fn drop_charges(&mut self) {
-        self.charges = Vec::new();
+        self.charged = Charged::NO_ONE;
     }
 
     /// What was fetched is not needed again.
     pub fn forget(&mut self) {
         (self.passes, self.arrived, self.arrived_bytes) = (0, Vec::new(), 0);
-        self.charges = Vec::new();
+        self.charged = Charged::NO_ONE;
+    }
+}
+
+/// Who is charged for the values that an [`Attempt`] has taken from the readers, which charged them to no connection. If
+/// nobody were, a client could exceed the budget with them, and others that hold more by their accounts would be closed.
+enum Charged {
+    /// No connection, since they were taken in nobody's turn.
+    ToNoOne(Vec<Charge>),
+    /// The connection in whose turn they were taken.
+    ToConnection(Held),
+}
+
+impl Charged {
+    const NO_ONE: Charged = Charged::ToNoOne(Vec::new());
+
+    /// Charges what was taken from the readers now.
+    fn take(&mut self, mut taken: Vec<Charge>) {
+        if taken.is_empty() {
+            return;
+        }
+        if let Charged::ToNoOne(before) = self
+            && let Some(account) = Account::of_turn()
+        {
+            taken.append(before);
+            *self = Charged::ToConnection(account.hold(0));
+        }
+        match self {
+            Charged::ToNoOne(charges) => charges.extend(taken),
+            Charged::ToConnection(held) => {
+                let bytes: usize = taken.iter().map(Charge::bytes).sum();
+                drop(taken);
+                held.set(held.bytes() + bytes);
+            }
+        }
     }
 }
 

@@ -14,6 +14,7 @@ use api::etcdserverpb::{
 };
 use api::{Code, Status};
 use bytes::Bytes;
+use front::Budget;
 use prost::Message as _;
 
 use super::world::{Stream, World};
@@ -605,6 +606,68 @@ fn reads_if(keys: impl Iterator<Item = (String, Vec<u8>)>) -> TxnRequest {
         success: vec![RequestOp { request: Some(request_op::Request::RequestRange(get)) }],
         ..TxnRequest::default()
     }
+}
+
+/// A transaction that reads, if these values come before another.
+fn reads_if_less(keys: impl Iterator<Item = String>, than: &[u8]) -> TxnRequest {
+    let compare = |key: String| Compare {
+        key: key.into(),
+        result: compare::CompareResult::Less as i32,
+        target: compare::CompareTarget::Value as i32,
+        target_union: Some(compare::TargetUnion::Value(than.to_vec().into())),
+        ..Compare::default()
+    };
+    TxnRequest { compare: keys.map(compare).collect(), ..reads_if(std::iter::empty()) }
+}
+
+#[test]
+fn what_a_call_takes_from_the_readers_is_charged_to_its_connection() {
+    const LARGE_BYTES: usize = 500_000;
+    const COMPARED: usize = 8;
+    let mut world = filled(21, 5);
+    let large = |n: usize| format!("large{n}");
+    for n in 0..COMPARED {
+        world.put(0, &large(n), &vec![b'a'; LARGE_BYTES]).expect("is taken");
+    }
+    let budget = Budget::new(16 << 20);
+    world.places[0].member.as_ref().expect("runs").charge_reads_to(&budget);
+    misses(&world, 1000);
+    hold(&mut world, true);
+    let (connection, other) = (budget.open([10, 0, 0, 1].into()), budget.open([10, 0, 0, 2].into()));
+    let (idle, _others) = (connection.held_bytes(), other.hold(1 << 20));
+    let request = reads_if_less((0..COMPARED).map(large), b"b");
+
+    // One alone: what it has taken is its connection's, also while more is on its way, and until it is over.
+    let mut call = begin(&world, TXN, &request);
+    let (mut most, mut steps) = (0, 0);
+    let answer = loop {
+        world.settle().expect("all goes on");
+        let turn = connection.begin_turn();
+        let polled = poll(&mut call);
+        drop(turn);
+        let held = connection.held_bytes() - idle;
+        assert!(held <= most + (1 << 20) || polled.is_ready(), "{held} after {most}");
+        most = most.max(held);
+        if let Poll::Ready(answer) = polled {
+            break answer;
+        }
+        read(&mut world);
+        steps += 1;
+        assert!(steps < 200, "it does not end");
+    };
+    assert!(TxnResponse::decode(answer.expect("is answered")).expect("decodes").succeeded);
+    assert_eq!((most, connection.held_bytes()), (COMPARED * LARGE_BYTES, idle));
+
+    // Many together exceed the budget: it is their connection that has to go.
+    let mut calls: Vec<Call> = (0..6).map(|_| begin(&world, TXN, &request)).collect();
+    while budget.connections_shed() == 0 {
+        world.settle().expect("all goes on");
+        let turn = connection.begin_turn();
+        assert!(calls.iter_mut().all(|call| poll(call).is_pending()), "they hold no more than there may be");
+        drop(turn);
+        read(&mut world);
+    }
+    assert!(connection.is_doomed() && !other.is_doomed(), "{budget:?}");
 }
 
 #[test]
