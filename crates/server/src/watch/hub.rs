@@ -42,8 +42,8 @@ pub struct Hub {
     revision: Cell<i64>,
     synced: RefCell<Index<Rc<Watch>>>,
     streams: RefCell<BTreeMap<u64, Rc<Stream>>>,
-    /// Streams that wait for the revision to reach the start of a watch before they tell of progress.
-    waiting: RefCell<Vec<Rc<Stream>>>,
+    /// Streams that wait to tell of progress, by the revision from which on they may and by their numbers.
+    waiting: RefCell<BTreeMap<(i64, u64), Rc<Stream>>>,
     serial: Cell<u64>,
     /// What synced watches are told in more than one turn.
     under_way: RefCell<Option<UnderWay>>,
@@ -325,9 +325,7 @@ impl Hub {
         stream.set_long(None);
         stream.drop_fetched();
         self.streams.borrow_mut().remove(&stream.serial);
-        if stream.waits_for_progress.replace(false) {
-            self.waiting.borrow_mut().retain(|waiting| !Rc::ptr_eq(waiting, stream));
-        }
+        self.wait_for_progress(stream, None);
         self.shared.metrics.mvcc.watch_streams.add(-1);
         if !self.forget_some(stream) {
             self.ended.borrow_mut().push_back(Rc::clone(stream));

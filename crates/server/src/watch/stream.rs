@@ -139,8 +139,8 @@ pub(super) struct Stream {
     pub told_through: Cell<i64>,
     /// From which of its watches on periodic progress is still to be told.
     pub ticks_from: Cell<Option<i64>>,
-    /// Whether the hub is to wake it for that when its revision rises.
-    pub waits_for_progress: Cell<bool>,
+    /// The revision with which it is among the streams that wait in the hub to tell of that, if it is.
+    pub waits_for_progress: Cell<Option<i64>>,
     /// Number of watches of this stream that were compacted away and that the client has not cancelled yet.
     pub compacted: Cell<usize>,
     /// The starts of watches that began above the hub's revision of then, and how many begin there. Entries that the
@@ -198,7 +198,7 @@ impl Stream {
             progress_wanted: Cell::new(None),
             told_through: Cell::new(0),
             ticks_from: Cell::new(None),
-            waits_for_progress: Cell::new(false),
+            waits_for_progress: Cell::default(),
             compacted: Cell::new(0),
             ahead: RefCell::default(),
             wants_ticks: Cell::new(false),
@@ -321,12 +321,16 @@ impl Stream {
         self.set_long(if long.parts.is_empty() { None } else { Some(long) });
     }
 
-    /// Whether a word of progress may be said about all watches: they have everything up to the hub's `revision`, and none
-    /// begins above it or was told of more. It is asked for by a few bytes, so it does not look at each watch.
-    pub fn is_abreast(&self, revision: i64) -> bool {
-        let ahead = self.ahead.borrow().last_key_value().is_some_and(|(start, _)| *start > revision);
-        let told = self.told_through.get() <= revision || planted::is(Bug::ProgressBelowHistory);
-        self.is_synced() && self.compacted.get() == 0 && !ahead && told
+    /// The revision from which on the word of progress that the client waits for may be said about all watches: they have
+    /// everything up to there, none begins above it, and none was told of more. `None` if the client waits for no word, or if
+    /// something else has to happen first: a watch reads on, or the client cancels one that was compacted away. The word is
+    /// asked for by a few bytes, so this does not look at each watch.
+    pub fn progress_due(&self) -> Option<i64> {
+        let wanted = self.progress_wanted.get()?;
+        let ahead = self.ahead.borrow().last_key_value().map_or(wanted, |(start, _)| *start);
+        let told = if planted::is(Bug::ProgressBelowHistory) { wanted } else { self.told_through.get() };
+        let may_be = self.is_synced() && self.compacted.get() == 0;
+        may_be.then(|| wanted.max(ahead).max(told))
     }
 
     /// Charges a watch with keys of this many bytes to the client.

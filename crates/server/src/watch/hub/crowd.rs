@@ -78,7 +78,7 @@ impl Hub {
         let state = self.shared.state.load_full();
         let current = state.view.snapshot().current_revision();
         if current <= self.revision.get() {
-            return true;
+            return self.say_due_progress();
         }
         let mut portion = self.portion.get();
         let begun_at = self.revision.get();
@@ -114,13 +114,7 @@ impl Hub {
         if self.revision.get() > begun_at {
             self.shared.saw(self.shard, self.revision.get());
         }
-        if !self.is_under_way() {
-            for stream in self.waiting.take() {
-                stream.waits_for_progress.set(false);
-                self.say_progress(&stream);
-            }
-        }
-        !self.is_under_way() && self.revision.get() >= current
+        !self.is_under_way() && self.say_due_progress() && self.revision.get() >= current
     }
 
     /// Hands out a slice of what changed. Also returns false if the next revision takes a turn, or more, of its own.

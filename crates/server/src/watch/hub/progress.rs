@@ -10,6 +10,9 @@ use super::{Hub, TOGETHER_MAX};
 use crate::watch::response::NO_WATCH;
 use crate::watch::stream::{Queued, Stream, Watch};
 
+/// Streams that are told of progress, since the hub's revision has risen, between two looks at other calls.
+const TOLD_AT_ONCE: usize = 256;
+
 impl Hub {
     /// The time between two periodic words of progress on a stream; some differ, so that not all come at once.
     pub(in crate::watch) fn progress_interval(&self, stream: &Stream) -> Duration {
@@ -32,28 +35,61 @@ impl Hub {
             stream.progress_wanted.set(None);
             return self.push_progress(stream, NO_WATCH);
         }
-        if stream.progress_wanted.get().is_none() || !stream.is_synced() {
+        if stream.progress_wanted.get().is_none() && stream.waits_for_progress.get().is_none() {
             return;
         }
-        self.advance();
+        if stream.progress_due().is_some() {
+            self.advance();
+        }
         self.say_progress(stream);
     }
 
-    /// Says a word of progress, or has the stream wait for the end of a turn at which it may be said.
-    pub(super) fn say_progress(&self, stream: &Rc<Stream>) {
-        let Some(wanted) = stream.progress_wanted.get() else { return };
-        if !stream.is_synced() {
-            // It comes back itself.
-            return;
-        }
-        let revision = self.revision.get();
+    /// Says a word of progress, or has the stream wait for the end of a turn at which it may be said. A stream that waits
+    /// for something else first, such as a request of its client, comes back itself.
+    fn say_progress(&self, stream: &Rc<Stream>) {
+        let mut due = stream.progress_due();
         // In the middle of a revision some of its watches may have been told of that and others not.
-        if !self.is_under_way() && revision >= wanted && stream.is_abreast(revision) {
+        if due.is_some_and(|due| due <= self.revision.get()) && !self.is_under_way() {
             stream.progress_wanted.set(None);
             self.push_progress(stream, NO_WATCH);
-        } else if !stream.waits_for_progress.replace(true) {
-            self.waiting.borrow_mut().push(Rc::clone(stream));
+            due = None;
         }
+        self.wait_for_progress(stream, due);
+    }
+
+    /// Has a stream wait for the hub to reach this revision before it tells of progress; or no longer.
+    pub(super) fn wait_for_progress(&self, stream: &Rc<Stream>, due: Option<i64>) {
+        let before = stream.waits_for_progress.replace(due);
+        if before == due {
+            return;
+        }
+        let mut waiting = self.waiting.borrow_mut();
+        if let Some(before) = before {
+            self.note_work(0, 1);
+            waiting.remove(&(before, stream.serial));
+        }
+        if let Some(due) = due {
+            waiting.insert((due, stream.serial), Rc::clone(stream));
+        }
+    }
+
+    /// Has some of the streams for which that is due tell of progress; returns true if no more are left. Those that wait
+    /// for a later revision are not looked at.
+    pub(super) fn say_due_progress(&self) -> bool {
+        let revision = self.revision.get();
+        for _ in 0..TOLD_AT_ONCE {
+            let Some(stream) = self.pop_due(revision) else { return true };
+            self.note_work(0, 1);
+            self.say_progress(&stream);
+        }
+        self.waiting.borrow().first_key_value().is_none_or(|((due, _), _)| *due > revision)
+    }
+
+    fn pop_due(&self, revision: i64) -> Option<Rc<Stream>> {
+        let mut waiting = self.waiting.borrow_mut();
+        let stream = waiting.first_entry().filter(|first| first.key().0 <= revision)?.remove();
+        stream.waits_for_progress.set(None);
+        Some(stream)
     }
 
     /// Tells some more of the watches that asked for it, and heard nothing since the last time, how far they are.

@@ -225,3 +225,94 @@ fn watches_are_fewer_only_where_they_ask_for_too_much_together() {
     assert_eq!(keys_of(&clients[0].received()).count(), WATCHES * CHANGES);
     assert!(walked <= 3 * CHANGES, "{walked} changes");
 }
+
+#[test]
+fn streams_that_cannot_be_told_of_progress_yet_cost_nothing_at_each_publication() {
+    const STREAMS: usize = 500;
+    let mut world = World::new(0, HOUR);
+    let mut clients: Vec<_> = (0..STREAMS).map(|_| world.client(MANY)).collect();
+    let (later, overtaken) = clients.split_at(STREAMS / 2);
+    let far = WatchCreateRequest { start_revision: i64::MAX / 2, ..watch("k", "") };
+    later.iter().for_each(|client| client.create(far.clone()));
+    overtaken.iter().for_each(|client| client.create(watch("k", "")));
+    settle(&mut clients);
+    (0..10).for_each(|_| world.put("k", 1));
+    world.store.compact(10).expect("compacts");
+    while !world.store.compact_step(100, |_| {}).done {}
+    world.removed_through = 10;
+    world.advance();
+    settle(&mut clients);
+    clients.iter().for_each(Client::ask_progress);
+    settle(&mut clients);
+    clients.iter().for_each(|client| drop(client.received()));
+    world.hub.work_done();
+    for _ in 0..3 {
+        world.put("z", 1);
+        world.publish();
+        world.hub.advance();
+        let (_, looks) = world.hub.work_done();
+        assert!(looks <= 1, "{looks} looks at streams for one publication");
+    }
+    // One of each kind is told once nothing is in the way.
+    let now = world.hub.revision();
+    clients[0].cancel(0);
+    clients[0].create(WatchCreateRequest { start_revision: now + 1, ..watch("k", "") });
+    clients[0].ask_progress();
+    clients[STREAMS - 1].create(watch("k", ""));
+    clients[STREAMS - 1].cancel(0);
+    settle(&mut clients);
+    assert_eq!(lines(&clients[STREAMS - 1]).last(), Some(&format!("-1@{now}")));
+    assert_eq!(lines(&clients[0]).len(), 2);
+    world.put("z", 1);
+    world.advance();
+    settle(&mut clients);
+    assert_eq!(lines(&clients[0]), [format!("-1@{}", now + 1)]);
+    assert!(clients.iter().all(|client| client.received().is_empty()));
+    // Nor does one that ends look for its place among the others.
+    world.hub.work_done();
+    drop(clients);
+    let (_, looks) = world.hub.work_done();
+    assert!(looks <= 2 * STREAMS, "{looks} looks at streams when they end");
+    while world.work() {}
+    assert_eq!((world.hub.watches(), world.gauges()), (0, (0, 0, 0, 0)));
+}
+
+#[test]
+fn many_streams_are_told_of_progress_in_turns() {
+    const STREAMS: usize = 700;
+    let mut world = World::new(0, HOUR);
+    let mut clients: Vec<_> = (0..STREAMS).map(|_| world.client(MANY)).collect();
+    for client in &clients {
+        client.create(WatchCreateRequest { start_revision: 3, ..watch("k", "") });
+        client.ask_progress();
+    }
+    settle(&mut clients);
+    clients.iter().for_each(|client| drop(client.received()));
+    (0..2).for_each(|_| world.put("z", 1));
+    world.publish();
+    world.hub.work_done();
+    world.hub.advance();
+    // One that ends before its turn is in nobody's way, and one that gives up its watches is told nothing.
+    clients.truncate(STREAMS - 1);
+    clients[STREAMS - 2].cancel(0);
+    clients[STREAMS - 2].ask_progress();
+    let (mut more, mut turns) = (true, 1);
+    while more {
+        let (_, looks) = world.hub.work_done();
+        assert!(looks <= 256 + 1, "{looks} looks at streams in one turn");
+        more = world.work();
+        settle(&mut clients);
+        turns += 1;
+    }
+    assert!(turns >= 3, "{turns} turns");
+    let last = clients.pop().expect("some");
+    assert_eq!(lines(&last), ["0@3 canceled"]);
+    for client in &clients {
+        assert_eq!(lines(client), ["-1@3"]);
+    }
+    // Each was told once.
+    world.put("z", 1);
+    world.advance();
+    settle(&mut clients);
+    assert!(clients.iter().all(|client| client.received().is_empty()));
+}
