@@ -492,8 +492,9 @@ impl Gathering {
             Unary::Done(result) => {
                 let charge = self.waits.map(|(charge, _)| charge);
                 let step = answer(around, self.respond, method, self.gzip, result, charge, bytes, cx);
-                // The window of its last payload goes back when the stream closes, which most do now.
-                if matches!(step, Step::Wait(_)) && self.unreleased > 0 {
+                // The window of its last payload goes back with the last handle of the stream. One of an answer on its way is
+                // kept, after the client has taken that, until the next look for what stands still.
+                if !matches!(step, Step::Over(None)) && self.unreleased > 0 {
                     let _ = self.recv.flow_control().release_capacity(self.unreleased);
                 }
                 step

@@ -333,3 +333,33 @@ fn a_call_whose_answer_waits_keeps_nothing_of_the_window_for_requests() {
     }
     assert_eq!(raw.next_of(WINDOW_UPDATE).stream, 0);
 }
+
+#[test]
+fn a_call_that_is_answered_at_once_keeps_nothing_of_the_window_for_requests() {
+    const CALLS: u32 = 3;
+    // Answers made in pieces, here one, and those that are sent as a whole and looked at until the client has them.
+    for (path, answer_bytes) in [("/test.Echo/Pieces", 10_000), ("/test.Echo/Big", 17_000)] {
+        let running = run(Options { connection_window_bytes: 65_535, ..unheeded_pings() });
+        let mut raw = Raw::h2(running.address, &[]);
+        let text = format!("{answer_bytes:016000}");
+        for call in 0..CALLS {
+            raw.call(2 * call + 1, path, &[], &message(0, text.as_bytes()));
+        }
+        let mut answered = 0;
+        let mut given_back = false;
+        while answered < CALLS {
+            let next = raw.next().expect("the server did not close");
+            answered += u32::from(next.kind == HEADERS && next.flags & END_STREAM > 0);
+            given_back |= next.kind == WINDOW_UPDATE && next.stream == 0;
+        }
+        for _ in 0..2 {
+            raw.send(&frame(PING, 0, 0, b"12345678"));
+            while let next = raw.next().expect("the server did not close")
+                && next.kind != PING
+            {
+                given_back |= next.kind == WINDOW_UPDATE && next.stream == 0;
+            }
+        }
+        assert!(given_back, "{path}: the window of three quarters of what may be sent was not given back");
+    }
+}
