@@ -57,6 +57,8 @@ pub struct Hub {
     portion: Cell<Portion>,
     /// Streams that have ended and whose watches are still in the index, to be taken out in slices.
     ended: RefCell<VecDeque<Rc<Stream>>>,
+    /// How many more watches, and ended streams, may be taken out before the next turn of [`Hub::poll_work`].
+    reaped_left: Cell<usize>,
     /// Streams that have history to read.
     readers: RefCell<Line>,
     /// Whether some of what was published is left for later turns.
@@ -73,6 +75,8 @@ pub struct Hub {
 
 /// Watches that are taken out of the index, or made to read history, between two looks at other calls.
 const MOVED_AT_ONCE: usize = 256;
+/// Responses whose memory is freed in the time in which a watch is taken out.
+const QUEUED_FREED_AS_ONE: usize = 16;
 /// Watches of a stream that read history together, and that hear of progress, between two looks at other calls.
 const TOGETHER_MAX: usize = 256;
 
@@ -96,6 +100,7 @@ impl Drop for Hub {
     fn drop(&mut self) {
         // Breaks the circles of watches and streams that were not taken out yet.
         for stream in self.ended.get_mut().drain(..) {
+            stream.set_long(None);
             stream.watches.take();
         }
     }
@@ -115,6 +120,7 @@ impl Hub {
             waiting: RefCell::default(),
             serial: Cell::new(0),
             ended: RefCell::default(),
+            reaped_left: Cell::new(MOVED_AT_ONCE),
             readers: RefCell::default(),
             is_told_later: Cell::new(false),
             worker: Cell::default(),
@@ -150,6 +156,7 @@ impl Hub {
     pub fn poll_work(&self, context: &mut Context<'_>) {
         let told_all = self.turn();
         self.is_told_later.set(!told_all);
+        self.reaped_left.set(MOVED_AT_ONCE);
         let reaped_all = self.reap();
         // After the synced watches, so that those who read never hold these up by more than a portion. Whoever wants to
         // read next comes to it once the sockets were looked at.
@@ -318,38 +325,45 @@ impl Hub {
         Registration { hub: Rc::clone(self), stream }
     }
 
-    /// Takes a stream out. A client decides how many watches it has, so those beyond a slice go later.
+    /// Takes a stream out. Clients decide how many watches it has, and how many streams end at once with their connection,
+    /// so what is beyond a slice goes later.
     fn close(&self, stream: &Rc<Stream>) {
         // Watches that are still in the index are passed over from now on.
         stream.end(error::WATCH_CANCELED);
-        stream.set_long(None);
+        stream.give_up_claim();
         stream.drop_fetched();
         self.streams.borrow_mut().remove(&stream.serial);
         self.wait_for_progress(stream, None);
         self.shared.metrics.mvcc.watch_streams.add(-1);
-        if !self.forget_some(stream) {
-            self.ended.borrow_mut().push_back(Rc::clone(stream));
+        self.ended.borrow_mut().push_back(Rc::clone(stream));
+        if !self.reap() {
             self.go_on_later();
         }
     }
 
-    /// Takes a slice of a stream's watches out; returns true if none is left.
-    fn forget_some(&self, stream: &Stream) -> bool {
-        for _ in 0..MOVED_AT_ONCE {
-            let Some((_, watch)) = stream.watches.borrow_mut().pop_first() else { return true };
-            self.forget(&watch);
-        }
-        stream.watches.borrow().is_empty()
-    }
-
-    /// Takes a slice of the watches of ended streams out; returns true if none is left.
+    /// Takes some of the watches of ended streams out, as many as this turn has left, and lets go of the streams that have
+    /// none; returns true if no such stream is left.
     fn reap(&self) -> bool {
-        let next = self.ended.borrow_mut().pop_front();
-        if let Some(stream) = next
-            && !self.forget_some(&stream)
-        {
-            self.ended.borrow_mut().push_front(stream);
+        let mut left = self.reaped_left.get();
+        while left > 0 {
+            let Some(stream) = self.ended.borrow_mut().pop_front() else { break };
+            left -= 1;
+            left = left.saturating_sub(stream.long_parts());
+            stream.set_long(None);
+            while left > 0
+                && let Some((_, watch)) = { stream.watches.borrow_mut().pop_first() }
+            {
+                self.forget(&watch);
+                left -= 1;
+            }
+            if !stream.watches.borrow().is_empty() {
+                self.ended.borrow_mut().push_front(stream);
+            } else {
+                // It goes with its queue.
+                left = left.saturating_sub(stream.queued() / QUEUED_FREED_AS_ONE);
+            }
         }
+        self.reaped_left.set(left);
         self.ended.borrow().is_empty()
     }
 

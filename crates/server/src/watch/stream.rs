@@ -360,6 +360,16 @@ impl Stream {
         }
     }
 
+    /// Number of watches that read a revision of many changes.
+    pub fn long_parts(&self) -> usize {
+        self.long.borrow().as_ref().map_or(0, |long| long.parts.len())
+    }
+
+    /// Number of responses that wait to be sent.
+    pub fn queued(&self) -> usize {
+        self.queue.borrow().len()
+    }
+
     /// Whether nothing waits to be sent.
     pub fn is_drained(&self) -> bool {
         self.queue.borrow().is_empty()

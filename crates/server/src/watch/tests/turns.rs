@@ -316,3 +316,39 @@ fn many_streams_are_told_of_progress_in_turns() {
     settle(&mut clients);
     assert!(clients.iter().all(|client| client.received().is_empty()));
 }
+
+#[test]
+fn the_watches_of_all_streams_that_end_together_go_in_slices() {
+    const STREAMS: usize = 50;
+    let mut world = World::new(0, HOUR);
+    let mut clients: Vec<_> = (0..STREAMS).map(|_| world.client(MANY)).collect();
+    for client in &clients {
+        (0..200).for_each(|_| client.create(watch("a", "")));
+    }
+    let mut other = world.client(MANY);
+    other.create(watch("a", ""));
+    settle(clients.iter_mut().chain([&mut other]));
+    other.received();
+    let all = 200 * STREAMS as i64 + 1;
+    assert_eq!(world.gauges().1, all);
+    // As when their connection closes.
+    drop(clients);
+    let mut left = world.gauges().1;
+    assert!(all - left <= 256, "{} watches went with their connection", all - left);
+    assert_eq!(world.gauges().0, 1);
+    world.put("a", 1);
+    world.publish();
+    let mut more = true;
+    while more {
+        more = world.work();
+        let now = world.gauges().1;
+        assert!(left - now <= 256, "{} watches went in one turn", left - now);
+        left = now;
+    }
+    settle([&mut other]);
+    assert_eq!(lines(&other), ["0@2 put:a:2"]);
+    assert_eq!((left, world.hub.watches()), (1, 1));
+    // What is little goes at once.
+    drop(other);
+    assert_eq!((world.hub.watches(), world.gauges()), (0, (0, 0, 0, 0)));
+}
