@@ -27,7 +27,9 @@ impl Hub {
             let Some(stream) = self.readers.borrow_mut().pop() else { break };
             none_reads = false;
             if !stream.may_read() {
-                // It comes back once it may.
+                // It comes back once it may. There may be many of them.
+                self.note_work(0, 1);
+                left = Done { looks: 1, ..Done::default() }.left_of(portion);
                 continue;
             }
             let Some(done) = self.catch_up(&stream, portion, portion == whole) else {

@@ -92,12 +92,10 @@ impl Hub {
             let under_way = self.under_way.take();
             let (done, more) = match under_way {
                 Some(UnderWay::Overtaken { through, stream, watch }) => {
-                    self.overtake(through, stream, watch);
-                    (Done::default(), false)
+                    (self.overtake(through, stream, watch), false)
                 }
                 _ if !is_there(&state, self.revision.get() + 1) => {
-                    self.overtake(current, 0, i64::MIN);
-                    (Done::default(), false)
+                    (self.overtake(current, 0, i64::MIN), false)
                 }
                 Some(UnderWay::Crowd(crowd)) => (self.tell_crowd(&state, crowd), false),
                 Some(UnderWay::Walk(walk)) => (self.walk(&state, walk), false),
@@ -301,18 +299,23 @@ impl Hub {
         done
     }
 
-    /// Makes some more watches read history that may have been removed.
-    fn overtake(&self, through: i64, stream: u64, watch: i64) {
+    /// Makes some more watches read history that may have been removed. Streams without watches count as a watch: there may
+    /// be many of them, too.
+    fn overtake(&self, through: i64, stream: u64, watch: i64) -> Done {
         let from = self.revision.get() + 1;
         let streams = self.streams.borrow();
-        let (mut looks, mut behind) = (0, Vec::new());
-        for (serial, at) in streams.range(stream..) {
+        let (mut looks, mut behind, mut stopped) = (0, Vec::new(), None);
+        'streams: for (serial, at) in streams.range(stream..) {
             let first = if *serial == stream { watch } else { i64::MIN };
+            if looks == MOVED_AT_ONCE {
+                stopped = Some((*serial, first));
+                break;
+            }
+            looks += 1;
             for (id, watch) in at.watches.borrow().range(first..) {
                 if looks == MOVED_AT_ONCE {
-                    *self.under_way.borrow_mut() =
-                        Some(UnderWay::Overtaken { through, stream: *serial, watch: *id });
-                    break;
+                    stopped = Some((*serial, *id));
+                    break 'streams;
                 }
                 looks += 1;
                 // What begins behind it has lost nothing.
@@ -320,20 +323,16 @@ impl Hub {
                     behind.push(Rc::clone(watch));
                 }
             }
-            if looks == MOVED_AT_ONCE {
-                self.under_way.borrow_mut().get_or_insert(UnderWay::Overtaken {
-                    through,
-                    stream: serial + 1,
-                    watch: i64::MIN,
-                });
-                break;
-            }
         }
         drop(streams);
-        if !self.is_under_way() {
-            self.revision.set(through);
+        match stopped {
+            Some((stream, watch)) => {
+                *self.under_way.borrow_mut() = Some(UnderWay::Overtaken { through, stream, watch });
+            }
+            None => self.revision.set(through),
         }
         behind.iter().for_each(|watch| self.fall_behind(watch, from));
+        Done { looks, ..Done::default() }
     }
 }
 

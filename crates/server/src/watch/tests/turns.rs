@@ -352,3 +352,65 @@ fn the_watches_of_all_streams_that_end_together_go_in_slices() {
     drop(other);
     assert_eq!((world.hub.watches(), world.gauges()), (0, (0, 0, 0, 0)));
 }
+
+#[test]
+fn streams_that_cannot_read_are_passed_over_in_turns() {
+    const STREAMS: usize = 500;
+    const LOOKS: usize = 100;
+    let mut world = World::new(0, HOUR);
+    world.hub.do_less_in_a_turn(1024, LOOKS);
+    world.put("k", 1);
+    world.advance();
+    let mut clients: Vec<_> = (0..STREAMS).map(|_| world.client(1)).collect();
+    for client in &mut clients {
+        client.create(WatchCreateRequest { start_revision: 2, ..watch("k", "") });
+        assert!(client.step());
+        // They are in line; now each has a response that its client does not take.
+        client.create(watch("k", ""));
+        assert!(client.step());
+    }
+    world.hub.work_done();
+    let mut turns = 0;
+    while world.work() {
+        let (_, looks) = world.hub.work_done();
+        assert!(looks <= LOOKS, "{looks} looks at streams in one turn");
+        turns += 1;
+    }
+    assert!(turns >= STREAMS / LOOKS, "{turns} turns");
+    clients.iter().for_each(|client| client.allow(MANY));
+    settle(&mut clients);
+    assert!(clients.iter().all(|client| keys_of(&client.received()).count() == 1));
+    assert_eq!(world.gauges().2, 0);
+}
+
+#[test]
+fn streams_without_watches_are_passed_over_in_turns_when_watches_are_overtaken() {
+    const STREAMS: usize = 600;
+    let mut world = World::new(0, HOUR);
+    let mut clients: Vec<_> = (0..STREAMS).map(|_| world.client(MANY)).collect();
+    for n in [100, STREAMS - 1] {
+        (0..300).for_each(|_| clients[n].create(watch("k", "")));
+    }
+    settle(&mut clients);
+    clients.iter().for_each(|client| drop(client.received()));
+    (0..10).for_each(|_| world.put("k", 1));
+    world.store.compact(10).expect("compacts");
+    while !world.store.compact_step(100, |_| {}).done {}
+    world.removed_through = 10;
+    world.publish();
+    world.hub.work_done();
+    world.hub.advance();
+    loop {
+        let (_, looks) = world.hub.work_done();
+        assert!(looks <= 256, "{looks} looks at streams and watches in one turn");
+        if !world.work() {
+            break;
+        }
+    }
+    settle(&mut clients);
+    for n in [100, STREAMS - 1] {
+        let told = lines(&clients[n]);
+        assert_eq!((told.len(), told[299].as_str()), (300, "299@0 canceled compacted=10"));
+    }
+    assert_eq!((world.hub.watches(), world.hub.revision()), (0, 11));
+}
