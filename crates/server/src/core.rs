@@ -22,6 +22,7 @@ mod replication;
 mod room;
 mod run;
 mod space;
+mod wiring;
 
 use std::any::Any;
 use std::sync::mpsc::SyncSender;

@@ -7,13 +7,9 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use api::error;
-use consensus::Request;
 use planted::Bug;
 
-use super::run::Core;
-use super::{ReplyBody, Ticket};
-use telemetry::logging::Value;
+use super::Ticket;
 
 /// Rounds under way at once.
 const ROUNDS_MAX: usize = 16;
@@ -25,10 +21,12 @@ const ROUND_PACE: Duration = Duration::from_millis(2);
 /// Reads in a round from which on keeping rounds apart is worth it.
 const SHARED_ROUND: usize = 3;
 /// A round that nobody confirmed is asked for again: a message may be lost, or the leader be too new to know.
-const RETRY: Duration = Duration::from_millis(500);
+pub(super) const RETRY: Duration = Duration::from_millis(500);
 
 /// Pause before a raft node that took no read is asked again.
 const REFUSED_PAUSE: Duration = Duration::from_millis(10);
+/// Pause between two warnings of rounds that nobody confirms.
+const WARN_PAUSE: Duration = Duration::from_secs(5);
 
 /// What waits for a round.
 #[derive(Clone, Copy, Debug)]
@@ -43,7 +41,8 @@ pub(super) enum Want {
 }
 
 impl Want {
-    fn ticket(self) -> Ticket {
+    /// Whom to answer.
+    pub fn ticket(self) -> Ticket {
         let (Want::Read(ticket) | Want::Renewal(ticket, _) | Want::TimeToLive(ticket, _, _)) = self;
         ticket
     }
@@ -63,7 +62,34 @@ struct Confirmed {
     wants: Vec<(Want, Instant)>,
 }
 
-/// The reads that wait.
+/// A want, and when it came.
+pub(super) type Waiting = (Want, Instant);
+
+/// What the reads have to know of this member to begin a round.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Footing {
+    /// Whether there is a leader that can say how far it had committed: one that is known and, if it is this member, has
+    /// committed in its term. Until then it does not know what earlier leaders have.
+    pub can_ask: bool,
+    /// How far apart rounds have to be that several reads share.
+    pub pace: Duration,
+}
+
+/// What the loop is to do about rounds that nobody confirms.
+#[derive(Debug, Default)]
+pub(super) struct Retried {
+    /// Whether rounds are asked for again, having waited for [`RETRY`].
+    pub late: bool,
+    /// Whether that is to be warned of: it was not for a while.
+    pub warns: bool,
+    /// These have waited for so long that their clients were told.
+    pub expired: Vec<Want>,
+}
+
+/// The linearizable reads, and what shares their rounds, from their arrival until they may be answered.
+///
+/// It is told what comes (`push`), what the leader confirms (`confirm`) and what is applied (`finish`), and says what is
+/// to be asked of the raft node and who may be answered. It knows neither raft nor the state.
 #[derive(Default)]
 pub(super) struct Reads {
     waiting: Vec<(Want, Instant)>,
@@ -81,6 +107,7 @@ pub(super) struct Reads {
 }
 
 impl Reads {
+    /// Something wants to be answered from a state that is new enough.
     pub fn push(&mut self, want: Want, now: Instant) {
         self.waiting.push((want, now));
     }
@@ -95,7 +122,7 @@ impl Reads {
 
     /// The leader has confirmed a round. Of those that wait for this member's own apply few are kept apart: whoever waits
     /// for more than it needs is answered a little later.
-    fn confirm(&mut self, context: u64, index: u64) {
+    pub fn confirm(&mut self, context: u64, index: u64) {
         let Some(at) = self.rounds.iter().position(|round| round.context == context) else { return };
         let Some(mut round) = self.rounds.remove(at).filter(|round| !round.wants.is_empty()) else { return };
         let full = self.confirmed.len() >= CONFIRMED_MAX;
@@ -128,140 +155,181 @@ impl Reads {
         self.confirmed.retain(|confirmed| !confirmed.wants.is_empty());
         expired
     }
-}
 
-impl Core {
-    /// Begins a round for what waits, if there is somebody to ask.
-    pub(super) fn start_round(&mut self, now: Instant) {
-        if self.reads.waiting.is_empty() {
-            return;
+    /// Takes out all that waits for a round: this member's newest state answers it without one.
+    pub fn take_waiting(&mut self) -> Vec<Waiting> {
+        std::mem::take(&mut self.waiting)
+    }
+
+    /// Begins a round for what waits, if there is somebody to ask and it is time; `number` gives the round's number.
+    /// Returns it if the raft node is to be asked now; if that refuses, [`Reads::refused`] is to hear of it.
+    pub fn begin(&mut self, footing: Footing, number: impl FnOnce() -> u64, now: Instant) -> Option<u64> {
+        if self.wait(footing, now).is_none_or(|left| !left.is_zero()) {
+            return None;
         }
-        if self.reads_local() || (planted::is(Bug::StaleRead) && self.leads && self.settled) {
-            let wants = std::mem::take(&mut self.reads.waiting);
-            self.grant(wants, now);
-            return;
+        self.began = Some(now);
+        self.shared16 = (self.shared16 * 7 + self.waiting.len() * 16) / 8;
+        let context = number();
+        let wants = std::mem::take(&mut self.waiting);
+        self.rounds.push_back(Round { context, wants, began: now });
+        Some(context)
+    }
+
+    /// The raft node took no read: the leader was lost just now, or too many reads wait for it to be confirmed. What was in
+    /// the newest round waits with them, until its clients are told that it took too long.
+    pub fn refused(&mut self, now: Instant) {
+        if let Some(mut round) = self.rounds.pop_back() {
+            round.wants.append(&mut self.waiting);
+            self.waiting = round.wants;
         }
-        if self.round_waits(now).is_none_or(|left| !left.is_zero()) {
-            return;
-        }
-        self.reads.began = Some(now);
-        self.reads.shared16 = (self.reads.shared16 * 7 + self.reads.waiting.len() * 16) / 8;
-        let context = self.shared.request_id();
-        let wants = std::mem::take(&mut self.reads.waiting);
-        self.reads.rounds.push_back(Round { context, wants, began: now });
-        if self.node.request(Request::Read(context)).is_err() {
-            // The leader was lost just now, or too many reads wait for it to be confirmed: these wait with them, until
-            // their clients are told that it took too long.
-            if let Some(mut round) = self.reads.rounds.pop_back() {
-                round.wants.append(&mut self.reads.waiting);
-                self.reads.waiting = round.wants;
-            }
-            self.reads.refused_until = Some(now + REFUSED_PAUSE);
-        }
+        self.refused_until = Some(now + REFUSED_PAUSE);
     }
 
     /// How long what waits has to wait for the next round to begin. `None` if nothing waits, or if only something that
     /// happens, such as the election of a leader, lets a round begin.
-    pub(super) fn round_waits(&self, now: Instant) -> Option<Duration> {
-        if self.reads.waiting.is_empty() {
+    pub fn wait(&self, footing: Footing, now: Instant) -> Option<Duration> {
+        if self.waiting.is_empty() || !footing.can_ask || self.rounds.len() >= ROUNDS_MAX {
             return None;
         }
-        // A leader that has not committed in its term does not know yet what earlier leaders have.
-        let nobody = self.node.standing().leader == 0 || (self.leads && !self.settled);
-        if nobody || self.reads.rounds.len() >= ROUNDS_MAX {
-            return None;
-        }
-        let refused = self.reads.refused_until.map(|until| until.saturating_duration_since(now));
+        let refused = self.refused_until.map(|until| until.saturating_duration_since(now));
         if let Some(left) = refused.filter(|left| !left.is_zero()) {
             return Some(left);
         }
         let since = |began: Instant| now.saturating_duration_since(began);
         // Rounds that nobody shares are not worth keeping apart.
-        let pace =
-            if self.reads.shared16 < 16 * SHARED_ROUND { Duration::ZERO } else { self.pressure.pace() };
-        let paced = self.reads.began.map(|began| pace.saturating_sub(since(began)));
-        let shared = self.reads.rounds.back().map(|newest| ROUND_PACE.saturating_sub(since(newest.began)));
+        let pace = if self.shared16 < 16 * SHARED_ROUND { Duration::ZERO } else { footing.pace };
+        let paced = self.began.map(|began| pace.saturating_sub(since(began)));
+        let shared = self.rounds.back().map(|newest| ROUND_PACE.saturating_sub(since(newest.began)));
         Some(paced.max(shared).unwrap_or(Duration::ZERO))
     }
 
+    /// Whether anything waits for a round to begin.
+    pub fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
     /// Whether a read that arrives now could begin a round at once.
-    pub(super) fn wakes_for_reads(&self) -> bool {
-        self.reads.waiting.is_empty() && self.reads.rounds.is_empty()
+    pub fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.rounds.is_empty()
     }
 
-    /// The leader has confirmed a round.
-    pub(super) fn round_confirmed(&mut self, context: u64, index: u64) {
-        self.reads.confirm(context, index);
+    /// Takes out one group of wants whose round is confirmed and whose entries are applied, the oldest first; `None` if
+    /// there is no further one. What it returns may be pushed again.
+    pub fn finish(&mut self, applied: u64) -> Option<Vec<Waiting>> {
+        let done = |confirmed: &Confirmed| confirmed.index <= applied || planted::is(Bug::ReadBeforeApplied);
+        let at = self.confirmed.iter().position(done)?;
+        self.confirmed.remove(at).map(|confirmed| confirmed.wants)
     }
 
-    /// Finishes the rounds that the applied state has come up to.
-    pub(super) fn finish_rounds(&mut self, now: Instant) {
-        let early = planted::is(Bug::HalfWayCountsAsApplied) && self.machine.has_unfinished();
-        let applied = self.machine.applied_index + u64::from(early);
-        let mut at = 0;
-        while let Some(confirmed) = self.reads.confirmed.get(at) {
-            if confirmed.index <= applied || planted::is(Bug::ReadBeforeApplied) {
-                if let Some(confirmed) = self.reads.confirmed.remove(at) {
-                    self.grant(confirmed.wants, now);
-                }
-            } else {
-                at += 1;
-            }
-        }
+    /// This read may be answered once the state as it is now is published.
+    pub fn readable(&mut self, ticket: Ticket) {
+        self.readable.push(ticket);
     }
 
-    fn grant(&mut self, wants: Vec<(Want, Instant)>, now: Instant) {
-        for (want, since) in wants {
-            match want {
-                Want::Read(ticket) => self.reads.readable.push(ticket),
-                // Leadership was lost while it waited, and the clocks of leases are the next leader's.
-                want if !self.leads => self.refuse(want.ticket(), error::NOT_PRIMARY_LESSOR),
-                // The round was confirmed to a member that has become the leader since. Its clocks do not run yet.
-                want if !self.settled => self.reads.push(want, since),
-                Want::Renewal(ticket, id) => self.renew(ticket, id, since, now),
-                Want::TimeToLive(ticket, id, keys) => self.time_to_live(ticket, id, keys, now),
-            }
-        }
-    }
-
-    /// Answers the reads that the state just published is new enough for.
-    pub(super) fn answer_reads(&mut self) {
-        for ticket in std::mem::take(&mut self.reads.readable) {
-            self.reply(ticket, ReplyBody::Readable);
-        }
+    /// Takes out the reads that the state just published is new enough for.
+    pub fn take_readable(&mut self) -> Vec<Ticket> {
+        std::mem::take(&mut self.readable)
     }
 
     /// The leader is another now, or unknown: what it was asked is asked again of the next.
-    pub(super) fn ask_again(&mut self) {
-        let mut again: Vec<(Want, Instant)> = Vec::new();
-        for mut round in self.reads.rounds.drain(..) {
+    pub fn ask_again(&mut self) {
+        let mut again: Vec<Waiting> = Vec::new();
+        for mut round in self.rounds.drain(..) {
             again.append(&mut round.wants);
         }
         if !again.is_empty() {
-            again.append(&mut self.reads.waiting);
-            self.reads.waiting = again;
+            again.append(&mut self.waiting);
+            self.waiting = again;
         }
     }
 
-    /// Looks after rounds that nobody confirms, and reads whose clients were told that they took too long.
-    pub(super) fn retry_reads(&mut self, now: Instant) {
+    /// At each tick: looks after rounds that nobody confirms, and wants whose clients were told that they took too long.
+    pub fn retry(&mut self, timeout: Duration, now: Instant) -> Retried {
         let late = |round: &Round| now.saturating_duration_since(round.began) >= RETRY;
-        if self.reads.rounds.iter().any(late) {
-            self.shared.metrics.server.slow_read_indexes.inc();
-            if self.reads.slow_until.is_none_or(|until| now >= until) {
-                self.reads.slow_until = Some(now + Duration::from_secs(5));
-                self.logger.warn(
-                    "waiting for ReadIndex response took too long, retrying",
-                    &[("retry-timeout", Value::Duration(RETRY))],
-                );
+        let mut retried = Retried { late: self.rounds.iter().any(late), ..Retried::default() };
+        if retried.late {
+            if self.slow_until.is_none_or(|until| now >= until) {
+                self.slow_until = Some(now + WARN_PAUSE);
+                retried.warns = true;
             }
             self.ask_again();
         }
-        let timeout = self.shared.limits.request_timeout;
-        let expired = self.reads.expired(timeout, now);
-        for want in expired {
-            self.shared.metrics.server.read_indexes_failed.inc();
-            self.refuse(want.ticket(), error::TIMEOUT);
-        }
+        retried.expired = self.expired(timeout, now);
+        retried
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FOOTING: Footing = Footing { can_ask: true, pace: Duration::ZERO };
+
+    fn read(slot: u32) -> Want {
+        Want::Read(Ticket { shard: 0, slot, generation: 0 })
+    }
+
+    fn slots(wants: &[Waiting]) -> Vec<u32> {
+        wants.iter().map(|(want, _)| want.ticket().slot).collect()
+    }
+
+    #[test]
+    fn a_round_is_shared_confirmed_and_finished_by_what_is_applied() {
+        let now = Instant::now();
+        let mut reads = Reads::default();
+        reads.push(read(1), now);
+        reads.push(read(2), now);
+        assert_eq!(reads.begin(Footing { can_ask: false, ..FOOTING }, || 7, now), None);
+        assert_eq!(reads.begin(FOOTING, || 7, now), Some(7));
+        // The next round begins a little later, unless this one ends.
+        reads.push(read(3), now);
+        assert_eq!(reads.wait(FOOTING, now), Some(ROUND_PACE));
+        assert_eq!(reads.figures(), (1, 3));
+        reads.confirm(8, 100);
+        reads.confirm(7, 5);
+        assert_eq!(reads.wait(FOOTING, now), Some(Duration::ZERO));
+        assert!(reads.finish(4).is_none());
+        assert_eq!(reads.finish(5).map(|wants| slots(&wants)), Some(vec![1, 2]));
+        assert!(reads.finish(5).is_none());
+        assert_eq!(reads.figures(), (0, 1));
+    }
+
+    #[test]
+    fn what_the_raft_node_refuses_keeps_its_place_and_is_asked_a_little_later() {
+        let now = Instant::now();
+        let mut reads = Reads::default();
+        reads.push(read(1), now);
+        assert_eq!(reads.begin(FOOTING, || 1, now), Some(1));
+        reads.push(read(2), now);
+        reads.refused(now);
+        assert_eq!(reads.wait(FOOTING, now), Some(REFUSED_PAUSE));
+        assert_eq!(reads.begin(FOOTING, || 2, now), None);
+        assert_eq!(reads.begin(FOOTING, || 2, now + REFUSED_PAUSE), Some(2));
+        reads.confirm(2, 1);
+        assert_eq!(reads.finish(1).map(|wants| slots(&wants)), Some(vec![1, 2]));
+    }
+
+    #[test]
+    fn rounds_without_an_answer_are_asked_again_and_wants_expire_wherever_they_wait() {
+        let start = Instant::now();
+        let timeout = Duration::from_secs(7);
+        let mut reads = Reads::default();
+        reads.push(read(1), start);
+        assert_eq!(reads.begin(FOOTING, || 1, start), Some(1));
+        let retried = reads.retry(timeout, start + RETRY / 2);
+        assert!(!retried.late && retried.expired.is_empty());
+        let retried = reads.retry(timeout, start + RETRY);
+        assert!(retried.late && retried.warns && reads.is_waiting());
+        // The answer to the round that was given up means nothing any more.
+        reads.confirm(1, 1);
+        assert!(reads.finish(1).is_none());
+        assert_eq!(reads.begin(FOOTING, || 2, start + RETRY), Some(2));
+        let retried = reads.retry(timeout, start + 2 * RETRY);
+        assert!(retried.late && !retried.warns, "it was warned of just now");
+        assert_eq!(reads.begin(FOOTING, || 3, start + 2 * RETRY), Some(3));
+        reads.confirm(3, 10);
+        let retried = reads.retry(timeout, start + timeout);
+        assert_eq!(retried.expired.len(), 1);
+        assert_eq!(reads.figures(), (0, 0));
     }
 }

@@ -326,7 +326,7 @@ impl Core {
             return;
         }
         let before = std::mem::replace(&mut self.leader, standing.leader);
-        self.ask_again();
+        self.reads.ask_again();
         if planted::is(planted::Bug::ProposedAgainEarly) && standing.leader != 0 {
             self.propose_again(standing.term);
         }

@@ -381,7 +381,7 @@ impl Core {
 
     /// To be asked between two turns: how long to sleep, and how many asks are worth waking for.
     pub(crate) fn before_sleep(&self) -> (Duration, usize) {
-        self.shared.set_wakes_for_reads(self.wakes_for_reads());
+        self.shared.set_wakes_for_reads(self.reads.is_idle());
         self.patience()
     }
 
@@ -663,7 +663,7 @@ impl Core {
             self.append(append, now)?;
         }
         for (context, index) in effects.reads {
-            self.round_confirmed(context, index);
+            self.reads.confirm(context, index);
         }
         for fetch in effects.fetches {
             self.fetch(fetch)?;
