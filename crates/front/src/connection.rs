@@ -226,6 +226,11 @@ impl<S: Transport> Connection<S> {
     /// Rounds of calls and transport until nothing is ready; true when the connection has ended. Calls that have begun may
     /// make as much as a turn may, and so may those that the client sends: neither keeps the others waiting.
     fn work(&mut self, now: Instant, cx: &mut Context<'_>) -> bool {
+        // Before all else, since the rounds of a turn may end anywhere: those of a busy connection always do.
+        if self.around.shard.closing.get() && !self.is_closing {
+            self.is_closing = true;
+            self.h2.graceful_shutdown();
+        }
         for _ in 0..ROUNDS_MAX {
             self.send_finished();
             self.turn.take_ready(&mut self.ready);
@@ -254,11 +259,6 @@ impl<S: Transport> Connection<S> {
                 break;
             }
             if self.around.has_room() && !self.finished.is_empty() {
-                continue;
-            }
-            if self.around.shard.closing.get() && !self.is_closing {
-                self.is_closing = true;
-                self.h2.graceful_shutdown();
                 continue;
             }
             if self.turn.end() {

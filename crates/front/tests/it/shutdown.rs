@@ -5,6 +5,9 @@ use api::{Code, Status};
 use client::Channel;
 
 use crate::echo::{Running, block_on, run, until};
+use crate::raw::{
+    DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, Raw, WINDOW_UPDATE, call_block, frame, message,
+};
 
 #[test]
 fn calls_in_flight_end_well_and_streams_choose_their_status() {
@@ -48,4 +51,26 @@ fn it_can_be_shut_down_without_a_runtime() {
     raw.next_of(crate::raw::DATA);
     front.shutdown_blocking(Duration::from_millis(100));
     raw.closed();
+}
+
+#[test]
+fn a_connection_that_makes_in_each_turn_what_one_may_is_told_to_go_away() {
+    let Running { front, address, .. } = run();
+    let open = [0, 4, 0x7f, 0xff, 0xff, 0xff];
+    let mut raw = Raw::h2(address, &open);
+    raw.send(&frame(WINDOW_UPDATE, 0, 0, &[0x7f, 0, 0, 0]));
+    // A stream without end whose messages are packed: as many as a turn may pack fit into what a stream may hold unsent.
+    let head = call_block("/test.Echo/Flood", &[("grpc-encoding", "gzip")]);
+    raw.send(&frame(HEADERS, END_HEADERS, 1, &head));
+    raw.send(&frame(DATA, END_STREAM, 1, &message(0, b"")));
+    let first = raw.next_of(DATA);
+    assert_eq!(first.payload[0], 1, "it is packed");
+    let shutdown = std::thread::spawn(move || front.shutdown_blocking(Duration::from_secs(60)));
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while raw.next().expect("the server did not close").kind != GOAWAY {
+        assert!(Instant::now() < deadline, "it goes on without a word");
+    }
+    // With its only connection the front has ended.
+    drop(raw);
+    shutdown.join().expect("the front shuts down");
 }
