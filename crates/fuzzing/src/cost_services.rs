@@ -126,7 +126,7 @@ impl World {
                 self.member.log_turn();
                 any = true;
             }
-            any |= self.member.keeper_step() | self.member.hasher_step();
+            any |= self.member.checkpointer_step() | self.member.hasher_step();
             if self.member.wants_poll() {
                 self.member.poll_tasks();
                 any = true;

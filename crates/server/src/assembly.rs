@@ -7,25 +7,24 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, UNIX_EPOCH};
 
 use consensus::Fetch;
-use machine::Rules;
 
-use crate::catch_up::FETCHES_MAX;
-use crate::compaction_hash::{self, Job};
-use crate::core::{Ask, Order, Parts, Thresholds};
-use crate::evidence::Evidence;
+use crate::core::{Ask, Parts, Thresholds};
 use crate::inbox::Inbox;
-use crate::keeper::Keeper;
-use crate::open::Opened;
 use crate::peering::Peering;
-use crate::readers::Readers;
 use crate::shared::{Limits, Published, Shared};
 use crate::transfer;
 use clock::Clock;
 use config::{Config, MetricsDetail};
+use storage::catch_up::FETCHES_MAX;
+use storage::checkpointer::{Checkpointer, Event, Order, Surface};
+use storage::clean_shutdown::Evidence;
+use storage::compaction_hash::{self, Job};
+use storage::opening::{Opened, rules};
+use storage::readers::Readers;
 use telemetry::logging::Logger;
 use telemetry::metrics::{GrpcMethod, MethodType, Metrics};
 
-/// Orders that may wait for the keeper of checkpoints.
+/// Orders that may wait for the checkpointer.
 const ORDERS_MAX: usize = 4;
 
 /// What a member is put together from beside its data directory.
@@ -44,7 +43,7 @@ pub(crate) struct Setting {
 pub(crate) struct Assembled {
     pub shared: Arc<Shared>,
     pub core: Parts,
-    pub keeper: Keeper,
+    pub checkpointer: Checkpointer,
     pub orders: Receiver<Order>,
     pub hash_jobs: Receiver<Job>,
     pub entries: log::Entries,
@@ -119,7 +118,7 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
     shared.set_disk_bytes(log_bytes + checkpoint_bytes);
 
     let (orders, order_queue) = sync_channel::<Order>(ORDERS_MAX);
-    let keeper = Keeper::new(Arc::clone(&shared), checkpoints, levels, note);
+    let checkpointer = Checkpointer::new(surface(&shared), checkpoints, levels, note);
     let (hash_jobs, hash_queue) = sync_channel(compaction_hash::JOBS_MAX);
     let (fetches, fetch_queue) = sync_channel(FETCHES_MAX);
     let entries = log.entries();
@@ -150,7 +149,7 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
     Assembled {
         shared,
         core,
-        keeper,
+        checkpointer,
         orders: order_queue,
         hash_jobs: hash_queue,
         entries,
@@ -163,10 +162,22 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
     }
 }
 
-/// What the state machine holds requests against.
-pub(crate) fn rules(config: &Config) -> Rules {
-    let learners_max = usize::try_from(config.max_learners).unwrap_or(usize::MAX);
-    Rules { learners_max }
+/// What the checkpointer needs of this member.
+fn surface(shared: &Arc<Shared>) -> Surface {
+    let (newest, core) = (Arc::clone(shared), Arc::clone(&shared.core));
+    Surface {
+        identity: shared.identity.clone(),
+        values: shared.values.clone(),
+        newest: Box::new(move || Arc::clone(&newest.state.load().view)),
+        tell: Box::new(move |event| {
+            core.send(match event {
+                Event::Checkpointed(result) => Ask::Checkpointed(result),
+                Event::Relocate(values, done) => Ask::Relocate(values, done),
+                Event::Relocated => Ask::Relocated,
+            });
+        }),
+        metrics: Arc::clone(&shared.metrics),
+    }
 }
 
 /// etcd's shortest TTL: one and a half election timeouts, in whole seconds. It counts for the leases that clients of

@@ -13,19 +13,19 @@ use front::Front;
 use peer::Peers;
 
 use crate::assembly::{Assembled, Setting, assemble};
-use crate::catch_up;
 use crate::core::{Ask, Core, Thresholds};
-use crate::evidence::Evidence;
 use crate::http::MetricsListener;
 use crate::inbox::Inbox;
 use crate::joining;
 use crate::monitor::Monitor;
-use crate::open::{self, Opening};
 use crate::peer_links::PeerLinks;
 use crate::services::Services;
 use crate::shared::Shared;
 use clock::Clock;
 use config::{Config, Url};
+use storage::catch_up;
+use storage::clean_shutdown::Evidence;
+use storage::opening::{self, LogEvents, Opening};
 use telemetry::logging::{Logger, Value};
 
 /// How long calls in flight may go on when the member stops.
@@ -38,7 +38,7 @@ pub struct Running {
     shared: Arc<Shared>,
     fronts: Vec<Front>,
     core: JoinHandle<Result<(), String>>,
-    keeper: JoinHandle<()>,
+    checkpointer: JoinHandle<()>,
     hasher: JoinHandle<()>,
     monitor: Monitor,
     peers: Arc<dyn PeerLinks>,
@@ -78,15 +78,16 @@ pub fn start(
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
     let began = Instant::now();
     let inbox = Arc::new(Inbox::default());
-    let opened = open::open(&Opening {
+    let events: Arc<dyn LogEvents> = Arc::clone(&inbox) as _;
+    let opened = opening::open(&Opening {
         config: &config,
         disk: &disk,
-        inbox: &inbox,
+        events: &events,
         logger: &logger,
         threads: true,
         segment_bytes: None,
         seed: None,
-        switches: open::Switches::default(),
+        switches: opening::Switches::default(),
         begin: &|| joining::begin(&config, &logger),
     })?;
     opened.report(&logger, began.elapsed());
@@ -149,7 +150,7 @@ fn serve(
     let Assembled {
         shared,
         core: parts,
-        keeper,
+        checkpointer,
         orders,
         hash_jobs,
         entries,
@@ -164,12 +165,14 @@ fn serve(
     // One that has nothing yet has nothing to compare.
     let checks = had_data && config.feature_gates.is_on("InitialCorruptCheck");
     let shards = shared.shards.len();
-    let keeper = spawn("keeper", move || keeper.run(&orders))?;
+    let checkpointer = spawn("checkpointer", move || checkpointer.run(&orders))?;
     let hashing = Arc::clone(&shared);
     let hasher = spawn("hasher", move || hashing.compaction_hashes.run(&hash_jobs))?;
-    let reader = Arc::clone(&shared);
+    let core = Arc::clone(&shared.core);
     // Ends when the core lets go of its end of the queue.
-    spawn("catch-up", move || catch_up::run(&reader, &entries, &fetches))?;
+    spawn("catch-up", move || {
+        catch_up::run(&entries, &fetches, |fetch, fetched| core.send(Ask::Fetched(fetch, fetched)));
+    })?;
 
     let peer_logger = Arc::clone(&logger);
     let options = peer::Options {
@@ -268,7 +271,7 @@ fn serve(
     }
     notify_systemd(&logger);
     let running =
-        Running { shared, fronts, core, keeper, hasher, monitor, peers, ended, evidence, _lock: lock };
+        Running { shared, fronts, core, checkpointer, hasher, monitor, peers, ended, evidence, _lock: lock };
     Ok((running, listening))
 }
 
@@ -376,8 +379,8 @@ impl Running {
         self.peers.close();
         self.shared.compaction_hashes.stop();
         let _ = self.hasher.join();
-        // The core tells the keeper to end.
-        let _ = self.keeper.join();
+        // The core tells the checkpointer to end.
+        let _ = self.checkpointer.join();
         if outcome.is_ok() {
             // The log is closed: the core had it.
             let end = self.shared.values.log_end();

@@ -13,11 +13,11 @@ use peer::Target;
 use serde_json::{Value, json};
 
 use crate::core::{Ask, ReplyBody};
-use crate::kv_hash::KvHash;
 use crate::long_reads::Reader;
 use crate::peering::{answer, refused};
 use crate::shared::Shared;
-use crate::values::LogValues;
+use storage::kv_hash::KvHash;
+use storage::values::LogValues;
 
 /// Where a member tells the hash of its store, as etcd's do.
 pub const HASH_KV: &str = "/members/hashkv";

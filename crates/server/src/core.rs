@@ -24,7 +24,6 @@ mod run;
 mod space;
 mod wiring;
 
-use std::any::Any;
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
@@ -37,11 +36,10 @@ use machine::{AsOf, Leases, Outcome, SharedMap, StateTrail};
 use tokio::sync::oneshot;
 
 use crate::arrivals::Charge;
-use crate::evidence::Cause;
 use crate::transfer::Received;
 use machine::image::Head;
 use machine::transfer::Held;
-use mvcc::Location;
+use storage::checkpointer::{Checkpointed, Relocation};
 
 pub use command::command;
 pub use install::Forget;
@@ -154,30 +152,6 @@ pub enum Ask {
     Stop,
 }
 
-/// A durable checkpoint.
-#[derive(Clone, Copy, Debug)]
-pub struct Checkpointed {
-    /// The entries up to here are in it.
-    pub applied_index: u64,
-    /// Whether it was written anew as a whole, and so names no value's place of before.
-    pub whole: bool,
-    /// Bytes of all files of the checkpoint.
-    pub bytes: u64,
-}
-
-/// One value that is to move.
-#[derive(Clone, Debug)]
-pub struct Relocation {
-    /// Main revision.
-    pub main: i64,
-    /// Sub revision.
-    pub sub: u32,
-    /// Where it lies.
-    pub from: Location,
-    /// The value.
-    pub data: Bytes,
-}
-
 /// The core's answer.
 pub struct Reply {
     /// Whom it is for.
@@ -231,32 +205,21 @@ pub enum ReplyBody {
     Image(Box<Head>, Box<AsOf>),
 }
 
-/// What the core asks of the keeper of checkpoints.
-pub enum Order {
-    /// Write the state of this moment.
-    Checkpoint {
-        /// The rest of the state.
-        head: Box<Head>,
-        /// Keys and values, with all that is physically there.
-        state: AsOf,
-        /// Whether to write all of it, and not only what is new.
-        whole: bool,
-        /// The terms of the entries before.
-        terms: Vec<(u64, u64)>,
-    },
-    /// Find the live values in these segments and ask for their relocation.
-    Relocate {
-        /// The segments.
-        segments: Vec<u32>,
-        /// Bytes of values to ask for at once.
-        portion_bytes: usize,
-    },
-    /// Note beside the log what raised this member's NOSPACE alarm.
-    Note(Cause),
-    /// The disk may fill up: keep room for the next checkpoint.
-    Reserve,
-    /// Drop this: it takes long.
-    Drop(Box<dyn Any + Send>),
-    /// End.
-    Stop,
+impl storage::opening::LogEvents for crate::inbox::Inbox<Ask> {
+    fn tell(&self, event: LogEvent) {
+        self.send(Ask::Log(event));
+    }
+
+    fn receive_here(&self) {
+        crate::inbox::Inbox::receive_here(self);
+    }
+
+    fn receive(&self, into: &mut Vec<LogEvent>, patience: Duration) {
+        let mut asked = Vec::new();
+        self.drain(&mut asked, patience, 1);
+        into.extend(asked.into_iter().filter_map(|ask| match ask {
+            Ask::Log(event) => Some(event),
+            _ => None,
+        }));
+    }
 }

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::block_on::block_on;
 use crate::comparison::{HashAnswer, Hashed, hash_of, hashes_of_others};
 use crate::core::{Ask, ReplyBody};
 use crate::shared::Shared;
 use config::Config;
+use storage::block_on::block_on;
 use telemetry::logging::{Logger, Value};
 
 /// Why the hash of another member was found at fault when this one started.

@@ -26,7 +26,7 @@ use serde_json::Value;
 
 use crate::core::{Ask, ReplyBody};
 use crate::shared::{Published, Shared};
-use crate::values::LogValues;
+use storage::values::LogValues;
 use target::{Query, Target};
 use telemetry::metrics;
 

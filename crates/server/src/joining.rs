@@ -9,28 +9,18 @@ use std::time::Duration;
 use api::raftpb;
 use bytes::Bytes;
 use consensus::{Entry, EntryKind};
-use machine::{Member, Members};
+use machine::Member;
 use prost::Message as _;
 
-use crate::shared::Identity;
 use config::{Bootstrap, Config, InitialClusterState, Url};
+use storage::Identity;
+use storage::beginning::{Beginning, texts};
 use telemetry::logging::{Logger, Value};
 
 /// How long each member is waited for.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
 /// A member that is not started yet should not hold up others that form a cluster with it.
 const BOOTSTRAPPED_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// What a member without data begins with.
-#[derive(Clone, Debug)]
-pub struct Beginning {
-    /// Who it is.
-    pub identity: Identity,
-    /// Entries that its log begins with: those of a cluster that is formed, none for one that is joined.
-    pub entries: Vec<Entry>,
-    /// Members that are there already: id and peer URLs.
-    pub remotes: Vec<(u64, Vec<String>)>,
-}
 
 /// Finds out who this member is.
 ///
@@ -43,10 +33,6 @@ pub fn begin(config: &Config, logger: &Logger) -> Result<Beginning, String> {
         InitialClusterState::New => form(&bootstrap),
         InitialClusterState::Existing => join(config, &bootstrap, logger),
     }
-}
-
-fn texts(urls: &[Url]) -> Vec<String> {
-    urls.iter().map(|url| url.as_str().to_owned()).collect()
 }
 
 /// The peer URLs of all members but this one.
@@ -261,98 +247,5 @@ fn check_version(url: &str) -> Result<(), String> {
             "incompatible with current running cluster: it is at version {cluster}, this member at {}",
             api::API_VERSION
         )),
-    }
-}
-
-/// For `--force-new-cluster`: the entries that make this member the only one of its cluster, behind entry `last`.
-/// `members` are those once all entries up to `last` are applied.
-///
-/// This member gets its vote first: the last voter of a cluster cannot be removed.
-///
-/// # Errors
-///
-/// When applying one of the entries would be refused, so that the member would not be alone, or have no vote.
-pub fn alone(
-    own: u64,
-    members: &Members,
-    own_urls: &[Url],
-    term: u64,
-    last: u64,
-    learners_max: usize,
-) -> Result<Vec<Entry>, String> {
-    use raftpb::ConfChangeType as Type;
-    if members.removed.contains(&own) {
-        return Err(format!(
-            "member {own:x} was removed from its cluster, and cannot go on as a cluster of its own: force the new \
-             cluster of a member that was not"
-        ));
-    }
-    let mut changes = Vec::new();
-    match members.by_id.get(&own) {
-        Some(member) if member.is_learner => {
-            changes.push((Type::ConfChangeAddNode, own, Some(machine::promotion_json(own))));
-        }
-        Some(_) => {}
-        None => {
-            let member = Member { id: own, peer_urls: texts(own_urls), ..Member::default() };
-            changes.push((Type::ConfChangeAddNode, own, Some(member.to_json())));
-        }
-    }
-    let others = members.by_id.keys().filter(|id| **id != own);
-    changes.extend(others.map(|other| (Type::ConfChangeRemoveNode, *other, None)));
-    let mut after = members.clone();
-    let mut entries = Vec::new();
-    for ((kind, node, context), index) in changes.into_iter().zip(last + 1..) {
-        let change = raftpb::ConfChange {
-            id: None,
-            r#type: Some(kind as i32),
-            node_id: Some(node),
-            context: context.map(Bytes::from),
-        };
-        machine::reconfigure(&mut after, &change, learners_max).map_err(|status| {
-            format!("member {own:x} cannot be made a cluster of its own: a change of member {node:x} is refused: {status}")
-        })?;
-        entries.push(Entry { term, index, kind: EntryKind::ConfChange, data: change.encode_to_vec().into() });
-    }
-    Ok(entries)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn members(all: &[(u64, bool)]) -> Members {
-        let member = |&(id, is_learner): &(u64, bool)| {
-            let peer_urls = vec![format!("http://10.0.0.{id}:2380")];
-            (id, Member { id, is_learner, peer_urls, ..Member::default() })
-        };
-        Members { by_id: all.iter().map(member).collect(), ..Members::default() }
-    }
-
-    fn applied(members: &Members, entries: &[Entry]) -> Members {
-        let mut members = members.clone();
-        for entry in entries {
-            let change = raftpb::ConfChange::decode(entry.data.clone()).expect("is a change");
-            machine::reconfigure(&mut members, &change, 1).expect("is not refused");
-        }
-        members
-    }
-
-    #[test]
-    fn whoever_is_forced_to_be_alone_has_a_vote() {
-        for own_is_learner in [false, true] {
-            let before = members(&[(1, false), (2, false), (3, own_is_learner)]);
-            let entries = alone(3, &before, &[], 4, 10, 1).expect("it can be");
-            assert_eq!(entries.len(), if own_is_learner { 3 } else { 2 });
-            assert_eq!(entries.first().map(|entry| (entry.term, entry.index)), Some((4, 11)));
-            assert_eq!(applied(&before, &entries).voters(), [3]);
-        }
-        // One other voter, which nobody could remove before there is a second.
-        let before = members(&[(1, false), (2, true)]);
-        let entries = alone(2, &before, &[], 1, 0, 1).expect("it can be");
-        assert_eq!(applied(&before, &entries).voters(), [2]);
-        let mut before = members(&[(1, false)]);
-        before.removed.insert(2);
-        assert!(alone(2, &before, &[], 1, 0, 1).is_err_and(|why| why.contains("was removed")));
     }
 }

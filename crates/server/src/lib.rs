@@ -5,7 +5,6 @@
 //!   publishes for them.
 //! * [`services`] answer calls, one set per shard; [`watch`] is one of them, [`pending`] their questions to the core.
 //! * [`values`] reads what is at hand; `readers` are the threads that wait for a disk in place of a shard or the core.
-//! * [`keeper`] writes checkpoints and finds values that have to move.
 //! * `long_reads` says who reads an old state slice by slice, and what must not be removed for them.
 //! * `comparison` tells other members what this one holds, `divergence` and `corruption` compare it on the leader.
 //! * `callers` counts per client address, `notable` keeps what was expensive.
@@ -19,41 +18,27 @@
 mod arrivals;
 mod assembly;
 mod attendance;
-mod block_on;
 pub mod boot;
-mod catch_up;
-mod compaction_hash;
 pub mod comparison;
 pub mod core;
 pub mod corruption;
-mod crc_combine;
 pub mod divergence;
 mod encode;
-pub mod etcd_database;
-mod evidence;
 mod expiry;
 mod fold;
 mod forwarding;
 pub mod http;
 pub mod inbox;
 pub mod joining;
-pub mod keeper;
-mod kv_hash;
 mod long_reads;
 mod memory;
 mod monitor;
-mod open;
 pub mod peer_links;
 mod peering;
 pub mod pending;
-mod readers;
-pub mod restoration;
 pub mod services;
 pub mod shared;
 pub mod stepped;
-pub mod stopped;
 mod sync;
-mod terms;
 mod transfer;
-pub mod values;
 pub mod watch;

@@ -26,7 +26,7 @@ pub enum Reader {
     Hash,
     /// A client takes a snapshot, another member the state; or this one takes over another's.
     Snapshot,
-    /// The keeper writes a checkpoint.
+    /// The checkpointer writes a checkpoint.
     Checkpoint,
     /// A watch that had everything reads what it could not be told at once.
     Watch,

@@ -10,13 +10,13 @@ use bytes::Bytes;
 use http::{Request, StatusCode};
 use peer::Target;
 
-use crate::block_on::block_on;
 use crate::core::Ask;
 use crate::corruption::CorruptionChecks;
 use crate::divergence::{self, Divergence};
 use crate::joining::{minor, read_versions};
 use crate::shared::Shared;
 use config::Config;
+use storage::block_on::block_on;
 use telemetry::logging::{Logger, Value};
 
 /// How often it looks at the clock.

@@ -17,10 +17,10 @@ use machine::Member;
 use prost::Message as _;
 use serde_json::json;
 
-use crate::block_on::block_on;
 use crate::core::{Ask, LISTED_AT_ONCE, MemberChange, ReplyBody};
 use crate::shared::Shared;
 use crate::transfer::Receiver;
+use storage::block_on::block_on;
 use telemetry::logging::{Logger, Value};
 
 const PLAIN: &str = "text/plain; charset=utf-8";

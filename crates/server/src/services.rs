@@ -29,7 +29,6 @@ use api::etcdserverpb::{AlarmType, AuthStatusResponse, ResponseHeader};
 use api::{Code, Status};
 use bytes::Bytes;
 use front::{Answer, Closing, Head, Inbound, Kind, LocalBoxFuture, Method, Outbound, Unary};
-use machine::ReadError;
 use prost::Message;
 
 use crate::core::{Ask, Reply, ReplyBody};
@@ -37,8 +36,8 @@ use crate::fold::FoldMap;
 use crate::http::FrontCounters;
 use crate::pending::{Pending, Question};
 use crate::shared::{Published, Shared};
-use crate::values::LogValues;
 use crate::watch::{Hub, Requests, Responses};
+use storage::values::LogValues;
 use telemetry::callers::{CALLERS_MAX, Caller, Connected};
 use telemetry::logging::{Logger, Value};
 use telemetry::metrics::{ClientRequests, Histogram};
@@ -70,11 +69,6 @@ pub struct Services {
 
 /// How many looks in a row, an election timeout apart, must find no leader before streams that insist on one end.
 const LEADERLESS_LOOKS: u32 = 3;
-
-/// The status of a value that the disk did not give back.
-pub(crate) fn unreadable(error: &ReadError) -> Status {
-    Status::with(Code::Internal, format!("mainstay: a value could not be read: {error}"))
-}
 
 fn unimplemented(what: &str) -> Status {
     Status::with(Code::Unimplemented, format!("mainstay: {what} is not supported by this version"))

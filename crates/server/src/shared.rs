@@ -14,13 +14,14 @@ use tokio::sync::oneshot;
 
 use crate::arrivals::Arrivals;
 use crate::attendance::Attendance;
-use crate::compaction_hash::CompactionHashes;
 use crate::core::{Ask, Reply, Ticket};
 use crate::inbox::{Inbox, Outbox};
 use crate::long_reads::LongReads;
 use crate::peer_links::PeerLinks;
-use crate::readers::Readers;
 use clock::Clock;
+use storage::Identity;
+use storage::compaction_hash::CompactionHashes;
+use storage::readers::Readers;
 use telemetry::callers::Callers;
 use telemetry::slow_requests::SlowRequests;
 
@@ -60,25 +61,6 @@ impl Published {
 
 /// Bytes of commands that may wait for the log to take them.
 const PROPOSAL_BYTES_MAX: usize = 512 << 20;
-
-/// What never changes while a member runs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Identity {
-    /// This member.
-    pub member_id: u64,
-    /// Its cluster.
-    pub cluster_id: u64,
-}
-
-impl Identity {
-    /// What a checkpoint's runs carry, so that one of another member is not taken for this one's.
-    pub fn to_bytes(&self) -> [u8; 16] {
-        let mut bytes = [0; 16];
-        bytes[..8].copy_from_slice(&self.cluster_id.to_le_bytes());
-        bytes[8..].copy_from_slice(&self.member_id.to_le_bytes());
-        bytes
-    }
-}
 
 /// What a proposal is answered with that no leader was there to take.
 const NEVER_PROPOSED: Status = Status::new(Code::DeadlineExceeded, "context deadline exceeded");

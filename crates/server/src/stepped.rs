@@ -1,6 +1,6 @@
 //! A member without threads, sockets and real time: whoever holds it says what happens next, and what time it is.
 //!
-//! It is the same member that `boot` starts: the same core, log, keeper, services. There each has a thread, here each
+//! It is the same member that `boot` starts: the same core, log, checkpointer, services. There each has a thread, here each
 //! has a function that does the next piece of its work. Whatever another thread would have done between two of these
 //! calls has not happened, so every order in which threads could run can be brought about, and every run repeated.
 //!
@@ -31,29 +31,30 @@ use machine::StateTrail;
 use tokio::task::LocalSet;
 
 use crate::assembly::{Assembled, Setting, assemble};
-use crate::catch_up;
-use crate::compaction_hash::{Computing, Job};
-use crate::core::{Ask, Core, Order};
-use crate::evidence::Evidence;
+use crate::core::{Ask, Core};
 use crate::http::FrontCounters;
 use crate::inbox::Inbox;
 use crate::joining;
-use crate::keeper::{Keeper, Step};
 use crate::monitor::{self, Lookout};
-use crate::open::{self, Opening};
 use crate::peer_links::PeerLinks;
 use crate::services::Services;
 use crate::shared::Shared;
 use clock::{Clock, HandClock};
 use config::Config;
+use storage::catch_up;
+use storage::checkpointer::{Checkpointer, Order, Step};
+use storage::clean_shutdown::Evidence;
+use storage::compaction_hash::{Computing, Job};
+use storage::opening::{self, LogEvents, Opening};
 use telemetry::logging::Logger;
 
 pub use crate::core::{Probe, Thresholds};
-pub use crate::joining::Beginning;
-pub use crate::open::Switches;
 pub use crate::peering::Peering;
-pub use crate::shared::{Identity, Published};
+pub use crate::shared::Published;
 pub use crate::watch::{Requests, Responses};
+pub use storage::Identity;
+pub use storage::beginning::Beginning;
+pub use storage::opening::Switches;
 
 /// What a member is made of.
 pub struct Setup {
@@ -101,7 +102,7 @@ pub struct Stepped {
     asks: Vec<Ask>,
     /// When the core wants its next turn whatever happens.
     due: Instant,
-    keeper: Keeper,
+    checkpointer: Checkpointer,
     orders: Receiver<Order>,
     computing: Option<Computing>,
     hash_jobs: Receiver<Job>,
@@ -147,11 +148,12 @@ impl Stepped {
             switches,
         } = setup;
         let inbox = Arc::new(Inbox::default());
+        let events: Arc<dyn LogEvents> = Arc::clone(&inbox) as _;
         let began = clock.now();
-        let opened = open::open(&Opening {
+        let opened = opening::open(&Opening {
             config: &config,
             disk: &disk,
-            inbox: &inbox,
+            events: &events,
             logger: &logger,
             threads: false,
             segment_bytes: Some(segment_bytes),
@@ -172,7 +174,7 @@ impl Stepped {
         let Assembled {
             shared,
             core: parts,
-            keeper,
+            checkpointer,
             orders,
             hash_jobs,
             entries,
@@ -210,7 +212,7 @@ impl Stepped {
             core,
             asks: Vec::new(),
             due: clock.now(),
-            keeper,
+            checkpointer,
             orders,
             computing: None,
             hash_jobs,
@@ -291,14 +293,14 @@ impl Stepped {
         self.core.log_turn(batches_max);
     }
 
-    /// The keeper begins to carry out an order, or goes on with it: one block of a checkpoint's run, its end, the
+    /// The checkpointer begins to carry out an order, or goes on with it: one block of a checkpoint's run, its end, the
     /// manifest, what is left over; or one portion of values that have to move. `false`: it has nothing to do, or waits
     /// for the core to have moved a portion.
-    pub fn keeper_step(&mut self) -> bool {
-        match self.keeper.step() {
+    pub fn checkpointer_step(&mut self) -> bool {
+        match self.checkpointer.step() {
             Step::Written | Step::Ended => true,
             Step::Waiting => false,
-            Step::Idle => self.orders.try_recv().is_ok_and(|order| self.keeper.take(order)),
+            Step::Idle => self.orders.try_recv().is_ok_and(|order| self.checkpointer.take(order)),
         }
     }
 
@@ -318,7 +320,8 @@ impl Stepped {
     /// Reads entries for a follower that lags; `false`: there are none to read.
     pub fn catch_up_step(&mut self) -> bool {
         let Ok(fetch) = self.fetches.try_recv() else { return false };
-        catch_up::carry_out(&self.shared, &self.entries, fetch);
+        let fetched = catch_up::carry_out(&self.entries, &fetch);
+        self.shared.core.send(Ask::Fetched(fetch, fetched));
         true
     }
 

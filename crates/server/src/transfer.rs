@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 
 use crate::core::{Ask, ReplyBody};
 use crate::shared::Shared;
-use crate::values::LogValues;
+use storage::values::LogValues;
 
 /// Where a sender asks what the receiver has.
 pub const PATH: &str = "/mainstay/snapshot";

@@ -282,7 +282,7 @@ impl World {
             return;
         }
         let Some(process) = self.wake(at, life) else { return };
-        let kept = process.stepped.keeper_step();
+        let kept = process.stepped.checkpointer_step();
         let hashed = process.stepped.hasher_step();
         let caught = process.stepped.catch_up_step();
         process.background_busy = kept || hashed || caught;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use disk::{Disk, RealDisk};
 use interchange::bolt::Bolt;
-use server::stopped::Stopped;
+use storage::stopped::Stopped;
 
 use crate::commands::required;
 use crate::migrate::{lock, rewrite};

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use interchange::Source;
 use interchange::backend::{Backend, Membership};
 use machine::snapshot::SnapshotVersion;
-use server::restoration::Filling;
+use storage::restoration::Filling;
 
 use crate::Refusal;
 use crate::notice::Notices;

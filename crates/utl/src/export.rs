@@ -9,8 +9,8 @@ use interchange::backend::Release;
 use interchange::wal::Identity;
 use interchange::{NewDataDir, NewMember};
 use machine::{Machine, Values};
-use server::etcd_database::{self, EtcdDatabase};
-use server::stopped::Stopped;
+use storage::etcd_database::{self, EtcdDatabase};
+use storage::stopped::Stopped;
 
 use crate::commands::required;
 use crate::target::{Target, is_taken};

@@ -10,10 +10,10 @@ use disk::{Disk, RealDisk};
 use interchange::{Command, DataDir};
 use log::HardState;
 use prost::Message as _;
-use server::etcd_database;
-use server::restoration::{Restoration, RestoredEntry, RestoredHead};
-use server::shared::Identity;
-use server::stopped::Stopped;
+use storage::Identity;
+use storage::etcd_database;
+use storage::restoration::{Restoration, RestoredEntry, RestoredHead};
+use storage::stopped::Stopped;
 
 use crate::commands::required;
 use crate::target::{Target, is_taken};

@@ -4,7 +4,7 @@
 //! directories of etcd 3.4 to 3.7 and of Mainstay; and two commands of its own, `import` and `export`, that make a
 //! data directory of the one program out of one of the other.
 //!
-//! What it does not know: formats (`interchange`, `server::restoration`, `server::stopped`), the network, a running
+//! What it does not know: formats (`interchange`, `storage::restoration`, `storage::stopped`), the network, a running
 //! member, which is always left alone.
 //!
 //! Invariants:

@@ -11,9 +11,9 @@ use interchange::{NewDataDir, NewMember, Source as _};
 use log::HardState;
 use machine::Machine;
 use machine::snapshot::SnapshotReader;
-use server::etcd_database;
-use server::restoration::{Restoration, RestoredHead, bumped};
-use server::shared::Identity;
+use storage::Identity;
+use storage::etcd_database;
+use storage::restoration::{Restoration, RestoredHead, bumped};
 
 use crate::cluster::{ClusterOptions, NewCluster};
 use crate::etcd_dir::WithoutLease;

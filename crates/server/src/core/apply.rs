@@ -24,8 +24,8 @@ use super::proposals::{REVOKE_PAUSE, Waiter};
 use super::run::{Answerable, Core};
 use crate::inbox::Inbox;
 use crate::long_reads::Reader;
-use crate::readers::{Arrived, Reading};
-use crate::values::AtHand;
+use storage::readers::{Arrived, Reading};
+use storage::values::AtHand;
 use telemetry::logging::Value as Field;
 
 /// Bytes of entries that are committed and not applied; with more, further ones are not taken from a leader for now.
@@ -252,7 +252,7 @@ impl Core {
     /// An entry is being applied whole, or was.
     fn passed(&mut self, index: u64, term: u64) {
         let newer = self.terms.last().is_some_and(|(_, last)| *last < term);
-        crate::terms::push(&mut self.terms, index, term);
+        storage::terms::push(&mut self.terms, index, term);
         if newer {
             self.propose_again(term);
         }

@@ -20,14 +20,15 @@ use tokio::sync::oneshot;
 
 use super::room::Purpose;
 use super::run::{Core, Syncing};
-use super::{Order, ReplyBody, Ticket};
+use super::{ReplyBody, Ticket};
 use crate::long_reads::Reader;
 use crate::transfer::Received;
+use storage::checkpointer::Order;
 use telemetry::logging::Value;
 
 /// How long what has arrived of a snapshot is kept after a break.
 const RESUME_PATIENCE: Duration = Duration::from_secs(60);
-/// States, and parts of some, that wait to be dropped by the keeper while another may be received.
+/// States, and parts of some, that wait to be dropped by the checkpointer while another may be received.
 const DISCARDED_MAX: usize = 2;
 
 #[derive(Default)]
@@ -60,14 +61,14 @@ pub(super) struct Install {
     placing: Option<Placing>,
     /// Forgets what has arrived in the attempt that broke off.
     kept: Option<Forget>,
-    /// What is to be dropped, and is not on its way to the keeper yet.
+    /// What is to be dropped, and is not on its way to the checkpointer yet.
     discarded: VecDeque<Discarded>,
 }
 
 /// Has a receiver give back what it keeps of a state whose stream broke off, if it still does.
 pub type Forget = Box<dyn FnOnce() -> Option<Box<dyn Any + Send>> + Send>;
 
-/// What takes long to drop: the keeper does that.
+/// What takes long to drop: the checkpointer does that.
 enum Discarded {
     /// A state. Whoever drops the last view of one frees it, so it goes when nobody has a view of it any more.
     State(Box<Machine>),
@@ -396,7 +397,7 @@ impl Core {
         Ok(())
     }
 
-    /// Hands the keeper what takes long to drop.
+    /// Hands the checkpointer what takes long to drop.
     pub(super) fn release_discarded(&mut self) {
         for _ in 0..self.install.discarded.len() {
             let Some(one) = self.install.discarded.pop_front() else { return };

@@ -24,10 +24,10 @@ use log::{Batch, Log, Refusal, Space};
 use machine::Raised;
 use prost::Message as _;
 
-use super::Order;
 use super::proposals::Waiter;
 use super::run::{Core, Syncing};
-use crate::evidence::Cause;
+use storage::checkpointer::Order;
+use storage::nospace::Cause;
 use telemetry::logging::Value;
 
 /// Pause before an alarm is proposed again.
@@ -75,7 +75,7 @@ pub(super) struct Room {
     noted: Cause,
     /// When the NOSPACE alarm was last proposed to be raised or cleared; it may have been lost on its way to the leader.
     proposed: Option<Instant>,
-    /// Whether the keeper was told that it has to keep room for the next checkpoint.
+    /// Whether the checkpointer was told that it has to keep room for the next checkpoint.
     reserve_asked: bool,
     /// When a shortage may next have a checkpoint made.
     next_free: Instant,
@@ -346,7 +346,7 @@ impl Core {
         self.propose_own(request, Waiter::Nobody);
     }
 
-    /// Has it noted beside the log what raised the alarm, so that the next process knows; whether the keeper was told, and
+    /// Has it noted beside the log what raised the alarm, so that the next process knows; whether the checkpointer was told, and
     /// does it before anything else that it is told from now on.
     pub(super) fn note_cause(&mut self) -> bool {
         if self.room.noted != self.room.cause && self.orders.try_send(Order::Note(self.room.cause)).is_ok() {

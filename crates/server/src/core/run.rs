@@ -27,16 +27,17 @@ use super::proposals::{Open, Proposal, Waiter};
 use super::reads::{Reads, Want};
 use super::room::Room;
 use super::space::{Checkpoints, Thresholds};
-use super::{Ask, MemberChange, OUTSIDE, Order, Reply, ReplyBody, Ticket};
+use super::{Ask, MemberChange, OUTSIDE, Reply, ReplyBody, Ticket};
 use crate::arrivals::Charge;
-use crate::compaction_hash::Job;
-use crate::evidence::Cause;
 use crate::expiry::Expiry;
 use crate::fold::FoldMap;
 use crate::long_reads::Reader;
 use crate::shared::{Published, Shared};
-use crate::values::LogValues;
 use config::Config;
+use storage::checkpointer::Order;
+use storage::compaction_hash::Job;
+use storage::nospace::Cause;
+use storage::values::LogValues;
 use telemetry::logging::{Logger, Value};
 
 /// How long a stop waits for what is under way.
@@ -61,7 +62,7 @@ pub struct Parts {
     pub log: Log,
     /// Where the entries that were read at start lie.
     pub locations: VecDeque<(u64, log::Location)>,
-    /// The keeper of checkpoints.
+    /// The checkpointer.
     pub orders: SyncSender<Order>,
     /// Whoever computes the hashes of compactions.
     pub hash_jobs: SyncSender<Job>,
@@ -433,7 +434,7 @@ impl Core {
         if self.parked.is_some() {
             return Ok(false);
         }
-        // A state that was replaced goes before the keeper begins with the new one's checkpoint.
+        // A state that was replaced goes before the checkpointer begins with the new one's checkpoint.
         self.release_discarded();
         self.order_checkpoint(now);
         self.release_doomed();

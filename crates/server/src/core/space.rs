@@ -9,8 +9,8 @@ use planted::Bug;
 
 use super::room::Purpose;
 use super::run::{Core, Syncing};
-use super::{Checkpointed, Order, Relocation};
 use crate::long_reads::Reader;
+use storage::checkpointer::{Checkpointed, Order, Relocation};
 use telemetry::logging::Value;
 
 /// When checkpoints are due, when room is worth winning back, and what is done at once.
@@ -211,7 +211,7 @@ impl Core {
             .filter(|seq| whole || !self.checkpoint.emptied.contains(seq))
             .filter(|seq| !self.doomed.iter().any(|(_, doomed)| doomed == seq))
             .collect();
-        crate::terms::forget(&mut self.terms, self.entries.first_index());
+        storage::terms::forget(&mut self.terms, self.entries.first_index());
         let terms = self.terms.clone();
         let mut head = Box::new(self.machine.head());
         if planted::is(Bug::AppliedIndexEarly) {
@@ -390,7 +390,7 @@ impl Core {
         if segments.is_empty() {
             return;
         }
-        // If the keeper is busy, the next checkpoint asks again.
+        // If the checkpointer is busy, the next checkpoint asks again.
         let portion_bytes = self.portion_bytes();
         let _ = self.orders.try_send(Order::Relocate { segments, portion_bytes });
     }

@@ -12,7 +12,7 @@ use front::{Front, Head, Inbound, LocalBoxFuture, Method, Options, Outbound, Ser
 
 use super::{FrontCounters, answer_metrics_listener};
 use crate::shared::Shared;
-use crate::values::LogValues;
+use storage::values::LogValues;
 
 /// Serves `/metrics`, `/health`, `/livez` and `/readyz`, and no calls: for those who scrape and probe, on addresses
 /// that need not be open to clients.

@@ -21,10 +21,11 @@ use machine::{AsOf, range};
 use mvcc::Version;
 
 use super::choose::{Chooser, Seen, gathered_bytes_max};
+use super::pieces;
 use super::range::{BYTES_AT_ONCE, KEYS_PER_SLICE, REPLACED, projected, slice};
-use super::{pieces, unreadable};
 use crate::encode::{self, field_len, put_number};
-use crate::values::{Attempt, LogValues, made};
+use storage::values::unreadable;
+use storage::values::{Attempt, LogValues, made};
 
 /// What a read of a transaction found, once it was measured.
 struct Measured {
@@ -589,7 +590,7 @@ mod tests {
         let newest = Arc::new(Counting(Some(store.publish()), AtomicUsize::new(0)));
         let state = AsOf::new(moment, Arc::clone(&newest) as Arc<dyn Newest>);
         let answer = txn(state, values, ResponseHeader::default(), whole(&moment));
-        let Ok(Answer::Pieces { len, mut source, .. }) = crate::block_on::block_on(answer) else {
+        let Ok(Answer::Pieces { len, mut source, .. }) = storage::block_on::block_on(answer) else {
             panic!("it is made in pieces");
         };
         newest.1.store(0, Ordering::Relaxed);
@@ -614,14 +615,14 @@ mod tests {
         let header = ResponseHeader::default();
         let answer = || txn(gone(), Rc::clone(&values), header, whole(&moment));
         let refusal = |answer: Result<Answer, Status>| answer.map(|_| ()).expect_err("it was overtaken");
-        assert_eq!(refusal(crate::block_on::block_on(written(answer()))), WRITTEN);
-        assert_eq!(refusal(crate::block_on::block_on(answer())), error::COMPACTED);
+        assert_eq!(refusal(storage::block_on::block_on(written(answer()))), WRITTEN);
+        assert_eq!(refusal(storage::block_on::block_on(answer())), error::COMPACTED);
         // Nor if its member has taken over another's state meanwhile.
         let other =
             || AsOf::new(moment, Arc::new(Counting(Some(Store::new().publish()), AtomicUsize::new(0))));
         let answer = || txn(other(), Rc::clone(&values), header, whole(&moment));
-        assert_eq!(refusal(crate::block_on::block_on(written(answer()))), WRITTEN);
-        assert_eq!(refusal(crate::block_on::block_on(answer())), REPLACED);
+        assert_eq!(refusal(storage::block_on::block_on(written(answer()))), WRITTEN);
+        assert_eq!(refusal(storage::block_on::block_on(answer())), REPLACED);
         let mut writer = store.begin();
         let deleted = writer.delete_range(KeyRange::of_request(b"key", b"l"), |_| {}) as i64;
         let revision = writer.finish();
@@ -629,7 +630,7 @@ mod tests {
         let previous = Read::Past(Box::new(Past { request, main: revision, sub: 0 }));
         let deletion =
             delete_range(gone(), Rc::clone(&values), header, Deleted { revision, deleted, previous });
-        assert_eq!(refusal(crate::block_on::block_on(written(deletion))), WRITTEN);
+        assert_eq!(refusal(storage::block_on::block_on(written(deletion))), WRITTEN);
     }
 
     #[test]
@@ -644,7 +645,7 @@ mod tests {
         }
         let state = AsOf::new(moment, Arc::clone(&newest) as Arc<dyn Newest>);
         let mut evaluation = Evaluation { gather: 1, ..Evaluation::new(state, values) };
-        let measured = crate::block_on::block_on(evaluation.measure_all(&outcome));
+        let measured = storage::block_on::block_on(evaluation.measure_all(&outcome));
         let status = measured.map(|_| ()).expect_err("is too much");
         assert_eq!(
             (status.code, of_write(status.clone()).code),

@@ -5,6 +5,7 @@
 //! other calls. A slice whose values are not at hand is looked at again once they were fetched.
 
 use std::cmp::{Ordering, Reverse};
+use storage::values::unreadable;
 
 use api::etcdserverpb::RangeRequest;
 use api::etcdserverpb::range_request::{SortOrder, SortTarget};
@@ -14,8 +15,6 @@ use front::{Account, Held};
 use machine::found::{Found, read_version};
 use machine::{Values, range};
 use mvcc::Version;
-
-use super::unreadable;
 
 /// Bytes of keys, and of values where these are sorted by, that one request may have gathered at a time (COMPAT-73).
 const GATHERED_BYTES_MAX: usize = 256 << 20;
@@ -265,9 +264,9 @@ async fn merge<T>(one: Vec<T>, other: Vec<T>, order: &impl Fn(&T, &T) -> Orderin
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::block_on::block_on;
     use machine::ReadError;
     use mvcc::{KeyRange, Location, Store, Value};
+    use storage::block_on::block_on;
 
     /// Values that are four bytes of their place.
     struct Placed;

@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 use std::sync::Arc;
+use storage::values::unreadable;
 
 use api::error;
 use api::etcdserverpb::{
@@ -17,11 +18,11 @@ use machine::{AsOf, Outcome, ReadError, check};
 
 use super::choose::READ_AT_ONCE;
 use super::range::{BYTES_AT_ONCE, KEYS_PER_SLICE};
-use super::{Services, UNPARSEABLE, answers, decode, unreadable, whole};
+use super::{Services, UNPARSEABLE, answers, decode, whole};
 use crate::core::{Ask, ReplyBody, Ticket, command};
 use crate::encode;
 use crate::long_reads::Reader;
-use crate::values::{Attempt, made};
+use storage::values::{Attempt, made};
 use telemetry::slow_requests;
 
 /// Keys that the comparisons of one transaction may look at (COMPAT-74): they are made in apply, in one go.

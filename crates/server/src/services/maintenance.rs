@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
+use storage::values::unreadable;
 
 use api::error;
 use api::etcdserverpb::alarm_request::AlarmAction;
@@ -25,13 +26,13 @@ use prost::Message as _;
 use sha2::{Digest, Sha256};
 
 use super::choose::READ_AT_ONCE;
-use super::{NO_REQUEST, Services, decode, decode_streamed, unreadable, whole};
+use super::{NO_REQUEST, Services, decode, decode_streamed, whole};
 use crate::core::{Ask, ReplyBody};
-use crate::etcd_database::{EtcdDatabase, EtcdDatabaseError};
-use crate::kv_hash::KvHash;
 use crate::long_reads::Reader;
-use crate::values::{Attempt, LogValues, made};
 use config::QUOTA_BYTES_DEFAULT;
+use storage::etcd_database::{EtcdDatabase, EtcdDatabaseError};
+use storage::kv_hash::KvHash;
+use storage::values::{Attempt, LogValues, made};
 
 /// Field of `InternalRaftRequest`.
 const ALARM: u32 = 10;
@@ -315,9 +316,9 @@ mod tests {
     use mvcc::{Location, Moment, Store, Value, View};
 
     use super::*;
-    use crate::readers::Reading;
     use crate::services::range::REPLACED;
-    use crate::values::Source;
+    use storage::readers::Reading;
+    use storage::values::Source;
 
     /// A disk that has nothing at hand.
     struct Nothing;

@@ -11,6 +11,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
+use storage::values::unreadable;
 
 use api::error;
 use api::etcdserverpb::range_request::{SortOrder, SortTarget};
@@ -28,11 +29,11 @@ use mvcc::{KeyRange, Snapshot, Version};
 use prost::Message as _;
 
 use super::choose::{Chooser, Seen, gathered_bytes_max};
-use super::{NO_REQUEST, Services, decode, decode_streamed, pieces, unreadable};
+use super::{NO_REQUEST, Services, decode, decode_streamed, pieces};
 use crate::encode::{field_len, header_len, number_len, put_header, put_number};
 use crate::long_reads::Reader;
 use crate::shared::Published;
-use crate::values::{Attempt, made};
+use storage::values::{Attempt, made};
 use telemetry::slow_requests;
 
 /// Keys that are answered at once.

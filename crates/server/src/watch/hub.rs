@@ -29,8 +29,8 @@ use super::long::Claim;
 use super::slice::Portion;
 use super::stream::{Stream, Watch};
 use crate::shared::{Published, Shared};
-use crate::values::Source;
 use clock::Sleep;
+use storage::values::Source;
 use telemetry::callers::Caller;
 
 /// All watches of one shard. It lives on that shard's thread.

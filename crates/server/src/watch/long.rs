@@ -18,7 +18,7 @@ use super::index::{Index, Keys};
 use super::response::{self, HEAD_ROOM};
 use super::slice::{Portion, event_field_len, previous_of, put_event};
 use super::stream::{QUEUE_BYTES_MAX, Queued, Stream, Watch};
-use crate::values::Attempt;
+use storage::values::Attempt;
 
 /// How far some watches of a stream have read a revision.
 pub(super) struct Long {

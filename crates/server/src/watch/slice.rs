@@ -14,7 +14,7 @@ use mvcc::{Changes, Snapshot, Version};
 use super::index::Index;
 use super::response;
 use super::stream::{Queued, Watch};
-use crate::values::Attempt;
+use storage::values::Attempt;
 
 /// Revisions walked in one slice.
 const SLICE_REVISIONS_MAX: usize = 1000;

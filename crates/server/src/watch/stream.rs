@@ -18,7 +18,7 @@ use super::hub::{Class, Place};
 use super::index::Keys;
 use super::long::{Given, Long};
 use super::response;
-use crate::values::Attempt;
+use storage::values::Attempt;
 use telemetry::callers::Caller;
 use telemetry::metrics::Gauge;
 

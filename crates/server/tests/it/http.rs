@@ -18,9 +18,10 @@ use disk::MemDisk;
 use front::{MethodCounters, ShardCounters};
 use machine::{Command, Machine, Member, Rules};
 use mainstay_server::http::{self, FrontCounters, MetricsListener};
-use mainstay_server::shared::{Identity, Limits, Published, Shared};
-use mainstay_server::values::LogValues;
+use mainstay_server::shared::{Limits, Published, Shared};
 use prost::Message as _;
+use storage::Identity;
+use storage::values::LogValues;
 use telemetry::metrics::{GrpcMethod, MethodType, Metrics};
 
 use testkit::expect;

@@ -401,7 +401,7 @@ fn a_state_that_was_replaced_is_not_dropped_by_the_core_nor_by_whoever_reads_it_
     assert!(world.text().contains("installed a snapshot"));
     assert_eq!(world.member(lagging).probe().discarded, 1, "somebody reads it");
     drop(before);
-    world.until("the keeper has it", |world| world.member(lagging).probe().discarded == 0);
+    world.until("the checkpointer has it", |world| world.member(lagging).probe().discarded == 0);
 }
 
 #[test]

@@ -10,9 +10,9 @@ use disk::{Disk, Fault, MemDisk};
 use interchange::snapshot;
 use machine::Members;
 use machine::snapshot::SnapshotVersion;
-use server::restoration::{Restoration, RestoredHead};
-use server::shared::Identity;
-use server::stopped::Stopped;
+use storage::Identity;
+use storage::restoration::{Restoration, RestoredHead};
+use storage::stopped::Stopped;
 
 use crate::kit::{done, golden, names, open, text, utl};
 use crate::temp_dir::TempDir;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
 use disk::{Disk, RealDisk};
-use server::stopped::Stopped;
+use storage::stopped::Stopped;
 
 use crate::temp_dir::TempDir;
 

@@ -6,8 +6,8 @@ use disk::{Disk, RealDisk};
 use interchange::backend::{BackendWriter, Release};
 use interchange::{DataDir, snapshot};
 use machine::snapshot::SnapshotWriter;
-use server::etcd_database::EtcdDatabase;
-use server::stopped::Stopped;
+use storage::etcd_database::EtcdDatabase;
+use storage::stopped::Stopped;
 
 use crate::kit::{HASHES, RELEASES, done, open, text};
 use crate::temp_dir::TempDir;

@@ -7,12 +7,12 @@ use planted::Bug;
 
 use super::{Hub, TOGETHER_MAX};
 use crate::shared::Published;
-use crate::values::Attempt;
 use crate::watch::hold::Hold;
 use crate::watch::index::Index;
 use crate::watch::long::{Claim, Failed, Given, Long, Part, Previous};
 use crate::watch::slice::{Done, Gathered, Portion, SLICE_BYTES_MAX, Slice, cannot_read, too_long};
 use crate::watch::stream::{Queued, Stream, Watch};
+use storage::values::Attempt;
 
 /// Responses that others may wait for at a time; there are more only where hardly any two are the same.
 const CLAIMED_MAX: usize = 64;

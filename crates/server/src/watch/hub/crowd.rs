@@ -8,10 +8,10 @@ use planted::Bug;
 
 use super::{Hub, MOVED_AT_ONCE};
 use crate::shared::Published;
-use crate::values::Attempt;
 use crate::watch::index::{Index, Place};
 use crate::watch::slice::{Done, Gathered, Portion, Slice, event_len};
 use crate::watch::stream::Watch;
+use storage::values::Attempt;
 
 /// What synced watches are told in more than one turn. Meanwhile the hub's revision stays, and a watch joins the synced
 /// ones only if it has been told more than they are being told.

@@ -22,11 +22,12 @@ use machine::{Alarms, Members, ReadError, Values};
 use mvcc::{KeyRange, Location, Store, Value};
 use prost::Message as _;
 
-use crate::readers::{Readers, Reading, place_of};
-use crate::shared::{Identity, Limits, Published, Shared};
-use crate::values::Source;
+use crate::shared::{Limits, Published, Shared};
 use crate::watch::{Hub, Requests, Responses};
 use config::MetricsDetail;
+use storage::Identity;
+use storage::readers::{Readers, Reading, place_of};
+use storage::values::Source;
 use telemetry::metrics::Metrics;
 
 /// Values that are one byte over and over; the place says which.

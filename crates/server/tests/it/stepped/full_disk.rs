@@ -151,19 +151,19 @@ fn what_raised_the_alarm_is_known_though_it_was_not_noted() {
     let restart = |world: &mut World| {
         world.crash(0);
         world.places[0].disk.set_capacity(None);
-        world.places[0].keeper_held = false;
+        world.places[0].checkpointer_held = false;
         world.start(0).expect("starts");
         world.until("it serves", |world| world.member(0).is_ready());
     };
-    // The note would come from the keeper.
-    world.places[0].keeper_held = true;
+    // The note would come from the checkpointer.
+    world.places[0].checkpointer_held = true;
     disk_full(&mut world);
     restart(&mut world);
     world.until("the alarm goes though nothing was noted", |world| !raised(world));
     // It is noted that the disk has raised it, and the next is the quota's.
     disk_full(&mut world);
     settle_for(&mut world, 3);
-    world.places[0].keeper_held = true;
+    world.places[0].checkpointer_held = true;
     world.places[0].disk.set_capacity(None);
     world.until("the alarm goes", |world| !raised(world));
     let _ = fill(&mut world, "q");

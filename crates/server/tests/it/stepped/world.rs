@@ -156,8 +156,8 @@ pub struct Place {
     pub member: Option<Stepped>,
     /// Its log does nothing, as if the disk did not come back from a sync.
     pub log_held: bool,
-    /// Its keeper does nothing.
-    pub keeper_held: bool,
+    /// Its checkpointer does nothing.
+    pub checkpointer_held: bool,
     /// Take effect with the next start.
     pub switches: Switches,
     /// What one turn of its core applies at most; from the next start on.
@@ -217,7 +217,7 @@ impl World {
                 clock: HandClock::new(epoch, UNIX_EPOCH + Duration::from_secs(1_700_000_000)),
                 member: None,
                 log_held: false,
-                keeper_held: false,
+                checkpointer_held: false,
                 switches: Switches::default(),
                 applied_per_turn: THRESHOLDS.applied_per_turn,
                 looked: epoch,
@@ -255,7 +255,7 @@ impl World {
             clock,
             member: None,
             log_held: false,
-            keeper_held: false,
+            checkpointer_held: false,
             switches: Switches::default(),
             applied_per_turn: THRESHOLDS.applied_per_turn,
             looked: self.places[0].clock.now(),
@@ -352,7 +352,7 @@ impl World {
                 worked = true;
                 member.log_turn();
             }
-            worked |= !place.keeper_held && member.keeper_step();
+            worked |= !place.checkpointer_held && member.checkpointer_step();
             worked |= member.hasher_step();
             worked |= member.catch_up_step();
             if member.wants_poll() {

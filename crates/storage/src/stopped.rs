@@ -11,11 +11,10 @@ use log::{HardState, Log};
 use machine::{Command, Machine};
 use mvcc::{HashWalk, Location};
 
-use crate::inbox::Inbox;
+use crate::identity::Identity;
 use crate::kv_hash::KvHash;
-use crate::open::{Unrestored, lock, replay_log, restore};
+use crate::opening::{Unrestored, lock, replay_log, restore};
 use crate::restoration::RULES;
-use crate::shared::Identity;
 use crate::values::LogValues;
 
 /// A stopped member's state, with the entries applied that it knows to be committed. No member can be started on the
@@ -70,7 +69,7 @@ impl Stopped {
         options.by_hand = true;
         options.closed_at = witness.and_then(|witness| witness.end);
         let first = machine.applied_index + 1;
-        let mut replayed = replay_log(options, disk, first, Arc::new(Inbox::default()))?;
+        let mut replayed = replay_log(options, disk, first, Box::new(|_| {}))?;
         if manifest.is_none()
             && let Err(lacking) = replayed.is_whole()
         {

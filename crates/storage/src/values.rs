@@ -11,6 +11,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use api::{Code, Status};
 use bytes::{BufMut, Bytes, BytesMut};
 use front::{Account, Charge, Held};
 use machine::{ReadError, Values};
@@ -31,6 +32,11 @@ const PASSES_WITH_QUESTIONS: u32 = 3;
 
 /// Bytes of an answer that is made in pieces for which values are fetched together; the last value may go beyond them.
 const FETCHED_PIECE_BYTES: usize = 64 << 10;
+
+/// The status of a value that the disk did not give back.
+pub fn unreadable(error: &ReadError) -> Status {
+    Status::with(Code::Internal, format!("mainstay: a value could not be read: {error}"))
+}
 
 /// One thread's reader of values.
 ///

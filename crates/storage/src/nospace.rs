@@ -1,73 +1,9 @@
-//! What lies beside the log and says whose it is, and where it ended when the member stopped in order; and a note of what
-//! raised the NOSPACE alarm.
+//! A note beside the log of what raised the NOSPACE alarm.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use disk::Disk;
-use log::{LogEnd, OpenError, Witness};
-
-use crate::shared::Identity;
-use telemetry::logging::{Logger, Value};
-
-/// The witness in a data directory.
-pub struct Evidence {
-    disk: Arc<dyn Disk>,
-    path: PathBuf,
-    /// What it said when the member was started; `None` if it said nothing.
-    pub known: Option<Witness>,
-}
-
-impl Evidence {
-    /// Reads it. One that is damaged is as good as none: it only ever proves that something else is missing.
-    pub fn read(disk: &Arc<dyn Disk>, member_dir: &Path, logger: &Logger) -> Result<Evidence, OpenError> {
-        let path = member_dir.join("witness");
-        let known = match Witness::read(&**disk, &path) {
-            Ok(known) => known,
-            Err(OpenError::Damaged { path, offset, found }) => {
-                let path = path.display().to_string();
-                logger.warn(
-                    "the witness is damaged and is made anew; it cannot be told whether the log has lost its end",
-                    &[
-                        ("file", Value::Str(&path)),
-                        ("offset", Value::Uint(offset)),
-                        ("found", Value::Str(&found)),
-                    ],
-                );
-                None
-            }
-            Err(error) => return Err(error),
-        };
-        Ok(Evidence { disk: Arc::clone(disk), path, known })
-    }
-
-    /// Refuses a log that is another member's.
-    pub fn check(&self, identity: &Identity) -> Result<(), OpenError> {
-        let expected = (identity.cluster_id, identity.member_id);
-        match self.known.map(|witness| (witness.cluster_id, witness.member_id)) {
-            Some(found) if found != expected => {
-                Err(OpenError::Foreign { path: self.path.clone(), found, expected })
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Says that the log is in use. Before anything is written to the log, or a crash would leave it longer than the
-    /// witness says.
-    pub fn open(&self, identity: &Identity) -> Result<(), OpenError> {
-        self.write(identity, None)
-    }
-
-    /// Says where the log ends, once it is closed; `None` is a log that nothing was written to.
-    pub fn close(&self, identity: &Identity, end: Option<LogEnd>) -> Result<(), OpenError> {
-        if end.is_some() { self.write(identity, end) } else { Ok(()) }
-    }
-
-    fn write(&self, identity: &Identity, end: Option<LogEnd>) -> Result<(), OpenError> {
-        let witness = Witness { cluster_id: identity.cluster_id, member_id: identity.member_id, end };
-        witness.write(&*self.disk, &self.path)
-    }
-}
 
 /// What raised this member's NOSPACE alarm. The alarm itself is replicated state and does not say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

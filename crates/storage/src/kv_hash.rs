@@ -9,7 +9,7 @@ use machine::{ReadError, Values};
 use mvcc::{Value, Version};
 
 use crate::crc_combine::combine;
-use crate::services::unreadable;
+use crate::values::unreadable;
 
 /// CRC-32C as etcd's HashKV computes it: over the name of its bucket, and for each version the bytes of its revision
 /// and of its `KeyValue`.

@@ -1,23 +1,25 @@
-//! The keeper of checkpoints: writes the state to disk behind everybody's back, and finds what has to move.
+//! The checkpointer writes the state to disk while the member goes on, and finds values that have to move.
 //!
 //! It reads slice by slice ([`AsOf`]), on its own thread, at its own pace; neither writer nor readers wait for it. A checkpoint is a
 //! base run and delta runs behind it, like the levels of a log-structured merge tree: most checkpoints write only
 //! what is new, and a run is written again together with newer ones only when they have grown to its size, so that
 //! each version is written a few times in all.
 
+use std::any::Any;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::time::{Duration, Instant};
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use log::checkpoint::{CheckpointStore, Manifest, Run};
 use machine::AsOf;
 use machine::found::read_version;
 use machine::image::{Head, RunWriter};
+use mvcc::{Location, View};
+use telemetry::metrics::Metrics;
 
-use crate::core::{Ask, Checkpointed, Order, Relocation};
-use crate::evidence::Note;
-use crate::shared::Shared;
+use crate::identity::Identity;
+use crate::nospace::{Cause, Note};
 use crate::terms;
 use crate::values::LogValues;
 
@@ -37,6 +39,84 @@ const RUN_SLACK_BYTES: u64 = 256 << 10;
 /// With so many bytes free, and four times a checkpoint, no room is kept for the next one.
 const RESERVE_FREE_BYTES: u64 = 1 << 30;
 
+/// A durable checkpoint.
+#[derive(Clone, Copy, Debug)]
+pub struct Checkpointed {
+    /// The entries up to here are in it.
+    pub applied_index: u64,
+    /// Whether it was written anew as a whole, and so names no value's place of before.
+    pub whole: bool,
+    /// Bytes of all files of the checkpoint.
+    pub bytes: u64,
+}
+
+/// One value that is to move.
+#[derive(Clone, Debug)]
+pub struct Relocation {
+    /// Main revision.
+    pub main: i64,
+    /// Sub revision.
+    pub sub: u32,
+    /// Where it lies.
+    pub from: Location,
+    /// The value.
+    pub data: Bytes,
+}
+
+/// What the core asks of the checkpointer.
+pub enum Order {
+    /// Write the state of this moment.
+    Checkpoint {
+        /// The rest of the state.
+        head: Box<Head>,
+        /// Keys and values, with all that is physically there.
+        state: AsOf,
+        /// Whether to write all of it, and not only what is new.
+        whole: bool,
+        /// The terms of the entries before.
+        terms: Vec<(u64, u64)>,
+    },
+    /// Find the live values in these segments and ask for their relocation.
+    Relocate {
+        /// The segments.
+        segments: Vec<u32>,
+        /// Bytes of values to ask for at once.
+        portion_bytes: usize,
+    },
+    /// Note beside the log what raised this member's NOSPACE alarm.
+    Note(Cause),
+    /// The disk may fill up: keep room for the next checkpoint.
+    Reserve,
+    /// Drop this: it takes long.
+    Drop(Box<dyn Any + Send>),
+    /// End.
+    Stop,
+}
+
+/// What the core is told.
+pub enum Event {
+    /// A checkpoint was made, or failed.
+    Checkpointed(Result<Checkpointed, String>),
+    /// These values are to be moved out of their segments; the sender is told when they are.
+    Relocate(Vec<Relocation>, SyncSender<()>),
+    /// All values of an order to relocate have been moved, or could not be.
+    Relocated,
+}
+
+/// What the checkpointer needs of its member.
+pub struct Surface {
+    /// Whose checkpoints they are.
+    pub identity: Identity,
+    /// Reads values.
+    pub values: log::Values,
+    /// Gives the newest published view.
+    pub newest: Box<dyn Fn() -> Arc<View> + Send>,
+    /// Tells the core.
+    pub tell: Box<dyn Fn(Event) + Send>,
+    /// Where the times of syncs are counted.
+    pub metrics: Arc<Metrics>,
+}
+
 /// One run and the revisions it covers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Level {
@@ -50,7 +130,7 @@ pub struct Level {
 
 impl Level {
     /// A name that none of `levels` has: values may have moved since a run of the same revisions and entry.
-    pub(crate) fn name(from: i64, to: i64, applied_index: u64, levels: &[Level]) -> String {
+    pub fn name(from: i64, to: i64, applied_index: u64, levels: &[Level]) -> String {
         let mut name = format!("{from:016x}-{to:016x}-{applied_index:016x}.run");
         let mut again = 0;
         while levels.iter().any(|level| level.run.name == name) {
@@ -69,9 +149,9 @@ impl Level {
     }
 }
 
-/// The keeper.
-pub struct Keeper {
-    shared: Arc<Shared>,
+/// Writes checkpoints and finds values that have to move, one order at a time.
+pub struct Checkpointer {
+    member: Surface,
     store: CheckpointStore,
     levels: Vec<Level>,
     note: Note,
@@ -137,10 +217,10 @@ fn text(error: log::OpenError) -> String {
     error.to_string()
 }
 
-impl Keeper {
+impl Checkpointer {
     /// Takes over the checkpoint that the member was started from.
-    pub fn new(shared: Arc<Shared>, store: CheckpointStore, levels: Vec<Level>, note: Note) -> Keeper {
-        Keeper { shared, store, levels, note, job: None }
+    pub fn new(member: Surface, store: CheckpointStore, levels: Vec<Level>, note: Note) -> Checkpointer {
+        Checkpointer { member, store, levels, note, job: None }
     }
 
     /// Carries out orders until the last.
@@ -174,8 +254,8 @@ impl Keeper {
                 }
             }
             Order::Relocate { segments, portion_bytes } => {
-                let values = LogValues::new(self.shared.values.clone());
-                let through = self.shared.state.load().view.snapshot().current_revision();
+                let values = LogValues::new(self.member.values.clone());
+                let through = (self.member.newest)().snapshot().current_revision();
                 let moving = Moving { through, segments, portion_bytes, values, behind: (0, 0), moved: None };
                 self.job = Some(Job::Relocation(Box::new(moving)));
             }
@@ -209,18 +289,18 @@ impl Keeper {
                 }
             },
             Some(Job::Relocation(mut moving)) => {
-                if moving.step(&self.shared) {
+                if moving.step(&self.member) {
                     self.job = Some(Job::Relocation(moving));
                     return Step::Waiting;
                 }
-                self.shared.core.send(Ask::Relocated);
+                (self.member.tell)(Event::Relocated);
                 Step::Ended
             }
         }
     }
 
     fn checkpointed(&self, result: Result<Checkpointed, String>) {
-        self.shared.core.send(Ask::Checkpointed(result));
+        (self.member.tell)(Event::Checkpointed(result));
     }
 
     /// The revision above which a new run starts, and how many levels stay below it.
@@ -253,7 +333,7 @@ impl Keeper {
     fn keep_reserve(&self) {
         let Some(space) = self.store.space() else { return };
         let bytes: u64 = self.levels.iter().map(|level| level.run.file_bytes).sum();
-        let slack = Keeper::slack(space.total_bytes);
+        let slack = Checkpointer::slack(space.total_bytes);
         let wanted = (bytes + bytes / 2 + slack).next_multiple_of(4096);
         let plenty = space.free_bytes >= RESERVE_FREE_BYTES + 4 * wanted;
         // Where there is no room for it, the next checkpoint tries again.
@@ -277,21 +357,23 @@ impl Keeper {
     fn begin(&self, head: Head, state: AsOf, whole: bool, metadata: Vec<u8>) -> Result<Writing, String> {
         let from_min = if whole { i64::MAX } else { head.delta_from_min };
         let versions = state.moment().versions();
-        let (from, kept) = Keeper::plan(&self.levels, head.revision, versions, from_min);
+        let (from, kept) = Checkpointer::plan(&self.levels, head.revision, versions, from_min);
         // A base run has nothing that cannot be read.
         let state = if from == 0 { state.of_what_is_readable() } else { state };
         let (to, applied_index, term) = (head.revision, head.applied_index, head.applied_term);
         let name = Level::name(from, to, applied_index, &self.levels);
         // An attempt that failed, or was cut short by a crash, may have left files, even one of this name.
-        self.store.prune(&Keeper::manifest(&self.levels, applied_index, term, Vec::new())).map_err(text)?;
+        self.store
+            .prune(&Checkpointer::manifest(&self.levels, applied_index, term, Vec::new()))
+            .map_err(text)?;
         let bytes = if from == 0 {
             let on_disk: u64 = self.levels.iter().map(|level| level.run.file_bytes).sum();
             on_disk.max(versions * 2 * VERSION_BYTES)
         } else {
             u64::try_from(to - from).unwrap_or(0) * 2 * VERSION_BYTES
         };
-        let bytes = bytes + self.store.space().map_or(0, |space| Keeper::slack(space.total_bytes));
-        let identity = self.shared.identity.to_bytes();
+        let bytes = bytes + self.store.space().map_or(0, |space| Checkpointer::slack(space.total_bytes));
+        let identity = self.member.identity.to_bytes();
         let file = self.store.begin_within(&name, applied_index, term, &identity, bytes).map_err(text)?;
         let blocks = RunWriter::new(state, head, from);
         let stage = Stage::Blocks { file, blocks, synced: 0 };
@@ -301,7 +383,7 @@ impl Keeper {
     /// Goes on with a checkpoint; gives it when it is durable.
     fn write(&mut self, writing: &mut Writing) -> Result<Option<Checkpointed>, String> {
         // Not the time of a whole checkpoint, which is paced: alerts on this metric ask how slow the disk is.
-        let syncs = &self.shared.metrics.disk.backend_commit_duration;
+        let syncs = &self.member.metrics.disk.backend_commit_duration;
         match std::mem::replace(&mut writing.stage, Stage::Committed) {
             Stage::Blocks { mut file, mut blocks, mut synced } => {
                 let Some(block) = blocks.next_block().map_err(|e| e.to_string())? else {
@@ -324,7 +406,7 @@ impl Keeper {
                 let mut levels = self.levels[..writing.kept].to_vec();
                 levels.push(Level { from: writing.from, to: writing.to, run });
                 let metadata = std::mem::take(&mut writing.metadata);
-                let manifest = Keeper::manifest(&levels, writing.applied_index, writing.term, metadata);
+                let manifest = Checkpointer::manifest(&levels, writing.applied_index, writing.term, metadata);
                 self.store.commit(&manifest).map_err(text)?;
                 self.levels = levels;
                 Ok(None)
@@ -332,7 +414,7 @@ impl Keeper {
             Stage::Committed => {
                 let (applied_index, term) = (writing.applied_index, writing.term);
                 self.store
-                    .prune(&Keeper::manifest(&self.levels, applied_index, term, Vec::new()))
+                    .prune(&Checkpointer::manifest(&self.levels, applied_index, term, Vec::new()))
                     .map_err(text)?;
                 let bytes = self.levels.iter().map(|level| level.run.file_bytes).sum();
                 self.keep_reserve();
@@ -354,7 +436,7 @@ impl Moving {
 
     /// Sends the core the next portion of live values to be written anew; `false` when there are none left, or the
     /// core is gone.
-    fn step(&mut self, shared: &Shared) -> bool {
+    fn step(&mut self, member: &Surface) -> bool {
         if let Some(moved) = &self.moved {
             match moved.try_recv() {
                 Ok(()) => self.moved = None,
@@ -366,7 +448,7 @@ impl Moving {
         let mut ended = false;
         while bytes < self.portion_bytes && !ended {
             // What is not there any more need not be moved, so that the newest view does each time.
-            let view = Arc::clone(&shared.state.load().view);
+            let view = (member.newest)();
             let mut looked_at = 0;
             let snapshot = view.snapshot();
             let mut versions = snapshot.written_after(self.behind.0, self.behind.1);
@@ -399,7 +481,7 @@ impl Moving {
             return false;
         }
         let (done, moved) = sync_channel(1);
-        shared.core.send(Ask::Relocate(portion, done));
+        (member.tell)(Event::Relocate(portion, done));
         self.moved = Some(moved);
         true
     }
@@ -432,7 +514,7 @@ mod tests {
         for _ in 0..200 {
             revision += 50_000;
             let versions = revision as u64;
-            let (from, kept) = Keeper::plan(&levels, revision, versions, 0);
+            let (from, kept) = Checkpointer::plan(&levels, revision, versions, 0);
             let bytes = (revision - from) as u64 * VERSION_BYTES;
             written += bytes;
             levels.truncate(kept);

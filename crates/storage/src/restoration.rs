@@ -22,8 +22,8 @@ use machine::transfer::{Assembly, ReceivedVersion, TransferEnd, TransferHead};
 use machine::{Alarms, Command, Leases, Machine, Members, Rules};
 use mvcc::Location;
 
-use crate::keeper::Level;
-use crate::shared::Identity;
+use crate::checkpointer::Level;
+use crate::identity::Identity;
 use crate::terms;
 use crate::values::LogValues;
 

@@ -44,7 +44,7 @@ const PORTION_BYTES: usize = 1 << 20;
 const TAKEN_BACK_MAX: u32 = 1;
 
 /// A place in the log as one number. It never comes to hold another value.
-pub(crate) fn place_of(value: Value) -> u64 {
+pub fn place_of(value: Value) -> u64 {
     place(value.location.segment, value.location.offset)
 }
 
@@ -53,7 +53,7 @@ fn place(segment: u32, offset: u32) -> u64 {
 }
 
 /// What became of a value, by its place.
-pub(crate) type Arrived = (u64, Result<Bytes, ReadError>);
+pub type Arrived = (u64, Result<Bytes, ReadError>);
 
 /// Values that lie close together, and are read at once.
 type Run = Vec<Wanted>;
@@ -418,16 +418,15 @@ impl Readers {
         state.untaken_bytes + state.staying_bytes > 0
     }
 
-    /// Values that have arrived already.
-    #[cfg(test)]
-    pub(crate) fn arrived(self: &Arc<Self>, arrived: Vec<Arrived>) -> Reading {
+    /// A reading whose values have arrived already: for tests that have values of their own.
+    pub fn arrived(self: &Arc<Self>, arrived: Vec<Arrived>) -> Reading {
         let mut reading = self.read(&[]);
         reading.arrived = arrived;
         reading
     }
 
     /// Reads values. A value that was moved, or is damaged, holds up none of the others.
-    pub(crate) fn read(self: &Arc<Self>, values: &[Value]) -> Reading {
+    pub fn read(self: &Arc<Self>, values: &[Value]) -> Reading {
         let wanted = values.iter().map(|value| Wanted {
             location: log::Location { segment: value.location.segment, offset: value.location.offset },
             len: value.len,
@@ -455,7 +454,7 @@ impl Readers {
     }
 
     /// As [`Readers::read`], for the core: before all others, and whatever they hold. It asks for little at a time.
-    pub(crate) fn read_first(self: &Arc<Self>, values: &[Value]) -> Reading {
+    pub fn read_first(self: &Arc<Self>, values: &[Value]) -> Reading {
         let mut reading = self.read(values);
         reading.is_first = !planted::is(Bug::CoreReadsInTheQueue);
         reading
@@ -488,7 +487,7 @@ pub struct Reading {
 
 impl Reading {
     /// What charges the values that it resolved to, to be kept as long as they are.
-    pub(crate) fn take_charges(&mut self) -> Vec<Charge> {
+    pub fn take_charges(&mut self) -> Vec<Charge> {
         std::mem::take(&mut self.charges)
     }
 

@@ -14,13 +14,12 @@ use log::{Batch, Log, LogEvent, Recovered, Replayed};
 use machine::{Machine, Members, Rules};
 use prost::Message as _;
 
+use crate::beginning::{self, Beginning};
 use crate::catch_up::entry_of;
-use crate::core::Ask;
-use crate::evidence::{Cause, Evidence, Note};
-use crate::inbox::Inbox;
-use crate::joining::{self, Beginning};
-use crate::keeper::Level;
-use crate::shared::Identity;
+use crate::checkpointer::Level;
+use crate::clean_shutdown::Evidence;
+use crate::identity::Identity;
+use crate::nospace::{Cause, Note};
 use crate::terms;
 use config::Config;
 use telemetry::logging::{Logger, Value};
@@ -37,12 +36,27 @@ pub struct Switches {
     pub speaks_as_etcd: bool,
 }
 
+/// The way of the log's events to their receiver, which is the core once it runs.
+pub trait LogEvents: Send + Sync {
+    /// Tells an event; from the log's threads.
+    fn tell(&self, event: LogEvent);
+
+    /// Makes the calling thread the receiver.
+    fn receive_here(&self);
+
+    /// Takes all events that wait into `into`, which is empty; waits for one for this long.
+    fn receive(&self, into: &mut Vec<LogEvent>, patience: Duration);
+}
+
 /// How a data directory is to be opened.
-pub(crate) struct Opening<'a> {
+pub struct Opening<'a> {
+    /// The member's options.
     pub config: &'a Config,
+    /// Where the directory is.
     pub disk: &'a Arc<dyn Disk>,
     /// Where the log's events go.
-    pub inbox: &'a Arc<Inbox<Ask>>,
+    pub events: &'a Arc<dyn LogEvents>,
+    /// Where the operator is told.
     pub logger: &'a Logger,
     /// Whether threads may be started. Where they may not, one thing is done after the other, and the log is driven by
     /// hand.
@@ -52,24 +66,35 @@ pub(crate) struct Opening<'a> {
     /// Decides when this member campaigns; members of one cluster must not time out together. Its id if not given. The
     /// secrets of the log's segments follow from it too; if not given, from the operating system's randomness.
     pub seed: Option<u64>,
+    /// What a test has different.
     pub switches: Switches,
     /// Asked when the log has nothing.
     pub begin: &'a dyn Fn() -> Result<Beginning, String>,
 }
 
 /// What opening the data directory gave.
-pub(crate) struct Opened {
+pub struct Opened {
+    /// Whose directory it is.
     pub identity: Identity,
+    /// The state of the checkpoint; the entries behind it are not applied yet.
     pub machine: Machine,
+    /// Raft, with the entries behind the checkpoint.
     pub node: Node,
+    /// The log, open for appending.
     pub log: Log,
+    /// What was found in it.
     pub recovered: Recovered,
+    /// Where the entries behind the checkpoint lie: index and place.
     pub locations: VecDeque<(u64, log::Location)>,
+    /// The checkpoint's files.
     pub checkpoints: CheckpointStore,
+    /// Its runs.
     pub levels: Vec<Level>,
+    /// The terms of entries that are not in memory; see [`crate::terms`].
     pub terms: Vec<(u64, u64)>,
     /// Members that are there already, as far as this member does not know them from its own log.
     pub remotes: Vec<(u64, Vec<String>)>,
+    /// The witness beside the log.
     pub evidence: Evidence,
     /// What raised this member's NOSPACE alarm, as noted, and the note.
     pub note: (Note, Cause),
@@ -102,6 +127,12 @@ impl Opened {
     }
 }
 
+/// What the state machine holds requests against.
+pub fn rules(config: &Config) -> Rules {
+    let learners_max = usize::try_from(config.max_learners).unwrap_or(usize::MAX);
+    Rules { learners_max }
+}
+
 /// What the operating system refuses, and what to do about it.
 fn refused(doing: &'static str, path: &Path, error: std::io::Error) -> String {
     log::OpenError::Io { doing, path: path.to_path_buf(), error }.to_string()
@@ -123,7 +154,7 @@ fn refuse_foreign(disk: &dyn Disk, member_dir: &Path) -> Result<(), String> {
 }
 
 /// Makes sure that nobody else serves from this directory, and that it is none of etcd's.
-pub(crate) fn lock(disk: &dyn Disk, member_dir: &Path) -> Result<Lock, String> {
+pub fn lock(disk: &dyn Disk, member_dir: &Path) -> Result<Lock, String> {
     refuse_foreign(disk, member_dir)?;
     disk.create_dir_all(member_dir).map_err(|error| refused("create", member_dir, error))?;
     let lock_path = member_dir.join("lock");
@@ -141,8 +172,8 @@ pub(crate) fn lock(disk: &dyn Disk, member_dir: &Path) -> Result<Lock, String> {
 /// # Errors
 ///
 /// The text says what is wrong with which file or option, and what to do.
-pub(crate) fn open(opening: &Opening<'_>) -> Result<Opened, String> {
-    let Opening { config, disk, inbox, logger, .. } = *opening;
+pub fn open(opening: &Opening<'_>) -> Result<Opened, String> {
+    let Opening { config, disk, events, logger, .. } = *opening;
     let text = |e: log::OpenError| e.to_string();
     let member_dir = &config.data_dir.join("member");
     let lock = lock(&**disk, member_dir)?;
@@ -171,7 +202,7 @@ pub(crate) fn open(opening: &Opening<'_>) -> Result<Opened, String> {
     };
 
     evidence.check(&identity).map_err(text)?;
-    let rules = crate::assembly::rules(config);
+    let rules = rules(config);
     let mut applied = manifest.as_ref().map_or(0, |manifest| manifest.applied_index);
     let (threads, segment_bytes, secret_seed) = (opening.threads, opening.segment_bytes, opening.seed);
     let segment_bytes = segment_bytes
@@ -183,7 +214,8 @@ pub(crate) fn open(opening: &Opening<'_>) -> Result<Opened, String> {
         options.segment_bytes = segment_bytes.unwrap_or(options.segment_bytes);
         options.secret_seed = secret_seed;
         options.closed_at = evidence.known.and_then(|witness| witness.end);
-        replay_log(options, disk, first, Arc::clone(inbox))
+        let events = Arc::clone(events);
+        replay_log(options, disk, first, Box::new(move |event| events.tell(event)))
     };
     let restore = || restore(rules, &checkpoints, manifest.as_ref(), member_dir, &identity);
     let (state, replayed) = if threads {
@@ -272,7 +304,7 @@ pub(crate) fn open(opening: &Opening<'_>) -> Result<Opened, String> {
         }
         let reset = Reset { index: applied, term: machine.applied_term };
         let batch = Batch { reset: Some(reset), hard_state: Some(saved(hard_state)), ..Batch::default() };
-        append_and_wait(&mut log, inbox, batch, threads)?;
+        append_and_wait(&mut log, &**events, batch, threads)?;
         entries.clear();
         locations.clear();
     } else if let Some(last) = entries.last()
@@ -308,13 +340,13 @@ pub(crate) fn open(opening: &Opening<'_>) -> Result<Opened, String> {
         remotes = others;
         if !first.is_empty() {
             hard_state = HardState { term: 1, vote: 0, commit: first.len() as u64 };
-            locations = append_entries(&mut log, inbox, &first, hard_state, threads)?;
+            locations = append_entries(&mut log, &**events, &first, hard_state, threads)?;
             entries = first;
         } else if !lasting {
             // One that joins gets its entries from the others. So that its log is missed if it is lost before the member
             // has been stopped for the first time, it begins with something.
             let batch = Batch { hard_state: Some(log::HardState::default()), ..Batch::default() };
-            append_and_wait(&mut log, inbox, batch, threads)?;
+            append_and_wait(&mut log, &**events, batch, threads)?;
         }
         if !lasting {
             evidence.open(&identity).map_err(text)?;
@@ -326,7 +358,7 @@ pub(crate) fn open(opening: &Opening<'_>) -> Result<Opened, String> {
         let last = entries.last().map_or(applied, |entry| entry.index);
         let urls = &config.initial_advertise_peer_urls;
         let term = hard_state.term.max(1);
-        let changes = joining::alone(identity.member_id, &members, urls, term, last, learners_max)?;
+        let changes = beginning::alone(identity.member_id, &members, urls, term, last, learners_max)?;
         logger.warn(
             "forcing a new cluster of this member alone",
             &[("removed", Value::Uint(changes.len() as u64)), ("last-index", Value::Uint(last))],
@@ -335,7 +367,7 @@ pub(crate) fn open(opening: &Opening<'_>) -> Result<Opened, String> {
         hard_state.term = hard_state.term.max(1);
         hard_state.commit = last + changes.len() as u64;
         if !changes.is_empty() {
-            locations.extend(append_entries(&mut log, inbox, &changes, hard_state, threads)?);
+            locations.extend(append_entries(&mut log, &**events, &changes, hard_state, threads)?);
             entries.extend(changes);
         }
     }
@@ -432,7 +464,7 @@ pub(crate) fn replay_log(
     options: log::Options,
     disk: &Arc<dyn Disk>,
     first: u64,
-    inbox: Arc<Inbox<Ask>>,
+    on_event: Box<dyn Fn(LogEvent) + Send>,
 ) -> Result<ReplayedLog, String> {
     let mut entries: Vec<Entry> = Vec::new();
     let mut locations: VecDeque<(u64, log::Location)> = VecDeque::new();
@@ -453,7 +485,6 @@ pub(crate) fn replay_log(
         // places as well, and those of a snapshot that was never taken over belong to nobody.
         Replayed::HardState(_) | Replayed::Value(..) => {}
     };
-    let on_event = Box::new(move |event: LogEvent| inbox.send(Ask::Log(event)));
     let (log, recovered) =
         Log::open(options, Arc::clone(disk), first, &mut replay, on_event).map_err(|e| e.to_string())?;
     Ok(ReplayedLog { log, recovered, entries, locations })
@@ -523,7 +554,7 @@ fn saved(state: HardState) -> log::HardState {
 /// Appends entries before anything runs; where they lie.
 fn append_entries(
     log: &mut Log,
-    inbox: &Inbox<Ask>,
+    events: &dyn LogEvents,
     entries: &[Entry],
     hard_state: HardState,
     threads: bool,
@@ -538,17 +569,17 @@ fn append_entries(
         })
         .collect();
     let batch = Batch { entries, hard_state: Some(saved(hard_state)), ..Batch::default() };
-    append_and_wait(log, inbox, batch, threads)
+    append_and_wait(log, events, batch, threads)
 }
 
 fn append_and_wait(
     log: &mut Log,
-    inbox: &Inbox<Ask>,
+    events: &dyn LogEvents,
     batch: Batch,
     threads: bool,
 ) -> Result<VecDeque<(u64, log::Location)>, String> {
     if threads {
-        inbox.receive_here();
+        events.receive_here();
     }
     let ticket = log.append(batch).map_err(|e| format!("cannot write the first entries: {:?}", e.reason))?;
     let deadline = Instant::now() + BOOT_PATIENCE;
@@ -557,19 +588,19 @@ fn append_and_wait(
     log.turn();
     let patience = if threads { Duration::from_secs(1) } else { Duration::ZERO };
     while Instant::now() < deadline {
-        inbox.drain(&mut told, patience, 1);
+        events.receive(&mut told, patience);
         if !threads && told.is_empty() {
             return Err("the disk has no room for the first entries".to_owned());
         }
-        for ask in told.drain(..) {
-            match ask {
-                Ask::Log(LogEvent::Synced(synced)) => {
+        for event in told.drain(..) {
+            match event {
+                LogEvent::Synced(synced) => {
                     places.extend(synced.locations);
                     if synced.ticket >= ticket {
                         return Ok(places);
                     }
                 }
-                Ask::Log(LogEvent::Failed(fatal)) => return Err(fatal.to_string()),
+                LogEvent::Failed(fatal) => return Err(fatal.to_string()),
                 _ => {}
             }
         }

@@ -1,0 +1,32 @@
+//! A member's data directory: opened, checkpointed, restored, read while the member is stopped, and its values read.
+//!
+//! * [`opening`] finds out what the checkpoint and the log hold; [`beginning`] is what a member has when there is nothing.
+//! * [`checkpointer`] writes checkpoints and finds values that have to move out of old segments; [`terms`] are kept beside.
+//! * [`values`] reads what is at hand; [`readers`] are the threads that wait for a disk in place of others, and
+//!   [`block_on`] is for those that may wait themselves. [`catch_up`] reads entries for followers that lag.
+//! * [`restoration`] makes a data directory of a state from elsewhere; [`stopped`] reads one without starting a member.
+//! * [`etcd_database`] is the state in etcd's form. [`kv_hash`] and [`compaction_hash`] are etcd's hashes of it.
+//! * [`clean_shutdown`] and [`nospace`] are two small files beside the log; [`identity`] says whose all of it is.
+//!
+//! What it does not know: raft's decisions, clients, other members. Who has to be told of something hands in a callback
+//! or the sending end of a queue.
+
+pub mod beginning;
+pub mod block_on;
+pub mod catch_up;
+pub mod checkpointer;
+pub mod clean_shutdown;
+pub mod compaction_hash;
+mod crc_combine;
+pub mod etcd_database;
+pub mod identity;
+pub mod kv_hash;
+pub mod nospace;
+pub mod opening;
+pub mod readers;
+pub mod restoration;
+pub mod stopped;
+pub mod terms;
+pub mod values;
+
+pub use identity::Identity;
