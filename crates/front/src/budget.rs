@@ -61,6 +61,31 @@ fn party(peer: IpAddr) -> IpAddr {
     }
 }
 
+/// Steps of two threads whose order decides what counts as about to be given back. All are sequentially consistent: if
+/// the connection is not seen to have been told, it was weighed with what was published.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// A connection's thread publishes what the connection has reserved ...
+    Publish,
+    /// ... and sees whether it was told to close.
+    See,
+    /// Whoever exceeds the budget tells the connection to close ...
+    Doom,
+    /// ... and sees what it has reserved.
+    Weigh,
+}
+
+/// Takes a step; tests choose the order.
+fn step<T>(step: Step, take: impl FnOnce() -> T) -> T {
+    #[cfg(test)]
+    return tests::in_order(step, take);
+    #[cfg(not(test))]
+    {
+        let _ = step;
+        take()
+    }
+}
+
 /// What the whole server sees of an account. Only the account's thread writes the sizes.
 struct Holder {
     peer: IpAddr,
@@ -77,7 +102,7 @@ struct Holder {
 
 impl Holder {
     fn weight(&self) -> usize {
-        self.reserved.load(Relaxed) + self.shared.load(Relaxed)
+        self.reserved.load(SeqCst) + self.shared.load(Relaxed)
     }
 }
 
@@ -227,10 +252,13 @@ impl Budget {
                 && let Some((weight, key)) = by_peer.get_mut(&peer).and_then(|(_, theirs)| theirs.pop())
             {
                 let holder = &holders.open[key];
-                holder.leaving.store(weight, Relaxed);
-                self.0.leaving.fetch_add(weight, Relaxed);
+                // Told first and weighed then: what its thread takes or gives back meanwhile is in the weight, or that
+                // thread sees that it was told, waits for the lock and corrects it.
+                step(Step::Doom, || holder.doomed.store(true, SeqCst));
+                let leaving = step(Step::Weigh, || holder.weight());
+                holder.leaving.store(leaving, Relaxed);
+                self.0.leaving.fetch_add(leaving, Relaxed);
                 self.0.shed.fetch_add(1, Relaxed);
-                holder.doomed.store(true, SeqCst);
                 wakers.extend(lock(&holder.waker).take());
                 peers.push((sum.saturating_sub(weight), peer));
             }
@@ -332,14 +360,13 @@ impl Account {
         let wanted = held.next_multiple_of(STEP_BYTES);
         let more = wanted - self.reserved.get();
         self.reserved.set(wanted);
-        self.holder.reserved.store(wanted, Relaxed);
+        step(Step::Publish, || self.holder.reserved.store(wanted, SeqCst));
         self.holder.address.fetch_add(more, Relaxed);
-        if self.is_doomed() {
+        if step(Step::See, || self.holder.doomed.load(SeqCst)) {
             // It is given back with the rest, soon: nobody else has to make room for it.
             let _locked = lock(&self.budget.0.holders);
             self.budget.0.held.fetch_add(more, Relaxed);
-            self.holder.leaving.fetch_add(more, Relaxed);
-            self.budget.0.leaving.fetch_add(more, Relaxed);
+            self.leave_with(more);
             return;
         }
         self.budget.reserve(more);
@@ -350,22 +377,28 @@ impl Account {
         let wanted = held.next_multiple_of(STEP_BYTES);
         let less = self.reserved.get() - wanted;
         self.reserved.set(wanted);
-        self.holder.reserved.store(wanted, Relaxed);
+        step(Step::Publish, || self.holder.reserved.store(wanted, SeqCst));
         self.holder.address.fetch_sub(less, Relaxed);
-        let holders = self.is_doomed().then(|| lock(&self.budget.0.holders));
+        let holders =
+            step(Step::See, || self.holder.doomed.load(SeqCst)).then(|| lock(&self.budget.0.holders));
         self.budget.give_back(less);
         if let Some(_locked) = holders {
-            self.leave_with_less();
+            self.leave_with(0);
         }
     }
 
-    /// What a connection has given back that was told to close no longer counts as about to be given back: it may stay
-    /// for a while, and others would take that room twice. The lock of the holders must be held.
-    fn leave_with_less(&self) {
-        let (leaving, left) = (self.holder.leaving.load(Relaxed), self.holder.weight());
-        if left < leaving {
-            self.holder.leaving.store(left, Relaxed);
-            self.budget.0.leaving.fetch_sub(leaving - left, Relaxed);
+    /// Keeps right what counts as about to be given back by a connection that was told to close: what it takes is added,
+    /// unless it was weighed with it, and what it gave back counts no longer, since it may stay for a while and others
+    /// would take that room twice. The lock of the holders must be held.
+    fn leave_with(&self, more: usize) {
+        let before = self.holder.leaving.load(Relaxed);
+        let leaving = (before + more).min(self.holder.weight());
+        self.holder.leaving.store(leaving, Relaxed);
+        let all = &self.budget.0.leaving;
+        if leaving > before {
+            all.fetch_add(leaving - before, Relaxed);
+        } else {
+            all.fetch_sub(before - leaving, Relaxed);
         }
     }
 
@@ -380,9 +413,11 @@ impl Account {
     pub(crate) fn waited_for(&self, n: usize) {
         self.shared.set(self.shared.get() - n);
         self.holder.shared.store(self.shared.get(), Relaxed);
+        // One that is told to close at this moment may be weighed with these bytes: the next look corrects that. For each
+        // message, order among threads would cost more than it is worth.
         if self.is_doomed() {
             let _locked = lock(&self.budget.0.holders);
-            self.leave_with_less();
+            self.leave_with(0);
         }
     }
 
@@ -511,9 +546,36 @@ impl Drop for Held {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::VecDeque;
+    use std::sync::{Barrier, Condvar};
+    use std::thread;
+
     use super::*;
 
     const MIB: usize = 1 << 20;
+
+    /// The order of the next steps of some threads.
+    struct Order {
+        left: Mutex<VecDeque<Step>>,
+        taken: Condvar,
+    }
+
+    thread_local! {
+        /// The order that this thread keeps to, with these of its steps.
+        static ORDER: RefCell<Option<(Arc<Order>, [Step; 2])>> = const { RefCell::new(None) };
+    }
+
+    pub(super) fn in_order<T>(step: Step, take: impl FnOnce() -> T) -> T {
+        let order = ORDER.with_borrow(Clone::clone);
+        let Some((order, _)) = order.filter(|(_, own)| own.contains(&step)) else { return take() };
+        let left = lock(&order.left);
+        let is_early = |left: &mut VecDeque<Step>| left.contains(&step) && left.front() != Some(&step);
+        let mut left = order.taken.wait_while(left, is_early).expect("no other step panics");
+        let taken = take();
+        left.pop_front_if(|next| *next == step);
+        order.taken.notify_all();
+        taken
+    }
 
     fn peer(n: u8) -> IpAddr {
         IpAddr::from([10, 0, 0, n])
@@ -627,6 +689,53 @@ mod tests {
         drop((held, more, closing));
         assert!(budget.staying() < 2 * MIB, "{budget:?}");
         assert_eq!(budget.0.leaving.load(Relaxed), 0);
+    }
+
+    #[test]
+    fn what_is_about_to_be_given_back_is_right_whatever_comes_first() {
+        const OWN: [Step; 2] = [Step::Publish, Step::See];
+        const OTHERS: [Step; 2] = [Step::Doom, Step::Weigh];
+        let [a, b, c, d] = [OWN[0], OWN[1], OTHERS[0], OTHERS[1]];
+        let orders = [[a, b, c, d], [a, c, b, d], [a, c, d, b], [c, a, b, d], [c, a, d, b], [c, d, a, b]]
+            .map(VecDeque::from);
+        let mut wrong = Vec::new();
+        for (steps, grows) in orders.into_iter().flat_map(|steps| [(steps.clone(), true), (steps, false)]) {
+            let case = format!("{steps:?}, {}", if grows { "taking" } else { "giving back" });
+            let budget = Budget::new(64 * MIB);
+            let order = Arc::new(Order { left: Mutex::new(steps), taken: Condvar::new() });
+            let (has_begun, is_over) = (Barrier::new(2), Barrier::new(2));
+            let (leaving, held) = thread::scope(|scope| {
+                let large = scope.spawn(|| {
+                    let account = budget.open(peer(1));
+                    let mut held = account.hold(50 * MIB);
+                    has_begun.wait();
+                    ORDER.set(Some((order.clone(), OWN)));
+                    held.set(if grows { 55 * MIB } else { 45 * MIB });
+                    is_over.wait();
+                    assert!(account.is_doomed(), "{case}");
+                    assert_eq!(
+                        budget.0.leaving.load(Relaxed),
+                        account.holder.leaving.load(Relaxed),
+                        "{case}"
+                    );
+                    (account.holder.leaving.load(Relaxed), account.reserved.get())
+                });
+                let other = budget.open(peer(2));
+                let _held = other.hold(MIB);
+                has_begun.wait();
+                ORDER.set(Some((order.clone(), OTHERS)));
+                let _more = other.hold(20 * MIB);
+                is_over.wait();
+                ORDER.set(None);
+                assert!(!other.is_doomed(), "{case}");
+                large.join().expect("the other thread")
+            });
+            if leaving != held {
+                wrong.push(format!("{case}: {leaving} of {held} bytes are about to be given back"));
+            }
+            assert_eq!((budget.held_bytes(), budget.0.leaving.load(Relaxed)), (0, 0), "{case}");
+        }
+        assert!(wrong.is_empty(), "{wrong:#?}");
     }
 
     #[test]
