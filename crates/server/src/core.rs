@@ -4,6 +4,7 @@
 //! proposes it all, hands the log one batch, applies what has become durable and committed, publishes one state, and
 //! only then answers (invariant I3). It never waits for the disk.
 
+mod alarms;
 mod apply;
 mod command;
 mod compactor;

@@ -13,13 +13,13 @@ use std::sync::mpsc::TrySendError;
 use std::time::{Duration, Instant};
 
 use consensus::{Append, Request, Restore};
-use log::{Batch, Location, Reset, Value as LogValue, ValueId};
+use log::{Location, Reset, Value as LogValue, ValueId};
 use machine::Machine;
 use planted::Bug;
 use tokio::sync::oneshot;
 
 use super::room::Purpose;
-use super::run::{Core, Syncing};
+use super::run::Core;
 use super::{ReplyBody, Ticket};
 use crate::long_reads::Reader;
 use crate::transfer::Received;
@@ -251,12 +251,10 @@ impl Core {
         }
         // What a full disk cannot take must not stand in the log's queue before the member's own entries.
         let bytes = values.iter().map(|value| value.data.len() + 128).sum();
-        if !self.has_room(bytes, Purpose::Frees) || self.room.parked_since().is_some() {
+        if !self.room.has(&self.log, bytes, Purpose::Frees) || self.room.is_full() {
             return;
         }
-        let batch = Batch { values, ..Batch::default() };
-        if let Ok(ticket) = self.log.append(batch) {
-            self.syncing.push_back(Syncing { ticket, raft: 0, since: now });
+        if let Some(ticket) = self.room.hand_values(&mut self.log, values, now) {
             self.install.placing = Some((ticket, Vec::new(), done));
         }
     }

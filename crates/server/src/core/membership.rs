@@ -289,7 +289,7 @@ impl Core {
         let (raft, wire) = change.to_raft(id, self.config.max_learners);
         let data = Bytes::from(wire.encode_to_vec());
         // A follower's own disk has nothing to do with what it hands on.
-        if self.leads && !self.has_room(data.len(), Purpose::Mends) {
+        if self.leads && !self.room.has(&self.log, data.len(), Purpose::Mends) {
             self.changes.pop_front();
             self.refuse(ticket, error::NO_SPACE);
             return;

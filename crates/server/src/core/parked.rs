@@ -5,21 +5,42 @@
 //! more, so that the others elect a leader without it; it answers stale reads, and says why it answers nothing else.
 //! It stays so until it is stopped. See `docs/damage.md`.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use api::{Code, Status};
 use log::LogEvent;
 use machine::Fatal;
+use tokio::sync::oneshot;
 
-use super::proposals::Waiter;
-use super::run::Core;
-use super::{Ask, OUTSIDE, ReplyBody, Ticket};
-use telemetry::logging::Value;
+use super::{Ask, Forget, Reply, Ticket};
 
 /// Pause between two turns that nothing asks for.
-const IDLE: Duration = Duration::from_secs(1);
+pub(super) const IDLE: Duration = Duration::from_secs(1);
 
-/// Why a member is out of service.
+/// Makes an ask of a ticket.
+pub(super) type Asks = Box<dyn FnOnce(Ticket) -> Ask + Send>;
+
+/// What a member out of service does about something that it is asked or told.
+pub(super) enum Response {
+    /// Nothing: it does not matter any more.
+    Nothing,
+    /// It stops.
+    Stop,
+    /// The newest published state answers it.
+    Readable(Ticket),
+    /// The published state is given out.
+    Image(Ticket),
+    /// It is refused with the reason; so many bytes of a proposal are no longer held.
+    Refuse(Ticket, Option<usize>),
+    /// The asker is outside the shards: with a ticket for it, what this makes is to be asked.
+    Outside(oneshot::Sender<Reply>, Asks),
+    /// What was received of a snapshot is of no use.
+    Discard(Forget),
+    /// The log has failed, so the member ends.
+    Failed(String),
+}
+
+/// Why a member is out of service, and what it still does.
 pub(super) struct Parked {
     why: Status,
     /// Whether everything that was ever acknowledged is in the published state: it is the only voter, and it has
@@ -27,78 +48,31 @@ pub(super) struct Parked {
     is_complete: bool,
 }
 
-impl Core {
-    /// Takes the member out of service.
-    pub(super) fn park(&mut self, fatal: &Fatal, now: Instant) {
-        self.logger.error(
-            "OUT OF SERVICE: a committed entry depends on a value that cannot be read, and it cannot be applied without; rebuild this member from the others with `mainstay rebuild` or, if it is the only one, take a snapshot of what can still be read and restore from a backup",
-            &[("index", Value::Uint(fatal.index)), ("why", Value::Str(&fatal.why))],
-        );
+impl Parked {
+    /// Out of service for this reason.
+    pub fn new(fatal: &Fatal, is_complete: bool) -> Parked {
         let text = format!("mainstay: this member is out of service: {fatal}");
-        let alone = self.node.voters() == [self.shared.identity.member_id];
-        let why = Status::with(Code::Unavailable, text);
-        for proposal in std::mem::take(&mut self.gathered) {
-            self.shared.proposal_taken(proposal.data.len());
-            self.refuse(proposal.ticket, why.clone());
-        }
-        let mut open: Vec<u64> = self.waiting.keys().copied().collect();
-        open.sort_unstable();
-        for id in open {
-            if let Some(waiter) = self.taken_from_waiting(id)
-                && !matches!(waiter, Waiter::Expiry(_))
-            {
-                self.give_up(waiter, why.clone());
-            }
-        }
-        self.handed_on.clear();
-        self.applying.clear();
-        // Nobody would notice any more that it does not go on.
-        self.end_install();
-        self.held_back = false;
-        self.removing = false;
-        // So that what was applied before is published, and that there is no leader to be told of.
-        self.applied_since = true;
-        self.next_tick = now + IDLE;
-        self.parked = Some(Parked { why, is_complete: alone && fatal.index > self.replayed_through });
-        self.serve();
+        Parked { why: Status::with(Code::Unavailable, text), is_complete }
+    }
+
+    /// What clients are told.
+    pub fn why(&self) -> Status {
+        self.why.clone()
     }
 
     /// Whether the published state answers linearizable reads.
-    pub(super) fn is_parked_complete(&self) -> bool {
-        self.parked.as_ref().is_some_and(|parked| parked.is_complete)
+    pub fn is_complete(&self) -> bool {
+        self.is_complete
     }
 
-    /// One turn of a member out of service. Whether it is told to stop.
-    ///
-    /// # Errors
-    ///
-    /// When the log failed.
-    pub(super) fn parked_turn(&mut self, asks: &mut Vec<Ask>, now: Instant) -> Result<bool, String> {
-        self.next_tick = now + IDLE;
-        let mut stops = false;
-        asks.append(&mut self.deferred);
-        for ask in asks.drain(..) {
-            self.take_parked(ask, &mut stops)?;
-        }
-        self.answer();
-        self.release_doomed();
-        self.release_discarded();
-        Ok(stops)
-    }
-
-    fn take_parked(&mut self, ask: Ask, stops: &mut bool) -> Result<(), String> {
+    /// What to do about this.
+    pub fn respond(&self, ask: Ask) -> Response {
         match ask {
-            Ask::Stop => *stops = true,
-            Ask::Propose { ticket, data, .. } => {
-                self.shared.proposal_taken(data.len());
-                self.refuse_parked(ticket);
-            }
-            Ask::Read(ticket) if self.is_parked_complete() => self.reply(ticket, ReplyBody::Readable),
-            Ask::Image(ticket) => self.image_waiters.push(ticket),
-            Ask::Outside(sender, ask) => {
-                let slot = u32::try_from(self.keep_outside(sender)).unwrap_or(u32::MAX);
-                self.take_parked(ask(Ticket { shard: OUTSIDE, slot, generation: 0 }), stops)?;
-            }
+            Ask::Stop => Response::Stop,
+            Ask::Propose { ticket, data, .. } => Response::Refuse(ticket, Some(data.len())),
+            Ask::Read(ticket) if self.is_complete => Response::Readable(ticket),
+            Ask::Image(ticket) => Response::Image(ticket),
+            Ask::Outside(sender, ask) => Response::Outside(sender, ask),
             Ask::Read(ticket)
             | Ask::ChangeMembers(ticket, _)
             | Ask::MoveLeader(ticket, _)
@@ -110,9 +84,9 @@ impl Core {
             | Ask::TimeToLive(ticket, _, _)
             | Ask::LeaseKeys(ticket, _)
             | Ask::Leases(ticket)
-            | Ask::LeaseTimes(ticket, _) => self.refuse_parked(ticket),
-            Ask::Log(LogEvent::Failed(fatal)) => return Err(fatal.to_string()),
-            Ask::SnapshotBroken(_, forget) => self.install.discard_part(forget),
+            | Ask::LeaseTimes(ticket, _) => Response::Refuse(ticket, None),
+            Ask::Log(LogEvent::Failed(fatal)) => Response::Failed(fatal.to_string()),
+            Ask::SnapshotBroken(_, forget) => Response::Discard(forget),
             Ask::Messages(..)
             | Ask::Unreachable(_)
             | Ask::LeaderEnded(_)
@@ -129,13 +103,29 @@ impl Core {
             | Ask::Checkpointed(_)
             | Ask::Relocate(..)
             | Ask::Relocated
-            | Ask::Log(_) => {}
+            | Ask::Log(_) => Response::Nothing,
         }
-        Ok(())
     }
+}
 
-    fn refuse_parked(&mut self, ticket: Ticket) {
-        let why = self.parked.as_ref().map_or(api::error::STOPPED, |parked| parked.why.clone());
-        self.refuse(ticket, why);
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_answers_what_its_state_can_and_refuses_the_rest_with_the_reason() {
+        let ticket = Ticket { shard: 0, slot: 1, generation: 2 };
+        let fatal = Fatal { index: 5, why: "a value cannot be read".to_owned(), is_unreadable: true };
+        let complete = Parked::new(&fatal, true);
+        assert!(complete.why().message.contains("out of service"));
+        assert!(matches!(complete.respond(Ask::Read(ticket)), Response::Readable(to) if to == ticket));
+        let behind = Parked::new(&fatal, false);
+        assert!(matches!(behind.respond(Ask::Read(ticket)), Response::Refuse(to, None) if to == ticket));
+        assert!(matches!(behind.respond(Ask::Image(ticket)), Response::Image(_)));
+        let data = bytes::Bytes::from_static(b"1234");
+        let propose = Ask::Propose { ticket, id: 1, data, writer: 0, wait_removed: false };
+        assert!(matches!(behind.respond(propose), Response::Refuse(_, Some(4))));
+        assert!(matches!(behind.respond(Ask::Removed), Response::Nothing));
+        assert!(matches!(behind.respond(Ask::Stop), Response::Stop));
     }
 }

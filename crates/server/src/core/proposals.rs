@@ -114,7 +114,8 @@ impl Core {
             }
             return;
         }
-        let queue_bytes_max = if self.has_plenty() { LOG_QUEUE_BYTES } else { self.refuse_without_room() };
+        let queue_bytes_max =
+            if self.room.has_plenty(&self.log) { LOG_QUEUE_BYTES } else { self.refuse_without_room() };
         if self.gathered.is_empty() {
             return;
         }
@@ -180,7 +181,7 @@ impl Core {
             }
             if bounded {
                 // The disk may have come to be short of room since they came.
-                self.thin_out(&mut message);
+                self.room.thin_out(&self.log, &mut message);
                 let fits = |entry: &&raftpb::Entry| {
                     let room = queued_bytes < bytes_max || planted::is(Bug::HandedOnWithoutRoom);
                     if room {
@@ -224,7 +225,7 @@ impl Core {
             let purpose = purpose_of(&proposal.data);
             // While something is being written its room counts as taken, and may be there again: that is waited for.
             let waits = !idle && self.log.space() == Space::Ample;
-            if waits || self.has_room(proposal.data.len(), purpose) {
+            if waits || self.room.has(&self.log, proposal.data.len(), purpose) {
                 self.gathered.push(proposal);
             } else {
                 self.shared.proposal_taken(proposal.data.len());
@@ -236,7 +237,7 @@ impl Core {
 
     /// How many bytes may wait for the log: of what is left, where the disk is short of room.
     fn queue_bytes_max(&self) -> usize {
-        if self.has_plenty() {
+        if self.room.has_plenty(&self.log) {
             LOG_QUEUE_BYTES
         } else {
             LOG_QUEUE_BYTES.min(self.log.segment_bytes() as usize / 4)
@@ -314,7 +315,7 @@ impl Core {
         request.header = Some(RequestHeader { id, ..RequestHeader::default() });
         let data = Bytes::from(request.encode_to_vec());
         // A follower's own disk has nothing to do with what it hands on.
-        let full = self.leads && !self.has_room(data.len(), Purpose::Own);
+        let full = self.leads && !self.room.has(&self.log, data.len(), Purpose::Own);
         let refused = full || self.node.request(Request::Propose(vec![data])).is_err();
         if refused {
             self.give_up(waiter, error::NO_LEADER);

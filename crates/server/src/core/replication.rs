@@ -26,7 +26,7 @@ impl Core {
             let proposed = kind == MessageType::MsgProp as i32;
             let entries = !message.entries.is_empty() && kind != MessageType::MsgReadIndex as i32;
             if proposed && self.leads {
-                self.thin_out(&mut message);
+                self.room.thin_out(&self.log, &mut message);
             }
             // What the log could not take, for a full disk or one that stands still, is as good as lost on the way: it
             // comes again.
@@ -34,7 +34,7 @@ impl Core {
                 && if proposed {
                     message.entries.is_empty()
                 } else {
-                    !self.takes_entries(&message.entries)
+                    !self.room.takes_entries(&self.log, &message.entries)
                         || !self.log_has_room()
                         || self.applying.is_far_behind()
                 };
@@ -156,9 +156,7 @@ impl Core {
 
     /// Notices when the disk does not come back from a sync: such a member must not lead.
     pub(super) fn watch_disk(&mut self, now: Instant) -> Result<(), String> {
-        // A batch that finds no room is not synced either, and somebody else may have room.
-        let oldest =
-            self.syncing.front().map(|open| open.since).into_iter().chain(self.room.parked_since()).min();
+        let oldest = self.room.oldest();
         let stalled =
             oldest.is_some_and(|at| now.saturating_duration_since(at) > self.config.election_timeout);
         if stalled != self.disk_stalled {

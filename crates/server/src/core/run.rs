@@ -15,6 +15,7 @@ use planted::Bug;
 use slab::Slab;
 use tokio::sync::oneshot;
 
+use super::alarms::NospaceAlarm;
 use super::apply::Applying;
 use super::compactor::Compactor;
 use super::gathering::Gathering;
@@ -82,15 +83,6 @@ pub struct Parts {
     pub cause: Cause,
     /// Told once this member may serve clients.
     pub ready: SyncSender<()>,
-}
-
-/// A batch on its way to the disk.
-pub(super) struct Syncing {
-    /// The log's number of it.
-    pub ticket: u64,
-    /// Raft's, or 0.
-    pub raft: u64,
-    pub since: Instant,
 }
 
 /// The result of an entry that somebody waits for, to be answered once its state is published.
@@ -185,8 +177,6 @@ pub struct Core {
     pub(super) install: Install,
     /// Who asked from outside the shards.
     outside: Slab<oneshot::Sender<Reply>>,
-    /// Batches on their way to the disk, the oldest first.
-    pub(super) syncing: VecDeque<Syncing>,
     /// What is committed and not applied yet.
     pub(super) applying: Applying,
     /// What is asked for and cannot be answered amid an entry.
@@ -209,6 +199,7 @@ pub struct Core {
     pub(super) removal_asked: Instant,
     compactor: Compactor,
     pub(super) room: Room,
+    pub(super) nospace: NospaceAlarm,
     pub(super) leads: bool,
     /// The term in which it does, if it does.
     pub(super) led_term: u64,
@@ -241,7 +232,8 @@ impl Core {
         let applied = parts.machine.applied_index;
         let compacted = parts.machine.store.compact_revision();
         let advances = parts.config.initial_election_tick_advance;
-        let room = Room::new(now, parts.cause, &parts.log);
+        let room = Room::new(now, &parts.log);
+        let nospace = NospaceAlarm::new(parts.shared.identity.member_id, parts.cause);
         Core {
             values: LogValues::fetched_by(&parts.shared.readers, parts.shared.values.clone()),
             applying: Applying::new(&parts.shared.core),
@@ -302,7 +294,6 @@ impl Core {
             held_for_room: false,
             gathering: Gathering::new(now),
             pressure: if parts.shared.threads { Pressure::here(now) } else { Pressure::none(now) },
-            syncing: VecDeque::new(),
             locations: parts.locations,
             outcomes: Vec::new(),
             as_applied: None,
@@ -317,6 +308,7 @@ impl Core {
             removal_after: 0,
             removal_asked: now,
             room,
+            nospace,
             leads: false,
             led_term: 0,
             settled: false,
@@ -417,7 +409,7 @@ impl Core {
         for ask in asks.drain(..) {
             self.take(ask, now)?;
         }
-        self.retry_parked()?;
+        self.room.retry(&mut self.log)?;
         self.propose_gathered(now);
         self.hold_departures(now);
         self.propose_change(now);
@@ -559,15 +551,7 @@ impl Core {
     }
 
     fn synced(&mut self, synced: Synced) -> Result<(), String> {
-        let mut number = None;
-        while let Some(front) = self.syncing.front()
-            && front.ticket <= synced.ticket
-        {
-            if front.raft != 0 {
-                number = Some(front.raft);
-            }
-            self.syncing.pop_front();
-        }
+        let number = self.room.synced(synced.ticket);
         for located in synced.locations {
             // An entry that replaces others takes their places in this list too.
             while self.locations.back().is_some_and(|(index, _)| *index >= located.0) {
@@ -715,7 +699,7 @@ impl Core {
         let hard_state =
             append.hard_state.map(|hs| log::HardState { term: hs.term, vote: hs.vote, commit: hs.commit });
         let batch = Batch { reset, entries, hard_state, ..Batch::default() };
-        self.hand_to_log(batch, append.number, now)?;
+        self.room.hand(&mut self.log, batch, append.number, now)?;
         if planted::is(Bug::LeaderCountsUnsynced) && self.leads {
             self.step(Event::LogSynced(append.number))?;
         }

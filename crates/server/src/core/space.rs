@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
-use log::{Batch, Log, SegmentState, Space};
+use log::{Log, SegmentState, Space};
 use planted::Bug;
 
 use super::room::Purpose;
-use super::run::{Core, Syncing};
+use super::run::Core;
 use crate::long_reads::Reader;
 use storage::checkpointer::{Checkpointed, Order, Relocation};
 use telemetry::logging::Value;
@@ -248,7 +248,7 @@ impl Core {
         match self.machine.members.by_id.len() {
             0 | 1 => applied_index,
             // A follower that lags gets the whole state then.
-            _ if self.is_tight() => applied_index,
+            _ if self.room.is_tight(&self.log) => applied_index,
             _ => applied_index.saturating_sub(self.config.snapshot_catchup_entries),
         }
     }
@@ -306,7 +306,7 @@ impl Core {
 
     /// Bytes of garbage that are worth a checkpoint: on a disk that is short of room, any that fill half a segment.
     fn worth_bytes(&self, live: u64) -> u64 {
-        if self.is_tight() {
+        if self.room.is_tight(&self.log) {
             u64::from(self.log.segment_bytes()) / 2
         } else {
             self.thresholds.reclaim_dead_bytes.max(live / 2)
@@ -327,7 +327,7 @@ impl Core {
             let used = self.winnable_bytes(segment);
             let unused = used.saturating_sub(in_use);
             // Short of room, only what emptying would free counts.
-            if !self.is_tight() || self.is_worth_emptying(in_use, used) {
+            if !self.room.is_tight(&self.log) || self.is_worth_emptying(in_use, used) {
                 dead += unused;
             }
             live += in_use;
@@ -344,12 +344,12 @@ impl Core {
     /// Bytes of a segment that count as garbage if nobody needs them. Short of room all of it does, header and all; a
     /// segment is no smaller than 512 KiB then, and what is moved out of it never fills another one as badly.
     fn winnable_bytes(&self, segment: &SegmentState) -> u64 {
-        if self.is_tight() { segment.used_bytes } else { Log::record_bytes(segment) }
+        if self.room.is_tight(&self.log) { segment.used_bytes } else { Log::record_bytes(segment) }
     }
 
     /// Whether a segment with so many live bytes is to be emptied.
     fn is_worth_emptying(&self, live: u64, used: u64) -> bool {
-        if self.is_tight() { live < used - used / 4 } else { live < used / 2 }
+        if self.room.is_tight(&self.log) { live < used - used / 4 } else { live < used / 2 }
     }
 
     /// Looks for segments that hold little, and has their live values moved.
@@ -371,7 +371,7 @@ impl Core {
         }
         // Moved values make the next checkpoint a whole one: what it writes must be little beside what becomes free.
         let whole_bytes = self.machine.store.stats().versions * VERSION_BYTES;
-        if !self.is_tight() && whole_bytes >= WHOLE_BYTES_LARGE && dead < 2 * whole_bytes {
+        if !self.room.is_tight(&self.log) && whole_bytes >= WHOLE_BYTES_LARGE && dead < 2 * whole_bytes {
             return;
         }
         sealed.retain(|(live, used, _)| self.is_worth_emptying(*live, *used));
@@ -383,7 +383,7 @@ impl Core {
             .take(RECLAIM_SEGMENTS)
             .take_while(|(live, _, _)| {
                 moved += usize::try_from(*live).unwrap_or(usize::MAX);
-                self.has_room(moved + moved / 8, Purpose::Moves)
+                self.room.has(&self.log, moved + moved / 8, Purpose::Moves)
             })
             .map(|(_, _, seq)| seq)
             .collect();
@@ -391,33 +391,31 @@ impl Core {
             return;
         }
         // If the checkpointer is busy, the next checkpoint asks again.
-        let portion_bytes = self.portion_bytes();
+        let portion_bytes = self.room.portion_bytes(&self.log);
         let _ = self.orders.try_send(Order::Relocate { segments, portion_bytes });
     }
 
     pub(super) fn relocate(&mut self, values: Vec<Relocation>, done: SyncSender<()>, now: Instant) {
         let receiving = self.install.is_receiving();
         let bytes = values.iter().map(|value| value.data.len() + 128).sum();
-        let fits = self.has_room(bytes, Purpose::Moves) && self.room.parked_since().is_none();
+        let fits = self.room.has(&self.log, bytes, Purpose::Moves) && !self.room.is_full();
         if !fits || self.stopping.is_some() || receiving || values.is_empty() {
             let _ = done.try_send(());
             return;
         }
-        let mut batch = Batch::default();
+        let mut batch = Vec::with_capacity(values.len());
         let mut moving = Vec::with_capacity(values.len());
         for value in values {
             let id = log::ValueId { main: value.main, sub: i64::from(value.sub) };
             moving.push(((value.main, value.sub), value.from));
-            batch.values.push(log::Value { id, data: value.data });
+            batch.push(log::Value { id, data: value.data });
         }
         // What the log does not take now stays where it is: the next checkpoint asks again.
-        let Ok(ticket) = self.log.append(batch) else {
+        if self.room.hand_values(&mut self.log, batch, now).is_none() {
             let _ = done.try_send(());
             return;
-        };
+        }
         self.moving.extend(moving);
-        // Raft knows nothing of these.
-        self.syncing.push_back(Syncing { ticket, raft: 0, since: now });
         self.mover = Some(done);
     }
 

@@ -3,13 +3,22 @@
 use std::time::Instant;
 
 use api::error;
+use api::etcdserverpb::alarm_request::AlarmAction;
+use api::etcdserverpb::{AlarmRequest, AlarmType, InternalRaftRequest};
 use consensus::Request;
+use log::Space;
+use machine::{Fatal, Raised};
 use planted::Bug;
 use telemetry::logging::Value;
 
-use super::ReplyBody;
+use super::alarms::Present;
+use super::parked::{IDLE, Parked, Response};
+use super::proposals::Waiter;
 use super::reads::{Footing, RETRY, Waiting, Want};
 use super::run::Core;
+use super::{Ask, OUTSIDE, ReplyBody, Ticket};
+use storage::checkpointer::Order;
+use storage::nospace::Cause;
 
 /// Linearizable reads.
 impl Core {
@@ -87,5 +96,162 @@ impl Core {
             self.shared.metrics.server.read_indexes_failed.inc();
             self.refuse(want.ticket(), error::TIMEOUT);
         }
+    }
+}
+
+/// Room on the disk, and the alarm that tells of it.
+impl Core {
+    /// Looks at the disk now and then: raises and clears the alarm, and has room won back where it is short.
+    pub(super) fn look_at_disk(&mut self, now: Instant) {
+        let Some(look) = self.room.look(&self.log, now) else { return };
+        if look.wants_reserve && self.orders.try_send(Order::Reserve).is_ok() {
+            self.room.reserved();
+        }
+        if look.is_short {
+            self.raise_no_space(Cause::Disk, now);
+        }
+        let within = self.shared.limits.quota_bytes.is_none_or(|quota| self.machine.in_use_bytes() < quota);
+        let may_clear = self.room.is_roomy(&self.log) && within;
+        let present = Present { alarms: &self.machine.alarms, has_leader: self.leader != 0 };
+        let ample = self.log.space() == Space::Ample;
+        if let Some(action) = self.nospace.look(ample, may_clear, present, now) {
+            self.logger.info("the disk has room again: clearing the NOSPACE alarm that it had raised", &[]);
+            self.propose_alarm(action);
+        }
+        self.note_cause();
+        if self.room.may_free(&self.log, now) && self.checkpoint.frees_at.is_none() && self.has_garbage() {
+            self.room.freed(now);
+            self.checkpoint.frees_at = Some(now);
+        }
+    }
+
+    /// Raises the NOSPACE alarm for this member.
+    pub(super) fn raise_no_space(&mut self, cause: Cause, now: Instant) {
+        let present = Present { alarms: &self.machine.alarms, has_leader: self.leader != 0 };
+        let wanted = self.nospace.raise(cause, present, now);
+        if wanted.note {
+            self.note_cause();
+        }
+        if let Some(action) = wanted.propose {
+            self.propose_alarm(action);
+        }
+    }
+
+    /// An alarm was raised or cleared.
+    pub(super) fn alarms_changed(&mut self, raised: Option<Raised>) {
+        self.nospace.changed(raised, &self.machine.alarms);
+        self.note_cause();
+    }
+
+    fn propose_alarm(&mut self, action: AlarmAction) {
+        let alarm = AlarmRequest {
+            action: action as i32,
+            member_id: self.shared.identity.member_id,
+            alarm: AlarmType::Nospace as i32,
+        };
+        let alarm_cause = match action {
+            AlarmAction::Activate => self.nospace.cause().in_entry(),
+            _ => 0,
+        };
+        let request =
+            InternalRaftRequest { alarm: Some(alarm), alarm_cause, ..InternalRaftRequest::default() };
+        self.propose_own(request, Waiter::Nobody);
+    }
+
+    /// Has it noted beside the log what raised the alarm. Whether the checkpointer was told, and does it before anything else that
+    /// it is told from now on.
+    pub(super) fn note_cause(&mut self) -> bool {
+        let Some(cause) = self.nospace.unnoted() else { return true };
+        if self.orders.try_send(Order::Note(cause)).is_err() {
+            return false;
+        }
+        self.nospace.was_noted();
+        self.logger.debug("noted what raised NOSPACE", &[("cause", Value::Str(cause.name()))]);
+        true
+    }
+}
+
+/// A member out of service.
+impl Core {
+    /// Takes the member out of service.
+    pub(super) fn park(&mut self, fatal: &Fatal, now: Instant) {
+        self.logger.error(
+            "OUT OF SERVICE: a committed entry depends on a value that cannot be read, and it cannot be applied without; rebuild this member from the others with `mainstay rebuild` or, if it is the only one, take a snapshot of what can still be read and restore from a backup",
+            &[("index", Value::Uint(fatal.index)), ("why", Value::Str(&fatal.why))],
+        );
+        let alone = self.node.voters() == [self.shared.identity.member_id];
+        let parked = Parked::new(fatal, alone && fatal.index > self.replayed_through);
+        let why = parked.why();
+        for proposal in std::mem::take(&mut self.gathered) {
+            self.shared.proposal_taken(proposal.data.len());
+            self.refuse(proposal.ticket, why.clone());
+        }
+        let mut open: Vec<u64> = self.waiting.keys().copied().collect();
+        open.sort_unstable();
+        for id in open {
+            if let Some(waiter) = self.taken_from_waiting(id)
+                && !matches!(waiter, Waiter::Expiry(_))
+            {
+                self.give_up(waiter, why.clone());
+            }
+        }
+        self.handed_on.clear();
+        self.applying.clear();
+        // Nobody would notice any more that it does not go on.
+        self.end_install();
+        self.held_back = false;
+        self.removing = false;
+        // So that what was applied before is published, and that there is no leader to be told of.
+        self.applied_since = true;
+        self.next_tick = now + IDLE;
+        self.parked = Some(parked);
+        self.serve();
+    }
+
+    /// Whether the published state of a member out of service answers linearizable reads.
+    pub(super) fn is_parked_complete(&self) -> bool {
+        self.parked.as_ref().is_some_and(Parked::is_complete)
+    }
+
+    /// One turn of a member out of service. Whether it is told to stop.
+    ///
+    /// # Errors
+    ///
+    /// When the log failed.
+    pub(super) fn parked_turn(&mut self, asks: &mut Vec<Ask>, now: Instant) -> Result<bool, String> {
+        self.next_tick = now + IDLE;
+        let mut stops = false;
+        asks.append(&mut self.deferred);
+        for ask in asks.drain(..) {
+            self.take_parked(ask, &mut stops)?;
+        }
+        self.answer();
+        self.release_doomed();
+        self.release_discarded();
+        Ok(stops)
+    }
+
+    fn take_parked(&mut self, ask: Ask, stops: &mut bool) -> Result<(), String> {
+        let Some(parked) = &self.parked else { return Ok(()) };
+        match parked.respond(ask) {
+            Response::Nothing => {}
+            Response::Stop => *stops = true,
+            Response::Readable(ticket) => self.reply(ticket, ReplyBody::Readable),
+            Response::Image(ticket) => self.image_waiters.push(ticket),
+            Response::Refuse(ticket, taken) => {
+                let why = parked.why();
+                if let Some(bytes) = taken {
+                    self.shared.proposal_taken(bytes);
+                }
+                self.refuse(ticket, why);
+            }
+            Response::Outside(sender, ask) => {
+                let slot = u32::try_from(self.keep_outside(sender)).unwrap_or(u32::MAX);
+                self.take_parked(ask(Ticket { shard: OUTSIDE, slot, generation: 0 }), stops)?;
+            }
+            Response::Discard(forget) => self.install.discard_part(forget),
+            Response::Failed(why) => return Err(why),
+        }
+        Ok(())
     }
 }

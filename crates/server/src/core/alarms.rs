@@ -1,0 +1,197 @@
+//! This member's NOSPACE alarm: who raises it, and who clears it.
+
+use std::time::{Duration, Instant};
+
+use api::etcdserverpb::AlarmType;
+use api::etcdserverpb::alarm_request::AlarmAction;
+use machine::{Alarms, Raised};
+
+use storage::nospace::Cause;
+
+/// Pause before an alarm is proposed again.
+const ALARM_PAUSE: Duration = Duration::from_secs(5);
+const NOSPACE: i32 = AlarmType::Nospace as i32;
+
+/// What the alarm has to know of this member.
+#[derive(Clone, Copy)]
+pub(super) struct Present<'a> {
+    /// The alarms that are raised.
+    pub alarms: &'a Alarms,
+    /// Whether there is a leader who could take a proposal.
+    pub has_leader: bool,
+}
+
+/// What the loop is to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Wanted {
+    /// What raised the alarm is to be noted beside the log.
+    pub note: bool,
+    /// The alarm is to be proposed to be raised or cleared.
+    pub propose: Option<AlarmAction>,
+}
+
+/// The NOSPACE alarm of this member.
+///
+/// It remembers what raised it, which no entry of etcd's says: an alarm that the disk raised is cleared once there is room
+/// again; one that the quota raised stays until a client disarms it, as in etcd; so does one of which nothing is noted.
+pub(super) struct NospaceAlarm {
+    own: u64,
+    cause: Cause,
+    /// What the note beside the log says.
+    noted: Cause,
+    /// When it was last proposed to be raised or cleared; that may have been lost on its way to the leader.
+    proposed: Option<Instant>,
+}
+
+impl NospaceAlarm {
+    /// That of the member `own`, of which this is noted beside the log.
+    pub fn new(own: u64, noted: Cause) -> NospaceAlarm {
+        NospaceAlarm { own, cause: noted, noted, proposed: None }
+    }
+
+    /// What raised it, or is about to.
+    pub fn cause(&self) -> Cause {
+        self.cause
+    }
+
+    /// What is to be noted beside the log and is not, so that the next process knows.
+    pub fn unnoted(&self) -> Option<Cause> {
+        (self.noted != self.cause).then_some(self.cause)
+    }
+
+    /// Whoever notes it was told, and does it before anything else that it is told from now on.
+    pub fn was_noted(&mut self) {
+        self.noted = self.cause;
+    }
+
+    /// The disk has no room, or a client's write would go over the quota.
+    pub fn raise(&mut self, cause: Cause, present: Present<'_>, now: Instant) -> Wanted {
+        // An alarm that the quota has raised stays its own. Of one of which nothing is known, what is short now is the
+        // cause.
+        let raised = present.alarms.is_raised(NOSPACE, self.own);
+        // Of two that come before the alarm is raised, the quota is the one that needs a client.
+        let known = match self.cause {
+            Cause::Nothing => false,
+            Cause::Disk => raised,
+            Cause::Quota => raised || self.proposed.is_some(),
+        };
+        let note = !known && cause != self.cause;
+        if note {
+            self.cause = cause;
+        }
+        let raises = !present.alarms.any(NOSPACE);
+        let propose = if raises { self.propose(AlarmAction::Activate, present, now) } else { None };
+        Wanted { note, propose }
+    }
+
+    /// An alarm was raised or cleared, so none is under way. The entry that raises this member's NOSPACE says what has
+    /// raised it: a member that was restarted before it had noted that reads it there, since no checkpoint has the entry
+    /// before the note is written.
+    pub fn changed(&mut self, raised: Option<Raised>, alarms: &Alarms) {
+        let proposed = self.proposed.take().is_some();
+        let raised = raised.filter(|raised| (raised.alarm, raised.member_id) == (NOSPACE, self.own));
+        let said = raised.and_then(|raised| Cause::of_entry(raised.cause));
+        // Of two that come before the alarm is raised, the quota is the one that needs a client.
+        if let Some(cause) = said
+            && !(proposed && self.cause == Cause::Quota)
+            && !planted::is(planted::Bug::AlarmCauseForgotten)
+        {
+            self.cause = cause;
+        } else if !proposed && !alarms.is_raised(NOSPACE, self.own) {
+            self.cause = Cause::Nothing;
+        }
+    }
+
+    /// At each look at the disk: whether to clear the alarm that the disk had raised. `ample` says that the log finds no
+    /// shortage, `may_clear` that the disk has room again and the quota is not reached.
+    pub fn look(
+        &mut self,
+        ample: bool,
+        may_clear: bool,
+        present: Present<'_>,
+        now: Instant,
+    ) -> Option<AlarmAction> {
+        let quiet = self.proposed.is_none_or(|at| now.saturating_duration_since(at) >= ALARM_PAUSE);
+        if !present.alarms.is_raised(NOSPACE, self.own) {
+            if quiet && ample {
+                self.cause = Cause::Nothing;
+            }
+            return None;
+        }
+        let clears = self.cause == Cause::Disk && may_clear && present.has_leader && quiet;
+        if clears && !planted::is(planted::Bug::DiskAlarmStays) {
+            self.propose(AlarmAction::Deactivate, present, now)
+        } else {
+            None
+        }
+    }
+
+    fn propose(&mut self, action: AlarmAction, present: Present<'_>, now: Instant) -> Option<AlarmAction> {
+        let proposed = self.proposed.is_some_and(|at| now.saturating_duration_since(at) < ALARM_PAUSE);
+        if proposed || !present.has_leader {
+            return None;
+        }
+        self.proposed = Some(now);
+        Some(action)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use api::etcdserverpb::AlarmMember;
+
+    use super::*;
+
+    const OWN: u64 = 7;
+
+    fn raised() -> Alarms {
+        Alarms::raised([AlarmMember { member_id: OWN, alarm: NOSPACE }])
+    }
+
+    fn present(alarms: &Alarms) -> Present<'_> {
+        Present { alarms, has_leader: true }
+    }
+
+    #[test]
+    fn an_alarm_of_the_disk_goes_with_the_shortage() {
+        let (none, some, now) = (Alarms::default(), raised(), Instant::now());
+        let mut alarm = NospaceAlarm::new(OWN, Cause::Nothing);
+        let wanted = alarm.raise(Cause::Disk, present(&none), now);
+        assert_eq!(wanted, Wanted { note: true, propose: Some(AlarmAction::Activate) });
+        assert_eq!(alarm.unnoted(), Some(Cause::Disk));
+        alarm.was_noted();
+        // It is under way.
+        assert_eq!(alarm.raise(Cause::Disk, present(&none), now), Wanted::default());
+        alarm.changed(None, &some);
+        assert_eq!(alarm.look(true, false, present(&some), now), None);
+        assert_eq!(alarm.look(true, true, present(&some), now), Some(AlarmAction::Deactivate));
+        assert_eq!(alarm.look(true, true, present(&some), now), None, "it is under way");
+        alarm.changed(None, &none);
+        assert_eq!(alarm.look(true, true, present(&none), now), None);
+        assert_eq!((alarm.cause(), alarm.unnoted()), (Cause::Nothing, Some(Cause::Nothing)));
+    }
+
+    #[test]
+    fn an_alarm_of_the_quota_or_of_nothing_known_is_not_cleared() {
+        let (none, some, now) = (Alarms::default(), raised(), Instant::now());
+        let mut alarm = NospaceAlarm::new(OWN, Cause::Nothing);
+        assert!(alarm.raise(Cause::Quota, present(&none), now).note);
+        // The disk comes second.
+        assert_eq!(alarm.raise(Cause::Disk, present(&none), now), Wanted::default());
+        alarm.changed(None, &some);
+        assert_eq!((alarm.cause(), alarm.look(true, true, present(&some), now)), (Cause::Quota, None));
+        let mut alarm = NospaceAlarm::new(OWN, Cause::Nothing);
+        assert_eq!(alarm.look(true, true, present(&some), now), None);
+    }
+
+    #[test]
+    fn without_a_leader_nothing_is_proposed_and_what_is_lost_is_proposed_again() {
+        let (none, now) = (Alarms::default(), Instant::now());
+        let mut alarm = NospaceAlarm::new(OWN, Cause::Nothing);
+        let alone = Present { alarms: &none, has_leader: false };
+        assert_eq!(alarm.raise(Cause::Disk, alone, now).propose, None);
+        assert_eq!(alarm.raise(Cause::Disk, present(&none), now).propose, Some(AlarmAction::Activate));
+        let later = now + ALARM_PAUSE;
+        assert_eq!(alarm.raise(Cause::Disk, present(&none), later).propose, Some(AlarmAction::Activate));
+    }
+}
