@@ -103,6 +103,19 @@ impl Status {
     }
 }
 
+impl Status {
+    /// The status as etcd's tools print it: the bare text for errors of etcd's catalogue and for a deadline, gRPC's long
+    /// form for all others.
+    pub fn shown(&self) -> String {
+        match self.code {
+            _ if CATALOGUE.iter().any(|known| known.message == self.message) => self.message.to_string(),
+            Code::DeadlineExceeded => "context deadline exceeded".to_owned(),
+            Code::Canceled => "context canceled".to_owned(),
+            _ => self.to_string(),
+        }
+    }
+}
+
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "rpc error: code = {} desc = {}", self.code.name(), self.message)

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use cli::Failure;
+
 use crate::ask::Asker;
-use crate::command::Refusal;
 use crate::engine::calls::Target;
 use crate::engine::connection::Method;
 use crate::wire::Fields;
@@ -16,7 +17,7 @@ pub struct Compactor {
 
 impl Compactor {
     /// Connects, and compacts to `delta` revisions before the current one after each interval.
-    pub fn start(target: Target, interval: Duration, delta: i64) -> Result<Self, Refusal> {
+    pub fn start(target: Target, interval: Duration, delta: i64) -> Result<Self, Failure> {
         let mut asker = Asker::new(target)?;
         let (stop, stopped) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
@@ -35,11 +36,11 @@ impl Compactor {
     }
 
     /// Ends it, and tells what went wrong meanwhile.
-    pub fn stop(self) -> Result<(), Refusal> {
+    pub fn stop(self) -> Result<(), Failure> {
         drop(self.stop);
         match self.thread.join() {
-            Ok(result) => result.map_err(|error| Refusal::Failed(format!("compaction: {error}"))),
-            Err(_) => Err("compaction: its thread is gone".into()),
+            Ok(result) => result.map_err(|error| Failure::error(format!("compaction: {error}"))),
+            Err(_) => Err(Failure::error("compaction: its thread is gone")),
         }
     }
 }

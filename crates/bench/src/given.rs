@@ -1,68 +1,154 @@
 //! What the flags say, in the terms of this crate; refused where it makes no sense.
 
 use std::io::IsTerminal as _;
+use std::time::Duration;
 
-use cli::Matches;
+use cli::{Failure, Flag, FlagRow, Io, Matches};
 
-use crate::command::Refusal;
 use crate::drive::{Plan, Schedule};
 use crate::engine::calls::Target;
 use crate::engine::socket::Endpoint;
 use crate::report::Style;
 use crate::tls;
 
+pub(crate) const AUTO_SYNC_INTERVAL: Flag<Duration> = Flag::duration(
+    "auto-sync-interval",
+    "0s",
+    "AutoSyncInterval is the interval to update endpoints with its latest members; only 0s: the endpoints of a \
+         measurement stay what they are",
+);
+pub(crate) const CACERT: Flag<String> =
+    Flag::text("cacert", "", "verify certificates of HTTPS-enabled servers using this CA bundle");
+pub(crate) const CERT: Flag<String> =
+    Flag::text("cert", "", "identify HTTPS client using this SSL certificate file");
+pub(crate) const CLIENTS: Flag<u64> = Flag::uint("clients", "1", "Total number of gRPC clients");
+pub(crate) const CONNS: Flag<u64> = Flag::uint("conns", "1", "Total number of gRPC connections");
+pub(crate) const DIAL_TIMEOUT: Flag<Duration> =
+    Flag::duration("dial-timeout", "0s", "dial timeout for client connections");
+pub(crate) const ENDPOINTS: Flag<Vec<String>> = Flag::list("endpoints", "127.0.0.1:2379", "gRPC endpoints");
+pub(crate) const INSECURE_SKIP_TLS_VERIFY: Flag<bool> =
+    Flag::bool("insecure-skip-tls-verify", "skip server certificate verification");
+pub(crate) const KEY: Flag<String> = Flag::text("key", "", "identify HTTPS client using this SSL key file");
+pub(crate) const PRECISE: Flag<bool> = Flag::bool("precise", "use full floating point precision");
+pub(crate) const REPORT_PERFDASH: Flag<bool> =
+    Flag::bool("report-perfdash", "Generate benchmark report in perfdash format");
+pub(crate) const SAMPLE: Flag<bool> = Flag::bool("sample", "'true' to sample requests for every second");
+pub(crate) const USER: Flag<String> =
+    Flag::text("user", "", "provide username[:password] and prompt if password is not supplied.");
+pub(crate) const CSV: Flag<String> = Flag::text("csv", "", "write the figures of each run to this `file`");
+pub(crate) const HTML: Flag<String> =
+    Flag::text("html", "", "write a report with plots, one self-contained page, to this `file`");
+pub(crate) const JSON: Flag<String> =
+    Flag::text("json", "", "write all results to this `file` ('-': standard output, instead of the text)");
+pub(crate) const PID: Flag<u64> = Flag::uint(
+    "pid",
+    "0",
+    "process of the server, to measure what it uses (0: found by the endpoint's port)",
+);
+
+/// Flags of every command.
+pub(crate) static GLOBALS: &[FlagRow] = &[
+    AUTO_SYNC_INTERVAL.row(),
+    CACERT.row(),
+    CERT.row(),
+    CLIENTS.row(),
+    CONNS.row(),
+    DIAL_TIMEOUT.row(),
+    ENDPOINTS.row(),
+    INSECURE_SKIP_TLS_VERIFY.row(),
+    KEY.row(),
+    PRECISE.row(),
+    REPORT_PERFDASH.row(),
+    SAMPLE.row(),
+    USER.row(),
+    CSV.row(),
+    HTML.row(),
+    JSON.row(),
+    PID.row(),
+];
+
+// Flags of several commands.
+pub(crate) const DURATION: Flag<Duration> =
+    Flag::duration("duration", "0s", "Begin operations for so long, instead of a total number of them");
+pub(crate) const REPEAT: Flag<u64> = Flag::uint("repeat", "1", "Measure so many times, and give the medians");
+pub(crate) const SCHEDULE: Flag<String> = Flag::text(
+    "schedule",
+    "open",
+    "With --rate: open (operations begin at fixed times, and latency counts from the time each was meant to begin) or \
+     paced (as etcd's tool: a client that waits for the server begins nothing meanwhile)",
+);
+pub(crate) const THREADS: Flag<u64> = Flag::uint("threads", "1", "Threads that generate the load");
+pub(crate) const WARMUP: Flag<Duration> =
+    Flag::duration("warmup", "0s", "Run the load for so long before it is measured");
+pub(crate) const KEY_SPACE_SIZE: Flag<i64> = Flag::int("key-space-size", "1", "Maximum possible keys");
+pub(crate) const SEQUENTIAL_KEYS: Flag<bool> = Flag::bool("sequential-keys", "Use sequential keys");
+pub(crate) const CONSISTENCY: Flag<String> =
+    Flag::text("consistency", "l", "Linearizable(l) or Serializable(s)");
+
+/// How many operations a command begins in a second, at most.
+pub(crate) const fn rate(help: &'static str) -> Flag<i64> {
+    Flag::int("rate", "0", help)
+}
+
+/// How many operations a command measures.
+pub(crate) const fn total(help: &'static str) -> Flag<i64> {
+    Flag::int("total", "10000", help)
+}
+
 /// A count of a flag that must not be below one.
-pub fn positive(matches: &Matches, name: &str) -> Result<u64, Refusal> {
-    match u64::try_from(matches.int(name)) {
+pub fn positive(matches: &Matches, flag: Flag<i64>) -> Result<u64, Failure> {
+    match u64::try_from(matches.get(flag)) {
         Ok(value) if value > 0 => Ok(value),
-        _ => Err(Refusal::Failed(format!("expected positive --{name}, got ({})", matches.int(name)))),
+        _ => Err(Failure::error(format!("expected positive --{}, got ({})", flag.name(), matches.get(flag)))),
     }
 }
 
 /// One that must not be below zero.
-pub fn natural(matches: &Matches, name: &str) -> Result<u64, Refusal> {
-    u64::try_from(matches.int(name))
-        .map_err(|_| Refusal::Failed(format!("--{name} must not be negative, got ({})", matches.int(name))))
+pub fn natural(matches: &Matches, flag: Flag<i64>) -> Result<u64, Failure> {
+    u64::try_from(matches.get(flag)).map_err(|_| {
+        Failure::error(format!("--{} must not be negative, got ({})", flag.name(), matches.get(flag)))
+    })
 }
 
 /// A size in bytes.
-pub fn size(matches: &Matches, name: &str) -> Result<usize, Refusal> {
+pub fn size(matches: &Matches, flag: Flag<i64>) -> Result<usize, Failure> {
     // More than a gigabyte in one request is a typing error.
-    match natural(matches, name)? {
+    match natural(matches, flag)? {
         bytes if bytes <= 1 << 30 => Ok(bytes as usize),
-        bytes => Err(Refusal::Failed(format!("--{name} of {bytes} is more than any server takes"))),
+        bytes => Err(Failure::error(format!("--{} of {bytes} is more than any server takes", flag.name()))),
     }
 }
 
 /// The text of `--consistency`: what is printed first, and whether reads are serializable.
-pub fn consistency(matches: &Matches) -> Result<(&'static str, bool), Refusal> {
-    match matches.text("consistency") {
+pub fn consistency(matches: &Matches) -> Result<(&'static str, bool), Failure> {
+    match matches.get(CONSISTENCY) {
         "l" => Ok(("bench with linearizable range\n", false)),
         "s" => Ok(("bench with serializable range\n", true)),
-        other => Err(Refusal::Usage(format!("--consistency is l or s, not {other:?}"))),
+        other => Err(Failure::usage(format!("--consistency is l or s, not {other:?}"))),
     }
 }
 
 /// Endpoints and TLS as the flags say, nobody logged in.
-pub fn open_target(matches: &Matches) -> Result<Target, Refusal> {
-    let endpoints = matches.list("endpoints");
+pub fn open_target(matches: &Matches) -> Result<Target, Failure> {
+    let endpoints = matches.get(ENDPOINTS);
     let files = tls::Files {
-        cacert: matches.text("cacert").to_owned(),
-        cert: matches.text("cert").to_owned(),
-        key: matches.text("key").to_owned(),
-        skip_verify: matches.flag("insecure-skip-tls-verify"),
+        cacert: matches.get(CACERT).to_owned(),
+        cert: matches.get(CERT).to_owned(),
+        key: matches.get(KEY).to_owned(),
+        skip_verify: matches.get(INSECURE_SKIP_TLS_VERIFY),
     };
     let secure = |text: &String| text.starts_with("https://") || text.starts_with("unixs://");
-    let config =
-        files.client(endpoints.iter().any(secure)).map_err(|error| format!("bad tls config: {error}"))?;
+    let config = files
+        .client(endpoints.iter().any(secure))
+        .map_err(|error| Failure::error(format!("bad tls config: {error}")))?;
     let parsed: Result<Vec<Endpoint>, String> =
         endpoints.iter().map(|text| Endpoint::parse(text.trim(), config.as_ref())).collect();
     let parsed = parsed?;
     if parsed.is_empty() {
-        return Err("--endpoints names none".into());
+        return Err(Failure::error("--endpoints names none"));
     }
     let mut target = Target::new(parsed);
-    let dial = matches.duration("dial-timeout");
+    let dial = matches.get(DIAL_TIMEOUT);
     if !dial.is_zero() {
         target.dial_timeout = dial;
     }
@@ -70,27 +156,28 @@ pub fn open_target(matches: &Matches) -> Result<Target, Refusal> {
 }
 
 /// Clients and connections.
-pub fn connections(matches: &Matches) -> Result<(usize, usize), Refusal> {
-    match (matches.uint("clients") as usize, matches.uint("conns") as usize) {
-        (0, _) => Err("expected positive --clients, got (0)".into()),
-        (_, 0) => Err("expected positive --conns, got (0)".into()),
+pub fn connections(matches: &Matches) -> Result<(usize, usize), Failure> {
+    match (matches.get(CLIENTS) as usize, matches.get(CONNS) as usize) {
+        (0, _) => Err(Failure::error("expected positive --clients, got (0)")),
+        (_, 0) => Err(Failure::error("expected positive --conns, got (0)")),
         both => Ok(both),
     }
 }
 
 /// `name:password`; the password is asked for where it is missing.
-pub fn credentials(user: &str) -> Result<(String, String), Refusal> {
+pub fn credentials(user: &str, io: &Io) -> Result<(String, String), Failure> {
     if let Some((name, password)) = user.split_once(':') {
         return Ok((name.to_owned(), password.to_owned()));
     }
-    let password = password().map_err(|error| format!("bad user information: {user} {error}"))?;
+    let password =
+        password(io).map_err(|error| Failure::error(format!("bad user information: {user} {error}")))?;
     Ok((user.to_owned(), password))
 }
 
-/// Reads a line from standard input, unseen where that is a terminal.
-fn password() -> std::io::Result<String> {
-    eprint!("Password: ");
-    let hidden = std::io::stdin().is_terminal();
+/// Reads a line from standard input, which a terminal does not show while it is typed.
+fn password(io: &Io) -> std::io::Result<String> {
+    io.err.notice("Password: ");
+    let hidden = io.is_process && std::io::stdin().is_terminal();
     let echo = |word: &str| {
         // A terminal that cannot be told shows what is typed; that is no reason to refuse.
         let _ = std::process::Command::new("stty").arg(word).status();
@@ -98,50 +185,49 @@ fn password() -> std::io::Result<String> {
     if hidden {
         echo("-echo");
     }
-    let mut line = String::new();
-    let read = std::io::stdin().read_line(&mut line);
+    let read = io.input.rest_of_line();
     if hidden {
         echo("echo");
-        eprintln!();
+        io.err.notice("\n");
     }
-    read?;
+    let line = String::from_utf8(read?).map_err(std::io::Error::other)?;
     Ok(line.trim_end_matches(['\r', '\n']).to_owned())
 }
 
 /// How reports are written.
 pub fn style(matches: &Matches) -> Style {
-    Style { precise: matches.flag("precise"), sample: matches.flag("sample") }
+    Style { precise: matches.get(PRECISE), sample: matches.get(SAMPLE) }
 }
 
 /// The plan of a load; `total` is the flag that says how many operations.
-pub fn plan(matches: &Matches, total: &str) -> Result<Plan, Refusal> {
-    let rate = natural(matches, "rate")? as f64;
-    let schedule = match (matches.text("schedule"), rate) {
+pub fn plan(matches: &Matches, total: Flag<i64>) -> Result<Plan, Failure> {
+    let rate = natural(matches, rate(""))? as f64;
+    let schedule = match (matches.get(SCHEDULE), rate) {
         ("open" | "paced", 0.0) => Schedule::Flat,
         ("open", rate) => Schedule::Open(rate),
         ("paced", rate) => Schedule::Paced(rate),
-        (other, _) => return Err(Refusal::Usage(format!("--schedule is open or paced, not {other:?}"))),
+        (other, _) => return Err(Failure::usage(format!("--schedule is open or paced, not {other:?}"))),
     };
-    let count = |name: &str| match matches.uint(name) {
-        0 => Err(Refusal::Failed(format!("expected positive --{name}, got (0)"))),
-        value if value > 1_000_000 => {
-            Err(Refusal::Failed(format!("--{name} of {value} is beyond any machine")))
+    let count = |flag: Flag<u64>| match (matches.get(flag), flag.name()) {
+        (0, name) => Err(Failure::error(format!("expected positive --{name}, got (0)"))),
+        (value, name) if value > 1_000_000 => {
+            Err(Failure::error(format!("--{name} of {value} is beyond any machine")))
         }
-        value => Ok(value as usize),
+        (value, _) => Ok(value as usize),
     };
-    let duration = matches.duration("duration");
-    if !duration.is_zero() && matches.is_set(total) {
-        return Err(Refusal::Usage(format!("--duration and --{total} are mutually exclusive")));
+    let duration = matches.get(DURATION);
+    if !duration.is_zero() && matches.is_given(total) {
+        return Err(Failure::usage(format!("--duration and --{} are mutually exclusive", total.name())));
     }
     Ok(Plan {
         total: natural(matches, total)?,
         duration: (!duration.is_zero()).then_some(duration),
         schedule,
-        clients: count("clients")?,
-        connections: count("conns")?,
-        threads: count("threads")?,
-        warmup: matches.duration("warmup"),
-        repeat: count("repeat")?,
+        clients: count(CLIENTS)?,
+        connections: count(CONNS)?,
+        threads: count(THREADS)?,
+        warmup: matches.get(WARMUP),
+        repeat: count(REPEAT)?,
         ..Plan::default()
     })
 }

@@ -18,9 +18,8 @@
 //! `docs/bench.md` says how to measure with it.
 
 pub mod ask;
-mod command;
+mod commands;
 mod compactor;
-mod compare;
 mod contests;
 pub mod drive;
 pub mod engine;
@@ -36,10 +35,10 @@ pub mod report;
 pub mod responder;
 pub mod samples;
 pub mod servers;
-mod tables;
+mod session;
 pub mod tls;
 mod usage;
 mod watcher;
 pub mod wire;
 
-pub use command::{Io, execute, run};
+pub use session::{run, run_in};

@@ -6,6 +6,7 @@ use cli::Matches;
 
 use crate::drive::{Generator, Observer, Plan, thread_times};
 use crate::engine::calls::Target;
+use crate::given::PID;
 use crate::histogram::Histogram;
 use crate::render::short;
 use crate::usage::{Meter, Usage};
@@ -30,7 +31,7 @@ pub struct Watcher {
 impl Watcher {
     /// For the server at the target's first endpoint.
     pub fn new(matches: &Matches, target: &Target, plan: &Plan) -> Self {
-        let pid = u32::try_from(matches.uint("pid")).ok().filter(|pid| *pid > 0);
+        let pid = u32::try_from(matches.get(PID)).ok().filter(|pid| *pid > 0);
         let total = plan.duration.is_none().then_some(plan.total);
         let name = matches.path.last().copied().unwrap_or("load");
         Self {

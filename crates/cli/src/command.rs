@@ -1,5 +1,8 @@
 //! The tables that a tool is described by.
 
+use std::marker::PhantomData;
+use std::time::Duration;
+
 use crate::{go, parser};
 
 /// What a flag's value is.
@@ -46,9 +49,9 @@ impl Kind {
     }
 }
 
-/// One flag.
+/// One flag, as the table of a command lists it.
 #[derive(Clone, Copy, Debug)]
-pub struct Flag {
+pub struct FlagRow {
     /// Its name, without dashes.
     pub name: &'static str,
     /// Its one-letter form.
@@ -63,65 +66,7 @@ pub struct Flag {
     pub hidden: bool,
 }
 
-impl Flag {
-    const fn of(name: &'static str, kind: Kind, default: &'static str, help: &'static str) -> Flag {
-        Flag { name, short: None, kind, default, help, hidden: false }
-    }
-
-    /// A flag that is off by default.
-    pub const fn bool(name: &'static str, help: &'static str) -> Flag {
-        Flag::of(name, Kind::Bool, "false", help)
-    }
-
-    /// A flag that is on by default.
-    pub const fn on(name: &'static str, help: &'static str) -> Flag {
-        Flag::of(name, Kind::Bool, "true", help)
-    }
-
-    /// A text.
-    pub const fn text(name: &'static str, default: &'static str, help: &'static str) -> Flag {
-        Flag::of(name, Kind::Text, default, help)
-    }
-
-    /// A list of texts.
-    pub const fn list(name: &'static str, default: &'static str, help: &'static str) -> Flag {
-        Flag::of(name, Kind::List, default, help)
-    }
-
-    /// A signed integer.
-    pub const fn int(name: &'static str, default: &'static str, help: &'static str) -> Flag {
-        Flag::of(name, Kind::Int, default, help)
-    }
-
-    /// An unsigned integer.
-    pub const fn uint(name: &'static str, default: &'static str, help: &'static str) -> Flag {
-        Flag::of(name, Kind::Uint, default, help)
-    }
-
-    /// A floating-point number.
-    pub const fn float(name: &'static str, default: &'static str, help: &'static str) -> Flag {
-        Flag::of(name, Kind::Float, default, help)
-    }
-
-    /// A duration; the default as Go prints it (`0s`).
-    pub const fn duration(name: &'static str, default: &'static str, help: &'static str) -> Flag {
-        Flag::of(name, Kind::Duration, default, help)
-    }
-
-    /// With a one-letter form.
-    #[must_use]
-    pub const fn short(mut self, letter: char) -> Flag {
-        self.short = Some(letter);
-        self
-    }
-
-    /// Left out of help texts.
-    #[must_use]
-    pub const fn hidden(mut self) -> Flag {
-        self.hidden = true;
-        self
-    }
-
+impl FlagRow {
     /// The name as errors give it: `-w, --write-out`.
     pub(crate) fn shown(&self) -> String {
         match self.short {
@@ -131,9 +76,115 @@ impl Flag {
     }
 }
 
-/// A command, or a group of commands.
+/// One flag whose value is a `T`. A constant of this type declares the flag in a command's table ([`Flag::row`]) and reads
+/// its value ([`Matches::get`](crate::Matches::get)), so that neither the name nor the kind can be mistaken.
+#[derive(Debug)]
+pub struct Flag<T> {
+    row: FlagRow,
+    value: PhantomData<fn() -> T>,
+}
+
+impl<T> Clone for Flag<T> {
+    fn clone(&self) -> Flag<T> {
+        *self
+    }
+}
+
+impl<T> Copy for Flag<T> {}
+
+impl<T> From<Flag<T>> for FlagRow {
+    fn from(flag: Flag<T>) -> FlagRow {
+        flag.row
+    }
+}
+
+impl<T> Flag<T> {
+    const fn of(name: &'static str, kind: Kind, default: &'static str, help: &'static str) -> Flag<T> {
+        Flag { row: FlagRow { name, short: None, kind, default, help, hidden: false }, value: PhantomData }
+    }
+
+    /// The flag as a command's table lists it.
+    pub const fn row(self) -> FlagRow {
+        self.row
+    }
+
+    /// Its name, without dashes.
+    pub const fn name(self) -> &'static str {
+        self.row.name
+    }
+
+    /// With a one-letter form.
+    #[must_use]
+    pub const fn short(mut self, letter: char) -> Flag<T> {
+        self.row.short = Some(letter);
+        self
+    }
+
+    /// Left out of help texts.
+    #[must_use]
+    pub const fn hidden(mut self) -> Flag<T> {
+        self.row.hidden = true;
+        self
+    }
+}
+
+impl Flag<bool> {
+    /// A flag that is off by default.
+    pub const fn bool(name: &'static str, help: &'static str) -> Flag<bool> {
+        Flag::of(name, Kind::Bool, "false", help)
+    }
+
+    /// A flag that is on by default.
+    pub const fn on(name: &'static str, help: &'static str) -> Flag<bool> {
+        Flag::of(name, Kind::Bool, "true", help)
+    }
+}
+
+impl Flag<String> {
+    /// A text.
+    pub const fn text(name: &'static str, default: &'static str, help: &'static str) -> Flag<String> {
+        Flag::of(name, Kind::Text, default, help)
+    }
+}
+
+impl Flag<Vec<String>> {
+    /// A list of texts.
+    pub const fn list(name: &'static str, default: &'static str, help: &'static str) -> Flag<Vec<String>> {
+        Flag::of(name, Kind::List, default, help)
+    }
+}
+
+impl Flag<i64> {
+    /// A signed integer.
+    pub const fn int(name: &'static str, default: &'static str, help: &'static str) -> Flag<i64> {
+        Flag::of(name, Kind::Int, default, help)
+    }
+}
+
+impl Flag<u64> {
+    /// An unsigned integer.
+    pub const fn uint(name: &'static str, default: &'static str, help: &'static str) -> Flag<u64> {
+        Flag::of(name, Kind::Uint, default, help)
+    }
+}
+
+impl Flag<f64> {
+    /// A floating-point number.
+    pub const fn float(name: &'static str, default: &'static str, help: &'static str) -> Flag<f64> {
+        Flag::of(name, Kind::Float, default, help)
+    }
+}
+
+impl Flag<Duration> {
+    /// A duration; the default as Go prints it (`0s`).
+    pub const fn duration(name: &'static str, default: &'static str, help: &'static str) -> Flag<Duration> {
+        Flag::of(name, Kind::Duration, default, help)
+    }
+}
+
+/// A command, or a group of commands. `R` is what the tool calls to run a command, mostly a function pointer.
 #[derive(Clone, Copy, Debug)]
-pub struct Command {
+pub struct Command<R: 'static = ()> {
     /// The word it is called by.
     pub name: &'static str,
     /// Other words for it.
@@ -147,18 +198,20 @@ pub struct Command {
     /// Lines to try, each indented by two blanks.
     pub example: &'static str,
     /// Its own flags.
-    pub flags: &'static [Flag],
-    /// Commands below it. With any, it does nothing by itself but show its help.
-    pub subcommands: &'static [Command],
+    pub flags: &'static [FlagRow],
+    /// Runs it. `None` for a group of commands, which only shows its help.
+    pub run: Option<R>,
+    /// Commands below it.
+    pub subcommands: &'static [Command<R>],
     /// The heading it stands under in its parent's help; empty: the last heading.
     pub group: &'static str,
     /// Left out of help texts.
     pub hidden: bool,
 }
 
-impl Command {
+impl<R> Command<R> {
     /// What most commands leave empty.
-    pub const EMPTY: Command = Command {
+    pub const EMPTY: Command<R> = Command {
         name: "",
         aliases: &[],
         usage: "",
@@ -166,6 +219,7 @@ impl Command {
         long: "",
         example: "",
         flags: &[],
+        run: None,
         subcommands: &[],
         group: "",
         hidden: false,
@@ -178,11 +232,11 @@ impl Command {
 
 /// A tool.
 #[derive(Clone, Copy, Debug)]
-pub struct Program {
+pub struct Program<R: 'static = ()> {
     /// Its commands; the name is the one that help texts and errors give (`etcdctl`).
-    pub root: Command,
+    pub root: Command<R>,
     /// Flags that every command takes.
-    pub globals: &'static [Flag],
+    pub globals: &'static [FlagRow],
     /// The beginning of the environment variables that stand for the global flags (`ETCDCTL_`).
     pub env_prefix: Option<&'static str>,
     /// Environment variables with that beginning that are no flags and yet known.
@@ -191,7 +245,7 @@ pub struct Program {
     pub globals_hint: &'static str,
 }
 
-impl Program {
+impl<R: Copy> Program<R> {
     /// Reads the arguments (without the program's own name) and the environment.
     ///
     /// # Errors
@@ -200,7 +254,7 @@ impl Program {
         &self,
         args: &[std::ffi::OsString],
         env: impl IntoIterator<Item = (String, String)>,
-    ) -> Result<parser::Invocation, parser::UsageError> {
+    ) -> Result<parser::Invocation<R>, parser::UsageError> {
         parser::parse(self, args, env)
     }
 
@@ -208,7 +262,7 @@ impl Program {
     ///
     /// # Panics
     /// There is no such command.
-    pub(crate) fn chain(&self, path: &[&str]) -> Vec<&Command> {
+    pub(crate) fn chain(&self, path: &[&str]) -> Vec<&Command<R>> {
         let mut chain = vec![&self.root];
         let mut at = &self.root;
         for name in path {
@@ -243,13 +297,14 @@ impl Program {
         crate::help::flag_lines(self.globals)
     }
 
-    /// Asserts what the parser relies on: names are unique, defaults are values of their kind. For a test of each tool.
+    /// Asserts what the parser relies on: names are unique, defaults are values of their kind, and every command either runs
+    /// or has commands below it. For a test of each tool.
     ///
     /// # Panics
     /// The tables are wrong.
     pub fn assert_sound(&self) {
-        fn check(command: &Command, globals: &[Flag]) {
-            let all: Vec<&Flag> = command.flags.iter().chain(globals).collect();
+        fn check<R>(command: &Command<R>, globals: &[FlagRow]) {
+            let all: Vec<&FlagRow> = command.flags.iter().chain(globals).collect();
             for (at, flag) in all.iter().enumerate() {
                 assert!(
                     all[..at].iter().all(|other| other.name != flag.name),
@@ -271,6 +326,12 @@ impl Program {
                         .is_ok_and(|nanos| go::nanoseconds(nanos) == flag.default);
                 assert!(is_written, "{}: --{} as Go prints it", command.name, flag.name);
             }
+            assert_eq!(
+                command.run.is_some(),
+                command.subcommands.is_empty(),
+                "{}: runs, or is a group",
+                command.name
+            );
             for (at, below) in command.subcommands.iter().enumerate() {
                 let taken = command.subcommands[..at].iter().any(|other| other.answers_to(below.name));
                 assert!(!taken, "{} twice", below.name);

@@ -3,17 +3,14 @@
 
 use std::fmt::Write as _;
 
-use crate::command::{Command, Flag, Kind, Program};
+use crate::command::{Command, FlagRow, Kind, Program};
 
 /// What can follow a command: its path below the root, the commands below it, its flags with their help.
-fn rows(program: &Program) -> Vec<(String, Vec<&Command>, Vec<&Flag>)> {
-    fn walk<'a>(
-        path: String,
-        command: &'a Command,
-        globals: &'a [Flag],
-        out: &mut Vec<(String, Vec<&'a Command>, Vec<&'a Flag>)>,
-    ) {
-        let below: Vec<&Command> = command.subcommands.iter().filter(|below| !below.hidden).collect();
+type Row<'a, R> = (String, Vec<&'a Command<R>>, Vec<&'a FlagRow>);
+
+fn rows<R>(program: &Program<R>) -> Vec<Row<'_, R>> {
+    fn walk<'a, R>(path: String, command: &'a Command<R>, globals: &'a [FlagRow], out: &mut Vec<Row<'a, R>>) {
+        let below: Vec<&Command<R>> = command.subcommands.iter().filter(|below| !below.hidden).collect();
         let flags = command.flags.iter().chain(globals).filter(|flag| !flag.hidden).collect();
         out.push((path.clone(), below, flags));
         for below in command.subcommands {
@@ -27,7 +24,7 @@ fn rows(program: &Program) -> Vec<(String, Vec<&Command>, Vec<&Flag>)> {
 }
 
 /// A name that can be part of a function's.
-fn function(program: &Program) -> String {
+fn function<R>(program: &Program<R>) -> String {
     program.root.name.replace(|c: char| !c.is_ascii_alphanumeric(), "_")
 }
 
@@ -36,7 +33,7 @@ fn put(out: &mut String, line: std::fmt::Arguments<'_>) {
 }
 
 /// For bash 4 or newer: `source <(etcdctl completion bash)`. `called` is the name of the executable.
-pub fn bash(program: &Program, called: &str) -> String {
+pub fn bash<R>(program: &Program<R>, called: &str) -> String {
     let name = function(program);
     let mut out = format!("# bash completion for {called}\n_{name}_follows() {{\n    case \"$1\" in\n");
     for (path, below, flags) in rows(program) {
@@ -62,7 +59,7 @@ pub fn bash(program: &Program, called: &str) -> String {
 }
 
 /// All flags that take the next word as their value.
-fn valued(program: &Program) -> Vec<String> {
+fn valued<R>(program: &Program<R>) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for (_, _, flags) in rows(program) {
         for flag in flags.into_iter().filter(|flag| flag.kind != Kind::Bool) {
@@ -76,7 +73,7 @@ fn valued(program: &Program) -> Vec<String> {
 }
 
 /// For zsh: `source <(etcdctl completion zsh)`, or as a file `_etcdctl` of `fpath`.
-pub fn zsh(program: &Program, called: &str) -> String {
+pub fn zsh<R>(program: &Program<R>, called: &str) -> String {
     let name = function(program);
     let plain = |text: &str| text.replace('\'', "").replace('\n', " ").replace(':', "\\:");
     let mut out = format!(
@@ -103,7 +100,7 @@ pub fn zsh(program: &Program, called: &str) -> String {
 }
 
 /// For fish: `etcdctl completion fish | source`.
-pub fn fish(program: &Program, called: &str) -> String {
+pub fn fish<R>(program: &Program<R>, called: &str) -> String {
     let plain = |text: &str| text.replace('\'', "").replace('\n', " ");
     let mut out = format!("# fish completion for {called}\ncomplete -c {called} -f\n");
     for flag in program.globals.iter().filter(|flag| !flag.hidden) {
@@ -148,7 +145,7 @@ pub fn fish(program: &Program, called: &str) -> String {
     out
 }
 
-fn fish_flag(out: &mut String, called: &str, condition: &str, flag: &Flag) {
+fn fish_flag(out: &mut String, called: &str, condition: &str, flag: &FlagRow) {
     let short = flag.short.map(|letter| format!(" -s {letter}")).unwrap_or_default();
     let value = if flag.kind == Kind::Bool { "" } else { " -r" };
     let help = flag.help.replace('\'', "").replace('\n', " ");

@@ -2,17 +2,17 @@
 
 use std::fmt::Write as _;
 
-use crate::command::{Command, Flag, Kind, Program};
+use crate::command::{Command, Flag, FlagRow, Kind, Program};
 use crate::go;
 
-pub(crate) fn help(program: &Program, path: &[&str]) -> String {
+pub(crate) fn help<R: Copy>(program: &Program<R>, path: &[&str]) -> String {
     let chain = program.chain(path);
     let command = chain[chain.len() - 1];
     let about = if command.long.is_empty() { command.about } else { command.long };
     format!("{}\n\n{}", about.trim_end(), usage(program, path))
 }
 
-pub(crate) fn usage(program: &Program, path: &[&str]) -> String {
+pub(crate) fn usage<R: Copy>(program: &Program<R>, path: &[&str]) -> String {
     let chain = program.chain(path);
     let command = chain[chain.len() - 1];
     let parents = chain[..chain.len() - 1].iter().map(|command| command.name).collect::<Vec<_>>().join(" ");
@@ -34,9 +34,9 @@ pub(crate) fn usage(program: &Program, path: &[&str]) -> String {
         line_of(&mut out, format_args!("\nExamples:\n{}", command.example.trim_end()));
     }
     subcommands(&mut out, command);
-    let help = Flag::bool("help", "").short('h');
+    let help = Flag::bool("help", "").short('h').row();
     let text = format!("help for {}", command.name);
-    let mut flags: Vec<(&Flag, &str)> =
+    let mut flags: Vec<(&FlagRow, &str)> =
         command.flags.iter().filter(|flag| !flag.hidden).map(|flag| (flag, flag.help)).collect();
     flags.push((&help, &text));
     line_of(&mut out, format_args!("\nFlags:\n{}", lines(flags).trim_end()));
@@ -60,8 +60,8 @@ fn line_of(out: &mut String, line: std::fmt::Arguments<'_>) {
     writeln!(out, "{line}").expect("strings take everything");
 }
 
-fn subcommands(out: &mut String, command: &Command) {
-    let shown: Vec<&Command> = command.subcommands.iter().filter(|below| !below.hidden).collect();
+fn subcommands<R>(out: &mut String, command: &Command<R>) {
+    let shown: Vec<&Command<R>> = command.subcommands.iter().filter(|below| !below.hidden).collect();
     let width = shown.iter().map(|below| below.name.len()).max().unwrap_or(0).max(11);
     let mut groups: Vec<&str> = Vec::new();
     for below in &shown {
@@ -84,12 +84,12 @@ fn subcommands(out: &mut String, command: &Command) {
     }
 }
 
-pub(crate) fn flag_lines(flags: &[Flag]) -> String {
+pub(crate) fn flag_lines(flags: &[FlagRow]) -> String {
     lines(flags.iter().filter(|flag| !flag.hidden).map(|flag| (flag, flag.help)).collect())
 }
 
 /// Flags in the order of their names, their help in one column.
-fn lines(mut flags: Vec<(&Flag, &str)>) -> String {
+fn lines(mut flags: Vec<(&FlagRow, &str)>) -> String {
     flags.sort_by_key(|(flag, _)| flag.name);
     let rows: Vec<(String, String)> = flags
         .into_iter()

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::command::{Flag, Kind};
+use crate::command::{Flag, FlagRow, Kind};
 use crate::go;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -45,8 +45,7 @@ impl Value {
     }
 }
 
-/// A command and what it was given. Asking for a flag that the command's tables do not have, or as another kind than
-/// theirs, is a mistake of the program: those methods panic then.
+/// A command and what it was given.
 #[derive(Clone, Debug)]
 pub struct Matches {
     /// The names of the commands below the root; empty: none was named.
@@ -61,8 +60,8 @@ pub struct Matches {
 }
 
 impl Matches {
-    pub(crate) fn new(path: Vec<&'static str>, flags: impl Iterator<Item = Flag>) -> Matches {
-        let default = |flag: Flag| {
+    pub(crate) fn new(path: Vec<&'static str>, flags: impl Iterator<Item = FlagRow>) -> Matches {
+        let default = |flag: FlagRow| {
             let value = Value::read(flag.kind, flag.default, None).expect("tables are sound");
             (flag.name, (value, false))
         };
@@ -70,89 +69,112 @@ impl Matches {
         Matches { path, args: Vec::new(), dash_at: None, unknown_env: Vec::new(), values }
     }
 
-    pub(crate) fn set(&mut self, flag: &Flag, text: &str) -> Result<(), String> {
+    pub(crate) fn set(&mut self, flag: &FlagRow, text: &str) -> Result<(), String> {
         let before = self.values.get(flag.name).filter(|(_, is_set)| *is_set).map(|(value, _)| value);
         let value = Value::read(flag.kind, text, before)?;
         self.values.insert(flag.name, (value, true));
         Ok(())
     }
 
-    fn value(&self, name: &str) -> &Value {
-        match self.values.get(name) {
-            Some((value, _)) => value,
-            None => panic!("{:?} has no flag --{name}", self.path),
-        }
+    fn value(&self, flag: &FlagRow) -> Option<&Value> {
+        let found = self.values.get(flag.name);
+        // A flag that its command's table leaves out has its default, since nobody can give it.
+        debug_assert!(found.is_some(), "the table of {:?} leaves out --{}", self.path, flag.name);
+        found.map(|(value, _)| value)
     }
 
-    /// Whether a flag was given, on the command line or in the environment.
-    pub fn is_set(&self, name: &str) -> bool {
-        self.value(name);
-        self.values[name].1
+    /// The value of a flag: as given on the command line or in the environment, otherwise the default. A flag that the
+    /// command does not take has its default, too.
+    pub fn get<T: FlagValue>(&self, flag: Flag<T>) -> T::Ref<'_> {
+        let row = flag.row();
+        T::of(self.value(&row), row.default)
     }
 
-    /// Whether this command has such a flag at all.
-    pub fn has(&self, name: &str) -> bool {
-        self.values.contains_key(name)
+    /// Returns true if the flag was given, on the command line or in the environment. False for a flag that the command does
+    /// not take.
+    pub fn is_given(&self, flag: impl Into<FlagRow>) -> bool {
+        self.values.get(flag.into().name).is_some_and(|(_, given)| *given)
     }
 
-    /// A flag that is on or off.
-    pub fn flag(&self, name: &str) -> bool {
-        match self.value(name) {
-            Value::Bool(value) => *value,
-            other => panic!("--{name} is {other:?}"),
-        }
-    }
-
-    /// A signed integer.
-    pub fn int(&self, name: &str) -> i64 {
-        match self.value(name) {
-            Value::Int(value) => *value,
-            other => panic!("--{name} is {other:?}"),
-        }
-    }
-
-    /// An unsigned integer.
-    pub fn uint(&self, name: &str) -> u64 {
-        match self.value(name) {
-            Value::Uint(value) => *value,
-            other => panic!("--{name} is {other:?}"),
-        }
-    }
-
-    /// A floating-point number.
-    pub fn float(&self, name: &str) -> f64 {
-        match self.value(name) {
-            Value::Float(value) => *value,
-            other => panic!("--{name} is {other:?}"),
-        }
-    }
-
-    /// A text.
-    pub fn text(&self, name: &str) -> &str {
-        match self.value(name) {
-            Value::Text(value) => value,
-            other => panic!("--{name} is {other:?}"),
-        }
-    }
-
-    /// A list of texts.
-    pub fn list(&self, name: &str) -> &[String] {
-        match self.value(name) {
-            Value::List(value) => value,
-            other => panic!("--{name} is {other:?}"),
-        }
-    }
-
-    /// A duration; one below zero counts as zero.
-    pub fn duration(&self, name: &str) -> Duration {
-        match self.value(name) {
-            Value::Duration(nanos) => Duration::from_nanos(u64::try_from(*nanos).unwrap_or(0)),
-            other => panic!("--{name} is {other:?}"),
+    /// The value of a flag as text, as one would give it: lists in brackets, with commas.
+    pub fn written(&self, flag: &FlagRow) -> String {
+        match self.value(flag) {
+            None => flag.default.to_owned(),
+            Some(Value::Bool(value)) => value.to_string(),
+            Some(Value::Int(value)) => value.to_string(),
+            Some(Value::Uint(value)) => value.to_string(),
+            Some(Value::Float(value)) => value.to_string(),
+            Some(Value::List(list)) => format!("[{}]", list.join(",")),
+            Some(Value::Duration(nanos)) => go::nanoseconds((*nanos).max(0)),
+            Some(Value::Text(text)) => text.clone(),
         }
     }
 
     /// An argument as text; bytes that are none are replaced.
     pub fn arg_text(&self, at: usize) -> Option<String> {
         self.args.get(at).map(|arg| String::from_utf8_lossy(arg).into_owned())
+    }
+}
+
+/// A type that a flag's value can have.
+pub trait FlagValue {
+    /// The value as a command reads it.
+    type Ref<'a>;
+
+    #[doc(hidden)]
+    #[allow(private_interfaces)]
+    fn of<'a>(value: Option<&'a Value>, default: &'static str) -> Self::Ref<'a>;
+}
+
+/// Implements [`FlagValue`] for a value that is copied. The last expression reads the default of a flag that the command
+/// does not take.
+macro_rules! copied {
+    ($type:ty, $kind:ident, $value:ident => $read:expr, $default:ident => $otherwise:expr) => {
+        impl FlagValue for $type {
+            type Ref<'a> = $type;
+
+            #[allow(private_interfaces)]
+            fn of(value: Option<&Value>, $default: &'static str) -> $type {
+                match value {
+                    Some(Value::$kind($value)) => $read,
+                    _ => $otherwise,
+                }
+            }
+        }
+    };
+}
+
+copied!(bool, Bool, value => *value, default => default == "true");
+copied!(i64, Int, value => *value, default => go::parse_int(default).unwrap_or_default());
+copied!(u64, Uint, value => *value, default => go::parse_uint(default).unwrap_or_default());
+copied!(f64, Float, value => *value, default => default.parse().unwrap_or_default());
+copied!(Duration, Duration, value => positive(*value), default => positive(go::parse_duration(default).unwrap_or(0)));
+
+/// A duration of a flag; one below zero counts as zero.
+fn positive(nanos: i64) -> Duration {
+    Duration::from_nanos(u64::try_from(nanos).unwrap_or(0))
+}
+
+impl FlagValue for String {
+    type Ref<'a> = &'a str;
+
+    #[allow(private_interfaces)]
+    fn of<'a>(value: Option<&'a Value>, default: &'static str) -> &'a str {
+        match value {
+            Some(Value::Text(text)) => text,
+            _ => default,
+        }
+    }
+}
+
+impl FlagValue for Vec<String> {
+    type Ref<'a> = &'a [String];
+
+    #[allow(private_interfaces)]
+    fn of<'a>(value: Option<&'a Value>, _: &'static str) -> &'a [String] {
+        match value {
+            Some(Value::List(list)) => list,
+            _ => &[],
+        }
     }
 }

@@ -4,15 +4,17 @@ use std::ffi::OsString;
 use std::fmt;
 use std::os::unix::ffi::OsStringExt as _;
 
-use crate::command::{Command, Flag, Kind, Program};
+use crate::command::{Command, FlagRow, Kind, Program};
 use crate::go;
 use crate::matches::Matches;
 
-/// What is wanted.
+/// What a command line asks for.
 #[derive(Clone, Debug)]
-pub enum Invocation {
-    /// A command is to run. Its path is empty, or ends at a group of commands, if none was named: show the help.
-    Run(Matches),
+pub enum Invocation<R> {
+    /// A command is to run.
+    Run(Matches, R),
+    /// The path ends at a group of commands, or is empty: the tool shows its help.
+    Group(Matches),
     /// Help was asked for; here it is.
     Help(String),
 }
@@ -37,17 +39,17 @@ impl fmt::Display for UsageError {
 impl std::error::Error for UsageError {}
 
 /// Which flag a word names.
-fn find<'a>(command: &'a Command, globals: &'a [Flag], name: &str) -> Option<&'a Flag> {
+fn find<'a, R>(command: &'a Command<R>, globals: &'a [FlagRow], name: &str) -> Option<&'a FlagRow> {
     command.flags.iter().chain(globals).find(|flag| flag.name == name)
 }
 
-fn find_short<'a>(command: &'a Command, globals: &'a [Flag], letter: char) -> Option<&'a Flag> {
+fn find_short<'a, R>(command: &'a Command<R>, globals: &'a [FlagRow], letter: char) -> Option<&'a FlagRow> {
     command.flags.iter().chain(globals).find(|flag| flag.short == Some(letter))
 }
 
 /// Whether the word after this one is its value, as far as this command's flags tell. Flags of commands further down
 /// are not known here and count as such; so does the field's own parser.
-fn takes_next(command: &Command, globals: &[Flag], word: &str) -> bool {
+fn takes_next<R>(command: &Command<R>, globals: &[FlagRow], word: &str) -> bool {
     if word.contains('=') {
         return false;
     }
@@ -65,10 +67,10 @@ fn takes_next(command: &Command, globals: &[Flag], word: &str) -> bool {
 }
 
 /// A command, its path, and the words that name no command.
-type Located<'a> = (&'a Command, Vec<&'static str>, Vec<Vec<u8>>);
+type Located<'a, R> = (&'a Command<R>, Vec<&'static str>, Vec<Vec<u8>>);
 
 /// Follows the words that name commands.
-fn locate<'a>(program: &'a Program, args: &[Vec<u8>]) -> Result<Located<'a>, UsageError> {
+fn locate<'a, R: Copy>(program: &'a Program<R>, args: &[Vec<u8>]) -> Result<Located<'a, R>, UsageError> {
     let (mut command, mut path, mut rest) = (&program.root, Vec::new(), Vec::new());
     let mut words = args.iter();
     while let Some(word) = words.next() {
@@ -114,7 +116,7 @@ fn locate<'a>(program: &'a Program, args: &[Vec<u8>]) -> Result<Located<'a>, Usa
 }
 
 /// The command below this one with that name, or the only one whose name begins so.
-fn named<'a>(command: &'a Command, word: &str) -> Option<&'a Command> {
+fn named<'a, R>(command: &'a Command<R>, word: &str) -> Option<&'a Command<R>> {
     let exact = command.subcommands.iter().find(|below| below.answers_to(word));
     exact.or_else(|| {
         let mut begun =
@@ -124,9 +126,9 @@ fn named<'a>(command: &'a Command, word: &str) -> Option<&'a Command> {
 }
 
 /// Names that a mistyped one may stand for: at most two changes away, or beginning with it.
-fn near(command: &Command, word: &str) -> Vec<&'static str> {
+fn near<R>(command: &Command<R>, word: &str) -> Vec<&'static str> {
     let lower = word.to_lowercase();
-    let is_near = |below: &&Command| {
+    let is_near = |below: &&Command<R>| {
         !below.hidden && (distance(&lower, below.name) <= 2 || below.name.starts_with(&lower))
     };
     command.subcommands.iter().filter(is_near).map(|below| below.name).collect()
@@ -148,11 +150,11 @@ fn distance(a: &str, b: &str) -> usize {
     row[b.len()]
 }
 
-pub(crate) fn parse(
-    program: &Program,
+pub(crate) fn parse<R: Copy>(
+    program: &Program<R>,
     args: &[OsString],
     env: impl IntoIterator<Item = (String, String)>,
-) -> Result<Invocation, UsageError> {
+) -> Result<Invocation<R>, UsageError> {
     let args: Vec<Vec<u8>> = args.iter().map(|arg| arg.clone().into_vec()).collect();
     if args.first().is_some_and(|word| word == b"help") && named(&program.root, "help").is_none() {
         let (_, path, _) = locate(program, &args[1..])?;
@@ -173,7 +175,7 @@ pub(crate) fn parse(
             continue;
         }
         let text = String::from_utf8(word).map_err(|_| refuse("flags have to be UTF-8".to_owned()))?;
-        let mut value_of = |flag: &Flag, given: Option<&str>, shown: &str| match given {
+        let mut value_of = |flag: &FlagRow, given: Option<&str>, shown: &str| match given {
             Some(value) => Ok(value.to_owned()),
             None if flag.kind == Kind::Bool => Ok("true".to_owned()),
             None => {
@@ -226,18 +228,21 @@ pub(crate) fn parse(
         path: path.clone(),
         is_env: true,
     })?;
-    Ok(Invocation::Run(matches))
+    Ok(match command.run {
+        Some(run) => Invocation::Run(matches, run),
+        None => Invocation::Group(matches),
+    })
 }
 
-fn set(matches: &mut Matches, flag: &Flag, value: &str) -> Result<(), String> {
+fn set(matches: &mut Matches, flag: &FlagRow, value: &str) -> Result<(), String> {
     matches
         .set(flag, value)
         .map_err(|why| format!("invalid argument {} for \"{}\" flag: {why}", go::quote(value), flag.shown()))
 }
 
 /// Sets the global flags that the environment knows and the command line does not.
-fn from_environment(
-    program: &Program,
+fn from_environment<R>(
+    program: &Program<R>,
     matches: &mut Matches,
     env: impl IntoIterator<Item = (String, String)>,
 ) -> Result<(), String> {
@@ -248,7 +253,7 @@ fn from_environment(
         match flag {
             // etcd's tools take an empty variable for none.
             Some(_) if value.is_empty() => {}
-            Some(flag) if matches.is_set(flag.name) => {
+            Some(flag) if matches.is_given(*flag) => {
                 return Err(format!(
                     "conflicting environment variable \"{key}\" is shadowed by corresponding command-line flag (either \
                      unset environment variable or disable flag)"

@@ -420,15 +420,7 @@ pub fn status_of_text(text: &str) -> Status {
     known.cloned().unwrap_or_else(|| Status::with(Code::Unknown, text))
 }
 
-/// A status as etcd's tools print it: the bare text for errors of etcd's catalogue and for a deadline, gRPC's long
-/// form for all others.
+/// As [`Status::shown`].
 pub fn shown(status: &Status) -> String {
-    match status.code {
-        _ if error::CATALOGUE.iter().any(|known| known.message == status.message) => {
-            status.message.to_string()
-        }
-        Code::DeadlineExceeded => "context deadline exceeded".to_owned(),
-        Code::Canceled => "context canceled".to_owned(),
-        _ => status.to_string(),
-    }
+    status.shown()
 }

@@ -5,5 +5,5 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let args: Vec<OsString> = std::env::args_os().skip(1).collect();
-    ctl::run(&args, std::env::vars_os())
+    ctl::run(&args)
 }

@@ -1,15 +1,14 @@
 use std::sync::Arc;
 
 use api::Status;
-use cli::Matches;
+use cli::{Failure, Io, Matches};
 use client::Client;
 use tokio::sync::OnceCell;
 use tokio::time::{Instant, timeout_at};
 
-use crate::failure::Failure;
-use crate::globals::Globals;
+use crate::globals::{COMMAND_TIMEOUT, Globals};
 use crate::printer::{Answer, Format, Page, Printer};
-use crate::surroundings::Surroundings;
+use crate::process::Interruption;
 
 /// One run of one command: what it was asked, where it writes, and how it reaches the cluster. Clones share it.
 #[derive(Clone)]
@@ -17,7 +16,8 @@ pub(crate) struct Call(Arc<Parts>);
 
 pub(crate) struct Parts {
     pub(crate) matches: Matches,
-    pub(crate) io: Surroundings,
+    pub(crate) io: Io,
+    interruption: Option<Interruption>,
     globals: OnceCell<Globals>,
 }
 
@@ -29,14 +29,14 @@ impl std::ops::Deref for Call {
     }
 }
 
-/// Standard output was closed: whoever read it needs no more, and nobody is there to be told.
+/// Standard output was closed: the reader needs no more, and there is nobody to tell.
 fn unread(_: std::io::Error) -> Failure {
     Failure::said(Failure::ERROR)
 }
 
 impl Call {
-    pub(crate) fn new(matches: Matches, io: Surroundings) -> Call {
-        Call(Arc::new(Parts { matches, io, globals: OnceCell::new() }))
+    pub(crate) fn new(matches: Matches, io: Io, interruption: Option<Interruption>) -> Call {
+        Call(Arc::new(Parts { matches, io, interruption, globals: OnceCell::new() }))
     }
 
     /// The flags that every command has. They are read when they are first needed, which is after a command has looked
@@ -56,6 +56,12 @@ impl Call {
             hex: globals.is_some_and(|globals| globals.hex),
             value_only: false,
         }
+    }
+
+    /// Tells when the command is to end: the signals of the process, unless a test sends others. Those of the process have
+    /// to be taken before another thread is started.
+    pub(crate) fn interruption(&self) -> Interruption {
+        self.interruption.clone().unwrap_or_else(Interruption::of_process)
     }
 
     /// The arguments.
@@ -82,7 +88,7 @@ impl Call {
 
     /// When `--command-timeout` is over, if it begins now.
     pub(crate) fn deadline(&self) -> Instant {
-        Instant::now() + self.matches.duration("command-timeout")
+        Instant::now() + self.matches.get(COMMAND_TIMEOUT)
     }
 
     /// Waits for this at most `--command-timeout`.
@@ -134,8 +140,7 @@ impl Call {
     pub(crate) fn show_with(&self, answer: &Answer<'_>, value_only: bool) -> Result<(), Failure> {
         let Page { out, err } = Printer { value_only, ..self.printer() }.page(answer)?;
         if !err.is_empty() {
-            // Nobody to tell that it cannot be told.
-            let _ = self.io.err.write(&err);
+            self.io.err.notice(err);
         }
         if out.is_empty() { Ok(()) } else { self.write(&out) }
     }
@@ -158,7 +163,7 @@ impl Call {
 
     /// Prints a line on standard error.
     pub(crate) fn warn(&self, text: impl AsRef<[u8]>) {
-        // Nobody to tell that it cannot be told.
+        // A reader that has closed the stream cannot be told.
         let _ = self.io.err.line(text);
     }
 }

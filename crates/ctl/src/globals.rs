@@ -3,18 +3,97 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use api::etcdserverpb as pb;
-use cli::{Kind, Matches};
+use cli::{Failure, Flag, FlagRow, Io, Matches};
 use client::discovery::Resolver;
 use client::{Client, Settings, TlsFiles, shown};
-
 use tokio::task::JoinSet;
 
-use crate::command::STATUS;
-use crate::commands::PROGRAM;
-use crate::failure::Failure;
+use crate::commands::STATUS;
 use crate::password;
 use crate::printer::Format;
-use crate::surroundings::Surroundings;
+
+const ENDPOINTS: Flag<Vec<String>> = Flag::list("endpoints", "127.0.0.1:2379", "gRPC endpoints");
+const DEBUG: Flag<bool> = Flag::bool("debug", "enable client-side debug logging");
+const WRITE_OUT: Flag<String> =
+    Flag::text("write-out", "simple", "set the output format (fields, json, protobuf, simple, table)")
+        .short('w');
+const HEX: Flag<bool> = Flag::bool("hex", "print byte strings as hex encoded strings");
+const DIAL_TIMEOUT: Flag<Duration> =
+    Flag::duration("dial-timeout", "2s", "dial timeout for client connections");
+pub(crate) const COMMAND_TIMEOUT: Flag<Duration> =
+    Flag::duration("command-timeout", "5s", "timeout for short running command (excluding dial timeout)");
+const KEEPALIVE_TIME: Flag<Duration> =
+    Flag::duration("keepalive-time", "2s", "keepalive time for client connections");
+const KEEPALIVE_TIMEOUT: Flag<Duration> =
+    Flag::duration("keepalive-timeout", "6s", "keepalive timeout for client connections");
+const MAX_REQUEST_BYTES: Flag<i64> = Flag::int(
+    "max-request-bytes",
+    "0",
+    "client-side request send limit in bytes (if 0, it defaults to 2.0 MiB (2 * 1024 * 1024).)",
+);
+const MAX_RECV_BYTES: Flag<i64> = Flag::int(
+    "max-recv-bytes",
+    "0",
+    "client-side response receive limit in bytes (if 0, it defaults to \"math.MaxInt32\")",
+);
+const INSECURE_TRANSPORT: Flag<bool> =
+    Flag::on("insecure-transport", "disable transport security for client connections");
+const INSECURE_DISCOVERY: Flag<bool> =
+    Flag::on("insecure-discovery", "accept insecure SRV records describing cluster endpoints");
+const INSECURE_SKIP_TLS_VERIFY: Flag<bool> = Flag::bool(
+    "insecure-skip-tls-verify",
+    "skip server certificate verification (CAUTION: this option should be enabled only for testing purposes)",
+);
+const CERT: Flag<String> = Flag::text("cert", "", "identify secure client using this TLS certificate file");
+const KEY: Flag<String> = Flag::text("key", "", "identify secure client using this TLS key file");
+const CACERT: Flag<String> =
+    Flag::text("cacert", "", "verify certificates of TLS-enabled secure servers using this CA bundle");
+const AUTH_JWT_TOKEN: Flag<String> = Flag::text(
+    "auth-jwt-token",
+    "",
+    "JWT token used for authentication (if this option is used, --user and --password should not be set)",
+);
+const USER: Flag<String> =
+    Flag::text("user", "", "username[:password] for authentication (prompt if password is not supplied)");
+const PASSWORD: Flag<String> = Flag::text(
+    "password",
+    "",
+    "password for authentication (if this option is used, --user option shouldn't include password)",
+);
+const DISCOVERY_SRV: Flag<String> =
+    Flag::text("discovery-srv", "", "domain name to query for SRV records describing cluster endpoints")
+        .short('d');
+const DISCOVERY_SRV_NAME: Flag<String> =
+    Flag::text("discovery-srv-name", "", "service name to query when using DNS discovery");
+// Not in etcd's etcdctl; hidden, so that the list of options is etcdctl's.
+const ZONE: Flag<String> =
+    Flag::text("zone", "", "use endpoints of members in this zone while one of them answers").hidden();
+
+/// The flags that every command has.
+pub(crate) static FLAGS: &[FlagRow] = &[
+    ENDPOINTS.row(),
+    DEBUG.row(),
+    WRITE_OUT.row(),
+    HEX.row(),
+    DIAL_TIMEOUT.row(),
+    COMMAND_TIMEOUT.row(),
+    KEEPALIVE_TIME.row(),
+    KEEPALIVE_TIMEOUT.row(),
+    MAX_REQUEST_BYTES.row(),
+    MAX_RECV_BYTES.row(),
+    INSECURE_TRANSPORT.row(),
+    INSECURE_DISCOVERY.row(),
+    INSECURE_SKIP_TLS_VERIFY.row(),
+    CERT.row(),
+    KEY.row(),
+    CACERT.row(),
+    AUTH_JWT_TOKEN.row(),
+    USER.row(),
+    PASSWORD.row(),
+    DISCOVERY_SRV.row(),
+    DISCOVERY_SRV_NAME.row(),
+    ZONE.row(),
+];
 
 /// Largest request unless `--max-request-bytes` says otherwise, in bytes.
 const REQUEST_BYTES_MAX: usize = 2 * 1024 * 1024;
@@ -56,12 +135,7 @@ impl Login {
     ///
     /// # Errors
     /// It cannot be asked for.
-    pub(crate) fn of_user(
-        user: &str,
-        password: &str,
-        prompt: &str,
-        io: &Surroundings,
-    ) -> Result<Login, Failure> {
+    pub(crate) fn of_user(user: &str, password: &str, prompt: &str, io: &Io) -> Result<Login, Failure> {
         if user.is_empty() {
             return Ok(Login::None);
         }
@@ -81,54 +155,54 @@ impl Globals {
     ///
     /// # Errors
     /// A flag's value is wrong, or DNS knows no endpoints.
-    pub(crate) async fn read(matches: &Matches, io: &Surroundings) -> Result<Globals, Failure> {
-        if matches.flag("debug") {
-            // Nobody to tell that it cannot be told.
-            let _ = io.err.write(shown_flags(matches).as_bytes());
+    pub(crate) async fn read(matches: &Matches, io: &Io) -> Result<Globals, Failure> {
+        if matches.get(DEBUG) {
+            io.err.notice(shown_flags(matches));
         }
-        let given_endpoints: Vec<String> = matches.list("endpoints").to_vec();
-        let domain = matches.text("discovery-srv");
-        let insecure_discovery = matches.flag("insecure-discovery");
+        let given_endpoints: Vec<String> = matches.get(ENDPOINTS).to_vec();
+        let domain = matches.get(DISCOVERY_SRV);
+        let insecure_discovery = matches.get(INSECURE_DISCOVERY);
         let mut endpoints = discovered(matches, io, insecure_discovery).await?;
         if endpoints.is_empty() {
             endpoints = given_endpoints.iter().map(|endpoint| endpoint.trim().to_owned()).collect();
         }
-        let file = |name: &str| -> Result<Option<PathBuf>, Failure> {
-            let path = matches.text(name);
-            if path.is_empty() && matches.is_set(name) {
+        let file = |flag: Flag<String>| -> Result<Option<PathBuf>, Failure> {
+            let path = matches.get(flag);
+            if path.is_empty() && matches.is_given(flag) {
+                let name = flag.name();
                 return Err(Failure::bad_args(format!("empty string is passed to --{name} option")));
             }
             Ok((!path.is_empty()).then(|| PathBuf::from(path)))
         };
         let files = TlsFiles {
-            cert: file("cert")?,
-            key: file("key")?,
-            cacert: file("cacert")?,
+            cert: file(CERT)?,
+            key: file(KEY)?,
+            cacert: file(CACERT)?,
             server_name: (!insecure_discovery && !domain.is_empty()).then(|| domain.to_owned()),
-            insecure_skip_verify: matches.flag("insecure-skip-tls-verify"),
+            insecure_skip_verify: matches.get(INSECURE_SKIP_TLS_VERIFY),
         };
-        let token = matches.text("auth-jwt-token");
+        let token = matches.get(AUTH_JWT_TOKEN);
         let login = if token.is_empty() {
-            Login::of_user(matches.text("user"), matches.text("password"), "Password: ", io)?
+            Login::of_user(matches.get(USER), matches.get(PASSWORD), "Password: ", io)?
         } else {
             Login::Token(token.to_owned())
         };
-        let format = Format::named(matches.text("write-out"))
+        let format = Format::named(matches.get(WRITE_OUT))
             .ok_or_else(|| Failure::bad_feature("unsupported output format"))?;
         Ok(Globals {
             endpoints,
             given_endpoints,
             format,
-            hex: matches.flag("hex"),
-            dial_timeout: matches.duration("dial-timeout"),
-            keepalive_time: matches.duration("keepalive-time"),
-            keepalive_timeout: matches.duration("keepalive-timeout"),
-            request_bytes_max: bytes(matches, "max-request-bytes").unwrap_or(REQUEST_BYTES_MAX),
-            answer_bytes_max: bytes(matches, "max-recv-bytes").unwrap_or(i32::MAX as usize),
-            insecure_transport: matches.flag("insecure-transport"),
+            hex: matches.get(HEX),
+            dial_timeout: matches.get(DIAL_TIMEOUT),
+            keepalive_time: matches.get(KEEPALIVE_TIME),
+            keepalive_timeout: matches.get(KEEPALIVE_TIMEOUT),
+            request_bytes_max: bytes(matches, MAX_REQUEST_BYTES).unwrap_or(REQUEST_BYTES_MAX),
+            answer_bytes_max: bytes(matches, MAX_RECV_BYTES).unwrap_or(i32::MAX as usize),
+            insecure_transport: matches.get(INSECURE_TRANSPORT),
             files,
             login,
-            zone: matches.text("zone").to_owned(),
+            zone: matches.get(ZONE).to_owned(),
         })
     }
 
@@ -213,20 +287,13 @@ pub(crate) async fn connected(settings: Settings) -> Result<Client, Failure> {
 
 /// Every global flag with its value, as the environment variable that would set it. Secrets are not shown.
 fn shown_flags(matches: &Matches) -> String {
-    let mut lines: Vec<String> = PROGRAM
-        .globals
+    let mut lines: Vec<String> = FLAGS
         .iter()
         .map(|flag| {
-            let value = match flag.kind {
-                Kind::Bool => matches.flag(flag.name).to_string(),
-                Kind::Int => matches.int(flag.name).to_string(),
-                Kind::Uint => matches.uint(flag.name).to_string(),
-                Kind::Float => matches.float(flag.name).to_string(),
-                Kind::List => format!("[{}]", matches.list(flag.name).join(",")),
-                Kind::Duration => cli::go::duration(matches.duration(flag.name)),
-                Kind::Text if is_secret(flag.name) && !matches.text(flag.name).is_empty() => "***".to_owned(),
-                Kind::Text => matches.text(flag.name).to_owned(),
-            };
+            let mut value = matches.written(flag);
+            if is_secret(flag.name) && !value.is_empty() {
+                value = "***".to_owned();
+            }
             format!("ETCDCTL_{}={value}\n", flag.name.to_uppercase().replace('-', "_"))
         })
         .collect();
@@ -238,17 +305,17 @@ fn is_secret(flag: &str) -> bool {
     matches!(flag, "password" | "auth-jwt-token" | "user")
 }
 
-fn bytes(matches: &Matches, name: &str) -> Option<usize> {
-    usize::try_from(matches.int(name)).ok().filter(|bytes| *bytes > 0)
+fn bytes(matches: &Matches, flag: Flag<i64>) -> Option<usize> {
+    usize::try_from(matches.get(flag)).ok().filter(|bytes| *bytes > 0)
 }
 
 /// The endpoints that DNS knows of the domain of `--discovery-srv`; without one there are none.
-async fn discovered(matches: &Matches, io: &Surroundings, insecure: bool) -> Result<Vec<String>, Failure> {
-    let domain = matches.text("discovery-srv");
+async fn discovered(matches: &Matches, io: &Io, insecure: bool) -> Result<Vec<String>, Failure> {
+    let domain = matches.get(DISCOVERY_SRV);
     if domain.is_empty() {
         return Ok(Vec::new());
     }
-    let name = matches.text("discovery-srv-name");
+    let name = matches.get(DISCOVERY_SRV_NAME);
     let found = Resolver::system().client_endpoints(domain, name).await;
     let mut endpoints = found.map_err(|error| Failure::error(error.to_string()))?;
     if !insecure {
@@ -256,8 +323,7 @@ async fn discovered(matches: &Matches, io: &Surroundings, insecure: bool) -> Res
             let is_plain = endpoint.starts_with("http://");
             if is_plain {
                 let shown = cli::go::quote(endpoint);
-                // Nobody to tell that it cannot be told.
-                let _ = io.err.line(format!("ignoring discovered insecure endpoint {shown}"));
+                io.err.notice(format!("ignoring discovered insecure endpoint {shown}\n"));
             }
             !is_plain
         });

@@ -1,7 +1,7 @@
 //! `etcdctl`: a cluster from the command line, with etcd's own commands, flags, outputs and exit codes.
 //!
-//! What it is: a table of commands ([`commands`]), one file per family of commands, and one printer per output format
-//! ([`printer`]). What it prints is what etcdctl 3.7 prints, byte for byte; where that crashes, this says what is wrong.
+//! What it is: one file per family of commands ([`commands`]) with its flags and the functions that run it, and one printer
+//! per output format ([`printer`]). What it prints is what etcdctl 3.7 prints, byte for byte; where that crashes, this says what is wrong.
 //!
 //! What it does not know: how messages travel (`client`), the syntax of flags (`cli`), and files of snapshots beyond
 //! their checksum (`utl`).
@@ -15,10 +15,8 @@
 //! requests that each sends; beside the code; and `interop/etcdctl_same.py`, both tools against real servers.
 
 mod call;
-mod command;
 pub mod commands;
 mod comparison;
-mod failure;
 mod globals;
 mod load;
 mod metrics;
@@ -30,12 +28,9 @@ mod process;
 mod program;
 mod race;
 mod ranges;
-mod surroundings;
 mod tool;
 mod unquote;
 mod words;
 
-pub use failure::Failure;
 pub use process::Interruption;
-pub use surroundings::{Input, Output, Surroundings};
 pub use tool::{run, run_in};

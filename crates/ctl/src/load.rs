@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use api::etcdserverpb as pb;
+use cli::Failure;
 use client::{Client, shown};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::call::Call;
-use crate::failure::Failure;
 use crate::printer::put;
 
 /// How long cleaning up may take.
@@ -142,7 +142,7 @@ pub(crate) async fn refuse_if_used(connection: &Client, prefix: &str, quoted: &s
         limit: 1,
         ..Default::default()
     };
-    let answer: pb::RangeResponse = connection.call(crate::command::RANGE, &request).await?;
+    let answer: pb::RangeResponse = connection.call(crate::commands::RANGE, &request).await?;
     if answer.kvs.is_empty() {
         return Ok(());
     }

@@ -2,14 +2,15 @@
 
 use std::io;
 
+use cli::Io;
+
 use crate::process;
-use crate::surroundings::Surroundings;
 
 /// Prints the prompt and reads a line, which a terminal does not show while it is typed.
 ///
 /// # Errors
 /// Standard input cannot be read, or what was typed is not UTF-8.
-pub fn ask(io: &Surroundings, prompt: &str) -> io::Result<String> {
+pub fn ask(io: &Io, prompt: &str) -> io::Result<String> {
     io.out.write(prompt.as_bytes())?;
     let line = {
         let _unseen = io.is_process.then(process::EchoOff::new);

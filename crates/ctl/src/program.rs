@@ -4,7 +4,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus, Stdio};
 
-use crate::surroundings::Surroundings;
+use cli::Io;
 
 /// A program that a command starts and waits for.
 pub(crate) struct Program {
@@ -68,13 +68,13 @@ impl Program {
     ///
     /// # Errors
     /// It could not be started, or did not end with code 0.
-    pub(crate) async fn run(self, io: &Surroundings) -> Result<(), ProgramError> {
+    pub(crate) async fn run(self, io: &Io) -> Result<(), ProgramError> {
         let io = io.clone();
         let ended = tokio::task::spawn_blocking(move || self.run_blocking(&io)).await;
         ended.unwrap_or_else(|error| Err(ProgramError::NotStarted(error.to_string())))
     }
 
-    fn run_blocking(self, io: &Surroundings) -> Result<(), ProgramError> {
+    fn run_blocking(self, io: &Io) -> Result<(), ProgramError> {
         let name = self.name.to_string_lossy().into_owned();
         let mut command = Command::new(&self.name);
         command.args(&self.arguments).env_clear().envs(io.environment.iter().cloned());

@@ -1,6 +1,7 @@
 //! The words of a line that `txn` or an interactive `watch` reads.
 
-use crate::failure::Failure;
+use cli::Failure;
+
 use crate::unquote::{QuoteError, quoted};
 
 /// Splits a line into words: `"…"` with Go's escapes, `'…'` as it stands, anything else up to white space. A quote

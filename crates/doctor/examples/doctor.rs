@@ -5,11 +5,9 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let args: Vec<OsString> = std::env::args_os().skip(1).collect();
-    let env = std::env::vars_os()
-        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
     match args.first().and_then(|word| word.to_str()) {
-        Some("check") => doctor::check(&args[1..], env),
-        Some("doctor") => doctor::run(&args[1..], env),
-        _ => doctor::run(&args, env),
+        Some("check") => doctor::check(&args[1..]),
+        Some("doctor") => doctor::run(&args[1..]),
+        _ => doctor::run(&args),
     }
 }

@@ -2,15 +2,46 @@
 
 use std::fmt::Write as _;
 use std::path::Path;
+use std::time::Duration;
 
-use cli::{Matches, Progress};
+use cli::{Command, Failure, Flag, Io, Matches, Progress};
 use client::Endpoint;
 
+use crate::check::no_arguments;
 use crate::connection::{Connection, wants_json};
 use crate::disk_trial::{DiskResult, DiskTrial, Pace};
-use crate::doctor::Outcome;
+use crate::doctor::{Run, concluded};
 use crate::exposition::Exposition;
-use crate::{doctor, http1, show};
+use crate::{connection, doctor, http1, show};
+
+const PATH: Flag<String> =
+    Flag::text("path", "", "the directory to write in: a member's data directory, or one on the same disk");
+const SIZE: Flag<u64> = Flag::uint(
+    "size",
+    "0",
+    "bytes of a record; 0: as the member at --endpoints writes them, if given, otherwise 2300",
+);
+const COUNT: Flag<u64> = Flag::uint("count", "0", "end after so many records; 0: write for the whole time");
+const FOR: Flag<Duration> =
+    Flag::duration("for", "1m0s", "how long to write; burst credits end after minutes");
+const LIMIT: Flag<Duration> = Flag::duration("limit", "10ms", "p99 of a sync that passes");
+
+pub(crate) const DISK: Command<Run> = Command {
+                name: "disk",
+                usage: "disk --path=DIR [flags]",
+                about: "Measures the disk as the log uses it",
+                long: "\
+Writes records one after the other into a file in DIR, each followed by fdatasync, as a member's log does, and passes when
+the p99 of the syncs is below 10 ms. The file has no name and is gone when the command ends. Write for minutes on disks with
+a burst credit: the beginning and the end are compared.
+
+Exit codes: 0 passed; 1 failed, or could not be measured.",
+                example: "  mainstay check disk --path=/var/lib/mainstay
+  mainstay check disk --path=/var/lib/mainstay --for=5m --endpoints=127.0.0.1:2379 -w json",
+                flags: &[PATH.row(), SIZE.row(), COUNT.row(), FOR.row(), LIMIT.row()],
+    run: Some(Run(|matches, io| Box::pin(run(matches, io)))),
+                ..Command::EMPTY
+            };
 
 /// The record of the usual recipe for etcd's disks.
 const RECORD_BYTES: usize = 2300;
@@ -19,40 +50,43 @@ const RECORD_BYTES_MAX: u64 = 16 * 1024 * 1024;
 /// Fewer syncs have no p99.
 const SYNCS_MIN: usize = 100;
 
-pub(crate) async fn run(matches: &Matches) -> Result<Outcome, String> {
+async fn run(matches: &Matches, io: &Io) -> Result<(), Failure> {
+    no_arguments(matches)?;
     let is_json = wants_json(matches)?;
-    let path = matches.text("path");
+    let path = matches.get(PATH);
     if path.is_empty() {
-        return Err("--path=DIR is missing: a member's data directory, or one on the same disk".to_owned());
+        let text = "--path=DIR is missing: a member's data directory, or one on the same disk";
+        return Err(Failure::error(text));
     }
     let (record_bytes, source) = record_size(matches).await?;
-    let time = matches.duration("for");
-    let trial = DiskTrial { record_bytes, records_max: matches.uint("count"), time };
+    let time = matches.get(FOR);
+    let trial = DiskTrial { record_bytes, records_max: matches.get(COUNT), time };
     let mut progress = Progress::of_things("writing, seconds", Some(time.as_secs()));
     let result = trial
         .run(Path::new(path), |seconds| progress.at(seconds as u64, ""))
-        .map_err(|error| format!("{path}: {error}"))?;
+        .map_err(|error| Failure::error(format!("{path}: {error}")))?;
     progress.finish();
     if result.syncs.count() < SYNCS_MIN {
         let made = result.syncs.count();
-        return Err(format!("only {made} records were written, {SYNCS_MIN} are needed: give a longer --for"));
+        let text = format!("only {made} records were written, {SYNCS_MIN} are needed: give a longer --for");
+        return Err(Failure::error(text));
     }
-    let limit = matches.duration("limit").as_secs_f64();
+    let limit = matches.get(LIMIT).as_secs_f64();
     let passed = result.syncs.at(0.99) < limit;
     let output = if is_json { json(&result, limit) } else { text(&result, path, source, limit) };
-    Ok(Outcome::of(output, if passed { 0 } else { doctor::COULD_NOT_LOOK }))
+    concluded(io, &output, if passed { 0 } else { doctor::COULD_NOT_LOOK })
 }
 
 /// How large a record is, and why.
-async fn record_size(matches: &Matches) -> Result<(usize, &'static str), String> {
-    let given = matches.uint("size");
+async fn record_size(matches: &Matches) -> Result<(usize, &'static str), Failure> {
+    let given = matches.get(SIZE);
     if given > RECORD_BYTES_MAX {
-        return Err(format!("--size is at most {RECORD_BYTES_MAX}"));
+        return Err(Failure::error(format!("--size is at most {RECORD_BYTES_MAX}")));
     }
     if given > 0 {
         return Ok((given as usize, "as given"));
     }
-    if !matches.is_set("endpoints") {
+    if !matches.is_given(connection::ENDPOINTS) {
         return Ok((RECORD_BYTES, "the usual recipe's"));
     }
     let connection = Connection::of(matches).await?;
@@ -70,7 +104,7 @@ async fn record_size(matches: &Matches) -> Result<(usize, &'static str), String>
             Err(error) => why = format!("{endpoint}: {error}"),
         }
     }
-    Err(format!("the size of a member's records is not known ({why}): give --size"))
+    Err(Failure::error(format!("the size of a member's records is not known ({why}): give --size")))
 }
 
 /// Bytes per write of the log; `None` before there are enough of them.

@@ -1,16 +1,43 @@
 //! `check network`: from flags to output.
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use api::etcdserverpb::{MemberListRequest, MemberListResponse};
-use cli::{Matches, json};
+use cli::{Command, Failure, Flag, Io, Matches, json};
 use client::{Client, Endpoint};
 
+use crate::check::no_arguments;
 use crate::connection::{Connection, wants_json};
-use crate::doctor::Outcome;
+use crate::doctor::{Run, concluded};
 use crate::exposition::Exposition;
 use crate::network_trial::{NetworkResult, NetworkTrial};
 use crate::{doctor, http1, show};
+
+const CLUSTER: Flag<bool> =
+    Flag::on("cluster", "measure to all client URLs of all members, not only to --endpoints");
+const COUNT: Flag<u64> = Flag::uint("count", "100", "round trips to measure per endpoint");
+const FOR: Flag<Duration> = Flag::duration("for", "2s", "how long to send, and to receive, per endpoint");
+const LIMIT_RTT: Flag<Duration> = Flag::duration("limit-rtt", "100ms", "p99 of a round trip that passes");
+const LIMIT_LOSS: Flag<f64> = Flag::float("limit-loss", "0.01", "share of segments sent again that passes");
+
+pub(crate) const NETWORK: Command<Run> = Command {
+                name: "network",
+                usage: "network --endpoints=HOST:PORT,... [flags]",
+                about: "Measures the network to the members, and between them as far as they tell",
+                long: "\
+Measures from here to each client URL: connecting, round trips, segments lost, bandwidth in both directions, the path's MTU;
+with and without TLS where a member has URLs of both kinds. What members say of the round trips between them follows. To
+measure between two machines, run it on one of them. Nothing is written: what is sent goes to the health service, which
+looks at none of it.
+
+Exit codes: 0 passed; 1 failed, or could not be measured.",
+                example: "  mainstay check network --endpoints=10.0.0.1:2379
+  mainstay check network --cluster=false --endpoints=https://10.0.0.2:2379 --cacert=ca.crt -w json",
+                flags: &[CLUSTER.row(), COUNT.row(), FOR.row(), LIMIT_RTT.row(), LIMIT_LOSS.row()],
+    run: Some(Run(|matches, io| Box::pin(run(matches, io)))),
+                ..Command::EMPTY
+            };
 
 /// From one member to another, as that member tells it.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,10 +81,11 @@ const FAILURES: &str = "etcd_network_peer_sent_failures_total";
 /// The least MTU of IPv6, and of any network in use.
 const MTU_USUAL: u32 = 1280;
 
-pub(crate) async fn run(matches: &Matches) -> Result<Outcome, String> {
+async fn run(matches: &Matches, io: &Io) -> Result<(), Failure> {
+    no_arguments(matches)?;
     let is_json = wants_json(matches)?;
     let connection = Connection::of(matches).await?;
-    let client = Client::new(connection.settings.clone()).map_err(|error| error.to_string())?;
+    let client = Client::new(connection.settings.clone()).map_err(Failure::error)?;
     let client = client.within(connection.within);
     let mut names: Vec<(u64, String)> = Vec::new();
     let mut endpoints = connection.settings.endpoints.clone();
@@ -65,7 +93,7 @@ pub(crate) async fn run(matches: &Matches) -> Result<Outcome, String> {
     let list: Result<MemberListResponse, _> = client.call("/etcdserverpb.Cluster/MemberList", &request).await;
     for member in list.map(|list| list.members).unwrap_or_default() {
         names.push((member.id, member.name));
-        let others = member.client_urls.into_iter().filter(|_| matches.flag("cluster"));
+        let others = member.client_urls.into_iter().filter(|_| matches.get(CLUSTER));
         // `host:port` and `http://host:port` are one place when no TLS was asked for.
         let scheme = if connection.is_secure { "https://" } else { "http://" };
         let full =
@@ -76,12 +104,12 @@ pub(crate) async fn run(matches: &Matches) -> Result<Outcome, String> {
             }
         }
     }
-    let round_trips = usize::try_from(matches.uint("count")).unwrap_or(usize::MAX).clamp(1, 100_000);
+    let round_trips = usize::try_from(matches.get(COUNT)).unwrap_or(usize::MAX).clamp(1, 100_000);
     let trial = NetworkTrial {
         transport: connection.transport.clone(),
         within: connection.within,
         round_trips,
-        time: matches.duration("for"),
+        time: matches.get(FOR),
     };
     let mut report = NetworkReport::default();
     // One after the other: they would share the bandwidth from here.
@@ -106,10 +134,9 @@ pub(crate) async fn run(matches: &Matches) -> Result<Outcome, String> {
             Err(why) => report.silent.push((text, why)),
         }
     }
-    let limits =
-        NetworkLimits { rtt: matches.duration("limit-rtt").as_secs_f64(), loss: matches.float("limit-loss") };
+    let limits = NetworkLimits { rtt: matches.get(LIMIT_RTT).as_secs_f64(), loss: matches.get(LIMIT_LOSS) };
     let code = if report.complaints(limits).is_empty() { 0 } else { doctor::COULD_NOT_LOOK };
-    Ok(Outcome::of(if is_json { report.json(limits) } else { report.text(limits) }, code))
+    concluded(io, &if is_json { report.json(limits) } else { report.text(limits) }, code)
 }
 
 /// What a member's metrics tell of its links.

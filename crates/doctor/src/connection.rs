@@ -3,28 +3,53 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use cli::{Flag, Matches};
+use cli::{Failure, Flag, FlagRow, Matches};
 use client::discovery::{Resolver, part_insecure};
 use client::{Settings, TlsFiles, Transport};
 
+pub(crate) const ENDPOINTS: Flag<Vec<String>> = Flag::list("endpoints", "127.0.0.1:2379", "gRPC endpoints");
+const CACERT: Flag<String> =
+    Flag::text("cacert", "", "verify certificates of TLS-enabled secure servers using this CA bundle");
+const CERT: Flag<String> = Flag::text("cert", "", "identify secure client using this TLS certificate file");
+const KEY: Flag<String> = Flag::text("key", "", "identify secure client using this TLS key file");
+const INSECURE_TRANSPORT: Flag<bool> =
+    Flag::on("insecure-transport", "disable transport security for client connections");
+const INSECURE_SKIP_TLS_VERIFY: Flag<bool> =
+    Flag::bool("insecure-skip-tls-verify", "skip server certificate verification (for testing only)");
+const USER: Flag<String> = Flag::text("user", "", "username[:password] for authentication");
+const PASSWORD: Flag<String> = Flag::text("password", "", "password for authentication");
+const AUTH_JWT_TOKEN: Flag<String> = Flag::text("auth-jwt-token", "", "JWT token used for authentication");
+const DIAL_TIMEOUT: Flag<Duration> =
+    Flag::duration("dial-timeout", "2s", "dial timeout for client connections");
+const COMMAND_TIMEOUT: Flag<Duration> = Flag::duration("command-timeout", "5s", "timeout for each request");
+const DISCOVERY_SRV: Flag<String> =
+    Flag::text("discovery-srv", "", "domain name to query for SRV records describing cluster endpoints");
+const DISCOVERY_SRV_NAME: Flag<String> =
+    Flag::text("discovery-srv-name", "", "service name to query when using DNS discovery");
+const INSECURE_DISCOVERY: Flag<bool> =
+    Flag::on("insecure-discovery", "accept insecure SRV records describing cluster endpoints");
+const WRITE_OUT: Flag<String> =
+    Flag::text("write-out", "simple", "set the output format (simple, json)").short('w');
+const JSON: Flag<bool> = Flag::bool("json", "short for --write-out=json");
+
 /// The flags, named as etcdctl's.
-pub(crate) const FLAGS: &[Flag] = &[
-    Flag::list("endpoints", "127.0.0.1:2379", "gRPC endpoints"),
-    Flag::text("cacert", "", "verify certificates of TLS-enabled secure servers using this CA bundle"),
-    Flag::text("cert", "", "identify secure client using this TLS certificate file"),
-    Flag::text("key", "", "identify secure client using this TLS key file"),
-    Flag::on("insecure-transport", "disable transport security for client connections"),
-    Flag::bool("insecure-skip-tls-verify", "skip server certificate verification (for testing only)"),
-    Flag::text("user", "", "username[:password] for authentication"),
-    Flag::text("password", "", "password for authentication"),
-    Flag::text("auth-jwt-token", "", "JWT token used for authentication"),
-    Flag::duration("dial-timeout", "2s", "dial timeout for client connections"),
-    Flag::duration("command-timeout", "5s", "timeout for each request"),
-    Flag::text("discovery-srv", "", "domain name to query for SRV records describing cluster endpoints"),
-    Flag::text("discovery-srv-name", "", "service name to query when using DNS discovery"),
-    Flag::on("insecure-discovery", "accept insecure SRV records describing cluster endpoints"),
-    Flag::text("write-out", "simple", "set the output format (simple, json)").short('w'),
-    Flag::bool("json", "short for --write-out=json"),
+pub(crate) const FLAGS: &[FlagRow] = &[
+    ENDPOINTS.row(),
+    CACERT.row(),
+    CERT.row(),
+    KEY.row(),
+    INSECURE_TRANSPORT.row(),
+    INSECURE_SKIP_TLS_VERIFY.row(),
+    USER.row(),
+    PASSWORD.row(),
+    AUTH_JWT_TOKEN.row(),
+    DIAL_TIMEOUT.row(),
+    COMMAND_TIMEOUT.row(),
+    DISCOVERY_SRV.row(),
+    DISCOVERY_SRV_NAME.row(),
+    INSECURE_DISCOVERY.row(),
+    WRITE_OUT.row(),
+    JSON.row(),
 ];
 
 /// Ready to connect.
@@ -46,49 +71,52 @@ impl Connection {
     /// From the flags; asks DNS if that is wanted.
     ///
     /// # Errors
-    /// A text for what makes no connection.
-    pub async fn of(matches: &Matches) -> Result<Connection, String> {
-        let path = |name: &str| Some(matches.text(name)).filter(|text| !text.is_empty()).map(PathBuf::from);
-        let domain = matches.text("discovery-srv");
-        let mut endpoints = matches.list("endpoints").to_vec();
+    /// No endpoint is given or found, or a file for TLS is wrong.
+    pub async fn of(matches: &Matches) -> Result<Connection, Failure> {
+        let path =
+            |flag: Flag<String>| Some(matches.get(flag)).filter(|text| !text.is_empty()).map(PathBuf::from);
+        let domain = matches.get(DISCOVERY_SRV);
+        let mut endpoints = matches.get(ENDPOINTS).to_vec();
         if !domain.is_empty() {
             let resolver = Resolver::system();
-            let found = resolver.client_endpoints(domain, matches.text("discovery-srv-name")).await;
-            let found = found.map_err(|error| error.to_string())?;
-            let (kept, _) = part_insecure(found, matches.flag("insecure-discovery"));
+            let found = resolver.client_endpoints(domain, matches.get(DISCOVERY_SRV_NAME)).await;
+            let found = found.map_err(Failure::error)?;
+            let (kept, _) = part_insecure(found, matches.get(INSECURE_DISCOVERY));
             endpoints = kept;
         }
         endpoints.retain(|endpoint| !endpoint.trim().is_empty());
         if endpoints.is_empty() {
-            return Err("no endpoints: give --endpoints=HOST:PORT,...".to_owned());
+            return Err(Failure::error("no endpoints: give --endpoints=HOST:PORT,..."));
         }
         let files = TlsFiles {
-            cacert: path("cacert"),
-            cert: path("cert"),
-            key: path("key"),
+            cacert: path(CACERT),
+            cert: path(CERT),
+            key: path(KEY),
             server_name: Some(domain).filter(|domain| !domain.is_empty()).map(str::to_owned),
-            insecure_skip_verify: matches.flag("insecure-skip-tls-verify"),
+            insecure_skip_verify: matches.get(INSECURE_SKIP_TLS_VERIFY),
         };
         let mut settings = Settings::of(endpoints);
-        settings.dial_timeout = Some(matches.duration("dial-timeout"));
-        settings.secure(&files, matches.flag("insecure-transport")).map_err(|error| error.to_string())?;
-        let user = matches.text("user");
+        settings.dial_timeout = Some(matches.get(DIAL_TIMEOUT));
+        settings.secure(&files, matches.get(INSECURE_TRANSPORT)).map_err(Failure::error)?;
+        let user = matches.get(USER);
         if !user.is_empty() {
-            let password = matches.text("password");
+            let password = matches.get(PASSWORD);
             settings.user = Some(match user.split_once(':') {
                 _ if !password.is_empty() => (user.to_owned(), password.to_owned()),
                 Some((name, password)) => (name.to_owned(), password.to_owned()),
-                None => return Err("a password is missing: --user=NAME:PASSWORD or --password".to_owned()),
+                None => {
+                    return Err(Failure::error("a password is missing: --user=NAME:PASSWORD or --password"));
+                }
             });
         }
-        let token = matches.text("auth-jwt-token");
+        let token = matches.get(AUTH_JWT_TOKEN);
         settings.token = Some(token).filter(|token| !token.is_empty()).map(str::to_owned);
         let transport = Transport {
             tls: settings.tls.clone(),
             dial_timeout: settings.dial_timeout,
             ..Transport::default()
         };
-        let within = matches.duration("command-timeout").max(Duration::from_millis(1));
+        let within = matches.get(COMMAND_TIMEOUT).max(Duration::from_millis(1));
         let is_secure = settings.tls.is_some();
         Ok(Connection { settings, transport, files, within, is_secure })
     }
@@ -104,10 +132,13 @@ impl Connection {
 ///
 /// # Errors
 /// Another form is.
-pub(crate) fn wants_json(matches: &Matches) -> Result<bool, String> {
-    match matches.text("write-out") {
-        "simple" => Ok(matches.flag("json")),
+pub(crate) fn wants_json(matches: &Matches) -> Result<bool, Failure> {
+    match matches.get(WRITE_OUT) {
+        "simple" => Ok(matches.get(JSON)),
         "json" => Ok(true),
-        other => Err(format!("unknown output format {}: simple and json are known", cli::go::quote(other))),
+        other => Err(Failure::error(format!(
+            "unknown output format {}: simple and json are known",
+            cli::go::quote(other)
+        ))),
     }
 }

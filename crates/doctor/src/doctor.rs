@@ -1,11 +1,11 @@
 //! The command `doctor`.
 
 use std::ffi::OsString;
-use std::io::Write as _;
+use std::pin::Pin;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use cli::{Command, Flag, Invocation, Matches, Program};
+use cli::{Command, Failure, Flag, FlagRow, Invocation, Io, Matches, Program};
 
 use crate::collect::Plan;
 use crate::connection::{self, Connection, wants_json};
@@ -25,23 +25,25 @@ const WARNINGS: u8 = 6;
 /// Rates need a time between two looks.
 const WINDOW_MIN: Duration = Duration::from_millis(10);
 
-const OWN_FLAGS: &[Flag] = &[
-    Flag::duration("for", "10s", "how long to watch rates; the longer, the surer"),
-    Flag::on("cluster", "look at all members of the cluster, not only at --endpoints"),
-    Flag::list(
-        "metrics-endpoints",
-        "",
-        "where the metrics of each of --endpoints are, in their order, if elsewhere",
-    ),
-    Flag::int(
-        "sample",
-        "200",
-        "how many keys to look at for large values, in few small serializable reads; 0 for none",
-    ),
-    Flag::list("only", "", "look for nothing but these (names as in the output)"),
-    Flag::list("skip", "", "do not look for these"),
-    Flag::bool("list", "print what is looked for, and end"),
-];
+const FOR: Flag<Duration> = Flag::duration("for", "10s", "how long to watch rates; the longer, the surer");
+const CLUSTER: Flag<bool> =
+    Flag::on("cluster", "look at all members of the cluster, not only at --endpoints");
+const METRICS_ENDPOINTS: Flag<Vec<String>> = Flag::list(
+    "metrics-endpoints",
+    "",
+    "where the metrics of each of --endpoints are, in their order, if elsewhere",
+);
+const SAMPLE: Flag<i64> = Flag::int(
+    "sample",
+    "200",
+    "how many keys to look at for large values, in few small serializable reads; 0 for none",
+);
+const ONLY: Flag<Vec<String>> = Flag::list("only", "", "look for nothing but these (names as in the output)");
+const SKIP: Flag<Vec<String>> = Flag::list("skip", "", "do not look for these");
+const LIST: Flag<bool> = Flag::bool("list", "print what is looked for, and end");
+
+const OWN_FLAGS: &[FlagRow] =
+    &[FOR.row(), CLUSTER.row(), METRICS_ENDPOINTS.row(), SAMPLE.row(), ONLY.row(), SKIP.row(), LIST.row()];
 
 const LONG: &str = "\
 Looks at a running cluster, Mainstay's or etcd's, and says why it is slow or about to fail: each finding with the figures
@@ -57,8 +59,8 @@ const EXAMPLE: &str = "  mainstay doctor --endpoints=10.0.0.1:2379,10.0.0.2:2379
 const ALL_FLAGS_COUNT: usize = OWN_FLAGS.len() + connection::FLAGS.len() + limits::FLAGS.len();
 
 /// The flags of all parts in one table.
-const ALL_FLAGS: [Flag; ALL_FLAGS_COUNT] = {
-    let mut all = [Flag::bool("none", ""); ALL_FLAGS_COUNT];
+const ALL_FLAGS: [FlagRow; ALL_FLAGS_COUNT] = {
+    let mut all = [CLUSTER.row(); ALL_FLAGS_COUNT];
     let (own, shared) = (OWN_FLAGS.len(), connection::FLAGS.len());
     let mut at = 0;
     while at < ALL_FLAGS_COUNT {
@@ -74,13 +76,14 @@ const ALL_FLAGS: [Flag; ALL_FLAGS_COUNT] = {
     all
 };
 
-pub(crate) const PROGRAM: Program = Program {
+pub(crate) const PROGRAM: Program<Run> = Program {
     root: Command {
         name: "doctor",
         usage: "doctor [flags]",
         about: "Says why a cluster is slow or about to fail",
         long: LONG,
         example: EXAMPLE,
+        run: Some(Run(|matches, io| Box::pin(examine(matches, io)))),
         ..Command::EMPTY
     },
     globals: &ALL_FLAGS,
@@ -89,90 +92,87 @@ pub(crate) const PROGRAM: Program = Program {
     globals_hint: "",
 };
 
-/// What a command printed, and how it ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Outcome {
-    /// For standard output.
-    pub output: String,
-    /// For standard error.
-    pub error: String,
-    /// The exit code.
-    pub code: u8,
+/// How a command is run: it prints its result, and fails with the exit code that says what was found.
+#[derive(Clone, Copy)]
+pub(crate) struct Run(pub(crate) for<'c> fn(&'c Matches, &'c Io) -> Running<'c>);
+
+/// A command that runs.
+pub(crate) type Running<'c> = Pin<Box<dyn Future<Output = Result<(), Failure>> + 'c>>;
+
+/// Runs the command `doctor` in this process: `args` are the words behind its name. Prints the report.
+pub fn run(args: &[OsString]) -> ExitCode {
+    ExitCode::from(run_in(args, &Io::of_process()))
 }
 
-impl Outcome {
-    pub(crate) fn of(output: String, code: u8) -> Outcome {
-        Outcome { output, error: String::new(), code }
-    }
-
-    fn refused(error: String) -> Outcome {
-        Outcome { output: String::new(), error, code: COULD_NOT_LOOK }
-    }
-
-    pub(crate) fn print(&self) -> ExitCode {
-        // A reader that went away wants no more.
-        let _ = std::io::stdout().write_all(self.output.as_bytes());
-        let _ = std::io::stderr().write_all(self.error.as_bytes());
-        ExitCode::from(self.code)
-    }
+/// As [`run`], with any streams and environment. Returns the exit code.
+pub fn run_in(args: &[OsString], io: &Io) -> u8 {
+    launch(&PROGRAM, args, io)
 }
 
-/// Runs the command `doctor` with these arguments (those behind its name) and environment, and prints the report.
-pub fn run(args: &[OsString], env: impl IntoIterator<Item = (String, String)>) -> ExitCode {
-    outcome(args, env).print()
-}
-
-/// As [`run`], but gives what it would print.
-pub fn outcome(args: &[OsString], env: impl IntoIterator<Item = (String, String)>) -> Outcome {
-    launch(&PROGRAM, args, env, |matches| async move { examine(&matches).await })
-}
-
-/// Reads the command line, and runs the command to its end in a runtime of one thread.
-pub(crate) fn launch<F: Future<Output = Result<Outcome, String>>>(
-    program: &Program,
-    args: &[OsString],
-    env: impl IntoIterator<Item = (String, String)>,
-    command: impl FnOnce(Matches) -> F,
-) -> Outcome {
-    let ours = |name: &str| program.env_prefix.is_some_and(|prefix| name.starts_with(prefix));
-    let matches = match program.parse(args, env.into_iter().filter(|(name, _)| ours(name))) {
-        Ok(Invocation::Run(matches)) => matches,
-        Ok(Invocation::Help(text)) => return Outcome::of(text, 0),
-        Err(error) => return Outcome::refused(format!("Error: {error}\n{}", program.usage(&error.path))),
+/// Reads the command line, and runs the command to its end in a runtime of one thread. Returns the exit code.
+pub(crate) fn launch(program: &Program<Run>, args: &[OsString], io: &Io) -> u8 {
+    let outcome = match program.parse(args, io.text_environment()) {
+        Ok(Invocation::Help(text)) => print(io, &text),
+        Ok(Invocation::Group(matches)) => print(io, &program.help(&matches.path)),
+        Ok(Invocation::Run(matches, run)) => {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.map_err(Failure::error).and_then(|runtime| runtime.block_on(run.0(&matches, io)))
+        }
+        Err(error) => {
+            io.err.notice(format!("Error: {error}\n{}", program.usage(&error.path)));
+            return Failure::ERROR;
+        }
     };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let ended = match runtime {
-        Ok(runtime) => runtime.block_on(command(matches)),
-        Err(error) => Err(error.to_string()),
-    };
-    ended.unwrap_or_else(|error| Outcome::refused(format!("Error: {error}\n")))
+    match outcome {
+        Ok(()) => 0,
+        Err(failure) => {
+            if let Some(text) = &failure.text {
+                io.err.notice(format!("Error: {text}\n"));
+            }
+            failure.code
+        }
+    }
 }
 
-async fn examine(matches: &Matches) -> Result<Outcome, String> {
+/// Prints on standard output. A reader that has closed it wants no more, so that is no failure.
+pub(crate) fn print(io: &Io, text: &str) -> Result<(), Failure> {
+    io.out.notice(text);
+    Ok(())
+}
+
+/// Prints a result. The command succeeds if the exit code is 0.
+pub(crate) fn concluded(io: &Io, output: &str, code: u8) -> Result<(), Failure> {
+    print(io, output)?;
+    if code == 0 { Ok(()) } else { Err(Failure::said(code)) }
+}
+
+async fn examine(matches: &Matches, io: &Io) -> Result<(), Failure> {
     if let Some(extra) = matches.arg_text(0) {
-        return Err(format!("unknown argument {}: endpoints go behind --endpoints", cli::go::quote(extra)));
+        let extra = cli::go::quote(extra);
+        return Err(Failure::error(format!("unknown argument {extra}: endpoints go behind --endpoints")));
     }
-    if matches.flag("list") {
+    if matches.get(LIST) {
         let lines: Vec<String> =
             RULES.iter().map(|rule| format!("{:36}{}\n", rule.name, rule.about)).collect();
-        return Ok(Outcome::of(lines.concat(), 0));
+        return print(io, &lines.concat());
     }
     let is_json = wants_json(matches)?;
     let rules = chosen(matches)?;
     let connection = Connection::of(matches).await?;
-    let metrics_endpoints = matches.list("metrics-endpoints").to_vec();
+    let metrics_endpoints = matches.get(METRICS_ENDPOINTS).to_vec();
     if !metrics_endpoints.is_empty() && metrics_endpoints.len() != connection.settings.endpoints.len() {
-        return Err("--metrics-endpoints has to name one for each of --endpoints".to_owned());
+        return Err(Failure::error("--metrics-endpoints has to name one for each of --endpoints"));
     }
     let sample_keys =
-        usize::try_from(matches.int("sample")).map_err(|_| "--sample is below zero".to_owned())?;
-    let window = matches.duration("for");
+        usize::try_from(matches.get(SAMPLE)).map_err(|_| Failure::error("--sample is below zero"))?;
+    let window = matches.get(FOR);
     if window < WINDOW_MIN {
-        return Err(format!("--for is at least {}", cli::go::duration(WINDOW_MIN)));
+        let least = cli::go::duration(WINDOW_MIN);
+        return Err(Failure::error(format!("--for is at least {least}")));
     }
-    let whole_cluster = matches.flag("cluster");
+    let whole_cluster = matches.get(CLUSTER);
     let plan = Plan { connection, metrics_endpoints, whole_cluster, window, sample_keys };
-    let evidence = plan.collect().await?;
+    let evidence = plan.collect().await.map_err(Failure::error)?;
     let report = Report::of(&evidence, &Limits::of(matches), window.as_secs_f64(), &rules);
     // A certificate may say enough by itself.
     let is_told = report.findings.iter().any(|finding| finding.name != "unreachable");
@@ -182,23 +182,24 @@ async fn examine(matches: &Matches) -> Result<Outcome, String> {
             .iter()
             .filter_map(|member| Some(format!("{}: {}", member.label(), member.reached.as_ref().err()?)))
             .collect();
-        return Err(format!("no member can be reached: {}", whys.join("; ")));
+        return Err(Failure::error(format!("no member can be reached: {}", whys.join("; "))));
     }
     let code = match report.severity() {
         None => 0,
         Some(Severity::Error) => ERRORS,
         Some(Severity::Warning) => WARNINGS,
     };
-    Ok(Outcome::of(if is_json { report.json() } else { report.text() }, code))
+    concluded(io, &if is_json { report.json() } else { report.text() }, code)
 }
 
 /// The rules that `--only` and `--skip` leave.
-fn chosen(matches: &Matches) -> Result<Vec<&'static Rule>, String> {
-    let (only, skip) = (matches.list("only"), matches.list("skip"));
+fn chosen(matches: &Matches) -> Result<Vec<&'static Rule>, Failure> {
+    let (only, skip) = (matches.get(ONLY), matches.get(SKIP));
     for name in only.iter().chain(skip) {
         if !RULES.iter().any(|rule| rule.name == name) {
             let name = cli::go::quote(name);
-            return Err(format!("nothing of the name {name} is looked for: mainstay doctor --list"));
+            let text = format!("nothing of the name {name} is looked for: mainstay doctor --list");
+            return Err(Failure::error(text));
         }
     }
     let is_chosen = |rule: &&Rule| {
@@ -215,7 +216,7 @@ mod tests {
     #[test]
     fn the_tables_are_sound_and_say_what_the_limits_are() {
         PROGRAM.assert_sound();
-        let Ok(Invocation::Run(matches)) = PROGRAM.parse(&[], Vec::new()) else {
+        let Ok(Invocation::Run(matches, _)) = PROGRAM.parse(&[], Vec::new()) else {
             panic!("no arguments are needed")
         };
         assert_eq!(Limits::of(&matches), Limits::default());

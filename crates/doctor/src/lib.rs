@@ -37,12 +37,12 @@ mod sampling;
 mod show;
 mod socket;
 
-pub use check::{check, check_outcome};
+pub use check::{check, check_in};
 pub use check_network::{NetworkLimits, NetworkReport, PeerLink};
 pub use collect::Plan;
 pub use connection::Connection;
 pub use disk_trial::{DiskAdvice, DiskResult, DiskTrial, DiskWindow, Pace};
-pub use doctor::{Outcome, outcome, run};
+pub use doctor::{run, run_in};
 pub use evidence::{
     Alarm, AlarmKind, Certificate, Clock, Evidence, Member, Metrics, Observed, RoundTrips, Sample, Status,
     Versions,

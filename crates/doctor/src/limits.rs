@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cli::{Flag, Matches};
+use cli::{Flag, FlagRow, Matches};
 
 /// The limits; each is a flag.
 #[derive(Clone, Debug, PartialEq)]
@@ -57,36 +57,72 @@ pub struct Limits {
     pub answer: f64,
 }
 
+const LIMIT_FSYNC: Flag<Duration> = Flag::duration("limit-fsync", "10ms", "p99 of syncing the log");
+const LIMIT_COMMIT: Flag<Duration> = Flag::duration("limit-commit", "25ms", "p99 of a backend commit");
+const LIMIT_STALL: Flag<Duration> = Flag::duration("limit-stall", "1s", "a single sync of the log");
+const LIMIT_PEER_RTT: Flag<Duration> =
+    Flag::duration("limit-peer-rtt", "100ms", "p99 of the round trip between members");
+const LIMIT_LEADER_CHANGES: Flag<f64> =
+    Flag::float("limit-leader-changes", "3", "changes of leader within a quarter of an hour");
+const LIMIT_RANGE_KEYS: Flag<f64> = Flag::float("limit-range-keys", "5000", "keys in one answer");
+const LIMIT_RANGE_BYTES: Flag<f64> = Flag::float("limit-range-bytes", "1048576", "bytes in one answer");
+const LIMIT_RANGE_TIME: Flag<Duration> = Flag::duration("limit-range-time", "100ms", "p99 of a range");
+const LIMIT_VALUE_BYTES: Flag<f64> = Flag::float("limit-value-bytes", "102400", "bytes of a value");
+const LIMIT_REVISIONS: Flag<f64> =
+    Flag::float("limit-revisions", "100000", "revisions kept and not compacted");
+const LIMIT_FRAGMENTATION: Flag<f64> =
+    Flag::float("limit-fragmentation", "0.5", "share of the database that is not in use");
+const LIMIT_QUOTA: Flag<f64> = Flag::float("limit-quota", "0.8", "share of the quota in use");
+const LIMIT_AUTHENTICATIONS: Flag<f64> =
+    Flag::float("limit-authentications", "1", "authentications per second");
+const LIMIT_WATCHES: Flag<f64> = Flag::float("limit-watches", "5000", "watches on one connection");
+const LIMIT_LEASES: Flag<f64> = Flag::float("limit-leases", "5000", "leases of one client");
+const LIMIT_IMBALANCE: Flag<f64> =
+    Flag::float("limit-imbalance", "2", "requests at one member, in multiples of an even share");
+const LIMIT_IMBALANCE_RATE: Flag<f64> =
+    Flag::float("limit-imbalance-rate", "50", "requests per second from which on their balance is judged");
+const LIMIT_CLOCK: Flag<Duration> =
+    Flag::duration("limit-clock", "500ms", "difference between the clocks of members");
+const LIMIT_CERTIFICATE: Flag<Duration> =
+    Flag::duration("limit-certificate", "720h0m0s", "time left to a certificate");
+const LIMIT_BACKLOG: Flag<f64> =
+    Flag::float("limit-backlog", "500", "entries committed and not applied, or proposals waiting");
+const LIMIT_CPU: Flag<f64> = Flag::float("limit-cpu", "0.85", "share of the processors in use");
+const LIMIT_DESCRIPTORS: Flag<f64> =
+    Flag::float("limit-descriptors", "0.8", "share of the file descriptors in use");
+const LIMIT_BEHIND: Flag<f64> = Flag::float("limit-behind", "5000", "entries a member is behind the leader");
+const LIMIT_ANSWER: Flag<Duration> = Flag::duration(
+    "limit-answer",
+    "50ms",
+    "median of a call that needs no work, beyond the network's own time",
+);
+
 /// The flags, with the limits that are the default.
-pub(crate) const FLAGS: &[Flag] = &[
-    Flag::duration("limit-fsync", "10ms", "p99 of syncing the log"),
-    Flag::duration("limit-commit", "25ms", "p99 of a backend commit"),
-    Flag::duration("limit-stall", "1s", "a single sync of the log"),
-    Flag::duration("limit-peer-rtt", "100ms", "p99 of the round trip between members"),
-    Flag::float("limit-leader-changes", "3", "changes of leader within a quarter of an hour"),
-    Flag::float("limit-range-keys", "5000", "keys in one answer"),
-    Flag::float("limit-range-bytes", "1048576", "bytes in one answer"),
-    Flag::duration("limit-range-time", "100ms", "p99 of a range"),
-    Flag::float("limit-value-bytes", "102400", "bytes of a value"),
-    Flag::float("limit-revisions", "100000", "revisions kept and not compacted"),
-    Flag::float("limit-fragmentation", "0.5", "share of the database that is not in use"),
-    Flag::float("limit-quota", "0.8", "share of the quota in use"),
-    Flag::float("limit-authentications", "1", "authentications per second"),
-    Flag::float("limit-watches", "5000", "watches on one connection"),
-    Flag::float("limit-leases", "5000", "leases of one client"),
-    Flag::float("limit-imbalance", "2", "requests at one member, in multiples of an even share"),
-    Flag::float("limit-imbalance-rate", "50", "requests per second from which on their balance is judged"),
-    Flag::duration("limit-clock", "500ms", "difference between the clocks of members"),
-    Flag::duration("limit-certificate", "720h0m0s", "time left to a certificate"),
-    Flag::float("limit-backlog", "500", "entries committed and not applied, or proposals waiting"),
-    Flag::float("limit-cpu", "0.85", "share of the processors in use"),
-    Flag::float("limit-descriptors", "0.8", "share of the file descriptors in use"),
-    Flag::float("limit-behind", "5000", "entries a member is behind the leader"),
-    Flag::duration(
-        "limit-answer",
-        "50ms",
-        "median of a call that needs no work, beyond the network's own time",
-    ),
+pub(crate) const FLAGS: &[FlagRow] = &[
+    LIMIT_FSYNC.row(),
+    LIMIT_COMMIT.row(),
+    LIMIT_STALL.row(),
+    LIMIT_PEER_RTT.row(),
+    LIMIT_LEADER_CHANGES.row(),
+    LIMIT_RANGE_KEYS.row(),
+    LIMIT_RANGE_BYTES.row(),
+    LIMIT_RANGE_TIME.row(),
+    LIMIT_VALUE_BYTES.row(),
+    LIMIT_REVISIONS.row(),
+    LIMIT_FRAGMENTATION.row(),
+    LIMIT_QUOTA.row(),
+    LIMIT_AUTHENTICATIONS.row(),
+    LIMIT_WATCHES.row(),
+    LIMIT_LEASES.row(),
+    LIMIT_IMBALANCE.row(),
+    LIMIT_IMBALANCE_RATE.row(),
+    LIMIT_CLOCK.row(),
+    LIMIT_CERTIFICATE.row(),
+    LIMIT_BACKLOG.row(),
+    LIMIT_CPU.row(),
+    LIMIT_DESCRIPTORS.row(),
+    LIMIT_BEHIND.row(),
+    LIMIT_ANSWER.row(),
 ];
 
 impl Default for Limits {
@@ -122,32 +158,32 @@ impl Default for Limits {
 
 impl Limits {
     pub(crate) fn of(matches: &Matches) -> Limits {
-        let seconds = |name: &str| Duration::as_secs_f64(&matches.duration(name));
+        let seconds = |flag| Duration::as_secs_f64(&matches.get(flag));
         Limits {
-            fsync: seconds("limit-fsync"),
-            commit: seconds("limit-commit"),
-            stall: seconds("limit-stall"),
-            peer_rtt: seconds("limit-peer-rtt"),
-            leader_changes: matches.float("limit-leader-changes"),
-            range_keys: matches.float("limit-range-keys"),
-            range_bytes: matches.float("limit-range-bytes"),
-            range_time: seconds("limit-range-time"),
-            value_bytes: matches.float("limit-value-bytes"),
-            revisions: matches.float("limit-revisions"),
-            fragmentation: matches.float("limit-fragmentation"),
-            quota: matches.float("limit-quota"),
-            authentications: matches.float("limit-authentications"),
-            watches: matches.float("limit-watches"),
-            leases: matches.float("limit-leases"),
-            imbalance: matches.float("limit-imbalance"),
-            imbalance_rate: matches.float("limit-imbalance-rate"),
-            clock: seconds("limit-clock"),
-            certificate: seconds("limit-certificate"),
-            backlog: matches.float("limit-backlog"),
-            cpu: matches.float("limit-cpu"),
-            descriptors: matches.float("limit-descriptors"),
-            behind: matches.float("limit-behind"),
-            answer: seconds("limit-answer"),
+            fsync: seconds(LIMIT_FSYNC),
+            commit: seconds(LIMIT_COMMIT),
+            stall: seconds(LIMIT_STALL),
+            peer_rtt: seconds(LIMIT_PEER_RTT),
+            leader_changes: matches.get(LIMIT_LEADER_CHANGES),
+            range_keys: matches.get(LIMIT_RANGE_KEYS),
+            range_bytes: matches.get(LIMIT_RANGE_BYTES),
+            range_time: seconds(LIMIT_RANGE_TIME),
+            value_bytes: matches.get(LIMIT_VALUE_BYTES),
+            revisions: matches.get(LIMIT_REVISIONS),
+            fragmentation: matches.get(LIMIT_FRAGMENTATION),
+            quota: matches.get(LIMIT_QUOTA),
+            authentications: matches.get(LIMIT_AUTHENTICATIONS),
+            watches: matches.get(LIMIT_WATCHES),
+            leases: matches.get(LIMIT_LEASES),
+            imbalance: matches.get(LIMIT_IMBALANCE),
+            imbalance_rate: matches.get(LIMIT_IMBALANCE_RATE),
+            clock: seconds(LIMIT_CLOCK),
+            certificate: seconds(LIMIT_CERTIFICATE),
+            backlog: matches.get(LIMIT_BACKLOG),
+            cpu: matches.get(LIMIT_CPU),
+            descriptors: matches.get(LIMIT_DESCRIPTORS),
+            behind: matches.get(LIMIT_BEHIND),
+            answer: seconds(LIMIT_ANSWER),
         }
     }
 }

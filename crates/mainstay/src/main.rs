@@ -20,9 +20,9 @@ fn main() -> ExitCode {
     let arguments = words.get(1..).unwrap_or_default();
     match called {
         Some("etcd") => return member::run(arguments, Purpose::Etcd),
-        Some("etcdctl") => return ctl::run(arguments, std::env::vars_os()),
-        Some("etcdutl") => return utl::run(arguments, environment()),
-        Some("benchmark") => return bench::run(arguments, &environment()),
+        Some("etcdctl") => return ctl::run(arguments),
+        Some("etcdutl") => return utl::run(arguments),
+        Some("benchmark") => return bench::run(arguments),
         _ => {}
     }
     let Some((verb, rest)) = arguments.split_first() else {
@@ -31,15 +31,15 @@ fn main() -> ExitCode {
     match verb.to_str() {
         Some("server") => member::run(rest, Purpose::Serve),
         Some("rebuild") => member::run(rest, Purpose::Rebuild),
-        Some("ctl") => ctl::run(rest, std::env::vars_os()),
-        Some("utl") => utl::run(rest, environment()),
-        Some("bench") => bench::run(rest, &environment()),
-        Some("doctor") => doctor::run(rest, environment()),
+        Some("ctl") => ctl::run(rest),
+        Some("utl") => utl::run(rest),
+        Some("bench") => bench::run(rest),
+        Some("doctor") => doctor::run(rest),
         // What a client can check is the client's; the rest is about the machine.
         Some("check") if rest.first().is_some_and(|what| what == "perf" || what == "datascale") => {
-            ctl::run(arguments, std::env::vars_os())
+            ctl::run(arguments)
         }
-        Some("check") => doctor::check(rest, environment()),
+        Some("check") => doctor::check(rest),
         Some(verb) if !verb.starts_with('-') => {
             eprintln!(
                 "{verb:?} is none of the commands server, rebuild, ctl, utl, bench, check, doctor; to run a member, give \
@@ -51,7 +51,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The environment as far as it is text.
+/// The environment variables whose name and value are text.
 fn environment() -> Vec<(String, String)> {
     std::env::vars_os()
         .filter_map(|(key, value)| Some((key.into_string().ok()?, value.into_string().ok()?)))

@@ -2,5 +2,5 @@
 
 fn main() -> std::process::ExitCode {
     let args: Vec<_> = std::env::args_os().skip(1).collect();
-    utl::run(&args, std::env::vars())
+    utl::run(&args)
 }

@@ -1,10 +1,9 @@
 //! The cluster that a snapshot is restored for: new ids, computed from peer URLs and token as every member does.
 
+use cli::Failure;
 use config::{Bootstrap, Url};
 use interchange::backend::{Member, Membership};
 use interchange::wal::Identity;
-
-use crate::Refusal;
 
 /// What the options say about the cluster and the member.
 #[derive(Clone, Debug)]
@@ -35,13 +34,13 @@ impl NewCluster {
     ///
     /// When they do not fit together, in etcdutl's words. Unlike it, nothing here waits for a name to be resolved:
     /// URLs are compared as texts.
-    pub fn of(options: &ClusterOptions) -> Result<NewCluster, Refusal> {
+    pub fn of(options: &ClusterOptions) -> Result<NewCluster, Failure> {
         // Url::parse_list takes an empty list for none, etcdutl for one that is no URL.
         let advertised: Result<Vec<Url>, String> = options.advertised.split(',').map(Url::parse).collect();
-        let mut advertised = advertised.map_err(Refusal::failed)?;
+        let mut advertised = advertised.map_err(Failure::error)?;
         advertised.sort();
         let formed = Bootstrap::form(&options.name, &options.initial_cluster, &options.token, &advertised)
-            .map_err(Refusal::failed)?;
+            .map_err(Failure::error)?;
         let members = formed.members.iter().map(|member| Member {
             id: member.id,
             peer_urls: member.peer_urls.iter().map(|url| url.as_str().to_owned()).collect(),

@@ -3,35 +3,50 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use cli::{Command, Failure, Flag};
 use disk::{Disk, RealDisk};
 use interchange::bolt::Bolt;
 use storage::stopped::Stopped;
 
+use crate::Session;
+use crate::commands::Run;
 use crate::commands::required;
 use crate::migrate::{lock, rewrite};
 use crate::snapshot_file::{open_file, stat};
-use crate::{Refusal, Session};
 
-pub(crate) fn run(session: &mut Session<'_>) -> Result<(), Refusal> {
-    required(session, &["data-dir"])?;
-    let text = session.matches.text("data-dir");
+const DATA_DIR: Flag<String> =
+    Flag::text("data-dir", "", "Required. Defragments a data directory not in use by etcd.");
+
+pub(crate) const DEFRAG: Command<Run> = Command {
+    name: "defrag",
+    usage: "defrag",
+    about: "Defragments the storage of the etcd",
+    example: "  etcdutl defrag --data-dir default.etcd",
+    flags: &[DATA_DIR.row()],
+    run: Some(Run(run)),
+    ..Command::EMPTY
+};
+
+fn run(session: &mut Session<'_>) -> Result<(), Failure> {
+    required(session, &[DATA_DIR.row()])?;
+    let text = session.matches.get(DATA_DIR);
     let dir = PathBuf::from(text);
     let done = match dir.join("member").join("log").is_dir() {
         true => explain(session, &dir),
         false => defragment(session, &dir),
     };
-    done.map_err(|refusal| Refusal {
-        text: format!("Failed to defragment etcd data[{text}] ({refusal})"),
-        ..refusal
+    done.map_err(|failure| Failure {
+        text: Some(format!("Failed to defragment etcd data[{text}] ({failure})")),
+        ..failure
     })
 }
 
-fn defragment(session: &mut Session<'_>, dir: &Path) -> Result<(), Refusal> {
+fn defragment(session: &mut Session<'_>, dir: &Path) -> Result<(), Failure> {
     let path = dir.join("member").join("snap").join("db");
     let before = stat(&path)?.len();
-    let _lock = lock(&path, session.matches.duration("timeout"))?;
+    let _lock = lock(&path, session.matches.get(crate::commands::TIMEOUT))?;
     let bolt =
-        Bolt::whole(open_file(&path)?).map_err(|e| Refusal::failed(format!("{}: {e}", path.display())))?;
+        Bolt::whole(open_file(&path)?).map_err(|e| Failure::error(format!("{}: {e}", path.display())))?;
     let name = path.display().to_string();
     session.notices.info(
         "defragmenting",
@@ -55,9 +70,9 @@ fn defragment(session: &mut Session<'_>, dir: &Path) -> Result<(), Refusal> {
 }
 
 /// Says why there is nothing to do, and how much a running member will win back by itself.
-fn explain(session: &mut Session<'_>, dir: &Path) -> Result<(), Refusal> {
+fn explain(session: &mut Session<'_>, dir: &Path) -> Result<(), Failure> {
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
-    let stopped = Stopped::open(&disk, dir).map_err(Refusal::failed)?;
+    let stopped = Stopped::open(&disk, dir).map_err(Failure::error)?;
     let (live, used, files) = stopped.log_use();
     session.notices.info(
         "nothing to defragment: a data directory of Mainstay has no free pages. A running member empties the segments of \

@@ -2,22 +2,22 @@
 
 use std::collections::{BTreeMap, HashSet};
 
+use cli::Failure;
 use interchange::Source;
 use interchange::backend::{Backend, Membership};
 use machine::snapshot::SnapshotVersion;
 use storage::restoration::Filling;
 
-use crate::Refusal;
 use crate::notice::Notices;
 
 /// Refuses a state that has users, unless the user does without: this version has no authentication, and to serve
 /// without it what was guarded by it must be nobody's surprise.
-pub fn check_users<S: Source>(from: &Backend<S>, without: bool, what: &str) -> Result<bool, Refusal> {
-    let auth = from.auth().map_err(Refusal::failed)?;
+pub fn check_users<S: Source>(from: &Backend<S>, without: bool, what: &str) -> Result<bool, Failure> {
+    let auth = from.auth().map_err(Failure::error)?;
     if without || !auth.enabled && auth.users.is_empty() && auth.roles.is_empty() {
         return Ok(auth.enabled);
     }
-    Err(Refusal::failed(format!(
+    Err(Failure::error(format!(
         "{what} has {} users and {} roles, and authentication is {}: this version of Mainstay has none of it. Serve \
          it by etcd (snapshot restore --format etcd), or leave all that out with --without-users: everybody who \
          reaches the member may read and write then",
@@ -28,11 +28,11 @@ pub fn check_users<S: Source>(from: &Backend<S>, without: bool, what: &str) -> R
 }
 
 /// Refuses a state of a release that this version does not know.
-pub fn check_versions(storage: Option<&str>, membership: &Membership) -> Result<(), Refusal> {
+pub fn check_versions(storage: Option<&str>, membership: &Membership) -> Result<(), Failure> {
     let known = minor(api::API_VERSION);
     for version in [storage.unwrap_or_default(), membership.cluster_version.as_str()] {
         if !version.is_empty() && minor(version).is_none_or(|version| Some(version) > known) {
-            return Err(Refusal::failed(format!(
+            return Err(Failure::error(format!(
                 "the state is of version {version}, and this program knows up to {}",
                 api::CLUSTER_VERSION
             )));
@@ -47,10 +47,10 @@ fn minor(version: &str) -> Option<(u32, u32)> {
 }
 
 /// The leases, as a machine takes them.
-pub fn leases<S: Source>(from: &Backend<S>) -> Result<Vec<(i64, i64, i64)>, Refusal> {
+pub fn leases<S: Source>(from: &Backend<S>) -> Result<Vec<(i64, i64, i64)>, Failure> {
     let mut leases = Vec::new();
-    let mut walk = from.leases().map_err(Refusal::failed)?;
-    while let Some(lease) = walk.step().map_err(Refusal::failed)? {
+    let mut walk = from.leases().map_err(Failure::error)?;
+    while let Some(lease) = walk.step().map_err(Failure::error)? {
         // etcd takes a rest that is longer than the lease for the lease's own time.
         leases.push((lease.id, lease.ttl, lease.remaining_ttl.clamp(0, lease.ttl.max(0))));
     }
@@ -66,7 +66,7 @@ const NAMED_KEYS_MAX: usize = 20;
 
 impl WithoutLease {
     /// Names the keys, and says what becomes of them.
-    pub fn warn(&self, notices: &mut Notices<'_>) {
+    pub fn warn(&self, notices: &mut Notices) {
         for (key, lease) in self.0.iter().take(NAMED_KEYS_MAX) {
             let key = cli::go::quote(key);
             notices.warn(
@@ -88,11 +88,11 @@ pub fn take_history<S: Source>(
     leases: &HashSet<i64>,
     filling: &mut Filling<'_>,
     passed: &mut dyn FnMut(u64),
-) -> Result<WithoutLease, Refusal> {
-    let mut history = from.history().map_err(Refusal::failed)?;
+) -> Result<WithoutLease, Failure> {
+    let mut history = from.history().map_err(Failure::error)?;
     let mut bytes = 0;
     let mut without = WithoutLease::default();
-    while let Some(change) = history.step().map_err(Refusal::failed)? {
+    while let Some(change) = history.step().map_err(Failure::error)? {
         let head = &change.head;
         let main = head.revision.main;
         if head.is_bump() {
@@ -100,7 +100,7 @@ pub fn take_history<S: Source>(
             continue;
         }
         let sub = u32::try_from(head.revision.sub)
-            .map_err(|_| Refusal::failed(format!("revision {main} has more than 2^32 changes")))?;
+            .map_err(|_| Failure::error(format!("revision {main} has more than 2^32 changes")))?;
         let version = SnapshotVersion {
             key: head.key,
             main,
@@ -110,7 +110,7 @@ pub fn take_history<S: Source>(
             lease: if head.is_tombstone { 0 } else { head.lease },
             value: change.value,
         };
-        filling.push(&version).map_err(Refusal::failed)?;
+        filling.push(&version).map_err(Failure::error)?;
         if version.lease != 0 && !leases.contains(&version.lease) {
             without.0.insert(head.key.to_vec(), version.lease);
         } else if !without.0.is_empty() {

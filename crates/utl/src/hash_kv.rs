@@ -1,26 +1,40 @@
 //! `hashkv`.
 
+use cli::{Command, Failure, Flag};
 use interchange::{HashKvError, hash_kv};
 
+use crate::Session;
+use crate::commands::Run;
 use crate::commands::one_arg;
 use crate::printer::{Cell, Format};
 use crate::snapshot_file::{SnapshotFile, stat};
 use crate::status::own_format;
-use crate::{Refusal, Session};
 
-pub(crate) fn run(session: &mut Session<'_>) -> Result<(), Refusal> {
+const REV: Flag<i64> = Flag::int("rev", "0", "maximum revision to hash (default: latest revision)");
+
+pub(crate) const HASHKV: Command<Run> = Command {
+    name: "hashkv",
+    usage: "hashkv <filename>",
+    about: "Prints the KV history hash of a given file",
+    example: "  etcdutl hashkv backup.db --rev 1000",
+    flags: &[REV.row()],
+    run: Some(Run(run)),
+    ..Command::EMPTY
+};
+
+fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     let path = one_arg(session)?;
-    let format = Format::of(session.matches.text("write-out"))?;
+    let format = Format::of(session.matches.get(crate::commands::WRITE_OUT))?;
     stat(&path)?;
     // etcdutl opens the file for writing, and leaves it changed: it no longer restores. Here it is read.
     let backend = match SnapshotFile::look(&path)? {
         SnapshotFile::Etcd(backend) => backend,
         SnapshotFile::Own(..) => return Err(own_format(&path)),
     };
-    let found = hash_kv(&backend, session.matches.int("rev")).map_err(|error| match error {
-        HashKvError::Compacted(_) => Refusal::failed("mvcc: required revision has been compacted"),
-        HashKvError::Future(_) => Refusal::failed("mvcc: required revision is a future revision"),
-        HashKvError::Read(error) => Refusal::failed(format!("{}: {error}", path.display())),
+    let found = hash_kv(&backend, session.matches.get(REV)).map_err(|error| match error {
+        HashKvError::Compacted(_) => Failure::error("mvcc: required revision has been compacted"),
+        HashKvError::Future(_) => Failure::error("mvcc: required revision is a future revision"),
+        HashKvError::Read(error) => Failure::error(format!("{}: {error}", path.display())),
     })?;
     let cells = [
         Cell {

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use api::etcdserverpb::InternalRaftRequest;
 use bytes::Bytes;
-use cli::Progress;
+use cli::{Command, Failure, Flag, Progress};
 use disk::{Disk, RealDisk};
-use interchange::{Command, DataDir};
+use interchange::DataDir;
 use log::HardState;
 use prost::Message as _;
 use storage::Identity;
@@ -15,20 +15,57 @@ use storage::etcd_database;
 use storage::restoration::{Restoration, RestoredEntry, RestoredHead};
 use storage::stopped::Stopped;
 
+use crate::commands::Run;
 use crate::commands::required;
 use crate::target::{Target, is_taken};
-use crate::{Refusal, Session, etcd_dir};
+use crate::{Session, etcd_dir};
 
-pub(crate) fn run(session: &mut Session<'_>) -> Result<(), Refusal> {
-    required(session, &["data-dir", "to"])?;
+const DATA_DIR: Flag<String> =
+    Flag::text("data-dir", "", "Required. Path to the etcd data dir, not in use by etcd");
+const TO: Flag<String> =
+    Flag::text("to", "", "Required. Path to the output data directory, which must not exist or be empty");
+const WAL_DIR: Flag<String> = Flag::text("wal-dir", "", "Path to the WAL directory, if etcd was given one");
+const WITHOUT_OLD_STORE: Flag<bool> = Flag::bool(
+    "without-old-store",
+    "Leave out keys of the old store (API version 2), which neither Mainstay nor etcd from 3.6 on has",
+);
+const WITHOUT_USERS: Flag<bool> = Flag::bool(
+    "without-users",
+    "Leave out users, roles and authentication, which this version of Mainstay does not have: everybody may read and write then",
+);
+
+pub(crate) const IMPORT: Command<Run> = Command {
+    name: "import",
+    usage: "import --data-dir {etcd data dir} --to {output dir} [options]",
+    about: "Makes a data directory for Mainstay of one of etcd 3.4 to 3.7, with the same member and cluster",
+    long: "Makes a data directory for Mainstay of one of etcd 3.4 to 3.7: its database and the log behind it.
+
+Member, cluster, term and index stay, so the member goes on where etcd stopped; Mainstay is started with the flags that
+etcd had and the new --data-dir. Of a cluster with several members, stop all, import each, and start all: members of
+both kinds in one cluster are not supported. What is read is not changed, and may be mounted read-only.
+",
+    example: "  etcdutl import --data-dir default.etcd --to default.mainstay && mainstay --data-dir default.mainstay",
+    flags: &[
+        DATA_DIR.row(),
+        TO.row(),
+        WAL_DIR.row(),
+        WITHOUT_OLD_STORE.row(),
+        WITHOUT_USERS.row(),
+    ],
+    run: Some(Run(run)),
+    ..Command::EMPTY
+};
+
+fn run(session: &mut Session<'_>) -> Result<(), Failure> {
+    required(session, &[DATA_DIR.row(), TO.row()])?;
     let given = session.matches;
-    let (from, to) = (PathBuf::from(given.text("data-dir")), PathBuf::from(given.text("to")));
-    let wal_dir = match given.text("wal-dir") {
+    let (from, to) = (PathBuf::from(given.get(DATA_DIR)), PathBuf::from(given.get(TO)));
+    let wal_dir = match given.get(WAL_DIR) {
         "" => from.join("member").join("wal"),
         dir => PathBuf::from(dir),
     };
     if is_taken(&to).unwrap_or(true) {
-        return Err(Refusal::failed(format!("{} is there already, and not empty", to.display())));
+        return Err(Failure::error(format!("{} is there already, and not empty", to.display())));
     }
     session.notices.info(
         "importing",
@@ -36,19 +73,19 @@ pub(crate) fn run(session: &mut Session<'_>) -> Result<(), Refusal> {
     );
     let source = DataDir::open_with(&RealDisk, &from, &wal_dir).map_err(|e| {
         let what = format!("{}: {e}", from.display());
-        Refusal::failed(if what.contains("locked by another process") {
+        Failure::error(if what.contains("locked by another process") {
             format!("{what}: stop etcd first")
         } else {
             what
         })
     })?;
     etcd_dir::check_versions(source.meta.storage_version.as_deref(), &source.membership)?;
-    let without_users = given.flag("without-users");
+    let without_users = given.get(WITHOUT_USERS);
     let guarded = etcd_dir::check_users(&source.base, without_users, "the state")?;
     if let Some(loss) = source.old_store.loss()
-        && !given.flag("without-old-store")
+        && !given.get(WITHOUT_OLD_STORE)
     {
-        return Err(Refusal::failed(format!(
+        return Err(Failure::error(format!(
             "the old store (API version 2) would be lost, and {loss}: Mainstay has no such store, nor has etcd from 3.6 \
              on. Move what is needed (ETCDCTL_API=3 etcdctl migrate of 3.4), or leave it out with --without-old-store"
         )));
@@ -58,11 +95,11 @@ pub(crate) fn run(session: &mut Session<'_>) -> Result<(), Refusal> {
     let identity = Identity { member_id: identity.member_id, cluster_id: identity.cluster_id };
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
     let mut restoration =
-        Restoration::begin(&disk, target.making(), identity.clone()).map_err(Refusal::failed)?;
+        Restoration::begin(&disk, target.making(), identity.clone()).map_err(Failure::error)?;
     let index = source.base_index();
     let term = source
         .base_term()
-        .ok_or_else(|| Refusal::failed(format!("nothing says in which term entry {index} was written")))?;
+        .ok_or_else(|| Failure::error(format!("nothing says in which term entry {index} was written")))?;
     let total = source.base.bolt().size_bytes();
     let leases = etcd_dir::leases(&source.base)?;
     let lease_ids = leases.iter().map(|(id, _, _)| *id).collect();
@@ -73,15 +110,15 @@ pub(crate) fn run(session: &mut Session<'_>) -> Result<(), Refusal> {
             index,
             term,
             leases,
-            alarms: source.base.alarms().map_err(Refusal::failed)?,
+            alarms: source.base.alarms().map_err(Failure::error)?,
             members: etcd_database::members(&source.membership),
             // Members stopped at different entries.
             is_shared: false,
         })
-        .map_err(Refusal::failed)?;
+        .map_err(Failure::error)?;
     let without_lease =
         etcd_dir::take_history(&source.base, &lease_ids, &mut filling, &mut |bytes| progress.at(bytes, ""))?;
-    let mut machine = filling.finish(None).map_err(Refusal::failed)?;
+    let mut machine = filling.finish(None).map_err(Failure::error)?;
     progress.finish();
     without_lease.warn(&mut session.notices);
     let mut tail = Tail {
@@ -90,7 +127,7 @@ pub(crate) fn run(session: &mut Session<'_>) -> Result<(), Refusal> {
         term,
         guarded,
         without_users,
-        without_old_store: given.flag("without-old-store"),
+        without_old_store: given.get(WITHOUT_OLD_STORE),
         left_out: 0,
         progress: Progress::of_things("entries", Some(source.wal.last().saturating_sub(index))),
     };
@@ -102,13 +139,13 @@ pub(crate) fn run(session: &mut Session<'_>) -> Result<(), Refusal> {
         vote: if promised.term < newest { 0 } else { promised.vote },
         commit: source.end(),
     };
-    let terms = restoration.follow(&mut machine, hard_state, &mut tail).map_err(Refusal::failed)?;
+    let terms = restoration.follow(&mut machine, hard_state, &mut tail).map_err(Failure::error)?;
     let left_out = tail.left_out;
     drop(tail);
-    restoration.finish(machine, &terms).map_err(Refusal::failed)?;
+    restoration.finish(machine, &terms).map_err(Failure::error)?;
     // Read it back, as a start would.
-    let mut made = Stopped::open(&disk, target.making()).map_err(Refusal::failed)?;
-    let (hash, compacted, revision) = made.hash_kv(0).map_err(|status| Refusal::failed(status.message))?;
+    let mut made = Stopped::open(&disk, target.making()).map_err(Failure::error)?;
+    let (hash, compacted, revision) = made.hash_kv(0).map_err(|status| Failure::error(status.message))?;
     let members = made.machine.members.by_id.len();
     drop(made);
     target.finish()?;
@@ -167,18 +204,18 @@ impl Tail<'_> {
     fn entry(&mut self, index: u64) -> Result<RestoredEntry, String> {
         let found = self.source.wal.entry(index).map_err(|e| e.to_string())?;
         let entry = found.ok_or_else(|| format!("entry {index} is missing in the log"))?;
-        let command = Command::of(&entry).map_err(|e| format!("entry {index}: {}", e.what))?;
+        let command = interchange::Command::of(&entry).map_err(|e| format!("entry {index}: {}", e.what))?;
         let term = entry.term();
         if term < self.term {
             return Err(format!("entry {index} is of term {term}, the one before it of {}", self.term));
         }
         self.term = term;
         let (entry_type, data) = match command {
-            Command::Nothing => (0, Bytes::new()),
-            Command::ConfChange(_) => (1, entry.data.unwrap_or_default()),
-            Command::Request(data) => (0, self.request(index, data)?),
-            Command::OldWrite { .. } if self.without_old_store => (0, Bytes::new()),
-            Command::OldWrite { method, path } => {
+            interchange::Command::Nothing => (0, Bytes::new()),
+            interchange::Command::ConfChange(_) => (1, entry.data.unwrap_or_default()),
+            interchange::Command::Request(data) => (0, self.request(index, data)?),
+            interchange::Command::OldWrite { .. } if self.without_old_store => (0, Bytes::new()),
+            interchange::Command::OldWrite { method, path } => {
                 return Err(format!(
                     "entry {index} asks the old store (API version 2) for {method} {path}, which Mainstay does not have, \
                      nor has etcd from 3.6 on: leave that out with --without-old-store"

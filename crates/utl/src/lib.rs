@@ -23,6 +23,7 @@
 
 mod cluster;
 mod commands;
+mod completion;
 mod defrag;
 mod etcd_dir;
 mod export;
@@ -31,60 +32,50 @@ mod import;
 mod migrate;
 mod notice;
 mod printer;
-mod refusal;
 mod restore;
 mod snapshot_file;
 mod status;
 mod target;
+mod version;
 
 use std::ffi::OsString;
-use std::io::Write;
 use std::process::ExitCode;
-use std::time::SystemTime;
+
+use cli::{Failure, Invocation, Io, Matches, Output};
+use notice::Notices;
 
 pub use commands::PROGRAM;
-pub use refusal::Refusal;
-
-use cli::{Invocation, Matches};
-use notice::Notices;
 
 /// What a command works with.
 struct Session<'s> {
     matches: &'s Matches,
-    out: &'s mut dyn Write,
-    notices: Notices<'s>,
+    out: Output,
+    notices: Notices,
 }
 
 impl Session<'_> {
-    /// Prints a line of what was asked for.
-    fn print(&mut self, text: &str) -> Result<(), Refusal> {
-        self.out.write_all(text.as_bytes()).and_then(|()| self.out.flush()).map_err(Refusal::failed)
+    /// Prints on standard output.
+    fn print(&mut self, text: &str) -> Result<(), Failure> {
+        self.out.write(text.as_bytes()).map_err(Failure::error)
     }
 }
 
-/// Runs a command of the process: the arguments behind the program's name, and the environment. Data goes to standard
-/// output, everything else to standard error.
-pub fn run(args: &[OsString], env: impl IntoIterator<Item = (String, String)>) -> ExitCode {
-    let code = run_with(args, env, &mut std::io::stdout(), &mut std::io::stderr(), SystemTime::now);
-    ExitCode::from(code)
+/// Runs the tool in this process: `args` are the words behind its name. Data goes to standard output, everything else to
+/// standard error.
+pub fn run(args: &[OsString]) -> ExitCode {
+    ExitCode::from(run_in(args, &Io::of_process()))
 }
 
-/// The same with other outputs and another clock; gives the exit code.
-pub fn run_with(
-    args: &[OsString],
-    env: impl IntoIterator<Item = (String, String)>,
-    out: &mut dyn Write,
-    err: &mut dyn Write,
-    clock: fn() -> SystemTime,
-) -> u8 {
-    let outcome = match PROGRAM.parse(args, env) {
+/// Runs the tool with any streams and clock. Returns the exit code.
+pub fn run_in(args: &[OsString], io: &Io) -> u8 {
+    let outcome = match PROGRAM.parse(args, io.text_environment()) {
         Err(error) => {
-            // cobra says it twice, with the usage in between.
+            // cobra prints it twice, with the usage in between.
             let usage = match error.message.starts_with("unknown command") {
                 true => format!("Run '{} --help' for usage.\n", PROGRAM.root.name),
                 false => PROGRAM.usage(&error.path) + "\n",
             };
-            let _ = write!(err, "Error: {error}\n{usage}Error: {error}\n");
+            io.err.notice(format!("Error: {error}\n{usage}Error: {error}\n"));
             return 1;
         }
         Ok(Invocation::Help(text)) => {
@@ -93,19 +84,21 @@ pub fn run_with(
                 ["import", "export"].iter().any(|name| text.contains(&format!("etcdutl {name} --data-dir")));
             let usage = text.find("Usage:\n").and_then(|at| text.get(at..)).unwrap_or(&text);
             let usage = if own { text.as_str() } else { usage };
-            out.write_all(usage.as_bytes()).map_err(Refusal::failed)
+            io.out.write(usage.as_bytes()).map_err(Failure::error)
         }
-        Ok(Invocation::Run(matches)) => {
-            let mut session = Session { matches: &matches, out, notices: Notices::new(err, clock) };
-            commands::run(&mut session)
+        Ok(Invocation::Group(matches)) => {
+            io.out.write(PROGRAM.usage(&matches.path).as_bytes()).map_err(Failure::error)
+        }
+        Ok(Invocation::Run(matches, run)) => {
+            let mut session = Session { matches: &matches, out: io.out.clone(), notices: Notices::new(io) };
+            run.0(&mut session)
         }
     };
     match outcome {
         Ok(()) => 0,
-        Err(refusal) => {
-            // Nobody can be told that standard error is gone.
-            let _ = writeln!(err, "Error: {refusal}");
-            refusal.code
+        Err(failure) => {
+            io.err.notice(format!("Error: {failure}\n"));
+            failure.code
         }
     }
 }

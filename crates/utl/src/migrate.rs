@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use api::etcdserverpb::InternalRaftRequest;
 use api::raftpb::EntryType;
+use cli::{Command, Failure, Flag};
 use disk::{Disk as _, Lock, RealDisk};
 use interchange::FileSink;
 use interchange::backend::{Backend, Meta};
@@ -12,10 +13,30 @@ use interchange::bolt::{Bolt, Edit};
 use interchange::wal::Wal;
 use prost::Message as _;
 
+use crate::Session;
+use crate::commands::Run;
 use crate::commands::required;
 use crate::snapshot_file::{open_file, stat};
 use crate::target::Replacement;
-use crate::{Refusal, Session};
+
+const DATA_DIR: Flag<String> = Flag::text("data-dir", "", "Path to the etcd data dir");
+const FORCE: Flag<bool> =
+    Flag::bool("force", "Ignore migration failure and forcefully override storage version. Not recommended.");
+const TARGET_VERSION: Flag<String> = Flag::text(
+    "target-version",
+    "",
+    "Target etcd version to migrate contents of data dir. Minimal value 3.5. Format \"X.Y\" for example 3.6.",
+);
+
+pub(crate) const MIGRATE: Command<Run> = Command {
+    name: "migrate",
+    usage: "migrate",
+    about: "Migrates schema of etcd data dir files to make them compatible with different etcd version",
+    example: "  etcdutl migrate --data-dir default.etcd --target-version 3.6",
+    flags: &[DATA_DIR.row(), FORCE.row(), TARGET_VERSION.row()],
+    run: Some(Run(run)),
+    ..Command::EMPTY
+};
 
 /// A release, by its two numbers.
 type Minor = (u64, u64);
@@ -25,15 +46,15 @@ const LOCK_PAUSE: Duration = Duration::from_millis(50);
 /// The newest that there are steps to.
 const NEWEST: Minor = (3, 7);
 
-pub(crate) fn run(session: &mut Session<'_>) -> Result<(), Refusal> {
-    required(session, &["data-dir", "target-version"])?;
+fn run(session: &mut Session<'_>) -> Result<(), Failure> {
+    required(session, &[DATA_DIR.row(), TARGET_VERSION.row()])?;
     let given = session.matches;
-    let (target, force) = (target(given.text("target-version"))?, given.flag("force"));
-    let dir = PathBuf::from(given.text("data-dir"));
+    let (target, force) = (target(given.get(TARGET_VERSION))?, given.get(FORCE));
+    let dir = PathBuf::from(given.get(DATA_DIR));
     let path = dir.join("member").join("snap").join("db");
     stat(&path)?;
-    let _lock = lock(&path, given.duration("timeout"))?;
-    let failed = |e: interchange::Error| Refusal::failed(format!("{}: {e}", path.display()));
+    let _lock = lock(&path, given.get(crate::commands::TIMEOUT))?;
+    let failed = |e: interchange::Error| Failure::error(format!("{}: {e}", path.display()));
     let bolt = Bolt::whole(open_file(&path)?).map_err(failed)?;
     let backend = Backend::new(bolt).map_err(failed)?;
     let meta = backend.meta().map_err(failed)?;
@@ -42,7 +63,7 @@ pub(crate) fn run(session: &mut Session<'_>) -> Result<(), Refusal> {
             "the data directory is from etcd 3.4 or before, or was never served by 3.5: start etcd 3.5 on it first",
             &[],
         );
-        return Err(Refusal::failed("missing term information"));
+        return Err(Failure::error("missing term information"));
     };
     if current == target {
         session.notices.info("storage version up-to-date", &[("storage-version", spelled(current).into())]);
@@ -57,7 +78,7 @@ pub(crate) fn run(session: &mut Session<'_>) -> Result<(), Refusal> {
     let steps = match steps {
         Ok(steps) => steps,
         Err(error) if force => {
-            let fields = [("error", error.text.as_str().into())];
+            let fields = [("error", error.to_string().into())];
             session.notices.info("normal migrate failed, trying with force", &fields);
             Vec::new()
         }
@@ -80,19 +101,19 @@ pub(crate) fn run(session: &mut Session<'_>) -> Result<(), Refusal> {
 }
 
 /// Reads `X.Y`.
-fn target(text: &str) -> Result<Minor, Refusal> {
+fn target(text: &str) -> Result<Minor, Failure> {
     let quoted = cli::go::quote(text);
     let (major, minor) = match text.split('.').collect::<Vec<_>>().as_slice() {
         [major, minor] => (*major, *minor),
         _ => {
             let what = format!("wrong target version format, expected \"X.Y\", got {quoted}");
-            return Err(Refusal::bad_args(what));
+            return Err(Failure::bad_args(what));
         }
     };
     let number = |text: &str| {
         text.parse::<u64>().map_err(|_| {
             let text = cli::go::quote(text);
-            Refusal::bad_args(format!(
+            Failure::bad_args(format!(
                 "failed to parse target version: strconv.ParseInt: parsing {text}: invalid syntax"
             ))
         })
@@ -101,7 +122,7 @@ fn target(text: &str) -> Result<Minor, Refusal> {
     if target < (3, 5) {
         let what =
             format!("target version {} not supported. Minimal \"3.5\"", cli::go::quote(spelled(target)));
-        return Err(Refusal::bad_args(what));
+        return Err(Failure::bad_args(what));
     }
     Ok(target)
 }
@@ -111,20 +132,20 @@ fn spelled((major, minor): Minor) -> String {
 }
 
 /// What the database is written for; `None` if it is older than any that can be told.
-fn storage_version(meta: &Meta) -> Result<Option<Minor>, Refusal> {
+fn storage_version(meta: &Meta) -> Result<Option<Minor>, Failure> {
     let Some(version) = &meta.storage_version else {
         return Ok(meta.term.filter(|term| *term > 0).map(|_| (3, 5)));
     };
     let mut parts = version.split('.').map(str::parse);
     match (parts.next(), parts.next()) {
         (Some(Ok(major)), Some(Ok(minor))) => Ok(Some((major, minor))),
-        _ => Err(Refusal::failed(format!("the storage version {version:?} is none"))),
+        _ => Err(Failure::error(format!("the storage version {version:?} is none"))),
     }
 }
 
 /// The releases on the way, the target last.
-fn plan(current: Minor, target: Minor) -> Result<Vec<Minor>, Refusal> {
-    let failed = |what: String| Err(Refusal::failed(format!("cannot create migration plan: {what}")));
+fn plan(current: Minor, target: Minor) -> Result<Vec<Minor>, Failure> {
+    let failed = |what: String| Err(Failure::error(format!("cannot create migration plan: {what}")));
     if current.0 != target.0 {
         return failed("changing major storage version is not supported".to_owned());
     }
@@ -147,14 +168,14 @@ fn plan(current: Minor, target: Minor) -> Result<Vec<Minor>, Refusal> {
 
 /// Refuses to go down where the log behind its last snapshot has what only later releases know: of all that is written
 /// to logs, only the test of a downgrade is younger than 3.5.
-fn check_log(dir: &Path, target: Minor) -> Result<(), Refusal> {
+fn check_log(dir: &Path, target: Minor) -> Result<(), Failure> {
     let wal_dir = dir.join("member").join("wal");
     let log = Wal::open(&RealDisk, &wal_dir)
-        .map_err(|e| Refusal::failed(format!("failed to open wal: {}: {e}", wal_dir.display())))?;
+        .map_err(|e| Failure::error(format!("failed to open wal: {}: {e}", wal_dir.display())))?;
     let behind = log.snapshots.iter().map(|snapshot| snapshot.index).max().unwrap_or(0);
     let mut newest: Option<(u64, u64, u64)> = None;
     for index in log.first().max(behind + 1)..=log.last() {
-        let entry = log.entry(index).map_err(|e| Refusal::failed(format!("failed to read wal: {e}")))?;
+        let entry = log.entry(index).map_err(|e| Failure::error(format!("failed to read wal: {e}")))?;
         let Some(entry) = entry.filter(|entry| entry.r#type() == EntryType::EntryNormal) else { continue };
         let request = InternalRaftRequest::decode(entry.data.unwrap_or_default());
         let Some(test) = request.ok().and_then(|request| request.downgrade_version_test) else { continue };
@@ -164,7 +185,7 @@ fn check_log(dir: &Path, target: Minor) -> Result<(), Refusal> {
     }
     match newest {
         Some((major, minor, patch)) if (target.0, target.1, 0) < (major, minor, patch) => {
-            Err(Refusal::failed(format!(
+            Err(Failure::error(format!(
                 "cannot downgrade storage, WAL contains newer entries, as the target version ({}.0) is lower than the \
                  version ({major}.{minor}.{patch}) detected from WAL logs",
                 spelled(target)
@@ -175,31 +196,31 @@ fn check_log(dir: &Path, target: Minor) -> Result<(), Refusal> {
 }
 
 /// Locks a database against a member that runs on it, or would; waits for so long, and without end for zero.
-pub(crate) fn lock(path: &Path, patience: Duration) -> Result<Lock, Refusal> {
+pub(crate) fn lock(path: &Path, patience: Duration) -> Result<Lock, Failure> {
     let deadline = (!patience.is_zero()).then(|| Instant::now() + patience);
     loop {
         match RealDisk.lock_read(path) {
             Ok(lock) => return Ok(lock),
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
                 if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                    return Err(Refusal::failed(format!(
+                    return Err(Failure::error(format!(
                         "timeout: {} is in use by another process, which has to be stopped first",
                         path.display()
                     )));
                 }
                 std::thread::sleep(LOCK_PAUSE);
             }
-            Err(error) => return Err(Refusal::failed(format!("cannot lock {}: {error}", path.display()))),
+            Err(error) => return Err(Failure::error(format!("cannot lock {}: {error}", path.display()))),
         }
     }
 }
 
 /// Writes a database once more and puts it in the place of the one that is there; gives its bytes.
-pub(crate) fn rewrite(path: &Path, bolt: &Bolt<std::fs::File>, edit: Option<&Edit>) -> Result<u64, Refusal> {
-    let plan = bolt.plan_rewrite(edit).map_err(Refusal::failed)?;
+pub(crate) fn rewrite(path: &Path, bolt: &Bolt<std::fs::File>, edit: Option<&Edit>) -> Result<u64, Failure> {
+    let plan = bolt.plan_rewrite(edit).map_err(Failure::error)?;
     let replacement = Replacement::begin(path)?;
     let failed =
-        |e: std::io::Error| Refusal::failed(format!("cannot write {}: {e}", replacement.making().display()));
+        |e: std::io::Error| Failure::error(format!("cannot write {}: {e}", replacement.making().display()));
     let file = RealDisk.create(replacement.making()).map_err(failed)?;
     let mut progress = cli::Progress::of_bytes("writing", Some(plan.content_bytes));
     let mut done = 0;
@@ -208,7 +229,7 @@ pub(crate) fn rewrite(path: &Path, bolt: &Bolt<std::fs::File>, edit: Option<&Edi
             done += bytes;
             progress.at(done, "");
         })
-        .map_err(|e| Refusal::failed(format!("{}: {e}", path.display())))?;
+        .map_err(|e| Failure::error(format!("{}: {e}", path.display())))?;
     sink.finish().map_err(failed)?;
     drop(progress);
     replacement.finish()?;

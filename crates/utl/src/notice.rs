@@ -2,18 +2,19 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use cli::{Io, Output};
 use serde_json::Value;
 
-/// Where lines go.
-pub struct Notices<'o> {
-    out: &'o mut dyn std::io::Write,
+/// Writes notices on standard error, with the time that a clock tells.
+pub struct Notices {
+    out: Output,
     clock: fn() -> SystemTime,
 }
 
-impl<'o> Notices<'o> {
-    /// Lines to `out`, with the time that `clock` says.
-    pub fn new(out: &'o mut dyn std::io::Write, clock: fn() -> SystemTime) -> Notices<'o> {
-        Notices { out, clock }
+impl Notices {
+    /// Notices on the standard error of `io`, with the time of its clock.
+    pub fn new(io: &Io) -> Notices {
+        Notices { out: io.err.clone(), clock: io.clock }
     }
 
     /// Something worth knowing: a message and its fields, in their order.
@@ -28,8 +29,7 @@ impl<'o> Notices<'o> {
 
     /// A text as it is.
     pub fn plain(&mut self, text: &str) {
-        // Nobody can be told that standard error is gone.
-        let _ = self.out.write_all(text.as_bytes());
+        self.out.notice(text);
     }
 
     fn line(&mut self, level: &str, message: &str, fields: &[(&str, Value)]) {
@@ -40,8 +40,7 @@ impl<'o> Notices<'o> {
                 fields.iter().map(|(key, value)| format!("{}: {value}", Value::from(*key))).collect();
             line.push_str(&format!("\t{{{}}}", fields.join(", ")));
         }
-        // Nobody can be told that standard error is gone.
-        let _ = writeln!(self.out, "{line}");
+        self.out.notice(format!("{line}\n"));
     }
 }
 
@@ -68,11 +67,11 @@ mod tests {
         assert_eq!(utc(0), "1970-01-01T00:00:00Z");
         assert_eq!(utc(951_782_400), "2000-02-29T00:00:00Z");
         assert_eq!(utc(1_795_282_288), "2026-11-21T17:31:28Z");
-        let mut out = Vec::new();
-        let mut notices = Notices::new(&mut out, || UNIX_EPOCH);
+        let (io, printed) = Io::in_memory();
+        let mut notices = Notices::new(&Io { clock: || UNIX_EPOCH, ..io });
         notices.info("said", &[("path", "a \"b\"".into()), ("n", 7.into())]);
         assert_eq!(
-            String::from_utf8(out).expect("text"),
+            printed.err(),
             "1970-01-01T00:00:00Z\tinfo\tsaid\t{\"path\": \"a \\\"b\\\"\", \"n\": 7}\n"
         );
     }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::Refusal;
+use cli::Failure;
 
 /// An output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,14 +39,14 @@ impl Format {
     /// # Errors
     ///
     /// When there is none.
-    pub fn of(name: &str) -> Result<Format, Refusal> {
+    pub fn of(name: &str) -> Result<Format, Failure> {
         match name {
             "simple" => Ok(Format::Simple),
             "fields" => Ok(Format::Fields),
             "json" => Ok(Format::Json),
             "table" => Ok(Format::Table),
             "protobuf" => Ok(Format::Protobuf),
-            _ => Err(Refusal::bad_feature("unsupported output format")),
+            _ => Err(Failure::bad_feature("unsupported output format")),
         }
     }
 
@@ -55,7 +55,7 @@ impl Format {
     /// # Errors
     ///
     /// When the format has none.
-    pub fn print(self, cells: &[Cell]) -> Result<String, Refusal> {
+    pub fn print(self, cells: &[Cell]) -> Result<String, Failure> {
         let shown = || cells.iter().map(|cell| cell.shown.clone()).collect::<Vec<_>>();
         match self {
             Format::Simple => Ok(shown().join(", ") + "\n"),
@@ -81,7 +81,7 @@ impl Format {
                 Ok(format!("{{{}}}\n", fields.join(",")))
             }
             Format::Table => Ok(boxed(cells)),
-            Format::Protobuf => Err(Refusal::bad_feature("protobuf not supported as output format")),
+            Format::Protobuf => Err(Failure::bad_feature("protobuf not supported as output format")),
         }
     }
 }

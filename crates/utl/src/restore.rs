@@ -4,7 +4,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use cli::Progress;
+use cli::{Command, Failure, Flag, Progress};
 use disk::{Disk, RealDisk};
 use interchange::backend::{Backend, Copy, Meta, Release};
 use interchange::{NewDataDir, NewMember, Source as _};
@@ -16,10 +16,81 @@ use storage::etcd_database;
 use storage::restoration::{Restoration, RestoredHead, bumped};
 
 use crate::cluster::{ClusterOptions, NewCluster};
+use crate::commands::Run;
 use crate::etcd_dir::WithoutLease;
 use crate::snapshot_file::{SnapshotFile, stat};
 use crate::target::{Target, is_taken};
-use crate::{Refusal, Session, etcd_dir, export};
+use crate::{Session, etcd_dir, export};
+
+const BUMP_REVISION: Flag<u64> =
+    Flag::uint("bump-revision", "0", "How much to increase the latest revision after restore");
+const DATA_DIR: Flag<String> = Flag::text("data-dir", "", "Path to the output data directory");
+const FORMAT: Flag<String> =
+    Flag::text("format", "mainstay", "Which program will serve the data directory (mainstay, etcd)");
+const INITIAL_ADVERTISE_PEER_URLS: Flag<String> = Flag::text(
+    "initial-advertise-peer-urls",
+    "http://localhost:2380",
+    "List of this member's peer URLs to advertise to the rest of the cluster",
+);
+const INITIAL_CLUSTER: Flag<String> = Flag::text(
+    "initial-cluster",
+    "default=http://localhost:2380",
+    "Initial cluster configuration for restore bootstrap",
+);
+const INITIAL_CLUSTER_TOKEN: Flag<String> = Flag::text(
+    "initial-cluster-token",
+    "etcd-cluster",
+    "Initial cluster token for the etcd cluster during restore bootstrap",
+);
+const INITIAL_MEMORY_MAP_SIZE: Flag<u64> = Flag::uint(
+    "initial-memory-map-size",
+    "10737418240",
+    "Initial memory map size of the database in bytes (no effect: it is read and written piece by piece, not mapped)",
+);
+const MARK_COMPACTED: Flag<bool> = Flag::bool(
+    "mark-compacted",
+    "Mark the latest revision after restore as the point of scheduled compaction (required if --bump-revision > 0, disallowed otherwise)",
+);
+const NAME: Flag<String> = Flag::text("name", "default", "Human-readable name for this member");
+const SKIP_HASH_CHECK: Flag<bool> = Flag::bool(
+    "skip-hash-check",
+    "Ignore snapshot integrity hash value (required if copied from data directory)",
+);
+const WAL_DIR: Flag<String> = Flag::text(
+    "wal-dir",
+    "",
+    "Path to the WAL directory (use --data-dir if none given; only with --format etcd)",
+);
+const WITHOUT_USERS: Flag<bool> = Flag::bool(
+    "without-users",
+    "Leave out users, roles and authentication, which this version of Mainstay does not have: everybody may read and write then (only with --format mainstay)",
+);
+
+pub(crate) const RESTORE: Command<Run> = Command {
+    name: "restore",
+    usage: "restore <filename> --data-dir {output dir} [options]",
+    about: "Restores an etcd member snapshot to an etcd directory",
+    example: "  etcdutl snapshot restore backup.db --data-dir new.etcd && mainstay --data-dir new.etcd
+  etcdutl snapshot restore backup.db --data-dir m1 --name m1 --initial-cluster \\
+      m1=http://10.0.0.1:2380,m2=http://10.0.0.2:2380 --initial-advertise-peer-urls http://10.0.0.1:2380
+  etcdutl snapshot restore backup.db --data-dir for.etcd --format etcd",
+    flags: &[
+        BUMP_REVISION.row(),
+        DATA_DIR.row(),
+        FORMAT.row(),
+        INITIAL_ADVERTISE_PEER_URLS.row(),
+        INITIAL_CLUSTER.row(),
+        INITIAL_CLUSTER_TOKEN.row(),
+        INITIAL_MEMORY_MAP_SIZE.row(),
+        MARK_COMPACTED.row(),
+        NAME.row(),
+        SKIP_HASH_CHECK.row(),
+        WAL_DIR.row(),
+        WITHOUT_USERS.row(),
+    ],
+    run: Some(Run(run)),
+    ..Command::EMPTY
+};
 
 /// The term that a restored member's log begins in.
 const TERM: u64 = 1;
@@ -47,17 +118,17 @@ impl WalDir {
     ///
     /// When the data directory is to lie in that of the log, or the log in the data directory but outside of `member`:
     /// the two could not come to be whole or not at all.
-    fn of(wal_dir: &Path, data_dir: &Path) -> Result<WalDir, Refusal> {
-        let whole = |path: &Path| std::path::absolute(path).map_err(Refusal::failed);
+    fn of(wal_dir: &Path, data_dir: &Path) -> Result<WalDir, Failure> {
+        let whole = |path: &Path| std::path::absolute(path).map_err(Failure::error);
         let (wal_dir, data_dir) = (whole(wal_dir)?, whole(data_dir)?);
         let goes_up = |path: &Path| path.components().any(|part| part == std::path::Component::ParentDir);
         if goes_up(&wal_dir) || goes_up(&data_dir) {
-            return Err(Refusal::bad_args(
+            return Err(Failure::bad_args(
                 "--wal-dir and --data-dir are named without \"..\" when both are given",
             ));
         }
         if data_dir.starts_with(&wal_dir) {
-            return Err(Refusal::bad_args(
+            return Err(Failure::bad_args(
                 "--data-dir lies in --wal-dir: etcd's log has a directory to itself",
             ));
         }
@@ -65,7 +136,7 @@ impl WalDir {
             Ok(below) if below.starts_with("member") && below != Path::new("member") => {
                 Ok(WalDir::Inside(below.to_path_buf()))
             }
-            Ok(_) => Err(Refusal::bad_args(
+            Ok(_) => Err(Failure::bad_args(
                 "--wal-dir lies in --data-dir: name a directory below its \"member\", or one outside of it",
             )),
             Err(_) => Ok(WalDir::Apart(wal_dir)),
@@ -93,7 +164,7 @@ struct Done {
     without_lease: WithoutLease,
 }
 
-pub(crate) fn run(session: &mut Session<'_>) -> Result<(), Refusal> {
+fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     let options = options(session)?;
     let paths = [
         ("path", options.snapshot.display().to_string().into()),
@@ -134,51 +205,51 @@ pub(crate) fn run(session: &mut Session<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn options(session: &mut Session<'_>) -> Result<Options, Refusal> {
+fn options(session: &mut Session<'_>) -> Result<Options, Failure> {
     if session.matches.args.len() != 1 {
-        return Err(Refusal::bad_args("snapshot restore requires exactly one argument"));
+        return Err(Failure::bad_args("snapshot restore requires exactly one argument"));
     }
     let snapshot = crate::commands::one_arg(session)?;
     let given = session.matches;
-    let (bump, compacted) = (given.uint("bump-revision"), given.flag("mark-compacted"));
+    let (bump, compacted) = (given.get(BUMP_REVISION), given.get(MARK_COMPACTED));
     if (bump > 0) != compacted {
-        return Err(Refusal::bad_args("--mark-compacted required if --revision-bump > 0"));
+        return Err(Failure::bad_args("--mark-compacted required if --revision-bump > 0"));
     }
-    let format = match given.text("format") {
+    let format = match given.get(FORMAT) {
         "mainstay" => Format::Mainstay,
         "etcd" => Format::Etcd,
         other => {
             let other = cli::go::quote(other);
-            return Err(Refusal::bad_args(format!("--format is mainstay or etcd, not {other}")));
+            return Err(Failure::bad_args(format!("--format is mainstay or etcd, not {other}")));
         }
     };
-    let wal_dir = Some(given.text("wal-dir")).filter(|dir| !dir.is_empty()).map(PathBuf::from);
+    let wal_dir = Some(given.get(WAL_DIR)).filter(|dir| !dir.is_empty()).map(PathBuf::from);
     if wal_dir.is_some() && format == Format::Mainstay {
-        return Err(Refusal::bad_args(
+        return Err(Failure::bad_args(
             "--wal-dir is for --format etcd: Mainstay keeps its log, which holds the values, in the data directory",
         ));
     }
-    let without_users = given.flag("without-users");
+    let without_users = given.get(WITHOUT_USERS);
     if without_users && format == Format::Etcd {
-        return Err(Refusal::bad_args("--without-users is for --format mainstay: etcd has users"));
+        return Err(Failure::bad_args("--without-users is for --format mainstay: etcd has users"));
     }
     let cluster = NewCluster::of(&ClusterOptions {
-        name: given.text("name").to_owned(),
-        initial_cluster: given.text("initial-cluster").to_owned(),
-        token: given.text("initial-cluster-token").to_owned(),
-        advertised: given.text("initial-advertise-peer-urls").to_owned(),
+        name: given.get(NAME).to_owned(),
+        initial_cluster: given.get(INITIAL_CLUSTER).to_owned(),
+        token: given.get(INITIAL_CLUSTER_TOKEN).to_owned(),
+        advertised: given.get(INITIAL_ADVERTISE_PEER_URLS).to_owned(),
     })?;
-    let data_dir = match given.text("data-dir") {
-        "" => PathBuf::from(format!("{}.etcd", given.text("name"))),
+    let data_dir = match given.get(DATA_DIR) {
+        "" => PathBuf::from(format!("{}.etcd", given.get(NAME))),
         dir => PathBuf::from(dir),
     };
     if is_taken(&data_dir).unwrap_or(true) {
         let name = cli::go::quote(data_dir.display().to_string());
-        return Err(Refusal::failed(format!("data-dir {name} not empty or could not be read")));
+        return Err(Failure::error(format!("data-dir {name} not empty or could not be read")));
     }
     if let Some(wal_dir) = wal_dir.as_ref().filter(|dir| stat(dir).is_ok()) {
         let name = cli::go::quote(wal_dir.display().to_string());
-        return Err(Refusal::failed(format!("wal-dir {name} exists")));
+        return Err(Failure::error(format!("wal-dir {name} exists")));
     }
     let wal_dir = wal_dir.map(|wal_dir| WalDir::of(&wal_dir, &data_dir)).transpose()?;
     Ok(Options {
@@ -188,7 +259,7 @@ fn options(session: &mut Session<'_>) -> Result<Options, Refusal> {
         cluster,
         format,
         bump: (bump > 0).then_some(bump),
-        skip_hash_check: given.flag("skip-hash-check"),
+        skip_hash_check: given.get(SKIP_HASH_CHECK),
         without_users,
     })
 }
@@ -199,9 +270,9 @@ fn to_mainstay(
     from: &Backend<File>,
     target: &Target,
     progress: &mut Progress,
-) -> Result<Done, Refusal> {
-    let meta = from.meta().map_err(Refusal::failed)?;
-    let before = from.membership().map_err(Refusal::failed)?;
+) -> Result<Done, Failure> {
+    let meta = from.meta().map_err(Failure::error)?;
+    let before = from.membership().map_err(Failure::error)?;
     etcd_dir::check_versions(meta.storage_version.as_deref(), &before)?;
     etcd_dir::check_users(from, options.without_users, "the snapshot")?;
     let mut members = etcd_database::members(&options.cluster.membership);
@@ -216,29 +287,29 @@ fn to_mainstay(
             index: options.cluster.index(),
             term: TERM,
             leases,
-            alarms: from.alarms().map_err(Refusal::failed)?,
+            alarms: from.alarms().map_err(Failure::error)?,
             members,
             is_shared: true,
         })
-        .map_err(Refusal::failed)?;
+        .map_err(Failure::error)?;
     let without_lease =
         etcd_dir::take_history(from, &lease_ids, &mut filling, &mut |bytes| progress.at(bytes, ""))?;
-    let machine = filling.finish(options.bump).map_err(Refusal::failed)?;
+    let machine = filling.finish(options.bump).map_err(Failure::error)?;
     Ok(Done { without_lease, ..finish_mainstay(options, restoration, machine)? })
 }
 
-fn begin(options: &Options, dir: &Path) -> Result<Restoration, Refusal> {
+fn begin(options: &Options, dir: &Path) -> Result<Restoration, Failure> {
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
     let identity = options.cluster.identity;
     let identity = Identity { member_id: identity.member_id, cluster_id: identity.cluster_id };
-    Restoration::begin(&disk, dir, identity).map_err(Refusal::failed)
+    Restoration::begin(&disk, dir, identity).map_err(Failure::error)
 }
 
 fn finish_mainstay(
     options: &Options,
     mut restoration: Restoration,
     mut machine: Machine,
-) -> Result<Done, Refusal> {
+) -> Result<Done, Failure> {
     let done = Done {
         revision: machine.store.current_revision(),
         compact_revision: machine.store.compact_revision(),
@@ -246,8 +317,8 @@ fn finish_mainstay(
     };
     let hard_state = HardState { term: TERM, vote: options.cluster.vote(), commit: options.cluster.index() };
     let terms =
-        restoration.follow(&mut machine, hard_state, &mut std::iter::empty()).map_err(Refusal::failed)?;
-    restoration.finish(machine, &terms).map_err(Refusal::failed)?;
+        restoration.follow(&mut machine, hard_state, &mut std::iter::empty()).map_err(Failure::error)?;
+    restoration.finish(machine, &terms).map_err(Failure::error)?;
     Ok(done)
 }
 
@@ -258,7 +329,7 @@ fn read_own(
     bytes: u64,
     dir: &Path,
     progress: &mut Progress,
-) -> Result<(Restoration, Machine), Refusal> {
+) -> Result<(Restoration, Machine), Failure> {
     let mut at = 0;
     let chunks = std::iter::from_fn(|| {
         let len = usize::try_from(bytes - at).unwrap_or(CHUNK_BYTES).min(CHUNK_BYTES);
@@ -269,13 +340,13 @@ fn read_own(
         (len > 0).then(|| read.map(|()| chunk).map_err(|e| e.to_string()))
     });
     let mut restoration = begin(options, dir)?;
-    let mut reader = SnapshotReader::open(chunks).map_err(Refusal::failed)?;
+    let mut reader = SnapshotReader::open(chunks).map_err(Failure::error)?;
     let head = reader.head_mut();
     let cluster_version = std::mem::take(&mut head.members.cluster_version);
     head.members = etcd_database::members(&options.cluster.membership);
     head.members.cluster_version = cluster_version;
     (head.applied_index, head.applied_term) = (options.cluster.index(), TERM);
-    let machine = restoration.take_snapshot(reader, options.bump).map_err(Refusal::failed)?;
+    let machine = restoration.take_snapshot(reader, options.bump).map_err(Failure::error)?;
     Ok((restoration, machine))
 }
 
@@ -296,7 +367,7 @@ fn begin_etcd<'d>(
     options: &Options,
     dir: &Path,
     release: Release,
-) -> Result<(NewDataDir<'d>, Option<Target>), Refusal> {
+) -> Result<(NewDataDir<'d>, Option<Target>), Failure> {
     let member = new_member(options, release);
     let (new, wal) = match &options.wal_dir {
         None => (NewDataDir::begin(&RealDisk, dir, member), None),
@@ -309,7 +380,7 @@ fn begin_etcd<'d>(
             (NewDataDir::begin_with(&RealDisk, dir, wal.making(), member), Some(wal))
         }
     };
-    Ok((new.map_err(Refusal::failed)?, wal))
+    Ok((new.map_err(Failure::error)?, wal))
 }
 
 /// etcd's database goes over as it is, with other words about members and the log.
@@ -318,11 +389,11 @@ fn to_etcd(
     from: &Backend<File>,
     target: &Target,
     progress: &mut Progress,
-) -> Result<Done, Refusal> {
-    let before = from.meta().map_err(Refusal::failed)?;
+) -> Result<Done, Failure> {
+    let before = from.meta().map_err(Failure::error)?;
     let release = release_of(&before)?;
     let (new, wal) = begin_etcd(options, target.making(), release)?;
-    let mut copy = Copy::of(from, release).map_err(Refusal::failed)?;
+    let mut copy = Copy::of(from, release).map_err(Failure::error)?;
     let mut membership = options.cluster.membership.clone();
     membership.cluster_version = std::mem::take(&mut copy.membership.cluster_version);
     copy.membership = membership;
@@ -333,12 +404,12 @@ fn to_etcd(
     };
     let mut revision = before.compact_revision().unwrap_or(1).max(1);
     // Whether it is bumped changes nothing about the revision that it is bumped from.
-    let mut plan = copy.plan_with(&mut |at| revision = revision.max(at)).map_err(Refusal::failed)?;
+    let mut plan = copy.plan_with(&mut |at| revision = revision.max(at)).map_err(Failure::error)?;
     if let Some(bump) = options.bump {
-        revision = bumped(revision, bump).map_err(Refusal::failed)?;
+        revision = bumped(revision, bump).map_err(Failure::error)?;
         copy.bump = Some(revision);
         copy.meta.scheduled_compact_revision = Some(revision);
-        plan = copy.plan().map_err(Refusal::failed)?;
+        plan = copy.plan().map_err(Failure::error)?;
     }
     let mut database = new.database(plan).map_err(|e| unwritten(options, &e))?;
     let share = plan.size_bytes() as f64 / revision.max(1) as f64;
@@ -350,16 +421,16 @@ fn to_etcd(
     Ok(Done { revision, compact_revision: copy.meta.compact_revision().unwrap_or(-1), ..Done::default() })
 }
 
-fn unwritten(options: &Options, error: &dyn std::fmt::Display) -> Refusal {
-    Refusal::failed(format!("cannot write {}: {error}", options.data_dir.display()))
+fn unwritten(options: &Options, error: &dyn std::fmt::Display) -> Failure {
+    Failure::error(format!("cannot write {}: {error}", options.data_dir.display()))
 }
 
 /// As the snapshot's. What 3.4 wrote goes on as 3.5's, which 3.4 reads as well and later ones ask for.
-fn release_of(meta: &Meta) -> Result<Release, Refusal> {
+fn release_of(meta: &Meta) -> Result<Release, Failure> {
     match meta.storage_version.as_deref() {
         None => Ok(Release::V3_5),
         Some(version) => Release::of_cluster_version(version).ok_or_else(|| {
-            Refusal::failed(format!(
+            Failure::error(format!(
                 "the snapshot is of version {version}, and this program knows up to {}",
                 api::CLUSTER_VERSION
             ))
@@ -375,7 +446,7 @@ fn own_to_etcd(
     bytes: u64,
     target: &Target,
     progress: &mut Progress,
-) -> Result<Done, Refusal> {
+) -> Result<Done, Failure> {
     let between = target.making().join("between");
     let (restoration, mut machine) = read_own(options, from, bytes, &between, progress)?;
     let (new, wal) = begin_etcd(options, target.making(), Release::V3_6)?;
@@ -387,7 +458,7 @@ fn own_to_etcd(
     };
     drop(restoration);
     std::fs::remove_dir_all(&between)
-        .map_err(|e| Refusal::failed(format!("cannot remove {}: {e}", between.display())))?;
+        .map_err(|e| Failure::error(format!("cannot remove {}: {e}", between.display())))?;
     wal.map_or(Ok(()), Target::finish)?;
     Ok(done)
 }

@@ -3,12 +3,11 @@
 use std::fs::File;
 use std::path::Path;
 
+use cli::Failure;
 use interchange::Source as _;
 use interchange::backend::Backend;
 use interchange::bolt::Bolt;
 use interchange::snapshot::{DIGEST_BYTES, Digests, Parts};
-
-use crate::Refusal;
 
 /// How a snapshot in Mainstay's own format begins.
 const OWN_MAGIC: &[u8; 8] = b"MAINSNAP";
@@ -26,9 +25,9 @@ pub enum SnapshotFile {
 /// # Errors
 ///
 /// When it cannot.
-pub fn stat(path: &Path) -> Result<std::fs::Metadata, Refusal> {
+pub fn stat(path: &Path) -> Result<std::fs::Metadata, Failure> {
     std::fs::metadata(path)
-        .map_err(|error| Refusal::failed(format!("stat {}: {}", path.display(), spelled(&error))))
+        .map_err(|error| Failure::error(format!("stat {}: {}", path.display(), spelled(&error))))
 }
 
 /// An error of the operating system in Go's words: without Rust's number.
@@ -44,8 +43,8 @@ pub fn spelled(error: &std::io::Error) -> String {
 /// # Errors
 ///
 /// When it cannot be.
-pub fn open_file(path: &Path) -> Result<File, Refusal> {
-    File::open(path).map_err(|error| Refusal::failed(format!("open {}: {}", path.display(), spelled(&error))))
+pub fn open_file(path: &Path) -> Result<File, Failure> {
+    File::open(path).map_err(|error| Failure::error(format!("open {}: {}", path.display(), spelled(&error))))
 }
 
 impl SnapshotFile {
@@ -55,7 +54,7 @@ impl SnapshotFile {
     /// # Errors
     ///
     /// When it cannot be read or is no snapshot.
-    pub fn look(path: &Path) -> Result<SnapshotFile, Refusal> {
+    pub fn look(path: &Path) -> Result<SnapshotFile, Failure> {
         let file = open_file(path)?;
         let parts = parts(&file, path)?;
         SnapshotFile::take(file, path, parts)
@@ -67,16 +66,16 @@ impl SnapshotFile {
     /// # Errors
     ///
     /// When it cannot be read, is no snapshot, or is not what its digest was made of.
-    pub fn verify(path: &Path, skip: bool, passed: &mut dyn FnMut(u64)) -> Result<SnapshotFile, Refusal> {
+    pub fn verify(path: &Path, skip: bool, passed: &mut dyn FnMut(u64)) -> Result<SnapshotFile, Failure> {
         let file = open_file(path)?;
         let parts = parts(&file, path)?;
         if !parts.has_digest && !skip {
-            return Err(Refusal::failed("snapshot missing hash but --skip-hash-check=false"));
+            return Err(Failure::error("snapshot missing hash but --skip-hash-check=false"));
         }
         if parts.has_digest && !skip {
-            let digests = Digests::of(&file, parts.database_bytes, passed).map_err(Refusal::failed)?;
+            let digests = Digests::of(&file, parts.database_bytes, passed).map_err(Failure::error)?;
             if digests.expected != digests.found {
-                return Err(Refusal::failed(format!(
+                return Err(Failure::error(format!(
                     "expected sha256 {}, got {}",
                     go_bytes(&digests.expected),
                     go_bytes(&digests.found)
@@ -86,25 +85,25 @@ impl SnapshotFile {
         SnapshotFile::take(file, path, parts)
     }
 
-    fn take(file: File, path: &Path, parts: Parts) -> Result<SnapshotFile, Refusal> {
+    fn take(file: File, path: &Path, parts: Parts) -> Result<SnapshotFile, Failure> {
         let mut magic = [0; OWN_MAGIC.len()];
         let began = file.read_exact_at(&mut magic, 0);
         if began.is_ok() && magic == *OWN_MAGIC {
             return Ok(SnapshotFile::Own(file, parts.database_bytes));
         }
         let name = path.display();
-        let refused = |e: interchange::Error| Refusal::failed(format!("{name}: {e}"));
+        let refused = |e: interchange::Error| Failure::error(format!("{name}: {e}"));
         let bolt = Bolt::open(file, parts.database_bytes).map_err(refused)?;
         Ok(SnapshotFile::Etcd(Backend::new(bolt).map_err(refused)?))
     }
 }
 
-fn parts(file: &File, path: &Path) -> Result<Parts, Refusal> {
+fn parts(file: &File, path: &Path) -> Result<Parts, Failure> {
     let bytes = file
         .len_bytes()
-        .map_err(|error| Refusal::failed(format!("stat {}: {}", path.display(), spelled(&error))))?;
+        .map_err(|error| Failure::error(format!("stat {}: {}", path.display(), spelled(&error))))?;
     if bytes < DIGEST_BYTES as u64 {
-        return Err(Refusal::failed(format!(
+        return Err(Failure::error(format!(
             "{} has {bytes} bytes, which is too few for a snapshot",
             path.display()
         )));

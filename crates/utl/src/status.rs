@@ -1,21 +1,32 @@
 //! `snapshot status`.
 
+use cli::{Command, Failure};
 use interchange::Status;
 
+use crate::Session;
+use crate::commands::Run;
 use crate::printer::{Cell, Format};
 use crate::snapshot_file::{SnapshotFile, stat};
-use crate::{Refusal, Session};
 
-pub(crate) fn run(session: &mut Session<'_>) -> Result<(), Refusal> {
+pub(crate) const STATUS: Command<Run> = Command {
+    name: "status",
+    usage: "status <filename>",
+    about: "Gets backend snapshot status of a given file",
+    example: "  etcdutl snapshot status backup.db -w table",
+    run: Some(Run(run)),
+    ..Command::EMPTY
+};
+
+fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     if session.matches.args.len() != 1 {
-        return Err(Refusal::bad_args("snapshot status requires exactly one argument"));
+        return Err(Failure::bad_args("snapshot status requires exactly one argument"));
     }
     let path = crate::commands::one_arg(session)?;
     stat(&path)?;
-    let format = Format::of(session.matches.text("write-out"))?;
+    let format = Format::of(session.matches.get(crate::commands::WRITE_OUT))?;
     let status = match SnapshotFile::look(&path)? {
         SnapshotFile::Etcd(backend) => {
-            Status::of(&backend).map_err(|e| Refusal::failed(format!("{}: {e}", path.display())))?
+            Status::of(&backend).map_err(|e| Failure::error(format!("{}: {e}", path.display())))?
         }
         SnapshotFile::Own(..) => return Err(own_format(&path)),
     };
@@ -61,8 +72,8 @@ pub(crate) fn run(session: &mut Session<'_>) -> Result<(), Refusal> {
 }
 
 /// A file that only `restore` takes.
-pub(crate) fn own_format(path: &std::path::Path) -> Refusal {
-    Refusal::failed(format!(
+pub(crate) fn own_format(path: &std::path::Path) -> Failure {
+    Failure::error(format!(
         "{} is a snapshot in a format that early versions of Mainstay sent: restore it (etcdutl snapshot restore), with --format \
          etcd for a database that can be looked at",
         path.display()

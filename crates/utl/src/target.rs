@@ -5,9 +5,8 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
+use cli::Failure;
 use disk::{Disk as _, Lock, RealDisk};
-
-use crate::Refusal;
 
 /// A directory being made under another name, which nobody takes for a member's. Dropped unfinished, it is removed;
 /// what a killed process leaves is removed by the next attempt.
@@ -53,19 +52,19 @@ impl Target {
     /// # Errors
     ///
     /// When another process is making it, or the operating system refuses.
-    pub fn begin(path: &Path) -> Result<Target, Refusal> {
+    pub fn begin(path: &Path) -> Result<Target, Failure> {
         let is_inside = path.is_dir();
         let making = if is_inside {
             path.join(UNFINISHED)
         } else {
             let mut name = path.file_name().map(std::ffi::OsStr::to_os_string).ok_or_else(|| {
-                Refusal::failed(format!("{} is no name that a directory can get", path.display()))
+                Failure::error(format!("{} is no name that a directory can get", path.display()))
             })?;
             name.push(".");
             name.push(UNFINISHED);
             path.with_file_name(name)
         };
-        let failed = |e: io::Error| Refusal::failed(format!("cannot make {}: {e}", making.display()));
+        let failed = |e: io::Error| Failure::error(format!("cannot make {}: {e}", making.display()));
         if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
             RealDisk.create_dir_all(parent).map_err(failed)?;
         }
@@ -76,14 +75,14 @@ impl Target {
             Err(error) => return Err(failed(error)),
         };
         if !is_new && !is_own(&making).map_err(failed)? {
-            return Err(Refusal::failed(format!(
+            return Err(Failure::error(format!(
                 "{} is there and was not begun by this program for this user: look at it, and move it away",
                 making.display()
             )));
         }
         let lock = RealDisk.lock(&making).map_err(|error| match error.kind() {
             io::ErrorKind::WouldBlock => {
-                Refusal::failed(format!("another process is writing {}", making.display()))
+                Failure::error(format!("another process is writing {}", making.display()))
             }
             _ => failed(error),
         })?;
@@ -109,13 +108,9 @@ impl Target {
     /// # Errors
     ///
     /// When something has taken its place meanwhile, or the operating system refuses.
-    pub fn finish(mut self) -> Result<(), Refusal> {
+    pub fn finish(mut self) -> Result<(), Failure> {
         let failed = |e: io::Error| {
-            Refusal::failed(format!(
-                "cannot rename {} to {}: {e}",
-                self.making.display(),
-                self.path.display()
-            ))
+            Failure::error(format!("cannot rename {} to {}: {e}", self.making.display(), self.path.display()))
         };
         RealDisk.sync_dir(&self.making).map_err(failed)?;
         if !self.is_inside {
@@ -191,11 +186,11 @@ impl Replacement {
     /// # Errors
     ///
     /// When the operating system refuses.
-    pub fn begin(path: &Path) -> Result<Replacement, Refusal> {
+    pub fn begin(path: &Path) -> Result<Replacement, Failure> {
         let making = path.with_extension("unfinished");
         match fs::remove_file(&making) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                Err(Refusal::failed(format!("cannot remove {}: {e}", making.display())))
+                Err(Failure::error(format!("cannot remove {}: {e}", making.display())))
             }
             _ => Ok(Replacement { path: path.to_path_buf(), making, finished: false }),
         }
@@ -211,8 +206,8 @@ impl Replacement {
     /// # Errors
     ///
     /// When the operating system refuses.
-    pub fn finish(mut self) -> Result<(), Refusal> {
-        let failed = |e: io::Error| Refusal::failed(format!("cannot replace {}: {e}", self.path.display()));
+    pub fn finish(mut self) -> Result<(), Failure> {
+        let failed = |e: io::Error| Failure::error(format!("cannot replace {}: {e}", self.path.display()));
         // The member that reads it may run as another user than whoever calls this program.
         let before = fs::metadata(&self.path).map_err(failed)?;
         let own = fs::metadata(&self.making).map_err(failed)?;

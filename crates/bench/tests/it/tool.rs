@@ -2,8 +2,8 @@
 
 use std::ffi::OsString;
 
+use cli::Io;
 use mainstay_bench::responder::Options;
-use mainstay_bench::{Io, execute};
 use serde_json::Value;
 
 use crate::served::{Directory, Served};
@@ -11,9 +11,9 @@ use crate::served::{Directory, Served};
 /// Exit code, standard output, standard error.
 pub fn call(words: &[&str]) -> (u8, String, String) {
     let args: Vec<OsString> = words.iter().map(OsString::from).collect();
-    let (mut out, mut err) = (Vec::new(), Vec::new());
-    let code = execute(&args, &[], &mut Io { out: &mut out, err: &mut err, is_terminal: false });
-    (code, String::from_utf8(out).unwrap(), String::from_utf8(err).unwrap())
+    let (io, printed) = Io::in_memory();
+    let code = mainstay_bench::run_in(&args, &io);
+    (code, printed.out(), printed.err())
 }
 
 fn against(served: &Served, words: &[&str]) -> String {

@@ -1,6 +1,16 @@
 use std::ffi::OsString;
+use std::time::Duration;
 
 use mainstay_cli::{Command, Flag, Invocation, Matches, Program, UsageError};
+
+const LIMIT: Flag<i64> = Flag::int("limit", "0", "at most so many");
+const PREFIX: Flag<bool> = Flag::bool("prefix", "all that begin so");
+const ORDER: Flag<String> = Flag::text("order", "", "ASCEND or DESCEND");
+const PEER_URLS: Flag<Vec<String>> = Flag::list("peer-urls", "", "its URLs");
+const ENDPOINTS: Flag<Vec<String>> = Flag::list("endpoints", "127.0.0.1:2379", "gRPC endpoints");
+const WRITE_OUT: Flag<String> = Flag::text("write-out", "simple", "the output `format`").short('w');
+const DIAL_TIMEOUT: Flag<Duration> = Flag::duration("dial-timeout", "2s", "time for a connection");
+const HEX: Flag<bool> = Flag::bool("hex", "bytes as hex").short('x');
 
 pub const PROGRAM: Program = Program {
     root: Command {
@@ -11,11 +21,8 @@ pub const PROGRAM: Program = Program {
                 name: "get",
                 usage: "get [options] <key>",
                 about: "Gets a key",
-                flags: &[
-                    Flag::int("limit", "0", "at most so many"),
-                    Flag::bool("prefix", "all that begin so"),
-                    Flag::text("order", "", "ASCEND or DESCEND"),
-                ],
+                flags: &[LIMIT.row(), PREFIX.row(), ORDER.row()],
+                run: Some(()),
                 group: "Key-value commands",
                 ..Command::EMPTY
             },
@@ -26,10 +33,11 @@ pub const PROGRAM: Program = Program {
                     Command {
                         name: "add",
                         about: "Adds one",
-                        flags: &[Flag::list("peer-urls", "", "its URLs")],
+                        flags: &[PEER_URLS.row()],
+                        run: Some(()),
                         ..Command::EMPTY
                     },
-                    Command { name: "list", about: "Lists them", ..Command::EMPTY },
+                    Command { name: "list", about: "Lists them", run: Some(()), ..Command::EMPTY },
                 ],
                 ..Command::EMPTY
             },
@@ -37,17 +45,13 @@ pub const PROGRAM: Program = Program {
                 name: "make-mirror",
                 about: "Mirrors",
                 example: "  etcdctl make-mirror host:2379",
+                run: Some(()),
                 ..Command::EMPTY
             },
         ],
         ..Command::EMPTY
     },
-    globals: &[
-        Flag::list("endpoints", "127.0.0.1:2379", "gRPC endpoints"),
-        Flag::text("write-out", "simple", "the output `format`").short('w'),
-        Flag::duration("dial-timeout", "2s", "time for a connection"),
-        Flag::bool("hex", "bytes as hex").short('x'),
-    ],
+    globals: &[ENDPOINTS.row(), WRITE_OUT.row(), DIAL_TIMEOUT.row(), HEX.row()],
     env_prefix: Some("ETCDCTL_"),
     env_known: &["ETCDCTL_WATCH_KEY"],
     globals_hint: "Use \"etcdctl options\" for a list of global command-line options (applies to all commands).",
@@ -61,7 +65,7 @@ fn with_env(line: &str, env: &[(&str, &str)]) -> Result<Matches, UsageError> {
     let args: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
     let env = env.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
     match PROGRAM.parse(&args, env)? {
-        Invocation::Run(matches) => Ok(matches),
+        Invocation::Run(matches, ()) | Invocation::Group(matches) => Ok(matches),
         Invocation::Help(text) => panic!("{line}: help:\n{text}"),
     }
 }
@@ -80,13 +84,13 @@ fn flags_stand_anywhere_and_in_every_form() {
     let matches = parse("--endpoints a,b get -w json k --limit=0x10 --prefix -x --endpoints c rest").unwrap();
     assert_eq!(matches.path, ["get"]);
     assert_eq!(matches.args, [b"k".to_vec(), b"rest".to_vec()]);
-    assert_eq!(matches.list("endpoints"), ["a", "b", "c"]);
-    assert_eq!((matches.text("write-out"), matches.int("limit")), ("json", 16));
-    assert!(matches.flag("prefix") && matches.flag("hex") && !matches.is_set("order"));
-    assert_eq!(parse("get -xwjson").unwrap().text("write-out"), "json");
-    assert_eq!(parse("get -w=table").unwrap().text("write-out"), "table");
-    assert!(!parse("get --prefix=false").unwrap().flag("prefix"));
-    assert_eq!(parse("get").unwrap().list("endpoints"), ["127.0.0.1:2379"]);
+    assert_eq!(matches.get(ENDPOINTS), ["a", "b", "c"]);
+    assert_eq!((matches.get(WRITE_OUT), matches.get(LIMIT)), ("json", 16));
+    assert!(matches.get(PREFIX) && matches.get(HEX) && !matches.is_given(ORDER));
+    assert_eq!(parse("get -xwjson").unwrap().get(WRITE_OUT), "json");
+    assert_eq!(parse("get -w=table").unwrap().get(WRITE_OUT), "table");
+    assert!(!parse("get --prefix=false").unwrap().get(PREFIX));
+    assert_eq!(parse("get").unwrap().get(ENDPOINTS), ["127.0.0.1:2379"]);
 }
 
 #[test]
@@ -137,8 +141,8 @@ fn the_environment_stands_for_global_flags() {
     let matches =
         with_env("get k", &[("ETCDCTL_ENDPOINTS", "x,y"), ("ETCDCTL_DIAL_TIMEOUT", "7s"), ("HOME", "/")])
             .unwrap();
-    assert_eq!(matches.list("endpoints"), ["x", "y"]);
-    assert_eq!(matches.duration("dial-timeout").as_secs(), 7);
+    assert_eq!(matches.get(ENDPOINTS), ["x", "y"]);
+    assert_eq!(matches.get(DIAL_TIMEOUT).as_secs(), 7);
     let both = with_env("get k --endpoints z", &[("ETCDCTL_ENDPOINTS", "x")]).unwrap_err();
     assert!(both.is_env && both.message.contains("\"ETCDCTL_ENDPOINTS\" is shadowed"), "{both}");
     let unknown = with_env("get k", &[("ETCDCTL_NOPE", "1"), ("ETCDCTL_WATCH_KEY", "k")]).unwrap();

@@ -8,7 +8,7 @@ fn help(line: &str) -> String {
     let args: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
     match PROGRAM.parse(&args, []).unwrap() {
         Invocation::Help(text) => text,
-        Invocation::Run(matches) => panic!("{line} runs {:?}", matches.path),
+        Invocation::Run(matches, ()) | Invocation::Group(matches) => panic!("{line} runs {:?}", matches.path),
     }
 }
 

@@ -10,7 +10,7 @@ mod table;
 use api::etcdserverpb as pb;
 use api::mvccpb::Event;
 
-use crate::failure::Failure;
+use cli::Failure;
 
 /// What `--write-out` names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

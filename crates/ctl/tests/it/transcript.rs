@@ -11,7 +11,8 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use ctl::{Input, Interruption, Output, Surroundings};
+use cli::{Input, Io, Output};
+use ctl::Interruption;
 
 use crate::fake_server::{FakeServer, Script};
 
@@ -360,16 +361,16 @@ fn run_ours(case: &Case, environment: Vec<(String, String)>) -> Run {
     let (interrupt, interruption) = tokio::sync::watch::channel(false);
     let (kept, end) = std::sync::mpsc::channel();
     let kept = case.interrupt_at.map(|_| kept);
-    let io = Surroundings {
+    let io = Io {
         input: Input::new(std::io::BufReader::new(Held(Cursor::new(case.stdin.clone()), end))),
         out: Output::new(out.clone()),
         err: Output::new(err.clone()),
         environment: environment.into_iter().map(|(key, value)| (key.into(), value.into())).collect(),
-        is_process: false,
-        interruption: Some(Interruption::from_channel(interruption)),
+        ..Io::in_memory().0
     };
+    let interruption = Some(Interruption::from_channel(interruption));
     let words: Vec<OsString> = case.words.iter().map(OsString::from).collect();
-    let running = std::thread::spawn(move || ctl::run_in(&words, &io));
+    let running = std::thread::spawn(move || ctl::run_in(&words, &io, interruption));
     if let Some(mark) = case.interrupt_at {
         wait_for(&out.0, mark);
         // A command that does not wait for it has dropped the other end.

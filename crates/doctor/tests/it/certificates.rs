@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use doctor::{Outcome, outcome};
+use crate::commands::{Outcome, outcome};
 use rcgen::{CertificateParams, KeyPair};
 use rustls::ServerConfig;
 use rustls_pki_types::PrivateKeyDer;
@@ -51,7 +51,7 @@ fn doctor(not_after: SystemTime) -> Outcome {
         });
     });
     let args = [OsString::from(format!("--endpoints=https://{address}")), OsString::from("--for=50ms")];
-    let mut outcome = outcome(&args, Vec::new());
+    let mut outcome = outcome(&args);
     drop(stop);
     server.join().unwrap();
     for text in [&mut outcome.output, &mut outcome.error] {

@@ -3,10 +3,34 @@
 use std::ffi::OsString;
 
 use api::etcdserverpb::Member;
-use doctor::{Outcome, check_outcome, outcome};
+use cli::Io;
 
 use crate::fake_member::{FakeMember, Script, no_space, ok, status, status_of};
 use crate::output::expect;
+
+/// What a command printed, and how it ended.
+#[derive(Debug)]
+pub struct Outcome {
+    pub output: String,
+    pub error: String,
+    pub code: u8,
+}
+
+fn printed(run: impl FnOnce(&Io) -> u8) -> Outcome {
+    let (io, printed) = Io::in_memory();
+    let code = run(&io);
+    Outcome { output: printed.out(), error: printed.err(), code }
+}
+
+/// Runs `doctor` with these arguments.
+pub fn outcome(args: &[OsString]) -> Outcome {
+    printed(|io| doctor::run_in(args, io))
+}
+
+/// Runs `check` with these arguments.
+fn check_outcome(args: &[OsString]) -> Outcome {
+    printed(|io| doctor::check_in(args, io))
+}
 
 fn words(words: &[String]) -> Vec<OsString> {
     words.iter().map(OsString::from).collect()
@@ -47,30 +71,30 @@ fn beside(
     outcome
 }
 
-fn doctor(change: impl FnOnce(&mut Script) + Send + 'static, flags: &[&str]) -> Outcome {
+fn examine(change: impl FnOnce(&mut Script) + Send + 'static, flags: &[&str]) -> Outcome {
     beside(change, |address| {
         // A busy machine may answer late.
         let patience = "--limit-answer=1m".to_owned();
         let mut args = vec![format!("--endpoints={address}"), "--for=50ms".to_owned(), patience];
         args.extend(flags.iter().map(|flag| (*flag).to_owned()));
-        outcome(&words(&args), Vec::new())
+        outcome(&words(&args))
     })
 }
 
 #[test]
 fn exit_codes_say_what_was_found() {
-    let healthy = doctor(|_| (), &["--only=no-leader,alarm-nospace"]);
+    let healthy = examine(|_| (), &["--only=no-leader,alarm-nospace"]);
     assert_eq!(
         (healthy.code, &*healthy.output),
         (0, "Looked at 1 member for 0 s:\n  m1 (ADDRESS): etcd 3.7.1\nNothing found, by 2 rules.\n")
     );
-    assert_eq!(doctor(|script| script.alarms = vec![no_space(0xa)], &[]).code, 5);
+    assert_eq!(examine(|script| script.alarms = vec![no_space(0xa)], &[]).code, 5);
     let large = |script: &mut Script| script.keys = vec![("k", 200_000)];
-    assert_eq!(doctor(large, &[]).code, 6);
-    assert_eq!(doctor(large, &["--skip=large-values"]).code, 0);
-    assert_eq!(doctor(large, &["--sample=0"]).code, 0);
-    assert_eq!(doctor(large, &["--limit-value-bytes=300000"]).code, 0);
-    let machine = doctor(large, &["-w", "json"]);
+    assert_eq!(examine(large, &[]).code, 6);
+    assert_eq!(examine(large, &["--skip=large-values"]).code, 0);
+    assert_eq!(examine(large, &["--sample=0"]).code, 0);
+    assert_eq!(examine(large, &["--limit-value-bytes=300000"]).code, 0);
+    let machine = examine(large, &["-w", "json"]);
     let parsed: serde_json::Value = serde_json::from_str(&machine.output).unwrap();
     assert_eq!(parsed["findings"][0]["name"], "large-values");
 }
@@ -80,8 +104,8 @@ fn help_tells_everything() {
     let text = |args: &[&str]| {
         let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
         match args.first().is_some_and(|word| word == "check") {
-            true => check_outcome(&words(&args[1..]), Vec::new()).output,
-            false => outcome(&words(&args), Vec::new()).output,
+            true => check_outcome(&words(&args[1..])).output,
+            false => outcome(&words(&args)).output,
         }
     };
     expect("help.txt", &text(&["--help"]));
@@ -94,7 +118,7 @@ fn help_tells_everything() {
 fn what_cannot_be_done_is_refused() {
     let refused = |args: &[&str]| {
         let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
-        let outcome = outcome(&words(&args), Vec::new());
+        let outcome = outcome(&words(&args));
         assert_eq!((outcome.code, &*outcome.output), (1, ""));
         outcome.error
     };
@@ -125,7 +149,7 @@ fn the_network_to_a_member_is_measured() {
                 let mut args =
                     vec!["network".to_owned(), format!("--endpoints={address}"), "--for=50ms".to_owned()];
                 args.extend(flags.iter().map(|flag| (*flag).to_owned()));
-                check_outcome(&words(&args), Vec::new())
+                check_outcome(&words(&args))
             },
         )
     };
@@ -144,7 +168,7 @@ fn the_network_to_a_member_is_measured() {
 fn a_disk_needs_a_path() {
     let disk = |args: &[&str]| {
         let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
-        check_outcome(&words(&args), Vec::new())
+        check_outcome(&words(&args))
     };
     assert!(disk(&["disk"]).error.contains("--path=DIR is missing"));
     assert!(disk(&["disk", "--path=/nonexistent"]).error.starts_with("Error: /nonexistent: "));

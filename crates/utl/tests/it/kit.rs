@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
+use cli::Io;
 use disk::{Disk, RealDisk};
 use storage::stopped::Stopped;
 
@@ -36,10 +37,9 @@ pub struct Told {
 /// Runs the tool in this process.
 pub fn utl(args: &[&str]) -> Told {
     let args: Vec<OsString> = args.iter().map(OsString::from).collect();
-    let (mut out, mut err) = (Vec::new(), Vec::new());
-    let code = utl::run_with(&args, [], &mut out, &mut err, || UNIX_EPOCH);
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
-    Told { code, out: text(out), err: text(err) }
+    let (io, printed) = Io::in_memory();
+    let code = utl::run_in(&args, &Io { clock: || UNIX_EPOCH, ..io });
+    Told { code, out: printed.out(), err: printed.err() }
 }
 
 /// Runs a command that has to succeed.

@@ -1,0 +1,33 @@
+//! `lease-keepalive`: renewals of a lease.
+
+use cli::{Command, Failure, Flag};
+
+use super::Run;
+use crate::given::{DURATION, REPEAT, SCHEDULE, THREADS, WARMUP, rate, total};
+use crate::loads::lease;
+use crate::session::Session;
+
+const TOTAL: Flag<i64> = total("Total number of lease keepalive requests");
+const RATE: Flag<i64> = rate("Maximum keepalives per second (0 is no limit)");
+
+pub(super) const LEASE_KEEPALIVE: Command<Run> = Command {
+    name: "lease-keepalive",
+    usage: "lease-keepalive",
+    about: "Benchmark lease keepalive",
+    flags: &[
+        TOTAL.row(),
+        RATE.row(),
+        DURATION.row(),
+        REPEAT.row(),
+        SCHEDULE.row(),
+        THREADS.row(),
+        WARMUP.row(),
+    ],
+    example: "  bench --clients 10 lease-keepalive --total 10000",
+    run: Some(Run::of(lease_keepalive)),
+    ..Command::EMPTY
+};
+
+fn lease_keepalive(session: &Session) -> Result<(), Failure> {
+    session.unary(&["lease-keepalive"], "%s", TOTAL, |_| Ok(lease::KeepAlive))
+}

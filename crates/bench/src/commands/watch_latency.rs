@@ -1,0 +1,67 @@
+//! `watch-latency`: the time from a put to its event.
+
+use cli::{Command, Failure, Flag};
+
+use super::Run;
+use crate::drive::{Observer as _, Plan};
+use crate::given::{connections, natural, positive, size, style};
+use crate::loads::watch::WatchLatency;
+use crate::machine;
+use crate::session::Session;
+use crate::watcher::Watcher;
+
+const KEY_SIZE: Flag<i64> = Flag::int("key-size", "32", "Key size of watch response");
+const PREVKV: Flag<bool> = Flag::bool("prevkv", "PrevKV enabled on watch requests");
+const PUT_RATE: Flag<i64> = Flag::int("put-rate", "100", "Number of keys to put per second");
+const PUT_TOTAL: Flag<i64> = Flag::int("put-total", "1000", "Total number of put requests");
+const STREAMS: Flag<i64> = Flag::int("streams", "10", "Total watch streams");
+const VAL_SIZE: Flag<i64> = Flag::int("val-size", "32", "Value size of watch response");
+const WATCHERS_PER_STREAM: Flag<i64> = Flag::int("watchers-per-stream", "10", "Total watchers per stream");
+
+pub(super) const WATCH_LATENCY: Command<Run> = Command {
+    name: "watch-latency",
+    usage: "watch-latency",
+    about: "Benchmark watch latency",
+    long: "Benchmarks the latency for watches by measuring\n\tthe latency between writing to a key and receiving \
+               the\n\tassociated watch response.",
+    flags: &[
+        KEY_SIZE.row(),
+        PREVKV.row(),
+        PUT_RATE.row(),
+        PUT_TOTAL.row(),
+        STREAMS.row(),
+        VAL_SIZE.row(),
+        WATCHERS_PER_STREAM.row(),
+    ],
+    example: "  bench watch-latency --put-rate 100",
+    run: Some(Run::of(watch_latency)),
+    ..Command::EMPTY
+};
+
+fn watch_latency(session: &Session) -> Result<(), Failure> {
+    let matches = &session.matches;
+    let load = WatchLatency {
+        streams: positive(matches, STREAMS)? as usize,
+        per_stream: positive(matches, WATCHERS_PER_STREAM)? as usize,
+        prev_kv: matches.get(PREVKV),
+        put_total: natural(matches, PUT_TOTAL)?,
+        put_rate: natural(matches, PUT_RATE)?,
+        key_bytes: size(matches, KEY_SIZE)?,
+        value_bytes: size(matches, VAL_SIZE)?,
+    };
+    let (_, conns) = connections(matches)?;
+    let target = session.target()?;
+    let before = machine::checks();
+    let mut watcher = Watcher::new(matches, &target, &Plan::default());
+    watcher.begins(0);
+    let (puts, events) = load.run(target.clone(), conns)?;
+    watcher.ends(0);
+    let style = style(matches);
+    let text = format!(
+        "\nPut summary:\n{}\nWatch events summary:\n{}",
+        session.reported("watch-latency-put", &puts, style),
+        session.reported("watch-latency-watch", &events, style)
+    );
+    let parts = [("watch-latency-put", puts), ("watch-latency-watch", events)];
+    session.write_parts(&text, &target, before, &parts, &watcher)
+}

@@ -1,0 +1,342 @@
+//! From a command line to a measurement and what is written about it.
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use cli::{Failure, Flag, Invocation, Io, Matches};
+
+use crate::ask::Asker;
+use crate::commands::{PROGRAM, Run as Command};
+use crate::drive::{Run, Schedule, Workload, measure};
+use crate::engine::calls::Target;
+use crate::given::{
+    AUTO_SYNC_INTERVAL, CSV, DURATION, ENDPOINTS, HTML, JSON, PID, REPEAT, REPORT_PERFDASH, SCHEDULE,
+    THREADS, USER, WARMUP, credentials, open_target, plan, style,
+};
+use crate::loads::watch::Measured;
+use crate::outcome::{Document, Row};
+use crate::report::{self, Style};
+use crate::samples::Series;
+use crate::watcher::Watcher;
+use crate::{html, machine, render};
+
+/// Runs the tool in this process: `args` are the words behind its name. Results go to standard output, everything else to
+/// standard error.
+pub fn run(args: &[OsString]) -> ExitCode {
+    ExitCode::from(run_in(args, &Io::of_process()))
+}
+
+/// Runs the tool with any streams and environment. Returns the exit code.
+pub fn run_in(args: &[OsString], io: &Io) -> u8 {
+    match PROGRAM.parse(args, io.text_environment()) {
+        Ok(Invocation::Help(text)) => help(io, &text),
+        Ok(Invocation::Group(matches)) => help(io, &PROGRAM.help(&matches.path)),
+        Ok(Invocation::Run(matches, command)) => {
+            let artifacts = Some(io.variable("ARTIFACTS")).filter(|path| !path.is_empty());
+            let artifacts = artifacts.map(|path| path.to_string_lossy().into_owned());
+            let session = Session { command: shown(args), artifacts, matches, io: io.clone() };
+            match session.carry_out(command) {
+                Ok(()) => 0,
+                Err(failure) => {
+                    let usage = match failure.shows_usage {
+                        true => PROGRAM.usage(&session.matches.path) + "\n",
+                        false => String::new(),
+                    };
+                    io.err.notice(format!("{failure}\n{usage}"));
+                    failure.code
+                }
+            }
+        }
+        Err(error) => {
+            io.err.notice(format!("Error: {error}\n{}\n", PROGRAM.usage(&error.path)));
+            // etcd's tool ends with -1 here.
+            255
+        }
+    }
+}
+
+fn help(io: &Io, text: &str) -> u8 {
+    // A reader that has closed standard output has read enough.
+    io.out.notice(text);
+    0
+}
+
+/// The command line, so that somebody can give it again; without what follows a user's name.
+fn shown(args: &[OsString]) -> String {
+    let mut words = vec!["mainstay bench".to_owned()];
+    let mut secret = false;
+    for arg in args {
+        let word = arg.to_string_lossy();
+        let hidden =
+            |user: &str| user.split_once(':').map_or(user.to_owned(), |(name, _)| format!("{name}:***"));
+        words.push(if secret {
+            hidden(&word)
+        } else if let Some(user) = word.strip_prefix("--user=") {
+            format!("--user={}", hidden(user))
+        } else if word.contains(|c: char| c.is_whitespace() || "'\"\\$;&|<>*?".contains(c)) {
+            format!("'{}'", word.replace('\'', "'\\''"))
+        } else {
+            word.to_string()
+        });
+        secret = word == "--user";
+    }
+    words.join(" ")
+}
+
+/// One run of one command: what it was given, and where it writes.
+pub(crate) struct Session {
+    /// The command line, as [`shown`].
+    pub(crate) command: String,
+    /// The directory of `ARTIFACTS`, for reports in perfdash's format.
+    artifacts: Option<String>,
+    pub(crate) matches: Matches,
+    pub(crate) io: Io,
+}
+
+impl Session {
+    fn carry_out(&self, command: Command) -> Result<(), Failure> {
+        let matches = &self.matches;
+        // A watch or a put with words behind it is a mistake that etcd's tool does not see; refuse it.
+        if !command.takes_words && !matches.args.is_empty() {
+            let word = matches.arg_text(0).unwrap_or_default();
+            return Err(Failure::usage(format!(
+                "{} takes no arguments, but was given {word:?}",
+                matches.path.join(" ")
+            )));
+        }
+        let pid = matches.get(PID);
+        if pid > 0 && !std::path::Path::new(&format!("/proc/{pid}")).exists() {
+            return Err(Failure::error(format!("--pid: there is no process {pid}")));
+        }
+        if let Some(flag) = command.unused.iter().find(|flag| matches.is_given(**flag)) {
+            let text = format!("{} has no use for --{}", matches.path.join(" "), flag.name);
+            return Err(Failure::usage(text));
+        }
+        if !matches.get(AUTO_SYNC_INTERVAL).is_zero() {
+            return Err(Failure::error(
+                "--auto-sync-interval: the endpoints of a measurement stay what they are; give all of them with \
+                 --endpoints",
+            ));
+        }
+        (command.run)(self)
+    }
+
+    /// Prints on standard output.
+    pub(crate) fn say(&self, text: &str) -> Result<(), Failure> {
+        self.io
+            .out
+            .write(text.as_bytes())
+            .map_err(|error| Failure::error(format!("standard output: {error}")))
+    }
+
+    /// Prints a warning on standard error.
+    pub(crate) fn warn(&self, text: &str) {
+        self.io.err.notice(format!("warning: {text}\n"));
+    }
+
+    pub(crate) fn target(&self) -> Result<Target, Failure> {
+        let mut target = open_target(&self.matches)?;
+        let user = self.matches.get(USER);
+        if !user.is_empty() {
+            let (name, password) = credentials(user, &self.io)?;
+            let token = Asker::new(target.clone())?.authenticate(&name, &password)?;
+            target.token = Some(token);
+        }
+        Ok(target)
+    }
+
+    /// Runs a load of single operations and writes about it. `names` are those of its series; `layout` has `%s` for each
+    /// one's report and `%d` for how many operations it had.
+    pub(crate) fn unary<W: Workload>(
+        &self,
+        names: &[&str],
+        layout: &str,
+        total: Flag<i64>,
+        make: impl Fn(u64) -> Result<W, Failure>,
+    ) -> Result<(), Failure> {
+        let plan = plan(&self.matches, total)?;
+        // Refused before anything is connected.
+        let mut first = Some(make(0)?);
+        let target = self.target()?;
+        let mut watch = Watcher::new(&self.matches, &target, &plan);
+        let before = machine::checks();
+        // What works for the first thread works for all.
+        let others: Vec<W> = (1..plan.threads as u64).map(&make).collect::<Result<_, _>>()?;
+        let mut others = others.into_iter();
+        let mut workloads: Vec<Option<W>> = vec![first.take()];
+        workloads.extend(std::iter::from_fn(|| others.next().map(Some)));
+        let workloads = std::cell::RefCell::new(workloads);
+        let take = |thread: usize| {
+            let taken = workloads.borrow_mut().get_mut(thread).and_then(Option::take);
+            taken.unwrap_or_else(|| unreachable!("a workload was made for each thread"))
+        };
+        let runs = measure(&plan, &target, take, &mut watch)?;
+        let mut document = self.document(&target, before);
+        for (at, name) in names.iter().enumerate() {
+            document.rows.push(Row::new(name, "", &runs, at, &watch.usages));
+        }
+        if let (Schedule::Open(rate), [row]) = (plan.schedule, document.rows.as_slice()) {
+            let warning = machine::rate_check(row, rate);
+            document.warnings.extend(warning);
+        }
+        let segment = runs.first().and_then(|run| run.generator.segment_bytes);
+        self.conclude(&mut document, &target, segment);
+        let shown = closest(&runs, document.rows.first());
+        let mut text = layout.to_owned();
+        if let Some(run) = shown {
+            for (series, name) in run.series.iter().zip(names) {
+                let mut report = report::report(style(&self.matches), series, run.elapsed);
+                if self.matches.get(REPORT_PERFDASH) {
+                    report = report::write_perfdash(name, series, run.elapsed, self.artifacts.as_deref())
+                        + &report;
+                }
+                let operations = series.count() + series.failed();
+                text = text.replacen("%d", &operations.to_string(), 1).replacen("%s", &report, 1);
+            }
+        }
+        self.write(&text, &document)
+    }
+
+    pub(crate) fn reported(&self, name: &str, measured: &Measured, style: Style) -> String {
+        let text = report::report(style, &measured.0, measured.1);
+        if self.matches.get(REPORT_PERFDASH) {
+            return report::write_perfdash(name, &measured.0, measured.1, self.artifacts.as_deref()) + &text;
+        }
+        text
+    }
+
+    pub(crate) fn document(&self, target: &Target, warnings: Vec<String>) -> Document {
+        let mut facts = machine::facts();
+        if let Ok((version, _)) = Asker::new(target.clone()).and_then(|mut asker| asker.status())
+            && !version.is_empty()
+        {
+            facts.push(("Server".to_owned(), format!("version {version}")));
+        }
+        facts.push(("Endpoints".to_owned(), self.matches.get(ENDPOINTS).join(", ")));
+        Document { command: self.command.clone(), time: now(), facts, warnings, ..Document::default() }
+    }
+
+    pub(crate) fn conclude(&self, document: &mut Document, target: &Target, segment_bytes: Option<u32>) {
+        let name = target.endpoints.first().map_or("", |endpoint| endpoint.address.as_str());
+        document.warnings.extend(machine::path_check(name, segment_bytes));
+        let more: Vec<String> = document.rows.iter().flat_map(machine::run_checks).collect();
+        document.warnings.extend(more);
+        let starved: Vec<String> = document.rows.iter().filter_map(machine::starved_check).collect();
+        document.warnings.extend(starved);
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) fn write_parts(
+        &self,
+        text: &str,
+        target: &Target,
+        warnings: Vec<String>,
+        parts: &[(&str, Measured)],
+        watcher: &Watcher,
+    ) -> Result<(), Failure> {
+        let mut document = self.document(target, warnings);
+        for (name, (series, elapsed)) in parts {
+            // What the tool used is known for all parts together: each gets its share of the time.
+            let share = (elapsed.as_secs_f64() / watcher.took.as_secs_f64().max(1e-9)).min(1.0);
+            let whole = watcher.generator;
+            let generator = crate::drive::Generator {
+                cpu: whole.cpu.mul_f64(share),
+                starved: whole.starved.mul_f64(share),
+                ..whole
+            };
+            let run =
+                Run { series: vec![series.clone()], began: SystemTime::now(), elapsed: *elapsed, generator };
+            document.rows.push(Row::new(name, "", &[run], 0, &watcher.usages));
+        }
+        self.conclude(&mut document, target, None);
+        self.write(text, &document)
+    }
+
+    pub(crate) fn write_offline(
+        &self,
+        text: &str,
+        name: &str,
+        (series, elapsed): (Series, Duration),
+    ) -> Result<(), Failure> {
+        let said = if self.matches.get(REPORT_PERFDASH) {
+            // The operation is named as the command's last word.
+            let operation = self.matches.path.last().copied().unwrap_or(name);
+            report::write_perfdash(operation, &series, elapsed, self.artifacts.as_deref())
+        } else {
+            String::new()
+        };
+        let run = Run {
+            series: vec![series],
+            began: SystemTime::now(),
+            elapsed,
+            generator: crate::drive::Generator::default(),
+        };
+        let mut document = Document {
+            command: self.command.clone(),
+            time: now(),
+            facts: machine::facts(),
+            warnings: machine::checks(),
+            ..Document::default()
+        };
+        document.rows.push(Row::new(name, "", &[run], 0, &[]));
+        self.write(&(said + text), &document)
+    }
+
+    /// Writes the text, and the files that were asked for.
+    pub(crate) fn write(&self, text: &str, document: &Document) -> Result<(), Failure> {
+        for warning in &document.warnings {
+            self.warn(warning);
+        }
+        // The text first: a file that cannot be written must not cost the measurement.
+        if self.matches.get(JSON) != "-" {
+            self.say(text)?;
+            // Whoever reads etcd's report by a program gets nothing else, unless it was asked for.
+            let ours = [DURATION.row(), REPEAT.row(), SCHEDULE.row(), THREADS.row(), WARMUP.row(), PID.row()];
+            let asked = ours.iter().any(|flag| self.matches.is_given(*flag));
+            if self.matches.path != ["compare"] && (asked || self.io.is_terminal) {
+                for row in &document.rows {
+                    self.say(&render::details(row))?;
+                }
+            }
+        }
+        for (flag, make) in
+            [(JSON, render::json as fn(&Document) -> String), (CSV, render::csv), (HTML, html::html)]
+        {
+            let file = self.matches.get(flag);
+            if file == "-" && flag.name() == JSON.name() {
+                self.say(&make(document))?;
+            } else if !file.is_empty() {
+                std::fs::write(file, make(document))
+                    .map_err(|error| Failure::error(format!("{file}: {error}")))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn closest<'a>(runs: &'a [Run], row: Option<&Row>) -> Option<&'a Run> {
+    let row = row?;
+    let apart = |at: usize| row.runs.get(at).map_or(f64::MAX, |run| (run.rate - row.median.rate).abs());
+    (0..runs.len()).min_by(|a, b| apart(*a).total_cmp(&apart(*b))).and_then(|at| runs.get(at))
+}
+
+/// The time as RFC 3339.
+pub fn now() -> String {
+    report::rfc3339(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn passwords_are_not_shown() {
+        let args = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
+        assert_eq!(shown(&args(&["--user", "root:x", "put"])), "mainstay bench --user root:*** put");
+        assert_eq!(
+            shown(&args(&["--user=root:x", "range", "a b"])),
+            "mainstay bench --user=root:*** range 'a b'"
+        );
+    }
+}

@@ -1,0 +1,188 @@
+//! Where a tool reads and writes.
+
+use std::ffi::{OsStr, OsString};
+use std::io::{self, BufRead, IsTerminal as _, Write};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
+
+/// What a tool works with besides its arguments: its streams, its environment and a clock; the process's own, or a test's.
+/// Clones share the streams.
+#[derive(Clone)]
+pub struct Io {
+    /// Standard input.
+    pub input: Input,
+    /// Standard output: data.
+    pub out: Output,
+    /// Standard error: everything else.
+    pub err: Output,
+    /// The environment variables.
+    pub environment: Vec<(OsString, OsString)>,
+    /// True if these are the process's own streams, so that a program that is started may inherit them and a terminal
+    /// may be asked for passwords.
+    pub is_process: bool,
+    /// True if standard output is a terminal.
+    pub is_terminal: bool,
+    /// Tells the time that is printed with notices.
+    pub clock: fn() -> SystemTime,
+}
+
+impl Io {
+    /// The streams, environment and clock of this process.
+    pub fn of_process() -> Io {
+        Io {
+            input: Input::new(io::BufReader::new(io::stdin())),
+            out: Output::new(io::stdout()),
+            err: Output::new(io::stderr()),
+            environment: std::env::vars_os().collect(),
+            is_process: true,
+            is_terminal: io::stdout().is_terminal(),
+            clock: SystemTime::now,
+        }
+    }
+
+    /// Streams in memory, for a test: an empty standard input and environment, and two outputs that are kept.
+    pub fn in_memory() -> (Io, Printed) {
+        let printed = Printed::default();
+        let io = Io {
+            input: Input::new(io::empty()),
+            out: Output::new(Kept(printed.out.clone())),
+            err: Output::new(Kept(printed.err.clone())),
+            environment: Vec::new(),
+            is_process: false,
+            is_terminal: false,
+            clock: SystemTime::now,
+        };
+        (io, printed)
+    }
+
+    /// The value of an environment variable; empty where it is not set.
+    pub fn variable(&self, name: &str) -> &OsStr {
+        let found = self.environment.iter().rev().find(|(key, _)| key == name);
+        found.map_or(OsStr::new(""), |(_, value)| value)
+    }
+
+    /// The environment variables whose name and value are text.
+    pub fn text_environment(&self) -> impl Iterator<Item = (String, String)> + '_ {
+        self.environment
+            .iter()
+            .filter_map(|(key, value)| Some((key.to_str()?.to_owned(), value.to_str()?.to_owned())))
+    }
+}
+
+/// What a tool printed into [`Io::in_memory`].
+#[derive(Clone, Debug, Default)]
+pub struct Printed {
+    out: Arc<Mutex<Vec<u8>>>,
+    err: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Printed {
+    /// What standard output got by now; bytes that are no text are replaced.
+    pub fn out(&self) -> String {
+        Printed::text(&self.out)
+    }
+
+    /// What standard error got by now; bytes that are no text are replaced.
+    pub fn err(&self) -> String {
+        Printed::text(&self.err)
+    }
+
+    fn text(bytes: &Mutex<Vec<u8>>) -> String {
+        String::from_utf8_lossy(&bytes.lock().unwrap_or_else(PoisonError::into_inner)).into_owned()
+    }
+}
+
+/// A writer into memory.
+struct Kept(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Kept {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Standard input, shared.
+#[derive(Clone)]
+pub struct Input(Arc<Mutex<dyn BufRead + Send>>);
+
+impl Input {
+    /// Reads from this.
+    pub fn new(reader: impl BufRead + Send + 'static) -> Input {
+        Input(Arc::new(Mutex::new(reader)))
+    }
+
+    /// The next line without its newline, or `None` at the end: also for a last line that no newline ends, which
+    /// etcdctl does not take as one.
+    ///
+    /// # Errors
+    /// Reading failed.
+    pub fn line(&self) -> io::Result<Option<Vec<u8>>> {
+        let mut line = self.rest_of_line()?;
+        Ok((line.pop() == Some(b'\n')).then_some(line))
+    }
+
+    /// All bytes up to and with the next newline, or up to the end.
+    ///
+    /// # Errors
+    /// Reading failed.
+    pub fn rest_of_line(&self) -> io::Result<Vec<u8>> {
+        let mut line = Vec::new();
+        self.locked().read_until(b'\n', &mut line)?;
+        Ok(line)
+    }
+
+    /// Everything up to the end.
+    ///
+    /// # Errors
+    /// Reading failed.
+    pub fn all(&self) -> io::Result<Vec<u8>> {
+        let mut all = Vec::new();
+        self.locked().read_to_end(&mut all)?;
+        Ok(all)
+    }
+
+    fn locked(&self) -> std::sync::MutexGuard<'_, dyn BufRead + Send + 'static> {
+        // A reader that panicked took what it took: the rest is still readable.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Standard output or error, shared. Every write is passed on at once, so that the reader of a pipe sees events as they
+/// come.
+#[derive(Clone)]
+pub struct Output(Arc<Mutex<dyn Write + Send>>);
+
+impl Output {
+    /// Writes to this.
+    pub fn new(writer: impl Write + Send + 'static) -> Output {
+        Output(Arc::new(Mutex::new(writer)))
+    }
+
+    /// Writes all of it.
+    ///
+    /// # Errors
+    /// The reader has closed the stream.
+    pub fn write(&self, bytes: &[u8]) -> io::Result<()> {
+        let mut writer = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        writer.write_all(bytes)?;
+        writer.flush()
+    }
+
+    /// Writes a line.
+    ///
+    /// # Errors
+    /// As [`Output::write`].
+    pub fn line(&self, text: impl AsRef<[u8]>) -> io::Result<()> {
+        self.write(&[text.as_ref(), b"\n"].concat())
+    }
+
+    /// Writes all of it, and ignores that the reader may have closed the stream: for notices, whose loss cannot be told
+    /// to anybody.
+    pub fn notice(&self, text: impl AsRef<[u8]>) {
+        let _ = self.write(text.as_ref());
+    }
+}

@@ -1,0 +1,77 @@
+//! `alarm`: what the members have raised.
+
+use api::etcdserverpb as pb;
+use api::etcdserverpb::alarm_request::AlarmAction;
+use cli::{Command, Failure};
+use client::Client;
+
+use super::{MAINTENANCE, Run};
+use crate::call::Call;
+use crate::printer::Answer;
+
+pub(super) const ALARM: Command<Run> = Command {
+    name: "alarm",
+    usage: "alarm <subcommand>",
+    about: "Alarm related commands. Use `etcdctl alarm --help` to see subcommands",
+    long: "Alarm related commands",
+    example: "  etcdctl alarm list",
+    subcommands: &[
+        Command {
+            name: "disarm",
+            usage: "disarm",
+            about: "Disarms all alarms",
+            example: "  # After making room\n  etcdctl alarm disarm",
+            run: Some(Run::asking(|call| Box::pin(disarm(call)))),
+            ..Command::EMPTY
+        },
+        Command {
+            name: "list",
+            usage: "list",
+            about: "Lists all alarms",
+            example: "  etcdctl alarm list",
+            run: Some(Run::asking(|call| Box::pin(list(call)))),
+            ..Command::EMPTY
+        },
+    ],
+    group: MAINTENANCE,
+    ..Command::EMPTY
+};
+
+const ALARM_PATH: &str = "/etcdserverpb.Maintenance/Alarm";
+
+pub(super) async fn list(call: &Call) -> Result<(), Failure> {
+    if !call.args().is_empty() {
+        return Err(Failure::bad_args("alarm list command accepts no arguments"));
+    }
+    let connection = call.connect().await?;
+    let answer = call.limited(alarms(&connection)).await?;
+    call.show(&Answer::Alarm(&answer))
+}
+
+/// Asks for every alarm of every member.
+pub(super) async fn alarms(connection: &Client) -> Result<pb::AlarmResponse, api::Status> {
+    connection.call(ALARM_PATH, &pb::AlarmRequest::default()).await
+}
+
+/// Takes back one alarm after the other, since a request names one; the answer shown has all of them and no header.
+pub(super) async fn disarm(call: &Call) -> Result<(), Failure> {
+    if !call.args().is_empty() {
+        return Err(Failure::bad_args("alarm disarm command accepts no arguments"));
+    }
+    let connection = call.connect().await?;
+    let disarmed = async {
+        let mut disarmed = pb::AlarmResponse::default();
+        for alarm in alarms(&connection).await?.alarms {
+            let request = pb::AlarmRequest {
+                action: AlarmAction::Deactivate as i32,
+                member_id: alarm.member_id,
+                alarm: alarm.alarm,
+            };
+            let answer: pb::AlarmResponse = connection.call(ALARM_PATH, &request).await?;
+            disarmed.alarms.extend(answer.alarms);
+        }
+        Ok::<_, api::Status>(disarmed)
+    };
+    let answer = call.limited(disarmed).await?;
+    call.show(&Answer::Alarm(&answer))
+}

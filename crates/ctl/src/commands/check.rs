@@ -1,0 +1,24 @@
+//! `check`: the group of commands that measure a cluster, and the flags they share.
+
+use cli::{Command, Flag};
+
+use super::check_datascale::DATASCALE;
+use super::check_perf::PERF;
+use super::{Run, UTILITY};
+
+pub(super) const AUTO_COMPACT: Flag<bool> =
+    Flag::bool("auto-compact", "Compact storage with last revision after test is finished.");
+
+pub(super) const AUTO_DEFRAG: Flag<bool> =
+    Flag::bool("auto-defrag", "Defragment storage after test is finished.");
+
+pub(super) const CHECK: Command<Run> = Command {
+    name: "check",
+    usage: "check <subcommand>",
+    about: "commands for checking properties of the etcd cluster. Use `etcdctl check --help` to see subcommands",
+    long: "commands for checking properties of the etcd cluster",
+    example: "  etcdctl check perf --load=m",
+    subcommands: &[DATASCALE, PERF],
+    group: UTILITY,
+    ..Command::EMPTY
+};

@@ -1,0 +1,190 @@
+//! `snapshot save`: the whole store of one member, in a file.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use api::etcdserverpb as pb;
+use cli::{Command, Failure, Progress};
+use client::Client;
+use client::shown;
+use sha2::{Digest, Sha256};
+
+use super::{MAINTENANCE, Run};
+use crate::call::{Call, utf8};
+use crate::globals::COMMAND_TIMEOUT;
+
+const SNAPSHOT_EXAMPLE: &str = "  # Save snapshot to a given file\n  etcdctl snapshot save /backup/etcd-snapshot.db\n  \n  \
+# Get snapshot from given address and save it to file\n  \
+etcdctl snapshot save --endpoints=127.0.0.1:3000 /backup/etcd-snapshot.db\n  \n  \
+# Get snapshot from given address with certificates\n  \
+etcdctl --endpoints=https://127.0.0.1:2379 --cacert=/etc/etcd/ca.crt --cert=/etc/etcd/etcd.crt \
+--key=/etc/etcd/etcd.key snapshot save /backup/etcd-snapshot.db\n  \n  \
+# Get snapshot with certain user and password\n  \
+etcdctl --user=root --password=password123 snapshot save /backup/etcd-snapshot.db\n  \n  \
+# Get snapshot from given address with timeout\n  \
+etcdctl --endpoints=https://127.0.0.1:2379 --dial-timeout=20s snapshot save /backup/etcd-snapshot.db\n  \n  \
+# Save snapshot with desirable time format\n  \
+etcdctl snapshot save /mnt/backup/etcd/backup_$(date +%Y%m%d_%H%M%S).db";
+
+pub(super) const SNAPSHOT: Command<Run> = Command {
+    name: "snapshot",
+    usage: "snapshot <subcommand>",
+    about: "Manages etcd node snapshots",
+    example: SNAPSHOT_EXAMPLE,
+    subcommands: &[Command {
+        name: "save",
+        usage: "save <filename>",
+        about: "Stores an etcd node backend snapshot to a given file",
+        example: SNAPSHOT_EXAMPLE,
+        run: Some(Run::asking(|call| Box::pin(save(call)))),
+        ..Command::EMPTY
+    }],
+    group: MAINTENANCE,
+    ..Command::EMPTY
+};
+
+/// Bytes of the checksum behind the store.
+const CHECKSUM_BYTES: usize = 32;
+
+/// The store ends at a multiple of this, in bytes, so that a file with anything else than a checksum behind it is seen
+/// by its length.
+const SECTOR_BYTES: u64 = 512;
+
+pub(super) async fn save(call: &Call) -> Result<(), Failure> {
+    let [path] = call.args() else {
+        return Err(Failure::bad_args("snapshot save expects one argument <filename>"));
+    };
+    let path = utf8(path)?;
+    let globals = call.globals().await?;
+    let interrupted = |text: String| Failure::new(Failure::INTERRUPTED, text);
+    // What is wrong with the files for TLS is told before what is wrong with the endpoints.
+    globals.settings(globals.endpoints.clone())?;
+    if globals.endpoints.len() != 1 {
+        let endpoints = globals.endpoints.join(" ");
+        return Err(interrupted(format!(
+            "snapshot must be requested to one selected node, not multiple [{endpoints}]"
+        )));
+    }
+    let connection =
+        call.connect().await.map_err(|failure| Failure { code: Failure::INTERRUPTED, ..failure })?;
+    let fetched = fetch(&connection, Path::new(&path));
+    // A snapshot takes as long as it takes, unless the flag says otherwise.
+    let version = if call.matches.is_given(COMMAND_TIMEOUT) {
+        let limit = call.matches.get(COMMAND_TIMEOUT);
+        tokio::time::timeout(limit, fetched)
+            .await
+            .unwrap_or_else(|_| Err("could not write snapshot: context deadline exceeded".to_owned()))
+    } else {
+        fetched.await
+    };
+    let version = version.map_err(interrupted)?;
+    call.line(format!("Snapshot saved at {path}"))?;
+    if !version.is_empty() {
+        call.line(format!("Server version {version}"))?;
+    }
+    Ok(())
+}
+
+/// The unfinished file; removed unless it got its name.
+struct Part {
+    path: PathBuf,
+    kept: bool,
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        if !self.kept {
+            // It may be gone, and what remains has the name of an unfinished one.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Fetches a snapshot; gives the server's version, which those before 3.6 do not tell.
+async fn fetch(connection: &Client, path: &Path) -> Result<String, String> {
+    let mut part_path = path.as_os_str().to_owned();
+    part_path.push(".part");
+    let mut part = Part { path: part_path.into(), kept: false };
+    let opened = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&part.path);
+    let mut file = opened.map_err(|error| {
+        let part = part.path.display();
+        format!("could not open {part} (open {part}: {})", reason(&error))
+    })?;
+    let mut stream = connection
+        .open_with::<_, pb::SnapshotResponse>("/etcdserverpb.Maintenance/Snapshot", &pb::SnapshotRequest {})
+        .await
+        .map_err(|status| shown(&status))?;
+    let mut progress = Progress::of_bytes("fetching snapshot", None);
+    let mut received = Received::default();
+    let mut version = None;
+    while let Some(piece) = stream.next().await.map_err(|status| match version {
+        // A refusal comes as it is, with its code.
+        None => status.to_string(),
+        Some(_) => format!("could not write snapshot: {}", shown(&status)),
+    })? {
+        file.write_all(&piece.blob)
+            .map_err(|error| format!("could not write snapshot: {}", reason(&error)))?;
+        received.take(&piece.blob);
+        progress.set_total(received.bytes + piece.remaining_bytes);
+        progress.at(received.bytes, "");
+        version.get_or_insert(piece.version);
+    }
+    progress.finish();
+    if received.bytes % SECTOR_BYTES != CHECKSUM_BYTES as u64 {
+        return Err(format!("sha256 checksum not found [bytes: {}]", received.bytes));
+    }
+    if !received.is_whole() {
+        return Err(
+            "sha256 checksum mismatch: what was received is not what the server sent; try again".to_owned()
+        );
+    }
+    synced(file, &mut part, path)?;
+    Ok(version.unwrap_or_default())
+}
+
+/// Puts the file on the disk and gives it its name, in this order.
+fn synced(file: File, part: &mut Part, path: &Path) -> Result<(), String> {
+    file.sync_all().map_err(|error| format!("could not fsync snapshot: {}", reason(&error)))?;
+    drop(file);
+    fs::rename(&part.path, path).map_err(|error| {
+        let (from, to) = (part.path.display(), path.display());
+        format!("could not rename {from} to {to} (rename {from} {to}: {})", reason(&error))
+    })?;
+    part.kept = true;
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    File::open(directory.unwrap_or(Path::new(".")))
+        .and_then(|directory| directory.sync_all())
+        .map_err(|error| format!("could not fsync the directory of {}: {}", path.display(), reason(&error)))
+}
+
+/// The words of the operating system, as Go has them.
+fn reason(error: &io::Error) -> String {
+    let text = error.to_string();
+    let words = text.split(" (os error").next().unwrap_or(&text);
+    let mut chars = words.chars();
+    chars.next().map(|first| first.to_lowercase().collect::<String>() + chars.as_str()).unwrap_or_default()
+}
+
+/// What came so far, with the last bytes held back from the hash: they are the checksum.
+#[derive(Default)]
+struct Received {
+    bytes: u64,
+    hash: Sha256,
+    tail: Vec<u8>,
+}
+
+impl Received {
+    fn take(&mut self, piece: &[u8]) {
+        self.bytes += piece.len() as u64;
+        self.tail.extend_from_slice(piece);
+        let settled = self.tail.len().saturating_sub(CHECKSUM_BYTES);
+        self.hash.update(&self.tail[..settled]);
+        self.tail.drain(..settled);
+    }
+
+    fn is_whole(&self) -> bool {
+        self.hash.clone().finalize()[..] == self.tail[..]
+    }
+}

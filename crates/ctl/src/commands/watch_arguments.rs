@@ -1,0 +1,70 @@
+//! What `watch` is asked to watch, on the command line or on a line of its interactive mode.
+
+use cli::go::quote;
+use cli::{Failure, Io, Matches};
+
+/// What to watch, and what to run at each event.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct WatchArguments {
+    /// Key and perhaps end of the range.
+    pub(super) range: Vec<Vec<u8>>,
+    /// A program with its arguments; empty for none.
+    pub(super) program: Vec<Vec<u8>>,
+}
+
+const WRONG_COUNT: &str = "bad number of arguments";
+
+/// Key and end of a range from the environment, which stand for the first arguments.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct RangeFromEnvironment {
+    pub(super) key: Vec<u8>,
+    pub(super) end: Vec<u8>,
+}
+
+impl RangeFromEnvironment {
+    /// Reads `ETCDCTL_WATCH_KEY` and `ETCDCTL_WATCH_RANGE_END`.
+    ///
+    /// # Errors
+    /// There is an end without a key.
+    pub(super) fn read(io: &Io) -> Result<RangeFromEnvironment, Failure> {
+        use std::os::unix::ffi::OsStrExt;
+        let value = |name| io.variable(name).as_bytes().to_vec();
+        let (key, end) = (value("ETCDCTL_WATCH_KEY"), value("ETCDCTL_WATCH_RANGE_END"));
+        if key.is_empty() && !end.is_empty() {
+            let end = quote(&end);
+            return Err(Failure::bad_args(format!(
+                "ETCDCTL_WATCH_KEY is empty but got ETCDCTL_WATCH_RANGE_END={end}"
+            )));
+        }
+        Ok(RangeFromEnvironment { key, end })
+    }
+
+    fn range(&self) -> Vec<Vec<u8>> {
+        let parts = [&self.key, &self.end];
+        parts.into_iter().filter(|part| !part.is_empty()).cloned().collect()
+    }
+}
+
+/// Sorts the arguments into what to watch and, behind `--`, what to run.
+///
+/// # Errors
+/// The text of etcdctl for arguments that are missing, or are there beside the environment's.
+pub(super) fn watch_arguments(
+    matches: &Matches,
+    environment: &RangeFromEnvironment,
+) -> Result<WatchArguments, String> {
+    let dash = matches.dash_at;
+    let (given, program) = matches.args.split_at(dash.unwrap_or(matches.args.len()));
+    if dash.is_some() && program.is_empty() {
+        return Err(format!("{WRONG_COUNT} (found separator --, but no commands)"));
+    }
+    let mut range = environment.range();
+    if !range.is_empty() && !given.is_empty() {
+        return Err(format!("{WRONG_COUNT} (found conflicting environment key)"));
+    }
+    range.extend_from_slice(given);
+    if range.is_empty() {
+        return Err(WRONG_COUNT.to_owned());
+    }
+    Ok(WatchArguments { range, program: program.to_vec() })
+}

@@ -1,0 +1,20 @@
+//! `version`: of the tool and of the API whose files it knows.
+
+use cli::{Command, Failure};
+
+use crate::Session;
+use crate::commands::Run;
+
+pub(crate) const VERSION: Command<Run> = Command {
+    name: "version",
+    usage: "version",
+    about: "Prints the version of etcdutl",
+    run: Some(Run(run)),
+    ..Command::EMPTY
+};
+
+fn run(session: &mut Session) -> Result<(), Failure> {
+    let version = api::API_VERSION;
+    let minor = version.rsplit_once('.').map_or(version, |(minor, _)| minor);
+    session.print(&format!("etcdutl version: {version}\nAPI version: {minor}\n"))
+}
