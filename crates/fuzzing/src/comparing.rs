@@ -1,7 +1,7 @@
 //! What members tell each other about their states.
 
+use consistency::comparison::{read_hash, read_trail, write_trail};
 use http::Response;
-use server::comparison::{read_hash, read_trail, write_trail};
 
 /// The target: a trail or an answer of any content.
 pub fn run(data: &[u8]) {

@@ -26,7 +26,7 @@ use disk::MemDisk;
 use front::TrySend;
 use peer::{Figures, SnapshotSource, Target};
 use prost::Message as _;
-use server::peer_links::{Answered, PeerLinks};
+use replica::peer_links::{Answered, PeerLinks};
 use server::stepped::{Requests, Responses, Setup, Stepped, Switches, Thresholds};
 use telemetry::logging::{Format, Level, Logger};
 

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use server::watch::fuzzing::Watched;
+use rpc::watch::fuzzing::Watched;
 
 use crate::meter::measure;
 use crate::script::{Scribe, Script};

@@ -12,11 +12,11 @@
 
 #![allow(dead_code, reason = "each file is taken whole, and only what threads meet in is used")]
 
-#[path = "../../server/src/attendance.rs"]
+#[path = "../../replica/src/attendance.rs"]
 mod attendance;
 #[path = "../../mvcc/src/epochs.rs"]
 mod epochs;
-#[path = "../../server/src/inbox.rs"]
+#[path = "../../replica/src/inbox.rs"]
 mod inbox;
 pub mod mailboxes;
 pub mod reclamation;

@@ -34,7 +34,7 @@ use client::{CallOptions, Channel};
 use config::{Config, InitialClusterState, Url};
 use disk::{Disk, Lock, RealDisk};
 use prost::Message;
-use server::joining;
+use replica::joining;
 use telemetry::logging::{Logger, Value};
 
 /// How long one call to a member may take.

@@ -8,13 +8,13 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use consensus::Fetch;
 
-use crate::core::{Ask, Parts, Thresholds};
-use crate::inbox::Inbox;
 use crate::peering::Peering;
-use crate::shared::{Limits, Published, Shared};
-use crate::transfer;
 use clock::Clock;
 use config::{Config, MetricsDetail};
+use replica::core::{Ask, Parts, Thresholds};
+use replica::inbox::Inbox;
+use replica::shared::{Limits, Published, Shared};
+use replica::transfer;
 use storage::catch_up::FETCHES_MAX;
 use storage::checkpointer::{Checkpointer, Event, Order, Surface};
 use storage::clean_shutdown::Evidence;

@@ -13,16 +13,16 @@ use front::Front;
 use peer::Peers;
 
 use crate::assembly::{Assembled, Setting, assemble};
-use crate::core::{Ask, Core, Thresholds};
-use crate::http::MetricsListener;
-use crate::inbox::Inbox;
-use crate::joining;
-use crate::monitor::Monitor;
-use crate::peer_links::PeerLinks;
-use crate::services::Services;
-use crate::shared::Shared;
 use clock::Clock;
 use config::{Config, Url};
+use consistency::monitor::Monitor;
+use replica::core::{Ask, Core, Thresholds};
+use replica::inbox::Inbox;
+use replica::joining;
+use replica::peer_links::PeerLinks;
+use replica::shared::Shared;
+use rpc::http::MetricsListener;
+use rpc::services::Services;
 use storage::catch_up;
 use storage::clean_shutdown::Evidence;
 use storage::opening::{self, LogEvents, Opening};
@@ -232,13 +232,13 @@ fn serve(
             }
         }
     }
-    if checks && let Err(why) = crate::corruption::check_initially(&shared, &logger) {
+    if checks && let Err(why) = consistency::corruption::check_initially(&shared, &logger) {
         shared.core.send(Ask::Stop);
         let _ = core.join();
         return Err(why);
     }
     shared.set_client_memory(front_options.budget.clone());
-    let counters = crate::http::FrontCounters::default();
+    let counters = rpc::http::FrontCounters::default();
     let (service_shared, service_counters, service_logger) =
         (Arc::clone(&shared), counters.clone(), Arc::clone(&logger));
     let front = front::start(

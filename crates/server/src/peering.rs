@@ -17,13 +17,13 @@ use machine::Member;
 use prost::Message as _;
 use serde_json::json;
 
-use crate::core::{Ask, LISTED_AT_ONCE, MemberChange, ReplyBody};
-use crate::shared::Shared;
-use crate::transfer::Receiver;
+use replica::core::{Ask, LISTED_AT_ONCE, MemberChange, ReplyBody};
+use replica::peer_answer::{PLAIN, answer, refused};
+use replica::shared::Shared;
+use replica::transfer::Receiver;
 use storage::block_on::block_on;
 use telemetry::logging::{Logger, Value};
 
-const PLAIN: &str = "text/plain; charset=utf-8";
 const JSON: &str = "application/json";
 const PROTOBUF: &str = "application/protobuf";
 /// etcd's limit for a body that asks about a lease.
@@ -61,23 +61,6 @@ impl Peering {
             self.logger.warn("could not receive a snapshot", &[("error", Value::Str(why))]);
         })
     }
-}
-
-/// An answer to another member.
-pub(crate) fn answer(
-    status: StatusCode,
-    content_type: &'static str,
-    body: impl Into<Bytes>,
-) -> Response<Bytes> {
-    let mut response = Response::new(body.into());
-    *response.status_mut() = status;
-    response.headers_mut().insert(http::header::CONTENT_TYPE, HeaderValue::from_static(content_type));
-    response
-}
-
-/// An error as Go's `http.Error` writes it.
-pub(crate) fn refused(status: StatusCode, text: &str) -> Response<Bytes> {
-    answer(status, PLAIN, format!("{text}\n"))
 }
 
 fn not_allowed(allowed: &'static str) -> Response<Bytes> {
@@ -191,22 +174,24 @@ async fn route(shared: Arc<Shared>, receiver: Arc<Receiver>, request: Request<By
     match (request.method(), path.as_str()) {
         (&Method::GET, "/members") => members(&shared),
         (_, "/members") => not_allowed("GET"),
-        (_, "/version") => crate::http::version(&shared, &request),
+        (_, "/version") => rpc::http::version(&shared, &request),
         (&Method::POST, "/leases" | "/leases/internal") if request.body().len() > LEASE_BODY_BYTES_MAX => {
             refused(StatusCode::BAD_REQUEST, "error reading body")
         }
         (&Method::POST, "/leases") => renew(&shared, request.into_body()).await,
         (&Method::POST, "/leases/internal") => time_to_live(&shared, request.into_body()).await,
         (_, "/leases" | "/leases/internal") => refused(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed"),
-        (&Method::GET, crate::comparison::HASH_KV) => crate::comparison::hash_kv(&shared, &request).await,
-        (_, crate::comparison::HASH_KV) => not_allowed("GET"),
+        (&Method::GET, consistency::comparison::HASH_KV) => {
+            consistency::comparison::hash_kv(&shared, &request).await
+        }
+        (_, consistency::comparison::HASH_KV) => not_allowed("GET"),
         (&Method::GET, "/downgrade/enabled") => {
             let enabled = shared.state.load().members.downgrade_target.is_some();
             answer(StatusCode::OK, PLAIN, enabled.to_string())
         }
-        (&Method::GET, crate::transfer::PATH) => receiver.holds(&request).await,
-        (&Method::GET, crate::comparison::STATE_HASHES) => {
-            crate::comparison::state_hashes(&shared, &request).await
+        (&Method::GET, replica::transfer::PATH) => receiver.holds(&request).await,
+        (&Method::GET, consistency::comparison::STATE_HASHES) => {
+            consistency::comparison::state_hashes(&shared, &request).await
         }
         (method, path) => match path.strip_prefix("/members/promote/") {
             Some(id) if method == Method::POST => promote(&shared, id).await,

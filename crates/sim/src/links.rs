@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use api::raftpb::Message;
 use bytes::Bytes;
 use peer::{Figures, SnapshotSource, Target};
-use server::peer_links::{Answered, PeerLinks};
+use replica::peer_links::{Answered, PeerLinks};
 use tokio::sync::oneshot;
 
 use crate::network::Host;

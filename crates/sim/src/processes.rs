@@ -117,7 +117,7 @@ impl World {
             config,
             disk: Arc::new(place.disk.clone()) as Arc<dyn Disk>,
             logger: Arc::new(logger),
-            links: Arc::clone(&links) as Arc<dyn server::peer_links::PeerLinks>,
+            links: Arc::clone(&links) as Arc<dyn replica::peer_links::PeerLinks>,
             clock: Arc::clone(&place.hand),
             seed: seed.rotate_left(7) ^ (at as u64) << 32 ^ life,
             segment_bytes,

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use ::http::{Request, Response};
 use bytes::Bytes;
+use consistency::comparison::{self, HashAnswer, Hashed};
 use machine::{StatePoint, StateTrail};
-use mainstay_server::comparison::{self, HashAnswer, Hashed, POINTS_MAX};
-use mainstay_server::core::{Ask, Reply, ReplyBody, Ticket};
-use mainstay_server::shared::Shared;
+use replica::core::STATE_TRAIL_POINTS_MAX as POINTS_MAX;
+use replica::core::{Ask, Reply, ReplyBody, Ticket};
+use replica::shared::Shared;
 
 use crate::http::{Given, Served, put, served};
 

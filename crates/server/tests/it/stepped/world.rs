@@ -18,10 +18,10 @@ use bytes::Bytes;
 use clock::{Clock, HandClock};
 use config::{Config, Invocation, parse};
 use disk::MemDisk;
-use mainstay_server::peer_links::{Answered, PeerLinks};
 use mainstay_server::stepped::{Beginning, Going, Setup, Stepped, Switches, Thresholds};
 use peer::{Figures, Handler as _, SnapshotSource, Target};
 use prost::Message as _;
+use replica::peer_links::{Answered, PeerLinks};
 use telemetry::logging::{Format, Level, Logger};
 use tokio::sync::oneshot;
 

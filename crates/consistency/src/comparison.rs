@@ -1,0 +1,377 @@
+//! Whether all members hold the same data: what a member tells of itself, and how answers are compared.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::{HeaderValue, Request, Response, StatusCode};
+use machine::{StatePoint, StateTrail, range};
+use mvcc::HashWalk;
+use peer::Target;
+use serde_json::{Value, json};
+
+use replica::core::{Ask, ReplyBody, STATE_TRAIL_POINTS_MAX};
+use replica::long_reads::Reader;
+use replica::peer_answer::{answer, refused};
+use replica::shared::Shared;
+use storage::kv_hash::KvHash;
+use storage::values::LogValues;
+
+/// Where a member tells the hash of its store, as etcd's do.
+pub const HASH_KV: &str = "/members/hashkv";
+/// Where a member tells the hashes of its state after its last entries.
+pub const STATE_HASHES: &str = "/mainstay/state-hashes";
+
+/// Which way of hashing the state this is: one that mixes something else is not compared with it.
+const ALGORITHM: u64 = 1;
+/// Versions hashed at a time.
+const HASHED_PER_SLICE: usize = 4096;
+
+const CLUSTER_ID: &str = "x-etcd-cluster-id";
+/// etcd's words for why there is no hash at a revision, by which members know the reason.
+const COMPACTED: &str = "mvcc: required revision has been compacted";
+const FUTURE: &str = "mvcc: required revision is a future revision";
+const OTHER_CLUSTER: &str = "cluster ID mismatch";
+
+/// A hash of everything up to a revision, as HashKV gives it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hashed {
+    /// The hash.
+    pub hash: u32,
+    /// The compact revision then.
+    pub compact_revision: i64,
+    /// The revision.
+    pub revision: i64,
+    /// The store's revision then.
+    pub current_revision: i64,
+}
+
+/// What another member answered when it was asked for its hash.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HashAnswer {
+    /// This.
+    Hashed(Hashed),
+    /// It has compacted that revision.
+    Compacted,
+    /// It has not come to that revision.
+    Future,
+    /// It belongs to another cluster.
+    OtherCluster,
+    /// Nothing that helps, and why.
+    Nothing(String),
+}
+
+fn cluster_id(shared: &Shared) -> String {
+    format!("{:x}", shared.identity.cluster_id)
+}
+
+/// Hashes the present state up to a revision; 0 is the newest. Takes a while and must not run on a thread that others
+/// wait for; `stop` ends it early.
+///
+/// # Errors
+///
+/// The words of a refusal: the revision was compacted, or is in the future.
+pub fn hash_of(shared: &Arc<Shared>, revision: i64, stop: &AtomicBool) -> Result<Hashed, String> {
+    let began = Instant::now();
+    let (state, published) = shared.read_long(Reader::Hash);
+    let values = LogValues::new(shared.values.clone());
+    let current_revision = state.moment().revision();
+    let mut walk = HashWalk::new(&published.view.snapshot(), revision)
+        .map_err(|e| range::refused(e).message.trim_start_matches("etcdserver: ").to_owned())?;
+    drop(published);
+    let (revision, compact_revision) = (walk.revision(), walk.compact_revision());
+    let mut hash = KvHash::default();
+    let mut failed = None;
+    loop {
+        let slice = state.slice().map_err(|e| e.to_string())?;
+        let done = walk.step(&slice.snapshot(), HASHED_PER_SLICE, |version| {
+            if failed.is_none() {
+                failed = hash.feed(version, &values).err();
+            }
+        });
+        if done || failed.is_some() {
+            break;
+        }
+        if stop.load(Ordering::Relaxed) {
+            return Err("stopped".to_owned());
+        }
+    }
+    if let Some(status) = failed {
+        return Err(status.message.into_owned());
+    }
+    shared.metrics.mvcc.hash_rev_duration.observe_seconds(began.elapsed());
+    Ok(Hashed { hash: hash.finish(), compact_revision, revision, current_revision })
+}
+
+/// Whether who asks says that it belongs to another cluster than this one.
+fn is_of_another(cluster: &str, request: &Request<Bytes>) -> bool {
+    let theirs = request.headers().get(CLUSTER_ID);
+    theirs.is_some_and(|id| !id.is_empty() && id.as_bytes() != cluster.as_bytes())
+}
+
+/// Answers another member that wants to compare.
+pub async fn hash_kv(shared: &Arc<Shared>, request: &Request<Bytes>) -> Response<Bytes> {
+    let cluster = cluster_id(shared);
+    if is_of_another(&cluster, request) {
+        return refused(StatusCode::PRECONDITION_FAILED, OTHER_CLUSTER);
+    }
+    let asked: Option<Value> = serde_json::from_slice(request.body()).ok();
+    let Some(asked) = asked else {
+        return refused(StatusCode::BAD_REQUEST, "error unmarshalling request");
+    };
+    let revision = asked["revision"].as_i64().unwrap_or(0);
+    let hashed = match hash_of_compaction(shared, revision).await {
+        Some(hashed) => Ok(hashed),
+        None => hash_elsewhere(shared, revision).await,
+    };
+    match hashed {
+        Ok(hashed) => {
+            let body = json!({
+                "header": { "revision": hashed.current_revision },
+                "hash": hashed.hash,
+                "compact_revision": hashed.compact_revision,
+                "hash_revision": hashed.revision,
+            });
+            let mut response = answer(StatusCode::OK, "application/json", body.to_string());
+            if let Ok(cluster) = HeaderValue::from_str(&cluster) {
+                response.headers_mut().insert(CLUSTER_ID, cluster);
+            }
+            response
+        }
+        Err(why) => refused(StatusCode::BAD_REQUEST, &why),
+    }
+}
+
+/// The hash of the compaction at exactly this revision, if it is one of the last.
+async fn hash_of_compaction(shared: &Shared, revision: i64) -> Option<Hashed> {
+    let cached = shared.compaction_hashes.at(revision)?;
+    let compact_revision = cached.compact_revision;
+    let hash = cached.wait().await?;
+    let current_revision = shared.state.load().view.snapshot().current_revision();
+    Some(Hashed { hash, compact_revision, revision, current_revision })
+}
+
+/// Hashes on a thread of its own: others wait for this one.
+async fn hash_elsewhere(shared: &Arc<Shared>, revision: i64) -> Result<Hashed, String> {
+    if !shared.threads {
+        return hash_of(shared, revision, &AtomicBool::new(false));
+    }
+    let (sender, receiver) = tokio::sync::oneshot::channel();
+    let hashing = Arc::clone(shared);
+    std::thread::Builder::new()
+        .name("hash".to_owned())
+        .spawn(move || {
+            // Whoever asked may have gone.
+            let _ = sender.send(hash_of(&hashing, revision, &AtomicBool::new(false)));
+        })
+        .map_err(|e| format!("no thread could be started: {e}"))?;
+    receiver.await.unwrap_or_else(|_| Err("the hash could not be computed".to_owned()))
+}
+
+/// Asks all other members for their hash at a revision, all at once.
+pub async fn hashes_of_others(shared: &Shared, revision: i64) -> Vec<(u64, HashAnswer)> {
+    let cluster = cluster_id(shared);
+    let body = Bytes::from(json!({ "revision": revision }).to_string());
+    let question = |_| {
+        Request::get(HASH_KV)
+            .header(http::header::CONTENT_TYPE, "application/json")
+            .header(CLUSTER_ID, cluster.as_str())
+            .body(body.clone())
+    };
+    let answers = ask_others(shared, shared.limits.request_timeout, question).await;
+    answers.into_iter().map(|(id, answer)| (id, read_hash(answer))).collect()
+}
+
+/// Reads a member's answer, which may be an etcd's.
+pub fn read_hash(answer: Result<Response<Bytes>, String>) -> HashAnswer {
+    let response = match answer {
+        Ok(response) => response,
+        Err(why) => return HashAnswer::Nothing(why),
+    };
+    let text = String::from_utf8_lossy(response.body());
+    match response.status() {
+        StatusCode::OK => {}
+        StatusCode::BAD_REQUEST if text.contains(COMPACTED) => return HashAnswer::Compacted,
+        StatusCode::BAD_REQUEST if text.contains(FUTURE) => return HashAnswer::Future,
+        StatusCode::PRECONDITION_FAILED if text.contains(OTHER_CLUSTER) => return HashAnswer::OtherCluster,
+        status => return HashAnswer::Nothing(format!("{status}: {}", text.trim_end())),
+    }
+    let Ok(told) = serde_json::from_str::<Value>(&text) else {
+        return HashAnswer::Nothing("the answer is no JSON".to_owned());
+    };
+    // Go leaves out what is 0.
+    let hash = told.get("hash").map_or(Some(0), Value::as_u64).and_then(|hash| u32::try_from(hash).ok());
+    let number = |value: &Value| if value.is_null() { Some(0) } else { value.as_i64() };
+    match (
+        hash,
+        number(&told["compact_revision"]),
+        number(&told["hash_revision"]),
+        number(&told["header"]["revision"]),
+    ) {
+        (Some(hash), Some(compact_revision), Some(revision), Some(current_revision)) => {
+            HashAnswer::Hashed(Hashed { hash, compact_revision, revision, current_revision })
+        }
+        _ => HashAnswer::Nothing("the answer is no hash".to_owned()),
+    }
+}
+
+/// Asks all other members at once, and waits for their answers.
+async fn ask_others(
+    shared: &Shared,
+    timeout: Duration,
+    question: impl Fn(u64) -> http::Result<Request<Bytes>>,
+) -> Vec<(u64, Result<Response<Bytes>, String>)> {
+    let own = shared.identity.member_id;
+    let members = Arc::clone(&shared.state.load().members);
+    let Some(peers) = shared.peers() else { return Vec::new() };
+    let open: Vec<_> = members
+        .by_id
+        .values()
+        .filter(|member| member.id != own && !member.peer_urls.is_empty())
+        .map(|member| {
+            let asked = question(member.id).map_err(|e| e.to_string());
+            (member.id, asked.map(|request| peers.request(Target::Member(member.id), request, timeout)))
+        })
+        .collect();
+    let mut answers = Vec::with_capacity(open.len());
+    for (id, asked) in open {
+        answers.push((
+            id,
+            match asked {
+                Ok(answer) => answer.await,
+                Err(why) => Err(why),
+            },
+        ));
+    }
+    answers
+}
+
+/// Answers another member with the hashes of this one's state after its last entries.
+pub async fn state_hashes(shared: &Shared, request: &Request<Bytes>) -> Response<Bytes> {
+    if is_of_another(&cluster_id(shared), request) {
+        return refused(StatusCode::PRECONDITION_FAILED, OTHER_CLUSTER);
+    }
+    let query = request.uri().query().unwrap_or_default();
+    let from = query.split('&').find_map(|pair| pair.strip_prefix("from="));
+    let Ok(from) = from.unwrap_or("0").parse::<u64>() else {
+        return refused(StatusCode::BAD_REQUEST, "from is no entry's index");
+    };
+    let reply = shared.ask(move |ticket| Ask::StateTrail(ticket, from)).await;
+    match reply.map(|reply| reply.body) {
+        Ok(ReplyBody::StateTrail(trail)) => answer(StatusCode::OK, "application/json", write_trail(&trail)),
+        _ => refused(StatusCode::SERVICE_UNAVAILABLE, "the member is stopping"),
+    }
+}
+
+/// Writes the newest points of a trail down.
+pub fn write_trail(trail: &StateTrail) -> String {
+    let newest = &trail.points[trail.points.len().saturating_sub(STATE_TRAIL_POINTS_MAX)..];
+    let mut body = String::with_capacity(64 + newest.len() * 48);
+    // Written by hand: it is asked for every other second. Writing to a string does not fail.
+    let _ =
+        write!(body, "{{\"algorithm\":{ALGORITHM},\"applied_index\":{},\"points\":[", trail.applied_index);
+    for (point, at) in newest.iter().zip(0..) {
+        let comma = if at == 0 { "" } else { "," };
+        let _ = write!(body, "{comma}[{},{},{}]", point.index, point.revision, point.hash);
+    }
+    body.push_str("]}");
+    body
+}
+
+/// Reads what [`write_trail`] wrote; `None` for anything else, and for what was hashed in another way.
+pub fn read_trail(text: &[u8]) -> Option<StateTrail> {
+    let told: Value = serde_json::from_slice(text).ok()?;
+    if told["algorithm"].as_u64()? != ALGORITHM {
+        return None;
+    }
+    let points = told["points"].as_array().filter(|points| points.len() <= STATE_TRAIL_POINTS_MAX)?;
+    let point = |point: &Value| {
+        let [index, revision, hash] = point.as_array()?.as_slice() else { return None };
+        Some(StatePoint { index: index.as_u64()?, revision: revision.as_i64()?, hash: hash.as_u64()? })
+    };
+    let points: Vec<StatePoint> = points.iter().map(point).collect::<Option<_>>()?;
+    let trail = StateTrail { applied_index: told["applied_index"].as_u64()?, points };
+    trail.points.is_sorted_by(|a, b| a.index < b.index).then_some(trail)
+}
+
+/// Asks all other members for their hashes from the entries on that `from` says, all at once; those that tell none, as
+/// etcd's members do, are left out.
+pub async fn trails_of_others(
+    shared: &Shared,
+    timeout: Duration,
+    from: impl Fn(u64) -> u64,
+) -> Vec<(u64, StateTrail)> {
+    // The address of a member may be another cluster's by mistake: that one's state is no cause for alarm.
+    let cluster = cluster_id(shared);
+    let question = |id| {
+        Request::get(format!("{STATE_HASHES}?from={}", from(id)))
+            .header(CLUSTER_ID, cluster.as_str())
+            .body(Bytes::new())
+    };
+    let answers = ask_others(shared, timeout, question).await.into_iter();
+    answers
+        .filter_map(|(id, answer)| {
+            let response = answer.ok().filter(|response| response.status() == StatusCode::OK)?;
+            Some((id, read_trail(response.body())?))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_of_etcd_are_understood() {
+        let answer = |status: u16, body: &'static str| {
+            let mut response = Response::new(Bytes::from_static(body.as_bytes()));
+            *response.status_mut() = StatusCode::from_u16(status).expect("is a status");
+            read_hash(Ok(response))
+        };
+        // As etcd 3.7.1 writes it.
+        let whole = r#"{"header":{"revision":1},"hash":1084519789,"compact_revision":-1,"hash_revision":1}"#;
+        let hashed = Hashed { hash: 1_084_519_789, compact_revision: -1, revision: 1, current_revision: 1 };
+        assert_eq!(answer(200, whole), HashAnswer::Hashed(hashed));
+        let none = r#"{"header":{},"compact_revision":2}"#;
+        let hashed = Hashed { hash: 0, compact_revision: 2, revision: 0, current_revision: 0 };
+        assert_eq!(answer(200, none), HashAnswer::Hashed(hashed));
+        assert_eq!(answer(400, "mvcc: required revision has been compacted\n"), HashAnswer::Compacted);
+        assert_eq!(answer(400, "mvcc: required revision is a future revision\n"), HashAnswer::Future);
+        assert_eq!(answer(412, "cluster ID mismatch\n"), HashAnswer::OtherCluster);
+        for (status, body) in
+            [(404, "404 page not found\n"), (400, "bad path"), (200, "ok"), (200, r#"{"hash":-1}"#)]
+        {
+            assert!(matches!(answer(status, body), HashAnswer::Nothing(_)), "{status} {body}");
+        }
+        assert_eq!(read_hash(Err("refused".to_owned())), HashAnswer::Nothing("refused".to_owned()));
+    }
+
+    #[test]
+    fn trails_are_read_back_and_bounded() {
+        let point = |index: u64| StatePoint { index, revision: index as i64 * 2, hash: u64::MAX - index };
+        let trail = StateTrail { applied_index: 9, points: [3, 5, 8].map(point).to_vec() };
+        assert_eq!(read_trail(write_trail(&trail).as_bytes()), Some(trail.clone()));
+        let nothing = StateTrail { applied_index: 9, points: Vec::new() };
+        assert_eq!(read_trail(write_trail(&nothing).as_bytes()), Some(nothing));
+
+        let long = StateTrail { applied_index: 5_000, points: (1..=5_000).map(point).collect() };
+        let read = read_trail(write_trail(&long).as_bytes()).expect("is one");
+        assert_eq!(read.points, long.points[5_000 - STATE_TRAIL_POINTS_MAX..], "the newest");
+
+        let text = write_trail(&trail);
+        for (part, other) in [
+            ("\"algorithm\":1", "\"algorithm\":2"),
+            ("\"algorithm\":1,", ""),
+            ("[3,6,", "[8,6,"),
+            ("[3,6,", "[3,"),
+            ("[3,6,", "[-3,6,"),
+            ("]}", ""),
+        ] {
+            let changed = text.replacen(part, other, 1);
+            assert_ne!(changed, text);
+            assert_eq!(read_trail(changed.as_bytes()), None, "{changed}");
+        }
+    }
+}

@@ -1,0 +1,486 @@
+//! etcd's checks that all members hold the same, by the hash of HashKV: once when a member starts, and now and then on
+//! the leader. What is compared, and whom a difference is put down to, is etcd's.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::comparison::{HashAnswer, Hashed, hash_of, hashes_of_others};
+use config::Config;
+use replica::core::{Ask, ReplyBody};
+use replica::shared::Shared;
+use storage::block_on::block_on;
+use telemetry::logging::{Logger, Value};
+
+/// Why the hash of another member was found at fault when this one started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Initial {
+    /// It is the same.
+    Same,
+    /// It differs, with the same compact revision: this is a corruption.
+    Differs,
+    /// It differs, but so do the compact revisions.
+    NotComparable,
+    /// There is none at this revision.
+    Unknown,
+}
+
+/// How another member's answer compares with this one's hash at start.
+pub fn compare_initially(own: &Hashed, answer: &HashAnswer) -> Initial {
+    match answer {
+        HashAnswer::Hashed(theirs) if theirs.hash == own.hash => Initial::Same,
+        HashAnswer::Hashed(theirs) if theirs.compact_revision == own.compact_revision => Initial::Differs,
+        HashAnswer::Hashed(_) => Initial::NotComparable,
+        _ => Initial::Unknown,
+    }
+}
+
+/// Compares the state that this member comes up with to what all others have. Takes as long as reading all values,
+/// and as long as the slowest of the others, up to a request's timeout.
+///
+/// # Errors
+///
+/// etcd's words, when a member has other data, or when the own cannot be read.
+pub fn check_initially(shared: &Arc<Shared>, logger: &Logger) -> Result<(), String> {
+    let id = shared.identity.member_id;
+    let timeout = shared.limits.request_timeout;
+    logger.info(
+        "starting initial corruption check",
+        &[("local-member-id", Value::Id(id)), ("timeout", Value::Duration(timeout))],
+    );
+    let own = hash_of(shared, 0, &AtomicBool::new(false))
+        .map_err(|why| format!("{id:x} failed to fetch hash ({why})"))?;
+    let mut mismatches = 0;
+    for (peer, answer) in block_on(hashes_of_others(shared, own.revision)) {
+        let found = compare_initially(&own, &answer);
+        let text = match (&answer, found) {
+            (_, Initial::Same) => continue,
+            (_, Initial::Differs) => "found different hash values from remote peer",
+            (_, Initial::NotComparable) => "found different compact revision values from remote peer",
+            (HashAnswer::Future, _) => "cannot fetch hash from slow remote peer",
+            (HashAnswer::Compacted, _) => "cannot fetch hash from remote peer; local member is behind",
+            (HashAnswer::OtherCluster, _) => "cluster ID mismatch",
+            _ => "failed hash kv request",
+        };
+        let mut fields = vec![
+            ("local-member-id", Value::Id(id)),
+            ("local-member-revision", Value::Int(own.revision)),
+            ("local-member-compact-revision", Value::Int(own.compact_revision)),
+            ("local-member-hash", Value::Uint(u64::from(own.hash))),
+            ("remote-peer-id", Value::Id(peer)),
+        ];
+        match &answer {
+            HashAnswer::Hashed(theirs) => fields.extend([
+                ("remote-peer-revision", Value::Int(theirs.current_revision)),
+                ("remote-peer-compact-revision", Value::Int(theirs.compact_revision)),
+                ("remote-peer-hash", Value::Uint(u64::from(theirs.hash))),
+            ]),
+            HashAnswer::Nothing(why) => fields.push(("error", Value::Str(why))),
+            _ => {}
+        }
+        logger.warn(text, &fields);
+        mismatches += usize::from(found == Initial::Differs);
+    }
+    if mismatches > 0 {
+        return Err(format!("{id:x} found data inconsistency with peers"));
+    }
+    logger.info("initial corruption checking passed; no corruption", &[("local-member-id", Value::Id(id))]);
+    Ok(())
+}
+
+/// What the leader's periodic check finds at fault, in order: the member to name, and why. etcd names the first only.
+///
+/// `first` was taken before the others were asked, `second` after a linearizable point behind their answers.
+pub fn compare_periodically(
+    leader: u64,
+    first: &Hashed,
+    second: &Hashed,
+    answers: &[(u64, HashAnswer)],
+) -> Vec<(u64, &'static str)> {
+    let mut found = Vec::new();
+    let same_moment = (first.revision, first.compact_revision) == (second.revision, second.compact_revision);
+    if same_moment && first.hash != second.hash {
+        found.push((leader, "found hash mismatch"));
+    }
+    for (id, answer) in answers {
+        let HashAnswer::Hashed(theirs) = answer else { continue };
+        if theirs.current_revision > second.current_revision {
+            found.push((*id, "revision from follower must be less than or equal to leader's"));
+        }
+        if theirs.compact_revision > second.compact_revision {
+            found.push((*id, "compact revision from follower must be less than or equal to leader's"));
+        }
+        if theirs.compact_revision == first.compact_revision && theirs.hash != first.hash {
+            found.push((*id, "same compact revision then hashes must match"));
+        }
+    }
+    found
+}
+
+/// What members that each belong to one of these groups, and hold the same as all in it, are to be named for: those
+/// outside the majority of all members; 0, for whoever it is, if no group is one. None if there is one group only.
+pub fn minority(groups: &[Vec<u64>], members: usize) -> Vec<u64> {
+    if groups.len() < 2 {
+        return Vec::new();
+    }
+    let Some(majority) = groups.iter().position(|group| group.len() > members / 2) else { return vec![0] };
+    let others = groups.iter().enumerate().filter(|(at, _)| *at != majority);
+    others.flat_map(|(_, group)| group.iter().copied()).collect()
+}
+
+/// What comparing the hashes of one compaction showed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OfCompaction {
+    /// All members have the same.
+    Same,
+    /// Those that could be compared have; so many could.
+    Incomplete(usize),
+    /// They differ: whom to name, see [`minority`].
+    Differs(Vec<u64>),
+}
+
+/// Compares the leader's hash of a compaction with the other members'.
+pub fn compare_compaction(
+    leader: u64,
+    (compact_revision, hash): (i64, u32),
+    answers: &[(u64, HashAnswer)],
+) -> OfCompaction {
+    let mut groups: Vec<(u32, Vec<u64>)> = vec![(hash, vec![leader])];
+    let mut compared = 0;
+    for (id, answer) in answers {
+        let HashAnswer::Hashed(theirs) = answer else { continue };
+        if theirs.compact_revision != compact_revision {
+            continue;
+        }
+        compared += 1;
+        match groups.iter_mut().find(|(hash, _)| *hash == theirs.hash) {
+            Some((_, group)) => group.push(*id),
+            None => groups.push((theirs.hash, vec![*id])),
+        }
+    }
+    let groups: Vec<Vec<u64>> = groups.into_iter().map(|(_, group)| group).collect();
+    if groups.len() > 1 {
+        OfCompaction::Differs(minority(&groups, answers.len() + 1))
+    } else if compared == answers.len() {
+        OfCompaction::Same
+    } else {
+        OfCompaction::Incomplete(compared)
+    }
+}
+
+/// One kind of check, and when it is next due.
+#[derive(Clone, Copy)]
+struct Timer {
+    interval: Duration,
+    due: Instant,
+}
+
+impl Timer {
+    fn new(interval: Duration, now: Instant) -> Option<Timer> {
+        let due = now.checked_add(interval)?;
+        (!interval.is_zero()).then_some(Timer { interval, due })
+    }
+
+    fn is_due(&mut self, now: Instant) -> bool {
+        let due = now >= self.due;
+        if due {
+            self.due = now.checked_add(self.interval).unwrap_or(self.due);
+        }
+        due
+    }
+}
+
+/// The leader's checks. Each runs on a thread of its own, one at a time, since it may read all there is.
+pub struct CorruptionChecks {
+    checker: Arc<Checker>,
+    periodic: Option<Timer>,
+    of_compactions: Option<Timer>,
+    running: Option<JoinHandle<()>>,
+}
+
+struct Checker {
+    shared: Arc<Shared>,
+    logger: Arc<Logger>,
+    stop: AtomicBool,
+    /// Compactions up to this revision were found the same on all members.
+    checked_through: AtomicI64,
+}
+
+impl CorruptionChecks {
+    /// Those that the configuration asks for.
+    pub fn new(
+        shared: &Arc<Shared>,
+        logger: &Arc<Logger>,
+        config: &Config,
+        now: Instant,
+    ) -> CorruptionChecks {
+        let compactions = config.feature_gates.is_on("CompactHashCheck");
+        let periodic = Timer::new(config.corrupt_check_time, now);
+        if periodic.is_some() {
+            let id = Value::Id(shared.identity.member_id);
+            let interval = Value::Duration(config.corrupt_check_time);
+            logger.info("enabled corruption checking", &[("local-member-id", id), ("interval", interval)]);
+        }
+        CorruptionChecks {
+            checker: Arc::new(Checker {
+                shared: Arc::clone(shared),
+                logger: Arc::clone(logger),
+                stop: AtomicBool::new(false),
+                checked_through: AtomicI64::new(0),
+            }),
+            periodic,
+            // No pause between two checks is no way to check.
+            of_compactions: Timer::new(config.compact_hash_check_time, now).filter(|_| compactions),
+            running: None,
+        }
+    }
+
+    /// What is due, if this member leads: the periodic check, and that of compactions.
+    fn due(&mut self, leads: bool, now: Instant) -> Option<(bool, bool)> {
+        let periodic = self.periodic.as_mut().is_some_and(|timer| timer.is_due(now));
+        let compactions = self.of_compactions.as_mut().is_some_and(|timer| timer.is_due(now));
+        (leads && (periodic || compactions)).then_some((periodic, compactions))
+    }
+
+    /// Does what is due, if this member leads, on the spot.
+    pub async fn turn_here(&mut self, leads: bool, now: Instant) {
+        if let Some((periodic, compactions)) = self.due(leads, now) {
+            self.checker.run(periodic, compactions).await;
+        }
+    }
+
+    /// Starts what is due, if this member leads. Does not block.
+    pub fn turn(&mut self, leads: bool, now: Instant) {
+        if self.running.as_ref().is_some_and(|running| !running.is_finished()) {
+            return;
+        }
+        let Some((periodic, compactions)) = self.due(leads, now) else { return };
+        let checker = Arc::clone(&self.checker);
+        let spawned = std::thread::Builder::new().name("corruption".to_owned()).spawn(move || {
+            block_on(checker.run(periodic, compactions));
+        });
+        match spawned {
+            Ok(running) => self.running = Some(running),
+            Err(why) => {
+                let fields = [("error", Value::Display(&why))];
+                self.checker.logger.warn("cannot start the thread that looks for corruption", &fields);
+            }
+        }
+    }
+
+    /// Has a check that runs end early; it is not waited for, as others may not answer it.
+    pub fn stop(&self) {
+        self.checker.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Checker {
+    async fn run(&self, periodic: bool, compactions: bool) {
+        if periodic && let Err(why) = self.check().await {
+            self.logger.warn("failed to check hash KV", &[("error", Value::Str(&why))]);
+        }
+        if compactions {
+            self.check_compactions().await;
+        }
+    }
+
+    fn name(&self, id: u64) {
+        self.shared.core.send(Ask::Corrupt(id));
+    }
+
+    async fn check(&self) -> Result<(), String> {
+        let first = hash_of(&self.shared, 0, &self.stop)?;
+        let answers = hashes_of_others(&self.shared, first.revision).await;
+        let reply = self.shared.ask(Ask::Read).await.map_err(|status| status.message.into_owned())?;
+        match reply.body {
+            ReplyBody::Readable => {}
+            ReplyBody::Outcome(Err(status), _) => return Err(status.message.into_owned()),
+            _ => return Err("the member is stopping".to_owned()),
+        }
+        let second = hash_of(&self.shared, 0, &self.stop)?;
+        let found = compare_periodically(self.shared.identity.member_id, &first, &second, &answers);
+        for (id, why) in &found {
+            let theirs = answers.iter().find_map(|(peer, answer)| match answer {
+                HashAnswer::Hashed(theirs) if peer == id => Some(theirs),
+                _ => None,
+            });
+            let mut fields = vec![
+                ("member-id", Value::Id(*id)),
+                ("revision-1", Value::Int(first.revision)),
+                ("compact-revision-1", Value::Int(first.compact_revision)),
+                ("hash-1", Value::Uint(u64::from(first.hash))),
+                ("revision-2", Value::Int(second.revision)),
+                ("compact-revision-2", Value::Int(second.compact_revision)),
+                ("hash-2", Value::Uint(u64::from(second.hash))),
+            ];
+            if let Some(theirs) = theirs {
+                fields.extend([
+                    ("follower-revision", Value::Int(theirs.current_revision)),
+                    ("follower-compact-revision", Value::Int(theirs.compact_revision)),
+                    ("follower-hash", Value::Uint(u64::from(theirs.hash))),
+                ]);
+            }
+            self.logger.warn(why, &fields);
+        }
+        if let Some((id, _)) = found.first() {
+            self.name(*id);
+        }
+        let checked = answers.iter().filter(|(_, answer)| matches!(answer, HashAnswer::Hashed(_))).count();
+        let checked = Value::Uint(checked as u64);
+        self.logger.info("finished peer corruption check", &[("number-of-peers-checked", checked)]);
+        Ok(())
+    }
+
+    /// Looks for a compaction, newest first, whose hash all members know.
+    async fn check_compactions(&self) {
+        let leader = self.shared.identity.member_id;
+        let checked_through = self.checked_through.load(Ordering::Relaxed);
+        let known = self.shared.compaction_hashes.known();
+        let mut checked = 0u64;
+        for (revision, compact_revision, hash) in known {
+            if revision <= checked_through || self.stop.load(Ordering::Relaxed) {
+                break;
+            }
+            let answers = hashes_of_others(&self.shared, revision).await;
+            if answers.is_empty() {
+                continue;
+            }
+            checked += 1;
+            let fields = |rest: &[(&'static str, u64)]| {
+                let mut fields = vec![
+                    ("leader-id", Value::Id(leader)),
+                    ("revision", Value::Int(revision)),
+                    ("compact-revision", Value::Int(compact_revision)),
+                    ("leader-hash", Value::Uint(u64::from(hash))),
+                ];
+                fields.extend(rest.iter().map(|(name, value)| (*name, Value::Uint(*value))));
+                fields
+            };
+            let peers = ("number-of-peers", answers.len() as u64);
+            match compare_compaction(leader, (compact_revision, hash), &answers) {
+                OfCompaction::Same => {
+                    self.checked_through.fetch_max(revision, Ordering::Relaxed);
+                    self.logger.info("successfully checked hash on whole cluster", &fields(&[peers]));
+                    break;
+                }
+                OfCompaction::Incomplete(compared) => {
+                    self.logger.warn(
+                        "skipped revision in compaction hash check; was not able to check all peers",
+                        &fields(&[("number-of-peers-checked", compared as u64), peers]),
+                    );
+                }
+                OfCompaction::Differs(named) => {
+                    for id in named {
+                        let mut fields = fields(&[peers]);
+                        fields.push(("member-id", Value::Id(id)));
+                        let text = if id == 0 {
+                            "Detected compaction hash mismatch but cannot identify the corrupted members"
+                        } else {
+                            "Detected compaction hash mismatch"
+                        };
+                        self.logger.error(text, &fields);
+                        self.name(id);
+                    }
+                    break;
+                }
+            }
+        }
+        let count = Value::Uint(checked);
+        self.logger.info("finished compaction hash check", &[("number-of-hashes-checked", count)]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOBODY: [u64; 0] = [];
+
+    fn hashed(hash: u32, compact_revision: i64, revision: i64) -> Hashed {
+        Hashed { hash, compact_revision, revision, current_revision: revision }
+    }
+
+    fn told(hash: u32, compact_revision: i64, revision: i64) -> HashAnswer {
+        HashAnswer::Hashed(hashed(hash, compact_revision, revision))
+    }
+
+    #[test]
+    fn at_start_only_equal_compact_revisions_count() {
+        let own = hashed(7, 3, 10);
+        for (answer, expected) in [
+            (told(7, 3, 10), Initial::Same),
+            (told(7, 4, 10), Initial::Same),
+            (told(8, 3, 10), Initial::Differs),
+            (told(8, 4, 10), Initial::NotComparable),
+            (HashAnswer::Compacted, Initial::Unknown),
+            (HashAnswer::Future, Initial::Unknown),
+            (HashAnswer::OtherCluster, Initial::Unknown),
+            (HashAnswer::Nothing(String::new()), Initial::Unknown),
+        ] {
+            assert_eq!(compare_initially(&own, &answer), expected, "{answer:?}");
+        }
+    }
+
+    #[test]
+    fn the_periodic_check_names_whom_etcd_names() {
+        let named = |first: Hashed, second: Hashed, answers: &[(u64, HashAnswer)]| {
+            let found = compare_periodically(1, &first, &second, answers);
+            found.into_iter().map(|(id, _)| id).collect::<Vec<_>>()
+        };
+        let own = hashed(7, 3, 10);
+        let same = [(2, told(7, 3, 10)), (3, HashAnswer::Future)];
+        assert_eq!(named(own, own, &same), NOBODY);
+        // The leader's own hash changed, without a write: memory, or disk.
+        assert_eq!(named(own, hashed(8, 3, 10), &same), [1]);
+        assert_eq!(named(own, hashed(8, 3, 11), &same), NOBODY, "a write came between");
+        assert_eq!(named(own, hashed(8, 4, 10), &same), NOBODY, "a compaction came between");
+        assert_eq!(named(own, own, &[(2, told(8, 3, 10)), (3, told(9, 3, 10))]), [2, 3]);
+        assert_eq!(named(own, own, &[(2, told(8, 2, 10))]), NOBODY, "another compact revision");
+        let ahead = Hashed { current_revision: 11, ..own };
+        assert_eq!(named(own, own, &[(2, HashAnswer::Hashed(ahead))]), [2]);
+        assert_eq!(
+            named(own, ahead, &[(2, HashAnswer::Hashed(ahead))]),
+            NOBODY,
+            "the leader has come to it since"
+        );
+        assert_eq!(named(own, own, &[(2, told(8, 4, 10))]), [2], "compacted what the leader has not");
+        assert_eq!(named(own, hashed(9, 4, 10), &[(2, told(8, 4, 10))]), NOBODY);
+    }
+
+    #[test]
+    fn the_minority_is_named() {
+        assert_eq!(minority(&[vec![1, 2, 3]], 3), NOBODY);
+        assert_eq!(minority(&[vec![1]], 3), NOBODY, "nobody to compare with");
+        assert_eq!(minority(&[vec![1, 2], vec![3]], 3), [3]);
+        assert_eq!(minority(&[vec![1], vec![2, 3]], 3), [1], "the leader itself");
+        assert_eq!(minority(&[vec![1], vec![2]], 3), [0], "the third could decide");
+        assert_eq!(minority(&[vec![1], vec![2]], 2), [0]);
+        assert_eq!(minority(&[vec![1, 2], vec![3, 4]], 4), [0]);
+        assert_eq!(minority(&[vec![1, 2, 5], vec![3], vec![4]], 5), [3, 4]);
+        assert_eq!(minority(&[vec![1, 2], vec![3], vec![4]], 5), [0]);
+    }
+
+    #[test]
+    fn hashes_of_compactions_are_compared_where_members_have_them() {
+        let compare = |answers: &[(u64, HashAnswer)]| compare_compaction(1, (3, 7), answers);
+        assert_eq!(compare(&[(2, told(7, 3, 10)), (3, told(7, 3, 10))]), OfCompaction::Same);
+        assert_eq!(compare(&[(2, told(7, 3, 10)), (3, HashAnswer::Compacted)]), OfCompaction::Incomplete(1));
+        // Another compact revision before: it missed a compaction, and may differ.
+        assert_eq!(compare(&[(2, told(8, 2, 10)), (3, told(7, 3, 10))]), OfCompaction::Incomplete(1));
+        assert_eq!(compare(&[(2, told(8, 3, 10)), (3, told(7, 3, 10))]), OfCompaction::Differs(vec![2]));
+        assert_eq!(compare(&[(2, told(8, 3, 10)), (3, told(8, 3, 10))]), OfCompaction::Differs(vec![1]));
+        assert_eq!(compare(&[(2, told(8, 3, 10)), (3, HashAnswer::Future)]), OfCompaction::Differs(vec![0]));
+        assert_eq!(compare(&[(2, told(8, 3, 10))]), OfCompaction::Differs(vec![0]));
+    }
+
+    #[test]
+    fn a_timer_is_due_once_an_interval() {
+        let now = Instant::now();
+        assert!(Timer::new(Duration::ZERO, now).is_none(), "never");
+        let mut timer = Timer::new(Duration::from_secs(2), now).expect("is one");
+        let at = |seconds| now + Duration::from_secs(seconds);
+        let due: Vec<bool> = [1, 2, 3, 4, 20, 21].into_iter().map(|s| timer.is_due(at(s))).collect();
+        assert_eq!(due, [false, true, false, true, true, false]);
+    }
+}

@@ -1,0 +1,280 @@
+//! The leader's continuous comparison: every other second it reads what the others' states hashed to after their last
+//! entries, and finds the first entry after which a member has come to hold something else.
+//!
+//! It raises etcd's alarm, with etcd's meaning: while CORRUPT is raised, for whichever member, no member takes writes.
+//! That is more than would be needed, since the majority is known to be sound; but clients and operators know the
+//! alarm by it. Beyond etcd, the member that is named answers no reads any more (COMPAT-20), and does not lead.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use machine::{StateTrail, TrailComparison};
+
+use crate::comparison::trails_of_others;
+use crate::corruption::minority;
+use replica::core::{Ask, ReplyBody};
+use replica::shared::Shared;
+use telemetry::logging::{Logger, Value};
+
+/// How often it compares.
+pub const INTERVAL: Duration = Duration::from_secs(2);
+/// How long the others are waited for.
+const TIMEOUT: Duration = Duration::from_secs(1);
+/// How many rounds a member may take to come to the entry that decides who differs.
+const PATIENCE_ROUNDS: u32 = 5;
+
+/// What one round of comparisons showed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Verdict {
+    /// How each member that could be compared compares with this one.
+    pub compared: Vec<(u64, TrailComparison)>,
+    /// Whom to name; 0 is for a member that cannot be told from the others.
+    pub named: Vec<u64>,
+    /// Members that will decide who it is once they have applied more.
+    pub awaited: bool,
+}
+
+/// Compares this member's trail with others'; `members` is how many there are in the cluster.
+pub fn judge(own: u64, ours: &StateTrail, others: &[(u64, StateTrail)], members: usize) -> Verdict {
+    let mut verdict = Verdict::default();
+    let mut first = u64::MAX;
+    for (id, theirs) in others {
+        let comparison = ours.compare(theirs);
+        if let TrailComparison::Different { index, .. } = comparison {
+            first = first.min(index);
+        }
+        if comparison != TrailComparison::Unknown {
+            verdict.compared.push((*id, comparison));
+        }
+    }
+    if first == u64::MAX {
+        return verdict;
+    }
+    // Who differs from this member may agree with each other.
+    let mut groups: Vec<(Option<&StateTrail>, Vec<u64>)> = vec![(None, vec![own])];
+    for ((id, comparison), theirs) in verdict.compared.iter().filter_map(|(id, comparison)| {
+        let (_, theirs) = others.iter().find(|(other, _)| other == id)?;
+        Some(((*id, *comparison), theirs))
+    }) {
+        match comparison {
+            // It has not come to where the others part.
+            TrailComparison::Same { through } if through < first => verdict.awaited = true,
+            TrailComparison::Same { .. } => groups[0].1.push(id),
+            TrailComparison::Different { .. } => {
+                let alike =
+                    |trail: &StateTrail| matches!(trail.compare(theirs), TrailComparison::Same { .. });
+                match groups.iter_mut().find(|(trail, _)| trail.is_some_and(alike)) {
+                    Some((_, group)) => group.push(id),
+                    None => groups.push((Some(theirs), vec![id])),
+                }
+            }
+            TrailComparison::Unknown => {}
+        }
+    }
+    let groups: Vec<Vec<u64>> = groups.into_iter().map(|(_, group)| group).collect();
+    verdict.named = minority(&groups, members);
+    verdict.awaited &= verdict.named == [0];
+    verdict
+}
+
+/// What the leader remembers between two rounds.
+pub struct Divergence {
+    shared: Arc<Shared>,
+    logger: Arc<Logger>,
+    /// The entry up to which each member was found the same.
+    through: BTreeMap<u64, u64>,
+    /// Where members that differ begin to, so that it is said once.
+    differing: BTreeMap<u64, u64>,
+    rounds_awaited: u32,
+}
+
+impl Divergence {
+    /// Nothing was compared yet.
+    pub fn new(shared: &Arc<Shared>, logger: &Arc<Logger>) -> Divergence {
+        Divergence {
+            shared: Arc::clone(shared),
+            logger: Arc::clone(logger),
+            through: BTreeMap::new(),
+            differing: BTreeMap::new(),
+            rounds_awaited: 0,
+        }
+    }
+
+    /// Compares once. Takes up to twice the timeout.
+    pub async fn compare(&mut self) {
+        let members = Arc::clone(&self.shared.state.load().members);
+        self.through.retain(|id, _| members.by_id.contains_key(id));
+        self.differing.retain(|id, _| members.by_id.contains_key(id));
+        if members.by_id.len() < 2 {
+            return;
+        }
+        let Some(mut verdict) = self.ask(members.by_id.len()).await else { return };
+        // A member that was found the same before and is not any more, such as one that was started again with other
+        // data: it is asked for all it knows, so that the place is found.
+        let lost = |(id, comparison): &(u64, TrailComparison)| {
+            let known = self.through.get(id).is_some_and(|through| *through > 0);
+            (known && matches!(comparison, TrailComparison::Different { at_first: true, .. })).then_some(*id)
+        };
+        let lost: Vec<u64> = verdict.compared.iter().filter_map(lost).collect();
+        if !lost.is_empty() {
+            self.through.retain(|id, _| !lost.contains(id));
+            if let Some(again) = self.ask(members.by_id.len()).await {
+                verdict = again;
+            }
+        }
+        self.follow(&verdict);
+    }
+
+    async fn ask(&self, members: usize) -> Option<Verdict> {
+        let known = |id: u64| self.through.get(&id).copied().unwrap_or(0);
+        // The others first: what is asked last is the furthest, and this member has to know what they know.
+        let others = trails_of_others(&self.shared, TIMEOUT, known).await;
+        let from = others.iter().map(|(id, _)| known(*id)).min()?;
+        let reply = self.shared.ask(move |ticket| Ask::StateTrail(ticket, from)).await;
+        let Ok(ReplyBody::StateTrail(ours)) = reply.map(|reply| reply.body) else { return None };
+        Some(judge(self.shared.identity.member_id, &ours, &others, members))
+    }
+
+    fn follow(&mut self, verdict: &Verdict) {
+        let metrics = Arc::clone(&self.shared.metrics);
+        metrics.state_hash.compared.add(verdict.compared.len() as u64);
+        for (id, comparison) in &verdict.compared {
+            match comparison {
+                TrailComparison::Same { through } => {
+                    self.through.insert(*id, *through);
+                    self.differing.remove(id);
+                }
+                TrailComparison::Different { index, revision, at_first } => {
+                    // Later rounds see the same difference, perhaps at a later entry.
+                    if self.differing.contains_key(id) {
+                        continue;
+                    }
+                    self.differing.insert(*id, *index);
+                    metrics.state_hash.differences.inc();
+                    self.logger.error(
+                        "a member's state differs from the leader's",
+                        &[
+                            ("member-id", Value::Id(*id)),
+                            ("leader-id", Value::Id(self.shared.identity.member_id)),
+                            ("entry-index", Value::Uint(*index)),
+                            ("revision", Value::Int(*revision)),
+                            ("may-have-begun-earlier", Value::Bool(*at_first)),
+                        ],
+                    );
+                }
+                TrailComparison::Unknown => {}
+            }
+        }
+        let compared = |id: &u64| verdict.compared.iter().any(|(other, _)| other == id);
+        if let Some(through) = self.through.iter().filter(|(id, _)| compared(id)).map(|(_, at)| *at).min() {
+            metrics.state_hash.index.set_u64(through);
+        }
+        self.rounds_awaited = if verdict.awaited { self.rounds_awaited + 1 } else { 0 };
+        if verdict.awaited && self.rounds_awaited < PATIENCE_ROUNDS {
+            return;
+        }
+        for id in &verdict.named {
+            self.shared.core.send(Ask::Corrupt(*id));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use api::etcdserverpb::{InternalRaftRequest, PutRequest, RequestHeader};
+    use bytes::{Bytes, BytesMut};
+    use machine::{Command, Machine, ReadError, Rules, StatePoint, Values};
+    use mvcc::Value as Stored;
+    use prost::Message as _;
+
+    fn trail(applied_index: u64, points: &[(u64, u64)]) -> StateTrail {
+        let point = |&(index, hash): &(u64, u64)| StatePoint { index, revision: index as i64 * 10, hash };
+        StateTrail { applied_index, points: points.iter().map(point).collect() }
+    }
+
+    /// The member agrees with all that are sound, up to this entry.
+    fn sound(applied_index: u64) -> StateTrail {
+        let all = [(3, 30), (5, 50), (8, 80)];
+        let points: Vec<_> = all.into_iter().filter(|(index, _)| *index <= applied_index).collect();
+        trail(applied_index, &points)
+    }
+
+    fn wrong(applied_index: u64) -> StateTrail {
+        trail(applied_index, &[(3, 30), (5, 51), (8, 81)])
+    }
+
+    fn named(others: &[(u64, StateTrail)], members: usize) -> (Vec<u64>, bool) {
+        let verdict = judge(1, &sound(9), others, members);
+        (verdict.named, verdict.awaited)
+    }
+
+    #[test]
+    fn the_minority_is_named_once_the_others_have_come_so_far() {
+        assert_eq!(named(&[(2, sound(9)), (3, sound(7))], 3), (vec![], false));
+        assert_eq!(named(&[(2, wrong(9)), (3, sound(9))], 3), (vec![2], false));
+        assert_eq!(named(&[(2, wrong(9)), (3, wrong(9))], 3), (vec![1], false), "the leader itself");
+        // The third is behind, and may go either way.
+        assert_eq!(named(&[(2, wrong(9)), (3, sound(4))], 3), (vec![0], true));
+        assert_eq!(named(&[(2, wrong(9))], 3), (vec![0], false), "the third does not answer");
+        assert_eq!(named(&[(2, wrong(9))], 2), (vec![0], false));
+        let lost = trail(30, &[(20, 1)]);
+        assert_eq!(named(&[(2, wrong(9)), (3, lost)], 3), (vec![0], false), "cannot be compared");
+        let third_way = trail(9, &[(3, 30), (5, 52)]);
+        assert_eq!(named(&[(2, wrong(9)), (3, third_way.clone())], 3), (vec![0], false));
+        let five = [(2, wrong(9)), (3, third_way), (4, sound(9)), (5, sound(5))];
+        assert_eq!(named(&five, 5), (vec![2, 3], false));
+    }
+
+    #[test]
+    fn what_differs_is_told_with_its_place() {
+        let verdict = judge(1, &sound(9), &[(2, wrong(9)), (3, sound(9))], 3);
+        let different = TrailComparison::Different { index: 5, revision: 50, at_first: false };
+        assert_eq!(verdict.compared, [(2, different), (3, TrailComparison::Same { through: 9 })]);
+    }
+
+    /// No value is read.
+    struct NoValues;
+
+    impl Values for NoValues {
+        fn read_into(&self, _: Stored, _: &mut BytesMut) -> Result<(), ReadError> {
+            unreachable!("nothing is read")
+        }
+    }
+
+    fn apply(machine: &mut Machine, index: u64, value: &'static str) {
+        let put = PutRequest { key: "k".into(), value: value.into(), ..PutRequest::default() };
+        let header = Some(RequestHeader { id: index, ..RequestHeader::default() });
+        let request = InternalRaftRequest { header, put: Some(put), ..InternalRaftRequest::default() };
+        let data = Bytes::from(request.encode_to_vec());
+        let location = mvcc::Location { segment: 1, offset: 64 };
+        let command = Command { index, term: 1, data: &data, location };
+        machine.apply(command, &NoValues, false).expect("applies").outcome.expect("is put");
+    }
+
+    #[test]
+    fn a_planted_divergence_is_named_with_its_revision() {
+        let mut machines: Vec<Machine> = (0..3).map(|_| Machine::new(Rules { learners_max: 1 })).collect();
+        for index in 1..=20 {
+            for (machine, member) in machines.iter_mut().zip(1..) {
+                // One member's disk gives another value than was written.
+                apply(machine, index, if (member, index) == (2, 12) { "x" } else { "v" });
+            }
+        }
+        let ours = machines[0].state_trail(0);
+        let told = |machine: &Machine, from| {
+            let text = crate::comparison::write_trail(&machine.state_trail(from));
+            crate::comparison::read_trail(text.as_bytes()).expect("is a trail")
+        };
+        let others = [(2, told(&machines[1], 0)), (3, told(&machines[2], 7))];
+        let verdict = judge(1, &ours, &others, 3);
+        assert_eq!(verdict.named, [2]);
+        let different = TrailComparison::Different { index: 12, revision: 13, at_first: false };
+        assert_eq!(verdict.compared, [(2, different), (3, TrailComparison::Same { through: 20 })]);
+        // Only the end is told: it still differs, though where it began is lost.
+        let verdict = judge(1, &ours, &[(2, told(&machines[1], 18)), (3, told(&machines[2], 18))], 3);
+        let different = TrailComparison::Different { index: 18, revision: 19, at_first: true };
+        assert_eq!((verdict.compared[0].1, verdict.named), (different, vec![2]));
+    }
+}

@@ -1,0 +1,61 @@
+//! Which shards serve watches, and what these have been told: so that the core wakes nobody in vain, and removes
+//! nothing that a watch has not seen.
+//!
+//! The `interleaving` crate runs this file under a model of the memory.
+
+use crate::sync::{AtomicI64, AtomicUsize, Ordering, fence};
+
+/// One entry for each shard.
+pub struct Attendance {
+    /// How many watches the shard serves.
+    watches: Vec<AtomicUsize>,
+    /// The revision that they have been told of.
+    seen: Vec<AtomicI64>,
+}
+
+impl Attendance {
+    /// Shards that serve no watches yet.
+    pub fn new(shards: usize) -> Attendance {
+        Attendance {
+            watches: (0..shards).map(|_| AtomicUsize::new(0)).collect(),
+            seen: (0..shards).map(|_| AtomicI64::new(0)).collect(),
+        }
+    }
+
+    /// Counts a watch, before its shard looks at the state: then either the core sees the count and wakes this shard
+    /// for what it publishes next, or this shard sees what was published.
+    pub fn watch_begins(&self, shard: usize) {
+        self.watches[shard].fetch_add(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    /// It is gone, or nothing will happen to it any more.
+    pub fn watch_ends(&self, shard: usize) {
+        self.watches[shard].fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// How many watches a shard serves.
+    pub fn watches(&self, shard: usize) -> usize {
+        self.watches[shard].load(Ordering::Relaxed)
+    }
+
+    /// Whether a shard has to hear of the state just published.
+    pub fn is_watched(&self, shard: usize) -> bool {
+        // The counterpart of the fence in `watch_begins`, whatever the state is published with.
+        fence(Ordering::SeqCst);
+        self.watches[shard].load(Ordering::SeqCst) > 0
+    }
+
+    /// A shard's watches have been told of everything up to this revision.
+    pub fn saw(&self, shard: usize, revision: i64) {
+        self.seen[shard].store(revision, Ordering::Release);
+    }
+
+    /// Whether all watches, on whatever shard, have been told of everything up to this revision.
+    pub fn all_saw(&self, revision: i64) -> bool {
+        let told = |(watches, seen): (&AtomicUsize, &AtomicI64)| {
+            watches.load(Ordering::SeqCst) == 0 || seen.load(Ordering::Acquire) >= revision
+        };
+        self.watches.iter().zip(&self.seen).all(told)
+    }
+}

@@ -1,0 +1,865 @@
+//! The core's loop.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use api::etcdserverpb::{CompactionRequest, InternalRaftRequest};
+use api::{Status, raftpb};
+use consensus::{Effects, EntryKind, Event, Fetch, Node, Request, Role};
+use log::{Batch, Log, LogEvent, Space, Synced};
+use machine::{Alarms, AsOf, Machine, Members, Outcome};
+use mvcc::{Location, View};
+use planted::Bug;
+use slab::Slab;
+use tokio::sync::oneshot;
+
+use super::alarms::NospaceAlarm;
+use super::apply::Applying;
+use super::compactor::Compactor;
+use super::gathering::Gathering;
+use super::install::Install;
+use super::leases::{LeaseTime, Noting};
+use super::meters::Meters;
+use super::parked::Parked;
+use super::pressure::Pressure;
+use super::proposals::{Open, Proposal, Waiter};
+use super::reads::{Reads, Want};
+use super::room::Room;
+use super::space::{Checkpoints, Thresholds};
+use super::{Ask, MemberChange, OUTSIDE, Reply, ReplyBody, Ticket};
+use crate::arrivals::Charge;
+use crate::expiry::Expiry;
+use crate::fold::FoldMap;
+use crate::long_reads::Reader;
+use crate::shared::{Published, Shared};
+use config::Config;
+use storage::checkpointer::Order;
+use storage::compaction_hash::Job;
+use storage::nospace::Cause;
+use storage::values::LogValues;
+use telemetry::logging::{Logger, Value};
+
+/// How long a stop waits for what is under way.
+pub(super) const STOP_PATIENCE: Duration = Duration::from_secs(5);
+/// Outcomes of one batch for which memory is kept between batches.
+const OUTCOMES_KEPT_MAX: usize = 4096;
+/// How long after a start the first election timeout may be shortened.
+const ADVANCE_PATIENCE: Duration = Duration::from_secs(5);
+/// What boot made for the core.
+pub struct Parts {
+    /// What it shares with the other threads.
+    pub shared: Arc<Shared>,
+    /// Where it writes what an operator should know.
+    pub logger: Arc<Logger>,
+    /// The configuration.
+    pub config: Config,
+    /// The raft node, restored.
+    pub node: Node,
+    /// The state, restored.
+    pub machine: Machine,
+    /// The log, open.
+    pub log: Log,
+    /// Where the entries that were read at start lie.
+    pub locations: VecDeque<(u64, log::Location)>,
+    /// The checkpointer.
+    pub orders: SyncSender<Order>,
+    /// Whoever computes the hashes of compactions.
+    pub hash_jobs: SyncSender<Job>,
+    /// The attributes this member should have: its name and client URLs.
+    pub attributes: (String, Vec<String>),
+    /// Bytes of the checkpoint's files.
+    pub checkpoint_bytes: u64,
+    /// Reads entries that have left memory, for followers that lag.
+    pub fetches: SyncSender<Fetch>,
+    /// Members that are there already, as far as this member's own log does not say so.
+    pub remotes: Vec<(u64, Vec<String>)>,
+    /// The terms of the entries that the checkpoint has.
+    pub terms: Vec<(u64, u64)>,
+    /// When checkpoints are due.
+    pub thresholds: Thresholds,
+    /// What raised this member's NOSPACE alarm, if it is raised and known.
+    pub cause: Cause,
+    /// Told once this member may serve clients.
+    pub ready: SyncSender<()>,
+}
+
+/// The result of an entry that somebody waits for, to be answered once its state is published.
+pub(super) struct Answerable {
+    pub waiter: Waiter,
+    pub outcome: Result<Outcome, Status>,
+    /// What the answer holds is read in this state.
+    pub state: Option<Box<AsOf>>,
+    pub revision: i64,
+    pub raft_term: u64,
+}
+
+const _: () = assert!(size_of::<Answerable>() <= 128);
+
+/// The core.
+pub struct Core {
+    pub(super) shared: Arc<Shared>,
+    pub(super) logger: Arc<Logger>,
+    pub(super) machine: Machine,
+    pub(super) expiry: Expiry,
+    pub(super) lease_time: LeaseTime,
+    /// Clocks that run no more, to be forgotten in slices.
+    pub(super) forgotten_clocks: Vec<Expiry>,
+    pub(super) revokes_open: usize,
+    /// How many leases may still be revoked before the next tick.
+    pub(super) revokes_allowed: usize,
+    /// Times left that are being noted.
+    pub(super) noting: Option<Noting>,
+    /// Whether this member, which is to stop, has handed leadership over or has nobody to hand it to.
+    pub(super) handed_over: bool,
+    pub(super) next_note: Instant,
+    pub(super) config: Config,
+    pub(super) node: Node,
+    pub(super) log: Log,
+    pub(super) entries: log::Entries,
+    pub(super) values: LogValues,
+    pub(super) fetches: SyncSender<Fetch>,
+    pub(super) orders: SyncSender<Order>,
+    hash_jobs: SyncSender<Job>,
+    /// Entries up to here were in the log at start.
+    pub(super) replayed_through: u64,
+    /// The compact revision.
+    pub(super) compacted: i64,
+    /// Compactions that are not published yet: the compact revision before, and the one they set.
+    pub(super) compactions: Vec<(i64, i64)>,
+    pub(super) attributes: (String, Vec<String>),
+    /// Whether this member has made itself known since it was started, and when it last tried.
+    pub(super) attributes_known: bool,
+    pub(super) attributes_proposed: Option<Instant>,
+    /// Who waits for which entry, by the id in it, and since when.
+    pub(super) waiting: FoldMap<u64, Open>,
+    /// Bytes of the clients' commands among them.
+    pub(super) open_bytes: usize,
+    pub(super) next_sweep: Instant,
+    pub(super) meters: Meters,
+    pub(super) gathered: Vec<Proposal>,
+    /// What other members have handed on to this one, which leads.
+    pub(super) handed_on: Vec<(raftpb::Message, Charge)>,
+    /// Whether some of them wait for the log to have room, or for a leader.
+    pub(super) held_back: bool,
+    /// Whether that is for want of room, and not of a leader.
+    pub(super) held_for_room: bool,
+    pub(super) gathering: Gathering,
+    pub(super) pressure: Pressure,
+    pub(super) reads: Reads,
+    /// Who waits to hear that a lease whose time was up is gone, and since when.
+    pub(super) renewals_of_expired: BTreeMap<i64, Vec<(Ticket, Instant)>>,
+    /// Changes of the members that wait, and the one under way.
+    pub(super) changes: VecDeque<(Ticket, MemberChange, Instant)>,
+    pub(super) change_open: Option<u64>,
+    /// Proposals of other members to remove this one, which leads, and since when they wait.
+    pub(super) departures: VecDeque<(raftpb::Message, Instant)>,
+    /// When this leader, which is to be removed, last began to hand over.
+    pub(super) departure_tried: Option<Instant>,
+    pub(super) member_outcomes: Vec<(Ticket, Result<(), Status>, u64)>,
+    /// When to end, since this member was removed from the cluster.
+    pub(super) removed_at: Option<Instant>,
+    /// Who waits for another member to lead.
+    pub(super) moves: Vec<(Ticket, u64, Instant)>,
+    pub(super) leader: u64,
+    pub(super) disk_stalled: bool,
+    pub(super) stepping_down: Option<Instant>,
+    pub(super) advance_until: Option<Instant>,
+    /// The term whose leader's process has ended.
+    pub(super) ended_term: u64,
+    pub(super) next_look: Instant,
+    pub(super) remotes: Vec<(u64, Vec<String>)>,
+    /// The terms of the entries applied, as far back as the log goes.
+    pub(super) terms: Vec<(u64, u64)>,
+    /// Members that need the whole state.
+    pub(super) snapshots_wanted: Vec<raftpb::Message>,
+    pub(super) install: Install,
+    /// Who asked from outside the shards.
+    outside: Slab<oneshot::Sender<Reply>>,
+    /// What is committed and not applied yet.
+    pub(super) applying: Applying,
+    /// What is asked for and cannot be answered amid an entry.
+    pub(super) deferred: Vec<Ask>,
+    /// Where entries that are not yet applied lie.
+    pub(super) locations: VecDeque<(u64, log::Location)>,
+    pub(super) outcomes: Vec<Answerable>,
+    /// Keeps readable what these name: one reader for all of a turn.
+    pub(super) as_applied: Option<AsOf>,
+    pub(super) replies: Vec<Vec<Reply>>,
+    /// Answers to compactions that wait for the removal.
+    pub(super) removal_waiters: Vec<Reply>,
+    pub(super) image_waiters: Vec<Ticket>,
+    pub(super) removing: bool,
+    pub(super) next_removal: Instant,
+    /// Changes above this revision are all still there.
+    pub(super) removed_through: i64,
+    /// The revision of the last compaction's publication: its removal begins once all watches have come so far.
+    pub(super) removal_after: i64,
+    pub(super) removal_asked: Instant,
+    compactor: Compactor,
+    pub(super) room: Room,
+    pub(super) nospace: NospaceAlarm,
+    pub(super) leads: bool,
+    /// The term in which it does, if it does.
+    pub(super) led_term: u64,
+    /// Whether an entry of the own term has been applied while leading.
+    pub(super) settled: bool,
+    pub(super) next_tick: Instant,
+    pub(super) applied_since: bool,
+    pub(super) thresholds: Thresholds,
+    pub(super) checkpoint: Checkpoints,
+    pub(super) views: VecDeque<(u64, Weak<View>)>,
+    pub(super) published: u64,
+    /// Segments that nothing durable refers to, deleted once the views published before that are gone.
+    pub(super) doomed: Vec<(u64, u32)>,
+    /// Values being moved, and where they lay.
+    pub(super) moving: HashMap<(i64, u32), Location>,
+    pub(super) mover: Option<SyncSender<()>>,
+    pub(super) alarms: Arc<Alarms>,
+    pub(super) members: Arc<Members>,
+    pub(super) stopping: Option<Instant>,
+    /// Why this member is out of service, if it is.
+    pub(super) parked: Option<Parked>,
+    ready: Option<SyncSender<()>>,
+}
+
+impl Core {
+    /// Puts a core together.
+    pub fn new(parts: Parts) -> Core {
+        let now = parts.shared.clock.now();
+        let shards = parts.shared.shards.len();
+        let applied = parts.machine.applied_index;
+        let compacted = parts.machine.store.compact_revision();
+        let advances = parts.config.initial_election_tick_advance;
+        let room = Room::new(now, &parts.log);
+        let nospace = NospaceAlarm::new(parts.shared.identity.member_id, parts.cause);
+        Core {
+            values: LogValues::fetched_by(&parts.shared.readers, parts.shared.values.clone()),
+            applying: Applying::new(&parts.shared.core),
+            deferred: Vec::new(),
+            entries: parts.log.entries(),
+            fetches: parts.fetches,
+            logger: parts.logger,
+            expiry: Expiry::new(now),
+            lease_time: LeaseTime::new(now),
+            forgotten_clocks: Vec::new(),
+            revokes_open: 0,
+            revokes_allowed: 0,
+            noting: None,
+            handed_over: false,
+            next_note: now + Duration::from_secs(60),
+            compactor: Compactor::new(parts.config.auto_compaction, now),
+            alarms: Arc::new(parts.machine.alarms.clone()),
+            members: Arc::new(parts.machine.members.clone()),
+            machine: parts.machine,
+            config: parts.config,
+            node: parts.node,
+            log: parts.log,
+            orders: parts.orders,
+            hash_jobs: parts.hash_jobs,
+            replayed_through: parts.locations.back().map_or(0, |(index, _)| *index),
+            compacted,
+            compactions: Vec::new(),
+            attributes: parts.attributes,
+            attributes_known: false,
+            attributes_proposed: None,
+            open_bytes: 0,
+            next_sweep: now,
+            reads: Reads::default(),
+            renewals_of_expired: BTreeMap::new(),
+            changes: VecDeque::new(),
+            change_open: None,
+            departures: VecDeque::new(),
+            departure_tried: None,
+            member_outcomes: Vec::new(),
+            removed_at: None,
+            moves: Vec::new(),
+            leader: 0,
+            disk_stalled: false,
+            stepping_down: None,
+            advance_until: advances.then(|| now + ADVANCE_PATIENCE),
+            ended_term: 0,
+            next_look: now,
+            remotes: parts.remotes,
+            terms: parts.terms,
+            snapshots_wanted: Vec::new(),
+            install: Install::default(),
+            outside: Slab::new(),
+            waiting: FoldMap::default(),
+            meters: Meters::new(Arc::clone(&parts.shared.metrics)),
+            gathered: Vec::new(),
+            handed_on: Vec::new(),
+            held_back: false,
+            held_for_room: false,
+            gathering: Gathering::new(now),
+            pressure: if parts.shared.threads { Pressure::here(now) } else { Pressure::none(now) },
+            locations: parts.locations,
+            outcomes: Vec::new(),
+            as_applied: None,
+            // The last is for those who ask from outside the shards.
+            replies: (0..=shards).map(|_| Vec::new()).collect(),
+            removal_waiters: Vec::new(),
+            image_waiters: Vec::new(),
+            // A compaction that was cut short by a crash goes on.
+            removing: true,
+            next_removal: now,
+            removed_through: compacted,
+            removal_after: 0,
+            removal_asked: now,
+            room,
+            nospace,
+            leads: false,
+            led_term: 0,
+            settled: false,
+            next_tick: now,
+            applied_since: true,
+            thresholds: parts.thresholds,
+            checkpoint: Checkpoints {
+                busy: false,
+                empty_segments: Vec::new(),
+                emptied: BTreeSet::new(),
+                emptying: BTreeSet::new(),
+                whole_wanted: false,
+                frees_at: None,
+                frees: false,
+                applied_index: applied,
+                entries_since: 0,
+                log_bytes_at: 0,
+                at: now,
+                bytes: parts.checkpoint_bytes,
+            },
+            views: VecDeque::new(),
+            published: 0,
+            doomed: Vec::new(),
+            moving: HashMap::new(),
+            mover: None,
+            stopping: None,
+            parked: None,
+            ready: Some(parts.ready),
+            shared: parts.shared,
+        }
+    }
+
+    /// Runs until it is told to stop.
+    ///
+    /// # Errors
+    ///
+    /// When the member cannot go on: the disk failed, or an entry cannot be applied. Nothing was acknowledged that is
+    /// not on disk.
+    pub fn run(mut self) -> Result<(), String> {
+        let shared = Arc::clone(&self.shared);
+        shared.core.receive_here();
+        let mut asks = Vec::new();
+        self.begin();
+        let outcome = loop {
+            let (patience, wanted) = self.before_sleep();
+            shared.core.drain(&mut asks, patience, wanted);
+            let now = shared.clock.now();
+            match self.turn(&mut asks, now) {
+                Ok(false) => {}
+                Ok(true) => break Ok(()),
+                Err(why) => break Err(why),
+            }
+        };
+        let _ = self.orders.send(Order::Stop);
+        shared.core.close();
+        outcome
+    }
+
+    /// Before the first turn.
+    pub fn begin(&mut self) {
+        self.tell_members();
+    }
+
+    /// To be asked between two turns: how long to sleep, and how many asks are worth waking for.
+    pub fn before_sleep(&self) -> (Duration, usize) {
+        self.shared.set_wakes_for_reads(self.reads.is_idle());
+        self.patience()
+    }
+
+    /// Whether the log, driven by hand, has something to do.
+    pub fn log_wants_turn(&self) -> bool {
+        self.log.wants_turn()
+    }
+
+    /// Has the log, driven by hand, do all it has to do.
+    pub fn log_turn(&mut self, batches_max: usize) {
+        self.log.turn_of(batches_max);
+    }
+
+    /// One turn: takes these asks, and does all that follows and that is due. Whether the core has come to its end.
+    pub fn turn(&mut self, asks: &mut Vec<Ask>, now: Instant) -> Result<bool, String> {
+        if self.parked.is_some() {
+            return self.parked_turn(asks, now);
+        }
+        self.applying.left = self.thresholds.applied_per_turn;
+        planted::begin(planted::Measure::Applied);
+        if self.machine.is_whole() {
+            for ask in std::mem::take(&mut self.deferred) {
+                match ask {
+                    // Its round is confirmed and applied; amid the next entry there may be another.
+                    Ask::TimeToLive(ticket, id, keys) if self.leads && self.settled => {
+                        self.time_to_live(ticket, id, keys, now);
+                    }
+                    ask => self.take(ask, now)?,
+                }
+            }
+        }
+        for ask in asks.drain(..) {
+            self.take(ask, now)?;
+        }
+        self.room.retry(&mut self.log)?;
+        self.propose_gathered(now);
+        self.hold_departures(now);
+        self.propose_change(now);
+        self.start_round(now);
+        self.tick(now)?;
+        self.lease_slices(now);
+        self.carry_out(now)?;
+        self.finish_rounds(now);
+        self.look_at_lease_time(now);
+        self.remove_slice(now);
+        // From here on the newest view and the state are of one moment, but for an entry that is half-way.
+        self.publish();
+        self.answer();
+        if self.parked.is_some() {
+            return Ok(false);
+        }
+        // A state that was replaced goes before the checkpointer begins with the new one's checkpoint.
+        self.release_discarded();
+        self.order_checkpoint(now);
+        self.release_doomed();
+        if self.has_left(now) {
+            return Ok(true);
+        }
+        Ok(self.stopping.is_some_and(|since| {
+            let idle = self.waiting.is_empty() && self.handed_over && self.node.transferring().is_none();
+            idle || now.saturating_duration_since(since) > STOP_PATIENCE
+        }))
+    }
+
+    /// How long to sleep, and how many asks are worth waking for.
+    fn patience(&self) -> (Duration, usize) {
+        let now = self.shared.clock.now();
+        let mut patience = self.next_tick.saturating_duration_since(now);
+        if self.removing {
+            patience = patience.min(self.next_removal.saturating_duration_since(now));
+        }
+        if let Some(left) = self.round_waits(now) {
+            patience = patience.min(left);
+        }
+        let answers = !self.deferred.is_empty() && self.machine.is_whole();
+        if self.lease_slices_wait() || self.has_to_apply() || answers {
+            patience = Duration::ZERO;
+        }
+        match self.gathering_wait(now) {
+            // A sync of the log wakes the core whatever it waits for.
+            _ if self.held_back && !self.has_room_again() => (patience, usize::MAX),
+            Some((more, left)) if self.has_gathered() => (patience.min(left), more),
+            _ if self.has_gathered() => (Duration::ZERO, 1),
+            _ => (patience, 1),
+        }
+    }
+
+    fn take(&mut self, ask: Ask, now: Instant) -> Result<(), String> {
+        match ask {
+            Ask::Propose { ticket, id, data, writer, wait_removed } => {
+                self.gathering.wrote(writer, now);
+                self.gathered.push(Proposal { ticket, id, data, wait_removed, since: now });
+            }
+            Ask::Read(ticket) => self.reads.push(Want::Read(ticket), now),
+            Ask::ChangeMembers(ticket, change) => self.change_members(ticket, change, now),
+            Ask::MoveLeader(ticket, to) => self.move_leader(ticket, to, now),
+            Ask::Outside(sender, ask) => {
+                let slot = u32::try_from(self.outside.insert(sender)).unwrap_or(u32::MAX);
+                self.take(ask(Ticket { shard: OUTSIDE, slot, generation: 0 }), now)?;
+            }
+            Ask::Messages(messages, charge) => self.received(messages, charge, now),
+            Ask::Unreachable(id) => self.step(Event::PeerUnreachable(id))?,
+            Ask::LeaderEnded(id) => self.leader_ended(id)?,
+            Ask::SnapshotSent { to, delivered } => self.step(Event::SnapshotReported { to, delivered })?,
+            Ask::Holds(ticket) => {
+                let held = self.machine.held();
+                self.reply(ticket, ReplyBody::Holds(held, self.machine.applied_index));
+            }
+            Ask::ReceiveSnapshot(ticket, claim, from, term) => {
+                self.begin_install(ticket, claim, from, term);
+            }
+            Ask::SnapshotBroken(claim, forget) => self.install.pause(claim, forget, now),
+            Ask::ResumeSnapshot(ticket, claim, from, term) => {
+                self.resume_install(ticket, claim, from, term);
+            }
+            Ask::SnapshotReceived(claim, received) => self.snapshot_received(claim, received, now)?,
+            Ask::SnapshotGivenUp(claim) => self.give_up_install(claim),
+            Ask::Place(claim, values, done) => self.place(claim, values, done, now),
+            Ask::Fetched(fetch, read) => self.fetched(fetch, read)?,
+            // The turn looks for them.
+            Ask::ValuesRead => {}
+            Ask::StateTrail(ticket, from) => {
+                let trail = self.machine.newest_state_trail(from, super::STATE_TRAIL_POINTS_MAX);
+                self.reply(ticket, ReplyBody::StateTrail(trail));
+            }
+            Ask::Removed => self.end_removed(now),
+            Ask::Corrupt(member_id) => self.raise_corrupt(member_id),
+            Ask::ClusterVersion(version) => self.set_cluster_version(version),
+            Ask::RaiseNoSpace => self.raise_no_space(Cause::Quota, now),
+            Ask::KeepAlive(ticket, id) => self.keep_alive(ticket, id, now),
+            Ask::TimeToLive(ticket, id, keys) => {
+                self.reads.push(Want::TimeToLive(ticket, id, keys), now);
+            }
+            Ask::LeaseKeys(ticket, id) => self.lease_keys(ticket, id),
+            Ask::Leases(ticket) => self.list_leases(ticket, now),
+            Ask::LeaseTimes(ticket, ids) => self.lease_times(ticket, &ids, now),
+            Ask::Image(ticket) => self.image_waiters.push(ticket),
+            Ask::Checkpointed(result) => self.checkpointed(result, now)?,
+            Ask::Relocate(values, done) => self.relocate(values, done, now),
+            // The old places are free once no checkpoint names them any more.
+            Ask::Relocated => self.checkpoint.whole_wanted |= self.has_emptied(),
+            Ask::Log(event) => self.log_told(event, now)?,
+            Ask::Stop => {
+                if self.stopping.is_none() {
+                    // So that a restart goes on where the leases stand now.
+                    if self.leads_now() {
+                        self.note_leases_below(Duration::from_secs(1));
+                    }
+                    self.stopping = Some(now);
+                    self.lease_slices(now);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn log_told(&mut self, event: LogEvent, now: Instant) -> Result<(), String> {
+        match event {
+            LogEvent::Synced(synced) => self.synced(synced),
+            LogEvent::SpaceChanged(Space::Ample) => {
+                self.logger.info("the disk has room for the log again", &[]);
+                Ok(())
+            }
+            LogEvent::SpaceChanged(space) => {
+                self.logger.warn(
+                    "the disk has no room for more log: raising the NOSPACE alarm",
+                    &[("space", Value::Str(&format!("{space:?}")))],
+                );
+                self.raise_no_space(Cause::Disk, now);
+                Ok(())
+            }
+            LogEvent::Failed(fatal) => Err(fatal.to_string()),
+        }
+    }
+
+    fn synced(&mut self, synced: Synced) -> Result<(), String> {
+        let number = self.room.synced(synced.ticket);
+        for located in synced.locations {
+            // An entry that replaces others takes their places in this list too.
+            while self.locations.back().is_some_and(|(index, _)| *index >= located.0) {
+                self.locations.pop_back();
+            }
+            self.locations.push_back(located);
+        }
+        self.placed(synced.ticket, &synced.values);
+        for (id, to) in synced.values {
+            let key = (id.main, u32::try_from(id.sub).unwrap_or(u32::MAX));
+            if let Some(from) = self.moving.remove(&key) {
+                let to = Location { segment: to.segment, offset: to.offset };
+                if self.machine.relocate(key.0, key.1, from, to) {
+                    self.checkpoint.emptied.insert(from.segment);
+                }
+            }
+        }
+        if self.moving.is_empty()
+            && let Some(mover) = self.mover.take()
+        {
+            // The mover may have given up; that is its business.
+            let _ = mover.try_send(());
+        }
+        if let Some(number) = number {
+            self.step(Event::LogSynced(number))?;
+        }
+        Ok(())
+    }
+
+    /// Tells the raft node what this member did. There is no such way for what clients and peers want: that is a
+    /// [`Request`](consensus::Request), and refused without an end of the member.
+    pub(super) fn step(&mut self, event: Event) -> Result<(), String> {
+        self.node.step(event).map_err(|e| format!("the raft node and the core do not agree: {e}"))
+    }
+
+    fn tick(&mut self, now: Instant) -> Result<(), String> {
+        if now < self.next_tick {
+            return Ok(());
+        }
+        // Ticks that were missed are not made up for: a node that was stopped should not campaign at once.
+        self.note_late_tick(now);
+        self.next_tick = now + self.config.heartbeat_interval;
+        self.pressure.look(now);
+        self.watch_disk(now)?;
+        self.step(Event::Ticked)?;
+        self.resign_if_corrupt();
+        self.advance_ticks(now)?;
+        self.retry_reads(now);
+        self.sweep_waiting(now);
+        self.sweep_renewals(now);
+        self.sweep_changes(now);
+        self.look_at_moves(now);
+        self.look_at_log(now)?;
+        self.measure_disk();
+        self.measure_readers(now);
+        self.look_at_disk(now);
+        self.look_at_install(now);
+        self.propose_attributes(now);
+        if self.leads_now() && self.stopping.is_none() {
+            self.allow_revokes();
+            self.note_leases(now);
+            let revision = self.machine.store.current_revision();
+            if let Some(revision) = self.compactor.due(revision, now) {
+                self.logger.info("compacting by age", &[("revision", Value::Int(revision))]);
+                let compaction = Some(CompactionRequest { revision, physical: false });
+                self.propose_own(InternalRaftRequest { compaction, ..Default::default() }, Waiter::Nobody);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn carry_out(&mut self, now: Instant) -> Result<(), String> {
+        self.apply_some(now)?;
+        while self.parked.is_none()
+            && let Some(effects) = self.node.effects()
+        {
+            self.follow(effects, now)?;
+            self.campaign_alone();
+        }
+        self.campaign_alone();
+        Ok(())
+    }
+
+    fn follow(&mut self, effects: Effects, now: Instant) -> Result<(), String> {
+        // First of all: sending and the own disk work at the same time.
+        self.send(effects.messages);
+        if let Some(standing) = effects.standing {
+            self.stands(standing, now);
+        }
+        if let Some(restore) = effects.restore {
+            self.restore(&restore, now)?;
+        }
+        if let Some(append) = effects.append {
+            self.append(append, now)?;
+        }
+        for (context, index) in effects.reads {
+            self.reads.confirm(context, index);
+        }
+        for fetch in effects.fetches {
+            self.fetch(fetch)?;
+        }
+        self.applying.committed(effects.commit);
+        self.apply_some(now)
+    }
+
+    /// The only voter does not wait for a timeout: nobody else could win.
+    fn campaign_alone(&mut self) {
+        if self.parked.is_some() {
+            return;
+        }
+        let standing = self.node.standing();
+        let alone = self.node.voters() == [self.shared.identity.member_id];
+        if standing.role == Role::Follower && alone && self.machine.applied_index >= standing.commit {
+            // Refused while its log is not synced: once it is, there is another turn.
+            let taken = self.node.request(Request::Campaign);
+            assert!(taken.is_ok() || !planted::is(Bug::RefusalFatal), "a campaign was refused");
+        }
+    }
+
+    pub(super) fn append(&mut self, append: consensus::Append, now: Instant) -> Result<(), String> {
+        let Some(append) = self.install.hold(append) else { return Ok(()) };
+        self.append_behind(None, append, now)
+    }
+
+    /// Hands the log a batch; `reset` says that it starts anew behind a snapshot.
+    pub(super) fn append_behind(
+        &mut self,
+        reset: Option<log::Reset>,
+        append: consensus::Append,
+        now: Instant,
+    ) -> Result<(), String> {
+        let entries = append
+            .entries
+            .into_iter()
+            .map(|entry| log::Entry {
+                term: entry.term,
+                index: entry.index,
+                entry_type: match entry.kind {
+                    EntryKind::Normal => 0,
+                    EntryKind::ConfChange => 1,
+                },
+                data: entry.data,
+            })
+            .collect();
+        let hard_state =
+            append.hard_state.map(|hs| log::HardState { term: hs.term, vote: hs.vote, commit: hs.commit });
+        let batch = Batch { reset, entries, hard_state, ..Batch::default() };
+        self.room.hand(&mut self.log, batch, append.number, now)?;
+        if planted::is(Bug::LeaderCountsUnsynced) && self.leads {
+            self.step(Event::LogSynced(append.number))?;
+        }
+        Ok(())
+    }
+
+    /// Whether this member's newest state answers linearizable reads by itself.
+    pub(super) fn reads_local(&self) -> bool {
+        self.leads && self.settled && self.node.voters() == [self.shared.identity.member_id]
+    }
+
+    fn publish_view(&mut self) -> Arc<View> {
+        self.applying.unpublished = false;
+        let view = self.machine.store.publish();
+        self.published += 1;
+        self.views.push_back((self.published, Arc::downgrade(&view)));
+        while self.views.front().is_some_and(|(_, view)| view.strong_count() == 0) {
+            self.views.pop_front();
+        }
+        if self.views.len() > 4096 {
+            self.views.retain(|(_, view)| view.strong_count() > 0);
+        }
+        view
+    }
+
+    fn publish(&mut self) {
+        // Also where nothing is applied: a leader without a majority is to show what waits.
+        self.shared.metrics.server.proposals_pending.set_u64(self.waiting.len() as u64);
+        if !self.applied_since && !self.applying.unpublished {
+            return;
+        }
+        self.applied_since = false;
+        let view = match self.machine.is_whole() {
+            true => self.publish_view(),
+            // Only what is beside the state has changed: who leads, for example.
+            false => Arc::clone(&self.shared.state.load().view),
+        };
+        let moment = view.moment();
+        let standing = self.node.standing();
+        self.shared.metrics.mvcc.db_open_read_transactions.set_u64(self.views.len() as u64);
+        self.shared.state.store(Arc::new(Published {
+            view,
+            applied_index: self.machine.applied_index,
+            applied_term: self.machine.applied_term,
+            commit_index: standing.commit,
+            leader: if self.parked.is_some() { 0 } else { standing.leader },
+            reads_local: if self.parked.is_some() { self.is_parked_complete() } else { self.reads_local() },
+            alarms: Arc::clone(&self.alarms),
+            members: Arc::clone(&self.members),
+            in_use_bytes: self.machine.in_use_bytes(),
+            removed_through: self.removed_through,
+        }));
+        for (previous, revision) in self.compactions.drain(..) {
+            // It covers what the compaction removes.
+            let state = self.shared.read_long_at(Reader::Hash, moment.keeping_from(previous));
+            let hashes = &self.shared.compaction_hashes;
+            if !hashes.order(&self.hash_jobs, state, previous, revision) {
+                self.logger.warn(
+                    "too many compactions at once: this one's hash is not computed",
+                    &[("revision", Value::Int(revision))],
+                );
+            }
+        }
+        // As in etcd, a member serves once the cluster has heard of it: it has caught up that far.
+        if self.attributes_known {
+            self.serve();
+        }
+    }
+
+    /// Lets clients in.
+    pub(super) fn serve(&mut self) {
+        if let Some(ready) = self.ready.take() {
+            // Boot waits for it; if it has given up, the member is about to stop.
+            let _ = ready.try_send(());
+        }
+    }
+
+    /// Keeps the way back to somebody outside the shards; returns the slot for the ticket.
+    pub(super) fn keep_outside(&mut self, sender: oneshot::Sender<Reply>) -> usize {
+        self.outside.insert(sender)
+    }
+
+    pub(super) fn reply(&mut self, ticket: Ticket, body: ReplyBody) {
+        let reply = Reply {
+            ticket,
+            revision: self.machine.store.current_revision(),
+            raft_term: self.machine.applied_term,
+            body,
+        };
+        let queue = self.queue_of(ticket);
+        self.replies[queue].push(reply);
+    }
+
+    /// Where replies for this ticket gather.
+    pub(super) fn queue_of(&self, ticket: Ticket) -> usize {
+        usize::from(ticket.shard).min(self.replies.len() - 1)
+    }
+
+    pub(super) fn refuse(&mut self, ticket: Ticket, status: Status) {
+        self.reply(ticket, ReplyBody::Outcome(Err(status), None));
+    }
+
+    pub(super) fn answer(&mut self) {
+        let view = Arc::clone(&self.shared.state.load().view);
+        let mut outcomes = std::mem::take(&mut self.outcomes);
+        self.as_applied = None;
+        for Answerable { waiter, outcome, state, revision, raft_term } in outcomes.drain(..) {
+            let (ticket, body, wait_removed) = match waiter {
+                Waiter::Client(ticket, wait_removed) => {
+                    let wait_removed = wait_removed && outcome.is_ok();
+                    (ticket, ReplyBody::Outcome(outcome, state), wait_removed)
+                }
+                Waiter::KeepAlive(ticket, ttl) => (ticket, ReplyBody::KeptAlive(ttl), false),
+                Waiter::Members(..) | Waiter::Expiry(_) | Waiter::Attributes | Waiter::Nobody => continue,
+            };
+            let reply = Reply { ticket, revision, raft_term, body };
+            if wait_removed && self.removing {
+                self.removal_waiters.push(reply);
+            } else {
+                let queue = self.queue_of(ticket);
+                self.replies[queue].push(reply);
+            }
+        }
+        // Kept for the next batch, unless this one was unusually large.
+        outcomes.shrink_to(OUTCOMES_KEPT_MAX);
+        self.outcomes = outcomes;
+        for (ticket, outcome, raft_term) in std::mem::take(&mut self.member_outcomes) {
+            let body = match outcome {
+                Ok(()) => ReplyBody::MembersChanged,
+                Err(status) => ReplyBody::Outcome(Err(status), None),
+            };
+            let reply = Reply { ticket, revision: 0, raft_term, body };
+            let queue = self.queue_of(ticket);
+            self.replies[queue].push(reply);
+        }
+        self.answer_reads();
+        if self.machine.is_whole() {
+            self.send_snapshots(&view);
+            for ticket in std::mem::take(&mut self.image_waiters) {
+                // The published view is of this very moment: publishing comes right before answering.
+                self.image(ticket, &view);
+            }
+        }
+        let outside = self.replies.last_mut().map(std::mem::take).unwrap_or_default();
+        for reply in outside {
+            if let Some(sender) = self.outside.try_remove(reply.ticket.slot as usize) {
+                // Whoever asked may have gone.
+                let _ = sender.send(reply);
+            }
+        }
+        let shards = self.shared.shards.len();
+        for (shard, replies) in self.replies.iter_mut().take(shards).enumerate() {
+            if replies.is_empty() {
+                // Amid an entry nothing new is published.
+                if self.machine.is_whole() {
+                    self.shared.wake_watches(shard);
+                }
+            } else {
+                self.shared.shards[shard].send_all(replies);
+            }
+        }
+    }
+}

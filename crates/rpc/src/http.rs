@@ -1,0 +1,223 @@
+//! What the client listener and the metrics listeners answer over HTTP/1: health, version, metrics.
+//!
+//! Statuses, headers and bodies are those of etcd 3.7. Everything is answered from the newest published
+//! state; only health waits, until the cluster has confirmed that this state is new enough for a linearizable read.
+//!
+//! It does not know sockets or the JSON gateway, and it does not log.
+//!
+//! Tests: beside the code, and `tests/it/http.rs`.
+
+mod diagnosis;
+mod health;
+mod metrics_listener;
+mod scrape;
+mod target;
+mod variables;
+
+use ::http::header::{
+    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN, ALLOW,
+    CONNECTION, CONTENT_TYPE, LOCATION, X_CONTENT_TYPE_OPTIONS,
+};
+use ::http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode};
+use api::{API_VERSION, error};
+use bytes::Bytes;
+use front::First;
+use serde_json::Value;
+
+use replica::core::{Ask, ReplyBody};
+use replica::shared::{Published, Shared};
+use storage::values::LogValues;
+use target::{Query, Target};
+use telemetry::metrics;
+
+pub use metrics_listener::MetricsListener;
+pub use scrape::{FrontCounters, scrape};
+
+const PLAIN: &str = "text/plain; charset=utf-8";
+const JSON: &str = "application/json";
+const NO_GATEWAY: &str = "the JSON gateway is not served by this version";
+
+/// What is asked, and of what it is answered.
+struct Asked<'a> {
+    shared: &'a Shared,
+    values: &'a LogValues,
+    state: &'a Published,
+    query: Query<'a>,
+    /// Whether the state is as new as a linearizable read needs, if that had to be asked.
+    confirmed: Option<&'a Confirmed>,
+}
+
+/// The answer to whether the published state is as new as a linearizable read needs; travels with the request.
+#[derive(Clone, Debug)]
+struct Confirmed(Result<(), String>);
+
+/// Asks the cluster, if this request is answered by a linearizable read and this member alone cannot tell.
+pub async fn confirm(shared: &Shared, request: &mut Request<Bytes>) {
+    let Target::Path(path) = target::of(request) else { return };
+    let reads = path == "/health" || path == "/readyz" || path == "/readyz/linearizable_read";
+    let reads_local = shared.state.load().reads_local;
+    if !reads || reads_local || Query::of(request.uri()).first("serializable") == Some(b"true") {
+        return;
+    }
+    let late = shared.clock.sleep(shared.limits.request_timeout);
+    let confirmed = match front::race(shared.ask(Ask::Read), late).await {
+        First::Left(reply) => match reply.map(|reply| reply.body) {
+            Ok(ReplyBody::Readable) => Ok(()),
+            Ok(ReplyBody::Outcome(Err(status), _)) | Err(status) => Err(status.message.into_owned()),
+            Ok(_) => Err(error::STOPPED.message.into_owned()),
+        },
+        First::Right(()) => Err(error::TIMEOUT.message.into_owned()),
+    };
+    request.extensions_mut().insert(Confirmed(confirmed));
+}
+
+/// Answers a request that came to a client listener.
+pub fn answer(
+    shared: &Shared,
+    values: &LogValues,
+    counters: &FrontCounters,
+    request: &Request<Bytes>,
+) -> Response<Bytes> {
+    let mut response = match target::of(request) {
+        Target::Malformed => bad_request(),
+        // As etcd answers a browser that asks whether it may call; it does so whatever the path is.
+        _ if request.method() == Method::OPTIONS => reply(StatusCode::OK, &[], Bytes::new()),
+        Target::Elsewhere(location) => redirect(request, &location),
+        Target::Path(path) => match path.as_str() {
+            "/version" => version(shared, request),
+            "/debug/vars" => only_get(request, || variables::answer(shared)),
+            "/v3" => refused(StatusCode::NOT_FOUND, NO_GATEWAY),
+            path if path.starts_with("/v3/") || path.starts_with("/v3beta/") => {
+                refused(StatusCode::NOT_FOUND, NO_GATEWAY)
+            }
+            path => common(path, shared, values, counters, request),
+        },
+    };
+    if matches!(target::of(request), Target::Path(path) if path == diagnosis::PATH) {
+        // It tells the names of keys and the addresses of clients: no page from elsewhere may read it.
+        return response;
+    }
+    let headers = response.headers_mut();
+    for (name, value) in [
+        (ACCESS_CONTROL_ALLOW_HEADERS, "accept, content-type, authorization"),
+        (ACCESS_CONTROL_ALLOW_METHODS, "POST, GET, OPTIONS, PUT, DELETE"),
+        (ACCESS_CONTROL_ALLOW_ORIGIN, "*"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+/// Answers a request that came to a metrics listener, which serves less.
+fn answer_metrics_listener(
+    shared: &Shared,
+    values: &LogValues,
+    counters: &FrontCounters,
+    request: &Request<Bytes>,
+) -> Response<Bytes> {
+    match target::of(request) {
+        Target::Malformed => bad_request(),
+        Target::Elsewhere(location) => redirect(request, &location),
+        Target::Path(path) => common(&path, shared, values, counters, request),
+    }
+}
+
+/// The paths of both kinds of listener.
+fn common(
+    path: &str,
+    shared: &Shared,
+    values: &LogValues,
+    counters: &FrontCounters,
+    request: &Request<Bytes>,
+) -> Response<Bytes> {
+    if path == "/metrics" {
+        // etcd answers every method here.
+        let text = scrape(shared, counters);
+        return reply(StatusCode::OK, &[(CONTENT_TYPE, metrics::CONTENT_TYPE)], text.into());
+    }
+    if path == diagnosis::PATH {
+        return only_get(request, || match diagnosis::refusal(shared, request) {
+            Some(why) => refused(StatusCode::FORBIDDEN, why),
+            None => diagnosis::answer(shared),
+        });
+    }
+    let ask = |answer: &dyn Fn(&Asked<'_>) -> Response<Bytes>| {
+        only_get(request, || {
+            let state = shared.state.load();
+            let (query, confirmed) = (Query::of(request.uri()), request.extensions().get());
+            answer(&Asked { shared, values, state: &state, query, confirmed })
+        })
+    };
+    if path == "/health" {
+        return ask(&health::health);
+    }
+    match health::find(path) {
+        Some(probe) => ask(&|asked| probe.answer(asked)),
+        None => refused(StatusCode::NOT_FOUND, "404 page not found"),
+    }
+}
+
+/// Answers a request for `/version`, which clients and other members ask for alike.
+pub fn version(shared: &Shared, request: &Request<Bytes>) -> Response<Bytes> {
+    only_get(request, || {
+        let state = shared.state.load();
+        // etcd's storage version follows the cluster version.
+        let (cluster, storage) = match state.members.cluster_version.as_str() {
+            "" => ("not_decided", "unknown"),
+            decided => (decided, decided),
+        };
+        let [server, cluster, storage] = [API_VERSION, cluster, storage].map(Value::from);
+        let body = format!(r#"{{"etcdserver":{server},"etcdcluster":{cluster},"storage":{storage}}}"#);
+        reply(StatusCode::OK, &[(CONTENT_TYPE, JSON)], body.into())
+    })
+}
+
+fn only_get(request: &Request<Bytes>, answer: impl FnOnce() -> Response<Bytes>) -> Response<Bytes> {
+    if request.method() == Method::GET {
+        return answer();
+    }
+    let mut response = refused(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed");
+    response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET"));
+    response
+}
+
+/// Sends a client to the path it meant.
+fn redirect(request: &Request<Bytes>, location: &str) -> Response<Bytes> {
+    let Ok(value) = HeaderValue::from_str(location) else { return bad_request() };
+    let readable = request.method() == Method::GET || request.method() == Method::HEAD;
+    let (headers, body): (&[(HeaderName, &str)], String) = if readable {
+        let escaped = target::escape_html(location);
+        let body = format!("<a href=\"{escaped}\">Temporary Redirect</a>.\n\n");
+        (&[(CONTENT_TYPE, "text/html; charset=utf-8")], body)
+    } else {
+        (&[], String::new())
+    };
+    let mut response = reply(StatusCode::TEMPORARY_REDIRECT, headers, body.into());
+    response.headers_mut().insert(LOCATION, value);
+    response
+}
+
+/// A request line that Go's server does not take.
+fn bad_request() -> Response<Bytes> {
+    let headers = [(CONTENT_TYPE, PLAIN), (CONNECTION, "close")];
+    reply(StatusCode::BAD_REQUEST, &headers, Bytes::from_static(b"400 Bad Request"))
+}
+
+/// An error in plain text.
+fn refused(status: StatusCode, text: &str) -> Response<Bytes> {
+    plain(status, format!("{text}\n"))
+}
+
+/// Plain text that no browser is to guess another type for.
+fn plain(status: StatusCode, text: String) -> Response<Bytes> {
+    reply(status, &[(CONTENT_TYPE, PLAIN), (X_CONTENT_TYPE_OPTIONS, "nosniff")], text.into())
+}
+
+fn reply(status: StatusCode, headers: &[(HeaderName, &'static str)], body: Bytes) -> Response<Bytes> {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    for (name, value) in headers {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    response
+}

@@ -1,0 +1,156 @@
+//! `/debug/mainstay`: who calls, what was expensive, where the disk stalled. The doctor reads it.
+//!
+//! It names keys and clients, so a browser must not hand it to a page from elsewhere: it has no CORS headers, and it is
+//! refused to requests that a browser marks as coming from another origin, and under host names that anybody could have
+//! pointed at this member (DNS rebinding).
+
+use std::net::IpAddr;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use ::http::header::{CONTENT_TYPE, HOST, ORIGIN, X_CONTENT_TYPE_OPTIONS};
+use ::http::{HeaderValue, Request, Response, StatusCode};
+use bytes::Bytes;
+use serde_json::{Value, json};
+
+use super::{JSON, reply};
+use replica::shared::Shared;
+
+/// Where it is.
+pub(super) const PATH: &str = "/debug/mainstay";
+
+/// Why a request is refused, if it is.
+pub(super) fn refusal(shared: &Shared, request: &Request<Bytes>) -> Option<&'static str> {
+    let headers = request.headers();
+    let host = match headers.get(HOST) {
+        Some(host) => host.to_str().unwrap_or("."),
+        None => request.uri().authority().map_or("", |authority| authority.as_str()),
+    };
+    if headers.get("sec-fetch-site").is_some_and(|site| site != "same-origin" && site != "none") {
+        return Some("this page is not for pages from elsewhere");
+    }
+    let foreign = |origin: &HeaderValue| {
+        let origin = origin.to_str().unwrap_or_default();
+        origin.split_once("://").is_none_or(|(_, authority)| authority != host)
+    };
+    if headers.get_all(ORIGIN).iter().any(foreign) {
+        return Some("this page is not for pages from elsewhere");
+    }
+    (!is_own_host(shared, host)).then_some(
+        "this page is served under an IP address, localhost, a name without dots, or a name in the member's client URLs",
+    )
+}
+
+/// Whether nobody else can have given this member the name: it is an address, a name that public DNS has not, or one
+/// that the members call themselves by.
+fn is_own_host(shared: &Shared, host: &str) -> bool {
+    let name = host_name(host);
+    let address = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
+    if address.parse::<IpAddr>().is_ok() || !name.contains('.') {
+        return true;
+    }
+    let is_name = |url: &String| {
+        let authority = url.split_once("://").map_or(url.as_str(), |(_, rest)| rest);
+        let authority = authority.split('/').next().unwrap_or_default();
+        host_name(authority).eq_ignore_ascii_case(name)
+    };
+    shared.state.load().members.by_id.values().any(|member| member.client_urls.iter().any(is_name))
+}
+
+/// A host without its port.
+fn host_name(host: &str) -> &str {
+    match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    }
+}
+
+/// Answers with what is known, as JSON. Keys are quoted as Go and Rust quote them, bytes that are no text as `\xff`.
+pub(super) fn answer(shared: &Shared) -> Response<Bytes> {
+    let clock = &shared.clock;
+    let notable = &shared.slow_requests;
+    let ranges: Vec<Value> = notable
+        .ranges()
+        .into_iter()
+        .map(|note| {
+            json!({
+                "client": note.client.to_string(),
+                "key": quoted(&note.key),
+                "range_end": quoted(&note.range_end),
+                "count": note.count,
+                "keys_max": note.keys_max,
+                "bytes_total": note.bytes_total,
+                "seconds_max": note.took_max.as_secs_f64(),
+                "last_unix_ms": unix_ms(note.last),
+            })
+        })
+        .collect();
+    let values: Vec<Value> = notable
+        .values()
+        .into_iter()
+        .map(|note| {
+            json!({
+                "client": note.client.to_string(),
+                "key": quoted(&note.key),
+                "bytes": note.bytes,
+                "last_unix_ms": unix_ms(note.last),
+            })
+        })
+        .collect();
+    let clients: Vec<Value> = shared
+        .callers
+        .list()
+        .into_iter()
+        .map(|(address, caller)| {
+            json!({
+                "address": shown(address),
+                "connections": caller.connections.load(Relaxed),
+                "requests": caller.requests.load(Relaxed),
+                "watches": caller.watches.load(Relaxed),
+                "leases": caller.leases.load(Relaxed),
+                "authentications": caller.authentications.load(Relaxed),
+            })
+        })
+        .collect();
+    let (now, wall) = (clock.now(), clock.wall());
+    let stalls: Vec<Value> = shared
+        .values
+        .figures()
+        .stalls()
+        .into_iter()
+        .map(|stall| {
+            let ended = wall.checked_sub(now.saturating_duration_since(stall.ended)).unwrap_or(wall);
+            json!({ "unix_ms": unix_ms(ended), "seconds": stall.took.as_secs_f64() })
+        })
+        .collect();
+    let page = json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "member_id": format!("{:x}", shared.identity.member_id),
+        "name": shared.state.load().members.by_id.get(&shared.identity.member_id).map(|member| member.name.clone()),
+        "clock_unix_ns": u64::try_from(since_epoch(wall).as_nanos()).unwrap_or(u64::MAX),
+        "uptime_seconds": now.saturating_duration_since(shared.began).as_secs_f64(),
+        "expensive_ranges": ranges,
+        "large_values": values,
+        "clients": clients,
+        "fsync_stalls": stalls,
+    });
+    let headers = [(CONTENT_TYPE, JSON), (X_CONTENT_TYPE_OPTIONS, "nosniff")];
+    reply(StatusCode::OK, &headers, format!("{page}\n").into())
+}
+
+fn quoted(key: &[u8]) -> String {
+    format!("\"{}\"", key.escape_ascii())
+}
+
+/// The address; what is counted of all the others together has none.
+fn shown(address: IpAddr) -> String {
+    if address.is_unspecified() { "others".to_owned() } else { address.to_string() }
+}
+
+fn since_epoch(time: SystemTime) -> std::time::Duration {
+    time.duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+fn unix_ms(time: SystemTime) -> u64 {
+    u64::try_from(since_epoch(time).as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,74 @@
+//! What listens on `listen-metrics-urls`.
+
+use std::io;
+use std::net::TcpListener;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use ::http::{Request, Response};
+use api::{Code, Status};
+use bytes::Bytes;
+use front::{Front, Head, Inbound, LocalBoxFuture, Method, Options, Outbound, Service, Unary};
+
+use super::{FrontCounters, answer_metrics_listener};
+use replica::shared::Shared;
+use storage::values::LogValues;
+
+/// Serves `/metrics`, `/health`, `/livez` and `/readyz`, and no calls: for those who scrape and probe, on addresses
+/// that need not be open to clients.
+pub struct MetricsListener {
+    shared: Arc<Shared>,
+    counters: FrontCounters,
+    values: LogValues,
+}
+
+impl MetricsListener {
+    /// Starts to serve these listeners, on one thread. `counters` are those of the clients' front, which is what the
+    /// metrics tell of; what this one counts is not part of it.
+    ///
+    /// # Errors
+    ///
+    /// The thread or its event loop cannot be made, or a listener cannot be set up.
+    pub fn start(
+        shared: &Arc<Shared>,
+        counters: &FrontCounters,
+        options: Options,
+        listeners: Vec<TcpListener>,
+    ) -> io::Result<Front> {
+        let (shared, counters) = (Arc::clone(shared), counters.clone());
+        let make_service = move |_| -> Rc<dyn Service> {
+            let values = LogValues::new(shared.values.clone());
+            Rc::new(MetricsListener { shared: Arc::clone(&shared), counters: counters.clone(), values })
+        };
+        front::start(Options { shards: 1, ..options }, listeners, Arc::new(make_service))
+    }
+}
+
+fn no_calls() -> Status {
+    Status::new(Code::Unimplemented, "mainstay: this address serves metrics and health only")
+}
+
+impl Service for MetricsListener {
+    fn method(&self, _: &str) -> Option<Method> {
+        None
+    }
+
+    fn has_service(&self, _: &str) -> bool {
+        false
+    }
+
+    fn unary(self: Rc<Self>, _: Head, _: Bytes) -> Unary {
+        Unary::Done(Err(no_calls()))
+    }
+
+    fn stream(self: Rc<Self>, _: Head, _: Inbound, _: Outbound) -> LocalBoxFuture<Result<(), Status>> {
+        Box::pin(std::future::ready(Err(no_calls())))
+    }
+
+    fn http(self: Rc<Self>, mut request: Request<Bytes>) -> LocalBoxFuture<Response<Bytes>> {
+        Box::pin(async move {
+            super::confirm(&self.shared, &mut request).await;
+            answer_metrics_listener(&self.shared, &self.values, &self.counters, &request)
+        })
+    }
+}

@@ -1,0 +1,101 @@
+//! The answer to a scrape: metrics that are counted elsewhere are copied, and all are written out.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use api::etcdserverpb::AlarmType;
+use front::ShardCounters;
+
+use replica::shared::{Published, Shared};
+use telemetry::metrics::{Distribution, MethodTotals, Metrics};
+
+/// The counters of all shards' fronts, known once they run. Clones are one.
+#[derive(Clone, Default)]
+pub struct FrontCounters(Arc<Mutex<Vec<Arc<ShardCounters>>>>);
+
+impl FrontCounters {
+    /// Says which they are.
+    pub fn set(&self, counters: Vec<Arc<ShardCounters>>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = counters;
+    }
+
+    /// Which they are; empty before the front runs.
+    pub fn get(&self) -> Vec<Arc<ShardCounters>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// All metrics as they are now, in Prometheus' text format. The methods that `shared.metrics` was made with have to
+/// stand in the order of the front's method ids.
+pub fn scrape(shared: &Shared, counters: &FrontCounters) -> String {
+    copy_front(&shared.metrics, &counters.get());
+    copy_log(&shared.metrics, shared.values.figures());
+    copy_state(shared, &shared.state.load());
+    if let Some(budget) = shared.client_memory() {
+        shared.metrics.network.connections_shed.raise_to(budget.connections_shed());
+    }
+    if let Some(peers) = shared.peers() {
+        shared.metrics.network.copy_peers(shared.identity.member_id, &peers.figures());
+    }
+    let mut text = String::new();
+    shared.metrics.render(&mut text);
+    text
+}
+
+fn copy_front(metrics: &Metrics, shards: &[Arc<ShardCounters>]) {
+    for (id, series) in metrics.grpc.methods().iter().enumerate() {
+        let mut totals = MethodTotals::default();
+        for method in shards.iter().filter_map(|shard| shard.methods.get(id)) {
+            // What ended before what began: a scrape must not show more calls ended than begun.
+            for (sum, handled) in totals.handled.iter_mut().zip(&method.handled) {
+                *sum += handled.load(Relaxed);
+            }
+            totals.sent += method.messages_sent.load(Relaxed);
+            totals.received += method.messages_received.load(Relaxed);
+            totals.started += method.started.load(Relaxed);
+        }
+        series.raise_to(&totals);
+    }
+    let sum = |of: fn(&ShardCounters) -> u64| shards.iter().map(|shard| of(shard)).sum();
+    metrics.network.client_grpc_received_bytes.raise_to(sum(|shard| shard.bytes_received.load(Relaxed)));
+    metrics.network.client_grpc_sent_bytes.raise_to(sum(|shard| shard.bytes_sent.load(Relaxed)));
+}
+
+fn copy_log(metrics: &Metrics, figures: &log::Figures) {
+    let copy = |to: &Distribution, from: &log::Durations| {
+        to.raise_to(&from.buckets(), from.sum().as_secs_f64());
+    };
+    copy(&metrics.disk.wal_fsync_duration, &figures.fsyncs);
+    copy(&metrics.disk.wal_write_duration, &figures.writes);
+    metrics.disk.wal_write_bytes.set_u64(figures.written_bytes());
+}
+
+fn copy_state(shared: &Shared, state: &Published) {
+    let id = shared.identity.member_id;
+    let server = &shared.metrics.server;
+    server.has_leader.set_bool(state.leader != 0);
+    server.is_leader.set_bool(state.leader == id);
+    server.is_learner.set_bool(state.members.by_id.get(&id).is_some_and(|member| member.is_learner));
+    server.proposals_committed.set_u64(state.commit_index);
+    server.proposals_applied.set_u64(state.applied_index);
+    shared.metrics.network.set_members(id, state.members.by_id.keys().copied());
+    // etcd leaves it at 0 where there is no limit.
+    server.quota_backend_bytes.set_u64(shared.limits.quota_bytes.unwrap_or(0));
+    let raised = state.alarms.list(0, 0);
+    server.set_alarms(raised.iter().map(|raised| {
+        let known = AlarmType::try_from(raised.alarm).map_or("UNKNOWN", |alarm| alarm.as_str_name());
+        (raised.member_id, known)
+    }));
+    let mut numbers = state.members.cluster_version.split('.');
+    if let (Some(major), Some(minor)) = (numbers.next(), numbers.next()) {
+        server.set_cluster_version(&format!("{major}.{minor}"));
+    }
+
+    let mvcc = &shared.metrics.mvcc;
+    let snapshot = state.view.snapshot();
+    mvcc.current_revision.set(snapshot.current_revision());
+    mvcc.compact_revision.set(snapshot.compact_revision());
+    mvcc.keys.set_u64(snapshot.live_keys());
+    mvcc.db_total_size.set_u64(shared.disk_bytes());
+    mvcc.db_total_size_in_use.set_u64(state.in_use_bytes);
+}

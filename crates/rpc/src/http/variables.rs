@@ -1,0 +1,37 @@
+//! `/debug/vars`: what this process can say of itself of what etcd says there.
+
+use ::http::header::CONTENT_TYPE;
+use ::http::{Response, StatusCode};
+use bytes::Bytes;
+use serde_json::{Value, json};
+
+use super::reply;
+use replica::shared::{Published, Shared};
+use telemetry::metrics::file_descriptor_limit;
+
+/// Answers with the variables, by name.
+pub(super) fn answer(shared: &Shared) -> Response<Bytes> {
+    let command_line: Vec<Value> =
+        std::env::args_os().map(|argument| argument.to_string_lossy().into()).collect();
+    let rows = [
+        ("cmdline", Some(Value::from(command_line))),
+        ("file_descriptor_limit", file_descriptor_limit().map(Value::from)),
+        ("raft.status", Some(raft_status(shared.identity.member_id, &shared.state.load()))),
+    ];
+    let known =
+        rows.into_iter().filter_map(|(name, value)| Some(format!("{}: {}", Value::from(name), value?)));
+    let body = format!("{{\n{}\n}}\n", known.collect::<Vec<_>>().join(",\n"));
+    reply(StatusCode::OK, &[(CONTENT_TYPE, "application/json; charset=utf-8")], body.into())
+}
+
+/// The fields of etcd's that the published state tells. Its term is that of the last entry applied.
+fn raft_status(member_id: u64, state: &Published) -> Value {
+    json!({
+        "id": format!("{member_id:x}"),
+        "term": state.applied_term,
+        "commit": state.commit_index,
+        "lead": format!("{:x}", state.leader),
+        "raftState": if state.leader == member_id { "StateLeader" } else { "StateFollower" },
+        "applied": state.applied_index,
+    })
+}

@@ -1,0 +1,15 @@
+//! Requests of clients in, answers out, on each shard.
+//!
+//! * [`services`] answer calls; [`watch`] is one of them, with what a shard's watches share.
+//! * [`http`] answers health, version, metrics and what is worth knowing for a diagnosis.
+//! * `encode` writes answers by hand where they hold many keys; [`forwarding`] asks the leader what only it can answer.
+//!
+//! What it does not know: raft and the log. It reads published states and asks the core.
+//!
+//! Invariants: I7 (a reader sees one revision), I8 (`watch`), I9 (limits answer with etcd's errors).
+
+mod encode;
+pub mod forwarding;
+pub mod http;
+pub mod services;
+pub mod watch;

@@ -1,0 +1,610 @@
+//! The services of one shard: calls in, answers out.
+//!
+//! Reads are answered here, from the newest published state, without any other thread. Writes are checked here, put
+//! to the core, and answered when it says so. Nothing here blocks: values that are not in the page cache are fetched by
+//! other threads (`values`, `readers`), and the call goes on when they are here.
+
+mod answers;
+mod choose;
+mod cluster;
+mod kv;
+mod lease;
+mod maintenance;
+mod pieces;
+mod range;
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::future::poll_fn;
+use std::net::{IpAddr, SocketAddr};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use api::error;
+use api::etcdserverpb::{AlarmType, AuthStatusResponse, ResponseHeader};
+use api::{Code, Status};
+use bytes::Bytes;
+use front::{Answer, Closing, Head, Inbound, Kind, LocalBoxFuture, Method, Outbound, Unary};
+use prost::Message;
+
+use crate::http::FrontCounters;
+use crate::watch::{Hub, Requests, Responses};
+use replica::core::{Ask, Reply, ReplyBody};
+use replica::fold::FoldMap;
+use replica::pending::{Pending, Question};
+use replica::shared::{Published, Shared};
+use storage::values::LogValues;
+use telemetry::callers::{CALLERS_MAX, Caller, Connected};
+use telemetry::logging::{Logger, Value};
+use telemetry::metrics::{ClientRequests, Histogram};
+
+/// The services of one shard.
+pub struct Services {
+    shared: Arc<Shared>,
+    counters: FrontCounters,
+    logger: Arc<Logger>,
+    closing: Closing,
+    pending: Rc<Pending>,
+    values: Rc<LogValues>,
+    hub: Rc<Hub>,
+    methods: FoldMap<&'static str, u16>,
+    /// Counters of the client API version met last: one client's calls come in a row.
+    client: RefCell<(String, ClientRequests)>,
+    range_time: [Histogram; 2],
+    request_times: RefCell<FoldMap<(&'static str, bool), Histogram>>,
+    /// Where the call being looked at came from.
+    peer: Cell<SocketAddr>,
+    /// The figures of the clients that this shard has met, so that no call waits for the other shards' lock.
+    callers: RefCell<HashMap<IpAddr, Arc<Caller>>>,
+    /// The one met last: one client's calls come in a row.
+    caller: RefCell<Option<(IpAddr, Arc<Caller>)>>,
+    /// Whether the time of every call is counted, and when the one being looked at began.
+    timed: bool,
+    began: Cell<Instant>,
+}
+
+/// How many looks in a row, an election timeout apart, must find no leader before streams that insist on one end.
+const LEADERLESS_LOOKS: u32 = 3;
+
+fn unimplemented(what: &str) -> Status {
+    Status::with(Code::Unimplemented, format!("mainstay: {what} is not supported by this version"))
+}
+
+/// Decodes a request as grpc-go would, with its words for one that cannot be.
+pub(crate) fn decode<M: Message + Default>(message: Bytes) -> Result<M, Status> {
+    M::decode(message).map_err(|_| UNPARSEABLE)
+}
+
+/// Decodes a request that came on a stream.
+pub(crate) fn decode_streamed<M: Message + Default>(message: Bytes) -> Result<M, Status> {
+    M::decode(message).map_err(|_| UNPARSEABLE_STREAMED)
+}
+
+/// The words of grpc-go and of Go's protobuf for a unary request that cannot be decoded.
+const UNPARSEABLE: Status = Status::new(
+    Code::Internal,
+    "grpc: error unmarshalling request: proto: cannot parse invalid wire-format data",
+);
+/// And for one on a stream.
+const UNPARSEABLE_STREAMED: Status = Status::new(
+    Code::Internal,
+    "grpc: failed to unmarshal the received message: proto: cannot parse invalid wire-format data",
+);
+/// And for a stream of answers whose client sends no request.
+pub(crate) const NO_REQUEST: Status = Status::new(
+    Code::Internal,
+    "cardinality violation: received no request message from non-client-streaming RPC",
+);
+
+pub(crate) fn whole(message: &impl Message) -> Answer {
+    Answer::Whole(message.encode_to_vec().into())
+}
+
+impl Services {
+    /// Starts the services of a shard, on its thread and inside its loop.
+    pub fn start(
+        shared: Arc<Shared>,
+        counters: FrontCounters,
+        logger: Arc<Logger>,
+        shard: front::Shard,
+    ) -> Rc<Services> {
+        let number = shard.id.0;
+        let pending = Pending::new(Arc::clone(&shared), u16::try_from(number).unwrap_or(u16::MAX));
+        let values = Rc::new(LogValues::fetched_by(&shared.readers, shared.values.clone()));
+        let hub = Hub::new(Arc::clone(&shared), number, values.clone());
+        let range_time =
+            [shared.metrics.server.range_duration_of(false), shared.metrics.server.range_duration_of(true)];
+        let client =
+            RefCell::new(("unknown".to_owned(), shared.metrics.server.client_requests_of("unknown")));
+        let services = Rc::new(Services {
+            methods: api::METHODS.iter().zip(0..).map(|(method, id)| (method.path, id)).collect(),
+            closing: shard.closing,
+            counters,
+            logger,
+            pending: Rc::clone(&pending),
+            values,
+            hub: Rc::clone(&hub),
+            client,
+            range_time,
+            request_times: RefCell::default(),
+            peer: Cell::new(SocketAddr::from(([0, 0, 0, 0], 0))),
+            callers: RefCell::default(),
+            caller: RefCell::default(),
+            timed: shared.limits.times_calls,
+            began: Cell::new(shared.clock.now()),
+            shared: Arc::clone(&shared),
+        });
+        let flushing = Rc::clone(&pending);
+        tokio::task::spawn_local(poll_fn::<(), _>(move |context| {
+            flushing.poll_flush(context);
+            Poll::Pending
+        }));
+        let (sweeping, clock) = (Rc::clone(&pending), shared.clock.clone());
+        tokio::task::spawn_local(async move {
+            loop {
+                clock.sleep(Pending::SWEEP_INTERVAL).await;
+                sweeping.sweep(clock.now());
+            }
+        });
+        let (leading, clock) = (Rc::clone(&hub), shared.clock.clone());
+        tokio::task::spawn_local(async move {
+            let mut without_leader = 0;
+            loop {
+                clock.sleep(leading.election_timeout()).await;
+                without_leader = if leading.has_leader() { 0 } else { without_leader + 1 };
+                if without_leader >= LEADERLESS_LOOKS {
+                    leading.leader_lost();
+                }
+                leading.end_if_quarantined();
+            }
+        });
+        let working = Rc::clone(&hub);
+        tokio::task::spawn_local(poll_fn::<(), _>(move |context| {
+            working.poll_work(context);
+            Poll::Pending
+        }));
+        let mut replies = Vec::new();
+        tokio::task::spawn_local(poll_fn::<(), _>(move |context| {
+            shared.shards[number].poll(context.waker(), &mut replies);
+            for reply in replies.drain(..) {
+                pending.answered(reply);
+            }
+            hub.advance();
+            Poll::Pending
+        }));
+        services
+    }
+
+    /// Answers a unary call that did not come through a front, as if it had.
+    pub fn call(self: &Rc<Self>, head: Head, message: Bytes) -> Unary {
+        front::Service::unary(Rc::clone(self), head, message)
+    }
+
+    /// Serves a watch stream that did not come through a front, as if it had; `closed` resolves when the server stops.
+    pub fn watch(
+        self: &Rc<Self>,
+        head: &Head,
+        requests: impl Requests,
+        responses: impl Responses,
+        closed: impl Future<Output = ()> + 'static,
+    ) -> LocalBoxFuture<Result<(), Status>> {
+        if let Err(status) = self.admit(head, true) {
+            return Box::pin(async move { Err(status) });
+        }
+        let caller = self.caller_of(head.peer);
+        self.hub.serve(head.requires_leader, caller, requests, responses, closed)
+    }
+
+    /// Answers one request of a stream of renewals: the lease's TTL, 0 if it is gone.
+    pub fn keep_alive(self: &Rc<Self>, head: &Head, id: i64) -> LocalBoxFuture<Result<i64, Status>> {
+        if let Err(status) = self.admit(head, true) {
+            return Box::pin(async move { Err(status) });
+        }
+        let services = Rc::clone(self);
+        Box::pin(async move { services.renew(id).await })
+    }
+
+    fn state(&self) -> Arc<Published> {
+        self.shared.state.load_full()
+    }
+
+    fn header(&self, revision: i64, state: &Published) -> ResponseHeader {
+        self.shared.header(revision, state.applied_term)
+    }
+
+    fn count_client(&self, head: &Head, stream: bool) -> Result<(), Status> {
+        let version = match &head.client_api_version {
+            None => "unknown",
+            Some(value) => value.to_str().map_err(|_| error::INVALID_CLIENT_API_VERSION)?,
+        };
+        let mut client = self.client.borrow_mut();
+        if client.0 != version {
+            *client = (version.to_owned(), self.shared.metrics.server.client_requests_of(version));
+        }
+        if stream {
+            client.1.stream.inc()
+        } else {
+            client.1.unary.inc()
+        }
+        Ok(())
+    }
+
+    fn count_caller(&self, peer: SocketAddr) {
+        let address = peer.ip();
+        if let Some((last, caller)) = &*self.caller.borrow()
+            && *last == address
+        {
+            caller.requests.fetch_add(1, Relaxed);
+            return;
+        }
+        let known = self.callers.borrow().get(&address).cloned();
+        let caller = known.unwrap_or_else(|| self.meet(peer));
+        caller.requests.fetch_add(1, Relaxed);
+        *self.caller.borrow_mut() = Some((address, caller));
+    }
+
+    /// Keeps a client's figures at hand.
+    fn meet(&self, peer: SocketAddr) -> Arc<Caller> {
+        let caller = self.caller_of(peer);
+        let mut callers = self.callers.borrow_mut();
+        if callers.len() >= CALLERS_MAX {
+            callers.clear();
+        }
+        callers.insert(peer.ip(), Arc::clone(&caller));
+        *self.caller.borrow_mut() = Some((peer.ip(), Arc::clone(&caller)));
+        caller
+    }
+
+    fn caller_of(&self, peer: SocketAddr) -> Arc<Caller> {
+        self.shared.callers.of(peer.ip())
+    }
+
+    /// What holds for every call, before anything of it is looked at.
+    fn admit(&self, head: &Head, stream: bool) -> Result<(), Status> {
+        self.count_client(head, stream)?;
+        self.count_caller(head.peer);
+        let state = self.shared.state.load();
+        if self.learns(&state) && !is_for_learners(head.method) {
+            return Err(error::NOT_SUPPORTED_FOR_LEARNER);
+        }
+        if head.requires_leader && state.leader == 0 {
+            return Err(error::NO_LEADER);
+        }
+        if state.is_quarantined(self.shared.identity.member_id) && is_about_data(head.method) {
+            return Err(error::CORRUPT);
+        }
+        Ok(())
+    }
+
+    /// Whether this member has no vote yet, and so may be far behind.
+    fn learns(&self, state: &Published) -> bool {
+        state.members.by_id.get(&self.shared.identity.member_id).is_some_and(|member| member.is_learner)
+    }
+
+    fn dispatch(self: &Rc<Self>, method: u16, message: Bytes) -> Result<Unary, Status> {
+        let Some(method) = api::METHODS.get(usize::from(method)) else { return Err(error::UNKNOWN_METHOD) };
+        match method.path {
+            "/etcdserverpb.KV/Range" => self.range(message),
+            "/etcdserverpb.KV/Put" => self.put(message),
+            "/etcdserverpb.KV/DeleteRange" => self.delete_range(message),
+            "/etcdserverpb.KV/Txn" => self.txn(message),
+            "/etcdserverpb.KV/Compact" => self.compact(message),
+            "/etcdserverpb.Lease/LeaseGrant" => self.lease_grant(message),
+            "/etcdserverpb.Lease/LeaseRevoke" => self.lease_revoke(message),
+            "/etcdserverpb.Lease/LeaseTimeToLive" => self.lease_time_to_live(message),
+            "/etcdserverpb.Lease/LeaseLeases" => self.lease_leases(message),
+            "/etcdserverpb.Cluster/MemberList" => self.member_list(message),
+            "/etcdserverpb.Maintenance/Alarm" => self.alarm(message),
+            "/etcdserverpb.Maintenance/Status" => self.status(message),
+            "/etcdserverpb.Maintenance/Defragment" => self.defragment(message),
+            "/etcdserverpb.Maintenance/Hash" => self.hash(message),
+            "/etcdserverpb.Maintenance/HashKV" => self.hash_kv(message),
+            "/etcdserverpb.Maintenance/MoveLeader" => self.move_leader(message),
+            "/etcdserverpb.Auth/AuthStatus" => Ok(Unary::Done(Ok(whole(&AuthStatusResponse {
+                header: Some(self.header(self.state().view.snapshot().current_revision(), &self.state())),
+                enabled: false,
+                auth_revision: 1,
+            })))),
+            "/etcdserverpb.Auth/Authenticate" => {
+                self.caller_of(self.peer.get()).authentications.fetch_add(1, Relaxed);
+                Err(error::AUTH_NOT_ENABLED)
+            }
+            "/grpc.health.v1.Health/Check" => maintenance::health_check(message),
+            "/grpc.health.v1.Health/List" => Ok(Unary::Done(Ok(whole(&maintenance::health_list())))),
+            "/etcdserverpb.Cluster/MemberAdd" => self.member_add(message),
+            "/etcdserverpb.Cluster/MemberRemove" => self.member_remove(message),
+            "/etcdserverpb.Cluster/MemberUpdate" => self.member_update(message),
+            "/etcdserverpb.Cluster/MemberPromote" => self.member_promote(message),
+            "/etcdserverpb.Maintenance/Downgrade" => Err(unimplemented("downgrading a cluster")),
+            path if path.starts_with("/etcdserverpb.Auth/") => Err(unimplemented("authentication")),
+            path if path.starts_with("/v3lockpb.") => Err(unimplemented("the lock service")),
+            path if path.starts_with("/v3electionpb.") => Err(unimplemented("the election service")),
+            _ => Err(error::UNKNOWN_METHOD),
+        }
+    }
+
+    /// Asks the core and answers with what `answer` makes of the reply. Slow ones are logged.
+    fn ask(
+        self: &Rc<Self>,
+        ask: impl FnOnce(replica::core::Ticket) -> Ask,
+        what: &'static str,
+        answer: impl FnOnce(&Services, ReplyBody, ResponseHeader) -> Result<Answer, Status> + 'static,
+    ) -> Result<Unary, Status> {
+        self.ask_then(ask, what, |services, body, header| Ok(Unary::Done(answer(services, body, header))))
+    }
+
+    /// As [`Services::ask`], for answers that may take a while to make.
+    fn ask_then(
+        self: &Rc<Self>,
+        ask: impl FnOnce(replica::core::Ticket) -> Ask,
+        what: &'static str,
+        answer: impl FnOnce(&Services, ReplyBody, ResponseHeader) -> Result<Unary, Status> + 'static,
+    ) -> Result<Unary, Status> {
+        let began = self.shared.clock.now();
+        let question: Question = self.pending.ask_at(began, ask)?;
+        let services = Rc::clone(self);
+        Ok(Unary::Later(Box::pin(async move {
+            let reply = question.await?;
+            let header = services.shared.header(reply.revision, reply.raft_term);
+            let answered = match answer(&services, reply.body, header) {
+                Ok(Unary::Done(answered)) => answered,
+                Ok(Unary::Later(answered)) => answered.await,
+                Err(status) => Err(status),
+            };
+            let took = services.shared.clock.now().saturating_duration_since(began);
+            services.took(what, answered.is_ok(), took);
+            if took > services.shared.limits.slow_request {
+                let fields = [("request", Value::Str(what)), ("took", Value::Duration(took))];
+                services.logger.warn("request took too long", &fields);
+            }
+            answered
+        })))
+    }
+
+    /// With `--metrics extensive`: counts the time that a call takes, answered now or later.
+    fn timed(self: &Rc<Self>, method: u16, answer: Unary) -> Unary {
+        let (services, began) = (Rc::clone(self), self.began.get());
+        let count = move || {
+            if let Some(method) = services.shared.metrics.grpc.methods().get(usize::from(method)) {
+                method.took(services.shared.clock.now().saturating_duration_since(began));
+            }
+        };
+        match answer {
+            Unary::Done(answer) => {
+                count();
+                Unary::Done(answer)
+            }
+            Unary::Later(answer) => Unary::Later(Box::pin(async move {
+                let answer = answer.await;
+                count();
+                answer
+            })),
+        }
+    }
+
+    /// Counts the time of a request by etcd's name for it.
+    pub(crate) fn took(&self, what: &'static str, success: bool, took: Duration) {
+        let mut times = self.request_times.borrow_mut();
+        match times.get(&(what, success)) {
+            Some(time) => time.observe_seconds(took),
+            None => {
+                let time = self.shared.metrics.server.request_duration_of(what, success);
+                time.observe_seconds(took);
+                times.insert((what, success), time);
+            }
+        }
+    }
+
+    /// Answers what reads state: at once if it may be stale or this member's newest state is known to be the newest
+    /// there is; else after the cluster's leader has confirmed how far one has to have come.
+    fn read(
+        self: &Rc<Self>,
+        serializable: bool,
+        answer: impl FnOnce(&Rc<Services>) -> Result<Unary, Status> + 'static,
+    ) -> Result<Unary, Status> {
+        if serializable || self.shared.state.load().reads_local {
+            return answer(self);
+        }
+        self.read_confirmed(answer)
+    }
+
+    /// Answers after the cluster's leader has confirmed how far one has to have come.
+    fn read_confirmed(
+        self: &Rc<Self>,
+        answer: impl FnOnce(&Rc<Services>) -> Result<Unary, Status> + 'static,
+    ) -> Result<Unary, Status> {
+        let question = self.pending.ask(Ask::Read)?;
+        let services = Rc::clone(self);
+        Ok(Unary::Later(Box::pin(async move {
+            confirmed(question.await?)?;
+            match answer(&services)? {
+                Unary::Done(answer) => answer,
+                Unary::Later(answer) => answer.await,
+            }
+        })))
+    }
+
+    /// As [`Services::read`], for streams: waits until the newest published state is as new as a linearizable read
+    /// needs.
+    async fn wait_readable(&self, serializable: bool) -> Result<(), Status> {
+        if serializable || self.shared.state.load().reads_local {
+            return Ok(());
+        }
+        confirmed(self.pending.ask(Ask::Read)?.await?)
+    }
+
+    /// Whether the NOSPACE alarm stands, or `cost` bytes more would raise it: then it is raised.
+    fn check_quota(&self, cost: u64) -> Result<(), Status> {
+        let state = self.shared.state.load();
+        // In a cluster this member may not have heard yet that the alarm was disarmed; applying a write tells.
+        if state.reads_local && state.alarms.any(AlarmType::Nospace as i32) {
+            // With both alarms raised, etcd's writes fail for the other one.
+            let corrupt = state.alarms.any(AlarmType::Corrupt as i32);
+            return Err(if corrupt { error::CORRUPT } else { error::NO_SPACE });
+        }
+        if let Some(quota) = self.shared.limits.quota_bytes
+            && state.in_use_bytes + cost > quota
+        {
+            self.pending.tell(Ask::RaiseNoSpace);
+            return Err(error::NO_SPACE);
+        }
+        Ok(())
+    }
+}
+
+/// The calls that a member without a vote answers. Of ranges it answers the serializable ones.
+fn is_for_learners(method: u16) -> bool {
+    api::METHODS.get(usize::from(method)).is_some_and(|method| {
+        let path = method.path;
+        path == "/etcdserverpb.Maintenance/Status"
+            || path == "/etcdserverpb.Maintenance/Snapshot"
+            || path == "/etcdserverpb.KV/Range"
+            || path.starts_with("/grpc.health.v1.")
+    })
+}
+
+/// The calls that a member does not answer while the CORRUPT alarm names it: etcd's goes on answering reads, from a
+/// state that is known to be wrong (COMPAT-20). Leases are renewed at the leader, and what an operator needs to look
+/// and to repair goes on. Writes are refused when they are applied, at all members at the same entry, so that one behind
+/// a disarming is not refused by a member that has not heard of it yet.
+fn is_about_data(method: u16) -> bool {
+    api::METHODS.get(usize::from(method)).is_some_and(|method| {
+        let service = method.service;
+        let guarded = matches!(
+            service,
+            "etcdserverpb.KV" | "etcdserverpb.Watch" | "v3lockpb.Lock" | "v3electionpb.Election"
+        );
+        guarded && !matches!(method.name, "Put" | "DeleteRange" | "Compact")
+    })
+}
+
+/// What is said of a call that was carried out, and may have written, when its client takes no answers (COMPAT-62).
+const CARRIED_OUT: Status = Status::new(
+    Code::Unavailable,
+    "mainstay: the request was carried out, but cannot be answered: its client takes no answers",
+);
+
+/// What is said of a call that was answered, when there is no room for the answer. A client takes the first for a
+/// refusal, so only those get it that change nothing, whatever they ask for.
+fn unanswered(method: u16) -> Status {
+    match api::METHODS.get(usize::from(method)).map_or("", |method| method.path) {
+        "/etcdserverpb.KV/Range"
+        | "/etcdserverpb.Lease/LeaseTimeToLive"
+        | "/etcdserverpb.Lease/LeaseLeases"
+        | "/etcdserverpb.Cluster/MemberList"
+        | "/etcdserverpb.Maintenance/Status"
+        | "/etcdserverpb.Maintenance/Hash"
+        | "/etcdserverpb.Maintenance/HashKV" => error::TOO_MANY_REQUESTS,
+        _ => CARRIED_OUT,
+    }
+}
+
+fn confirmed(reply: Reply) -> Result<(), Status> {
+    match reply.body {
+        ReplyBody::Readable => Ok(()),
+        ReplyBody::Outcome(Err(status), _) => Err(status),
+        _ => Err(error::STOPPED),
+    }
+}
+
+impl front::Service for Services {
+    fn method(&self, path: &str) -> Option<Method> {
+        let id = *self.methods.get(path)?;
+        let kind = match api::METHODS[usize::from(id)].kind {
+            api::Kind::Unary => Kind::Unary,
+            api::Kind::ServerStream => Kind::ServerStream,
+            api::Kind::ClientStream | api::Kind::BidiStream => Kind::Bidi,
+        };
+        Some(Method { id, kind })
+    }
+
+    fn has_service(&self, name: &str) -> bool {
+        api::METHODS.iter().any(|method| method.service == name)
+    }
+
+    fn connected(&self, peer: SocketAddr) -> Option<Box<dyn Any>> {
+        // Anew: its figures may have made way, and begun again, since this shard met it.
+        Some(Box::new(Connected::new(self.meet(peer))))
+    }
+
+    fn unary(self: Rc<Self>, head: Head, message: Bytes) -> Unary {
+        if let Err(status) = self.admit(&head, false) {
+            return Unary::Done(Err(status));
+        }
+        if self.timed {
+            self.began.set(self.shared.clock.now());
+        }
+        self.peer.set(head.peer);
+        let answer = self.dispatch(head.method, message).unwrap_or_else(|status| Unary::Done(Err(status)));
+        if self.timed { self.timed(head.method, answer) } else { answer }
+    }
+
+    fn unanswered(&self, method: u16) -> Status {
+        unanswered(method)
+    }
+
+    fn stream(
+        self: Rc<Self>,
+        head: Head,
+        inbound: Inbound,
+        outbound: Outbound,
+    ) -> LocalBoxFuture<Result<(), Status>> {
+        let services = self;
+        if let Err(status) = services.admit(&head, true) {
+            return Box::pin(async move { Err(status) });
+        }
+        let path = api::METHODS.get(usize::from(head.method)).map_or("", |method| method.path);
+        match path {
+            "/etcdserverpb.Watch/Watch" => {
+                let closing = services.closing.clone();
+                let caller = services.caller_of(head.peer);
+                services.hub.stream(head, caller, inbound, outbound, closing)
+            }
+            "/etcdserverpb.Lease/LeaseKeepAlive" => {
+                let caller = services.caller_of(head.peer);
+                Box::pin(services.lease_keep_alive(caller, inbound, outbound))
+            }
+            "/etcdserverpb.KV/RangeStream" => Box::pin(services.range_stream(inbound, outbound)),
+            "/etcdserverpb.Maintenance/Snapshot" => Box::pin(services.snapshot(inbound, outbound)),
+            "/grpc.health.v1.Health/Watch" => Box::pin(services.health_watch(inbound, outbound)),
+            path if path.starts_with("/v3electionpb.") => {
+                Box::pin(async { Err(unimplemented("the election service")) })
+            }
+            _ => Box::pin(async { Err(error::UNKNOWN_METHOD) }),
+        }
+    }
+
+    fn http(self: Rc<Self>, mut request: http::Request<Bytes>) -> LocalBoxFuture<http::Response<Bytes>> {
+        Box::pin(async move {
+            crate::http::confirm(&self.shared, &mut request).await;
+            crate::http::answer(&self.shared, &self.values, &self.counters, &request)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_write_is_said_to_have_been_refused_for_want_of_room_for_its_answer() {
+        let said = |path: &str| {
+            let method = api::METHODS.iter().position(|method| method.path == path).expect("a method");
+            unanswered(u16::try_from(method).expect("a small number"))
+        };
+        for name in
+            ["KV/Put", "KV/DeleteRange", "KV/Txn", "KV/Compact", "Lease/LeaseGrant", "Cluster/MemberAdd"]
+        {
+            let said = said(&format!("/etcdserverpb.{name}"));
+            assert!(
+                said.code == Code::Unavailable && said.message.contains("was carried out"),
+                "{name}: {said:?}"
+            );
+        }
+        assert_eq!(said("/etcdserverpb.KV/Range"), error::TOO_MANY_REQUESTS);
+    }
+}

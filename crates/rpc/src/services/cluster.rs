@@ -1,0 +1,132 @@
+//! The members of the cluster: listing and changing them.
+
+use std::rc::Rc;
+
+use api::Status;
+use api::error;
+use api::etcdserverpb::{
+    Member as MemberMessage, MemberAddRequest, MemberAddResponse, MemberListRequest, MemberListResponse,
+    MemberPromoteRequest, MemberPromoteResponse, MemberRemoveRequest, MemberRemoveResponse,
+    MemberUpdateRequest, MemberUpdateResponse, ResponseHeader,
+};
+use bytes::Bytes;
+use front::{Answer, Unary};
+use machine::Member;
+
+use super::{Services, decode, whole};
+use crate::forwarding;
+use config::{Url, identity};
+use replica::core::{Ask, MemberChange, ReplyBody};
+use replica::shared::Published;
+
+fn message_of(member: &Member) -> MemberMessage {
+    MemberMessage {
+        id: member.id,
+        name: member.name.clone(),
+        peer_urls: member.peer_urls.clone(),
+        client_urls: member.client_urls.clone(),
+        is_learner: member.is_learner,
+    }
+}
+
+fn messages_of(state: &Published) -> Vec<MemberMessage> {
+    state.members.by_id.values().map(message_of).collect()
+}
+
+/// The URLs as etcd keeps them: checked and sorted.
+fn peer_urls(texts: &[String]) -> Result<Vec<String>, Status> {
+    if texts.is_empty() {
+        return Err(error::MEMBER_BAD_URLS);
+    }
+    let mut urls = Vec::with_capacity(texts.len());
+    for text in texts {
+        urls.push(Url::parse(text).map_err(|_| error::MEMBER_BAD_URLS)?);
+    }
+    urls.sort();
+    Ok(urls.iter().map(|url| url.as_str().to_owned()).collect())
+}
+
+impl Services {
+    pub(super) fn member_list(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
+        let request: MemberListRequest = decode(message)?;
+        self.read(!request.linearizable, |services| {
+            let state = services.state();
+            let header = Some(services.header(0, &state));
+            Ok(Unary::Done(Ok(whole(&MemberListResponse { header, members: messages_of(&state) }))))
+        })
+    }
+
+    /// Has a change proposed, and answers once it is applied here, with the members as they are then.
+    fn change_members(
+        self: &Rc<Self>,
+        change: MemberChange,
+        what: &'static str,
+        answer: impl FnOnce(ResponseHeader, &Published) -> Result<Answer, Status> + 'static,
+    ) -> Result<Unary, Status> {
+        self.ask(
+            |ticket| Ask::ChangeMembers(ticket, change),
+            what,
+            |services, body, header| match body {
+                ReplyBody::MembersChanged => {
+                    answer(ResponseHeader { revision: 0, ..header }, &services.state())
+                }
+                ReplyBody::Outcome(Err(status), _) => Err(status),
+                _ => Err(error::STOPPED),
+            },
+        )
+    }
+
+    pub(super) fn member_add(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
+        let request: MemberAddRequest = decode(message)?;
+        let peer_urls = peer_urls(&request.peer_urls)?;
+        let now = i64::try_from(self.shared.clock.unix_seconds()).unwrap_or(i64::MAX);
+        let mut id = identity::added_member_id(&peer_urls, now);
+        // Added, removed and added again within a second: an id that was removed never comes back.
+        let state = self.state();
+        for later in 1..=i64::try_from(state.members.removed.len()).unwrap_or(i64::MAX) {
+            if state.members.removed.contains(&id) {
+                id = identity::added_member_id(&peer_urls, now.saturating_add(later));
+            }
+        }
+        let member = Member { id, peer_urls, is_learner: request.is_learner, ..Member::default() };
+        let added = message_of(&member);
+        self.change_members(MemberChange::Add(member), "MemberAdd", |header, state| {
+            let header = Some(header);
+            Ok(whole(&MemberAddResponse { header, member: Some(added), members: messages_of(state) }))
+        })
+    }
+
+    pub(super) fn member_remove(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
+        let MemberRemoveRequest { id } = decode(message)?;
+        self.change_members(MemberChange::Remove(id), "MemberRemove", |header, state| {
+            Ok(whole(&MemberRemoveResponse { header: Some(header), members: messages_of(state) }))
+        })
+    }
+
+    pub(super) fn member_update(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
+        let request: MemberUpdateRequest = decode(message)?;
+        let member =
+            Member { id: request.id, peer_urls: peer_urls(&request.peer_urls)?, ..Member::default() };
+        self.change_members(MemberChange::Update(member), "MemberUpdate", |header, state| {
+            Ok(whole(&MemberUpdateResponse { header: Some(header), members: messages_of(state) }))
+        })
+    }
+
+    /// Only the leader knows how far a learner has come, so others hand this on to it.
+    pub(super) fn member_promote(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
+        let MemberPromoteRequest { id } = decode(message)?;
+        let respond = |header, members| whole(&MemberPromoteResponse { header: Some(header), members });
+        let state = self.state();
+        if state.leader == self.shared.identity.member_id || state.leader == 0 {
+            return self.change_members(MemberChange::Promote(id), "MemberPromote", move |header, state| {
+                Ok(respond(header, messages_of(state)))
+            });
+        }
+        let services = Rc::clone(self);
+        Ok(Unary::Later(Box::pin(async move {
+            let members = forwarding::promote(&services.shared, id).await?;
+            let header = services.header(0, &services.state());
+            Ok(respond(header, members.iter().map(message_of).collect()))
+        })))
+    }
+}

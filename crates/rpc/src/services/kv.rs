@@ -1,0 +1,326 @@
+//! Puts, deletes, transactions, compactions.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use storage::values::unreadable;
+
+use api::error;
+use api::etcdserverpb::{
+    CompactionRequest, CompactionResponse, DeleteRangeRequest, PutRequest, ResponseHeader, TxnRequest,
+    request_op,
+};
+use api::{Code, Status};
+use bytes::Bytes;
+use front::{Answer, Unary};
+use machine::request::Undecodable;
+use machine::txn::{Compared, LookedAt, TxnOutcome};
+use machine::{AsOf, Outcome, ReadError, check};
+
+use super::choose::READ_AT_ONCE;
+use super::range::{BYTES_AT_ONCE, KEYS_PER_SLICE};
+use super::{Services, UNPARSEABLE, answers, decode, whole};
+use crate::encode;
+use replica::core::{Ask, ReplyBody, Ticket, command};
+use replica::long_reads::Reader;
+use storage::values::{Attempt, made};
+use telemetry::slow_requests;
+
+/// Keys that the comparisons of one transaction may look at (COMPAT-74): they are made in apply, in one go.
+const COMPARED_KEYS_MAX: u64 = 100_000;
+/// Bytes of values that they may read: a few of the largest values.
+const COMPARED_BYTES_MAX: u64 = 16 << 20;
+const TOO_MUCH_COMPARED: Status =
+    Status::new(Code::ResourceExhausted, "mainstay: too much to compare in one transaction");
+
+/// After so many passes in the newest state, a transaction that only reads is evaluated in one that stays the same.
+const CURRENT_PASSES_MAX: u32 = 8;
+/// After so many of them, all that it compares is fetched, whatever is at hand by then.
+const PASSES_WITH_QUESTIONS: u32 = 3;
+
+/// What a transaction that only reads comes to.
+struct Evaluated {
+    /// In this state.
+    state: AsOf,
+    /// The term of the last entry before it.
+    term: u64,
+    outcome: TxnOutcome,
+}
+
+/// Fields of `InternalRaftRequest`.
+mod field {
+    pub const PUT: u32 = 4;
+    pub const DELETE_RANGE: u32 = 5;
+    pub const TXN: u32 = 6;
+    pub const COMPACTION: u32 = 7;
+}
+
+impl Services {
+    /// Puts a client's request to the core, unchanged, as this field of an `InternalRaftRequest`.
+    pub(super) fn propose(
+        self: &Rc<Self>,
+        field: u32,
+        request: &Bytes,
+        wait_removed: bool,
+        what: &'static str,
+        answer: impl FnOnce(&Services, Outcome, ResponseHeader) -> Result<Answer, Status> + 'static,
+    ) -> Result<Unary, Status> {
+        self.propose_then(field, request, wait_removed, what, |services, outcome, _, header| {
+            Ok(Unary::Done(answer(services, outcome, header)))
+        })
+    }
+
+    /// As [`Services::propose`], for answers that hold keys and values: they come with the state right behind the write.
+    fn propose_then(
+        self: &Rc<Self>,
+        field: u32,
+        request: &Bytes,
+        wait_removed: bool,
+        what: &'static str,
+        answer: impl FnOnce(&Services, Outcome, Option<Box<AsOf>>, ResponseHeader) -> Result<Unary, Status>
+        + 'static,
+    ) -> Result<Unary, Status> {
+        let id = self.shared.request_id();
+        let data = command(id, field, request);
+        if data.len() > self.shared.limits.request_bytes_max {
+            return Err(error::REQUEST_TOO_LARGE);
+        }
+        let bytes = data.len();
+        self.shared.admit_proposal(bytes)?;
+        let writer = self.peer.get().port();
+        let ask = |ticket: Ticket| Ask::Propose { ticket, id, data, writer, wait_removed };
+        self.ask_then(ask, what, |services, body, header| match body {
+            ReplyBody::Outcome(outcome, state) => answer(services, outcome?, state, header),
+            _ => Err(error::STOPPED),
+        })
+        .inspect_err(|_| self.shared.proposal_taken(bytes))
+    }
+
+    /// Keeps in mind who puts large values.
+    fn note_value(&self, put: &PutRequest) {
+        if put.value.len() >= slow_requests::VALUE_BYTES {
+            let (client, now) = (self.peer.get().ip(), self.shared.clock.wall());
+            self.shared.slow_requests.put(client, &put.key, put.value.len(), now);
+        }
+    }
+
+    pub(super) fn put(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
+        let request: PutRequest = decode(message.clone())?;
+        check::put(&request)?;
+        self.check_quota(check::put_cost(&request))?;
+        self.note_value(&request);
+        self.propose_then(field::PUT, &message, false, "Put", |services, outcome, state, header| {
+            let Outcome::Put { revision, previous } = outcome else { return Err(error::STOPPED) };
+            let header = ResponseHeader { revision, ..header };
+            let (Some(previous), Some(state)) = (previous, state) else {
+                let answer = encode::put(&header, None, &*services.values);
+                return Ok(Unary::Done(answer.map(Answer::Whole).map_err(|e| unreadable(&e))));
+            };
+            if let Some(answer) = services.at_once(|values| encode::put(&header, Some(&previous), values)) {
+                return Ok(answer);
+            }
+            let answer = answers::put(*state, Rc::clone(&services.values), header, previous);
+            Ok(Unary::Later(Box::pin(answers::written(answer))))
+        })
+    }
+
+    pub(super) fn delete_range(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
+        let request: DeleteRangeRequest = decode(message.clone())?;
+        check::delete_range(&request)?;
+        self.propose_then(
+            field::DELETE_RANGE,
+            &message,
+            false,
+            "DeleteRange",
+            |services, outcome, state, header| {
+                let Outcome::DeleteRange(deleted) = outcome else { return Err(error::STOPPED) };
+                let header = ResponseHeader { revision: deleted.revision, ..header };
+                // It fails if something is left to be read.
+                if let Some(answer) =
+                    services.at_once(|values| encode::delete_range(&header, &deleted, values))
+                {
+                    return Ok(answer);
+                }
+                let state = state.ok_or(error::STOPPED)?;
+                let answer = answers::delete_range(*state, Rc::clone(&services.values), header, deleted);
+                Ok(Unary::Later(Box::pin(answers::written(answer))))
+            },
+        )
+    }
+
+    pub(super) fn txn(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
+        let request = machine::request::txn(message.clone()).map_err(|why| match why {
+            Undecodable::TooDeep => error::TOO_MANY_OPS,
+            Undecodable::Malformed(_) => UNPARSEABLE,
+        })?;
+        check::txn(&request, self.shared.limits.txn_ops_max)?;
+        if self.compares_too_much(&request) {
+            return Err(TOO_MUCH_COMPARED);
+        }
+        if check::txn_is_read_only(&request) {
+            let serializable = check::txn_is_serializable(&request);
+            return self.read(serializable, move |services| services.txn_now(request));
+        }
+        let cost = check::txn_cost(&request);
+        if cost > 0 {
+            self.check_quota(cost)?;
+        }
+        for operation in request.success.iter().chain(&request.failure) {
+            if let Some(request_op::Request::RequestPut(put)) = &operation.request {
+                self.note_value(put);
+            }
+        }
+        if !machine::txn::compares_values(&request) {
+            return self.propose_txn(&message);
+        }
+        // The core is not to wait for a disk when it applies this: what it will compare is fetched first.
+        let compared = Compared::of(&request);
+        let values = Attempt::new(self.values.clone());
+        let looked_at = self.look(&compared, &LookedAt::default(), &values);
+        if values.is_complete() && compared.is_done(&looked_at) {
+            return self.propose_txn(&message);
+        }
+        let services = Rc::clone(self);
+        Ok(Unary::Later(Box::pin(async move {
+            let mut looked_at = LookedAt::default();
+            while !compared.is_done(&looked_at) {
+                let values = services.values.clone();
+                looked_at = made(values, |values| services.look(&compared, &looked_at, values)).await;
+                tokio::task::yield_now().await;
+            }
+            match services.propose_txn(&message)? {
+                Unary::Done(answer) => answer,
+                Unary::Later(answer) => answer.await,
+            }
+        })))
+    }
+
+    /// Whether the comparisons of a transaction look at too much of the newest state.
+    fn compares_too_much(&self, request: &TxnRequest) -> bool {
+        let state = self.shared.state.load();
+        let snapshot = state.view.snapshot();
+        check::compared_keys(request, &snapshot, COMPARED_KEYS_MAX) > COMPARED_KEYS_MAX
+            || check::compared_bytes(request, &snapshot, COMPARED_BYTES_MAX) > COMPARED_BYTES_MAX
+    }
+
+    /// Looks at the next of the values that a transaction compares.
+    fn look(&self, compared: &Compared, from: &LookedAt, values: &Attempt) -> LookedAt {
+        let state = self.shared.state.load();
+        compared.look(from, &state.view.snapshot(), values, KEYS_PER_SLICE, READ_AT_ONCE)
+    }
+
+    fn propose_txn(self: &Rc<Self>, message: &Bytes) -> Result<Unary, Status> {
+        self.propose_then(field::TXN, message, false, "Txn", |services, outcome, state, header| {
+            let Outcome::Txn(txn) = outcome else { return Err(error::STOPPED) };
+            let header = ResponseHeader { revision: txn.revision, ..header };
+            if let Some(answer) = services.txn_at_once(&header, &txn) {
+                return Ok(answer);
+            }
+            let state = state.ok_or(error::STOPPED)?;
+            let answer = answers::txn(*state, Rc::clone(&services.values), header, txn);
+            Ok(Unary::Later(Box::pin(answers::written(answer))))
+        })
+    }
+
+    /// An answer that `encode` makes, if all values that it holds are at hand, and where they were.
+    fn at_once(&self, encode: impl FnOnce(&Attempt) -> Result<Bytes, ReadError>) -> Option<Unary> {
+        let values = Attempt::new(self.values.clone());
+        let answer = encode(&values).ok()?;
+        values.is_complete().then(|| Unary::Done(Ok(Answer::Whole(answer))))
+    }
+
+    /// The answer of a transaction, unless it has ranges to read, or much, or something that is not at hand.
+    fn txn_at_once(&self, header: &ResponseHeader, outcome: &TxnOutcome) -> Option<Unary> {
+        if outcome.reads_later() || encode::named_len(outcome) > BYTES_AT_ONCE {
+            return None;
+        }
+        self.at_once(|values| encode::txn(header, outcome, values))
+    }
+
+    /// Answers a transaction that only reads.
+    fn txn_now(self: &Rc<Self>, request: TxnRequest) -> Result<Unary, Status> {
+        let before = self.state();
+        let values = Attempt::new(self.values.clone());
+        let evaluated = machine::txn::read_only(&before.view.snapshot(), &request, &values);
+        let mut known = None;
+        if values.is_complete() {
+            let outcome = evaluated.map_err(super::range::failed)?;
+            if let Some(answer) = self.txn_at_once(&self.header(outcome.revision, &before), &outcome) {
+                return Ok(answer);
+            }
+            known = Some(outcome);
+        }
+        // It takes a while: from here on as of a moment, without a view.
+        let (state, newest) = self.shared.read_long(Reader::Range);
+        let known = known.filter(|_| Arc::ptr_eq(&before, &newest));
+        let known = known.map(|outcome| Evaluated { state, term: newest.applied_term, outcome });
+        let services = Rc::clone(self);
+        Ok(Unary::Later(Box::pin(async move {
+            let Evaluated { state, term, outcome } = match known {
+                Some(known) => known,
+                None => services.evaluated(&request, values).await?,
+            };
+            let header = services.shared.header(outcome.revision, term);
+            answers::txn(state, Rc::clone(&services.values), header, outcome).await
+        })))
+    }
+
+    /// What a transaction that only reads comes to; fetches what it compares.
+    ///
+    /// Each pass is made in the newest state of then: as of a moment that lies back, a walk would pass over all that was
+    /// written and deleted in its ranges since, in one go.
+    async fn evaluated(&self, request: &TxnRequest, mut values: Attempt) -> Result<Evaluated, Status> {
+        values.fetched().await;
+        let compared = Compared::of(request);
+        let mut passes = 0;
+        let (state, term) = loop {
+            // All that it may compare: a comparison ends at the first value that is missing.
+            let mut looked_at = LookedAt::default();
+            while !compared.is_done(&looked_at) {
+                looked_at = self.look(&compared, &looked_at, &values);
+                if passes < PASSES_WITH_QUESTIONS {
+                    values.ask_again();
+                }
+                values.fetched().await;
+                tokio::task::yield_now().await;
+            }
+            if self.compares_too_much(request) {
+                return Err(TOO_MUCH_COMPARED);
+            }
+            let (state, newest) = self.shared.read_long(Reader::Range);
+            let outcome = machine::txn::read_only(&newest.view.snapshot(), request, &values);
+            let term = newest.applied_term;
+            if values.is_complete() {
+                let outcome = outcome.map_err(super::range::failed)?;
+                return Ok(Evaluated { state, term, outcome });
+            }
+            passes += 1;
+            if passes == CURRENT_PASSES_MAX {
+                break (state, term);
+            }
+            drop((state, newest));
+            values.fetched().await;
+        };
+        // What it compares changes all the time.
+        loop {
+            values.fetched().await;
+            if self.compares_too_much(request) {
+                return Err(TOO_MUCH_COMPARED);
+            }
+            let slice = super::range::slice(&state)?;
+            let outcome = machine::txn::read_only(&slice.snapshot(), request, &values);
+            drop(slice);
+            if values.is_complete() {
+                let outcome = outcome.map_err(super::range::failed)?;
+                return Ok(Evaluated { state, term, outcome });
+            }
+        }
+    }
+
+    pub(super) fn compact(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
+        let request: CompactionRequest = decode(message.clone())?;
+        self.propose(field::COMPACTION, &message, request.physical, "Compaction", |_, outcome, header| {
+            let Outcome::Compacted = outcome else { return Err(error::STOPPED) };
+            Ok(whole(&CompactionResponse { header: Some(header) }))
+        })
+    }
+}

@@ -1,0 +1,306 @@
+//! Leases.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashSet};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::Poll;
+use std::time::Duration;
+
+use api::Status;
+use api::error;
+use api::etcdserverpb::{
+    LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveRequest, LeaseKeepAliveResponse, LeaseLeasesRequest,
+    LeaseLeasesResponse, LeaseRevokeRequest, LeaseRevokeResponse, LeaseStatus, LeaseTimeToLiveRequest,
+    LeaseTimeToLiveResponse,
+};
+use bytes::{BufMut as _, Bytes, BytesMut};
+use front::{Answer, First, Held, Inbound, Outbound, Unary, race};
+use machine::found::put_varint;
+use machine::{Outcome, SharedMap, check};
+use prost::Message as _;
+
+use super::{Services, confirmed, decode, decode_streamed, pieces, whole};
+use crate::encode::{field_len, header_len, number_len, put_field, put_header, put_number};
+use crate::forwarding;
+use replica::core::{Ask, LISTED_AT_ONCE, ReplyBody};
+use replica::pending::Question;
+use telemetry::callers::Caller;
+
+/// Bytes of one piece of a long list.
+const PIECE_BYTES: usize = 64 << 10;
+
+/// Fields of `InternalRaftRequest`.
+mod field {
+    pub const LEASE_GRANT: u32 = 8;
+    pub const LEASE_REVOKE: u32 = 9;
+}
+
+/// Leases of one stream that are told apart; with more it is plain enough what the client does.
+const RENEWED_MAX: usize = 10_000;
+/// What each of them takes: its id, and what the table has beside it.
+const RENEWED_BYTES: usize = 10;
+
+/// The leases that a stream has renewed, as its client's figures count them while it is open.
+struct Renewed {
+    caller: Arc<Caller>,
+    ids: HashSet<i64>,
+    /// Charges them to the client.
+    held: Held,
+}
+
+impl Renewed {
+    fn note(&mut self, id: i64) {
+        if self.ids.len() < RENEWED_MAX && self.ids.insert(id) {
+            self.caller.leases.fetch_add(1, Relaxed);
+            self.held.set(self.ids.capacity() * RENEWED_BYTES);
+        }
+    }
+}
+
+impl Drop for Renewed {
+    fn drop(&mut self) {
+        self.caller.leases.fetch_sub(self.ids.len() as i64, Relaxed);
+    }
+}
+
+/// The keys of a lease.
+type Keys = SharedMap<Bytes, ()>;
+
+/// An answer of `len` bytes, made by `next`, which gives pieces of about [`PIECE_BYTES`] and in the end an empty one, and
+/// holds `kept` bytes for it.
+fn in_pieces(len: usize, kept: usize, mut next: impl FnMut() -> Bytes + 'static) -> Result<Answer, Status> {
+    // Pieces are small, and the rest is held to the end.
+    let kept = PIECE_BYTES + kept;
+    pieces::answer(len, kept, move |_, _| {
+        let piece = next();
+        Poll::Ready(Ok((!piece.is_empty()).then_some((piece, kept))))
+    })
+}
+
+/// The answer with these keys; with many of them, piece by piece.
+async fn time_to_live_answer(mut response: LeaseTimeToLiveResponse, keys: Keys) -> Result<Answer, Status> {
+    if keys.len() <= LISTED_AT_ONCE {
+        response.keys = keys.keys().cloned().collect();
+        return Ok(whole(&response));
+    }
+    let mut head = Some(Bytes::from(response.encode_to_vec()));
+    let mut len = head.as_ref().map_or(0, Bytes::len);
+    let mut behind: Option<Bytes> = None;
+    loop {
+        let mut last = None;
+        for (key, ()) in keys.after(behind.as_ref()).take(LISTED_AT_ONCE) {
+            len += field_len(key.len());
+            last = Some(key);
+        }
+        let Some(last) = last else { break };
+        behind = Some(last.clone());
+        tokio::task::yield_now().await;
+    }
+    let mut behind: Option<Bytes> = None;
+    // The list is shared with the state; what changes there is copied.
+    in_pieces(len, len, move || {
+        let mut out = BytesMut::with_capacity(PIECE_BYTES + 4096);
+        out.extend(head.take());
+        let mut last = None;
+        for (key, ()) in keys.after(behind.as_ref()) {
+            if out.len() >= PIECE_BYTES {
+                break;
+            }
+            put_field(&mut out, 5, key);
+            last = Some(key.clone());
+        }
+        behind = last.or(behind.take());
+        out.freeze()
+    })
+}
+
+impl Services {
+    pub(super) fn lease_grant(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
+        let mut request: LeaseGrantRequest = decode(message)?;
+        self.check_quota(check::LEASE_COST)?;
+        if request.id == 0 {
+            request.id = self.shared.lease_id();
+        }
+        // COMPAT-64: here and not when it is applied, where the options of members may differ.
+        request.ttl = request.ttl.max(self.shared.limits.lease_ttl_min);
+        let message = request.encode_to_vec().into();
+        self.propose(field::LEASE_GRANT, &message, false, "LeaseGrant", |_, outcome, header| {
+            let Outcome::LeaseGranted { id, ttl } = outcome else { return Err(error::STOPPED) };
+            Ok(whole(&LeaseGrantResponse { header: Some(header), id, ttl, error: String::new() }))
+        })
+    }
+
+    pub(super) fn lease_revoke(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
+        let _: LeaseRevokeRequest = decode(message.clone())?;
+        self.propose(field::LEASE_REVOKE, &message, false, "LeaseRevoke", |_, _, header| {
+            Ok(whole(&LeaseRevokeResponse { header: Some(header) }))
+        })
+    }
+
+    /// Only the leader's clocks say how long a lease has.
+    pub(super) fn lease_time_to_live(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
+        let LeaseTimeToLiveRequest { id, keys } = decode(message)?;
+        let services = Rc::clone(self);
+        Ok(Unary::Later(Box::pin(async move {
+            let began = services.shared.clock.now();
+            let answered = services.whoever_leads(async || services.time_to_live(id, keys).await).await;
+            let took = services.shared.clock.now().saturating_duration_since(began);
+            services.took("LeaseTimeToLive", answered.is_ok(), took);
+            let (mut response, keys) = answered?;
+            let state = services.state();
+            response.header = Some(services.header(state.view.snapshot().current_revision(), &state));
+            drop(state);
+            time_to_live_answer(response, keys).await
+        })))
+    }
+
+    /// Asks here or the leader. The keys are those that this member knows, once it has come as far as the leader: a
+    /// lease may have millions, which no answer between members could hold.
+    async fn time_to_live(&self, id: i64, keys: bool) -> Result<(LeaseTimeToLiveResponse, Keys), Status> {
+        if !self.leads() {
+            let response = forwarding::time_to_live(&self.shared, id, false).await?;
+            if !keys || response.ttl < 0 {
+                return Ok((response, Keys::default()));
+            }
+            confirmed(self.pending.ask(Ask::Read)?.await?)?;
+            return match self.pending.ask(|ticket| Ask::LeaseKeys(ticket, id))?.await?.body {
+                ReplyBody::LeaseKeys(keys) => Ok((response, keys)),
+                _ => Err(error::STOPPED),
+            };
+        }
+        match self.pending.ask(|ticket| Ask::TimeToLive(ticket, id, keys))?.await?.body {
+            ReplyBody::TimeToLive { ttl, granted, keys } => {
+                let response =
+                    LeaseTimeToLiveResponse { header: None, id, ttl, granted_ttl: granted, keys: Vec::new() };
+                Ok((response, keys))
+            }
+            ReplyBody::Outcome(Err(status), _) => Err(status),
+            _ => Err(error::STOPPED),
+        }
+    }
+
+    fn leads(&self) -> bool {
+        self.shared.state.load().leader == self.shared.identity.member_id
+    }
+
+    pub(super) fn lease_leases(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
+        let LeaseLeasesRequest {} = decode(message)?;
+        let began = self.shared.clock.now();
+        let question = self.pending.ask(Ask::Leases)?;
+        let services = Rc::clone(self);
+        Ok(Unary::Later(Box::pin(async move {
+            let answered = services.leases(question).await;
+            let took = services.shared.clock.now().saturating_duration_since(began);
+            services.took("LeaseLeases", answered.is_ok(), took);
+            answered
+        })))
+    }
+
+    /// The leases of one moment. Many are put in order here, in slices, by times that the core gives in slices.
+    async fn leases(&self, question: Question) -> Result<Answer, Status> {
+        let reply = question.await?;
+        let header = self.shared.header(reply.revision, reply.raft_term);
+        let leases = match reply.body {
+            ReplyBody::Leases(ids) => {
+                let leases = ids.into_iter().map(|id| LeaseStatus { id }).collect();
+                return Ok(whole(&LeaseLeasesResponse { header: Some(header), leases }));
+            }
+            ReplyBody::ManyLeases(leases) => leases,
+            _ => return Err(error::STOPPED),
+        };
+        let mut len = header_len(&header);
+        // Each run is in order, the first to end last; so are all runs, by their first.
+        let mut runs = BinaryHeap::new();
+        let mut behind = None;
+        loop {
+            let ids: Vec<i64> = leases.after(behind).take(LISTED_AT_ONCE).map(|(id, _)| id).collect();
+            let Some(last) = ids.last() else { break };
+            behind = Some(*last);
+            let asked = ids.clone();
+            let times = match self.pending.ask(|ticket| Ask::LeaseTimes(ticket, asked))?.await?.body {
+                ReplyBody::LeaseTimes(times) => times,
+                _ => return Err(error::STOPPED),
+            };
+            len += ids.iter().map(|id| field_len(number_len(*id))).sum::<usize>();
+            let mut run: Vec<Reverse<(Duration, i64)>> = times.into_iter().zip(ids).map(Reverse).collect();
+            run.sort_unstable();
+            runs.extend(run.pop().map(|first| (first, run)));
+        }
+        let mut header = Some(header);
+        let kept = leases.len() * size_of::<(Duration, i64)>();
+        drop(leases);
+        in_pieces(len, kept, move || {
+            let mut out = BytesMut::with_capacity(PIECE_BYTES + 64);
+            if let Some(header) = header.take() {
+                put_header(&mut out, &header);
+            }
+            while out.len() < PIECE_BYTES {
+                let Some((Reverse((_, id)), mut run)) = runs.pop() else { break };
+                out.put_u8(0x12);
+                put_varint(&mut out, number_len(id) as u64);
+                put_number(&mut out, 1, id);
+                runs.extend(run.pop().map(|first| (first, run)));
+            }
+            out.freeze()
+        })
+    }
+
+    /// Answers each request of the stream; a lease that is gone is answered with TTL 0.
+    pub(super) async fn lease_keep_alive(
+        self: Rc<Self>,
+        caller: Arc<Caller>,
+        mut inbound: Inbound,
+        mut outbound: Outbound,
+    ) -> Result<(), Status> {
+        let mut closing = self.closing.clone();
+        let held = outbound.account().hold(0);
+        let mut renewed = Renewed { caller, ids: HashSet::new(), held };
+        loop {
+            let First::Left(next) = race(inbound.next(), closing.begun()).await else {
+                return Err(error::STOPPED);
+            };
+            let Some(message) = next? else { return Ok(()) };
+            let LeaseKeepAliveRequest { id } = decode_streamed(message)?;
+            let ttl = self.renew(id).await?;
+            renewed.note(id);
+            let header = {
+                // Not held while the client does not read.
+                let state = self.shared.state.load();
+                Some(self.header(state.view.snapshot().current_revision(), &state))
+            };
+            outbound.send(LeaseKeepAliveResponse { header, id, ttl }.encode_to_vec().into()).await?;
+        }
+    }
+
+    /// Renews a lease, here or at the leader: the TTL, 0 if the lease is gone.
+    pub(super) async fn renew(&self, id: i64) -> Result<i64, Status> {
+        let renew = async || {
+            if !self.leads() {
+                return forwarding::renew(&self.shared, id).await;
+            }
+            match self.pending.ask(|ticket| Ask::KeepAlive(ticket, id))?.await?.body {
+                ReplyBody::KeptAlive(ttl) => Ok(ttl),
+                ReplyBody::Outcome(Err(status), _) => Err(status),
+                _ => Err(error::STOPPED),
+            }
+        };
+        self.whoever_leads(renew).await
+    }
+
+    /// Repeats what only a leader answers, for as long as leadership moves while it is asked.
+    async fn whoever_leads<T>(&self, ask: impl AsyncFn() -> Result<T, Status>) -> Result<T, Status> {
+        let clock = &self.shared.clock;
+        let deadline = clock.now() + self.shared.limits.request_timeout;
+        loop {
+            match ask().await {
+                Err(status) if status == error::NOT_PRIMARY_LESSOR && clock.now() < deadline => {
+                    clock.sleep(Duration::from_millis(50)).await;
+                }
+                Err(status) if status == error::NOT_PRIMARY_LESSOR => return Err(error::TIMEOUT),
+                answered => return answered,
+            }
+        }
+    }
+}

@@ -1,0 +1,752 @@
+//! Ranges, whole and streamed, from the newest published state.
+//!
+//! A small answer is made at once. A large one takes two walks over its keys: one that adds up its length, and one
+//! that makes it piece by piece as the client takes it. Both stop every so often for other calls, and neither holds
+//! more than a piece in memory, nor a view between two pieces ([`AsOf`]). Values that are not at hand are fetched, a
+//! piece's at once, while other calls go on.
+
+use std::future::poll_fn;
+use std::net::IpAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
+use storage::values::unreadable;
+
+use api::error;
+use api::etcdserverpb::range_request::{SortOrder, SortTarget};
+use api::etcdserverpb::{RangeRequest, RangeResponse, RangeStreamResponse, ResponseHeader};
+use api::{Code, Status, mvccpb};
+use arc_swap::Guard;
+use bytes::{BufMut, Bytes, BytesMut};
+use front::{Answer, Inbound, Outbound, Unary};
+use machine::Values;
+use machine::check;
+use machine::found::{Found, Projection, kv_len, put_kv, put_varint, varint_len};
+use machine::range::{self, Failure, Selection};
+use machine::{AsOf, Overtaken, Slice};
+use mvcc::{KeyRange, Snapshot, Version};
+use prost::Message as _;
+
+use super::choose::{Chooser, Seen, gathered_bytes_max};
+use super::{NO_REQUEST, Services, decode, decode_streamed, pieces};
+use crate::encode::{field_len, header_len, number_len, put_header, put_number};
+use replica::long_reads::Reader;
+use replica::shared::Published;
+use storage::values::{Attempt, made};
+use telemetry::slow_requests;
+
+/// Keys that are answered at once.
+const KEYS_AT_ONCE: u64 = 128;
+/// Keys that are put in order by their values at once: each value has to be read.
+const VALUES_SORTED_AT_ONCE: u64 = 4;
+/// Bytes of an answer that is made in one go.
+pub(crate) const BYTES_AT_ONCE: usize = 128 << 10;
+/// Keys looked at between two looks at other calls.
+pub(super) const KEYS_PER_SLICE: usize = 512;
+/// Keys looked at for one piece of an answer; at an older revision some of them may not be there.
+const KEYS_PER_PIECE: u64 = 8192;
+
+pub(super) fn failed(failure: Failure) -> Status {
+    match failure {
+        Failure::Refused(status) => status,
+        other => {
+            Status::with(Code::Internal, format!("mainstay: a value could not be read: {}", other.text()))
+        }
+    }
+}
+
+fn put_kv_field(
+    out: &mut BytesMut,
+    version: Version<'_>,
+    projection: Projection,
+    values: &dyn Values,
+) -> Result<(), Status> {
+    out.put_u8(0x12);
+    put_varint(out, kv_len(version, projection) as u64);
+    put_kv(version, projection, values, out).map_err(|e| unreadable(&e))
+}
+
+fn kv_field_len(version: Version<'_>, projection: Projection) -> usize {
+    field_len(kv_len(version, projection))
+}
+
+/// What is read is gone, for this member has taken over the state of another.
+pub(super) const REPLACED: Status =
+    Status::new(Code::Unavailable, "mainstay: this member has taken over another one's state; ask again");
+
+/// The next piece of a long range.
+pub(super) fn slice(state: &AsOf) -> Result<Slice, Status> {
+    state.slice().map_err(|Overtaken| overtaken(state))
+}
+
+/// The answer to who reads a state that is no longer there.
+pub(super) fn overtaken(state: &AsOf) -> Status {
+    if state.is_replaced() { REPLACED } else { error::COMPACTED }
+}
+
+/// What remains of a large answer.
+struct Rest {
+    state: AsOf,
+    values: Attempt,
+    projection: Projection,
+    revision: i64,
+    header: Option<ResponseHeader>,
+    keys: Keys,
+    more: bool,
+    count: i64,
+    ended: bool,
+}
+
+/// The keys still to come.
+enum Keys {
+    /// In key order, so many, behind this key.
+    Walk { start: Bytes, end: Bytes, behind: Option<Vec<u8>>, left: u64 },
+    /// In another order, the last first, by main and sub revision. Where their values lie may change meanwhile.
+    Chosen(Vec<(i64, u32)>),
+}
+
+fn key_range<'a>(start: &'a Bytes, end: &'a Bytes, behind: Option<&'a [u8]>) -> KeyRange<'a> {
+    let range = KeyRange::of_request(start, end);
+    match behind {
+        Some(key) => range.after(key),
+        None => range,
+    }
+}
+
+/// What a range begins with that takes long.
+struct Opened {
+    state: AsOf,
+    header: ResponseHeader,
+    /// The revision that it reads.
+    revision: i64,
+    /// How many keys it has, if that takes no walk, as it does at an older revision and in later views.
+    counted: Option<u64>,
+    /// The most keys that the answer may hold.
+    limit: u64,
+}
+
+/// How far a piece goes.
+#[derive(Default)]
+struct Through {
+    keys: u64,
+    last: Option<Vec<u8>>,
+    ended: bool,
+}
+
+impl Rest {
+    /// The next piece, and how far it goes; to be made anew if values were missing.
+    fn piece(&self, bytes_max: usize) -> Result<(Bytes, Through), Status> {
+        let bytes_max = bytes_max.min(BYTES_AT_ONCE);
+        let mut out = BytesMut::with_capacity(self.values.piece_bytes(bytes_max) + 4096);
+        if let Some(header) = &self.header {
+            put_header(&mut out, header);
+        }
+        let slice = slice(&self.state)?;
+        let snapshot = slice.snapshot();
+        let mut through = Through::default();
+        match &self.keys {
+            Keys::Walk { start, end, behind, left } => {
+                let mut walk = snapshot
+                    .range(key_range(start, end, behind.as_deref()), self.revision)
+                    .map_err(range::refused)?;
+                walk.set_looks(KEYS_PER_PIECE);
+                let mut last = None;
+                while through.keys < *left && out.len() < self.values.piece_bytes(bytes_max) {
+                    let Some(version) = walk.next() else { break };
+                    put_kv_field(&mut out, version, self.projection, &self.values)?;
+                    last = Some(version.key());
+                    through.keys += 1;
+                }
+                through.last = walk.stopped_at().or(last).map(<[u8]>::to_vec);
+                through.ended = through.keys == *left;
+            }
+            Keys::Chosen(found) => {
+                let mut rest = found.iter().rev();
+                while out.len() < self.values.piece_bytes(bytes_max) {
+                    let Some((main, sub)) = rest.next() else { break };
+                    let version = snapshot.version_at(*main, *sub).ok_or(error::COMPACTED)?;
+                    put_kv_field(&mut out, version, self.projection, &self.values)?;
+                    through.keys += 1;
+                }
+                through.ended = through.keys == found.len() as u64;
+            }
+        }
+        if through.ended {
+            put_number(&mut out, 3, i64::from(self.more));
+            put_number(&mut out, 4, self.count);
+        }
+        Ok((out.freeze(), through))
+    }
+
+    fn go_on(&mut self, through: Through) {
+        self.header = None;
+        self.ended = through.ended;
+        match &mut self.keys {
+            Keys::Walk { behind, left, .. } => {
+                *left -= through.keys;
+                if through.last.is_some() {
+                    *behind = through.last;
+                }
+            }
+            Keys::Chosen(found) => {
+                found.truncate(found.len() - usize::try_from(through.keys).unwrap_or(found.len()));
+            }
+        }
+    }
+
+    fn poll_piece(
+        &mut self,
+        bytes_max: usize,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Option<Bytes>, Status>> {
+        if self.ended {
+            return Poll::Ready(Ok(None));
+        }
+        loop {
+            ready!(self.values.poll_fetched(context));
+            let made = self.piece(bytes_max);
+            if self.values.is_complete() {
+                let (piece, through) = made?;
+                self.go_on(through);
+                self.values.forget();
+                return Poll::Ready(Ok(Some(piece)));
+            }
+        }
+    }
+
+    /// The answer of `len` bytes that this is, which is so little that it is made at once.
+    async fn whole(mut self, len: usize) -> Result<Answer, Status> {
+        let piece = poll_fn(|context| self.poll_piece(len, context)).await?;
+        debug_assert!(self.ended && piece.as_ref().is_some_and(|piece| piece.len() == len));
+        Ok(Answer::Whole(piece.unwrap_or_default()))
+    }
+
+    /// The answer of `len` bytes that this is.
+    fn into_answer(mut self, len: usize) -> Result<Answer, Status> {
+        pieces::answer(len, self.kept_bytes(), move |bytes_max, context| {
+            let piece = ready!(self.poll_piece(bytes_max, context))?;
+            Poll::Ready(Ok(piece.map(|piece| (piece, self.kept_bytes()))))
+        })
+    }
+
+    /// Bytes held between two pieces.
+    fn kept_bytes(&self) -> usize {
+        match &self.keys {
+            Keys::Walk { start, end, behind, .. } => {
+                start.len() + end.len() + behind.as_ref().map_or(0, Vec::len)
+            }
+            Keys::Chosen(found) => found.capacity() * size_of::<(i64, u32)>(),
+        }
+    }
+}
+
+impl Services {
+    pub(super) fn range(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
+        let request: RangeRequest = decode(message)?;
+        check::range(&request)?;
+        self.shared.metrics.mvcc.ranges.inc();
+        let state = self.shared.state.load();
+        if !request.serializable && self.learns(&state) {
+            return Err(error::NOT_SUPPORTED_FOR_LEARNER);
+        }
+        let (began, client) = (Instant::now(), self.peer.get().ip());
+        if request.serializable || state.reads_local {
+            return self.range_now(request, client, began, state);
+        }
+        drop(state);
+        self.read_confirmed(move |services| {
+            services.range_now(request, client, began, services.shared.state.load())
+        })
+    }
+
+    /// Answers from this state, which is the newest or may be stale.
+    fn range_now(
+        self: &Rc<Self>,
+        request: RangeRequest,
+        client: IpAddr,
+        began: Instant,
+        state: Guard<Arc<Published>>,
+    ) -> Result<Unary, Status> {
+        if self.is_large(&request, &state)? {
+            return Ok(self.range_later(request, client, began));
+        }
+        let values = Attempt::new(self.values.clone());
+        let answer = self.small_range(&request, &state, &values).transpose();
+        if values.is_complete()
+            && let Some(answer) = answer
+        {
+            self.few_ranged(&request, client, &answer, began);
+            return Ok(Unary::Done(answer));
+        }
+        // Its values are large, or not at hand: from here on it holds no view.
+        drop(state);
+        if request.sort_target == SortTarget::Value as i32 {
+            return Ok(self.range_later(request, client, began));
+        }
+        let (rest, len) = match self.chosen(&request, values) {
+            Ok(chosen) => chosen,
+            Err(status) => {
+                self.ranged(false, began.elapsed());
+                return Err(status);
+            }
+        };
+        if len > BYTES_AT_ONCE {
+            let answer = rest.into_answer(len);
+            self.few_ranged(&request, client, &answer, began);
+            return Ok(Unary::Done(answer));
+        }
+        let services = Rc::clone(self);
+        Ok(Unary::Later(Box::pin(async move {
+            let answer = rest.whole(len).await;
+            services.few_ranged(&request, client, &answer, began);
+            answer
+        })))
+    }
+
+    /// Answers from the newest state when asked, and in slices.
+    fn range_later(self: &Rc<Self>, request: RangeRequest, client: IpAddr, began: Instant) -> Unary {
+        let services = Rc::clone(self);
+        Unary::Later(Box::pin(async move {
+            let answer = services.large_range(&request).await;
+            services.ranged(answer.is_ok(), began.elapsed());
+            services.note_range(&request, client, &answer, began.elapsed());
+            answer
+        }))
+    }
+
+    fn few_ranged(
+        &self,
+        request: &RangeRequest,
+        client: IpAddr,
+        answer: &Result<Answer, Status>,
+        began: Instant,
+    ) {
+        self.ranged(answer.is_ok(), began.elapsed());
+        if matches!(answer, Ok(Answer::Pieces { .. })) {
+            self.note_range(request, client, answer, began.elapsed());
+        }
+    }
+
+    fn ranged(&self, success: bool, took: Duration) {
+        self.range_time[usize::from(success)].observe_seconds(took);
+        self.took("Range", success, took);
+    }
+
+    /// Keeps in mind who asked for so much.
+    fn note_range(
+        &self,
+        request: &RangeRequest,
+        client: IpAddr,
+        answer: &Result<Answer, Status>,
+        took: Duration,
+    ) {
+        let bytes = match answer {
+            Ok(Answer::Pieces { len, .. }) => *len,
+            Ok(Answer::Whole(message)) => message.len(),
+            Err(_) => return,
+        };
+        let state = self.shared.state.load();
+        let keys = KeyRange::of_request(&request.key, &request.range_end);
+        // Of the newest state, whatever revision was asked for: it only has to tell large from small.
+        let keys = state.view.snapshot().count(keys, 0).unwrap_or(0);
+        let limit =
+            u64::try_from(request.limit).ok().filter(|limit| *limit > 0 && range::is_natural(request));
+        let keys = keys.min(limit.unwrap_or(u64::MAX));
+        if keys >= slow_requests::RANGE_KEYS || bytes >= slow_requests::RANGE_BYTES {
+            let now = self.shared.clock.wall();
+            let (key, end) = (&request.key, &request.range_end);
+            self.shared.slow_requests.ranged(client, (key, end), keys, bytes as u64, took, now);
+        }
+    }
+
+    /// Whether a request may select more keys than can be answered at once.
+    fn is_large(&self, request: &RangeRequest, state: &Published) -> Result<bool, Status> {
+        let range = KeyRange::of_request(&request.key, &request.range_end);
+        if range.as_single().is_some() || (request.count_only && request.revision <= 0) {
+            return Ok(false);
+        }
+        let snapshot = state.view.snapshot();
+        if request.revision > 0 && request.revision != snapshot.current_revision() {
+            // Counting at an old revision is a walk.
+            snapshot.resolve(request.revision).map_err(range::refused)?;
+            return Ok(snapshot.versions() > KEYS_AT_ONCE);
+        }
+        let count = snapshot.count(range, 0).map_err(range::refused)?;
+        let limit = u64::try_from(request.limit).unwrap_or(0);
+        let keys = if limit > 0 && range::is_natural(request) { count.min(limit) } else { count };
+        // Values that are only compared with each other count, too.
+        let sorts_values = request.sort_target == SortTarget::Value as i32;
+        Ok(keys > if sorts_values { VALUES_SORTED_AT_ONCE } else { KEYS_AT_ONCE })
+    }
+
+    /// Few keys, and the length of their answer.
+    fn select<'v>(
+        &self,
+        snapshot: &Snapshot<'v>,
+        request: &RangeRequest,
+        header: &ResponseHeader,
+        values: &Attempt,
+    ) -> Result<(Selection<'v>, usize), Status> {
+        let selection = range::select(snapshot, request, values).map_err(failed)?;
+        let projection = range::projection(request);
+        let kvs: usize = selection.versions.iter().map(|v| kv_field_len(*v, projection)).sum();
+        let numbers = number_len(i64::from(selection.more)) + number_len(selection.count);
+        Ok((selection, header_len(header) + kvs + numbers))
+    }
+
+    /// An answer with few keys; `None` if their values are too large to be put together at once.
+    fn small_range(
+        &self,
+        request: &RangeRequest,
+        state: &Published,
+        values: &Attempt,
+    ) -> Result<Option<Answer>, Status> {
+        let snapshot = state.view.snapshot();
+        let header = self.header(snapshot.current_revision(), state);
+        let (Selection { versions, more, count }, len) = self.select(&snapshot, request, &header, values)?;
+        if len > BYTES_AT_ONCE {
+            return Ok(None);
+        }
+        let projection = range::projection(request);
+        let mut out = BytesMut::with_capacity(len);
+        put_header(&mut out, &header);
+        for version in versions {
+            put_kv_field(&mut out, version, projection, values)?;
+        }
+        put_number(&mut out, 3, i64::from(more));
+        put_number(&mut out, 4, count);
+        Ok(Some(Answer::Whole(out.freeze())))
+    }
+
+    /// An answer with few keys, not sorted by their values, that takes a while; and its length. `values` may have found
+    /// missing what it holds.
+    fn chosen(&self, request: &RangeRequest, values: Attempt) -> Result<(Rest, usize), Status> {
+        let (state, published) = self.shared.read_long(Reader::Range);
+        let snapshot = published.view.snapshot();
+        let revision = snapshot.current_revision();
+        let header = self.header(revision, &published);
+        let (Selection { versions, more, count }, len) = self.select(&snapshot, request, &header, &values)?;
+        // The last stands first, for it is taken last.
+        let keys = Keys::Chosen(versions.into_iter().rev().map(|v| (v.main(), v.sub())).collect());
+        let projection = range::projection(request);
+        let header = Some(header);
+        Ok((Rest { state, values, projection, revision, header, keys, more, count, ended: false }, len))
+    }
+
+    /// An answer of `len` bytes from this state at this revision, made piece by piece.
+    fn rest(
+        &self,
+        (state, revision): (AsOf, i64),
+        projection: Projection,
+        header: ResponseHeader,
+        keys: Keys,
+        (more, count): (bool, i64),
+        len: usize,
+    ) -> Result<Answer, Status> {
+        let values = Attempt::new(self.values.clone());
+        let rest = Rest {
+            state,
+            values,
+            projection,
+            revision,
+            header: Some(header),
+            keys,
+            more,
+            count,
+            ended: false,
+        };
+        rest.into_answer(len)
+    }
+
+    fn open(&self, request: &RangeRequest) -> Result<Opened, Status> {
+        let (state, published) = self.shared.read_long(Reader::Range);
+        let snapshot = published.view.snapshot();
+        let revision = snapshot.resolve(request.revision).map_err(range::refused)?;
+        let counted = (revision == snapshot.current_revision())
+            .then(|| snapshot.count(KeyRange::of_request(&request.key, &request.range_end), 0));
+        Ok(Opened {
+            state,
+            header: self.header(snapshot.current_revision(), &published),
+            revision,
+            counted: counted.transpose().map_err(range::refused)?,
+            limit: match u64::try_from(request.limit) {
+                Ok(0) | Err(_) => u64::MAX,
+                Ok(limit) => limit,
+            },
+        })
+    }
+
+    async fn large_range(&self, request: &RangeRequest) -> Result<Answer, Status> {
+        let Opened { state, header, revision, counted, limit } = self.open(request)?;
+        let projection = range::projection(request);
+        let natural = range::is_natural(request);
+        if !natural && !request.count_only {
+            let (chosen, more, count, kvs) =
+                self.choose(&state, request, revision, limit, projection).await?;
+            let len = header_len(&header) + kvs + number_len(i64::from(more)) + number_len(count);
+            return self.rest(
+                (state, revision),
+                projection,
+                header,
+                Keys::Chosen(chosen),
+                (more, count),
+                len,
+            );
+        }
+
+        let take = if request.count_only { 0 } else { limit };
+        let (mut keys, mut kvs, mut count) = (0u64, 0usize, 0i64);
+        let mut behind: Option<Vec<u8>> = None;
+        'walk: loop {
+            {
+                let slice = slice(&state)?;
+                let range = key_range(&request.key, &request.range_end, behind.as_deref());
+                let mut walk = slice.snapshot().range(range, revision).map_err(range::refused)?;
+                walk.set_looks(KEYS_PER_SLICE as u64);
+                for version in walk.by_ref() {
+                    if keys < take {
+                        kvs += kv_field_len(version, projection);
+                        keys += 1;
+                    } else if let Some(counted) = counted {
+                        // The rest is counted without looking at it.
+                        count = counted as i64;
+                        break 'walk;
+                    }
+                    count += 1;
+                }
+                match walk.stopped_at() {
+                    Some(key) => behind = Some(key.to_vec()),
+                    None => break 'walk,
+                }
+            }
+            tokio::task::yield_now().await;
+        }
+        let more = !request.count_only && (keys as i64) < count;
+        let len = header_len(&header) + kvs + number_len(i64::from(more)) + number_len(count);
+        // Copies, since what was decoded keeps all that was read with it from the socket.
+        let copy = |bytes: &Bytes| Bytes::copy_from_slice(bytes);
+        let (start, end) = (copy(&request.key), copy(&request.range_end));
+        let walk = Keys::Walk { start, end, behind: None, left: keys };
+        self.rest((state, revision), projection, header, walk, (more, count), len)
+    }
+
+    /// Collects, filters and sorts a large range; gives the versions with the last first, and the length of their
+    /// fields.
+    async fn choose(
+        &self,
+        state: &AsOf,
+        request: &RangeRequest,
+        revision: i64,
+        limit: u64,
+        projection: Projection,
+    ) -> Result<(Vec<(i64, u32)>, bool, i64, usize), Status> {
+        let keys_max = range::keys_before_sort(request).unwrap_or(usize::MAX) as u64;
+        let limited = RangeRequest { limit: i64::try_from(limit).unwrap_or(0), ..request.clone() };
+        let mut chooser = Chooser::new(&limited, gathered_bytes_max());
+        let (mut count, mut behind): (i64, Option<Vec<u8>>) = (0, None);
+        loop {
+            let looked = made(self.values.clone(), |values| {
+                let slice = slice(state)?;
+                let range = key_range(&request.key, &request.range_end, behind.as_deref());
+                let mut walk = slice.snapshot().range(range, revision).map_err(range::refused)?;
+                walk.set_looks(KEYS_PER_SLICE as u64);
+                let (mut seen, mut count, mut last) = (Seen::default(), count, None);
+                while !seen.is_due()
+                    && let Some(version) = walk.next()
+                {
+                    count += 1;
+                    if count as u64 <= keys_max {
+                        chooser.look(version, values, &mut seen)?;
+                    }
+                    last = Some(version.key());
+                }
+                let last = walk.stopped_at().or(last.filter(|_| seen.is_due())).map(<[u8]>::to_vec);
+                Ok::<_, Status>((seen, count, last))
+            });
+            let (seen, through, last) = looked.await?;
+            chooser.take(seen)?;
+            count = through;
+            match last {
+                Some(key) => behind = Some(key),
+                None => break,
+            }
+            tokio::task::yield_now().await;
+        }
+        let (found, more) = chooser.finish().await;
+        let chosen = found.iter().map(|found| (found.mod_revision, found.sub)).collect();
+        let projected = found.into_iter().map(|found| projected(found, projection));
+        let kvs = projected.map(|found| field_len(found.encoded_len())).sum();
+        Ok((chosen, more, count, kvs))
+    }
+
+    /// Streams a range in pieces, each a `RangeResponse` that clients merge.
+    pub(super) async fn range_stream(
+        self: Rc<Self>,
+        mut inbound: Inbound,
+        mut outbound: Outbound,
+    ) -> Result<(), Status> {
+        let Some(message) = inbound.next().await? else { return Err(NO_REQUEST) };
+        let request: RangeRequest = decode_streamed(message)?;
+        check::range(&request)?;
+        check_stream(&request)?;
+        self.wait_readable(request.serializable).await?;
+        let Opened { state, header, revision, counted, limit: mut left } = self.open(&request)?;
+        let projection = range::projection(&request);
+        let target = self.shared.limits.request_bytes_max / 2;
+        if request.count_only {
+            left = 0;
+        } else if request.sort_target != SortTarget::Key as i32 {
+            let (chosen, more, count, _) = self.choose(&state, &request, revision, left, projection).await?;
+            let chosen = (chosen, projection);
+            return self.stream_chosen(&state, chosen, header, (more, count), &mut outbound).await;
+        }
+        let mut behind: Option<Vec<u8>> = None;
+        let mut sent = 0i64;
+        while left > 0 {
+            let keys_max = KEYS_PER_SLICE.min(usize::try_from(left).unwrap_or(usize::MAX));
+            let piece = made(self.values.clone(), |values| {
+                let (mut out, mut keys) = (BytesMut::new(), 0);
+                let slice = slice(&state)?;
+                let range = key_range(&request.key, &request.range_end, behind.as_deref());
+                let mut walk = slice.snapshot().range(range, revision).map_err(range::refused)?;
+                walk.set_looks(KEYS_PER_SLICE as u64);
+                let mut last = None;
+                for version in walk.by_ref().take(keys_max) {
+                    put_kv_field(&mut out, version, projection, values)?;
+                    last = Some(version.key());
+                    keys += 1;
+                    if out.len() >= target {
+                        break;
+                    }
+                }
+                Ok::<_, Status>((out, keys, walk.stopped_at().or(last).map(<[u8]>::to_vec)))
+            });
+            let (out, keys, Some(last)) = piece.await? else { break };
+            behind = Some(last);
+            sent += keys;
+            left -= keys as u64;
+            if out.is_empty() {
+                tokio::task::yield_now().await;
+                continue;
+            }
+            let mut message = BytesMut::with_capacity(out.len() + 8);
+            message.put_u8(0x0a);
+            put_varint(&mut message, out.len() as u64);
+            debug_assert!(varint_len(out.len() as u64) < 8);
+            message.put_slice(&out);
+            outbound.send(message.freeze()).await?;
+            tokio::task::yield_now().await;
+        }
+        let mut count = counted.map_or(sent, |counted| counted as i64);
+        while counted.is_none() {
+            let last = {
+                let slice = slice(&state)?;
+                let range = key_range(&request.key, &request.range_end, behind.as_deref());
+                let mut walk = slice.snapshot().range(range, revision).map_err(range::refused)?;
+                walk.set_looks(KEYS_PER_SLICE as u64);
+                count += walk.by_ref().count() as i64;
+                walk.stopped_at().map(<[u8]>::to_vec)
+            };
+            match last {
+                Some(key) => behind = Some(key),
+                None => break,
+            }
+            tokio::task::yield_now().await;
+        }
+        let more = !request.count_only && count > sent;
+        let last = RangeResponse { header: Some(header), kvs: Vec::<mvccpb::KeyValue>::new(), more, count };
+        outbound.send(RangeStreamResponse { range_response: Some(last) }.encode_to_vec().into()).await
+    }
+
+    /// Streams keys that were put in order before; the last comes first in `chosen`.
+    ///
+    /// etcd sorts each of its pieces for itself and goes on behind the last key of a piece, so that beyond ten keys it
+    /// repeats some and leaves out others. Here the whole is sorted, as a Range sorts it (COMPAT-6).
+    async fn stream_chosen(
+        &self,
+        state: &AsOf,
+        (mut chosen, projection): (Vec<(i64, u32)>, Projection),
+        header: ResponseHeader,
+        (more, count): (bool, i64),
+        outbound: &mut Outbound,
+    ) -> Result<(), Status> {
+        let target = self.shared.limits.request_bytes_max / 2;
+        let _held = outbound.account().hold(chosen.capacity() * size_of::<(i64, u32)>());
+        while !chosen.is_empty() {
+            let piece = made(self.values.clone(), |values| {
+                let (mut out, mut keys) = (BytesMut::new(), 0);
+                let slice = slice(state)?;
+                let snapshot = slice.snapshot();
+                for (main, sub) in chosen.iter().rev().take(KEYS_PER_SLICE) {
+                    let version = snapshot.version_at(*main, *sub).ok_or(error::COMPACTED)?;
+                    put_kv_field(&mut out, version, projection, values)?;
+                    keys += 1;
+                    if out.len() >= target {
+                        break;
+                    }
+                }
+                Ok::<_, Status>((out, keys))
+            });
+            let (out, keys) = piece.await?;
+            chosen.truncate(chosen.len() - keys);
+            let mut message = BytesMut::with_capacity(out.len() + 8);
+            message.put_u8(0x0a);
+            put_varint(&mut message, out.len() as u64);
+            message.put_slice(&out);
+            outbound.send(message.freeze()).await?;
+            tokio::task::yield_now().await;
+        }
+        let last = RangeResponse { header: Some(header), kvs: Vec::<mvccpb::KeyValue>::new(), more, count };
+        outbound.send(RangeStreamResponse { range_response: Some(last) }.encode_to_vec().into()).await
+    }
+}
+
+/// Refuses what RangeStream cannot do, in etcd's order. An order of `NONE` goes with any target.
+fn check_stream(request: &RangeRequest) -> Result<(), Status> {
+    let is_plain = request.sort_order == SortOrder::None as i32
+        || (request.sort_order == SortOrder::Ascend as i32 && request.sort_target == SortTarget::Key as i32);
+    if !is_plain {
+        return Err(Status::new(Code::Unimplemented, "RangeStream does not support custom sort orders"));
+    }
+    if range::is_filtered(request) {
+        return Err(Status::new(Code::Unimplemented, "RangeStream does not support revision filters"));
+    }
+    Ok(())
+}
+
+pub(super) fn projected(mut found: Found, projection: Projection) -> Found {
+    if projection.keys_only {
+        found.value = None;
+    }
+    if projection.without_lease {
+        found.lease = 0;
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn streams_are_refused_as_etcd_refuses_them() {
+        let order = |order: SortOrder, target: SortTarget, min_mod_revision: i64| {
+            let request = RangeRequest {
+                sort_order: order as i32,
+                sort_target: target as i32,
+                min_mod_revision,
+                ..RangeRequest::default()
+            };
+            check_stream(&request).map_err(|status| status.message.into_owned())
+        };
+        let sorted = Err("RangeStream does not support custom sort orders".to_owned());
+        let filtered = Err("RangeStream does not support revision filters".to_owned());
+        assert_eq!(order(SortOrder::None, SortTarget::Key, 0), Ok(()));
+        assert_eq!(order(SortOrder::Ascend, SortTarget::Key, 0), Ok(()));
+        assert_eq!(order(SortOrder::None, SortTarget::Version, 0), Ok(()));
+        assert_eq!(order(SortOrder::None, SortTarget::Create, -1), filtered);
+        assert_eq!(order(SortOrder::Descend, SortTarget::Key, 0), sorted);
+        assert_eq!(order(SortOrder::Ascend, SortTarget::Version, 5), sorted);
+    }
+}

@@ -1,0 +1,393 @@
+//! All watches of one shard.
+
+mod catch_up;
+mod crowd;
+mod line;
+mod progress;
+mod requests;
+
+use std::cell::{Cell, RefCell};
+use std::collections::hash_map::RandomState;
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+use api::etcdserverpb::ResponseHeader;
+use api::limits::GRPC_OVERHEAD_BYTES;
+use api::{Status, error};
+use front::{Account, Closing, Head, Inbound, LocalBoxFuture, Outbound};
+
+use self::crowd::UnderWay;
+use self::line::Line;
+pub(super) use self::line::{Class, Place};
+use super::drive::{self, Requests, Responses};
+use super::hold::Hold;
+use super::index::Index;
+use super::long::Claim;
+use super::slice::Portion;
+use super::stream::{Stream, Watch};
+use clock::Sleep;
+use replica::shared::{Published, Shared};
+use storage::values::Source;
+use telemetry::callers::Caller;
+
+/// All watches of one shard. It lives on that shard's thread.
+pub struct Hub {
+    shared: Arc<Shared>,
+    shard: usize,
+    values: Rc<dyn Source>,
+    /// Synced watches have been given everything up to here.
+    revision: Cell<i64>,
+    synced: RefCell<Index<Rc<Watch>>>,
+    streams: RefCell<BTreeMap<u64, Rc<Stream>>>,
+    /// Streams that wait to tell of progress, by the revision from which on they may and by their numbers.
+    waiting: RefCell<BTreeMap<(i64, u64), Rc<Stream>>>,
+    serial: Cell<u64>,
+    /// What synced watches are told in more than one turn.
+    under_way: RefCell<Option<UnderWay>>,
+    /// What the watches that fell behind last keep readable.
+    hold: RefCell<Weak<Hold>>,
+    /// The newest responses to revisions of many changes that streams are making, for others to wait for.
+    claimed: RefCell<Vec<Weak<Claim>>>,
+    /// Of the keys that are watched.
+    hasher: RandomState,
+    /// How much of that is done in a turn.
+    portion: Cell<Portion>,
+    /// Streams that have ended and whose watches are still in the index, to be taken out in slices.
+    ended: RefCell<VecDeque<Rc<Stream>>>,
+    /// How many more watches, and ended streams, may be taken out before the next turn of [`Hub::poll_work`].
+    reaped_left: Cell<usize>,
+    /// Streams that have history to read.
+    readers: RefCell<Line>,
+    /// Whether some of what was published is left for later turns.
+    is_told_later: Cell<bool>,
+    /// Wakes the task that goes on with what was left for later turns, unless it is awake.
+    worker: Cell<Option<Waker>>,
+    /// The most changes that one turn walked over, and the most times that one looked at a watch.
+    #[cfg(test)]
+    work_max: Cell<(usize, usize)>,
+    /// The same of all turns together, since somebody asked.
+    #[cfg(test)]
+    work_done: Cell<(usize, usize)>,
+}
+
+/// Watches that are taken out of the index, or made to read history, between two looks at other calls.
+const MOVED_AT_ONCE: usize = 256;
+/// Responses whose memory is freed in the time in which a watch is taken out.
+const QUEUED_FREED_AS_ONE: usize = 16;
+/// Watches of a stream that read history together, and that hear of progress, between two looks at other calls.
+const TOGETHER_MAX: usize = 256;
+
+/// What one turn of the hub does at the most, once for synced watches and once for all that read history: some
+/// milliseconds each. The shard looks at its sockets between two turns.
+const PORTION: Portion = Portion { changes: 16 << 10, watches: 1024, looks: 16 << 10, bytes: 8 << 20 };
+
+/// A stream's place in the hub; leaves it, with all its watches, when dropped.
+pub(super) struct Registration {
+    pub hub: Rc<Hub>,
+    pub stream: Rc<Stream>,
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        self.hub.close(&self.stream);
+    }
+}
+
+impl Drop for Hub {
+    fn drop(&mut self) {
+        // Breaks the circles of watches and streams that were not taken out yet.
+        for stream in self.ended.get_mut().drain(..) {
+            stream.set_long(None);
+            stream.watches.take();
+        }
+    }
+}
+
+impl Hub {
+    /// The hub of this shard, at the present state.
+    pub fn new(shared: Arc<Shared>, shard: usize, values: Rc<dyn Source>) -> Rc<Hub> {
+        let revision = shared.state.load().view.snapshot().current_revision();
+        Rc::new(Hub {
+            shared,
+            shard,
+            values,
+            revision: Cell::new(revision),
+            synced: RefCell::default(),
+            streams: RefCell::default(),
+            waiting: RefCell::default(),
+            serial: Cell::new(0),
+            ended: RefCell::default(),
+            reaped_left: Cell::new(MOVED_AT_ONCE),
+            readers: RefCell::default(),
+            is_told_later: Cell::new(false),
+            worker: Cell::default(),
+            under_way: RefCell::default(),
+            hold: RefCell::default(),
+            claimed: RefCell::default(),
+            hasher: RandomState::new(),
+            portion: Cell::new(PORTION),
+            #[cfg(test)]
+            work_max: Cell::default(),
+            #[cfg(test)]
+            work_done: Cell::default(),
+        })
+    }
+
+    /// Takes the newest state and hands out what changed since the last, or the beginning of it: [`Hub::poll_work`] does
+    /// the rest. Called whenever the shard is woken; without news it costs next to nothing.
+    pub fn advance(&self) {
+        // Requests may come by the hundred between two turns.
+        if !self.is_told_later.get() && !self.turn() {
+            self.is_told_later.set(true);
+            self.go_on_later();
+        }
+    }
+
+    fn go_on_later(&self) {
+        if let Some(worker) = self.worker.take() {
+            worker.wake();
+        }
+    }
+
+    /// Goes on with what was left for later turns; to be polled by a task of its own.
+    pub fn poll_work(&self, context: &mut Context<'_>) {
+        let told_all = self.turn();
+        self.is_told_later.set(!told_all);
+        self.reaped_left.set(MOVED_AT_ONCE);
+        let reaped_all = self.reap();
+        // After the synced watches, so that those who read never hold these up by more than a portion. Whoever wants to
+        // read next comes to it once the sockets were looked at.
+        let none_reads = self.read_some();
+        if told_all && reaped_all && none_reads {
+            self.worker.set(Some(context.waker().clone()));
+        } else {
+            drive::after_others(context);
+        }
+    }
+
+    /// Serves one stream until the client leaves, the front closes, or the server has to end it. A client that
+    /// closes its side only ends its requests: what it watches goes on, as with etcd (its gateway depends on that).
+    pub fn stream(
+        self: &Rc<Self>,
+        head: Head,
+        caller: Arc<Caller>,
+        inbound: Inbound,
+        outbound: Outbound,
+        mut closing: Closing,
+    ) -> LocalBoxFuture<Result<(), Status>> {
+        let closed = async move { closing.begun().await };
+        self.serve(head.requires_leader, caller, inbound, outbound, closed)
+    }
+
+    /// As [`Hub::stream`], for streams that are not the front's. `closed` resolves when the server stops.
+    pub fn serve(
+        self: &Rc<Self>,
+        needs_leader: bool,
+        caller: Arc<Caller>,
+        requests: impl Requests,
+        responses: impl Responses,
+        closed: impl Future<Output = ()> + 'static,
+    ) -> LocalBoxFuture<Result<(), Status>> {
+        Box::pin(drive::run(Rc::clone(self), needs_leader, caller, requests, responses, closed))
+    }
+
+    /// Ends all streams whose clients insist on a leader: there has been none for too long.
+    pub fn leader_lost(&self) {
+        for stream in self.streams.borrow().values().filter(|stream| stream.needs_leader) {
+            stream.end(error::NO_LEADER);
+        }
+    }
+
+    /// Ends all streams when this member's state is known to differ from the others'.
+    pub fn end_if_quarantined(&self) {
+        if self.shared.state.load().is_quarantined(self.shared.identity.member_id) {
+            for stream in self.streams.borrow().values() {
+                stream.end(error::CORRUPT);
+            }
+        }
+    }
+
+    /// How many watches there are on this shard.
+    pub fn watches(&self) -> usize {
+        self.shared.attendance.watches(self.shard)
+    }
+
+    /// The revision up to which synced watches have been given everything.
+    pub fn revision(&self) -> i64 {
+        self.revision.get()
+    }
+
+    /// The most bytes that any stream holds.
+    #[cfg(test)]
+    pub(super) fn queued_bytes_max(&self) -> usize {
+        self.streams.borrow().values().map(|stream| stream.queued_bytes()).max().unwrap_or(0)
+    }
+
+    /// The most bytes that any stream has made of a revision that it has not read to its end.
+    #[cfg(test)]
+    pub(super) fn long_bytes_max(&self) -> usize {
+        self.streams.borrow().values().map(|stream| stream.long_bytes()).max().unwrap_or(0)
+    }
+
+    /// How many streams hold values that were fetched for them, and whose client these are charged to.
+    #[cfg(test)]
+    pub(super) fn laden_streams(&self) -> usize {
+        self.streams.borrow().values().filter(|stream| stream.fetched_bytes() > 0).count()
+    }
+
+    /// How many streams have made something of such a revision.
+    #[cfg(test)]
+    pub(super) fn long_streams(&self) -> usize {
+        self.streams.borrow().values().filter(|stream| stream.long_bytes() > 0).count()
+    }
+
+    /// The most changes that one turn walked over, and the most times that one looked at a watch.
+    #[cfg(test)]
+    pub(super) fn work_max(&self) -> (usize, usize) {
+        self.work_max.take()
+    }
+
+    #[cfg(test)]
+    fn note_work(&self, walked: usize, looks: usize) {
+        let (walked_max, looks_max) = self.work_max.get();
+        self.work_max.set((walked_max.max(walked), looks_max.max(looks)));
+        let (walked_before, looks_before) = self.work_done.get();
+        self.work_done.set((walked_before + walked, looks_before + looks));
+    }
+
+    /// How many changes were walked over, and how often a watch was looked at, since this was asked last.
+    #[cfg(test)]
+    pub(super) fn work_done(&self) -> (usize, usize) {
+        self.work_done.take()
+    }
+
+    #[cfg(not(test))]
+    fn note_work(&self, _walked: usize, _looks: usize) {}
+
+    /// Has less done in a turn.
+    #[cfg(test)]
+    pub(super) fn do_less_in_a_turn(&self, watches: usize, looks: usize) {
+        self.portion.set(Portion { watches, looks, ..self.portion.get() });
+    }
+
+    /// Has fewer changes walked over, and fewer bytes of events made, in a turn.
+    #[cfg(test)]
+    pub(super) fn walk_less_in_a_turn(&self, changes: usize, bytes: usize) {
+        self.portion.set(Portion { changes, bytes, ..self.portion.get() });
+    }
+
+    /// Whether this member knows a leader.
+    pub fn has_leader(&self) -> bool {
+        self.shared.state.load().leader != 0
+    }
+
+    /// Resolves after this time, by the member's clock.
+    pub(super) fn sleep(&self, time: Duration) -> Sleep {
+        self.shared.clock.sleep(time)
+    }
+
+    /// How long the cluster takes to notice that a leader is gone, at the least.
+    pub fn election_timeout(&self) -> Duration {
+        self.shared.limits.election_timeout
+    }
+
+    /// Counts a response that took so long to send.
+    pub(super) fn count_sent(&self, events: u32, took: Duration) {
+        let metrics = &self.shared.metrics;
+        if events == 0 {
+            metrics.server.watch_send_control.observe_seconds(took);
+            return;
+        }
+        metrics.mvcc.events.add(u64::from(events));
+        metrics.server.watch_send_stream.observe_seconds(took);
+        metrics.server.watch_send_event.observe_seconds(took / events);
+    }
+
+    pub(super) fn open(
+        self: &Rc<Self>,
+        needs_leader: bool,
+        caller: Arc<Caller>,
+        account: Option<Rc<Account>>,
+    ) -> Registration {
+        let serial = self.next_serial();
+        let stream = Rc::new(Stream::new(
+            serial,
+            needs_leader,
+            caller,
+            self.shared.metrics.mvcc.pending_events.clone(),
+            account,
+        ));
+        self.streams.borrow_mut().insert(serial, Rc::clone(&stream));
+        self.shared.metrics.mvcc.watch_streams.add(1);
+        Registration { hub: Rc::clone(self), stream }
+    }
+
+    /// Takes a stream out. Clients decide how many watches it has, and how many streams end at once with their connection,
+    /// so what is beyond a slice goes later.
+    fn close(&self, stream: &Rc<Stream>) {
+        // Watches that are still in the index are passed over from now on.
+        stream.end(error::WATCH_CANCELED);
+        stream.give_up_claim();
+        stream.drop_fetched();
+        self.streams.borrow_mut().remove(&stream.serial);
+        self.wait_for_progress(stream, None);
+        self.shared.metrics.mvcc.watch_streams.add(-1);
+        self.ended.borrow_mut().push_back(Rc::clone(stream));
+        if !self.reap() {
+            self.go_on_later();
+        }
+    }
+
+    /// Takes some of the watches of ended streams out, as many as this turn has left, and lets go of the streams that have
+    /// none; returns true if no such stream is left.
+    fn reap(&self) -> bool {
+        let mut left = self.reaped_left.get();
+        while left > 0 {
+            let Some(stream) = self.ended.borrow_mut().pop_front() else { break };
+            left -= 1;
+            left = left.saturating_sub(stream.long_parts());
+            stream.set_long(None);
+            while left > 0
+                && let Some((_, watch)) = { stream.watches.borrow_mut().pop_first() }
+            {
+                self.forget(&watch);
+                left -= 1;
+            }
+            if !stream.watches.borrow().is_empty() {
+                self.ended.borrow_mut().push_front(stream);
+            } else {
+                // It goes with its queue.
+                left = left.saturating_sub(stream.queued() / QUEUED_FREED_AS_ONE);
+            }
+        }
+        self.reaped_left.set(left);
+        self.ended.borrow().is_empty()
+    }
+
+    fn next_serial(&self) -> u64 {
+        self.serial.set(self.serial.get() + 1);
+        self.serial.get()
+    }
+
+    fn header(&self, state: &Published, revision: i64) -> ResponseHeader {
+        self.shared.header(revision, state.applied_term)
+    }
+
+    /// The header of an answer to a request: no watch made from now on hears of this revision, or of one before it,
+    /// unless it asks to.
+    fn present_header(&self) -> ResponseHeader {
+        let state = self.shared.state.load();
+        self.header(&state, self.present_revision(&state))
+    }
+
+    fn present_revision(&self, state: &Published) -> i64 {
+        state.view.snapshot().current_revision().max(self.revision.get())
+    }
+
+    fn fragment_bytes_max(&self) -> usize {
+        self.shared.limits.request_bytes_max + GRPC_OVERHEAD_BYTES
+    }
+}

@@ -1,0 +1,313 @@
+//! How watches that are behind read history: in the turns of their streams.
+
+use std::rc::{Rc, Weak};
+
+use api::etcdserverpb::{ResponseHeader, WatchResponse};
+use planted::Bug;
+
+use super::{Hub, TOGETHER_MAX};
+use crate::watch::hold::Hold;
+use crate::watch::index::Index;
+use crate::watch::long::{Claim, Failed, Given, Long, Part, Previous};
+use crate::watch::slice::{Done, Gathered, Portion, SLICE_BYTES_MAX, Slice, cannot_read, too_long};
+use crate::watch::stream::{Queued, Stream, Watch};
+use replica::shared::Published;
+use storage::values::Attempt;
+
+/// Responses that others may wait for at a time; there are more only where hardly any two are the same.
+const CLAIMED_MAX: usize = 64;
+
+impl Hub {
+    /// Reads history for the streams that wait to, one after the other, until a portion is used up. Returns true if none
+    /// waited.
+    pub(in crate::watch) fn read_some(&self) -> bool {
+        let whole = self.portion.get();
+        let (mut left, mut none_reads) = (Some(whole), true);
+        while let Some(portion) = left {
+            let Some(stream) = self.readers.borrow_mut().pop() else { break };
+            none_reads = false;
+            if !stream.may_read() {
+                // It comes back once it may. There may be many of them.
+                self.note_work(0, 1);
+                left = Done { looks: 1, ..Done::default() }.left_of(portion);
+                continue;
+            }
+            let Some(done) = self.catch_up(&stream, portion, portion == whole) else {
+                // It asks for more than others have left it of this turn: it is the first of the next.
+                self.readers.borrow_mut().enter_first(&stream);
+                break;
+            };
+            left = done.left_of(portion);
+            stream.wake();
+        }
+        none_reads
+    }
+
+    /// Has a stream wait for its turn to read history.
+    pub(in crate::watch) fn read_later(&self, stream: &Rc<Stream>) {
+        self.readers.borrow_mut().enter(stream);
+        self.go_on_later();
+    }
+
+    /// Makes a synced watch read what it was not told of, from `next` on, whatever is compacted meanwhile.
+    pub(super) fn leave_behind(&self, watch: &Rc<Watch>, next: i64) {
+        // One that was overtaken keeps nothing.
+        let keeps = |hold: &Rc<Hold>| hold.snapshot(&self.shared.state.load().view, next).is_some();
+        let held = self.hold.borrow().upgrade().filter(|hold| hold.from == next && keeps(hold));
+        let hold = held.unwrap_or_else(|| {
+            let hold = Rc::new(Hold::new(&self.shared, next));
+            *self.hold.borrow_mut() = Rc::downgrade(&hold);
+            hold
+        });
+        // Nor does one for which it is too late, and it would be in the way of removals.
+        watch.set_hold(keeps(&hold).then_some(hold));
+        self.fall_behind(watch, next);
+    }
+
+    /// Makes a synced watch read history from `next` on.
+    pub(super) fn fall_behind(&self, watch: &Rc<Watch>, next: i64) {
+        let removed = self.synced.borrow_mut().remove(&watch.keys, watch.serial);
+        assert!(removed.is_some(), "only a synced watch falls behind");
+        let next = if planted::is(Bug::WatchFallsTooFarBehind) { next - 1 } else { next };
+        watch.next.set(watch.next.get().max(next));
+        watch.synced.set(false);
+        watch.stream.fall_behind(watch);
+        self.shared.metrics.mvcc.slow_watchers.add(1);
+        watch.stream.wake();
+    }
+
+    /// Reads one slice of history for some watches of a stream that are behind, those first that are most. Returns `None`
+    /// if it asks for more than this portion, which is not a `whole` one.
+    fn catch_up(&self, stream: &Rc<Stream>, portion: Portion, whole: bool) -> Option<Done> {
+        let state = self.shared.state.load_full();
+        if let Some(long) = stream.take_long() {
+            return Some(self.read_long(stream, &state, portion, long));
+        }
+        let snapshot = state.view.snapshot();
+        let (current, compacted) = (snapshot.current_revision(), snapshot.compact_revision());
+        let mut together = stream.most_behind(TOGETHER_MAX);
+        let at_once = together.len();
+        together.retain(|watch| {
+            let readable = watch.next.get() >= compacted || watch.held(&state.view).is_some();
+            if !readable {
+                self.cancel_compacted(watch, &state, compacted);
+            }
+            readable
+        });
+        let idle = Done { told: 1, looks: at_once, ..Done::default() };
+        let Some(first) = together.first() else { return Some(idle) };
+        let from = first.next.get();
+        // What the first can read is all that any of them has to read. The previous values of its first change may be
+        // there only for those beside it that keep them.
+        let mut beside = together.iter().take_while(|watch| watch.next.get() == from);
+        let held = beside.find_map(|watch| watch.held(&state.view));
+        let (snapshot, changes) = match (held, snapshot.changes(from, current)) {
+            (Some(held), _) => (held, held.written(from, current)),
+            (None, Ok(changes)) => (snapshot, changes),
+            (None, Err(_)) => return Some(idle),
+        };
+        together.truncate(stream.together_max(from));
+        let header = self.header(&state, current);
+        let mut values = stream.attempt(from, || Attempt::new(self.values.clone()));
+        // What was written since is at hand as a rule.
+        values.ask_again();
+        let mut group = Index::default();
+        for watch in &together {
+            group.insert(&watch.keys, watch.serial, Rc::clone(watch));
+        }
+        let newest = snapshot.current_revision();
+        let (slice, gathered) = Slice::gather(snapshot, &values, changes, &group, newest, portion);
+        let done = slice.done();
+        self.note_work(done.walked, done.looks);
+        // Those that it chose among count too, and so does a stream that is told nothing.
+        let done = Done { told: done.told.max(1), looks: done.looks + at_once, ..done };
+        let through = match gathered {
+            Gathered::Through(through) => through,
+            _ => {
+                slice.leave();
+                if !whole {
+                    stream.fetch(values);
+                    return None;
+                }
+                match gathered {
+                    // The next turn begins with fewer.
+                    Gathered::TooMuch(revision) if together.len() > 1 => {
+                        stream.read_fewer_together(from, revision, together.len() / 2);
+                        stream.fetch(values);
+                    }
+                    // A turn for each part of it.
+                    Gathered::TooMuch(revision) | Gathered::TooLong(revision) => {
+                        together.retain(|watch| watch.next.get() <= revision);
+                        stream.set_long(Some(Long::new(revision, together)));
+                    }
+                    Gathered::Through(_) => {}
+                }
+                return Some(done);
+            }
+        };
+        for watch in slice.hand_out(&header, self.fragment_bytes_max()) {
+            watch.left_behind.set(true);
+        }
+        let mut advanced = false;
+        for watch in together {
+            if watch.left_behind.replace(false) {
+                continue;
+            }
+            advanced |= self.has_read(stream, &watch, through);
+        }
+        if !values.is_complete() {
+            if advanced {
+                // The next slice is another one.
+                values.forget();
+            }
+            stream.fetch(values);
+        }
+        Some(done)
+    }
+
+    /// Takes note that a watch that is behind has read through this revision; returns true if that is news.
+    fn has_read(&self, stream: &Stream, watch: &Rc<Watch>, through: i64) -> bool {
+        assert!(stream.catches_up(watch), "a watch is where it says");
+        let next = watch.next.get().max(through + 1);
+        stream.told_through.set(stream.told_through.get().max(through));
+        let advanced = watch.next.replace(next) < next;
+        if next > self.begun() {
+            self.shared.metrics.mvcc.slow_watchers.add(-1);
+            watch.synced.set(true);
+            watch.set_hold(None);
+            self.synced.borrow_mut().insert(&watch.keys, watch.serial, Rc::clone(watch));
+        } else {
+            stream.fall_behind(watch);
+        }
+        advanced
+    }
+
+    /// Reads a portion of a revision of many changes, for the watches of a stream that are at it.
+    fn read_long(&self, stream: &Rc<Stream>, state: &Published, portion: Portion, mut long: Long) -> Done {
+        let snapshot = state.view.snapshot();
+        let (revision, current) = (long.revision, snapshot.current_revision());
+        let compacted = snapshot.compact_revision();
+        // Keys are compared with those of what others make.
+        let idle = Done { told: 1, looks: long.parts.len(), bytes: long.keys_bytes(), ..Done::default() };
+        if let Some(given) = long.given.take()
+            && let Some(watch) = long.takes(&given)
+        {
+            if let Some((bytes, events)) = &given.response {
+                stream.push(Queued { bytes: bytes.clone(), events: *events, shared: true });
+                watch.quiet.set(false);
+            }
+            stream.set_long(None);
+            self.has_read(stream, &watch, revision);
+            return idle;
+        }
+        if revision < compacted {
+            // What was made of it is half of it.
+            let parts = std::mem::take(&mut long.parts);
+            let (held, lost) = parts.into_iter().partition(|part| part.watch.held(&state.view).is_some());
+            long.parts = held;
+            for Part { watch, .. } in lost as Vec<Part> {
+                self.cancel_compacted(&watch, state, compacted);
+            }
+            if long.parts.is_empty() {
+                stream.set_long(None);
+                return idle;
+            }
+        }
+        // Those that keep it read it as it was, so that none of what it is made of changes meanwhile.
+        let held = long.parts.iter().find_map(|part| part.watch.held(&state.view));
+        let previous = match held {
+            Some(snapshot) => Previous::of(snapshot, revision, true),
+            None => Previous::of(snapshot, revision, false),
+        };
+        let snapshot = held.unwrap_or(snapshot);
+        if let Some(same) = long.same(previous)
+            && long.claim.is_none()
+        {
+            let mut claimed = self.claimed.borrow_mut();
+            claimed.retain(|claim| claim.strong_count() > 0);
+            if let Some(claim) = claimed.iter().filter_map(Weak::upgrade).find(|claim| claim.same == same) {
+                claim.wait(stream);
+                stream.set_long(Some(long));
+                return idle;
+            }
+            if claimed.len() == CLAIMED_MAX {
+                claimed.remove(0);
+            }
+            let claim = Claim::new(same);
+            claimed.push(Rc::downgrade(&claim));
+            long.claim = Some(claim);
+        }
+        let mut values = stream.attempt(revision, || Attempt::new(self.values.clone()));
+        values.ask_again();
+        let bytes_max = portion.bytes.min(SLICE_BYTES_MAX);
+        let turn = match long.read(snapshot, &values, portion, bytes_max, self.fragment_bytes_max()) {
+            Ok(turn) => turn,
+            Err(failed) => {
+                stream.set_long(None);
+                stream.end(match failed {
+                    Failed::Read(error) => cannot_read(&error),
+                    Failed::TooLong { len, bytes_max } => too_long(len, bytes_max),
+                });
+                return idle;
+            }
+        };
+        self.note_work(turn.walked, turn.looks);
+        let done =
+            Done { walked: turn.walked, told: 1, looks: turn.looks + long.parts.len(), bytes: turn.bytes };
+        let header = self.header(state, current);
+        // What goes out of it is charged as what waits to be sent.
+        stream.release_long();
+        if turn.is_whole {
+            if let Some(claim) = long.claim.take() {
+                self.share_long(&claim, &mut long, &header);
+            }
+            let watches = long.send_all(&header);
+            stream.set_long(None);
+            for watch in watches {
+                self.has_read(stream, &watch, revision);
+            }
+            return done;
+        }
+        long.send_some(&header);
+        stream.set_long(Some(long));
+        if !values.is_complete() {
+            if turn.advanced {
+                // What was fetched before was read now.
+                values.forget();
+            }
+            stream.fetch(values);
+        }
+        done
+    }
+
+    /// Gives the response that a stream has made to those that wait for the same and have nothing to send before: each
+    /// takes it in its turn. The others make it themselves, once their clients have taken the rest.
+    fn share_long(&self, claim: &Claim, made: &mut Long, header: &ResponseHeader) {
+        let given = Rc::new(Given { same: claim.same.clone(), response: made.shared(header) });
+        for waiting in claim.take_waiting() {
+            waiting.waits_for_another.set(false);
+            if waiting.give(&given) {
+                self.read_later(&waiting);
+            } else {
+                waiting.wake();
+            }
+        }
+    }
+
+    /// Tells the client that a watch cannot go on. As with etcd the stream knows it until the client cancels it too:
+    /// its number stays taken, its cancellation is answered, and progress is not told of until then.
+    fn cancel_compacted(&self, watch: &Watch, state: &Published, compacted: i64) {
+        self.rest(watch);
+        watch.compacted.set(true);
+        watch.stream.compacted.set(watch.stream.compacted.get() + 1);
+        watch.synced.set(false);
+        let response = WatchResponse {
+            header: Some(self.header(state, 0)),
+            watch_id: watch.id,
+            canceled: true,
+            compact_revision: compacted,
+            ..WatchResponse::default()
+        };
+        watch.stream.push(Queued::control(&response));
+    }
+}

@@ -1,0 +1,435 @@
+//! A member without a core: a store that the test writes to, its hub, and clients at the other end of streams.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use api::Status;
+use api::etcdserverpb::watch_request::RequestUnion;
+use api::etcdserverpb::{
+    WatchCancelRequest, WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse,
+};
+use api::mvccpb::event::EventType;
+use api::mvccpb::{Event, KeyValue};
+use bytes::{Bytes, BytesMut};
+use disk::MemDisk;
+use front::{LocalBoxFuture, TrySend};
+use machine::{Alarms, Members, ReadError, Values};
+use mvcc::{KeyRange, Location, Store, Value};
+use prost::Message as _;
+
+use crate::watch::{Hub, Requests, Responses};
+use config::MetricsDetail;
+use replica::shared::{Limits, Published, Shared};
+use storage::Identity;
+use storage::readers::{Readers, Reading, place_of};
+use storage::values::Source;
+use telemetry::metrics::Metrics;
+
+/// Values that are one byte over and over; the place says which.
+#[derive(Default)]
+pub struct Repeated {
+    /// Whether the disk fails.
+    pub broken: Cell<bool>,
+    /// How many were read.
+    pub reads: Cell<usize>,
+    /// Whether none is at hand: each has to be fetched, which takes no time.
+    pub absent: Cell<bool>,
+    readers: Option<Arc<Readers>>,
+}
+
+impl Values for Repeated {
+    fn read_into(&self, value: Value, out: &mut BytesMut) -> Result<(), ReadError> {
+        if self.broken.get() {
+            return Err(ReadError::Failed("the disk is on fire".to_owned()));
+        }
+        self.reads.set(self.reads.get() + 1);
+        out.resize(out.len() + value.len as usize, value.location.segment as u8);
+        Ok(())
+    }
+}
+
+impl Source for Repeated {
+    fn read_at_hand(&self, value: Value, out: &mut BytesMut) -> Result<bool, ReadError> {
+        let is_at_hand = !self.absent.get();
+        if is_at_hand { self.read_into(value, out).map(|()| true) } else { Ok(false) }
+    }
+
+    fn fetch(&self, values: &[Value]) -> Option<Reading> {
+        let arrived = values.iter().map(|value| {
+            let mut out = BytesMut::new();
+            let read = self.read_into(*value, &mut out);
+            (place_of(*value), read.map(|()| out.freeze()))
+        });
+        self.readers.as_ref().map(|readers| readers.arrived(arrived.collect()))
+    }
+}
+
+/// A member without a core.
+pub struct World {
+    pub store: Store,
+    pub shared: Arc<Shared>,
+    pub values: Rc<Repeated>,
+    pub hub: Rc<Hub>,
+    /// Every event there ever was, with what was before it.
+    pub history: Vec<Event>,
+    live: BTreeMap<Vec<u8>, KeyValue>,
+    leader: u64,
+    /// What is published of removals: that they may have taken anything up to here.
+    pub removed_through: i64,
+    _log: log::Log,
+}
+
+impl World {
+    pub fn new(request_bytes_max: usize, progress_interval: Duration) -> World {
+        let options = log::Options { by_hand: true, ..log::Options::new("/log", 1, 2) };
+        let disk = Arc::new(MemDisk::new(1));
+        let (log, _) = log::Log::open(options, disk, 1, &mut |_| {}, Box::new(|_| {})).expect("opens");
+        let mut store = Store::new();
+        let limits = Limits {
+            election_timeout: std::time::Duration::from_secs(1),
+            lease_ttl_min: 2,
+            request_bytes_max,
+            txn_ops_max: 128,
+            quota_bytes: None,
+            request_timeout: Duration::from_secs(7),
+            progress_interval,
+            slow_request: Duration::from_secs(1),
+            times_calls: false,
+        };
+        let metrics = Arc::new(Metrics::new(&[], MetricsDetail::Basic));
+        let state = published(&mut store, 2, -1);
+        let identity = Identity { member_id: 2, cluster_id: 1 };
+        let shared =
+            Arc::new(Shared::new(identity, state, limits, 1, Arc::default(), log.values(), metrics, 1));
+        let readers = Some(Readers::by_hand(log.values()));
+        let values = Rc::new(Repeated { readers, ..Repeated::default() });
+        let hub = Hub::new(Arc::clone(&shared), 0, values.clone());
+        World {
+            store,
+            shared,
+            values,
+            hub,
+            history: Vec::new(),
+            live: BTreeMap::new(),
+            leader: 2,
+            removed_through: -1,
+            _log: log,
+        }
+    }
+
+    /// One transaction: puts with the length of the value, deletions without.
+    pub fn write(&mut self, changes: &[(&str, Option<usize>)]) {
+        let mut writer = self.store.begin();
+        let revision = writer.revision();
+        for (key, value) in changes {
+            let previous = self.live.get(key.as_bytes()).cloned();
+            let kv = match value {
+                Some(len) => {
+                    let fill = (revision % 251) as u32;
+                    let location = Location { segment: fill, offset: 0 };
+                    writer.put(key.as_bytes(), Value { location, len: *len as u32, crc: 0 }, 0);
+                    let kv = KeyValue {
+                        key: key.as_bytes().to_vec().into(),
+                        create_revision: previous.as_ref().map_or(revision, |kv| kv.create_revision),
+                        mod_revision: revision,
+                        version: previous.as_ref().map_or(1, |kv| kv.version + 1),
+                        value: vec![fill as u8; *len].into(),
+                        lease: 0,
+                    };
+                    self.live.insert(key.as_bytes().to_vec(), kv.clone());
+                    kv
+                }
+                None => {
+                    if writer.delete_range(KeyRange::single(key.as_bytes()), |_| {}) == 0 {
+                        continue;
+                    }
+                    self.live.remove(key.as_bytes());
+                    KeyValue {
+                        key: key.as_bytes().to_vec().into(),
+                        mod_revision: revision,
+                        ..KeyValue::default()
+                    }
+                }
+            };
+            let kind = if value.is_some() { EventType::Put } else { EventType::Delete };
+            self.history.push(Event { r#type: kind as i32, kv: Some(kv), prev_kv: previous });
+        }
+        writer.finish();
+    }
+
+    /// One put.
+    pub fn put(&mut self, key: &str, value_len: usize) {
+        self.write(&[(key, Some(value_len))]);
+    }
+
+    /// Publishes what was written, as the core does after a batch.
+    pub fn publish(&mut self) {
+        let state = published(&mut self.store, self.leader, self.removed_through);
+        self.shared.state.store(Arc::new(state));
+    }
+
+    /// Publishes, and lets the hub hear of it and tell of all.
+    pub fn advance(&mut self) {
+        self.publish();
+        self.hub.advance();
+        while self.work() {}
+    }
+
+    /// Removes what compactions made unreadable, as far as readers let it go, so long after now.
+    pub fn remove(&mut self, later: Duration) {
+        let compacted = self.store.compact_revision();
+        let removable = self.shared.long_reads.removable(compacted, self.shared.clock.now() + later);
+        self.removed_through = compacted;
+        while !self.store.compact_step_through(removable.through, 1000, |_| {}).done {
+            if removable.through < compacted {
+                break;
+            }
+        }
+        self.publish();
+    }
+
+    /// What the shard does in a turn of its own; returns true if there is more.
+    pub fn work(&self) -> bool {
+        let woken = Arc::new(Flag(AtomicBool::new(false)));
+        self.hub.poll_work(&mut Context::from_waker(&Waker::from(Arc::clone(&woken))));
+        woken.0.load(Ordering::Relaxed)
+    }
+
+    /// Publishes a state without a leader.
+    pub fn lose_leader(&mut self) {
+        self.leader = 0;
+        self.publish();
+    }
+
+    /// A client with a stream. `credit` is how many responses its window takes.
+    pub fn client(&self, credit: usize) -> Client {
+        self.client_with(credit, false)
+    }
+
+    /// As [`World::client`], perhaps one that insists on a leader.
+    pub fn client_with(&self, credit: usize, needs_leader: bool) -> Client {
+        let pipe = Rc::new(Pipe::default());
+        pipe.credit.set(credit);
+        let closed = poll_closed(pipe.clone());
+        let hub = Rc::clone(&self.hub);
+        let future =
+            hub.serve(needs_leader, Arc::default(), Requester(pipe.clone()), Responder(pipe.clone()), closed);
+        let hub = Rc::clone(&self.hub);
+        Client { pipe, hub, future: Some(future), flag: Arc::new(Flag(AtomicBool::new(true))), result: None }
+    }
+
+    pub fn gauges(&self) -> (i64, i64, i64, i64) {
+        let mvcc = &self.shared.metrics.mvcc;
+        let of = |gauge: &telemetry::metrics::Gauge| gauge.value();
+        (of(&mvcc.watch_streams), of(&mvcc.watchers), of(&mvcc.slow_watchers), of(&mvcc.pending_events))
+    }
+}
+
+fn published(store: &mut Store, leader: u64, removed_through: i64) -> Published {
+    Published {
+        view: store.publish(),
+        applied_index: 1,
+        applied_term: 3,
+        commit_index: 1,
+        leader,
+        reads_local: true,
+        alarms: Arc::new(Alarms::default()),
+        members: Arc::new(Members::default()),
+        in_use_bytes: 0,
+        removed_through,
+    }
+}
+
+/// Runs clients until none has anything left to do: they read history, but hear of nothing new.
+pub fn settle<'a>(clients: impl IntoIterator<Item = &'a mut Client>) {
+    let mut clients: Vec<_> = clients.into_iter().collect();
+    for _ in 0..1_000_000 {
+        let mut any = false;
+        for client in &mut clients {
+            any |= client.poll_if_woken();
+        }
+        any |= clients.first().is_some_and(|client| !client.hub.read_some());
+        if !any {
+            return;
+        }
+    }
+    panic!("the clients never come to rest");
+}
+
+struct Flag(AtomicBool);
+
+impl Wake for Flag {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The two directions of a stream.
+#[derive(Default)]
+pub struct Pipe {
+    requests: RefCell<VecDeque<Bytes>>,
+    half_closed: Cell<bool>,
+    stopped: Cell<bool>,
+    pub opened: Cell<bool>,
+    pub credit: Cell<usize>,
+    pub responses: RefCell<VecDeque<Bytes>>,
+    server: RefCell<Option<Waker>>,
+    reader: RefCell<Option<Waker>>,
+}
+
+impl Pipe {
+    fn wake_server(&self) {
+        if let Some(waker) = self.server.take() {
+            waker.wake();
+        }
+    }
+
+    /// Puts a request in.
+    pub fn request(&self, union: RequestUnion) {
+        self.raw(WatchRequest { request_union: Some(union) }.encode_to_vec().into());
+    }
+
+    /// Puts any bytes in.
+    pub fn raw(&self, message: Bytes) {
+        self.requests.borrow_mut().push_back(message);
+        self.wake_server();
+    }
+
+    /// Waits for a response.
+    pub async fn response(&self) -> WatchResponse {
+        std::future::poll_fn(|cx| match self.responses.borrow_mut().pop_front() {
+            Some(bytes) => Poll::Ready(WatchResponse::decode(bytes).expect("decodes")),
+            None => {
+                self.reader.replace(Some(cx.waker().clone()));
+                Poll::Pending
+            }
+        })
+        .await
+    }
+}
+
+async fn poll_closed(pipe: Rc<Pipe>) {
+    std::future::poll_fn(|_| if pipe.stopped.get() { Poll::Ready(()) } else { Poll::Pending }).await;
+}
+
+struct Requester(Rc<Pipe>);
+
+impl Requests for Requester {
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Status>> {
+        if let Some(message) = self.0.requests.borrow_mut().pop_front() {
+            return Poll::Ready(Ok(Some(message)));
+        }
+        if self.0.half_closed.get() {
+            return Poll::Ready(Ok(None));
+        }
+        self.0.server.replace(Some(cx.waker().clone()));
+        Poll::Pending
+    }
+}
+
+struct Responder(Rc<Pipe>);
+
+impl Responses for Responder {
+    fn open(&mut self) -> Result<(), Status> {
+        self.0.opened.set(true);
+        Ok(())
+    }
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Status>> {
+        if self.0.credit.get() > 0 {
+            return Poll::Ready(Ok(()));
+        }
+        self.0.server.replace(Some(cx.waker().clone()));
+        Poll::Pending
+    }
+
+    fn try_send(&mut self, message: Bytes) -> Result<(), TrySend> {
+        let credit = self.0.credit.get();
+        assert!(credit > 0, "sent without asking for room");
+        self.0.credit.set(credit - 1);
+        self.0.responses.borrow_mut().push_back(message);
+        if let Some(waker) = self.0.reader.take() {
+            waker.wake();
+        }
+        Ok(())
+    }
+}
+
+/// A client with a stream.
+pub struct Client {
+    pub pipe: Rc<Pipe>,
+    hub: Rc<Hub>,
+    pub future: Option<LocalBoxFuture<Result<(), Status>>>,
+    flag: Arc<Flag>,
+    /// How the stream ended.
+    pub result: Option<Result<(), Status>>,
+}
+
+impl Client {
+    /// Polls the stream once, if it was woken.
+    pub fn step(&mut self) -> bool {
+        self.poll_if_woken()
+    }
+
+    fn poll_if_woken(&mut self) -> bool {
+        let Some(future) = &mut self.future else { return false };
+        if !self.flag.0.swap(false, Ordering::Relaxed) {
+            return false;
+        }
+        let waker = Waker::from(Arc::clone(&self.flag));
+        if let Poll::Ready(result) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            self.result = Some(result);
+            self.future = None;
+        }
+        true
+    }
+
+    pub fn create(&self, request: WatchCreateRequest) {
+        self.pipe.request(RequestUnion::CreateRequest(request));
+    }
+
+    pub fn cancel(&self, watch_id: i64) {
+        self.pipe.request(RequestUnion::CancelRequest(WatchCancelRequest { watch_id }));
+    }
+
+    pub fn ask_progress(&self) {
+        self.pipe.request(RequestUnion::ProgressRequest(WatchProgressRequest {}));
+    }
+
+    /// Opens the client's window for more responses.
+    pub fn allow(&self, credit: usize) {
+        self.pipe.credit.set(self.pipe.credit.get().saturating_add(credit));
+        self.pipe.wake_server();
+    }
+
+    pub fn half_close(&self) {
+        self.pipe.half_closed.set(true);
+        self.pipe.wake_server();
+    }
+
+    /// Stops the server, as far as this stream sees it.
+    pub fn stop_server(&self) {
+        self.pipe.stopped.set(true);
+        self.pipe.wake_server();
+    }
+
+    /// Everything received since the last look.
+    pub fn received(&self) -> Vec<WatchResponse> {
+        let bytes = self.pipe.responses.take();
+        bytes.into_iter().map(|bytes| WatchResponse::decode(bytes).expect("decodes")).collect()
+    }
+}
+
+/// A request to watch one key, or a range.
+pub fn watch(key: &str, range_end: &str) -> WatchCreateRequest {
+    WatchCreateRequest {
+        key: key.as_bytes().to_vec().into(),
+        range_end: range_end.as_bytes().to_vec().into(),
+        ..WatchCreateRequest::default()
+    }
+}
