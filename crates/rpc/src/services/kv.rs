@@ -303,6 +303,15 @@ impl Services {
         // What it compares changes all the time.
         loop {
             values.fetched().await;
+            let mut looked_at = LookedAt::default();
+            while !compared.is_done(&looked_at) {
+                let slice = super::range::slice(&state)?;
+                looked_at =
+                    compared.look(&looked_at, &slice.snapshot(), &values, KEYS_PER_SLICE, READ_AT_ONCE);
+                drop(slice);
+                values.fetched().await;
+                tokio::task::yield_now().await;
+            }
             if self.compares_too_much(request) {
                 return Err(TOO_MUCH_COMPARED);
             }

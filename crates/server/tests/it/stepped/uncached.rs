@@ -621,6 +621,50 @@ fn reads_if_less(keys: impl Iterator<Item = String>, than: &[u8]) -> TxnRequest 
 }
 
 #[test]
+fn what_a_transaction_compares_is_fetched_together_though_all_of_it_changes_all_the_time() {
+    const COMPARED: usize = 100;
+    let mut world = filled(22, 5);
+    let rewrite = |world: &mut World, round: usize| {
+        let put = |n| PutRequest {
+            key: format!("c{n:03}").into(),
+            value: format!("value {round}").into(),
+            ..PutRequest::default()
+        };
+        let put = |n| RequestOp { request: Some(request_op::Request::RequestPut(put(n))) };
+        let txn = TxnRequest { success: (0..COMPARED).map(put).collect(), ..TxnRequest::default() };
+        let call = begin(world, TXN, &txn);
+        world.run(call).expect("is taken");
+    };
+    rewrite(&mut world, 0);
+    misses(&world, 1000);
+    hold(&mut world, true);
+    // It ends at the first value that is missing.
+    let compare = Compare {
+        key: "c".into(),
+        range_end: "d".into(),
+        result: compare::CompareResult::Greater as i32,
+        target: compare::CompareTarget::Value as i32,
+        target_union: Some(compare::TargetUnion::Value("a".into())),
+    };
+    let request = TxnRequest { compare: vec![compare], ..reads_if(std::iter::empty()) };
+    let mut call = begin(&world, TXN, &request);
+    // Whenever it has looked at all that it compares, all of it changes; after some passes it is content with a moment.
+    let mut round = 0;
+    let answer = loop {
+        world.settle().expect("all goes on");
+        if let Poll::Ready(answer) = poll(&mut call) {
+            break answer;
+        }
+        while read(&mut world) {}
+        round += 1;
+        assert!(round < COMPARED / 2, "it fetches one value after the other");
+        rewrite(&mut world, round);
+    };
+    assert!(round > 16, "it had passes in the newest state before: {round}");
+    assert!(TxnResponse::decode(answer.expect("is answered")).expect("decodes").succeeded);
+}
+
+#[test]
 fn what_a_call_takes_from_the_readers_is_charged_to_its_connection() {
     const LARGE_BYTES: usize = 500_000;
     const COMPARED: usize = 8;
