@@ -34,6 +34,9 @@ const ROUNDS_MAX: usize = 8;
 /// New calls taken in one round.
 const ADMITTED_PER_ROUND_MAX: usize = 256;
 
+/// Open calls of a connection that closes which are ended before others get their turn.
+const FORGOTTEN_AT_ONCE: usize = 256;
+
 /// What a call leaves behind when it is over: the places in tables here and in the library, which do not shrink.
 const PLACE_BYTES: usize = 1024;
 /// Calls at once for whose places a connection is charged anyway.
@@ -168,6 +171,14 @@ pub(crate) async fn serve<S: Transport + 'static>(
         _registration: Registration::new(&shard, transport_waker),
     };
     let result = poll_fn(|cx| connection.poll_turn(cx)).await;
+    // A client decides how many calls are open.
+    let mut from = Some(0);
+    while let Some(place) = from {
+        from = connection.forget_some(place);
+        if from.is_some() {
+            tokio::task::yield_now().await;
+        }
+    }
     drop(connection);
     // What is left is at most the last frames on their way.
     account.set_buffers(socket.borrow().buffer_bytes());
@@ -573,6 +584,16 @@ impl<S: Transport> Connection<S> {
         if let Some(method) = self.slots.remove(key).call.and_then(|call| call.begun_method()) {
             self.around.shard.counters.handled(method, api::Code::Canceled);
         }
+    }
+
+    /// Ends some of the calls that are open, from this place on. Returns where to go on after others had their turn; `None`
+    /// if no call is left.
+    fn forget_some(&mut self, from: usize) -> Option<usize> {
+        let places = from..self.slots.capacity();
+        let open: Vec<usize> =
+            places.filter(|key| self.slots.contains(*key)).take(FORGOTTEN_AT_ONCE).collect();
+        open.iter().for_each(|key| self.forget(*key));
+        open.last().filter(|_| !self.slots.is_empty()).map(|last| last + 1)
     }
 
     /// Tells a client to calm down, as grpc-go does when there are too many pings, and ends the connection.

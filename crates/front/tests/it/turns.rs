@@ -249,3 +249,28 @@ fn a_client_that_is_not_read_from_is_not_taken_for_silent() {
         }
     });
 }
+
+#[test]
+fn the_calls_of_a_connection_that_closes_end_in_turns() {
+    const CALLS: u32 = 2000;
+    run(async {
+        let mut client = Client::new(Options::default(), MIB, &[]).await;
+        let block = call_block("/test.Echo/Bidi", &[]);
+        for call in 0..CALLS {
+            client.send(&frame(HEADERS, END_HEADERS, 2 * call + 1, &block)).await;
+        }
+        let seen = client.seen.clone();
+        let alive = || seen.alive.load(SeqCst);
+        until("all calls have begun", || alive() == CALLS as usize).await;
+        let Client { stream, served, .. } = client;
+        drop(stream);
+        let mut left = alive();
+        while left > 0 {
+            turn().await;
+            let now = alive();
+            assert!(left - now <= 256, "{} calls ended in one turn", left - now);
+            left = now;
+        }
+        served.await.expect("the connection ends");
+    });
+}
