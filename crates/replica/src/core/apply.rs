@@ -20,7 +20,7 @@ use mvcc::{Location, Value};
 use planted::Bug;
 
 use super::Ask;
-use super::proposals::{REVOKE_PAUSE, Waiter};
+use super::proposals::Waiter;
 use super::run::{Answerable, Core};
 use crate::inbox::Inbox;
 use crate::long_reads::Reader;
@@ -291,10 +291,8 @@ impl Core {
         let waiter = self.taken_from_waiting(applied.request_id).unwrap_or(Waiter::Nobody);
         match waiter {
             Waiter::Expiry(id) => {
-                self.revokes_open = self.revokes_open.saturating_sub(1);
-                if !(applied.outcome.is_ok() || applied.outcome == Err(error::LEASE_NOT_FOUND)) {
-                    self.expiry.retry(id, now, REVOKE_PAUSE);
-                }
+                let gone = applied.outcome.is_ok() || applied.outcome == Err(error::LEASE_NOT_FOUND);
+                self.leases.revocation_ended(id, !gone, now);
             }
             Waiter::Attributes => self.attributes_known = true,
             Waiter::Nobody => {}
@@ -310,7 +308,7 @@ impl Core {
         if self.leads && !self.settled && begun.term == standing.term {
             self.settled = true;
             // Times left that were noted in earlier terms are all known only now.
-            self.start_leases(now);
+            self.leases.start(&self.machine.leases, now);
         }
     }
 
@@ -325,7 +323,9 @@ impl Core {
 
     fn changed(&mut self, change: Change, now: Instant) {
         match change {
-            Change::LeaseGranted { id, ttl } => self.lease_granted(id, ttl, now),
+            Change::LeaseGranted { id, ttl } => {
+                self.leases.granted(id, ttl, self.leads && self.settled, now);
+            }
             Change::LeaseRevoked(id) => self.lease_revoked(id),
             Change::Compacted(revision) => {
                 let previous = std::mem::replace(&mut self.compacted, revision);

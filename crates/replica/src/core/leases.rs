@@ -1,20 +1,18 @@
 //! What the leader does about leases: renewing, expiring, and noting the time left.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use api::error;
-use api::etcdserverpb::{InternalRaftRequest, LeaseCheckpoint, LeaseCheckpointRequest, LeaseRevokeRequest};
-use consensus::Role;
-use machine::SharedMap;
+use api::etcdserverpb::LeaseCheckpoint;
+use consensus::Node;
 use machine::request::granted_lease;
+use machine::{Lease, Leases, SharedMap};
 use planted::Bug;
 
-use super::proposals::Waiter;
-use super::reads::Want;
-use super::run::{Core, STOP_PATIENCE};
-use super::{Ask, ReplyBody, Ticket};
+use super::{ReplyBody, Ticket};
 use crate::expiry::{Expiry, Renewed, noted_or_granted};
+use telemetry::metrics::Metrics;
 
 /// Leases revoked between two ticks.
 const REVOKES_PER_TICK: usize = 1000;
@@ -24,6 +22,10 @@ const REVOKES_OPEN_MAX: usize = 10_000;
 const NOTES_PER_ENTRY: usize = 1000;
 /// Leases looked at in one turn, whatever for: their clocks are started, notes are due, or they are forgotten.
 const LEASES_PER_TURN: usize = 4096;
+/// Pause before a revocation that failed is tried again.
+const REVOKE_PAUSE: Duration = Duration::from_secs(1);
+/// How long after a start times left are first noted.
+const FIRST_NOTE: Duration = Duration::from_secs(60);
 /// Entries of the log that are not applied and that a note may be proposed behind: they are all looked at.
 const NOTED_BEHIND_MAX: u64 = 1 << 16;
 /// Leases that are listed in one answer of the core; a longer list is gone through in pieces.
@@ -40,15 +42,15 @@ fn ttl_of(seconds: i64) -> Duration {
 /// By which time leases expire: not by the time of day, but by that as of which all that was committed is applied. While
 /// apply is behind, a renewal that came in time may wait for it, and one that a client is about to send may be late for the
 /// same reason.
-pub(super) struct LeaseTime {
+struct LeaseTime {
     /// What was committed by then is applied.
-    pub as_of: Instant,
+    as_of: Instant,
     /// What was committed at this time, as long as it is not all applied.
     behind: Option<(Instant, u64)>,
 }
 
 impl LeaseTime {
-    pub fn new(now: Instant) -> LeaseTime {
+    fn new(now: Instant) -> LeaseTime {
         LeaseTime { as_of: now, behind: None }
     }
 
@@ -69,7 +71,7 @@ impl LeaseTime {
 }
 
 /// Notes being proposed, slice by slice.
-pub(super) struct Noting {
+struct Noting {
     /// The lease that was looked at last.
     behind: Option<i64>,
     /// Only leases that have used up at least so much of their TTL.
@@ -80,34 +82,102 @@ pub(super) struct Noting {
     looked_through: u64,
 }
 
-impl Core {
-    /// Whether this member leads, with all of its predecessors' entries applied, in this very moment. What a message
-    /// that came in this turn has deposed no longer does, though [`Core::leads`] says so until the turn's end.
-    pub(super) fn leads_now(&self) -> bool {
-        let standing = self.node.standing();
-        self.leads && self.settled && standing.role == Role::Leader && standing.term == self.led_term
+/// What of the configuration concerns leases.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LeaseRules {
+    /// The shortest TTL by which this member, as a leader, lets a lease expire, in seconds.
+    pub ttl_min: i64,
+    /// How long a client waits for the answer to a renewal.
+    pub request_timeout: Duration,
+    /// What every lease gets beside its time when a leader begins.
+    pub grace: Duration,
+    /// How often the times left are noted, and how much of its TTL a lease has to have used up for it.
+    pub note_interval: Duration,
+}
+
+/// What becomes of a renewal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Renewal {
+    /// The client is told this TTL; 0 if the lease is gone.
+    Answered(i64),
+    /// The same, once a noted time left has been taken back.
+    TakesBack(i64),
+    /// The lease's time is up: the client waits until it is revoked, and is told then.
+    Waits,
+}
+
+/// The clocks of leases: when they expire, how many are being revoked, whose time left is to be noted, and who waits to hear
+/// that a lease is gone. They run on the leader only.
+///
+/// It is told what becomes of leases and says what is to be proposed and answered. It keeps no lease: the state does.
+pub(super) struct LeaseClocks {
+    rules: LeaseRules,
+    metrics: Arc<Metrics>,
+    expiry: Expiry,
+    time: LeaseTime,
+    /// Clocks that run no more, to be forgotten in slices.
+    forgotten: Vec<Expiry>,
+    revokes_open: usize,
+    /// How many leases may still be revoked before the next tick.
+    revokes_allowed: usize,
+    /// Times left that are being noted.
+    noting: Option<Noting>,
+    next_note: Instant,
+    /// Who waits to hear that a lease whose time was up is gone, and since when.
+    renewals_of_expired: BTreeMap<i64, Vec<(Ticket, Instant)>>,
+}
+
+impl LeaseClocks {
+    /// No clock runs.
+    pub fn new(rules: LeaseRules, metrics: Arc<Metrics>, now: Instant) -> LeaseClocks {
+        LeaseClocks {
+            rules,
+            metrics,
+            expiry: Expiry::new(now),
+            time: LeaseTime::new(now),
+            forgotten: Vec::new(),
+            revokes_open: 0,
+            revokes_allowed: 0,
+            noting: None,
+            next_note: now + FIRST_NOTE,
+            renewals_of_expired: BTreeMap::new(),
+        }
+    }
+
+    /// How many clocks run.
+    pub fn running(&self) -> usize {
+        self.expiry.clocks()
     }
 
     /// Once a new leader has applied all of its predecessors' entries: every lease gets its noted time, or its whole
     /// TTL, from now on.
-    pub(super) fn start_leases(&mut self, now: Instant) {
+    pub fn start(&mut self, leases: &Leases, now: Instant) {
         if planted::is(Bug::OldLeaseDeadlines) && self.expiry.after(None, now).next().is_some() {
             return;
         }
         // The time it took to elect this leader is not held against anybody.
-        let (leases, ttl_min) = (self.machine.leases.clone(), self.shared.limits.lease_ttl_min);
-        let expiry = Expiry::of(leases, ttl_min, self.config.election_timeout, now);
-        self.replace_expiry(expiry);
+        self.replace(Expiry::of(leases.clone(), self.rules.ttl_min, self.rules.grace, now));
     }
 
-    fn replace_expiry(&mut self, expiry: Expiry) {
-        self.forgotten_clocks.push(std::mem::replace(&mut self.expiry, expiry));
+    fn replace(&mut self, expiry: Expiry) {
+        self.forgotten.push(std::mem::replace(&mut self.expiry, expiry));
+    }
+
+    /// This member leads no more, or in another term: the clocks are the next leader's. Returns whose renewals are to be
+    /// refused.
+    pub fn stop(&mut self, now: Instant) -> Vec<Ticket> {
+        if !planted::is(Bug::OldLeaseDeadlines) {
+            self.replace(Expiry::new(now));
+        }
+        self.noting = None;
+        let waiting = std::mem::take(&mut self.renewals_of_expired);
+        waiting.into_values().flatten().map(|(ticket, _)| ticket).collect()
     }
 
     /// The TTL in seconds by which this member, as a leader, lets a lease expire, as every leader of etcd's does. It is
     /// never shorter than what the lease's client was told.
     fn ttl_granted(&self, ttl: i64) -> i64 {
-        ttl.max(self.shared.limits.lease_ttl_min)
+        ttl.max(self.rules.ttl_min)
     }
 
     /// The TTL that clients are told: the one that every member knows, though this leader may let the lease live longer,
@@ -117,126 +187,79 @@ impl Core {
         if ttl > 0 { ttl } else { self.ttl_granted(ttl) }
     }
 
-    /// This member leads no more, or in another term: the clocks of leases are the next leader's.
-    pub(super) fn stop_leases(&mut self, now: Instant) {
-        if !planted::is(Bug::OldLeaseDeadlines) {
-            self.replace_expiry(Expiry::new(now));
-        }
-        self.noting = None;
-        for (ticket, _) in std::mem::take(&mut self.renewals_of_expired).into_values().flatten() {
-            self.refuse(ticket, error::NOT_PRIMARY_LESSOR);
-        }
-    }
-
-    pub(super) fn lease_granted(&mut self, id: i64, ttl: i64, now: Instant) {
+    /// A lease was granted. `runs` says whether its clock runs here: not on other members, and a leader that has not settled
+    /// yet starts all clocks when it has.
+    pub fn granted(&mut self, id: i64, ttl: i64, runs: bool, now: Instant) {
         let ttl = self.ttl_granted(ttl);
-        // On other members no clock runs. A leader that has not settled yet starts all clocks when it has.
-        if self.leads && self.settled || planted::is(Bug::LeaseClocksKept) {
+        if runs || planted::is(Bug::LeaseClocksKept) {
             self.expiry.start(id, ttl_of(ttl), ttl_of(ttl), now);
         }
-        let metrics = &self.shared.metrics.lease;
-        metrics.granted.inc();
-        metrics.ttl.observe(ttl as f64);
+        self.metrics.lease.granted.inc();
+        self.metrics.lease.ttl.observe(ttl as f64);
     }
 
-    pub(super) fn lease_revoked(&mut self, id: i64) {
+    /// A lease is gone. Returns who is to be told so.
+    pub fn revoked(&mut self, id: i64) -> Vec<(Ticket, Instant)> {
         self.expiry.stop(id);
-        for (ticket, _) in self.renewals_of_expired.remove(&id).unwrap_or_default() {
-            self.reply(ticket, ReplyBody::KeptAlive(0));
-        }
-        self.shared.metrics.lease.revoked.inc();
+        self.metrics.lease.revoked.inc();
+        self.renewals_of_expired.remove(&id).unwrap_or_default()
     }
 
-    /// A client wants its lease renewed. Only a leader that still leads may promise more time: one that was stopped or
-    /// cut off for a while may have been replaced, and its successor have let the lease expire. So renewals share
-    /// rounds of ReadIndex with linearizable reads; where one member is all voters, they are answered at once.
-    ///
-    /// A round also waits for this member's own apply: the others may have committed the grant, and told its owner,
-    /// while this member's disk is still busy with the entry.
-    pub(super) fn keep_alive(&mut self, ticket: Ticket, id: i64, now: Instant) {
-        if !self.leads {
-            self.refuse(ticket, error::NOT_PRIMARY_LESSOR);
-        } else if planted::is(Bug::RenewedByDeposed) {
-            self.renew(ticket, id, now, now);
-        } else {
-            if !planted::is(Bug::LeasesExpireBehind) {
-                self.expiry.hold(id, self.lease_time.as_of, self.held_until(now));
-            }
-            self.reads.push(Want::Renewal(ticket, id), now);
+    /// A renewal of this lease has come and is confirmed later: the lease does not expire until then.
+    pub fn hold(&mut self, id: i64, now: Instant) {
+        if !planted::is(Bug::LeasesExpireBehind) {
+            self.expiry.hold(id, self.time.as_of, self.held_until(now));
         }
     }
 
     /// Until when a renewal that came at `since` holds its lease: whoever asked is told by then that it took too long.
     fn held_until(&self, since: Instant) -> Instant {
-        since + self.shared.limits.request_timeout
+        since + self.rules.request_timeout
     }
 
-    /// After every turn: what has been applied by now.
-    pub(super) fn look_at_lease_time(&mut self, now: Instant) {
-        self.lease_time.look(self.machine.applied_index, self.node.standing().commit, now);
+    /// After every turn: what has been applied by now, of what is committed.
+    pub fn look(&mut self, applied: u64, commit: u64, now: Instant) {
+        self.time.look(applied, commit, now);
     }
 
-    /// Renews a lease; the renewal came at `since`. A noted time left has to be taken back first, or the next leader would go by it; that is so for
-    /// a note that is still on its way into the log, too, and for what takes one back.
+    /// Renews a lease, which the state has as `lease`; the renewal came at `since`. A noted time left has to be taken back
+    /// first, or the next leader would go by it; that is so for a note that is still on its way into the log, too, and for
+    /// what takes one back.
     ///
     /// As in etcd, a renewal of a lease whose time is up waits until its revocation is committed.
-    pub(super) fn renew(&mut self, ticket: Ticket, id: i64, since: Instant, now: Instant) {
-        let lease = self.machine.leases.get(id).map(|lease| (self.ttl_told(lease.ttl), lease.remaining > 0));
-        let renewed = self.expiry.renew(id, self.held_until(since), self.lease_time.as_of, now);
-        let Some((ttl, noted)) = lease else {
-            self.reply(ticket, ReplyBody::KeptAlive(0));
-            return;
-        };
+    pub fn renew(
+        &mut self,
+        (ticket, id): (Ticket, i64),
+        lease: Option<&Lease>,
+        applied: u64,
+        since: Instant,
+        now: Instant,
+    ) -> Renewal {
+        let lease = lease.map(|lease| (self.ttl_told(lease.ttl), lease.remaining > 0));
+        let renewed = self.expiry.renew(id, self.held_until(since), self.time.as_of, now);
+        let Some((ttl, noted)) = lease else { return Renewal::Answered(0) };
         let noted_by = match renewed {
             Renewed::Noted(index) => index,
-            Renewed::Expired if planted::is(Bug::ExpiredRenewedEarly) => {
-                self.reply(ticket, ReplyBody::KeptAlive(0));
-                return;
-            }
+            Renewed::Expired if planted::is(Bug::ExpiredRenewedEarly) => return Renewal::Answered(0),
             Renewed::Expired => {
                 self.renewals_of_expired.entry(id).or_default().push((ticket, now));
-                return;
+                return Renewal::Waits;
             }
-            Renewed::Unknown => {
-                self.reply(ticket, ReplyBody::KeptAlive(0));
-                return;
-            }
+            Renewed::Unknown => return Renewal::Answered(0),
         };
-        self.shared.metrics.lease.renewed.inc();
-        let under_way = noted_by > self.machine.applied_index && !planted::is(Bug::NoteOverRenewal);
-        if noted || under_way {
-            let clear = vec![LeaseCheckpoint { id, remaining_ttl: 0 }];
-            self.propose_note(clear, Waiter::KeepAlive(ticket, ttl));
-        } else {
-            self.reply(ticket, ReplyBody::KeptAlive(ttl));
-        }
+        self.metrics.lease.renewed.inc();
+        let under_way = noted_by > applied && !planted::is(Bug::NoteOverRenewal);
+        if noted || under_way { Renewal::TakesBack(ttl) } else { Renewal::Answered(ttl) }
     }
 
-    /// Proposes to note times left, and remembers which entry does.
-    fn propose_note(&mut self, checkpoints: Vec<LeaseCheckpoint>, waiter: Waiter) {
-        if !self.leads_now() {
-            // Another leader would take what it is handed on for its own.
-            self.give_up(waiter, error::NOT_PRIMARY_LESSOR);
-            return;
-        }
-        let ids: Vec<i64> = checkpoints.iter().map(|checkpoint| checkpoint.id).collect();
-        let before = self.node.standing().last;
-        let request = InternalRaftRequest {
-            lease_checkpoint: Some(LeaseCheckpointRequest { checkpoints }),
-            ..InternalRaftRequest::default()
-        };
-        self.propose_own(request, waiter);
-        let last = self.node.standing().last;
-        if last > before {
-            for id in ids {
-                self.expiry.noted(id, last);
-            }
-        }
+    /// The entry at this index notes the time left of this lease, or takes it back.
+    pub fn noted(&mut self, id: i64, index: u64) {
+        self.expiry.noted(id, index);
     }
 
-    /// Gives up renewals whose clients were told that they took too long.
-    pub(super) fn sweep_renewals(&mut self, now: Instant) {
-        let timeout = self.shared.limits.request_timeout;
+    /// Gives up renewals whose clients were told that they took too long; returns them.
+    pub fn sweep(&mut self, now: Instant) -> Vec<Ticket> {
+        let timeout = self.rules.request_timeout;
         let mut late = Vec::new();
         self.renewals_of_expired.retain(|_, tickets| {
             tickets.retain(|(ticket, since)| {
@@ -248,106 +271,74 @@ impl Core {
             });
             !tickets.is_empty()
         });
-        for ticket in late {
-            self.refuse(ticket, error::TIMEOUT);
-        }
+        late
     }
 
-    pub(super) fn time_to_live(&mut self, ticket: Ticket, id: i64, keys: bool, now: Instant) {
-        if keys && !self.machine.is_whole() {
-            self.deferred.push(Ask::TimeToLive(ticket, id, keys));
-            return;
-        }
-        let body = match (self.machine.leases.get(id), self.expiry.left(id, now)) {
-            (Some(lease), Some(left)) => {
-                let granted = self.ttl_told(lease.ttl);
-                let left = i64::try_from(left.as_secs()).unwrap_or(i64::MAX);
-                // What this leader lets it live beyond that, the next one may not.
-                let ttl = if self.ttl_granted(lease.ttl) > granted { left.min(granted) } else { left };
-                let keys = if keys { lease.keys.clone() } else { SharedMap::default() };
-                ReplyBody::TimeToLive { ttl, granted, keys }
-            }
-            _ => ReplyBody::TimeToLive { ttl: -1, granted: 0, keys: SharedMap::default() },
+    /// The time of a lease, which the state has as `lease`; with its keys if they are asked for.
+    pub fn time_to_live(&self, id: i64, lease: Option<&Lease>, keys: bool, now: Instant) -> ReplyBody {
+        let (Some(lease), Some(left)) = (lease, self.expiry.left(id, now)) else {
+            return ReplyBody::TimeToLive { ttl: -1, granted: 0, keys: SharedMap::default() };
         };
-        self.reply(ticket, body);
-    }
-
-    /// The keys of a lease as this member knows them.
-    pub(super) fn lease_keys(&mut self, ticket: Ticket, id: i64) {
-        if !self.machine.is_whole() {
-            self.deferred.push(Ask::LeaseKeys(ticket, id));
-            return;
-        }
-        let keys = self.machine.leases.get(id).map(|lease| lease.keys.clone()).unwrap_or_default();
-        self.reply(ticket, ReplyBody::LeaseKeys(keys));
+        let granted = self.ttl_told(lease.ttl);
+        let left = i64::try_from(left.as_secs()).unwrap_or(i64::MAX);
+        // What this leader lets it live beyond that, the next one may not.
+        let ttl = if self.ttl_granted(lease.ttl) > granted { left.min(granted) } else { left };
+        let keys = if keys { lease.keys.clone() } else { SharedMap::default() };
+        ReplyBody::TimeToLive { ttl, granted, keys }
     }
 
     /// The time that a lease has left, by which leases are listed. A member that does not lead goes by what was noted or
     /// granted.
-    fn listed_by(&self, id: i64, lease: &machine::Lease, now: Instant) -> Duration {
-        self.expiry.left(id, now).unwrap_or_else(|| noted_or_granted(lease, self.shared.limits.lease_ttl_min))
+    fn listed_by(&self, id: i64, lease: &Lease, now: Instant) -> Duration {
+        self.expiry.left(id, now).unwrap_or_else(|| noted_or_granted(lease, self.rules.ttl_min))
     }
 
     /// All leases of the state: a few in the order in which they end, many as they are.
-    pub(super) fn list_leases(&mut self, ticket: Ticket, now: Instant) {
-        let all = &self.machine.leases;
+    pub fn list(&self, all: &Leases, now: Instant) -> ReplyBody {
         if all.len() > LISTED_AT_ONCE {
-            self.reply(ticket, ReplyBody::ManyLeases(all.clone()));
-            return;
+            return ReplyBody::ManyLeases(all.clone());
         }
         let mut leases: Vec<(Duration, i64)> =
             all.iter().map(|(id, lease)| (self.listed_by(id, lease, now), id)).collect();
         leases.sort_unstable();
-        self.reply(ticket, ReplyBody::Leases(leases.into_iter().map(|(_, id)| id).collect()));
+        ReplyBody::Leases(leases.into_iter().map(|(_, id)| id).collect())
     }
 
     /// The times that these leases have left; none for those that are gone.
-    pub(super) fn lease_times(&mut self, ticket: Ticket, ids: &[i64], now: Instant) {
+    pub fn times(&self, ids: &[i64], all: &Leases, now: Instant) -> ReplyBody {
         debug_assert!(ids.len() <= LISTED_AT_ONCE, "many leases are asked for in pieces");
-        let time = |id: &i64| {
-            self.machine.leases.get(*id).map_or(Duration::ZERO, |lease| self.listed_by(*id, lease, now))
-        };
-        let times = ids.iter().map(time).collect();
-        self.reply(ticket, ReplyBody::LeaseTimes(times));
+        let time = |id: &i64| all.get(*id).map_or(Duration::ZERO, |lease| self.listed_by(*id, lease, now));
+        ReplyBody::LeaseTimes(ids.iter().map(time).collect())
     }
 
-    /// Does the next slice of what has to be done for leases.
-    pub(super) fn lease_slices(&mut self, now: Instant) {
-        while let Some(forgotten) = self.forgotten_clocks.last_mut() {
+    /// Forgets the next slice of clocks that run no more.
+    pub fn forget_some(&mut self) {
+        while let Some(forgotten) = self.forgotten.last_mut() {
             if forgotten.forget_some(LEASES_PER_TURN) {
                 break;
             }
-            self.forgotten_clocks.pop();
-        }
-        if self.leads_now() {
-            if self.expiry.is_starting() {
-                let leases = &self.machine.leases;
-                let some = if planted::is(Bug::LeasesAllAtOnce) { usize::MAX } else { LEASES_PER_TURN };
-                self.expiry.start_some(some, |id| leases.get(id).is_some());
-            }
-            self.expire_leases();
-            self.note_some(now);
-        } else {
-            self.noting = None;
-        }
-        if let Some(since) = self.stopping
-            && !self.handed_over
-            && (self.noting.is_none() || now.saturating_duration_since(since) > STOP_PATIENCE / 2)
-        {
-            self.handed_over = true;
-            self.hand_over();
+            self.forgotten.pop();
         }
     }
 
-    /// Whether another slice can be done at once.
-    pub(super) fn lease_slices_wait(&self) -> bool {
-        if self.parked.is_some() {
-            return false;
+    /// Starts the next slice of the clocks of a leader that has settled.
+    pub fn start_some(&mut self, leases: &Leases) {
+        if self.expiry.is_starting() {
+            let some = if planted::is(Bug::LeasesAllAtOnce) { usize::MAX } else { LEASES_PER_TURN };
+            self.expiry.start_some(some, |id| leases.get(id).is_some());
         }
-        let expire =
-            self.stopping.is_none() && self.revokes_room() > 0 && self.expiry.is_due(self.lease_time.as_of);
-        let note = self.noting.is_some() && self.log_has_room() && self.can_note();
-        !self.forgotten_clocks.is_empty() || self.leads_now() && (self.expiry.is_starting() || expire || note)
+    }
+
+    /// Whether another slice of clocks can be forgotten at once.
+    pub fn has_to_forget(&self) -> bool {
+        !self.forgotten.is_empty()
+    }
+
+    /// Whether the leader can do something at once: start clocks or, if they are let to, revoke and note.
+    pub fn has_to_do(&self, may_revoke: bool, may_note: impl FnOnce() -> bool) -> bool {
+        let revoke = may_revoke && self.revokes_room() > 0 && self.expiry.is_due(self.time.as_of);
+        let note = self.noting.is_some() && may_note();
+        self.expiry.is_starting() || revoke || note
     }
 
     /// Returns the number of lease revocations that may be proposed now.
@@ -356,75 +347,93 @@ impl Core {
     }
 
     /// At each tick: so many leases may be revoked until the next.
-    pub(super) fn allow_revokes(&mut self) {
+    pub fn allow_revokes(&mut self) {
         self.revokes_allowed = REVOKES_PER_TICK;
     }
 
-    /// Proposes to revoke what has expired. What had come by then was taken before.
-    fn expire_leases(&mut self) {
-        let (room, as_of) = (self.revokes_room(), self.lease_time.as_of);
-        if room == 0 || self.stopping.is_some() || !self.expiry.is_due(as_of) {
-            return;
+    /// The leases that are to be revoked now, their time being up. What had come by then was taken before.
+    pub fn take_expired(&mut self) -> Vec<i64> {
+        let (room, as_of) = (self.revokes_room(), self.time.as_of);
+        if room == 0 || !self.expiry.is_due(as_of) {
+            return Vec::new();
         }
-        for id in self.expiry.expired(as_of, room) {
-            self.shared.metrics.lease.expired.inc();
-            self.revokes_open += 1;
-            self.revokes_allowed -= 1;
-            let request = InternalRaftRequest {
-                lease_revoke: Some(LeaseRevokeRequest { id }),
-                ..InternalRaftRequest::default()
-            };
-            self.propose_own(request, Waiter::Expiry(id));
+        let expired = self.expiry.expired(as_of, room);
+        self.metrics.lease.expired.add(expired.len() as u64);
+        self.revokes_open += expired.len();
+        self.revokes_allowed -= expired.len();
+        expired
+    }
+
+    /// A revocation came to its end. It is tried again after a while if it failed.
+    pub fn revocation_ended(&mut self, id: i64, failed: bool, now: Instant) {
+        self.revokes_open = self.revokes_open.saturating_sub(1);
+        if failed {
+            self.expiry.retry(id, now, REVOKE_PAUSE);
         }
     }
 
-    /// Now and then: notes the time left of leases that have not been renewed lately, so that it survives a restart.
-    pub(super) fn note_leases(&mut self, now: Instant) {
+    /// Now and then: begins to note the time left of leases that have not been renewed lately, so that it survives a
+    /// restart.
+    pub fn note_if_due(&mut self, now: Instant) {
         if now < self.next_note {
             return;
         }
-        self.next_note = now + self.thresholds.note_interval;
+        self.next_note = now + self.rules.note_interval;
         if self.noting.is_none() {
-            self.note_leases_below(self.thresholds.note_interval);
+            self.note_below(self.rules.note_interval);
         }
     }
 
     /// Begins to note the time left of every lease that has used up at least `used` of its TTL.
-    pub(super) fn note_leases_below(&mut self, used: Duration) {
+    pub fn note_below(&mut self, used: Duration) {
         self.noting = Some(Noting { behind: None, used, granted: BTreeSet::new(), looked_through: 0 });
     }
 
-    /// Whether so few entries are not applied that they can be looked at before times left are noted.
-    fn can_note(&self) -> bool {
-        self.node.standing().last - self.machine.applied_index <= NOTED_BEHIND_MAX
+    /// Whether times left are being noted.
+    pub fn is_noting(&self) -> bool {
+        self.noting.is_some()
     }
 
-    /// Goes on with the notes, by one entry at most.
-    fn note_some(&mut self, now: Instant) {
-        if self.noting.is_none() {
-            return;
+    /// Ends the notes: this member leads no more.
+    pub fn end_noting(&mut self) {
+        self.noting = None;
+    }
+
+    /// Whether so few entries of this log are not applied that they can be looked at before times left are noted.
+    pub fn can_note(last: u64, applied: u64) -> bool {
+        last - applied <= NOTED_BEHIND_MAX
+    }
+
+    /// The next times left to be noted, for one entry at most; `None` if there are none now. `has_room` says whether the log
+    /// takes more.
+    pub fn note_some(
+        &mut self,
+        node: &Node,
+        (leases, applied): (&Leases, u64),
+        has_room: bool,
+        now: Instant,
+    ) -> Option<Vec<LeaseCheckpoint>> {
+        let last = node.standing().last;
+        if !has_room || !LeaseClocks::can_note(last, applied) || self.expiry.is_starting() {
+            // A lease whose clock is still to be started would go by the note, as if it was from before.
+            return None;
         }
-        let room = self.log_has_room() && self.can_note();
-        let ttl_min = self.shared.limits.lease_ttl_min;
-        // A lease whose clock is still to be started would go by the note, as if it was from before.
-        let Some(noting) = self.noting.as_mut().filter(|_| room && !self.expiry.is_starting()) else {
-            return;
-        };
+        let noting = self.noting.as_mut()?;
         // What is noted behind an entry that grants a lease is taken for the time left of that one; if another with its id
         // exists now, that is revoked before.
         if !planted::is(Bug::NoteOverGrant) {
-            let behind = noting.looked_through.max(self.machine.applied_index);
-            noting.granted.extend(self.node.data_after(behind).filter_map(granted_lease));
-            noting.looked_through = self.node.standing().last;
+            let behind = noting.looked_through.max(applied);
+            noting.granted.extend(node.data_after(behind).filter_map(granted_lease));
+            noting.looked_through = last;
         }
         let mut notes = Vec::new();
         let mut looked = 0;
         for (id, left) in self.expiry.after(noting.behind, now).take(LEASES_PER_TURN) {
             looked += 1;
             noting.behind = Some(id);
-            let Some(lease) = self.machine.leases.get(id) else { continue };
+            let Some(lease) = leases.get(id) else { continue };
             let left = seconds_up(left).max(1);
-            let ttl = ttl_of(lease.ttl.max(ttl_min));
+            let ttl = ttl_of(lease.ttl.max(self.rules.ttl_min));
             if ttl >= ttl_of(left) + noting.used && lease.remaining != left && !noting.granted.contains(&id) {
                 notes.push(LeaseCheckpoint { id, remaining_ttl: left });
                 if notes.len() == NOTES_PER_ENTRY {
@@ -435,8 +444,118 @@ impl Core {
         if looked < LEASES_PER_TURN && notes.len() < NOTES_PER_ENTRY {
             self.noting = None;
         }
-        if !notes.is_empty() {
-            self.propose_note(notes, Waiter::Nobody);
+        (!notes.is_empty()).then_some(notes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use config::MetricsDetail;
+
+    use super::*;
+
+    const RULES: LeaseRules = LeaseRules {
+        ttl_min: 2,
+        request_timeout: Duration::from_secs(7),
+        grace: Duration::from_secs(1),
+        note_interval: Duration::from_secs(60),
+    };
+    const TICKET: Ticket = Ticket { shard: 0, slot: 1, generation: 0 };
+
+    fn lease(ttl: i64, remaining: i64) -> Lease {
+        Lease { ttl, remaining, keys: SharedMap::default() }
+    }
+
+    fn clocks(now: Instant) -> LeaseClocks {
+        let mut clocks = LeaseClocks::new(RULES, Arc::new(Metrics::new(&[], MetricsDetail::Basic)), now);
+        clocks.allow_revokes();
+        clocks
+    }
+
+    fn seconds(count: u64) -> Duration {
+        Duration::from_secs(count)
+    }
+
+    #[test]
+    fn a_lease_expires_once_and_whoever_renews_it_then_hears_when_it_is_gone() {
+        let start = Instant::now();
+        let mut clocks = clocks(start);
+        clocks.granted(5, 10, true, start);
+        clocks.granted(6, 1, false, start);
+        assert_eq!(clocks.running(), 1, "on a member that does not lead no clock runs");
+        clocks.look(1, 1, start + seconds(9));
+        assert!(clocks.take_expired().is_empty());
+        let late = start + seconds(11);
+        clocks.look(1, 1, late);
+        assert!(clocks.has_to_do(true, || false) && !clocks.has_to_do(false, || false));
+        assert_eq!(clocks.take_expired(), [5]);
+        assert!(clocks.take_expired().is_empty());
+        let renewal = clocks.renew((TICKET, 5), Some(&lease(10, 0)), 1, late, late);
+        assert_eq!(renewal, Renewal::Waits);
+        assert_eq!(clocks.revoked(5), [(TICKET, late)]);
+        clocks.revocation_ended(5, false, late);
+        assert_eq!(clocks.renew((TICKET, 5), None, 1, late, late), Renewal::Answered(0));
+    }
+
+    #[test]
+    fn while_apply_is_behind_nothing_expires() {
+        let start = Instant::now();
+        let mut clocks = clocks(start);
+        clocks.granted(5, 10, true, start);
+        clocks.look(1, 2, start + seconds(11));
+        clocks.look(1, 3, start + seconds(20));
+        assert!(clocks.take_expired().is_empty());
+        clocks.look(2, 3, start + seconds(21));
+        assert_eq!(clocks.take_expired(), [5], "what was committed after eleven seconds is applied");
+    }
+
+    #[test]
+    fn a_renewal_takes_a_note_back_that_is_applied_or_under_way() {
+        let start = Instant::now();
+        let mut clocks = clocks(start);
+        clocks.granted(5, 10, true, start);
+        let renew = |clocks: &mut LeaseClocks, remaining, applied| {
+            clocks.renew((TICKET, 5), Some(&lease(10, remaining)), applied, start, start)
+        };
+        assert_eq!(renew(&mut clocks, 0, 1), Renewal::Answered(10));
+        assert_eq!(renew(&mut clocks, 3, 1), Renewal::TakesBack(10));
+        clocks.noted(5, 9);
+        assert_eq!(renew(&mut clocks, 0, 8), Renewal::TakesBack(10));
+        assert_eq!(renew(&mut clocks, 0, 9), Renewal::Answered(10));
+    }
+
+    #[test]
+    fn whoever_waits_is_told_when_leadership_is_lost_or_time_is_up() {
+        let start = Instant::now();
+        for stops in [false, true] {
+            let mut clocks = clocks(start);
+            clocks.granted(5, 2, true, start);
+            let late = start + seconds(3);
+            clocks.look(1, 1, late);
+            assert_eq!(clocks.renew((TICKET, 5), Some(&lease(2, 0)), 1, late, late), Renewal::Waits);
+            assert!(clocks.sweep(late + seconds(6)).is_empty());
+            let told = if stops { clocks.stop(late) } else { clocks.sweep(late + seconds(7)) };
+            assert_eq!(told, [TICKET]);
+            assert!(clocks.sweep(late + seconds(8)).is_empty());
         }
+    }
+
+    #[test]
+    fn revocations_are_counted_between_ticks_and_tried_again() {
+        let start = Instant::now();
+        let mut clocks = clocks(start);
+        let leases = i64::try_from(REVOKES_PER_TICK).expect("fits") + 10;
+        (0..leases).for_each(|id| clocks.granted(id, 2, true, start));
+        let late = start + seconds(3);
+        clocks.look(1, 1, late);
+        let first = clocks.take_expired();
+        assert_eq!(first.len(), REVOKES_PER_TICK);
+        assert!(clocks.take_expired().is_empty());
+        clocks.allow_revokes();
+        assert_eq!(clocks.take_expired().len(), 10);
+        clocks.revocation_ended(first[0], true, late);
+        assert!(clocks.take_expired().is_empty());
+        clocks.look(1, 1, late + REVOKE_PAUSE);
+        assert_eq!(clocks.take_expired(), [first[0]]);
     }
 }

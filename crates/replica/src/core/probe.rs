@@ -100,7 +100,7 @@ impl Core {
             doomed: self.doomed.len(),
             discarded: self.install.discarded(),
             leases: self.machine.leases.len(),
-            lease_clocks: self.expiry.clocks(),
+            lease_clocks: self.leases.running(),
             reads: self.reads.figures(),
             index_bytes: self.machine.store.stats().bytes,
             removable: self.machine.store.stats().removable,

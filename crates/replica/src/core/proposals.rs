@@ -20,8 +20,6 @@ use super::{MemberChange, Ticket};
 const LOG_QUEUE_BYTES: usize = 64 << 20;
 /// Bytes of commands that a follower hands on before some of them are applied.
 const FORWARDED_BYTES_MAX: usize = 8 << 20;
-/// Pause before a revocation that failed is tried again.
-pub(super) const REVOKE_PAUSE: Duration = Duration::from_secs(1);
 
 /// Who waits for an entry.
 #[derive(Debug)]
@@ -330,8 +328,7 @@ impl Core {
             // The next leader is asked.
             Waiter::KeepAlive(ticket, _) => self.refuse(ticket, error::NOT_PRIMARY_LESSOR),
             Waiter::Expiry(id) => {
-                self.revokes_open = self.revokes_open.saturating_sub(1);
-                self.expiry.retry(id, self.shared.clock.now(), REVOKE_PAUSE);
+                self.leases.revocation_ended(id, true, self.shared.clock.now());
             }
             Waiter::Attributes => self.attributes_proposed = None,
             Waiter::Nobody => {}

@@ -1,6 +1,6 @@
 //! The core's loop.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ use super::apply::Applying;
 use super::compactor::Compactor;
 use super::gathering::Gathering;
 use super::install::Install;
-use super::leases::{LeaseTime, Noting};
+use super::leases::{LeaseClocks, LeaseRules};
 use super::meters::Meters;
 use super::parked::Parked;
 use super::pressure::Pressure;
@@ -30,7 +30,6 @@ use super::room::Room;
 use super::space::{Checkpoints, Thresholds};
 use super::{Ask, MemberChange, OUTSIDE, Reply, ReplyBody, Ticket};
 use crate::arrivals::Charge;
-use crate::expiry::Expiry;
 use crate::fold::FoldMap;
 use crate::long_reads::Reader;
 use crate::shared::{Published, Shared};
@@ -102,18 +101,9 @@ pub struct Core {
     pub(super) shared: Arc<Shared>,
     pub(super) logger: Arc<Logger>,
     pub(super) machine: Machine,
-    pub(super) expiry: Expiry,
-    pub(super) lease_time: LeaseTime,
-    /// Clocks that run no more, to be forgotten in slices.
-    pub(super) forgotten_clocks: Vec<Expiry>,
-    pub(super) revokes_open: usize,
-    /// How many leases may still be revoked before the next tick.
-    pub(super) revokes_allowed: usize,
-    /// Times left that are being noted.
-    pub(super) noting: Option<Noting>,
+    pub(super) leases: LeaseClocks,
     /// Whether this member, which is to stop, has handed leadership over or has nobody to hand it to.
     pub(super) handed_over: bool,
-    pub(super) next_note: Instant,
     pub(super) config: Config,
     pub(super) node: Node,
     pub(super) log: Log,
@@ -148,8 +138,6 @@ pub struct Core {
     pub(super) gathering: Gathering,
     pub(super) pressure: Pressure,
     pub(super) reads: Reads,
-    /// Who waits to hear that a lease whose time was up is gone, and since when.
-    pub(super) renewals_of_expired: BTreeMap<i64, Vec<(Ticket, Instant)>>,
     /// Changes of the members that wait, and the one under way.
     pub(super) changes: VecDeque<(Ticket, MemberChange, Instant)>,
     pub(super) change_open: Option<u64>,
@@ -232,6 +220,12 @@ impl Core {
         let applied = parts.machine.applied_index;
         let compacted = parts.machine.store.compact_revision();
         let advances = parts.config.initial_election_tick_advance;
+        let rules = LeaseRules {
+            ttl_min: parts.shared.limits.lease_ttl_min,
+            request_timeout: parts.shared.limits.request_timeout,
+            grace: parts.config.election_timeout,
+            note_interval: parts.thresholds.note_interval,
+        };
         let room = Room::new(now, &parts.log);
         let nospace = NospaceAlarm::new(parts.shared.identity.member_id, parts.cause);
         Core {
@@ -241,14 +235,8 @@ impl Core {
             entries: parts.log.entries(),
             fetches: parts.fetches,
             logger: parts.logger,
-            expiry: Expiry::new(now),
-            lease_time: LeaseTime::new(now),
-            forgotten_clocks: Vec::new(),
-            revokes_open: 0,
-            revokes_allowed: 0,
-            noting: None,
+            leases: LeaseClocks::new(rules, Arc::clone(&parts.shared.metrics), now),
             handed_over: false,
-            next_note: now + Duration::from_secs(60),
             compactor: Compactor::new(parts.config.auto_compaction, now),
             alarms: Arc::new(parts.machine.alarms.clone()),
             members: Arc::new(parts.machine.members.clone()),
@@ -267,7 +255,6 @@ impl Core {
             open_bytes: 0,
             next_sweep: now,
             reads: Reads::default(),
-            renewals_of_expired: BTreeMap::new(),
             changes: VecDeque::new(),
             change_open: None,
             departures: VecDeque::new(),
@@ -418,7 +405,7 @@ impl Core {
         self.lease_slices(now);
         self.carry_out(now)?;
         self.finish_rounds(now);
-        self.look_at_lease_time(now);
+        self.leases.look(self.machine.applied_index, self.node.standing().commit, now);
         self.remove_slice(now);
         // From here on the newest view and the state are of one moment, but for an entry that is half-way.
         self.publish();
@@ -509,8 +496,14 @@ impl Core {
                 self.reads.push(Want::TimeToLive(ticket, id, keys), now);
             }
             Ask::LeaseKeys(ticket, id) => self.lease_keys(ticket, id),
-            Ask::Leases(ticket) => self.list_leases(ticket, now),
-            Ask::LeaseTimes(ticket, ids) => self.lease_times(ticket, &ids, now),
+            Ask::Leases(ticket) => {
+                let list = self.leases.list(&self.machine.leases, now);
+                self.reply(ticket, list);
+            }
+            Ask::LeaseTimes(ticket, ids) => {
+                let times = self.leases.times(&ids, &self.machine.leases, now);
+                self.reply(ticket, times);
+            }
             Ask::Image(ticket) => self.image_waiters.push(ticket),
             Ask::Checkpointed(result) => self.checkpointed(result, now)?,
             Ask::Relocate(values, done) => self.relocate(values, done, now),
@@ -521,7 +514,7 @@ impl Core {
                 if self.stopping.is_none() {
                     // So that a restart goes on where the leases stand now.
                     if self.leads_now() {
-                        self.note_leases_below(Duration::from_secs(1));
+                        self.leases.note_below(Duration::from_secs(1));
                     }
                     self.stopping = Some(now);
                     self.lease_slices(now);
@@ -611,8 +604,8 @@ impl Core {
         self.look_at_install(now);
         self.propose_attributes(now);
         if self.leads_now() && self.stopping.is_none() {
-            self.allow_revokes();
-            self.note_leases(now);
+            self.leases.allow_revokes();
+            self.leases.note_if_due(now);
             let revision = self.machine.store.current_revision();
             if let Some(revision) = self.compactor.due(revision, now) {
                 self.logger.info("compacting by age", &[("revision", Value::Int(revision))]);

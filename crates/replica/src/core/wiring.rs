@@ -4,18 +4,21 @@ use std::time::Instant;
 
 use api::error;
 use api::etcdserverpb::alarm_request::AlarmAction;
-use api::etcdserverpb::{AlarmRequest, AlarmType, InternalRaftRequest};
-use consensus::Request;
+use api::etcdserverpb::{
+    AlarmRequest, AlarmType, InternalRaftRequest, LeaseCheckpoint, LeaseCheckpointRequest, LeaseRevokeRequest,
+};
+use consensus::{Request, Role};
 use log::Space;
 use machine::{Fatal, Raised};
 use planted::Bug;
 use telemetry::logging::Value;
 
 use super::alarms::Present;
+use super::leases::{LeaseClocks, Renewal};
 use super::parked::{IDLE, Parked, Response};
 use super::proposals::Waiter;
 use super::reads::{Footing, RETRY, Waiting, Want};
-use super::run::Core;
+use super::run::{Core, STOP_PATIENCE};
 use super::{Ask, OUTSIDE, ReplyBody, Ticket};
 use storage::checkpointer::Order;
 use storage::nospace::Cause;
@@ -253,5 +256,165 @@ impl Core {
             Response::Failed(why) => return Err(why),
         }
         Ok(())
+    }
+}
+
+/// Leases.
+impl Core {
+    /// Whether this member leads, with all of its predecessors' entries applied, in this very moment. What a message
+    /// that came in this turn has deposed no longer does, though [`Core::leads`] says so until the turn's end.
+    pub(super) fn leads_now(&self) -> bool {
+        let standing = self.node.standing();
+        self.leads && self.settled && standing.role == Role::Leader && standing.term == self.led_term
+    }
+
+    /// A client wants its lease renewed. Only a leader that still leads may promise more time: one that was stopped or
+    /// cut off for a while may have been replaced, and its successor have let the lease expire. So renewals share
+    /// rounds of ReadIndex with linearizable reads; where one member is all voters, they are answered at once.
+    ///
+    /// A round also waits for this member's own apply: the others may have committed the grant, and told its owner,
+    /// while this member's disk is still busy with the entry.
+    pub(super) fn keep_alive(&mut self, ticket: Ticket, id: i64, now: Instant) {
+        if !self.leads {
+            self.refuse(ticket, error::NOT_PRIMARY_LESSOR);
+        } else if planted::is(Bug::RenewedByDeposed) {
+            self.renew(ticket, id, now, now);
+        } else {
+            self.leases.hold(id, now);
+            self.reads.push(Want::Renewal(ticket, id), now);
+        }
+    }
+
+    /// Renews a lease; the renewal came at `since` and is confirmed.
+    pub(super) fn renew(&mut self, ticket: Ticket, id: i64, since: Instant, now: Instant) {
+        let (lease, applied) = (self.machine.leases.get(id), self.machine.applied_index);
+        match self.leases.renew((ticket, id), lease, applied, since, now) {
+            Renewal::Answered(ttl) => self.reply(ticket, ReplyBody::KeptAlive(ttl)),
+            Renewal::TakesBack(ttl) => {
+                let clear = vec![LeaseCheckpoint { id, remaining_ttl: 0 }];
+                self.propose_note(clear, Waiter::KeepAlive(ticket, ttl));
+            }
+            Renewal::Waits => {}
+        }
+    }
+
+    /// Proposes to note times left, and remembers which entry does.
+    fn propose_note(&mut self, checkpoints: Vec<LeaseCheckpoint>, waiter: Waiter) {
+        if !self.leads_now() {
+            // Another leader would take what it is handed on for its own.
+            self.give_up(waiter, error::NOT_PRIMARY_LESSOR);
+            return;
+        }
+        let ids: Vec<i64> = checkpoints.iter().map(|checkpoint| checkpoint.id).collect();
+        let before = self.node.standing().last;
+        let request = InternalRaftRequest {
+            lease_checkpoint: Some(LeaseCheckpointRequest { checkpoints }),
+            ..InternalRaftRequest::default()
+        };
+        self.propose_own(request, waiter);
+        let last = self.node.standing().last;
+        if last > before {
+            for id in ids {
+                self.leases.noted(id, last);
+            }
+        }
+    }
+
+    /// This member leads no more, or in another term.
+    pub(super) fn stop_leases(&mut self, now: Instant) {
+        for ticket in self.leases.stop(now) {
+            self.refuse(ticket, error::NOT_PRIMARY_LESSOR);
+        }
+    }
+
+    pub(super) fn lease_revoked(&mut self, id: i64) {
+        for (ticket, _) in self.leases.revoked(id) {
+            self.reply(ticket, ReplyBody::KeptAlive(0));
+        }
+    }
+
+    /// Gives up renewals whose clients were told that they took too long.
+    pub(super) fn sweep_renewals(&mut self, now: Instant) {
+        for ticket in self.leases.sweep(now) {
+            self.refuse(ticket, error::TIMEOUT);
+        }
+    }
+
+    pub(super) fn time_to_live(&mut self, ticket: Ticket, id: i64, keys: bool, now: Instant) {
+        if keys && !self.machine.is_whole() {
+            self.deferred.push(Ask::TimeToLive(ticket, id, keys));
+            return;
+        }
+        let body = self.leases.time_to_live(id, self.machine.leases.get(id), keys, now);
+        self.reply(ticket, body);
+    }
+
+    /// The keys of a lease as this member knows them.
+    pub(super) fn lease_keys(&mut self, ticket: Ticket, id: i64) {
+        if !self.machine.is_whole() {
+            self.deferred.push(Ask::LeaseKeys(ticket, id));
+            return;
+        }
+        let keys = self.machine.leases.get(id).map(|lease| lease.keys.clone()).unwrap_or_default();
+        self.reply(ticket, ReplyBody::LeaseKeys(keys));
+    }
+
+    /// Does the next slice of what has to be done for leases.
+    pub(super) fn lease_slices(&mut self, now: Instant) {
+        self.leases.forget_some();
+        if self.leads_now() {
+            self.leases.start_some(&self.machine.leases);
+            self.expire_leases();
+            self.note_some(now);
+        } else {
+            self.leases.end_noting();
+        }
+        if let Some(since) = self.stopping
+            && !self.handed_over
+            && (!self.leases.is_noting() || now.saturating_duration_since(since) > STOP_PATIENCE / 2)
+        {
+            self.handed_over = true;
+            self.hand_over();
+        }
+    }
+
+    /// Whether another slice can be done at once.
+    pub(super) fn lease_slices_wait(&self) -> bool {
+        if self.parked.is_some() {
+            return false;
+        }
+        let may_note = || self.log_has_room() && self.can_note();
+        self.leases.has_to_forget()
+            || self.leads_now() && self.leases.has_to_do(self.stopping.is_none(), may_note)
+    }
+
+    fn can_note(&self) -> bool {
+        LeaseClocks::can_note(self.node.standing().last, self.machine.applied_index)
+    }
+
+    /// Proposes to revoke what has expired.
+    fn expire_leases(&mut self) {
+        if self.stopping.is_some() {
+            return;
+        }
+        for id in self.leases.take_expired() {
+            let request = InternalRaftRequest {
+                lease_revoke: Some(LeaseRevokeRequest { id }),
+                ..InternalRaftRequest::default()
+            };
+            self.propose_own(request, Waiter::Expiry(id));
+        }
+    }
+
+    /// Goes on with the notes of times left, by one entry at most.
+    fn note_some(&mut self, now: Instant) {
+        if !self.leases.is_noting() {
+            return;
+        }
+        let leases = (&self.machine.leases, self.machine.applied_index);
+        let has_room = self.log_has_room();
+        if let Some(notes) = self.leases.note_some(&self.node, leases, has_room, now) {
+            self.propose_note(notes, Waiter::Nobody);
+        }
     }
 }
