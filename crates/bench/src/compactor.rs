@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use cli::Failure;
 
-use crate::ask::Asker;
-use crate::engine::calls::Target;
-use crate::engine::connection::Method;
-use crate::wire::Fields;
+use loadgen::ask::Asker;
+use loadgen::calls::Target;
+use loadgen::connection::Method;
+use loadgen::wire::Fields;
 
 /// Compacts now and then while a load runs.
 pub struct Compactor {

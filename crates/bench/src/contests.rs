@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
-use crate::ask::Asker;
-use crate::drive::{Nobody, Observer, Plan, Request, Run, Schedule, Step, Workload, done, measure};
-use crate::engine::calls::Target;
-use crate::engine::connection::{Method, Status};
 use crate::loads::Random;
 use crate::loads::authenticate::authenticate;
 use crate::loads::range::Range;
 use crate::loads::write::{Keys, Put, TxnMixed};
 use crate::usage::{Meter, Usage};
-use crate::wire::Message;
+use loadgen::ask::Asker;
+use loadgen::calls::Target;
+use loadgen::connection::{Method, Status};
+use loadgen::drive::{Nobody, Observer, Plan, Request, Run, Schedule, Step, Workload, done, measure};
+use loadgen::wire::Message;
 
 /// How much of everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

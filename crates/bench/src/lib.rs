@@ -1,9 +1,7 @@
 //! Loads and measures servers of etcd's API: etcd's `benchmark`, command for command, and more.
 //!
-//! What it is: a gRPC client that costs a fraction of what it measures ([`engine`]); the workloads of etcd's tool and their
-//! reports, word for word ([`loads`], [`report`]); schedules that do not hide stalls ([`drive`]); comparisons of servers
-//! that take turns, with what each used; reports as JSON, CSV and one page of HTML; and a server that does nothing
-//! ([`responder`]), as the baseline.
+//! What it is: the workloads of etcd's tool and their reports, word for word ([`loads`], [`report`]), run by `loadgen`;
+//! comparisons of servers that take turns, with what each used; and reports as JSON, CSV and one page of HTML.
 //!
 //! What it does not know: how the servers work. It talks to them as any client does, and reads `/proc` and metrics.
 //!
@@ -13,32 +11,25 @@
 //! * whatever a server sends, the engine goes on or gives the connection up, and every call ends (`engine`);
 //! * no flag is taken and ignored (`tool`).
 //!
-//! Unsafe code: `engine::poller` (epoll, a timer) and one socket option in `engine::socket`.
-//!
 //! `docs/bench.md` says how to measure with it.
 
-pub mod ask;
+#![forbid(unsafe_code)]
+
 mod commands;
 mod compactor;
 mod contests;
-pub mod drive;
-pub mod engine;
 mod given;
 mod go;
-pub mod histogram;
 mod html;
 pub mod loads;
 mod machine;
 pub mod outcome;
 mod render;
 pub mod report;
-pub mod responder;
-pub mod samples;
 pub mod servers;
 mod session;
 pub mod tls;
 mod usage;
 mod watcher;
-pub mod wire;
 
 pub use session::{run, run_in};

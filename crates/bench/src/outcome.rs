@@ -1,8 +1,8 @@
 //! Results as they are shown and written: figures of runs, their medians, and what they were measured on.
 
-use crate::drive::{Generator, Run};
-use crate::samples::Series;
 use crate::usage::Usage;
+use loadgen::drive::{Generator, Run};
+use loadgen::samples::Series;
 
 /// The percentiles that are given.
 pub const PERCENTILES: [(f64, &str); 6] =

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::go;
-use crate::samples::Series;
+use loadgen::samples::Series;
 
 /// How a report is written.
 #[derive(Clone, Copy, Debug, Default)]

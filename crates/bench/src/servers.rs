@@ -9,13 +9,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::ask::Asker;
-use crate::engine::calls::Target;
-use crate::engine::connection::Method;
-use crate::engine::socket::Endpoint;
-use crate::responder::{self, Responder};
 use crate::tls;
 use crate::usage::Meter;
+use loadgen::ask::Asker;
+use loadgen::calls::Target;
+use loadgen::connection::Method;
+use loadgen::responder::{self, Responder};
+use loadgen::socket::Endpoint;
 
 /// Where a server comes from.
 #[derive(Clone, Debug, PartialEq)]

@@ -6,10 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use cli::{Failure, Flag, Invocation, Io, Matches};
 
-use crate::ask::Asker;
 use crate::commands::{PROGRAM, Run as Command};
-use crate::drive::{Run, Schedule, Workload, measure};
-use crate::engine::calls::Target;
 use crate::given::{
     AUTO_SYNC_INTERVAL, CSV, DURATION, ENDPOINTS, HTML, JSON, PID, REPEAT, REPORT_PERFDASH, SCHEDULE,
     THREADS, USER, WARMUP, credentials, open_target, plan, style,
@@ -17,9 +14,12 @@ use crate::given::{
 use crate::loads::watch::Measured;
 use crate::outcome::{Document, Row};
 use crate::report::{self, Style};
-use crate::samples::Series;
 use crate::watcher::Watcher;
 use crate::{html, machine, render};
+use loadgen::ask::Asker;
+use loadgen::calls::Target;
+use loadgen::drive::{Run, Schedule, Workload, measure};
+use loadgen::samples::Series;
 
 /// Runs the tool in this process: `args` are the words behind its name. Results go to standard output, everything else to
 /// standard error.
@@ -240,7 +240,7 @@ impl Session {
             // What the tool used is known for all parts together: each gets its share of the time.
             let share = (elapsed.as_secs_f64() / watcher.took.as_secs_f64().max(1e-9)).min(1.0);
             let whole = watcher.generator;
-            let generator = crate::drive::Generator {
+            let generator = loadgen::drive::Generator {
                 cpu: whole.cpu.mul_f64(share),
                 starved: whole.starved.mul_f64(share),
                 ..whole
@@ -270,7 +270,7 @@ impl Session {
             series: vec![series],
             began: SystemTime::now(),
             elapsed,
-            generator: crate::drive::Generator::default(),
+            generator: loadgen::drive::Generator::default(),
         };
         let mut document = Document {
             command: self.command.clone(),

@@ -6,7 +6,7 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::engine::socket::Endpoint;
+use loadgen::socket::Endpoint;
 
 /// Counters of a server at one time; what is not known is `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -4,12 +4,12 @@ use std::time::{Duration, Instant};
 
 use cli::Matches;
 
-use crate::drive::{Generator, Observer, Plan, thread_times};
-use crate::engine::calls::Target;
 use crate::given::PID;
-use crate::histogram::Histogram;
 use crate::render::short;
 use crate::usage::{Meter, Usage};
+use loadgen::calls::Target;
+use loadgen::drive::{Generator, Observer, Plan, thread_times};
+use loadgen::histogram::Histogram;
 
 /// Reads what the server uses around each run, and draws progress on a terminal.
 pub struct Watcher {

@@ -5,17 +5,17 @@ use std::time::Duration;
 use cli::{Command, Failure, Flag};
 
 use super::Run;
-use crate::ask::Asker;
 use crate::compactor::Compactor;
-use crate::engine::calls::Target;
-use crate::engine::connection::Method;
 use crate::given::{
     DURATION, ENDPOINTS, KEY_SPACE_SIZE, REPEAT, SCHEDULE, SEQUENTIAL_KEYS, THREADS, WARMUP, positive, rate,
     size, total,
 };
 use crate::loads::write::{Keys, Put};
 use crate::session::Session;
-use crate::wire::Fields;
+use loadgen::ask::Asker;
+use loadgen::calls::Target;
+use loadgen::connection::Method;
+use loadgen::wire::Fields;
 
 const CHECK_HASHKV: Flag<bool> = Flag::bool("check-hashkv", "'true' to check hashkv");
 const COMPACT_INDEX_DELTA: Flag<i64> = Flag::int(

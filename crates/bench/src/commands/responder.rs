@@ -7,9 +7,9 @@ use cli::{Command, Failure, Flag};
 use super::Run;
 use crate::given;
 use crate::given::size;
-use crate::responder::{self, Responder};
 use crate::session::Session;
 use crate::tls;
+use loadgen::responder::{self, Responder};
 
 const LISTEN: Flag<String> =
     Flag::text("listen", "127.0.0.1:0", "`HOST:PORT` to listen on; port 0 is any free one, and is printed");

@@ -3,7 +3,6 @@
 use cli::{Command, Failure, Flag};
 
 use super::Run;
-use crate::drive::{Observer as _, Plan};
 use crate::given::{KEY_SPACE_SIZE, SEQUENTIAL_KEYS, connections, natural, positive, size, style};
 use crate::loads::Random;
 use crate::loads::watch::Watch;
@@ -11,6 +10,7 @@ use crate::loads::write::Keys;
 use crate::machine;
 use crate::session::Session;
 use crate::watcher::Watcher;
+use loadgen::drive::{Observer as _, Plan};
 
 const KEY_SIZE: Flag<i64> = Flag::int("key-size", "32", "Key size of watch request");
 const PUT_RATE: Flag<i64> = Flag::int("put-rate", "0", "Number of keys to put per second");

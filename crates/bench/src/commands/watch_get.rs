@@ -3,12 +3,12 @@
 use cli::{Command, Failure, Flag};
 
 use super::Run;
-use crate::drive::{Observer as _, Plan};
 use crate::given::{connections, positive, style};
 use crate::loads::watch::WatchGet;
 use crate::machine;
 use crate::session::Session;
 use crate::watcher::Watcher;
+use loadgen::drive::{Observer as _, Plan};
 
 const EVENTS: Flag<i64> = Flag::int("events", "8", "Number of events per watcher");
 const STREAMS: Flag<i64> = Flag::int("streams", "1", "Total number of watcher streams");

@@ -3,12 +3,12 @@
 use cli::{Command, Failure, Flag};
 
 use super::Run;
-use crate::drive::{Observer as _, Plan};
 use crate::given::{connections, natural, positive, size, style};
 use crate::loads::watch::WatchLatency;
 use crate::machine;
 use crate::session::Session;
 use crate::watcher::Watcher;
+use loadgen::drive::{Observer as _, Plan};
 
 const KEY_SIZE: Flag<i64> = Flag::int("key-size", "32", "Key size of watch response");
 const PREVKV: Flag<bool> = Flag::bool("prevkv", "PrevKV enabled on watch requests");

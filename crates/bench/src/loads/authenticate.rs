@@ -1,8 +1,8 @@
 //! `authenticate`: names and passwords, again and again; what a client without token reuse does to a server.
 
 use super::range::Same;
-use crate::engine::connection::Method;
-use crate::wire::Message;
+use loadgen::connection::Method;
+use loadgen::wire::Message;
 
 /// Logs in as that user with each operation.
 pub fn authenticate(name: &str, password: &str) -> Same {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use mvcc::{KeyRange, Location, Store, Value};
 
 use super::Random;
-use crate::samples::Series;
+use loadgen::samples::Series;
 
 /// What is put.
 #[derive(Clone, Copy, Debug)]

@@ -1,8 +1,8 @@
 //! `lease-keepalive`: each client keeps a lease of its own alive.
 
-use crate::drive::{Request, Step, Workload, done};
-use crate::engine::connection::{Method, Status};
-use crate::wire::{Fields, Message};
+use loadgen::connection::{Method, Status};
+use loadgen::drive::{Request, Step, Workload, done};
+use loadgen::wire::{Fields, Message};
 
 /// A lease per client, granted before the load; then one keep-alive stream per operation, which is
 /// given up when its answer is there, as etcd's client does it for a single keep-alive.

@@ -1,8 +1,8 @@
 //! `range`: one request, a stream, or page by page.
 
-use crate::drive::{Request, Step, Workload, done, outcome};
-use crate::engine::connection::{Method, Status};
-use crate::wire::{Fields, Message};
+use loadgen::connection::{Method, Status};
+use loadgen::drive::{Request, Step, Workload, done, outcome};
+use loadgen::wire::{Fields, Message};
 
 /// How many keys a page has: Kubernetes' watch cache asks for so many.
 pub const PAGE: i64 = 10_000;

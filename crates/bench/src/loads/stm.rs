@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use super::Random;
-use crate::drive::{Request, Step, Workload, done, outcome};
-use crate::engine::connection::{Method, Status};
-use crate::wire::{Fields, Message, number_key};
+use loadgen::connection::{Method, Status};
+use loadgen::drive::{Request, Step, Workload, done, outcome};
+use loadgen::wire::{Fields, Message, number_key};
 
 /// What a transaction is promised about its reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

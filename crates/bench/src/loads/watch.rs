@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::Random;
-use crate::drive::outcome;
-use crate::engine::calls::{Calls, Handler, Target};
-use crate::engine::connection::{Method, Status};
-use crate::samples::Series;
-use crate::wire::{Fields, Message};
+use loadgen::calls::{Calls, Handler, Target};
+use loadgen::connection::{Method, Status};
+use loadgen::drive::outcome;
+use loadgen::samples::Series;
+use loadgen::wire::{Fields, Message};
 
 /// Calls of this kind have this bit in their tag; the others are streams of watches.
 const UNARY: u64 = 1 << 63;

@@ -1,9 +1,9 @@
 //! `put`, `txn-put` and `txn-mixed`.
 
 use super::Random;
-use crate::drive::{Request, Step, Workload, done, outcome};
-use crate::engine::connection::{Method, Status};
-use crate::wire::{Message, number_key};
+use loadgen::connection::{Method, Status};
+use loadgen::drive::{Request, Step, Workload, done, outcome};
+use loadgen::wire::{Message, number_key};
 
 /// The keys of a load: a buffer of fixed size with a number in front.
 #[derive(Clone, Debug)]

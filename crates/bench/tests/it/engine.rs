@@ -2,17 +2,17 @@
 
 use std::time::Duration;
 
-use mainstay_bench::drive::{Nobody, Plan, Request, Run, Schedule, Step, Workload, done, measure};
-use mainstay_bench::engine::calls::Target;
-use mainstay_bench::engine::connection::{Method, Status};
-use mainstay_bench::engine::socket::Endpoint;
+use loadgen::calls::Target;
+use loadgen::connection::{Method, Status};
+use loadgen::drive::{Nobody, Plan, Request, Run, Schedule, Step, Workload, done, measure};
+use loadgen::responder::Options;
+use loadgen::socket::Endpoint;
+use loadgen::wire::Fields;
 use mainstay_bench::loads::lease::KeepAlive;
 use mainstay_bench::loads::range::{Range, Same};
 use mainstay_bench::loads::watch::Watch;
 use mainstay_bench::loads::write::{Keys, Put};
-use mainstay_bench::responder::Options;
 use mainstay_bench::tls;
-use mainstay_bench::wire::Fields;
 
 use crate::served::{Directory, Served};
 

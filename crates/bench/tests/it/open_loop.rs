@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use mainstay_bench::drive::{Nobody, Plan, Schedule, measure};
+use loadgen::drive::{Nobody, Plan, Schedule, measure};
+use loadgen::responder::Options;
+use loadgen::samples::Series;
 use mainstay_bench::loads::range::Range;
-use mainstay_bench::responder::Options;
-use mainstay_bench::samples::Series;
 
 use crate::served::Served;
 

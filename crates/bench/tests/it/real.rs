@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use mainstay_bench::ask::Asker;
-use mainstay_bench::engine::connection::Method;
+use loadgen::ask::Asker;
+use loadgen::connection::Method;
+use loadgen::wire::Fields;
 use mainstay_bench::servers::{Contestant, Server, Source};
 use mainstay_bench::tls;
-use mainstay_bench::wire::Fields;
 
 use crate::served::Directory;
 use crate::tool::{SUMMARY, call, shape};

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
+use loadgen::samples::Series;
 use mainstay_bench::report::{Style, perfdash, report, weighted};
-use mainstay_bench::samples::Series;
 
 /// 200 operations that went well in three seconds, and some that did not.
 fn samples() -> Series {

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-use mainstay_bench::engine::calls::Target;
-use mainstay_bench::engine::socket::Endpoint;
-use mainstay_bench::responder::{Options, Responder};
+use loadgen::calls::Target;
+use loadgen::responder::{Options, Responder};
+use loadgen::socket::Endpoint;
 
 pub struct Served {
     pub address: String,

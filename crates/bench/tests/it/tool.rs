@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 
 use cli::Io;
-use mainstay_bench::responder::Options;
+use loadgen::responder::Options;
 use serde_json::Value;
 
 use crate::served::{Directory, Served};

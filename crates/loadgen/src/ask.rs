@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use crate::calls::{Calls, Handler, Target};
+use crate::connection::{Method, Status};
 use crate::drive::outcome;
-use crate::engine::calls::{Calls, Handler, Target};
-use crate::engine::connection::{Method, Status};
 use crate::wire::{Fields, Message};
 
 /// A connection for one call after the other.

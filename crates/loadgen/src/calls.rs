@@ -3,9 +3,9 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use super::connection::{Connection, Event, Method, Options, Status};
-use super::poller::{Poller, Ready};
-use super::socket::{Endpoint, Socket};
+use crate::connection::{Connection, Event, Method, Options, Status};
+use crate::poller::{Poller, Ready};
+use crate::socket::{Endpoint, Socket};
 
 /// Who is told what came. Calls may be made from within.
 pub trait Handler {

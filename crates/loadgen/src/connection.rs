@@ -4,8 +4,8 @@ use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 
-use super::frame::{self, Head, flag, kind, setting};
-use super::hpack::{Decoder, Encoder, Name};
+use crate::frame::{self, Head, flag, kind, setting};
+use crate::hpack::{Decoder, Encoder, Name};
 
 /// The methods a load may call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

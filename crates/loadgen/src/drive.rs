@@ -6,8 +6,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use crate::engine::calls::{Calls, Handler, Target};
-use crate::engine::connection::{Method, Status};
+use crate::calls::{Calls, Handler, Target};
+use crate::connection::{Method, Status};
 use crate::histogram::Histogram;
 use crate::samples::Series;
 

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::engine::frame::{self, Head, flag, kind, setting};
-use crate::engine::hpack::{Decoder, Encoder, Name};
-use crate::engine::poller::Poller;
-use crate::engine::socket::Socket;
+use crate::frame::{self, Head, flag, kind, setting};
+use crate::hpack::{Decoder, Encoder, Name};
+use crate::poller::Poller;
+use crate::socket::Socket;
 use crate::wire::{Fields, Message};
 
 /// How the responder answers and what it grants.
