@@ -150,8 +150,10 @@ impl LongReads {
     pub fn removable(&self, wanted: i64, now: Instant) -> Removable {
         let mut open = self.open();
         let mut overtaken = Vec::new();
-        // The core asks often, and there may be many: most of the time none of them can be over its patience.
-        if open.due.is_some_and(|due| now >= due) {
+        let is_blocked = open.by_keeps.first().is_some_and(|(keeps, _)| *keeps < wanted);
+        // The core asks often, and there may be many: most of the time none of them can be over its patience, or none is in
+        // the way.
+        if is_blocked && open.due.is_some_and(|due| now >= due) {
             let is_over = |number: &u64| open.readers.get(number).is_some_and(|entry| now >= entry.due());
             let in_the_way = open.by_keeps.range(..(wanted, 0)).map(|(_, number)| *number);
             overtaken = in_the_way.filter(is_over).collect();
@@ -309,6 +311,15 @@ mod tests {
         assert_eq!(removable(100, 560).overtaken, 1);
         assert_eq!(removable(100, 600), Removable { through: 100, overtaken: 1 });
         assert_eq!(reads.figures(), (0, None));
+        // One that is over its patience, but in nobody's way, has nobody looked at.
+        let looks = reads.open().looks;
+        let beside = reads.begin(Reader::Range, start + Duration::from_secs(600));
+        assert!(reads.needs(beside, 100));
+        for after in 1000..1100 {
+            assert_eq!(removable(100, after), Removable { through: 100, overtaken: 0 });
+        }
+        assert_eq!(reads.open().looks, looks);
+        assert_eq!(removable(101, 1100), Removable { through: 101, overtaken: 1 });
     }
 
     #[test]
