@@ -9,6 +9,8 @@
 //!
 //! Tests: beside the code, and `xtask proto --check`.
 
+#![forbid(unsafe_code)]
+
 pub mod error;
 
 pub use error::{Code, Status};

@@ -12,6 +12,8 @@
 //!
 //! Tests: `tests/it`, and beside the code.
 
+#![forbid(unsafe_code)]
+
 mod command;
 pub mod completion;
 mod failure;

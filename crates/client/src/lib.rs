@@ -17,6 +17,8 @@
 //! Tests: `tests/it`, against a small gRPC server of their own; `mainstay-front`'s `tests/it` uses [`Channel`] for every
 //! kind of call.
 
+#![forbid(unsafe_code)]
+
 mod call;
 mod certificate;
 mod channel;

@@ -3,6 +3,8 @@
 //! Everything that decides something asks the member's [`Clock`]. Durations that are only counted for metrics may be
 //! taken with `Instant::now()`.
 
+#![forbid(unsafe_code)]
+
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;

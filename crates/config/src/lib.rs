@@ -6,6 +6,8 @@
 //! Invariants: no option is accepted and silently ignored ([`flag::Status`]); a [`Config`] has passed every check
 //! that can be made without looking at the machine. Tests: beside the code, and `tests/it/options.rs`.
 
+#![forbid(unsafe_code)]
+
 mod bootstrap;
 pub mod feature_gate;
 pub mod flag;

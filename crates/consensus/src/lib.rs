@@ -23,6 +23,8 @@
 //!
 //! Tests: `tests/it` (transcripts, a simulated cluster), and beside the small parts.
 
+#![forbid(unsafe_code)]
+
 mod effects;
 mod entry;
 mod event;

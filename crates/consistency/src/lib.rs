@@ -6,6 +6,8 @@
 //!
 //! What it does not know: clients. What it finds goes to the core as a request.
 
+#![forbid(unsafe_code)]
+
 pub mod comparison;
 pub mod corruption;
 pub mod divergence;

@@ -21,6 +21,8 @@
 //! Tests: beside the code for pure parts; `tests/it` speaks to a running front with the workspace's own client
 //! and with raw sockets. `examples/echo.rs` is the server for measuring cost per request.
 
+#![forbid(unsafe_code)]
+
 mod acceptor;
 mod admission;
 mod assembler;

@@ -19,6 +19,8 @@
 //! Tests: beside the code and in `tests/it`. Those that need real etcd say so and pass when `MAINSTAY_TEST_ETCD_DIR`
 //! does not name a directory with its programs.
 
+#![forbid(unsafe_code)]
+
 pub mod backend;
 pub mod bolt;
 mod command;

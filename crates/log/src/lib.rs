@@ -23,6 +23,8 @@
 //!
 //! The format is drawn in `format.rs`. Tests: beside the code and in `tests/it`.
 
+#![forbid(unsafe_code)]
+
 pub mod checkpoint;
 mod entry_index;
 mod error;

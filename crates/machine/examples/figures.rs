@@ -1,6 +1,8 @@
 //! Prints what checkpoints and transfers cost, and small puts with their hash: `cargo run --release -p mainstay-machine --example figures [keys]`,
 //! and with `puts` instead of a number.
 
+#![allow(clippy::disallowed_methods, reason = "it measures time")]
+
 use std::convert::Infallible;
 use std::io::{Read as _, Write as _};
 use std::process::{Command as Child, Stdio};

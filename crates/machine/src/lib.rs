@@ -29,6 +29,8 @@
 //!   a difference (`state_hash`);
 //! * a membership change that the members there do not allow changes nothing (`membership`).
 
+#![forbid(unsafe_code)]
+
 mod alarm;
 mod as_of;
 pub mod check;

@@ -2,6 +2,8 @@
 //!
 //! `cargo run --release -p mainstay-mvcc --example figures [keys]`
 
+#![allow(clippy::disallowed_methods, reason = "it measures time")]
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};

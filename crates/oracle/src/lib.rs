@@ -23,6 +23,8 @@
 //! Not judged: how long anything takes (but for leases, if [`Settings::expire_by`] is set); the order of leases and remaining times in answers; leases listed by a member;
 //! users, members, alarms; hashes against etcd's own formula; compaction that the servers do by themselves.
 
+#![forbid(unsafe_code)]
+
 mod candidates;
 mod effects;
 mod evidence;

@@ -28,6 +28,8 @@
 //! them with raw sockets. With `MAINSTAY_TEST_ETCD=<etcd binary>` two tests are the other member of that etcd's
 //! cluster: once its follower, once its leader. `examples/exchange.rs` measures what a message costs.
 
+#![forbid(unsafe_code)]
+
 mod account;
 mod app_encoder;
 mod body;

@@ -9,6 +9,8 @@
 //!
 //! Tests: `cargo test -p mainstay-sim --features planted`.
 
+#![forbid(unsafe_code)]
+
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU8, Ordering};
 

@@ -10,6 +10,8 @@
 //!
 //! What it does not know: gRPC, watches, HTTP pages. Invariants: I2 (only the core writes), I3 (it answers after the sync).
 
+#![forbid(unsafe_code)]
+
 pub mod arrivals;
 pub mod attendance;
 pub mod core;

@@ -8,6 +8,8 @@
 //!
 //! Invariants: I7 (a reader sees one revision), I8 (`watch`), I9 (limits answer with etcd's errors).
 
+#![forbid(unsafe_code)]
+
 mod encode;
 pub mod forwarding;
 pub mod http;

@@ -7,6 +7,8 @@
 //!
 //! Tests: `tests/it` for members that are stepped, and end to end in the `mainstay` crate.
 
+#![forbid(unsafe_code)]
+
 mod assembly;
 pub mod boot;
 mod memory;

@@ -12,6 +12,8 @@
 //!
 //! Tests: beside the code and `tests/it`; `cargo run --release -p mainstay-sim` runs as many seeds as one likes.
 
+#![forbid(unsafe_code)]
+
 pub mod checks;
 mod clients;
 mod faults;

@@ -11,6 +11,8 @@
 //! What it does not know: raft's decisions, clients, other members. Who has to be told of something hands in a callback
 //! or the sending end of a queue.
 
+#![forbid(unsafe_code)]
+
 pub mod beginning;
 pub mod block_on;
 pub mod catch_up;

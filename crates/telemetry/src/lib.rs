@@ -7,6 +7,8 @@
 //!
 //! What it does not know: the server's state. Others hand in what is to be counted or written.
 
+#![forbid(unsafe_code)]
+
 pub mod callers;
 pub mod logging;
 pub mod metrics;

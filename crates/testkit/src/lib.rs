@@ -2,4 +2,6 @@
 //!
 //! * [`expect`] compares whole outputs with files.
 
+#![forbid(unsafe_code)]
+
 pub mod expect;

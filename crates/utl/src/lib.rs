@@ -21,6 +21,8 @@
 //! Tests: `tests/it`, whole outputs against those of etcdutl 3.7 in `tests/it/golden`; with real etcd where
 //! `MAINSTAY_TEST_ETCD_DIR` names a directory with its programs.
 
+#![forbid(unsafe_code)]
+
 mod cluster;
 mod commands;
 mod completion;

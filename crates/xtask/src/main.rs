@@ -1,5 +1,8 @@
 //! Developers' commands; see [`USAGE`].
 
+#![forbid(unsafe_code)]
+
+mod crates;
 mod proto;
 
 use std::path::Path;
@@ -9,6 +12,7 @@ const USAGE: &str = "usage: cargo xtask VERB
 
   proto           write crates/api/src/proto/*.rs anew from crates/api/proto/*.proto
   proto --check   say whether they are up to date, and change nothing
+  crates          write anew which crate uses which, in ARCHITECTURE.md
   check           form, lints and generated files: .ci/run checks
   ci              all that has to hold before a change goes in: .ci/run
 ";
@@ -19,6 +23,7 @@ fn main() -> ExitCode {
     let outcome = match words.as_slice() {
         ["proto"] => proto::write(),
         ["proto", "--check"] => proto::check(),
+        ["crates"] => crates::write(),
         ["check"] => ci(&["checks"]),
         ["ci"] => ci(&[]),
         _ => Err(USAGE.to_owned()),

@@ -1,5 +1,7 @@
 //! Transcripts of one node, what is refused, and a simulated cluster.
 
+#![allow(clippy::disallowed_methods, reason = "tests may use threads and the environment")]
+
 mod chaos;
 mod refusals;
 mod scenarios;

@@ -1,5 +1,7 @@
 //! The state machine, its checkpoints and its snapshots, driven by random lists of commands.
 
+#![allow(clippy::disallowed_methods, reason = "tests may use threads and the environment")]
+
 mod apply;
 mod as_of;
 mod commands;

@@ -1,5 +1,7 @@
 //! The index against a naive model, its memory, its threads, and what a restart makes of it.
 
+#![allow(clippy::disallowed_methods, reason = "tests may use threads and the environment")]
+
 mod compare;
 mod leaks;
 mod load;

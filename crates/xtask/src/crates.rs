@@ -1,0 +1,191 @@
+//! Which crate may use which: the list in ARCHITECTURE.md, and what is held of it by tests.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// From the lowest to the highest: a crate may use only crates before it. Dependencies of tests do not count.
+const ORDER: [&str; ORDERED] = [
+    "planted",
+    "clock",
+    "disk",
+    "api",
+    "mvcc",
+    "machine",
+    "consensus",
+    "log",
+    "cli",
+    "config",
+    "front",
+    "peer",
+    "telemetry",
+    "interchange",
+    "storage",
+    "replica",
+    "consistency",
+    "rpc",
+    "server",
+    "client",
+    "ctl",
+    "utl",
+    "bench",
+    "doctor",
+    "mainstay",
+    "testkit",
+    "oracle",
+    "sim",
+    "torture",
+    "interleaving",
+    "fuzzing",
+    "xtask",
+];
+const ORDERED: usize = 32;
+
+/// The lines of ARCHITECTURE.md around the list.
+const BEGIN: &str = "<!-- crates: written by `cargo xtask crates` -->\n```text\n";
+const END: &str = "```\n<!-- crates: end -->\n";
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn read(path: &Path) -> Result<String, String> {
+    fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))
+}
+
+/// Each crate and the crates of this repository that it uses.
+fn dependencies() -> Result<BTreeMap<String, Vec<String>>, String> {
+    let folder = root().join("crates");
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(&folder).map_err(|e| format!("{}: {e}", folder.display()))? {
+        let name = entry.map_err(|e| e.to_string())?.file_name().to_string_lossy().into_owned();
+        let manifest = folder.join(&name).join("Cargo.toml");
+        if !manifest.exists() {
+            continue;
+        }
+        let text = read(&manifest)?;
+        let section = text.split("\n[").find_map(|section| section.strip_prefix("dependencies]\n"));
+        let names = section.unwrap_or_default().lines().filter_map(|line| line.split(['.', ' ', '=']).next());
+        found.insert(name, names.filter(|name| !name.is_empty()).map(str::to_owned).collect::<Vec<_>>());
+    }
+    let crates: Vec<String> = found.keys().cloned().collect();
+    found.values_mut().for_each(|uses| uses.retain(|used| crates.contains(used)));
+    Ok(found)
+}
+
+/// What another dependency leads to anyway is left out.
+fn direct<'a>(uses: &'a [String], all: &BTreeMap<String, Vec<String>>) -> Vec<&'a str> {
+    fn leads(from: &str, to: &str, all: &BTreeMap<String, Vec<String>>) -> bool {
+        all.get(from).is_some_and(|uses| uses.iter().any(|used| used == to || leads(used, to, all)))
+    }
+    uses.iter().filter(|used| !uses.iter().any(|other| leads(other, used, all))).map(String::as_str).collect()
+}
+
+/// The list: a line for each crate, and what it uses.
+fn drawn() -> Result<String, String> {
+    let all = dependencies()?;
+    let place = |name: &str| ORDER.iter().position(|known| *known == name);
+    let mut wrong = String::new();
+    for (name, uses) in &all {
+        let Some(own) = place(name) else {
+            let _ = writeln!(wrong, "{name} has no place in the order of crates");
+            continue;
+        };
+        for used in uses.iter().filter(|used| place(used).is_some_and(|used| used >= own)) {
+            let _ = writeln!(wrong, "{name} uses {used}, which stands above it");
+        }
+    }
+    for name in ORDER.iter().filter(|name| !all.contains_key(**name)) {
+        let _ = writeln!(wrong, "there is no crate {name}");
+    }
+    if !wrong.is_empty() {
+        return Err(wrong);
+    }
+    let mut text = String::new();
+    for name in ORDER {
+        let mut uses = direct(&all[name], &all);
+        uses.sort_by_key(|used| place(used));
+        let _ = writeln!(text, "{}", format!("{name:14}{}", uses.join(" ")).trim_end());
+    }
+    Ok(text)
+}
+
+/// Where the list stands in ARCHITECTURE.md.
+fn split(page: &str) -> Result<(&str, &str, &str), String> {
+    let missing = || format!("ARCHITECTURE.md has no place for the list of crates: {BEGIN}{END}");
+    let (before, rest) = page.split_once(BEGIN).ok_or_else(missing)?;
+    let (list, after) = rest.split_once(END).ok_or_else(missing)?;
+    Ok((before, list, after))
+}
+
+/// Writes the list into ARCHITECTURE.md.
+///
+/// # Errors
+///
+/// When a crate uses one that stands above it, or a file cannot be read or written.
+pub fn write() -> Result<String, String> {
+    let path = root().join("ARCHITECTURE.md");
+    let page = read(&path)?;
+    let (before, _, after) = split(&page)?;
+    let page = format!("{before}{BEGIN}{}{END}{after}", drawn()?);
+    fs::write(&path, page).map_err(|e| format!("{}: {e}", path.display()))?;
+    Ok("the list of crates is written".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Crates with code that the compiler does not check. All others forbid it.
+    const UNSAFE: [&str; 9] =
+        ["mvcc", "disk", "ctl", "bench", "doctor", "mainstay", "torture", "interleaving", "fuzzing"];
+
+    /// Crates that do no input or output, read no clock, start no thread and draw no randomness (invariant I1).
+    const PURE: [&str; 4] = ["api", "mvcc", "machine", "consensus"];
+
+    #[test]
+    fn every_crate_uses_only_those_before_it() {
+        let drawn = drawn().unwrap_or_else(|wrong| panic!("{wrong}"));
+        let page = read(&root().join("ARCHITECTURE.md")).expect("the page is there");
+        let (_, list, _) = split(&page).expect("the list is there");
+        assert_eq!(list, drawn, "`cargo xtask crates` writes it anew");
+    }
+
+    #[test]
+    fn what_leads_to_another_anyway_is_left_out() {
+        let uses = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let all = BTreeMap::from([
+            ("a".to_owned(), uses(&[])),
+            ("b".to_owned(), uses(&["a"])),
+            ("c".to_owned(), uses(&["a", "b"])),
+        ]);
+        assert_eq!(direct(&all["c"], &all), ["b"]);
+    }
+
+    #[test]
+    fn unchecked_code_stays_where_it_is() {
+        for name in ORDER {
+            let source = root().join("crates").join(name).join("src");
+            let main = ["lib.rs", "main.rs"].map(|file| source.join(file));
+            let text = main.iter().find_map(|path| read(path).ok()).expect("a crate has a root");
+            let forbids = text.contains("#![forbid(unsafe_code)]");
+            assert_eq!(forbids, !UNSAFE.contains(&name), "{name}: `#![forbid(unsafe_code)]` in its root");
+        }
+    }
+
+    #[test]
+    fn pure_crates_are_refused_clocks_threads_files_and_randomness() {
+        let bans =
+            PURE.map(|name| read(&root().join("crates").join(name).join("clippy.toml")).expect("bans"));
+        assert!(bans.iter().all(|ban| *ban == bans[0]), "all are refused the same");
+        for banned in [
+            "std::time::Instant::now",
+            "std::time::SystemTime::now",
+            "std::thread::spawn",
+            "std::fs::File::open",
+        ] {
+            assert!(bans[0].contains(&format!("path = \"{banned}\"")), "{banned}");
+        }
+    }
+}
