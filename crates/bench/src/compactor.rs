@@ -12,13 +12,13 @@ use loadgen::wire::Fields;
 /// Compacts now and then while a load runs.
 pub struct Compactor {
     stop: std::sync::mpsc::Sender<()>,
-    thread: std::thread::JoinHandle<Result<(), String>>,
+    thread: std::thread::JoinHandle<Result<(), loadgen::Error>>,
 }
 
 impl Compactor {
     /// Connects, and compacts to `delta` revisions before the current one after each interval.
     pub fn start(target: Target, interval: Duration, delta: i64) -> Result<Self, Failure> {
-        let mut asker = Asker::new(target)?;
+        let mut asker = Asker::new(target).map_err(Failure::error)?;
         let (stop, stopped) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
             while let Err(std::sync::mpsc::RecvTimeoutError::Timeout) = stopped.recv_timeout(interval) {

@@ -2,16 +2,19 @@
 
 use std::time::Duration;
 
-use crate::loads::Random;
-use crate::loads::authenticate::authenticate;
-use crate::loads::range::Range;
-use crate::loads::write::{Keys, Put, TxnMixed};
-use crate::usage::{Meter, Usage};
+use cli::Failure;
 use loadgen::ask::Asker;
 use loadgen::calls::Target;
 use loadgen::connection::{Method, Status};
 use loadgen::drive::{Nobody, Observer, Plan, Request, Run, Schedule, Step, Workload, done, measure};
 use loadgen::wire::Message;
+
+use crate::Error;
+use crate::loads::Random;
+use crate::loads::authenticate::authenticate;
+use crate::loads::range::Range;
+use crate::loads::write::{Keys, Put, TxnMixed};
+use crate::usage::{Meter, Usage};
 
 /// How much of everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,12 +29,12 @@ pub enum Scale {
 
 impl Scale {
     /// Reads the name.
-    pub fn parse(text: &str) -> Result<Self, String> {
+    pub fn parse(text: &str) -> Result<Self, Failure> {
         match text {
             "small" => Ok(Scale::Small),
             "medium" => Ok(Scale::Medium),
             "full" => Ok(Scale::Full),
-            _ => Err(format!("--scale is small, medium or full, not {text:?}")),
+            _ => Err(Failure::usage(format!("--scale is small, medium or full, not {text:?}"))),
         }
     }
 
@@ -50,7 +53,7 @@ pub struct Contest {
     pub name: &'static str,
     /// One line about it.
     pub about: &'static str,
-    run: fn(&mut Field) -> Result<(), String>,
+    run: fn(&mut Field) -> Result<(), Error>,
 }
 
 /// All workloads, in the order they run.
@@ -116,7 +119,7 @@ pub struct Field<'a> {
 
 impl Contest {
     /// Runs it; the measurements are in `field` afterwards.
-    pub fn run(&self, field: &mut Field) -> Result<(), String> {
+    pub fn run(&self, field: &mut Field) -> Result<(), Error> {
         (self.run)(field)
     }
 }
@@ -148,7 +151,7 @@ impl Field<'_> {
         workload: &str,
         plan: &Plan,
         make: impl Fn(usize) -> W,
-    ) -> Result<(), String> {
+    ) -> Result<(), Error> {
         let mut metered = Metered { meter: self.meter, before: Usage::default(), used: Usage::default() };
         let mut runs = measure(plan, self.target, make, &mut metered)?;
         if let Some(run) = runs.pop() {
@@ -158,7 +161,7 @@ impl Field<'_> {
     }
 
     /// Writes one key of the given size.
-    fn seed(&self, key: &[u8], value_bytes: usize) -> Result<(), String> {
+    fn seed(&self, key: &[u8], value_bytes: usize) -> Result<(), Error> {
         let value = Random::from_clock(5).bytes(value_bytes);
         Asker::new(self.target.clone())?.ask(Method::Put, |message| {
             message.bytes(1, key).bytes(2, &value);
@@ -172,8 +175,8 @@ impl Field<'_> {
         load: W,
         rate: f64,
         time: Duration,
-        measured: impl FnOnce(&mut Self) -> Result<(), String>,
-    ) -> Result<(), String> {
+        measured: impl FnOnce(&mut Self) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         let target = self.target.clone();
         let plan = Plan {
             duration: Some(time + Duration::from_millis(300)),
@@ -185,10 +188,10 @@ impl Field<'_> {
         std::thread::scope(|scope| {
             let other = scope.spawn(|| measure(&plan, &target, |_| load.clone(), &mut Nobody));
             let result = measured(self);
-            let beside = other.join().map_err(|_| "the load beside is gone".to_owned())??;
+            let beside = other.join().map_err(|_| Error::ThreadGone("the load beside"))??;
             let failed: u64 = beside.iter().flat_map(|run| &run.series).map(|series| series.failed()).sum();
             if failed > 0 {
-                return Err(format!("{failed} operations of the load beside failed"));
+                return Err(Error::BesideFailed(failed));
             }
             result
         })
@@ -206,41 +209,41 @@ fn put(value_bytes: usize) -> impl Fn(usize) -> Put {
     move |thread| Put::new(keys.clone(), value_bytes, true, thread as u64)
 }
 
-fn put_1k(field: &mut Field) -> Result<(), String> {
+fn put_1k(field: &mut Field) -> Result<(), Error> {
     let mut plan = field.plan(100, 500, field.scale.of(20_000, 100_000, 1_000_000));
     plan.warmup = Duration::from_millis(300);
     field.measure("put-1k", &plan, put(1024))
 }
 
-fn put_one(field: &mut Field) -> Result<(), String> {
+fn put_one(field: &mut Field) -> Result<(), Error> {
     let mut plan = field.plan(1, 1, field.scale.of(1_000, 3_000, 20_000));
     plan.warmup = Duration::from_millis(200);
     field.measure("put-one", &plan, put(256))
 }
 
-fn range_with(field: &mut Field, name: &str, serializable: bool) -> Result<(), String> {
+fn range_with(field: &mut Field, name: &str, serializable: bool) -> Result<(), Error> {
     field.seed(KEY, 1024)?;
     let mut plan = field.plan(100, 1000, field.scale.of(40_000, 200_000, 500_000));
     plan.warmup = Duration::from_millis(300);
     field.measure(name, &plan, |_| reads(serializable))
 }
 
-fn range_l(field: &mut Field) -> Result<(), String> {
+fn range_l(field: &mut Field) -> Result<(), Error> {
     range_with(field, "range-l", false)
 }
 
-fn range_s(field: &mut Field) -> Result<(), String> {
+fn range_s(field: &mut Field) -> Result<(), Error> {
     range_with(field, "range-s", true)
 }
 
-fn range_one(field: &mut Field) -> Result<(), String> {
+fn range_one(field: &mut Field) -> Result<(), Error> {
     field.seed(KEY, 1024)?;
     let mut plan = field.plan(1, 1, field.scale.of(3_000, 10_000, 50_000));
     plan.warmup = Duration::from_millis(200);
     field.measure("range-one", &plan, |_| reads(false))
 }
 
-fn beside_writes(field: &mut Field, name: &str, rate: u64) -> Result<(), String> {
+fn beside_writes(field: &mut Field, name: &str, rate: u64) -> Result<(), Error> {
     let time = field.scale.of(Duration::from_secs(2), Duration::from_secs(10), Duration::from_secs(60));
     let mut plan = field.plan(100, 1000, 0);
     plan.duration = Some(time);
@@ -250,17 +253,17 @@ fn beside_writes(field: &mut Field, name: &str, rate: u64) -> Result<(), String>
     field.beside(put(1024)(0), rate as f64, time, |field| field.measure(name, &plan, |_| reads(false)))
 }
 
-fn range_writes(field: &mut Field) -> Result<(), String> {
+fn range_writes(field: &mut Field) -> Result<(), Error> {
     field.seed(KEY, 1024)?;
     beside_writes(field, "range-writes", 10)
 }
 
-fn curve(field: &mut Field) -> Result<(), String> {
+fn curve(field: &mut Field) -> Result<(), Error> {
     field.seed(KEY, 1024)?;
     [0, 10, 100, 1000].into_iter().try_for_each(|rate| beside_writes(field, &format!("curve-{rate}"), rate))
 }
 
-fn txn_mixed(field: &mut Field) -> Result<(), String> {
+fn txn_mixed(field: &mut Field) -> Result<(), Error> {
     field.seed(KEY, 1024)?;
     let mut plan = field.plan(20, 100, field.scale.of(10_000, 50_000, 500_000));
     plan.warmup = Duration::from_millis(300);
@@ -279,7 +282,7 @@ fn txn_mixed(field: &mut Field) -> Result<(), String> {
     Ok(())
 }
 
-fn value_1m(field: &mut Field) -> Result<(), String> {
+fn value_1m(field: &mut Field) -> Result<(), Error> {
     field.seed(b"large", 1_000_000)?;
     let (clients, total) = field.scale.of((50, 300), (200, 2_000), (1000, 20_000));
     let plan = field.plan(100.min(clients), clients, total);
@@ -317,7 +320,7 @@ impl Workload for Fill {
     }
 }
 
-fn expensive(field: &mut Field) -> Result<(), String> {
+fn expensive(field: &mut Field) -> Result<(), Error> {
     // Full is the published experiment: 100k pairs of 1 to 32 KB, ranges of 20k of them, one each second.
     let (pairs, in_range, bytes_max) =
         field.scale.of((4_000, 4_000, 4096), (20_000, 20_000, 8192), (100_000, 20_000, 32_768));
@@ -336,7 +339,7 @@ fn expensive(field: &mut Field) -> Result<(), String> {
     reads.duration = Some(time);
     reads.schedule = Schedule::Open(100.0);
     let writes = Plan { schedule: Schedule::Open(20.0), clients: 20, connections: 4, ..reads.clone() };
-    let both = |field: &mut Field, name: &str| -> Result<(), String> {
+    let both = |field: &mut Field, name: &str| -> Result<(), Error> {
         // Both at once; the writes are measured by a field of their own.
         let mut other = Field { measured: Vec::new(), ..*field };
         let (read_name, write_name) = (format!("{name}-reads"), format!("{name}-writes"));
@@ -346,7 +349,7 @@ fn expensive(field: &mut Field) -> Result<(), String> {
                 result.map(|()| std::mem::take(&mut other.measured))
             });
             let result = field.measure(&read_name, &reads, |_| cheap.clone());
-            let written = thread.join().map_err(|_| "the writes' thread is gone".to_owned())?;
+            let written = thread.join().map_err(|_| Error::ThreadGone("the writes' thread"))?;
             result.and(written)
         })?;
         field.measured.extend(written);
@@ -363,9 +366,9 @@ fn expensive(field: &mut Field) -> Result<(), String> {
 
 const USER: (&str, &str) = ("root", "a password for a while");
 
-fn logins(field: &mut Field) -> Result<(), String> {
+fn logins(field: &mut Field) -> Result<(), Error> {
     if !field.is_ours {
-        return Err("authentication would have to be enabled on a server that others may use".to_owned());
+        return Err(Error::NotOurs);
     }
     let mut asker = Asker::new(field.target.clone())?;
     asker.ask(Method::UserAdd, |message| {

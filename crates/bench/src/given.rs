@@ -141,9 +141,9 @@ pub fn open_target(matches: &Matches) -> Result<Target, Failure> {
     let config = files
         .client(endpoints.iter().any(secure))
         .map_err(|error| Failure::error(format!("bad tls config: {error}")))?;
-    let parsed: Result<Vec<Endpoint>, String> =
+    let parsed: Result<Vec<Endpoint>, _> =
         endpoints.iter().map(|text| Endpoint::parse(text.trim(), config.as_ref())).collect();
-    let parsed = parsed?;
+    let parsed = parsed.map_err(Failure::error)?;
     if parsed.is_empty() {
         return Err(Failure::error("--endpoints names none"));
     }

@@ -18,6 +18,7 @@
 mod commands;
 mod compactor;
 mod contests;
+mod error;
 mod given;
 mod go;
 mod html;
@@ -32,4 +33,5 @@ pub mod tls;
 mod usage;
 mod watcher;
 
+pub use error::{Error, TlsError};
 pub use session::{run, run_in};

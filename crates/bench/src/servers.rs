@@ -9,13 +9,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::tls;
-use crate::usage::Meter;
+use cli::Failure;
 use loadgen::ask::Asker;
 use loadgen::calls::Target;
 use loadgen::connection::Method;
 use loadgen::responder::{self, Responder};
 use loadgen::socket::Endpoint;
+
+use crate::usage::Meter;
+use crate::{Error, tls};
 
 /// Where a server comes from.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,16 +48,16 @@ pub struct Contestant {
 
 /// Reads `NAME=PATH[,flag…]`, several of them one after the other: a word that begins with a dash is a flag of the server
 /// before it.
-pub fn programs(words: &[String]) -> Result<Vec<Contestant>, String> {
+pub fn programs(words: &[String]) -> Result<Vec<Contestant>, Failure> {
     let mut all: Vec<Contestant> = Vec::new();
     for word in words {
         if word.starts_with('-') {
             match all.last_mut().map(|one| &mut one.source) {
                 Some(Source::Program(_, flags)) => flags.push(word.clone()),
                 _ => {
-                    return Err(format!(
+                    return Err(Failure::usage(format!(
                         "--server: the flag {word:?} belongs to no server; give NAME=PATH first"
-                    ));
+                    )));
                 }
             }
             continue;
@@ -67,14 +69,19 @@ pub fn programs(words: &[String]) -> Result<Vec<Contestant>, String> {
 }
 
 /// Reads `NAME=ENDPOINT[,pid=N]`, several of them.
-pub fn running(words: &[String]) -> Result<Vec<Contestant>, String> {
+pub fn running(words: &[String]) -> Result<Vec<Contestant>, Failure> {
     let mut all: Vec<Contestant> = Vec::new();
     for word in words {
         if let Some(number) = word.strip_prefix("pid=") {
-            let parsed = number.parse().map_err(|_| format!("--at: {number:?} is no process"))?;
+            let parsed =
+                number.parse().map_err(|_| Failure::usage(format!("--at: {number:?} is no process")))?;
             match all.last_mut().map(|one| &mut one.source) {
                 Some(Source::Running { pid, .. }) => *pid = Some(parsed),
-                _ => return Err(format!("--at: {word:?} belongs to no server; give NAME=ENDPOINT first")),
+                _ => {
+                    return Err(Failure::usage(format!(
+                        "--at: {word:?} belongs to no server; give NAME=ENDPOINT first"
+                    )));
+                }
             }
             continue;
         }
@@ -84,10 +91,10 @@ pub fn running(words: &[String]) -> Result<Vec<Contestant>, String> {
     Ok(all)
 }
 
-fn named(flag: &str, word: &str, form: &str) -> Result<(String, String), String> {
+fn named(flag: &str, word: &str, form: &str) -> Result<(String, String), Failure> {
     match word.split_once('=') {
         Some((name, rest)) if !name.is_empty() && !rest.is_empty() => Ok((name.to_owned(), rest.to_owned())),
-        _ => Err(format!("{flag}: {word:?} is not of the form {form}")),
+        _ => Err(Failure::usage(format!("{flag}: {word:?} is not of the form {form}"))),
     }
 }
 
@@ -108,12 +115,12 @@ pub struct Server {
 impl Server {
     /// Starts it, or connects to it, and waits until it answers. `place` is where a started server's data goes;
     /// `given` are TLS settings for servers that run already.
-    pub fn start(contestant: &Contestant, place: &Path, given: &tls::Files) -> Result<Self, String> {
-        let said = |error: std::io::Error| format!("{}: {error}", contestant.name);
+    pub fn start(contestant: &Contestant, place: &Path, given: &tls::Files) -> Result<Self, Error> {
+        let said = Error::at(&contestant.name);
         let place = Place(place.join(format!("mainstay-bench-{}-{}", file_name(&contestant.name), unique())));
         let directory = &place.0;
         let certificates = if contestant.tls {
-            std::fs::create_dir_all(directory).map_err(said)?;
+            std::fs::create_dir_all(directory).map_err(&said)?;
             Some(tls::make(directory)?)
         } else {
             None
@@ -123,9 +130,9 @@ impl Server {
             None => given.clone(),
         };
         let scheme = if contestant.tls { "https" } else { "http" };
-        let endpoint_of = |text: &str| -> Result<Endpoint, String> {
+        let endpoint_of = |text: &str| -> Result<Endpoint, Error> {
             let config = client.client(text.starts_with("https://") || text.starts_with("unixs://"))?;
-            Endpoint::parse(text, config.as_ref())
+            Ok(Endpoint::parse(text, config.as_ref())?)
         };
         let mut server = match &contestant.source {
             Source::Running { endpoint, pid } => {
@@ -136,8 +143,8 @@ impl Server {
             Source::Responder => {
                 let tls = certificates.as_ref().map(|(cert, key)| tls::server(cert, key)).transpose()?;
                 let options = responder::Options { tls, ..responder::Options::default() };
-                let mut responder = Responder::bind("127.0.0.1:0", options).map_err(said)?;
-                let endpoint = endpoint_of(&format!("{scheme}://{}", responder.address().map_err(said)?))?;
+                let mut responder = Responder::bind("127.0.0.1:0", options).map_err(&said)?;
+                let endpoint = endpoint_of(&format!("{scheme}://{}", responder.address().map_err(&said)?))?;
                 let stop = Arc::new(AtomicBool::new(false));
                 let (seen, (tell, told)) = (stop.clone(), std::sync::mpsc::channel());
                 let thread = std::thread::Builder::new()
@@ -147,18 +154,18 @@ impl Server {
                         // It ends when it is told to; if it ends before, calls fail and say so.
                         let _ = responder.run(&seen);
                     })
-                    .map_err(said)?;
+                    .map_err(&said)?;
                 let task = told.recv().unwrap_or_default();
                 let mut server = Self::of(endpoint, Meter::thread(&task.to_string_lossy()));
                 server.responder = Some((stop, thread));
                 server
             }
             Source::Program(path, flags) => {
-                let [port, peer_port] = free_ports().map_err(said)?;
+                let [port, peer_port] = free_ports().map_err(&said)?;
                 let url = format!("{scheme}://127.0.0.1:{port}");
                 let peer = format!("http://127.0.0.1:{peer_port}");
-                std::fs::create_dir_all(directory).map_err(said)?;
-                let log = std::fs::File::create(directory.join("log")).map_err(said)?;
+                std::fs::create_dir_all(directory).map_err(&said)?;
+                let log = std::fs::File::create(directory.join("log")).map_err(&said)?;
                 let mut command = Command::new(path);
                 command
                     .args(["--name", "default", "--data-dir"])
@@ -175,10 +182,14 @@ impl Server {
                 let child = command
                     .args(flags)
                     .stdin(Stdio::null())
-                    .stdout(log.try_clone().map_err(said)?)
+                    .stdout(log.try_clone().map_err(&said)?)
                     .stderr(log)
                     .spawn()
-                    .map_err(|error| format!("{}: {}: {error}", contestant.name, path.display()))?;
+                    .map_err(|error| Error::Program {
+                        name: contestant.name.clone(),
+                        path: path.display().to_string(),
+                        error,
+                    })?;
                 let mut server = Self::of(endpoint.clone(), Meter::new(&endpoint, Some(child.id())));
                 server.child = Some(child);
                 server
@@ -201,7 +212,7 @@ impl Server {
     }
 
     /// Waits until a linearizable read is answered.
-    fn wait(&mut self, name: &str) -> Result<(), String> {
+    fn wait(&mut self, name: &str) -> Result<(), Error> {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             let asked = Asker::new(self.target.clone()).and_then(|mut asker| {
@@ -223,7 +234,7 @@ impl Server {
                 let log = log.and_then(|log| std::fs::read_to_string(log).ok()).unwrap_or_default();
                 let last: Vec<&str> = log.lines().rev().take(5).collect();
                 let last: Vec<&str> = last.into_iter().rev().collect();
-                return Err(format!("{name} did not start: {error}\n{}", last.join("\n")));
+                return Err(Error::NotReady { name: name.to_owned(), error, log: last.join("\n") });
             }
             // A server that is starting needs some time between two looks at it.
             std::thread::sleep(Duration::from_millis(20));

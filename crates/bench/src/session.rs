@@ -140,7 +140,9 @@ impl Session {
         let user = self.matches.get(USER);
         if !user.is_empty() {
             let (name, password) = credentials(user, &self.io)?;
-            let token = Asker::new(target.clone())?.authenticate(&name, &password)?;
+            let token = Asker::new(target.clone())
+                .and_then(|mut asker| asker.authenticate(&name, &password))
+                .map_err(Failure::error)?;
             target.token = Some(token);
         }
         Ok(target)
@@ -171,7 +173,7 @@ impl Session {
             let taken = workloads.borrow_mut().get_mut(thread).and_then(Option::take);
             taken.unwrap_or_else(|| unreachable!("a workload was made for each thread"))
         };
-        let runs = measure(&plan, &target, take, &mut watch)?;
+        let runs = measure(&plan, &target, take, &mut watch).map_err(Failure::error)?;
         let mut document = self.document(&target, before);
         for (at, name) in names.iter().enumerate() {
             document.rows.push(Row::new(name, "", &runs, at, &watch.usages));

@@ -9,6 +9,8 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, ServerConfig};
 
+use crate::{Error, TlsError};
+
 /// What was given about TLS.
 #[derive(Clone, Debug, Default)]
 pub struct Files {
@@ -25,12 +27,12 @@ pub struct Files {
 impl Files {
     /// TLS settings, if anything that asks for TLS was given, or an endpoint's scheme does (`wanted`). Files name what is
     /// wrong with them.
-    pub fn client(&self, wanted: bool) -> Result<Option<Arc<ClientConfig>>, String> {
+    pub fn client(&self, wanted: bool) -> Result<Option<Arc<ClientConfig>>, TlsError> {
         if !wanted && self.cacert.is_empty() && self.cert.is_empty() && self.key.is_empty() {
             return Ok(None);
         }
         if self.cert.is_empty() != self.key.is_empty() {
-            return Err("--cert and --key have to be given together".to_owned());
+            return Err(TlsError::HalfPair);
         }
         let path = |file: &str| (!file.is_empty()).then(|| file.into());
         let files = TlsFiles {
@@ -40,41 +42,40 @@ impl Files {
             server_name: None,
             insecure_skip_verify: self.skip_verify,
         };
-        let tls = files.load().map_err(|error| error.to_string())?;
+        let tls = files.load().map_err(TlsError::Client)?;
         Ok(Some(Arc::clone(tls.config())))
     }
 }
 
-fn certificates(file: &str) -> Result<Vec<CertificateDer<'static>>, String> {
-    let all: Result<Vec<_>, _> =
-        CertificateDer::pem_file_iter(file).map_err(|error| format!("{file}: {error}"))?.collect();
-    let all = all.map_err(|error| format!("{file}: {error}"))?;
-    if all.is_empty() { Err(format!("{file}: no certificate in it")) } else { Ok(all) }
+fn certificates(file: &str) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let wrong = |error| TlsError::Pem { file: file.to_owned(), error };
+    let all: Result<Vec<_>, _> = CertificateDer::pem_file_iter(file).map_err(wrong)?.collect();
+    let all = all.map_err(wrong)?;
+    if all.is_empty() { Err(TlsError::NoCertificate(file.to_owned())) } else { Ok(all) }
 }
 
-fn key(file: &str) -> Result<PrivateKeyDer<'static>, String> {
-    PrivateKeyDer::from_pem_file(file).map_err(|error| format!("{file}: {error}"))
+fn key(file: &str) -> Result<PrivateKeyDer<'static>, TlsError> {
+    PrivateKeyDer::from_pem_file(file).map_err(|error| TlsError::Pem { file: file.to_owned(), error })
 }
 
 /// A server's TLS settings from its certificate and key.
-pub fn server(cert_file: &str, key_file: &str) -> Result<Arc<ServerConfig>, String> {
+pub fn server(cert_file: &str, key_file: &str) -> Result<Arc<ServerConfig>, TlsError> {
     let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
-        .map_err(|error| error.to_string())?
+        .map_err(TlsError::Server)?
         .with_no_client_auth()
         .with_single_cert(certificates(cert_file)?, key(key_file)?)
-        .map_err(|error| format!("{cert_file} and {key_file}: {error}"))?;
+        .map_err(|error| TlsError::Pair { cert: cert_file.to_owned(), key: key_file.to_owned(), error })?;
     config.alpn_protocols = vec![b"h2".to_vec()];
     Ok(Arc::new(config))
 }
 
 /// Makes a certificate of loopback's names that signs itself, and its key, in files of a directory: `(cert, key)`.
-pub fn make(directory: &Path) -> Result<(String, String), String> {
+pub fn make(directory: &Path) -> Result<(String, String), Error> {
     let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
-    let made = rcgen::generate_simple_self_signed(names).map_err(|error| error.to_string())?;
+    let made = rcgen::generate_simple_self_signed(names).map_err(TlsError::Made)?;
     let (cert, key) = (directory.join("server.crt"), directory.join("server.key"));
-    std::fs::write(&cert, made.cert.pem()).map_err(|error| format!("{}: {error}", cert.display()))?;
-    std::fs::write(&key, made.signing_key.serialize_pem())
-        .map_err(|error| format!("{}: {error}", key.display()))?;
+    std::fs::write(&cert, made.cert.pem()).map_err(Error::at(cert.display()))?;
+    std::fs::write(&key, made.signing_key.serialize_pem()).map_err(Error::at(key.display()))?;
     Ok((cert.display().to_string(), key.display().to_string()))
 }

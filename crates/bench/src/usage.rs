@@ -1,7 +1,7 @@
 //! What a server uses: from `/proc` if it runs here, else from its metrics.
 
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
@@ -161,39 +161,37 @@ fn metric(text: &str, name: &str) -> Option<f64> {
 }
 
 /// What an endpoint answers to a GET; five seconds at most.
-pub fn get(endpoint: &Endpoint, path: &str) -> Result<String, String> {
-    let said = |error: std::io::Error| error.to_string();
+pub fn get(endpoint: &Endpoint, path: &str) -> io::Result<String> {
     if endpoint.unix {
-        return Err("metrics over a Unix socket are not asked for".to_owned());
+        return Err(io::Error::other("metrics over a Unix socket are not asked for"));
     }
     let longest = Duration::from_secs(5);
-    let address = endpoint.address.to_socket_addrs().map_err(said)?.next().ok_or("no address")?;
-    let mut stream = TcpStream::connect_timeout(&address, longest).map_err(said)?;
-    stream.set_read_timeout(Some(longest)).map_err(said)?;
+    let address = endpoint.address.to_socket_addrs()?.next().ok_or_else(|| io::Error::other("no address"))?;
+    let mut stream = TcpStream::connect_timeout(&address, longest)?;
+    stream.set_read_timeout(Some(longest))?;
     let request = format!("GET {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", endpoint.address);
     let mut answer = Vec::new();
     match &endpoint.tls {
         None => {
-            stream.write_all(request.as_bytes()).map_err(said)?;
-            stream.read_to_end(&mut answer).map_err(said)?;
+            stream.write_all(request.as_bytes())?;
+            stream.read_to_end(&mut answer)?;
         }
         Some(tls) => {
             let mut tls = rustls::ClientConfig::clone(tls);
             tls.alpn_protocols = vec![b"http/1.1".to_vec()];
             let name = rustls::pki_types::ServerName::try_from(endpoint.host().to_owned())
-                .map_err(|error| error.to_string())?;
-            let client =
-                rustls::ClientConnection::new(Arc::new(tls), name).map_err(|error| error.to_string())?;
+                .map_err(io::Error::other)?;
+            let client = rustls::ClientConnection::new(Arc::new(tls), name).map_err(io::Error::other)?;
             let mut stream = rustls::StreamOwned::new(client, stream);
-            stream.write_all(request.as_bytes()).map_err(said)?;
+            stream.write_all(request.as_bytes())?;
             // Whether the other end says goodbye properly does not matter here.
             let _ = stream.read_to_end(&mut answer);
         }
     }
     let text = String::from_utf8_lossy(&answer).into_owned();
-    let (head, body) = text.split_once("\r\n\r\n").ok_or("no answer")?;
+    let (head, body) = text.split_once("\r\n\r\n").ok_or_else(|| io::Error::other("no answer"))?;
     if !head.starts_with("HTTP/1.1 200") && !head.starts_with("HTTP/1.0 200") {
-        return Err(head.lines().next().unwrap_or_default().to_owned());
+        return Err(io::Error::other(head.lines().next().unwrap_or_default()));
     }
     if head.to_ascii_lowercase().contains("transfer-encoding: chunked") {
         return Ok(unchunked(body));

@@ -73,10 +73,3 @@ impl From<api::Status> for Failure {
         Failure::error(status.shown())
     }
 }
-
-/// Code 1 with this text.
-impl From<String> for Failure {
-    fn from(text: String) -> Failure {
-        Failure::error(text)
-    }
-}

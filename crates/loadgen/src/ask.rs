@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::Error;
 use crate::calls::{Calls, Handler, Target};
 use crate::connection::{Method, Status};
 use crate::drive::outcome;
@@ -31,13 +32,13 @@ impl Handler for Answer {
 
 impl Asker {
     /// Connects; each call may take ten seconds.
-    pub fn new(target: Target) -> Result<Self, String> {
-        let calls = Calls::open(target, 1).map_err(|error| format!("dial error: {error}"))?;
+    pub fn new(target: Target) -> Result<Self, Error> {
+        let calls = Calls::open(target, 1).map_err(Error::Dial)?;
         Ok(Self { calls, longest: Duration::from_secs(10) })
     }
 
     /// Calls, and gives the answer's message.
-    pub fn ask(&mut self, method: Method, write: impl FnOnce(&mut Message)) -> Result<Vec<u8>, String> {
+    pub fn ask(&mut self, method: Method, write: impl FnOnce(&mut Message)) -> Result<Vec<u8>, Error> {
         let mut message = Vec::new();
         write(&mut Message(&mut message));
         let mut answer = Answer::default();
@@ -45,24 +46,24 @@ impl Asker {
         let deadline = Instant::now() + self.longest;
         while answer.status.is_none() {
             if Instant::now() > deadline {
-                return Err("context deadline exceeded".to_owned());
+                return Err(Error::DeadlineExceeded);
             }
-            self.calls.turn(Duration::from_millis(100), &mut answer).map_err(|error| error.to_string())?;
+            self.calls.turn(Duration::from_millis(100), &mut answer).map_err(Error::Poll)?;
         }
         outcome(&answer.status.unwrap_or_default())?;
         Ok(answer.body)
     }
 
     /// Logs in, and gives the token.
-    pub fn authenticate(&mut self, name: &str, password: &str) -> Result<String, String> {
+    pub fn authenticate(&mut self, name: &str, password: &str) -> Result<String, Error> {
         let answer = self.ask(Method::Authenticate, |message| {
             message.bytes(1, name.as_bytes()).bytes(2, password.as_bytes());
         })?;
-        String::from_utf8(Fields(&answer).bytes(2).to_vec()).map_err(|_| "the token is no text".to_owned())
+        String::from_utf8(Fields(&answer).bytes(2).to_vec()).map_err(|_| Error::TokenNotText)
     }
 
     /// The server's version and the size of its database, from `Status`.
-    pub fn status(&mut self) -> Result<(String, u64), String> {
+    pub fn status(&mut self) -> Result<(String, u64), Error> {
         let answer = self.ask(Method::Status, |_| ())?;
         let fields = Fields(&answer);
         Ok((String::from_utf8_lossy(fields.bytes(2)).into_owned(), fields.number(3)))

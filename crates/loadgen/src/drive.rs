@@ -6,6 +6,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use crate::Error;
 use crate::calls::{Calls, Handler, Target};
 use crate::connection::{Method, Status};
 use crate::histogram::Histogram;
@@ -29,7 +30,7 @@ pub enum Step {
     /// The same, on a stream that stays open until [`Workload::message`] has enough of it.
     Open,
     /// It is over: in which series it counts, and its error if it failed.
-    Done(usize, Result<(), String>),
+    Done(usize, Result<(), Error>),
 }
 
 /// What the clients of a load do. Each thread has its own one.
@@ -64,9 +65,9 @@ pub fn done(status: &Status) -> Step {
     Step::Done(0, outcome(status))
 }
 
-/// A failure's text.
-pub fn outcome(status: &Status) -> Result<(), String> {
-    if status.code == 0 { Ok(()) } else { Err(status.text()) }
+/// The outcome of a call that ended with this status.
+pub fn outcome(status: &Status) -> Result<(), Error> {
+    if status.code == 0 { Ok(()) } else { Err(Error::Status(status.clone())) }
 }
 
 /// When operations begin.
@@ -192,7 +193,7 @@ pub fn measure<W: Workload>(
     target: &Target,
     make: impl Fn(usize) -> W,
     observer: &mut dyn Observer,
-) -> Result<Vec<Run>, String> {
+) -> Result<Vec<Run>, Error> {
     let threads = plan.threads.clamp(1, plan.connections.max(1));
     let shared = Shared::default();
     std::thread::scope(|scope| {
@@ -206,7 +207,7 @@ pub fn measure<W: Workload>(
                 .spawn_scoped(scope, move || {
                     worker(workload, thread, threads, &plan, target, shared, &inbox, &replies)
                 })
-                .map_err(|error| format!("no thread: {error}"))?;
+                .map_err(Error::NoThread)?;
             workers.push((orders, answers));
         }
         let result = conduct(plan, &shared, &workers, observer);
@@ -217,27 +218,27 @@ pub fn measure<W: Workload>(
     })
 }
 
-type Worker = (Sender<Order>, Receiver<Result<Option<Ran>, String>>);
+type Worker = (Sender<Order>, Receiver<Result<Option<Ran>, Error>>);
 
 fn conduct(
     plan: &Plan,
     shared: &Shared,
     workers: &[Worker],
     observer: &mut dyn Observer,
-) -> Result<Vec<Run>, String> {
-    let all = |order: &dyn Fn() -> Order| -> Result<(), String> {
+) -> Result<Vec<Run>, Error> {
+    let all = |order: &dyn Fn() -> Order| -> Result<(), Error> {
         for (orders, _) in workers {
-            orders.send(order()).map_err(|_| "a load thread is gone".to_owned())?;
+            orders.send(order()).map_err(|_| Error::ThreadGone)?;
         }
         Ok(())
     };
     // Connected, then prepared.
     for (_, answers) in workers {
-        answers.recv().map_err(|_| "a load thread is gone".to_owned())??;
+        answers.recv().map_err(|_| Error::ThreadGone)??;
     }
     all(&|| Order::Prepare)?;
     for (_, answers) in workers {
-        answers.recv().map_err(|_| "a load thread is gone".to_owned())??;
+        answers.recv().map_err(|_| Error::ThreadGone)??;
     }
     let mut runs = Vec::new();
     let warmups = usize::from(!plan.warmup.is_zero());
@@ -270,7 +271,7 @@ fn conduct(
         for (_, answers) in workers {
             let part = loop {
                 match answers.recv_timeout(Duration::from_millis(500)) {
-                    Ok(answer) => break answer?.ok_or("a load thread answered out of turn")?,
+                    Ok(answer) => break answer?.ok_or(Error::ThreadGone)?,
                     Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {
                         let recent = shared.recent.lock().unwrap_or_else(PoisonError::into_inner).take();
                         let recent = recent.unwrap_or_else(|| Histogram::new(Histogram::COARSE));
@@ -280,7 +281,7 @@ fn conduct(
                         }
                         looked = Instant::now();
                     }
-                    Err(_) => return Err("a load thread is gone".to_owned()),
+                    Err(_) => return Err(Error::ThreadGone),
                 }
             };
             ran.last = ran.last.max(part.last);
@@ -326,7 +327,7 @@ fn worker<W: Workload>(
     target: Target,
     shared: &Shared,
     orders: &Receiver<Order>,
-    replies: &Sender<Result<Option<Ran>, String>>,
+    replies: &Sender<Result<Option<Ran>, Error>>,
 ) {
     let share = |count: usize| (count + threads - 1 - thread) / threads;
     let connections = share(plan.connections);
@@ -336,7 +337,7 @@ fn worker<W: Workload>(
     let mut calls = match Calls::open(target, connections) {
         Ok(calls) => calls,
         Err(error) => {
-            let _ = replies.send(Err(format!("dial error: {error}")));
+            let _ = replies.send(Err(Error::Dial(error)));
             return;
         }
     };
@@ -408,7 +409,7 @@ struct Driver<'a, W: Workload> {
     idle: Vec<usize>,
     request: Request,
     preparing: bool,
-    failed: Option<String>,
+    failed: Option<Error>,
     shared: &'a Shared,
     thread: u64,
     threads: u64,
@@ -432,7 +433,7 @@ struct Driver<'a, W: Workload> {
 const TURN: Duration = Duration::from_millis(200);
 
 impl<W: Workload> Driver<'_, W> {
-    fn prepare(&mut self, calls: &mut Calls, longest: Duration) -> Result<(), String> {
+    fn prepare(&mut self, calls: &mut Calls, longest: Duration) -> Result<(), Error> {
         self.preparing = true;
         for at in 0..self.slots.len() {
             let step = self.workload.prepare(&mut self.slots[at].client, None, self.request.clear());
@@ -442,15 +443,15 @@ impl<W: Workload> Driver<'_, W> {
         let deadline = Instant::now() + longest;
         while self.outstanding > 0 && self.failed.is_none() {
             if Instant::now() > deadline {
-                return Err("the server does not answer what has to be set up before the load".to_owned());
+                return Err(Error::NotPrepared);
             }
-            calls.turn(TURN, self).map_err(|error| error.to_string())?;
+            calls.turn(TURN, self).map_err(Error::Poll)?;
         }
         self.preparing = false;
         self.failed.take().map_or(Ok(()), Err)
     }
 
-    fn run(&mut self, calls: &mut Calls, plan: &Plan) -> Result<Ran, String> {
+    fn run(&mut self, calls: &mut Calls, plan: &Plan) -> Result<Ran, Error> {
         let (cpu, starved) = thread_times();
         let lost = calls.lost;
         self.next = self.thread;
@@ -461,9 +462,9 @@ impl<W: Workload> Driver<'_, W> {
         self.dispatch(calls);
         let mut drain: Option<Instant> = None;
         while self.outstanding > 0 || self.more(Instant::now()) {
-            calls.turn(TURN, self).map_err(|error| error.to_string())?;
+            calls.turn(TURN, self).map_err(Error::Poll)?;
             if self.shared.stop.load(Ordering::Relaxed) {
-                return Err("stopped".to_owned());
+                return Err(Error::Stopped);
             }
             let now = Instant::now();
             // With fixed times, what was due but found no client free still has to be done, but not for ever.
@@ -471,15 +472,14 @@ impl<W: Workload> Driver<'_, W> {
             if over && now > *drain.get_or_insert(now + plan.drain_max) {
                 let left = if let Schedule::Open(_) = self.schedule { self.unserved() } else { 0 };
                 if left == 0 {
-                    return Err(format!(
-                        "{} operations were not answered within {} s after the load ended",
-                        self.outstanding,
-                        plan.drain_max.as_secs()
-                    ));
+                    return Err(Error::Unanswered {
+                        operations: self.outstanding,
+                        seconds: plan.drain_max.as_secs(),
+                    });
                 }
                 // The rate is more than the server bears: what is left counts as failed.
                 for _ in 0..left {
-                    self.note(0, now, now, Err("not begun: no client was free within the time".to_owned()));
+                    self.note(0, now, now, Err(Error::NotBegun));
                 }
                 self.total = self.next;
                 drain = None;
@@ -596,7 +596,7 @@ impl<W: Workload> Driver<'_, W> {
         }
     }
 
-    fn note(&mut self, series: usize, now: Instant, started: Instant, result: Result<(), String>) {
+    fn note(&mut self, series: usize, now: Instant, started: Instant, result: Result<(), Error>) {
         self.last = self.last.max(now);
         let latency = now.saturating_duration_since(started).as_nanos() as u64;
         let second = (self.began + started.saturating_duration_since(self.start).as_secs_f64()) as i64;
@@ -606,7 +606,7 @@ impl<W: Workload> Driver<'_, W> {
                 series.record(second, latency);
                 self.recent.record(latency);
             }
-            Err(error) => series.fail(error),
+            Err(error) => series.fail(error.to_string()),
         }
         if now.saturating_duration_since(self.pushed) > TURN {
             self.pushed = now;

@@ -18,6 +18,7 @@ pub mod ask;
 pub mod calls;
 pub mod connection;
 pub mod drive;
+mod error;
 pub mod frame;
 pub mod histogram;
 pub mod hpack;
@@ -26,3 +27,5 @@ pub mod responder;
 pub mod samples;
 pub mod socket;
 pub mod wire;
+
+pub use error::{EndpointError, Error};

@@ -7,6 +7,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::EndpointError;
+
 /// Where a connection goes.
 #[derive(Clone, Debug)]
 pub struct Endpoint {
@@ -20,7 +22,7 @@ pub struct Endpoint {
 
 impl Endpoint {
     /// Reads an endpoint as etcd's client does: a scheme decides about TLS, without one `tls` is used where it is given.
-    pub fn parse(text: &str, tls: Option<&Arc<rustls::ClientConfig>>) -> Result<Self, String> {
+    pub fn parse(text: &str, tls: Option<&Arc<rustls::ClientConfig>>) -> Result<Self, EndpointError> {
         let (scheme, rest) = text.split_once("://").unwrap_or(("", text));
         let (unix, wants_tls) = match scheme {
             "" => (false, tls.is_some()),
@@ -29,24 +31,21 @@ impl Endpoint {
             "unix" => (true, false),
             "unixs" => (true, true),
             _ => {
-                return Err(format!(
-                    "endpoint {text:?}: unknown scheme {scheme:?}; use http, https, unix or unixs"
-                ));
+                return Err(EndpointError::UnknownScheme {
+                    endpoint: text.to_owned(),
+                    scheme: scheme.to_owned(),
+                });
             }
         };
         let address = if unix { rest } else { rest.split('/').next().unwrap_or_default() };
         if address.is_empty() || !unix && !address.contains(':') {
-            return Err(format!(
-                "endpoint {text:?} has to be HOST:PORT, or a URL of http, https, unix or unixs"
-            ));
+            return Err(EndpointError::NoAddress(text.to_owned()));
         }
         let tls = match (wants_tls, tls) {
             (false, _) => None,
             (true, Some(tls)) => Some(tls.clone()),
             (true, None) => {
-                return Err(format!(
-                    "endpoint {text:?} asks for TLS: give --cacert or --insecure-skip-tls-verify"
-                ));
+                return Err(EndpointError::NoTls(text.to_owned()));
             }
         };
         Ok(Self { address: address.to_owned(), unix, tls })

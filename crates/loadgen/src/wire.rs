@@ -1,6 +1,8 @@
 //! Protobuf by hand: the few messages a load is made of, written into a buffer that is used again, and the few fields
 //! read back.
 
+use crate::Error;
+
 /// Writes fields at the end of a buffer.
 pub struct Message<'a>(pub &'a mut Vec<u8>);
 
@@ -153,14 +155,12 @@ impl<'a> Iterator for Fields<'a> {
 /// Puts a number in front of a key as Go's `binary.PutVarint` does (zigzag), over what is there.
 ///
 /// A key that is too short for the number is an error, as it is a panic in etcd's tool.
-pub fn number_key(key: &mut [u8], number: i64) -> Result<(), String> {
+pub fn number_key(key: &mut [u8], number: i64) -> Result<(), Error> {
     let mut rest = (number << 1 ^ number >> 63) as u64;
     let size = key.len();
     let mut at = 0;
     loop {
-        let byte = key.get_mut(at).ok_or_else(|| {
-            format!("the key of number {number} needs more than {size} bytes: raise --key-size")
-        })?;
+        let byte = key.get_mut(at).ok_or(Error::KeyTooShort { number, bytes: size })?;
         *byte = rest as u8 & 0x7f | if rest >= 0x80 { 0x80 } else { 0 };
         rest >>= 7;
         at += 1;

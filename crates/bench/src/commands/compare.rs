@@ -7,7 +7,6 @@ use cli::{Command, Failure, Flag, Matches};
 
 use super::Run;
 use crate::contests::{CONTESTS, Contest, Field, Measured, Scale};
-use crate::given;
 use crate::given::{CACERT, CERT, INSECURE_SKIP_TLS_VERIFY, KEY, THREADS};
 use crate::html::{ratio, workloads};
 use crate::machine;
@@ -17,6 +16,7 @@ use crate::servers::{Contestant, Server, Source, programs, running};
 use crate::session::Session;
 use crate::session::now;
 use crate::tls;
+use crate::{Error, given};
 
 const SERVER: Flag<Vec<String>> = Flag::list(
     "server",
@@ -91,7 +91,7 @@ fn measured(session: &Session) -> Result<Document, Failure> {
     let matches = &session.matches;
     let contests = choose(matches.get(WORKLOAD))?;
     let contestants = contestants(matches)?;
-    let scale = Scale::parse(matches.get(SCALE)).map_err(Failure::usage)?;
+    let scale = Scale::parse(matches.get(SCALE))?;
     let repeat = matches.get(REPEAT);
     let threads = matches.get(THREADS) as usize;
     if repeat == 0 || threads == 0 {
@@ -122,7 +122,7 @@ fn measured(session: &Session) -> Result<Document, Failure> {
         ..Document::default()
     };
     document.facts.push(("Rounds".to_owned(), format!("{repeat}, at scale {}", matches.get(SCALE))));
-    let mut results: Vec<Result<Measured, (String, String)>> = Vec::new();
+    let mut results: Vec<Result<Measured, (String, Error)>> = Vec::new();
     let mut of: Vec<String> = Vec::new();
     let mut progress =
         cli::Progress::of_things("comparing", Some(repeat * (contestants.len() * contests.len()) as u64));
@@ -198,8 +198,8 @@ fn choose(names: &[String]) -> Result<Vec<&'static Contest>, Failure> {
 }
 
 fn contestants(matches: &Matches) -> Result<Vec<Contestant>, Failure> {
-    let mut all = programs(matches.get(SERVER)).map_err(Failure::usage)?;
-    all.extend(running(matches.get(AT)).map_err(Failure::usage)?);
+    let mut all = programs(matches.get(SERVER))?;
+    all.extend(running(matches.get(AT))?);
     if matches.get(RESPONDER) {
         all.push(Contestant { name: BASELINE.to_owned(), source: Source::Responder, tls: false });
     }
@@ -227,7 +227,7 @@ fn contestants(matches: &Matches) -> Result<Vec<Contestant>, Failure> {
 fn gather(
     document: &mut Document,
     contestants: &[Contestant],
-    results: Vec<Result<Measured, (String, String)>>,
+    results: Vec<Result<Measured, (String, Error)>>,
     of: &[String],
 ) {
     let mut names: Vec<String> = Vec::new();

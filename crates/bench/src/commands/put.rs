@@ -3,6 +3,10 @@
 use std::time::Duration;
 
 use cli::{Command, Failure, Flag};
+use loadgen::ask::Asker;
+use loadgen::calls::Target;
+use loadgen::connection::Method;
+use loadgen::wire::Fields;
 
 use super::Run;
 use crate::compactor::Compactor;
@@ -12,10 +16,6 @@ use crate::given::{
 };
 use crate::loads::write::{Keys, Put};
 use crate::session::Session;
-use loadgen::ask::Asker;
-use loadgen::calls::Target;
-use loadgen::connection::Method;
-use loadgen::wire::Fields;
 
 const CHECK_HASHKV: Flag<bool> = Flag::bool("check-hashkv", "'true' to check hashkv");
 const COMPACT_INDEX_DELTA: Flag<i64> = Flag::int(
@@ -70,7 +70,7 @@ fn put(session: &Session) -> Result<(), Failure> {
     let compactor =
         if interval.is_zero() { None } else { Some(Compactor::start(session.target()?, interval, delta)?) };
     session.unary(&["put"], "%s\n", TOTAL, |seed| {
-        Ok(Put::new(Keys::new(key, space)?, value, sequential, seed))
+        Ok(Put::new(Keys::new(key, space).map_err(Failure::error)?, value, sequential, seed))
     })?;
     if let Some(compactor) = compactor {
         compactor.stop()?;
@@ -87,8 +87,10 @@ fn hash_kv(target: &Target, endpoints: &[String]) -> Result<String, Failure> {
     let mut first = target.clone();
     first.endpoints.truncate(1);
     let began = std::time::Instant::now();
-    let mut asker = Asker::new(first)?;
-    let failed = |what: &str, error: String| format!("Failed to get the {what} of endpoint {host} ({error})");
+    let mut asker = Asker::new(first).map_err(Failure::error)?;
+    let failed = |what: &str, error: loadgen::Error| {
+        Failure::error(format!("Failed to get the {what} of endpoint {host} ({error})"))
+    };
     let answer = asker.ask(Method::HashKv, |_| ()).map_err(|error| failed("hashkv", error))?;
     let (_, bytes) = asker.status().map_err(|error| failed("status", error))?;
     Ok(format!(

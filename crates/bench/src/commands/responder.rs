@@ -3,13 +3,13 @@
 use std::sync::atomic::AtomicBool;
 
 use cli::{Command, Failure, Flag};
+use loadgen::responder::{self, Responder};
 
 use super::Run;
 use crate::given;
 use crate::given::size;
 use crate::session::Session;
-use crate::tls;
-use loadgen::responder::{self, Responder};
+use crate::{Error, tls};
 
 const LISTEN: Flag<String> =
     Flag::text("listen", "127.0.0.1:0", "`HOST:PORT` to listen on; port 0 is any free one, and is printed");
@@ -52,12 +52,12 @@ fn responder(session: &Session) -> Result<(), Failure> {
     }
     let options = responder::Options {
         value_bytes: size(matches, VAL_SIZE)?,
-        tls: if cert.is_empty() { None } else { Some(tls::server(cert, key)?) },
+        tls: if cert.is_empty() { None } else { Some(tls::server(cert, key).map_err(Failure::error)?) },
         ..responder::Options::default()
     };
     let listen = matches.get(LISTEN);
-    let mut responder = Responder::bind(listen, options).map_err(|error| format!("{listen}: {error}"))?;
-    let address = responder.address().map_err(|error| error.to_string())?;
+    let mut responder = Responder::bind(listen, options).map_err(Error::at(listen))?;
+    let address = responder.address().map_err(Failure::error)?;
     session.say(&format!("{address}\n"))?;
-    responder.run(&AtomicBool::new(false)).map_err(|error| Failure::error(error.to_string()))
+    responder.run(&AtomicBool::new(false)).map_err(Failure::error)
 }

@@ -67,6 +67,6 @@ fn txn_mixed(session: &Session) -> Result<(), Failure> {
     let (key, value) = (size(matches, KEY_SIZE)?, size(matches, VAL_SIZE)?);
     let layout = format!("{heading}Total Read Ops: %d\nDetails:%s\nTotal Write Ops: %d\nDetails:%s\n");
     session.unary(&["txn-mixed-read", "txn-mixed-write"], &layout, TOTAL, |seed| {
-        Ok(TxnMixed::new(Keys::new(key, space)?, value, ratio, &reads, seed))
+        Ok(TxnMixed::new(Keys::new(key, space).map_err(Failure::error)?, value, ratio, &reads, seed))
     })
 }

@@ -48,6 +48,6 @@ fn txn_put(session: &Session) -> Result<(), Failure> {
     }
     let (key, value) = (size(matches, KEY_SIZE)?, size(matches, VAL_SIZE)?);
     session.unary(&["txn-put"], "%s\n", TOTAL, |seed| {
-        Ok(TxnPut::new(Keys::new(key, space)?, value, operations, seed))
+        Ok(TxnPut::new(Keys::new(key, space).map_err(Failure::error)?, value, operations, seed))
     })
 }

@@ -1,6 +1,7 @@
 //! `watch`: creating watches, and the events that they receive.
 
 use cli::{Command, Failure, Flag};
+use loadgen::drive::{Observer as _, Plan};
 
 use super::Run;
 use crate::given::{KEY_SPACE_SIZE, SEQUENTIAL_KEYS, connections, natural, positive, size, style};
@@ -10,7 +11,6 @@ use crate::loads::write::Keys;
 use crate::machine;
 use crate::session::Session;
 use crate::watcher::Watcher;
-use loadgen::drive::{Observer as _, Plan};
 
 const KEY_SIZE: Flag<i64> = Flag::int("key-size", "32", "Key size of watch request");
 const PUT_RATE: Flag<i64> = Flag::int("put-rate", "0", "Number of keys to put per second");
@@ -50,7 +50,7 @@ fn watch(session: &Session) -> Result<(), Failure> {
     let streams = positive(matches, STREAMS)? as usize;
     let total = positive(matches, WATCHED_KEY_TOTAL)?;
     let mut random = Random::from_clock(4);
-    let mut keys = Keys::new(size(matches, KEY_SIZE)?, space)?;
+    let mut keys = Keys::new(size(matches, KEY_SIZE)?, space).map_err(Failure::error)?;
     let keys = (0..total)
         .map(|number| {
             let number = if matches.get(SEQUENTIAL_KEYS) { number % space } else { random.below(space) };

@@ -1,6 +1,7 @@
 //! `watch-get`: reads while many watches are behind.
 
 use cli::{Command, Failure, Flag};
+use loadgen::drive::{Observer as _, Plan};
 
 use super::Run;
 use crate::given::{connections, positive, style};
@@ -8,7 +9,6 @@ use crate::loads::watch::WatchGet;
 use crate::machine;
 use crate::session::Session;
 use crate::watcher::Watcher;
-use loadgen::drive::{Observer as _, Plan};
 
 const EVENTS: Flag<i64> = Flag::int("events", "8", "Number of events per watcher");
 const STREAMS: Flag<i64> = Flag::int("streams", "1", "Total number of watcher streams");

@@ -1,6 +1,7 @@
 //! `watch-latency`: the time from a put to its event.
 
 use cli::{Command, Failure, Flag};
+use loadgen::drive::{Observer as _, Plan};
 
 use super::Run;
 use crate::given::{connections, natural, positive, size, style};
@@ -8,7 +9,6 @@ use crate::loads::watch::WatchLatency;
 use crate::machine;
 use crate::session::Session;
 use crate::watcher::Watcher;
-use loadgen::drive::{Observer as _, Plan};
 
 const KEY_SIZE: Flag<i64> = Flag::int("key-size", "32", "Key size of watch response");
 const PREVKV: Flag<bool> = Flag::bool("prevkv", "PrevKV enabled on watch requests");

@@ -1,8 +1,9 @@
 //! `authenticate`: names and passwords, again and again; what a client without token reuse does to a server.
 
-use super::range::Same;
 use loadgen::connection::Method;
 use loadgen::wire::Message;
+
+use super::range::Same;
 
 /// Logs in as that user with each operation.
 pub fn authenticate(name: &str, password: &str) -> Same {

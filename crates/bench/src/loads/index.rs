@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use loadgen::samples::Series;
 use mvcc::{KeyRange, Location, Store, Value};
 
 use super::Random;
-use loadgen::samples::Series;
+use crate::Error;
 
 /// What is put.
 #[derive(Clone, Copy, Debug)]
@@ -60,7 +61,7 @@ pub fn put(puts: &Puts) -> (Series, Duration) {
 }
 
 /// Puts random keys, and measures reading `limit` of them in order from a random one on, `total` times.
-pub fn range(puts: &Puts, total: u64, limit: usize) -> Result<(Series, Duration), String> {
+pub fn range(puts: &Puts, total: u64, limit: usize) -> Result<(Series, Duration), Error> {
     let keys = keys(puts.key_bytes, puts.total as usize * puts.per_txn.max(1));
     let mut series = Series::default();
     let mut store = Store::new();
@@ -74,7 +75,7 @@ pub fn range(puts: &Puts, total: u64, limit: usize) -> Result<(Series, Duration)
         let start = Instant::now();
         let found = snapshot
             .range(KeyRange::from(key), 0)
-            .map_err(|error| format!("{error:?}"))?
+            .map_err(Error::Index)?
             .take(limit)
             .map(|version| std::hint::black_box(version.key().len()))
             .sum::<usize>();

@@ -1,11 +1,13 @@
 //! `stm`: software transactions as etcd's client makes them: read, and commit if nothing that was read has changed.
 
+use std::fmt;
 use std::time::{Duration, Instant};
 
-use super::Random;
 use loadgen::connection::{Method, Status};
 use loadgen::drive::{Request, Step, Workload, done, outcome};
 use loadgen::wire::{Fields, Message, number_key};
+
+use super::Random;
 
 /// What a transaction is promised about its reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,7 +92,7 @@ pub struct Client {
     /// Reads go to this revision, if any.
     base: i64,
     verdict: Verdict,
-    error: Option<String>,
+    error: Option<loadgen::Error>,
 }
 
 /// What an answer said.
@@ -413,7 +415,7 @@ impl Workload for Stm {
         }
         if let Verdict::Expired = verdict {
             client.phase = Phase::Idle;
-            return Step::Done(0, Err("mutex: session is expired".to_owned()));
+            return Step::Done(0, Err(StmError::SessionExpired.into()));
         }
         match (client.phase, verdict) {
             (Phase::KeepingAlive, _) => self.lock(client, request),
@@ -459,8 +461,34 @@ impl Workload for Stm {
             (Phase::Unlocking, _) => self.finish(client),
             (phase, _) => {
                 client.phase = Phase::Idle;
-                Step::Done(0, Err(format!("the server's answer makes no sense in {phase:?}")))
+                Step::Done(0, Err(StmError::Senseless(phase).into()))
             }
         }
+    }
+}
+
+/// Why an operation of this load failed, where the server did not say so.
+#[derive(Debug)]
+enum StmError {
+    /// The lease behind the lock has expired.
+    SessionExpired,
+    /// The answer does not fit what was asked.
+    Senseless(Phase),
+}
+
+impl fmt::Display for StmError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StmError::SessionExpired => f.write_str("mutex: session is expired"),
+            StmError::Senseless(phase) => write!(f, "the server's answer makes no sense in {phase:?}"),
+        }
+    }
+}
+
+impl std::error::Error for StmError {}
+
+impl From<StmError> for loadgen::Error {
+    fn from(error: StmError) -> loadgen::Error {
+        loadgen::Error::Workload(Box::new(error))
     }
 }

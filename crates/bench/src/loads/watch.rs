@@ -2,12 +2,14 @@
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use super::Random;
 use loadgen::calls::{Calls, Handler, Target};
 use loadgen::connection::{Method, Status};
 use loadgen::drive::outcome;
 use loadgen::samples::Series;
 use loadgen::wire::{Fields, Message};
+
+use super::Random;
+use crate::Error;
 
 /// Calls of this kind have this bit in their tag; the others are streams of watches.
 const UNARY: u64 = 1 << 63;
@@ -29,9 +31,9 @@ struct Watching {
     /// Events that came at once: stream, watch on it, how many, when.
     events: Vec<(usize, usize, usize, Instant)>,
     /// Unary calls that ended.
-    answers: Vec<(u64, Result<(), String>)>,
+    answers: Vec<(u64, Result<(), loadgen::Error>)>,
     bodies: Vec<(u64, i64)>,
-    failed: Option<String>,
+    failed: Option<Error>,
 }
 
 impl Watching {
@@ -64,12 +66,12 @@ impl Watching {
         }
     }
 
-    fn turn(&mut self, calls: &mut Calls, deadline: Instant) -> Result<(), String> {
-        calls.turn(TURN, self).map_err(|error| error.to_string())?;
+    fn turn(&mut self, calls: &mut Calls, deadline: Instant) -> Result<(), Error> {
+        calls.turn(TURN, self).map_err(loadgen::Error::Poll)?;
         if let Some(error) = self.failed.take() {
             return Err(error);
         }
-        if Instant::now() > deadline { Err("no event came for a minute".to_owned()) } else { Ok(()) }
+        if Instant::now() > deadline { Err(Error::NoEvent) } else { Ok(()) }
     }
 }
 
@@ -85,7 +87,7 @@ impl Handler for Watching {
         }
         let answer = Fields(body);
         if answer.number(4) != 0 {
-            self.failed = Some(format!("a watch was canceled: {}", String::from_utf8_lossy(answer.bytes(6))));
+            self.failed = Some(Error::WatchCanceled(String::from_utf8_lossy(answer.bytes(6)).into_owned()));
         } else if answer.number(3) != 0 {
             self.created.push(tag as usize);
         } else {
@@ -100,7 +102,7 @@ impl Handler for Watching {
         if tag & UNARY != 0 {
             self.answers.push((tag, outcome(&status)));
         } else {
-            self.failed = Some(format!("a watch stream ended: {}", status.text()));
+            self.failed = Some(Error::WatchEnded(status));
         }
     }
 
@@ -159,8 +161,8 @@ impl Watch {
         target: Target,
         connections: usize,
         mut made: impl FnMut(&Measured),
-    ) -> Result<Measured, String> {
-        let mut calls = Calls::open(target, connections).map_err(|error| format!("dial error: {error}"))?;
+    ) -> Result<Measured, Error> {
+        let mut calls = Calls::open(target, connections).map_err(loadgen::Error::Dial)?;
         let mut watching = Watching::new(self.streams);
         let watchers = self.streams * self.per_stream;
         let mut series = Series::default();
@@ -196,7 +198,7 @@ impl Watch {
         self.put(&mut calls, &mut watching, events)
     }
 
-    fn put(&self, calls: &mut Calls, watching: &mut Watching, events: usize) -> Result<Measured, String> {
+    fn put(&self, calls: &mut Calls, watching: &mut Watching, events: usize) -> Result<Measured, Error> {
         let mut series = Series::default();
         let began = Instant::now();
         let mut pace = Pace::new(self.put_rate, 1);
@@ -207,7 +209,7 @@ impl Watch {
             while free > 0 && put < self.put_total {
                 let now = Instant::now();
                 if let Some(Err(later)) = pace.as_mut().map(|pace| pace.take(now)) {
-                    calls.wake_at(now, later).map_err(|error| error.to_string())?;
+                    calls.wake_at(now, later).map_err(loadgen::Error::Poll)?;
                     break;
                 }
                 message.clear();
@@ -218,7 +220,7 @@ impl Watch {
             }
             watching.turn(calls, until)?;
             for (_, answer) in watching.answers.drain(..) {
-                answer.map_err(|error| format!("put: {error}"))?;
+                answer.map_err(Error::Put)?;
                 free += 1;
                 until = deadline();
             }
@@ -250,10 +252,9 @@ pub struct WatchGet {
 
 impl WatchGet {
     /// Gives the measurement of the reads.
-    pub fn run(&self, target: Target, connections: usize) -> Result<Measured, String> {
-        let dial = |error| format!("dial error: {error}");
-        let mut calls = Calls::open(target.clone(), connections).map_err(dial)?;
-        let mut reader = Calls::open(target, 1).map_err(dial)?;
+    pub fn run(&self, target: Target, connections: usize) -> Result<Measured, Error> {
+        let mut calls = Calls::open(target.clone(), connections).map_err(loadgen::Error::Dial)?;
+        let mut reader = Calls::open(target, 1).map_err(loadgen::Error::Dial)?;
         let mut watching = Watching::new(self.streams);
         let mut revision = 0;
         let mut message = Vec::new();
@@ -266,7 +267,7 @@ impl WatchGet {
                 watching.turn(&mut calls, until)?;
             }
             if let Some((_, answer)) = watching.answers.pop() {
-                answer.map_err(|error| format!("put: {error}"))?;
+                answer.map_err(Error::Put)?;
             }
             if let Some((_, at)) = watching.bodies.pop()
                 && event == 0
@@ -291,16 +292,16 @@ impl WatchGet {
                 Instant::now()
             });
             // Both are looked at in turn: neither waits for the other longer than a turn takes.
-            reader.turn(Duration::from_millis(1), &mut reads).map_err(|error| error.to_string())?;
+            reader.turn(Duration::from_millis(1), &mut reads).map_err(loadgen::Error::Poll)?;
             reads.bodies.clear();
             if let Some((_, answer)) = reads.answers.pop() {
                 match answer {
                     Ok(()) => series.record(unix_second(), start.elapsed().as_nanos() as u64),
-                    Err(error) => series.fail(error),
+                    Err(error) => series.fail(error.to_string()),
                 }
                 since = None;
             }
-            calls.turn(Duration::ZERO, &mut watching).map_err(|error| error.to_string())?;
+            calls.turn(Duration::ZERO, &mut watching).map_err(loadgen::Error::Poll)?;
             if let Some(error) = watching.failed.take() {
                 return Err(error);
             }
@@ -310,7 +311,7 @@ impl WatchGet {
                 until = deadline();
             }
             if Instant::now() > until {
-                return Err("no event came for a minute".to_owned());
+                return Err(Error::NoEvent);
             }
         }
         Ok((series, began.elapsed()))
@@ -338,11 +339,10 @@ pub struct WatchLatency {
 
 impl WatchLatency {
     /// Gives the measurements of the puts and of the events.
-    pub fn run(&self, target: Target, connections: usize) -> Result<(Measured, Measured), String> {
-        let dial = |error| format!("dial error: {error}");
+    pub fn run(&self, target: Target, connections: usize) -> Result<(Measured, Measured), Error> {
         let mut random = Random::from_clock(3);
         let (key, value) = (random.bytes(self.key_bytes), random.bytes(self.value_bytes));
-        let mut calls = Calls::open(target.clone(), connections).map_err(dial)?;
+        let mut calls = Calls::open(target.clone(), connections).map_err(loadgen::Error::Dial)?;
         let mut watching = Watching::new(self.streams);
         for stream in 0..self.streams {
             for _ in 0..self.per_stream {
@@ -375,13 +375,13 @@ impl WatchLatency {
                         since = Some(now);
                         calls.call(0, Method::Put, &message, UNARY, false);
                     }
-                    Err(later) => calls.wake_at(now, later).map_err(|error| error.to_string())?,
+                    Err(later) => calls.wake_at(now, later).map_err(loadgen::Error::Poll)?,
                 }
             }
             watching.turn(&mut calls, until)?;
             watching.bodies.clear();
             if let Some((_, answer)) = watching.answers.pop() {
-                answer.map_err(|error| format!("Failed to Put for watch latency benchmark: {error}"))?;
+                answer.map_err(Error::LatencyPut)?;
                 let now = Instant::now();
                 answered.push(now);
                 if let Some(start) = since.take() {
@@ -393,7 +393,7 @@ impl WatchLatency {
             for (stream, watch, count, at) in watching.events.drain(..) {
                 until = deadline();
                 let times = came.get_mut(stream).and_then(|watches| watches.get_mut(watch));
-                let times = times.ok_or("an event of a watch that nobody asked for")?;
+                let times = times.ok_or(Error::UnknownWatch)?;
                 times.extend(std::iter::repeat_n(at, count));
                 left = left.saturating_sub(count);
             }

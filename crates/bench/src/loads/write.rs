@@ -1,9 +1,10 @@
 //! `put`, `txn-put` and `txn-mixed`.
 
-use super::Random;
 use loadgen::connection::{Method, Status};
 use loadgen::drive::{Request, Step, Workload, done, outcome};
 use loadgen::wire::{Message, number_key};
+
+use super::Random;
 
 /// The keys of a load: a buffer of fixed size with a number in front.
 #[derive(Clone, Debug)]
@@ -15,7 +16,7 @@ pub struct Keys {
 
 impl Keys {
     /// Refuses a size that cannot hold the numbers.
-    pub fn new(size: usize, space: u64) -> Result<Self, String> {
+    pub fn new(size: usize, space: u64) -> Result<Self, loadgen::Error> {
         let mut key = vec![0; size];
         number_key(&mut key, i64::try_from(space.saturating_sub(1)).unwrap_or(i64::MAX))?;
         key.fill(0);

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use loadgen::Error;
 use loadgen::calls::Target;
 use loadgen::connection::{Method, Status};
 use loadgen::drive::{Nobody, Plan, Request, Run, Schedule, Step, Workload, done, measure};
@@ -75,7 +76,7 @@ impl Workload for Checked {
 
     fn answered(&mut self, bytes: &mut usize, status: &Status, _: &mut Request) -> Step {
         if status.code == 0 && *bytes != 200_000 {
-            return Step::Done(0, Err(format!("{bytes} bytes came")));
+            return Step::Done(0, Err(Error::Workload(format!("{bytes} bytes came").into())));
         }
         done(status)
     }
@@ -147,7 +148,7 @@ fn over_tls_all_is_the_same_and_a_stranger_is_refused() {
     let other = Directory::new("tls-other");
     let (stranger, _) = tls::make(&other.0).unwrap();
     let wary = client(tls::Files { cacert: stranger, ..Default::default() });
-    let refused = measure(&plan(1, 1, 1), &wary, |_| Checked, &mut Nobody).unwrap_err();
+    let refused = measure(&plan(1, 1, 1), &wary, |_| Checked, &mut Nobody).unwrap_err().to_string();
     assert!(refused.contains("dial error"), "{refused}");
 }
 
@@ -157,7 +158,7 @@ fn an_endpoint_where_nobody_listens_is_named() {
     let address = listener.local_addr().unwrap().to_string();
     drop(listener);
     let target = Target::new(vec![Endpoint::parse(&address, None).unwrap()]);
-    let error = measure(&plan(1, 1, 1), &target, |_| KeepAlive, &mut Nobody).unwrap_err();
+    let error = measure(&plan(1, 1, 1), &target, |_| KeepAlive, &mut Nobody).unwrap_err().to_string();
     assert!(error.contains(&address) && error.contains("dial error"), "{error}");
 }
 
