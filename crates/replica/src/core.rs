@@ -10,6 +10,7 @@ mod command;
 mod compactor;
 mod gathering;
 mod install;
+mod leadership;
 mod leases;
 mod membership;
 mod meters;

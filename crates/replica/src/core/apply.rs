@@ -304,9 +304,7 @@ impl Core {
                 self.outcomes.push(Answerable { waiter, outcome, state, revision, raft_term });
             }
         }
-        let standing = self.node.standing();
-        if self.leads && !self.settled && begun.term == standing.term {
-            self.settled = true;
+        if self.leadership.applied(begun.term, self.node.standing()) {
             // Times left that were noted in earlier terms are all known only now.
             self.leases.start(&self.machine.leases, now);
         }
@@ -324,7 +322,7 @@ impl Core {
     fn changed(&mut self, change: Change, now: Instant) {
         match change {
             Change::LeaseGranted { id, ttl } => {
-                self.leases.granted(id, ttl, self.leads && self.settled, now);
+                self.leases.granted(id, ttl, self.leadership.has_settled(), now);
             }
             Change::LeaseRevoked(id) => self.lease_revoked(id),
             Change::Compacted(revision) => {

@@ -86,7 +86,7 @@ impl Core {
         match self.admit_change(&change, now) {
             Ok(()) => self.changes.push_back((ticket, change, now)),
             Err(status) => {
-                if matches!(change, MemberChange::Promote(_)) && self.leads {
+                if matches!(change, MemberChange::Promote(_)) && self.leadership.leads() {
                     let failures = &self.shared.metrics.server.learner_promote_failures;
                     failures.with(&[&status.message]).inc();
                 }
@@ -173,7 +173,7 @@ impl Core {
 
     /// Whether a learner has nine tenths of what the leader has.
     fn is_caught_up(&self, id: u64) -> Result<(), Status> {
-        if !self.leads {
+        if !self.leadership.leads() {
             return Err(error::NOT_LEADER);
         }
         let Some(member) = self.machine.members.by_id.get(&id) else { return Err(error::MEMBER_NOT_FOUND) };
@@ -196,7 +196,7 @@ impl Core {
         let patience = self.config.election_timeout * DEPARTURE_TIMEOUTS;
         let voters = self.node.voters().len();
         let late = voters > 2 && now.saturating_duration_since(since) >= patience;
-        if !self.leads || late || voters < 2 || planted::is(Bug::RemovedLeading) {
+        if !self.leadership.leads() || late || voters < 2 || planted::is(Bug::RemovedLeading) {
             return false;
         }
         // No leader takes writes while it hands over. One of two, which goes on trying, does for as long in between.
@@ -248,12 +248,13 @@ impl Core {
             return;
         }
         let standing = self.node.standing();
-        let waits = standing.leader == 0 || (!self.leads && self.machine.applied_term != standing.term);
+        let waits =
+            standing.leader == 0 || (!self.leadership.leads() && self.machine.applied_term != standing.term);
         if waits && now.saturating_duration_since(since) < self.shared.limits.request_timeout {
             return;
         }
         let Some((message, _)) = self.departures.pop_front() else { return };
-        if self.leads {
+        if self.leadership.leads() {
             self.step_received(message);
             return;
         }
@@ -282,14 +283,14 @@ impl Core {
             return;
         }
         // A new leader makes an empty entry of a change that comes before it has applied its first entry.
-        if !self.leads && self.machine.applied_term != self.node.standing().term {
+        if !self.leadership.leads() && self.machine.applied_term != self.node.standing().term {
             return;
         }
         let id = self.shared.request_id();
         let (raft, wire) = change.to_raft(id, self.config.max_learners);
         let data = Bytes::from(wire.encode_to_vec());
         // A follower's own disk has nothing to do with what it hands on.
-        if self.leads && !self.room.has(&self.log, data.len(), Purpose::Mends) {
+        if self.leadership.leads() && !self.room.has(&self.log, data.len(), Purpose::Mends) {
             self.changes.pop_front();
             self.refuse(ticket, error::NO_SPACE);
             return;
@@ -439,7 +440,10 @@ impl Core {
 
     /// Agrees on the version that all members have.
     pub(super) fn set_cluster_version(&mut self, version: String) {
-        if !self.leads || !self.settled || self.machine.members.cluster_version == version {
+        if !self.leadership.leads()
+            || !self.leadership.has_settled()
+            || self.machine.members.cluster_version == version
+        {
             return;
         }
         self.logger.info(

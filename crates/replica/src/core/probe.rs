@@ -80,7 +80,7 @@ impl Core {
             term: standing.term,
             vote: self.node.voted_for(),
             leader: standing.leader,
-            settled: self.leads && self.settled,
+            settled: self.leadership.has_settled(),
             commit: standing.commit,
             applied: self.machine.applied_index,
             applied_term: self.machine.applied_term,

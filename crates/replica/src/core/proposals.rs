@@ -89,7 +89,8 @@ impl Core {
             return self.gathering.wait(waiting, now);
         }
         let standing = self.node.standing();
-        let under_way = if self.leads { standing.last > standing.commit } else { self.open_bytes > 0 };
+        let under_way =
+            if self.leadership.leads() { standing.last > standing.commit } else { self.open_bytes > 0 };
         self.gathering.wait_in_cluster(waiting, under_way, self.pressure.pace(), now)
     }
 
@@ -126,11 +127,11 @@ impl Core {
             room
         };
         let mut count = self.gathered.iter().take_while(|proposal| fits(proposal)).count();
-        if !self.leads {
+        if !self.leadership.leads() {
             count = count.min(self.forwardable());
         }
         self.held_back |= count < self.gathered.len();
-        self.held_for_room |= self.leads && count < self.gathered.len();
+        self.held_for_room |= self.leadership.leads() && count < self.gathered.len();
         if count == 0 {
             return;
         }
@@ -168,7 +169,7 @@ impl Core {
             return (0, 0);
         }
         // Raft refuses what a member that does not lead any more is left with.
-        let bounded = self.leads;
+        let bounded = self.leadership.leads();
         let (mut queued_bytes, bytes_max) = (self.queued_bytes(), self.queue_bytes_max());
         let (mut went, mut went_bytes, mut waits) = (0, 0, Vec::new());
         for (mut message, charge) in std::mem::take(&mut self.handed_on) {
@@ -313,7 +314,7 @@ impl Core {
         request.header = Some(RequestHeader { id, ..RequestHeader::default() });
         let data = Bytes::from(request.encode_to_vec());
         // A follower's own disk has nothing to do with what it hands on.
-        let full = self.leads && !self.room.has(&self.log, data.len(), Purpose::Own);
+        let full = self.leadership.leads() && !self.room.has(&self.log, data.len(), Purpose::Own);
         let refused = full || self.node.request(Request::Propose(vec![data])).is_err();
         if refused {
             self.give_up(waiter, error::NO_LEADER);

@@ -20,7 +20,7 @@ impl Core {
         } else {
             self.machine.alarms.is_raised(CORRUPT, member_id)
         };
-        if raised || !self.leads {
+        if raised || !self.leadership.leads() {
             return;
         }
         self.logger.error(
@@ -36,7 +36,10 @@ impl Core {
     /// A leader that the alarm names hands over to a member that it does not name, if there is one to be reached.
     pub(super) fn resign_if_corrupt(&mut self) {
         let own = self.shared.identity.member_id;
-        if !self.leads || !self.machine.alarms.is_raised(CORRUPT, own) || self.node.transferring().is_some() {
+        if !self.leadership.leads()
+            || !self.machine.alarms.is_raised(CORRUPT, own)
+            || self.node.transferring().is_some()
+        {
             return;
         }
         let Some(to) = self.successor() else { return };
@@ -51,7 +54,10 @@ impl Core {
     pub(super) fn note_late_tick(&mut self, now: Instant) {
         let late = now.saturating_duration_since(self.next_tick);
         // The tick itself is due an interval after the last.
-        if !self.leads || late <= self.config.heartbeat_interval || self.machine.members.by_id.len() < 2 {
+        if !self.leadership.leads()
+            || late <= self.config.heartbeat_interval
+            || self.machine.members.by_id.len() < 2
+        {
             return;
         }
         self.shared.metrics.server.heartbeat_send_failures.inc();

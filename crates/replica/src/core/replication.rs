@@ -6,6 +6,7 @@ use api::error;
 use api::raftpb::{self, MessageType};
 use consensus::{Entry, Event, Fetch, Refused, Request, Role, Standing};
 
+use super::leadership::Leaves;
 use super::run::Core;
 use super::{ReplyBody, Ticket};
 use crate::arrivals::Charge;
@@ -25,7 +26,7 @@ impl Core {
             let snapshot = kind == MessageType::MsgSnap as i32;
             let proposed = kind == MessageType::MsgProp as i32;
             let entries = !message.entries.is_empty() && kind != MessageType::MsgReadIndex as i32;
-            if proposed && self.leads {
+            if proposed && self.leadership.leads() {
                 self.room.thin_out(&self.log, &mut message);
             }
             // What the log could not take, for a full disk or one that stands still, is as good as lost on the way: it
@@ -41,9 +42,9 @@ impl Core {
             if snapshot || full || self.machine.members.removed.contains(&from) {
                 continue;
             }
-            if self.leads && self.asks_to_remove_this(&message) {
+            if self.leadership.leads() && self.asks_to_remove_this(&message) {
                 self.depart(message, now);
-            } else if self.leads && proposed {
+            } else if self.leadership.leads() && proposed {
                 self.gathering.came(now);
                 let held = charge.part(&message);
                 self.handed_on.push((message, held));
@@ -157,36 +158,30 @@ impl Core {
     /// Notices when the disk does not come back from a sync: such a member must not lead.
     pub(super) fn watch_disk(&mut self, now: Instant) -> Result<(), String> {
         let oldest = self.room.oldest();
-        let stalled =
-            oldest.is_some_and(|at| now.saturating_duration_since(at) > self.config.election_timeout);
-        if stalled != self.disk_stalled {
-            self.disk_stalled = stalled;
+        let members = &self.machine.members;
+        let has_others = || members.voters().len() >= 2;
+        let step = self.leadership.watch_disk(oldest, self.config.election_timeout, has_others, now);
+        if let Some(stalled) = step.stalled {
             self.step(Event::DiskStalled(stalled))?;
             if stalled {
                 self.logger.warn(
                     "the disk has not finished a sync for an election timeout",
-                    &[("leads", Value::Bool(self.leads))],
+                    &[("leads", Value::Bool(self.leadership.leads()))],
                 );
             }
         }
-        if !stalled || !self.leads || self.machine.members.voters().len() < 2 {
-            self.stepping_down = None;
-            return Ok(());
-        }
-        match self.stepping_down {
-            None => {
-                self.stepping_down = Some(now + self.config.election_timeout);
+        match step.leaves {
+            None => {}
+            Some(Leaves::HandsOver) => {
                 if let Some(to) = self.successor() {
                     self.logger.warn("handing leadership over: the disk stalls", &[("to", Value::Id(to))]);
                     self.transfer_to(to);
                 }
             }
-            Some(until) if now >= until => {
+            Some(Leaves::GivesUp) => {
                 self.logger.warn("giving leadership up: the disk stalls", &[]);
-                self.stepping_down = None;
                 self.step(Event::StepDownRequested)?;
             }
-            Some(_) => {}
         }
         Ok(())
     }
@@ -207,7 +202,7 @@ impl Core {
 
     /// Before it stops, a leader hands over, so that nobody has to wait for an election.
     pub(super) fn hand_over(&mut self) {
-        if !self.leads {
+        if !self.leadership.leads() {
             return;
         }
         let Some(to) = self.successor() else { return };
@@ -229,7 +224,7 @@ impl Core {
 
     pub(super) fn move_leader(&mut self, ticket: Ticket, to: u64, now: Instant) {
         // It may have been deposed in this turn, which `leads` shows only after it.
-        if !self.leads || self.node.standing().role != Role::Leader {
+        if !self.leadership.leads() || self.node.standing().role != Role::Leader {
             self.refuse(ticket, error::NOT_LEADER);
             return;
         }
@@ -243,7 +238,9 @@ impl Core {
             return;
         }
         match self.node.request(Request::Transfer(to)) {
-            Ok(()) => self.moves.push((ticket, to, now + self.shared.limits.request_timeout)),
+            Ok(()) => {
+                self.leadership.wait_for(ticket, to, now + self.shared.limits.request_timeout);
+            }
             Err(Refused::NoLeader | Refused::Transferring) => self.refuse(ticket, error::NOT_LEADER),
             Err(Refused::Other(_)) => self.refuse(ticket, error::BAD_LEADER_TRANSFEREE),
         }
@@ -251,36 +248,24 @@ impl Core {
 
     /// Answers those who wait for a leader to lead.
     pub(super) fn look_at_moves(&mut self, now: Instant) {
-        let leader = self.node.standing().leader;
-        let mut open = std::mem::take(&mut self.moves);
-        open.retain(|&(ticket, to, until)| {
-            if leader == to {
+        for (ticket, leads) in self.leadership.take_moved(self.node.standing().leader, now) {
+            if leads {
                 self.reply(ticket, ReplyBody::LeaderMoved);
-            } else if now >= until {
+            } else {
                 self.refuse(ticket, error::LEADER_TRANSFER_TIMEOUT);
             }
-            leader != to && now < until
-        });
-        self.moves = open;
+        }
     }
 
     /// The first election after a start need not wait a whole timeout, once the others are heard of.
     pub(super) fn advance_ticks(&mut self, now: Instant) -> Result<(), String> {
-        let Some(until) = self.advance_until else { return Ok(()) };
-        let standing = self.node.standing();
-        if standing.leader != 0 || standing.role != Role::Follower || now >= until {
-            self.advance_until = None;
+        let own = self.shared.identity.member_id;
+        let (members, peers) = (&self.machine.members, self.shared.peers());
+        let connected = |id: &u64| *id != own && peers.is_some_and(|peers| peers.active_since(*id).is_some());
+        let hears = || members.by_id.keys().any(connected);
+        if !self.leadership.advances(self.node.standing(), hears, now) {
             return Ok(());
         }
-        let connected = |id: &u64| {
-            *id != self.shared.identity.member_id
-                && self.shared.peers().is_some_and(|peers| peers.active_since(*id).is_some())
-        };
-        let members = &self.machine.members;
-        if members.by_id.keys().filter(|id| connected(id)).count() == 0 {
-            return Ok(());
-        }
-        self.advance_until = None;
         // A slow leader's first message may still be on its way: two ticks are left to it.
         for _ in 2..self.election_ticks() {
             self.step(Event::Ticked)?;
@@ -292,11 +277,9 @@ impl Core {
     /// its heartbeats. The election timeout counts as over, but for the part that keeps members from campaigning
     /// together. If it is a mistake, the leader's next heartbeat undoes it.
     pub(super) fn leader_ended(&mut self, id: u64) -> Result<(), String> {
-        let standing = self.node.standing();
-        if self.leads || standing.leader != id || self.ended_term == standing.term {
+        if !self.leadership.has_ended(id, self.node.standing()) {
             return Ok(());
         }
-        self.ended_term = standing.term;
         self.logger.warn("the leader's process has ended", &[("leader", Value::Id(id))]);
         for _ in 0..self.election_ticks() {
             self.step(Event::Ticked)?;
@@ -309,21 +292,15 @@ impl Core {
     }
 
     pub(super) fn stands(&mut self, standing: Standing, now: Instant) {
-        let leads = standing.role == Role::Leader;
-        if leads != self.leads || leads && standing.term != self.led_term {
-            self.settled = false;
+        let stood = self.leadership.stands(standing);
+        if stood.stops_leases {
             self.stop_leases(now);
         }
-        self.leads = leads;
-        if standing.term != self.led_term || (standing.leader != 0 && standing.leader != self.leader) {
+        if stood.cuts_off {
             self.install.cut_off(now);
         }
-        self.led_term = standing.term;
         self.applied_since = true;
-        if standing.leader == self.leader {
-            return;
-        }
-        let before = std::mem::replace(&mut self.leader, standing.leader);
+        let Some(before) = stood.was else { return };
         self.reads.ask_again();
         if planted::is(planted::Bug::ProposedAgainEarly) && standing.leader != 0 {
             self.propose_again(standing.term);
@@ -334,7 +311,7 @@ impl Core {
                 .warn("lost the leader", &[("was", Value::Id(before)), ("term", Value::Uint(standing.term))]);
         } else {
             self.shared.metrics.server.leader_changes.inc();
-            let what = if leads { "became leader" } else { "follows" };
+            let what = if self.leadership.leads() { "became leader" } else { "follows" };
             self.logger
                 .info(what, &[("term", Value::Uint(standing.term)), ("leader", Value::Id(standing.leader))]);
         }

@@ -20,6 +20,7 @@ use super::apply::Applying;
 use super::compactor::Compactor;
 use super::gathering::Gathering;
 use super::install::Install;
+use super::leadership::Leadership;
 use super::leases::{LeaseClocks, LeaseRules};
 use super::meters::Meters;
 use super::parked::Parked;
@@ -44,8 +45,6 @@ use telemetry::logging::{Logger, Value};
 pub(super) const STOP_PATIENCE: Duration = Duration::from_secs(5);
 /// Outcomes of one batch for which memory is kept between batches.
 const OUTCOMES_KEPT_MAX: usize = 4096;
-/// How long after a start the first election timeout may be shortened.
-const ADVANCE_PATIENCE: Duration = Duration::from_secs(5);
 /// What boot made for the core.
 pub struct Parts {
     /// What it shares with the other threads.
@@ -148,14 +147,7 @@ pub struct Core {
     pub(super) member_outcomes: Vec<(Ticket, Result<(), Status>, u64)>,
     /// When to end, since this member was removed from the cluster.
     pub(super) removed_at: Option<Instant>,
-    /// Who waits for another member to lead.
-    pub(super) moves: Vec<(Ticket, u64, Instant)>,
-    pub(super) leader: u64,
-    pub(super) disk_stalled: bool,
-    pub(super) stepping_down: Option<Instant>,
-    pub(super) advance_until: Option<Instant>,
-    /// The term whose leader's process has ended.
-    pub(super) ended_term: u64,
+    pub(super) leadership: Leadership,
     pub(super) next_look: Instant,
     pub(super) remotes: Vec<(u64, Vec<String>)>,
     /// The terms of the entries applied, as far back as the log goes.
@@ -188,11 +180,6 @@ pub struct Core {
     compactor: Compactor,
     pub(super) room: Room,
     pub(super) nospace: NospaceAlarm,
-    pub(super) leads: bool,
-    /// The term in which it does, if it does.
-    pub(super) led_term: u64,
-    /// Whether an entry of the own term has been applied while leading.
-    pub(super) settled: bool,
     pub(super) next_tick: Instant,
     pub(super) applied_since: bool,
     pub(super) thresholds: Thresholds,
@@ -261,12 +248,7 @@ impl Core {
             departure_tried: None,
             member_outcomes: Vec::new(),
             removed_at: None,
-            moves: Vec::new(),
-            leader: 0,
-            disk_stalled: false,
-            stepping_down: None,
-            advance_until: advances.then(|| now + ADVANCE_PATIENCE),
-            ended_term: 0,
+            leadership: Leadership::new(advances, now),
             next_look: now,
             remotes: parts.remotes,
             terms: parts.terms,
@@ -296,9 +278,6 @@ impl Core {
             removal_asked: now,
             room,
             nospace,
-            leads: false,
-            led_term: 0,
-            settled: false,
             next_tick: now,
             applied_since: true,
             thresholds: parts.thresholds,
@@ -386,7 +365,7 @@ impl Core {
             for ask in std::mem::take(&mut self.deferred) {
                 match ask {
                     // Its round is confirmed and applied; amid the next entry there may be another.
-                    Ask::TimeToLive(ticket, id, keys) if self.leads && self.settled => {
+                    Ask::TimeToLive(ticket, id, keys) if self.leadership.has_settled() => {
                         self.time_to_live(ticket, id, keys, now);
                     }
                     ask => self.take(ask, now)?,
@@ -693,7 +672,7 @@ impl Core {
             append.hard_state.map(|hs| log::HardState { term: hs.term, vote: hs.vote, commit: hs.commit });
         let batch = Batch { reset, entries, hard_state, ..Batch::default() };
         self.room.hand(&mut self.log, batch, append.number, now)?;
-        if planted::is(Bug::LeaderCountsUnsynced) && self.leads {
+        if planted::is(Bug::LeaderCountsUnsynced) && self.leadership.leads() {
             self.step(Event::LogSynced(append.number))?;
         }
         Ok(())
@@ -701,7 +680,7 @@ impl Core {
 
     /// Whether this member's newest state answers linearizable reads by itself.
     pub(super) fn reads_local(&self) -> bool {
-        self.leads && self.settled && self.node.voters() == [self.shared.identity.member_id]
+        self.leadership.has_settled() && self.node.voters() == [self.shared.identity.member_id]
     }
 
     fn publish_view(&mut self) -> Arc<View> {

@@ -173,7 +173,9 @@ impl Core {
         }
         // On a full disk the entry that settles a leader may wait for what this checkpoint frees.
         let short = self.log.space() != Space::Ample;
-        if (self.leader == 0 || (self.leads && !self.settled)) && !short {
+        if (self.leadership.leader() == 0 || (self.leadership.leads() && !self.leadership.has_settled()))
+            && !short
+        {
             return;
         }
         let log_bytes = self.log.figures().written_bytes();

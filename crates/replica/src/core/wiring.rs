@@ -7,7 +7,7 @@ use api::etcdserverpb::alarm_request::AlarmAction;
 use api::etcdserverpb::{
     AlarmRequest, AlarmType, InternalRaftRequest, LeaseCheckpoint, LeaseCheckpointRequest, LeaseRevokeRequest,
 };
-use consensus::{Request, Role};
+use consensus::Request;
 use log::Space;
 use machine::{Fatal, Raised};
 use planted::Bug;
@@ -26,7 +26,8 @@ use storage::nospace::Cause;
 /// Linearizable reads.
 impl Core {
     fn footing(&self) -> Footing {
-        let can_ask = self.node.standing().leader != 0 && (!self.leads || self.settled);
+        let can_ask =
+            self.node.standing().leader != 0 && (!self.leadership.leads() || self.leadership.has_settled());
         Footing { can_ask, pace: self.pressure.pace() }
     }
 
@@ -40,7 +41,7 @@ impl Core {
         if !self.reads.is_waiting() {
             return;
         }
-        if self.reads_local() || (planted::is(Bug::StaleRead) && self.leads && self.settled) {
+        if self.reads_local() || (planted::is(Bug::StaleRead) && self.leadership.has_settled()) {
             let wants = self.reads.take_waiting();
             self.grant(wants, now);
             return;
@@ -67,9 +68,9 @@ impl Core {
             match want {
                 Want::Read(ticket) => self.reads.readable(ticket),
                 // Leadership was lost while it waited, and the clocks of leases are the next leader's.
-                want if !self.leads => self.refuse(want.ticket(), error::NOT_PRIMARY_LESSOR),
+                want if !self.leadership.leads() => self.refuse(want.ticket(), error::NOT_PRIMARY_LESSOR),
                 // The round was confirmed to a member that has become the leader since. Its clocks do not run yet.
-                want if !self.settled => self.reads.push(want, since),
+                want if !self.leadership.has_settled() => self.reads.push(want, since),
                 Want::Renewal(ticket, id) => self.renew(ticket, id, since, now),
                 Want::TimeToLive(ticket, id, keys) => self.time_to_live(ticket, id, keys, now),
             }
@@ -115,7 +116,7 @@ impl Core {
         }
         let within = self.shared.limits.quota_bytes.is_none_or(|quota| self.machine.in_use_bytes() < quota);
         let may_clear = self.room.is_roomy(&self.log) && within;
-        let present = Present { alarms: &self.machine.alarms, has_leader: self.leader != 0 };
+        let present = Present { alarms: &self.machine.alarms, has_leader: self.leadership.leader() != 0 };
         let ample = self.log.space() == Space::Ample;
         if let Some(action) = self.nospace.look(ample, may_clear, present, now) {
             self.logger.info("the disk has room again: clearing the NOSPACE alarm that it had raised", &[]);
@@ -130,7 +131,7 @@ impl Core {
 
     /// Raises the NOSPACE alarm for this member.
     pub(super) fn raise_no_space(&mut self, cause: Cause, now: Instant) {
-        let present = Present { alarms: &self.machine.alarms, has_leader: self.leader != 0 };
+        let present = Present { alarms: &self.machine.alarms, has_leader: self.leadership.leader() != 0 };
         let wanted = self.nospace.raise(cause, present, now);
         if wanted.note {
             self.note_cause();
@@ -261,11 +262,9 @@ impl Core {
 
 /// Leases.
 impl Core {
-    /// Whether this member leads, with all of its predecessors' entries applied, in this very moment. What a message
-    /// that came in this turn has deposed no longer does, though [`Core::leads`] says so until the turn's end.
+    /// Whether this member leads, with all of its predecessors' entries applied, in this very moment.
     pub(super) fn leads_now(&self) -> bool {
-        let standing = self.node.standing();
-        self.leads && self.settled && standing.role == Role::Leader && standing.term == self.led_term
+        self.leadership.is_leading(self.node.standing())
     }
 
     /// A client wants its lease renewed. Only a leader that still leads may promise more time: one that was stopped or
@@ -275,7 +274,7 @@ impl Core {
     /// A round also waits for this member's own apply: the others may have committed the grant, and told its owner,
     /// while this member's disk is still busy with the entry.
     pub(super) fn keep_alive(&mut self, ticket: Ticket, id: i64, now: Instant) {
-        if !self.leads {
+        if !self.leadership.leads() {
             self.refuse(ticket, error::NOT_PRIMARY_LESSOR);
         } else if planted::is(Bug::RenewedByDeposed) {
             self.renew(ticket, id, now, now);

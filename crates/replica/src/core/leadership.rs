@@ -1,0 +1,272 @@
+//! Who leads, as this member knows it, and when it should lead no more.
+
+use std::time::{Duration, Instant};
+
+use consensus::{Role, Standing};
+
+use super::Ticket;
+
+/// How long after a start the first election timeout may be shortened.
+const ADVANCE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What follows from a new standing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Stood {
+    /// This member leads no more, or in another term, or has only begun to: no clock of a lease runs.
+    pub stops_leases: bool,
+    /// There is another leader, or another term: a stream of the leader before is as good as broken.
+    pub cuts_off: bool,
+    /// There is another leader than this one, or none.
+    pub was: Option<u64>,
+}
+
+/// What to do about the disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct DiskStep {
+    /// The disk has begun to stand still, or goes on.
+    pub stalled: Option<bool>,
+    /// Leadership is to be handed over, or given up.
+    pub leaves: Option<Leaves>,
+}
+
+/// How a leader whose disk stands still leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Leaves {
+    /// It hands over.
+    HandsOver,
+    /// It could not, and gives up.
+    GivesUp,
+}
+
+/// Who waits for another member to lead: whom to answer, which member, until when.
+type Move = (Ticket, u64, Instant);
+
+/// Who leads, and whether this member may act as the leader.
+///
+/// What raft says of a turn's messages takes effect at the turn's end: until then `leads` and `settled` stay as they were.
+pub(super) struct Leadership {
+    leads: bool,
+    /// The newest term; if this member leads, the one that it leads in.
+    term: u64,
+    /// Whether an entry of the own term has been applied while leading.
+    settled: bool,
+    leader: u64,
+    disk_stalled: bool,
+    gives_up_at: Option<Instant>,
+    advance_until: Option<Instant>,
+    /// The term whose leader's process has ended.
+    ended_term: u64,
+    moves: Vec<Move>,
+}
+
+impl Leadership {
+    /// Nobody leads. `advances` says whether the first election timeout may be shortened.
+    pub fn new(advances: bool, now: Instant) -> Leadership {
+        Leadership {
+            leads: false,
+            term: 0,
+            settled: false,
+            leader: 0,
+            disk_stalled: false,
+            gives_up_at: None,
+            advance_until: advances.then(|| now + ADVANCE_TIMEOUT),
+            ended_term: 0,
+            moves: Vec::new(),
+        }
+    }
+
+    /// Whether this member leads.
+    pub fn leads(&self) -> bool {
+        self.leads
+    }
+
+    /// Whether it leads, with all of its predecessors' entries applied.
+    pub fn has_settled(&self) -> bool {
+        self.settled
+    }
+
+    /// The leader; 0 for none.
+    pub fn leader(&self) -> u64 {
+        self.leader
+    }
+
+    /// Whether this member leads, with all of its predecessors' entries applied, in this very moment. What a message
+    /// that came in this turn has deposed no longer does, though [`Leadership::leads`] says so until the turn's end.
+    pub fn is_leading(&self, standing: Standing) -> bool {
+        self.settled && standing.role == Role::Leader && standing.term == self.term
+    }
+
+    /// The raft node stands so.
+    pub fn stands(&mut self, standing: Standing) -> Stood {
+        let leads = standing.role == Role::Leader;
+        let mut stood = Stood::default();
+        if leads != self.leads || leads && standing.term != self.term {
+            self.settled = false;
+            stood.stops_leases = true;
+        }
+        self.leads = leads;
+        stood.cuts_off =
+            standing.term != self.term || (standing.leader != 0 && standing.leader != self.leader);
+        self.term = standing.term;
+        if standing.leader != self.leader {
+            stood.was = Some(std::mem::replace(&mut self.leader, standing.leader));
+        }
+        stood
+    }
+
+    /// An entry of this term was applied. Whether this member, which leads in it, has just settled by that.
+    pub fn applied(&mut self, term: u64, standing: Standing) -> bool {
+        let settles = self.leads && !self.settled && term == standing.term;
+        self.settled |= settles;
+        settles
+    }
+
+    /// At each tick: notices when the disk does not come back from a sync, since such a member must not lead. `oldest` says
+    /// since when a batch has waited for it, `has_others` whether somebody else could lead.
+    pub fn watch_disk(
+        &mut self,
+        oldest: Option<Instant>,
+        timeout: Duration,
+        has_others: impl FnOnce() -> bool,
+        now: Instant,
+    ) -> DiskStep {
+        let stalled = oldest.is_some_and(|at| now.saturating_duration_since(at) > timeout);
+        let changed = (stalled != self.disk_stalled).then_some(stalled);
+        self.disk_stalled = stalled;
+        let mut step = DiskStep { stalled: changed, leaves: None };
+        if !stalled || !self.leads || !has_others() {
+            self.gives_up_at = None;
+            return step;
+        }
+        match self.gives_up_at {
+            None => {
+                self.gives_up_at = Some(now + timeout);
+                step.leaves = Some(Leaves::HandsOver);
+            }
+            Some(until) if now >= until => {
+                self.gives_up_at = None;
+                step.leaves = Some(Leaves::GivesUp);
+            }
+            Some(_) => {}
+        }
+        step
+    }
+
+    /// A client waits until then for this member to lead.
+    pub fn wait_for(&mut self, ticket: Ticket, member: u64, until: Instant) {
+        self.moves.push((ticket, member, until));
+    }
+
+    /// Takes out those who waited for this leader (`true`), or for too long (`false`).
+    pub fn take_moved(&mut self, leader: u64, now: Instant) -> Vec<(Ticket, bool)> {
+        let mut taken = Vec::new();
+        self.moves.retain(|&(ticket, member, until)| {
+            let stays = leader != member && now < until;
+            if !stays {
+                taken.push((ticket, leader == member));
+            }
+            stays
+        });
+        taken
+    }
+
+    /// Whether the first election after the start should come at once: no leader is known, and another member is heard of.
+    /// It says so once.
+    pub fn advances(&mut self, standing: Standing, hears: impl FnOnce() -> bool, now: Instant) -> bool {
+        let Some(until) = self.advance_until else { return false };
+        if standing.leader != 0 || standing.role != Role::Follower || now >= until {
+            self.advance_until = None;
+            return false;
+        }
+        let advances = hears();
+        if advances {
+            self.advance_until = None;
+        }
+        advances
+    }
+
+    /// A member's process has ended. Whether it is the leader that this member follows; once a term.
+    pub fn has_ended(&mut self, member: u64, standing: Standing) -> bool {
+        if self.leads || standing.leader != member || self.ended_term == standing.term {
+            return false;
+        }
+        self.ended_term = standing.term;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_secs(1);
+
+    fn standing(role: Role, leader: u64, term: u64) -> Standing {
+        Standing { role, leader, term, commit: 0, last: 0 }
+    }
+
+    #[test]
+    fn a_leader_settles_by_an_entry_of_its_own_term() {
+        let mut leadership = Leadership::new(false, Instant::now());
+        let leads = standing(Role::Leader, 1, 2);
+        let stood = leadership.stands(leads);
+        assert_eq!(stood, Stood { stops_leases: true, cuts_off: true, was: Some(0) });
+        assert!(leadership.leads() && !leadership.has_settled() && !leadership.is_leading(leads));
+        assert!(!leadership.applied(1, leads));
+        assert!(leadership.applied(2, leads) && !leadership.applied(2, leads));
+        assert!(leadership.is_leading(leads));
+        // A message has deposed it in this turn.
+        assert!(leadership.has_settled() && !leadership.is_leading(standing(Role::Follower, 0, 3)));
+        let stood = leadership.stands(standing(Role::Follower, 0, 3));
+        assert_eq!(stood, Stood { stops_leases: true, cuts_off: true, was: Some(1) });
+        assert!(!leadership.leads() && !leadership.has_settled());
+        assert_eq!(leadership.stands(standing(Role::Follower, 0, 3)), Stood::default());
+    }
+
+    #[test]
+    fn a_leader_whose_disk_stands_still_hands_over_and_then_gives_up() {
+        let start = Instant::now();
+        let mut leadership = Leadership::new(false, start);
+        leadership.stands(standing(Role::Leader, 1, 2));
+        let watch = |leadership: &mut Leadership, oldest, late: u64, others| {
+            leadership.watch_disk(oldest, TIMEOUT, || others, start + Duration::from_millis(late))
+        };
+        assert_eq!(watch(&mut leadership, Some(start), 1000, true), DiskStep::default());
+        let stalls = DiskStep { stalled: Some(true), leaves: Some(Leaves::HandsOver) };
+        assert_eq!(watch(&mut leadership, Some(start), 1001, true), stalls);
+        assert_eq!(watch(&mut leadership, Some(start), 1500, true), DiskStep::default());
+        assert_eq!(watch(&mut leadership, Some(start), 2001, true).leaves, Some(Leaves::GivesUp));
+        assert_eq!(
+            watch(&mut leadership, Some(start), 2002, false),
+            DiskStep::default(),
+            "nobody else could"
+        );
+        assert_eq!(watch(&mut leadership, None, 2003, true).stalled, Some(false));
+    }
+
+    #[test]
+    fn whoever_waits_for_a_leader_hears_of_it_or_that_it_took_too_long() {
+        let start = Instant::now();
+        let mut leadership = Leadership::new(false, start);
+        let ticket = |slot| Ticket { shard: 0, slot, generation: 0 };
+        leadership.wait_for(ticket(1), 1, start + TIMEOUT);
+        leadership.wait_for(ticket(2), 2, start + TIMEOUT);
+        assert!(leadership.take_moved(3, start).is_empty());
+        assert_eq!(leadership.take_moved(1, start), [(ticket(1), true)]);
+        assert_eq!(leadership.take_moved(3, start + TIMEOUT), [(ticket(2), false)]);
+    }
+
+    #[test]
+    fn elections_are_brought_forward_once() {
+        let start = Instant::now();
+        let mut leadership = Leadership::new(true, start);
+        let follows = standing(Role::Follower, 0, 1);
+        assert!(!leadership.advances(follows, || false, start));
+        assert!(leadership.advances(follows, || true, start));
+        assert!(!leadership.advances(follows, || true, start));
+        assert!(!Leadership::new(true, start).advances(follows, || true, start + ADVANCE_TIMEOUT));
+        let follows = standing(Role::Follower, 3, 1);
+        assert!(!leadership.has_ended(2, follows));
+        assert!(leadership.has_ended(3, follows) && !leadership.has_ended(3, follows));
+    }
+}
