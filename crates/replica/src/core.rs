@@ -6,6 +6,7 @@
 
 mod alarms;
 mod apply;
+mod attributes;
 mod command;
 mod compactor;
 mod gathering;

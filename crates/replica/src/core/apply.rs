@@ -294,7 +294,7 @@ impl Core {
                 let gone = applied.outcome.is_ok() || applied.outcome == Err(error::LEASE_NOT_FOUND);
                 self.leases.revocation_ended(id, !gone, now);
             }
-            Waiter::Attributes => self.attributes_known = true,
+            Waiter::Attributes => self.attributes.applied(),
             Waiter::Nobody => {}
             waiter => {
                 let revision = self.machine.store.current_revision();

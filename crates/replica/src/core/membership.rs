@@ -1,21 +1,17 @@
 //! Changing the members: what is refused, one change at a time, and what follows from a change.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use api::etcdserverpb::InternalRaftRequest;
-use api::{Status, error, membershippb, raftpb};
+use api::{Status, error, raftpb};
 use bytes::Bytes;
-use consensus::{ConfChange, ConfChangeKind, Entry, Event, Request};
-use machine::{Command, Member, VoterChange};
+use consensus::{ConfChange, ConfChangeKind, Node};
+use machine::{Member, Members};
 use planted::Bug;
 use prost::Message as _;
 
 use super::Ticket;
-use super::proposals::{Open, Waiter};
-use super::room::Purpose;
-use super::run::Core;
-use telemetry::logging::Value;
 
 /// How long members must have been connected for a change to be safe, as etcd has it.
 const HEALTHY_FOR: Duration = Duration::from_secs(5);
@@ -42,6 +38,11 @@ pub enum MemberChange {
 }
 
 impl MemberChange {
+    /// Whether it removes this member.
+    pub(super) fn removes(&self, member: u64) -> bool {
+        matches!(self, MemberChange::Remove(id) if *id == member)
+    }
+
     /// As raft and the log have it; a learner is judged by `learners_max` wherever it is applied.
     fn to_raft(&self, id: u64, learners_max: u64) -> (ConfChange, raftpb::ConfChange) {
         use raftpb::ConfChangeType as Type;
@@ -76,60 +77,153 @@ impl MemberChange {
     }
 }
 
-impl Core {
-    /// A client wants the members changed: refuses what cannot or should not be, and queues the rest.
-    pub(super) fn change_members(&mut self, ticket: Ticket, change: MemberChange, now: Instant) {
-        if self.changes.len() >= CHANGES_MAX {
-            self.refuse(ticket, error::TOO_MANY_REQUESTS);
-            return;
-        }
-        match self.admit_change(&change, now) {
-            Ok(()) => self.changes.push_back((ticket, change, now)),
-            Err(status) => {
-                if matches!(change, MemberChange::Promote(_)) && self.leadership.leads() {
-                    let failures = &self.shared.metrics.server.learner_promote_failures;
-                    failures.with(&[&status.message]).inc();
-                }
-                self.refuse(ticket, status);
-            }
+/// What of the configuration concerns changes of the members.
+#[derive(Clone, Debug)]
+pub(super) struct MemberRules {
+    /// This member's id.
+    pub own: u64,
+    /// Whether what endangers the quorum is refused (`--strict-reconfig-check`).
+    pub strict: bool,
+    /// The most learners.
+    pub learners_max: u64,
+    /// The election timeout.
+    pub election_timeout: Duration,
+    /// How long a client waits for an answer.
+    pub request_timeout: Duration,
+}
+
+/// What has to be known of this member to judge a change.
+#[derive(Clone, Copy)]
+pub(super) struct Present<'a> {
+    /// The members as applied.
+    pub members: &'a Members,
+    /// Raft's view.
+    pub node: &'a Node,
+    /// Whether this member leads.
+    pub leads: bool,
+    /// The term of the last entry applied.
+    pub applied_term: u64,
+    /// Since when another member has been connected.
+    pub active_since: &'a dyn Fn(u64) -> Option<Instant>,
+    /// The voter that could lead at once.
+    pub successor: &'a dyn Fn() -> Option<u64>,
+}
+
+/// Whether a leader that is to be removed hands over first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Departure {
+    /// It need not, or no longer.
+    Goes,
+    /// It has begun to, or nobody is there to take over.
+    Waits,
+    /// It begins now, to this member.
+    HandsOver(u64),
+}
+
+/// What the loop is to do about changes.
+#[derive(Debug)]
+pub(super) enum Step {
+    /// Nothing now.
+    Nothing,
+    /// Leadership is to be handed to this member, before this one is removed.
+    HandOver(u64),
+    /// The next change is to be proposed: [`Membership::encode_next`] and [`Membership::take_next`].
+    ProposeNext,
+    /// This proposal of another member to remove this one is to be taken now.
+    Take(raftpb::Message),
+    /// These proposals to remove this member are to be passed on to the leader.
+    PassOn(Vec<Bytes>),
+}
+
+/// A change that a client waits for: whom to answer, and since when.
+pub(super) type Wanted = (Ticket, MemberChange, Instant);
+
+/// Whom to tell what became of a change, and in which term.
+pub(super) type Told = (Ticket, Result<(), Status>, u64);
+
+/// The changes of the members that clients want, one after the other, and what a member does that is removed.
+///
+/// It judges and keeps; what it wants proposed, handed over or answered it returns.
+pub(super) struct Membership {
+    rules: MemberRules,
+    /// Changes that wait.
+    changes: VecDeque<Wanted>,
+    /// The id in the entry of the one under way.
+    open: Option<u64>,
+    /// Proposals of other members to remove this one, which leads, and since when they wait.
+    departures: VecDeque<(raftpb::Message, Instant)>,
+    /// When this leader, which is to be removed, last began to hand over.
+    departure_tried: Option<Instant>,
+    outcomes: Vec<Told>,
+    /// When to end, since this member was removed from the cluster.
+    removed_at: Option<Instant>,
+    /// Members that are there already, as far as this member's own log does not say so.
+    remotes: Vec<(u64, Vec<String>)>,
+    /// The members as they were last told.
+    members: Arc<Members>,
+}
+
+impl Membership {
+    /// Nothing is asked for. `remotes` are members that are there already, as far as this member's own log does not say so.
+    pub fn new(rules: MemberRules, members: &Members, remotes: Vec<(u64, Vec<String>)>) -> Membership {
+        Membership {
+            rules,
+            changes: VecDeque::new(),
+            open: None,
+            departures: VecDeque::new(),
+            departure_tried: None,
+            outcomes: Vec::new(),
+            removed_at: None,
+            remotes,
+            members: Arc::new(members.clone()),
         }
     }
 
-    fn admit_change(&self, change: &MemberChange, now: Instant) -> Result<(), Status> {
-        if self.config.strict_reconfig_check {
-            self.is_safe(change, now)?;
+    /// A client wants the members changed.
+    ///
+    /// # Errors
+    ///
+    /// What cannot or should not be is refused, in etcd's words.
+    pub fn want(
+        &mut self,
+        ticket: Ticket,
+        change: MemberChange,
+        present: Present<'_>,
+        now: Instant,
+    ) -> Result<(), Status> {
+        if self.changes.len() >= CHANGES_MAX {
+            return Err(error::TOO_MANY_REQUESTS);
+        }
+        if self.rules.strict {
+            self.is_safe(&change, present, now)?;
         }
         if let MemberChange::Promote(id) = change {
-            self.is_caught_up(*id)?;
+            is_caught_up(id, present)?;
         }
-        let (_, wire) = change.to_raft(0, self.config.max_learners);
-        let learners_max = usize::try_from(self.config.max_learners).unwrap_or(usize::MAX);
-        machine::validate(&self.machine.members, &wire, learners_max)
+        let (_, wire) = change.to_raft(0, self.rules.learners_max);
+        let learners_max = usize::try_from(self.rules.learners_max).unwrap_or(usize::MAX);
+        machine::validate(present.members, &wire, learners_max)?;
+        self.changes.push_back((ticket, change, now));
+        Ok(())
     }
 
-    /// Members other than learners, and how many of them have made themselves known.
-    fn voting(&self, but: u64) -> (usize, usize) {
-        let voting = self.machine.members.by_id.values().filter(|m| !m.is_learner && m.id != but);
-        voting.fold((0, 0), |(all, started), m| (all + 1, started + usize::from(!m.name.is_empty())))
+    fn connected_since(&self, id: u64, since: Instant, present: Present<'_>) -> bool {
+        id == self.rules.own || (present.active_since)(id).is_some_and(|at| at <= since)
     }
 
-    fn connected_since(&self, id: u64, since: Instant) -> bool {
-        id == self.shared.identity.member_id
-            || self.shared.peers().is_some_and(|p| p.active_since(id).is_some_and(|at| at <= since))
-    }
-
-    fn connected(&self, since: Instant) -> usize {
-        self.machine.members.voters().into_iter().filter(|id| self.connected_since(*id, since)).count()
+    fn connected(&self, since: Instant, present: Present<'_>) -> usize {
+        let voters = present.members.voters().into_iter();
+        voters.filter(|id| self.connected_since(*id, since, present)).count()
     }
 
     /// etcd's `--strict-reconfig-check`: the cluster must not lose its quorum by the change.
-    fn is_safe(&self, change: &MemberChange, now: Instant) -> Result<(), Status> {
+    fn is_safe(&self, change: &MemberChange, present: Present<'_>, now: Instant) -> Result<(), Status> {
         let enough = |all: usize, started: usize| started > all / 2;
         let healthy_since = now.checked_sub(HEALTHY_FOR).unwrap_or(now);
-        let members = &self.machine.members;
+        let members = present.members;
         match change {
             MemberChange::Add(member) => {
-                let (all, started) = self.voting(0);
+                let (all, started) = voting(members, 0);
                 // A second member may join a first one that was restored.
                 let restores = started == 1 && all == 1;
                 if !member.is_learner && !restores && !enough(all + 1, started) {
@@ -137,7 +231,7 @@ impl Core {
                 }
                 // Those that never started are counted above; the others have to be there.
                 let mut voters = members.by_id.values().filter(|m| !m.is_learner && !m.name.is_empty());
-                if voters.any(|member| !self.connected_since(member.id, healthy_since)) {
+                if voters.any(|member| !self.connected_since(member.id, healthy_since, present)) {
                     return Err(error::UNHEALTHY);
                 }
             }
@@ -145,23 +239,23 @@ impl Core {
                 if members.by_id.get(id).is_some_and(|member| member.is_learner) {
                     return Ok(());
                 }
-                let (all, started) = self.voting(*id);
+                let (all, started) = voting(members, *id);
                 if !enough(all, started) {
                     return Err(error::MEMBER_NOT_ENOUGH_STARTED);
                 }
                 // One that is down is no part of the quorum in use.
-                let own = *id == self.shared.identity.member_id;
-                if !own && self.shared.peers().is_none_or(|peers| peers.active_since(*id).is_none()) {
+                let own = *id == self.rules.own;
+                if !own && (present.active_since)(*id).is_none() {
                     return Ok(());
                 }
                 let voters = members.voters().len();
-                let connected = self.connected(healthy_since);
+                let connected = self.connected(healthy_since, present);
                 if connected.saturating_sub(1) < 1 + voters.saturating_sub(1) / 2 {
                     return Err(error::UNHEALTHY);
                 }
             }
             MemberChange::Promote(_) => {
-                let (all, started) = self.voting(0);
+                let (all, started) = voting(members, 0);
                 if !enough(all + 1, started + 1) {
                     return Err(error::MEMBER_NOT_ENOUGH_STARTED);
                 }
@@ -171,50 +265,31 @@ impl Core {
         Ok(())
     }
 
-    /// Whether a learner has nine tenths of what the leader has.
-    fn is_caught_up(&self, id: u64) -> Result<(), Status> {
-        if !self.leadership.leads() {
-            return Err(error::NOT_LEADER);
-        }
-        let Some(member) = self.machine.members.by_id.get(&id) else { return Err(error::MEMBER_NOT_FOUND) };
-        if !member.is_learner {
-            return Err(error::MEMBER_NOT_LEARNER);
-        }
-        let matched = self.node.progress().iter().find(|p| p.id == id).map_or(0, |p| p.matched);
-        let own = self.node.standing().last;
-        if u128::from(matched) * 10 < u128::from(own) * 9 {
-            return Err(error::LEARNER_NOT_READY);
-        }
-        Ok(())
-    }
-
     /// Whether a leader that is to be removed should wait, since it hands over first: otherwise those that are left may
     /// not hear that the removal is committed. One that finds nobody to hand over to proposes its removal after a while,
     /// see [`consensus::Node::is_leaving`]; but one of two never does. Should it end before the other one hears, that one
     /// would wait for its vote for ever; and without the other one nothing is committed anyway.
-    fn hands_over_first(&mut self, since: Instant, now: Instant) -> bool {
-        let patience = self.config.election_timeout * DEPARTURE_TIMEOUTS;
-        let voters = self.node.voters().len();
-        let late = voters > 2 && now.saturating_duration_since(since) >= patience;
-        if !self.leadership.leads() || late || voters < 2 || planted::is(Bug::RemovedLeading) {
-            return false;
+    fn departs(&mut self, since: Instant, present: Present<'_>, now: Instant) -> Departure {
+        let attempt = self.rules.election_timeout;
+        let voters = present.node.voters().len();
+        let late = voters > 2 && now.saturating_duration_since(since) >= attempt * DEPARTURE_TIMEOUTS;
+        if !present.leads || late || voters < 2 || planted::is(Bug::RemovedLeading) {
+            return Departure::Goes;
         }
         // No leader takes writes while it hands over. One of two, which goes on trying, does for as long in between.
-        let attempt = self.config.election_timeout;
         let paused = voters == 2 && self.departure_tried.is_some_and(|at| now < at + 2 * attempt);
         if !paused
-            && self.node.transferring().is_none()
-            && let Some(to) = self.successor()
+            && present.node.transferring().is_none()
+            && let Some(to) = (present.successor)()
         {
             self.departure_tried = Some(now);
-            self.logger.info("handing leadership over before being removed", &[("to", Value::Id(to))]);
-            self.transfer_to(to);
+            return Departure::HandsOver(to);
         }
-        true
+        Departure::Waits
     }
 
     /// Whether another member forwards a proposal to remove this one.
-    pub(super) fn asks_to_remove_this(&self, message: &raftpb::Message) -> bool {
+    pub fn asks_to_remove_this(&self, message: &raftpb::Message) -> bool {
         message.r#type == Some(raftpb::MessageType::MsgProp as i32)
             && message.entries.iter().any(|entry| self.removal_of_this(entry).is_some())
     }
@@ -226,233 +301,292 @@ impl Core {
         }
         let change = raftpb::ConfChange::decode(data.clone()).ok()?;
         let removes = change.r#type == Some(raftpb::ConfChangeType::ConfChangeRemoveNode as i32);
-        (removes && change.node_id == Some(self.shared.identity.member_id)).then(|| data.clone())
+        (removes && change.node_id == Some(self.rules.own)).then(|| data.clone())
     }
 
     /// Another member proposes to remove this one, which leads and hands over first.
-    pub(super) fn depart(&mut self, message: raftpb::Message, now: Instant) {
+    pub fn depart(&mut self, message: raftpb::Message, now: Instant) {
         // What finds no room counts as lost on its way.
         if self.departures.len() < CHANGES_MAX {
             self.departures.push_back((message, now));
         }
     }
 
-    /// Does what is due about proposals to remove this member.
-    pub(super) fn hold_departures(&mut self, now: Instant) {
-        let Some(since) = self.departures.front().map(|(_, since)| *since) else { return };
-        if self.hands_over_first(since, now) {
-            if now.saturating_duration_since(since) >= self.shared.limits.request_timeout {
+    /// Whether another member's proposal to remove this one waits.
+    pub fn has_departures(&self) -> bool {
+        !self.departures.is_empty()
+    }
+
+    /// What is due about proposals to remove this member.
+    pub fn next_departure(&mut self, present: Present<'_>, now: Instant) -> Step {
+        let Some(since) = self.departures.front().map(|(_, since)| *since) else { return Step::Nothing };
+        let late = now.saturating_duration_since(since) >= self.rules.request_timeout;
+        let departure = self.departs(since, present, now);
+        if departure != Departure::Goes {
+            if late {
                 // Lost, as far as its sender knows.
                 self.departures.pop_front();
             }
-            return;
+            return match departure {
+                Departure::HandsOver(to) => Step::HandOver(to),
+                Departure::Waits | Departure::Goes => Step::Nothing,
+            };
         }
-        let standing = self.node.standing();
-        let waits =
-            standing.leader == 0 || (!self.leadership.leads() && self.machine.applied_term != standing.term);
-        if waits && now.saturating_duration_since(since) < self.shared.limits.request_timeout {
-            return;
+        let standing = present.node.standing();
+        let waits = standing.leader == 0 || (!present.leads && present.applied_term != standing.term);
+        if waits && !late {
+            return Step::Nothing;
         }
-        let Some((message, _)) = self.departures.pop_front() else { return };
-        if self.leadership.leads() {
-            self.step_received(message);
-            return;
+        let Some((message, _)) = self.departures.pop_front() else { return Step::Nothing };
+        if present.leads {
+            return Step::Take(message);
         }
         // A member that bound its proposal to the term proposes it again itself; the others count on its being
         // passed on.
         if message.term.unwrap_or(0) != 0 || message.context.is_some() {
-            return;
+            return Step::Nothing;
         }
-        let own = ConfChange { kind: ConfChangeKind::Remove, node: self.shared.identity.member_id };
-        let removals: Vec<Bytes> =
-            message.entries.iter().filter_map(|entry| self.removal_of_this(entry)).collect();
-        for data in removals {
-            // Without a leader it is lost, as in etcd.
-            let _ = self.node.request(Request::ProposeConfChange(own, data));
-        }
+        Step::PassOn(message.entries.iter().filter_map(|entry| self.removal_of_this(entry)).collect())
     }
 
-    /// Proposes the next change, when the one before is applied: raft takes one at a time.
-    pub(super) fn propose_change(&mut self, now: Instant) {
-        if self.change_open.is_some() || self.stopping.is_some() {
-            return;
-        }
-        let Some((ticket, change, since)) = self.changes.front().cloned() else { return };
-        let own = self.shared.identity.member_id;
-        if matches!(change, MemberChange::Remove(id) if id == own) && self.hands_over_first(since, now) {
-            return;
+    /// Whether a change waits, and none is under way: raft takes one at a time.
+    pub fn has_next(&self) -> bool {
+        self.open.is_none() && !self.changes.is_empty()
+    }
+
+    /// What is due about the next change.
+    pub fn next_change(&mut self, present: Present<'_>, now: Instant) -> Step {
+        let Some((_, change, since)) = self.changes.front().filter(|_| self.open.is_none()) else {
+            return Step::Nothing;
+        };
+        let since = *since;
+        if matches!(change, MemberChange::Remove(id) if *id == self.rules.own) {
+            match self.departs(since, present, now) {
+                Departure::Goes => {}
+                Departure::Waits => return Step::Nothing,
+                Departure::HandsOver(to) => return Step::HandOver(to),
+            }
         }
         // A new leader makes an empty entry of a change that comes before it has applied its first entry.
-        if !self.leadership.leads() && self.machine.applied_term != self.node.standing().term {
-            return;
+        if !present.leads && present.applied_term != present.node.standing().term {
+            return Step::Nothing;
         }
-        let id = self.shared.request_id();
-        let (raft, wire) = change.to_raft(id, self.config.max_learners);
-        let data = Bytes::from(wire.encode_to_vec());
-        // A follower's own disk has nothing to do with what it hands on.
-        if self.leadership.leads() && !self.room.has(&self.log, data.len(), Purpose::Mends) {
-            self.changes.pop_front();
-            self.refuse(ticket, error::NO_SPACE);
-            return;
-        }
-        // Without a leader it waits here.
-        if self.node.request(Request::ProposeConfChange(raft, data)).is_ok() {
-            self.changes.pop_front();
-            self.change_open = Some(id);
-            let waiter = Waiter::Members(ticket, Box::new(change));
-            self.waiting.insert(id, Open::new(waiter, since, self.given()));
-        }
+        Step::ProposeNext
+    }
+
+    /// The next change as raft has it and as the log has it, with this id in it.
+    pub fn encode_next(&self, id: u64) -> Option<(ConfChange, Bytes)> {
+        let (_, change, _) = self.changes.front()?;
+        let (raft, wire) = change.to_raft(id, self.rules.learners_max);
+        Some((raft, Bytes::from(wire.encode_to_vec())))
+    }
+
+    /// Takes the next change out: it was proposed with this id, or refused.
+    pub fn take_next(&mut self, proposed: Option<u64>) -> Option<Wanted> {
+        self.open = proposed;
+        self.changes.pop_front()
+    }
+
+    /// This change was lost with its leader, and is proposed again before all others.
+    pub fn was_lost(&mut self, change: Wanted) {
+        self.open = None;
+        self.changes.push_front(change);
     }
 
     /// Forgets changes that nobody waits for any more: those that were not proposed in time, and one whose proposal
-    /// was lost.
-    pub(super) fn sweep_changes(&mut self, now: Instant) {
-        let timeout = self.shared.limits.request_timeout;
+    /// was lost, as `waits` says of its id.
+    pub fn sweep(&mut self, waits: impl FnOnce(u64) -> bool, now: Instant) {
+        let timeout = self.rules.request_timeout;
         self.changes.retain(|(_, _, since)| now.saturating_duration_since(*since) < timeout);
-        if self.change_open.is_some_and(|id| !self.waiting.contains_key(&id)) {
-            self.change_open = None;
+        if self.open.is_some_and(|id| !waits(id)) {
+            self.open = None;
         }
     }
 
-    pub(super) fn apply_conf_change(&mut self, entry: &Entry, command: Command<'_>) -> Result<(), String> {
-        let learners = self.machine.members.learners().len();
-        let applied = self.machine.apply_conf_change(command).map_err(|e| e.to_string())?;
-        let change = match &applied.outcome {
-            Ok(VoterChange::AddVoter(node)) => ConfChange { kind: ConfChangeKind::AddVoter, node: *node },
-            Ok(VoterChange::AddLearner(node)) => ConfChange { kind: ConfChangeKind::AddLearner, node: *node },
-            Ok(VoterChange::Remove(node)) => ConfChange { kind: ConfChangeKind::Remove, node: *node },
-            // Raft has to hear of it all the same: until then it takes no other change.
-            Ok(VoterChange::Update(node)) => ConfChange { kind: ConfChangeKind::Update, node: *node },
-            Err(_) => ConfChange { kind: ConfChangeKind::Update, node: 0 },
-        };
-        self.step(Event::ConfChanged(change))?;
-        if self.change_open == Some(applied.request_id) {
-            self.change_open = None;
-        }
-        if applied.outcome.is_ok() {
-            self.members_changed(change);
-        }
-        if let Some(Waiter::Members(ticket, _)) = self.taken_from_waiting(applied.request_id) {
-            let promoted = matches!(applied.outcome, Ok(VoterChange::AddVoter(_)));
-            if promoted && self.machine.members.learners().len() < learners {
-                self.shared.metrics.server.learner_promote_successes.inc();
-            }
-            self.member_outcomes.push((ticket, applied.outcome.map(|_| ()), entry.term));
-        }
-        Ok(())
-    }
-
-    fn members_changed(&mut self, change: ConfChange) {
-        self.tell_members();
-        let own = self.shared.identity.member_id;
-        let what = match change.kind {
-            ConfChangeKind::AddVoter => "added or promoted a member",
-            ConfChangeKind::AddLearner => "added a learner",
-            ConfChangeKind::Remove => "removed a member",
-            ConfChangeKind::Update => "updated a member",
-        };
-        self.logger.info(what, &[("member-id", Value::Id(change.node))]);
-        if change.kind == ConfChangeKind::Remove && change.node == own {
-            self.end_removed(self.shared.clock.now());
+    /// The change with this id was applied.
+    pub fn applied(&mut self, id: u64) {
+        if self.open == Some(id) {
+            self.open = None;
         }
     }
 
-    /// Tells the room that talks to other members, and everyone who looks at the published state.
-    pub(super) fn tell_members(&mut self) {
-        self.members = std::sync::Arc::new(self.machine.members.clone());
-        self.applied_since = true;
-        if let Some(peers) = self.shared.peers() {
-            let own = self.shared.identity.member_id;
-            let members = &self.machine.members;
-            let known = members.by_id.values().map(|member| (member.id, member.peer_urls.clone()));
-            let mut others: Vec<(u64, Vec<String>)> = known.filter(|(id, _)| *id != own).collect();
-            // A member that joins reads in the log how the cluster came about. Until it finds itself there, it goes by
-            // what it was told, or it would lose sight of those who send it the log.
-            if !members.by_id.contains_key(&own) {
-                let told = self
-                    .remotes
-                    .iter()
-                    .filter(|(id, _)| !members.by_id.contains_key(id) && !members.removed.contains(id));
-                others.extend(told.cloned());
-            }
-            self.shared.arrivals.set_members(others.iter().map(|(id, _)| *id));
-            peers.set_members(others);
-        }
+    /// Tells a client what became of its change, once that is published.
+    pub fn tell(&mut self, told: Told) {
+        self.outcomes.push(told);
     }
 
-    /// This member is no longer part of the cluster: it ends, and does not start again.
-    pub(super) fn end_removed(&mut self, now: Instant) {
-        if self.removed_at.is_some() {
-            return;
-        }
-        self.logger.warn(
-            "the member has been permanently removed from the cluster; its data directory must be removed",
-            &[("member-id", Value::Id(self.shared.identity.member_id))],
-        );
-        self.removed_at = Some(now + REMOVED_PAUSE);
-        // A client who wanted just that hears of it, though the entry may never come here.
-        let own = self.shared.identity.member_id;
-        let removes = |change: &MemberChange| matches!(change, MemberChange::Remove(id) if *id == own);
-        let term = self.machine.applied_term;
-        let (queued, rest) =
-            std::mem::take(&mut self.changes).into_iter().partition(|(_, change, _)| removes(change));
+    /// Takes out what clients are to be told.
+    pub fn take_told(&mut self) -> Vec<Told> {
+        std::mem::take(&mut self.outcomes)
+    }
+
+    /// This member is no longer part of the cluster: it ends after a while. Whether that is news.
+    pub fn was_removed(&mut self, now: Instant) -> bool {
+        let news = self.removed_at.is_none();
+        self.removed_at.get_or_insert(now + REMOVED_PAUSE);
+        news
+    }
+
+    /// A client who wanted this member removed hears of it, though the entry may never come here. Returns the id in the
+    /// entry of the change under way, if there is one.
+    pub fn tell_of_removal(&mut self, term: u64) -> Option<u64> {
+        let own = self.rules.own;
+        let (queued, rest): (VecDeque<_>, VecDeque<_>) =
+            std::mem::take(&mut self.changes).into_iter().partition(|(_, change, _)| change.removes(own));
         self.changes = rest;
-        let queued: VecDeque<_> = queued;
-        let mut tickets: Vec<Ticket> = queued.into_iter().map(|(ticket, ..)| ticket).collect();
-        let proposed = self.change_open.filter(|id| {
-            let open = self.waiting.get(id).map(|open| &open.waiter);
-            matches!(open, Some(Waiter::Members(_, change)) if removes(change))
-        });
-        if let Some(id) = proposed
-            && let Some(Waiter::Members(ticket, _)) = self.taken_from_waiting(id)
-        {
-            tickets.push(ticket);
-        }
-        self.member_outcomes.extend(tickets.into_iter().map(|ticket| (ticket, Ok(()), term)));
+        self.outcomes.extend(queued.into_iter().map(|(ticket, ..)| (ticket, Ok(()), term)));
+        self.open
     }
 
-    /// Whether this member has come to its end since it was removed.
-    pub(super) fn has_left(&self, now: Instant) -> bool {
-        let patience = self.config.election_timeout * LEAVING_TIMEOUTS;
-        self.removed_at.is_some_and(|at| now >= at && (!self.node.is_leaving() || now >= at + patience))
+    /// Whether this member has come to its end since it was removed. `is_leaving` says whether it still makes sure that
+    /// enough others know.
+    pub fn has_left(&self, is_leaving: bool, now: Instant) -> bool {
+        let timeout = self.rules.election_timeout * LEAVING_TIMEOUTS;
+        self.removed_at.is_some_and(|at| now >= at && (!is_leaving || now >= at + timeout))
     }
 
-    /// Makes this member's name and client URLs known, once after each start.
-    pub(super) fn propose_attributes(&mut self, now: Instant) {
-        // It may have been lost on its way to the leader, or with it. Twice does no harm: the second changes nothing.
-        let pause = self.config.election_timeout / 2;
-        if self.attributes_known || self.attributes_proposed.is_some_and(|at| now < at + pause) {
-            return;
-        }
-        let id = self.shared.identity.member_id;
-        if !self.machine.members.by_id.contains_key(&id) || self.node.standing().leader == 0 {
-            return;
-        }
-        let (name, client_urls) = self.attributes.clone();
-        let attributes = membershippb::Attributes { name, client_urls };
-        let set =
-            membershippb::ClusterMemberAttrSetRequest { member_id: id, member_attributes: Some(attributes) };
-        self.attributes_proposed = Some(now);
-        let request =
-            InternalRaftRequest { cluster_member_attr_set: Some(set), ..InternalRaftRequest::default() };
-        self.propose_own(request, Waiter::Attributes);
+    /// The members as they were last told.
+    pub fn members(&self) -> &Arc<Members> {
+        &self.members
     }
 
-    /// Agrees on the version that all members have.
-    pub(super) fn set_cluster_version(&mut self, version: String) {
-        if !self.leadership.leads()
-            || !self.leadership.has_settled()
-            || self.machine.members.cluster_version == version
-        {
-            return;
+    /// The members are these now. Returns the others, with their peer URLs.
+    pub fn changed(&mut self, members: &Members) -> Vec<(u64, Vec<String>)> {
+        self.members = Arc::new(members.clone());
+        let own = self.rules.own;
+        let known = members.by_id.values().map(|member| (member.id, member.peer_urls.clone()));
+        let mut others: Vec<(u64, Vec<String>)> = known.filter(|(id, _)| *id != own).collect();
+        // A member that joins reads in the log how the cluster came about. Until it finds itself there, it goes by
+        // what it was told, or it would lose sight of those who send it the log.
+        if !members.by_id.contains_key(&own) {
+            let known = |id: &u64| members.by_id.contains_key(id) || members.removed.contains(id);
+            others.extend(self.remotes.iter().filter(|(id, _)| !known(id)).cloned());
         }
-        self.logger.info(
-            "setting the cluster version",
-            &[("from", Value::Str(&self.machine.members.cluster_version)), ("to", Value::Str(&version))],
-        );
-        let set = membershippb::ClusterVersionSetRequest { ver: version };
-        let request =
-            InternalRaftRequest { cluster_version_set: Some(set), ..InternalRaftRequest::default() };
-        self.propose_own(request, Waiter::Nobody);
+        others
+    }
+}
+
+/// Members other than learners and `but`, and how many of them have made themselves known.
+fn voting(members: &Members, but: u64) -> (usize, usize) {
+    let voting = members.by_id.values().filter(|m| !m.is_learner && m.id != but);
+    voting.fold((0, 0), |(all, started), m| (all + 1, started + usize::from(!m.name.is_empty())))
+}
+
+/// Whether a learner has nine tenths of what the leader has.
+fn is_caught_up(id: u64, present: Present<'_>) -> Result<(), Status> {
+    if !present.leads {
+        return Err(error::NOT_LEADER);
+    }
+    let Some(member) = present.members.by_id.get(&id) else { return Err(error::MEMBER_NOT_FOUND) };
+    if !member.is_learner {
+        return Err(error::MEMBER_NOT_LEARNER);
+    }
+    let matched = present.node.progress().iter().find(|p| p.id == id).map_or(0, |p| p.matched);
+    let own = present.node.standing().last;
+    if u128::from(matched) * 10 < u128::from(own) * 9 {
+        return Err(error::LEARNER_NOT_READY);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use consensus::{Config, Restored};
+
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_secs(1);
+    const TICKET: Ticket = Ticket { shard: 0, slot: 1, generation: 0 };
+
+    fn members(ids: &[u64]) -> Members {
+        let member = |id: &u64| Member { id: *id, name: format!("m{id}"), ..Member::default() };
+        Members { by_id: ids.iter().map(|id| (*id, member(id))).collect(), ..Members::default() }
+    }
+
+    fn node(voters: &[u64]) -> Node {
+        let restored = Restored { voters: voters.to_vec(), ..Restored::default() };
+        Node::new(Config { id: 1, ..Config::default() }, restored).expect("they go together")
+    }
+
+    fn membership(members: &Members) -> Membership {
+        let rules = MemberRules {
+            own: 1,
+            strict: true,
+            learners_max: 1,
+            election_timeout: TIMEOUT,
+            request_timeout: 7 * TIMEOUT,
+        };
+        Membership::new(rules, members, vec![(9, vec!["http://nine".to_owned()])])
+    }
+
+    #[test]
+    fn what_would_cost_the_quorum_is_refused() {
+        let (all, node, now) = (members(&[1, 2, 3]), node(&[1, 2, 3]), Instant::now());
+        let mut membership = membership(&all);
+        let here = |id| (id != 3).then_some(now);
+        let absent = |_| None;
+        let present = |active_since| Present {
+            members: &all,
+            node: &node,
+            leads: true,
+            applied_term: 0,
+            active_since,
+            successor: &|| None,
+        };
+        let later = now + HEALTHY_FOR;
+        let mut want = |change, active| membership.want(TICKET, change, present(active), later);
+        assert_eq!(want(MemberChange::Remove(2), &here), Err(error::UNHEALTHY));
+        assert_eq!(want(MemberChange::Remove(3), &here), Ok(()), "it is down");
+        let added = Member { id: 4, ..Member::default() };
+        assert_eq!(want(MemberChange::Add(added), &absent), Err(error::UNHEALTHY));
+        assert_eq!(want(MemberChange::Promote(2), &here), Err(error::MEMBER_NOT_LEARNER));
+        for _ in 1..CHANGES_MAX {
+            assert_eq!(want(MemberChange::Remove(3), &here), Ok(()));
+        }
+        assert_eq!(want(MemberChange::Remove(3), &here), Err(error::TOO_MANY_REQUESTS));
+    }
+
+    #[test]
+    fn a_leader_of_two_hands_over_before_it_is_removed_and_pauses_in_between() {
+        let (all, node, start) = (members(&[1, 2]), node(&[1, 2]), Instant::now());
+        let mut membership = membership(&all);
+        let seen = start.checked_sub(HEALTHY_FOR).unwrap_or(start);
+        let active_since = move |_| Some(seen);
+        let present = |leads| Present {
+            members: &all,
+            node: &node,
+            leads,
+            applied_term: node.standing().term,
+            active_since: &active_since,
+            successor: &|| Some(2),
+        };
+        membership.rules.strict = false;
+        assert_eq!(membership.want(TICKET, MemberChange::Remove(1), present(true), start), Ok(()));
+        assert!(matches!(membership.next_change(present(true), start), Step::HandOver(2)));
+        assert!(matches!(membership.next_change(present(true), start + TIMEOUT), Step::Nothing));
+        assert!(matches!(membership.next_change(present(true), start + 2 * TIMEOUT), Step::HandOver(2)));
+        // Now another one leads.
+        assert!(matches!(membership.next_change(present(false), start + 3 * TIMEOUT), Step::ProposeNext));
+        let (change, _) = membership.encode_next(5).expect("one waits");
+        assert_eq!(change, ConfChange { kind: ConfChangeKind::Remove, node: 1 });
+        let wanted = membership.take_next(Some(5)).expect("one waits");
+        assert!(!membership.has_next());
+        membership.was_lost(wanted);
+        assert!(membership.has_next());
+        assert!(membership.was_removed(start) && !membership.was_removed(start));
+        assert_eq!(membership.tell_of_removal(3), None);
+        assert_eq!(membership.take_told(), [(TICKET, Ok(()), 3)]);
+        assert!(!membership.has_left(false, start) && membership.has_left(false, start + REMOVED_PAUSE));
+        assert!(!membership.has_left(true, start + REMOVED_PAUSE));
+    }
+
+    #[test]
+    fn a_member_that_does_not_find_itself_goes_by_what_it_was_told() {
+        let mut membership = membership(&Members::default());
+        let others =
+            |others: Vec<(u64, Vec<String>)>| others.into_iter().map(|(id, _)| id).collect::<Vec<_>>();
+        assert_eq!(others(membership.changed(&members(&[2]))), [2, 9]);
+        assert_eq!(others(membership.changed(&members(&[1, 2]))), [2]);
+        assert_eq!(membership.members().by_id.len(), 2);
     }
 }

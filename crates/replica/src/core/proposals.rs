@@ -283,8 +283,7 @@ impl Core {
                     again.push(Proposal { ticket, id, data, wait_removed, since: open.since });
                 }
                 (Waiter::Members(ticket, change), _) => {
-                    self.change_open = None;
-                    self.changes.push_front((ticket, *change, open.since));
+                    self.membership.was_lost((ticket, *change, open.since));
                 }
                 (waiter, _) => self.give_up(waiter, error::LEADER_CHANGED),
             }
@@ -331,7 +330,7 @@ impl Core {
             Waiter::Expiry(id) => {
                 self.leases.revocation_ended(id, true, self.shared.clock.now());
             }
-            Waiter::Attributes => self.attributes_proposed = None,
+            Waiter::Attributes => self.attributes.were_lost(),
             Waiter::Nobody => {}
         }
     }

@@ -42,8 +42,8 @@ impl Core {
             if snapshot || full || self.machine.members.removed.contains(&from) {
                 continue;
             }
-            if self.leadership.leads() && self.asks_to_remove_this(&message) {
-                self.depart(message, now);
+            if self.leadership.leads() && self.membership.asks_to_remove_this(&message) {
+                self.membership.depart(message, now);
             } else if self.leadership.leads() && proposed {
                 self.gathering.came(now);
                 let held = charge.part(&message);
@@ -184,20 +184,6 @@ impl Core {
             }
         }
         Ok(())
-    }
-
-    /// The voter that could lead at once: connected, and furthest of all.
-    pub(super) fn successor(&self) -> Option<u64> {
-        let peers = self.shared.peers()?;
-        let corrupt = api::etcdserverpb::AlarmType::Corrupt as i32;
-        self.node
-            .progress()
-            .into_iter()
-            .filter(|p| !p.is_learner && p.recently_active && p.id != self.shared.identity.member_id)
-            .filter(|p| peers.active_since(p.id).is_some())
-            .filter(|p| !self.machine.alarms.is_raised(corrupt, p.id))
-            .max_by_key(|p| p.matched)
-            .map(|p| p.id)
     }
 
     /// Before it stops, a leader hands over, so that nobody has to wait for an election.

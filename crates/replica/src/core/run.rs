@@ -9,7 +9,7 @@ use api::etcdserverpb::{CompactionRequest, InternalRaftRequest};
 use api::{Status, raftpb};
 use consensus::{Effects, EntryKind, Event, Fetch, Node, Request, Role};
 use log::{Batch, Log, LogEvent, Space, Synced};
-use machine::{Alarms, AsOf, Machine, Members, Outcome};
+use machine::{Alarms, AsOf, Machine, Outcome};
 use mvcc::{Location, View};
 use planted::Bug;
 use slab::Slab;
@@ -17,11 +17,13 @@ use tokio::sync::oneshot;
 
 use super::alarms::NospaceAlarm;
 use super::apply::Applying;
+use super::attributes::Attributes;
 use super::compactor::Compactor;
 use super::gathering::Gathering;
 use super::install::Install;
 use super::leadership::Leadership;
 use super::leases::{LeaseClocks, LeaseRules};
+use super::membership::{MemberRules, Membership};
 use super::meters::Meters;
 use super::parked::Parked;
 use super::pressure::Pressure;
@@ -29,7 +31,7 @@ use super::proposals::{Open, Proposal, Waiter};
 use super::reads::{Reads, Want};
 use super::room::Room;
 use super::space::{Checkpoints, Thresholds};
-use super::{Ask, MemberChange, OUTSIDE, Reply, ReplyBody, Ticket};
+use super::{Ask, OUTSIDE, Reply, ReplyBody, Ticket};
 use crate::arrivals::Charge;
 use crate::fold::FoldMap;
 use crate::long_reads::Reader;
@@ -117,10 +119,7 @@ pub struct Core {
     pub(super) compacted: i64,
     /// Compactions that are not published yet: the compact revision before, and the one they set.
     pub(super) compactions: Vec<(i64, i64)>,
-    pub(super) attributes: (String, Vec<String>),
-    /// Whether this member has made itself known since it was started, and when it last tried.
-    pub(super) attributes_known: bool,
-    pub(super) attributes_proposed: Option<Instant>,
+    pub(super) attributes: Attributes,
     /// Who waits for which entry, by the id in it, and since when.
     pub(super) waiting: FoldMap<u64, Open>,
     /// Bytes of the clients' commands among them.
@@ -137,19 +136,9 @@ pub struct Core {
     pub(super) gathering: Gathering,
     pub(super) pressure: Pressure,
     pub(super) reads: Reads,
-    /// Changes of the members that wait, and the one under way.
-    pub(super) changes: VecDeque<(Ticket, MemberChange, Instant)>,
-    pub(super) change_open: Option<u64>,
-    /// Proposals of other members to remove this one, which leads, and since when they wait.
-    pub(super) departures: VecDeque<(raftpb::Message, Instant)>,
-    /// When this leader, which is to be removed, last began to hand over.
-    pub(super) departure_tried: Option<Instant>,
-    pub(super) member_outcomes: Vec<(Ticket, Result<(), Status>, u64)>,
-    /// When to end, since this member was removed from the cluster.
-    pub(super) removed_at: Option<Instant>,
+    pub(super) membership: Membership,
     pub(super) leadership: Leadership,
     pub(super) next_look: Instant,
-    pub(super) remotes: Vec<(u64, Vec<String>)>,
     /// The terms of the entries applied, as far back as the log goes.
     pub(super) terms: Vec<(u64, u64)>,
     /// Members that need the whole state.
@@ -192,7 +181,6 @@ pub struct Core {
     pub(super) moving: HashMap<(i64, u32), Location>,
     pub(super) mover: Option<SyncSender<()>>,
     pub(super) alarms: Arc<Alarms>,
-    pub(super) members: Arc<Members>,
     pub(super) stopping: Option<Instant>,
     /// Why this member is out of service, if it is.
     pub(super) parked: Option<Parked>,
@@ -207,6 +195,16 @@ impl Core {
         let applied = parts.machine.applied_index;
         let compacted = parts.machine.store.compact_revision();
         let advances = parts.config.initial_election_tick_advance;
+        let own = parts.shared.identity.member_id;
+        let attributes = Attributes::new(own, parts.attributes, parts.config.election_timeout / 2);
+        let member_rules = MemberRules {
+            own,
+            strict: parts.config.strict_reconfig_check,
+            learners_max: parts.config.max_learners,
+            election_timeout: parts.config.election_timeout,
+            request_timeout: parts.shared.limits.request_timeout,
+        };
+        let membership = Membership::new(member_rules, &parts.machine.members, parts.remotes);
         let rules = LeaseRules {
             ttl_min: parts.shared.limits.lease_ttl_min,
             request_timeout: parts.shared.limits.request_timeout,
@@ -226,7 +224,6 @@ impl Core {
             handed_over: false,
             compactor: Compactor::new(parts.config.auto_compaction, now),
             alarms: Arc::new(parts.machine.alarms.clone()),
-            members: Arc::new(parts.machine.members.clone()),
             machine: parts.machine,
             config: parts.config,
             node: parts.node,
@@ -236,21 +233,13 @@ impl Core {
             replayed_through: parts.locations.back().map_or(0, |(index, _)| *index),
             compacted,
             compactions: Vec::new(),
-            attributes: parts.attributes,
-            attributes_known: false,
-            attributes_proposed: None,
+            attributes,
             open_bytes: 0,
             next_sweep: now,
             reads: Reads::default(),
-            changes: VecDeque::new(),
-            change_open: None,
-            departures: VecDeque::new(),
-            departure_tried: None,
-            member_outcomes: Vec::new(),
-            removed_at: None,
+            membership,
             leadership: Leadership::new(advances, now),
             next_look: now,
-            remotes: parts.remotes,
             terms: parts.terms,
             snapshots_wanted: Vec::new(),
             install: Install::default(),
@@ -396,7 +385,7 @@ impl Core {
         self.release_discarded();
         self.order_checkpoint(now);
         self.release_doomed();
-        if self.has_left(now) {
+        if self.membership.has_left(self.node.is_leaving(), now) {
             return Ok(true);
         }
         Ok(self.stopping.is_some_and(|since| {
@@ -720,7 +709,7 @@ impl Core {
             leader: if self.parked.is_some() { 0 } else { standing.leader },
             reads_local: if self.parked.is_some() { self.is_parked_complete() } else { self.reads_local() },
             alarms: Arc::clone(&self.alarms),
-            members: Arc::clone(&self.members),
+            members: Arc::clone(self.membership.members()),
             in_use_bytes: self.machine.in_use_bytes(),
             removed_through: self.removed_through,
         }));
@@ -736,7 +725,7 @@ impl Core {
             }
         }
         // As in etcd, a member serves once the cluster has heard of it: it has caught up that far.
-        if self.attributes_known {
+        if self.attributes.are_known() {
             self.serve();
         }
     }
@@ -798,7 +787,7 @@ impl Core {
         // Kept for the next batch, unless this one was unusually large.
         outcomes.shrink_to(OUTCOMES_KEPT_MAX);
         self.outcomes = outcomes;
-        for (ticket, outcome, raft_term) in std::mem::take(&mut self.member_outcomes) {
+        for (ticket, outcome, raft_term) in self.membership.take_told() {
             let body = match outcome {
                 Ok(()) => ReplyBody::MembersChanged,
                 Err(status) => ReplyBody::Outcome(Err(status), None),

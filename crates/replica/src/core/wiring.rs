@@ -7,19 +7,23 @@ use api::etcdserverpb::alarm_request::AlarmAction;
 use api::etcdserverpb::{
     AlarmRequest, AlarmType, InternalRaftRequest, LeaseCheckpoint, LeaseCheckpointRequest, LeaseRevokeRequest,
 };
-use consensus::Request;
+use api::membershippb;
+use consensus::{ConfChange, ConfChangeKind, Entry, Event, Node, Request};
 use log::Space;
-use machine::{Fatal, Raised};
+use machine::{Command, Fatal, Machine, Raised, VoterChange};
 use planted::Bug;
 use telemetry::logging::Value;
 
 use super::alarms::Present;
 use super::leases::{LeaseClocks, Renewal};
+use super::membership::{self, MemberChange, Membership};
 use super::parked::{IDLE, Parked, Response};
-use super::proposals::Waiter;
+use super::proposals::{Open, Waiter};
 use super::reads::{Footing, RETRY, Waiting, Want};
+use super::room::Purpose;
 use super::run::{Core, STOP_PATIENCE};
 use super::{Ask, OUTSIDE, ReplyBody, Ticket};
+use crate::shared::Shared;
 use storage::checkpointer::Order;
 use storage::nospace::Cause;
 
@@ -416,4 +420,216 @@ impl Core {
             self.propose_note(notes, Waiter::Nobody);
         }
     }
+}
+
+/// Changes of the members.
+impl Core {
+    /// Asks the changes of the members, with what they have to know.
+    fn ask_membership<R>(&mut self, ask: impl FnOnce(&mut Membership, membership::Present<'_>) -> R) -> R {
+        let Core { membership, node, machine, leadership, shared, .. } = self;
+        let peers = shared.peers();
+        let active_since = |id| peers.and_then(|peers| peers.active_since(id));
+        let successor = || successor(node, machine, shared);
+        let present = membership::Present {
+            members: &machine.members,
+            node,
+            leads: leadership.leads(),
+            applied_term: machine.applied_term,
+            active_since: &active_since,
+            successor: &successor,
+        };
+        ask(membership, present)
+    }
+
+    /// The voter that could lead at once: connected, and furthest of all.
+    pub(super) fn successor(&self) -> Option<u64> {
+        successor(&self.node, &self.machine, &self.shared)
+    }
+
+    /// A client wants the members changed: refuses what cannot or should not be, and queues the rest.
+    pub(super) fn change_members(&mut self, ticket: Ticket, change: MemberChange, now: Instant) {
+        let promotes = matches!(change, MemberChange::Promote(_));
+        let wanted = self.ask_membership(|membership, present| membership.want(ticket, change, present, now));
+        if let Err(status) = wanted {
+            if promotes && self.leadership.leads() && status != error::TOO_MANY_REQUESTS {
+                let failures = &self.shared.metrics.server.learner_promote_failures;
+                failures.with(&[&status.message]).inc();
+            }
+            self.refuse(ticket, status);
+        }
+    }
+
+    /// Does what is due about proposals of other members to remove this one.
+    pub(super) fn hold_departures(&mut self, now: Instant) {
+        if self.membership.has_departures() {
+            let step = self.ask_membership(|membership, present| membership.next_departure(present, now));
+            self.change(step);
+        }
+    }
+
+    /// Proposes the next change, when the one before is applied.
+    pub(super) fn propose_change(&mut self, now: Instant) {
+        if self.membership.has_next() && self.stopping.is_none() {
+            let step = self.ask_membership(|membership, present| membership.next_change(present, now));
+            self.change(step);
+        }
+    }
+
+    fn change(&mut self, step: membership::Step) {
+        match step {
+            membership::Step::Nothing => {}
+            membership::Step::HandOver(to) => {
+                self.logger.info("handing leadership over before being removed", &[("to", Value::Id(to))]);
+                self.transfer_to(to);
+            }
+            membership::Step::ProposeNext => self.propose_next_change(),
+            membership::Step::Take(message) => self.step_received(message),
+            membership::Step::PassOn(removals) => {
+                let own = ConfChange { kind: ConfChangeKind::Remove, node: self.shared.identity.member_id };
+                for data in removals {
+                    // Without a leader it is lost, as in etcd.
+                    let _ = self.node.request(Request::ProposeConfChange(own, data));
+                }
+            }
+        }
+    }
+
+    fn propose_next_change(&mut self) {
+        let id = self.shared.request_id();
+        let Some((raft, data)) = self.membership.encode_next(id) else { return };
+        // A follower's own disk has nothing to do with what it hands on.
+        if self.leadership.leads() && !self.room.has(&self.log, data.len(), Purpose::Mends) {
+            if let Some((ticket, ..)) = self.membership.take_next(None) {
+                self.refuse(ticket, error::NO_SPACE);
+            }
+            return;
+        }
+        // Without a leader it waits here.
+        if self.node.request(Request::ProposeConfChange(raft, data)).is_ok()
+            && let Some((ticket, change, since)) = self.membership.take_next(Some(id))
+        {
+            let waiter = Waiter::Members(ticket, Box::new(change));
+            self.waiting.insert(id, Open::new(waiter, since, self.given()));
+        }
+    }
+
+    /// Forgets changes that nobody waits for any more.
+    pub(super) fn sweep_changes(&mut self, now: Instant) {
+        let waiting = &self.waiting;
+        self.membership.sweep(|id| waiting.contains_key(&id), now);
+    }
+
+    pub(super) fn apply_conf_change(&mut self, entry: &Entry, command: Command<'_>) -> Result<(), String> {
+        let learners = self.machine.members.learners().len();
+        let applied = self.machine.apply_conf_change(command).map_err(|e| e.to_string())?;
+        let change = match &applied.outcome {
+            Ok(VoterChange::AddVoter(node)) => ConfChange { kind: ConfChangeKind::AddVoter, node: *node },
+            Ok(VoterChange::AddLearner(node)) => ConfChange { kind: ConfChangeKind::AddLearner, node: *node },
+            Ok(VoterChange::Remove(node)) => ConfChange { kind: ConfChangeKind::Remove, node: *node },
+            // Raft has to hear of it all the same: until then it takes no other change.
+            Ok(VoterChange::Update(node)) => ConfChange { kind: ConfChangeKind::Update, node: *node },
+            Err(_) => ConfChange { kind: ConfChangeKind::Update, node: 0 },
+        };
+        self.step(Event::ConfChanged(change))?;
+        self.membership.applied(applied.request_id);
+        if applied.outcome.is_ok() {
+            self.members_changed(change);
+        }
+        if let Some(Waiter::Members(ticket, _)) = self.taken_from_waiting(applied.request_id) {
+            let promoted = matches!(applied.outcome, Ok(VoterChange::AddVoter(_)));
+            if promoted && self.machine.members.learners().len() < learners {
+                self.shared.metrics.server.learner_promote_successes.inc();
+            }
+            self.membership.tell((ticket, applied.outcome.map(|_| ()), entry.term));
+        }
+        Ok(())
+    }
+
+    fn members_changed(&mut self, change: ConfChange) {
+        self.tell_members();
+        let own = self.shared.identity.member_id;
+        let what = match change.kind {
+            ConfChangeKind::AddVoter => "added or promoted a member",
+            ConfChangeKind::AddLearner => "added a learner",
+            ConfChangeKind::Remove => "removed a member",
+            ConfChangeKind::Update => "updated a member",
+        };
+        self.logger.info(what, &[("member-id", Value::Id(change.node))]);
+        if change.kind == ConfChangeKind::Remove && change.node == own {
+            self.end_removed(self.shared.clock.now());
+        }
+    }
+
+    /// Tells whoever talks to other members, and everyone who looks at the published state.
+    pub(super) fn tell_members(&mut self) {
+        let others = self.membership.changed(&self.machine.members);
+        self.applied_since = true;
+        if let Some(peers) = self.shared.peers() {
+            self.shared.arrivals.set_members(others.iter().map(|(id, _)| *id));
+            peers.set_members(others);
+        }
+    }
+
+    /// This member is no longer part of the cluster: it ends, and does not start again.
+    pub(super) fn end_removed(&mut self, now: Instant) {
+        if !self.membership.was_removed(now) {
+            return;
+        }
+        let own = self.shared.identity.member_id;
+        self.logger.warn(
+            "the member has been permanently removed from the cluster; its data directory must be removed",
+            &[("member-id", Value::Id(own))],
+        );
+        let term = self.machine.applied_term;
+        let proposed = self.membership.tell_of_removal(term).filter(|id| {
+            let open = self.waiting.get(id).map(|open| &open.waiter);
+            matches!(open, Some(Waiter::Members(_, change)) if change.removes(own))
+        });
+        if let Some(id) = proposed
+            && let Some(Waiter::Members(ticket, _)) = self.taken_from_waiting(id)
+        {
+            self.membership.tell((ticket, Ok(()), term));
+        }
+    }
+
+    /// Makes this member's name and client URLs known, once after each start.
+    pub(super) fn propose_attributes(&mut self, now: Instant) {
+        let (members, node) = (&self.machine.members, &self.node);
+        let own = self.shared.identity.member_id;
+        let has_leader = || members.by_id.contains_key(&own) && node.standing().leader != 0;
+        if let Some(request) = self.attributes.propose(has_leader, now) {
+            self.propose_own(request, Waiter::Attributes);
+        }
+    }
+
+    /// Agrees on the version that all members have.
+    pub(super) fn set_cluster_version(&mut self, version: String) {
+        if !self.leadership.leads()
+            || !self.leadership.has_settled()
+            || self.machine.members.cluster_version == version
+        {
+            return;
+        }
+        self.logger.info(
+            "setting the cluster version",
+            &[("from", Value::Str(&self.machine.members.cluster_version)), ("to", Value::Str(&version))],
+        );
+        let set = membershippb::ClusterVersionSetRequest { ver: version };
+        let request =
+            InternalRaftRequest { cluster_version_set: Some(set), ..InternalRaftRequest::default() };
+        self.propose_own(request, Waiter::Nobody);
+    }
+}
+
+/// The voter that could lead at once: connected, and furthest of all.
+fn successor(node: &Node, machine: &Machine, shared: &Shared) -> Option<u64> {
+    let peers = shared.peers()?;
+    let corrupt = AlarmType::Corrupt as i32;
+    node.progress()
+        .into_iter()
+        .filter(|p| !p.is_learner && p.recently_active && p.id != shared.identity.member_id)
+        .filter(|p| peers.active_since(p.id).is_some())
+        .filter(|p| !machine.alarms.is_raised(corrupt, p.id))
+        .max_by_key(|p| p.matched)
+        .map(|p| p.id)
 }
