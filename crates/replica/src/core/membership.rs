@@ -130,7 +130,7 @@ pub(super) enum Step {
     /// The next change is to be proposed: [`Membership::encode_next`] and [`Membership::take_next`].
     ProposeNext,
     /// This proposal of another member to remove this one is to be taken now.
-    Take(raftpb::Message),
+    Take(Box<raftpb::Message>),
     /// These proposals to remove this member are to be passed on to the leader.
     PassOn(Vec<Bytes>),
 }
@@ -339,7 +339,7 @@ impl Membership {
         }
         let Some((message, _)) = self.departures.pop_front() else { return Step::Nothing };
         if present.leads {
-            return Step::Take(message);
+            return Step::Take(Box::new(message));
         }
         // A member that bound its proposal to the term proposes it again itself; the others count on its being
         // passed on.

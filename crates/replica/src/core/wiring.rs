@@ -483,7 +483,7 @@ impl Core {
                 self.transfer_to(to);
             }
             membership::Step::ProposeNext => self.propose_next_change(),
-            membership::Step::Take(message) => self.step_received(message),
+            membership::Step::Take(message) => self.step_received(*message),
             membership::Step::PassOn(removals) => {
                 let own = ConfChange { kind: ConfChangeKind::Remove, node: self.shared.identity.member_id };
                 for data in removals {
