@@ -8,23 +8,15 @@
 
 use std::any::Any;
 use std::collections::VecDeque;
-use std::sync::Arc;
-use std::sync::mpsc::TrySendError;
 use std::time::{Duration, Instant};
 
-use consensus::{Append, Request, Restore};
-use log::{Location, Reset, Value as LogValue, ValueId};
+use consensus::Append;
+use log::{Location, Reset, ValueId};
 use machine::Machine;
 use planted::Bug;
 use tokio::sync::oneshot;
 
-use super::room::Purpose;
-use super::run::Core;
-use super::{ReplyBody, Ticket};
-use crate::long_reads::Reader;
 use crate::transfer::Received;
-use storage::checkpointer::Order;
-use telemetry::logging::Value;
 
 /// How long what has arrived of a snapshot is kept after a break.
 const RESUME_PATIENCE: Duration = Duration::from_secs(60);
@@ -50,7 +42,10 @@ type Places = Vec<(ValueId, Location)>;
 /// Values on their way to the log: its ticket, where they lie as far as known, and who waits.
 type Placing = (u64, Places, oneshot::Sender<Places>);
 
-/// How far the taking over has come.
+/// How far the taking over of another member's state has come.
+///
+/// It is told what arrives, what is synced and what is saved, and says what the log has to wait with and what is to be
+/// dropped. The state itself it hands over when raft has accepted it.
 #[derive(Default)]
 pub(super) struct Install {
     stage: Stage,
@@ -67,6 +62,9 @@ pub(super) struct Install {
 
 /// Has a receiver give back what it keeps of a state whose stream broke off, if it still does.
 pub type Forget = Box<dyn FnOnce() -> Option<Box<dyn Any + Send>> + Send>;
+
+/// Something that takes long to drop.
+pub(super) type Droppable = Box<dyn Any + Send>;
 
 /// What takes long to drop: the checkpointer does that.
 enum Discarded {
@@ -146,14 +144,116 @@ impl Install {
         self.discarded.len()
     }
 
-    /// A new attempt begins.
-    fn begin(&mut self, claim: u64) {
+    /// A new attempt begins, unless another one is under way or `busy` says that the present state is being moved about. One
+    /// that broke off and is not gone on with makes way. Whether it has begun.
+    pub fn begin(&mut self, claim: u64, busy: bool) -> bool {
+        let idle = matches!(self.stage, Stage::Idle | Stage::Receiving { until: Some(_), .. });
+        if !idle || busy || self.discarded.len() > DISCARDED_MAX {
+            return false;
+        }
         self.forget_part();
         self.stage = Stage::Receiving { claim, until: None };
+        true
+    }
+
+    /// An attempt that broke off goes on. Whether it may.
+    pub fn resume(&mut self, of: u64) -> bool {
+        match &mut self.stage {
+            Stage::Receiving { claim, until } if *claim == of && until.is_some() => {
+                *until = None;
+                // The receiver has it again.
+                self.kept = None;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether values of this attempt may be written to the log: some at a time.
+    pub fn may_place(&self, of: u64) -> bool {
+        self.takes(of) && self.placing.is_none()
+    }
+
+    /// Values of the attempt go to the log as the batch with this number; `done` hears where they lie.
+    pub fn place(&mut self, ticket: u64, done: oneshot::Sender<Places>) {
+        self.placing = Some((ticket, Vec::new(), done));
+    }
+
+    /// Values were synced, perhaps those of a snapshot.
+    pub fn placed(&mut self, ticket: u64, values: &[(ValueId, Location)]) {
+        let Some((wanted, places, _)) = &mut self.placing else { return };
+        places.extend_from_slice(values);
+        if *wanted <= ticket
+            && let Some((_, places, done)) = self.placing.take()
+        {
+            // The receiver may have given up.
+            let _ = done.send(places);
+        }
+    }
+
+    /// A whole state has arrived, for raft to accept or pass over. Whether it is of the attempt that is under way; otherwise
+    /// it is dropped.
+    pub fn receive(&mut self, of: u64, received: Box<Received>) -> bool {
+        let takes = self.takes(of);
+        if takes {
+            self.received = Some(received);
+        } else {
+            self.discard(received.machine);
+        }
+        takes
+    }
+
+    /// Takes out the state that raft has accepted.
+    pub fn take_received(&mut self) -> Option<Box<Received>> {
+        self.received.take()
+    }
+
+    /// The received state has taken the place of this one; the log starts anew behind it once it is saved.
+    pub fn installed(&mut self, reset: Reset, replaced: Machine) {
+        self.discard(Box::new(replaced));
+        self.stage = Stage::Installed(reset);
+    }
+
+    /// The checkpoint of the new state is being written.
+    pub fn saving(&mut self) {
+        if let Stage::Installed(reset) = self.stage {
+            self.stage = Stage::Saving(reset);
+        }
+    }
+
+    /// A checkpoint of the entries up to this index is durable. If it is that of the new state, returns where the log starts
+    /// anew, and what had to wait for it.
+    pub fn saved(&mut self, applied_index: u64) -> Option<(Reset, Vec<Append>)> {
+        let Stage::Saving(reset) = self.stage else { return None };
+        if applied_index < reset.index {
+            self.retry();
+            return None;
+        }
+        self.stage = Stage::Idle;
+        Some((reset, std::mem::take(&mut self.held)))
+    }
+
+    /// Gives away what takes long to drop and nobody reads any more, until `give` gives one back.
+    pub fn release(&mut self, mut give: impl FnMut(Droppable) -> Result<(), Droppable>) {
+        for _ in 0..self.discarded.len() {
+            let Some(one) = self.discarded.pop_front() else { return };
+            if !one.is_ready() {
+                self.discarded.push_back(one);
+                continue;
+            }
+            let what: Droppable = match one {
+                Discarded::State(machine) => machine,
+                Discarded::Part(part) => part,
+            };
+            if let Err(what) = give(what) {
+                self.discarded.push_front(Discarded::Part(what));
+                return;
+            }
+        }
     }
 
     /// Whether this is the attempt that is under way, or that may go on. What comes late of another one changes nothing.
-    fn is_of(&self, of: u64) -> bool {
+    pub fn is_of(&self, of: u64) -> bool {
         matches!(self.stage, Stage::Receiving { claim, .. } if claim == of)
     }
 
@@ -185,7 +285,7 @@ impl Install {
     }
 
     /// Whether nobody has gone on with what has arrived, for as long as it is kept.
-    fn is_over(&self, now: Instant) -> bool {
+    pub fn is_over(&self, now: Instant) -> bool {
         matches!(self.stage, Stage::Receiving { until: Some(until), .. } if now >= until)
     }
 
@@ -197,268 +297,10 @@ impl Install {
     }
 }
 
-impl Core {
-    /// Another member is about to send its state. It is refused while the present one is being moved about.
-    pub(super) fn begin_install(&mut self, ticket: Ticket, claim: u64, from: u64, term: u64) {
-        // Nothing is held for who does not lead. A leader that this member has not heard of yet tries again.
-        let standing = self.node.standing();
-        if (standing.leader, standing.term) != (from, term) {
-            self.refuse(ticket, api::error::NOT_LEADER);
-            return;
-        }
-        // One that broke off and is not gone on with makes way.
-        let idle = matches!(self.install.stage, Stage::Idle | Stage::Receiving { until: Some(_), .. });
-        let busy =
-            !self.moving.is_empty() || self.checkpoint.busy || self.install.discarded() > DISCARDED_MAX;
-        if !idle || busy || self.stopping.is_some() {
-            self.refuse(ticket, api::error::TOO_MANY_REQUESTS);
-            return;
-        }
-        self.install.begin(claim);
-        self.shared.metrics.server.snapshot_apply_in_progress.set_u64(1);
-        self.image_waiters.push(ticket);
-    }
-
-    /// A snapshot that broke off goes on, if its sender leads.
-    pub(super) fn resume_install(&mut self, ticket: Ticket, claim: u64, from: u64, term: u64) {
-        let standing = self.node.standing();
-        if (standing.leader, standing.term) != (from, term) {
-            self.refuse(ticket, api::error::NOT_LEADER);
-            return;
-        }
-        match &mut self.install.stage {
-            Stage::Receiving { claim: known, until } if *known == claim && until.is_some() => {
-                *until = None;
-                // The receiver has it again.
-                self.install.kept = None;
-                self.reply(ticket, ReplyBody::Readable);
-            }
-            _ => self.refuse(ticket, api::error::TOO_MANY_REQUESTS),
-        }
-    }
-
-    /// Writes values of a snapshot to the log.
-    pub(super) fn place(
-        &mut self,
-        claim: u64,
-        values: Vec<LogValue>,
-        done: oneshot::Sender<Vec<(ValueId, Location)>>,
-        now: Instant,
-    ) {
-        // Dropping the sender tells who receives that it cannot go on.
-        if !self.install.takes(claim) || self.install.placing.is_some() || values.is_empty() {
-            return;
-        }
-        // What a full disk cannot take must not stand in the log's queue before the member's own entries.
-        let bytes = values.iter().map(|value| value.data.len() + 128).sum();
-        if !self.room.has(&self.log, bytes, Purpose::Frees) || self.room.is_full() {
-            return;
-        }
-        if let Some(ticket) = self.room.hand_values(&mut self.log, values, now) {
-            self.install.placing = Some((ticket, Vec::new(), done));
-        }
-    }
-
-    /// Values were synced, perhaps those of a snapshot.
-    pub(super) fn placed(&mut self, ticket: u64, values: &[(ValueId, Location)]) {
-        let Some((wanted, places, _)) = &mut self.install.placing else { return };
-        places.extend_from_slice(values);
-        if *wanted <= ticket
-            && let Some((_, places, done)) = self.install.placing.take()
-        {
-            // Who receives may have given up.
-            let _ = done.send(places);
-        }
-    }
-
-    /// A whole state has arrived: raft is asked whether it still wants it.
-    pub(super) fn snapshot_received(
-        &mut self,
-        claim: u64,
-        received: Box<Received>,
-        now: Instant,
-    ) -> Result<(), String> {
-        if !self.install.takes(claim) {
-            self.install.discard(received.machine);
-            self.give_up_install(claim);
-            return Ok(());
-        }
-        // What was built on the present state is worth nothing if that has moved on.
-        let current = received.base_applied.is_none_or(|applied| applied == self.machine.applied_index);
-        let message = received.message.clone();
-        self.install.received = Some(received);
-        if current && let Err(why) = self.node.request(Request::Receive(message)) {
-            self.logger.warn("refused a snapshot", &[("reason", Value::Str(&why.to_string()))]);
-        }
-        self.carry_out(now)?;
-        self.end_install();
-        Ok(())
-    }
-
-    /// This attempt has come to its end.
-    pub(super) fn give_up_install(&mut self, claim: u64) {
-        if self.install.is_of(claim) {
-            self.end_install();
-        }
-    }
-
-    /// Gives up what broke off and was not gone on with in time.
-    pub(super) fn look_at_install(&mut self, now: Instant) {
-        if self.install.is_over(now) {
-            self.end_install();
-        }
-    }
-
-    /// Gives up receiving, unless raft has accepted what was received.
-    pub(super) fn end_install(&mut self) {
-        self.install.give_up();
-        if let Stage::Idle = self.install.stage {
-            self.shared.metrics.server.snapshot_apply_in_progress.set_u64(0);
-        }
-    }
-
-    /// Raft has accepted a snapshot: the received state takes the place of the present one.
-    pub(super) fn restore(&mut self, restore: &Restore, now: Instant) -> Result<(), String> {
-        let Some(received) = self.install.received.take() else {
-            return Err("raft accepted a snapshot that was not received".to_owned());
-        };
-        let machine = received.machine;
-        if (machine.applied_index, machine.applied_term) != (restore.index, restore.term) {
-            return Err(format!(
-                "raft accepted a snapshot of entry {}, but the state received is of entry {}",
-                restore.index, machine.applied_index
-            ));
-        }
-        self.logger.info(
-            "installed a snapshot",
-            &[
-                ("index", Value::Uint(restore.index)),
-                ("revision", Value::Int(machine.store.current_revision())),
-                ("before", Value::Uint(self.machine.applied_index)),
-            ],
-        );
-        let overtaken = self.shared.long_reads.end_all();
-        self.as_applied = None;
-        self.shared.metrics.long_reads.overtaken.add(overtaken as u64);
-        let replaced = std::mem::replace(&mut self.machine, *machine);
-        self.install.discard(Box::new(replaced));
-        // An entry that was half-way, and those behind it, are in it.
-        self.applying.clear();
-        self.applying.unpublished = true;
-        if !planted::is(Bug::ProposedAgainAfterSnapshot) {
-            self.forget_commands();
-        }
-        self.locations.clear();
-        self.terms = vec![(restore.index, restore.term)];
-        self.compacted = self.machine.store.compact_revision();
-        self.removing = true;
-        self.next_removal = now;
-        self.removal_after = self.machine.store.current_revision();
-        self.removal_asked = now;
-        // The sender may have removed all that. Watches that need some of it are canceled rather than told a part.
-        self.removed_through = self.compacted;
-        self.alarms = Arc::new(self.machine.alarms.clone());
-        self.tell_members();
-        self.install.stage = Stage::Installed(Reset { index: restore.index, term: restore.term });
-        Ok(())
-    }
-
-    pub(super) fn order_install(&mut self, now: Instant) {
-        let Stage::Installed(reset) = self.install.stage else { return };
-        let moment = self.shared.state.load().view.moment();
-        let state = self.shared.read_long_at(Reader::Checkpoint, moment);
-        let terms = self.terms.clone();
-        let order = Order::Checkpoint { head: Box::new(self.machine.head()), state, whole: true, terms };
-        if self.orders.try_send(order).is_ok() {
-            self.install.stage = Stage::Saving(reset);
-            self.checkpoint.begun(now, self.log.figures().written_bytes());
-            if planted::is(Bug::SnapshotAcknowledgedEarly) {
-                // What was held is ours to append: it cannot be refused.
-                let _ = self.install_saved(reset.index, now);
-            }
-        }
-    }
-
-    /// A checkpoint is durable. If it is the one of a state taken over, the log starts anew behind it.
-    pub(super) fn install_saved(&mut self, applied_index: u64, now: Instant) -> Result<(), String> {
-        let Stage::Saving(reset) = self.install.stage else { return Ok(()) };
-        if applied_index < reset.index {
-            self.install.retry();
-            return Ok(());
-        }
-        self.install.stage = Stage::Idle;
-        self.shared.metrics.server.snapshot_apply_in_progress.set_u64(0);
-        let mut reset = Some(reset);
-        for append in std::mem::take(&mut self.install.held) {
-            self.append_behind(reset.take(), append, now)?;
-        }
-        Ok(())
-    }
-
-    /// Hands the checkpointer what takes long to drop.
-    pub(super) fn release_discarded(&mut self) {
-        for _ in 0..self.install.discarded.len() {
-            let Some(one) = self.install.discarded.pop_front() else { return };
-            if !one.is_ready() {
-                self.install.discarded.push_back(one);
-                continue;
-            }
-            let what: Box<dyn Any + Send> = match one {
-                Discarded::State(machine) => machine,
-                Discarded::Part(part) => part,
-            };
-            if let Err(
-                TrySendError::Full(Order::Drop(what)) | TrySendError::Disconnected(Order::Drop(what)),
-            ) = self.orders.try_send(Order::Drop(what))
-            {
-                // It has much to do: later.
-                self.install.discarded.push_front(Discarded::Part(what));
-                return;
-            }
-        }
-    }
-
-    /// Sends the state just published to the members that need all of it.
-    pub(super) fn send_snapshots(&mut self, view: &mvcc::View) {
-        for mut message in std::mem::take(&mut self.snapshots_wanted) {
-            // It may have waited for an entry to be whole, and its term be over.
-            if message.term != Some(self.node.standing().term) {
-                continue;
-            }
-            let Some(peers) = self.shared.peers() else { return };
-            let head = self.machine.head();
-            let state = self.shared.read_long_at(Reader::Snapshot, view.moment_of_everything());
-            let metadata = api::raftpb::SnapshotMetadata {
-                conf_state: Some(api::raftpb::ConfState {
-                    voters: self.node.voters(),
-                    learners: self.node.learners(),
-                    ..Default::default()
-                }),
-                index: Some(head.applied_index),
-                term: Some(head.applied_term),
-            };
-            message.snapshot = Some(api::raftpb::Snapshot { metadata: Some(metadata), data: None });
-            let to = message.to.unwrap_or(0);
-            self.logger.info(
-                "sending a snapshot",
-                &[("to", Value::Id(to)), ("index", Value::Uint(head.applied_index))],
-            );
-            let trail = self.machine.state_trail(0);
-            let source = crate::transfer::Source::new(head, trail, state, &self.shared);
-            peers.send_snapshot(message, Box::new(source));
-        }
-    }
-
-    /// Answers whoever is about to receive a snapshot once the state is published.
-    pub(super) fn image(&mut self, ticket: Ticket, view: &mvcc::View) {
-        let head = Box::new(self.machine.head());
-        let state = self.shared.read_long_at(Reader::Snapshot, view.moment());
-        self.reply(ticket, ReplyBody::Image(head, Box::new(state)));
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -474,18 +316,72 @@ mod tests {
             })
         };
         let mut install = Install::default();
-        install.begin(1);
+        assert!(install.begin(1, false));
         assert!(install.takes(1) && !install.takes(2));
         install.cut_off(now);
         assert!(!install.takes(1) && install.is_of(1));
-        install.begin(2);
+        assert!(install.begin(2, false));
         assert!(!install.takes(1) && !install.is_of(1) && install.takes(2));
         install.pause(1, forget(&forgotten), now);
         assert!(install.takes(2) && forgotten.load(Ordering::Relaxed) == 1);
         install.pause(2, forget(&forgotten), now);
         assert!(!install.takes(2) && !install.is_over(now) && install.is_over(now + RESUME_PATIENCE));
-        install.begin(3);
+        assert!(!install.begin(3, true), "the present state is being moved about");
+        assert!(install.begin(3, false));
         assert!(forgotten.load(Ordering::Relaxed) == 2 && install.takes(3));
         assert_eq!(install.discarded(), 2, "they wait for somebody to drop them");
+    }
+
+    #[test]
+    fn an_attempt_that_broke_off_goes_on_or_makes_way() {
+        let now = Instant::now();
+        let mut install = Install::default();
+        assert!(install.begin(1, false) && !install.begin(2, false), "it is under way");
+        assert!(!install.resume(1), "it did not break off");
+        install.cut_off(now);
+        assert!(!install.resume(2) && install.resume(1) && install.takes(1));
+        install.cut_off(now);
+        assert!(install.begin(2, false) && !install.resume(1));
+    }
+
+    #[test]
+    fn values_are_placed_one_batch_at_a_time() {
+        let mut install = Install::default();
+        assert!(!install.may_place(1));
+        install.begin(1, false);
+        assert!(install.may_place(1) && !install.may_place(2));
+        let (done, mut placed) = oneshot::channel();
+        install.place(7, done);
+        assert!(!install.may_place(1));
+        let value = |main| (ValueId { main, sub: 0 }, Location { segment: 1, offset: 2 });
+        install.placed(6, &[value(1)]);
+        assert!(placed.try_recv().is_err());
+        install.placed(7, &[value(2)]);
+        assert_eq!(placed.try_recv().map(|places| places.len()), Ok(2));
+        assert!(install.may_place(1));
+    }
+
+    #[test]
+    fn the_log_waits_until_the_new_state_is_saved() {
+        let append = |number| Append { number, entries: Vec::new(), hard_state: None };
+        let machine = || Machine::new(machine::Rules { learners_max: 1 });
+        let mut install = Install::default();
+        install.begin(1, false);
+        assert!(install.hold(append(1)).is_some());
+        install.installed(Reset { index: 9, term: 2 }, machine());
+        assert!(install.wants_checkpoint() && install.hold(append(2)).is_none());
+        install.saving();
+        assert!(!install.wants_checkpoint() && install.saved(8).is_none());
+        assert!(install.wants_checkpoint(), "it is ordered again");
+        install.saving();
+        let (reset, held) = install.saved(9).expect("it is the one");
+        assert_eq!((reset.index, held.len(), install.is_busy()), (9, 1, false));
+        let mut given = 0;
+        install.release(Err);
+        install.release(|_| {
+            given += 1;
+            Ok(())
+        });
+        assert_eq!((given, install.discarded()), (1, 0));
     }
 }

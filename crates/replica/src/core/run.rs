@@ -520,7 +520,7 @@ impl Core {
             }
             self.locations.push_back(located);
         }
-        self.placed(synced.ticket, &synced.values);
+        self.install.placed(synced.ticket, &synced.values);
         for (id, to) in synced.values {
             let key = (id.main, u32::try_from(id.sub).unwrap_or(u32::MAX));
             if let Some(from) = self.moving.remove(&key) {

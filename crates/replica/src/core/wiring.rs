@@ -1,5 +1,7 @@
 //! What the core does for its machines: it gives them what they have to know, and carries out what they want.
 
+use std::sync::Arc;
+use std::sync::mpsc::TrySendError;
 use std::time::Instant;
 
 use api::error;
@@ -8,11 +10,12 @@ use api::etcdserverpb::{
     AlarmRequest, AlarmType, InternalRaftRequest, LeaseCheckpoint, LeaseCheckpointRequest, LeaseRevokeRequest,
 };
 use api::membershippb;
-use consensus::{ConfChange, ConfChangeKind, Entry, Event, Node, Request};
-use log::Space;
+use consensus::{ConfChange, ConfChangeKind, Entry, Event, Node, Request, Restore};
+use log::{Reset, Space};
 use machine::{Command, Fatal, Machine, Raised, VoterChange};
 use planted::Bug;
 use telemetry::logging::Value;
+use tokio::sync::oneshot;
 
 use super::alarms::Present;
 use super::leases::{LeaseClocks, Renewal};
@@ -23,7 +26,9 @@ use super::reads::{Footing, RETRY, Waiting, Want};
 use super::room::Purpose;
 use super::run::{Core, STOP_PATIENCE};
 use super::{Ask, OUTSIDE, ReplyBody, Ticket};
+use crate::long_reads::Reader;
 use crate::shared::Shared;
+use crate::transfer::Received;
 use storage::checkpointer::Order;
 use storage::nospace::Cause;
 
@@ -618,6 +623,226 @@ impl Core {
         let request =
             InternalRaftRequest { cluster_version_set: Some(set), ..InternalRaftRequest::default() };
         self.propose_own(request, Waiter::Nobody);
+    }
+}
+
+/// Taking over another member's state, and giving this one's.
+impl Core {
+    /// Another member is about to send its state. It is refused while the present one is being moved about.
+    pub(super) fn begin_install(&mut self, ticket: Ticket, claim: u64, from: u64, term: u64) {
+        // Nothing is held for who does not lead. A leader that this member has not heard of yet tries again.
+        let standing = self.node.standing();
+        if (standing.leader, standing.term) != (from, term) {
+            self.refuse(ticket, error::NOT_LEADER);
+            return;
+        }
+        let busy = !self.moving.is_empty() || self.checkpoint.busy || self.stopping.is_some();
+        if !self.install.begin(claim, busy) {
+            self.refuse(ticket, error::TOO_MANY_REQUESTS);
+            return;
+        }
+        self.shared.metrics.server.snapshot_apply_in_progress.set_u64(1);
+        self.image_waiters.push(ticket);
+    }
+
+    /// A snapshot that broke off goes on, if its sender leads.
+    pub(super) fn resume_install(&mut self, ticket: Ticket, claim: u64, from: u64, term: u64) {
+        let standing = self.node.standing();
+        if (standing.leader, standing.term) != (from, term) {
+            self.refuse(ticket, error::NOT_LEADER);
+            return;
+        }
+        if self.install.resume(claim) {
+            self.reply(ticket, ReplyBody::Readable);
+        } else {
+            self.refuse(ticket, error::TOO_MANY_REQUESTS);
+        }
+    }
+
+    /// Writes values of a snapshot to the log.
+    pub(super) fn place(
+        &mut self,
+        claim: u64,
+        values: Vec<log::Value>,
+        done: oneshot::Sender<Vec<(log::ValueId, log::Location)>>,
+        now: Instant,
+    ) {
+        // Dropping the sender tells who receives that it cannot go on.
+        if !self.install.may_place(claim) || values.is_empty() {
+            return;
+        }
+        // What a full disk cannot take must not stand in the log's queue before the member's own entries.
+        let bytes = values.iter().map(|value| value.data.len() + 128).sum();
+        if !self.room.has(&self.log, bytes, Purpose::Frees) || self.room.is_full() {
+            return;
+        }
+        if let Some(ticket) = self.room.hand_values(&mut self.log, values, now) {
+            self.install.place(ticket, done);
+        }
+    }
+
+    /// A whole state has arrived: raft is asked whether it still wants it.
+    pub(super) fn snapshot_received(
+        &mut self,
+        claim: u64,
+        received: Box<Received>,
+        now: Instant,
+    ) -> Result<(), String> {
+        // What was built on the present state is worth nothing if that has moved on.
+        let current = received.base_applied.is_none_or(|applied| applied == self.machine.applied_index);
+        let message = received.message.clone();
+        if !self.install.receive(claim, received) {
+            self.give_up_install(claim);
+            return Ok(());
+        }
+        if current && let Err(why) = self.node.request(Request::Receive(message)) {
+            self.logger.warn("refused a snapshot", &[("reason", Value::Str(&why.to_string()))]);
+        }
+        self.carry_out(now)?;
+        self.end_install();
+        Ok(())
+    }
+
+    /// This attempt has come to its end.
+    pub(super) fn give_up_install(&mut self, claim: u64) {
+        if self.install.is_of(claim) {
+            self.end_install();
+        }
+    }
+
+    /// Gives up what broke off and was not gone on with in time.
+    pub(super) fn look_at_install(&mut self, now: Instant) {
+        if self.install.is_over(now) {
+            self.end_install();
+        }
+    }
+
+    /// Gives up receiving, unless raft has accepted what was received.
+    pub(super) fn end_install(&mut self) {
+        self.install.give_up();
+        if !self.install.is_busy() {
+            self.shared.metrics.server.snapshot_apply_in_progress.set_u64(0);
+        }
+    }
+
+    /// Raft has accepted a snapshot: the received state takes the place of the present one.
+    pub(super) fn restore(&mut self, restore: &Restore, now: Instant) -> Result<(), String> {
+        let Some(received) = self.install.take_received() else {
+            return Err("raft accepted a snapshot that was not received".to_owned());
+        };
+        let machine = received.machine;
+        if (machine.applied_index, machine.applied_term) != (restore.index, restore.term) {
+            return Err(format!(
+                "raft accepted a snapshot of entry {}, but the state received is of entry {}",
+                restore.index, machine.applied_index
+            ));
+        }
+        self.logger.info(
+            "installed a snapshot",
+            &[
+                ("index", Value::Uint(restore.index)),
+                ("revision", Value::Int(machine.store.current_revision())),
+                ("before", Value::Uint(self.machine.applied_index)),
+            ],
+        );
+        let overtaken = self.shared.long_reads.end_all();
+        self.as_applied = None;
+        self.shared.metrics.long_reads.overtaken.add(overtaken as u64);
+        let replaced = std::mem::replace(&mut self.machine, *machine);
+        // An entry that was half-way, and those behind it, are in it.
+        self.applying.clear();
+        self.applying.unpublished = true;
+        if !planted::is(Bug::ProposedAgainAfterSnapshot) {
+            self.forget_commands();
+        }
+        self.locations.clear();
+        self.terms = vec![(restore.index, restore.term)];
+        self.compacted = self.machine.store.compact_revision();
+        self.removing = true;
+        self.next_removal = now;
+        self.removal_after = self.machine.store.current_revision();
+        self.removal_asked = now;
+        // The sender may have removed all that. Watches that need some of it are canceled rather than told a part.
+        self.removed_through = self.compacted;
+        self.alarms = Arc::new(self.machine.alarms.clone());
+        self.tell_members();
+        self.install.installed(Reset { index: restore.index, term: restore.term }, replaced);
+        Ok(())
+    }
+
+    pub(super) fn order_install(&mut self, now: Instant) {
+        let moment = self.shared.state.load().view.moment();
+        let state = self.shared.read_long_at(Reader::Checkpoint, moment);
+        let terms = self.terms.clone();
+        let order = Order::Checkpoint { head: Box::new(self.machine.head()), state, whole: true, terms };
+        if self.orders.try_send(order).is_ok() {
+            self.install.saving();
+            self.checkpoint.begun(now, self.log.figures().written_bytes());
+            if planted::is(Bug::SnapshotAcknowledgedEarly) {
+                // What was held is ours to append: it cannot be refused.
+                let _ = self.install_saved(self.machine.applied_index, now);
+            }
+        }
+    }
+
+    /// A checkpoint is durable. If it is the one of a state taken over, the log starts anew behind it.
+    pub(super) fn install_saved(&mut self, applied_index: u64, now: Instant) -> Result<(), String> {
+        let Some((reset, held)) = self.install.saved(applied_index) else { return Ok(()) };
+        self.shared.metrics.server.snapshot_apply_in_progress.set_u64(0);
+        let mut reset = Some(reset);
+        for append in held {
+            self.append_behind(reset.take(), append, now)?;
+        }
+        Ok(())
+    }
+
+    /// Hands the checkpointer what takes long to drop.
+    pub(super) fn release_discarded(&mut self) {
+        let orders = &self.orders;
+        self.install.release(|what| match orders.try_send(Order::Drop(what)) {
+            Err(TrySendError::Full(Order::Drop(what)) | TrySendError::Disconnected(Order::Drop(what))) => {
+                Err(what)
+            }
+            _ => Ok(()),
+        });
+    }
+
+    /// Sends the state just published to the members that need all of it.
+    pub(super) fn send_snapshots(&mut self, view: &mvcc::View) {
+        for mut message in std::mem::take(&mut self.snapshots_wanted) {
+            // It may have waited for an entry to be whole, and its term be over.
+            if message.term != Some(self.node.standing().term) {
+                continue;
+            }
+            let Some(peers) = self.shared.peers() else { return };
+            let head = self.machine.head();
+            let state = self.shared.read_long_at(Reader::Snapshot, view.moment_of_everything());
+            let metadata = api::raftpb::SnapshotMetadata {
+                conf_state: Some(api::raftpb::ConfState {
+                    voters: self.node.voters(),
+                    learners: self.node.learners(),
+                    ..Default::default()
+                }),
+                index: Some(head.applied_index),
+                term: Some(head.applied_term),
+            };
+            message.snapshot = Some(api::raftpb::Snapshot { metadata: Some(metadata), data: None });
+            let to = message.to.unwrap_or(0);
+            self.logger.info(
+                "sending a snapshot",
+                &[("to", Value::Id(to)), ("index", Value::Uint(head.applied_index))],
+            );
+            let trail = self.machine.state_trail(0);
+            let source = crate::transfer::Source::new(head, trail, state, &self.shared);
+            peers.send_snapshot(message, Box::new(source));
+        }
+    }
+
+    /// Answers whoever is about to receive a snapshot once the state is published.
+    pub(super) fn image(&mut self, ticket: Ticket, view: &mvcc::View) {
+        let head = Box::new(self.machine.head());
+        let state = self.shared.read_long_at(Reader::Snapshot, view.moment());
+        self.reply(ticket, ReplyBody::Image(head, Box::new(state)));
     }
 }
 
