@@ -21,6 +21,7 @@ mod probe;
 mod proposals;
 mod quarantine;
 mod reads;
+mod removal;
 mod replication;
 mod room;
 mod run;

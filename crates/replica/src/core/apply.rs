@@ -326,15 +326,9 @@ impl Core {
             }
             Change::LeaseRevoked(id) => self.lease_revoked(id),
             Change::Compacted(revision) => {
-                let previous = std::mem::replace(&mut self.compacted, revision);
                 // etcd has no hashes of compactions from before it was started.
-                if self.machine.applied_index > self.replayed_through {
-                    self.compactions.push((previous, revision));
-                }
-                self.removing = true;
-                self.next_removal = now;
-                self.removal_after = self.machine.store.current_revision();
-                self.removal_asked = now;
+                let is_hashed = self.machine.applied_index > self.replayed_through;
+                self.removal.compacted(revision, self.machine.store.current_revision(), is_hashed, now);
             }
             Change::Alarms(raised) => {
                 self.alarms = Arc::new(self.machine.alarms.clone());

@@ -29,6 +29,7 @@ use super::parked::Parked;
 use super::pressure::Pressure;
 use super::proposals::{Open, Proposal, Waiter};
 use super::reads::{Reads, Want};
+use super::removal::Removal;
 use super::room::Room;
 use super::space::{Checkpoints, Thresholds};
 use super::{Ask, OUTSIDE, Reply, ReplyBody, Ticket};
@@ -115,10 +116,6 @@ pub struct Core {
     hash_jobs: SyncSender<Job>,
     /// Entries up to here were in the log at start.
     pub(super) replayed_through: u64,
-    /// The compact revision.
-    pub(super) compacted: i64,
-    /// Compactions that are not published yet: the compact revision before, and the one they set.
-    pub(super) compactions: Vec<(i64, i64)>,
     pub(super) attributes: Attributes,
     /// Who waits for which entry, by the id in it, and since when.
     pub(super) waiting: FoldMap<u64, Open>,
@@ -156,16 +153,8 @@ pub struct Core {
     /// Keeps readable what these name: one reader for all of a turn.
     pub(super) as_applied: Option<AsOf>,
     pub(super) replies: Vec<Vec<Reply>>,
-    /// Answers to compactions that wait for the removal.
-    pub(super) removal_waiters: Vec<Reply>,
+    pub(super) removal: Removal,
     pub(super) image_waiters: Vec<Ticket>,
-    pub(super) removing: bool,
-    pub(super) next_removal: Instant,
-    /// Changes above this revision are all still there.
-    pub(super) removed_through: i64,
-    /// The revision of the last compaction's publication: its removal begins once all watches have come so far.
-    pub(super) removal_after: i64,
-    pub(super) removal_asked: Instant,
     compactor: Compactor,
     pub(super) room: Room,
     pub(super) nospace: NospaceAlarm,
@@ -194,6 +183,7 @@ impl Core {
         let shards = parts.shared.shards.len();
         let applied = parts.machine.applied_index;
         let compacted = parts.machine.store.compact_revision();
+        let pause = parts.config.compaction_sleep_interval;
         let advances = parts.config.initial_election_tick_advance;
         let own = parts.shared.identity.member_id;
         let attributes = Attributes::new(own, parts.attributes, parts.config.election_timeout / 2);
@@ -231,8 +221,6 @@ impl Core {
             orders: parts.orders,
             hash_jobs: parts.hash_jobs,
             replayed_through: parts.locations.back().map_or(0, |(index, _)| *index),
-            compacted,
-            compactions: Vec::new(),
             attributes,
             open_bytes: 0,
             next_sweep: now,
@@ -257,14 +245,8 @@ impl Core {
             as_applied: None,
             // The last is for those who ask from outside the shards.
             replies: (0..=shards).map(|_| Vec::new()).collect(),
-            removal_waiters: Vec::new(),
+            removal: Removal::new(compacted, pause, now),
             image_waiters: Vec::new(),
-            // A compaction that was cut short by a crash goes on.
-            removing: true,
-            next_removal: now,
-            removed_through: compacted,
-            removal_after: 0,
-            removal_asked: now,
             room,
             nospace,
             next_tick: now,
@@ -398,8 +380,8 @@ impl Core {
     fn patience(&self) -> (Duration, usize) {
         let now = self.shared.clock.now();
         let mut patience = self.next_tick.saturating_duration_since(now);
-        if self.removing {
-            patience = patience.min(self.next_removal.saturating_duration_since(now));
+        if let Some(left) = self.removal.wait(now) {
+            patience = patience.min(left);
         }
         if let Some(left) = self.round_waits(now) {
             patience = patience.min(left);
@@ -711,9 +693,9 @@ impl Core {
             alarms: Arc::clone(&self.alarms),
             members: Arc::clone(self.membership.members()),
             in_use_bytes: self.machine.in_use_bytes(),
-            removed_through: self.removed_through,
+            removed_through: self.removal.through(),
         }));
-        for (previous, revision) in self.compactions.drain(..) {
+        for (previous, revision) in self.removal.take_unpublished() {
             // It covers what the compaction removes.
             let state = self.shared.read_long_at(Reader::Hash, moment.keeping_from(previous));
             let hashes = &self.shared.compaction_hashes;
@@ -777,8 +759,8 @@ impl Core {
                 Waiter::Members(..) | Waiter::Expiry(_) | Waiter::Attributes | Waiter::Nobody => continue,
             };
             let reply = Reply { ticket, revision, raft_term, body };
-            if wait_removed && self.removing {
-                self.removal_waiters.push(reply);
+            if wait_removed && self.removal.is_open() {
+                self.removal.keep(reply);
             } else {
                 let queue = self.queue_of(ticket);
                 self.replies[queue].push(reply);

@@ -1,4 +1,4 @@
-//! What becomes free: removing what compactions made unreadable, saving checkpoints, emptying and deleting segments.
+//! What becomes free: saving checkpoints, emptying and deleting segments.
 
 use std::collections::BTreeSet;
 use std::sync::mpsc::SyncSender;
@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use log::{Log, SegmentState, Space};
 use planted::Bug;
 
+use super::removal::{self, Sliced};
 use super::room::Purpose;
 use super::run::Core;
 use crate::long_reads::Reader;
@@ -58,10 +59,6 @@ const FEW_ENTRIES_FACTOR: u64 = 4;
 const VERSION_BYTES: u64 = 64;
 /// Segments emptied at once.
 const RECLAIM_SEGMENTS: usize = 16;
-/// Pause before a removal looks again whether readers that it waits for have ended.
-const READERS_PAUSE: Duration = Duration::from_millis(200);
-/// How long a removal waits for watches that lag behind; longer, and they are told that they were overtaken.
-const REMOVAL_PATIENCE: Duration = Duration::from_secs(10);
 
 /// What the core knows of checkpoints.
 pub(super) struct Checkpoints {
@@ -105,19 +102,17 @@ fn moved_bytes(usage: &machine::SegmentUse) -> u64 {
 impl Core {
     /// Removes a slice of what compactions made unreadable.
     pub(super) fn remove_slice(&mut self, now: Instant) {
-        if !self.removing || now < self.next_removal || !self.machine.is_whole() {
+        if !self.machine.is_whole() {
             return;
         }
-        self.next_removal = now + self.config.compaction_sleep_interval;
         let compacted = self.machine.store.compact_revision();
-        if self.removed_through < compacted {
-            let waited = now.saturating_duration_since(self.removal_asked) >= REMOVAL_PATIENCE;
-            if self.shared.all_saw(self.removal_after) || waited {
-                // Published before anything is removed.
-                self.removed_through = compacted;
+        match self.removal.step(compacted, |revision| self.shared.all_saw(revision), now) {
+            removal::Step::Nothing => return,
+            removal::Step::Publish => {
                 self.applied_since = true;
+                return;
             }
-            return;
+            removal::Step::Remove => {}
         }
         let removable = self.shared.long_reads.removable(compacted, now);
         if removable.overtaken > 0 {
@@ -129,34 +124,30 @@ impl Core {
         }
         let versions = self.machine.store.stats().versions;
         let done = self.machine.compact_step_through(removable.through, self.config.compaction_batch_limit);
-        let metrics = &self.shared.metrics.mvcc;
-        if !done && versions == self.machine.store.stats().versions {
-            // Everything that nobody reads is gone. Whoever asked for the removal does not wait for readers, as in etcd.
-            self.next_removal = now + READERS_PAUSE;
-            self.answer_removal();
-            return;
+        let removed = versions.saturating_sub(self.machine.store.stats().versions);
+        let sliced = match done {
+            true => Sliced::All,
+            false if removed == 0 => Sliced::Waits,
+            false => Sliced::Some,
+        };
+        let (told, took) = self.removal.sliced(sliced, now);
+        if sliced != Sliced::Waits {
+            let metrics = &self.shared.metrics.mvcc;
+            metrics.db_compaction_keys.add(removed);
+            let pause = self.shared.clock.now().saturating_duration_since(now);
+            metrics.db_compaction_pause.observe_milliseconds(pause);
+            // What was removed leaves memory with the next publications.
+            self.applied_since = true;
         }
-        metrics.db_compaction_keys.add(versions.saturating_sub(self.machine.store.stats().versions));
-        metrics
-            .db_compaction_pause
-            .observe_milliseconds(self.shared.clock.now().saturating_duration_since(now));
-        if done {
-            self.removing = false;
+        if let Some(took) = took {
             if self.has_garbage() {
                 self.checkpoint.frees_at = Some(now);
             }
-            metrics
-                .db_compaction_total
-                .observe_milliseconds(now.saturating_duration_since(self.removal_asked));
+            let metrics = &self.shared.metrics.mvcc;
+            metrics.db_compaction_total.observe_milliseconds(took);
             metrics.db_compaction_last.set_u64(self.shared.clock.unix_seconds());
-            self.answer_removal();
         }
-        // What was removed leaves memory with the next publications.
-        self.applied_since = true;
-    }
-
-    fn answer_removal(&mut self) {
-        for reply in std::mem::take(&mut self.removal_waiters) {
+        for reply in told {
             let queue = self.queue_of(reply.ticket);
             self.replies[queue].push(reply);
         }

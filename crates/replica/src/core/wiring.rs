@@ -213,7 +213,7 @@ impl Core {
         // Nobody would notice any more that it does not go on.
         self.end_install();
         self.held_back = false;
-        self.removing = false;
+        self.removal.stop();
         // So that what was applied before is published, and that there is no leader to be told of.
         self.applied_since = true;
         self.next_tick = now + IDLE;
@@ -757,13 +757,8 @@ impl Core {
         }
         self.locations.clear();
         self.terms = vec![(restore.index, restore.term)];
-        self.compacted = self.machine.store.compact_revision();
-        self.removing = true;
-        self.next_removal = now;
-        self.removal_after = self.machine.store.current_revision();
-        self.removal_asked = now;
-        // The sender may have removed all that. Watches that need some of it are canceled rather than told a part.
-        self.removed_through = self.compacted;
+        let store = &self.machine.store;
+        self.removal.restored(store.compact_revision(), store.current_revision(), now);
         self.alarms = Arc::new(self.machine.alarms.clone());
         self.tell_members();
         self.install.installed(Reset { index: restore.index, term: restore.term }, replaced);

@@ -1,0 +1,199 @@
+//! Removing what compactions made unreadable: when it begins, how it goes on, and who waits for its end.
+
+use std::time::{Duration, Instant};
+
+use super::Reply;
+
+/// Pause before a removal looks again whether readers that it waits for have ended.
+const READERS_PAUSE: Duration = Duration::from_millis(200);
+/// How long a removal waits for watches that lag behind; longer, and they are told that they were overtaken.
+const WATCHES_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What is to be done about a removal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Nothing now.
+    Nothing,
+    /// That it begins is to be published: [`Removal::through`] has changed.
+    Publish,
+    /// A slice is to be removed.
+    Remove,
+}
+
+/// What a slice has done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sliced {
+    /// It has removed something, and there is more.
+    Some,
+    /// Everything is gone that nobody reads.
+    Waits,
+    /// Everything is gone.
+    All,
+}
+
+/// The removal of what compactions made unreadable. It goes on in slices, with pauses between them, once all watches have
+/// come as far as the compaction's publication and what it will remove is published.
+///
+/// It removes nothing itself: it says when.
+pub(super) struct Removal {
+    /// Between two slices.
+    pause: Duration,
+    /// The compact revision.
+    compacted: i64,
+    /// Compactions that are not published yet: the compact revision before, and the one they set.
+    unpublished: Vec<(i64, i64)>,
+    is_open: bool,
+    next: Instant,
+    /// Changes above this revision are all still there.
+    through: i64,
+    /// The revision of the last compaction's publication: its removal begins once all watches have come so far.
+    after: i64,
+    asked: Instant,
+    /// Answers to compactions that wait for the removal.
+    waiters: Vec<Reply>,
+}
+
+impl Removal {
+    /// Of a state that is compacted so far. A compaction that was cut short by a crash goes on.
+    pub fn new(compacted: i64, pause: Duration, now: Instant) -> Removal {
+        Removal {
+            pause,
+            compacted,
+            unpublished: Vec::new(),
+            is_open: true,
+            next: now,
+            through: compacted,
+            after: 0,
+            asked: now,
+            waiters: Vec::new(),
+        }
+    }
+
+    /// The state at the revision `current` is compacted to this one now. `is_hashed` says whether its hash is to be computed
+    /// once it is published.
+    pub fn compacted(&mut self, revision: i64, current: i64, is_hashed: bool, now: Instant) {
+        let previous = std::mem::replace(&mut self.compacted, revision);
+        if is_hashed {
+            self.unpublished.push((previous, revision));
+        }
+        (self.is_open, self.next, self.after, self.asked) = (true, now, current, now);
+    }
+
+    /// Another member's state at the revision `current`, compacted so far, has taken the place of the one before. The sender
+    /// may have removed all that: watches that need some of it are canceled rather than told a part.
+    pub fn restored(&mut self, compacted: i64, current: i64, now: Instant) {
+        (self.compacted, self.through) = (compacted, compacted);
+        (self.is_open, self.next, self.after, self.asked) = (true, now, current, now);
+    }
+
+    /// Changes above this revision are all still there.
+    pub fn through(&self) -> i64 {
+        self.through
+    }
+
+    /// How long until the next step; `None` if there is nothing to remove.
+    pub fn wait(&self, now: Instant) -> Option<Duration> {
+        self.is_open.then(|| self.next.saturating_duration_since(now))
+    }
+
+    /// Takes out the compactions that are not published yet: the compact revision before, and the one they set.
+    pub fn take_unpublished(&mut self) -> Vec<(i64, i64)> {
+        std::mem::take(&mut self.unpublished)
+    }
+
+    /// What to do now. `all_saw` says whether all watches have come as far as a revision.
+    pub fn step(&mut self, compacted: i64, all_saw: impl FnOnce(i64) -> bool, now: Instant) -> Step {
+        if !self.is_open || now < self.next {
+            return Step::Nothing;
+        }
+        self.next = now + self.pause;
+        if self.through >= compacted {
+            return Step::Remove;
+        }
+        let waited = now.saturating_duration_since(self.asked) >= WATCHES_TIMEOUT;
+        if !all_saw(self.after) && !waited {
+            return Step::Nothing;
+        }
+        // Published before anything is removed.
+        self.through = compacted;
+        Step::Publish
+    }
+
+    /// A slice was removed. Returns the answers that waited for this, and how long the whole removal took, if it is at its
+    /// end. Whoever asked for the removal does not wait for readers, as in etcd.
+    pub fn sliced(&mut self, sliced: Sliced, now: Instant) -> (Vec<Reply>, Option<Duration>) {
+        let took = match sliced {
+            Sliced::Some => return (Vec::new(), None),
+            Sliced::Waits => {
+                self.next = now + READERS_PAUSE;
+                None
+            }
+            Sliced::All => {
+                self.is_open = false;
+                Some(now.saturating_duration_since(self.asked))
+            }
+        };
+        (std::mem::take(&mut self.waiters), took)
+    }
+
+    /// Whether there is something to remove.
+    pub fn is_open(&self) -> bool {
+        self.is_open
+    }
+
+    /// Keeps an answer until the removal under way is at its end.
+    pub fn keep(&mut self, reply: Reply) {
+        self.waiters.push(reply);
+    }
+
+    /// Ends it: the state changes no more.
+    pub fn stop(&mut self) {
+        self.is_open = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::{ReplyBody, Ticket};
+
+    const PAUSE: Duration = Duration::from_millis(10);
+
+    fn reply() -> Reply {
+        let ticket = Ticket { shard: 0, slot: 1, generation: 0 };
+        Reply { ticket, revision: 9, raft_term: 1, body: ReplyBody::Readable }
+    }
+
+    #[test]
+    fn nothing_is_removed_before_all_watches_saw_and_it_is_published() {
+        let now = Instant::now();
+        let mut removal = Removal::new(0, PAUSE, now);
+        removal.compacted(5, 9, true, now);
+        assert_eq!(removal.take_unpublished(), [(0, 5)]);
+        assert_eq!(removal.step(5, |revision| revision < 9, now), Step::Nothing);
+        assert_eq!((removal.through(), removal.wait(now)), (0, Some(PAUSE)));
+        assert_eq!(removal.step(5, |_| true, now), Step::Nothing, "it pauses");
+        assert_eq!(removal.step(5, |revision| revision <= 9, now + PAUSE), Step::Publish);
+        assert_eq!(removal.through(), 5);
+        assert_eq!(removal.step(5, |_| false, now + 2 * PAUSE), Step::Remove);
+        // Watches that lag behind too long are overtaken.
+        removal.compacted(7, 12, false, now);
+        assert!(removal.take_unpublished().is_empty());
+        assert_eq!(removal.step(7, |_| false, now + WATCHES_TIMEOUT), Step::Publish);
+    }
+
+    #[test]
+    fn whoever_waits_hears_at_the_end_or_when_only_readers_are_left() {
+        let now = Instant::now();
+        let mut removal = Removal::new(5, PAUSE, now);
+        removal.keep(reply());
+        let (told, took) = removal.sliced(Sliced::Some, now);
+        assert!(told.is_empty() && took.is_none());
+        let (told, took) = removal.sliced(Sliced::Waits, now);
+        assert!(told.len() == 1 && took.is_none() && removal.wait(now) == Some(READERS_PAUSE));
+        removal.keep(reply());
+        let (told, took) = removal.sliced(Sliced::All, now + PAUSE);
+        assert!(told.len() == 1 && took == Some(PAUSE) && removal.wait(now).is_none());
+        assert!(!removal.is_open());
+    }
+}
