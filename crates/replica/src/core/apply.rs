@@ -191,10 +191,10 @@ impl Core {
             EntryKind::Normal => {
                 let since = self.shared.clock.now();
                 let begun = Begun { index: entry.index, term: entry.term, bytes: entry.data.len(), since };
-                let waiting = &self.waiting;
+                let proposals = &self.proposals;
                 let values = AtHand::new(&self.values, &[]);
                 let mut left = self.applying.left;
-                let outcome = self.machine.begin(command, &values, &mut left, |id| waiting.contains_key(&id));
+                let outcome = self.machine.begin(command, &values, &mut left, |id| proposals.is_awaited(id));
                 self.applying.left = left.saturating_sub(bytes);
                 match outcome {
                     Ok(Some(applied)) => self.applied(&begun, applied, now),
@@ -288,7 +288,7 @@ impl Core {
         if let Some(change) = applied.change {
             self.changed(change, now);
         }
-        let waiter = self.taken_from_waiting(applied.request_id).unwrap_or(Waiter::Nobody);
+        let waiter = self.proposals.take(applied.request_id).unwrap_or(Waiter::Nobody);
         match waiter {
             Waiter::Expiry(id) => {
                 let gone = applied.outcome.is_ok() || applied.outcome == Err(error::LEASE_NOT_FOUND);

@@ -2,22 +2,15 @@
 
 use std::time::{Duration, Instant};
 
-use api::Status;
-use api::error;
-use api::etcdserverpb::{InternalRaftRequest, RequestHeader};
 use api::raftpb;
 use bytes::Bytes;
-use consensus::Request;
-use log::Space;
 use planted::{Bug, Measure};
-use prost::Message as _;
 
-use super::room::{Purpose, purpose_of};
-use super::run::Core;
+use super::gathering::Gathering;
 use super::{MemberChange, Ticket};
+use crate::arrivals::Charge;
+use crate::fold::FoldMap;
 
-/// Bytes that may wait in the log to be synced before the core holds proposals back.
-const LOG_QUEUE_BYTES: usize = 64 << 20;
 /// Bytes of commands that a follower hands on before some of them are applied.
 const FORWARDED_BYTES_MAX: usize = 8 << 20;
 
@@ -39,9 +32,9 @@ pub(super) enum Waiter {
 }
 
 /// Something proposed whose entry is waited for.
-pub(super) struct Open {
-    pub waiter: Waiter,
-    pub since: Instant,
+struct Open {
+    waiter: Waiter,
+    since: Instant,
     given: Given,
     /// A client's command, to be proposed again if the leader did not get it into the log.
     data: Option<Bytes>,
@@ -51,16 +44,10 @@ pub(super) struct Open {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Given {
     /// The leader's term.
-    term: u64,
+    pub term: u64,
     /// Whether it gets into the log in that term or never. Otherwise it may be applied at any time, and nobody may
     /// propose it again: whoever waits is told after a while that it took too long, as in etcd.
-    bound: bool,
-}
-
-impl Open {
-    pub fn new(waiter: Waiter, since: Instant, given: Given) -> Open {
-        Open { waiter, since, given, data: None }
-    }
+    pub bound: bool,
 }
 
 /// A client's command that is not proposed yet.
@@ -72,105 +59,133 @@ pub(super) struct Proposal {
     pub since: Instant,
 }
 
-impl Core {
-    /// Whether the log can take more before its next sync.
-    pub(super) fn log_has_room(&self) -> bool {
-        self.log.queued_bytes() < LOG_QUEUE_BYTES
+/// What the log can take now.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ground {
+    /// Whether this member leads: its own log takes what is proposed. Otherwise it goes to the leader.
+    pub leads: bool,
+    /// Bytes that wait to be synced or applied.
+    pub queued_bytes: usize,
+    /// How many may.
+    pub queued_bytes_max: usize,
+}
+
+/// Clients' commands and the core's own, from their arrival until they are applied or given up.
+///
+/// What has come gathers until a batch of it is proposed; then whoever waits for it is known here by the id in its entry.
+/// It proposes nothing itself.
+pub(super) struct Proposals {
+    /// Clients' commands that are not proposed yet.
+    gathered: Vec<Proposal>,
+    /// What other members have handed on to this one, which leads.
+    handed_on: Vec<(raftpb::Message, Charge)>,
+    /// Whether some of them wait for the log to have room, or for a leader.
+    held_back: bool,
+    /// Whether that is for want of room, and not of a leader.
+    held_for_room: bool,
+    gathering: Gathering,
+    /// Who waits for which entry, by the id in it, and since when.
+    waiting: FoldMap<u64, Open>,
+    /// Bytes of the clients' commands among them.
+    open_bytes: usize,
+    next_sweep: Instant,
+}
+
+impl Proposals {
+    /// Nothing is proposed.
+    pub fn new(now: Instant) -> Proposals {
+        Proposals {
+            gathered: Vec::new(),
+            handed_on: Vec::new(),
+            held_back: false,
+            held_for_room: false,
+            gathering: Gathering::new(now),
+            waiting: FoldMap::default(),
+            open_bytes: 0,
+            next_sweep: now,
+        }
     }
 
-    pub(super) fn has_gathered(&self) -> bool {
+    /// A client's command has come, over this connection, more or less.
+    pub fn push(&mut self, proposal: Proposal, writer: u16, now: Instant) {
+        self.gathering.wrote(writer, now);
+        self.gathered.push(proposal);
+    }
+
+    /// Another member hands commands on to this one, which leads.
+    pub fn hand_on(&mut self, message: raftpb::Message, charge: Charge, now: Instant) {
+        self.gathering.came(now);
+        self.handed_on.push((message, charge));
+    }
+
+    /// Whether there is anything to propose.
+    pub fn has_gathered(&self) -> bool {
         !self.gathered.is_empty() || !self.handed_on.is_empty()
     }
 
-    /// How many more proposals to wait for, and how long; `None` to go ahead.
-    pub(super) fn gathering_wait(&self, now: Instant) -> Option<(usize, Duration)> {
-        let waiting = self.gathered.len() + self.handed_on.len();
-        if self.machine.members.by_id.len() <= 1 {
-            return self.gathering.wait(waiting, now);
-        }
-        let standing = self.node.standing();
-        let under_way =
-            if self.leadership.leads() { standing.last > standing.commit } else { self.open_bytes > 0 };
-        self.gathering.wait_in_cluster(waiting, under_way, self.pressure.pace(), now)
+    /// Whether a client's command is to be proposed.
+    pub fn has_own(&self) -> bool {
+        !self.gathered.is_empty()
     }
 
-    /// Proposes what has gathered, unless it is better to wait: for more, for the log, or for a leader.
-    pub(super) fn propose_gathered(&mut self, now: Instant) {
-        if !self.has_gathered() || self.gathering_wait(now).is_some() {
-            return;
-        }
-        let (handed_on, handed_on_bytes) = self.propose_handed_on();
-        self.gathering.went(self.gathered.len() + handed_on, now);
+    /// Whether some of it waits for the log to have room, or for a leader.
+    pub fn is_held_back(&self) -> bool {
+        self.held_back
+    }
+
+    /// Whether it waits for want of room.
+    pub fn is_held_for_room(&self) -> bool {
+        self.held_for_room
+    }
+
+    /// How many more proposals to wait for, and how long, where this is the only member; `None` to go ahead.
+    pub fn wait(&self, now: Instant) -> Option<(usize, Duration)> {
+        self.gathering.wait(self.gathered.len() + self.handed_on.len(), now)
+    }
+
+    /// The same in a cluster, see [`Gathering::wait_in_cluster`].
+    pub fn wait_in_cluster(
+        &self,
+        under_way: bool,
+        pace: Duration,
+        now: Instant,
+    ) -> Option<(usize, Duration)> {
+        self.gathering.wait_in_cluster(self.gathered.len() + self.handed_on.len(), under_way, pace, now)
+    }
+
+    /// Whether clients' commands are proposed and not applied.
+    pub fn is_under_way(&self) -> bool {
+        self.open_bytes > 0
+    }
+
+    /// A batch goes: takes out what other members have handed on, as far as the log has room for it; the rest waits for its
+    /// next sync. `thin_out` leaves what the disk has room for, `take` is given each message that goes. Returns the bytes
+    /// of their entries.
+    pub fn go(
+        &mut self,
+        ground: Ground,
+        thin_out: impl FnMut(&mut raftpb::Message),
+        take: impl FnMut(raftpb::Message),
+        now: Instant,
+    ) -> usize {
+        let (went, went_bytes) = self.go_handed_on(ground, thin_out, take);
+        self.gathering.went(self.gathered.len() + went, now);
         self.held_back = !self.handed_on.is_empty();
         self.held_for_room = self.held_back;
-        if self.gathered.is_empty() {
-            return;
-        }
-        if self.stopping.is_some() {
-            for proposal in std::mem::take(&mut self.gathered) {
-                self.shared.proposal_taken(proposal.data.len());
-                self.refuse(proposal.ticket, error::STOPPED);
-            }
-            return;
-        }
-        let queue_bytes_max =
-            if self.room.has_plenty(&self.log) { LOG_QUEUE_BYTES } else { self.refuse_without_room() };
-        if self.gathered.is_empty() {
-            return;
-        }
-        // What was just proposed is not in the log yet.
-        let mut queued_bytes = self.queued_bytes() + handed_on_bytes;
-        // What the log cannot take yet waits here for its next sync.
-        let mut fits = |proposal: &Proposal| {
-            let room = queued_bytes < queue_bytes_max;
-            queued_bytes += proposal.data.len();
-            room
-        };
-        let mut count = self.gathered.iter().take_while(|proposal| fits(proposal)).count();
-        if !self.leadership.leads() {
-            count = count.min(self.forwardable());
-        }
-        self.held_back |= count < self.gathered.len();
-        self.held_for_room |= self.leadership.leads() && count < self.gathered.len();
-        if count == 0 {
-            return;
-        }
-        let entries = self.gathered[..count].iter().map(|proposal| proposal.data.clone()).collect();
-        if self.node.request(Request::Propose(entries)).is_err() {
-            // No leader, or one that is handing over: the next one takes them, if it comes in time.
-            (self.held_back, self.held_for_room) = (true, false);
-            return;
-        }
-        let given = self.given();
-        for proposal in self.gathered.drain(..count) {
-            self.shared.proposal_taken(proposal.data.len());
-            let waiter = Waiter::Client(proposal.ticket, proposal.wait_removed);
-            self.open_bytes += proposal.data.len();
-            let open = Open { waiter, since: proposal.since, given, data: Some(proposal.data) };
-            self.waiting.insert(proposal.id, open);
-        }
+        went_bytes
     }
 
-    /// Whether what was held back for want of room has room again, though no sync of the log tells so: it was what is to
-    /// be applied that took the room.
-    pub(super) fn has_room_again(&self) -> bool {
-        self.held_for_room && self.queued_bytes() < self.queue_bytes_max()
-    }
-
-    /// Bytes that wait to be synced or applied.
-    fn queued_bytes(&self) -> usize {
-        self.log.queued_bytes() + self.applying.bytes()
-    }
-
-    /// Proposes what other members have handed on, as far as the log has room for it: the rest waits for its next sync.
-    /// Returns the number of messages that went, and the bytes of their entries.
-    fn propose_handed_on(&mut self) -> (usize, usize) {
+    fn go_handed_on(
+        &mut self,
+        ground: Ground,
+        mut thin_out: impl FnMut(&mut raftpb::Message),
+        mut take: impl FnMut(raftpb::Message),
+    ) -> (usize, usize) {
         if self.handed_on.is_empty() {
             return (0, 0);
         }
         // Raft refuses what a member that does not lead any more is left with.
-        let bounded = self.leadership.leads();
-        let (mut queued_bytes, bytes_max) = (self.queued_bytes(), self.queue_bytes_max());
+        let Ground { leads: bounded, mut queued_bytes, queued_bytes_max: bytes_max } = ground;
         let (mut went, mut went_bytes, mut waits) = (0, 0, Vec::new());
         for (mut message, charge) in std::mem::take(&mut self.handed_on) {
             if bounded && queued_bytes >= bytes_max && !planted::is(Bug::HandedOnWithoutRoom) {
@@ -180,7 +195,7 @@ impl Core {
             }
             if bounded {
                 // The disk may have come to be short of room since they came.
-                self.room.thin_out(&self.log, &mut message);
+                thin_out(&mut message);
                 let fits = |entry: &&raftpb::Entry| {
                     let room = queued_bytes < bytes_max || planted::is(Bug::HandedOnWithoutRoom);
                     if room {
@@ -205,42 +220,30 @@ impl Core {
                     .filter_map(|entry| entry.data.as_ref())
                     .map(Bytes::len)
                     .sum::<usize>();
-                self.step_received(message);
+                take(message);
             }
         }
         self.handed_on = waits;
         (went, went_bytes)
     }
 
-    /// To whom a proposal goes that is made now.
-    pub(super) fn given(&self) -> Given {
-        Given { term: self.node.standing().term, bound: self.node.binds_proposals() }
-    }
-
-    /// Refuses what the disk has no room for. Returns how many bytes may wait for the log, of what is left.
-    fn refuse_without_room(&mut self) -> usize {
-        let idle = self.log.queued_bytes() == 0;
-        for proposal in std::mem::take(&mut self.gathered) {
-            let purpose = purpose_of(&proposal.data);
-            // While something is being written its room counts as taken, and may be there again: that is waited for.
-            let waits = !idle && self.log.space() == Space::Ample;
-            if waits || self.room.has(&self.log, proposal.data.len(), purpose) {
-                self.gathered.push(proposal);
-            } else {
-                self.shared.proposal_taken(proposal.data.len());
-                self.refuse(proposal.ticket, error::NO_SPACE);
-            }
+    /// The clients' commands that go into the log now, the oldest first, as far as it has room for them; a member that does
+    /// not lead hands on only so much. They stay until [`Proposals::proposed`].
+    pub fn next_batch(&mut self, ground: Ground) -> Vec<Bytes> {
+        let mut queued_bytes = ground.queued_bytes;
+        // What the log cannot take yet waits here for its next sync.
+        let mut fits = |proposal: &Proposal| {
+            let room = queued_bytes < ground.queued_bytes_max;
+            queued_bytes += proposal.data.len();
+            room
+        };
+        let mut count = self.gathered.iter().take_while(|proposal| fits(proposal)).count();
+        if !ground.leads {
+            count = count.min(self.forwardable());
         }
-        self.queue_bytes_max()
-    }
-
-    /// How many bytes may wait for the log: of what is left, where the disk is short of room.
-    fn queue_bytes_max(&self) -> usize {
-        if self.room.has_plenty(&self.log) {
-            LOG_QUEUE_BYTES
-        } else {
-            LOG_QUEUE_BYTES.min(self.log.segment_bytes() as usize / 4)
-        }
+        self.held_back |= count < self.gathered.len();
+        self.held_for_room |= ground.leads && count < self.gathered.len();
+        self.gathered[..count].iter().map(|proposal| proposal.data.clone()).collect()
     }
 
     /// How many of the gathered proposals a follower may hand on now. What goes to the leader shares its connection
@@ -255,8 +258,71 @@ impl Core {
         self.gathered.iter().take_while(fits).count()
     }
 
-    /// Nobody waits for this entry any more.
-    pub(super) fn taken_from_waiting(&mut self, id: u64) -> Option<Waiter> {
+    /// There is no leader, or one that is handing over: the next one takes the batch, if it comes in time.
+    pub fn refused(&mut self) {
+        (self.held_back, self.held_for_room) = (true, false);
+    }
+
+    /// The oldest `count` of the gathered commands were given to this leader. `taken` hears the bytes of each.
+    pub fn proposed(&mut self, count: usize, given: Given, mut taken: impl FnMut(usize)) {
+        for proposal in self.gathered.drain(..count) {
+            taken(proposal.data.len());
+            let waiter = Waiter::Client(proposal.ticket, proposal.wait_removed);
+            self.open_bytes += proposal.data.len();
+            let open = Open { waiter, since: proposal.since, given, data: Some(proposal.data) };
+            self.waiting.insert(proposal.id, open);
+        }
+    }
+
+    /// Takes out the gathered commands that do not stay.
+    pub fn take_out(&mut self, mut stays: impl FnMut(&Proposal) -> bool) -> Vec<Proposal> {
+        let mut out = Vec::new();
+        for proposal in std::mem::take(&mut self.gathered) {
+            if stays(&proposal) {
+                self.gathered.push(proposal);
+            } else {
+                out.push(proposal);
+            }
+        }
+        out
+    }
+
+    /// Takes out all gathered commands.
+    pub fn take_all(&mut self) -> Vec<Proposal> {
+        std::mem::take(&mut self.gathered)
+    }
+
+    /// This member is out of service: takes out everybody who waits for an entry, in the order of the ids.
+    pub fn end(&mut self) -> Vec<Waiter> {
+        self.handed_on.clear();
+        self.held_back = false;
+        let mut ids: Vec<u64> = self.waiting.keys().copied().collect();
+        ids.sort_unstable();
+        ids.into_iter().filter_map(|id| self.take(id)).collect()
+    }
+
+    /// Somebody waits for the entry with this id, which was given to this leader.
+    pub fn await_entry(&mut self, id: u64, waiter: Waiter, since: Instant, given: Given) {
+        self.waiting.insert(id, Open { waiter, since, given, data: None });
+    }
+
+    /// How many entries are waited for.
+    pub fn open(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Whether somebody waits for the entry with this id.
+    pub fn is_awaited(&self, id: u64) -> bool {
+        self.waiting.contains_key(&id)
+    }
+
+    /// Who waits for the entry with this id.
+    pub fn waiter(&self, id: u64) -> Option<&Waiter> {
+        self.waiting.get(&id).map(|open| &open.waiter)
+    }
+
+    /// Takes out who waits for the entry with this id.
+    pub fn take(&mut self, id: u64) -> Option<Waiter> {
         let open = self.waiting.remove(&id)?;
         self.open_bytes = self.open_bytes.saturating_sub(open.data.map_or(0, |data| data.len()));
         Some(open.waiter)
@@ -264,42 +330,37 @@ impl Core {
 
     /// An entry of a newer term than those before has been applied: what was given to a leader of an older term, and
     /// has not been applied by now, never will be, if that leader takes forwarded proposals only for its own term: for
-    /// in the log no entry of an older term follows. Then clients' commands and changes are proposed again.
-    pub(super) fn propose_again(&mut self, term: u64) {
-        let mut lost: Vec<u64> = self
-            .waiting
-            .iter()
-            .filter(|(_, open)| open.given.bound && open.given.term < term)
-            .map(|(id, _)| *id)
-            .collect();
+    /// in the log no entry of an older term follows. Then clients' commands are proposed again, `again` hears the bytes of
+    /// each, and who else waited is returned.
+    pub fn lost(&mut self, term: u64, mut again: impl FnMut(usize)) -> Vec<(Waiter, Instant)> {
+        let is_lost = |open: &Open| open.given.bound && open.given.term < term;
+        let mut lost: Vec<u64> =
+            self.waiting.iter().filter(|(_, open)| is_lost(open)).map(|(id, _)| *id).collect();
         lost.sort_unstable();
-        let mut again = Vec::new();
+        let (mut commands, mut others) = (Vec::new(), Vec::new());
         for id in lost {
             let Some(open) = self.waiting.remove(&id) else { continue };
-            self.open_bytes = self.open_bytes.saturating_sub(open.data.as_ref().map_or(0, bytes::Bytes::len));
+            self.open_bytes = self.open_bytes.saturating_sub(open.data.as_ref().map_or(0, Bytes::len));
             match (open.waiter, open.data) {
                 (Waiter::Client(ticket, wait_removed), Some(data)) => {
-                    self.shared.proposal_again(data.len());
-                    again.push(Proposal { ticket, id, data, wait_removed, since: open.since });
+                    again(data.len());
+                    commands.push(Proposal { ticket, id, data, wait_removed, since: open.since });
                 }
-                (Waiter::Members(ticket, change), _) => {
-                    self.membership.was_lost((ticket, *change, open.since));
-                }
-                (waiter, _) => self.give_up(waiter, error::LEADER_CHANGED),
+                (waiter, _) => others.push((waiter, open.since)),
             }
         }
-        if again.is_empty() {
-            return;
+        if !commands.is_empty() {
+            // In the order in which they came, before those that came later.
+            commands.sort_unstable_by_key(|proposal| (proposal.since, proposal.id));
+            commands.append(&mut self.gathered);
+            self.gathered = commands;
         }
-        // In the order in which they came, before those that came later.
-        again.sort_unstable_by_key(|proposal| (proposal.since, proposal.id));
-        again.append(&mut self.gathered);
-        self.gathered = again;
+        others
     }
 
     /// The state was replaced by another member's: entries were passed over, and what was proposed may be among them.
     /// Nothing of it may be proposed again, or it could count twice; whoever waits is told that its time is up.
-    pub(super) fn forget_commands(&mut self) {
+    pub fn forget_commands(&mut self) {
         for open in self.waiting.values_mut() {
             open.data = None;
             open.given.bound &= !matches!(open.waiter, Waiter::Client(..) | Waiter::Members(..));
@@ -307,48 +368,18 @@ impl Core {
         self.open_bytes = 0;
     }
 
-    /// Proposes something of the core's own.
-    pub(super) fn propose_own(&mut self, mut request: InternalRaftRequest, waiter: Waiter) {
-        let id = self.shared.request_id();
-        request.header = Some(RequestHeader { id, ..RequestHeader::default() });
-        let data = Bytes::from(request.encode_to_vec());
-        // A follower's own disk has nothing to do with what it hands on.
-        let full = self.leadership.leads() && !self.room.has(&self.log, data.len(), Purpose::Own);
-        let refused = full || self.node.request(Request::Propose(vec![data])).is_err();
-        if refused {
-            self.give_up(waiter, error::NO_LEADER);
-        } else {
-            self.waiting.insert(id, Open::new(waiter, self.shared.clock.now(), self.given()));
-        }
-    }
-
-    pub(super) fn give_up(&mut self, waiter: Waiter, status: Status) {
-        match waiter {
-            Waiter::Client(ticket, _) | Waiter::Members(ticket, _) => self.refuse(ticket, status),
-            // The next leader is asked.
-            Waiter::KeepAlive(ticket, _) => self.refuse(ticket, error::NOT_PRIMARY_LESSOR),
-            Waiter::Expiry(id) => {
-                self.leases.revocation_ended(id, true, self.shared.clock.now());
-            }
-            Waiter::Attributes => self.attributes.were_lost(),
-            Waiter::Nobody => {}
-        }
-    }
-
-    /// Forgets what has waited for too long: the clients were told, and a proposal that was lost on its way to the
-    /// leader never comes back.
-    pub(super) fn sweep_waiting(&mut self, now: Instant) {
-        // The shards tell the clients; this is for what remains.
-        let timeout = self.shared.limits.request_timeout + Duration::from_secs(1);
+    /// At each tick: forgets what has waited for too long: the clients were told, and a proposal that was lost on its way to
+    /// the leader never comes back. `taken` hears the bytes of each command that was not proposed; who waits for an entry in
+    /// vain is returned.
+    pub fn sweep(&mut self, timeout: Duration, now: Instant, mut taken: impl FnMut(usize)) -> Vec<Waiter> {
         let late = |since: &Instant| now.saturating_duration_since(*since) >= timeout;
         // In the order of their arrival, the oldest first.
         let expired = self.gathered.iter().take_while(|proposal| late(&proposal.since)).count();
         for proposal in self.gathered.drain(..expired) {
-            self.shared.proposal_taken(proposal.data.len());
-            self.shared.metrics.server.proposals_failed.inc();
+            taken(proposal.data.len());
         }
         if now < self.next_sweep {
-            return;
+            return Vec::new();
         }
         self.next_sweep = now + timeout / 4;
         // A leader's own entries are lost only with its term. A lease must not be revoked a second time while its first
@@ -357,11 +388,115 @@ impl Core {
         let mut lost: Vec<u64> =
             self.waiting.iter().filter(|(_, open)| lost(open)).map(|(id, _)| *id).collect();
         lost.sort_unstable();
-        for id in lost {
-            if let Some(waiter) = self.taken_from_waiting(id) {
-                self.shared.metrics.server.proposals_failed.inc();
-                self.give_up(waiter, error::TIMEOUT);
-            }
+        lost.into_iter().filter_map(|id| self.take(id)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arrivals::Arrivals;
+
+    const GIVEN: Given = Given { term: 2, bound: true };
+    const LEADS: Ground = Ground { leads: true, queued_bytes: 0, queued_bytes_max: 1000 };
+
+    fn proposal(id: u64, bytes: usize, since: Instant) -> Proposal {
+        let ticket = Ticket { shard: 0, slot: u32::try_from(id).expect("small"), generation: 0 };
+        Proposal { ticket, id, data: Bytes::from(vec![0; bytes]), wait_removed: false, since }
+    }
+
+    fn gathered(ids: &[(u64, usize)], now: Instant) -> Proposals {
+        let mut proposals = Proposals::new(now);
+        ids.iter().for_each(|(id, bytes)| proposals.push(proposal(*id, *bytes, now), 1, now));
+        proposals
+    }
+
+    fn went(proposals: &mut Proposals, ground: Ground, now: Instant) -> usize {
+        proposals.go(ground, |_| {}, |_| {}, now);
+        let batch = proposals.next_batch(ground);
+        proposals.proposed(batch.len(), GIVEN, |_| {});
+        batch.len()
+    }
+
+    #[test]
+    fn what_finds_no_room_waits_and_a_follower_hands_on_so_much() {
+        let now = Instant::now();
+        let mut proposals = gathered(&[(1, 600), (2, 600), (3, 600)], now);
+        assert_eq!(went(&mut proposals, LEADS, now), 2);
+        assert!(proposals.is_held_back() && proposals.is_held_for_room() && proposals.is_under_way());
+        assert_eq!(went(&mut proposals, Ground { queued_bytes: 1000, ..LEADS }, now), 0);
+        let half = FORWARDED_BYTES_MAX / 2;
+        let mut proposals = gathered(&[(1, half), (2, half), (3, 1)], now);
+        let follows = Ground { leads: false, queued_bytes: 0, queued_bytes_max: usize::MAX };
+        assert_eq!(went(&mut proposals, follows, now), 2);
+        assert!(proposals.is_held_back() && !proposals.is_held_for_room());
+        assert!(matches!(proposals.take(1), Some(Waiter::Client(ticket, false)) if ticket.slot == 1));
+        assert!(!proposals.is_awaited(1) && proposals.is_awaited(2));
+        assert_eq!(went(&mut proposals, follows, now), 1);
+    }
+
+    #[test]
+    fn what_is_handed_on_is_cut_where_the_log_is_full() {
+        let now = Instant::now();
+        let mut proposals = Proposals::new(now);
+        let arrivals = Arrivals::default();
+        let entry = |bytes| raftpb::Entry { data: Some(Bytes::from(vec![0; bytes])), ..Default::default() };
+        for _ in 0..2 {
+            let message = raftpb::Message { entries: vec![entry(600), entry(600)], ..Default::default() };
+            let (mut admitted, charge) = arrivals.admit(&mut vec![message]).expect("there is room");
+            proposals.hand_on(admitted.remove(0), charge, now);
         }
+        let mut taken = Vec::new();
+        let ground = Ground { queued_bytes_max: 600, ..LEADS };
+        assert_eq!(proposals.go(ground, |_| {}, |message| taken.push(message.entries.len()), now), 600);
+        assert_eq!(taken, [1]);
+        assert!(proposals.has_gathered() && proposals.is_held_for_room());
+        assert_eq!(
+            proposals.go(LEADS, |message| message.entries.clear(), |_| panic!("none is left"), now),
+            0
+        );
+        assert!(!proposals.has_gathered());
+    }
+
+    #[test]
+    fn commands_that_a_lost_leader_did_not_take_are_proposed_again_before_others() {
+        let now = Instant::now();
+        let mut proposals = gathered(&[(1, 10), (2, 10)], now);
+        assert_eq!(went(&mut proposals, LEADS, now), 2);
+        proposals.await_entry(3, Waiter::Expiry(9), now, GIVEN);
+        proposals.await_entry(4, Waiter::Nobody, now, Given { bound: false, ..GIVEN });
+        proposals.push(proposal(5, 10, now), 1, now);
+        assert!(proposals.lost(2, |_| panic!("it may still be applied")).is_empty());
+        let mut again = 0;
+        let others = proposals.lost(3, |bytes| again += bytes);
+        assert!(matches!(others[..], [(Waiter::Expiry(9), _)]));
+        assert_eq!((again, proposals.open(), proposals.is_under_way()), (20, 1, false));
+        let ids: Vec<u64> = proposals.take_all().iter().map(|proposal| proposal.id).collect();
+        assert_eq!(ids, [1, 2, 5]);
+    }
+
+    #[test]
+    fn nothing_is_proposed_again_once_the_state_was_replaced() {
+        let now = Instant::now();
+        let mut proposals = gathered(&[(1, 10)], now);
+        went(&mut proposals, LEADS, now);
+        proposals.forget_commands();
+        assert!(proposals.lost(9, |_| {}).is_empty());
+        assert!(!proposals.has_gathered() && proposals.is_awaited(1) && !proposals.is_under_way());
+    }
+
+    #[test]
+    fn what_waits_too_long_is_given_up_but_for_revocations() {
+        let (now, timeout) = (Instant::now(), Duration::from_secs(8));
+        let mut proposals = gathered(&[(1, 10)], now);
+        went(&mut proposals, LEADS, now);
+        proposals.await_entry(2, Waiter::Expiry(9), now, GIVEN);
+        proposals.push(proposal(3, 10, now), 1, now);
+        let mut taken = 0;
+        assert!(proposals.sweep(timeout, now, |bytes| taken += bytes).is_empty());
+        let given_up = proposals.sweep(timeout, now + timeout, |bytes| taken += bytes);
+        assert!(matches!(given_up[..], [Waiter::Client(..)]));
+        assert_eq!((taken, proposals.open(), proposals.has_own()), (10, 1, false));
+        assert_eq!(proposals.end().len(), 1);
     }
 }

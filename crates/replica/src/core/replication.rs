@@ -7,6 +7,7 @@ use api::raftpb::{self, MessageType};
 use consensus::{Entry, Event, Fetch, Refused, Request, Role, Standing};
 
 use super::leadership::Leaves;
+use super::room::Room;
 use super::run::Core;
 use super::{ReplyBody, Ticket};
 use crate::arrivals::Charge;
@@ -36,7 +37,7 @@ impl Core {
                     message.entries.is_empty()
                 } else {
                     !self.room.takes_entries(&self.log, &message.entries)
-                        || !self.log_has_room()
+                        || !Room::takes_more(&self.log)
                         || self.applying.is_far_behind()
                 };
             if snapshot || full || self.machine.members.removed.contains(&from) {
@@ -45,38 +46,11 @@ impl Core {
             if self.leadership.leads() && self.membership.asks_to_remove_this(&message) {
                 self.membership.depart(message, now);
             } else if self.leadership.leads() && proposed {
-                self.gathering.came(now);
                 let held = charge.part(&message);
-                self.handed_on.push((message, held));
+                self.proposals.hand_on(message, held, now);
             } else {
                 self.step_received(message);
             }
-        }
-    }
-
-    /// What raft cannot take is dropped, as if it had been lost on the way: it is sent again if it matters.
-    pub(super) fn step_received(&mut self, message: raftpb::Message) {
-        let (kind, from) = (message.r#type.unwrap_or(0), message.from.unwrap_or(0));
-        let commit = message.commit.unwrap_or(0);
-        if let Err(why) = self.node.request(Request::Receive(message)) {
-            let last = self.node.standing().last;
-            if kind == MessageType::MsgHeartbeat as i32 && commit > last {
-                // Only what this member has acknowledged is committed to it by a heartbeat.
-                self.logger.error(
-                    "this member's log has lost entries that it had acknowledged: rebuild it from the others with \
-                     `mainstay rebuild`",
-                    &[("leader", Value::Id(from)), ("acknowledged", Value::Uint(commit)), ("last", Value::Uint(last))],
-                );
-                return;
-            }
-            self.logger.debug(
-                "dropped a message",
-                &[
-                    ("from", Value::Id(from)),
-                    ("type", Value::Int(i64::from(kind))),
-                    ("reason", Value::Str(&why.to_string())),
-                ],
-            );
         }
     }
 

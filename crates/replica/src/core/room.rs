@@ -30,6 +30,8 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 const PLENTY_BYTES: u64 = 1 << 30;
 /// Bytes of values that are moved at once, at most.
 const PORTION_BYTES: usize = 1 << 20;
+/// Bytes that may wait in the log to be synced before the core holds proposals back.
+const LOG_QUEUE_BYTES: usize = 64 << 20;
 /// Bytes waiting for the log beyond which entries of other members are dropped, as if lost on the way.
 const RECEIVED_QUEUE_BYTES: usize = 128 << 20;
 
@@ -268,6 +270,20 @@ impl Room {
             bytes = if fits { with } else { bytes };
             fits
         });
+    }
+
+    /// Whether the log can take more before its next sync.
+    pub fn takes_more(log: &Log) -> bool {
+        log.queued_bytes() < LOG_QUEUE_BYTES
+    }
+
+    /// How many bytes may wait for the log: of what is left, where the disk is short of room.
+    pub fn queued_bytes_max(&self, log: &Log) -> usize {
+        if self.has_plenty(log) {
+            LOG_QUEUE_BYTES
+        } else {
+            LOG_QUEUE_BYTES.min(log.segment_bytes() as usize / 4)
+        }
     }
 
     /// Looks at the disk now and then; `None` if it is not time to.

@@ -19,7 +19,6 @@ use super::alarms::NospaceAlarm;
 use super::apply::Applying;
 use super::attributes::Attributes;
 use super::compactor::Compactor;
-use super::gathering::Gathering;
 use super::install::Install;
 use super::leadership::Leadership;
 use super::leases::{LeaseClocks, LeaseRules};
@@ -27,14 +26,12 @@ use super::membership::{MemberRules, Membership};
 use super::meters::Meters;
 use super::parked::Parked;
 use super::pressure::Pressure;
-use super::proposals::{Open, Proposal, Waiter};
+use super::proposals::{Proposal, Proposals, Waiter};
 use super::reads::{Reads, Want};
 use super::removal::Removal;
 use super::room::Room;
 use super::space::{Checkpoints, Thresholds};
 use super::{Ask, OUTSIDE, Reply, ReplyBody, Ticket};
-use crate::arrivals::Charge;
-use crate::fold::FoldMap;
 use crate::long_reads::Reader;
 use crate::shared::{Published, Shared};
 use config::Config;
@@ -117,20 +114,8 @@ pub struct Core {
     /// Entries up to here were in the log at start.
     pub(super) replayed_through: u64,
     pub(super) attributes: Attributes,
-    /// Who waits for which entry, by the id in it, and since when.
-    pub(super) waiting: FoldMap<u64, Open>,
-    /// Bytes of the clients' commands among them.
-    pub(super) open_bytes: usize,
-    pub(super) next_sweep: Instant,
+    pub(super) proposals: Proposals,
     pub(super) meters: Meters,
-    pub(super) gathered: Vec<Proposal>,
-    /// What other members have handed on to this one, which leads.
-    pub(super) handed_on: Vec<(raftpb::Message, Charge)>,
-    /// Whether some of them wait for the log to have room, or for a leader.
-    pub(super) held_back: bool,
-    /// Whether that is for want of room, and not of a leader.
-    pub(super) held_for_room: bool,
-    pub(super) gathering: Gathering,
     pub(super) pressure: Pressure,
     pub(super) reads: Reads,
     pub(super) membership: Membership,
@@ -222,8 +207,7 @@ impl Core {
             hash_jobs: parts.hash_jobs,
             replayed_through: parts.locations.back().map_or(0, |(index, _)| *index),
             attributes,
-            open_bytes: 0,
-            next_sweep: now,
+            proposals: Proposals::new(now),
             reads: Reads::default(),
             membership,
             leadership: Leadership::new(advances, now),
@@ -232,13 +216,7 @@ impl Core {
             snapshots_wanted: Vec::new(),
             install: Install::default(),
             outside: Slab::new(),
-            waiting: FoldMap::default(),
             meters: Meters::new(Arc::clone(&parts.shared.metrics)),
-            gathered: Vec::new(),
-            handed_on: Vec::new(),
-            held_back: false,
-            held_for_room: false,
-            gathering: Gathering::new(now),
             pressure: if parts.shared.threads { Pressure::here(now) } else { Pressure::none(now) },
             locations: parts.locations,
             outcomes: Vec::new(),
@@ -371,7 +349,7 @@ impl Core {
             return Ok(true);
         }
         Ok(self.stopping.is_some_and(|since| {
-            let idle = self.waiting.is_empty() && self.handed_over && self.node.transferring().is_none();
+            let idle = self.proposals.open() == 0 && self.handed_over && self.node.transferring().is_none();
             idle || now.saturating_duration_since(since) > STOP_PATIENCE
         }))
     }
@@ -392,9 +370,9 @@ impl Core {
         }
         match self.gathering_wait(now) {
             // A sync of the log wakes the core whatever it waits for.
-            _ if self.held_back && !self.has_room_again() => (patience, usize::MAX),
-            Some((more, left)) if self.has_gathered() => (patience.min(left), more),
-            _ if self.has_gathered() => (Duration::ZERO, 1),
+            _ if self.proposals.is_held_back() && !self.has_room_again() => (patience, usize::MAX),
+            Some((more, left)) if self.proposals.has_gathered() => (patience.min(left), more),
+            _ if self.proposals.has_gathered() => (Duration::ZERO, 1),
             _ => (patience, 1),
         }
     }
@@ -402,8 +380,8 @@ impl Core {
     fn take(&mut self, ask: Ask, now: Instant) -> Result<(), String> {
         match ask {
             Ask::Propose { ticket, id, data, writer, wait_removed } => {
-                self.gathering.wrote(writer, now);
-                self.gathered.push(Proposal { ticket, id, data, wait_removed, since: now });
+                let proposal = Proposal { ticket, id, data, wait_removed, since: now };
+                self.proposals.push(proposal, writer, now);
             }
             Ask::Read(ticket) => self.reads.push(Want::Read(ticket), now),
             Ask::ChangeMembers(ticket, change) => self.change_members(ticket, change, now),
@@ -670,7 +648,7 @@ impl Core {
 
     fn publish(&mut self) {
         // Also where nothing is applied: a leader without a majority is to show what waits.
-        self.shared.metrics.server.proposals_pending.set_u64(self.waiting.len() as u64);
+        self.shared.metrics.server.proposals_pending.set_u64(self.proposals.open() as u64);
         if !self.applied_since && !self.applying.unpublished {
             return;
         }

@@ -2,28 +2,31 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::TrySendError;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use api::error;
 use api::etcdserverpb::alarm_request::AlarmAction;
 use api::etcdserverpb::{
-    AlarmRequest, AlarmType, InternalRaftRequest, LeaseCheckpoint, LeaseCheckpointRequest, LeaseRevokeRequest,
+    AlarmRequest, AlarmType, InternalRaftRequest, LeaseCheckpoint, LeaseCheckpointRequest,
+    LeaseRevokeRequest, RequestHeader,
 };
 use api::membershippb;
+use api::{Status, error, raftpb};
+use bytes::Bytes;
 use consensus::{ConfChange, ConfChangeKind, Entry, Event, Node, Request, Restore};
 use log::{Reset, Space};
 use machine::{Command, Fatal, Machine, Raised, VoterChange};
 use planted::Bug;
-use telemetry::logging::Value;
+use prost::Message as _;
+use telemetry::logging::{Logger, Value};
 use tokio::sync::oneshot;
 
 use super::alarms::Present;
 use super::leases::{LeaseClocks, Renewal};
 use super::membership::{self, MemberChange, Membership};
 use super::parked::{IDLE, Parked, Response};
-use super::proposals::{Open, Waiter};
+use super::proposals::{Given, Ground, Proposal, Waiter};
 use super::reads::{Footing, RETRY, Waiting, Want};
-use super::room::Purpose;
+use super::room::{Purpose, Room, purpose_of};
 use super::run::{Core, STOP_PATIENCE};
 use super::{Ask, OUTSIDE, ReplyBody, Ticket};
 use crate::long_reads::Reader;
@@ -41,7 +44,7 @@ impl Core {
     }
 
     /// How long what waits has to wait for the next round to begin, see [`super::reads::Reads::wait`].
-    pub(super) fn round_waits(&self, now: Instant) -> Option<std::time::Duration> {
+    pub(super) fn round_waits(&self, now: Instant) -> Option<Duration> {
         if self.reads.is_waiting() { self.reads.wait(self.footing(), now) } else { None }
     }
 
@@ -195,24 +198,18 @@ impl Core {
         let alone = self.node.voters() == [self.shared.identity.member_id];
         let parked = Parked::new(fatal, alone && fatal.index > self.replayed_through);
         let why = parked.why();
-        for proposal in std::mem::take(&mut self.gathered) {
+        for proposal in self.proposals.take_all() {
             self.shared.proposal_taken(proposal.data.len());
             self.refuse(proposal.ticket, why.clone());
         }
-        let mut open: Vec<u64> = self.waiting.keys().copied().collect();
-        open.sort_unstable();
-        for id in open {
-            if let Some(waiter) = self.taken_from_waiting(id)
-                && !matches!(waiter, Waiter::Expiry(_))
-            {
+        for waiter in self.proposals.end() {
+            if !matches!(waiter, Waiter::Expiry(_)) {
                 self.give_up(waiter, why.clone());
             }
         }
-        self.handed_on.clear();
         self.applying.clear();
         // Nobody would notice any more that it does not go on.
         self.end_install();
-        self.held_back = false;
         self.removal.stop();
         // So that what was applied before is published, and that there is no leader to be told of.
         self.applied_since = true;
@@ -391,7 +388,7 @@ impl Core {
         if self.parked.is_some() {
             return false;
         }
-        let may_note = || self.log_has_room() && self.can_note();
+        let may_note = || Room::takes_more(&self.log) && self.can_note();
         self.leases.has_to_forget()
             || self.leads_now() && self.leases.has_to_do(self.stopping.is_none(), may_note)
     }
@@ -420,7 +417,7 @@ impl Core {
             return;
         }
         let leases = (&self.machine.leases, self.machine.applied_index);
-        let has_room = self.log_has_room();
+        let has_room = Room::takes_more(&self.log);
         if let Some(notes) = self.leases.note_some(&self.node, leases, has_room, now) {
             self.propose_note(notes, Waiter::Nobody);
         }
@@ -514,14 +511,15 @@ impl Core {
             && let Some((ticket, change, since)) = self.membership.take_next(Some(id))
         {
             let waiter = Waiter::Members(ticket, Box::new(change));
-            self.waiting.insert(id, Open::new(waiter, since, self.given()));
+            let given = self.given();
+            self.proposals.await_entry(id, waiter, since, given);
         }
     }
 
     /// Forgets changes that nobody waits for any more.
     pub(super) fn sweep_changes(&mut self, now: Instant) {
-        let waiting = &self.waiting;
-        self.membership.sweep(|id| waiting.contains_key(&id), now);
+        let proposals = &self.proposals;
+        self.membership.sweep(|id| proposals.is_awaited(id), now);
     }
 
     pub(super) fn apply_conf_change(&mut self, entry: &Entry, command: Command<'_>) -> Result<(), String> {
@@ -540,7 +538,7 @@ impl Core {
         if applied.outcome.is_ok() {
             self.members_changed(change);
         }
-        if let Some(Waiter::Members(ticket, _)) = self.taken_from_waiting(applied.request_id) {
+        if let Some(Waiter::Members(ticket, _)) = self.proposals.take(applied.request_id) {
             let promoted = matches!(applied.outcome, Ok(VoterChange::AddVoter(_)));
             if promoted && self.machine.members.learners().len() < learners {
                 self.shared.metrics.server.learner_promote_successes.inc();
@@ -587,11 +585,11 @@ impl Core {
         );
         let term = self.machine.applied_term;
         let proposed = self.membership.tell_of_removal(term).filter(|id| {
-            let open = self.waiting.get(id).map(|open| &open.waiter);
-            matches!(open, Some(Waiter::Members(_, change)) if change.removes(own))
+            let waiter = self.proposals.waiter(*id);
+            matches!(waiter, Some(Waiter::Members(_, change)) if change.removes(own))
         });
         if let Some(id) = proposed
-            && let Some(Waiter::Members(ticket, _)) = self.taken_from_waiting(id)
+            && let Some(Waiter::Members(ticket, _)) = self.proposals.take(id)
         {
             self.membership.tell((ticket, Ok(()), term));
         }
@@ -753,7 +751,7 @@ impl Core {
         self.applying.clear();
         self.applying.unpublished = true;
         if !planted::is(Bug::ProposedAgainAfterSnapshot) {
-            self.forget_commands();
+            self.proposals.forget_commands();
         }
         self.locations.clear();
         self.terms = vec![(restore.index, restore.term)];
@@ -841,6 +839,154 @@ impl Core {
     }
 }
 
+/// What goes into the log, and who waits for it.
+impl Core {
+    /// How many more proposals to wait for, and how long; `None` to go ahead.
+    pub(super) fn gathering_wait(&self, now: Instant) -> Option<(usize, Duration)> {
+        if self.machine.members.by_id.len() <= 1 {
+            return self.proposals.wait(now);
+        }
+        let standing = self.node.standing();
+        let under_way = match self.leadership.leads() {
+            true => standing.last > standing.commit,
+            false => self.proposals.is_under_way(),
+        };
+        self.proposals.wait_in_cluster(under_way, self.pressure.pace(), now)
+    }
+
+    /// Proposes what has gathered, unless it is better to wait: for more, for the log, or for a leader.
+    pub(super) fn propose_gathered(&mut self, now: Instant) {
+        if !self.proposals.has_gathered() || self.gathering_wait(now).is_some() {
+            return;
+        }
+        let mut ground = self.ground();
+        let (room, log, node, logger) = (&self.room, &self.log, &mut self.node, &self.logger);
+        let thin_out = |message: &mut raftpb::Message| room.thin_out(log, message);
+        let take = |message| step_received(node, logger, message);
+        let handed_on_bytes = self.proposals.go(ground, thin_out, take, now);
+        if !self.proposals.has_own() {
+            return;
+        }
+        if self.stopping.is_some() {
+            for proposal in self.proposals.take_all() {
+                self.shared.proposal_taken(proposal.data.len());
+                self.refuse(proposal.ticket, error::STOPPED);
+            }
+            return;
+        }
+        if !self.room.has_plenty(&self.log) {
+            self.refuse_without_room();
+        }
+        // What was just proposed is not in the log yet.
+        ground.queued_bytes += handed_on_bytes;
+        let batch = self.proposals.next_batch(ground);
+        let count = batch.len();
+        if count == 0 {
+            return;
+        }
+        if self.node.request(Request::Propose(batch)).is_err() {
+            self.proposals.refused();
+            return;
+        }
+        let given = self.given();
+        self.proposals.proposed(count, given, |bytes| self.shared.proposal_taken(bytes));
+    }
+
+    fn ground(&self) -> Ground {
+        Ground {
+            leads: self.leadership.leads(),
+            queued_bytes: self.queued_bytes(),
+            queued_bytes_max: self.room.queued_bytes_max(&self.log),
+        }
+    }
+
+    /// Whether what was held back for want of room has room again, though no sync of the log tells so: it was what is to
+    /// be applied that took the room.
+    pub(super) fn has_room_again(&self) -> bool {
+        self.proposals.is_held_for_room() && self.queued_bytes() < self.room.queued_bytes_max(&self.log)
+    }
+
+    /// Bytes that wait to be synced or applied.
+    fn queued_bytes(&self) -> usize {
+        self.log.queued_bytes() + self.applying.bytes()
+    }
+
+    /// To whom a proposal goes that is made now.
+    pub(super) fn given(&self) -> Given {
+        Given { term: self.node.standing().term, bound: self.node.binds_proposals() }
+    }
+
+    /// Refuses what the disk has no room for.
+    fn refuse_without_room(&mut self) {
+        let (room, log) = (&self.room, &self.log);
+        // While something is being written its room counts as taken, and may be there again: that is waited for.
+        let waits = log.queued_bytes() != 0 && log.space() == Space::Ample;
+        let stays =
+            |proposal: &Proposal| waits || room.has(log, proposal.data.len(), purpose_of(&proposal.data));
+        for proposal in self.proposals.take_out(stays) {
+            self.shared.proposal_taken(proposal.data.len());
+            self.refuse(proposal.ticket, error::NO_SPACE);
+        }
+    }
+
+    /// An entry of a newer term than those before has been applied, see [`super::proposals::Proposals::lost`].
+    pub(super) fn propose_again(&mut self, term: u64) {
+        for (waiter, since) in self.proposals.lost(term, |bytes| self.shared.proposal_again(bytes)) {
+            match waiter {
+                Waiter::Members(ticket, change) => self.membership.was_lost((ticket, *change, since)),
+                waiter => self.give_up(waiter, error::LEADER_CHANGED),
+            }
+        }
+    }
+
+    /// Proposes something of the core's own.
+    pub(super) fn propose_own(&mut self, mut request: InternalRaftRequest, waiter: Waiter) {
+        let id = self.shared.request_id();
+        request.header = Some(RequestHeader { id, ..RequestHeader::default() });
+        let data = Bytes::from(request.encode_to_vec());
+        // A follower's own disk has nothing to do with what it hands on.
+        let full = self.leadership.leads() && !self.room.has(&self.log, data.len(), Purpose::Own);
+        let refused = full || self.node.request(Request::Propose(vec![data])).is_err();
+        if refused {
+            self.give_up(waiter, error::NO_LEADER);
+        } else {
+            let given = self.given();
+            self.proposals.await_entry(id, waiter, self.shared.clock.now(), given);
+        }
+    }
+
+    pub(super) fn give_up(&mut self, waiter: Waiter, status: Status) {
+        match waiter {
+            Waiter::Client(ticket, _) | Waiter::Members(ticket, _) => self.refuse(ticket, status),
+            // The next leader is asked.
+            Waiter::KeepAlive(ticket, _) => self.refuse(ticket, error::NOT_PRIMARY_LESSOR),
+            Waiter::Expiry(id) => self.leases.revocation_ended(id, true, self.shared.clock.now()),
+            Waiter::Attributes => self.attributes.were_lost(),
+            Waiter::Nobody => {}
+        }
+    }
+
+    /// Forgets what has waited for too long.
+    pub(super) fn sweep_waiting(&mut self, now: Instant) {
+        // The shards tell the clients; this is for what remains.
+        let timeout = self.shared.limits.request_timeout + Duration::from_secs(1);
+        let failed = &self.shared.metrics.server.proposals_failed;
+        let given_up = self.proposals.sweep(timeout, now, |bytes| {
+            self.shared.proposal_taken(bytes);
+            failed.inc();
+        });
+        for waiter in given_up {
+            self.shared.metrics.server.proposals_failed.inc();
+            self.give_up(waiter, error::TIMEOUT);
+        }
+    }
+
+    /// What raft cannot take is dropped, as if it had been lost on the way: it is sent again if it matters.
+    pub(super) fn step_received(&mut self, message: raftpb::Message) {
+        step_received(&mut self.node, &self.logger, message);
+    }
+}
+
 /// The voter that could lead at once: connected, and furthest of all.
 fn successor(node: &Node, machine: &Machine, shared: &Shared) -> Option<u64> {
     let peers = shared.peers()?;
@@ -852,4 +998,30 @@ fn successor(node: &Node, machine: &Machine, shared: &Shared) -> Option<u64> {
         .filter(|p| !machine.alarms.is_raised(corrupt, p.id))
         .max_by_key(|p| p.matched)
         .map(|p| p.id)
+}
+
+/// What raft cannot take is dropped, as if it had been lost on the way: it is sent again if it matters.
+fn step_received(node: &mut Node, logger: &Logger, message: raftpb::Message) {
+    let (kind, from) = (message.r#type.unwrap_or(0), message.from.unwrap_or(0));
+    let commit = message.commit.unwrap_or(0);
+    if let Err(why) = node.request(Request::Receive(message)) {
+        let last = node.standing().last;
+        if kind == raftpb::MessageType::MsgHeartbeat as i32 && commit > last {
+            // Only what this member has acknowledged is committed to it by a heartbeat.
+            logger.error(
+                "this member's log has lost entries that it had acknowledged: rebuild it from the others with \
+                 `mainstay rebuild`",
+                &[("leader", Value::Id(from)), ("acknowledged", Value::Uint(commit)), ("last", Value::Uint(last))],
+            );
+            return;
+        }
+        logger.debug(
+            "dropped a message",
+            &[
+                ("from", Value::Id(from)),
+                ("type", Value::Int(i64::from(kind))),
+                ("reason", Value::Str(&why.to_string())),
+            ],
+        );
+    }
 }
