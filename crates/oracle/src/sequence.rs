@@ -110,11 +110,20 @@ impl<'a> Sequence<'a> {
     }
 
     /// Whether a revision can only have been the end of this lease.
+    ///
+    /// Its keys were on it if that is known of each: a write of unknown outcome that was taken for a revision which could
+    /// have been something else proves nothing.
     pub fn is_end_of(&self, revision: i64, lease: i64) -> bool {
         let makers = self.matching.makers(revision);
-        self.ways.get(&revision) == Some(&1)
+        let is_known = |made: i64| self.claims.contains_key(&made) || self.ways.get(&made) == Some(&1);
+        let was_on_it = |change: &Change| {
+            let before = self.store.at(&change.key, revision - 1);
+            before.is_some_and(|kv| kv.lease == lease && is_known(kv.mod_revision))
+        };
+        is_known(revision)
             && !makers.is_empty()
             && makers.iter().all(|maker| matches!(maker, Maker::LeaseEnd(id, _) if *id == lease))
+            && self.store.changes(revision).iter().all(was_on_it)
     }
 
     /// A mutating request raises the revision by exactly one, so no two answers name the same new revision.

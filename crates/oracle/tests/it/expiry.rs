@@ -1,11 +1,11 @@
 //! Leases that should have ended, made by hand.
 
 use mainstay_oracle::{
-    Delete, Header, History, KeyValue, Kind, Operation, Outcome, Put, Range, RangeResult, Request, Response,
-    check,
+    Delete, Event, Header, History, KeyValue, Kind, Operation, Outcome, Put, Range, RangeResult, Request,
+    Response, Watch, WatchAnswer, WatchResponse, check,
 };
 
-use crate::script::SECOND;
+use crate::script::{SECOND, no_watch};
 
 const TTL: i64 = 5;
 
@@ -122,4 +122,30 @@ fn a_lease_without_keys_is_not_asked_for() {
     history.operations[2].call = 10 * SECOND;
     history.operations[2].returned = 11 * SECOND;
     assert_eq!(found(&history, 1), [(Kind::LeaseLate, vec![2])]);
+}
+
+#[test]
+fn a_lease_is_not_gone_because_a_write_of_unknown_outcome_may_have_put_a_key_on_it() {
+    let mut history = attached();
+    let grant = Request::Grant { id: 8, ttl: 100 };
+    add(&mut history, 2, (2, 2), grant, Response::Granted { id: 8, ttl: 100 });
+    // One of these made the third revision, and nobody saw which.
+    for (key, lease) in [(b"k", 8), (b"j", 0)] {
+        let put = Put { key: key.to_vec(), value: b"w".to_vec(), lease, ..Put::default() };
+        add(&mut history, 3, (3, 2), Request::Put(put), Response::Put(None));
+        history.operations.last_mut().expect("it was added").outcome = Outcome::Unknown("timeout".to_owned());
+    }
+    let other = Request::Range(Range { key: b"other".to_vec(), ..Range::default() });
+    add(&mut history, 4, (3, 2), other, Response::Range(RangeResult::default()));
+    // With the fourth the key is gone.
+    let kv = KeyValue { key: b"k".to_vec(), mod_revision: 4, ..KeyValue::default() };
+    let events = vec![Event { deleted: true, kv, prev_kv: None }];
+    let answer = WatchAnswer::Events { events, fragment: false };
+    let created = WatchResponse { at: 29 * SECOND, revision: 3, answer: WatchAnswer::Created };
+    let told = WatchResponse { at: 30 * SECOND, revision: 4, answer };
+    let responses = vec![created, told];
+    history.watches.push(Watch { key: b"k".to_vec(), start_revision: 4, responses, ..no_watch() });
+    assert_eq!(found(&history, 26), []);
+    history.operations.swap(3, 4);
+    assert_eq!(found(&history, 26), []);
 }
