@@ -1,6 +1,7 @@
 //! The workloads of a comparison, by name, and how large each is.
 
 use std::time::Duration;
+use stdx::Random;
 
 use cli::Failure;
 use loadgen::ask::Asker;
@@ -10,8 +11,8 @@ use loadgen::drive::{Nobody, Observer, Plan, Request, Run, Schedule, Step, Workl
 use loadgen::wire::Message;
 
 use crate::Error;
-use crate::loads::Random;
 use crate::loads::authenticate::authenticate;
+use crate::loads::random_from_clock;
 use crate::loads::range::Range;
 use crate::loads::write::{Keys, Put, TxnMixed};
 use crate::usage::{Meter, Usage};
@@ -162,7 +163,7 @@ impl Field<'_> {
 
     /// Writes one key of the given size.
     fn seed(&self, key: &[u8], value_bytes: usize) -> Result<(), Error> {
-        let value = Random::from_clock(5).bytes(value_bytes);
+        let value = random_from_clock(5).bytes(value_bytes);
         Asker::new(self.target.clone())?.ask(Method::Put, |message| {
             message.bytes(1, key).bytes(2, &value);
         })?;
@@ -326,10 +327,10 @@ fn expensive(field: &mut Field) -> Result<(), Error> {
         field.scale.of((4_000, 4_000, 4096), (20_000, 20_000, 8192), (100_000, 20_000, 32_768));
     let time = field.scale.of(Duration::from_secs(4), Duration::from_secs(20), Duration::from_secs(60));
     let fill = Fill {
-        values: Random::from_clock(6).bytes(bytes_max as usize),
+        values: random_from_clock(6).bytes(bytes_max as usize),
         bytes_min: 1024,
         bytes_max,
-        random: Random::from_clock(7),
+        random: random_from_clock(7),
     };
     measure(&field.plan(10, 50, pairs), field.target, |_| fill.clone(), &mut Nobody)?;
     let cheap = Range { key: filled_key(0), end: filled_key(10), ..Range::default() };

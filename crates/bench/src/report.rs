@@ -3,9 +3,11 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use stdx::calendar::Utc;
+
+use loadgen::samples::Series;
 
 use crate::go;
-use loadgen::samples::Series;
 
 /// How a report is written.
 #[derive(Clone, Copy, Debug, Default)]
@@ -236,19 +238,9 @@ pub fn write_perfdash(operation: &str, series: &Series, total: Duration, artifac
     said
 }
 
-/// Seconds since 1970 as UTC (the days by Howard Hinnant's `civil_from_days`).
+/// A time of so many seconds since 1970, as RFC 3339 has it.
 pub fn rfc3339(seconds: u64) -> String {
-    let days = (seconds / 86_400) as i64 + 719_468;
-    let era = days.div_euclid(146_097);
-    let day_of_era = days.rem_euclid(146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * shifted + 2) / 5 + 1;
-    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
-    let year = year_of_era + era * 400 + i64::from(month <= 2);
-    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+    format!("{}Z", Utc::from_unix(seconds))
 }
 
 #[cfg(test)]

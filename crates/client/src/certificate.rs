@@ -1,4 +1,5 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use stdx::calendar::Utc;
 
 /// When a certificate in DER form stops being valid; `None` when it is not a certificate.
 ///
@@ -65,15 +66,11 @@ fn instant(year: u64, rest: &str) -> Option<SystemTime> {
     let field = |at: usize| digits(rest, at, 2);
     let (month, day, hour, minute, second) = (field(0)?, field(2)?, field(4)?, field(6)?, field(8)?);
     let whole = rest.len() == 11 && rest.ends_with('Z');
-    let sane =
-        (1..=12).contains(&month) && (1..=31).contains(&day) && hour < 24 && minute < 60 && second < 61;
-    if !whole || !sane || year < 1970 {
+    if !whole {
         return None;
     }
-    // Days of the civil calendar since 1970, with years that begin in March.
-    let (y, m) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
-    let days = 365 * y + y / 4 - y / 100 + y / 400 + (153 * m + 2) / 5 + day - 1 - 719_468;
-    UNIX_EPOCH.checked_add(Duration::from_secs(((days * 24 + hour) * 60 + minute) * 60 + second))
+    let utc = Utc::new(year, [month, day], [hour, minute, second])?;
+    UNIX_EPOCH.checked_add(Duration::from_secs(utc.unix_seconds()))
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
+use stdx::race;
 
 use api::{Code, Status};
 use bytes::Bytes;
@@ -12,7 +13,6 @@ use tokio::task::JoinHandle;
 
 use crate::call::{CallOptions, Receiver, Sender};
 use crate::endpoint::Endpoint;
-use crate::race::race;
 use crate::tls::PeerCertificates;
 use crate::transport::{Counted, Received, Transport, Wire, watch_over};
 

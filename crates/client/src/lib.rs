@@ -29,7 +29,6 @@ mod endpoint;
 pub mod lease;
 mod link;
 mod messages;
-mod race;
 mod raw;
 mod retry;
 mod settings;

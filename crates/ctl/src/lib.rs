@@ -26,7 +26,6 @@ mod peer_urls;
 pub mod printer;
 mod process;
 mod program;
-mod race;
 mod ranges;
 mod tool;
 mod unquote;

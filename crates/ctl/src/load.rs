@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use stdx::Random;
 
 use api::etcdserverpb as pb;
 use cli::Failure;
@@ -191,23 +192,19 @@ pub(crate) async fn defragment(call: &Call, connection: &Client) -> Result<(), F
 pub(crate) struct RandomKeys {
     prefix: Vec<u8>,
     length: usize,
-    state: u64,
+    random: Random,
 }
 
 impl RandomKeys {
     pub(crate) fn new(prefix: &str, length: usize) -> RandomKeys {
-        let state = RandomState::new().build_hasher().finish() | 1;
-        RandomKeys { prefix: prefix.as_bytes().to_vec(), length, state }
+        let random = Random::new(RandomState::new().build_hasher().finish());
+        RandomKeys { prefix: prefix.as_bytes().to_vec(), length, random }
     }
 
     pub(crate) fn next(&mut self) -> Vec<u8> {
-        // xorshift64: what is asked is only that keys differ.
-        self.state ^= self.state << 13;
-        self.state ^= self.state >> 7;
-        self.state ^= self.state << 17;
         let mut key = self.prefix.clone();
         // As Go's PutVarint: a number above zero is doubled.
-        let mut number = (self.state >> 1) << 1;
+        let mut number = (self.random.number() >> 1) << 1;
         while number >= 0x80 {
             key.push(number.to_le_bytes()[0] | 0x80);
             number >>= 7;

@@ -4,6 +4,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use stdx::Random;
 
 use disk::{Disk as _, File, RealDisk};
 
@@ -62,27 +63,14 @@ fn nameless_file(dir: &Path) -> io::Result<Arc<dyn File>> {
     Ok(file)
 }
 
-/// Bytes that no disk can compress: xorshift.
-fn noise(length: usize) -> Vec<u8> {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut bytes = Vec::with_capacity(length + 8);
-    while bytes.len() < length {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend_from_slice(&state.to_le_bytes());
-    }
-    bytes.truncate(length);
-    bytes
-}
-
 impl DiskTrial {
     /// Writes in this directory. `told` hears how many seconds are over, now and then.
     ///
     /// # Errors
     /// The directory cannot be written to, or lacks room.
     pub fn run(&self, dir: &Path, mut told: impl FnMut(f64)) -> io::Result<DiskResult> {
-        let record = noise(self.record_bytes.max(1));
+        // Bytes that no disk can compress.
+        let record = Random::new(1).bytes(self.record_bytes.max(1));
         let file_bytes = FILE_BYTES.max(record.len() as u64);
         let room = RealDisk.space(dir)?.free_bytes;
         if room < 2 * file_bytes {
@@ -134,7 +122,7 @@ impl DiskTrial {
 }
 
 fn bandwidth(file: &dyn File, file_bytes: u64) -> io::Result<f64> {
-    let block = noise(BLOCK_BYTES);
+    let block = Random::new(1).bytes(BLOCK_BYTES);
     let begun = Instant::now();
     let mut written = 0;
     let mut offset = 0;

@@ -7,6 +7,7 @@ use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
+use stdx::{First, race};
 
 use bytes::{Bytes, BytesMut};
 use http::{Request, Response, StatusCode};
@@ -18,7 +19,6 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use crate::Service;
 use crate::budget::{Account, Held};
 use crate::call::Progress;
-use crate::race::{First, race};
 use crate::shard::{Closing, ShardState};
 use crate::socket::{SharedSocket, Socket, Transport};
 

@@ -3,13 +3,13 @@ use std::future::poll_fn;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
+use stdx::{First, race};
 
 use slab::Slab;
 use tokio::sync::{mpsc, watch};
 
 use crate::acceptor::Handed;
 use crate::front::MakeService;
-use crate::race::{First, race};
 use crate::socket::{BufferPool, Socket, Transport};
 use crate::{Options, Service, ShardCounters, connection, http1};
 

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
+use stdx::calendar;
 
 use api::raftpb::Message;
 use bytes::{Buf, Bytes};
@@ -20,7 +21,7 @@ use crate::hub::{self, Hub};
 use crate::identity::Identity;
 use crate::inbox::Inbox;
 use crate::places::Places;
-use crate::{Handler, Options, rfc3339};
+use crate::{Handler, Options};
 
 /// The messages of a stream of whole messages, and how it ends if it cannot be read on.
 pub fn read_messages<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> (Vec<Message>, Option<String>) {
@@ -64,7 +65,7 @@ pub fn write_apps(messages: &[Message]) -> Vec<u8> {
 
 /// A time read, and as it is written again.
 pub fn rewrite_time(text: &str) -> Option<String> {
-    rfc3339::parse(text).map(rfc3339::format)
+    calendar::parse_rfc3339(text).map(calendar::format_rfc3339)
 }
 
 /// Writes that the other end of a connection takes before it goes.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use stdx::{First, race};
 
 use api::raftpb::Message;
 use bytes::Bytes;
@@ -31,7 +32,6 @@ use crate::peer::Peer;
 use crate::peers::Target;
 use crate::piece::Piece;
 use crate::places::{Guest, Places, SnapshotPlaces};
-use crate::race::{First, race};
 use crate::routes;
 use crate::socket::{Clock, Socket};
 use crate::turn::end_turn;

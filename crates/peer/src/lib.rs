@@ -53,8 +53,6 @@ mod piece;
 mod pipeline;
 mod places;
 mod prober;
-mod race;
-mod rfc3339;
 mod routes;
 mod snapshot_receiver;
 mod snapshot_sender;

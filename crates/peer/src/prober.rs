@@ -1,5 +1,6 @@
 use std::rc::Rc;
 use std::time::{Duration, SystemTime};
+use stdx::calendar;
 
 use bytes::Bytes;
 use http::Request;
@@ -8,7 +9,6 @@ use tokio::time::Instant;
 use crate::hub::Hub;
 use crate::options::{CLOCK_DRIFT_MAX, Level, PROBE_INTERVAL};
 use crate::peer::Peer;
-use crate::rfc3339;
 
 /// Where probes go, at both ends.
 pub(crate) const PATH: &str = "/raft/probing";
@@ -42,7 +42,7 @@ pub(crate) async fn run(hub: Rc<Hub>, peer: Rc<Peer>) {
 /// The peer's clock, if the answer is a healthy one.
 fn read(body: &[u8]) -> Option<SystemTime> {
     let answer: serde_json::Value = serde_json::from_slice(body).ok()?;
-    (answer.get("OK")?.as_bool()?).then(|| rfc3339::parse(answer.get("Now")?.as_str()?))?
+    (answer.get("OK")?.as_bool()?).then(|| calendar::parse_rfc3339(answer.get("Now")?.as_str()?))?
 }
 
 fn drift(ours: SystemTime, theirs: SystemTime) -> Duration {
@@ -51,7 +51,7 @@ fn drift(ours: SystemTime, theirs: SystemTime) -> Duration {
 
 /// What a probe is answered with.
 pub(crate) fn answer() -> String {
-    format!("{{\"OK\":true,\"Now\":\"{}\"}}\n", rfc3339::format(SystemTime::now()))
+    format!("{{\"OK\":true,\"Now\":\"{}\"}}\n", calendar::format_rfc3339(SystemTime::now()))
 }
 
 #[cfg(test)]

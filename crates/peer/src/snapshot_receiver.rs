@@ -1,6 +1,7 @@
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use stdx::{First, race};
 
 use api::raftpb::{Message, MessageType};
 use bytes::Bytes;
@@ -20,7 +21,6 @@ use crate::options::{ENVELOPE_BYTES_MAX, Level, SNAPSHOT_PATIENCE, SNAPSHOT_PIEC
 use crate::pace::Pace;
 use crate::piece::{self, Piece};
 use crate::places::{Guest, Progress, SnapshotSeat};
-use crate::race::{First, race};
 use crate::routes::{check_sender, refuse, stamp, wrong_method};
 
 /// Where snapshots go, at both ends.

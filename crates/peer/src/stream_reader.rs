@@ -2,6 +2,7 @@ use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::task::Poll;
+use stdx::{First, race};
 
 use api::raftpb::{Message, MessageType};
 use http::{Request, StatusCode};
@@ -17,7 +18,6 @@ use crate::hub::Hub;
 use crate::identity::{self, RAFT_TO};
 use crate::options::{DIAL_PACE, DIAL_PACE_MAX, DIAL_TIMEOUT, Level};
 use crate::peer::{Kind, Peer};
-use crate::race::{First, race};
 use crate::socket::{self, Socket};
 use crate::turn::{TURN_BYTES, end_turn};
 

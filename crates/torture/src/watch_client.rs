@@ -1,10 +1,8 @@
 //! Clients that watch: all keys for the whole run, and some keys for a while.
 
-use std::future::poll_fn;
-use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
+use stdx::{First, race};
 
 use api::etcdserverpb as pb;
 use api::etcdserverpb::watch_request::RequestUnion;
@@ -184,10 +182,10 @@ async fn run(
         if come >= target {
             return;
         }
-        let message = match first(receiver.next(), tokio::time::timeout_at(patience, phase.changed())).await {
-            Either::First(message) => message,
-            Either::Second(Ok(Ok(()))) => continue,
-            Either::Second(_) => return,
+        let message = match race(receiver.next(), tokio::time::timeout_at(patience, phase.changed())).await {
+            First::Left(message) => message,
+            First::Right(Ok(Ok(()))) => continue,
+            First::Right(_) => return,
         };
         let Ok(Some(message)) = message else { return };
         let at = ground.record.now();
@@ -229,20 +227,4 @@ fn filters(watch: &Watch) -> Vec<i32> {
         filters.push(FilterType::Nodelete as i32);
     }
     filters
-}
-
-/// Which of two futures was done first.
-enum Either<A, B> {
-    First(A),
-    Second(B),
-}
-
-/// Waits for the first of two that is done, the first of all if both are; the other is dropped.
-async fn first<A, B>(a: impl Future<Output = A>, b: impl Future<Output = B>) -> Either<A, B> {
-    let (mut a, mut b) = (pin!(a), pin!(b));
-    poll_fn(|cx| match a.as_mut().poll(cx) {
-        Poll::Ready(done) => Poll::Ready(Either::First(done)),
-        Poll::Pending => b.as_mut().poll(cx).map(Either::Second),
-    })
-    .await
 }

@@ -5,7 +5,7 @@ use loadgen::drive::{Observer as _, Plan};
 
 use super::Run;
 use crate::given::{KEY_SPACE_SIZE, SEQUENTIAL_KEYS, connections, natural, positive, size, style};
-use crate::loads::Random;
+use crate::loads::random_from_clock;
 use crate::loads::watch::Watch;
 use crate::loads::write::Keys;
 use crate::machine;
@@ -49,7 +49,7 @@ fn watch(session: &Session) -> Result<(), Failure> {
     let space = positive(matches, KEY_SPACE_SIZE)?;
     let streams = positive(matches, STREAMS)? as usize;
     let total = positive(matches, WATCHED_KEY_TOTAL)?;
-    let mut random = Random::from_clock(4);
+    let mut random = random_from_clock(4);
     let mut keys = Keys::new(size(matches, KEY_SIZE)?, space).map_err(Failure::error)?;
     let keys = (0..total)
         .map(|number| {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use loadgen::samples::Series;
 use mvcc::{KeyRange, Location, Store, Value};
 
-use super::Random;
+use super::random_from_clock;
 use crate::Error;
 
 /// What is put.
@@ -28,7 +28,7 @@ fn second() -> i64 {
 }
 
 fn keys(bytes: usize, count: usize) -> Vec<Vec<u8>> {
-    let mut random = Random::from_clock(1);
+    let mut random = random_from_clock(1);
     (0..count).map(|_| random.bytes(bytes)).collect()
 }
 
@@ -68,7 +68,7 @@ pub fn range(puts: &Puts, total: u64, limit: usize) -> Result<(Series, Duration)
     fill(&mut store, puts, &keys, |_| ());
     let view = store.publish();
     let snapshot = view.snapshot();
-    let mut random = Random::from_clock(2);
+    let mut random = random_from_clock(2);
     let began = Instant::now();
     for _ in 0..total {
         let Some(key) = keys.get(random.below(keys.len().max(1) as u64) as usize) else { break };

@@ -2,12 +2,13 @@
 
 use std::fmt;
 use std::time::{Duration, Instant};
+use stdx::Random;
 
 use loadgen::connection::{Method, Status};
 use loadgen::drive::{Request, Step, Workload, done, outcome};
 use loadgen::wire::{Fields, Message, number_key};
 
-use super::Random;
+use super::random_from_clock;
 
 /// What a transaction is promised about its reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,7 +121,7 @@ impl Stm {
             keys_per_txn: 1,
             write_percent: 50,
             value_bytes: 8,
-            random: Random::from_clock(seed),
+            random: random_from_clock(seed),
         }
     }
 

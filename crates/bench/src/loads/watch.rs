@@ -8,7 +8,7 @@ use loadgen::drive::outcome;
 use loadgen::samples::Series;
 use loadgen::wire::{Fields, Message};
 
-use super::Random;
+use super::random_from_clock;
 use crate::Error;
 
 /// Calls of this kind have this bit in their tag; the others are streams of watches.
@@ -340,7 +340,7 @@ pub struct WatchLatency {
 impl WatchLatency {
     /// Gives the measurements of the puts and of the events.
     pub fn run(&self, target: Target, connections: usize) -> Result<(Measured, Measured), Error> {
-        let mut random = Random::from_clock(3);
+        let mut random = random_from_clock(3);
         let (key, value) = (random.bytes(self.key_bytes), random.bytes(self.value_bytes));
         let mut calls = Calls::open(target.clone(), connections).map_err(loadgen::Error::Dial)?;
         let mut watching = Watching::new(self.streams);

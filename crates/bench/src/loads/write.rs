@@ -1,10 +1,12 @@
 //! `put`, `txn-put` and `txn-mixed`.
 
+use stdx::Random;
+
 use loadgen::connection::{Method, Status};
 use loadgen::drive::{Request, Step, Workload, done, outcome};
 use loadgen::wire::{Message, number_key};
 
-use super::Random;
+use super::random_from_clock;
 
 /// The keys of a load: a buffer of fixed size with a number in front.
 #[derive(Clone, Debug)]
@@ -44,7 +46,7 @@ pub struct Put {
 impl Put {
     /// Puts a value of so many random bytes.
     pub fn new(keys: Keys, value_bytes: usize, sequential: bool, seed: u64) -> Self {
-        let mut random = Random::from_clock(seed);
+        let mut random = random_from_clock(seed);
         Self { keys, value: random.bytes(value_bytes), sequential, random }
     }
 }
@@ -76,7 +78,7 @@ pub struct TxnPut {
 impl TxnPut {
     /// Refuses more operations than keys, as a transaction may write a key only once.
     pub fn new(keys: Keys, value_bytes: usize, operations: u64, seed: u64) -> Self {
-        Self { keys, value: Random::from_clock(seed).bytes(value_bytes), operations }
+        Self { keys, value: random_from_clock(seed).bytes(value_bytes), operations }
     }
 }
 
@@ -116,7 +118,7 @@ pub struct TxnMixed {
 impl TxnMixed {
     /// `reads` is a range up to `end`, empty for everything; `ratio` is reads per write.
     pub fn new(keys: Keys, value_bytes: usize, ratio: f64, reads: &super::range::Range, seed: u64) -> Self {
-        let mut random = Random::from_clock(seed);
+        let mut random = random_from_clock(seed);
         let mut read = Vec::new();
         Message(&mut read).message(2, |op| {
             op.message(1, |range| {

@@ -1,5 +1,7 @@
 //! `check datascale`: how much memory the server needs for an amount of data.
 
+use stdx::{First, race};
+
 use api::etcdserverpb as pb;
 use bytes::Bytes;
 use cli::{Command, Failure, Flag, Progress};
@@ -9,7 +11,6 @@ use super::check::{AUTO_COMPACT, AUTO_DEFRAG};
 use crate::call::Call;
 use crate::load::{Clients, RandomKeys, compact, connections, defragment, delete_all, refuse_if_used};
 use crate::metrics::resident_bytes;
-use crate::race::{First, first};
 
 const LOAD: Flag<String> = Flag::text(
     "load",
@@ -71,8 +72,8 @@ pub(super) async fn check(call: &Call) -> Result<(), Failure> {
         workload.clients
     ))?;
     let clients = Clients::start(clients);
-    let writing = first(write_all(workload, prefix, &clients), interruption.came()).await;
-    let interrupted = writing == First::Other(());
+    let writing = race(write_all(workload, prefix, &clients), interruption.came()).await;
+    let interrupted = writing == First::Right(());
     let outcome = clients.finish().await;
     let after = memory(call, &endpoint, "after").await;
     let revision = delete_all(&one, prefix).await?;

@@ -1,6 +1,7 @@
 //! `check perf`: whether the cluster keeps up with a rate of writes.
 
 use std::time::Duration;
+use stdx::{First, race};
 
 use api::etcdserverpb as pb;
 use bytes::Bytes;
@@ -14,7 +15,6 @@ use crate::load::{
     Clients, Outcome, RandomKeys, compact, connections, defragment, delete_all, refuse_if_used,
 };
 use crate::process::Interruption;
-use crate::race::{First, first};
 
 const LOAD: Flag<String> = Flag::text(
     "load",
@@ -168,7 +168,7 @@ async fn measure(
             next = next.max(Instant::now());
         }
         progress.at(clients.done(), "");
-        if first(sleep(TICK), interruption.came()).await == First::Other(()) {
+        if race(sleep(TICK), interruption.came()).await == First::Right(()) {
             offered.interrupted = true;
             break;
         }

@@ -1,5 +1,7 @@
 //! `elect`: leads, or looks who leads.
 
+use stdx::{First, race};
+
 use api::etcdserverpb as pb;
 use cli::{Command, Failure, Flag};
 use client::Client;
@@ -9,7 +11,6 @@ use super::get::RANGE;
 use super::{CONCURRENCY, Run};
 use crate::call::Call;
 use crate::printer::Answer;
-use crate::race::{First, first};
 
 const LISTEN: Flag<bool> = Flag::bool("listen", "observation mode").short('l');
 
@@ -57,9 +58,9 @@ async fn observe(
 ) -> Result<(), Failure> {
     let mut observer = Election::observe_prefix(connection, name);
     loop {
-        let leadership = match first(observer.next(), interruption.came()).await {
-            First::One(leadership) => leadership.map_err(|_| Failure::error("elect: observer lost"))?,
-            First::Other(()) => return Ok(()),
+        let leadership = match race(observer.next(), interruption.came()).await {
+            First::Left(leadership) => leadership.map_err(|_| Failure::error("elect: observer lost"))?,
+            First::Right(()) => return Ok(()),
         };
         let answer = pb::RangeResponse {
             header: Some(leadership.header),
@@ -79,14 +80,14 @@ async fn campaign(
 ) -> Result<(), Failure> {
     let session = Session::open(connection, TTL_SECONDS).await?;
     let mut election = Election::new(&session, name);
-    let elected = match first(election.campaign(proposal.to_vec()), interruption.came()).await {
-        First::One(elected) => elected.map_err(failure),
-        First::Other(()) => Err(Failure::error("context canceled")),
+    let elected = match race(election.campaign(proposal.to_vec()), interruption.came()).await {
+        First::Left(elected) => elected.map_err(failure),
+        First::Right(()) => Err(Failure::error("context canceled")),
     };
     let outcome = match elected {
-        Ok(_) => match first(lead(call, connection, &election, &session), interruption.came()).await {
-            First::One(failure) => Err(failure),
-            First::Other(()) => Ok(()),
+        Ok(_) => match race(lead(call, connection, &election, &session), interruption.came()).await {
+            First::Left(failure) => Err(failure),
+            First::Right(()) => Ok(()),
         },
         Err(failure) => Err(failure),
     };

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
+use stdx::{First, race};
 
 use api::etcdserverpb as pb;
 use cli::{Command, Failure, Flag};
@@ -13,7 +14,6 @@ use super::{CONCURRENCY, Run};
 use crate::call::Call;
 use crate::printer::Answer;
 use crate::program::{Program, ProgramError};
-use crate::race::{First, first};
 
 const TTL: Flag<i64> = Flag::int("ttl", "10", "timeout for session");
 
@@ -44,16 +44,16 @@ pub(super) async fn lock(call: &Call) -> Result<(), Failure> {
     }
     let session = Session::open(&connection, ttl_seconds).await?;
     let mut mutex = Mutex::new(&session, name);
-    let locked = match first(mutex.lock(), interruption.came()).await {
-        First::One(locked) => locked.map_err(failure),
-        First::Other(()) => Err(Failure::error("context canceled")),
+    let locked = match race(mutex.lock(), interruption.came()).await {
+        First::Left(locked) => locked.map_err(failure),
+        First::Right(()) => Err(Failure::error("context canceled")),
     };
     let outcome = match locked {
         Ok(header) => match program.split_first() {
             Some((program, arguments)) => under(call, &mutex, &header, program, arguments).await,
-            None => match first(hold(call, &connection, &mutex, &session), interruption.came()).await {
-                First::One(failure) => Err(failure),
-                First::Other(()) => Ok(()),
+            None => match race(hold(call, &connection, &mutex, &session), interruption.came()).await {
+                First::Left(failure) => Err(failure),
+                First::Right(()) => Ok(()),
             },
         },
         Err(failure) => Err(failure),

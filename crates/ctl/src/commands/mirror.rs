@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use stdx::{First, race};
 
 use api::etcdserverpb as pb;
 use api::etcdserverpb::request_op::Request;
@@ -16,7 +17,6 @@ use super::get::RANGE;
 use super::{Run, UTILITY};
 use crate::call::Call;
 use crate::globals::{Login, connected};
-use crate::race::{First, first};
 use crate::ranges::{OPEN_END, prefix_end};
 
 const PREFIX: Flag<String> = Flag::text("prefix", "", "Key-value prefix to mirror");
@@ -131,7 +131,7 @@ pub(super) async fn make_mirror(call: &Call) -> Result<(), Failure> {
             }
         }
     };
-    let (First::One(failure) | First::Other(failure)) = first(mirror.run(matches.get(REV)), reports).await;
+    let (First::Left(failure) | First::Right(failure)) = race(mirror.run(matches.get(REV)), reports).await;
     Err(failure)
 }
 

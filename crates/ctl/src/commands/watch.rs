@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
+use stdx::{First, race};
 
 use api::etcdserverpb as pb;
 use api::mvccpb::Event;
@@ -16,7 +17,6 @@ use crate::call::Call;
 use crate::commands;
 use crate::printer::{Answer, WatchBatch, event_type};
 use crate::program::Program;
-use crate::race::{First, first};
 use crate::ranges::{OPEN_END, prefix_end};
 use crate::words::words;
 
@@ -70,11 +70,11 @@ async fn interactive(call: &Call, environment: &RangeFromEnvironment) -> Result<
                 None => std::future::pending().await,
             }
         };
-        let line = match first(lines.recv(), ended).await {
-            First::One(Some(Ok(line))) => line,
-            First::One(Some(Err(error))) => return Err(unreadable(&error.to_string())),
-            First::One(None) => return Err(unreadable("EOF")),
-            First::Other(ended) => {
+        let line = match race(lines.recv(), ended).await {
+            First::Left(Some(Ok(line))) => line,
+            First::Left(Some(Err(error))) => return Err(unreadable(&error.to_string())),
+            First::Left(None) => return Err(unreadable("EOF")),
+            First::Right(ended) => {
                 ended.map_err(|error| Failure::error(error.to_string()))??;
                 continue;
             }
@@ -176,9 +176,9 @@ async fn follow(
                 std::future::pending::<()>().await;
             }
         };
-        let update = match first(watcher.next(), asked).await {
-            First::One(update) => update,
-            First::Other(()) => {
+        let update = match race(watcher.next(), asked).await {
+            First::Left(update) => update,
+            First::Right(()) => {
                 watcher.request_progress().await?;
                 continue;
             }

@@ -3,9 +3,11 @@
 use std::fmt::{self, Write as _};
 use std::panic::Location;
 use std::time::Duration;
+use stdx::calendar::Utc;
+
+use cli::go::write_nanoseconds;
 
 use super::{Format, Level};
-use cli::go::write_nanoseconds;
 
 /// A field's value. Borrowed, so that a field costs nothing while its line is not written.
 #[derive(Clone, Copy)]
@@ -174,24 +176,7 @@ fn short_caller(caller: &Location<'_>) -> String {
 
 /// `2026-11-21T07:44:36.123456Z`.
 fn write_timestamp(out: &mut String, us: u64) {
-    let (seconds, us) = (us / 1_000_000, us % 1_000_000);
-    let (days, second_of_day) = (seconds / 86_400, seconds % 86_400);
-    let (year, month, day) = civil_date(days);
-    let (hour, minute, second) = (second_of_day / 3_600, second_of_day / 60 % 60, second_of_day % 60);
-    let _ = write!(out, "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{us:06}Z");
-}
-
-/// Year, month and day of a number of days since 1970-01-01. Counted from 0000-03-01, where a leap day is a year's
-/// last day (H. Hinnant, "chrono-Compatible Low-Level Date Algorithms").
-fn civil_date(days: u64) -> (u64, u64, u64) {
-    let days = days + 719_468;
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month + 2) / 5 + 1;
-    let (month, next_year) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
-    (era * 400 + year_of_era + next_year, month, day)
+    let _ = write!(out, "{}.{:06}Z", Utc::from_unix(us / 1_000_000), us % 1_000_000);
 }
 
 #[cfg(test)]
