@@ -5,6 +5,7 @@
 //!
 //! * `proto/*.proto` are written by hand, `src/proto/*.rs` are generated from them by `cargo xtask proto`.
 //! * [`error`] holds every code and text a client may meet.
+//! * [`url`] reads the URLs of members and clients, with etcd's errors.
 //! * [`METHODS`] lists every RPC.
 //!
 //! Tests: beside the code, and `xtask proto --check`.
@@ -12,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 pub mod error;
+pub mod url;
 
 pub use error::{Code, Status};
 

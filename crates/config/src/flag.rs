@@ -179,7 +179,7 @@ impl Kind {
                 parse_duration(text).map(Setting::Duration).map_err(|_| "parse error".to_string())
             }
             Kind::Urls if text.is_empty() => Ok(Setting::Urls(None)),
-            Kind::Urls => Url::parse_list(text).map(|urls| Setting::Urls(Some(urls))),
+            Kind::Urls => Ok(Setting::Urls(Some(Url::parse_list(text)?))),
             Kind::List => Ok(Setting::List(unique_words(text))),
             Kind::OneOf(words) if words.contains(&text) => Ok(Setting::Text(text.to_string())),
             Kind::OneOf(_) => Err("invalid value".to_string()),

@@ -17,7 +17,7 @@ pub mod log_settings;
 mod parser;
 mod refusal;
 pub mod table;
-pub mod url;
+pub use api::url;
 mod validation;
 
 use std::path::PathBuf;

@@ -22,7 +22,6 @@ mod load;
 mod metrics;
 mod numbers;
 mod password;
-mod peer_urls;
 pub mod printer;
 mod process;
 mod program;

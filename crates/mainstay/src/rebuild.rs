@@ -473,7 +473,7 @@ impl<'a> Rebuild<'a> {
     ) -> Result<A, Status> {
         let unavailable = |text: String| Status::with(Code::Unavailable, text);
         let text = if contact.contains("://") { contact.to_owned() } else { format!("http://{contact}") };
-        let url = Url::parse(&text).map_err(unavailable)?;
+        let url = Url::parse(&text).map_err(|error| unavailable(error.to_string()))?;
         let message = request.encode_to_vec().into();
         let exchange = async {
             let channel = Channel::connect((url.host(), url.port()))

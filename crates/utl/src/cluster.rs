@@ -36,7 +36,7 @@ impl NewCluster {
     /// URLs are compared as texts.
     pub fn of(options: &ClusterOptions) -> Result<NewCluster, Failure> {
         // Url::parse_list takes an empty list for none, etcdutl for one that is no URL.
-        let advertised: Result<Vec<Url>, String> = options.advertised.split(',').map(Url::parse).collect();
+        let advertised: Result<Vec<Url>, _> = options.advertised.split(',').map(Url::parse).collect();
         let mut advertised = advertised.map_err(Failure::error)?;
         advertised.sort();
         let formed = Bootstrap::form(&options.name, &options.initial_cluster, &options.token, &advertised)

@@ -1,6 +1,7 @@
 //! `member`: who belongs to the cluster.
 
 use api::etcdserverpb as pb;
+use api::url::check_peer_url;
 use cli::go::quote;
 use cli::{Command, Failure, Flag};
 use client::Client;
@@ -9,7 +10,6 @@ use super::get::{CONSISTENCY, serializable};
 use super::{MAINTENANCE, Run};
 use crate::call::{Call, utf8};
 use crate::numbers;
-use crate::peer_urls;
 use crate::printer::{Answer, Format};
 
 const ADD_PEER_URLS: Flag<String> =
@@ -91,7 +91,7 @@ pub(super) async fn add(call: &Call) -> Result<(), Failure> {
     }
     let request = pb::MemberAddRequest { peer_urls: split(urls), is_learner: call.matches.get(LEARNER) };
     let connection = call.connect().await?;
-    peer_urls::check(&request.peer_urls).map_err(Failure::error)?;
+    check_peer_urls(&request.peer_urls)?;
     let answer: pb::MemberAddResponse =
         call.limited(connection.call("/etcdserverpb.Cluster/MemberAdd", &request)).await?;
     call.show(&Answer::MemberAdd(&answer))?;
@@ -133,6 +133,11 @@ fn start_of_new_member(answer: &pb::MemberAddResponse, name: &str, urls: &str) -
     )
 }
 
+/// Refuses URLs that etcd's Go client does not send.
+fn check_peer_urls(urls: &[String]) -> Result<(), Failure> {
+    urls.iter().try_for_each(|url| check_peer_url(url, |text| cli::go::quote(text))).map_err(Failure::error)
+}
+
 fn split(urls: &str) -> Vec<String> {
     urls.split(',').map(str::to_owned).collect()
 }
@@ -159,7 +164,7 @@ pub(super) async fn update(call: &Call) -> Result<(), Failure> {
     }
     let request = pb::MemberUpdateRequest { id, peer_urls: split(urls) };
     let connection = call.connect().await?;
-    peer_urls::check(&request.peer_urls).map_err(Failure::error)?;
+    check_peer_urls(&request.peer_urls)?;
     let answer = call.limited(connection.call("/etcdserverpb.Cluster/MemberUpdate", &request)).await?;
     call.show(&Answer::MemberUpdate(id, &answer))
 }

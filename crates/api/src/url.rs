@@ -1,0 +1,359 @@
+//! URLs of members and clients, with etcd's errors: the one reader of flags and requests ([`Url::parse`]), and the check that
+//! etcd's Go client makes before it sends peer URLs ([`check_peer_url`]).
+
+use std::fmt;
+use std::net::IpAddr;
+
+/// How an address is spoken to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scheme {
+    /// Plain HTTP over TCP.
+    Http,
+    /// HTTP over TLS over TCP.
+    Https,
+    /// Plain HTTP over a Unix socket.
+    Unix,
+    /// HTTP over TLS over a Unix socket.
+    Unixs,
+}
+
+/// One URL of a listener or of an advertisement. It prints exactly as it was given, because the text of peer
+/// URLs goes into member ids; two URLs are equal when their texts are.
+#[derive(Clone, Debug)]
+pub struct Url {
+    scheme: Scheme,
+    host: String,
+    port: u16,
+    text: String,
+}
+
+/// Why a text is not a URL that members can use. It displays as etcd's text, or for what Go's `net/url` refuses as that
+/// package's; the text of the URL is part of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UrlError {
+    /// The scheme is none of `http`, `https`, `unix` and `unixs`, or there is none.
+    Scheme(String),
+    /// Nothing stands before the first colon; with the URL in quotes, as in the other errors that begin with `parse`.
+    NoScheme(String),
+    /// A colon in the first segment of what would be a path.
+    ColonInPath(String),
+    /// A control character.
+    ControlCharacter(String),
+    /// An IPv6 address with an opening bracket alone.
+    MissingBracket(String),
+    /// The URL of a Unix socket has no path.
+    NoSocket(String),
+    /// There is no host with a port.
+    NoHostPort(String),
+    /// Something follows host and port.
+    Path(String),
+    /// A character that no host has.
+    Host(String),
+    /// The port is not a number.
+    PortText {
+        /// The URL, in quotes.
+        url: String,
+        /// The port behind its colon, in quotes.
+        port: String,
+    },
+    /// The port is larger than 65535.
+    PortNumber(String),
+}
+
+impl fmt::Display for UrlError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            UrlError::Scheme(url) => write!(f, "URL scheme must be http, https, unix, or unixs: {url}"),
+            UrlError::NoScheme(url) => write!(f, "parse {url}: missing protocol scheme"),
+            UrlError::ColonInPath(url) => {
+                write!(f, "parse {url}: first path segment in URL cannot contain colon")
+            }
+            UrlError::ControlCharacter(url) => {
+                write!(f, "parse {url}: net/url: invalid control character in URL")
+            }
+            UrlError::MissingBracket(url) => write!(f, "parse {url}: missing ']' in host"),
+            UrlError::NoSocket(url) => write!(f, "URL names no socket: {url}"),
+            UrlError::NoHostPort(url) => {
+                write!(f, "URL address does not have the form \"host:port\": {url}")
+            }
+            UrlError::Path(url) => write!(f, "URL must not contain a path: {url}"),
+            UrlError::Host(url) => write!(f, "URL has an invalid host: {url}"),
+            UrlError::PortText { url, port } => {
+                write!(f, "parse {url}: invalid port {port} after host")
+            }
+            UrlError::PortNumber(url) => write!(f, "URL has an invalid port: {url}"),
+        }
+    }
+}
+
+impl std::error::Error for UrlError {}
+
+/// The text of the error, for callers whose errors are texts.
+impl From<UrlError> for String {
+    fn from(error: UrlError) -> String {
+        error.to_string()
+    }
+}
+
+impl Url {
+    /// Reads one URL, ignoring blanks around it.
+    pub fn parse(input: &str) -> Result<Url, UrlError> {
+        let input = input.trim();
+        let Some((scheme, rest)) = split_scheme(input, in_quotes)? else {
+            return Err(UrlError::Scheme(input.to_owned()));
+        };
+        let scheme = Scheme::named(scheme).ok_or_else(|| UrlError::Scheme(input.to_owned()))?;
+        let text = format!("{scheme}:{rest}");
+        let after_slashes = rest.strip_prefix("//");
+        if matches!(scheme, Scheme::Unix | Scheme::Unixs) {
+            let path = after_slashes.unwrap_or(rest);
+            if path.is_empty() {
+                return Err(UrlError::NoSocket(input.to_owned()));
+            }
+            return Ok(Url { scheme, host: path.to_string(), port: 0, text });
+        }
+        let no_host_port = || UrlError::NoHostPort(input.to_owned());
+        let Some(after_slashes) = after_slashes else {
+            return Err(no_host_port());
+        };
+        let authority_len = after_slashes.find(['/', '?', '#']).unwrap_or(after_slashes.len());
+        let (authority, path) = after_slashes.split_at(authority_len);
+        let (host, port) = split_host_port(authority).ok_or_else(no_host_port)?;
+        if !path.is_empty() {
+            return Err(UrlError::Path(input.to_owned()));
+        }
+        if host.contains(['@', '%', ' ', '"', '<', '>', '\\']) {
+            return Err(UrlError::Host(input.to_owned()));
+        }
+        if !port.bytes().all(|b| b.is_ascii_digit()) {
+            return Err(UrlError::PortText { url: in_quotes(input), port: in_quotes(&format!(":{port}")) });
+        }
+        let port = port.parse().map_err(|_| UrlError::PortNumber(input.to_owned()))?;
+        Ok(Url { scheme, host: host.to_string(), port, text })
+    }
+
+    /// Reads a comma list: every URL valid, sorted by text, each once.
+    pub fn parse_list(input: &str) -> Result<Vec<Url>, UrlError> {
+        let mut urls = input.split(',').map(Url::parse).collect::<Result<Vec<Url>, UrlError>>()?;
+        urls.sort();
+        urls.dedup();
+        Ok(urls)
+    }
+
+    /// How to speak to it.
+    pub fn scheme(&self) -> Scheme {
+        self.scheme
+    }
+
+    /// Host name or address without the brackets of IPv6; for a Unix socket, what names it: a path when it
+    /// begins with `/`.
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// TCP port; 0 for a Unix socket, and for TCP when the kernel is to choose.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The URL as given, the scheme in lower case.
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    /// True when a listener can bind to it without asking a resolver: an IP address, `localhost` or a socket.
+    pub fn is_bindable(&self) -> bool {
+        matches!(self.scheme, Scheme::Unix | Scheme::Unixs)
+            || self.host == "localhost"
+            || self.host.parse::<IpAddr>().is_ok()
+    }
+}
+
+/// The scheme and what follows its colon; `None` when there is no scheme. A colon in the first segment of what
+/// would then be a path is an error, as in Go.
+fn split_scheme(input: &str, quote: impl Fn(&str) -> String) -> Result<Option<(&str, &str)>, UrlError> {
+    let Some(colon) = input.find(':') else {
+        return Ok(None);
+    };
+    let (scheme, rest) = input.split_at(colon);
+    let rest = &rest[1..];
+    if scheme.is_empty() {
+        return Err(UrlError::NoScheme(quote(input)));
+    }
+    let starts_with_letter = scheme.starts_with(|c: char| c.is_ascii_alphabetic());
+    let valid = starts_with_letter && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c));
+    if valid {
+        return Ok(Some((scheme, rest)));
+    }
+    if scheme.contains('/') {
+        return Ok(None);
+    }
+    Err(UrlError::ColonInPath(quote(input)))
+}
+
+/// `host:port` or `[v6]:port`; `None` when it has another form.
+fn split_host_port(authority: &str) -> Option<(&str, &str)> {
+    if let Some(bracketed) = authority.strip_prefix('[') {
+        let (host, rest) = bracketed.split_once(']')?;
+        return Some((host, rest.strip_prefix(':')?));
+    }
+    let (host, port) = authority.rsplit_once(':')?;
+    if host.contains([':', ']', '[']) { None } else { Some((host, port)) }
+}
+
+/// Checks a URL as etcd's Go client does before it sends it to a server: a scheme that members speak, a host with a port, and
+/// no path. Blanks around it are ignored.
+///
+/// `quote` writes a text as Go's `%q`. The check takes more than [`Url::parse`], with which the server reads the URL again: for
+/// example credentials before the host.
+pub fn check_peer_url(url: &str, quote: impl Fn(&str) -> String) -> Result<(), UrlError> {
+    let url = url.trim();
+    let text = || url.to_owned();
+    if url.bytes().any(|b| b < 0x20 || b == 0x7f) {
+        return Err(UrlError::ControlCharacter(quote(url)));
+    }
+    let Some((scheme, rest)) = split_scheme(url, &quote)? else { return Err(UrlError::Scheme(text())) };
+    let scheme = Scheme::named(scheme).ok_or_else(|| UrlError::Scheme(text()))?;
+    let authority = rest.strip_prefix("//").unwrap_or("");
+    let (host, path) = match authority.find(['/', '?', '#']) {
+        Some(at) => authority.split_at(at),
+        None => (authority, ""),
+    };
+    let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
+    if host.starts_with('[') && !host.contains(']') {
+        return Err(UrlError::MissingBracket(quote(url)));
+    }
+    if matches!(scheme, Scheme::Http | Scheme::Https) {
+        let port = host.rsplit_once(':').filter(|(name, _)| name.ends_with(']') || !name.contains(':'));
+        match port {
+            Some((_, port)) if port.bytes().all(|b| b.is_ascii_digit()) => {}
+            Some((_, port)) => {
+                return Err(UrlError::PortText { url: quote(url), port: quote(&format!(":{port}")) });
+            }
+            None => return Err(UrlError::NoHostPort(text())),
+        }
+    }
+    let path = path.split(['?', '#']).next().unwrap_or("");
+    if path.is_empty() { Ok(()) } else { Err(UrlError::Path(text())) }
+}
+
+/// A text between quotes, as it is.
+fn in_quotes(text: &str) -> String {
+    format!("\"{text}\"")
+}
+
+impl Scheme {
+    /// The scheme of this name, in letters of either case.
+    fn named(name: &str) -> Option<Scheme> {
+        match name.to_ascii_lowercase().as_str() {
+            "http" => Some(Scheme::Http),
+            "https" => Some(Scheme::Https),
+            "unix" => Some(Scheme::Unix),
+            "unixs" => Some(Scheme::Unixs),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Scheme {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Scheme::Http => "http",
+            Scheme::Https => "https",
+            Scheme::Unix => "unix",
+            Scheme::Unixs => "unixs",
+        })
+    }
+}
+
+impl fmt::Display for Url {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl PartialEq for Url {
+    fn eq(&self, other: &Url) -> bool {
+        self.text == other.text
+    }
+}
+
+impl Eq for Url {}
+
+impl PartialOrd for Url {
+    fn partial_cmp(&self, other: &Url) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Url {
+    fn cmp(&self, other: &Url) -> std::cmp::Ordering {
+        self.text.cmp(&other.text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_the_forms_etcd_reads() {
+        let url = Url::parse(" HTTP://10.0.0.1:2379 ").unwrap();
+        assert_eq!((url.scheme(), url.host(), url.port()), (Scheme::Http, "10.0.0.1", 2379));
+        assert_eq!(url.to_string(), "http://10.0.0.1:2379");
+        let url = Url::parse("https://[::1]:2380").unwrap();
+        assert_eq!((url.scheme(), url.host(), url.port()), (Scheme::Https, "::1", 2380));
+        assert_eq!(url.to_string(), "https://[::1]:2380");
+        let url = Url::parse("unix:///run/etcd.sock").unwrap();
+        assert_eq!((url.scheme(), url.host(), url.port()), (Scheme::Unix, "/run/etcd.sock", 0));
+        assert!(url.is_bindable());
+        assert!(Url::parse("http://localhost:1").unwrap().is_bindable());
+        assert!(!Url::parse("http://example.com:1").unwrap().is_bindable());
+    }
+
+    #[test]
+    fn refuses_with_the_words_of_etcd() {
+        for (input, error) in [
+            ("foo", "URL scheme must be http, https, unix, or unixs: foo"),
+            ("localhost:2379", "URL scheme must be http, https, unix, or unixs: localhost:2379"),
+            ("127.0.0.1:2379", "parse \"127.0.0.1:2379\": first path segment in URL cannot contain colon"),
+            (":2379", "parse \":2379\": missing protocol scheme"),
+            ("http://foo", "URL address does not have the form \"host:port\": http://foo"),
+            ("http://a:b:1", "URL address does not have the form \"host:port\": http://a:b:1"),
+            ("http://[::1]", "URL address does not have the form \"host:port\": http://[::1]"),
+            ("http://[::1", "URL address does not have the form \"host:port\": http://[::1"),
+            ("http:", "URL address does not have the form \"host:port\": http:"),
+            ("http://1.2.3.4:1/x", "URL must not contain a path: http://1.2.3.4:1/x"),
+            ("http://1.2.3.4:x", "parse \"http://1.2.3.4:x\": invalid port \":x\" after host"),
+            ("http://1.2.3.4:65536", "URL has an invalid port: http://1.2.3.4:65536"),
+            ("unix://", "URL names no socket: unix://"),
+        ] {
+            let refused = Url::parse(input).map(|url| url.to_string()).map_err(|error| error.to_string());
+            assert_eq!(refused, Err(error.to_string()), "{input}");
+        }
+    }
+
+    #[test]
+    fn lists_are_sorted_and_unique() {
+        let urls = Url::parse_list("http://b:2,http://a:1,http://b:2").unwrap();
+        assert_eq!(urls.iter().map(Url::as_str).collect::<Vec<_>>(), ["http://a:1", "http://b:2"]);
+    }
+
+    #[test]
+    fn what_peers_cannot_be_reached_at_is_refused() {
+        let wrong = |url: &str| check_peer_url(url, in_quotes).unwrap_err().to_string();
+        assert_eq!(check_peer_url("http://a:1", in_quotes), Ok(()));
+        assert_eq!(check_peer_url(" https://[::1]:2 ", in_quotes), Ok(()));
+        assert_eq!(check_peer_url("unix://a", in_quotes), Ok(()));
+        assert_eq!(wrong("a"), "URL scheme must be http, https, unix, or unixs: a");
+        assert_eq!(wrong("ftp://a:1"), "URL scheme must be http, https, unix, or unixs: ftp://a:1");
+        assert_eq!(wrong("http://a"), "URL address does not have the form \"host:port\": http://a");
+        assert_eq!(wrong("http://a:1/x"), "URL must not contain a path: http://a:1/x");
+        assert_eq!(wrong("http://a:x"), "parse \"http://a:x\": invalid port \":x\" after host");
+        assert_eq!(wrong("http://[::1"), "parse \"http://[::1\": missing ']' in host");
+        assert_eq!(
+            wrong("127.0.0.1:1"),
+            "parse \"127.0.0.1:1\": first path segment in URL cannot contain colon"
+        );
+    }
+}
