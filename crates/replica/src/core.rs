@@ -7,6 +7,7 @@
 mod alarms;
 mod apply;
 mod attributes;
+mod checkpoints;
 mod command;
 mod compactor;
 mod gathering;
@@ -25,6 +26,7 @@ mod removal;
 mod replication;
 mod room;
 mod run;
+mod segments;
 mod space;
 mod wiring;
 
@@ -45,13 +47,13 @@ use machine::image::Head;
 use machine::transfer::Held;
 use storage::checkpointer::{Checkpointed, Relocation};
 
+pub use checkpoints::Thresholds;
 pub use command::command;
 pub use install::Forget;
 pub use leases::LISTED_AT_ONCE;
 pub use membership::MemberChange;
 pub use probe::Probe;
 pub use run::{Core, Parts};
-pub use space::Thresholds;
 
 /// Whom to answer: a place among a shard's open questions. The generation keeps a late answer from a new question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -258,7 +258,7 @@ impl Core {
         }
         self.applied_since = true;
         self.applying.unpublished = true;
-        self.checkpoint.entries_since += 1;
+        self.checkpoints.entry_applied();
     }
 
     /// An entry was applied.

@@ -1,8 +1,8 @@
 //! The core's loop.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use api::etcdserverpb::{CompactionRequest, InternalRaftRequest};
@@ -18,6 +18,7 @@ use tokio::sync::oneshot;
 use super::alarms::NospaceAlarm;
 use super::apply::Applying;
 use super::attributes::Attributes;
+use super::checkpoints::{Checkpoints, Thresholds};
 use super::compactor::Compactor;
 use super::install::Install;
 use super::leadership::Leadership;
@@ -30,7 +31,7 @@ use super::proposals::{Proposal, Proposals, Waiter};
 use super::reads::{Reads, Want};
 use super::removal::Removal;
 use super::room::Room;
-use super::space::{Checkpoints, Thresholds};
+use super::segments::{Moves, Segments};
 use super::{Ask, OUTSIDE, Reply, ReplyBody, Ticket};
 use crate::long_reads::Reader;
 use crate::shared::{Published, Shared};
@@ -146,14 +147,9 @@ pub struct Core {
     pub(super) next_tick: Instant,
     pub(super) applied_since: bool,
     pub(super) thresholds: Thresholds,
-    pub(super) checkpoint: Checkpoints,
-    pub(super) views: VecDeque<(u64, Weak<View>)>,
-    pub(super) published: u64,
-    /// Segments that nothing durable refers to, deleted once the views published before that are gone.
-    pub(super) doomed: Vec<(u64, u32)>,
-    /// Values being moved, and where they lay.
-    pub(super) moving: HashMap<(i64, u32), Location>,
-    pub(super) mover: Option<SyncSender<()>>,
+    pub(super) checkpoints: Checkpoints,
+    pub(super) segments: Segments,
+    pub(super) moves: Moves,
     pub(super) alarms: Arc<Alarms>,
     pub(super) stopping: Option<Instant>,
     /// Why this member is out of service, if it is.
@@ -180,6 +176,8 @@ impl Core {
             request_timeout: parts.shared.limits.request_timeout,
         };
         let membership = Membership::new(member_rules, &parts.machine.members, parts.remotes);
+        let saved = (applied, parts.checkpoint_bytes);
+        let checkpoints = Checkpoints::new(parts.thresholds, parts.config.snapshot_count, saved, now);
         let rules = LeaseRules {
             ttl_min: parts.shared.limits.lease_ttl_min,
             request_timeout: parts.shared.limits.request_timeout,
@@ -230,25 +228,9 @@ impl Core {
             next_tick: now,
             applied_since: true,
             thresholds: parts.thresholds,
-            checkpoint: Checkpoints {
-                busy: false,
-                empty_segments: Vec::new(),
-                emptied: BTreeSet::new(),
-                emptying: BTreeSet::new(),
-                whole_wanted: false,
-                frees_at: None,
-                frees: false,
-                applied_index: applied,
-                entries_since: 0,
-                log_bytes_at: 0,
-                at: now,
-                bytes: parts.checkpoint_bytes,
-            },
-            views: VecDeque::new(),
-            published: 0,
-            doomed: Vec::new(),
-            moving: HashMap::new(),
-            mover: None,
+            checkpoints,
+            segments: Segments::default(),
+            moves: Moves::default(),
             stopping: None,
             parked: None,
             ready: Some(parts.ready),
@@ -436,7 +418,11 @@ impl Core {
             Ask::Checkpointed(result) => self.checkpointed(result, now)?,
             Ask::Relocate(values, done) => self.relocate(values, done, now),
             // The old places are free once no checkpoint names them any more.
-            Ask::Relocated => self.checkpoint.whole_wanted |= self.has_emptied(),
+            Ask::Relocated => {
+                if self.has_emptied() {
+                    self.checkpoints.want_whole();
+                }
+            }
             Ask::Log(event) => self.log_told(event, now)?,
             Ask::Stop => {
                 if self.stopping.is_none() {
@@ -483,19 +469,14 @@ impl Core {
         self.install.placed(synced.ticket, &synced.values);
         for (id, to) in synced.values {
             let key = (id.main, u32::try_from(id.sub).unwrap_or(u32::MAX));
-            if let Some(from) = self.moving.remove(&key) {
+            if let Some(from) = self.moves.arrived(key) {
                 let to = Location { segment: to.segment, offset: to.offset };
                 if self.machine.relocate(key.0, key.1, from, to) {
-                    self.checkpoint.emptied.insert(from.segment);
+                    self.checkpoints.moved_out_of(from.segment);
                 }
             }
         }
-        if self.moving.is_empty()
-            && let Some(mover) = self.mover.take()
-        {
-            // The mover may have given up; that is its business.
-            let _ = mover.try_send(());
-        }
+        self.moves.tell();
         if let Some(number) = number {
             self.step(Event::LogSynced(number))?;
         }
@@ -635,14 +616,7 @@ impl Core {
     fn publish_view(&mut self) -> Arc<View> {
         self.applying.unpublished = false;
         let view = self.machine.store.publish();
-        self.published += 1;
-        self.views.push_back((self.published, Arc::downgrade(&view)));
-        while self.views.front().is_some_and(|(_, view)| view.strong_count() == 0) {
-            self.views.pop_front();
-        }
-        if self.views.len() > 4096 {
-            self.views.retain(|(_, view)| view.strong_count() > 0);
-        }
+        self.segments.published(&view);
         view
     }
 
@@ -660,7 +634,7 @@ impl Core {
         };
         let moment = view.moment();
         let standing = self.node.standing();
-        self.shared.metrics.mvcc.db_open_read_transactions.set_u64(self.views.len() as u64);
+        self.shared.metrics.mvcc.db_open_read_transactions.set_u64(self.segments.open_views() as u64);
         self.shared.state.store(Arc::new(Published {
             view,
             applied_index: self.machine.applied_index,

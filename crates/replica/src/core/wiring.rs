@@ -1,7 +1,7 @@
 //! What the core does for its machines: it gives them what they have to know, and carries out what they want.
 
 use std::sync::Arc;
-use std::sync::mpsc::TrySendError;
+use std::sync::mpsc::{SyncSender, TrySendError};
 use std::time::{Duration, Instant};
 
 use api::etcdserverpb::alarm_request::AlarmAction;
@@ -26,13 +26,15 @@ use super::membership::{self, MemberChange, Membership};
 use super::parked::{IDLE, Parked, Response};
 use super::proposals::{Given, Ground, Proposal, Waiter};
 use super::reads::{Footing, RETRY, Waiting, Want};
+use super::removal::{self, Sliced};
 use super::room::{Purpose, Room, purpose_of};
 use super::run::{Core, STOP_PATIENCE};
+use super::space::Survey;
 use super::{Ask, OUTSIDE, ReplyBody, Ticket};
 use crate::long_reads::Reader;
 use crate::shared::Shared;
 use crate::transfer::Received;
-use storage::checkpointer::Order;
+use storage::checkpointer::{Checkpointed, Order, Relocation};
 use storage::nospace::Cause;
 
 /// Linearizable reads.
@@ -135,9 +137,9 @@ impl Core {
             self.propose_alarm(action);
         }
         self.note_cause();
-        if self.room.may_free(&self.log, now) && self.checkpoint.frees_at.is_none() && self.has_garbage() {
+        if self.room.may_free(&self.log, now) && !self.checkpoints.is_to_free() && self.has_garbage() {
             self.room.freed(now);
-            self.checkpoint.frees_at = Some(now);
+            self.checkpoints.would_free(now);
         }
     }
 
@@ -634,7 +636,7 @@ impl Core {
             self.refuse(ticket, error::NOT_LEADER);
             return;
         }
-        let busy = !self.moving.is_empty() || self.checkpoint.busy || self.stopping.is_some();
+        let busy = self.moves.are_under_way() || self.checkpoints.is_busy() || self.stopping.is_some();
         if !self.install.begin(claim, busy) {
             self.refuse(ticket, error::TOO_MANY_REQUESTS);
             return;
@@ -770,7 +772,7 @@ impl Core {
         let order = Order::Checkpoint { head: Box::new(self.machine.head()), state, whole: true, terms };
         if self.orders.try_send(order).is_ok() {
             self.install.saving();
-            self.checkpoint.begun(now, self.log.figures().written_bytes());
+            self.checkpoints.begun(self.log.figures().written_bytes(), now);
             if planted::is(Bug::SnapshotAcknowledgedEarly) {
                 // What was held is ours to append: it cannot be refused.
                 let _ = self.install_saved(self.machine.applied_index, now);
@@ -984,6 +986,223 @@ impl Core {
     /// What raft cannot take is dropped, as if it had been lost on the way: it is sent again if it matters.
     pub(super) fn step_received(&mut self, message: raftpb::Message) {
         step_received(&mut self.node, &self.logger, message);
+    }
+}
+
+/// Winning back what nobody needs: removals, checkpoints, and segments that are emptied.
+impl Core {
+    /// Removes a slice of what compactions made unreadable.
+    pub(super) fn remove_slice(&mut self, now: Instant) {
+        if !self.machine.is_whole() {
+            return;
+        }
+        let compacted = self.machine.store.compact_revision();
+        match self.removal.step(compacted, |revision| self.shared.all_saw(revision), now) {
+            removal::Step::Nothing => return,
+            removal::Step::Publish => {
+                self.applied_since = true;
+                return;
+            }
+            removal::Step::Remove => {}
+        }
+        let removable = self.shared.long_reads.removable(compacted, now);
+        if removable.overtaken > 0 {
+            self.shared.metrics.long_reads.overtaken.add(removable.overtaken as u64);
+            self.logger.warn(
+                "ended readers that kept a compaction from removing for too long",
+                &[("readers", Value::Uint(removable.overtaken as u64)), ("revision", Value::Int(compacted))],
+            );
+        }
+        let versions = self.machine.store.stats().versions;
+        let done = self.machine.compact_step_through(removable.through, self.config.compaction_batch_limit);
+        let removed = versions.saturating_sub(self.machine.store.stats().versions);
+        let sliced = match done {
+            true => Sliced::All,
+            false if removed == 0 => Sliced::Waits,
+            false => Sliced::Some,
+        };
+        let (told, took) = self.removal.sliced(sliced, now);
+        if sliced != Sliced::Waits {
+            let metrics = &self.shared.metrics.mvcc;
+            metrics.db_compaction_keys.add(removed);
+            let pause = self.shared.clock.now().saturating_duration_since(now);
+            metrics.db_compaction_pause.observe_milliseconds(pause);
+            // What was removed leaves memory with the next publications.
+            self.applied_since = true;
+        }
+        if let Some(took) = took {
+            if self.has_garbage() {
+                self.checkpoints.would_free(now);
+            }
+            let metrics = &self.shared.metrics.mvcc;
+            metrics.db_compaction_total.observe_milliseconds(took);
+            metrics.db_compaction_last.set_u64(self.shared.clock.unix_seconds());
+        }
+        for reply in told {
+            let queue = self.queue_of(reply.ticket);
+            self.replies[queue].push(reply);
+        }
+    }
+
+    fn survey(&self) -> Survey<'_> {
+        Survey {
+            log: &self.log,
+            machine: &self.machine,
+            room: &self.room,
+            segments: &self.segments,
+            kept_behind: self.kept_behind(self.machine.applied_index),
+            dead_bytes_min: self.thresholds.reclaim_dead_bytes,
+        }
+    }
+
+    /// Whether sealed segments hold so little that a checkpoint would free some, or have some emptied.
+    pub(super) fn has_garbage(&self) -> bool {
+        self.survey().has_garbage()
+    }
+
+    /// Whether values were moved out of segments that hold nothing any more, and only a whole checkpoint frees those.
+    pub(super) fn has_emptied(&self) -> bool {
+        self.checkpoints.has_emptied(|segment| self.survey().is_empty(segment))
+    }
+
+    /// Orders a checkpoint if one is due and may be taken.
+    pub(super) fn order_checkpoint(&mut self, now: Instant) {
+        // While a snapshot is being received, nothing may go that it counts on.
+        if self.checkpoints.is_busy() || self.install.is_receiving() || !self.machine.is_whole() {
+            return;
+        }
+        if self.install.wants_checkpoint() {
+            self.order_install(now);
+            return;
+        }
+        // On a full disk the entry that settles a leader may wait for what this checkpoint frees.
+        let leadership = &self.leadership;
+        let unsettled = leadership.leader() == 0 || (leadership.leads() && !leadership.has_settled());
+        if unsettled && self.log.space() == Space::Ample {
+            return;
+        }
+        let log_bytes = self.log.figures().written_bytes();
+        let usage = |segment| self.machine.usage().get(&segment).is_none_or(|usage| usage.values == 0);
+        let Some(whole) = self.checkpoints.due(log_bytes, usage, now) else { return };
+        // The entry that raised an alarm may leave the log with it.
+        if !self.note_cause() {
+            return;
+        }
+        let moment = self.shared.state.load().view.moment_of_everything();
+        let mut empty_segments = self.survey().empty_segments();
+        empty_segments.retain(|segment| self.checkpoints.frees(*segment, whole));
+        storage::terms::forget(&mut self.terms, self.entries.first_index());
+        let terms = self.terms.clone();
+        let mut head = Box::new(self.machine.head());
+        if planted::is(Bug::AppliedIndexEarly) {
+            head.applied_index += 1;
+        }
+        let state = self.shared.read_long_at(Reader::Checkpoint, moment);
+        let order = Order::Checkpoint { head, state, whole, terms };
+        if self.orders.try_send(order).is_err() {
+            return;
+        }
+        self.checkpoints.ordered(empty_segments, whole, log_bytes, now);
+        if planted::is(Bug::SegmentDeletedEarly) {
+            let early = self.checkpoints.take_empty();
+            early.into_iter().for_each(|segment| self.segments.doom(segment));
+        }
+    }
+
+    /// The entry up to which nothing is kept for followers that lag.
+    fn kept_behind(&self, applied_index: u64) -> u64 {
+        match self.machine.members.by_id.len() {
+            0 | 1 => applied_index,
+            // A follower that lags gets the whole state then.
+            _ if self.room.is_tight(&self.log) => applied_index,
+            _ => applied_index.saturating_sub(self.config.snapshot_catchup_entries),
+        }
+    }
+
+    /// A checkpoint was made, or failed.
+    pub(super) fn checkpointed(
+        &mut self,
+        result: Result<Checkpointed, String>,
+        now: Instant,
+    ) -> Result<(), String> {
+        match result {
+            Ok(done) => {
+                for segment in self.checkpoints.saved(&done, now) {
+                    self.segments.doom(segment);
+                }
+                self.log.forget_below(self.kept_behind(done.applied_index));
+                self.logger
+                    .debug("saved a checkpoint", &[("applied-index", Value::Uint(done.applied_index))]);
+                self.install_saved(done.applied_index, now)?;
+                self.reclaim();
+            }
+            Err(why) => {
+                self.checkpoints.failed(now);
+                self.install.retry();
+                self.logger.warn("could not save a checkpoint", &[("error", Value::Str(&why))]);
+            }
+        }
+        self.measure_disk();
+        Ok(())
+    }
+
+    /// Has the live values of segments moved that hold little.
+    fn reclaim(&mut self) {
+        let segments = self.survey().worth_emptying(self.checkpoints.applied_index());
+        if !segments.is_empty() {
+            // If the checkpointer is busy, the next checkpoint asks again.
+            let portion_bytes = self.room.portion_bytes(&self.log);
+            let _ = self.orders.try_send(Order::Relocate { segments, portion_bytes });
+        }
+    }
+
+    /// Tells the others how much of the disk is in use.
+    pub(super) fn measure_disk(&self) {
+        let log_bytes: u64 = self.log.segments().iter().map(|s| s.used_bytes).sum();
+        self.shared.set_disk_bytes(log_bytes + self.checkpoints.bytes());
+    }
+
+    pub(super) fn measure_readers(&self, now: Instant) {
+        let (readers, since) = self.shared.long_reads.figures();
+        let metrics = &self.shared.metrics.long_reads;
+        metrics.open.set_u64(readers as u64);
+        metrics.oldest.set_u64(since.map_or(0, |since| now.saturating_duration_since(since).as_secs()));
+    }
+
+    pub(super) fn relocate(&mut self, values: Vec<Relocation>, done: SyncSender<()>, now: Instant) {
+        let receiving = self.install.is_receiving();
+        let bytes = values.iter().map(|value| value.data.len() + 128).sum();
+        let fits = self.room.has(&self.log, bytes, Purpose::Moves) && !self.room.is_full();
+        if !fits || self.stopping.is_some() || receiving || values.is_empty() {
+            let _ = done.try_send(());
+            return;
+        }
+        let mut batch = Vec::with_capacity(values.len());
+        let mut moving = Vec::with_capacity(values.len());
+        for value in values {
+            let id = log::ValueId { main: value.main, sub: i64::from(value.sub) };
+            moving.push(((value.main, value.sub), value.from));
+            batch.push(log::Value { id, data: value.data });
+        }
+        // What the log does not take now stays where it is: the next checkpoint asks again.
+        if self.room.hand_values(&mut self.log, batch, now).is_none() {
+            let _ = done.try_send(());
+            return;
+        }
+        self.moves.begin(moving, done);
+    }
+
+    /// Deletes the segments that nothing durable needs and nobody reads any more.
+    pub(super) fn release_doomed(&mut self) {
+        if self.install.is_receiving() {
+            return;
+        }
+        let (log, logger) = (&mut self.log, &self.logger);
+        self.applied_since |= self.segments.release(|segment| {
+            if let Err(why) = log.release(segment) {
+                logger.warn("could not release a segment", &[("error", Value::Str(&format!("{why:?}")))]);
+            }
+        });
     }
 }
 

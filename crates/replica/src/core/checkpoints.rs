@@ -1,0 +1,290 @@
+//! When a checkpoint is due, and what becomes free by it.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use planted::Bug;
+use storage::checkpointer::Checkpointed;
+
+/// Pause before a checkpoint that failed and would have freed segments is tried again.
+const FREE_PAUSE: Duration = Duration::from_secs(5);
+/// Checkpoints of few entries are due after so many times the bytes of others.
+const FEW_ENTRIES_FACTOR: u64 = 4;
+
+/// When checkpoints are due, when room is worth winning back, and what is done at once.
+#[derive(Clone, Copy, Debug)]
+pub struct Thresholds {
+    /// Log bytes after which a checkpoint is due, and four times as many if they are fewer entries than
+    /// `--snapshot-count`: what a restart has to read at most, more or less.
+    pub checkpoint_log_bytes: u64,
+    /// Entries after which one is due, whatever they weigh.
+    pub checkpoint_entries: u64,
+    /// The age at which one is due, if there was anything to save.
+    pub checkpoint_age: Duration,
+    /// Least bytes of dead records in sealed segments that are worth moving the live ones away.
+    pub reclaim_dead_bytes: u64,
+    /// What one turn of the core applies at most, in keys, operations and KiB, about a microsecond each: an entry that
+    /// takes more is applied in as many turns as it takes.
+    pub applied_per_turn: u64,
+    /// How often a leader notes the time left of leases that have used up as much, so that it survives a restart.
+    pub note_interval: Duration,
+}
+
+impl Thresholds {
+    /// Those of a member whose `--snapshot-count` is this. Checkpoints cost less than etcd's snapshots and free no
+    /// memory, so ten times as many entries go between them. Segments are smaller on small disks, and so are the bytes.
+    pub fn of(snapshot_count: u64, segment_bytes: u32) -> Thresholds {
+        let bytes = (64 << 20).min(2 * u64::from(segment_bytes));
+        Thresholds {
+            checkpoint_log_bytes: bytes,
+            checkpoint_entries: snapshot_count.saturating_mul(10).clamp(1000, 100_000),
+            checkpoint_age: Duration::from_secs(60),
+            reclaim_dead_bytes: bytes,
+            applied_per_turn: 2048,
+            note_interval: Duration::from_secs(60),
+        }
+    }
+}
+
+/// The checkpoints: what has been written since the last, which segments hold nothing any more, and which one is under way.
+///
+/// It is told what is applied, moved, ordered and saved, and says whether another one is due. Segments of which nothing
+/// durable needs anything become known when a checkpoint is saved.
+pub(super) struct Checkpoints {
+    thresholds: Thresholds,
+    /// Entries after which one is due if they are worth it (`--snapshot-count`).
+    snapshot_count: u64,
+    busy: bool,
+    /// Segments without a live value when the one under way was ordered.
+    empty_segments: Vec<u32>,
+    /// Segments that values were moved out of since the last whole checkpoint was ordered: runs from before name the old
+    /// places.
+    emptied: BTreeSet<u32>,
+    /// Those that the whole checkpoint under way makes as good as any other.
+    emptying: BTreeSet<u32>,
+    whole_wanted: bool,
+    /// When to take one because it would free segments, whatever has been written since the last.
+    frees_at: Option<Instant>,
+    /// Whether the one under way was wanted for that.
+    frees: bool,
+    applied_index: u64,
+    entries_since: u64,
+    log_bytes_at: u64,
+    at: Instant,
+    bytes: u64,
+}
+
+impl Checkpoints {
+    /// The newest one has the entries up to this index and takes so many bytes.
+    pub fn new(
+        thresholds: Thresholds,
+        snapshot_count: u64,
+        (applied_index, bytes): (u64, u64),
+        now: Instant,
+    ) -> Checkpoints {
+        Checkpoints {
+            thresholds,
+            snapshot_count,
+            busy: false,
+            empty_segments: Vec::new(),
+            emptied: BTreeSet::new(),
+            emptying: BTreeSet::new(),
+            whole_wanted: false,
+            frees_at: None,
+            frees: false,
+            applied_index,
+            entries_since: 0,
+            log_bytes_at: 0,
+            at: now,
+            bytes,
+        }
+    }
+
+    /// Whether one is under way.
+    pub fn is_busy(&self) -> bool {
+        self.busy
+    }
+
+    /// The last entry in the newest durable one.
+    pub fn applied_index(&self) -> u64 {
+        self.applied_index
+    }
+
+    /// Bytes of its files.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// An entry was applied.
+    pub fn entry_applied(&mut self) {
+        self.entries_since += 1;
+    }
+
+    /// Of so many bytes of log ever written, those since the newest one was ordered, and those after which another is due
+    /// however few entries they are.
+    pub fn unsaved_bytes(&self, written_bytes: u64) -> (u64, u64) {
+        let since = written_bytes.saturating_sub(self.log_bytes_at);
+        (since, FEW_ENTRIES_FACTOR * self.thresholds.checkpoint_log_bytes)
+    }
+
+    /// A value was moved out of this segment.
+    pub fn moved_out_of(&mut self, segment: u32) {
+        self.emptied.insert(segment);
+    }
+
+    /// Whether values were moved out of segments that hold nothing any more, and only a whole checkpoint frees those.
+    pub fn has_emptied(&self, is_empty: impl Fn(u32) -> bool) -> bool {
+        self.emptied.iter().any(|segment| is_empty(*segment))
+    }
+
+    /// The next one is to be written anew as a whole.
+    pub fn want_whole(&mut self) {
+        self.whole_wanted = true;
+    }
+
+    /// One that is taken now would free segments.
+    pub fn would_free(&mut self, now: Instant) {
+        self.frees_at = Some(now);
+    }
+
+    /// Whether one is to be taken since it would free segments, sooner or later.
+    pub fn is_to_free(&self) -> bool {
+        self.frees_at.is_some()
+    }
+
+    /// Whether one is due, and whether as a whole. `is_empty` says whether a segment holds no value.
+    pub fn due(&self, written_bytes: u64, is_empty: impl Fn(u32) -> bool, now: Instant) -> Option<bool> {
+        let (since, enough_bytes) = self.unsaved_bytes(written_bytes);
+        let due = &self.thresholds;
+        let (entries, age) = (self.entries_since, now.saturating_duration_since(self.at));
+        let by_bytes = entries > 0 && since >= enough_bytes;
+        let by_bytes = by_bytes && !planted::is(Bug::CheckpointByEntriesAlone);
+        let by_entries = entries >= self.snapshot_count
+            && (since >= due.checkpoint_log_bytes
+                || entries >= due.checkpoint_entries
+                || age >= due.checkpoint_age);
+        let frees = self.frees_at.is_some_and(|at| now >= at);
+        // One that is to free emptied segments, and failed, is wanted whole again.
+        let whole = self.whole_wanted || (frees && self.has_emptied(is_empty));
+        (by_bytes || by_entries || whole || frees).then_some(whole)
+    }
+
+    /// Whether a segment that holds no value is free once a checkpoint is saved: what a whole one has no place in any more.
+    pub fn frees(&self, segment: u32, whole: bool) -> bool {
+        whole || !self.emptied.contains(&segment)
+    }
+
+    /// One is under way; `empty_segments` hold nothing that it needs.
+    pub fn ordered(&mut self, empty_segments: Vec<u32>, whole: bool, written_bytes: u64, now: Instant) {
+        self.begun(written_bytes, now);
+        self.empty_segments = empty_segments;
+        if whole {
+            self.emptying = std::mem::take(&mut self.emptied);
+        }
+        self.whole_wanted = false;
+        // What becomes garbage while this one is under way is for the next.
+        self.frees = self.frees_at.take().is_some() || whole;
+    }
+
+    /// One of a state that was taken over is under way.
+    pub fn begun(&mut self, written_bytes: u64, now: Instant) {
+        self.busy = true;
+        self.empty_segments.clear();
+        self.entries_since = 0;
+        self.log_bytes_at = written_bytes;
+        self.at = now;
+    }
+
+    /// The segments that nothing needs once the one under way is saved: takes them out.
+    pub fn take_empty(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.empty_segments)
+    }
+
+    /// The one under way is durable. Returns the segments that nothing durable needs any more.
+    pub fn saved(&mut self, done: &Checkpointed, now: Instant) -> Vec<u32> {
+        (self.busy, self.at) = (false, now);
+        self.applied_index = done.applied_index;
+        self.bytes = done.bytes;
+        // What is still in one of them cannot be moved, and another whole checkpoint would not change that.
+        self.emptying.clear();
+        self.take_empty()
+    }
+
+    /// The one under way could not be written. Nothing is lost: the log has it all. It is tried again when the next is due.
+    pub fn failed(&mut self, now: Instant) {
+        (self.busy, self.at) = (false, now);
+        self.empty_segments.clear();
+        let mut emptying = std::mem::take(&mut self.emptying);
+        self.emptied.append(&mut emptying);
+        if self.frees {
+            self.frees_at = Some(now + FREE_PAUSE);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checkpoints(now: Instant) -> Checkpoints {
+        let thresholds = Thresholds {
+            checkpoint_log_bytes: 1000,
+            checkpoint_entries: 100,
+            checkpoint_age: Duration::from_secs(60),
+            ..Thresholds::of(10, 1 << 20)
+        };
+        Checkpoints::new(thresholds, 10, (0, 0), now)
+    }
+
+    fn due(checkpoints: &Checkpoints, written_bytes: u64, now: Instant) -> Option<bool> {
+        checkpoints.due(written_bytes, |_| true, now)
+    }
+
+    fn applied(entries: usize, now: Instant) -> Checkpoints {
+        let mut checkpoints = checkpoints(now);
+        (0..entries).for_each(|_| checkpoints.entry_applied());
+        checkpoints
+    }
+
+    const DONE: Checkpointed = Checkpointed { applied_index: 9, whole: false, bytes: 77 };
+
+    #[test]
+    fn one_is_due_by_bytes_entries_or_age() {
+        let now = Instant::now();
+        assert_eq!(due(&checkpoints(now), 1 << 30, now), None, "there is nothing to save");
+        assert_eq!(due(&applied(9, now), 3999, now), None);
+        assert_eq!(due(&applied(9, now), 4000, now), Some(false));
+        assert_eq!(due(&applied(10, now), 999, now), None);
+        assert_eq!(due(&applied(10, now), 1000, now), Some(false));
+        assert_eq!(due(&applied(100, now), 0, now), Some(false));
+        assert_eq!(due(&applied(10, now), 0, now + Duration::from_secs(60)), Some(false));
+        let mut under_way = applied(100, now);
+        under_way.ordered(vec![3], false, 500, now);
+        assert!(under_way.is_busy() && due(&under_way, 500, now).is_none());
+        assert_eq!(under_way.saved(&DONE, now), [3]);
+        assert_eq!((under_way.applied_index(), under_way.bytes(), under_way.is_busy()), (9, 77, false));
+        assert_eq!(under_way.unsaved_bytes(600), (100, 4000));
+    }
+
+    #[test]
+    fn segments_that_were_emptied_are_freed_by_a_whole_one() {
+        let now = Instant::now();
+        let mut checkpoints = checkpoints(now);
+        checkpoints.moved_out_of(5);
+        assert!(!checkpoints.frees(5, false) && checkpoints.frees(5, true) && checkpoints.frees(6, false));
+        assert_eq!(due(&checkpoints, 0, now), None);
+        checkpoints.would_free(now);
+        assert_eq!(checkpoints.due(0, |_| false, now), Some(false));
+        assert_eq!(due(&checkpoints, 0, now), Some(true));
+        checkpoints.ordered(vec![5], true, 0, now);
+        assert!(!checkpoints.is_to_free());
+        // One that failed is tried again after a while.
+        checkpoints.failed(now);
+        assert_eq!(due(&checkpoints, 0, now), None);
+        let later = now + FREE_PAUSE;
+        assert_eq!(due(&checkpoints, 0, later), Some(true));
+        checkpoints.ordered(vec![5], true, 0, later);
+        assert_eq!(checkpoints.saved(&DONE, later), [5]);
+        assert!(!checkpoints.has_emptied(|_| true));
+    }
+}

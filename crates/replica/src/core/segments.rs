@@ -1,0 +1,157 @@
+//! Segments that go once nobody reads them, and values that are moved out of others.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Weak};
+
+use mvcc::{Location, View};
+use planted::Bug;
+
+/// Views of which is kept whether they are still there, before those that are gone are looked for.
+const VIEWS_MAX: usize = 4096;
+
+/// The views that were published and are still held, and the segments that nothing durable needs: each is deleted once the
+/// views that were published before that are gone.
+#[derive(Default)]
+pub(super) struct Segments {
+    /// With their numbers, in order.
+    views: VecDeque<(u64, Weak<View>)>,
+    /// The number of the newest view.
+    published: u64,
+    /// With the newest view that may name something in it.
+    doomed: Vec<(u64, u32)>,
+}
+
+impl Segments {
+    /// A view was published.
+    pub fn published(&mut self, view: &Arc<View>) {
+        self.published += 1;
+        self.views.push_back((self.published, Arc::downgrade(view)));
+        self.forget_gone();
+        if self.views.len() > VIEWS_MAX {
+            self.views.retain(|(_, view)| view.strong_count() > 0);
+        }
+    }
+
+    fn forget_gone(&mut self) {
+        while self.views.front().is_some_and(|(_, view)| view.strong_count() == 0) {
+            self.views.pop_front();
+        }
+    }
+
+    /// How many views may still be held.
+    pub fn open_views(&self) -> usize {
+        self.views.len()
+    }
+
+    /// Nothing durable needs this segment any more.
+    pub fn doom(&mut self, segment: u32) {
+        self.doomed.push((self.published, segment));
+    }
+
+    /// Whether nothing durable needs this segment.
+    pub fn is_doomed(&self, segment: u32) -> bool {
+        self.doomed.iter().any(|(_, doomed)| *doomed == segment)
+    }
+
+    /// How many segments wait to be deleted.
+    pub fn doomed(&self) -> usize {
+        self.doomed.len()
+    }
+
+    /// Has those deleted that nobody reads any more. Whether another view has to be published for the rest: only the published
+    /// state itself holds a view from before. A reader may have that view too, so the segment does not simply go.
+    pub fn release(&mut self, mut delete: impl FnMut(u32)) -> bool {
+        if self.doomed.is_empty() {
+            return false;
+        }
+        self.forget_gone();
+        let oldest = self.views.front().map_or(u64::MAX, |(number, _)| *number);
+        self.doomed.retain(|(number, segment)| {
+            let stays = oldest <= *number && !planted::is(Bug::SegmentDeletedUnderView);
+            if !stays {
+                delete(*segment);
+            }
+            stays
+        });
+        !self.doomed.is_empty() && oldest == self.published
+    }
+}
+
+/// Values that are on their way to another segment, and who hears when they are there.
+#[derive(Default)]
+pub(super) struct Moves {
+    /// Where they lay, by revision.
+    moving: HashMap<(i64, u32), Location>,
+    mover: Option<SyncSender<()>>,
+}
+
+impl Moves {
+    /// Whether any are.
+    pub fn are_under_way(&self) -> bool {
+        !self.moving.is_empty()
+    }
+
+    /// These are; `mover` hears when they have arrived.
+    pub fn begin(&mut self, moving: Vec<((i64, u32), Location)>, mover: SyncSender<()>) {
+        self.moving.extend(moving);
+        self.mover = Some(mover);
+    }
+
+    /// A value has a new place. Returns its old one, if it was moved.
+    pub fn arrived(&mut self, key: (i64, u32)) -> Option<Location> {
+        self.moving.remove(&key)
+    }
+
+    /// Tells who moves them that all have arrived, if so.
+    pub fn tell(&mut self) {
+        if self.moving.is_empty()
+            && let Some(mover) = self.mover.take()
+        {
+            // The mover may have given up; that is its business.
+            let _ = mover.try_send(());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use mvcc::Store;
+
+    use super::*;
+
+    #[test]
+    fn a_segment_goes_with_the_last_view_from_before() {
+        let mut store = Store::new();
+        let mut segments = Segments::default();
+        let first = store.publish();
+        segments.published(&first);
+        segments.doom(3);
+        let mut deleted = Vec::new();
+        assert!(segments.is_doomed(3) && !segments.is_doomed(4));
+        assert!(segments.release(|segment| deleted.push(segment)), "only the newest view holds it");
+        let second = store.publish();
+        segments.published(&second);
+        assert!(!segments.release(|segment| deleted.push(segment)) && deleted.is_empty(), "it is read");
+        drop(first);
+        assert!(!segments.release(|segment| deleted.push(segment)));
+        assert_eq!((deleted, segments.doomed(), segments.open_views()), (vec![3], 0, 1));
+    }
+
+    #[test]
+    fn the_mover_hears_once_all_have_arrived() {
+        let (mover, hears) = mpsc::sync_channel(1);
+        let mut moves = Moves::default();
+        let place = |offset| Location { segment: 1, offset };
+        moves.begin(vec![((1, 0), place(1)), ((2, 0), place(2))], mover);
+        assert_eq!(moves.arrived((1, 0)), Some(place(1)));
+        assert_eq!(moves.arrived((9, 0)), None);
+        moves.tell();
+        assert!(moves.are_under_way() && hears.try_recv().is_err());
+        assert_eq!(moves.arrived((2, 0)), Some(place(2)));
+        moves.tell();
+        assert!(!moves.are_under_way() && hears.try_recv().is_ok());
+    }
+}
