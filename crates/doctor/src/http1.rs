@@ -1,19 +1,34 @@
-//! A reader of small pages over HTTP/1.1, with bounds on size and time. A whole HTTP client would bring its own TLS and
-//! pools for what is a request line, a head and a body.
+//! Small pages over HTTP/1.1, with bounds on size and time.
 
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use stdx::calendar::parse_http_date;
 
+use bytes::Bytes;
 use client::{Endpoint, RawConnection, Transport};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use http::header::{ACCEPT, CONNECTION, DATE, HOST, USER_AGENT};
+use http_body_util::{BodyExt as _, Empty};
+use hyper::body::Body as _;
+use hyper::rt::ReadBufCursor;
+use stdx::calendar::parse_http_date;
+use stdx::{First, race};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::timeout;
 
-/// Longest head taken.
+/// Longest head taken, in bytes.
 const HEAD_BYTES_MAX: usize = 64 * 1024;
-/// Largest body taken; a member's metrics are some 200 kB.
+/// Largest body taken, in bytes; a member's metrics are some 200 kB.
 const BODY_BYTES_MAX: usize = 32 * 1024 * 1024;
+/// How much is read from the connection at once, in bytes.
+const READ_BYTES: usize = 16 * 1024;
 
-/// An answer, and when it was had.
+const NOT_HTTP: &str = "the answer is no HTTP/1.1";
+const BROKEN_OFF: &str = "the answer breaks off";
+
+/// An answer, and when it came.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
     /// HTTP's status.
@@ -22,9 +37,9 @@ pub struct Answer {
     pub date_unix: Option<i64>,
     /// The body.
     pub body: Vec<u8>,
-    /// When the request went out, in seconds since 1970 by the clock here.
+    /// When the request was sent, in seconds since 1970 by the clock here.
     pub asked_unix: f64,
-    /// When the head of the answer had come.
+    /// When the head of the answer had come, in seconds since 1970 by the clock here.
     pub answered_unix: f64,
 }
 
@@ -54,152 +69,202 @@ pub async fn get(
 
 async fn get_unbounded(endpoint: &Endpoint, transport: &Transport, path: &str) -> Result<Answer, String> {
     let mut connection = RawConnection::open(endpoint, transport).await.map_err(|error| error.to_string())?;
-    let stream = connection.stream();
-    let request = format!(
-        "GET {path} HTTP/1.1\r\nHost: {}\r\nUser-Agent: mainstay-doctor/{}\r\nAccept: */*\r\nConnection: close\r\n\r\n",
-        endpoint.host,
-        env!("CARGO_PKG_VERSION")
-    );
+    exchange(connection.stream(), &endpoint.host, path).await
+}
+
+/// Sends the one request of a connection, and reads the answer.
+async fn exchange(
+    stream: &mut (impl AsyncRead + AsyncWrite + Send + Unpin),
+    host: &str,
+    path: &str,
+) -> Result<Answer, String> {
+    let request = http::Request::get(path)
+        .header(HOST, host)
+        .header(USER_AGENT, concat!("mainstay-doctor/", env!("CARGO_PKG_VERSION")))
+        .header(ACCEPT, "*/*")
+        .header(CONNECTION, "close")
+        .body(Empty::<Bytes>::new())
+        .map_err(|error| error.to_string())?;
+    let has_read = Arc::new(AtomicBool::new(false));
+    let wire = Wire { stream, has_read: Arc::clone(&has_read) };
+    let (mut sender, connection) = hyper::client::conn::http1::Builder::new()
+        .max_buf_size(HEAD_BYTES_MAX)
+        .title_case_headers(true)
+        .handshake(wire)
+        .await
+        .map_err(|error| text(&error))?;
     let asked_unix = unix_now();
-    stream.write_all(request.as_bytes()).await.map_err(|error| error.to_string())?;
-    let mut read = Vec::new();
-    let head_bytes = loop {
-        if let Some(at) = read.windows(4).position(|four| four == b"\r\n\r\n") {
-            break at + 4;
-        }
-        if read.len() > HEAD_BYTES_MAX {
-            return Err("its head is too long".to_owned());
-        }
-        if stream.read_buf(&mut read).await.map_err(|error| error.to_string())? == 0 {
-            return Err(match read.is_empty() {
-                true => "the server hung up without an answer".to_owned(),
-                false => "the answer is no HTTP/1.1".to_owned(),
-            });
-        }
-    };
-    let answered_unix = unix_now();
-    let head = Head::read(&read[..head_bytes]).ok_or("the answer is no HTTP/1.1")?;
-    let mut body = read.split_off(head_bytes);
-    // A body without a length ends with the connection; one with a length may end there without a goodbye.
-    let whole = |body: &[u8]| match (head.is_chunked, head.length) {
-        (true, _) => unchunked(body).is_some(),
-        (false, Some(length)) => body.len() >= length,
-        (false, None) => false,
-    };
-    // Chunks are looked at again only when there is twice as much, lest the work grow with the square.
-    let mut look_at = 0;
-    loop {
-        if body.len() > BODY_BYTES_MAX || head.length.is_some_and(|length| length > BODY_BYTES_MAX) {
-            return Err(format!("larger than {BODY_BYTES_MAX} bytes"));
-        }
-        let is_last = !head.is_chunked || body.ends_with(b"0\r\n\r\n") || body.len() >= look_at;
-        if is_last && whole(&body) {
-            break;
-        }
-        if is_last && head.is_chunked {
-            look_at = body.len().saturating_mul(2).max(64 * 1024);
-        }
-        match stream.read_buf(&mut body).await {
-            Ok(0) => break,
-            Ok(_) => {}
-            // Without TLS's own goodbye the length decides, as below.
-            Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => break,
-            Err(error) => return Err(error.to_string()),
-        }
-    }
-    let body = match (head.is_chunked, head.length) {
-        (true, _) => unchunked(&body).ok_or("the answer breaks off")?,
-        (false, Some(length)) if body.len() < length => return Err("the answer breaks off".to_owned()),
-        (false, Some(length)) => {
-            body.truncate(length);
-            body
-        }
-        (false, None) => body,
-    };
-    Ok(Answer { status: head.status, date_unix: head.date_unix, body, asked_unix, answered_unix })
-}
-
-#[derive(Debug, PartialEq)]
-struct Head {
-    status: u16,
-    is_chunked: bool,
-    length: Option<usize>,
-    date_unix: Option<i64>,
-}
-
-impl Head {
-    fn read(bytes: &[u8]) -> Option<Head> {
-        let text = String::from_utf8_lossy(bytes);
-        let mut lines = text.split("\r\n");
-        let mut words = lines.next()?.split(' ');
-        if !words.next()?.starts_with("HTTP/1.") {
-            return None;
-        }
-        let status = words.next()?.parse().ok()?;
-        let mut head = Head { status, is_chunked: false, length: None, date_unix: None };
-        for (name, value) in lines.filter_map(|line| line.split_once(':')) {
-            let value = value.trim();
-            match name.to_ascii_lowercase().as_str() {
-                "transfer-encoding" => head.is_chunked = value.eq_ignore_ascii_case("chunked"),
-                "content-length" => head.length = Some(value.parse().ok()?),
-                "date" => {
-                    head.date_unix = parse_http_date(value).and_then(|seconds| i64::try_from(seconds).ok())
-                }
-                _ => {}
+    let answered = async {
+        let response = sender.send_request(request).await.map_err(|error| {
+            if error.is_parse_too_large() {
+                "its head is too long".to_owned()
+            } else if error.is_incomplete_message() && !has_read.load(Ordering::Relaxed) {
+                "the server hung up without an answer".to_owned()
+            } else if error.is_parse() || error.is_incomplete_message() {
+                NOT_HTTP.to_owned()
+            } else {
+                text(&error)
             }
+        })?;
+        let answered_unix = unix_now();
+        let (head, mut incoming) = response.into_parts();
+        let date = head.headers.get(DATE).and_then(|value| value.to_str().ok());
+        let date_unix = date.and_then(parse_http_date).and_then(|seconds| i64::try_from(seconds).ok());
+        let too_large = || format!("larger than {BODY_BYTES_MAX} bytes");
+        if incoming.size_hint().lower() > BODY_BYTES_MAX as u64 {
+            return Err(too_large());
         }
-        Some(head)
+        let mut body = Vec::new();
+        while let Some(frame) = incoming.frame().await {
+            let Ok(data) = frame.map_err(|error| broken_off(&error))?.into_data() else { continue };
+            if body.len() + data.len() > BODY_BYTES_MAX {
+                return Err(too_large());
+            }
+            body.extend_from_slice(&data);
+        }
+        Ok(Answer { status: head.status.as_u16(), date_unix, body, asked_unix, answered_unix })
+    };
+    // What ends the connection is told to the request, so only the request says how it went.
+    let driven = async {
+        let _ = connection.await;
+        std::future::pending::<()>().await;
+    };
+    match race(answered, driven).await {
+        First::Left(answer) => answer,
+        First::Right(()) => Err(BROKEN_OFF.to_owned()),
     }
 }
 
-/// The content of a chunked body; `None` when it is not all there, or malformed.
-fn unchunked(mut rest: &[u8]) -> Option<Vec<u8>> {
-    let mut content = Vec::new();
-    loop {
-        let end = rest.windows(2).position(|two| two == b"\r\n")?;
-        let line = std::str::from_utf8(&rest[..end]).ok()?;
-        let size = usize::from_str_radix(line.split(';').next()?.trim(), 16).ok()?;
-        rest = rest.get(end + 2..)?;
-        if size == 0 {
-            // Trailers, if any, are of no use.
-            return Some(content);
+/// Why a body was not read: the text of the operating system, if it refused to go on reading.
+fn broken_off(error: &hyper::Error) -> String {
+    let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<io::Error>());
+    match cause {
+        Some(cause) if cause.raw_os_error().is_some() => cause.to_string(),
+        _ => BROKEN_OFF.to_owned(),
+    }
+}
+
+/// An error of hyper; its cause, where there is one, says what happened.
+fn text(error: &hyper::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+/// A connection as hyper reads and writes it.
+struct Wire<'s, S> {
+    stream: &'s mut S,
+    /// Becomes true when the first byte has come.
+    has_read: Arc<AtomicBool>,
+}
+
+impl<S: AsyncRead + Unpin> hyper::rt::Read for Wire<'_, S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        mut into: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        let mut space = [0; READ_BYTES];
+        let room = into.remaining().min(READ_BYTES);
+        let mut buffer = ReadBuf::new(&mut space[..room]);
+        let polled = Pin::new(&mut *self.stream).poll_read(cx, &mut buffer);
+        if !buffer.filled().is_empty() {
+            self.has_read.store(true, Ordering::Relaxed);
         }
-        let chunk = rest.get(..size)?;
-        content.extend_from_slice(chunk);
-        rest = rest.get(size..)?.strip_prefix(b"\r\n")?;
+        into.put_slice(buffer.filled());
+        match polled {
+            // Some servers end a TLS connection without TLS's own goodbye. Whether the answer is whole, HTTP says.
+            Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => Poll::Ready(Ok(())),
+            polled => polled,
+        }
+    }
+}
+
+impl<S: AsyncWrite + Unpin> hyper::rt::Write for Wire<'_, S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut *self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut *self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut *self.stream).poll_shutdown(cx)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
     use super::*;
+
+    /// What is made of an answer of these bytes, behind which the server hangs up.
+    fn read(answer: &[u8]) -> Result<Answer, String> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (mut here, mut there) = tokio::io::duplex(1 << 20);
+            let bytes = answer.to_vec();
+            let server = tokio::spawn(async move {
+                let mut asked = Vec::new();
+                while !asked.ends_with(b"\r\n\r\n") {
+                    there.read_buf(&mut asked).await.unwrap();
+                }
+                there.write_all(&bytes).await.unwrap();
+                String::from_utf8(asked).unwrap()
+            });
+            let answer = exchange(&mut here, "m1:2379", "/metrics").await;
+            let asked = server.await.unwrap();
+            let agent = concat!("User-Agent: mainstay-doctor/", env!("CARGO_PKG_VERSION"));
+            assert_eq!(
+                asked,
+                format!("GET /metrics HTTP/1.1\r\nHost: m1:2379\r\n{agent}\r\nAccept: */*\r\nConnection: close\r\n\r\n")
+            );
+            answer
+        })
+    }
 
     #[test]
     fn heads_are_read_or_refused() {
-        let head = Head::read(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTRANSFER-ENCODING: chunked\r\n\r\n")
-            .unwrap();
-        assert_eq!(head, Head { status: 200, is_chunked: true, length: Some(5), date_unix: None });
-        for wrong in [
-            &b"PRI * HTTP/2.0\r\n\r\n"[..],
-            b"HTTP/1.1 x\r\n\r\n",
-            b"HTTP/1.1 200\r\nContent-Length: -1\r\n\r\n",
+        let dated =
+            b"HTTP/1.1 404 Not Found\r\nDate: Sun, 06 Nov 1994 08:49:37 GMT\r\nContent-Length: 0\r\n\r\n";
+        let answer = read(dated).unwrap();
+        assert_eq!((answer.status, answer.date_unix), (404, Some(784_111_777)));
+        for (wrong, why) in [
+            (&b""[..], "the server hung up without an answer"),
+            (b"PRI * HTTP/2.0\r\n\r\n", NOT_HTTP),
+            (b"HTTP/1.1 x\r\n\r\n", NOT_HTTP),
+            (b"HTTP/1.1 200\r\nContent-Length: -1\r\n\r\n", NOT_HTTP),
+            (b"HTTP/1.1 200 OK\r\nContent-Le", NOT_HTTP),
+            (&[b'x'; 2 * HEAD_BYTES_MAX], NOT_HTTP),
+            (&[&b"HTTP/1.1 200 OK\r\n"[..], &[b'x'; 2 * HEAD_BYTES_MAX]].concat(), "its head is too long"),
         ] {
-            assert_eq!(Head::read(wrong), None);
+            assert_eq!(
+                read(wrong),
+                Err(why.to_owned()),
+                "{}",
+                String::from_utf8_lossy(&wrong[..wrong.len().min(50)])
+            );
         }
     }
 
     #[test]
-    fn chunks_are_joined() {
-        assert_eq!(unchunked(b"3\r\nabc\r\n2;x=y\r\nde\r\n0\r\n\r\n").as_deref(), Some(&b"abcde"[..]));
-        for wrong in [
-            &b"3\r\nab"[..],
-            b"3\r\nabcd\r\n",
-            b"zz\r\n",
-            b"ffffffffffffffffff\r\n",
-            b"ffffffffffffffff\r\nx",
-            b"",
+    fn bodies_end_by_their_length_their_last_chunk_or_the_connection() {
+        for whole in [
+            &b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nabcdefgh"[..],
+            b"HTTP/1.1 200 OK\r\nTRANSFER-ENCODING: chunked\r\n\r\n3\r\nabc\r\n2;x=y\r\nde\r\n0\r\n\r\n",
+            b"HTTP/1.0 200 OK\r\n\r\nabcde",
         ] {
-            assert_eq!(unchunked(wrong), None);
+            assert_eq!(read(whole).unwrap().body, b"abcde");
         }
+        for broken in
+            ["3\r\nab", "3\r\nabcd\r\n", "zz\r\n", "ffffffffffffffffff\r\n", "ffffffffffffffff\r\nx", ""]
+        {
+            let answer = format!("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{broken}");
+            assert_eq!(read(answer.as_bytes()), Err(BROKEN_OFF.to_owned()), "{broken:?}");
+        }
+        let short = read(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nabcde");
+        assert_eq!(short, Err(BROKEN_OFF.to_owned()));
+        let large = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", BODY_BYTES_MAX + 1);
+        assert_eq!(read(large.as_bytes()), Err("larger than 33554432 bytes".to_owned()));
     }
 }
