@@ -36,10 +36,16 @@ fn what_is_no_history_is_refused_with_its_line() {
     let wrong = |text: &str| History::from_lines(text).expect_err("it is wrong");
     assert_eq!(wrong("\n{\n").line, 2);
     assert_eq!(wrong("{\"is\":\"poem\"}").text, "there is no kind of line \"poem\"");
-    assert_eq!(wrong("{\"is\":\"operation\",\"id\":1}").text, "request is missing");
-    assert_eq!(wrong("{\"is\":\"note\",\"at\":-1}").text, "at: -1 is no number");
+    assert_eq!(wrong("{\"is\":\"operation\",\"id\":1}").text, "missing field `request`");
+    assert_eq!(wrong("{\"is\":\"note\",\"at\":-1}").text, "invalid value: integer `-1`, expected u64");
     let odd =
         "{\"is\":\"operation\",\"request\":{\"put\":{\"key\":\"hex:abc\"}},\"outcome\":{\"unknown\":\"\"}}";
-    assert_eq!(wrong(odd).text, "request: key: \"hex:abc\" is no hexadecimal");
+    assert_eq!(wrong(odd).text, "\"hex:abc\" is no hexadecimal");
     assert_eq!(History::from_lines("").expect("empty"), History::default());
+}
+
+#[test]
+fn lines_have_the_form_that_recorded_ones_have() {
+    let recorded = include_str!("recorded/lines.jsonl");
+    assert_eq!(History::from_lines(recorded).expect("it was recorded so").to_lines(), recorded);
 }
