@@ -1,7 +1,7 @@
 //! etcd's own formats, in and out: bbolt databases, snapshot files, and whole data directories with their WAL.
 //!
 //! What it is: [`bolt`] reads and writes the database file; [`backend`] knows what etcd keeps in which bucket;
-//! [`snapshot`] is the file of `etcdctl snapshot save`; [`Status`] and [`hash_kv`] are the figures that etcdutl gives;
+//! [`snapshot`] is the file of `etcdctl snapshot save`; [`Status`] and [`hash_kv()`] are the figures that etcdutl gives;
 //! [`wal`] reads and writes the write-ahead log; [`DataDir`] reads a member's directory, [`NewDataDir`] makes one.
 //!
 //! What it does not know: a running server, Mainstay's own formats, what an entry of the log does to the state (it

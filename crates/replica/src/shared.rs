@@ -301,7 +301,7 @@ impl Shared {
     ///
     /// # Errors
     ///
-    /// etcd's `too many requests`, when what waits already takes [`PROPOSAL_BYTES_MAX`].
+    /// etcd's `too many requests`, when what waits already takes `PROPOSAL_BYTES_MAX`.
     pub fn admit_proposal(&self, bytes: usize) -> Result<(), Status> {
         let before = self.proposal_bytes.fetch_add(bytes, Ordering::Relaxed);
         if before > 0 && before + bytes > PROPOSAL_BYTES_MAX {

@@ -1,6 +1,6 @@
 //! A whole cluster of Mainstay in one thread, decided by one number: faults, schedule, workload.
 //!
-//! What it is: [`run`] builds the world of a seed ([`world::World`]) and lets it live through two phases: faults, then none,
+//! What it is: [`run()`] builds the world of a seed ([`world::World`]) and lets it live through two phases: faults, then none,
 //! in which it has to recover and converge. Members are [`server::stepped::Stepped`]: the production code of everything
 //! but threads and sockets. Checkers look at every step ([`checks`]), the oracle at what clients saw.
 //!

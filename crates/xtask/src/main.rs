@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod crates;
+mod dependencies;
 mod proto;
 
 use std::path::Path;
@@ -13,6 +14,7 @@ const USAGE: &str = "usage: cargo xtask VERB
   proto           write crates/api/src/proto/*.rs anew from crates/api/proto/*.proto
   proto --check   say whether they are up to date, and change nothing
   crates          write anew which crate uses which, in ARCHITECTURE.md
+  dependencies    say whether all that is taken from others may be used: licences, sources, versions
   check           form, lints and generated files: .ci/run checks
   ci              all that has to hold before a change goes in: .ci/run
 ";
@@ -24,6 +26,7 @@ fn main() -> ExitCode {
         ["proto"] => proto::write(),
         ["proto", "--check"] => proto::check(),
         ["crates"] => crates::write(),
+        ["dependencies"] => dependencies::check(),
         ["check"] => ci(&["checks"]),
         ["ci"] => ci(&[]),
         _ => Err(USAGE.to_owned()),

@@ -484,7 +484,7 @@ impl Core {
     }
 
     /// Tells the raft node what this member did. There is no such way for what clients and peers want: that is a
-    /// [`Request`](consensus::Request), and refused without an end of the member.
+    /// [`consensus::Request`], and refused without an end of the member.
     pub(super) fn step(&mut self, event: Event) -> Result<(), String> {
         self.node.step(event).map_err(|e| format!("the raft node and the core do not agree: {e}"))
     }

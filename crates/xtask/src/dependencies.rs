@@ -1,0 +1,137 @@
+//! What this project takes from others: under which licences, from where, and how much of it twice.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
+
+use serde_json::Value;
+
+/// Licences that a dependency may be used under, by their SPDX names.
+const LICENCES: [&str; 8] =
+    ["0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MIT", "Unicode-3.0", "Zlib"];
+
+/// Where all of it comes from.
+const SOURCE: &str = "registry+https://github.com/rust-lang/crates.io-index";
+
+/// Packages of which two versions are built, until those who want the older one have moved on.
+const TWICE: [&str; 8] =
+    ["bitflags", "hashbrown", "logos", "logos-codegen", "logos-derive", "syn", "thiserror", "thiserror-impl"];
+
+/// Looks at every package that a build on Linux takes.
+///
+/// # Errors
+///
+/// The text names each package that may not be used, or is taken twice without being listed.
+pub fn check() -> Result<String, String> {
+    let metadata = metadata()?;
+    let built = strings(&metadata["resolve"]["nodes"], "id");
+    let built: BTreeSet<&str> = built.iter().map(String::as_str).collect();
+    let none = Vec::new();
+    let packages = metadata["packages"].as_array().unwrap_or(&none);
+    let packages: Vec<&Value> = packages
+        .iter()
+        .filter(|package| package["id"].as_str().is_some_and(|id| built.contains(id)))
+        .collect();
+    let wrong = wrong(&packages);
+    if wrong.is_empty() {
+        Ok(format!("{} packages may be used as they are", packages.len()))
+    } else {
+        Err(wrong.join("\n"))
+    }
+}
+
+fn metadata() -> Result<Value, String> {
+    let arguments =
+        ["metadata", "--format-version=1", "--locked", "--filter-platform=x86_64-unknown-linux-gnu"];
+    let output = Command::new(env!("CARGO")).args(arguments).output().map_err(|e| format!("cargo: {e}"))?;
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+    }
+    serde_json::from_slice(&output.stdout).map_err(|e| format!("cargo metadata: {e}"))
+}
+
+fn strings(list: &Value, field: &str) -> Vec<String> {
+    let items = list.as_array().into_iter().flatten();
+    items.filter_map(|item| item[field].as_str().map(str::to_owned)).collect()
+}
+
+fn wrong(packages: &[&Value]) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let mut versions: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for package in packages {
+        let (Some(name), Some(version)) = (package["name"].as_str(), package["version"].as_str()) else {
+            wrong.push(format!("a package without a name or version: {package}"));
+            continue;
+        };
+        versions.entry(name).or_default().push(version);
+        // The crates of this repository have no source.
+        if let Some(source) = package["source"].as_str()
+            && source != SOURCE
+        {
+            wrong.push(format!("{name} {version} comes from {source}"));
+        }
+        match package["license"].as_str() {
+            Some(licence) if is_allowed(licence) => {}
+            Some(licence) => wrong.push(format!("{name} {version} is under {licence}")),
+            None => wrong.push(format!("{name} {version} names no licence")),
+        }
+    }
+    for (name, versions) in &versions {
+        if versions.len() > 1 && !TWICE.contains(name) {
+            wrong.push(format!("{name} is built in several versions: {}", versions.join(", ")));
+        }
+    }
+    for name in TWICE.iter().filter(|name| versions.get(*name).is_none_or(|versions| versions.len() < 2)) {
+        wrong.push(format!("{name} is not built twice any more: take it off the list"));
+    }
+    wrong
+}
+
+/// Whether an SPDX expression can be met with the licences listed. `/` is an older way of writing `OR`; an exception
+/// allows more than the licence does.
+fn is_allowed(expression: &str) -> bool {
+    let flat = expression.replace(['(', ')'], " ").replace('/', " OR ");
+    // `A OR B AND C` does not occur among those used with another meaning than `(A OR B) AND C`.
+    flat.split(" AND ").all(|all| {
+        all.split(" OR ").any(|one| LICENCES.contains(&one.split(" WITH ").next().unwrap_or(one).trim()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn licences_are_read() {
+        for good in ["MIT", "MIT/Apache-2.0", "(MIT OR Apache-2.0) AND Unicode-3.0", "GPL-3.0 OR MIT"] {
+            assert!(is_allowed(good), "{good}");
+        }
+        for bad in ["GPL-3.0", "MIT AND GPL-3.0", "", "MITX"] {
+            assert!(!is_allowed(bad), "{bad}");
+        }
+    }
+
+    #[test]
+    fn what_may_not_be_used_is_named() {
+        let package = |name: &str, version: &str, licence: &str, source: &str| json!({ "name": name, "version": version, "license": licence, "source": source });
+        let twice: Vec<Value> = TWICE
+            .iter()
+            .flat_map(|name| ["1.0.0", "2.0.0"].map(|version| package(name, version, "MIT", SOURCE)))
+            .collect();
+        let strange = [
+            package("a", "1.0.0", "GPL-3.0", SOURCE),
+            package("b", "1.0.0", "MIT", "git+https://example.com"),
+            package("c", "1.0.0", "MIT", SOURCE),
+            package("c", "2.0.0", "MIT", SOURCE),
+        ];
+        let good: Vec<&Value> = twice.iter().collect();
+        assert_eq!(wrong(&good), Vec::<String>::new());
+        let all: Vec<&Value> = twice.iter().skip(1).chain(&strange).collect();
+        let found = wrong(&all);
+        assert_eq!(found.len(), 4, "{found:?}");
+        for (text, of) in found.iter().zip(["a 1.0.0 is under", "b 1.0.0 comes from", "c is built", TWICE[0]])
+        {
+            assert!(text.starts_with(of), "{text}");
+        }
+    }
+}
