@@ -5,12 +5,14 @@
 //! only then answers (invariant I3). It never waits for the disk.
 
 mod alarms;
+mod answers;
 mod apply;
 mod attributes;
 mod checkpoints;
 mod command;
 mod compactor;
 mod gathering;
+mod history;
 mod install;
 mod leadership;
 mod leases;

@@ -13,20 +13,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Instant;
 
-use api::error;
-use consensus::{Entry, EntryKind, Event};
-use machine::{Applied, AsOf, Change, Command, Fatal, Outcome, Progress};
-use mvcc::{Location, Value};
-use planted::Bug;
+use consensus::Entry;
 
 use super::Ask;
-use super::proposals::Waiter;
-use super::run::{Answerable, Core};
 use crate::inbox::Inbox;
-use crate::long_reads::Reader;
 use storage::readers::{Arrived, Reading};
-use storage::values::AtHand;
-use telemetry::logging::Value as Field;
 
 /// Bytes of entries that are committed and not applied; with more, further ones are not taken from a leader for now.
 const BEHIND_BYTES_MAX: usize = 128 << 20;
@@ -38,16 +29,18 @@ fn held_bytes(entry: &Entry) -> usize {
     ENTRY_BYTES + entry.data.len()
 }
 
-/// What is committed and not applied.
+/// What is committed and not applied, and how much of it this turn may still apply.
+///
+/// It keeps entries and the values that one of them waits for. The machine applies.
 pub(super) struct Applying {
     entries: VecDeque<Entry>,
     bytes: usize,
     /// What this turn may still apply.
-    pub left: u64,
+    left: u64,
     /// The entry that the machine is to go on with.
     begun: Option<Begun>,
     /// Whether an entry was applied since the last view was published.
-    pub unpublished: bool,
+    unpublished: bool,
     /// Values on their way that this entry depends on.
     reading: Option<Reading>,
     /// Those that have come, by place.
@@ -59,11 +52,11 @@ pub(super) struct Applying {
 }
 
 /// An entry that is being applied.
-struct Begun {
-    index: u64,
-    term: u64,
-    bytes: usize,
-    since: Instant,
+pub(super) struct Begun {
+    pub index: u64,
+    pub term: u64,
+    pub bytes: usize,
+    pub since: Instant,
 }
 
 struct ValuesRead(Arc<Inbox<Ask>>);
@@ -127,8 +120,77 @@ impl Applying {
         true
     }
 
+    /// A turn begins, which may apply so much.
+    pub fn begin_turn(&mut self, left: u64) {
+        self.left = left;
+    }
+
+    /// What this turn may still apply.
+    pub fn left(&self) -> u64 {
+        self.left
+    }
+
+    /// So much is left of the turn.
+    pub fn set_left(&mut self, left: u64) {
+        self.left = left;
+    }
+
+    /// Whether the next turn has something to apply.
+    pub fn has_to_apply(&self) -> bool {
+        (self.begun.is_some() || !self.entries.is_empty()) && self.reading.is_none()
+    }
+
+    /// Whether an entry was begun and is not whole.
+    pub fn is_amid(&self) -> bool {
+        self.begun.is_some()
+    }
+
+    /// Whether the machine can go on with it now: what was applied before it is published first.
+    pub fn can_go_on(&mut self) -> bool {
+        !self.unpublished && self.left > 0 && self.has_values()
+    }
+
+    /// An entry was begun that takes longer than this turn.
+    pub fn begun(&mut self, begun: Begun) {
+        self.begun = Some(begun);
+    }
+
+    /// Values that it depends on, by place, as far as they were asked for and have come.
+    pub fn arrived(&self) -> &[Arrived] {
+        &self.arrived
+    }
+
+    /// It waits for these values.
+    pub fn wait_for(&mut self, reading: Option<Reading>) {
+        self.reading = reading;
+        // It begins once it is looked at.
+        self.has_values();
+    }
+
+    /// It is whole. Returns what was begun.
+    pub fn ended(&mut self) -> Option<Begun> {
+        self.arrived.clear();
+        self.charges.clear();
+        self.begun.take()
+    }
+
+    /// An entry is being applied whole, or was.
+    pub fn applied(&mut self) {
+        self.unpublished = true;
+    }
+
+    /// Whether an entry was applied since the last view was published.
+    pub fn is_unpublished(&self) -> bool {
+        self.unpublished
+    }
+
+    /// A view was published.
+    pub fn published(&mut self) {
+        self.unpublished = false;
+    }
+
     /// The next entry, if this turn may still begin one.
-    fn next(&mut self) -> Option<Entry> {
+    pub fn next(&mut self) -> Option<Entry> {
         if self.left == 0 {
             return None;
         }
@@ -138,203 +200,43 @@ impl Applying {
     }
 }
 
-impl Core {
-    fn location(&mut self, index: u64) -> Result<Location, String> {
-        while let Some(&(at, location)) = self.locations.front() {
-            if at == index {
-                self.locations.pop_front();
-                return Ok(Location { segment: location.segment, offset: location.offset });
-            }
-            if at > index {
-                break;
-            }
-            self.locations.pop_front();
-        }
-        Err(format!("entry {index} was committed before the log said where it lies"))
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use consensus::EntryKind;
+
+    use super::*;
+
+    fn entry(index: u64, bytes: usize) -> Entry {
+        Entry { term: 1, index, kind: EntryKind::Normal, data: Bytes::from(vec![0; bytes]) }
     }
 
-    /// Whether the next turn has something to apply.
-    pub(super) fn has_to_apply(&self) -> bool {
-        let applying = &self.applying;
-        let waits = applying.begun.is_some() || !applying.entries.is_empty();
-        waits && applying.reading.is_none() && self.parked.is_none()
+    #[test]
+    fn a_turn_applies_so_much_and_an_entry_begins_once_all_before_it_is_published() {
+        let mut applying = Applying::new(&Arc::new(Inbox::default()));
+        applying.committed(vec![entry(1, 10), entry(2, 10)]);
+        assert!(applying.has_to_apply() && applying.next().is_none(), "no turn has begun");
+        applying.begin_turn(5);
+        assert_eq!(applying.next().map(|entry| entry.index), Some(1));
+        applying.applied();
+        assert_eq!(applying.next().map(|entry| entry.index), Some(2));
+        assert_eq!(applying.bytes(), 0);
+        applying.begun(Begun { index: 2, term: 1, bytes: 10, since: Instant::now() });
+        assert!(applying.is_amid() && !applying.can_go_on(), "what was applied before it is not published");
+        applying.published();
+        assert!(applying.can_go_on());
+        applying.set_left(0);
+        assert!(!applying.can_go_on());
+        assert_eq!(applying.ended().map(|begun| begun.index), Some(2));
+        assert!(!applying.is_amid() && !applying.has_to_apply());
     }
 
-    /// Applies what is committed, as far as this turn goes.
-    pub(super) fn apply_some(&mut self, now: Instant) -> Result<(), String> {
-        let before = self.machine.applied_index;
-        while self.parked.is_none() {
-            if self.applying.begun.is_some() {
-                // What was applied before it is published first.
-                if self.applying.unpublished || self.applying.left == 0 || !self.applying.has_values() {
-                    break;
-                }
-                self.go_on(now)?;
-            } else {
-                let Some(entry) = self.applying.next() else { break };
-                self.begin_entry(&entry, now)?;
-            }
-        }
-        if self.machine.applied_index > before && self.parked.is_none() {
-            self.step(Event::Applied(self.machine.applied_index))?;
-            self.forget()?;
-        }
-        Ok(())
-    }
-
-    fn begin_entry(&mut self, entry: &Entry, now: Instant) -> Result<(), String> {
-        let location = self.location(entry.index)?;
-        let command = Command { index: entry.index, term: entry.term, data: &entry.data, location };
-        // Its bytes count beside what it does.
-        let bytes = 1 + entry.data.len() as u64 / 1024;
-        match entry.kind {
-            EntryKind::Normal => {
-                let since = self.shared.clock.now();
-                let begun = Begun { index: entry.index, term: entry.term, bytes: entry.data.len(), since };
-                let proposals = &self.proposals;
-                let values = AtHand::new(&self.values, &[]);
-                let mut left = self.applying.left;
-                let outcome = self.machine.begin(command, &values, &mut left, |id| proposals.is_awaited(id));
-                self.applying.left = left.saturating_sub(bytes);
-                match outcome {
-                    Ok(Some(applied)) => self.applied(&begun, applied, now),
-                    Ok(None) => self.applying.begun = Some(begun),
-                    Err(fatal) => self.cannot_apply(&fatal, now)?,
-                }
-            }
-            EntryKind::ConfChange => {
-                self.applying.left = self.applying.left.saturating_sub(bytes);
-                self.passed(entry.index, entry.term);
-                self.apply_conf_change(entry, command)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Goes on with the entry that was begun.
-    fn go_on(&mut self, now: Instant) -> Result<(), String> {
-        let values = AtHand::new(&self.values, &self.applying.arrived);
-        let mut left = self.applying.left;
-        let progress = self.machine.go_on(&values, &mut left);
-        let missing = values.into_missing();
-        self.applying.left = 0;
-        match progress {
-            Ok(Progress::More) => {}
-            Ok(Progress::Waits) => self.fetch_values(&missing),
-            Ok(Progress::Whole(applied)) => {
-                // What it left of the turn is for those behind it.
-                self.applying.left = left;
-                self.applying.arrived.clear();
-                self.applying.charges.clear();
-                if let Some(begun) = self.applying.begun.take() {
-                    self.applied(&begun, *applied, now);
-                }
-            }
-            Err(fatal) => self.cannot_apply(&fatal, now)?,
-        }
-        Ok(())
-    }
-
-    fn fetch_values(&mut self, missing: &[Value]) {
-        self.applying.reading = self.values.fetch_first(missing);
-        // It begins once it is looked at.
-        self.applying.has_values();
-    }
-
-    fn cannot_apply(&mut self, fatal: &Fatal, now: Instant) -> Result<(), String> {
-        if !fatal.is_unreadable || planted::is(Bug::UnreadableValueIsFatal) {
-            return Err(fatal.to_string());
-        }
-        self.park(fatal, now);
-        Ok(())
-    }
-
-    /// An entry is being applied whole, or was.
-    fn passed(&mut self, index: u64, term: u64) {
-        let newer = self.terms.last().is_some_and(|(_, last)| *last < term);
-        storage::terms::push(&mut self.terms, index, term);
-        if newer {
-            self.propose_again(term);
-        }
-        self.applied_since = true;
-        self.applying.unpublished = true;
-        self.checkpoints.entry_applied();
-    }
-
-    /// An entry was applied.
-    fn applied(&mut self, begun: &Begun, applied: Applied, now: Instant) {
-        self.passed(begun.index, begun.term);
-        let took = self.shared.clock.now().saturating_duration_since(begun.since);
-        if applied.op == machine::UNDECODABLE
-            && let Err(status) = &applied.outcome
-        {
-            self.logger.error(
-                "an entry of the log is no request that this version can decode: it changes nothing on members of this version; if there are members of another one, compare their states (`mainstay doctor`)",
-                &[("index", Field::Uint(begun.index)), ("why", Field::Str(&status.message))],
-            );
-        }
-        self.meters.applied(applied.op, &applied.outcome, begun.bytes, took);
-        if took > self.config.warning_apply_duration {
-            self.shared.metrics.server.slow_apply.inc();
-            self.logger.warn(
-                "apply request took too long",
-                &[
-                    ("took", Field::Duration(took)),
-                    ("index", Field::Uint(begun.index)),
-                    ("size", Field::Uint(begun.bytes as u64)),
-                ],
-            );
-        }
-        if let Some(change) = applied.change {
-            self.changed(change, now);
-        }
-        let waiter = self.proposals.take(applied.request_id).unwrap_or(Waiter::Nobody);
-        match waiter {
-            Waiter::Expiry(id) => {
-                let gone = applied.outcome.is_ok() || applied.outcome == Err(error::LEASE_NOT_FOUND);
-                self.leases.revocation_ended(id, !gone, now);
-            }
-            Waiter::Attributes => self.attributes.applied(),
-            Waiter::Nobody => {}
-            waiter => {
-                let revision = self.machine.store.current_revision();
-                let named = applied.outcome.as_ref().is_ok_and(Outcome::names_values);
-                let state = named.then(|| Box::new(self.as_applied()));
-                let (outcome, raft_term) = (applied.outcome, begun.term);
-                self.outcomes.push(Answerable { waiter, outcome, state, revision, raft_term });
-            }
-        }
-        if self.leadership.applied(begun.term, self.node.standing()) {
-            // Times left that were noted in earlier terms are all known only now.
-            self.leases.start(&self.machine.leases, now);
-        }
-    }
-
-    /// The state as it is now, which stays readable: what comes later in this turn may compact it away.
-    fn as_applied(&mut self) -> AsOf {
-        let moment = self.machine.store.moment();
-        if let Some(first) = &self.as_applied {
-            return first.at(moment);
-        }
-        self.as_applied.insert(self.shared.read_long_at(Reader::Range, moment)).clone()
-    }
-
-    fn changed(&mut self, change: Change, now: Instant) {
-        match change {
-            Change::LeaseGranted { id, ttl } => {
-                self.leases.granted(id, ttl, self.leadership.has_settled(), now);
-            }
-            Change::LeaseRevoked(id) => self.lease_revoked(id),
-            Change::Compacted(revision) => {
-                // etcd has no hashes of compactions from before it was started.
-                let is_hashed = self.machine.applied_index > self.replayed_through;
-                self.removal.compacted(revision, self.machine.store.current_revision(), is_hashed, now);
-            }
-            Change::Alarms(raised) => {
-                self.alarms = Arc::new(self.machine.alarms.clone());
-                self.alarms_changed(raised);
-            }
-            Change::Members => self.tell_members(),
-        }
+    #[test]
+    fn what_waits_is_bounded_by_its_bytes() {
+        let mut applying = Applying::new(&Arc::new(Inbox::default()));
+        applying.committed(vec![entry(1, BEHIND_BYTES_MAX)]);
+        assert!(applying.is_far_behind());
+        applying.clear();
+        assert!(!applying.is_far_behind() && applying.bytes() == 0);
     }
 }

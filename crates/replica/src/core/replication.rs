@@ -1,6 +1,6 @@
 //! Talking to the other members: messages, entries for followers that lag, handing leadership over.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use api::error;
 use api::raftpb::{self, MessageType};
@@ -15,8 +15,6 @@ use telemetry::logging::Value;
 
 /// Bytes of entries kept in memory for followers at most; older ones are read from the log.
 const TAIL_BYTES: usize = 64 << 20;
-/// How often the log is asked which entries it still has.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Core {
     /// Takes what other members sent.
@@ -121,12 +119,10 @@ impl Core {
 
     /// Tells raft which entries the log has let go.
     pub(super) fn look_at_log(&mut self, now: Instant) -> Result<(), String> {
-        if now < self.next_look {
-            return Ok(());
+        match self.history.first_index(now) {
+            Some(first) => self.step(Event::Discarded(first)),
+            None => Ok(()),
         }
-        self.next_look = now + LOOK_INTERVAL;
-        let first = self.entries.first_index();
-        self.step(Event::Discarded(first))
     }
 
     /// Notices when the disk does not come back from a sync: such a member must not lead.

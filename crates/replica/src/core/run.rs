@@ -9,17 +9,17 @@ use api::etcdserverpb::{CompactionRequest, InternalRaftRequest};
 use api::{Status, raftpb};
 use consensus::{Effects, EntryKind, Event, Fetch, Node, Request, Role};
 use log::{Batch, Log, LogEvent, Space, Synced};
-use machine::{Alarms, AsOf, Machine, Outcome};
+use machine::{Alarms, Machine};
 use mvcc::{Location, View};
 use planted::Bug;
-use slab::Slab;
-use tokio::sync::oneshot;
 
 use super::alarms::NospaceAlarm;
+use super::answers::Answers;
 use super::apply::Applying;
 use super::attributes::Attributes;
 use super::checkpoints::{Checkpoints, Thresholds};
 use super::compactor::Compactor;
+use super::history::History;
 use super::install::Install;
 use super::leadership::Leadership;
 use super::leases::{LeaseClocks, LeaseRules};
@@ -32,7 +32,7 @@ use super::reads::{Reads, Want};
 use super::removal::Removal;
 use super::room::Room;
 use super::segments::{Moves, Segments};
-use super::{Ask, OUTSIDE, Reply, ReplyBody, Ticket};
+use super::{Ask, Reply, ReplyBody, Ticket};
 use crate::long_reads::Reader;
 use crate::shared::{Published, Shared};
 use config::Config;
@@ -44,8 +44,6 @@ use telemetry::logging::{Logger, Value};
 
 /// How long a stop waits for what is under way.
 pub(super) const STOP_PATIENCE: Duration = Duration::from_secs(5);
-/// Outcomes of one batch for which memory is kept between batches.
-const OUTCOMES_KEPT_MAX: usize = 4096;
 /// What boot made for the core.
 pub struct Parts {
     /// What it shares with the other threads.
@@ -84,18 +82,6 @@ pub struct Parts {
     pub ready: SyncSender<()>,
 }
 
-/// The result of an entry that somebody waits for, to be answered once its state is published.
-pub(super) struct Answerable {
-    pub waiter: Waiter,
-    pub outcome: Result<Outcome, Status>,
-    /// What the answer holds is read in this state.
-    pub state: Option<Box<AsOf>>,
-    pub revision: i64,
-    pub raft_term: u64,
-}
-
-const _: () = assert!(size_of::<Answerable>() <= 128);
-
 /// The core.
 pub struct Core {
     pub(super) shared: Arc<Shared>,
@@ -107,13 +93,11 @@ pub struct Core {
     pub(super) config: Config,
     pub(super) node: Node,
     pub(super) log: Log,
-    pub(super) entries: log::Entries,
+    pub(super) history: History,
     pub(super) values: LogValues,
     pub(super) fetches: SyncSender<Fetch>,
     pub(super) orders: SyncSender<Order>,
     hash_jobs: SyncSender<Job>,
-    /// Entries up to here were in the log at start.
-    pub(super) replayed_through: u64,
     pub(super) attributes: Attributes,
     pub(super) proposals: Proposals,
     pub(super) meters: Meters,
@@ -121,26 +105,15 @@ pub struct Core {
     pub(super) reads: Reads,
     pub(super) membership: Membership,
     pub(super) leadership: Leadership,
-    pub(super) next_look: Instant,
-    /// The terms of the entries applied, as far back as the log goes.
-    pub(super) terms: Vec<(u64, u64)>,
     /// Members that need the whole state.
     pub(super) snapshots_wanted: Vec<raftpb::Message>,
     pub(super) install: Install,
-    /// Who asked from outside the shards.
-    outside: Slab<oneshot::Sender<Reply>>,
+    pub(super) answers: Answers,
     /// What is committed and not applied yet.
     pub(super) applying: Applying,
     /// What is asked for and cannot be answered amid an entry.
     pub(super) deferred: Vec<Ask>,
-    /// Where entries that are not yet applied lie.
-    pub(super) locations: VecDeque<(u64, log::Location)>,
-    pub(super) outcomes: Vec<Answerable>,
-    /// Keeps readable what these name: one reader for all of a turn.
-    pub(super) as_applied: Option<AsOf>,
-    pub(super) replies: Vec<Vec<Reply>>,
     pub(super) removal: Removal,
-    pub(super) image_waiters: Vec<Ticket>,
     compactor: Compactor,
     pub(super) room: Room,
     pub(super) nospace: NospaceAlarm,
@@ -190,7 +163,7 @@ impl Core {
             values: LogValues::fetched_by(&parts.shared.readers, parts.shared.values.clone()),
             applying: Applying::new(&parts.shared.core),
             deferred: Vec::new(),
-            entries: parts.log.entries(),
+            history: History::new(parts.log.entries(), parts.locations, parts.terms, now),
             fetches: parts.fetches,
             logger: parts.logger,
             leases: LeaseClocks::new(rules, Arc::clone(&parts.shared.metrics), now),
@@ -203,26 +176,17 @@ impl Core {
             log: parts.log,
             orders: parts.orders,
             hash_jobs: parts.hash_jobs,
-            replayed_through: parts.locations.back().map_or(0, |(index, _)| *index),
             attributes,
             proposals: Proposals::new(now),
             reads: Reads::default(),
             membership,
             leadership: Leadership::new(advances, now),
-            next_look: now,
-            terms: parts.terms,
             snapshots_wanted: Vec::new(),
             install: Install::default(),
-            outside: Slab::new(),
+            answers: Answers::new(shards),
             meters: Meters::new(Arc::clone(&parts.shared.metrics)),
             pressure: if parts.shared.threads { Pressure::here(now) } else { Pressure::none(now) },
-            locations: parts.locations,
-            outcomes: Vec::new(),
-            as_applied: None,
-            // The last is for those who ask from outside the shards.
-            replies: (0..=shards).map(|_| Vec::new()).collect(),
             removal: Removal::new(compacted, pause, now),
-            image_waiters: Vec::new(),
             room,
             nospace,
             next_tick: now,
@@ -290,7 +254,7 @@ impl Core {
         if self.parked.is_some() {
             return self.parked_turn(asks, now);
         }
-        self.applying.left = self.thresholds.applied_per_turn;
+        self.applying.begin_turn(self.thresholds.applied_per_turn);
         planted::begin(planted::Measure::Applied);
         if self.machine.is_whole() {
             for ask in std::mem::take(&mut self.deferred) {
@@ -369,8 +333,8 @@ impl Core {
             Ask::ChangeMembers(ticket, change) => self.change_members(ticket, change, now),
             Ask::MoveLeader(ticket, to) => self.move_leader(ticket, to, now),
             Ask::Outside(sender, ask) => {
-                let slot = u32::try_from(self.outside.insert(sender)).unwrap_or(u32::MAX);
-                self.take(ask(Ticket { shard: OUTSIDE, slot, generation: 0 }), now)?;
+                let ticket = self.answers.ticket_for(sender);
+                self.take(ask(ticket), now)?;
             }
             Ask::Messages(messages, charge) => self.received(messages, charge, now),
             Ask::Unreachable(id) => self.step(Event::PeerUnreachable(id))?,
@@ -414,7 +378,7 @@ impl Core {
                 let times = self.leases.times(&ids, &self.machine.leases, now);
                 self.reply(ticket, times);
             }
-            Ask::Image(ticket) => self.image_waiters.push(ticket),
+            Ask::Image(ticket) => self.answers.want_image(ticket),
             Ask::Checkpointed(result) => self.checkpointed(result, now)?,
             Ask::Relocate(values, done) => self.relocate(values, done, now),
             // The old places are free once no checkpoint names them any more.
@@ -459,13 +423,7 @@ impl Core {
 
     fn synced(&mut self, synced: Synced) -> Result<(), String> {
         let number = self.room.synced(synced.ticket);
-        for located in synced.locations {
-            // An entry that replaces others takes their places in this list too.
-            while self.locations.back().is_some_and(|(index, _)| *index >= located.0) {
-                self.locations.pop_back();
-            }
-            self.locations.push_back(located);
-        }
+        self.history.located(synced.locations);
         self.install.placed(synced.ticket, &synced.values);
         for (id, to) in synced.values {
             let key = (id.main, u32::try_from(id.sub).unwrap_or(u32::MAX));
@@ -614,7 +572,7 @@ impl Core {
     }
 
     fn publish_view(&mut self) -> Arc<View> {
-        self.applying.unpublished = false;
+        self.applying.published();
         let view = self.machine.store.publish();
         self.segments.published(&view);
         view
@@ -623,7 +581,7 @@ impl Core {
     fn publish(&mut self) {
         // Also where nothing is applied: a leader without a majority is to show what waits.
         self.shared.metrics.server.proposals_pending.set_u64(self.proposals.open() as u64);
-        if !self.applied_since && !self.applying.unpublished {
+        if !self.applied_since && !self.applying.is_unpublished() {
             return;
         }
         self.applied_since = false;
@@ -672,11 +630,6 @@ impl Core {
         }
     }
 
-    /// Keeps the way back to somebody outside the shards; returns the slot for the ticket.
-    pub(super) fn keep_outside(&mut self, sender: oneshot::Sender<Reply>) -> usize {
-        self.outside.insert(sender)
-    }
-
     pub(super) fn reply(&mut self, ticket: Ticket, body: ReplyBody) {
         let reply = Reply {
             ticket,
@@ -684,13 +637,7 @@ impl Core {
             raft_term: self.machine.applied_term,
             body,
         };
-        let queue = self.queue_of(ticket);
-        self.replies[queue].push(reply);
-    }
-
-    /// Where replies for this ticket gather.
-    pub(super) fn queue_of(&self, ticket: Ticket) -> usize {
-        usize::from(ticket.shard).min(self.replies.len() - 1)
+        self.answers.push(reply);
     }
 
     pub(super) fn refuse(&mut self, ticket: Ticket, status: Status) {
@@ -699,62 +646,32 @@ impl Core {
 
     pub(super) fn answer(&mut self) {
         let view = Arc::clone(&self.shared.state.load().view);
-        let mut outcomes = std::mem::take(&mut self.outcomes);
-        self.as_applied = None;
-        for Answerable { waiter, outcome, state, revision, raft_term } in outcomes.drain(..) {
-            let (ticket, body, wait_removed) = match waiter {
-                Waiter::Client(ticket, wait_removed) => {
-                    let wait_removed = wait_removed && outcome.is_ok();
-                    (ticket, ReplyBody::Outcome(outcome, state), wait_removed)
-                }
-                Waiter::KeepAlive(ticket, ttl) => (ticket, ReplyBody::KeptAlive(ttl), false),
-                Waiter::Members(..) | Waiter::Expiry(_) | Waiter::Attributes | Waiter::Nobody => continue,
-            };
-            let reply = Reply { ticket, revision, raft_term, body };
-            if wait_removed && self.removal.is_open() {
-                self.removal.keep(reply);
-            } else {
-                let queue = self.queue_of(ticket);
-                self.replies[queue].push(reply);
-            }
-        }
-        // Kept for the next batch, unless this one was unusually large.
-        outcomes.shrink_to(OUTCOMES_KEPT_MAX);
-        self.outcomes = outcomes;
+        let removal = &mut self.removal;
+        self.answers.published(removal.is_open(), |reply| removal.keep(reply));
         for (ticket, outcome, raft_term) in self.membership.take_told() {
             let body = match outcome {
                 Ok(()) => ReplyBody::MembersChanged,
                 Err(status) => ReplyBody::Outcome(Err(status), None),
             };
             let reply = Reply { ticket, revision: 0, raft_term, body };
-            let queue = self.queue_of(ticket);
-            self.replies[queue].push(reply);
+            self.answers.push(reply);
         }
         self.answer_reads();
         if self.machine.is_whole() {
             self.send_snapshots(&view);
-            for ticket in std::mem::take(&mut self.image_waiters) {
+            for ticket in self.answers.take_images() {
                 // The published view is of this very moment: publishing comes right before answering.
                 self.image(ticket, &view);
             }
         }
-        let outside = self.replies.last_mut().map(std::mem::take).unwrap_or_default();
-        for reply in outside {
-            if let Some(sender) = self.outside.try_remove(reply.ticket.slot as usize) {
-                // Whoever asked may have gone.
-                let _ = sender.send(reply);
-            }
-        }
-        let shards = self.shared.shards.len();
-        for (shard, replies) in self.replies.iter_mut().take(shards).enumerate() {
-            if replies.is_empty() {
+        let (shared, is_whole) = (&self.shared, self.machine.is_whole());
+        self.answers.deliver(|shard, replies| {
+            if !replies.is_empty() {
+                shared.shards[shard].send_all(replies);
+            } else if is_whole {
                 // Amid an entry nothing new is published.
-                if self.machine.is_whole() {
-                    self.shared.wake_watches(shard);
-                }
-            } else {
-                self.shared.shards[shard].send_all(replies);
+                shared.wake_watches(shard);
             }
-        }
+        });
     }
 }

@@ -12,15 +12,17 @@ use api::etcdserverpb::{
 use api::membershippb;
 use api::{Status, error, raftpb};
 use bytes::Bytes;
-use consensus::{ConfChange, ConfChangeKind, Entry, Event, Node, Request, Restore};
+use consensus::{ConfChange, ConfChangeKind, Entry, EntryKind, Event, Node, Request, Restore};
 use log::{Reset, Space};
-use machine::{Command, Fatal, Machine, Raised, VoterChange};
+use machine::{Applied, AsOf, Change, Command, Fatal, Machine, Outcome, Progress, Raised, VoterChange};
 use planted::Bug;
 use prost::Message as _;
 use telemetry::logging::{Logger, Value};
 use tokio::sync::oneshot;
 
 use super::alarms::Present;
+use super::answers::Answerable;
+use super::apply::Begun;
 use super::leases::{LeaseClocks, Renewal};
 use super::membership::{self, MemberChange, Membership};
 use super::parked::{IDLE, Parked, Response};
@@ -30,12 +32,13 @@ use super::removal::{self, Sliced};
 use super::room::{Purpose, Room, purpose_of};
 use super::run::{Core, STOP_PATIENCE};
 use super::space::Survey;
-use super::{Ask, OUTSIDE, ReplyBody, Ticket};
+use super::{Ask, ReplyBody, Ticket};
 use crate::long_reads::Reader;
 use crate::shared::Shared;
 use crate::transfer::Received;
 use storage::checkpointer::{Checkpointed, Order, Relocation};
 use storage::nospace::Cause;
+use storage::values::AtHand;
 
 /// Linearizable reads.
 impl Core {
@@ -198,7 +201,7 @@ impl Core {
             &[("index", Value::Uint(fatal.index)), ("why", Value::Str(&fatal.why))],
         );
         let alone = self.node.voters() == [self.shared.identity.member_id];
-        let parked = Parked::new(fatal, alone && fatal.index > self.replayed_through);
+        let parked = Parked::new(fatal, alone && !self.history.was_replayed(fatal.index));
         let why = parked.why();
         for proposal in self.proposals.take_all() {
             self.shared.proposal_taken(proposal.data.len());
@@ -249,7 +252,7 @@ impl Core {
             Response::Nothing => {}
             Response::Stop => *stops = true,
             Response::Readable(ticket) => self.reply(ticket, ReplyBody::Readable),
-            Response::Image(ticket) => self.image_waiters.push(ticket),
+            Response::Image(ticket) => self.answers.want_image(ticket),
             Response::Refuse(ticket, taken) => {
                 let why = parked.why();
                 if let Some(bytes) = taken {
@@ -258,8 +261,8 @@ impl Core {
                 self.refuse(ticket, why);
             }
             Response::Outside(sender, ask) => {
-                let slot = u32::try_from(self.keep_outside(sender)).unwrap_or(u32::MAX);
-                self.take_parked(ask(Ticket { shard: OUTSIDE, slot, generation: 0 }), stops)?;
+                let ticket = self.answers.ticket_for(sender);
+                self.take_parked(ask(ticket), stops)?;
             }
             Response::Discard(forget) => self.install.discard_part(forget),
             Response::Failed(why) => return Err(why),
@@ -642,7 +645,7 @@ impl Core {
             return;
         }
         self.shared.metrics.server.snapshot_apply_in_progress.set_u64(1);
-        self.image_waiters.push(ticket);
+        self.answers.want_image(ticket);
     }
 
     /// A snapshot that broke off goes on, if its sender leads.
@@ -746,17 +749,16 @@ impl Core {
             ],
         );
         let overtaken = self.shared.long_reads.end_all();
-        self.as_applied = None;
+        self.answers.replaced();
         self.shared.metrics.long_reads.overtaken.add(overtaken as u64);
         let replaced = std::mem::replace(&mut self.machine, *machine);
         // An entry that was half-way, and those behind it, are in it.
         self.applying.clear();
-        self.applying.unpublished = true;
+        self.applying.applied();
         if !planted::is(Bug::ProposedAgainAfterSnapshot) {
             self.proposals.forget_commands();
         }
-        self.locations.clear();
-        self.terms = vec![(restore.index, restore.term)];
+        self.history.restored(restore.index, restore.term);
         let store = &self.machine.store;
         self.removal.restored(store.compact_revision(), store.current_revision(), now);
         self.alarms = Arc::new(self.machine.alarms.clone());
@@ -768,7 +770,7 @@ impl Core {
     pub(super) fn order_install(&mut self, now: Instant) {
         let moment = self.shared.state.load().view.moment();
         let state = self.shared.read_long_at(Reader::Checkpoint, moment);
-        let terms = self.terms.clone();
+        let terms = self.history.known_terms();
         let order = Order::Checkpoint { head: Box::new(self.machine.head()), state, whole: true, terms };
         if self.orders.try_send(order).is_ok() {
             self.install.saving();
@@ -1039,8 +1041,7 @@ impl Core {
             metrics.db_compaction_last.set_u64(self.shared.clock.unix_seconds());
         }
         for reply in told {
-            let queue = self.queue_of(reply.ticket);
-            self.replies[queue].push(reply);
+            self.answers.push(reply);
         }
     }
 
@@ -1091,8 +1092,7 @@ impl Core {
         let moment = self.shared.state.load().view.moment_of_everything();
         let mut empty_segments = self.survey().empty_segments();
         empty_segments.retain(|segment| self.checkpoints.frees(*segment, whole));
-        storage::terms::forget(&mut self.terms, self.entries.first_index());
-        let terms = self.terms.clone();
+        let terms = self.history.terms();
         let mut head = Box::new(self.machine.head());
         if planted::is(Bug::AppliedIndexEarly) {
             head.applied_index += 1;
@@ -1203,6 +1203,182 @@ impl Core {
                 logger.warn("could not release a segment", &[("error", Value::Str(&format!("{why:?}")))]);
             }
         });
+    }
+}
+
+/// Applying what is committed, and what follows from it.
+impl Core {
+    /// Whether the next turn has something to apply.
+    pub(super) fn has_to_apply(&self) -> bool {
+        self.parked.is_none() && self.applying.has_to_apply()
+    }
+
+    /// Applies what is committed, as far as this turn goes.
+    pub(super) fn apply_some(&mut self, now: Instant) -> Result<(), String> {
+        let before = self.machine.applied_index;
+        while self.parked.is_none() {
+            if self.applying.is_amid() {
+                if !self.applying.can_go_on() {
+                    break;
+                }
+                self.go_on(now)?;
+            } else {
+                let Some(entry) = self.applying.next() else { break };
+                self.begin_entry(&entry, now)?;
+            }
+        }
+        if self.machine.applied_index > before && self.parked.is_none() {
+            self.step(Event::Applied(self.machine.applied_index))?;
+            self.forget()?;
+        }
+        Ok(())
+    }
+
+    fn begin_entry(&mut self, entry: &Entry, now: Instant) -> Result<(), String> {
+        let location = self.history.take_location(entry.index)?;
+        let command = Command { index: entry.index, term: entry.term, data: &entry.data, location };
+        // Its bytes count beside what it does.
+        let bytes = 1 + entry.data.len() as u64 / 1024;
+        match entry.kind {
+            EntryKind::Normal => {
+                let since = self.shared.clock.now();
+                let begun = Begun { index: entry.index, term: entry.term, bytes: entry.data.len(), since };
+                let proposals = &self.proposals;
+                let values = AtHand::new(&self.values, &[]);
+                let mut left = self.applying.left();
+                let outcome = self.machine.begin(command, &values, &mut left, |id| proposals.is_awaited(id));
+                self.applying.set_left(left.saturating_sub(bytes));
+                match outcome {
+                    Ok(Some(applied)) => self.applied(&begun, applied, now),
+                    Ok(None) => self.applying.begun(begun),
+                    Err(fatal) => self.cannot_apply(&fatal, now)?,
+                }
+            }
+            EntryKind::ConfChange => {
+                self.applying.set_left(self.applying.left().saturating_sub(bytes));
+                self.passed(entry.index, entry.term);
+                self.apply_conf_change(entry, command)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes on with the entry that was begun.
+    fn go_on(&mut self, now: Instant) -> Result<(), String> {
+        let values = AtHand::new(&self.values, self.applying.arrived());
+        let mut left = self.applying.left();
+        let progress = self.machine.go_on(&values, &mut left);
+        let missing = values.into_missing();
+        self.applying.set_left(0);
+        match progress {
+            Ok(Progress::More) => {}
+            Ok(Progress::Waits) => self.fetch_values(&missing),
+            Ok(Progress::Whole(applied)) => {
+                // What it left of the turn is for those behind it.
+                self.applying.set_left(left);
+                if let Some(begun) = self.applying.ended() {
+                    self.applied(&begun, *applied, now);
+                }
+            }
+            Err(fatal) => self.cannot_apply(&fatal, now)?,
+        }
+        Ok(())
+    }
+
+    fn fetch_values(&mut self, missing: &[mvcc::Value]) {
+        self.applying.wait_for(self.values.fetch_first(missing));
+    }
+
+    fn cannot_apply(&mut self, fatal: &Fatal, now: Instant) -> Result<(), String> {
+        if !fatal.is_unreadable || planted::is(Bug::UnreadableValueIsFatal) {
+            return Err(fatal.to_string());
+        }
+        self.park(fatal, now);
+        Ok(())
+    }
+
+    /// An entry is being applied whole, or was.
+    fn passed(&mut self, index: u64, term: u64) {
+        if self.history.applied(index, term) {
+            self.propose_again(term);
+        }
+        self.applied_since = true;
+        self.applying.applied();
+        self.checkpoints.entry_applied();
+    }
+
+    /// An entry was applied.
+    fn applied(&mut self, begun: &Begun, applied: Applied, now: Instant) {
+        self.passed(begun.index, begun.term);
+        let took = self.shared.clock.now().saturating_duration_since(begun.since);
+        if applied.op == machine::UNDECODABLE
+            && let Err(status) = &applied.outcome
+        {
+            self.logger.error(
+                "an entry of the log is no request that this version can decode: it changes nothing on members of this version; if there are members of another one, compare their states (`mainstay doctor`)",
+                &[("index", Value::Uint(begun.index)), ("why", Value::Str(&status.message))],
+            );
+        }
+        self.meters.applied(applied.op, &applied.outcome, begun.bytes, took);
+        if took > self.config.warning_apply_duration {
+            self.shared.metrics.server.slow_apply.inc();
+            self.logger.warn(
+                "apply request took too long",
+                &[
+                    ("took", Value::Duration(took)),
+                    ("index", Value::Uint(begun.index)),
+                    ("size", Value::Uint(begun.bytes as u64)),
+                ],
+            );
+        }
+        if let Some(change) = applied.change {
+            self.changed(change, now);
+        }
+        let waiter = self.proposals.take(applied.request_id).unwrap_or(Waiter::Nobody);
+        match waiter {
+            Waiter::Expiry(id) => {
+                let gone = applied.outcome.is_ok() || applied.outcome == Err(error::LEASE_NOT_FOUND);
+                self.leases.revocation_ended(id, !gone, now);
+            }
+            Waiter::Attributes => self.attributes.applied(),
+            Waiter::Nobody => {}
+            waiter => {
+                let revision = self.machine.store.current_revision();
+                let named = applied.outcome.as_ref().is_ok_and(Outcome::names_values);
+                let state = named.then(|| Box::new(self.as_applied()));
+                let (outcome, raft_term) = (applied.outcome, begun.term);
+                self.answers.once_published(Answerable { waiter, outcome, state, revision, raft_term });
+            }
+        }
+        if self.leadership.applied(begun.term, self.node.standing()) {
+            // Times left that were noted in earlier terms are all known only now.
+            self.leases.start(&self.machine.leases, now);
+        }
+    }
+
+    /// The state as it is now, which stays readable: what comes later in this turn may compact it away.
+    fn as_applied(&mut self) -> AsOf {
+        let moment = self.machine.store.moment();
+        self.answers.state(moment, |moment| self.shared.read_long_at(Reader::Range, moment))
+    }
+
+    fn changed(&mut self, change: Change, now: Instant) {
+        match change {
+            Change::LeaseGranted { id, ttl } => {
+                self.leases.granted(id, ttl, self.leadership.has_settled(), now);
+            }
+            Change::LeaseRevoked(id) => self.lease_revoked(id),
+            Change::Compacted(revision) => {
+                // etcd has no hashes of compactions from before it was started.
+                let is_hashed = !self.history.was_replayed(self.machine.applied_index);
+                self.removal.compacted(revision, self.machine.store.current_revision(), is_hashed, now);
+            }
+            Change::Alarms(raised) => {
+                self.alarms = Arc::new(self.machine.alarms.clone());
+                self.alarms_changed(raised);
+            }
+            Change::Members => self.tell_members(),
+        }
     }
 }
 

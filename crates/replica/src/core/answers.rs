@@ -1,0 +1,188 @@
+//! Answers on their way back: what waits until the state behind it is published, and what each shard gets in one go.
+
+use api::Status;
+use machine::{AsOf, Outcome};
+use mvcc::Moment;
+use slab::Slab;
+use tokio::sync::oneshot;
+
+use super::proposals::Waiter;
+use super::{OUTSIDE, Reply, ReplyBody, Ticket};
+
+/// Outcomes of one batch for which memory is kept between batches.
+const OUTCOMES_KEPT_MAX: usize = 4096;
+
+/// The result of an entry that somebody waits for, to be answered once its state is published.
+pub(super) struct Answerable {
+    /// Who waits.
+    pub waiter: Waiter,
+    /// What came of the entry.
+    pub outcome: Result<Outcome, Status>,
+    /// What the answer holds is read in this state.
+    pub state: Option<Box<AsOf>>,
+    /// The revision right behind the entry.
+    pub revision: i64,
+    /// The entry's term.
+    pub raft_term: u64,
+}
+
+const _: () = assert!(size_of::<Answerable>() <= 128);
+
+/// The answers of a turn. What follows from an entry waits until its state is published (invariant I3); then all that goes to
+/// a shard goes in one list, with one wake-up.
+pub(super) struct Answers {
+    /// By shard; the last is for those who ask from outside the shards.
+    replies: Vec<Vec<Reply>>,
+    /// Who asked from outside the shards.
+    outside: Slab<oneshot::Sender<Reply>>,
+    outcomes: Vec<Answerable>,
+    /// Keeps readable what these name: one reader for all of a turn.
+    reads: Option<AsOf>,
+    /// Who is given the state once it is published.
+    images: Vec<Ticket>,
+}
+
+impl Answers {
+    /// There are none, for so many shards.
+    pub fn new(shards: usize) -> Answers {
+        Answers {
+            replies: (0..=shards).map(|_| Vec::new()).collect(),
+            outside: Slab::new(),
+            outcomes: Vec::new(),
+            reads: None,
+            images: Vec::new(),
+        }
+    }
+
+    /// Keeps the way back to somebody outside the shards. Returns a ticket for it.
+    pub fn ticket_for(&mut self, sender: oneshot::Sender<Reply>) -> Ticket {
+        let slot = u32::try_from(self.outside.insert(sender)).unwrap_or(u32::MAX);
+        Ticket { shard: OUTSIDE, slot, generation: 0 }
+    }
+
+    /// Answers at the end of the turn.
+    pub fn push(&mut self, reply: Reply) {
+        let queue = usize::from(reply.ticket.shard).min(self.replies.len() - 1);
+        self.replies[queue].push(reply);
+    }
+
+    /// Answers once what was applied is published.
+    pub fn once_published(&mut self, answerable: Answerable) {
+        self.outcomes.push(answerable);
+    }
+
+    /// The state as of this moment, which stays readable until the outcomes are answered: what comes later in the turn may
+    /// compact it away. `open` makes a reader of a moment.
+    pub fn state(&mut self, moment: Moment, open: impl FnOnce(Moment) -> AsOf) -> AsOf {
+        match &self.reads {
+            Some(first) => first.at(moment),
+            None => self.reads.insert(open(moment)).clone(),
+        }
+    }
+
+    /// The state was replaced: nothing of the one before stays readable.
+    pub fn replaced(&mut self) {
+        self.reads = None;
+    }
+
+    /// Gives the state to this one once it is published.
+    pub fn want_image(&mut self, ticket: Ticket) {
+        self.images.push(ticket);
+    }
+
+    /// Takes out those who are given the state that was just published.
+    pub fn take_images(&mut self) -> Vec<Ticket> {
+        std::mem::take(&mut self.images)
+    }
+
+    /// What was applied is published: its outcomes are answered. `is_removing` says whether a compaction is still removing;
+    /// who wants to wait for the end of that is given to `wait`.
+    pub fn published(&mut self, is_removing: bool, mut wait: impl FnMut(Reply)) {
+        let mut outcomes = std::mem::take(&mut self.outcomes);
+        self.reads = None;
+        for Answerable { waiter, outcome, state, revision, raft_term } in outcomes.drain(..) {
+            let (ticket, body, wait_removed) = match waiter {
+                Waiter::Client(ticket, wait_removed) => {
+                    let wait_removed = wait_removed && outcome.is_ok();
+                    (ticket, ReplyBody::Outcome(outcome, state), wait_removed)
+                }
+                Waiter::KeepAlive(ticket, ttl) => (ticket, ReplyBody::KeptAlive(ttl), false),
+                Waiter::Members(..) | Waiter::Expiry(_) | Waiter::Attributes | Waiter::Nobody => continue,
+            };
+            let reply = Reply { ticket, revision, raft_term, body };
+            if wait_removed && is_removing {
+                wait(reply);
+            } else {
+                self.push(reply);
+            }
+        }
+        // Kept for the next batch, unless this one was unusually large.
+        outcomes.shrink_to(OUTCOMES_KEPT_MAX);
+        self.outcomes = outcomes;
+    }
+
+    /// Sends all answers off: to those outside the shards, and `give` gets what each shard has, nothing included.
+    pub fn deliver(&mut self, mut give: impl FnMut(usize, &mut Vec<Reply>)) {
+        let outside = self.replies.last_mut().map(std::mem::take).unwrap_or_default();
+        for reply in outside {
+            if let Some(sender) = self.outside.try_remove(reply.ticket.slot as usize) {
+                // The receiver may have been dropped.
+                let _ = sender.send(reply);
+            }
+        }
+        let shards = self.replies.len() - 1;
+        for (shard, replies) in self.replies.iter_mut().take(shards).enumerate() {
+            give(shard, replies);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outcome(ticket: Ticket, wait_removed: bool) -> Answerable {
+        let outcome = Ok(Outcome::Compacted);
+        let waiter = Waiter::Client(ticket, wait_removed);
+        Answerable { waiter, outcome, state: None, revision: 5, raft_term: 2 }
+    }
+
+    fn delivered(answers: &mut Answers) -> Vec<(usize, u32)> {
+        let mut delivered = Vec::new();
+        answers.deliver(|shard, replies| {
+            delivered.extend(replies.drain(..).map(|reply| (shard, reply.ticket.slot)));
+        });
+        delivered
+    }
+
+    #[test]
+    fn outcomes_wait_until_they_are_published_and_some_for_a_removal() {
+        let mut answers = Answers::new(2);
+        let ticket = |shard, slot| Ticket { shard, slot, generation: 0 };
+        answers.once_published(outcome(ticket(1, 7), false));
+        answers.once_published(outcome(ticket(0, 8), true));
+        assert!(delivered(&mut answers).is_empty());
+        let mut waits = Vec::new();
+        answers.published(true, |reply| waits.push(reply));
+        assert_eq!(delivered(&mut answers), [(1, 7)]);
+        answers.push(waits.remove(0));
+        answers.once_published(outcome(ticket(1, 9), true));
+        answers.published(false, |_| panic!("nothing is removed"));
+        assert_eq!(delivered(&mut answers), [(0, 8), (1, 9)]);
+        answers.want_image(ticket(0, 1));
+        assert_eq!(answers.take_images().len(), 1);
+        assert!(answers.take_images().is_empty());
+    }
+
+    #[test]
+    fn whoever_asks_from_outside_is_answered_once() {
+        let mut answers = Answers::new(1);
+        let (sender, mut receiver) = oneshot::channel();
+        let ticket = answers.ticket_for(sender);
+        for _ in 0..2 {
+            answers.push(Reply { ticket, revision: 1, raft_term: 1, body: ReplyBody::Readable });
+        }
+        assert!(delivered(&mut answers).is_empty());
+        assert!(receiver.try_recv().is_ok());
+    }
+}

@@ -1,0 +1,102 @@
+//! What is known of the entries of the log: where they lie, of which terms they are, and which of them are still there.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use mvcc::Location;
+
+/// How often the log is asked which entries it still has.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Where the entries lie that are not applied yet, and the terms of those that are.
+pub(super) struct History {
+    entries: log::Entries,
+    /// The oldest first.
+    locations: VecDeque<(u64, log::Location)>,
+    /// The terms of the entries applied, as far back as the log goes.
+    terms: Vec<(u64, u64)>,
+    /// Entries up to here were in the log at start.
+    replayed_through: u64,
+    next_look: Instant,
+}
+
+impl History {
+    /// At a start: where the entries lie that were read, and the terms of those that the checkpoint has.
+    pub fn new(
+        entries: log::Entries,
+        locations: VecDeque<(u64, log::Location)>,
+        terms: Vec<(u64, u64)>,
+        now: Instant,
+    ) -> History {
+        let replayed_through = locations.back().map_or(0, |(index, _)| *index);
+        History { entries, locations, terms, replayed_through, next_look: now }
+    }
+
+    /// Whether this entry was in the log at the start.
+    pub fn was_replayed(&self, index: u64) -> bool {
+        index <= self.replayed_through
+    }
+
+    /// These entries are on disk, and lie there.
+    pub fn located(&mut self, locations: Vec<(u64, log::Location)>) {
+        for located in locations {
+            // An entry that replaces others takes their places in this list too.
+            while self.locations.back().is_some_and(|(index, _)| *index >= located.0) {
+                self.locations.pop_back();
+            }
+            self.locations.push_back(located);
+        }
+    }
+
+    /// Takes out where this entry lies, and forgets those before.
+    ///
+    /// # Errors
+    ///
+    /// It is not on disk: our own bug.
+    pub fn take_location(&mut self, index: u64) -> Result<Location, String> {
+        while let Some(&(at, location)) = self.locations.front() {
+            if at == index {
+                self.locations.pop_front();
+                return Ok(Location { segment: location.segment, offset: location.offset });
+            }
+            if at > index {
+                break;
+            }
+            self.locations.pop_front();
+        }
+        Err(format!("entry {index} was committed before the log said where it lies"))
+    }
+
+    /// An entry of this term is applied. Whether the term is newer than those before.
+    pub fn applied(&mut self, index: u64, term: u64) -> bool {
+        let newer = self.terms.last().is_some_and(|(_, last)| *last < term);
+        storage::terms::push(&mut self.terms, index, term);
+        newer
+    }
+
+    /// Another member's state, of this entry, has taken the place of the one before.
+    pub fn restored(&mut self, index: u64, term: u64) {
+        self.locations.clear();
+        self.terms = vec![(index, term)];
+    }
+
+    /// The terms of the entries applied, as far back as the log goes now.
+    pub fn terms(&mut self) -> Vec<(u64, u64)> {
+        storage::terms::forget(&mut self.terms, self.entries.first_index());
+        self.terms.clone()
+    }
+
+    /// The same, as far back as was known last.
+    pub fn known_terms(&self) -> Vec<(u64, u64)> {
+        self.terms.clone()
+    }
+
+    /// Now and then: the first entry that the log still has.
+    pub fn first_index(&mut self, now: Instant) -> Option<u64> {
+        if now < self.next_look {
+            return None;
+        }
+        self.next_look = now + LOOK_INTERVAL;
+        Some(self.entries.first_index())
+    }
+}
