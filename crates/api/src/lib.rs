@@ -6,6 +6,7 @@
 //! * `proto/*.proto` are written by hand, `src/proto/*.rs` are generated from them by `cargo xtask proto`.
 //! * [`error`] holds every code and text a client may meet.
 //! * [`url`] reads the URLs of members and clients, with etcd's errors.
+//! * [`wire`] writes protobuf by hand, where a generated message would cost copies.
 //! * [`METHODS`] lists every RPC.
 //!
 //! Tests: beside the code, and `xtask proto --check`.
@@ -14,6 +15,7 @@
 
 pub mod error;
 pub mod url;
+pub mod wire;
 
 pub use error::{Code, Status};
 

@@ -139,13 +139,8 @@ impl NetworkTrial {
     /// Bytes per second sent in large messages that the server reads and forgets.
     async fn upload(&self, channel: &Channel) -> Result<f64, String> {
         // A request of the health service with a name, in field 1, that no service has.
-        let mut message = vec![0x0a];
-        let mut length = SENT_BYTES;
-        while length >= 0x80 {
-            message.push((length & 0x7f) as u8 | 0x80);
-            length >>= 7;
-        }
-        message.push(length as u8);
+        let mut message = Vec::new();
+        api::wire::put_field_head(&mut message, 1, SENT_BYTES);
         message.resize(message.len() + SENT_BYTES, b'x');
         let message = Bytes::from(message);
         let begun = Instant::now();

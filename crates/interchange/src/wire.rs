@@ -1,4 +1,4 @@
-//! As much of protobuf's encoding as it takes to read and write key values without copying them.
+//! As much of protobuf's encoding as it takes to read messages without copying them. [`api::wire`] writes.
 
 /// Reads the fields of a message.
 pub(crate) struct Fields<'a>(pub &'a [u8]);
@@ -53,26 +53,4 @@ impl<'a> Fields<'a> {
         }
         Err(())
     }
-}
-
-pub(crate) fn put_varint(out: &mut Vec<u8>, mut value: u64) {
-    while value >= 0x80 {
-        out.push(value as u8 | 0x80);
-        value >>= 7;
-    }
-    out.push(value as u8);
-}
-
-/// A varint field, unless it is 0.
-pub(crate) fn put_field(out: &mut Vec<u8>, number: u8, value: i64) {
-    if value != 0 {
-        out.push(number << 3);
-        put_varint(out, value as u64);
-    }
-}
-
-/// The tag and length of a field with bytes.
-pub(crate) fn put_bytes_head(out: &mut Vec<u8>, number: u8, len: usize) {
-    out.push(number << 3 | 2);
-    put_varint(out, len as u64);
 }

@@ -1,6 +1,8 @@
 //! Protobuf by hand: the few messages a load is made of, written into a buffer that is used again, and the few fields
 //! read back.
 
+use api::wire::{put_varint, wide_tag};
+
 use crate::Error;
 
 /// Writes fields at the end of a buffer.
@@ -10,8 +12,8 @@ impl Message<'_> {
     /// A number; 0 is left out, as proto3 does.
     pub fn uint(&mut self, field: u32, value: u64) -> &mut Self {
         if value != 0 {
-            varint(self.0, u64::from(field << 3));
-            varint(self.0, value);
+            put_varint(self.0, u64::from(field << 3));
+            put_varint(self.0, value);
         }
         self
     }
@@ -36,31 +38,23 @@ impl Message<'_> {
 
     /// Bytes, also where there are none (a member of a `oneof`).
     pub fn bytes_always(&mut self, field: u32, value: &[u8]) -> &mut Self {
-        varint(self.0, u64::from(field << 3 | 2));
-        varint(self.0, value.len() as u64);
+        put_varint(self.0, wide_tag(field));
+        put_varint(self.0, value.len() as u64);
         self.0.extend_from_slice(value);
         self
     }
 
     /// A message within this one.
     pub fn message(&mut self, field: u32, write: impl FnOnce(&mut Message)) -> &mut Self {
-        varint(self.0, u64::from(field << 3 | 2));
+        put_varint(self.0, wide_tag(field));
         let start = self.0.len();
         write(&mut Message(self.0));
         let length = self.0.len() - start;
         // The length comes before what it counts, and takes one byte in most cases: what was written moves up.
-        varint(self.0, length as u64);
+        put_varint(self.0, length as u64);
         self.0[start..].rotate_left(length);
         self
     }
-}
-
-fn varint(out: &mut Vec<u8>, mut value: u64) {
-    while value >= 0x80 {
-        out.push(value as u8 | 0x80);
-        value >>= 7;
-    }
-    out.push(value as u8);
 }
 
 /// What a field says.

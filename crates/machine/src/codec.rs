@@ -2,7 +2,7 @@
 //!
 //! Reading never panics and never allocates more than the input holds: what is read came from a disk.
 
-use crate::found::put_varint;
+use api::wire::put_varint;
 
 /// The input ended early, or holds what no writer writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

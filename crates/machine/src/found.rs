@@ -3,7 +3,8 @@
 //! The encoding here is the one that HashKV hashes, so it is the same for every member: ascending field numbers,
 //! zero fields left out, shortest varints.
 
-use bytes::{BufMut, Bytes, BytesMut};
+use api::wire::{bytes_len, number_len, put_bytes, put_field_head, put_number};
+use bytes::{Bytes, BytesMut};
 use mvcc::{Value, Version};
 
 use crate::as_of::Overtaken;
@@ -49,42 +50,6 @@ pub trait Values {
     ///
     /// See [`ReadError`].
     fn read_into(&self, value: Value, out: &mut BytesMut) -> Result<(), ReadError>;
-}
-
-/// The shortest varint's length in bytes.
-#[inline]
-pub fn varint_len(n: u64) -> usize {
-    // 1 byte per 7 bits, at least one: (bits * 9 + 64) / 64 for bits in 1..=64.
-    ((64 - (n | 1).leading_zeros() as usize) * 9 + 64) / 64
-}
-
-/// Appends a varint.
-#[inline]
-pub fn put_varint(out: &mut impl BufMut, mut n: u64) {
-    while n >= 0x80 {
-        out.put_u8((n as u8) | 0x80);
-        n >>= 7;
-    }
-    out.put_u8(n as u8);
-}
-
-#[inline]
-fn number_len(n: i64) -> usize {
-    if n == 0 { 0 } else { 1 + varint_len(n as u64) }
-}
-
-#[inline]
-fn put_number(out: &mut BytesMut, tag: u8, n: i64) {
-    if n != 0 {
-        out.put_u8(tag);
-        put_varint(out, n as u64);
-    }
-}
-
-/// The length of a field with bytes, its one-byte tag included; nothing for empty bytes, as proto3 has it.
-#[inline]
-pub fn bytes_len(len: usize) -> usize {
-    if len == 0 { 0 } else { 1 + varint_len(len as u64) + len }
 }
 
 /// A key and its value at a revision, copied out of the index: for answers that outlive the state they come from.
@@ -220,23 +185,18 @@ impl<'a> Fields<'a> {
 
     #[inline]
     fn put_before_value(&self, out: &mut BytesMut) {
-        if !self.key.is_empty() {
-            out.put_u8(0x0a);
-            put_varint(out, self.key.len() as u64);
-            out.put_slice(self.key);
-        }
-        put_number(out, 0x10, self.create_revision);
-        put_number(out, 0x18, self.mod_revision);
-        put_number(out, 0x20, self.version);
+        put_bytes(out, 1, self.key);
+        put_number(out, 2, self.create_revision);
+        put_number(out, 3, self.mod_revision);
+        put_number(out, 4, self.version);
         if self.value_len > 0 {
-            out.put_u8(0x2a);
-            put_varint(out, self.value_len as u64);
+            put_field_head(out, 5, self.value_len);
         }
     }
 
     #[inline]
     fn put_after_value(&self, out: &mut BytesMut) {
-        put_number(out, 0x30, self.lease);
+        put_number(out, 6, self.lease);
     }
 }
 
@@ -287,6 +247,7 @@ pub fn read_version(version: Version<'_>, values: &dyn Values, out: &mut BytesMu
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bytes::BufMut as _;
     use prost::Message as _;
 
     struct Fixed(&'static [u8]);
@@ -296,16 +257,6 @@ mod tests {
             assert_eq!(value.len as usize, self.0.len());
             out.put_slice(self.0);
             Ok(())
-        }
-    }
-
-    #[test]
-    fn varints_are_as_long_as_they_say() {
-        for n in [0, 1, 127, 128, 16383, 16384, u64::from(u32::MAX), u64::MAX - 1, u64::MAX, 1 << 63, 1 << 62]
-        {
-            let mut out = BytesMut::new();
-            put_varint(&mut out, n);
-            assert_eq!(out.len(), varint_len(n), "{n}");
         }
     }
 

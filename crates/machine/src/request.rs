@@ -354,9 +354,8 @@ mod tests {
     }
 
     fn field(tag: u8, bytes: &[u8]) -> Vec<u8> {
-        let mut out = vec![tag << 3 | 2];
-        crate::found::put_varint(&mut out, bytes.len() as u64);
-        out.extend_from_slice(bytes);
+        let mut out = Vec::new();
+        api::wire::put_field(&mut out, tag, bytes);
         out
     }
 

@@ -2,6 +2,7 @@ use std::collections::VecDeque;
 use std::io::IoSlice;
 
 use api::raftpb::{Entry, Message};
+use api::wire::{bytes_tag, put_varint};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use prost::Message as _;
 
@@ -10,8 +11,8 @@ const SHARED_BYTES_MIN: usize = 4096;
 /// What the buffer of small parts grows by.
 const GROWTH_BYTES: usize = 16 * 1024;
 
-const ENTRY_DATA_TAG: u8 = 4 << 3 | 2;
-const MESSAGE_ENTRIES_TAG: u8 = 7 << 3 | 2;
+const ENTRY_DATA_TAG: u8 = bytes_tag(4);
+const MESSAGE_ENTRIES_TAG: u8 = bytes_tag(7);
 
 /// Bytes in several pieces, written with one vectored write.
 #[derive(Debug, Default)]
@@ -152,7 +153,7 @@ impl FrameBuffer {
 
     fn put_varint(&mut self, value: usize) {
         self.room(10);
-        prost::encoding::encode_varint(value as u64, &mut self.small);
+        put_varint(&mut self.small, value as u64);
     }
 
     fn put_entry(&mut self, mut entry: Entry) {

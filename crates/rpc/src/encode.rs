@@ -1,46 +1,11 @@
 //! Answers in bytes, with values read from the log straight into them.
 
 use api::etcdserverpb::ResponseHeader;
-use bytes::{BufMut, Bytes, BytesMut};
-use machine::found::{put_varint, varint_len};
+use api::wire::{NumberFields, field_len, number_len, put_field, put_field_head, put_number};
+use bytes::{Bytes, BytesMut};
 use machine::txn::{Deleted, OpOutcome, Ranged, Read, TxnOutcome};
 use machine::{Found, ReadError, Values};
 use prost::Message as _;
-
-/// Tag of a length-delimited field below 16.
-const fn bytes_tag(field: u8) -> u8 {
-    (field << 3) | 2
-}
-
-/// Tag of a varint field below 16.
-const fn number_tag(field: u8) -> u8 {
-    field << 3
-}
-
-/// Appends a length-delimited field.
-pub fn put_field(out: &mut BytesMut, field: u8, bytes: &[u8]) {
-    out.put_u8(bytes_tag(field));
-    put_varint(out, bytes.len() as u64);
-    out.put_slice(bytes);
-}
-
-/// Appends a number field, unless it is 0.
-pub fn put_number(out: &mut BytesMut, field: u8, n: i64) {
-    if n != 0 {
-        out.put_u8(number_tag(field));
-        put_varint(out, n as u64);
-    }
-}
-
-/// The length of a length-delimited field below 16 with its tag, empty or not.
-pub fn field_len(len: usize) -> usize {
-    1 + varint_len(len as u64) + len
-}
-
-/// The length of a number field, nothing for 0.
-pub fn number_len(n: i64) -> usize {
-    if n == 0 { 0 } else { 1 + varint_len(n as u64) }
-}
 
 /// The longest header: four fields, each a tag and a varint of up to ten bytes.
 const HEADER_BYTES_MAX: usize = 4 * 11;
@@ -48,26 +13,13 @@ const HEADER_BYTES_MAX: usize = 4 * 11;
 /// Appends the header as field 1.
 pub fn put_header(out: &mut BytesMut, header: &ResponseHeader) {
     // Every answer has one, and two ids of ten bytes in it: put together here, they are appended at once.
-    let mut bytes = [0; HEADER_BYTES_MAX];
-    let mut len = 0;
     let ResponseHeader { cluster_id, member_id, revision, raft_term } = *header;
-    for (field, mut n) in [(1, cluster_id), (2, member_id), (3, revision as u64), (4, raft_term)] {
-        if n == 0 {
-            continue;
-        }
-        bytes[len] = number_tag(field);
-        len += 1;
-        while n >= 0x80 {
-            bytes[len] = n as u8 | 0x80;
-            len += 1;
-            n >>= 7;
-        }
-        bytes[len] = n as u8;
-        len += 1;
-    }
-    out.put_u8(bytes_tag(1));
-    put_varint(out, len as u64);
-    out.put_slice(&bytes[..len]);
+    let mut fields = NumberFields::<HEADER_BYTES_MAX>::default();
+    fields.push(1, cluster_id);
+    fields.push(2, member_id);
+    fields.push(3, revision as u64);
+    fields.push(4, raft_term);
+    put_field(out, 1, fields.as_slice());
 }
 
 /// The length that [`put_header`] appends.
@@ -76,8 +28,7 @@ pub fn header_len(header: &ResponseHeader) -> usize {
 }
 
 fn put_found(out: &mut BytesMut, field: u8, found: &Found, values: &dyn Values) -> Result<(), ReadError> {
-    out.put_u8(bytes_tag(field));
-    put_varint(out, found.encoded_len() as u64);
+    put_field_head(out, field, found.encoded_len());
     found.encode(values, out)
 }
 
@@ -179,8 +130,7 @@ pub fn txn(header: &ResponseHeader, outcome: &TxnOutcome, values: &dyn Values) -
             OpOutcome::Txn(nested) => (4, txn(&only(nested.revision), nested, values)?),
         };
         out.reserve(field_len(field_len(bytes.len())));
-        out.put_u8(bytes_tag(3));
-        put_varint(&mut out, field_len(bytes.len()) as u64);
+        put_field_head(&mut out, 3, field_len(bytes.len()));
         put_field(&mut out, field, &bytes);
     }
     Ok(out.freeze())
@@ -200,8 +150,8 @@ mod tests {
                 let mut out = BytesMut::new();
                 put_header(&mut out, &header);
                 assert_eq!(out.len(), header_len(&header));
-                let mut expected = vec![bytes_tag(1), header.encoded_len() as u8];
-                expected.extend(header.encode_to_vec());
+                let mut expected = Vec::new();
+                put_field(&mut expected, 1, &header.encode_to_vec());
                 assert_eq!(out, expected, "{header:?}");
             }
         }

@@ -3,8 +3,9 @@
 use std::cell::Cell;
 
 use api::Status;
+use api::wire::put_field;
 use bytes::{BufMut, BytesMut};
-use machine::found::{Projection, put_kv, put_varint};
+use machine::found::{Projection, put_kv};
 use machine::{ReadError, Values};
 use mvcc::{Value, Version};
 
@@ -77,9 +78,7 @@ fn put_stored(version: Version<'_>, values: &dyn Values, out: &mut BytesMut) -> 
     out.put_i64(i64::from(version.sub()));
     if version.is_tombstone() {
         out.put_u8(b't');
-        out.put_u8(0x0a);
-        put_varint(out, version.key().len() as u64);
-        out.put_slice(version.key());
+        put_field(out, 1, version.key());
         return Ok(());
     }
     put_kv(version, Projection::default(), values, out)

@@ -1,6 +1,8 @@
 //! One version of a key, as the bucket `key` has it.
 
-use crate::wire::{Field, Fields, put_bytes_head, put_field};
+use api::wire::{put_field, put_field_head, put_number};
+
+use crate::wire::{Field, Fields};
 
 /// Where a change stands in the history: the revision, and which change of that transaction it was.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -122,18 +124,17 @@ impl<'a> ChangeHead<'a> {
         if self.is_bump() {
             return;
         }
-        put_bytes_head(before, 1, self.key.len());
-        before.extend_from_slice(self.key);
+        put_field(before, 1, self.key);
         if self.is_tombstone {
             return;
         }
-        put_field(before, 2, self.create_revision);
-        put_field(before, 3, self.mod_revision);
-        put_field(before, 4, self.version);
+        put_number(before, 2, self.create_revision);
+        put_number(before, 3, self.mod_revision);
+        put_number(before, 4, self.version);
         if value_len > 0 {
-            put_bytes_head(before, 5, value_len);
+            put_field_head(before, 5, value_len);
         }
-        put_field(after, 6, self.lease);
+        put_number(after, 6, self.lease);
     }
 }
 

@@ -1,10 +1,10 @@
 //! Making the first file of a log.
 
+use api::wire::{number_tag, put_field, put_varint};
 use prost::Message as _;
 
 use crate::backend::ConfState;
 use crate::wal::{CRC, HardState, Identity, METADATA, SNAPSHOT, STATE, SnapshotMark};
-use crate::wire::put_varint;
 
 /// What a log begins with, when its member already has a state.
 #[derive(Clone, Debug)]
@@ -57,14 +57,12 @@ impl Segment {
         if let Some(data) = &data {
             self.crc = crc32c::crc32c_append(self.crc, data);
         }
-        let mut record = vec![1 << 3];
+        let mut record = vec![number_tag(1)];
         put_varint(&mut record, kind);
-        record.push(2 << 3);
+        record.push(number_tag(2));
         put_varint(&mut record, u64::from(self.crc));
         if let Some(data) = data {
-            record.push(3 << 3 | 2);
-            put_varint(&mut record, data.len() as u64);
-            record.extend_from_slice(&data);
+            put_field(&mut record, 3, &data);
         }
         let padding = record.len().next_multiple_of(8) - record.len();
         let mut head = record.len() as u64;

@@ -8,8 +8,8 @@ use api::etcdserverpb::request_op::Request;
 use api::etcdserverpb::{
     Compare, DeleteRangeRequest, InternalRaftRequest, PutRequest, RangeRequest, RequestOp, TxnRequest,
 };
+use api::wire::put_field;
 use bytes::{Bytes, BytesMut};
-use mainstay_machine::found::put_varint;
 use mainstay_machine::txn::{OpOutcome, Read};
 use mainstay_machine::{Command, Machine, Outcome, ReadError, UNDECODABLE, Values, check, request};
 use mvcc::{Location, Value};
@@ -20,9 +20,8 @@ use crate::journal::Journal;
 use crate::random::Random;
 
 fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
-    let mut out = vec![number << 3 | 2];
-    put_varint(&mut out, bytes.len() as u64);
-    out.extend_from_slice(bytes);
+    let mut out = Vec::new();
+    put_field(&mut out, number, bytes);
     out
 }
 

@@ -12,10 +12,11 @@ use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
 use api::etcdserverpb::ResponseHeader;
+use api::wire::{field_len, put_field_head, put_number};
 use api::{Code, Status, error};
-use bytes::{BufMut as _, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 use front::{Account, Answer, Held};
-use machine::found::{Found, Projection, kv_len, put_kv, put_varint};
+use machine::found::{Found, Projection, kv_len, put_kv};
 use machine::txn::{Deleted, OpOutcome, Past, Read, TxnOutcome};
 use machine::{AsOf, range};
 use mvcc::Version;
@@ -23,7 +24,7 @@ use mvcc::Version;
 use super::choose::{Chooser, Seen, gathered_bytes_max};
 use super::pieces;
 use super::range::{BYTES_AT_ONCE, KEYS_PER_SLICE, REPLACED, projected, slice};
-use crate::encode::{self, field_len, put_number};
+use crate::encode;
 use storage::values::unreadable;
 use storage::values::{Attempt, LogValues, made};
 
@@ -46,7 +47,7 @@ enum Keys {
 /// A part of an answer.
 enum Part {
     Bytes(Bytes),
-    /// The `kvs` of a range under this field's tag.
+    /// The `kvs` of a range, in the field of this number.
     Kvs(u8, Projection, Keys),
 }
 
@@ -77,13 +78,13 @@ impl Rope {
         self.len += self.tail.len() - before;
     }
 
-    fn kvs(&mut self, tag: u8, projection: Projection, measured: Measured) {
+    fn kvs(&mut self, field: u8, projection: Projection, measured: Measured) {
         let nothing = matches!(&measured.keys, Keys::Chosen(found) if found.is_empty());
         if nothing || matches!(&measured.keys, Keys::Walk { left: 0, .. }) {
             return;
         }
         self.cut();
-        self.parts.push(Part::Kvs(tag, projection, measured.keys));
+        self.parts.push(Part::Kvs(field, projection, measured.keys));
         self.len += measured.kvs;
     }
 
@@ -313,7 +314,7 @@ impl Pieces {
                     out.extend_from_slice(bytes);
                     (true, false)
                 }
-                Part::Kvs(tag, projection, Keys::Chosen(found)) => {
+                Part::Kvs(field, projection, Keys::Chosen(found)) => {
                     let slice = slice(&self.state)?;
                     let snapshot = slice.snapshot();
                     for (main, sub) in found.iter().rev() {
@@ -321,12 +322,12 @@ impl Pieces {
                             break;
                         }
                         let version = snapshot.version_at(*main, *sub).ok_or(error::COMPACTED)?;
-                        put_kv_field(&mut out, *tag, version, *projection, &self.values)?;
+                        put_kv_field(&mut out, *field, version, *projection, &self.values)?;
                         through.keys += 1;
                     }
                     (through.keys == found.len(), false)
                 }
-                Part::Kvs(tag, projection, Keys::Walk { past, left, behind }) => {
+                Part::Kvs(field, projection, Keys::Walk { past, left, behind }) => {
                     let slice = slice(&self.state)?;
                     let mut walk = past.walk(&slice.snapshot(), behind.as_deref()).map_err(range::refused)?;
                     walk.set_looks(KEYS_PER_SLICE as u64);
@@ -335,7 +336,7 @@ impl Pieces {
                         && out.len() < self.values.piece_bytes(bytes_max)
                         && let Some(version) = walk.next()
                     {
-                        put_kv_field(&mut out, *tag, version, *projection, &self.values)?;
+                        put_kv_field(&mut out, *field, version, *projection, &self.values)?;
                         last = Some(version.key());
                         through.keys += 1;
                     }
@@ -365,10 +366,10 @@ struct Through {
     behind: Option<Vec<u8>>,
 }
 
-/// Tags of the fields `kvs` of a range's answer, `prev_kv` of a put's and `prev_kvs` of a deletion's.
-const KVS: u8 = (2 << 3) | 2;
-const PREV_KV: u8 = (2 << 3) | 2;
-const PREV_KVS: u8 = (3 << 3) | 2;
+/// Numbers of the fields `kvs` of a range's answer, `prev_kv` of a put's and `prev_kvs` of a deletion's.
+const KVS: u8 = 2;
+const PREV_KV: u8 = 2;
+const PREV_KVS: u8 = 3;
 
 fn change(found: &Found) -> (i64, u32) {
     (found.mod_revision, found.sub)
@@ -376,13 +377,12 @@ fn change(found: &Found) -> (i64, u32) {
 
 fn put_kv_field(
     out: &mut BytesMut,
-    tag: u8,
+    field: u8,
     version: Version<'_>,
     projection: Projection,
     values: &Attempt,
 ) -> Result<(), Status> {
-    out.put_u8(tag);
-    put_varint(out, kv_len(version, projection) as u64);
+    put_field_head(out, field, kv_len(version, projection));
     put_kv(version, projection, values, out).map_err(|e| unreadable(&e))
 }
 
@@ -424,10 +424,8 @@ fn txn_rope(
             OpOutcome::Txn(nested) => (4, txn_rope(&only(nested.revision), nested, measured)),
         };
         rope.put(|out| {
-            out.put_u8((3 << 3) | 2);
-            put_varint(out, field_len(body.len) as u64);
-            out.put_u8((field << 3) | 2);
-            put_varint(out, body.len as u64);
+            put_field_head(out, 3, field_len(body.len));
+            put_field_head(out, field, body.len);
         });
         rope.append(body);
     }

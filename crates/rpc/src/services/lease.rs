@@ -15,14 +15,14 @@ use api::etcdserverpb::{
     LeaseLeasesResponse, LeaseRevokeRequest, LeaseRevokeResponse, LeaseStatus, LeaseTimeToLiveRequest,
     LeaseTimeToLiveResponse,
 };
-use bytes::{BufMut as _, Bytes, BytesMut};
+use api::wire::{field_len, number_len, put_field, put_field_head, put_number};
+use bytes::{Bytes, BytesMut};
 use front::{Answer, First, Held, Inbound, Outbound, Unary, race};
-use machine::found::put_varint;
 use machine::{Outcome, SharedMap, check};
 use prost::Message as _;
 
 use super::{Services, confirmed, decode, decode_streamed, pieces, whole};
-use crate::encode::{field_len, header_len, number_len, put_field, put_header, put_number};
+use crate::encode::{header_len, put_header};
 use crate::forwarding;
 use replica::core::{Ask, LISTED_AT_ONCE, ReplyBody};
 use replica::pending::Question;
@@ -238,8 +238,7 @@ impl Services {
             }
             while out.len() < PIECE_BYTES {
                 let Some((Reverse((_, id)), mut run)) = runs.pop() else { break };
-                out.put_u8(0x12);
-                put_varint(&mut out, number_len(id) as u64);
+                put_field_head(&mut out, 2, number_len(id));
                 put_number(&mut out, 1, id);
                 runs.extend(run.pop().map(|first| (first, run)));
             }

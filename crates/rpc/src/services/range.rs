@@ -16,13 +16,14 @@ use storage::values::unreadable;
 use api::error;
 use api::etcdserverpb::range_request::{SortOrder, SortTarget};
 use api::etcdserverpb::{RangeRequest, RangeResponse, RangeStreamResponse, ResponseHeader};
+use api::wire::{field_len, number_len, put_field, put_field_head, put_number};
 use api::{Code, Status, mvccpb};
 use arc_swap::Guard;
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 use front::{Answer, Inbound, Outbound, Unary};
 use machine::Values;
 use machine::check;
-use machine::found::{Found, Projection, kv_len, put_kv, put_varint, varint_len};
+use machine::found::{Found, Projection, kv_len, put_kv};
 use machine::range::{self, Failure, Selection};
 use machine::{AsOf, Overtaken, Slice};
 use mvcc::{KeyRange, Snapshot, Version};
@@ -30,7 +31,7 @@ use prost::Message as _;
 
 use super::choose::{Chooser, Seen, gathered_bytes_max};
 use super::{NO_REQUEST, Services, decode, decode_streamed, pieces};
-use crate::encode::{field_len, header_len, number_len, put_header, put_number};
+use crate::encode::{header_len, put_header};
 use replica::long_reads::Reader;
 use replica::shared::Published;
 use storage::values::{Attempt, made};
@@ -62,8 +63,7 @@ fn put_kv_field(
     projection: Projection,
     values: &dyn Values,
 ) -> Result<(), Status> {
-    out.put_u8(0x12);
-    put_varint(out, kv_len(version, projection) as u64);
+    put_field_head(out, 2, kv_len(version, projection));
     put_kv(version, projection, values, out).map_err(|e| unreadable(&e))
 }
 
@@ -631,10 +631,8 @@ impl Services {
                 continue;
             }
             let mut message = BytesMut::with_capacity(out.len() + 8);
-            message.put_u8(0x0a);
-            put_varint(&mut message, out.len() as u64);
-            debug_assert!(varint_len(out.len() as u64) < 8);
-            message.put_slice(&out);
+            debug_assert!(field_len(out.len()) <= out.len() + 8);
+            put_field(&mut message, 1, &out);
             outbound.send(message.freeze()).await?;
             tokio::task::yield_now().await;
         }
@@ -691,9 +689,7 @@ impl Services {
             let (out, keys) = piece.await?;
             chosen.truncate(chosen.len() - keys);
             let mut message = BytesMut::with_capacity(out.len() + 8);
-            message.put_u8(0x0a);
-            put_varint(&mut message, out.len() as u64);
-            message.put_slice(&out);
+            put_field(&mut message, 1, &out);
             outbound.send(message.freeze()).await?;
             tokio::task::yield_now().await;
         }

@@ -3,16 +3,16 @@
 use std::ops::Range;
 
 use api::etcdserverpb::{ResponseHeader, WatchResponse};
-use bytes::{BufMut, Bytes, BytesMut};
-use machine::found::{put_varint, varint_len};
+use api::wire::{field_len, number_len, number_tag, put_field_head, put_number};
+use bytes::{BufMut as _, Bytes, BytesMut};
 use prost::Message as _;
 
-use crate::encode::{header_len, number_len, put_header, put_number};
+use crate::encode::{header_len, put_header};
 
 /// The field `fragment` when it is set.
-const FRAGMENT: [u8; 2] = [7 << 3, 1];
-/// Tag of the field `events`.
-const EVENTS_TAG: u8 = (11 << 3) | 2;
+const FRAGMENT: [u8; 2] = [number_tag(7), 1];
+/// Number of the field `events`.
+const EVENTS: u8 = 11;
 
 /// The id of a response that is about no watch of its stream, or about all.
 pub(super) const NO_WATCH: i64 = -1;
@@ -64,13 +64,12 @@ pub(super) fn sealed(mut out: BytesMut, header: &ResponseHeader, watch_id: i64, 
 
 /// The length of an event's whole field in a response, given the length of its body.
 pub(super) fn event_field_len(body_len: usize) -> usize {
-    1 + varint_len(body_len as u64) + body_len
+    field_len(body_len)
 }
 
 /// Appends what comes before an event's body.
 pub(super) fn put_event_head(out: &mut BytesMut, body_len: usize) {
-    out.put_u8(EVENTS_TAG);
-    put_varint(out, body_len as u64);
+    put_field_head(out, EVENTS, body_len);
 }
 
 /// Cuts a response into parts as etcd does: as many events each as stay below `bytes_max`, but at least one.

@@ -6,8 +6,9 @@ use std::rc::Rc;
 use api::Code;
 use api::Status;
 use api::etcdserverpb::ResponseHeader;
-use bytes::{BufMut, Bytes, BytesMut};
-use machine::found::{Projection, kv_len, put_kv, put_varint, varint_len};
+use api::wire::{field_len, number_tag, put_field_head};
+use bytes::{BufMut as _, Bytes, BytesMut};
+use machine::found::{Projection, kv_len, put_kv};
 use machine::{ReadError, Values};
 use mvcc::{Changes, Snapshot, Version};
 
@@ -79,11 +80,11 @@ pub(super) enum Gathered {
 /// Room made for events before they are encoded; beyond it grows with them.
 const ARENA_BYTES: usize = 2 * SLICE_BYTES_MAX;
 
-/// Tag of an event's kv, and of its previous one.
-const KV_TAG: u8 = (2 << 3) | 2;
-const PREVIOUS_TAG: u8 = (3 << 3) | 2;
+/// Field numbers of an event's kv, and of its previous one.
+const KV: u8 = 2;
+const PREVIOUS: u8 = 3;
 /// An event's type when it is a deletion; that of a put is 0 and so left out.
-const DELETE: [u8; 2] = [1 << 3, 1];
+const DELETE: [u8; 2] = [number_tag(1), 1];
 
 /// The two encodings of an event.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -397,9 +398,9 @@ pub(super) fn put_event(
     if version.is_tombstone() {
         out.put_slice(&DELETE);
     }
-    put_kv_field(out, KV_TAG, version, values)?;
+    put_kv_field(out, KV, version, values)?;
     if let Some(previous) = previous {
-        put_kv_field(out, PREVIOUS_TAG, previous, values)?;
+        put_kv_field(out, PREVIOUS, previous, values)?;
     }
     assert_eq!(out.len() - start, len, "an event has its measured length");
     Ok(())
@@ -411,17 +412,15 @@ pub(super) fn event_len(version: Version<'_>) -> usize {
 }
 
 fn kv_field_len(version: Version<'_>) -> usize {
-    let len = kv_len(version, Projection::default());
-    1 + varint_len(len as u64) + len
+    field_len(kv_len(version, Projection::default()))
 }
 
 fn put_kv_field(
     out: &mut BytesMut,
-    tag: u8,
+    field: u8,
     version: Version<'_>,
     values: &dyn Values,
 ) -> Result<(), ReadError> {
-    out.put_u8(tag);
-    put_varint(out, kv_len(version, Projection::default()) as u64);
+    put_field_head(out, field, kv_len(version, Projection::default()));
     put_kv(version, Projection::default(), values, out)
 }

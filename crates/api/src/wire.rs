@@ -1,0 +1,216 @@
+//! Protobuf written by hand, where a generated message would first have to be filled with copies.
+//!
+//! All of the product's own encoding is here: varints, tags, and fields that are numbers or bytes. The bytes are those
+//! of every protobuf encoder that writes fields in ascending order: shortest varints, and fields that hold 0 or nothing
+//! left out. HashKV hashes such bytes, so they never change.
+//!
+//! Field numbers are below 16, so that a tag is one byte; [`wide_tag`] is for the others. Nothing here allocates except
+//! by the growth of the buffer that it appends to.
+
+use bytes::BufMut;
+
+/// Fields above this number have tags of more than one byte.
+const FIELD_MAX: u8 = 15;
+
+/// Returns the tag of a number field.
+#[inline]
+pub const fn number_tag(field: u8) -> u8 {
+    debug_assert!(field >= 1 && field <= FIELD_MAX, "a tag of one byte");
+    field << 3
+}
+
+/// Returns the tag of a field with bytes, a text or a message.
+#[inline]
+pub const fn bytes_tag(field: u8) -> u8 {
+    debug_assert!(field >= 1 && field <= FIELD_MAX, "a tag of one byte");
+    (field << 3) | 2
+}
+
+/// Returns the tag of a field with bytes, a text or a message, whatever its number; it is written as a varint.
+#[inline]
+pub const fn wide_tag(field: u32) -> u64 {
+    ((field as u64) << 3) | 2
+}
+
+/// Returns the length of the shortest varint in bytes, 1 to 10.
+#[inline]
+pub const fn varint_len(n: u64) -> usize {
+    // 1 byte per 7 bits, at least one: (bits * 9 + 64) / 64 for bits in 1..=64.
+    ((64 - (n | 1).leading_zeros() as usize) * 9 + 64) / 64
+}
+
+/// Gives the bytes of the shortest varint to `put`, one by one.
+#[inline(always)]
+fn each_varint_byte(mut n: u64, mut put: impl FnMut(u8)) {
+    while n >= 0x80 {
+        put((n as u8) | 0x80);
+        n >>= 7;
+    }
+    put(n as u8);
+}
+
+/// Appends a varint.
+#[inline]
+pub fn put_varint(out: &mut impl BufMut, n: u64) {
+    each_varint_byte(n, |byte| out.put_u8(byte));
+}
+
+/// Returns the length that [`put_number`] appends.
+#[inline]
+pub const fn number_len(n: i64) -> usize {
+    if n == 0 { 0 } else { 1 + varint_len(n as u64) }
+}
+
+/// Appends a number field; nothing for 0.
+#[inline]
+pub fn put_number(out: &mut impl BufMut, field: u8, n: i64) {
+    if n != 0 {
+        out.put_u8(number_tag(field));
+        put_varint(out, n as u64);
+    }
+}
+
+/// Returns the length that [`put_bytes`] appends.
+#[inline]
+pub const fn bytes_len(len: usize) -> usize {
+    if len == 0 { 0 } else { field_len(len) }
+}
+
+/// Appends a field with bytes; nothing for no bytes.
+#[inline]
+pub fn put_bytes(out: &mut impl BufMut, field: u8, bytes: &[u8]) {
+    if !bytes.is_empty() {
+        put_field(out, field, bytes);
+    }
+}
+
+/// Returns the length of a field of `len` bytes with its tag and length: what [`put_field`] appends.
+///
+/// For fields that are written even if they are empty, as messages, repeated fields and members of a `oneof` are.
+#[inline]
+pub const fn field_len(len: usize) -> usize {
+    1 + varint_len(len as u64) + len
+}
+
+/// Appends a field with bytes, also for no bytes.
+#[inline]
+pub fn put_field(out: &mut impl BufMut, field: u8, bytes: &[u8]) {
+    put_field_head(out, field, bytes.len());
+    out.put_slice(bytes);
+}
+
+/// Appends the tag and the length of a field whose `len` bytes the caller appends next.
+#[inline]
+pub fn put_field_head(out: &mut impl BufMut, field: u8, len: usize) {
+    out.put_u8(bytes_tag(field));
+    put_varint(out, len as u64);
+}
+
+/// A message of a few number fields, put together on the stack.
+///
+/// Appending it to a buffer costs one check of the buffer's capacity, where each byte of [`put_number`] costs one. Used
+/// for the header that each answer has. `N` is 11 bytes per field.
+pub struct NumberFields<const N: usize> {
+    bytes: [u8; N],
+    len: usize,
+}
+
+impl<const N: usize> Default for NumberFields<N> {
+    #[inline]
+    fn default() -> NumberFields<N> {
+        NumberFields { bytes: [0; N], len: 0 }
+    }
+}
+
+impl<const N: usize> NumberFields<N> {
+    /// Adds a field; nothing for 0.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the fields take more than `N` bytes.
+    #[inline]
+    pub fn push(&mut self, field: u8, n: u64) {
+        if n != 0 {
+            self.push_byte(number_tag(field));
+            each_varint_byte(n, |byte| self.push_byte(byte));
+        }
+    }
+
+    #[inline(always)]
+    fn push_byte(&mut self, byte: u8) {
+        self.bytes[self.len] = byte;
+        self.len += 1;
+    }
+
+    /// Returns the message's bytes.
+    #[inline]
+    pub fn as_slice(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::etcdserverpb::{InternalRaftRequest, PutRequest, ResponseHeader};
+    use prost::Message as _;
+
+    /// Where the length of a varint changes, and both ends.
+    fn numbers() -> impl Iterator<Item = u64> {
+        (0..64).flat_map(|bits| [(1 << bits) - 1, 1 << bits]).chain([u64::MAX])
+    }
+
+    #[test]
+    fn varints_are_prost_s_and_as_long_as_they_say() {
+        for n in numbers() {
+            let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+            put_varint(&mut ours, n);
+            prost::encoding::encode_varint(n, &mut theirs);
+            assert_eq!(ours, theirs);
+            assert_eq!(ours.len(), varint_len(n), "{n}");
+        }
+    }
+
+    #[test]
+    fn fields_are_prost_s_and_as_long_as_they_say() {
+        for (n, len) in numbers().zip([0, 1, 127, 128, 20_000].into_iter().cycle()) {
+            let (key, n) = (vec![7; len], n as i64);
+            let mut out = Vec::new();
+            put_bytes(&mut out, 1, &key);
+            assert_eq!(out.len(), bytes_len(len));
+            put_number(&mut out, 3, n);
+            assert_eq!(out.len(), bytes_len(len) + number_len(n));
+            let put = PutRequest { key: key.into(), lease: n, ..PutRequest::default() };
+            assert_eq!(out, put.encode_to_vec());
+            let mut wrapped = Vec::new();
+            put_field(&mut wrapped, 4, &out);
+            assert_eq!(wrapped.len(), field_len(out.len()));
+            let request = InternalRaftRequest { put: Some(put), ..InternalRaftRequest::default() };
+            assert_eq!(wrapped, request.encode_to_vec());
+        }
+    }
+
+    #[test]
+    fn a_wide_tag_is_a_narrow_one_s_number() {
+        assert_eq!(wide_tag(15), u64::from(bytes_tag(15)));
+        let header = crate::etcdserverpb::RequestHeader::default();
+        let request = InternalRaftRequest { header: Some(header), ..InternalRaftRequest::default() };
+        let mut out = Vec::new();
+        put_varint(&mut out, wide_tag(100));
+        put_varint(&mut out, 0);
+        assert_eq!(out, request.encode_to_vec());
+    }
+
+    #[test]
+    fn numbers_on_the_stack_are_a_message() {
+        for n in numbers() {
+            let header = ResponseHeader { cluster_id: n, member_id: 0, revision: 3, raft_term: n };
+            let mut fields = NumberFields::<44>::default();
+            fields.push(1, header.cluster_id);
+            fields.push(2, header.member_id);
+            fields.push(3, header.revision as u64);
+            fields.push(4, header.raft_term);
+            assert_eq!(fields.as_slice(), header.encode_to_vec());
+        }
+    }
+}
