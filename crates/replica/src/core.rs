@@ -20,17 +20,13 @@ mod membership;
 mod meters;
 mod parked;
 mod pressure;
-mod probe;
 mod proposals;
-mod quarantine;
 mod reads;
 mod removal;
-mod replication;
 mod room;
 mod run;
 mod segments;
 mod space;
-mod wiring;
 
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
@@ -54,8 +50,7 @@ pub use command::command;
 pub use install::Forget;
 pub use leases::LISTED_AT_ONCE;
 pub use membership::MemberChange;
-pub use probe::Probe;
-pub use run::{Core, Parts};
+pub use run::{Core, Parts, Probe};
 
 /// Whom to answer: a place among a shard's open questions. The generation keeps a late answer from a new question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,18 +1,24 @@
 //! The core's loop.
 
+mod clients;
+mod control;
+mod durability;
+mod peers;
+mod probe;
+
+pub use probe::Probe;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
-use api::etcdserverpb::{CompactionRequest, InternalRaftRequest};
-use api::{Status, raftpb};
-use consensus::{Effects, EntryKind, Event, Fetch, Node, Request, Role};
-use log::{Batch, Log, LogEvent, Space, Synced};
+use api::raftpb;
+use consensus::{Fetch, Node};
+use log::Log;
 use machine::{Alarms, Machine};
-use mvcc::{Location, View};
-use planted::Bug;
 
+use super::Ask;
 use super::alarms::NospaceAlarm;
 use super::answers::Answers;
 use super::apply::Applying;
@@ -27,20 +33,18 @@ use super::membership::{MemberRules, Membership};
 use super::meters::Meters;
 use super::parked::Parked;
 use super::pressure::Pressure;
-use super::proposals::{Proposal, Proposals, Waiter};
-use super::reads::{Reads, Want};
+use super::proposals::Proposals;
+use super::reads::Reads;
 use super::removal::Removal;
 use super::room::Room;
 use super::segments::{Moves, Segments};
-use super::{Ask, Reply, ReplyBody, Ticket};
-use crate::long_reads::Reader;
-use crate::shared::{Published, Shared};
+use crate::shared::Shared;
 use config::Config;
 use storage::checkpointer::Order;
 use storage::compaction_hash::Job;
 use storage::nospace::Cause;
 use storage::values::LogValues;
-use telemetry::logging::{Logger, Value};
+use telemetry::logging::Logger;
 
 /// How long a stop waits for what is under way.
 pub(super) const STOP_PATIENCE: Duration = Duration::from_secs(5);
@@ -82,51 +86,67 @@ pub struct Parts {
     pub ready: SyncSender<()>,
 }
 
-/// The core.
+/// The core: one loop on one thread, which owns the raft node, the log, the state and the machines of this crate.
+///
+/// **What it is.** A turn takes all that has gathered, has each machine do what is due, carries out what raft decides, applies
+/// what is committed, publishes one view, and only then answers (invariant I3). It never waits for a disk or a peer: what comes
+/// back from there is a request like any other. Each machine (`Reads`, `Proposals`, `Membership` and so on) owns its fields, is
+/// told what happened and what time it is, and returns what is to be done; it is tested without a core. The loop does it,
+/// in `run/clients.rs`, `peers.rs`, `durability.rs` and `control.rs`, by who asked for it.
+///
+/// **What it trades.** All writes go through one processor, and what arrives amid a turn waits for its end. So a turn is
+/// bounded: so many entries applied, leases looked at, versions removed, and the rest in the next one. For that there is no lock
+/// on the way of a write, no order between mechanisms to be proven beside the one that stands in `turn`, and the same seed
+/// gives the same run, since time and messages come in by arguments alone.
+///
+/// **What was rejected.** *A thread for each mechanism*: a write would be handed from one to the next several times, and what
+/// is published before it is answered would take a handshake. *Tasks on one thread*: their order is the executor's, and
+/// what they share has to be borrowed at run time. *One trait for all machines*, with one type of event and one of effect:
+/// each would have to take what it does not know, and the compiler could not tell what a machine may want.
 pub struct Core {
-    pub(super) shared: Arc<Shared>,
-    pub(super) logger: Arc<Logger>,
-    pub(super) machine: Machine,
-    pub(super) leases: LeaseClocks,
+    shared: Arc<Shared>,
+    logger: Arc<Logger>,
+    machine: Machine,
+    leases: LeaseClocks,
     /// Whether this member, which is to stop, has handed leadership over or has nobody to hand it to.
-    pub(super) handed_over: bool,
-    pub(super) config: Config,
-    pub(super) node: Node,
-    pub(super) log: Log,
-    pub(super) history: History,
-    pub(super) values: LogValues,
-    pub(super) fetches: SyncSender<Fetch>,
-    pub(super) orders: SyncSender<Order>,
+    handed_over: bool,
+    config: Config,
+    node: Node,
+    log: Log,
+    history: History,
+    values: LogValues,
+    fetches: SyncSender<Fetch>,
+    orders: SyncSender<Order>,
     hash_jobs: SyncSender<Job>,
-    pub(super) attributes: Attributes,
-    pub(super) proposals: Proposals,
-    pub(super) meters: Meters,
-    pub(super) pressure: Pressure,
-    pub(super) reads: Reads,
-    pub(super) membership: Membership,
-    pub(super) leadership: Leadership,
+    attributes: Attributes,
+    proposals: Proposals,
+    meters: Meters,
+    pressure: Pressure,
+    reads: Reads,
+    membership: Membership,
+    leadership: Leadership,
     /// Members that need the whole state.
-    pub(super) snapshots_wanted: Vec<raftpb::Message>,
-    pub(super) install: Install,
-    pub(super) answers: Answers,
+    snapshots_wanted: Vec<raftpb::Message>,
+    install: Install,
+    answers: Answers,
     /// What is committed and not applied yet.
-    pub(super) applying: Applying,
+    applying: Applying,
     /// What is asked for and cannot be answered amid an entry.
-    pub(super) deferred: Vec<Ask>,
-    pub(super) removal: Removal,
+    deferred: Vec<Ask>,
+    removal: Removal,
     compactor: Compactor,
-    pub(super) room: Room,
-    pub(super) nospace: NospaceAlarm,
-    pub(super) next_tick: Instant,
-    pub(super) applied_since: bool,
-    pub(super) thresholds: Thresholds,
-    pub(super) checkpoints: Checkpoints,
-    pub(super) segments: Segments,
-    pub(super) moves: Moves,
-    pub(super) alarms: Arc<Alarms>,
-    pub(super) stopping: Option<Instant>,
+    room: Room,
+    nospace: NospaceAlarm,
+    next_tick: Instant,
+    applied_since: bool,
+    thresholds: Thresholds,
+    checkpoints: Checkpoints,
+    segments: Segments,
+    moves: Moves,
+    alarms: Arc<Alarms>,
+    stopping: Option<Instant>,
     /// Why this member is out of service, if it is.
-    pub(super) parked: Option<Parked>,
+    parked: Option<Parked>,
     ready: Option<SyncSender<()>>,
 }
 
@@ -321,357 +341,5 @@ impl Core {
             _ if self.proposals.has_gathered() => (Duration::ZERO, 1),
             _ => (patience, 1),
         }
-    }
-
-    fn take(&mut self, ask: Ask, now: Instant) -> Result<(), String> {
-        match ask {
-            Ask::Propose { ticket, id, data, writer, wait_removed } => {
-                let proposal = Proposal { ticket, id, data, wait_removed, since: now };
-                self.proposals.push(proposal, writer, now);
-            }
-            Ask::Read(ticket) => self.reads.push(Want::Read(ticket), now),
-            Ask::ChangeMembers(ticket, change) => self.change_members(ticket, change, now),
-            Ask::MoveLeader(ticket, to) => self.move_leader(ticket, to, now),
-            Ask::Outside(sender, ask) => {
-                let ticket = self.answers.ticket_for(sender);
-                self.take(ask(ticket), now)?;
-            }
-            Ask::Messages(messages, charge) => self.received(messages, charge, now),
-            Ask::Unreachable(id) => self.step(Event::PeerUnreachable(id))?,
-            Ask::LeaderEnded(id) => self.leader_ended(id)?,
-            Ask::SnapshotSent { to, delivered } => self.step(Event::SnapshotReported { to, delivered })?,
-            Ask::Holds(ticket) => {
-                let held = self.machine.held();
-                self.reply(ticket, ReplyBody::Holds(held, self.machine.applied_index));
-            }
-            Ask::ReceiveSnapshot(ticket, claim, from, term) => {
-                self.begin_install(ticket, claim, from, term);
-            }
-            Ask::SnapshotBroken(claim, forget) => self.install.pause(claim, forget, now),
-            Ask::ResumeSnapshot(ticket, claim, from, term) => {
-                self.resume_install(ticket, claim, from, term);
-            }
-            Ask::SnapshotReceived(claim, received) => self.snapshot_received(claim, received, now)?,
-            Ask::SnapshotGivenUp(claim) => self.give_up_install(claim),
-            Ask::Place(claim, values, done) => self.place(claim, values, done, now),
-            Ask::Fetched(fetch, read) => self.fetched(fetch, read)?,
-            // The turn looks for them.
-            Ask::ValuesRead => {}
-            Ask::StateTrail(ticket, from) => {
-                let trail = self.machine.newest_state_trail(from, super::STATE_TRAIL_POINTS_MAX);
-                self.reply(ticket, ReplyBody::StateTrail(trail));
-            }
-            Ask::Removed => self.end_removed(now),
-            Ask::Corrupt(member_id) => self.raise_corrupt(member_id),
-            Ask::ClusterVersion(version) => self.set_cluster_version(version),
-            Ask::RaiseNoSpace => self.raise_no_space(Cause::Quota, now),
-            Ask::KeepAlive(ticket, id) => self.keep_alive(ticket, id, now),
-            Ask::TimeToLive(ticket, id, keys) => {
-                self.reads.push(Want::TimeToLive(ticket, id, keys), now);
-            }
-            Ask::LeaseKeys(ticket, id) => self.lease_keys(ticket, id),
-            Ask::Leases(ticket) => {
-                let list = self.leases.list(&self.machine.leases, now);
-                self.reply(ticket, list);
-            }
-            Ask::LeaseTimes(ticket, ids) => {
-                let times = self.leases.times(&ids, &self.machine.leases, now);
-                self.reply(ticket, times);
-            }
-            Ask::Image(ticket) => self.answers.want_image(ticket),
-            Ask::Checkpointed(result) => self.checkpointed(result, now)?,
-            Ask::Relocate(values, done) => self.relocate(values, done, now),
-            // The old places are free once no checkpoint names them any more.
-            Ask::Relocated => {
-                if self.has_emptied() {
-                    self.checkpoints.want_whole();
-                }
-            }
-            Ask::Log(event) => self.log_told(event, now)?,
-            Ask::Stop => {
-                if self.stopping.is_none() {
-                    // So that a restart goes on where the leases stand now.
-                    if self.leads_now() {
-                        self.leases.note_below(Duration::from_secs(1));
-                    }
-                    self.stopping = Some(now);
-                    self.lease_slices(now);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn log_told(&mut self, event: LogEvent, now: Instant) -> Result<(), String> {
-        match event {
-            LogEvent::Synced(synced) => self.synced(synced),
-            LogEvent::SpaceChanged(Space::Ample) => {
-                self.logger.info("the disk has room for the log again", &[]);
-                Ok(())
-            }
-            LogEvent::SpaceChanged(space) => {
-                self.logger.warn(
-                    "the disk has no room for more log: raising the NOSPACE alarm",
-                    &[("space", Value::Str(&format!("{space:?}")))],
-                );
-                self.raise_no_space(Cause::Disk, now);
-                Ok(())
-            }
-            LogEvent::Failed(fatal) => Err(fatal.to_string()),
-        }
-    }
-
-    fn synced(&mut self, synced: Synced) -> Result<(), String> {
-        let number = self.room.synced(synced.ticket);
-        self.history.located(synced.locations);
-        self.install.placed(synced.ticket, &synced.values);
-        for (id, to) in synced.values {
-            let key = (id.main, u32::try_from(id.sub).unwrap_or(u32::MAX));
-            if let Some(from) = self.moves.arrived(key) {
-                let to = Location { segment: to.segment, offset: to.offset };
-                if self.machine.relocate(key.0, key.1, from, to) {
-                    self.checkpoints.moved_out_of(from.segment);
-                }
-            }
-        }
-        self.moves.tell();
-        if let Some(number) = number {
-            self.step(Event::LogSynced(number))?;
-        }
-        Ok(())
-    }
-
-    /// Tells the raft node what this member did. There is no such way for what clients and peers want: that is a
-    /// [`consensus::Request`], and refused without an end of the member.
-    pub(super) fn step(&mut self, event: Event) -> Result<(), String> {
-        self.node.step(event).map_err(|e| format!("the raft node and the core do not agree: {e}"))
-    }
-
-    fn tick(&mut self, now: Instant) -> Result<(), String> {
-        if now < self.next_tick {
-            return Ok(());
-        }
-        // Ticks that were missed are not made up for: a node that was stopped should not campaign at once.
-        self.note_late_tick(now);
-        self.next_tick = now + self.config.heartbeat_interval;
-        self.pressure.look(now);
-        self.watch_disk(now)?;
-        self.step(Event::Ticked)?;
-        self.resign_if_corrupt();
-        self.advance_ticks(now)?;
-        self.retry_reads(now);
-        self.sweep_waiting(now);
-        self.sweep_renewals(now);
-        self.sweep_changes(now);
-        self.look_at_moves(now);
-        self.look_at_log(now)?;
-        self.measure_disk();
-        self.measure_readers(now);
-        self.look_at_disk(now);
-        self.look_at_install(now);
-        self.propose_attributes(now);
-        if self.leads_now() && self.stopping.is_none() {
-            self.leases.allow_revokes();
-            self.leases.note_if_due(now);
-            let revision = self.machine.store.current_revision();
-            if let Some(revision) = self.compactor.due(revision, now) {
-                self.logger.info("compacting by age", &[("revision", Value::Int(revision))]);
-                let compaction = Some(CompactionRequest { revision, physical: false });
-                self.propose_own(InternalRaftRequest { compaction, ..Default::default() }, Waiter::Nobody);
-            }
-        }
-        Ok(())
-    }
-
-    pub(super) fn carry_out(&mut self, now: Instant) -> Result<(), String> {
-        self.apply_some(now)?;
-        while self.parked.is_none()
-            && let Some(effects) = self.node.effects()
-        {
-            self.follow(effects, now)?;
-            self.campaign_alone();
-        }
-        self.campaign_alone();
-        Ok(())
-    }
-
-    fn follow(&mut self, effects: Effects, now: Instant) -> Result<(), String> {
-        // First of all: sending and the own disk work at the same time.
-        self.send(effects.messages);
-        if let Some(standing) = effects.standing {
-            self.stands(standing, now);
-        }
-        if let Some(restore) = effects.restore {
-            self.restore(&restore, now)?;
-        }
-        if let Some(append) = effects.append {
-            self.append(append, now)?;
-        }
-        for (context, index) in effects.reads {
-            self.reads.confirm(context, index);
-        }
-        for fetch in effects.fetches {
-            self.fetch(fetch)?;
-        }
-        self.applying.committed(effects.commit);
-        self.apply_some(now)
-    }
-
-    /// The only voter does not wait for a timeout: nobody else could win.
-    fn campaign_alone(&mut self) {
-        if self.parked.is_some() {
-            return;
-        }
-        let standing = self.node.standing();
-        let alone = self.node.voters() == [self.shared.identity.member_id];
-        if standing.role == Role::Follower && alone && self.machine.applied_index >= standing.commit {
-            // Refused while its log is not synced: once it is, there is another turn.
-            let taken = self.node.request(Request::Campaign);
-            assert!(taken.is_ok() || !planted::is(Bug::RefusalFatal), "a campaign was refused");
-        }
-    }
-
-    pub(super) fn append(&mut self, append: consensus::Append, now: Instant) -> Result<(), String> {
-        let Some(append) = self.install.hold(append) else { return Ok(()) };
-        self.append_behind(None, append, now)
-    }
-
-    /// Hands the log a batch; `reset` says that it starts anew behind a snapshot.
-    pub(super) fn append_behind(
-        &mut self,
-        reset: Option<log::Reset>,
-        append: consensus::Append,
-        now: Instant,
-    ) -> Result<(), String> {
-        let entries = append
-            .entries
-            .into_iter()
-            .map(|entry| log::Entry {
-                term: entry.term,
-                index: entry.index,
-                entry_type: match entry.kind {
-                    EntryKind::Normal => 0,
-                    EntryKind::ConfChange => 1,
-                },
-                data: entry.data,
-            })
-            .collect();
-        let hard_state =
-            append.hard_state.map(|hs| log::HardState { term: hs.term, vote: hs.vote, commit: hs.commit });
-        let batch = Batch { reset, entries, hard_state, ..Batch::default() };
-        self.room.hand(&mut self.log, batch, append.number, now)?;
-        if planted::is(Bug::LeaderCountsUnsynced) && self.leadership.leads() {
-            self.step(Event::LogSynced(append.number))?;
-        }
-        Ok(())
-    }
-
-    /// Whether this member's newest state answers linearizable reads by itself.
-    pub(super) fn reads_local(&self) -> bool {
-        self.leadership.has_settled() && self.node.voters() == [self.shared.identity.member_id]
-    }
-
-    fn publish_view(&mut self) -> Arc<View> {
-        self.applying.published();
-        let view = self.machine.store.publish();
-        self.segments.published(&view);
-        view
-    }
-
-    fn publish(&mut self) {
-        // Also where nothing is applied: a leader without a majority is to show what waits.
-        self.shared.metrics.server.proposals_pending.set_u64(self.proposals.open() as u64);
-        if !self.applied_since && !self.applying.is_unpublished() {
-            return;
-        }
-        self.applied_since = false;
-        let view = match self.machine.is_whole() {
-            true => self.publish_view(),
-            // Only what is beside the state has changed: who leads, for example.
-            false => Arc::clone(&self.shared.state.load().view),
-        };
-        let moment = view.moment();
-        let standing = self.node.standing();
-        self.shared.metrics.mvcc.db_open_read_transactions.set_u64(self.segments.open_views() as u64);
-        self.shared.state.store(Arc::new(Published {
-            view,
-            applied_index: self.machine.applied_index,
-            applied_term: self.machine.applied_term,
-            commit_index: standing.commit,
-            leader: if self.parked.is_some() { 0 } else { standing.leader },
-            reads_local: if self.parked.is_some() { self.is_parked_complete() } else { self.reads_local() },
-            alarms: Arc::clone(&self.alarms),
-            members: Arc::clone(self.membership.members()),
-            in_use_bytes: self.machine.in_use_bytes(),
-            removed_through: self.removal.through(),
-        }));
-        for (previous, revision) in self.removal.take_unpublished() {
-            // It covers what the compaction removes.
-            let state = self.shared.read_long_at(Reader::Hash, moment.keeping_from(previous));
-            let hashes = &self.shared.compaction_hashes;
-            if !hashes.order(&self.hash_jobs, state, previous, revision) {
-                self.logger.warn(
-                    "too many compactions at once: this one's hash is not computed",
-                    &[("revision", Value::Int(revision))],
-                );
-            }
-        }
-        // As in etcd, a member serves once the cluster has heard of it: it has caught up that far.
-        if self.attributes.are_known() {
-            self.serve();
-        }
-    }
-
-    /// Lets clients in.
-    pub(super) fn serve(&mut self) {
-        if let Some(ready) = self.ready.take() {
-            // Boot waits for it; if it has given up, the member is about to stop.
-            let _ = ready.try_send(());
-        }
-    }
-
-    pub(super) fn reply(&mut self, ticket: Ticket, body: ReplyBody) {
-        let reply = Reply {
-            ticket,
-            revision: self.machine.store.current_revision(),
-            raft_term: self.machine.applied_term,
-            body,
-        };
-        self.answers.push(reply);
-    }
-
-    pub(super) fn refuse(&mut self, ticket: Ticket, status: Status) {
-        self.reply(ticket, ReplyBody::Outcome(Err(status), None));
-    }
-
-    pub(super) fn answer(&mut self) {
-        let view = Arc::clone(&self.shared.state.load().view);
-        let removal = &mut self.removal;
-        self.answers.published(removal.is_open(), |reply| removal.keep(reply));
-        for (ticket, outcome, raft_term) in self.membership.take_told() {
-            let body = match outcome {
-                Ok(()) => ReplyBody::MembersChanged,
-                Err(status) => ReplyBody::Outcome(Err(status), None),
-            };
-            let reply = Reply { ticket, revision: 0, raft_term, body };
-            self.answers.push(reply);
-        }
-        self.answer_reads();
-        if self.machine.is_whole() {
-            self.send_snapshots(&view);
-            for ticket in self.answers.take_images() {
-                // The published view is of this very moment: publishing comes right before answering.
-                self.image(ticket, &view);
-            }
-        }
-        let (shared, is_whole) = (&self.shared, self.machine.is_whole());
-        self.answers.deliver(|shard, replies| {
-            if !replies.is_empty() {
-                shared.shards[shard].send_all(replies);
-            } else if is_whole {
-                // Amid an entry nothing new is published.
-                shared.wake_watches(shard);
-            }
-        });
     }
 }

@@ -3,7 +3,7 @@
 use consensus::Role;
 use machine::StateTrail;
 
-use super::run::Core;
+use super::Core;
 
 /// Where a member stands, between two turns of its core.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,0 +1,544 @@
+//! What clients get: reads, leases, writes, and the answers to all of them.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use api::etcdserverpb::{
+    InternalRaftRequest, LeaseCheckpoint, LeaseCheckpointRequest, LeaseRevokeRequest, RequestHeader,
+};
+use api::{Status, error, raftpb};
+use bytes::Bytes;
+use consensus::{Node, Request};
+use log::Space;
+use mvcc::View;
+use planted::Bug;
+use prost::Message as _;
+use telemetry::logging::{Logger, Value};
+
+use super::{Core, STOP_PATIENCE};
+use crate::core::leases::{LeaseClocks, Renewal};
+use crate::core::proposals::{Given, Ground, Proposal, Waiter};
+use crate::core::reads::{Footing, RETRY, Waiting, Want};
+use crate::core::room::{Purpose, Room, purpose_of};
+use crate::core::{Ask, Reply, ReplyBody, Ticket};
+use crate::long_reads::Reader;
+use crate::shared::Published;
+
+/// Linearizable reads.
+impl Core {
+    fn footing(&self) -> Footing {
+        let can_ask =
+            self.node.standing().leader != 0 && (!self.leadership.leads() || self.leadership.has_settled());
+        Footing { can_ask, pace: self.pressure.pace() }
+    }
+
+    /// How long what waits has to wait for the next round to begin, see [`crate::core::reads::Reads::wait`].
+    pub(super) fn round_waits(&self, now: Instant) -> Option<Duration> {
+        if self.reads.is_waiting() { self.reads.wait(self.footing(), now) } else { None }
+    }
+
+    /// Begins a round for what waits, if there is somebody to ask.
+    pub(super) fn start_round(&mut self, now: Instant) {
+        if !self.reads.is_waiting() {
+            return;
+        }
+        if self.reads_local() || (planted::is(Bug::StaleRead) && self.leadership.has_settled()) {
+            let wants = self.reads.take_waiting();
+            self.grant(wants, now);
+            return;
+        }
+        let footing = self.footing();
+        if let Some(number) = self.reads.begin(footing, || self.shared.request_id(), now)
+            && self.node.request(Request::Read(number)).is_err()
+        {
+            self.reads.refused(now);
+        }
+    }
+
+    /// Finishes the rounds that the applied state has come up to.
+    pub(super) fn finish_rounds(&mut self, now: Instant) {
+        let early = planted::is(Bug::HalfWayCountsAsApplied) && self.machine.has_unfinished();
+        let applied = self.machine.applied_index + u64::from(early);
+        while let Some(wants) = self.reads.finish(applied) {
+            self.grant(wants, now);
+        }
+    }
+
+    fn grant(&mut self, wants: Vec<Waiting>, now: Instant) {
+        for (want, since) in wants {
+            match want {
+                Want::Read(ticket) => self.reads.readable(ticket),
+                // Leadership was lost while it waited, and the clocks of leases are the next leader's.
+                want if !self.leadership.leads() => self.refuse(want.ticket(), error::NOT_PRIMARY_LESSOR),
+                // The round was confirmed to a member that has become the leader since. Its clocks do not run yet.
+                want if !self.leadership.has_settled() => self.reads.push(want, since),
+                Want::Renewal(ticket, id) => self.renew(ticket, id, since, now),
+                Want::TimeToLive(ticket, id, keys) => self.time_to_live(ticket, id, keys, now),
+            }
+        }
+    }
+
+    /// Answers the reads that the state just published is new enough for.
+    fn answer_reads(&mut self) {
+        for ticket in self.reads.take_readable() {
+            self.reply(ticket, ReplyBody::Readable);
+        }
+    }
+
+    /// Looks after rounds that nobody confirms, and reads whose clients were told that they took too long.
+    pub(super) fn retry_reads(&mut self, now: Instant) {
+        let retried = self.reads.retry(self.shared.limits.request_timeout, now);
+        if retried.late {
+            self.shared.metrics.server.slow_read_indexes.inc();
+        }
+        if retried.warns {
+            self.logger.warn(
+                "waiting for ReadIndex response took too long, retrying",
+                &[("retry-timeout", Value::Duration(RETRY))],
+            );
+        }
+        for want in retried.expired {
+            self.shared.metrics.server.read_indexes_failed.inc();
+            self.refuse(want.ticket(), error::TIMEOUT);
+        }
+    }
+}
+
+/// Leases.
+impl Core {
+    /// Whether this member leads, with all of its predecessors' entries applied, in this very moment.
+    pub(super) fn leads_now(&self) -> bool {
+        self.leadership.is_leading(self.node.standing())
+    }
+
+    /// A client wants its lease renewed. Only a leader that still leads may promise more time: one that was stopped or
+    /// cut off for a while may have been replaced, and its successor have let the lease expire. So renewals share
+    /// rounds of ReadIndex with linearizable reads; where one member is all voters, they are answered at once.
+    ///
+    /// A round also waits for this member's own apply: the others may have committed the grant, and told its owner,
+    /// while this member's disk is still busy with the entry.
+    pub(super) fn keep_alive(&mut self, ticket: Ticket, id: i64, now: Instant) {
+        if !self.leadership.leads() {
+            self.refuse(ticket, error::NOT_PRIMARY_LESSOR);
+        } else if planted::is(Bug::RenewedByDeposed) {
+            self.renew(ticket, id, now, now);
+        } else {
+            self.leases.hold(id, now);
+            self.reads.push(Want::Renewal(ticket, id), now);
+        }
+    }
+
+    /// Renews a lease; the renewal came at `since` and is confirmed.
+    fn renew(&mut self, ticket: Ticket, id: i64, since: Instant, now: Instant) {
+        let (lease, applied) = (self.machine.leases.get(id), self.machine.applied_index);
+        match self.leases.renew((ticket, id), lease, applied, since, now) {
+            Renewal::Answered(ttl) => self.reply(ticket, ReplyBody::KeptAlive(ttl)),
+            Renewal::TakesBack(ttl) => {
+                let clear = vec![LeaseCheckpoint { id, remaining_ttl: 0 }];
+                self.propose_note(clear, Waiter::KeepAlive(ticket, ttl));
+            }
+            Renewal::Waits => {}
+        }
+    }
+
+    /// Proposes to note times left, and remembers which entry does.
+    fn propose_note(&mut self, checkpoints: Vec<LeaseCheckpoint>, waiter: Waiter) {
+        if !self.leads_now() {
+            // Another leader would take what it is handed on for its own.
+            self.give_up(waiter, error::NOT_PRIMARY_LESSOR);
+            return;
+        }
+        let ids: Vec<i64> = checkpoints.iter().map(|checkpoint| checkpoint.id).collect();
+        let before = self.node.standing().last;
+        let request = InternalRaftRequest {
+            lease_checkpoint: Some(LeaseCheckpointRequest { checkpoints }),
+            ..InternalRaftRequest::default()
+        };
+        self.propose_own(request, waiter);
+        let last = self.node.standing().last;
+        if last > before {
+            for id in ids {
+                self.leases.noted(id, last);
+            }
+        }
+    }
+
+    /// This member leads no more, or in another term.
+    pub(super) fn stop_leases(&mut self, now: Instant) {
+        for ticket in self.leases.stop(now) {
+            self.refuse(ticket, error::NOT_PRIMARY_LESSOR);
+        }
+    }
+
+    pub(super) fn lease_revoked(&mut self, id: i64) {
+        for (ticket, _) in self.leases.revoked(id) {
+            self.reply(ticket, ReplyBody::KeptAlive(0));
+        }
+    }
+
+    /// Gives up renewals whose clients were told that they took too long.
+    pub(super) fn sweep_renewals(&mut self, now: Instant) {
+        for ticket in self.leases.sweep(now) {
+            self.refuse(ticket, error::TIMEOUT);
+        }
+    }
+
+    pub(super) fn time_to_live(&mut self, ticket: Ticket, id: i64, keys: bool, now: Instant) {
+        if keys && !self.machine.is_whole() {
+            self.deferred.push(Ask::TimeToLive(ticket, id, keys));
+            return;
+        }
+        let body = self.leases.time_to_live(id, self.machine.leases.get(id), keys, now);
+        self.reply(ticket, body);
+    }
+
+    /// The keys of a lease as this member knows them.
+    pub(super) fn lease_keys(&mut self, ticket: Ticket, id: i64) {
+        if !self.machine.is_whole() {
+            self.deferred.push(Ask::LeaseKeys(ticket, id));
+            return;
+        }
+        let keys = self.machine.leases.get(id).map(|lease| lease.keys.clone()).unwrap_or_default();
+        self.reply(ticket, ReplyBody::LeaseKeys(keys));
+    }
+
+    /// Does the next slice of what has to be done for leases.
+    pub(super) fn lease_slices(&mut self, now: Instant) {
+        self.leases.forget_some();
+        if self.leads_now() {
+            self.leases.start_some(&self.machine.leases);
+            self.expire_leases();
+            self.note_some(now);
+        } else {
+            self.leases.end_noting();
+        }
+        if let Some(since) = self.stopping
+            && !self.handed_over
+            && (!self.leases.is_noting() || now.saturating_duration_since(since) > STOP_PATIENCE / 2)
+        {
+            self.handed_over = true;
+            self.hand_over();
+        }
+    }
+
+    /// Whether another slice can be done at once.
+    pub(super) fn lease_slices_wait(&self) -> bool {
+        if self.parked.is_some() {
+            return false;
+        }
+        let may_note = || Room::takes_more(&self.log) && self.can_note();
+        self.leases.has_to_forget()
+            || self.leads_now() && self.leases.has_to_do(self.stopping.is_none(), may_note)
+    }
+
+    fn can_note(&self) -> bool {
+        LeaseClocks::can_note(self.node.standing().last, self.machine.applied_index)
+    }
+
+    /// Proposes to revoke what has expired.
+    fn expire_leases(&mut self) {
+        if self.stopping.is_some() {
+            return;
+        }
+        for id in self.leases.take_expired() {
+            let request = InternalRaftRequest {
+                lease_revoke: Some(LeaseRevokeRequest { id }),
+                ..InternalRaftRequest::default()
+            };
+            self.propose_own(request, Waiter::Expiry(id));
+        }
+    }
+
+    /// Goes on with the notes of times left, by one entry at most.
+    fn note_some(&mut self, now: Instant) {
+        if !self.leases.is_noting() {
+            return;
+        }
+        let leases = (&self.machine.leases, self.machine.applied_index);
+        let has_room = Room::takes_more(&self.log);
+        if let Some(notes) = self.leases.note_some(&self.node, leases, has_room, now) {
+            self.propose_note(notes, Waiter::Nobody);
+        }
+    }
+}
+
+/// What goes into the log, and who waits for it.
+impl Core {
+    /// How many more proposals to wait for, and how long; `None` to go ahead.
+    pub(super) fn gathering_wait(&self, now: Instant) -> Option<(usize, Duration)> {
+        if self.machine.members.by_id.len() <= 1 {
+            return self.proposals.wait(now);
+        }
+        let standing = self.node.standing();
+        let under_way = match self.leadership.leads() {
+            true => standing.last > standing.commit,
+            false => self.proposals.is_under_way(),
+        };
+        self.proposals.wait_in_cluster(under_way, self.pressure.pace(), now)
+    }
+
+    /// Proposes what has gathered, unless it is better to wait: for more, for the log, or for a leader.
+    pub(super) fn propose_gathered(&mut self, now: Instant) {
+        if !self.proposals.has_gathered() || self.gathering_wait(now).is_some() {
+            return;
+        }
+        let mut ground = self.ground();
+        let (room, log, node, logger) = (&self.room, &self.log, &mut self.node, &self.logger);
+        let thin_out = |message: &mut raftpb::Message| room.thin_out(log, message);
+        let take = |message| step_received(node, logger, message);
+        let handed_on_bytes = self.proposals.go(ground, thin_out, take, now);
+        if !self.proposals.has_own() {
+            return;
+        }
+        if self.stopping.is_some() {
+            for proposal in self.proposals.take_all() {
+                self.shared.proposal_taken(proposal.data.len());
+                self.refuse(proposal.ticket, error::STOPPED);
+            }
+            return;
+        }
+        if !self.room.has_plenty(&self.log) {
+            self.refuse_without_room();
+        }
+        // What was just proposed is not in the log yet.
+        ground.queued_bytes += handed_on_bytes;
+        let batch = self.proposals.next_batch(ground);
+        let count = batch.len();
+        if count == 0 {
+            return;
+        }
+        if self.node.request(Request::Propose(batch)).is_err() {
+            self.proposals.refused();
+            return;
+        }
+        let given = self.given();
+        self.proposals.proposed(count, given, |bytes| self.shared.proposal_taken(bytes));
+    }
+
+    fn ground(&self) -> Ground {
+        Ground {
+            leads: self.leadership.leads(),
+            queued_bytes: self.queued_bytes(),
+            queued_bytes_max: self.room.queued_bytes_max(&self.log),
+        }
+    }
+
+    /// Whether what was held back for want of room has room again, though no sync of the log tells so: it was what is to
+    /// be applied that took the room.
+    pub(super) fn has_room_again(&self) -> bool {
+        self.proposals.is_held_for_room() && self.queued_bytes() < self.room.queued_bytes_max(&self.log)
+    }
+
+    /// Bytes that wait to be synced or applied.
+    fn queued_bytes(&self) -> usize {
+        self.log.queued_bytes() + self.applying.bytes()
+    }
+
+    /// To whom a proposal goes that is made now.
+    pub(super) fn given(&self) -> Given {
+        Given { term: self.node.standing().term, bound: self.node.binds_proposals() }
+    }
+
+    /// Refuses what the disk has no room for.
+    fn refuse_without_room(&mut self) {
+        let (room, log) = (&self.room, &self.log);
+        // While something is being written its room counts as taken, and may be there again: that is waited for.
+        let waits = log.queued_bytes() != 0 && log.space() == Space::Ample;
+        let stays =
+            |proposal: &Proposal| waits || room.has(log, proposal.data.len(), purpose_of(&proposal.data));
+        for proposal in self.proposals.take_out(stays) {
+            self.shared.proposal_taken(proposal.data.len());
+            self.refuse(proposal.ticket, error::NO_SPACE);
+        }
+    }
+
+    /// An entry of a newer term than those before has been applied, see [`crate::core::proposals::Proposals::lost`].
+    pub(super) fn propose_again(&mut self, term: u64) {
+        for (waiter, since) in self.proposals.lost(term, |bytes| self.shared.proposal_again(bytes)) {
+            match waiter {
+                Waiter::Members(ticket, change) => self.membership.was_lost((ticket, *change, since)),
+                waiter => self.give_up(waiter, error::LEADER_CHANGED),
+            }
+        }
+    }
+
+    /// Proposes something of the core's own.
+    pub(super) fn propose_own(&mut self, mut request: InternalRaftRequest, waiter: Waiter) {
+        let id = self.shared.request_id();
+        request.header = Some(RequestHeader { id, ..RequestHeader::default() });
+        let data = Bytes::from(request.encode_to_vec());
+        // A follower's own disk has nothing to do with what it hands on.
+        let full = self.leadership.leads() && !self.room.has(&self.log, data.len(), Purpose::Own);
+        let refused = full || self.node.request(Request::Propose(vec![data])).is_err();
+        if refused {
+            self.give_up(waiter, error::NO_LEADER);
+        } else {
+            let given = self.given();
+            self.proposals.await_entry(id, waiter, self.shared.clock.now(), given);
+        }
+    }
+
+    pub(super) fn give_up(&mut self, waiter: Waiter, status: Status) {
+        match waiter {
+            Waiter::Client(ticket, _) | Waiter::Members(ticket, _) => self.refuse(ticket, status),
+            // The next leader is asked.
+            Waiter::KeepAlive(ticket, _) => self.refuse(ticket, error::NOT_PRIMARY_LESSOR),
+            Waiter::Expiry(id) => self.leases.revocation_ended(id, true, self.shared.clock.now()),
+            Waiter::Attributes => self.attributes.were_lost(),
+            Waiter::Nobody => {}
+        }
+    }
+
+    /// Forgets what has waited for too long.
+    pub(super) fn sweep_waiting(&mut self, now: Instant) {
+        // The shards tell the clients; this is for what remains.
+        let timeout = self.shared.limits.request_timeout + Duration::from_secs(1);
+        let failed = &self.shared.metrics.server.proposals_failed;
+        let given_up = self.proposals.sweep(timeout, now, |bytes| {
+            self.shared.proposal_taken(bytes);
+            failed.inc();
+        });
+        for waiter in given_up {
+            self.shared.metrics.server.proposals_failed.inc();
+            self.give_up(waiter, error::TIMEOUT);
+        }
+    }
+}
+
+/// Answers.
+impl Core {
+    /// Whether this member's newest state answers linearizable reads by itself.
+    fn reads_local(&self) -> bool {
+        self.leadership.has_settled() && self.node.voters() == [self.shared.identity.member_id]
+    }
+
+    fn publish_view(&mut self) -> Arc<View> {
+        self.applying.published();
+        let view = self.machine.store.publish();
+        self.segments.published(&view);
+        view
+    }
+
+    pub(super) fn publish(&mut self) {
+        // Also where nothing is applied: a leader without a majority is to show what waits.
+        self.shared.metrics.server.proposals_pending.set_u64(self.proposals.open() as u64);
+        if !self.applied_since && !self.applying.is_unpublished() {
+            return;
+        }
+        self.applied_since = false;
+        let view = match self.machine.is_whole() {
+            true => self.publish_view(),
+            // Only what is beside the state has changed: who leads, for example.
+            false => Arc::clone(&self.shared.state.load().view),
+        };
+        let moment = view.moment();
+        let standing = self.node.standing();
+        self.shared.metrics.mvcc.db_open_read_transactions.set_u64(self.segments.open_views() as u64);
+        self.shared.state.store(Arc::new(Published {
+            view,
+            applied_index: self.machine.applied_index,
+            applied_term: self.machine.applied_term,
+            commit_index: standing.commit,
+            leader: if self.parked.is_some() { 0 } else { standing.leader },
+            reads_local: if self.parked.is_some() { self.is_parked_complete() } else { self.reads_local() },
+            alarms: Arc::clone(&self.alarms),
+            members: Arc::clone(self.membership.members()),
+            in_use_bytes: self.machine.in_use_bytes(),
+            removed_through: self.removal.through(),
+        }));
+        for (previous, revision) in self.removal.take_unpublished() {
+            // It covers what the compaction removes.
+            let state = self.shared.read_long_at(Reader::Hash, moment.keeping_from(previous));
+            let hashes = &self.shared.compaction_hashes;
+            if !hashes.order(&self.hash_jobs, state, previous, revision) {
+                self.logger.warn(
+                    "too many compactions at once: this one's hash is not computed",
+                    &[("revision", Value::Int(revision))],
+                );
+            }
+        }
+        // As in etcd, a member serves once the cluster has heard of it: it has caught up that far.
+        if self.attributes.are_known() {
+            self.serve();
+        }
+    }
+
+    /// Lets clients in.
+    pub(super) fn serve(&mut self) {
+        if let Some(ready) = self.ready.take() {
+            // Boot waits for it; if it has given up, the member is about to stop.
+            let _ = ready.try_send(());
+        }
+    }
+
+    pub(super) fn reply(&mut self, ticket: Ticket, body: ReplyBody) {
+        let reply = Reply {
+            ticket,
+            revision: self.machine.store.current_revision(),
+            raft_term: self.machine.applied_term,
+            body,
+        };
+        self.answers.push(reply);
+    }
+
+    pub(super) fn refuse(&mut self, ticket: Ticket, status: Status) {
+        self.reply(ticket, ReplyBody::Outcome(Err(status), None));
+    }
+
+    pub(super) fn answer(&mut self) {
+        let view = Arc::clone(&self.shared.state.load().view);
+        let removal = &mut self.removal;
+        self.answers.published(removal.is_open(), |reply| removal.keep(reply));
+        for (ticket, outcome, raft_term) in self.membership.take_told() {
+            let body = match outcome {
+                Ok(()) => ReplyBody::MembersChanged,
+                Err(status) => ReplyBody::Outcome(Err(status), None),
+            };
+            let reply = Reply { ticket, revision: 0, raft_term, body };
+            self.answers.push(reply);
+        }
+        self.answer_reads();
+        if self.machine.is_whole() {
+            self.send_snapshots(&view);
+            for ticket in self.answers.take_images() {
+                // The published view is of this very moment: publishing comes right before answering.
+                self.image(ticket, &view);
+            }
+        }
+        let (shared, is_whole) = (&self.shared, self.machine.is_whole());
+        self.answers.deliver(|shard, replies| {
+            if !replies.is_empty() {
+                shared.shards[shard].send_all(replies);
+            } else if is_whole {
+                // Amid an entry nothing new is published.
+                shared.wake_watches(shard);
+            }
+        });
+    }
+}
+
+/// What raft cannot take is dropped, as if it had been lost on the way: it is sent again if it matters.
+pub(super) fn step_received(node: &mut Node, logger: &Logger, message: raftpb::Message) {
+    let (kind, from) = (message.r#type.unwrap_or(0), message.from.unwrap_or(0));
+    let commit = message.commit.unwrap_or(0);
+    if let Err(why) = node.request(Request::Receive(message)) {
+        let last = node.standing().last;
+        if kind == raftpb::MessageType::MsgHeartbeat as i32 && commit > last {
+            // Only what this member has acknowledged is committed to it by a heartbeat.
+            logger.error(
+                "this member's log has lost entries that it had acknowledged: rebuild it from the others with \
+                 `mainstay rebuild`",
+                &[("leader", Value::Id(from)), ("acknowledged", Value::Uint(commit)), ("last", Value::Uint(last))],
+            );
+            return;
+        }
+        logger.debug(
+            "dropped a message",
+            &[
+                ("from", Value::Id(from)),
+                ("type", Value::Int(i64::from(kind))),
+                ("reason", Value::Str(&why.to_string())),
+            ],
+        );
+    }
+}

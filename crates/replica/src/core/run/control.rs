@@ -1,0 +1,215 @@
+//! What the core is asked and told, what is due by time, and a member out of service.
+
+use std::time::{Duration, Instant};
+
+use api::etcdserverpb::{CompactionRequest, InternalRaftRequest};
+use consensus::Event;
+use machine::Fatal;
+use storage::nospace::Cause;
+use telemetry::logging::Value;
+
+use super::Core;
+use crate::core::parked::{IDLE, Parked, Response};
+use crate::core::proposals::{Proposal, Waiter};
+use crate::core::reads::Want;
+use crate::core::{Ask, ReplyBody};
+
+/// What the core is asked and told.
+impl Core {
+    pub(super) fn take(&mut self, ask: Ask, now: Instant) -> Result<(), String> {
+        match ask {
+            Ask::Propose { ticket, id, data, writer, wait_removed } => {
+                let proposal = Proposal { ticket, id, data, wait_removed, since: now };
+                self.proposals.push(proposal, writer, now);
+            }
+            Ask::Read(ticket) => self.reads.push(Want::Read(ticket), now),
+            Ask::ChangeMembers(ticket, change) => self.change_members(ticket, change, now),
+            Ask::MoveLeader(ticket, to) => self.move_leader(ticket, to, now),
+            Ask::Outside(sender, ask) => {
+                let ticket = self.answers.ticket_for(sender);
+                self.take(ask(ticket), now)?;
+            }
+            Ask::Messages(messages, charge) => self.received(messages, charge, now),
+            Ask::Unreachable(id) => self.step(Event::PeerUnreachable(id))?,
+            Ask::LeaderEnded(id) => self.leader_ended(id)?,
+            Ask::SnapshotSent { to, delivered } => self.step(Event::SnapshotReported { to, delivered })?,
+            Ask::Holds(ticket) => {
+                let held = self.machine.held();
+                self.reply(ticket, ReplyBody::Holds(held, self.machine.applied_index));
+            }
+            Ask::ReceiveSnapshot(ticket, claim, from, term) => {
+                self.begin_install(ticket, claim, from, term);
+            }
+            Ask::SnapshotBroken(claim, forget) => self.install.pause(claim, forget, now),
+            Ask::ResumeSnapshot(ticket, claim, from, term) => {
+                self.resume_install(ticket, claim, from, term);
+            }
+            Ask::SnapshotReceived(claim, received) => self.snapshot_received(claim, received, now)?,
+            Ask::SnapshotGivenUp(claim) => self.give_up_install(claim),
+            Ask::Place(claim, values, done) => self.place(claim, values, done, now),
+            Ask::Fetched(fetch, read) => self.fetched(fetch, read)?,
+            // The turn looks for them.
+            Ask::ValuesRead => {}
+            Ask::StateTrail(ticket, from) => {
+                let trail = self.machine.newest_state_trail(from, crate::core::STATE_TRAIL_POINTS_MAX);
+                self.reply(ticket, ReplyBody::StateTrail(trail));
+            }
+            Ask::Removed => self.end_removed(now),
+            Ask::Corrupt(member_id) => self.raise_corrupt(member_id),
+            Ask::ClusterVersion(version) => self.set_cluster_version(version),
+            Ask::RaiseNoSpace => self.raise_no_space(Cause::Quota, now),
+            Ask::KeepAlive(ticket, id) => self.keep_alive(ticket, id, now),
+            Ask::TimeToLive(ticket, id, keys) => {
+                self.reads.push(Want::TimeToLive(ticket, id, keys), now);
+            }
+            Ask::LeaseKeys(ticket, id) => self.lease_keys(ticket, id),
+            Ask::Leases(ticket) => {
+                let list = self.leases.list(&self.machine.leases, now);
+                self.reply(ticket, list);
+            }
+            Ask::LeaseTimes(ticket, ids) => {
+                let times = self.leases.times(&ids, &self.machine.leases, now);
+                self.reply(ticket, times);
+            }
+            Ask::Image(ticket) => self.answers.want_image(ticket),
+            Ask::Checkpointed(result) => self.checkpointed(result, now)?,
+            Ask::Relocate(values, done) => self.relocate(values, done, now),
+            // The old places are free once no checkpoint names them any more.
+            Ask::Relocated => {
+                if self.has_emptied() {
+                    self.checkpoints.want_whole();
+                }
+            }
+            Ask::Log(event) => self.log_told(event, now)?,
+            Ask::Stop => {
+                if self.stopping.is_none() {
+                    // So that a restart goes on where the leases stand now.
+                    if self.leads_now() {
+                        self.leases.note_below(Duration::from_secs(1));
+                    }
+                    self.stopping = Some(now);
+                    self.lease_slices(now);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Time.
+impl Core {
+    pub(super) fn tick(&mut self, now: Instant) -> Result<(), String> {
+        if now < self.next_tick {
+            return Ok(());
+        }
+        // Ticks that were missed are not made up for: a node that was stopped should not campaign at once.
+        self.note_late_tick(now);
+        self.next_tick = now + self.config.heartbeat_interval;
+        self.pressure.look(now);
+        self.watch_disk(now)?;
+        self.step(Event::Ticked)?;
+        self.resign_if_corrupt();
+        self.advance_ticks(now)?;
+        self.retry_reads(now);
+        self.sweep_waiting(now);
+        self.sweep_renewals(now);
+        self.sweep_changes(now);
+        self.look_at_moves(now);
+        self.look_at_log(now)?;
+        self.measure_disk();
+        self.measure_readers(now);
+        self.look_at_disk(now);
+        self.look_at_install(now);
+        self.propose_attributes(now);
+        if self.leads_now() && self.stopping.is_none() {
+            self.leases.allow_revokes();
+            self.leases.note_if_due(now);
+            let revision = self.machine.store.current_revision();
+            if let Some(revision) = self.compactor.due(revision, now) {
+                self.logger.info("compacting by age", &[("revision", Value::Int(revision))]);
+                let compaction = Some(CompactionRequest { revision, physical: false });
+                self.propose_own(InternalRaftRequest { compaction, ..Default::default() }, Waiter::Nobody);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A member out of service.
+impl Core {
+    /// Takes the member out of service.
+    pub(super) fn park(&mut self, fatal: &Fatal, now: Instant) {
+        self.logger.error(
+            "OUT OF SERVICE: a committed entry depends on a value that cannot be read, and it cannot be applied without; rebuild this member from the others with `mainstay rebuild` or, if it is the only one, take a snapshot of what can still be read and restore from a backup",
+            &[("index", Value::Uint(fatal.index)), ("why", Value::Str(&fatal.why))],
+        );
+        let alone = self.node.voters() == [self.shared.identity.member_id];
+        let parked = Parked::new(fatal, alone && !self.history.was_replayed(fatal.index));
+        let why = parked.why();
+        for proposal in self.proposals.take_all() {
+            self.shared.proposal_taken(proposal.data.len());
+            self.refuse(proposal.ticket, why.clone());
+        }
+        for waiter in self.proposals.end() {
+            if !matches!(waiter, Waiter::Expiry(_)) {
+                self.give_up(waiter, why.clone());
+            }
+        }
+        self.applying.clear();
+        // Nobody would notice any more that it does not go on.
+        self.end_install();
+        self.removal.stop();
+        // So that what was applied before is published, and that there is no leader to be told of.
+        self.applied_since = true;
+        self.next_tick = now + IDLE;
+        self.parked = Some(parked);
+        self.serve();
+    }
+
+    /// Whether the published state of a member out of service answers linearizable reads.
+    pub(super) fn is_parked_complete(&self) -> bool {
+        self.parked.as_ref().is_some_and(Parked::is_complete)
+    }
+
+    /// One turn of a member out of service. Whether it is told to stop.
+    ///
+    /// # Errors
+    ///
+    /// When the log failed.
+    pub(super) fn parked_turn(&mut self, asks: &mut Vec<Ask>, now: Instant) -> Result<bool, String> {
+        self.next_tick = now + IDLE;
+        let mut stops = false;
+        asks.append(&mut self.deferred);
+        for ask in asks.drain(..) {
+            self.take_parked(ask, &mut stops)?;
+        }
+        self.answer();
+        self.release_doomed();
+        self.release_discarded();
+        Ok(stops)
+    }
+
+    fn take_parked(&mut self, ask: Ask, stops: &mut bool) -> Result<(), String> {
+        let Some(parked) = &self.parked else { return Ok(()) };
+        match parked.respond(ask) {
+            Response::Nothing => {}
+            Response::Stop => *stops = true,
+            Response::Readable(ticket) => self.reply(ticket, ReplyBody::Readable),
+            Response::Image(ticket) => self.answers.want_image(ticket),
+            Response::Refuse(ticket, taken) => {
+                let why = parked.why();
+                if let Some(bytes) = taken {
+                    self.shared.proposal_taken(bytes);
+                }
+                self.refuse(ticket, why);
+            }
+            Response::Outside(sender, ask) => {
+                let ticket = self.answers.ticket_for(sender);
+                self.take_parked(ask(ticket), stops)?;
+            }
+            Response::Discard(forget) => self.install.discard_part(forget),
+            Response::Failed(why) => return Err(why),
+        }
+        Ok(())
+    }
+}

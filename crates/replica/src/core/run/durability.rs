@@ -1,0 +1,534 @@
+//! What is done with the log and the disk: applying, checkpoints, and room.
+
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+use std::time::Instant;
+
+use api::error;
+use api::etcdserverpb::alarm_request::AlarmAction;
+use api::etcdserverpb::{AlarmRequest, AlarmType, InternalRaftRequest};
+use consensus::{Entry, EntryKind, Event};
+use log::{LogEvent, Space, Synced};
+use machine::{Applied, AsOf, Change, Command, Fatal, Outcome, Progress, Raised};
+use mvcc::Location;
+use planted::Bug;
+use storage::checkpointer::{Checkpointed, Order, Relocation};
+use storage::nospace::Cause;
+use storage::values::AtHand;
+use telemetry::logging::Value;
+
+use super::Core;
+use crate::core::alarms::Present;
+use crate::core::answers::Answerable;
+use crate::core::apply::Begun;
+use crate::core::proposals::Waiter;
+use crate::core::removal;
+use crate::core::removal::Sliced;
+use crate::core::room::Purpose;
+use crate::core::space::Survey;
+use crate::long_reads::Reader;
+
+/// What the log tells.
+impl Core {
+    pub(super) fn log_told(&mut self, event: LogEvent, now: Instant) -> Result<(), String> {
+        match event {
+            LogEvent::Synced(synced) => self.synced(synced),
+            LogEvent::SpaceChanged(Space::Ample) => {
+                self.logger.info("the disk has room for the log again", &[]);
+                Ok(())
+            }
+            LogEvent::SpaceChanged(space) => {
+                self.logger.warn(
+                    "the disk has no room for more log: raising the NOSPACE alarm",
+                    &[("space", Value::Str(&format!("{space:?}")))],
+                );
+                self.raise_no_space(Cause::Disk, now);
+                Ok(())
+            }
+            LogEvent::Failed(fatal) => Err(fatal.to_string()),
+        }
+    }
+
+    fn synced(&mut self, synced: Synced) -> Result<(), String> {
+        let number = self.room.synced(synced.ticket);
+        self.history.located(synced.locations);
+        self.install.placed(synced.ticket, &synced.values);
+        for (id, to) in synced.values {
+            let key = (id.main, u32::try_from(id.sub).unwrap_or(u32::MAX));
+            if let Some(from) = self.moves.arrived(key) {
+                let to = Location { segment: to.segment, offset: to.offset };
+                if self.machine.relocate(key.0, key.1, from, to) {
+                    self.checkpoints.moved_out_of(from.segment);
+                }
+            }
+        }
+        self.moves.tell();
+        if let Some(number) = number {
+            self.step(Event::LogSynced(number))?;
+        }
+        Ok(())
+    }
+}
+
+/// Room on the disk, and the alarm that tells of it.
+impl Core {
+    /// Looks at the disk now and then: raises and clears the alarm, and has room won back where it is short.
+    pub(super) fn look_at_disk(&mut self, now: Instant) {
+        let Some(look) = self.room.look(&self.log, now) else { return };
+        if look.wants_reserve && self.orders.try_send(Order::Reserve).is_ok() {
+            self.room.reserved();
+        }
+        if look.is_short {
+            self.raise_no_space(Cause::Disk, now);
+        }
+        let within = self.shared.limits.quota_bytes.is_none_or(|quota| self.machine.in_use_bytes() < quota);
+        let may_clear = self.room.is_roomy(&self.log) && within;
+        let present = Present { alarms: &self.machine.alarms, has_leader: self.leadership.leader() != 0 };
+        let ample = self.log.space() == Space::Ample;
+        if let Some(action) = self.nospace.look(ample, may_clear, present, now) {
+            self.logger.info("the disk has room again: clearing the NOSPACE alarm that it had raised", &[]);
+            self.propose_alarm(action);
+        }
+        self.note_cause();
+        if self.room.may_free(&self.log, now) && !self.checkpoints.is_to_free() && self.has_garbage() {
+            self.room.freed(now);
+            self.checkpoints.would_free(now);
+        }
+    }
+
+    /// Raises the NOSPACE alarm for this member.
+    pub(super) fn raise_no_space(&mut self, cause: Cause, now: Instant) {
+        let present = Present { alarms: &self.machine.alarms, has_leader: self.leadership.leader() != 0 };
+        let wanted = self.nospace.raise(cause, present, now);
+        if wanted.note {
+            self.note_cause();
+        }
+        if let Some(action) = wanted.propose {
+            self.propose_alarm(action);
+        }
+    }
+
+    /// An alarm was raised or cleared.
+    fn alarms_changed(&mut self, raised: Option<Raised>) {
+        self.nospace.changed(raised, &self.machine.alarms);
+        self.note_cause();
+    }
+
+    fn propose_alarm(&mut self, action: AlarmAction) {
+        let alarm = AlarmRequest {
+            action: action as i32,
+            member_id: self.shared.identity.member_id,
+            alarm: AlarmType::Nospace as i32,
+        };
+        let alarm_cause = match action {
+            AlarmAction::Activate => self.nospace.cause().in_entry(),
+            _ => 0,
+        };
+        let request =
+            InternalRaftRequest { alarm: Some(alarm), alarm_cause, ..InternalRaftRequest::default() };
+        self.propose_own(request, Waiter::Nobody);
+    }
+
+    /// Has it noted beside the log what raised the alarm. Whether the checkpointer was told, and does it before anything else that
+    /// it is told from now on.
+    fn note_cause(&mut self) -> bool {
+        let Some(cause) = self.nospace.unnoted() else { return true };
+        if self.orders.try_send(Order::Note(cause)).is_err() {
+            return false;
+        }
+        self.nospace.was_noted();
+        self.logger.debug("noted what raised NOSPACE", &[("cause", Value::Str(cause.name()))]);
+        true
+    }
+}
+
+/// Applying what is committed, and what follows from it.
+impl Core {
+    /// Whether the next turn has something to apply.
+    pub(super) fn has_to_apply(&self) -> bool {
+        self.parked.is_none() && self.applying.has_to_apply()
+    }
+
+    /// Applies what is committed, as far as this turn goes.
+    pub(super) fn apply_some(&mut self, now: Instant) -> Result<(), String> {
+        let before = self.machine.applied_index;
+        while self.parked.is_none() {
+            if self.applying.is_amid() {
+                if !self.applying.can_go_on() {
+                    break;
+                }
+                self.go_on(now)?;
+            } else {
+                let Some(entry) = self.applying.next() else { break };
+                self.begin_entry(&entry, now)?;
+            }
+        }
+        if self.machine.applied_index > before && self.parked.is_none() {
+            self.step(Event::Applied(self.machine.applied_index))?;
+            self.forget()?;
+        }
+        Ok(())
+    }
+
+    fn begin_entry(&mut self, entry: &Entry, now: Instant) -> Result<(), String> {
+        let location = self.history.take_location(entry.index)?;
+        let command = Command { index: entry.index, term: entry.term, data: &entry.data, location };
+        // Its bytes count beside what it does.
+        let bytes = 1 + entry.data.len() as u64 / 1024;
+        match entry.kind {
+            EntryKind::Normal => {
+                let since = self.shared.clock.now();
+                let begun = Begun { index: entry.index, term: entry.term, bytes: entry.data.len(), since };
+                let proposals = &self.proposals;
+                let values = AtHand::new(&self.values, &[]);
+                let mut left = self.applying.left();
+                let outcome = self.machine.begin(command, &values, &mut left, |id| proposals.is_awaited(id));
+                self.applying.set_left(left.saturating_sub(bytes));
+                match outcome {
+                    Ok(Some(applied)) => self.applied(&begun, applied, now),
+                    Ok(None) => self.applying.begun(begun),
+                    Err(fatal) => self.cannot_apply(&fatal, now)?,
+                }
+            }
+            EntryKind::ConfChange => {
+                self.applying.set_left(self.applying.left().saturating_sub(bytes));
+                self.passed(entry.index, entry.term);
+                self.apply_conf_change(entry, command)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes on with the entry that was begun.
+    fn go_on(&mut self, now: Instant) -> Result<(), String> {
+        let values = AtHand::new(&self.values, self.applying.arrived());
+        let mut left = self.applying.left();
+        let progress = self.machine.go_on(&values, &mut left);
+        let missing = values.into_missing();
+        self.applying.set_left(0);
+        match progress {
+            Ok(Progress::More) => {}
+            Ok(Progress::Waits) => self.fetch_values(&missing),
+            Ok(Progress::Whole(applied)) => {
+                // What it left of the turn is for those behind it.
+                self.applying.set_left(left);
+                if let Some(begun) = self.applying.ended() {
+                    self.applied(&begun, *applied, now);
+                }
+            }
+            Err(fatal) => self.cannot_apply(&fatal, now)?,
+        }
+        Ok(())
+    }
+
+    fn fetch_values(&mut self, missing: &[mvcc::Value]) {
+        self.applying.wait_for(self.values.fetch_first(missing));
+    }
+
+    fn cannot_apply(&mut self, fatal: &Fatal, now: Instant) -> Result<(), String> {
+        if !fatal.is_unreadable || planted::is(Bug::UnreadableValueIsFatal) {
+            return Err(fatal.to_string());
+        }
+        self.park(fatal, now);
+        Ok(())
+    }
+
+    /// An entry is being applied whole, or was.
+    fn passed(&mut self, index: u64, term: u64) {
+        if self.history.applied(index, term) {
+            self.propose_again(term);
+        }
+        self.applied_since = true;
+        self.applying.applied();
+        self.checkpoints.entry_applied();
+    }
+
+    /// An entry was applied.
+    fn applied(&mut self, begun: &Begun, applied: Applied, now: Instant) {
+        self.passed(begun.index, begun.term);
+        let took = self.shared.clock.now().saturating_duration_since(begun.since);
+        if applied.op == machine::UNDECODABLE
+            && let Err(status) = &applied.outcome
+        {
+            self.logger.error(
+                "an entry of the log is no request that this version can decode: it changes nothing on members of this version; if there are members of another one, compare their states (`mainstay doctor`)",
+                &[("index", Value::Uint(begun.index)), ("why", Value::Str(&status.message))],
+            );
+        }
+        self.meters.applied(applied.op, &applied.outcome, begun.bytes, took);
+        if took > self.config.warning_apply_duration {
+            self.shared.metrics.server.slow_apply.inc();
+            self.logger.warn(
+                "apply request took too long",
+                &[
+                    ("took", Value::Duration(took)),
+                    ("index", Value::Uint(begun.index)),
+                    ("size", Value::Uint(begun.bytes as u64)),
+                ],
+            );
+        }
+        if let Some(change) = applied.change {
+            self.changed(change, now);
+        }
+        let waiter = self.proposals.take(applied.request_id).unwrap_or(Waiter::Nobody);
+        match waiter {
+            Waiter::Expiry(id) => {
+                let gone = applied.outcome.is_ok() || applied.outcome == Err(error::LEASE_NOT_FOUND);
+                self.leases.revocation_ended(id, !gone, now);
+            }
+            Waiter::Attributes => self.attributes.applied(),
+            Waiter::Nobody => {}
+            waiter => {
+                let revision = self.machine.store.current_revision();
+                let named = applied.outcome.as_ref().is_ok_and(Outcome::names_values);
+                let state = named.then(|| Box::new(self.as_applied()));
+                let (outcome, raft_term) = (applied.outcome, begun.term);
+                self.answers.once_published(Answerable { waiter, outcome, state, revision, raft_term });
+            }
+        }
+        if self.leadership.applied(begun.term, self.node.standing()) {
+            // Times left that were noted in earlier terms are all known only now.
+            self.leases.start(&self.machine.leases, now);
+        }
+    }
+
+    /// The state as it is now, which stays readable: what comes later in this turn may compact it away.
+    fn as_applied(&mut self) -> AsOf {
+        let moment = self.machine.store.moment();
+        self.answers.state(moment, |moment| self.shared.read_long_at(Reader::Range, moment))
+    }
+
+    fn changed(&mut self, change: Change, now: Instant) {
+        match change {
+            Change::LeaseGranted { id, ttl } => {
+                self.leases.granted(id, ttl, self.leadership.has_settled(), now);
+            }
+            Change::LeaseRevoked(id) => self.lease_revoked(id),
+            Change::Compacted(revision) => {
+                // etcd has no hashes of compactions from before it was started.
+                let is_hashed = !self.history.was_replayed(self.machine.applied_index);
+                self.removal.compacted(revision, self.machine.store.current_revision(), is_hashed, now);
+            }
+            Change::Alarms(raised) => {
+                self.alarms = Arc::new(self.machine.alarms.clone());
+                self.alarms_changed(raised);
+            }
+            Change::Members => self.tell_members(),
+        }
+    }
+}
+
+/// Winning back what nobody needs: removals, checkpoints, and segments that are emptied.
+impl Core {
+    /// Removes a slice of what compactions made unreadable.
+    pub(super) fn remove_slice(&mut self, now: Instant) {
+        if !self.machine.is_whole() {
+            return;
+        }
+        let compacted = self.machine.store.compact_revision();
+        match self.removal.step(compacted, |revision| self.shared.all_saw(revision), now) {
+            removal::Step::Nothing => return,
+            removal::Step::Publish => {
+                self.applied_since = true;
+                return;
+            }
+            removal::Step::Remove => {}
+        }
+        let removable = self.shared.long_reads.removable(compacted, now);
+        if removable.overtaken > 0 {
+            self.shared.metrics.long_reads.overtaken.add(removable.overtaken as u64);
+            self.logger.warn(
+                "ended readers that kept a compaction from removing for too long",
+                &[("readers", Value::Uint(removable.overtaken as u64)), ("revision", Value::Int(compacted))],
+            );
+        }
+        let versions = self.machine.store.stats().versions;
+        let done = self.machine.compact_step_through(removable.through, self.config.compaction_batch_limit);
+        let removed = versions.saturating_sub(self.machine.store.stats().versions);
+        let sliced = match done {
+            true => Sliced::All,
+            false if removed == 0 => Sliced::Waits,
+            false => Sliced::Some,
+        };
+        let (told, took) = self.removal.sliced(sliced, now);
+        if sliced != Sliced::Waits {
+            let metrics = &self.shared.metrics.mvcc;
+            metrics.db_compaction_keys.add(removed);
+            let pause = self.shared.clock.now().saturating_duration_since(now);
+            metrics.db_compaction_pause.observe_milliseconds(pause);
+            // What was removed leaves memory with the next publications.
+            self.applied_since = true;
+        }
+        if let Some(took) = took {
+            if self.has_garbage() {
+                self.checkpoints.would_free(now);
+            }
+            let metrics = &self.shared.metrics.mvcc;
+            metrics.db_compaction_total.observe_milliseconds(took);
+            metrics.db_compaction_last.set_u64(self.shared.clock.unix_seconds());
+        }
+        for reply in told {
+            self.answers.push(reply);
+        }
+    }
+
+    fn survey(&self) -> Survey<'_> {
+        Survey {
+            log: &self.log,
+            machine: &self.machine,
+            room: &self.room,
+            segments: &self.segments,
+            kept_behind: self.kept_behind(self.machine.applied_index),
+            dead_bytes_min: self.thresholds.reclaim_dead_bytes,
+        }
+    }
+
+    /// Whether sealed segments hold so little that a checkpoint would free some, or have some emptied.
+    fn has_garbage(&self) -> bool {
+        self.survey().has_garbage()
+    }
+
+    /// Whether values were moved out of segments that hold nothing any more, and only a whole checkpoint frees those.
+    pub(super) fn has_emptied(&self) -> bool {
+        self.checkpoints.has_emptied(|segment| self.survey().is_empty(segment))
+    }
+
+    /// Orders a checkpoint if one is due and may be taken.
+    pub(super) fn order_checkpoint(&mut self, now: Instant) {
+        // While a snapshot is being received, nothing may go that it counts on.
+        if self.checkpoints.is_busy() || self.install.is_receiving() || !self.machine.is_whole() {
+            return;
+        }
+        if self.install.wants_checkpoint() {
+            self.order_install(now);
+            return;
+        }
+        // On a full disk the entry that settles a leader may wait for what this checkpoint frees.
+        let leadership = &self.leadership;
+        let unsettled = leadership.leader() == 0 || (leadership.leads() && !leadership.has_settled());
+        if unsettled && self.log.space() == Space::Ample {
+            return;
+        }
+        let log_bytes = self.log.figures().written_bytes();
+        let usage = |segment| self.machine.usage().get(&segment).is_none_or(|usage| usage.values == 0);
+        let Some(whole) = self.checkpoints.due(log_bytes, usage, now) else { return };
+        // The entry that raised an alarm may leave the log with it.
+        if !self.note_cause() {
+            return;
+        }
+        let moment = self.shared.state.load().view.moment_of_everything();
+        let mut empty_segments = self.survey().empty_segments();
+        empty_segments.retain(|segment| self.checkpoints.frees(*segment, whole));
+        let terms = self.history.terms();
+        let mut head = Box::new(self.machine.head());
+        if planted::is(Bug::AppliedIndexEarly) {
+            head.applied_index += 1;
+        }
+        let state = self.shared.read_long_at(Reader::Checkpoint, moment);
+        let order = Order::Checkpoint { head, state, whole, terms };
+        if self.orders.try_send(order).is_err() {
+            return;
+        }
+        self.checkpoints.ordered(empty_segments, whole, log_bytes, now);
+        if planted::is(Bug::SegmentDeletedEarly) {
+            let early = self.checkpoints.take_empty();
+            early.into_iter().for_each(|segment| self.segments.doom(segment));
+        }
+    }
+
+    /// The entry up to which nothing is kept for followers that lag.
+    fn kept_behind(&self, applied_index: u64) -> u64 {
+        match self.machine.members.by_id.len() {
+            0 | 1 => applied_index,
+            // A follower that lags gets the whole state then.
+            _ if self.room.is_tight(&self.log) => applied_index,
+            _ => applied_index.saturating_sub(self.config.snapshot_catchup_entries),
+        }
+    }
+
+    /// A checkpoint was made, or failed.
+    pub(super) fn checkpointed(
+        &mut self,
+        result: Result<Checkpointed, String>,
+        now: Instant,
+    ) -> Result<(), String> {
+        match result {
+            Ok(done) => {
+                for segment in self.checkpoints.saved(&done, now) {
+                    self.segments.doom(segment);
+                }
+                self.log.forget_below(self.kept_behind(done.applied_index));
+                self.logger
+                    .debug("saved a checkpoint", &[("applied-index", Value::Uint(done.applied_index))]);
+                self.install_saved(done.applied_index, now)?;
+                self.reclaim();
+            }
+            Err(why) => {
+                self.checkpoints.failed(now);
+                self.install.retry();
+                self.logger.warn("could not save a checkpoint", &[("error", Value::Str(&why))]);
+            }
+        }
+        self.measure_disk();
+        Ok(())
+    }
+
+    /// Has the live values of segments moved that hold little.
+    fn reclaim(&mut self) {
+        let segments = self.survey().worth_emptying(self.checkpoints.applied_index());
+        if !segments.is_empty() {
+            // If the checkpointer is busy, the next checkpoint asks again.
+            let portion_bytes = self.room.portion_bytes(&self.log);
+            let _ = self.orders.try_send(Order::Relocate { segments, portion_bytes });
+        }
+    }
+
+    /// Tells the others how much of the disk is in use.
+    pub(super) fn measure_disk(&self) {
+        let log_bytes: u64 = self.log.segments().iter().map(|s| s.used_bytes).sum();
+        self.shared.set_disk_bytes(log_bytes + self.checkpoints.bytes());
+    }
+
+    pub(super) fn measure_readers(&self, now: Instant) {
+        let (readers, since) = self.shared.long_reads.figures();
+        let metrics = &self.shared.metrics.long_reads;
+        metrics.open.set_u64(readers as u64);
+        metrics.oldest.set_u64(since.map_or(0, |since| now.saturating_duration_since(since).as_secs()));
+    }
+
+    pub(super) fn relocate(&mut self, values: Vec<Relocation>, done: SyncSender<()>, now: Instant) {
+        let receiving = self.install.is_receiving();
+        let bytes = values.iter().map(|value| value.data.len() + 128).sum();
+        let fits = self.room.has(&self.log, bytes, Purpose::Moves) && !self.room.is_full();
+        if !fits || self.stopping.is_some() || receiving || values.is_empty() {
+            let _ = done.try_send(());
+            return;
+        }
+        let mut batch = Vec::with_capacity(values.len());
+        let mut moving = Vec::with_capacity(values.len());
+        for value in values {
+            let id = log::ValueId { main: value.main, sub: i64::from(value.sub) };
+            moving.push(((value.main, value.sub), value.from));
+            batch.push(log::Value { id, data: value.data });
+        }
+        // What the log does not take now stays where it is: the next checkpoint asks again.
+        if self.room.hand_values(&mut self.log, batch, now).is_none() {
+            let _ = done.try_send(());
+            return;
+        }
+        self.moves.begin(moving, done);
+    }
+
+    /// Deletes the segments that nothing durable needs and nobody reads any more.
+    pub(super) fn release_doomed(&mut self) {
+        if self.install.is_receiving() {
+            return;
+        }
+        let (log, logger) = (&mut self.log, &self.logger);
+        self.applied_since |= self.segments.release(|segment| {
+            if let Err(why) = log.release(segment) {
+                logger.warn("could not release a segment", &[("error", Value::Str(&format!("{why:?}")))]);
+            }
+        });
+    }
+}

@@ -1,0 +1,886 @@
+//! What is done with the other members: raft, leadership, changes of the members, and whole states.
+
+use std::sync::Arc;
+use std::sync::mpsc::TrySendError;
+use std::time::Instant;
+
+use api::etcdserverpb::alarm_request::AlarmAction;
+use api::etcdserverpb::{AlarmRequest, AlarmType, InternalRaftRequest};
+use api::raftpb::MessageType;
+use api::{error, membershippb, raftpb};
+use consensus::{
+    ConfChange, ConfChangeKind, Effects, Entry, EntryKind, Event, Fetch, Node, Refused, Request, Restore,
+    Role, Standing,
+};
+use log::{Batch, Reset};
+use machine::{Command, Machine, VoterChange};
+use planted::Bug;
+use storage::checkpointer::Order;
+use telemetry::logging::Value;
+use tokio::sync::oneshot;
+
+use super::Core;
+use super::clients::step_received;
+use crate::arrivals::Charge;
+use crate::core::leadership::Leaves;
+use crate::core::membership::{MemberChange, Membership};
+use crate::core::proposals::Waiter;
+use crate::core::room::{Purpose, Room};
+use crate::core::{ReplyBody, Ticket, membership};
+use crate::long_reads::Reader;
+use crate::shared::Shared;
+use crate::transfer::Received;
+
+/// Bytes of entries kept in memory for followers at most; older ones are read from the log.
+const TAIL_BYTES: usize = 64 << 20;
+
+const CORRUPT: i32 = AlarmType::Corrupt as i32;
+
+/// Messages, and entries for followers that lag.
+impl Core {
+    /// What raft cannot take is dropped, as if it had been lost on the way: it is sent again if it matters.
+    fn step_received(&mut self, message: raftpb::Message) {
+        step_received(&mut self.node, &self.logger, message);
+    }
+
+    /// Takes what other members sent.
+    pub(super) fn received(&mut self, messages: Vec<raftpb::Message>, mut charge: Charge, now: Instant) {
+        for mut message in messages {
+            let (kind, from) = (message.r#type.unwrap_or(0), message.from.unwrap_or(0));
+            // A snapshot comes with its state, another way.
+            let snapshot = kind == MessageType::MsgSnap as i32;
+            let proposed = kind == MessageType::MsgProp as i32;
+            let entries = !message.entries.is_empty() && kind != MessageType::MsgReadIndex as i32;
+            if proposed && self.leadership.leads() {
+                self.room.thin_out(&self.log, &mut message);
+            }
+            // What the log could not take, for a full disk or one that stands still, is as good as lost on the way: it
+            // comes again.
+            let full = entries
+                && if proposed {
+                    message.entries.is_empty()
+                } else {
+                    !self.room.takes_entries(&self.log, &message.entries)
+                        || !Room::takes_more(&self.log)
+                        || self.applying.is_far_behind()
+                };
+            if snapshot || full || self.machine.members.removed.contains(&from) {
+                continue;
+            }
+            if self.leadership.leads() && self.membership.asks_to_remove_this(&message) {
+                self.membership.depart(message, now);
+            } else if self.leadership.leads() && proposed {
+                let held = charge.part(&message);
+                self.proposals.hand_on(message, held, now);
+            } else {
+                self.step_received(message);
+            }
+        }
+    }
+
+    /// Sends what raft wants sent. A snapshot goes its own way, with the state as it is now.
+    fn send(&mut self, messages: Vec<raftpb::Message>) {
+        if messages.is_empty() {
+            return;
+        }
+        let Some(peers) = self.shared.peers() else { return };
+        let mut rest = Vec::with_capacity(messages.len());
+        for message in messages {
+            if message.r#type == Some(MessageType::MsgSnap as i32) {
+                self.snapshots_wanted.push(message);
+            } else {
+                rest.push(message);
+            }
+        }
+        peers.send(rest);
+    }
+
+    /// Has entries read that a follower needs and that have left memory.
+    fn fetch(&mut self, fetch: Fetch) -> Result<(), String> {
+        match self.fetches.try_send(fetch) {
+            Ok(()) => Ok(()),
+            Err(
+                std::sync::mpsc::TrySendError::Full(fetch)
+                | std::sync::mpsc::TrySendError::Disconnected(fetch),
+            ) => self.step(Event::Fetched { fetch, entries: Vec::new() }),
+        }
+    }
+
+    /// Entries were read for a follower, or could not be. What the disk has damaged is as good as let go: from here on
+    /// followers that need it get a snapshot.
+    pub(super) fn fetched(&mut self, fetch: Fetch, read: Result<Vec<Entry>, String>) -> Result<(), String> {
+        let entries = match read {
+            Ok(entries) => entries,
+            Err(why) => {
+                self.logger.error(
+                    "cannot read old entries for a follower, which gets a snapshot instead; rebuild this member from \
+                     the others with `mainstay rebuild`",
+                    &[("follower", Value::Id(fetch.to)), ("error", Value::Str(&why))],
+                );
+                self.step(Event::Discarded(fetch.last))?;
+                Vec::new()
+            }
+        };
+        self.step(Event::Fetched { fetch, entries })
+    }
+
+    /// Lets entries leave memory: a single member needs none, others keep the newest for followers that lag.
+    pub(super) fn forget(&mut self) -> Result<(), String> {
+        let applied = self.machine.applied_index;
+        if self.machine.members.by_id.len() <= 1 {
+            return self.step(Event::Forgotten(applied));
+        }
+        let (entries, bytes) = self.node.kept();
+        let last = self.node.standing().last;
+        let keep = self.config.snapshot_catchup_entries;
+        let entries = entries as u64;
+        // An eighth more than is kept, so that it is not done for every entry.
+        if entries > keep + keep / 8 {
+            self.step(Event::Forgotten(applied.min(last.saturating_sub(keep))))?;
+        } else if bytes > TAIL_BYTES {
+            self.step(Event::Forgotten(applied.min(last.saturating_sub(entries / 2))))?;
+        }
+        Ok(())
+    }
+
+    /// Tells raft which entries the log has let go.
+    pub(super) fn look_at_log(&mut self, now: Instant) -> Result<(), String> {
+        match self.history.first_index(now) {
+            Some(first) => self.step(Event::Discarded(first)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What the raft node decides.
+impl Core {
+    /// Tells the raft node what this member did. There is no such way for what clients and peers want: that is a
+    /// [`consensus::Request`], and refused without an end of the member.
+    pub(super) fn step(&mut self, event: Event) -> Result<(), String> {
+        self.node.step(event).map_err(|e| format!("the raft node and the core do not agree: {e}"))
+    }
+
+    pub(super) fn carry_out(&mut self, now: Instant) -> Result<(), String> {
+        self.apply_some(now)?;
+        while self.parked.is_none()
+            && let Some(effects) = self.node.effects()
+        {
+            self.follow(effects, now)?;
+            self.campaign_alone();
+        }
+        self.campaign_alone();
+        Ok(())
+    }
+
+    fn follow(&mut self, effects: Effects, now: Instant) -> Result<(), String> {
+        // First of all: sending and the own disk work at the same time.
+        self.send(effects.messages);
+        if let Some(standing) = effects.standing {
+            self.stands(standing, now);
+        }
+        if let Some(restore) = effects.restore {
+            self.restore(&restore, now)?;
+        }
+        if let Some(append) = effects.append {
+            self.append(append, now)?;
+        }
+        for (context, index) in effects.reads {
+            self.reads.confirm(context, index);
+        }
+        for fetch in effects.fetches {
+            self.fetch(fetch)?;
+        }
+        self.applying.committed(effects.commit);
+        self.apply_some(now)
+    }
+
+    /// The only voter does not wait for a timeout: nobody else could win.
+    fn campaign_alone(&mut self) {
+        if self.parked.is_some() {
+            return;
+        }
+        let standing = self.node.standing();
+        let alone = self.node.voters() == [self.shared.identity.member_id];
+        if standing.role == Role::Follower && alone && self.machine.applied_index >= standing.commit {
+            // Refused while its log is not synced: once it is, there is another turn.
+            let taken = self.node.request(Request::Campaign);
+            assert!(taken.is_ok() || !planted::is(Bug::RefusalFatal), "a campaign was refused");
+        }
+    }
+
+    fn append(&mut self, append: consensus::Append, now: Instant) -> Result<(), String> {
+        let Some(append) = self.install.hold(append) else { return Ok(()) };
+        self.append_behind(None, append, now)
+    }
+
+    /// Hands the log a batch; `reset` says that it starts anew behind a snapshot.
+    fn append_behind(
+        &mut self,
+        reset: Option<log::Reset>,
+        append: consensus::Append,
+        now: Instant,
+    ) -> Result<(), String> {
+        let entries = append
+            .entries
+            .into_iter()
+            .map(|entry| log::Entry {
+                term: entry.term,
+                index: entry.index,
+                entry_type: match entry.kind {
+                    EntryKind::Normal => 0,
+                    EntryKind::ConfChange => 1,
+                },
+                data: entry.data,
+            })
+            .collect();
+        let hard_state =
+            append.hard_state.map(|hs| log::HardState { term: hs.term, vote: hs.vote, commit: hs.commit });
+        let batch = Batch { reset, entries, hard_state, ..Batch::default() };
+        self.room.hand(&mut self.log, batch, append.number, now)?;
+        if planted::is(Bug::LeaderCountsUnsynced) && self.leadership.leads() {
+            self.step(Event::LogSynced(append.number))?;
+        }
+        Ok(())
+    }
+}
+
+/// Leadership.
+impl Core {
+    /// The voter that could lead at once: connected, and furthest of all.
+    fn successor(&self) -> Option<u64> {
+        successor(&self.node, &self.machine, &self.shared)
+    }
+
+    /// Notices when the disk does not come back from a sync: such a member must not lead.
+    pub(super) fn watch_disk(&mut self, now: Instant) -> Result<(), String> {
+        let oldest = self.room.oldest();
+        let members = &self.machine.members;
+        let has_others = || members.voters().len() >= 2;
+        let step = self.leadership.watch_disk(oldest, self.config.election_timeout, has_others, now);
+        if let Some(stalled) = step.stalled {
+            self.step(Event::DiskStalled(stalled))?;
+            if stalled {
+                self.logger.warn(
+                    "the disk has not finished a sync for an election timeout",
+                    &[("leads", Value::Bool(self.leadership.leads()))],
+                );
+            }
+        }
+        match step.leaves {
+            None => {}
+            Some(Leaves::HandsOver) => {
+                if let Some(to) = self.successor() {
+                    self.logger.warn("handing leadership over: the disk stalls", &[("to", Value::Id(to))]);
+                    self.transfer_to(to);
+                }
+            }
+            Some(Leaves::GivesUp) => {
+                self.logger.warn("giving leadership up: the disk stalls", &[]);
+                self.step(Event::StepDownRequested)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Before it stops, a leader hands over, so that nobody has to wait for an election.
+    pub(super) fn hand_over(&mut self) {
+        if !self.leadership.leads() {
+            return;
+        }
+        let Some(to) = self.successor() else { return };
+        self.logger.info("handing leadership over before stopping", &[("to", Value::Id(to))]);
+        self.transfer_to(to);
+    }
+
+    /// Asks raft to hand leadership to another member. A leader that was deposed in this very turn cannot; the next
+    /// tick looks again where it matters.
+    fn transfer_to(&mut self, to: u64) {
+        if let Err(why) = self.node.request(Request::Transfer(to)) {
+            let why = why.to_string();
+            self.logger.debug(
+                "leadership is not handed over",
+                &[("to", Value::Id(to)), ("reason", Value::Str(&why))],
+            );
+        }
+    }
+
+    pub(super) fn move_leader(&mut self, ticket: Ticket, to: u64, now: Instant) {
+        // It may have been deposed in this turn, which `leads` shows only after it.
+        if !self.leadership.leads() || self.node.standing().role != Role::Leader {
+            self.refuse(ticket, error::NOT_LEADER);
+            return;
+        }
+        let voter = self.machine.members.by_id.get(&to).is_some_and(|member| !member.is_learner);
+        if !voter {
+            self.refuse(ticket, error::BAD_LEADER_TRANSFEREE);
+            return;
+        }
+        if to == self.shared.identity.member_id {
+            self.reply(ticket, ReplyBody::LeaderMoved);
+            return;
+        }
+        match self.node.request(Request::Transfer(to)) {
+            Ok(()) => {
+                self.leadership.wait_for(ticket, to, now + self.shared.limits.request_timeout);
+            }
+            Err(Refused::NoLeader | Refused::Transferring) => self.refuse(ticket, error::NOT_LEADER),
+            Err(Refused::Other(_)) => self.refuse(ticket, error::BAD_LEADER_TRANSFEREE),
+        }
+    }
+
+    /// Answers those who wait for a leader to lead.
+    pub(super) fn look_at_moves(&mut self, now: Instant) {
+        for (ticket, leads) in self.leadership.take_moved(self.node.standing().leader, now) {
+            if leads {
+                self.reply(ticket, ReplyBody::LeaderMoved);
+            } else {
+                self.refuse(ticket, error::LEADER_TRANSFER_TIMEOUT);
+            }
+        }
+    }
+
+    /// The first election after a start need not wait a whole timeout, once the others are heard of.
+    pub(super) fn advance_ticks(&mut self, now: Instant) -> Result<(), String> {
+        let own = self.shared.identity.member_id;
+        let (members, peers) = (&self.machine.members, self.shared.peers());
+        let connected = |id: &u64| *id != own && peers.is_some_and(|peers| peers.active_since(*id).is_some());
+        let hears = || members.by_id.keys().any(connected);
+        if !self.leadership.advances(self.node.standing(), hears, now) {
+            return Ok(());
+        }
+        // A slow leader's first message may still be on its way: two ticks are left to it.
+        for _ in 2..self.election_ticks() {
+            self.step(Event::Ticked)?;
+        }
+        Ok(())
+    }
+
+    /// The leader's process has ended, as its host says by refusing connections, so there is no point in waiting for
+    /// its heartbeats. The election timeout counts as over, but for the part that keeps members from campaigning
+    /// together. If it is a mistake, the leader's next heartbeat undoes it.
+    pub(super) fn leader_ended(&mut self, id: u64) -> Result<(), String> {
+        if !self.leadership.has_ended(id, self.node.standing()) {
+            return Ok(());
+        }
+        self.logger.warn("the leader's process has ended", &[("leader", Value::Id(id))]);
+        for _ in 0..self.election_ticks() {
+            self.step(Event::Ticked)?;
+        }
+        Ok(())
+    }
+
+    fn election_ticks(&self) -> u128 {
+        self.config.election_timeout.as_millis() / self.config.heartbeat_interval.as_millis().max(1)
+    }
+
+    fn stands(&mut self, standing: Standing, now: Instant) {
+        let stood = self.leadership.stands(standing);
+        if stood.stops_leases {
+            self.stop_leases(now);
+        }
+        if stood.cuts_off {
+            self.install.cut_off(now);
+        }
+        self.applied_since = true;
+        let Some(before) = stood.was else { return };
+        self.reads.ask_again();
+        if planted::is(planted::Bug::ProposedAgainEarly) && standing.leader != 0 {
+            self.propose_again(standing.term);
+        }
+        self.shared.leader_is(standing.leader, now);
+        if standing.leader == 0 {
+            self.logger
+                .warn("lost the leader", &[("was", Value::Id(before)), ("term", Value::Uint(standing.term))]);
+        } else {
+            self.shared.metrics.server.leader_changes.inc();
+            let what = if self.leadership.leads() { "became leader" } else { "follows" };
+            self.logger
+                .info(what, &[("term", Value::Uint(standing.term)), ("leader", Value::Id(standing.leader))]);
+        }
+        self.look_at_moves(now);
+    }
+}
+
+/// Changes of the members.
+impl Core {
+    /// Asks the changes of the members, with what they have to know.
+    fn ask_membership<R>(&mut self, ask: impl FnOnce(&mut Membership, membership::Present<'_>) -> R) -> R {
+        let Core { membership, node, machine, leadership, shared, .. } = self;
+        let peers = shared.peers();
+        let active_since = |id| peers.and_then(|peers| peers.active_since(id));
+        let successor = || successor(node, machine, shared);
+        let present = membership::Present {
+            members: &machine.members,
+            node,
+            leads: leadership.leads(),
+            applied_term: machine.applied_term,
+            active_since: &active_since,
+            successor: &successor,
+        };
+        ask(membership, present)
+    }
+
+    /// A client wants the members changed: refuses what cannot or should not be, and queues the rest.
+    pub(super) fn change_members(&mut self, ticket: Ticket, change: MemberChange, now: Instant) {
+        let promotes = matches!(change, MemberChange::Promote(_));
+        let wanted = self.ask_membership(|membership, present| membership.want(ticket, change, present, now));
+        if let Err(status) = wanted {
+            if promotes && self.leadership.leads() && status != error::TOO_MANY_REQUESTS {
+                let failures = &self.shared.metrics.server.learner_promote_failures;
+                failures.with(&[&status.message]).inc();
+            }
+            self.refuse(ticket, status);
+        }
+    }
+
+    /// Does what is due about proposals of other members to remove this one.
+    pub(super) fn hold_departures(&mut self, now: Instant) {
+        if self.membership.has_departures() {
+            let step = self.ask_membership(|membership, present| membership.next_departure(present, now));
+            self.change(step);
+        }
+    }
+
+    /// Proposes the next change, when the one before is applied.
+    pub(super) fn propose_change(&mut self, now: Instant) {
+        if self.membership.has_next() && self.stopping.is_none() {
+            let step = self.ask_membership(|membership, present| membership.next_change(present, now));
+            self.change(step);
+        }
+    }
+
+    fn change(&mut self, step: membership::Step) {
+        match step {
+            membership::Step::Nothing => {}
+            membership::Step::HandOver(to) => {
+                self.logger.info("handing leadership over before being removed", &[("to", Value::Id(to))]);
+                self.transfer_to(to);
+            }
+            membership::Step::ProposeNext => self.propose_next_change(),
+            membership::Step::Take(message) => self.step_received(*message),
+            membership::Step::PassOn(removals) => {
+                let own = ConfChange { kind: ConfChangeKind::Remove, node: self.shared.identity.member_id };
+                for data in removals {
+                    // Without a leader it is lost, as in etcd.
+                    let _ = self.node.request(Request::ProposeConfChange(own, data));
+                }
+            }
+        }
+    }
+
+    fn propose_next_change(&mut self) {
+        let id = self.shared.request_id();
+        let Some((raft, data)) = self.membership.encode_next(id) else { return };
+        // A follower's own disk has nothing to do with what it hands on.
+        if self.leadership.leads() && !self.room.has(&self.log, data.len(), Purpose::Mends) {
+            if let Some((ticket, ..)) = self.membership.take_next(None) {
+                self.refuse(ticket, error::NO_SPACE);
+            }
+            return;
+        }
+        // Without a leader it waits here.
+        if self.node.request(Request::ProposeConfChange(raft, data)).is_ok()
+            && let Some((ticket, change, since)) = self.membership.take_next(Some(id))
+        {
+            let waiter = Waiter::Members(ticket, Box::new(change));
+            let given = self.given();
+            self.proposals.await_entry(id, waiter, since, given);
+        }
+    }
+
+    /// Forgets changes that nobody waits for any more.
+    pub(super) fn sweep_changes(&mut self, now: Instant) {
+        let proposals = &self.proposals;
+        self.membership.sweep(|id| proposals.is_awaited(id), now);
+    }
+
+    pub(super) fn apply_conf_change(&mut self, entry: &Entry, command: Command<'_>) -> Result<(), String> {
+        let learners = self.machine.members.learners().len();
+        let applied = self.machine.apply_conf_change(command).map_err(|e| e.to_string())?;
+        let change = match &applied.outcome {
+            Ok(VoterChange::AddVoter(node)) => ConfChange { kind: ConfChangeKind::AddVoter, node: *node },
+            Ok(VoterChange::AddLearner(node)) => ConfChange { kind: ConfChangeKind::AddLearner, node: *node },
+            Ok(VoterChange::Remove(node)) => ConfChange { kind: ConfChangeKind::Remove, node: *node },
+            // Raft has to hear of it all the same: until then it takes no other change.
+            Ok(VoterChange::Update(node)) => ConfChange { kind: ConfChangeKind::Update, node: *node },
+            Err(_) => ConfChange { kind: ConfChangeKind::Update, node: 0 },
+        };
+        self.step(Event::ConfChanged(change))?;
+        self.membership.applied(applied.request_id);
+        if applied.outcome.is_ok() {
+            self.members_changed(change);
+        }
+        if let Some(Waiter::Members(ticket, _)) = self.proposals.take(applied.request_id) {
+            let promoted = matches!(applied.outcome, Ok(VoterChange::AddVoter(_)));
+            if promoted && self.machine.members.learners().len() < learners {
+                self.shared.metrics.server.learner_promote_successes.inc();
+            }
+            self.membership.tell((ticket, applied.outcome.map(|_| ()), entry.term));
+        }
+        Ok(())
+    }
+
+    fn members_changed(&mut self, change: ConfChange) {
+        self.tell_members();
+        let own = self.shared.identity.member_id;
+        let what = match change.kind {
+            ConfChangeKind::AddVoter => "added or promoted a member",
+            ConfChangeKind::AddLearner => "added a learner",
+            ConfChangeKind::Remove => "removed a member",
+            ConfChangeKind::Update => "updated a member",
+        };
+        self.logger.info(what, &[("member-id", Value::Id(change.node))]);
+        if change.kind == ConfChangeKind::Remove && change.node == own {
+            self.end_removed(self.shared.clock.now());
+        }
+    }
+
+    /// Tells whoever talks to other members, and everyone who looks at the published state.
+    pub(super) fn tell_members(&mut self) {
+        let others = self.membership.changed(&self.machine.members);
+        self.applied_since = true;
+        if let Some(peers) = self.shared.peers() {
+            self.shared.arrivals.set_members(others.iter().map(|(id, _)| *id));
+            peers.set_members(others);
+        }
+    }
+
+    /// This member is no longer part of the cluster: it ends, and does not start again.
+    pub(super) fn end_removed(&mut self, now: Instant) {
+        if !self.membership.was_removed(now) {
+            return;
+        }
+        let own = self.shared.identity.member_id;
+        self.logger.warn(
+            "the member has been permanently removed from the cluster; its data directory must be removed",
+            &[("member-id", Value::Id(own))],
+        );
+        let term = self.machine.applied_term;
+        let proposed = self.membership.tell_of_removal(term).filter(|id| {
+            let waiter = self.proposals.waiter(*id);
+            matches!(waiter, Some(Waiter::Members(_, change)) if change.removes(own))
+        });
+        if let Some(id) = proposed
+            && let Some(Waiter::Members(ticket, _)) = self.proposals.take(id)
+        {
+            self.membership.tell((ticket, Ok(()), term));
+        }
+    }
+
+    /// Makes this member's name and client URLs known, once after each start.
+    pub(super) fn propose_attributes(&mut self, now: Instant) {
+        let (members, node) = (&self.machine.members, &self.node);
+        let own = self.shared.identity.member_id;
+        let has_leader = || members.by_id.contains_key(&own) && node.standing().leader != 0;
+        if let Some(request) = self.attributes.propose(has_leader, now) {
+            self.propose_own(request, Waiter::Attributes);
+        }
+    }
+
+    /// Agrees on the version that all members have.
+    pub(super) fn set_cluster_version(&mut self, version: String) {
+        if !self.leadership.leads()
+            || !self.leadership.has_settled()
+            || self.machine.members.cluster_version == version
+        {
+            return;
+        }
+        self.logger.info(
+            "setting the cluster version",
+            &[("from", Value::Str(&self.machine.members.cluster_version)), ("to", Value::Str(&version))],
+        );
+        let set = membershippb::ClusterVersionSetRequest { ver: version };
+        let request =
+            InternalRaftRequest { cluster_version_set: Some(set), ..InternalRaftRequest::default() };
+        self.propose_own(request, Waiter::Nobody);
+    }
+}
+
+/// A member whose state differs.
+impl Core {
+    /// A member's state differs from that of most others: all are told. 0 stands for a member that is not known.
+    pub(super) fn raise_corrupt(&mut self, member_id: u64) {
+        let raised = if member_id == 0 {
+            // Whom it is about may be known by now.
+            self.machine.alarms.any(CORRUPT)
+        } else {
+            self.machine.alarms.is_raised(CORRUPT, member_id)
+        };
+        if raised || !self.leadership.leads() {
+            return;
+        }
+        self.logger.error(
+            "raising the CORRUPT alarm: the cluster takes no writes until it is disarmed; replace the member that it \
+             names (remove it, delete its data directory, add it again), then disarm the alarm",
+            &[("member-id", Value::Id(member_id))],
+        );
+        let alarm = AlarmRequest { action: AlarmAction::Activate as i32, member_id, alarm: CORRUPT };
+        let request = InternalRaftRequest { alarm: Some(alarm), ..InternalRaftRequest::default() };
+        self.propose_own(request, Waiter::Nobody);
+    }
+
+    /// A leader that the alarm names hands over to a member that it does not name, if there is one to be reached.
+    pub(super) fn resign_if_corrupt(&mut self) {
+        let own = self.shared.identity.member_id;
+        if !self.leadership.leads()
+            || !self.machine.alarms.is_raised(CORRUPT, own)
+            || self.node.transferring().is_some()
+        {
+            return;
+        }
+        let Some(to) = self.successor() else { return };
+        self.logger.warn(
+            "handing leadership over: this member's state differs from the others'",
+            &[("to", Value::Id(to))],
+        );
+        self.transfer_to(to);
+    }
+
+    /// Counts what a leader was too slow for: others must not think that it is gone.
+    pub(super) fn note_late_tick(&mut self, now: Instant) {
+        let late = now.saturating_duration_since(self.next_tick);
+        // The tick itself is due an interval after the last.
+        if !self.leadership.leads()
+            || late <= self.config.heartbeat_interval
+            || self.machine.members.by_id.len() < 2
+        {
+            return;
+        }
+        self.shared.metrics.server.heartbeat_send_failures.inc();
+        self.logger.warn(
+            "leader failed to send out heartbeat on time; took too long, leader is overloaded likely from slow disk",
+            &[
+                ("heartbeat-interval", Value::Duration(self.config.heartbeat_interval)),
+                ("expected-duration", Value::Duration(2 * self.config.heartbeat_interval)),
+                ("exceeded-duration", Value::Duration(late - self.config.heartbeat_interval)),
+            ],
+        );
+    }
+}
+
+/// Taking over another member's state, and giving this one's.
+impl Core {
+    /// Another member is about to send its state. It is refused while the present one is being moved about.
+    pub(super) fn begin_install(&mut self, ticket: Ticket, claim: u64, from: u64, term: u64) {
+        // Nothing is held for who does not lead. A leader that this member has not heard of yet tries again.
+        let standing = self.node.standing();
+        if (standing.leader, standing.term) != (from, term) {
+            self.refuse(ticket, error::NOT_LEADER);
+            return;
+        }
+        let busy = self.moves.are_under_way() || self.checkpoints.is_busy() || self.stopping.is_some();
+        if !self.install.begin(claim, busy) {
+            self.refuse(ticket, error::TOO_MANY_REQUESTS);
+            return;
+        }
+        self.shared.metrics.server.snapshot_apply_in_progress.set_u64(1);
+        self.answers.want_image(ticket);
+    }
+
+    /// A snapshot that broke off goes on, if its sender leads.
+    pub(super) fn resume_install(&mut self, ticket: Ticket, claim: u64, from: u64, term: u64) {
+        let standing = self.node.standing();
+        if (standing.leader, standing.term) != (from, term) {
+            self.refuse(ticket, error::NOT_LEADER);
+            return;
+        }
+        if self.install.resume(claim) {
+            self.reply(ticket, ReplyBody::Readable);
+        } else {
+            self.refuse(ticket, error::TOO_MANY_REQUESTS);
+        }
+    }
+
+    /// Writes values of a snapshot to the log.
+    pub(super) fn place(
+        &mut self,
+        claim: u64,
+        values: Vec<log::Value>,
+        done: oneshot::Sender<Vec<(log::ValueId, log::Location)>>,
+        now: Instant,
+    ) {
+        // Dropping the sender tells who receives that it cannot go on.
+        if !self.install.may_place(claim) || values.is_empty() {
+            return;
+        }
+        // What a full disk cannot take must not stand in the log's queue before the member's own entries.
+        let bytes = values.iter().map(|value| value.data.len() + 128).sum();
+        if !self.room.has(&self.log, bytes, Purpose::Frees) || self.room.is_full() {
+            return;
+        }
+        if let Some(ticket) = self.room.hand_values(&mut self.log, values, now) {
+            self.install.place(ticket, done);
+        }
+    }
+
+    /// A whole state has arrived: raft is asked whether it still wants it.
+    pub(super) fn snapshot_received(
+        &mut self,
+        claim: u64,
+        received: Box<Received>,
+        now: Instant,
+    ) -> Result<(), String> {
+        // What was built on the present state is worth nothing if that has moved on.
+        let current = received.base_applied.is_none_or(|applied| applied == self.machine.applied_index);
+        let message = received.message.clone();
+        if !self.install.receive(claim, received) {
+            self.give_up_install(claim);
+            return Ok(());
+        }
+        if current && let Err(why) = self.node.request(Request::Receive(message)) {
+            self.logger.warn("refused a snapshot", &[("reason", Value::Str(&why.to_string()))]);
+        }
+        self.carry_out(now)?;
+        self.end_install();
+        Ok(())
+    }
+
+    /// This attempt has come to its end.
+    pub(super) fn give_up_install(&mut self, claim: u64) {
+        if self.install.is_of(claim) {
+            self.end_install();
+        }
+    }
+
+    /// Gives up what broke off and was not gone on with in time.
+    pub(super) fn look_at_install(&mut self, now: Instant) {
+        if self.install.is_over(now) {
+            self.end_install();
+        }
+    }
+
+    /// Gives up receiving, unless raft has accepted what was received.
+    pub(super) fn end_install(&mut self) {
+        self.install.give_up();
+        if !self.install.is_busy() {
+            self.shared.metrics.server.snapshot_apply_in_progress.set_u64(0);
+        }
+    }
+
+    /// Raft has accepted a snapshot: the received state takes the place of the present one.
+    fn restore(&mut self, restore: &Restore, now: Instant) -> Result<(), String> {
+        let Some(received) = self.install.take_received() else {
+            return Err("raft accepted a snapshot that was not received".to_owned());
+        };
+        let machine = received.machine;
+        if (machine.applied_index, machine.applied_term) != (restore.index, restore.term) {
+            return Err(format!(
+                "raft accepted a snapshot of entry {}, but the state received is of entry {}",
+                restore.index, machine.applied_index
+            ));
+        }
+        self.logger.info(
+            "installed a snapshot",
+            &[
+                ("index", Value::Uint(restore.index)),
+                ("revision", Value::Int(machine.store.current_revision())),
+                ("before", Value::Uint(self.machine.applied_index)),
+            ],
+        );
+        let overtaken = self.shared.long_reads.end_all();
+        self.answers.replaced();
+        self.shared.metrics.long_reads.overtaken.add(overtaken as u64);
+        let replaced = std::mem::replace(&mut self.machine, *machine);
+        // An entry that was half-way, and those behind it, are in it.
+        self.applying.clear();
+        self.applying.applied();
+        if !planted::is(Bug::ProposedAgainAfterSnapshot) {
+            self.proposals.forget_commands();
+        }
+        self.history.restored(restore.index, restore.term);
+        let store = &self.machine.store;
+        self.removal.restored(store.compact_revision(), store.current_revision(), now);
+        self.alarms = Arc::new(self.machine.alarms.clone());
+        self.tell_members();
+        self.install.installed(Reset { index: restore.index, term: restore.term }, replaced);
+        Ok(())
+    }
+
+    pub(super) fn order_install(&mut self, now: Instant) {
+        let moment = self.shared.state.load().view.moment();
+        let state = self.shared.read_long_at(Reader::Checkpoint, moment);
+        let terms = self.history.known_terms();
+        let order = Order::Checkpoint { head: Box::new(self.machine.head()), state, whole: true, terms };
+        if self.orders.try_send(order).is_ok() {
+            self.install.saving();
+            self.checkpoints.begun(self.log.figures().written_bytes(), now);
+            if planted::is(Bug::SnapshotAcknowledgedEarly) {
+                // What was held is ours to append: it cannot be refused.
+                let _ = self.install_saved(self.machine.applied_index, now);
+            }
+        }
+    }
+
+    /// A checkpoint is durable. If it is the one of a state taken over, the log starts anew behind it.
+    pub(super) fn install_saved(&mut self, applied_index: u64, now: Instant) -> Result<(), String> {
+        let Some((reset, held)) = self.install.saved(applied_index) else { return Ok(()) };
+        self.shared.metrics.server.snapshot_apply_in_progress.set_u64(0);
+        let mut reset = Some(reset);
+        for append in held {
+            self.append_behind(reset.take(), append, now)?;
+        }
+        Ok(())
+    }
+
+    /// Hands the checkpointer what takes long to drop.
+    pub(super) fn release_discarded(&mut self) {
+        let orders = &self.orders;
+        self.install.release(|what| match orders.try_send(Order::Drop(what)) {
+            Err(TrySendError::Full(Order::Drop(what)) | TrySendError::Disconnected(Order::Drop(what))) => {
+                Err(what)
+            }
+            _ => Ok(()),
+        });
+    }
+
+    /// Sends the state just published to the members that need all of it.
+    pub(super) fn send_snapshots(&mut self, view: &mvcc::View) {
+        for mut message in std::mem::take(&mut self.snapshots_wanted) {
+            // It may have waited for an entry to be whole, and its term be over.
+            if message.term != Some(self.node.standing().term) {
+                continue;
+            }
+            let Some(peers) = self.shared.peers() else { return };
+            let head = self.machine.head();
+            let state = self.shared.read_long_at(Reader::Snapshot, view.moment_of_everything());
+            let metadata = api::raftpb::SnapshotMetadata {
+                conf_state: Some(api::raftpb::ConfState {
+                    voters: self.node.voters(),
+                    learners: self.node.learners(),
+                    ..Default::default()
+                }),
+                index: Some(head.applied_index),
+                term: Some(head.applied_term),
+            };
+            message.snapshot = Some(api::raftpb::Snapshot { metadata: Some(metadata), data: None });
+            let to = message.to.unwrap_or(0);
+            self.logger.info(
+                "sending a snapshot",
+                &[("to", Value::Id(to)), ("index", Value::Uint(head.applied_index))],
+            );
+            let trail = self.machine.state_trail(0);
+            let source = crate::transfer::Source::new(head, trail, state, &self.shared);
+            peers.send_snapshot(message, Box::new(source));
+        }
+    }
+
+    /// Answers whoever is about to receive a snapshot once the state is published.
+    pub(super) fn image(&mut self, ticket: Ticket, view: &mvcc::View) {
+        let head = Box::new(self.machine.head());
+        let state = self.shared.read_long_at(Reader::Snapshot, view.moment());
+        self.reply(ticket, ReplyBody::Image(head, Box::new(state)));
+    }
+}
+
+/// The voter that could lead at once: connected, and furthest of all.
+fn successor(node: &Node, machine: &Machine, shared: &Shared) -> Option<u64> {
+    let peers = shared.peers()?;
+    let corrupt = AlarmType::Corrupt as i32;
+    node.progress()
+        .into_iter()
+        .filter(|p| !p.is_learner && p.recently_active && p.id != shared.identity.member_id)
+        .filter(|p| peers.active_since(p.id).is_some())
+        .filter(|p| !machine.alarms.is_raised(corrupt, p.id))
+        .max_by_key(|p| p.matched)
+        .map(|p| p.id)
+}
