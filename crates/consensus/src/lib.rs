@@ -19,7 +19,7 @@
 //! # What comes from outside
 //!
 //! A peer's message that no sound peer sends is refused before the raft crate sees it, and changes nothing
-//! (`screen.rs`).
+//! (`validate.rs`).
 //!
 //! Tests: `tests/it` (transcripts, a simulated cluster), and beside the small parts.
 
@@ -30,9 +30,9 @@ mod entry;
 mod event;
 mod node;
 mod outbox;
-mod screen;
 mod tail;
 mod terms;
+mod validate;
 mod window;
 mod wire;
 

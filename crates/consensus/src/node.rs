@@ -12,9 +12,9 @@ use crate::effects::{Append, Effects, Progress, ProgressState, Restore, Role, St
 use crate::entry::{ConfChange, ConfChangeKind, Entry, HardState};
 use crate::event::{Broken, Config, Event, Fetch, Refused, Request, Restored};
 use crate::outbox::Outbox;
-use crate::screen;
 use crate::tail::Tail;
 use crate::terms::Terms;
+use crate::validate;
 use crate::window::Window;
 use crate::wire::{self, BINDS_PROPOSALS};
 
@@ -126,7 +126,7 @@ impl Node {
     ///
     /// When configuration and restored state do not go together; the text says why.
     pub fn new(config: Config, restored: Restored) -> Result<Node, Refused> {
-        screen::check_members(&restored.voters, &restored.learners).map_err(Refused::Other)?;
+        validate::check_members(&restored.voters, &restored.learners).map_err(Refused::Other)?;
         let numbers = [restored.applied, restored.hard_state.term, restored.applied_term];
         if numbers.iter().any(|n| *n > wire::NUMBER_MAX) {
             return Err(other("a term or an index beyond all measure"));
@@ -539,7 +539,7 @@ impl Node {
             message.context = Bytes::copy_from_slice(&message.term.to_be_bytes());
             message.term = 0;
         }
-        screen::check(&message, &self.raw).map_err(Refused::Other)?;
+        validate::check(&message, &self.raw).map_err(Refused::Other)?;
         let (kind, from, term) = (message.get_msg_type(), message.from, message.term);
         let binds = message.reject_hint == BINDS_PROPOSALS
             && matches!(kind, MessageType::MsgAppend | MessageType::MsgHeartbeat)

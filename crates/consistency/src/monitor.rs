@@ -35,7 +35,7 @@ pub struct Monitor {
 }
 
 /// What the leader looks at, and when next.
-pub struct Lookout {
+pub struct LeaderChecks {
     shared: Arc<Shared>,
     next_versions: Instant,
     divergence: Divergence,
@@ -55,15 +55,15 @@ impl Monitor {
     /// When there is no thread to be had.
     pub fn start(shared: &Arc<Shared>, logger: &Arc<Logger>, config: &Config) -> Result<Monitor, String> {
         let (stop, stopped) = sync_channel::<()>(1);
-        let mut lookout = Lookout::new(shared, logger, config);
+        let mut leader_checks = LeaderChecks::new(shared, logger, config);
         let clock = shared.clock.clone();
         let thread = std::thread::Builder::new()
             .name("monitor".to_owned())
             .spawn(move || {
                 while let Err(std::sync::mpsc::RecvTimeoutError::Timeout) = stopped.recv_timeout(TURN) {
-                    block_on(lookout.turn(clock.now()));
+                    block_on(leader_checks.turn(clock.now()));
                 }
-                lookout.checks.stop();
+                leader_checks.checks.stop();
             })
             .map_err(|e| format!("cannot start the monitor thread: {e}"))?;
         Ok(Monitor { stop, thread })
@@ -77,11 +77,11 @@ impl Monitor {
     }
 }
 
-impl Lookout {
+impl LeaderChecks {
     /// Everything is due.
-    pub fn new(shared: &Arc<Shared>, logger: &Arc<Logger>, config: &Config) -> Lookout {
+    pub fn new(shared: &Arc<Shared>, logger: &Arc<Logger>, config: &Config) -> LeaderChecks {
         let now = shared.clock.now();
-        Lookout {
+        LeaderChecks {
             shared: Arc::clone(shared),
             next_versions: now,
             divergence: Divergence::new(shared, logger),

@@ -8,7 +8,7 @@ use h2::server::SendResponse;
 use http::{HeaderMap, HeaderValue, Request, StatusCode};
 
 use crate::assembler::Assembler;
-use crate::call::{DEADLINE, Gathering, Step, Surroundings, begin_stream};
+use crate::call::{ConnectionContext, DEADLINE, Gathering, Step, begin_stream};
 use crate::outgoing::Outgoing;
 use crate::{Head, Kind, reply};
 
@@ -16,7 +16,7 @@ use crate::{Head, Kind, reply};
 /// as far as it can at once. Its time runs from `since`, when it came. Returns what became of it, and its deadline. All in
 /// one, because what makes up a call is large, and moving it costs.
 pub(crate) fn begin(
-    around: &Surroundings,
+    around: &ConnectionContext,
     request: Request<RecvStream>,
     mut respond: SendResponse<Outgoing>,
     peer: SocketAddr,
@@ -86,7 +86,7 @@ impl<'a> Known<'a> {
 }
 
 fn examine(
-    around: &Surroundings,
+    around: &ConnectionContext,
     request: &Request<RecvStream>,
     since: Instant,
     now: Instant,
@@ -152,7 +152,7 @@ fn check_content_type(value: Option<&HeaderValue>) -> Result<(), (StatusCode, St
     Err((StatusCode::UNSUPPORTED_MEDIA_TYPE, Status::with(Code::InvalidArgument, text)))
 }
 
-fn unknown_path(around: &Surroundings, path: &str) -> Status {
+fn unknown_path(around: &ConnectionContext, path: &str) -> Status {
     let text = match path.strip_prefix('/').unwrap_or(path).rsplit_once('/') {
         None => format!("malformed method name: \"{path}\""),
         Some((service, method)) if around.service.has_service(service) => {

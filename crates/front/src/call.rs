@@ -52,7 +52,7 @@ impl Made {
 pub(crate) const DEADLINE: Status = Status::new(Code::DeadlineExceeded, "context deadline exceeded");
 
 /// What the calls of one connection share.
-pub(crate) struct Surroundings {
+pub(crate) struct ConnectionContext {
     pub(crate) shard: Rc<ShardState>,
     pub(crate) service: Rc<dyn Service>,
     /// What the connection holds, charged to the budget of the server.
@@ -67,14 +67,18 @@ pub(crate) struct Surroundings {
     pub(crate) made: Rc<Made>,
 }
 
-impl Surroundings {
-    pub(crate) fn new(shard: Rc<ShardState>, service: Rc<dyn Service>, account: Rc<Account>) -> Surroundings {
+impl ConnectionContext {
+    pub(crate) fn new(
+        shard: Rc<ShardState>,
+        service: Rc<dyn Service>,
+        account: Rc<Account>,
+    ) -> ConnectionContext {
         let requests = RequestRoom {
             ledger: Rc::new(Ledger::of(&account)),
             account: account.clone(),
             bytes_max: shard.options.request_bytes_max,
         };
-        Surroundings {
+        ConnectionContext {
             answers: Rc::new(Ledger::of(&account)),
             requests: Rc::new(requests),
             stallable: Rc::default(),
@@ -125,7 +129,7 @@ impl RequestRoom {
 struct Stallable(Rc<Cell<usize>>);
 
 impl Stallable {
-    fn new(around: &Surroundings) -> Stallable {
+    fn new(around: &ConnectionContext) -> Stallable {
         around.stallable.set(around.stallable.get() + 1);
         Stallable(around.stallable.clone())
     }
@@ -304,7 +308,7 @@ pub(crate) enum Step {
 
 impl Call {
     /// Goes on with the call as far as it can.
-    pub(crate) fn step(self, around: &Surroundings, cx: &mut Context<'_>) -> Step {
+    pub(crate) fn step(self, around: &ConnectionContext, cx: &mut Context<'_>) -> Step {
         match self {
             Call::Gathering(gathering) => gathering.step(around, cx),
             Call::Pending(pending) => pending.step(around, cx),
@@ -315,7 +319,7 @@ impl Call {
     }
 
     /// Ends the call because its deadline passed.
-    pub(crate) fn expire(self, around: &Surroundings) -> Option<Tracked> {
+    pub(crate) fn expire(self, around: &ConnectionContext) -> Option<Tracked> {
         let counters = &around.shard.counters;
         match self {
             Call::Gathering(mut gathering) => {
@@ -427,7 +431,7 @@ impl Gathering {
     }
 
     /// The first step, before the call has a place on the heap.
-    pub(crate) fn begin(mut self, around: &Surroundings, cx: &mut Context<'_>) -> Step {
+    pub(crate) fn begin(mut self, around: &ConnectionContext, cx: &mut Context<'_>) -> Step {
         match self.gather(around, cx) {
             Poll::Pending => match self.charge(around) {
                 Ok(()) => Step::Wait(Call::Gathering(Box::new(self))),
@@ -437,7 +441,7 @@ impl Gathering {
         }
     }
 
-    fn step(mut self: Box<Self>, around: &Surroundings, cx: &mut Context<'_>) -> Step {
+    fn step(mut self: Box<Self>, around: &ConnectionContext, cx: &mut Context<'_>) -> Step {
         match self.gather(around, cx) {
             Poll::Pending => match self.charge(around) {
                 Ok(()) => Step::Wait(Call::Gathering(self)),
@@ -449,7 +453,7 @@ impl Gathering {
 
     /// Charges what the call holds while it waits for the client. The whole announced length is charged at once: a
     /// message that was begun can always be finished.
-    fn charge(&mut self, around: &Surroundings) -> Result<(), Status> {
+    fn charge(&mut self, around: &ConnectionContext) -> Result<(), Status> {
         let message = self.message.as_ref().map_or(0, Bytes::len);
         let bytes = self.assembler.announced().unwrap_or(0) + message;
         if let Some((charge, _)) = &mut self.waits {
@@ -464,7 +468,7 @@ impl Gathering {
 
     fn serve(
         mut self,
-        around: &Surroundings,
+        around: &ConnectionContext,
         gathered: Option<Result<Bytes, Status>>,
         cx: &mut Context<'_>,
     ) -> Step {
@@ -521,7 +525,11 @@ impl Gathering {
     }
 
     /// The whole message, once the client has ended its side; `None` if the client is gone.
-    fn gather(&mut self, around: &Surroundings, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Status>>> {
+    fn gather(
+        &mut self,
+        around: &ConnectionContext,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Bytes, Status>>> {
         loop {
             match self.recv.poll_data(cx) {
                 Poll::Pending => {
@@ -551,7 +559,7 @@ impl Gathering {
         }
     }
 
-    fn cut(&mut self, around: &Surroundings) -> Result<(), Status> {
+    fn cut(&mut self, around: &ConnectionContext) -> Result<(), Status> {
         while let Some(assembled) = self.assembler.next()? {
             if self.message.is_some() {
                 // As grpc-go does, which answers the first and never looks further.
@@ -573,7 +581,7 @@ const NO_MESSAGE: Status = Status::new(Code::Unknown, "EOF");
 const TRUNCATED_CALL: Status = Status::new(Code::Unknown, "unexpected EOF");
 
 impl Pending {
-    fn step(mut self, around: &Surroundings, cx: &mut Context<'_>) -> Step {
+    fn step(mut self, around: &ConnectionContext, cx: &mut Context<'_>) -> Step {
         match self.future.as_mut().poll(cx) {
             Poll::Ready(result) => {
                 answer(around, self.respond, self.method, self.gzip, result, Some(self.charge), 0, cx)
@@ -591,7 +599,7 @@ impl Finished {
     /// The first step, once the call is charged with its answer. Beyond what the calls of a connection may hold together
     /// the client is only told that there was an answer, if that takes more than the call did.
     #[cold]
-    fn begin(mut self: Box<Self>, around: &Surroundings, cx: &mut Context<'_>) -> Step {
+    fn begin(mut self: Box<Self>, around: &ConnectionContext, cx: &mut Context<'_>) -> Step {
         let bytes = match &self.made {
             Answer::Whole(message) => message.len(),
             Answer::Pieces { held, .. } => held.get(),
@@ -609,7 +617,7 @@ impl Finished {
         self.step(around, cx)
     }
 
-    fn step(mut self: Box<Self>, around: &Surroundings, cx: &mut Context<'_>) -> Step {
+    fn step(mut self: Box<Self>, around: &ConnectionContext, cx: &mut Context<'_>) -> Step {
         if self.respond.poll_reset(cx).is_ready() {
             around.shard.counters.handled(self.method, Code::Canceled);
             return Step::Over(None);
@@ -627,7 +635,7 @@ impl Finished {
 /// with so far, `bytes` the length of its request if that is not in it.
 #[expect(clippy::too_many_arguments, reason = "all of them are moved out of a call that is over")]
 fn answer(
-    around: &Surroundings,
+    around: &ConnectionContext,
     mut respond: SendResponse<Outgoing>,
     method: u16,
     gzip: bool,
@@ -711,7 +719,7 @@ fn answer(
 
 impl Pieces {
     /// Makes at most one piece, then lets others run.
-    fn step(mut self: Box<Self>, around: &Surroundings, cx: &mut Context<'_>) -> Step {
+    fn step(mut self: Box<Self>, around: &ConnectionContext, cx: &mut Context<'_>) -> Step {
         let counters = &around.shard.counters;
         if self.send.poll_reset(cx).is_ready() {
             counters.handled(self.method, Code::Canceled);
@@ -797,7 +805,7 @@ impl Pieces {
 }
 
 impl Streaming {
-    fn step(mut self, around: &Surroundings, cx: &mut Context<'_>) -> Step {
+    fn step(mut self, around: &ConnectionContext, cx: &mut Context<'_>) -> Step {
         let counters = &around.shard.counters;
         match self.future.as_mut().poll(cx) {
             Poll::Ready(result) => {
@@ -818,7 +826,7 @@ impl Streaming {
 
 /// Begins a streaming call; `None` if it was refused for want of room.
 pub(crate) fn begin_stream(
-    around: &Surroundings,
+    around: &ConnectionContext,
     head: Head,
     recv: RecvStream,
     assembler: Assembler,

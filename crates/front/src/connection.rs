@@ -18,7 +18,7 @@ use slab::Slab;
 use tokio::time::Sleep;
 
 use crate::budget::{Account, Held};
-use crate::call::{Call, Look, Progress, Step, Surroundings, Tracked, call_bytes};
+use crate::call::{Call, ConnectionContext, Look, Progress, Step, Tracked, call_bytes};
 use crate::counters;
 use crate::keepalive::{Heartbeat, PingPolicy, Pulse};
 use crate::ledger::Charge;
@@ -75,7 +75,7 @@ pub(crate) struct Connection<S: Transport> {
     h2: h2::server::Connection<SharedSocket<S>, Outgoing>,
     socket: Rc<RefCell<Socket<S>>>,
     peer: SocketAddr,
-    around: Surroundings,
+    around: ConnectionContext,
     /// The most calls that were open at once, and what their places take.
     places: usize,
     places_held: Held,
@@ -143,7 +143,7 @@ pub(crate) async fn serve<S: Transport + 'static>(
         h2,
         socket: socket.clone(),
         peer,
-        around: Surroundings::new(shard.clone(), service, account.clone()),
+        around: ConnectionContext::new(shard.clone(), service, account.clone()),
         places: PLACES_FREE,
         places_held: account.hold(0),
         turn,

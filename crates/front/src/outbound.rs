@@ -10,7 +10,7 @@ use h2::server::SendResponse;
 use h2::{Reason, SendStream};
 
 use crate::budget::Account;
-use crate::call::{Made, Surroundings};
+use crate::call::{ConnectionContext, Made};
 use crate::inbound::CANCELED;
 use crate::ledger::Ledger;
 use crate::outgoing::{Outgoing, check_len};
@@ -139,7 +139,7 @@ pub(crate) struct Sending {
 impl Sending {
     pub(crate) fn new(
         respond: SendResponse<Outgoing>,
-        around: &Surroundings,
+        around: &ConnectionContext,
         gzip: bool,
         method: u16,
     ) -> Rc<Sending> {

@@ -127,7 +127,7 @@ impl Outcome {
 // Up to 128 bytes are moved without a call.
 const _: () = assert!(size_of::<Applied>() <= 128);
 
-/// What changed beside keys and values, for those who keep books of their own.
+/// What changed beside keys and values, for those who keep an account of their own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// A lease exists now.
@@ -246,15 +246,15 @@ pub(crate) fn loaded_bytes(key: &[u8], value_len: u32) -> u64 {
     64 + key.len() as u64 + u64::from(value_len)
 }
 
-/// The books that every write and removal keeps up to date.
-pub(crate) struct Books<'a> {
+/// The accounting that every write and removal keeps up to date.
+pub(crate) struct Accounting<'a> {
     leases: &'a mut Leases,
     usage: &'a mut BTreeMap<u32, SegmentUse>,
     in_use_bytes: &'a mut u64,
     hash: &'a mut StateHash,
 }
 
-impl Books<'_> {
+impl Accounting<'_> {
     fn added(&mut self, change: &mvcc::Change<'_>) {
         self.hash.key_changed(change);
         let version = change.version;
@@ -548,26 +548,26 @@ impl Machine {
             return Err(error::LEASE_NOT_FOUND);
         }
         txn::check_put(&self.store.snapshot(), &self.leases, put)?;
-        let (mut writer, mut books) = self.writing();
-        let previous = write_put(&mut writer, &mut books, command, put);
+        let (mut writer, mut accounting) = self.writing();
+        let previous = write_put(&mut writer, &mut accounting, command, put);
         let revision = writer.finish();
         Ok(Outcome::Put { revision, previous })
     }
 
     /// What an entry writes with.
-    pub(crate) fn writing(&mut self) -> (Writer<'_>, Books<'_>) {
-        let books = Books {
+    pub(crate) fn writing(&mut self) -> (Writer<'_>, Accounting<'_>) {
+        let accounting = Accounting {
             leases: &mut self.leases,
             usage: &mut self.usage,
             in_use_bytes: &mut self.in_use_bytes,
             hash: &mut self.hash,
         };
-        (self.store.begin(), books)
+        (self.store.begin(), accounting)
     }
 
     fn delete_range(&mut self, delete: &DeleteRangeRequest, answer: bool) -> Deleted {
-        let (mut writer, mut books) = self.writing();
-        let mut deleted = write_delete(&mut writer, &mut books, delete, answer);
+        let (mut writer, mut accounting) = self.writing();
+        let mut deleted = write_delete(&mut writer, &mut accounting, delete, answer);
         deleted.revision = writer.finish();
         deleted
     }
@@ -582,8 +582,9 @@ impl Machine {
         let snapshot = self.store.snapshot();
         let path = txn::choose(&snapshot, request, values)?;
         txn::check_path(&snapshot, &self.leases, request, &path)?;
-        let (mut writer, mut books) = self.writing();
-        let mut run = Run { writer: &mut writer, books: &mut books, command, answer, known: txn::KNOWN_MAX };
+        let (mut writer, mut accounting) = self.writing();
+        let mut run =
+            Run { writer: &mut writer, accounting: &mut accounting, command, answer, known: txn::KNOWN_MAX };
         let mut outcome = run.branch(request, &path)?;
         outcome.revision = writer.finish();
         Ok(Outcome::Txn(outcome))
@@ -656,7 +657,7 @@ impl Machine {
         let lease = self.leases.revoke(request.id).ok_or(error::LEASE_NOT_FOUND)?;
         *change = Some(Change::LeaseRevoked(request.id));
         self.hash.mix(Effect::LeaseRevoked, &[request.id as u64, lease.keys.len() as u64]);
-        // The lease is gone, and with it what the books say of its keys.
+        // The lease is gone, and with it what the accounting says of its keys.
         let keys = lease.keys.iter().map(|(key, ())| (key.clone(), ()));
         self.delete_keys(keys, &mut Budget::endless());
         Ok(Outcome::LeaseRevoked)
@@ -709,7 +710,7 @@ impl Machine {
 /// A chosen branch while it runs. Everything that can fail was checked before.
 struct Run<'a, 's, 'b> {
     writer: &'a mut Writer<'s>,
-    books: &'a mut Books<'b>,
+    accounting: &'a mut Accounting<'b>,
     command: Command<'a>,
     answer: bool,
     /// How many keys the outcome may still name by itself.
@@ -731,11 +732,11 @@ impl Run<'_, '_, '_> {
                     OpOutcome::Range(write_range(self.writer, self.answer, &mut self.known, range)?)
                 }
                 Some(Request::RequestPut(put)) => {
-                    let previous = write_put(self.writer, self.books, self.command, put);
+                    let previous = write_put(self.writer, self.accounting, self.command, put);
                     OpOutcome::Put { revision: self.writer.revision(), previous }
                 }
                 Some(Request::RequestDeleteRange(delete)) => {
-                    let mut deleted = write_delete(self.writer, self.books, delete, self.answer);
+                    let mut deleted = write_delete(self.writer, self.accounting, delete, self.answer);
                     deleted.revision = self.writer.snapshot().current_revision();
                     OpOutcome::DeleteRange(deleted)
                 }
@@ -801,7 +802,7 @@ fn value_of(command: Command<'_>, bytes: &Bytes) -> Value {
 
 pub(crate) fn write_put(
     writer: &mut Writer<'_>,
-    books: &mut Books<'_>,
+    accounting: &mut Accounting<'_>,
     command: Command<'_>,
     put: &PutRequest,
 ) -> Option<Box<Found>> {
@@ -818,10 +819,10 @@ pub(crate) fn write_put(
         _ => put.lease,
     };
     let change = writer.put(&put.key, value, lease);
-    books.added(&change);
+    accounting.added(&change);
     let previous_lease = change.previous.map_or(0, Version::lease);
     let previous = change.previous.filter(|_| put.prev_kv).map(|version| Box::new(Found::of(version)));
-    books.leases.attach(&put.key, previous_lease, lease);
+    accounting.leases.attach(&put.key, previous_lease, lease);
     previous
 }
 
@@ -847,12 +848,12 @@ pub(crate) fn write_range(
 
 fn write_delete(
     writer: &mut Writer<'_>,
-    books: &mut Books<'_>,
+    accounting: &mut Accounting<'_>,
     delete: &DeleteRangeRequest,
     answer: bool,
 ) -> Deleted {
     let mut deletion = Deletion::begin(writer);
-    deletion.go_on(writer, books, delete, answer, &mut Budget::endless());
+    deletion.go_on(writer, accounting, delete, answer, &mut Budget::endless());
     deletion.end(delete)
 }
 
@@ -877,7 +878,7 @@ impl Deletion {
     pub fn go_on(
         &mut self,
         writer: &mut Writer<'_>,
-        books: &mut Books<'_>,
+        accounting: &mut Accounting<'_>,
         delete: &DeleteRangeRequest,
         answer: bool,
         budget: &mut Budget,
@@ -887,11 +888,11 @@ impl Deletion {
         let range = KeyRange::of_request(&delete.key, &delete.range_end);
         let range = self.behind.as_deref().map_or(range, |key| range.after(key));
         let some = writer.delete_some(range, |change| {
-            books.added(&change);
+            accounting.added(&change);
             // The key is copied and hashed.
             budget.spend(1, 2 * change.version.key().len() as u64);
             if let Some(gone) = change.previous {
-                books.leases.detach(gone.key(), gone.lease());
+                accounting.leases.detach(gone.key(), gone.lease());
                 if wanted && previous.is_none() {
                     *previous = Some(Found::of(gone));
                 }

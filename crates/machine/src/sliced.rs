@@ -18,8 +18,8 @@ use crate::check;
 use crate::found::Values;
 use crate::lease::Leases;
 use crate::machine::{
-    Applied, Books, Change, Command, Deletion, Fatal, Machine, Outcome, op_name, version_bytes, write_put,
-    write_range,
+    Accounting, Applied, Change, Command, Deletion, Fatal, Machine, Outcome, op_name, version_bytes,
+    write_put, write_range,
 };
 use crate::range::Failure;
 use crate::shared_map::IntoEntries;
@@ -297,9 +297,9 @@ impl Machine {
             Work::Delete(deletion) => {
                 let Some(delete) = &request.delete_range else { return Err(error::KEY_NOT_FOUND.into()) };
                 before.get_or_insert(now);
-                let (mut writer, mut books) = self.writing();
+                let (mut writer, mut accounting) = self.writing();
                 let deletion = deletion.get_or_insert_with(|| Deletion::begin(&writer));
-                if !deletion.go_on(&mut writer, &mut books, delete, *answer, budget) {
+                if !deletion.go_on(&mut writer, &mut accounting, delete, *answer, budget) {
                     writer.suspend();
                     return Ok(None);
                 }
@@ -335,9 +335,9 @@ impl Machine {
                     return Ok(None);
                 }
                 before.get_or_insert(now);
-                let (mut writer, mut books) = self.writing();
+                let (mut writer, mut accounting) = self.writing();
                 let Some(mut outcome) =
-                    txn.run(request, (&mut writer, &mut books), command, *answer, budget)?
+                    txn.run(request, (&mut writer, &mut accounting), command, *answer, budget)?
                 else {
                     writer.suspend();
                     return Ok(None);
@@ -605,7 +605,7 @@ impl Txn {
     fn run(
         &mut self,
         request: &TxnRequest,
-        (writer, books): (&mut Writer<'_>, &mut Books<'_>),
+        (writer, accounting): (&mut Writer<'_>, &mut Accounting<'_>),
         command: Command<'_>,
         answer: bool,
         budget: &mut Budget,
@@ -633,12 +633,12 @@ impl Txn {
                 }
                 Some(Request::RequestPut(put)) => {
                     budget.spend(0, (put.key.len() + put.value.len()) as u64);
-                    let previous = write_put(writer, books, command, put);
+                    let previous = write_put(writer, accounting, command, put);
                     OpOutcome::Put { revision: writer.revision(), previous }
                 }
                 Some(Request::RequestDeleteRange(delete)) => {
                     let deletion = self.deletion.get_or_insert_with(|| Deletion::begin(writer));
-                    if !deletion.go_on(writer, books, delete, answer, budget) {
+                    if !deletion.go_on(writer, accounting, delete, answer, budget) {
                         return Ok(None);
                     }
                     let mut deleted = deletion.end(delete);

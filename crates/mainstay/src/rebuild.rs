@@ -38,9 +38,9 @@ use replica::joining;
 use telemetry::logging::{Logger, Value};
 
 /// How long one call to a member may take.
-const CALL_PATIENCE: Duration = Duration::from_secs(5);
+const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a change of the members is tried again while the cluster settles from the one before.
-const CHANGE_PATIENCE: Duration = Duration::from_secs(60);
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// What the user is told who starts a member whose rebuilding is not finished.
@@ -263,7 +263,7 @@ impl<'a> Rebuild<'a> {
         let mut contacts: Vec<String> = self.endpoints.to_vec();
         let (mut answered, mut why) = (0, Vec::new());
         for url in &peers {
-            match joining::members_of(url, CALL_PATIENCE) {
+            match joining::members_of(url, CALL_TIMEOUT) {
                 Ok((_, members)) => {
                     answered += 1;
                     let others = members
@@ -344,7 +344,7 @@ impl<'a> Rebuild<'a> {
 
     /// The member at this address must be down: it is the one that is taken out of the cluster.
     fn refuse_alive(&self, own: &Member) -> Result<(), String> {
-        let alive = own.peer_urls.iter().find(|url| joining::version_of(url, CALL_PATIENCE).is_ok());
+        let alive = own.peer_urls.iter().find(|url| joining::version_of(url, CALL_TIMEOUT).is_ok());
         match alive {
             Some(url) => Err(format!(
                 "member {:x} ({}) answers at {url}: stop it first, if it is this member that has to be rebuilt",
@@ -398,7 +398,7 @@ impl<'a> Rebuild<'a> {
 
     /// Tries a change again while the cluster settles.
     fn change<T>(&self, what: &str, attempt: impl Fn(&Self) -> Result<T, Status>) -> Result<T, String> {
-        let deadline = Instant::now() + CHANGE_PATIENCE;
+        let deadline = Instant::now() + CHANGE_TIMEOUT;
         loop {
             let status = match attempt(self) {
                 Ok(done) => return Ok(done),
@@ -479,10 +479,10 @@ impl<'a> Rebuild<'a> {
             let channel = Channel::connect((url.host(), url.port()))
                 .await
                 .map_err(|error| unavailable(format!("connection error: {error}")))?;
-            channel.unary_with(path, &CallOptions::default().within(CALL_PATIENCE), message).await
+            channel.unary_with(path, &CallOptions::default().within(CALL_TIMEOUT), message).await
         };
         let answer = self.runtime.block_on(async {
-            let timed = tokio::time::timeout(2 * CALL_PATIENCE, exchange).await;
+            let timed = tokio::time::timeout(2 * CALL_TIMEOUT, exchange).await;
             timed
                 .unwrap_or_else(|_| Err(Status::with(Code::DeadlineExceeded, "no answer in time".to_owned())))
         })?;

@@ -25,7 +25,7 @@ use crate::handler::Handler;
 use crate::identity::{self, Identity, MAINSTAY_SNAPSHOT};
 use crate::inbox::{Arrivals, Command, Inbox};
 use crate::options::{
-    CONNECTIONS_MAX, IDLE_MAX, Level, Log, Options, REMOTES_MAX, SNAPSHOT_ANSWER_TIMEOUT, SNAPSHOT_PATIENCE,
+    CONNECTIONS_MAX, IDLE_MAX, Level, Log, Options, REMOTES_MAX, SNAPSHOT_ANSWER_TIMEOUT, SNAPSHOT_TIMEOUTS,
     SNAPSHOTS_RECEIVED_MAX,
 };
 use crate::peer::Peer;
@@ -84,7 +84,7 @@ impl Hub {
             client: Client::new(),
             read_timeout,
             write_timeout,
-            receiving: SnapshotPlaces::new(SNAPSHOTS_RECEIVED_MAX, read_timeout * SNAPSHOT_PATIENCE),
+            receiving: SnapshotPlaces::new(SNAPSHOTS_RECEIVED_MAX, read_timeout * SNAPSHOT_TIMEOUTS),
             members_bodies: Cell::new(0),
             strangers_bodies: Cell::new(0),
             log,
@@ -419,7 +419,7 @@ async fn deliver_snapshot(
     headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
     headers.insert(MAINSTAY_SNAPSHOT, HeaderValue::from_static("1"));
 
-    let dialed = client::dial(&endpoint, hub.write_timeout * SNAPSHOT_PATIENCE).await;
+    let dialed = client::dial(&endpoint, hub.write_timeout * SNAPSHOT_TIMEOUTS).await;
     let (mut sender, connection) = dialed.inspect_err(|_| peer.endpoint_failed(&endpoint))?;
     let outcome = async {
         let answer = sender.send_request(request).await.map_err(|error| client::text(&error))?;

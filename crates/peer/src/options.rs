@@ -80,7 +80,7 @@ pub(crate) const SNAPSHOT_PIECES_MAX: usize = 4;
 /// How long the taker of a whole snapshot may work on it before its sender gives up.
 pub(crate) const SNAPSHOT_ANSWER_TIMEOUT: Duration = Duration::from_secs(600);
 /// A snapshot may pause this many read and write timeouts: its pieces come off a disk and go onto one.
-pub(crate) const SNAPSHOT_PATIENCE: u32 = 4;
+pub(crate) const SNAPSHOT_TIMEOUTS: u32 = 4;
 /// How long a dial may take.
 pub(crate) const DIAL_TIMEOUT: Duration = Duration::from_secs(2);
 /// The shortest time between two dials of one stream, as in etcd.

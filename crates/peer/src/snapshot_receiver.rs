@@ -17,7 +17,7 @@ use crate::decoder::{Intake, length_within};
 use crate::handler::Handler;
 use crate::hub::Hub;
 use crate::identity::{self, MAINSTAY_SNAPSHOT};
-use crate::options::{ENVELOPE_BYTES_MAX, Level, SNAPSHOT_PATIENCE, SNAPSHOT_PIECES_MAX};
+use crate::options::{ENVELOPE_BYTES_MAX, Level, SNAPSHOT_PIECES_MAX, SNAPSHOT_TIMEOUTS};
 use crate::pace::Pace;
 use crate::piece::{self, Piece};
 use crate::places::{Guest, Progress, SnapshotSeat};
@@ -75,7 +75,7 @@ async fn take(
         let text = "failed to process raft message (unknown sender)";
         return Err(refuse(StatusCode::FORBIDDEN, text));
     }
-    let mut pace = Pace::new(hub.read_timeout * SNAPSHOT_PATIENCE);
+    let mut pace = Pace::new(hub.read_timeout * SNAPSHOT_TIMEOUTS);
     let (message, rest) = read_envelope(body, &mut pace).await.map_err(|error| {
         hub.inbox.count_unknown_snapshot_failure();
         refuse(StatusCode::BAD_REQUEST, &format!("failed to decode raft message ({error})"))

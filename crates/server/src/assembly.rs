@@ -17,7 +17,7 @@ use replica::shared::{Limits, Published, Shared};
 use replica::transfer;
 use storage::catch_up::FETCHES_MAX;
 use storage::checkpointer::{Checkpointer, Event, Order, Surface};
-use storage::clean_shutdown::Evidence;
+use storage::clean_shutdown::CleanShutdown;
 use storage::compaction_hash::{self, Job};
 use storage::opening::{Opened, rules};
 use storage::readers::Readers;
@@ -53,7 +53,7 @@ pub(crate) struct Assembled {
     pub ready: Receiver<()>,
     /// Whether there was anything in the data directory.
     pub had_data: bool,
-    pub evidence: Evidence,
+    pub clean_shutdown: CleanShutdown,
     /// Held while the member runs.
     pub lock: disk::Lock,
 }
@@ -72,7 +72,7 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
         levels,
         terms,
         remotes,
-        evidence,
+        clean_shutdown,
         note: (note, cause),
         lock,
     } = opened;
@@ -157,7 +157,7 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
         peering,
         ready,
         had_data,
-        evidence,
+        clean_shutdown,
         lock,
     }
 }

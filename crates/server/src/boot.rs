@@ -24,12 +24,12 @@ use replica::shared::Shared;
 use rpc::http::MetricsListener;
 use rpc::services::Services;
 use storage::catch_up;
-use storage::clean_shutdown::Evidence;
+use storage::clean_shutdown::CleanShutdown;
 use storage::opening::{self, LogEvents, Opening};
 use telemetry::logging::{Logger, Value};
 
 /// How long calls in flight may go on when the member stops.
-const STOP_PATIENCE: Duration = Duration::from_secs(2);
+const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often a start that waits for the cluster looks whether it is to stop.
 const READY_LOOK: Duration = Duration::from_millis(200);
 
@@ -44,7 +44,7 @@ pub struct Running {
     peers: Arc<dyn PeerLinks>,
     /// Says that the core has ended.
     ended: mpsc::Receiver<()>,
-    evidence: Evidence,
+    clean_shutdown: CleanShutdown,
     _lock: Lock,
 }
 
@@ -158,7 +158,7 @@ fn serve(
         peering,
         ready,
         had_data,
-        evidence,
+        clean_shutdown,
         lock,
     } = assembled;
     let (config, logger) = (&parts.config, Arc::clone(&parts.logger));
@@ -270,8 +270,18 @@ fn serve(
         );
     }
     notify_systemd(&logger);
-    let running =
-        Running { shared, fronts, core, checkpointer, hasher, monitor, peers, ended, evidence, _lock: lock };
+    let running = Running {
+        shared,
+        fronts,
+        core,
+        checkpointer,
+        hasher,
+        monitor,
+        peers,
+        ended,
+        clean_shutdown,
+        _lock: lock,
+    };
     Ok((running, listening))
 }
 
@@ -371,7 +381,7 @@ impl Running {
     /// Why the core had ended before, if it had.
     pub fn stop(self) -> Result<(), String> {
         for front in self.fronts {
-            front.shutdown_blocking(STOP_PATIENCE);
+            front.shutdown_blocking(STOP_TIMEOUT);
         }
         self.shared.core.send(Ask::Stop);
         let outcome = self.core.join().map_err(|_| "the core's thread panicked".to_owned())?;
@@ -384,7 +394,7 @@ impl Running {
         if outcome.is_ok() {
             // The log is closed: the core had it.
             let end = self.shared.values.log_end();
-            self.evidence.close(&self.shared.identity, end).map_err(|e| e.to_string())?;
+            self.clean_shutdown.close(&self.shared.identity, end).map_err(|e| e.to_string())?;
         }
         outcome
     }

@@ -33,7 +33,7 @@ use tokio::task::LocalSet;
 use crate::assembly::{Assembled, Setting, assemble};
 use clock::{Clock, HandClock};
 use config::Config;
-use consistency::monitor::{self, Lookout};
+use consistency::monitor::{self, LeaderChecks};
 use replica::core::{Ask, Core};
 use replica::inbox::Inbox;
 use replica::joining;
@@ -43,7 +43,7 @@ use rpc::http::FrontCounters;
 use rpc::services::Services;
 use storage::catch_up;
 use storage::checkpointer::{Checkpointer, Order, Step};
-use storage::clean_shutdown::Evidence;
+use storage::clean_shutdown::CleanShutdown;
 use storage::compaction_hash::{Computing, Job};
 use storage::opening::{self, LogEvents, Opening};
 use telemetry::logging::Logger;
@@ -114,7 +114,7 @@ pub struct Stepped {
     reads_held: bool,
     shared: Arc<Shared>,
     clock: Arc<HandClock>,
-    evidence: Evidence,
+    clean_shutdown: CleanShutdown,
     _lock: disk::Lock,
 }
 
@@ -181,12 +181,12 @@ impl Stepped {
             fetches,
             peering,
             ready,
-            evidence,
+            clean_shutdown,
             lock,
             ..
         } = assemble(setting, opened);
         shared.set_peers(links);
-        let mut lookout = Lookout::new(&shared, &logger, &parts.config);
+        let mut leader_checks = LeaderChecks::new(&shared, &logger, &parts.config);
 
         let local = LocalSet::new();
         let (close, closing) = Closing::by_hand();
@@ -199,7 +199,7 @@ impl Stepped {
         local.spawn_local(async move {
             loop {
                 looking.clock.sleep(monitor::TURN).await;
-                lookout.turn(looking.clock.now()).await;
+                leader_checks.turn(looking.clock.now()).await;
             }
         });
         let mut core = Core::new(parts);
@@ -224,7 +224,7 @@ impl Stepped {
             reads_held: false,
             shared,
             clock,
-            evidence,
+            clean_shutdown,
             _lock: lock,
         };
         stepped.fall_asleep();
@@ -264,7 +264,7 @@ impl Stepped {
     pub fn close(mut self) -> Result<(), String> {
         self.log_turn();
         let end = self.shared.values.log_end();
-        self.evidence.close(&self.shared.identity, end).map_err(|e| e.to_string())
+        self.clean_shutdown.close(&self.shared.identity, end).map_err(|e| e.to_string())
     }
 
     /// Whether something waits for the core that would wake its thread.

@@ -6,7 +6,7 @@ use std::time::Instant;
 use planted::Bug;
 
 use crate::arguments::Arguments;
-use crate::crew::Crew;
+use crate::process_pool::ProcessPool;
 
 /// Seeds for each bug, unless the command line says otherwise.
 const BUDGET: u64 = 1000;
@@ -47,15 +47,16 @@ fn hunt(bugs: &[Bug], budget: u64, arguments: &Arguments) -> ExitCode {
         let began = Instant::now();
         let mut planted = arguments.clone();
         planted.bug = Some(bug);
-        let crew = match Crew::start(&planted.words(), arguments.from, arguments.jobs, Some(budget), true) {
-            Ok(crew) => crew,
-            Err(why) => {
-                eprintln!("{why}");
-                return ExitCode::from(2);
-            }
-        };
+        let process_pool =
+            match ProcessPool::start(&planted.words(), arguments.from, arguments.jobs, Some(budget), true) {
+                Ok(process_pool) => process_pool,
+                Err(why) => {
+                    eprintln!("{why}");
+                    return ExitCode::from(2);
+                }
+            };
         let mut count = 0;
-        let found = std::iter::from_fn(|| crew.next(arguments.time.map(|time| began + time)))
+        let found = std::iter::from_fn(|| process_pool.next(arguments.time.map(|time| began + time)))
             .inspect(|_| count += 1)
             .find(|ended| !ended.violation.is_empty());
         let seconds = began.elapsed().as_secs();

@@ -3,9 +3,9 @@
 //! Seeds run in processes of their own, so that one which aborts ends nobody else's.
 
 mod arguments;
-mod crew;
 mod hunt;
 mod minimise;
+mod process_pool;
 
 use std::process::ExitCode;
 
@@ -33,8 +33,8 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Mode::One(seed) => one(seed, &arguments),
-        Mode::Worker { from, step } => crew::work(from, step, &arguments),
-        Mode::Many => crew::run(&arguments),
+        Mode::Worker { from, step } => process_pool::work(from, step, &arguments),
+        Mode::Many => process_pool::run(&arguments),
         Mode::Minimise(seed) => minimise::run(seed, &arguments),
         Mode::Hunt => hunt::run(&arguments),
         Mode::Smoke => hunt::smoke(&arguments),

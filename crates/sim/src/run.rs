@@ -20,16 +20,16 @@ use crate::workload::Client;
 use crate::world::{Counts, World};
 
 /// How long the cluster may take to have a leader once all faults are over.
-const ELECTION_PATIENCE: Nanos = 40 * SECOND;
+const ELECTION_TIMEOUT: Nanos = 40 * SECOND;
 /// How long each client may take from there on to have an operation answered.
-const PROGRESS_PATIENCE: Nanos = 60 * SECOND;
+const PROGRESS_TIMEOUT: Nanos = 60 * SECOND;
 /// How long members may take to be all alike once clients have stopped.
-const CONVERGENCE_PATIENCE: Nanos = 90 * SECOND;
+const CONVERGENCE_TIMEOUT: Nanos = 90 * SECOND;
 /// How long members may take to give back what they hold for readers and for states that were not received whole: longer
 /// than what has arrived of one is kept.
-const REST_PATIENCE: Nanos = 75 * SECOND;
+const REST_TIMEOUT: Nanos = 75 * SECOND;
 /// How long watchers may take to hear of everything.
-const DRAIN_PATIENCE: Nanos = 6 * SECOND;
+const DRAIN_TIMEOUT: Nanos = 6 * SECOND;
 /// How long events may go on coming at all.
 const DRAIN_MAX: Nanos = 120 * SECOND;
 /// How often conditions are looked at.
@@ -161,18 +161,18 @@ impl Life<'_> {
         let chaos = self.world.profile.chaos;
         self.pass(chaos)?;
         self.world.heal();
-        self.wait("a leader", ELECTION_PATIENCE, |world| {
+        self.wait("a leader", ELECTION_TIMEOUT, |world| {
             world.members().iter().any(|at| world.leads_settled(*at))
         })?;
         let before: Vec<u64> = self.world.desks.iter().map(|desk| desk.client.number).collect();
         let since = self.world.now();
-        self.wait("an answer for every client", PROGRESS_PATIENCE, |world| {
+        self.wait("an answer for every client", PROGRESS_TIMEOUT, |world| {
             before.iter().all(|client| world.was_answered(*client, since))
         })?;
         if self.world.is_short_of_space() {
             // Whoever was refused for want of space has deleted and compacted, and the alarm was taken back.
             let since = self.world.now();
-            self.wait("room for a write", PROGRESS_PATIENCE, |world| {
+            self.wait("room for a write", PROGRESS_TIMEOUT, |world| {
                 world.history.operations.iter().rev().take_while(|op| op.returned >= since).any(|op| {
                     let writes = matches!(op.request, oracle::Request::Put(_) | oracle::Request::Txn(_));
                     writes && matches!(op.outcome, oracle::Outcome::Done(..))
@@ -180,31 +180,31 @@ impl Life<'_> {
             })?;
         }
         self.world.working = false;
-        self.wait("the end of all operations", PROGRESS_PATIENCE, |world| {
+        self.wait("the end of all operations", PROGRESS_TIMEOUT, |world| {
             world.desks.iter().all(|desk| desk.open.is_none())
         })?;
         if self.world.profile.works(Work::Hostile) {
             self.reach_limits()?;
         }
-        self.wait("all members being alike", CONVERGENCE_PATIENCE, World::is_alike)?;
+        self.wait("all members being alike", CONVERGENCE_TIMEOUT, World::is_alike)?;
         // What is under way to watchers arrives.
         let revision = self.world.checks.revision();
         self.world.hurry_watchers();
-        self.pass(DRAIN_PATIENCE)?;
+        self.pass(DRAIN_TIMEOUT)?;
         // Who is slow and far behind is still being told.
         self.wait("the last event for every watcher", DRAIN_MAX, |world| {
-            world.watchers.iter().all(|watcher| watcher.told_at + DRAIN_PATIENCE / 2 < world.now())
+            world.watchers.iter().all(|watcher| watcher.told_at + DRAIN_TIMEOUT / 2 < world.now())
         })?;
-        self.wait("all members being alike again", CONVERGENCE_PATIENCE, World::is_alike)?;
-        self.wait("the core taking what has arrived", PROGRESS_PATIENCE, |world| {
+        self.wait("all members being alike again", CONVERGENCE_TIMEOUT, World::is_alike)?;
+        self.wait("the core taking what has arrived", PROGRESS_TIMEOUT, |world| {
             world.processes().all(|process| process.stepped.arrivals_bytes() == 0)
         })?;
         if self.world.profile.crowd > 0 {
-            self.wait("the end of all leases", PROGRESS_PATIENCE, |world| {
+            self.wait("the end of all leases", PROGRESS_TIMEOUT, |world| {
                 world.processes().all(|process| process.stepped.probe().leases == 0)
             })?;
         }
-        self.wait("nothing being held or unsaved", REST_PATIENCE, World::is_at_rest)?;
+        self.wait("nothing being held or unsaved", REST_TIMEOUT, World::is_at_rest)?;
         self.finish(revision)
     }
 
@@ -216,7 +216,7 @@ impl Life<'_> {
         let slow = world.profile.window_bytes.is_some();
         world.extra(Client::deepest(), leader);
         let id = world.next_operation;
-        self.wait("the end of what is deepest", PROGRESS_PATIENCE, |world| world.extras.is_empty())?;
+        self.wait("the end of what is deepest", PROGRESS_TIMEOUT, |world| world.extras.is_empty())?;
         let asked = self.world.history.operations.iter().rev().find(|operation| operation.id == id);
         match asked.map(|operation| &operation.outcome) {
             Some(oracle::Outcome::Unknown(why))

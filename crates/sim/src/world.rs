@@ -121,7 +121,7 @@ pub(crate) struct Underway {
 }
 
 /// A client and what it is doing.
-pub(crate) struct Desk {
+pub(crate) struct ActiveClient {
     pub client: Client,
     pub open: Option<Underway>,
     pub place: Host,
@@ -186,7 +186,7 @@ pub struct World {
     pub(crate) schedule: Schedule<Event>,
     pub(crate) network: Network,
     pub(crate) places: Vec<Place>,
-    pub(crate) desks: Vec<Desk>,
+    pub(crate) desks: Vec<ActiveClient>,
     pub(crate) watchers: Vec<Watcher>,
     /// Operations under way of clients that do nothing else.
     pub(crate) extras: Vec<oracle::Operation>,
@@ -219,7 +219,7 @@ impl World {
             network: Network::new(profile.delay),
             places: (0..profile.members).map(|number| Place::new(seed, number, epoch)).collect(),
             desks: (0..profile.clients)
-                .map(|number| Desk {
+                .map(|number| ActiveClient {
                     client: Client::new(seed, number as u64 + 1),
                     open: None,
                     place: number % profile.members,

@@ -10,16 +10,20 @@ use crate::identity::Identity;
 use telemetry::logging::{Logger, Value};
 
 /// The witness in a data directory.
-pub struct Evidence {
+pub struct CleanShutdown {
     disk: Arc<dyn Disk>,
     path: PathBuf,
     /// What it said when the member was started; `None` if it said nothing.
     pub known: Option<Witness>,
 }
 
-impl Evidence {
+impl CleanShutdown {
     /// Reads it. One that is damaged is as good as none: it only ever proves that something else is missing.
-    pub fn read(disk: &Arc<dyn Disk>, member_dir: &Path, logger: &Logger) -> Result<Evidence, OpenError> {
+    pub fn read(
+        disk: &Arc<dyn Disk>,
+        member_dir: &Path,
+        logger: &Logger,
+    ) -> Result<CleanShutdown, OpenError> {
         let path = member_dir.join("witness");
         let known = match Witness::read(&**disk, &path) {
             Ok(known) => known,
@@ -37,7 +41,7 @@ impl Evidence {
             }
             Err(error) => return Err(error),
         };
-        Ok(Evidence { disk: Arc::clone(disk), path, known })
+        Ok(CleanShutdown { disk: Arc::clone(disk), path, known })
     }
 
     /// Refuses a log that is another member's.

@@ -17,7 +17,7 @@ use prost::Message as _;
 use crate::beginning::{self, Beginning};
 use crate::catch_up::entry_of;
 use crate::checkpointer::Level;
-use crate::clean_shutdown::Evidence;
+use crate::clean_shutdown::CleanShutdown;
 use crate::identity::Identity;
 use crate::nospace::{Cause, Note};
 use crate::terms;
@@ -25,7 +25,7 @@ use config::Config;
 use telemetry::logging::{Logger, Value};
 
 /// How long the first start waits for its own first entry.
-const BOOT_PATIENCE: Duration = Duration::from_secs(60);
+const BOOT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What a test or a simulation may have different in a member. A process has the defaults.
 #[derive(Clone, Copy, Debug, Default)]
@@ -95,7 +95,7 @@ pub struct Opened {
     /// Members that are there already, as far as this member does not know them from its own log.
     pub remotes: Vec<(u64, Vec<String>)>,
     /// The witness beside the log.
-    pub evidence: Evidence,
+    pub clean_shutdown: CleanShutdown,
     /// What raised this member's NOSPACE alarm, as noted, and the note.
     pub note: (Note, Cause),
     /// Held while the member runs.
@@ -184,11 +184,11 @@ pub fn open(opening: &Opening<'_>) -> Result<Opened, String> {
         Err(error) if error.is_damage() => (None, Some(error.to_string())),
         Err(error) => return Err(error.to_string()),
     };
-    let evidence = Evidence::read(disk, member_dir, logger).map_err(text)?;
+    let clean_shutdown = CleanShutdown::read(disk, member_dir, logger).map_err(text)?;
     let known = Log::identify(&**disk, &log_dir).map_err(text)?;
     let (identity, beginning) = match known {
         Some((cluster_id, member_id)) => (Identity { member_id, cluster_id }, None),
-        None if manifest.is_some() || evidence.known.is_some() => {
+        None if manifest.is_some() || clean_shutdown.known.is_some() => {
             return Err(format!(
                 "{} is missing or empty, but was there before; {}",
                 log_dir.display(),
@@ -201,7 +201,7 @@ pub fn open(opening: &Opening<'_>) -> Result<Opened, String> {
         }
     };
 
-    evidence.check(&identity).map_err(text)?;
+    clean_shutdown.check(&identity).map_err(text)?;
     let rules = rules(config);
     let mut applied = manifest.as_ref().map_or(0, |manifest| manifest.applied_index);
     let (threads, segment_bytes, secret_seed) = (opening.threads, opening.segment_bytes, opening.seed);
@@ -213,7 +213,7 @@ pub fn open(opening: &Opening<'_>) -> Result<Opened, String> {
         options.by_hand = !threads;
         options.segment_bytes = segment_bytes.unwrap_or(options.segment_bytes);
         options.secret_seed = secret_seed;
-        options.closed_at = evidence.known.and_then(|witness| witness.end);
+        options.closed_at = clean_shutdown.known.and_then(|witness| witness.end);
         let events = Arc::clone(events);
         replay_log(options, disk, first, Box::new(move |event| events.tell(event)))
     };
@@ -272,7 +272,7 @@ pub fn open(opening: &Opening<'_>) -> Result<Opened, String> {
     // A log without a segment is as good as none: a crash now must not leave a witness of something that never was.
     let lasting = beginning.is_none();
     if lasting {
-        evidence.open(&identity).map_err(text)?;
+        clean_shutdown.open(&identity).map_err(text)?;
     }
     if machine.members.removed.contains(&identity.member_id) {
         return Err(format!(
@@ -349,7 +349,7 @@ pub fn open(opening: &Opening<'_>) -> Result<Opened, String> {
             append_and_wait(&mut log, &**events, batch, threads)?;
         }
         if !lasting {
-            evidence.open(&identity).map_err(text)?;
+            clean_shutdown.open(&identity).map_err(text)?;
         }
     }
     if config.force_new_cluster {
@@ -415,7 +415,7 @@ pub fn open(opening: &Opening<'_>) -> Result<Opened, String> {
         terms,
         remotes,
         note: Note::open(disk, member_dir),
-        evidence,
+        clean_shutdown,
         lock,
     })
 }
@@ -582,7 +582,7 @@ fn append_and_wait(
         events.receive_here();
     }
     let ticket = log.append(batch).map_err(|e| format!("cannot write the first entries: {:?}", e.reason))?;
-    let deadline = Instant::now() + BOOT_PATIENCE;
+    let deadline = Instant::now() + BOOT_TIMEOUT;
     let (mut told, mut places) = (Vec::new(), VecDeque::new());
     // A log that is driven by hand has told all there is to tell when its turn is over.
     log.turn();

@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 use crate::load::{Phase, pause};
 use crate::rng::Rng;
-use crate::session::{Ground, Session};
+use crate::session::{ClientContext, Session};
 
 /// Keys that are overwritten in turn.
 const KEYS: u64 = 12;
@@ -19,11 +19,11 @@ const KIB_LEAST: u64 = 64;
 const KIB_MOST: u64 = 512;
 
 /// Puts until the phase ends, and reads now and then.
-pub async fn work(ground: Arc<Ground>, number: u64, mut rng: Rng, mut phase: watch::Receiver<Phase>) {
-    let mut session = Session::new(&ground, number, 0);
+pub async fn work(context: Arc<ClientContext>, number: u64, mut rng: Rng, mut phase: watch::Receiver<Phase>) {
+    let mut session = Session::new(&context, number, 0);
     while pause(&mut phase, EVERY).await {
-        session.move_to(rng.index(ground.addresses.len()));
-        let id = ground.record.number();
+        session.move_to(rng.index(context.addresses.len()));
+        let id = context.record.number();
         let key = format!("bulk/{:02}", rng.below(KEYS)).into_bytes();
         if rng.percent(10) {
             session.ask(Request::Range(Range { key, ..Range::default() })).await;

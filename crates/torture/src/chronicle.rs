@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::session::Ground;
+use crate::session::ClientContext;
 
 /// What a member's process is, as far as this program made it so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +58,7 @@ pub struct Trouble {
 
 /// What was done to the members and what became of them, for the timeline and the report.
 pub struct Chronicle {
-    ground: Arc<Ground>,
+    context: Arc<ClientContext>,
     inner: Mutex<Chapters>,
 }
 
@@ -82,14 +82,14 @@ pub struct Chapters {
 
 impl Chronicle {
     /// An empty one.
-    pub fn new(ground: &Arc<Ground>) -> Chronicle {
-        let members = ground.addresses.len();
+    pub fn new(context: &Arc<ClientContext>) -> Chronicle {
+        let members = context.addresses.len();
         let inner = Chapters {
             states: vec![Trail::new(); members],
             readings: vec![Trail::new(); members],
             ..Chapters::default()
         };
-        Chronicle { ground: Arc::clone(ground), inner: Mutex::new(inner) }
+        Chronicle { context: Arc::clone(context), inner: Mutex::new(inner) }
     }
 
     /// What has been written.
@@ -99,7 +99,7 @@ impl Chronicle {
 
     /// Nanoseconds since the run began.
     pub fn now(&self) -> u64 {
-        self.ground.record.now()
+        self.context.record.now()
     }
 
     /// A member's process is now like that.

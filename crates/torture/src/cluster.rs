@@ -16,7 +16,7 @@ use tokio::runtime::Runtime;
 use crate::chronicle::{Chronicle, State};
 use crate::network::Network;
 use crate::process::{ClockOffset, Place, Process, describe};
-use crate::session::{Ground, Session};
+use crate::session::{ClientContext, Session};
 use crate::small_disk::SmallDisk;
 
 /// Where every member listens, on its own address.
@@ -41,7 +41,7 @@ const FLAGS: &[&str] =
     &["--snapshot-count=300", "--snapshot-catchup-entries=100", "--watch-progress-notify-interval=2s"];
 
 /// A place for a member and who is there.
-struct Seat {
+struct MemberSlot {
     name: String,
     address: Ipv4Addr,
     data_dir: PathBuf,
@@ -59,13 +59,13 @@ struct Seat {
 /// The members, their network and their disks.
 pub struct Cluster {
     // In the order in which they have to go.
-    seats: Vec<Seat>,
+    slots: Vec<MemberSlot>,
     disks: Vec<SmallDisk>,
     /// `None`: all are on the loopback.
     pub network: Option<Network>,
     builds: Vec<PathBuf>,
     flags: Vec<String>,
-    ground: Arc<Ground>,
+    context: Arc<ClientContext>,
     chronicle: Arc<Chronicle>,
     runtime: Runtime,
 }
@@ -93,10 +93,14 @@ impl Cluster {
     ///
     /// # Errors
     /// The operating system's.
-    pub fn plan(parts: Parts, ground: &Arc<Ground>, chronicle: &Arc<Chronicle>) -> io::Result<Cluster> {
-        let seats = parts.addresses.iter().enumerate().map(|(at, address)| {
+    pub fn plan(
+        parts: Parts,
+        context: &Arc<ClientContext>,
+        chronicle: &Arc<Chronicle>,
+    ) -> io::Result<Cluster> {
+        let slots = parts.addresses.iter().enumerate().map(|(at, address)| {
             let base = parts.disks.get(at).map_or(parts.work_dir.as_path(), SmallDisk::path);
-            Seat {
+            MemberSlot {
                 name: format!("m{at}"),
                 address: *address,
                 data_dir: base.join(format!("data-m{at}")),
@@ -109,12 +113,12 @@ impl Cluster {
             }
         });
         Ok(Cluster {
-            seats: seats.collect(),
+            slots: slots.collect(),
             disks: parts.disks,
             network: parts.network,
             builds: parts.builds,
             flags: parts.flags,
-            ground: Arc::clone(ground),
+            context: Arc::clone(context),
             chronicle: Arc::clone(chronicle),
             runtime: tokio::runtime::Builder::new_current_thread().enable_all().build()?,
         })
@@ -122,7 +126,7 @@ impl Cluster {
 
     /// How many members there are.
     pub fn size(&self) -> usize {
-        self.seats.len()
+        self.slots.len()
     }
 
     /// A member's disk.
@@ -132,35 +136,35 @@ impl Cluster {
 
     /// A member's data directory.
     pub fn data_dir(&self, at: usize) -> io::Result<&Path> {
-        self.seat(at).map(|seat| seat.data_dir.as_path())
+        self.slot(at).map(|slot| slot.data_dir.as_path())
     }
 
-    fn seat(&self, at: usize) -> io::Result<&Seat> {
-        self.seats.get(at).ok_or_else(|| io::Error::other(format!("there is no member {at}")))
+    fn slot(&self, at: usize) -> io::Result<&MemberSlot> {
+        self.slots.get(at).ok_or_else(|| io::Error::other(format!("there is no member {at}")))
     }
 
-    fn seat_mut(&mut self, at: usize) -> io::Result<&mut Seat> {
-        self.seats.get_mut(at).ok_or_else(|| io::Error::other(format!("there is no member {at}")))
+    fn seat_mut(&mut self, at: usize) -> io::Result<&mut MemberSlot> {
+        self.slots.get_mut(at).ok_or_else(|| io::Error::other(format!("there is no member {at}")))
     }
 
-    fn command(&self, seat: &Seat) -> io::Result<Command> {
-        let build = self.builds.get(seat.build).ok_or_else(|| io::Error::other("there is no such build"))?;
-        let url = |seat: &Seat, port: u16| format!("http://{}:{port}", seat.address);
+    fn command(&self, slot: &MemberSlot) -> io::Result<Command> {
+        let build = self.builds.get(slot.build).ok_or_else(|| io::Error::other("there is no such build"))?;
+        let url = |slot: &MemberSlot, port: u16| format!("http://{}:{port}", slot.address);
         let initial: Vec<String> =
-            self.seats.iter().map(|seat| format!("{}={}", seat.name, url(seat, PEER_PORT))).collect();
-        let (client, peer) = (url(seat, CLIENT_PORT), url(seat, PEER_PORT));
+            self.slots.iter().map(|slot| format!("{}={}", slot.name, url(slot, PEER_PORT))).collect();
+        let (client, peer) = (url(slot, CLIENT_PORT), url(slot, PEER_PORT));
         let mut command = Command::new(build);
         command
             .env_clear()
-            .arg(format!("--name={}", seat.name))
+            .arg(format!("--name={}", slot.name))
             .arg("--data-dir")
-            .arg(&seat.data_dir)
+            .arg(&slot.data_dir)
             .arg(format!("--listen-client-urls={client}"))
             .arg(format!("--advertise-client-urls={client}"))
             .arg(format!("--listen-peer-urls={peer}"))
             .arg(format!("--initial-advertise-peer-urls={peer}"))
             .arg(format!("--initial-cluster={}", initial.join(",")))
-            .arg(format!("--initial-cluster-state={}", if seat.joined { "existing" } else { "new" }))
+            .arg(format!("--initial-cluster-state={}", if slot.joined { "existing" } else { "new" }))
             .arg("--initial-cluster-token=torture")
             .args(FLAGS)
             .args(&self.flags);
@@ -172,12 +176,12 @@ impl Cluster {
     /// # Errors
     /// The operating system's.
     pub fn start(&mut self, at: usize) -> io::Result<()> {
-        let seat = self.seat(at)?;
-        let command = self.command(seat)?;
-        let log = OpenOptions::new().create(true).append(true).open(&seat.log_path)?;
+        let slot = self.slot(at)?;
+        let command = self.command(slot)?;
+        let log = OpenOptions::new().create(true).append(true).open(&slot.log_path)?;
         let place =
-            Place { network: self.network.as_ref().and_then(|network| network.place(at)), clock: seat.clock };
-        if let Some(life) = self.ground.lives.get(at) {
+            Place { network: self.network.as_ref().and_then(|network| network.place(at)), clock: slot.clock };
+        if let Some(life) = self.context.lives.get(at) {
             life.fetch_add(1, Ordering::SeqCst);
         }
         let process = Process::start(command, &place, &log)?;
@@ -188,7 +192,7 @@ impl Cluster {
 
     /// Whether a member's process is there.
     pub fn runs(&self, at: usize) -> bool {
-        self.seats.get(at).is_some_and(|seat| seat.process.is_some())
+        self.slots.get(at).is_some_and(|slot| slot.process.is_some())
     }
 
     /// Ends a member as a crash would.
@@ -256,8 +260,8 @@ impl Cluster {
     /// There is no such member.
     pub fn change_build(&mut self, at: usize) -> io::Result<()> {
         let builds = self.builds.len().max(1);
-        let seat = self.seat_mut(at)?;
-        seat.build = (seat.build + 1) % builds;
+        let slot = self.seat_mut(at)?;
+        slot.build = (slot.build + 1) % builds;
         Ok(())
     }
 
@@ -272,18 +276,18 @@ impl Cluster {
 
     /// Looks for processes that ended by themselves. That is trouble, unless it was to be expected.
     pub fn look(&mut self) {
-        for at in 0..self.seats.len() {
-            let Some(seat) = self.seats.get_mut(at) else { continue };
-            let Some(process) = &mut seat.process else { continue };
+        for at in 0..self.slots.len() {
+            let Some(slot) = self.slots.get_mut(at) else { continue };
+            let Some(process) = &mut slot.process else { continue };
             let ended = match process.ended() {
                 Ok(None) => continue,
                 Ok(Some(status)) => describe(status),
                 Err(error) => error.to_string(),
             };
-            seat.process = None;
-            let name = seat.name.clone();
+            slot.process = None;
+            let name = slot.name.clone();
             self.chronicle.is(at, State::Down);
-            if seat.may_end {
+            if slot.may_end {
                 self.chronicle.note(format!("{name} ended by itself ({ended}), as it may"));
             } else {
                 let said = self.said(at, 0);
@@ -314,7 +318,7 @@ impl Cluster {
 
     /// How long a member's log is, in bytes.
     pub fn log_bytes(&self, at: usize) -> u64 {
-        let path = self.seats.get(at).map(|seat| &seat.log_path);
+        let path = self.slots.get(at).map(|slot| &slot.log_path);
         path.and_then(|path| path.metadata().ok()).map_or(0, |metadata| metadata.len())
     }
 
@@ -330,7 +334,7 @@ impl Cluster {
 
     fn quote(&self, at: usize, from: u64, bytes_max: u64) -> String {
         let read = || -> io::Result<String> {
-            let mut file = File::open(&self.seat(at)?.log_path)?;
+            let mut file = File::open(&self.slot(at)?.log_path)?;
             let len = file.metadata()?.len();
             file.seek(SeekFrom::Start(from.max(len.saturating_sub(bytes_max))))?;
             let mut said = Vec::new();
@@ -365,7 +369,7 @@ impl Cluster {
         time: Duration,
     ) -> Result<A, Status> {
         self.runtime.block_on(async {
-            let (channel, _) = self.ground.connect(at).await?;
+            let (channel, _) = self.context.connect(at).await?;
             let options = CallOptions::default().within(time);
             let answer = channel.unary_with(path, &options, request.encode_to_vec().into()).await?;
             A::decode(answer).map_err(|error| Status::with(Code::Internal, format!("not an answer: {error}")))
@@ -374,7 +378,7 @@ impl Cluster {
 
     /// Asks a member as a client whose operations are recorded, so that the judge knows of it.
     pub fn operate(&self, at: usize, request: oracle::Request) -> oracle::Outcome {
-        self.runtime.block_on(Session::new(&self.ground, OPERATOR, at).ask(request))
+        self.runtime.block_on(Session::new(&self.context, OPERATOR, at).ask(request))
     }
 
     /// Lets something be done in the background's own time.
@@ -491,7 +495,7 @@ impl Cluster {
     /// # Errors
     /// What the cluster refuses.
     pub fn replace(&mut self, at: usize) -> io::Result<()> {
-        let peer = format!("http://{}:{PEER_PORT}", self.seat(at)?.address);
+        let peer = format!("http://{}:{PEER_PORT}", self.slot(at)?.address);
         let other = (0..self.size())
             .find(|other| *other != at && self.runs(*other))
             .ok_or_else(|| io::Error::other("no other member runs"))?;
@@ -520,11 +524,11 @@ impl Cluster {
         self.insist::<pb::MemberAddResponse>(at, "/etcdserverpb.Cluster/MemberAdd", &request, |status| {
             status.message == error::PEER_URL_EXIST.message
         })?;
-        let seat = self.seat_mut(at)?;
-        if seat.data_dir.exists() {
-            std::fs::remove_dir_all(&seat.data_dir)?;
+        let slot = self.seat_mut(at)?;
+        if slot.data_dir.exists() {
+            std::fs::remove_dir_all(&slot.data_dir)?;
         }
-        seat.joined = true;
+        slot.joined = true;
         self.start(at)
     }
 

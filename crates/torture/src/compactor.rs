@@ -8,13 +8,13 @@ use tokio::sync::watch;
 
 use crate::load::{Phase, pause};
 use crate::rng::Rng;
-use crate::session::{Ground, Session};
+use crate::session::{ClientContext, Session};
 
 /// Compacts until the phase ends.
-pub async fn work(ground: Arc<Ground>, number: u64, mut rng: Rng, mut phase: watch::Receiver<Phase>) {
-    let mut session = Session::new(&ground, number, 0);
+pub async fn work(context: Arc<ClientContext>, number: u64, mut rng: Rng, mut phase: watch::Receiver<Phase>) {
+    let mut session = Session::new(&context, number, 0);
     while pause(&mut phase, Duration::from_millis(rng.between(1000, 6000))).await {
-        session.move_to(rng.index(ground.addresses.len()));
+        session.move_to(rng.index(context.addresses.len()));
         let Ok(newest) = session.revision().await else { continue };
         let behind = rng.between(0, 1000) as i64;
         let physical = rng.percent(40);

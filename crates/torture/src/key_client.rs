@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 use crate::load::{Phase, pause_until};
 use crate::rng::Rng;
-use crate::session::{Ground, Session};
+use crate::session::{ClientContext, Session};
 
 /// After how many operations of all clients they move to new keys: what the judge searches through at once is
 /// bounded.
@@ -81,7 +81,7 @@ impl Known {
 
 /// Works at one member until the phase ends.
 pub async fn work(
-    ground: Arc<Ground>,
+    context: Arc<ClientContext>,
     known: Arc<Known>,
     number: u64,
     member: usize,
@@ -89,7 +89,7 @@ pub async fn work(
     mut rng: Rng,
     mut phase: watch::Receiver<Phase>,
 ) {
-    let mut session = Session::new(&ground, number, member);
+    let mut session = Session::new(&context, number, member);
     let mut due = tokio::time::Instant::now() + every.mul_f64(rng.below(1000) as f64 / 1000.0);
     loop {
         if !pause_until(&mut phase, due).await {
@@ -97,7 +97,7 @@ pub async fn work(
         }
         // What was missed while nobody answered is not made up for.
         due = (due + every).max(tokio::time::Instant::now());
-        let id = ground.record.number();
+        let id = context.record.number();
         let group = id / GROUP_OPERATIONS;
         let request = invent(&mut rng, &known, id, group);
         let outcome = session.ask_numbered(id, request.clone(), None).await;

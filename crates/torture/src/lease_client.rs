@@ -8,7 +8,7 @@ use tokio::sync::watch;
 
 use crate::load::{Phase, pause, working};
 use crate::rng::Rng;
-use crate::session::{Ground, Session};
+use crate::session::{ClientContext, Session};
 
 /// Grants a lease. Gives its id and its time to live in seconds.
 pub async fn grant(session: &mut Session, ttl: i64, id: i64) -> Option<(i64, i64)> {
@@ -19,8 +19,8 @@ pub async fn grant(session: &mut Session, ttl: i64, id: i64) -> Option<(i64, i64
 }
 
 /// Renews a lease three times in each of its lives until it is gone or the task is ended.
-pub async fn keep_alive(ground: Arc<Ground>, client: u64, member: usize, lease: i64, ttl: i64) {
-    let mut session = Session::new(&ground, client, member);
+pub async fn keep_alive(context: Arc<ClientContext>, client: u64, member: usize, lease: i64, ttl: i64) {
+    let mut session = Session::new(&context, client, member);
     let every = Duration::from_millis(u64::try_from(ttl).unwrap_or(1) * 1000 / 3);
     loop {
         tokio::time::sleep(every).await;
@@ -34,13 +34,13 @@ pub async fn keep_alive(ground: Arc<Ground>, client: u64, member: usize, lease: 
 
 /// Lives one lease after the other until the phase ends.
 pub async fn work(
-    ground: Arc<Ground>,
+    context: Arc<ClientContext>,
     number: u64,
     member: usize,
     mut rng: Rng,
     mut phase: watch::Receiver<Phase>,
 ) {
-    let mut session = Session::new(&ground, number, member);
+    let mut session = Session::new(&context, number, member);
     let mut lives = 0_u64;
     while working(&phase) {
         lives += 1;
@@ -63,11 +63,11 @@ async fn live(
     rng: &mut Rng,
     phase: &mut watch::Receiver<Phase>,
 ) {
-    let ground = Arc::clone(session.ground());
+    let context = Arc::clone(session.context());
     let prefix = format!("lease/{}/", session.client());
     let prefix_end = format!("lease/{}0", session.client());
     for nth in 0..rng.between(1, 3) {
-        let id = ground.record.number();
+        let id = context.record.number();
         let key = format!("{prefix}{lives}.{nth}").into_bytes();
         let put = Put { key, value: format!("v{id}").into(), lease, ..Put::default() };
         session.ask_numbered(id, Request::Put(put), None).await;

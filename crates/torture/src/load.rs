@@ -10,7 +10,7 @@ use tokio::task::LocalSet;
 use crate::chronicle::Chronicle;
 use crate::key_client::Known;
 use crate::rng::Rng;
-use crate::session::Ground;
+use crate::session::ClientContext;
 use crate::{bulk_client, compactor, key_client, lease_client, lock_client, prober, watch_client};
 
 /// What clients are to do.
@@ -75,13 +75,17 @@ impl Load {
     ///
     /// # Errors
     /// No thread can be had.
-    pub fn start(ground: &Arc<Ground>, chronicle: &Arc<Chronicle>, plan: Plan) -> std::io::Result<Load> {
+    pub fn start(
+        context: &Arc<ClientContext>,
+        chronicle: &Arc<Chronicle>,
+        plan: Plan,
+    ) -> std::io::Result<Load> {
         let (phase, phases) = watch::channel(Phase::Work);
         let (done, workers_done) = watch::channel(false);
-        let (ground, chronicle) = (Arc::clone(ground), Arc::clone(chronicle));
+        let (context, chronicle) = (Arc::clone(context), Arc::clone(chronicle));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let thread = std::thread::Builder::new().name("clients".to_owned()).spawn(move || {
-            runtime.block_on(LocalSet::new().run_until(all(ground, chronicle, plan, phases, done)));
+            runtime.block_on(LocalSet::new().run_until(all(context, chronicle, plan, phases, done)));
         })?;
         Ok(Load { phase, workers_done, thread })
     }
@@ -108,13 +112,13 @@ impl Load {
 }
 
 async fn all(
-    ground: Arc<Ground>,
+    context: Arc<ClientContext>,
     chronicle: Arc<Chronicle>,
     plan: Plan,
     phase: watch::Receiver<Phase>,
     done: watch::Sender<bool>,
 ) {
-    let members = ground.addresses.len();
+    let members = context.addresses.len();
     let known = Arc::new(Known::default());
     let mut watches = Vec::new();
     let mut workers = Vec::new();
@@ -122,35 +126,35 @@ async fn all(
     for member in 0..members {
         let nth = member as u64;
         let rng = |purpose: u64| Rng::new(plan.seed, purpose + nth);
-        let ground = || Arc::clone(&ground);
+        let context = || Arc::clone(&context);
         watches.push(tokio::task::spawn_local(watch_client::follow(
-            ground(),
+            context(),
             FOLLOWERS + nth,
             member,
             phase.clone(),
         )));
         watches.push(tokio::task::spawn_local(prober::probe(
-            ground(),
+            context(),
             Arc::clone(&chronicle),
             member,
             phase.clone(),
         )));
         workers.push(tokio::task::spawn_local(watch_client::glance(
-            ground(),
+            context(),
             Arc::clone(&known),
             GLANCERS + nth,
             member,
             rng(GLANCERS),
             phase.clone(),
         )));
-        let lock = lock_client::work(ground(), LOCKERS + nth, member, rng(LOCKERS), phase.clone());
+        let lock = lock_client::work(context(), LOCKERS + nth, member, rng(LOCKERS), phase.clone());
         workers.push(tokio::task::spawn_local(lock));
-        let lease = lease_client::work(ground(), LESSEES + nth, member, rng(LESSEES), phase.clone());
+        let lease = lease_client::work(context(), LESSEES + nth, member, rng(LESSEES), phase.clone());
         workers.push(tokio::task::spawn_local(lease));
     }
     for number in 0..plan.clients {
         workers.push(tokio::task::spawn_local(key_client::work(
-            Arc::clone(&ground),
+            Arc::clone(&context),
             Arc::clone(&known),
             number as u64,
             number % members.max(1),
@@ -160,13 +164,13 @@ async fn all(
         )));
     }
     workers.push(tokio::task::spawn_local(compactor::work(
-        Arc::clone(&ground),
+        Arc::clone(&context),
         COMPACTOR,
         Rng::new(plan.seed, COMPACTOR),
         phase.clone(),
     )));
     workers.push(tokio::task::spawn_local(bulk_client::work(
-        Arc::clone(&ground),
+        Arc::clone(&context),
         BULK,
         Rng::new(plan.seed, BULK),
         phase.clone(),

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use crate::lease_client::{grant, keep_alive};
 use crate::load::{Phase, pause, working};
 use crate::rng::Rng;
-use crate::session::{Ground, Session};
+use crate::session::{ClientContext, Session};
 
 const PREFIX: &str = "lock/a/";
 const PREFIX_END: &str = "lock/a0";
@@ -29,19 +29,19 @@ const LOOK_EVERY: Duration = Duration::from_millis(60);
 
 /// Takes the lock until the phase ends.
 pub async fn work(
-    ground: Arc<Ground>,
+    context: Arc<ClientContext>,
     number: u64,
     member: usize,
     mut rng: Rng,
     mut phase: watch::Receiver<Phase>,
 ) {
-    let mut session = Session::new(&ground, number, member);
+    let mut session = Session::new(&context, number, member);
     while working(&phase) {
         let Some((lease, ttl)) = grant(&mut session, TTL, 0).await else {
             pause(&mut phase, Duration::from_millis(200)).await;
             continue;
         };
-        let keeper = tokio::task::spawn_local(keep_alive(Arc::clone(&ground), number, member, lease, ttl));
+        let keeper = tokio::task::spawn_local(keep_alive(Arc::clone(&context), number, member, lease, ttl));
         for _ in 0..5 {
             if !working(&phase) || !hold(&mut session, lease, &mut rng, &mut phase).await {
                 break;
@@ -66,9 +66,9 @@ fn first_of_all() -> Range {
 
 /// Takes the lock, writes, gives it up. False: this session is of no use any more.
 async fn hold(session: &mut Session, lease: i64, rng: &mut Rng, phase: &mut watch::Receiver<Phase>) -> bool {
-    let ground = Arc::clone(session.ground());
+    let context = Arc::clone(session.context());
     let key = format!("{PREFIX}{lease:x}").into_bytes();
-    let id = ground.record.number();
+    let id = context.record.number();
     let own = || Range { key: key.clone(), ..Range::default() };
     let take = Txn {
         compare: vec![Compare {
@@ -110,14 +110,14 @@ async fn hold(session: &mut Session, lease: i64, rng: &mut Rng, phase: &mut watc
         }
     }
 
-    let from = ground.record.now();
+    let from = context.record.now();
     let fence = Fence { prefix: PREFIX.into(), key: key.clone(), create_revision: created };
     let mut holds = true;
     for _ in 0..3 {
         if !pause(phase, Duration::from_millis(rng.between(5, 40))).await {
             break;
         }
-        let id = ground.record.number();
+        let id = context.record.number();
         let write = Txn {
             compare: vec![Compare {
                 key: key.clone(),
@@ -140,8 +140,8 @@ async fn hold(session: &mut Session, lease: i64, rng: &mut Rng, phase: &mut watc
             break;
         }
     }
-    let until = ground.record.now();
-    ground.record.lock().holdings.push(Holding { client: session.client(), fence, lease, from, until });
+    let until = context.record.now();
+    context.record.lock().holdings.push(Holding { client: session.client(), fence, lease, from, until });
     release(session, &key).await && holds
 }
 

@@ -10,14 +10,14 @@ use tokio::sync::watch;
 
 use crate::chronicle::{Chronicle, Reading};
 use crate::load::Phase;
-use crate::session::Ground;
+use crate::session::ClientContext;
 
 const EVERY: Duration = Duration::from_millis(150);
 const TIME_MAX: Duration = Duration::from_millis(800);
 
 /// Asks until watches are drained.
 pub async fn probe(
-    ground: Arc<Ground>,
+    context: Arc<ClientContext>,
     chronicle: Arc<Chronicle>,
     member: usize,
     mut phase: watch::Receiver<Phase>,
@@ -30,7 +30,7 @@ pub async fn probe(
         }
         let channel = match &link {
             Some(channel) => channel,
-            None => match ground.connect(member).await {
+            None => match context.connect(member).await {
                 Ok((channel, _)) => link.insert(channel),
                 Err(_) => {
                     chronicle.read(member, Reading::default());

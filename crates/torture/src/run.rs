@@ -21,7 +21,7 @@ use crate::network::Network;
 use crate::options::{NetworkKind, Options};
 use crate::record::Record;
 use crate::rng::Rng;
-use crate::session::Ground;
+use crate::session::ClientContext;
 use crate::settlement;
 use crate::small_disk::SmallDisk;
 use crate::{isolation, leftovers};
@@ -274,13 +274,13 @@ pub fn run(mut options: Options, interrupted: &'static AtomicBool) -> Result<Fin
     }
 
     let addresses = &machine.addresses;
-    let ground = Arc::new(Ground {
+    let context = Arc::new(ClientContext {
         record: Record::default(),
         addresses: addresses.iter().map(|address| SocketAddr::from((*address, CLIENT_PORT))).collect(),
         lives: addresses.iter().map(|_| AtomicU64::new(0)).collect(),
         timeout: Duration::from_millis(options.timeout_ms),
     });
-    let chronicle = Arc::new(Chronicle::new(&ground));
+    let chronicle = Arc::new(Chronicle::new(&context));
     let guard = ThawGuard::start(&machine.disks)?;
     let parts = Parts {
         builds,
@@ -291,16 +291,16 @@ pub fn run(mut options: Options, interrupted: &'static AtomicBool) -> Result<Fin
         work_dir: machine.work_dir.path().to_owned(),
         out_dir: out.clone(),
     };
-    let mut cluster = Cluster::plan(parts, &ground, &chronicle)?;
+    let mut cluster = Cluster::plan(parts, &context, &chronicle)?;
     cluster.recover().map_err(|error| {
         SetupError(format!("the cluster does not start: {error}; see {}/m*.log", out.display()))
     })?;
 
     let plan = Plan { clients: options.clients, rate: options.rate, seed };
-    let mut load = Load::start(&ground, &chronicle, plan)?;
+    let mut load = Load::start(&context, &chronicle, plan)?;
     let deadline = Instant::now() + Duration::from_secs(options.seconds);
     let over = Arc::new(AtomicBool::new(false));
-    let progress = progress(&ground, &chronicle, deadline, options.seconds, &over)?;
+    let progress = progress(&context, &chronicle, deadline, options.seconds, &over)?;
     let say = |text: &str| {
         if options.verbose {
             eprintln!("{:8.2} s  {text}", chronicle.now() as f64 / 1e9);
@@ -319,7 +319,7 @@ pub fn run(mut options: Options, interrupted: &'static AtomicBool) -> Result<Fin
         chronicle
             .trouble("client hangs", format!("clients did not end within {} s", REST_TIME_MAX.as_secs()));
     }
-    let settled = settlement::settle(&mut cluster, &ground, &chronicle);
+    let settled = settlement::settle(&mut cluster, &context, &chronicle);
     if !load.drain(settled.revision, DRAIN_TIME_MAX) {
         chronicle.trouble(
             "watch hangs",
@@ -343,7 +343,7 @@ pub fn run(mut options: Options, interrupted: &'static AtomicBool) -> Result<Fin
     drop(guard);
     drop(machine.work_dir);
 
-    let recorded = std::mem::take(&mut *ground.record.lock());
+    let recorded = std::mem::take(&mut *context.record.lock());
     let mut history = History {
         settings: Settings { lease_slack: LEASE_SLACK, clock_drift_ppm: DRIFT_PPM, ..Settings::default() },
         operations: recorded.operations,
@@ -389,13 +389,13 @@ fn keep(cluster: &Cluster, out: &Path) -> io::Result<()> {
 
 /// A line that shows on a terminal how far the run is.
 fn progress(
-    ground: &Arc<Ground>,
+    context: &Arc<ClientContext>,
     chronicle: &Arc<Chronicle>,
     deadline: Instant,
     seconds: u64,
     over: &Arc<AtomicBool>,
 ) -> io::Result<std::thread::JoinHandle<()>> {
-    let (ground, chronicle, over) = (Arc::clone(ground), Arc::clone(chronicle), Arc::clone(over));
+    let (context, chronicle, over) = (Arc::clone(context), Arc::clone(chronicle), Arc::clone(over));
     std::thread::Builder::new().name("progress".to_owned()).spawn(move || {
         let mut terminal = std::io::stderr();
         if !terminal.is_terminal() {
@@ -404,7 +404,7 @@ fn progress(
         while !over.load(Ordering::Relaxed) {
             let left = deadline.saturating_duration_since(Instant::now()).as_secs();
             let ([done, refused, unknown], events) = {
-                let record = ground.record.lock();
+                let record = context.record.lock();
                 (record.tally, record.events)
             };
             let (faults, now, troubles) = {

@@ -18,7 +18,7 @@ const CONNECT_TIME_MAX: Duration = Duration::from_secs(2);
 const LATE_MAX: u32 = 3;
 
 /// What all clients share.
-pub struct Ground {
+pub struct ClientContext {
     /// What they did.
     pub record: Record,
     /// Where each member serves.
@@ -29,7 +29,7 @@ pub struct Ground {
     pub timeout: Duration,
 }
 
-impl Ground {
+impl ClientContext {
     /// Which life of a member's process runs, or ran last.
     pub fn life(&self, member: usize) -> u64 {
         self.lives.get(member).map_or(0, |life| life.load(Ordering::SeqCst))
@@ -57,7 +57,7 @@ impl Ground {
 
 /// A client's connection to one member, which is made again when it breaks. No request is sent twice.
 pub struct Session {
-    ground: Arc<Ground>,
+    context: Arc<ClientContext>,
     client: u64,
     member: usize,
     link: Option<(Channel, u64)>,
@@ -66,8 +66,8 @@ pub struct Session {
 
 impl Session {
     /// A session that connects when it has to.
-    pub fn new(ground: &Arc<Ground>, client: u64, member: usize) -> Session {
-        Session { ground: Arc::clone(ground), client, member, link: None, late: 0 }
+    pub fn new(context: &Arc<ClientContext>, client: u64, member: usize) -> Session {
+        Session { context: Arc::clone(context), client, member, link: None, late: 0 }
     }
 
     /// The client's number.
@@ -76,8 +76,8 @@ impl Session {
     }
 
     /// What all clients share.
-    pub fn ground(&self) -> &Arc<Ground> {
-        &self.ground
+    pub fn context(&self) -> &Arc<ClientContext> {
+        &self.context
     }
 
     /// Goes on at another member.
@@ -94,20 +94,20 @@ impl Session {
 
     /// As [`Session::ask`], believing to hold a lock.
     pub async fn ask_fenced(&mut self, request: Request, fence: Option<Fence>) -> Outcome {
-        let id = self.ground.record.number();
+        let id = self.context.record.number();
         self.ask_numbered(id, request, fence).await
     }
 
     /// As [`Session::ask_fenced`], with a number of the record that the request may have used for its values.
     pub async fn ask_numbered(&mut self, id: u64, request: Request, fence: Option<Fence>) -> Outcome {
-        let mut call = self.ground.record.now();
+        let mut call = self.context.record.now();
         let mut life = 0;
         let outcome = match self.link().await {
             Err(status) => outcome::never_sent(&status.message),
             Ok((channel, own)) => {
                 life = own;
-                call = self.ground.record.now();
-                match send(&channel, &request, self.ground.timeout).await {
+                call = self.context.record.now();
+                match send(&channel, &request, self.context.timeout).await {
                     Ok(outcome) => outcome,
                     Err(status) => {
                         self.failed(&status);
@@ -116,13 +116,13 @@ impl Session {
                 }
             }
         };
-        let returned = self.ground.record.now();
+        let returned = self.context.record.now();
         let mut request = request;
         if let Request::Put(put) = &mut request {
             put.value = translation::recorded(&put.value);
         }
         let (client, member) = (self.client, self.member as u64);
-        self.ground.record.did(Operation {
+        self.context.record.did(Operation {
             id,
             client,
             member,
@@ -143,7 +143,7 @@ impl Session {
     pub async fn revision(&mut self) -> Result<i64, Status> {
         let (channel, _) = self.link().await?;
         let request = RangeRequest { key: "none".into(), ..RangeRequest::default() };
-        let options = CallOptions::default().within(self.ground.timeout);
+        let options = CallOptions::default().within(self.context.timeout);
         let answer =
             channel.unary_with("/etcdserverpb.KV/Range", &options, request.encode_to_vec().into()).await;
         let answer = answer.inspect_err(|status| self.failed(status))?;
@@ -156,7 +156,7 @@ impl Session {
         if let Some(link) = &self.link {
             return Ok(link.clone());
         }
-        let link = self.ground.connect(self.member).await?;
+        let link = self.context.connect(self.member).await?;
         self.late = 0;
         Ok(self.link.insert(link).clone())
     }

@@ -10,7 +10,7 @@ use oracle::Final;
 use crate::chronicle::Chronicle;
 use crate::cluster::{Cluster, RECOVERY_TIME_MAX};
 use crate::load::REREADERS;
-use crate::session::Ground;
+use crate::session::ClientContext;
 use crate::{translation, watch_client};
 
 /// A dump of everything may be large.
@@ -25,7 +25,7 @@ pub struct Settled {
 }
 
 /// Brings everybody to the end and asks. What does not come there is trouble.
-pub fn settle(cluster: &mut Cluster, ground: &Arc<Ground>, chronicle: &Arc<Chronicle>) -> Settled {
+pub fn settle(cluster: &mut Cluster, context: &Arc<ClientContext>, chronicle: &Arc<Chronicle>) -> Settled {
     if let Err(error) = cluster.recover() {
         chronicle.trouble("not recovered", format!("at the end: {error}"));
     }
@@ -38,7 +38,7 @@ pub fn settle(cluster: &mut Cluster, ground: &Arc<Ground>, chronicle: &Arc<Chron
                 finals.push(last);
                 let from = compact_revision + 1;
                 if from <= revision {
-                    let reading = watch_client::reread(ground, REREADERS + at as u64, at, from, revision);
+                    let reading = watch_client::reread(context, REREADERS + at as u64, at, from, revision);
                     cluster.block_on(reading);
                 }
             }

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use crate::key_client::Known;
 use crate::load::{Phase, pause};
 use crate::rng::Rng;
-use crate::session::Ground;
+use crate::session::ClientContext;
 use crate::translation;
 
 /// From the first key, and to the last.
@@ -32,17 +32,22 @@ enum Until {
 }
 
 /// Watches everything from revision 1 on, and goes on wherever a stream broke, until it is drained.
-pub async fn follow(ground: Arc<Ground>, number: u64, member: usize, mut phase: watch::Receiver<Phase>) {
+pub async fn follow(
+    context: Arc<ClientContext>,
+    number: u64,
+    member: usize,
+    mut phase: watch::Receiver<Phase>,
+) {
     let mut next = 1;
     loop {
-        let mut watch = plan(&ground, number, member);
+        let mut watch = plan(&context, number, member);
         watch.key = ALL.to_vec();
         watch.range_end = ALL.to_vec();
         watch.start_revision = next;
         watch.prev_kv = member == 1;
         watch.fragment = member == 2;
         let strict = number.is_multiple_of(2);
-        run(&ground, &mut watch, strict, Until::Drained, &mut phase).await;
+        run(&context, &mut watch, strict, Until::Drained, &mut phase).await;
         // All that is told of one revision comes at once, so what has come need not come again.
         for response in &watch.responses {
             match &response.answer {
@@ -55,7 +60,7 @@ pub async fn follow(ground: Arc<Ground>, number: u64, member: usize, mut phase: 
         }
         let drained = matches!(watch.end, End::Drained(_));
         if !watch.responses.is_empty() {
-            ground.record.lock().watches.push(watch);
+            context.record.lock().watches.push(watch);
         }
         if drained || matches!(*phase.borrow(), Phase::Over) {
             return;
@@ -66,7 +71,7 @@ pub async fn follow(ground: Arc<Ground>, number: u64, member: usize, mut phase: 
 
 /// Opens watches from some revision of the past, one after the other, until work is over.
 pub async fn glance(
-    ground: Arc<Ground>,
+    context: Arc<ClientContext>,
     known: Arc<Known>,
     number: u64,
     member: usize,
@@ -75,9 +80,9 @@ pub async fn glance(
 ) {
     while pause(&mut phase, Duration::from_millis(rng.between(500, 4000))).await {
         let newest = known.newest();
-        let mut watch = plan(&ground, number, member);
+        let mut watch = plan(&context, number, member);
         if rng.percent(40) {
-            watch.key = format!("g{:06}/", ground.record.number() / 1500).into_bytes();
+            watch.key = format!("g{:06}/", context.record.number() / 1500).into_bytes();
             watch.range_end = b"h".to_vec();
         } else {
             watch.key = ALL.to_vec();
@@ -89,32 +94,32 @@ pub async fn glance(
         watch.no_delete = !watch.no_put && rng.percent(10);
         watch.fragment = rng.percent(30);
         let strict = rng.percent(50);
-        run(&ground, &mut watch, strict, Until::Revision(newest + 5), &mut phase).await;
+        run(&context, &mut watch, strict, Until::Revision(newest + 5), &mut phase).await;
         if !watch.responses.is_empty() {
-            ground.record.lock().watches.push(watch);
+            context.record.lock().watches.push(watch);
         }
     }
 }
 
 /// At the end: one more watch of everything that is left, at one member.
-pub async fn reread(ground: &Arc<Ground>, number: u64, member: usize, from: i64, to: i64) {
-    let mut watch = plan(ground, number, member);
+pub async fn reread(context: &Arc<ClientContext>, number: u64, member: usize, from: i64, to: i64) {
+    let mut watch = plan(context, number, member);
     (watch.key, watch.range_end, watch.start_revision) = (ALL.to_vec(), ALL.to_vec(), from);
     let (_sender, mut phase) = watch::channel(Phase::Drain(to));
     let patience = Duration::from_secs(30);
-    let reading = run(ground, &mut watch, false, Until::Drained, &mut phase);
+    let reading = run(context, &mut watch, false, Until::Drained, &mut phase);
     // Without everything in time it is judged for what it has.
     let _ = tokio::time::timeout(patience, reading).await;
-    ground.record.lock().watches.push(watch);
+    context.record.lock().watches.push(watch);
 }
 
-fn plan(ground: &Ground, client: u64, member: usize) -> Watch {
+fn plan(context: &ClientContext, client: u64, member: usize) -> Watch {
     Watch {
-        id: ground.record.number(),
+        id: context.record.number(),
         client,
         member: member as u64,
         life: 0,
-        opened: ground.record.now(),
+        opened: context.record.now(),
         key: Vec::new(),
         range_end: Vec::new(),
         start_revision: 0,
@@ -129,15 +134,15 @@ fn plan(ground: &Ground, client: u64, member: usize) -> Watch {
 
 /// Opens the watch and writes down what it tells, until it is over.
 async fn run(
-    ground: &Ground,
+    context: &ClientContext,
     watch: &mut Watch,
     strict: bool,
     until: Until,
     phase: &mut watch::Receiver<Phase>,
 ) {
-    let Ok((channel, life)) = ground.connect(watch.member as usize).await else { return };
+    let Ok((channel, life)) = context.connect(watch.member as usize).await else { return };
     watch.life = life;
-    watch.opened = ground.record.now();
+    watch.opened = context.record.now();
     let mut options = CallOptions::default();
     if strict {
         let (name, value) = (HeaderName::from_static("hasleader"), HeaderValue::from_static("true"));
@@ -188,7 +193,7 @@ async fn run(
             First::Right(_) => return,
         };
         let Ok(Some(message)) = message else { return };
-        let at = ground.record.now();
+        let at = context.record.now();
         let Ok(message) = pb::WatchResponse::decode(message) else { return };
         let revision = message.header.as_ref().map_or(0, |header| header.revision);
         let answer = if message.canceled {
@@ -205,7 +210,7 @@ async fn run(
             if !fragment {
                 come = events.iter().map(|event| event.kv.mod_revision).fold(come, i64::max);
             }
-            ground.record.lock().events += events.len() as u64;
+            context.record.lock().events += events.len() as u64;
             WatchAnswer::Events { events, fragment }
         };
         let canceled = matches!(answer, WatchAnswer::Canceled { .. });

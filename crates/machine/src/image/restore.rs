@@ -86,16 +86,16 @@ where
     intake.finish(rules)
 }
 
-/// The books of [`Machine`], with the segment at hand beside them: values of neighbours often lie together.
+/// The accounting of [`Machine`], with the segment at hand beside them: values of neighbours often lie together.
 #[derive(Default)]
-struct Books {
+struct Accounting {
     usage: std::collections::BTreeMap<u32, SegmentUse>,
     in_use_bytes: u64,
     segment: u32,
     open: SegmentUse,
 }
 
-impl Books {
+impl Accounting {
     #[inline]
     fn add(&mut self, loaded: &LoadedVersion<'_>) {
         self.in_use_bytes += loaded_bytes(loaded.key, loaded.value.len);
@@ -123,7 +123,7 @@ impl Books {
 pub(crate) struct Intake {
     head: SavedHead,
     loader: Loader,
-    books: Books,
+    accounting: Accounting,
     /// The lease of the version pushed last, and if it has one its key: which version is its key's newest is known
     /// only when the next key comes.
     lease: i64,
@@ -132,7 +132,13 @@ pub(crate) struct Intake {
 
 impl Intake {
     pub fn new(head: SavedHead, versions: u64) -> Intake {
-        Intake { head, loader: Loader::new(versions), books: Books::default(), lease: 0, key: Vec::new() }
+        Intake {
+            head,
+            loader: Loader::new(versions),
+            accounting: Accounting::default(),
+            lease: 0,
+            key: Vec::new(),
+        }
     }
 
     #[inline]
@@ -146,7 +152,7 @@ impl Intake {
             self.key.extend_from_slice(loaded.key);
         }
         self.loader.push(loaded)?;
-        self.books.add(loaded);
+        self.accounting.add(loaded);
         Ok(())
     }
 
@@ -154,7 +160,7 @@ impl Intake {
         if self.lease != 0 && !planted::is(Bug::LeaseKeyForgotten) {
             self.head.leases.reattach(&self.key, self.lease);
         }
-        self.books.close();
+        self.accounting.close();
         let compacted =
             if planted::is(Bug::CompactRevisionForgotten) { -1 } else { self.head.compact_revision };
         let store = self.loader.finish(self.head.revision, compacted)?;
@@ -164,8 +170,8 @@ impl Intake {
         machine.members = self.head.members;
         machine.applied_index = self.head.applied_index;
         machine.applied_term = self.head.applied_term;
-        machine.in_use_bytes = self.books.in_use_bytes;
-        machine.usage = self.books.usage;
+        machine.in_use_bytes = self.accounting.in_use_bytes;
+        machine.usage = self.accounting.usage;
         // Any deletion below the compact revision may have been left out.
         machine.delta_from_min = (self.head.compact_revision - 1).max(0);
         machine.hash =

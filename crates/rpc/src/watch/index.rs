@@ -62,21 +62,21 @@ impl Keys {
 
 /// Things in the order of their serial numbers. One thing, which is what most keys have, takes no memory of its own.
 #[derive(Debug)]
-enum Crowd<T> {
+enum Watches<T> {
     One(u64, T),
     /// A client decides how many watches one key has and in which order they come and go.
     Many(BTreeMap<u64, T>),
 }
 
-impl<T> Crowd<T> {
+impl<T> Watches<T> {
     fn insert(&mut self, serial: u64, item: T) {
-        if let Crowd::One(..) = self
-            && let Crowd::One(other, first) = std::mem::replace(self, Crowd::Many(BTreeMap::new()))
-            && let Crowd::Many(many) = self
+        if let Watches::One(..) = self
+            && let Watches::One(other, first) = std::mem::replace(self, Watches::Many(BTreeMap::new()))
+            && let Watches::Many(many) = self
         {
             many.insert(other, first);
         }
-        if let Crowd::Many(many) = self {
+        if let Watches::Many(many) = self {
             let replaced = many.insert(serial, item);
             assert!(replaced.is_none(), "{serial} is in the index already");
         }
@@ -85,12 +85,12 @@ impl<T> Crowd<T> {
     /// Takes a thing out; also returns true if nothing is left.
     fn remove(&mut self, serial: u64) -> (Option<T>, bool) {
         match self {
-            Crowd::One(other, _) if *other != serial => (None, false),
-            Crowd::One(..) => match std::mem::replace(self, Crowd::Many(BTreeMap::new())) {
-                Crowd::One(_, item) => (Some(item), true),
-                Crowd::Many(_) => (None, true),
+            Watches::One(other, _) if *other != serial => (None, false),
+            Watches::One(..) => match std::mem::replace(self, Watches::Many(BTreeMap::new())) {
+                Watches::One(_, item) => (Some(item), true),
+                Watches::Many(_) => (None, true),
             },
-            Crowd::Many(many) => {
+            Watches::Many(many) => {
                 let removed = many.remove(&serial);
                 (removed, many.is_empty())
             }
@@ -100,11 +100,11 @@ impl<T> Crowd<T> {
     /// Visits those behind this serial number.
     fn visit(&self, behind: Option<u64>, visit: &mut impl FnMut(&T) -> ControlFlow<()>) -> ControlFlow<()> {
         match self {
-            Crowd::One(serial, _) if behind.is_some_and(|behind| *serial <= behind) => {
+            Watches::One(serial, _) if behind.is_some_and(|behind| *serial <= behind) => {
                 ControlFlow::Continue(())
             }
-            Crowd::One(_, item) => visit(item),
-            Crowd::Many(many) => {
+            Watches::One(_, item) => visit(item),
+            Watches::Many(many) => {
                 let from = behind.map_or(Bound::Unbounded, Bound::Excluded);
                 many.range((from, Bound::Unbounded)).try_for_each(|(_, item)| visit(item))
             }
@@ -123,7 +123,7 @@ pub(super) struct Place {
 /// O(log n) and what is found; putting in and taking out cost O(log n), whatever clients choose to watch.
 #[derive(Debug)]
 pub(super) struct Index<T> {
-    singles: HashMap<Bytes, Crowd<T>>,
+    singles: HashMap<Bytes, Watches<T>>,
     ranges: Tree<T>,
     len: usize,
 }
@@ -146,7 +146,7 @@ impl<T> Index<T> {
             Keys::Single(key) => match self.singles.get_mut(key) {
                 Some(crowd) => crowd.insert(serial, item),
                 None => {
-                    self.singles.insert(key.clone(), Crowd::One(serial, item));
+                    self.singles.insert(key.clone(), Watches::One(serial, item));
                 }
             },
             Keys::Range(start, end) => self.ranges.insert(start, end, serial, item),
@@ -227,7 +227,7 @@ struct Node<T> {
     end: End,
     end_max: End,
     priority: u64,
-    crowd: Crowd<T>,
+    crowd: Watches<T>,
     left: u32,
     right: u32,
 }
@@ -330,7 +330,7 @@ impl<T> Tree<T> {
             end: end.clone(),
             end_max: end.clone(),
             priority,
-            crowd: Crowd::One(serial, item),
+            crowd: Watches::One(serial, item),
             left,
             right,
         };
@@ -621,7 +621,7 @@ mod tests {
                 end: End::Unbounded,
                 end_max: End::Unbounded,
                 priority: u64::MAX - n,
-                crowd: Crowd::One(n, n),
+                crowd: Watches::One(n, n),
                 left: NIL,
                 right: if n == 199_999 { NIL } else { n as u32 + 1 },
             };

@@ -53,12 +53,12 @@ pub struct Ended {
 }
 
 /// Processes that run seeds.
-pub struct Crew {
+pub struct ProcessPool {
     children: Vec<Child>,
     ended: Receiver<Ended>,
 }
 
-impl Crew {
+impl ProcessPool {
     /// Starts processes that run seeds from this one on.
     ///
     /// # Errors
@@ -70,7 +70,7 @@ impl Crew {
         jobs: u64,
         seeds: Option<u64>,
         quiet: bool,
-    ) -> Result<Crew, String> {
+    ) -> Result<ProcessPool, String> {
         let program = std::env::current_exe().map_err(|e| format!("who am I: {e}"))?;
         let (sender, ended) = channel();
         let mut children = Vec::new();
@@ -112,7 +112,7 @@ impl Crew {
                 }
             });
         }
-        Ok(Crew { children, ended })
+        Ok(ProcessPool { children, ended })
     }
 
     /// What came of the next seed; `None` when there are no more.
@@ -124,7 +124,7 @@ impl Crew {
     }
 }
 
-impl Drop for Crew {
+impl Drop for ProcessPool {
     fn drop(&mut self) {
         for child in &mut self.children {
             // It may have ended by itself.
@@ -152,11 +152,11 @@ fn run_many(arguments: &Arguments) -> Result<bool, String> {
     let began = Instant::now();
     let until = arguments.time.map(|time| began + time);
     let seeds = arguments.seeds.or(if until.is_none() { Some(100) } else { None });
-    let crew = Crew::start(&arguments.words(), arguments.from, arguments.jobs, seeds, false)?;
+    let process_pool = ProcessPool::start(&arguments.words(), arguments.from, arguments.jobs, seeds, false)?;
     let (mut count, mut lasted, mut events, mut answered, mut undecided, mut bad) =
         (0_u64, 0_u64, 0, 0, 0, 0);
     let mut told = Instant::now();
-    while let Some(ended) = crew.next(until) {
+    while let Some(ended) = process_pool.next(until) {
         count += 1;
         lasted += ended.lasted / 1_000_000;
         events += ended.events;
