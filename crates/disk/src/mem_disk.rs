@@ -5,6 +5,8 @@ use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use stdx::Random;
+
 use crate::{Disk, DiskSpace, File, Lock};
 
 /// What a power cut keeps or loses as one.
@@ -59,7 +61,7 @@ pub struct MemDisk {
 }
 
 struct State {
-    seed: u64,
+    random: Random,
     /// Goes up with every crash, so that files opened before one are dead after it.
     epoch: u64,
     nodes: HashMap<u64, Node>,
@@ -72,7 +74,7 @@ struct State {
     ops: u64,
     reads: u64,
     /// Of 1000 reads of what is cached, how many find that it is not; and what that is drawn from.
-    misses: (u64, u64),
+    misses: (u64, Random),
     fault: Option<(u64, Fault)>,
     planned: Vec<Planned>,
     /// Power went, and the disk has not come back.
@@ -111,7 +113,7 @@ impl MemDisk {
     pub fn new(seed: u64) -> MemDisk {
         MemDisk {
             state: Arc::new(Mutex::new(State {
-                seed,
+                random: Random::new(seed),
                 epoch: 0,
                 nodes: HashMap::new(),
                 node_next: 0,
@@ -122,7 +124,7 @@ impl MemDisk {
                 locks: BTreeSet::new(),
                 ops: 0,
                 reads: 0,
-                misses: (0, seed),
+                misses: (0, Random::new(seed)),
                 fault: None,
                 planned: Vec::new(),
                 dark: false,
@@ -136,8 +138,8 @@ impl MemDisk {
     /// faults and the count of operations are gone.
     pub fn crash(&self) {
         let mut state = self.state();
-        let mut seed = state.seed;
-        let kept = (draw(&mut seed) % (state.names_pending.len() as u64 + 1)) as usize;
+        let mut random = state.random.clone();
+        let kept = (random.number() % (state.names_pending.len() as u64 + 1)) as usize;
         let pending = std::mem::take(&mut state.names_pending);
         for change in pending.into_iter().take(kept) {
             change.apply(&mut state.names_durable);
@@ -148,10 +150,10 @@ impl MemDisk {
         // In the order of their numbers: the order of a hash map would make two runs differ.
         for id in alive {
             if let Some(node) = state.nodes.get_mut(&id) {
-                node.crash(&mut seed);
+                node.crash(&mut random);
             }
         }
-        state.seed = seed;
+        state.random = random;
         state.epoch += 1;
         state.locks.clear();
         state.fault = None;
@@ -486,12 +488,15 @@ impl Node {
         self.doomed.extend(lost);
     }
 
-    fn crash(&mut self, seed: &mut u64) {
+    fn crash(&mut self, random: &mut Random) {
         let undo = std::mem::take(&mut self.undo);
         let doomed = std::mem::take(&mut self.doomed);
         let changed = self.data.len() as u64 != self.len_durable;
-        let len =
-            if changed && draw(seed).is_multiple_of(2) { self.len_durable } else { self.data.len() as u64 };
+        let len = if changed && random.number().is_multiple_of(2) {
+            self.len_durable
+        } else {
+            self.data.len() as u64
+        };
         let full = self.data.len().max(self.len_durable as usize).div_ceil(SECTOR_BYTES) * SECTOR_BYTES;
         self.data.resize(full, 0);
         let restore = |data: &mut Vec<u8>, number: u64, sector: &Sector| {
@@ -501,7 +506,7 @@ impl Node {
             }
         };
         for (number, Undo { durable, whole }) in &undo {
-            match draw(seed) % if *whole { 5 } else { 4 } {
+            match random.number() % if *whole { 5 } else { 4 } {
                 // Kept and lost are what disks mostly do; zeroed is what a file system may show instead.
                 0 | 1 => {}
                 2 | 3 => restore(&mut self.data, *number, durable),
@@ -692,9 +697,9 @@ impl File for MemFile {
 
     fn read_cached_at(&self, buf: &mut [u8], offset: u64) -> io::Result<bool> {
         let missed = {
-            let (per_mille, seed) = &mut self.state()?.misses;
+            let (per_mille, random) = &mut self.state()?.misses;
             // Nothing is drawn where nothing is missed: the runs of old seeds stay as they are.
-            *per_mille > 0 && draw(seed) % 1000 < *per_mille
+            *per_mille > 0 && random.number() % 1000 < *per_mille
         };
         if missed {
             return Ok(false);
@@ -710,7 +715,7 @@ impl File for MemFile {
             Ok(()) => buf.len(),
             Err(_) => {
                 let room = state.room_for(self.id, end).is_ok();
-                let part = (draw(&mut state.seed) % (buf.len() as u64 + 1)) as usize;
+                let part = (state.random.number() % (buf.len() as u64 + 1)) as usize;
                 if room { part } else { 0 }
             }
         };
@@ -782,15 +787,6 @@ impl File for MemFile {
 
 fn errno(code: i32) -> io::Error {
     io::Error::from_raw_os_error(code)
-}
-
-/// SplitMix64 (Steele, Lea, Flood 2014).
-fn draw(seed: &mut u64) -> u64 {
-    *seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut z = *seed;
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 #[cfg(test)]

@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 
 use disk::File;
 use planted::Bug;
+use stdx::Random;
 
 use crate::format::{END_BYTES, RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, SegmentHeader};
 use crate::segment::{Shared, file_name, write_zeros};
@@ -318,6 +319,7 @@ impl Preparation {
             Some(seed) => {
                 let mut stock = self.lock();
                 stock.drawn += 1;
+                let mix = |number| Random::new(number).number();
                 mix(seed ^ mix(u64::from(seq) << 32 | stock.drawn))
             }
         }
@@ -413,12 +415,4 @@ pub(crate) const START_BYTES: u64 = 512;
 /// Bytes of records that entries and values can fill of a segment of that size.
 pub(crate) fn usable(capacity: u64) -> u64 {
     capacity.saturating_sub(SEGMENT_HEADER_BYTES as u64 + START_BYTES + TAIL_BYTES)
-}
-
-/// Spreads a number over 64 bits (the finaliser of splitmix64).
-fn mix(number: u64) -> u64 {
-    let mut mixed = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ (mixed >> 31)
 }

@@ -1,20 +1,14 @@
 //! Dice: one seed, and as many independent streams as the world has concerns.
 //!
-//! Xoshiro256** (Blackman, Vigna 2018), filled by SplitMix64 (Steele, Lea, Flood 2014). A stream is named, so that what
+//! Xoshiro256** (Blackman, Vigna 2018), filled by [`Random`]. A stream is named, so that what
 //! one concern draws (or ceases to draw, when its faults are switched off) does not shift what another one gets.
+
+use stdx::Random;
 
 /// A stream of random numbers.
 #[derive(Clone, Debug)]
 pub struct Rng {
     state: [u64; 4],
-}
-
-fn split_mix(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 impl Rng {
@@ -24,8 +18,8 @@ impl Rng {
         let named = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
         });
-        let mut state = seed ^ named.rotate_left(17);
-        Rng { state: std::array::from_fn(|_| split_mix(&mut state)) }
+        let mut filling = Random::new(seed ^ named.rotate_left(17));
+        Rng { state: std::array::from_fn(|_| filling.number()) }
     }
 
     /// Any number.

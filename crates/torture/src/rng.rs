@@ -1,26 +1,23 @@
-/// Random numbers that follow from a seed (SplitMix64: Steele, Lea, Flood, "Fast splittable pseudorandom number
-/// generators", 2014).
+use stdx::Random;
+
+/// Random numbers that follow from a seed ([`Random`]).
 ///
 /// The schedule of faults and what each client asks follow from the run's seed. What happens does not: it is real
 /// processes that run.
 #[derive(Clone, Debug)]
-pub struct Rng(u64);
+pub struct Rng(Random);
 
 impl Rng {
     /// A generator of its own for one purpose.
     pub fn new(seed: u64, purpose: u64) -> Rng {
-        let mut rng = Rng(seed ^ purpose.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let mut rng = Rng(Random::new(seed ^ purpose.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
         rng.word();
         rng
     }
 
     /// 64 random bits.
     pub fn word(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.0;
-        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        word ^ (word >> 31)
+        self.0.number()
     }
 
     /// A number below `end`; 0 if there is none.

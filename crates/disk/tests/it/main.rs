@@ -1,27 +1,15 @@
 //! One body over both disks: what the log and the checkpoints rely on.
 
 use std::io::IoSlice;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::path::Path;
 
 use mainstay_disk::{Disk, MemDisk, RealDisk};
-
-static NEXT: AtomicU32 = AtomicU32::new(0);
-
-struct Scratch(PathBuf);
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
+use testkit::TempDir;
 
 fn over_both(body: impl Fn(&dyn Disk, &Path)) {
     body(&MemDisk::new(1), Path::new("/data"));
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let name = format!("mainstay-disk-{}-{number}", std::process::id());
-    let scratch = Scratch(std::env::temp_dir().join(name));
-    body(&RealDisk, &scratch.0);
+    let dir = TempDir::new("disk");
+    body(&RealDisk, &dir.join("data"));
 }
 
 #[test]

@@ -7,6 +7,8 @@ use bytes::Bytes;
 use disk::{Disk, MemDisk, RealDisk};
 use mainstay_log::{Batch, HardState, Log, LogEvent, Options, ReadError, Replayed, Reset, Value, ValueId};
 
+use testkit::TempDir;
+
 use crate::kit::{DIR, entries, entry, open, open_with, options};
 
 #[test]
@@ -146,8 +148,7 @@ fn a_gap_is_our_own_bug() {
 
 #[test]
 fn with_threads_on_a_real_disk() {
-    let dir = std::env::temp_dir().join(format!("mainstay-log-{}", std::process::id()));
-    let _ = std::fs::remove_dir_all(&dir);
+    let dir = TempDir::new("log");
     let options = Options { segment_bytes: 64 << 10, ..Options::new(dir.join("member/log"), 1, 2) };
     let (tell, told) = mpsc::channel();
     let on_event = Box::new(move |event| {
@@ -175,7 +176,7 @@ fn with_threads_on_a_real_disk() {
     log.append(entries(1001..=1001, 3, 10)).unwrap();
     drop(log);
     let mut count = 0;
-    let (log, recovered) = Log::open(
+    let (_log, recovered) = Log::open(
         Options { verify_all: true, ..options },
         std::sync::Arc::new(RealDisk),
         1,
@@ -184,8 +185,6 @@ fn with_threads_on_a_real_disk() {
     )
     .unwrap();
     assert_eq!((count, recovered.last_index, recovered.repairs.len()), (1001, 1001, 0));
-    drop(log);
-    std::fs::remove_dir_all(&dir).unwrap();
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use disk::{Disk, MemDisk};
 use mainstay_log::{Batch, HardState, OpenError, Options};
+use testkit::Random;
 
 use crate::kit::{DIR, Opened, entries, open, open_with, options, segment_path};
 
@@ -127,11 +128,8 @@ fn a_file_that_is_missing_cut_short_doubled_or_a_stranger_is_refused() {
 
 #[test]
 fn garbage_never_panics() {
-    let mut state = 1u64;
-    let mut draw = move || {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (state >> 33) as usize
-    };
+    let mut random = Random::new(1);
+    let mut draw = move || random.number() as usize;
     let good = filled();
     for round in 0..400 {
         let disk = filled();

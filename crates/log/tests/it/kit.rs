@@ -9,6 +9,7 @@ use mainstay_log::{
     Batch, Entry, Fatal, HardState, Location, Log, LogEvent, OpenError, Options, Recovered, Replayed, Space,
     ValueId,
 };
+use testkit::Random;
 
 /// Directory of the log under test.
 pub const DIR: &str = "/data/member/log";
@@ -117,13 +118,7 @@ impl Opened {
 
 /// An entry whose data tells index and term, `len` bytes.
 pub fn entry(index: u64, term: u64, len: usize) -> Entry {
-    let mut state = index.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ term;
-    let data: Vec<u8> = (0..len)
-        .map(|_| {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            (state >> 56) as u8
-        })
-        .collect();
+    let data = Random::new(index << 32 ^ term).bytes(len);
     Entry { term, index, entry_type: 0, data: Bytes::from(data) }
 }
 

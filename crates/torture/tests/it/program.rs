@@ -3,28 +3,10 @@
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+
+use testkit::{TIMEOUT, TempDir, wait_until};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_mainstay-torture");
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// A directory of this test, removed at its end.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new(name: &str) -> Scratch {
-        let path = std::env::temp_dir().join(format!("torture-test-{}-{name}", std::process::id()));
-        std::fs::create_dir_all(&path).expect("a directory can be made");
-        Scratch(path)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        // A test that failed may have left it in any state.
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
 
 /// The server, built beside this program. Without it the test says so, past the test harness.
 fn server(test: &str) -> Option<PathBuf> {
@@ -55,8 +37,8 @@ fn processes(words: &str) -> Vec<u32> {
 #[test]
 fn crashes_on_the_loopback_break_no_promise() {
     let Some(server) = server("crashes_on_the_loopback_break_no_promise") else { return };
-    let scratch = Scratch::new("run");
-    let out = scratch.0.join("out");
+    let scratch = TempDir::new("torture-run");
+    let out = scratch.join("out");
     let out_text = out.to_str().expect("UTF-8");
     let output = run(&[
         "--server",
@@ -101,42 +83,35 @@ fn crashes_on_the_loopback_break_no_promise() {
     assert!(said.contains("VIOLATION"), "{said}");
 }
 
-fn started(scratch: &Scratch, server: &Path) -> Child {
+fn started(scratch: &TempDir, server: &Path) -> Child {
     let child = Command::new(PROGRAM)
         .args(["--network=loopback", "--faults=", "--seconds=300", "--clients=1", "--rate=10", "--server"])
         .arg(server)
         .arg("--out")
-        .arg(scratch.0.join("out"))
+        .arg(scratch.join("out"))
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
         .expect("the program can be started");
-    let deadline = Instant::now() + PATIENCE;
-    while processes(&format!("mainstay-torture-{}/", child.id())).len() < 3 {
-        assert!(Instant::now() < deadline, "three members run");
-        std::thread::yield_now();
-    }
+    let words = format!("mainstay-torture-{}/", child.id());
+    wait_until("three members run", TIMEOUT, || (processes(&words).len() >= 3).then_some(()));
     child
 }
 
 #[test]
 fn members_end_with_the_program_however_it_ends() {
     let Some(server) = server("members_end_with_the_program_however_it_ends") else { return };
-    let scratch = Scratch::new("killed");
+    let scratch = TempDir::new("torture-killed");
     let mut child = started(&scratch, &server);
     let words = format!("mainstay-torture-{}/", child.id());
     let left = std::env::temp_dir().join(format!("mainstay-torture-{}", child.id()));
     child.kill().expect("it runs");
     child.wait().expect("it is our child");
-    let deadline = Instant::now() + PATIENCE;
-    while !processes(&words).is_empty() {
-        assert!(Instant::now() < deadline, "members outlive the program");
-        std::thread::yield_now();
-    }
+    wait_until("no member outlives the program", TIMEOUT, || processes(&words).is_empty().then_some(()));
     assert!(left.exists(), "nobody was there to remove it");
     // The next run removes it.
-    let next = Scratch::new("next");
+    let next = TempDir::new("torture-next");
     let mut child = started(&next, &server);
     assert!(!left.exists(), "what a killed run left is removed");
     child.kill().expect("it runs");
@@ -147,8 +122,8 @@ fn members_end_with_the_program_however_it_ends() {
 
 #[test]
 fn what_cannot_be_set_up_is_said_with_exit_code_2() {
-    let scratch = Scratch::new("refused");
-    let out = scratch.0.join("out");
+    let scratch = TempDir::new("torture-refused");
+    let out = scratch.join("out");
     let out = out.to_str().expect("UTF-8");
     let itself = PROGRAM;
     for (arguments, words) in [

@@ -1,0 +1,160 @@
+//! HTTP/1.1 by hand: heads, chunks, and answers read byte by byte.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+
+use crate::TIMEOUT;
+
+/// An answer, or its head.
+#[derive(Debug)]
+pub struct Answer {
+    /// The status code.
+    pub status: u16,
+    /// Names in lower case and values, in the order in which they were sent.
+    pub headers: Vec<(String, String)>,
+    /// The body, if it was read.
+    pub body: Vec<u8>,
+}
+
+impl Answer {
+    /// The first header of this name, which is in lower case.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|header| header.0 == name).map(|header| header.1.as_str())
+    }
+
+    /// The body as text.
+    ///
+    /// # Panics
+    ///
+    /// When it is not UTF-8.
+    pub fn text(&self) -> &str {
+        std::str::from_utf8(&self.body).expect("the body is text")
+    }
+}
+
+/// Opens a connection.
+///
+/// # Panics
+///
+/// When nobody listens. Reads and writes of the connection fail after [`TIMEOUT`].
+pub fn connect(address: SocketAddr) -> TcpStream {
+    with_timeouts(TcpStream::connect(address).expect("a connection"))
+}
+
+/// The same connection, whose reads and writes fail after [`TIMEOUT`].
+pub fn with_timeouts(stream: TcpStream) -> TcpStream {
+    stream.set_read_timeout(Some(TIMEOUT)).expect("a read time-out");
+    stream.set_write_timeout(Some(TIMEOUT)).expect("a write time-out");
+    stream
+}
+
+/// The head of a request, with a host.
+pub fn head(method: &str, path: &str, headers: &[(&str, &str)]) -> Vec<u8> {
+    let mut head = format!("{method} {path} HTTP/1.1\r\nHost: x\r\n");
+    for (name, value) in headers {
+        head += &format!("{name}: {value}\r\n");
+    }
+    (head + "\r\n").into_bytes()
+}
+
+/// One chunk of a chunked body; an empty one ends it.
+pub fn chunk(bytes: &[u8]) -> Vec<u8> {
+    [format!("{:x}\r\n", bytes.len()).as_bytes(), bytes, b"\r\n"].concat()
+}
+
+/// Sends one request on a connection of its own, which the server is asked to close, and reads the answer.
+///
+/// # Panics
+///
+/// When there is no whole answer.
+pub fn request(
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &[u8],
+) -> Answer {
+    let mut stream = connect(address);
+    let length = body.len().to_string();
+    let mut headers = headers.to_vec();
+    headers.push(("Connection", "close"));
+    if method != "GET" {
+        headers.push(("Content-Length", &length));
+    }
+    stream.write_all(&head(method, path, &headers)).expect("the server reads");
+    stream.write_all(body).expect("the server reads");
+    read_answer(&mut stream)
+}
+
+/// Asks for a page on a connection of its own.
+///
+/// # Panics
+///
+/// When there is no whole answer.
+pub fn get(address: SocketAddr, path: &str) -> Answer {
+    request(address, "GET", path, &[], b"")
+}
+
+/// Reads the head of an answer; what comes behind it is not read.
+///
+/// # Panics
+///
+/// When it is not whole or not HTTP.
+pub fn read_head(stream: &mut TcpStream) -> Answer {
+    let mut bytes = Vec::new();
+    while !bytes.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        let read = stream.read(&mut byte).expect("the server answers in time");
+        assert_eq!(read, 1, "closed within the head: {}", String::from_utf8_lossy(&bytes));
+        bytes.push(byte[0]);
+    }
+    let text = String::from_utf8(bytes).expect("a head is text");
+    let mut lines = text.trim_end().split("\r\n");
+    let status = lines.next().and_then(|line| line.split(' ').nth(1)?.parse().ok()).expect("a status line");
+    let headers = lines.map(|line| {
+        let (name, value) = line.split_once(": ").expect("a name and a value");
+        (name.to_lowercase(), value.to_owned())
+    });
+    Answer { status, headers: headers.collect(), body: Vec::new() }
+}
+
+/// Reads an answer whose body has a length, or ends with its connection.
+///
+/// # Panics
+///
+/// When it is not whole or not HTTP.
+pub fn read_answer(stream: &mut TcpStream) -> Answer {
+    let mut answer = read_head(stream);
+    match answer.header("content-length").map(|length| length.parse().expect("a length is a number")) {
+        Some(length) => {
+            answer.body = vec![0; length];
+            stream.read_exact(&mut answer.body).expect("the body is whole");
+        }
+        None => {
+            stream.read_to_end(&mut answer.body).expect("the body ends");
+        }
+    }
+    answer
+}
+
+/// Reads one chunk of a chunked body: empty at the body's end, `None` when the connection ended.
+///
+/// # Panics
+///
+/// When its length is not a number.
+pub fn read_chunk(stream: &mut TcpStream) -> Option<Vec<u8>> {
+    let mut line = Vec::new();
+    while !line.ends_with(b"\r\n") {
+        let mut byte = [0];
+        match stream.read(&mut byte) {
+            Ok(1) => line.push(byte[0]),
+            _ => return None,
+        }
+    }
+    let line = std::str::from_utf8(&line).expect("a length is text").trim_end();
+    let length = usize::from_str_radix(line, 16).expect("a length is a number");
+    let mut chunk = vec![0; length + 2];
+    stream.read_exact(&mut chunk).ok()?;
+    chunk.truncate(length);
+    Some(chunk)
+}

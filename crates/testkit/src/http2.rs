@@ -1,0 +1,289 @@
+//! HTTP/2 by hand: frames, header blocks without compression, gRPC messages, and a blocking connection.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::time::Duration;
+
+use crate::TIMEOUT;
+
+/// What a client sends first (RFC 9113, section 3.4).
+pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// Kind of a frame that carries a message's bytes.
+pub const DATA: u8 = 0;
+/// Kind of a frame that begins a call, or ends it (trailers).
+pub const HEADERS: u8 = 1;
+/// Kind of a frame that ends a stream at once.
+pub const RST_STREAM: u8 = 3;
+/// Kind of a frame that says what its sender can take.
+pub const SETTINGS: u8 = 4;
+/// Kind of a frame that is answered by its like.
+pub const PING: u8 = 6;
+/// Kind of a frame that announces the connection's end.
+pub const GOAWAY: u8 = 7;
+/// Kind of a frame that allows the other side to send more.
+pub const WINDOW_UPDATE: u8 = 8;
+/// Kind of a frame that goes on with a header block.
+pub const CONTINUATION: u8 = 9;
+
+/// Flag of DATA and HEADERS: nothing follows on this stream.
+pub const END_STREAM: u8 = 1;
+/// Flag of HEADERS and CONTINUATION: the header block is complete.
+pub const END_HEADERS: u8 = 4;
+
+/// A frame as it was received.
+#[derive(Debug)]
+pub struct Frame {
+    /// One of the kinds above, or another.
+    pub kind: u8,
+    /// A bit for each flag.
+    pub flags: u8,
+    /// Number of the stream; 0 is the connection.
+    pub stream: u32,
+    /// What follows the head of nine bytes.
+    pub payload: Vec<u8>,
+}
+
+impl Frame {
+    /// Takes the frame at the front of `bytes`; `None` if it is not whole.
+    pub fn take(bytes: &mut &[u8]) -> Option<Frame> {
+        let (head, rest) = bytes.split_first_chunk::<HEAD_BYTES>()?;
+        let (payload, rest) = rest.split_at_checked(payload_bytes(head))?;
+        *bytes = rest;
+        Some(Frame::of(head, payload.to_vec()))
+    }
+
+    fn of(head: &[u8; HEAD_BYTES], payload: Vec<u8>) -> Frame {
+        let stream = u32::from_be_bytes([head[5], head[6], head[7], head[8]]);
+        Frame { kind: head[3], flags: head[4], stream, payload }
+    }
+}
+
+const HEAD_BYTES: usize = 9;
+
+fn payload_bytes(head: &[u8; HEAD_BYTES]) -> usize {
+    u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize
+}
+
+/// The bytes of a frame.
+pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let len = u32::try_from(payload.len()).expect("a small payload").to_be_bytes();
+    let mut bytes = vec![len[1], len[2], len[3], kind, flags];
+    bytes.extend(stream.to_be_bytes());
+    bytes.extend(payload);
+    bytes
+}
+
+/// A header block without compression: each field is literal, is not indexed, and has no Huffman code (RFC 7541,
+/// section 6.2.2).
+pub fn block(headers: &[(&str, &str)]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for (name, value) in headers {
+        bytes.push(0);
+        for text in [name, value] {
+            // An integer with a prefix of 7 bits (RFC 7541, section 5.1).
+            if text.len() < 127 {
+                bytes.push(text.len() as u8);
+            } else {
+                bytes.push(127);
+                let mut rest = text.len() - 127;
+                while rest >= 128 {
+                    bytes.push((rest % 128) as u8 | 128);
+                    rest /= 128;
+                }
+                bytes.push(rest as u8);
+            }
+            bytes.extend(text.as_bytes());
+        }
+    }
+    bytes
+}
+
+/// The header block of a gRPC call, with more fields behind those that every call has.
+pub fn call_block(path: &str, more: &[(&str, &str)]) -> Vec<u8> {
+    let mut headers = vec![
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", path),
+        (":authority", "test"),
+        ("content-type", "application/grpc"),
+        ("te", "trailers"),
+    ];
+    headers.extend(more);
+    block(&headers)
+}
+
+/// A gRPC message with its prefix. `flag` is 1 if the message is compressed, otherwise 0.
+pub fn message(flag: u8, body: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![flag];
+    bytes.extend(u32::try_from(body.len()).expect("a small message").to_be_bytes());
+    bytes.extend(body);
+    bytes
+}
+
+/// The frames of a unary call whose request is this message.
+pub fn call(stream: u32, path: &str, request: &[u8]) -> Vec<u8> {
+    let mut bytes = frame(HEADERS, END_HEADERS, stream, &call_block(path, &[]));
+    bytes.extend(frame(DATA, END_STREAM, stream, &message(0, request)));
+    bytes
+}
+
+/// A client's end of a connection; it does only what it is told to. It speaks HTTP/1 as well if it is sent such bytes.
+#[derive(Debug)]
+pub struct Connection {
+    stream: TcpStream,
+}
+
+impl Connection {
+    /// Connects and sends nothing.
+    pub fn silent(address: SocketAddr) -> Connection {
+        let stream = TcpStream::connect(address).expect("a connection");
+        stream.set_read_timeout(Some(TIMEOUT)).expect("a read time-out");
+        Connection { stream }
+    }
+
+    /// Connects and sends the preface and these settings (six bytes each).
+    pub fn h2(address: SocketAddr, settings: &[u8]) -> Connection {
+        let mut connection = Connection::silent(address);
+        connection.send(PREFACE);
+        connection.send(&frame(SETTINGS, 0, 0, settings));
+        connection
+    }
+
+    /// Connects as a client that opens all windows as far as they go.
+    pub fn greedy(address: SocketAddr) -> Connection {
+        let window_max = (i32::MAX as u32).to_be_bytes();
+        let mut connection = Connection::h2(address, &[&[0, 4][..], &window_max].concat());
+        connection.send(&frame(WINDOW_UPDATE, 0, 0, &(i32::MAX as u32 - 65_535).to_be_bytes()));
+        connection
+    }
+
+    /// Writes bytes. A server that has closed already is no failure.
+    pub fn send(&mut self, bytes: &[u8]) {
+        let _ = self.stream.write_all(bytes);
+    }
+
+    /// Writes bytes until the server takes no more for 300 ms, or has closed. Returns how many it took.
+    pub fn flood(&mut self, bytes: &[u8]) -> usize {
+        self.stream.set_write_timeout(Some(Duration::from_millis(300))).expect("a write time-out");
+        let mut taken = 0;
+        while taken < bytes.len() {
+            match self.stream.write(&bytes[taken..]) {
+                Ok(n) => taken += n,
+                Err(_) => break,
+            }
+        }
+        taken
+    }
+
+    /// Sends a unary call, with `body` as the whole of its data, in one write: the server may otherwise look at its
+    /// parts at different times.
+    pub fn call(&mut self, stream: u32, path: &str, more: &[(&str, &str)], body: &[u8]) {
+        let mut frames = frame(HEADERS, END_HEADERS, stream, &call_block(path, more));
+        frames.extend(frame(DATA, END_STREAM, stream, body));
+        self.send(&frames);
+    }
+
+    /// The next frame; `None` when the server has closed.
+    ///
+    /// # Panics
+    ///
+    /// When nothing comes for [`TIMEOUT`].
+    #[expect(clippy::should_implement_trait, reason = "a test reads a frame; it does not iterate")]
+    pub fn next(&mut self) -> Option<Frame> {
+        let mut head = [0; HEAD_BYTES];
+        self.fill(&mut head)?;
+        let mut payload = vec![0; payload_bytes(&head)];
+        self.fill(&mut payload)?;
+        Some(Frame::of(&head, payload))
+    }
+
+    fn fill(&mut self, buffer: &mut [u8]) -> Option<()> {
+        match self.stream.read_exact(buffer) {
+            Ok(()) => Some(()),
+            Err(error) => {
+                assert!(!is_timeout(&error), "the server neither answered nor closed");
+                None
+            }
+        }
+    }
+
+    /// The next frame of this kind; others before it are dropped.
+    ///
+    /// # Panics
+    ///
+    /// When the server closes before, or nothing comes for [`TIMEOUT`].
+    pub fn next_of(&mut self, kind: u8) -> Frame {
+        loop {
+            let frame = self.next().expect("the server did not close");
+            if frame.kind == kind {
+                return frame;
+            }
+        }
+    }
+
+    /// Everything that comes until the server closes.
+    ///
+    /// # Panics
+    ///
+    /// When it does not close and nothing comes for [`TIMEOUT`].
+    pub fn read_to_close(&mut self) -> Vec<u8> {
+        let mut all = Vec::new();
+        if let Err(error) = self.stream.read_to_end(&mut all) {
+            assert!(!is_timeout(&error), "the server did not close");
+        }
+        all
+    }
+
+    /// Waits until the server has closed.
+    pub fn closed(mut self) {
+        while self.next().is_some() {}
+    }
+
+    /// Shuts the sending side.
+    pub fn finish(&mut self) {
+        let _ = self.stream.shutdown(Shutdown::Write);
+    }
+}
+
+fn is_timeout(error: &std::io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
+}
+
+/// Sends bytes on a connection of its own, shuts the sending side, and returns what came until the server closed.
+///
+/// # Panics
+///
+/// When the server does not close.
+pub fn send_garbage(address: SocketAddr, bytes: &[u8]) -> Vec<u8> {
+    let mut connection = Connection::silent(address);
+    connection.send(bytes);
+    connection.finish();
+    connection.read_to_close()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_read_as_they_were_written() {
+        let bytes = [frame(PING, 1, 0, b"12345678"), call(3, "/a/B", b"xy")].concat();
+        let mut rest = &bytes[..];
+        let frames: Vec<Frame> = std::iter::from_fn(|| Frame::take(&mut rest)).collect();
+        assert!(rest.is_empty());
+        let seen: Vec<_> = frames.iter().map(|frame| (frame.kind, frame.flags, frame.stream)).collect();
+        assert_eq!(seen, [(PING, 1, 0), (HEADERS, END_HEADERS, 3), (DATA, END_STREAM, 3)]);
+        assert_eq!(frames[2].payload, b"\0\0\0\0\x02xy");
+        let mut cut = &bytes[..16];
+        assert!(Frame::take(&mut cut).is_none());
+        assert_eq!(cut.len(), 16, "what is not whole is left");
+    }
+
+    #[test]
+    fn long_texts_have_a_length_of_several_bytes() {
+        // 1337 = 127 + (1210 % 128) + 128 * 9
+        let text = "x".repeat(1337);
+        assert_eq!(block(&[("a", &text)])[..6], [0, 1, b'a', 127, 0xba, 9]);
+    }
+}

@@ -1,0 +1,34 @@
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout};
+
+/// Runs a test's future to its end, on this thread, in a tokio runtime of its own, and returns what it returned.
+///
+/// # Panics
+///
+/// When it has not ended after `limit`: something hangs.
+#[track_caller]
+pub fn block_on<T>(limit: Duration, test: impl Future<Output = T>) -> T {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime can be made");
+    let ended = runtime.block_on(async { timeout(limit, test).await });
+    ended.unwrap_or_else(|_| panic!("the test has not ended after {limit:?}"))
+}
+
+/// As [`wait_until`](crate::wait_until), for tests that run in a tokio runtime.
+///
+/// # Panics
+///
+/// When nothing was found for `timeout`; `what` then says what was waited for.
+pub async fn eventually<T>(what: &str, timeout: Duration, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + timeout;
+    let mut pause = Duration::from_millis(1);
+    loop {
+        if let Some(found) = look().await {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "waited {timeout:?} in vain: {what}");
+        sleep(pause).await;
+        pause = (pause * 2).min(Duration::from_millis(20));
+    }
+}
