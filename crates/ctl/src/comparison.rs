@@ -2,6 +2,7 @@
 
 use api::etcdserverpb::Compare;
 use api::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
+use cli::Failure;
 use cli::go::quote;
 
 use crate::unquote::quoted;
@@ -12,11 +13,11 @@ use crate::unquote::quoted;
 /// is refused like any malformed line, and a lease is compared by its hexadecimal id, as etcdctl 3.8 does.
 ///
 /// # Errors
-/// What is wrong with it.
-pub fn comparison(line: &[u8]) -> Result<Compare, String> {
+/// What is wrong with it, with the exit code of invalid input.
+pub fn comparison(line: &[u8]) -> Result<Compare, Failure> {
     let shown = String::from_utf8_lossy(line);
     let Some(at) = line.iter().position(|b| *b == b'(') else {
-        return Err(format!("malformed comparison: {shown}"));
+        return Err(invalid(format!("malformed comparison: {shown}")));
     };
     let target = &line[..at];
     let parts = Parts::read(&line[at + 1..]);
@@ -24,12 +25,14 @@ pub fn comparison(line: &[u8]) -> Result<Compare, String> {
         let value = quote(b"");
         let (target, key) = (String::from_utf8_lossy(target), quote(&parts.key));
         let operator = String::from_utf8_lossy(&parts.operator);
-        return Err(format!("malformed comparison: {shown}; got {target}({key}) {operator} {value}"));
+        return Err(invalid(format!(
+            "malformed comparison: {shown}; got {target}({key}) {operator} {value}"
+        )));
     };
     let number = |radix| {
         let text = std::str::from_utf8(&value).ok();
         text.and_then(|text| i64::from_str_radix(text, radix).ok())
-            .ok_or_else(|| format!("invalid txn compare request: {shown}"))
+            .ok_or_else(|| invalid(format!("invalid txn compare request: {shown}")))
     };
     let (target, union) = match target {
         b"ver" | b"version" => (CompareTarget::Version, TargetUnion::Version(number(10)?)),
@@ -39,7 +42,7 @@ pub fn comparison(line: &[u8]) -> Result<Compare, String> {
         b"lease" => (CompareTarget::Lease, TargetUnion::Lease(number(16)?)),
         unknown => {
             let unknown = String::from_utf8_lossy(unknown);
-            return Err(format!("malformed comparison: {shown} (unknown target {unknown})"));
+            return Err(invalid(format!("malformed comparison: {shown} (unknown target {unknown})")));
         }
     };
     let result = match &operator[..] {
@@ -49,9 +52,9 @@ pub fn comparison(line: &[u8]) -> Result<Compare, String> {
         b"<" => CompareResult::Less,
         unknown => {
             let unknown = String::from_utf8_lossy(unknown);
-            return Err(format!(
+            return Err(invalid(format!(
                 "malformed comparison: {shown} (unknown operator {unknown}; use =, !=, < or >)"
-            ));
+            )));
         }
     };
     Ok(Compare {
@@ -92,11 +95,16 @@ impl Parts {
     }
 }
 
+/// A line of a transaction that cannot be understood.
+pub(crate) fn invalid(text: impl std::fmt::Display) -> Failure {
+    Failure::new(Failure::INVALID_INPUT, text)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn read(line: &str) -> Result<(i32, i32, String, TargetUnion), String> {
+    fn read(line: &str) -> Result<(i32, i32, String, TargetUnion), Failure> {
         let c = comparison(line.as_bytes())?;
         Ok((c.target, c.result, String::from_utf8_lossy(&c.key).into_owned(), c.target_union.unwrap()))
     }
@@ -125,7 +133,7 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_said_as_etcdctl_says_it() {
-        let wrong = |line: &str| read(line).unwrap_err();
+        let wrong = |line: &str| read(line).unwrap_err().to_string();
         assert_eq!(wrong("foo"), "malformed comparison: foo");
         assert_eq!(wrong("mod(k) = 1"), r#"malformed comparison: mod(k) = 1; got mod("")  """#);
         assert_eq!(wrong(r#"mod("k" = "1""#), r#"malformed comparison: mod("k" = "1"; got mod("k")  """#);

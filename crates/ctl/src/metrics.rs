@@ -1,5 +1,6 @@
 //! One figure from a server's metrics page.
 
+use std::fmt;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -13,22 +14,54 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// Largest page taken, in bytes.
 const PAGE_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
+/// Why a figure of a metrics page is not known.
+#[derive(Debug)]
+pub(crate) enum MetricsError {
+    /// The endpoint speaks TLS, or something else than HTTP.
+    NotPlain(String),
+    /// The page could not be fetched.
+    Fetch {
+        /// Host and port.
+        address: String,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// The page lacks the figure.
+    Missing,
+    /// The figure is no number.
+    Parse(String),
+}
+
+impl fmt::Display for MetricsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            MetricsError::NotPlain(endpoint) => write!(
+                f,
+                "fetch error: {endpoint}/metrics: only plain http is read here; give the endpoint of a plain listener \
+                 (--listen-client-http-urls or --listen-metrics-urls of the server)"
+            ),
+            MetricsError::Fetch { address, error } => {
+                write!(f, "fetch error: Get \"http://{address}/metrics\": {error}")
+            }
+            MetricsError::Missing => write!(f, "could not find: {NAME}"),
+            MetricsError::Parse(text) => write!(f, "parse error: {text}"),
+        }
+    }
+}
+
 /// How much memory the server at an endpoint has resident, in bytes.
 ///
 /// # Errors
 /// Its page cannot be read, or lacks the figure.
-pub(crate) async fn resident_bytes(endpoint: &str) -> Result<f64, String> {
+pub(crate) async fn resident_bytes(endpoint: &str) -> Result<f64, MetricsError> {
     let address = endpoint.strip_prefix("http://").unwrap_or(endpoint).trim_end_matches('/');
     if address.contains("://") {
-        return Err(format!(
-            "fetch error: {endpoint}/metrics: only plain http is read here; give the endpoint of a plain listener \
-             (--listen-client-http-urls or --listen-metrics-urls of the server)"
-        ));
+        return Err(MetricsError::NotPlain(endpoint.to_owned()));
     }
     let page = tokio::time::timeout(LIMIT, fetch(address)).await;
     let page = page
         .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
-        .map_err(|error| format!("fetch error: Get \"http://{address}/metrics\": {error}"))?;
+        .map_err(|error| MetricsError::Fetch { address: address.to_owned(), error })?;
     figure(&page)
 }
 
@@ -41,14 +74,14 @@ async fn fetch(address: &str) -> std::io::Result<String> {
     Ok(String::from_utf8_lossy(&page).into_owned())
 }
 
-fn figure(page: &str) -> Result<f64, String> {
+fn figure(page: &str) -> Result<f64, MetricsError> {
     let line = page.lines().find(|line| line.starts_with(NAME));
     let text = line.and_then(|line| line.strip_prefix(NAME)).map(str::trim).unwrap_or_default();
     if text.is_empty() {
-        return Err(format!("could not find: {NAME}"));
+        return Err(MetricsError::Missing);
     }
-    let value: f64 = text.parse().map_err(|_| format!("parse error: {text}"))?;
-    if value > 0.0 { Ok(value) } else { Err(format!("could not find: {NAME}")) }
+    let value: f64 = text.parse().map_err(|_| MetricsError::Parse(text.to_owned()))?;
+    if value > 0.0 { Ok(value) } else { Err(MetricsError::Missing) }
 }
 
 #[cfg(test)]
@@ -58,8 +91,8 @@ mod tests {
     #[test]
     fn the_figure_is_found_in_a_page() {
         let page = "# TYPE process_resident_memory_bytes gauge\nprocess_resident_memory_bytes 4.5e+07\n";
-        assert_eq!(figure(page), Ok(4.5e7));
-        assert_eq!(figure("x 1\n").unwrap_err(), "could not find: process_resident_memory_bytes");
-        assert_eq!(figure("process_resident_memory_bytes x\n").unwrap_err(), "parse error: x");
+        assert_eq!(figure(page).unwrap(), 4.5e7);
+        assert_eq!(figure("x 1\n").unwrap_err().to_string(), "could not find: process_resident_memory_bytes");
+        assert_eq!(figure("process_resident_memory_bytes x\n").unwrap_err().to_string(), "parse error: x");
     }
 }

@@ -1,14 +1,33 @@
 //! Numbers in arguments, with the errors of Go's strconv.
 
+use std::fmt;
 use std::num::IntErrorKind;
 
 use cli::go::quote;
+
+/// Why a text is no number. It displays as Go's strconv writes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NumberError {
+    /// The function of strconv.
+    function: &'static str,
+    /// The text, quoted.
+    text: String,
+    /// Why.
+    reason: &'static str,
+}
+
+impl fmt::Display for NumberError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let NumberError { function, text, reason } = self;
+        write!(f, "strconv.{function}: parsing {text}: {reason}")
+    }
+}
 
 /// A signed number.
 ///
 /// # Errors
 /// The text of Go's `strconv.ParseInt`.
-pub fn signed(text: &[u8], radix: u32) -> Result<i64, String> {
+pub fn signed(text: &[u8], radix: u32) -> Result<i64, NumberError> {
     let number = std::str::from_utf8(text).ok().map(|text| i64::from_str_radix(text, radix));
     parsed("ParseInt", text, number)
 }
@@ -17,16 +36,16 @@ pub fn signed(text: &[u8], radix: u32) -> Result<i64, String> {
 ///
 /// # Errors
 /// The text of Go's `strconv.ParseUint`.
-pub fn unsigned(text: &[u8], radix: u32) -> Result<u64, String> {
+pub fn unsigned(text: &[u8], radix: u32) -> Result<u64, NumberError> {
     let plain = std::str::from_utf8(text).ok().filter(|text| !text.starts_with('+'));
     parsed("ParseUint", text, plain.map(|text| u64::from_str_radix(text, radix)))
 }
 
 fn parsed<N>(
-    function: &str,
+    function: &'static str,
     text: &[u8],
     number: Option<Result<N, std::num::ParseIntError>>,
-) -> Result<N, String> {
+) -> Result<N, NumberError> {
     let reason = match number {
         Some(Ok(number)) => return Ok(number),
         Some(Err(error)) => match error.kind() {
@@ -35,7 +54,7 @@ fn parsed<N>(
         },
         None => "invalid syntax",
     };
-    Err(format!("strconv.{function}: parsing {}: {reason}", quote(text)))
+    Err(NumberError { function, text: quote(text), reason })
 }
 
 #[cfg(test)]
@@ -47,10 +66,19 @@ mod tests {
         assert_eq!(signed(b"-12", 10), Ok(-12));
         assert_eq!(signed(b"+ff", 16), Ok(255));
         assert_eq!(unsigned(b"FF", 16), Ok(255));
-        assert_eq!(signed(b"1_0", 10).unwrap_err(), r#"strconv.ParseInt: parsing "1_0": invalid syntax"#);
-        assert_eq!(unsigned(b"+1", 16).unwrap_err(), r#"strconv.ParseUint: parsing "+1": invalid syntax"#);
-        assert_eq!(unsigned(b"", 16).unwrap_err(), r#"strconv.ParseUint: parsing "": invalid syntax"#);
-        let long = signed(b"8000000000000000", 16).unwrap_err();
+        assert_eq!(
+            signed(b"1_0", 10).unwrap_err().to_string(),
+            r#"strconv.ParseInt: parsing "1_0": invalid syntax"#
+        );
+        assert_eq!(
+            unsigned(b"+1", 16).unwrap_err().to_string(),
+            r#"strconv.ParseUint: parsing "+1": invalid syntax"#
+        );
+        assert_eq!(
+            unsigned(b"", 16).unwrap_err().to_string(),
+            r#"strconv.ParseUint: parsing "": invalid syntax"#
+        );
+        let long = signed(b"8000000000000000", 16).unwrap_err().to_string();
         assert_eq!(long, r#"strconv.ParseInt: parsing "8000000000000000": value out of range"#);
     }
 }

@@ -111,7 +111,7 @@ async fn memory(call: &Call, endpoint: &str, when: &str) -> Result<f64, Failure>
     match resident_bytes(endpoint).await {
         Ok(bytes) => Ok(bytes),
         Err(error) => {
-            call.line(error)?;
+            call.line(error.to_string())?;
             call.line(format!(
                 "FAIL: Could not read process_resident_memory_bytes {when} the put operations."
             ))?;

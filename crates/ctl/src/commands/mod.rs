@@ -151,11 +151,11 @@ pub(crate) fn parse_request(words: &[Vec<u8>]) -> Option<Matches> {
 ///
 /// # Errors
 /// What is wrong with it.
-pub(crate) fn parse_watch(words: &[Vec<u8>]) -> Result<Matches, String> {
+pub(crate) fn parse_watch(words: &[Vec<u8>]) -> Result<Matches, Failure> {
     match WATCHES.parse(&os(words), []) {
         Ok(Invocation::Run(matches, _) | Invocation::Group(matches)) => Ok(matches),
-        Ok(Invocation::Help(_)) => Err("pflag: help requested".to_owned()),
-        Err(error) => Err(error.message),
+        Ok(Invocation::Help(_)) => Err(Failure::bad_args("pflag: help requested")),
+        Err(error) => Err(Failure::bad_args(error)),
     }
 }
 

@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use api::etcdserverpb as pb;
 use cli::{Command, Failure, Progress};
 use client::Client;
-use client::shown;
 use sha2::{Digest, Sha256};
 
 use super::{MAINTENANCE, Run};
@@ -58,7 +57,6 @@ pub(super) async fn save(call: &Call) -> Result<(), Failure> {
     };
     let path = utf8(path)?;
     let globals = call.globals().await?;
-    let interrupted = |text: String| Failure::new(Failure::INTERRUPTED, text);
     // What is wrong with the files for TLS is told before what is wrong with the endpoints.
     globals.settings(globals.endpoints.clone())?;
     if globals.endpoints.len() != 1 {
@@ -75,16 +73,21 @@ pub(super) async fn save(call: &Call) -> Result<(), Failure> {
         let limit = call.matches.get(COMMAND_TIMEOUT);
         tokio::time::timeout(limit, fetched)
             .await
-            .unwrap_or_else(|_| Err("could not write snapshot: context deadline exceeded".to_owned()))
+            .unwrap_or_else(|_| Err(interrupted("could not write snapshot: context deadline exceeded")))
     } else {
         fetched.await
     };
-    let version = version.map_err(interrupted)?;
+    let version = version?;
     call.line(format!("Snapshot saved at {path}"))?;
     if !version.is_empty() {
         call.line(format!("Server version {version}"))?;
     }
     Ok(())
+}
+
+/// A snapshot that was not saved.
+fn interrupted(text: impl std::fmt::Display) -> Failure {
+    Failure::new(Failure::INTERRUPTED, text)
 }
 
 /// The unfinished file; removed unless it got its name.
@@ -103,29 +106,29 @@ impl Drop for Part {
 }
 
 /// Fetches a snapshot; gives the server's version, which those before 3.6 do not tell.
-async fn fetch(connection: &Client, path: &Path) -> Result<String, String> {
+async fn fetch(connection: &Client, path: &Path) -> Result<String, Failure> {
     let mut part_path = path.as_os_str().to_owned();
     part_path.push(".part");
     let mut part = Part { path: part_path.into(), kept: false };
     let opened = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&part.path);
     let mut file = opened.map_err(|error| {
         let part = part.path.display();
-        format!("could not open {part} (open {part}: {})", reason(&error))
+        interrupted(format!("could not open {part} (open {part}: {})", reason(&error)))
     })?;
     let mut stream = connection
         .open_with::<_, pb::SnapshotResponse>("/etcdserverpb.Maintenance/Snapshot", &pb::SnapshotRequest {})
         .await
-        .map_err(|status| shown(&status))?;
+        .map_err(|status| interrupted(status.shown()))?;
     let mut progress = Progress::of_bytes("fetching snapshot", None);
     let mut received = Received::default();
     let mut version = None;
     while let Some(piece) = stream.next().await.map_err(|status| match version {
         // A refusal comes as it is, with its code.
-        None => status.to_string(),
-        Some(_) => format!("could not write snapshot: {}", shown(&status)),
+        None => interrupted(status),
+        Some(_) => interrupted(format!("could not write snapshot: {}", status.shown())),
     })? {
         file.write_all(&piece.blob)
-            .map_err(|error| format!("could not write snapshot: {}", reason(&error)))?;
+            .map_err(|error| interrupted(format!("could not write snapshot: {}", reason(&error))))?;
         received.take(&piece.blob);
         progress.set_total(received.bytes + piece.remaining_bytes);
         progress.at(received.bytes, "");
@@ -133,30 +136,33 @@ async fn fetch(connection: &Client, path: &Path) -> Result<String, String> {
     }
     progress.finish();
     if received.bytes % SECTOR_BYTES != CHECKSUM_BYTES as u64 {
-        return Err(format!("sha256 checksum not found [bytes: {}]", received.bytes));
+        return Err(interrupted(format!("sha256 checksum not found [bytes: {}]", received.bytes)));
     }
     if !received.is_whole() {
-        return Err(
-            "sha256 checksum mismatch: what was received is not what the server sent; try again".to_owned()
-        );
+        return Err(interrupted(
+            "sha256 checksum mismatch: what was received is not what the server sent; try again",
+        ));
     }
     synced(file, &mut part, path)?;
     Ok(version.unwrap_or_default())
 }
 
 /// Puts the file on the disk and gives it its name, in this order.
-fn synced(file: File, part: &mut Part, path: &Path) -> Result<(), String> {
-    file.sync_all().map_err(|error| format!("could not fsync snapshot: {}", reason(&error)))?;
+fn synced(file: File, part: &mut Part, path: &Path) -> Result<(), Failure> {
+    file.sync_all().map_err(|error| interrupted(format!("could not fsync snapshot: {}", reason(&error))))?;
     drop(file);
     fs::rename(&part.path, path).map_err(|error| {
         let (from, to) = (part.path.display(), path.display());
-        format!("could not rename {from} to {to} (rename {from} {to}: {})", reason(&error))
+        interrupted(format!("could not rename {from} to {to} (rename {from} {to}: {})", reason(&error)))
     })?;
     part.kept = true;
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    File::open(directory.unwrap_or(Path::new(".")))
-        .and_then(|directory| directory.sync_all())
-        .map_err(|error| format!("could not fsync the directory of {}: {}", path.display(), reason(&error)))
+    File::open(directory.unwrap_or(Path::new("."))).and_then(|directory| directory.sync_all()).map_err(
+        |error| {
+            let path = path.display();
+            interrupted(format!("could not fsync the directory of {path}: {}", reason(&error)))
+        },
+    )
 }
 
 /// The words of the operating system, as Go has them.

@@ -10,7 +10,7 @@ use super::put::put_request;
 use super::{KV, Run};
 use crate::call::Call;
 use crate::commands;
-use crate::comparison::comparison;
+use crate::comparison::{comparison, invalid};
 use crate::printer::Answer;
 use crate::words::{trimmed, words};
 
@@ -45,7 +45,7 @@ pub(super) async fn txn(call: &Call) -> Result<(), Failure> {
     prompt(call, "compares:")?;
     let mut compare = Vec::new();
     while let Some(line) = next_line(call)? {
-        compare.push(comparison(&line).map_err(invalid)?);
+        compare.push(comparison(&line)?);
     }
     prompt(call, "success requests (get, put, del):")?;
     let success = requests(call).await?;
@@ -54,10 +54,6 @@ pub(super) async fn txn(call: &Call) -> Result<(), Failure> {
     let request = pb::TxnRequest { compare, success, failure };
     let answer: pb::TxnResponse = connection.call("/etcdserverpb.KV/Txn", &request).await?;
     call.show(&Answer::Txn(&answer))
-}
-
-fn invalid(text: impl std::fmt::Display) -> Failure {
-    Failure::new(Failure::INVALID_INPUT, text)
 }
 
 fn prompt(call: &Call, text: &str) -> Result<(), Failure> {

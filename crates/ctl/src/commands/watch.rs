@@ -49,9 +49,9 @@ pub(super) async fn watch(call: &Call) -> Result<(), Failure> {
     if call.matches.get(INTERACTIVE) {
         return interactive(call, &environment).await;
     }
-    let arguments = watch_arguments(&call.matches, &environment).map_err(Failure::bad_args)?;
+    let arguments = watch_arguments(&call.matches, &environment)?;
     let connection = call.connect().await?;
-    let request = create_request(&call.matches, &arguments).map_err(Failure::bad_args)?;
+    let request = create_request(&call.matches, &arguments)?;
     let (_requests, progress) = mpsc::channel(1);
     follow(call, &connection, request, &arguments.program, progress).await?;
     Err(Failure::new(Failure::INTERRUPTED, "watch is canceled by the server"))
@@ -87,8 +87,8 @@ async fn interactive(call: &Call, environment: &RangeFromEnvironment) -> Result<
                 call.warn(format!("Invalid command {text} (command type or key is not provided)"));
             }
             Some(b"watch") => {
-                let matches = commands::parse_watch(&words[1..]).map_err(Failure::bad_args)?;
-                let arguments = watch_arguments(&matches, environment).map_err(Failure::bad_args)?;
+                let matches = commands::parse_watch(&words[1..])?;
+                let arguments = watch_arguments(&matches, environment)?;
                 let request = match create_request(&matches, &arguments) {
                     Ok(request) => request,
                     Err(error) => {
@@ -139,13 +139,13 @@ fn lines(call: &Call) -> mpsc::Receiver<std::io::Result<Vec<u8>>> {
     receiver
 }
 
-fn create_request(matches: &Matches, arguments: &WatchArguments) -> Result<pb::WatchCreateRequest, String> {
+fn create_request(matches: &Matches, arguments: &WatchArguments) -> Result<pb::WatchCreateRequest, Failure> {
     let prefix = matches.get(PREFIX);
     let Some((key, more)) = arguments.range.split_first() else {
-        return Err("bad number of arguments".to_owned());
+        return Err(Failure::bad_args("bad number of arguments"));
     };
     let (key, end) = match more {
-        [_] if prefix => return Err("`range_end` and `--prefix` are mutually exclusive".to_owned()),
+        [_] if prefix => return Err(Failure::bad_args("`range_end` and `--prefix` are mutually exclusive")),
         _ if prefix && key.is_empty() => (OPEN_END.to_vec(), OPEN_END.to_vec()),
         _ if prefix => (key.clone(), prefix_end(key)),
         [end] => (key.clone(), end.clone()),

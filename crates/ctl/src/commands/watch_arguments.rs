@@ -52,19 +52,19 @@ impl RangeFromEnvironment {
 pub(super) fn watch_arguments(
     matches: &Matches,
     environment: &RangeFromEnvironment,
-) -> Result<WatchArguments, String> {
+) -> Result<WatchArguments, Failure> {
     let dash = matches.dash_at;
     let (given, program) = matches.args.split_at(dash.unwrap_or(matches.args.len()));
     if dash.is_some() && program.is_empty() {
-        return Err(format!("{WRONG_COUNT} (found separator --, but no commands)"));
+        return Err(Failure::bad_args(format!("{WRONG_COUNT} (found separator --, but no commands)")));
     }
     let mut range = environment.range();
     if !range.is_empty() && !given.is_empty() {
-        return Err(format!("{WRONG_COUNT} (found conflicting environment key)"));
+        return Err(Failure::bad_args(format!("{WRONG_COUNT} (found conflicting environment key)")));
     }
     range.extend_from_slice(given);
     if range.is_empty() {
-        return Err(WRONG_COUNT.to_owned());
+        return Err(Failure::bad_args(WRONG_COUNT));
     }
     Ok(WatchArguments { range, program: program.to_vec() })
 }
