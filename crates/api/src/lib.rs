@@ -7,7 +7,7 @@
 //! * [`error`] holds every code and text a client may meet.
 //! * [`url`] reads the URLs of members and clients, with etcd's errors.
 //! * [`wire`] writes protobuf by hand, where a generated message would cost copies.
-//! * [`METHODS`] lists every RPC.
+//! * [`Rpc`] names every RPC, [`METHODS`] describes them.
 //!
 //! Tests: beside the code, and `xtask proto --check`.
 
@@ -73,9 +73,21 @@ pub enum Kind {
     BidiStream,
 }
 
-/// One RPC of the API.
+include!("proto/rpc.rs");
+
+impl Rpc {
+    /// Returns its names and its kind.
+    #[inline]
+    pub fn method(self) -> &'static Method {
+        &METHODS[self as usize]
+    }
+}
+
+/// The description of one RPC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Method {
+    /// Which RPC.
+    pub rpc: Rpc,
     /// Package and service, such as `etcdserverpb.KV`.
     pub service: &'static str,
     /// The RPC's name, such as `Range`.
@@ -114,6 +126,15 @@ mod tests {
         let numbers: Vec<usize> = counted.iter().map(|c| c.1).collect();
         assert_eq!(numbers, [6, 1, 5, 5, 8, 17, 2, 5, 3], "{counted:?}");
         assert_eq!(METHODS.len(), 52);
+    }
+
+    #[test]
+    fn every_rpc_stands_at_its_number() {
+        assert_eq!(METHODS.len(), Rpc::ALL.len());
+        for (number, (rpc, method)) in Rpc::ALL.into_iter().zip(METHODS).enumerate() {
+            assert_eq!((rpc as usize, method.rpc, rpc.method()), (number, rpc, method));
+            assert_eq!(method.path, format!("/{}/{}", method.service, method.name));
+        }
     }
 
     #[test]

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use api::error;
 use api::etcdserverpb::{AlarmType, AuthStatusResponse, ResponseHeader};
-use api::{Code, Status};
+use api::{Code, Rpc, Status};
 use bytes::Bytes;
 use front::{Answer, Closing, Head, Inbound, Kind, LocalBoxFuture, Method, Outbound, Unary};
 use prost::Message;
@@ -51,7 +51,7 @@ pub struct Services {
     pending: Rc<Pending>,
     values: Rc<LogValues>,
     hub: Rc<Hub>,
-    methods: FoldMap<&'static str, u16>,
+    rpcs: FoldMap<&'static str, Rpc>,
     /// Counters of the client API version met last: one client's calls come in a row.
     client: RefCell<(String, ClientRequests)>,
     range_time: [Histogram; 2],
@@ -121,7 +121,7 @@ impl Services {
         let client =
             RefCell::new(("unknown".to_owned(), shared.metrics.server.client_requests_of("unknown")));
         let services = Rc::new(Services {
-            methods: api::METHODS.iter().zip(0..).map(|(method, id)| (method.path, id)).collect(),
+            rpcs: Rpc::ALL.into_iter().map(|rpc| (rpc.method().path, rpc)).collect(),
             closing: shard.closing,
             counters,
             logger,
@@ -192,7 +192,7 @@ impl Services {
         responses: impl Responses,
         closed: impl Future<Output = ()> + 'static,
     ) -> LocalBoxFuture<Result<(), Status>> {
-        if let Err(status) = self.admit(head, true) {
+        if let Err(status) = self.admit(numbered(head.method), head, true) {
             return Box::pin(async move { Err(status) });
         }
         let caller = self.caller_of(head.peer);
@@ -201,7 +201,7 @@ impl Services {
 
     /// Answers one request of a stream of renewals: the lease's TTL, 0 if it is gone.
     pub fn keep_alive(self: &Rc<Self>, head: &Head, id: i64) -> LocalBoxFuture<Result<i64, Status>> {
-        if let Err(status) = self.admit(head, true) {
+        if let Err(status) = self.admit(numbered(head.method), head, true) {
             return Box::pin(async move { Err(status) });
         }
         let services = Rc::clone(self);
@@ -264,17 +264,17 @@ impl Services {
     }
 
     /// What holds for every call, before anything of it is looked at.
-    fn admit(&self, head: &Head, stream: bool) -> Result<(), Status> {
+    fn admit(&self, rpc: Rpc, head: &Head, stream: bool) -> Result<(), Status> {
         self.count_client(head, stream)?;
         self.count_caller(head.peer);
         let state = self.shared.state.load();
-        if self.learns(&state) && !is_for_learners(head.method) {
+        if self.learns(&state) && !is_for_learners(rpc) {
             return Err(error::NOT_SUPPORTED_FOR_LEARNER);
         }
         if head.requires_leader && state.leader == 0 {
             return Err(error::NO_LEADER);
         }
-        if state.is_quarantined(self.shared.identity.member_id) && is_about_data(head.method) {
+        if state.is_quarantined(self.shared.identity.member_id) && is_about_data(rpc) {
             return Err(error::CORRUPT);
         }
         Ok(())
@@ -285,45 +285,66 @@ impl Services {
         state.members.by_id.get(&self.shared.identity.member_id).is_some_and(|member| member.is_learner)
     }
 
-    fn dispatch(self: &Rc<Self>, method: u16, message: Bytes) -> Result<Unary, Status> {
-        let Some(method) = api::METHODS.get(usize::from(method)) else { return Err(error::UNKNOWN_METHOD) };
-        match method.path {
-            "/etcdserverpb.KV/Range" => self.range(message),
-            "/etcdserverpb.KV/Put" => self.put(message),
-            "/etcdserverpb.KV/DeleteRange" => self.delete_range(message),
-            "/etcdserverpb.KV/Txn" => self.txn(message),
-            "/etcdserverpb.KV/Compact" => self.compact(message),
-            "/etcdserverpb.Lease/LeaseGrant" => self.lease_grant(message),
-            "/etcdserverpb.Lease/LeaseRevoke" => self.lease_revoke(message),
-            "/etcdserverpb.Lease/LeaseTimeToLive" => self.lease_time_to_live(message),
-            "/etcdserverpb.Lease/LeaseLeases" => self.lease_leases(message),
-            "/etcdserverpb.Cluster/MemberList" => self.member_list(message),
-            "/etcdserverpb.Maintenance/Alarm" => self.alarm(message),
-            "/etcdserverpb.Maintenance/Status" => self.status(message),
-            "/etcdserverpb.Maintenance/Defragment" => self.defragment(message),
-            "/etcdserverpb.Maintenance/Hash" => self.hash(message),
-            "/etcdserverpb.Maintenance/HashKV" => self.hash_kv(message),
-            "/etcdserverpb.Maintenance/MoveLeader" => self.move_leader(message),
-            "/etcdserverpb.Auth/AuthStatus" => Ok(Unary::Done(Ok(whole(&AuthStatusResponse {
+    fn dispatch(self: &Rc<Self>, rpc: Rpc, message: Bytes) -> Result<Unary, Status> {
+        match rpc {
+            Rpc::KvRange => self.range(message),
+            Rpc::KvPut => self.put(message),
+            Rpc::KvDeleteRange => self.delete_range(message),
+            Rpc::KvTxn => self.txn(message),
+            Rpc::KvCompact => self.compact(message),
+            Rpc::LeaseGrant => self.lease_grant(message),
+            Rpc::LeaseRevoke => self.lease_revoke(message),
+            Rpc::LeaseTimeToLive => self.lease_time_to_live(message),
+            Rpc::LeaseLeases => self.lease_leases(message),
+            Rpc::ClusterMemberList => self.member_list(message),
+            Rpc::MaintenanceAlarm => self.alarm(message),
+            Rpc::MaintenanceStatus => self.status(message),
+            Rpc::MaintenanceDefragment => self.defragment(message),
+            Rpc::MaintenanceHash => self.hash(message),
+            Rpc::MaintenanceHashKv => self.hash_kv(message),
+            Rpc::MaintenanceMoveLeader => self.move_leader(message),
+            Rpc::AuthStatus => Ok(Unary::Done(Ok(whole(&AuthStatusResponse {
                 header: Some(self.header(self.state().view.snapshot().current_revision(), &self.state())),
                 enabled: false,
                 auth_revision: 1,
             })))),
-            "/etcdserverpb.Auth/Authenticate" => {
+            Rpc::Authenticate => {
                 self.caller_of(self.peer.get()).authentications.fetch_add(1, Relaxed);
                 Err(error::AUTH_NOT_ENABLED)
             }
-            "/grpc.health.v1.Health/Check" => maintenance::health_check(message),
-            "/grpc.health.v1.Health/List" => Ok(Unary::Done(Ok(whole(&maintenance::health_list())))),
-            "/etcdserverpb.Cluster/MemberAdd" => self.member_add(message),
-            "/etcdserverpb.Cluster/MemberRemove" => self.member_remove(message),
-            "/etcdserverpb.Cluster/MemberUpdate" => self.member_update(message),
-            "/etcdserverpb.Cluster/MemberPromote" => self.member_promote(message),
-            "/etcdserverpb.Maintenance/Downgrade" => Err(unimplemented("downgrading a cluster")),
-            path if path.starts_with("/etcdserverpb.Auth/") => Err(unimplemented("authentication")),
-            path if path.starts_with("/v3lockpb.") => Err(unimplemented("the lock service")),
-            path if path.starts_with("/v3electionpb.") => Err(unimplemented("the election service")),
-            _ => Err(error::UNKNOWN_METHOD),
+            Rpc::HealthCheck => maintenance::health_check(message),
+            Rpc::HealthList => Ok(Unary::Done(Ok(whole(&maintenance::health_list())))),
+            Rpc::ClusterMemberAdd => self.member_add(message),
+            Rpc::ClusterMemberRemove => self.member_remove(message),
+            Rpc::ClusterMemberUpdate => self.member_update(message),
+            Rpc::ClusterMemberPromote => self.member_promote(message),
+            Rpc::MaintenanceDowngrade => Err(unimplemented("downgrading a cluster")),
+            Rpc::AuthEnable
+            | Rpc::AuthDisable
+            | Rpc::AuthUserAdd
+            | Rpc::AuthUserGet
+            | Rpc::AuthUserList
+            | Rpc::AuthUserDelete
+            | Rpc::AuthUserChangePassword
+            | Rpc::AuthUserGrantRole
+            | Rpc::AuthUserRevokeRole
+            | Rpc::AuthRoleAdd
+            | Rpc::AuthRoleGet
+            | Rpc::AuthRoleList
+            | Rpc::AuthRoleDelete
+            | Rpc::AuthRoleGrantPermission
+            | Rpc::AuthRoleRevokePermission => Err(unimplemented("authentication")),
+            Rpc::Lock | Rpc::LockUnlock => Err(unimplemented("the lock service")),
+            Rpc::ElectionCampaign | Rpc::ElectionProclaim | Rpc::ElectionLeader | Rpc::ElectionResign => {
+                Err(unimplemented("the election service"))
+            }
+            // The front gives streams to `stream`.
+            Rpc::KvRangeStream
+            | Rpc::Watch
+            | Rpc::LeaseKeepAlive
+            | Rpc::MaintenanceSnapshot
+            | Rpc::ElectionObserve
+            | Rpc::HealthWatch => Err(error::UNKNOWN_METHOD),
         }
     }
 
@@ -366,10 +387,10 @@ impl Services {
     }
 
     /// With `--metrics extensive`: counts the time that a call takes, answered now or later.
-    fn timed(self: &Rc<Self>, method: u16, answer: Unary) -> Unary {
+    fn timed(self: &Rc<Self>, rpc: Rpc, answer: Unary) -> Unary {
         let (services, began) = (Rc::clone(self), self.began.get());
         let count = move || {
-            if let Some(method) = services.shared.metrics.grpc.methods().get(usize::from(method)) {
+            if let Some(method) = services.shared.metrics.grpc.methods().get(rpc as usize) {
                 method.took(services.shared.clock.now().saturating_duration_since(began));
             }
         };
@@ -457,29 +478,37 @@ impl Services {
 }
 
 /// The calls that a member without a vote answers. Of ranges it answers the serializable ones.
-fn is_for_learners(method: u16) -> bool {
-    api::METHODS.get(usize::from(method)).is_some_and(|method| {
-        let path = method.path;
-        path == "/etcdserverpb.Maintenance/Status"
-            || path == "/etcdserverpb.Maintenance/Snapshot"
-            || path == "/etcdserverpb.KV/Range"
-            || path.starts_with("/grpc.health.v1.")
-    })
+fn is_for_learners(rpc: Rpc) -> bool {
+    matches!(
+        rpc,
+        Rpc::MaintenanceStatus
+            | Rpc::MaintenanceSnapshot
+            | Rpc::KvRange
+            | Rpc::HealthCheck
+            | Rpc::HealthWatch
+            | Rpc::HealthList
+    )
 }
 
 /// The calls that a member does not answer while the CORRUPT alarm names it: etcd's goes on answering reads, from a
 /// state that is known to be wrong (COMPAT-20). Leases are renewed at the leader, and what an operator needs to look
 /// and to repair goes on. Writes are refused when they are applied, at all members at the same entry, so that one behind
 /// a disarming is not refused by a member that has not heard of it yet.
-fn is_about_data(method: u16) -> bool {
-    api::METHODS.get(usize::from(method)).is_some_and(|method| {
-        let service = method.service;
-        let guarded = matches!(
-            service,
-            "etcdserverpb.KV" | "etcdserverpb.Watch" | "v3lockpb.Lock" | "v3electionpb.Election"
-        );
-        guarded && !matches!(method.name, "Put" | "DeleteRange" | "Compact")
-    })
+fn is_about_data(rpc: Rpc) -> bool {
+    matches!(
+        rpc,
+        Rpc::KvRange
+            | Rpc::KvRangeStream
+            | Rpc::KvTxn
+            | Rpc::Watch
+            | Rpc::Lock
+            | Rpc::LockUnlock
+            | Rpc::ElectionCampaign
+            | Rpc::ElectionProclaim
+            | Rpc::ElectionLeader
+            | Rpc::ElectionObserve
+            | Rpc::ElectionResign
+    )
 }
 
 /// What is said of a call that was carried out, and may have written, when its client takes no answers (COMPAT-62).
@@ -490,17 +519,27 @@ const CARRIED_OUT: Status = Status::new(
 
 /// What is said of a call that was answered, when there is no room for the answer. A client takes the first for a
 /// refusal, so only those get it that change nothing, whatever they ask for.
-fn unanswered(method: u16) -> Status {
-    match api::METHODS.get(usize::from(method)).map_or("", |method| method.path) {
-        "/etcdserverpb.KV/Range"
-        | "/etcdserverpb.Lease/LeaseTimeToLive"
-        | "/etcdserverpb.Lease/LeaseLeases"
-        | "/etcdserverpb.Cluster/MemberList"
-        | "/etcdserverpb.Maintenance/Status"
-        | "/etcdserverpb.Maintenance/Hash"
-        | "/etcdserverpb.Maintenance/HashKV" => error::TOO_MANY_REQUESTS,
+fn unanswered(rpc: Rpc) -> Status {
+    match rpc {
+        Rpc::KvRange
+        | Rpc::LeaseTimeToLive
+        | Rpc::LeaseLeases
+        | Rpc::ClusterMemberList
+        | Rpc::MaintenanceStatus
+        | Rpc::MaintenanceHash
+        | Rpc::MaintenanceHashKv => error::TOO_MANY_REQUESTS,
         _ => CARRIED_OUT,
     }
+}
+
+/// Returns the RPC to which [`front::Service::method`] gave this number.
+///
+/// # Panics
+///
+/// Panics if there is none: the front passes on only numbers that it was given.
+#[inline]
+fn numbered(method: u16) -> Rpc {
+    Rpc::ALL[usize::from(method)]
 }
 
 fn confirmed(reply: Reply) -> Result<(), Status> {
@@ -513,13 +552,13 @@ fn confirmed(reply: Reply) -> Result<(), Status> {
 
 impl front::Service for Services {
     fn method(&self, path: &str) -> Option<Method> {
-        let id = *self.methods.get(path)?;
-        let kind = match api::METHODS[usize::from(id)].kind {
+        let rpc = *self.rpcs.get(path)?;
+        let kind = match rpc.method().kind {
             api::Kind::Unary => Kind::Unary,
             api::Kind::ServerStream => Kind::ServerStream,
             api::Kind::ClientStream | api::Kind::BidiStream => Kind::Bidi,
         };
-        Some(Method { id, kind })
+        Some(Method { id: rpc as u16, kind })
     }
 
     fn has_service(&self, name: &str) -> bool {
@@ -532,19 +571,20 @@ impl front::Service for Services {
     }
 
     fn unary(self: Rc<Self>, head: Head, message: Bytes) -> Unary {
-        if let Err(status) = self.admit(&head, false) {
+        let rpc = numbered(head.method);
+        if let Err(status) = self.admit(rpc, &head, false) {
             return Unary::Done(Err(status));
         }
         if self.timed {
             self.began.set(self.shared.clock.now());
         }
         self.peer.set(head.peer);
-        let answer = self.dispatch(head.method, message).unwrap_or_else(|status| Unary::Done(Err(status)));
-        if self.timed { self.timed(head.method, answer) } else { answer }
+        let answer = self.dispatch(rpc, message).unwrap_or_else(|status| Unary::Done(Err(status)));
+        if self.timed { self.timed(rpc, answer) } else { answer }
     }
 
     fn unanswered(&self, method: u16) -> Status {
-        unanswered(method)
+        unanswered(numbered(method))
     }
 
     fn stream(
@@ -554,26 +594,24 @@ impl front::Service for Services {
         outbound: Outbound,
     ) -> LocalBoxFuture<Result<(), Status>> {
         let services = self;
-        if let Err(status) = services.admit(&head, true) {
+        let rpc = numbered(head.method);
+        if let Err(status) = services.admit(rpc, &head, true) {
             return Box::pin(async move { Err(status) });
         }
-        let path = api::METHODS.get(usize::from(head.method)).map_or("", |method| method.path);
-        match path {
-            "/etcdserverpb.Watch/Watch" => {
+        match rpc {
+            Rpc::Watch => {
                 let closing = services.closing.clone();
                 let caller = services.caller_of(head.peer);
                 services.hub.stream(head, caller, inbound, outbound, closing)
             }
-            "/etcdserverpb.Lease/LeaseKeepAlive" => {
+            Rpc::LeaseKeepAlive => {
                 let caller = services.caller_of(head.peer);
                 Box::pin(services.lease_keep_alive(caller, inbound, outbound))
             }
-            "/etcdserverpb.KV/RangeStream" => Box::pin(services.range_stream(inbound, outbound)),
-            "/etcdserverpb.Maintenance/Snapshot" => Box::pin(services.snapshot(inbound, outbound)),
-            "/grpc.health.v1.Health/Watch" => Box::pin(services.health_watch(inbound, outbound)),
-            path if path.starts_with("/v3electionpb.") => {
-                Box::pin(async { Err(unimplemented("the election service")) })
-            }
+            Rpc::KvRangeStream => Box::pin(services.range_stream(inbound, outbound)),
+            Rpc::MaintenanceSnapshot => Box::pin(services.snapshot(inbound, outbound)),
+            Rpc::HealthWatch => Box::pin(services.health_watch(inbound, outbound)),
+            Rpc::ElectionObserve => Box::pin(async { Err(unimplemented("the election service")) }),
             _ => Box::pin(async { Err(error::UNKNOWN_METHOD) }),
         }
     }
@@ -592,19 +630,21 @@ mod tests {
 
     #[test]
     fn no_write_is_said_to_have_been_refused_for_want_of_room_for_its_answer() {
-        let said = |path: &str| {
-            let method = api::METHODS.iter().position(|method| method.path == path).expect("a method");
-            unanswered(u16::try_from(method).expect("a small number"))
-        };
-        for name in
-            ["KV/Put", "KV/DeleteRange", "KV/Txn", "KV/Compact", "Lease/LeaseGrant", "Cluster/MemberAdd"]
-        {
-            let said = said(&format!("/etcdserverpb.{name}"));
+        let writes = [
+            Rpc::KvPut,
+            Rpc::KvDeleteRange,
+            Rpc::KvTxn,
+            Rpc::KvCompact,
+            Rpc::LeaseGrant,
+            Rpc::ClusterMemberAdd,
+        ];
+        for rpc in writes {
+            let said = unanswered(rpc);
             assert!(
                 said.code == Code::Unavailable && said.message.contains("was carried out"),
-                "{name}: {said:?}"
+                "{rpc:?}: {said:?}"
             );
         }
-        assert_eq!(said("/etcdserverpb.KV/Range"), error::TOO_MANY_REQUESTS);
+        assert_eq!(unanswered(Rpc::KvRange), error::TOO_MANY_REQUESTS);
     }
 }

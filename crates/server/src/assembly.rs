@@ -22,7 +22,7 @@ use storage::compaction_hash::{self, Job};
 use storage::opening::{Opened, rules};
 use storage::readers::Readers;
 use telemetry::logging::Logger;
-use telemetry::metrics::{GrpcMethod, MethodType, Metrics};
+use telemetry::metrics::Metrics;
 
 /// Orders that may wait for the checkpointer.
 const ORDERS_MAX: usize = 4;
@@ -77,7 +77,7 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
         lock,
     } = opened;
     let had_data = recovered.last_index > 0 || machine.applied_index > 0;
-    let metrics = Arc::new(Metrics::new(&grpc_methods(), config.metrics));
+    let metrics = Arc::new(Metrics::new(&api::Rpc::ALL, config.metrics));
     metrics.server.set_id(identity.member_id);
     metrics.server.set_features(&config.feature_gates);
     let limits = Limits {
@@ -185,21 +185,4 @@ fn surface(shared: &Arc<Shared>) -> Surface {
 fn lease_ttl_min(config: &Config) -> i64 {
     let ms = config.election_timeout.as_millis() * 3 / 2;
     i64::try_from(ms.div_ceil(1000)).unwrap_or(i64::MAX)
-}
-
-/// The RPCs as metrics know them, in the order of [`api::METHODS`].
-fn grpc_methods() -> Vec<GrpcMethod> {
-    api::METHODS
-        .iter()
-        .map(|method| GrpcMethod {
-            service: method.service,
-            method: method.name,
-            kind: match method.kind {
-                api::Kind::Unary => MethodType::Unary,
-                api::Kind::ServerStream => MethodType::ServerStream,
-                api::Kind::ClientStream => MethodType::ClientStream,
-                api::Kind::BidiStream => MethodType::BidiStream,
-            },
-        })
-        .collect()
 }

@@ -323,7 +323,7 @@ fn front_options(config: &Config, shards: usize, segments: usize) -> Result<fron
         request_bytes_max: defaults.request_bytes_max.min(budget_bytes / 2),
         answer_bytes_max: defaults.answer_bytes_max.min(budget_bytes / 4),
         connections_max,
-        methods: api::METHODS.len(),
+        methods: api::Rpc::ALL.len(),
         message_bytes_max,
         max_concurrent_streams: config.max_concurrent_streams,
         keepalive_interval: config.grpc_keepalive_interval,

@@ -11,7 +11,7 @@ use std::time::Duration;
 use ::http::{Method, Request, Response};
 use api::etcdserverpb::alarm_request::AlarmAction;
 use api::etcdserverpb::{AlarmRequest, AlarmType, InternalRaftRequest, PutRequest, RequestHeader};
-use api::{Code, membershippb};
+use api::{Code, Rpc, membershippb};
 use bytes::Bytes;
 use config::MetricsDetail;
 use disk::MemDisk;
@@ -22,15 +22,12 @@ use replica::shared::{Limits, Published, Shared};
 use rpc::http::{self, FrontCounters, MetricsListener};
 use storage::Identity;
 use storage::values::LogValues;
-use telemetry::metrics::{GrpcMethod, MethodType, Metrics};
+use telemetry::metrics::Metrics;
 
 use testkit::expect;
 
 const MEMBER: u64 = 0xab;
-const METHODS: &[GrpcMethod] = &[
-    GrpcMethod { service: "etcdserverpb.KV", method: "Range", kind: MethodType::Unary },
-    GrpcMethod { service: "etcdserverpb.Watch", method: "Watch", kind: MethodType::BidiStream },
-];
+const RPCS: &[Rpc] = &[Rpc::KvRange, Rpc::Watch];
 
 /// A member as far as HTTP sees it.
 pub struct Served {
@@ -76,7 +73,7 @@ fn shared(state: Published, values: log::Values) -> Shared {
         slow_request: Duration::from_millis(300),
         times_calls: false,
     };
-    let metrics = Arc::new(Metrics::new(METHODS, MetricsDetail::Basic));
+    let metrics = Arc::new(Metrics::new(RPCS, MetricsDetail::Basic));
     Shared::new(identity, state, limits, 1, Arc::default(), values, metrics, 1)
 }
 

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::Code;
+use api::{Code, Kind, Rpc};
 
 use super::family::Descriptor;
 use super::registry::{Registry, Render};
@@ -16,30 +16,6 @@ const HANDLING_BOUNDS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.
 
 const METHOD_LABELS: &[&str] = &["grpc_method", "grpc_service", "grpc_type"];
 const HANDLED_LABELS: &[&str] = &["grpc_code", "grpc_method", "grpc_service", "grpc_type"];
-
-/// Kind of a method, as the label `grpc_type` says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MethodType {
-    /// One message each way.
-    Unary,
-    /// Many messages from the client.
-    ClientStream,
-    /// Many messages to the client.
-    ServerStream,
-    /// Many messages both ways.
-    BidiStream,
-}
-
-/// A method that is counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GrpcMethod {
-    /// Full name of the service: `etcdserverpb.KV`.
-    pub service: &'static str,
-    /// Name of the method: `Range`.
-    pub method: &'static str,
-    /// Its kind.
-    pub kind: MethodType,
-}
 
 /// What was counted of one method.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,7 +33,7 @@ pub struct MethodTotals {
 /// The series of one method. Clones are the same series.
 #[derive(Clone)]
 pub struct MethodMetrics {
-    method: GrpcMethod,
+    rpc: Rpc,
     started: Total,
     received: Total,
     sent: Total,
@@ -71,15 +47,13 @@ pub struct GrpcMetrics {
     methods: Arc<[MethodMetrics]>,
 }
 
-impl MethodType {
-    /// Value of the label `grpc_type`.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            MethodType::Unary => "unary",
-            MethodType::ClientStream => "client_stream",
-            MethodType::ServerStream => "server_stream",
-            MethodType::BidiStream => "bidi_stream",
-        }
+/// Returns the value of the label `grpc_type`.
+fn type_label(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Unary => "unary",
+        Kind::ClientStream => "client_stream",
+        Kind::ServerStream => "server_stream",
+        Kind::BidiStream => "bidi_stream",
     }
 }
 
@@ -104,15 +78,16 @@ impl MethodMetrics {
 
     /// Labels in the order Prometheus' Go client exports them: by name.
     fn labels(&self) -> [(&'static str, &'static str); 3] {
-        let values = [self.method.method, self.method.service, self.method.kind.as_str()];
+        let method = self.rpc.method();
+        let values = [method.name, method.service, type_label(method.kind)];
         std::array::from_fn(|i| (METHOD_LABELS[i], values[i]))
     }
 }
 
 impl GrpcMetrics {
-    pub(super) fn register(registry: &mut Registry, methods: &[GrpcMethod], extensive: bool) -> GrpcMetrics {
-        let methods = methods.iter().map(|method| MethodMetrics {
-            method: *method,
+    pub(super) fn register(registry: &mut Registry, rpcs: &[Rpc], extensive: bool) -> GrpcMetrics {
+        let methods = rpcs.iter().map(|rpc| MethodMetrics {
+            rpc: *rpc,
             started: Total::default(),
             received: Total::default(),
             sent: Total::default(),

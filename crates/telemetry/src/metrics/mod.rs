@@ -16,7 +16,7 @@ mod table;
 mod text;
 
 pub use family::{Descriptor, Labelled};
-pub use grpc::{GrpcMethod, GrpcMetrics, MethodMetrics, MethodTotals, MethodType};
+pub use grpc::{GrpcMetrics, MethodMetrics, MethodTotals};
 pub use process::{file_descriptor_limit, open_files_max};
 pub use series::{Buckets, Counter, Distribution, Gauge, Histogram, Total};
 pub use table::{
@@ -25,6 +25,7 @@ pub use table::{
 };
 pub use text::{CONTENT_TYPE, MetricType};
 
+use api::Rpc;
 use config::feature_gate::{ALL_ALPHA, ALL_BETA, FEATURE_GATES, Stage};
 use config::{API_VERSION, FeatureGates, MetricsDetail, RUNTIME_VERSION};
 use registry::Registry;
@@ -76,8 +77,8 @@ pub struct HealthCheck {
 }
 
 impl Metrics {
-    /// Metrics at zero, for a server with these methods.
-    pub fn new(methods: &[GrpcMethod], detail: MetricsDetail) -> Metrics {
+    /// Metrics at zero, for a server with these RPCs.
+    pub fn new(rpcs: &[Rpc], detail: MetricsDetail) -> Metrics {
         let mut registry = Registry::default();
         let metrics = Metrics {
             server: ServerMetrics::register(&mut registry),
@@ -88,7 +89,7 @@ impl Metrics {
             disk: DiskMetrics::register(&mut registry),
             network: NetworkMetrics::register(&mut registry),
             state_hash: StateHashMetrics::register(&mut registry),
-            grpc: GrpcMetrics::register(&mut registry, methods, detail == MetricsDetail::Extensive),
+            grpc: GrpcMetrics::register(&mut registry, rpcs, detail == MetricsDetail::Extensive),
             registry,
         };
         metrics.server.version.with(&[API_VERSION]).set(1);

@@ -3,16 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use api::Code;
+use api::{Code, Rpc};
 use config::{FeatureGates, MetricsDetail};
-use mainstay_telemetry::metrics::{GrpcMethod, MethodTotals, MethodType, Metrics};
+use mainstay_telemetry::metrics::{MethodTotals, Metrics};
 
 use testkit::expect;
 
-const METHODS: &[GrpcMethod] = &[
-    GrpcMethod { service: "etcdserverpb.KV", method: "Range", kind: MethodType::Unary },
-    GrpcMethod { service: "etcdserverpb.Watch", method: "Watch", kind: MethodType::BidiStream },
-];
+const RPCS: &[Rpc] = &[Rpc::KvRange, Rpc::Watch];
 
 /// A family of the exposition: its type, and its samples in order.
 #[derive(Debug, Default)]
@@ -105,7 +102,7 @@ fn figures(id: u64) -> peer::Figures {
 
 #[test]
 fn names_types_labels_and_bounds_are_those_of_etcd() {
-    let metrics = Metrics::new(METHODS, MetricsDetail::Basic);
+    let metrics = Metrics::new(RPCS, MetricsDetail::Basic);
     touch_everything(&metrics);
     let families = read(&render(&metrics));
     let reference = expect::read("etcd_metrics.txt");
@@ -160,7 +157,7 @@ fn names_types_labels_and_bounds_are_those_of_etcd() {
 
 #[test]
 fn the_exposition_is_as_expected() {
-    let metrics = Metrics::new(METHODS, MetricsDetail::Extensive);
+    let metrics = Metrics::new(RPCS, MetricsDetail::Extensive);
     touch_everything(&metrics);
     metrics.disk.wal_write_bytes.set_u64(1 << 21);
     let mut writes = [0; 15];
@@ -182,7 +179,7 @@ fn the_exposition_is_as_expected() {
 
 #[test]
 fn every_method_and_code_is_there_from_the_start() {
-    let metrics = Metrics::new(METHODS, MetricsDetail::Basic);
+    let metrics = Metrics::new(RPCS, MetricsDetail::Basic);
     let families = read(&render(&metrics));
     for (name, series) in [
         ("grpc_server_started_total", 2),
@@ -202,7 +199,7 @@ fn every_method_and_code_is_there_from_the_start() {
 
 #[test]
 fn what_many_threads_count_is_all_there() {
-    let metrics = Metrics::new(METHODS, MetricsDetail::Extensive);
+    let metrics = Metrics::new(RPCS, MetricsDetail::Extensive);
     std::thread::scope(|scope| {
         for _ in 0..10 {
             scope.spawn(|| {
