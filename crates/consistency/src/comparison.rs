@@ -12,7 +12,7 @@ use mvcc::HashWalk;
 use peer::Target;
 use serde_json::{Value, json};
 
-use replica::core::{Ask, ReplyBody, STATE_TRAIL_POINTS_MAX};
+use replica::core::{PeerRequest, ReplyBody, STATE_TRAIL_POINTS_MAX};
 use replica::long_reads::Reader;
 use replica::peer_answer::{answer, refused};
 use replica::shared::Shared;
@@ -258,7 +258,7 @@ pub async fn state_hashes(shared: &Shared, request: &Request<Bytes>) -> Response
     let Ok(from) = from.unwrap_or("0").parse::<u64>() else {
         return refused(StatusCode::BAD_REQUEST, "from is no entry's index");
     };
-    let reply = shared.ask(move |ticket| Ask::StateTrail(ticket, from)).await;
+    let reply = shared.ask(move |ticket| PeerRequest::StateTrail(ticket, from)).await;
     match reply.map(|reply| reply.body) {
         Ok(ReplyBody::StateTrail(trail)) => answer(StatusCode::OK, "application/json", write_trail(&trail)),
         _ => refused(StatusCode::SERVICE_UNAVAILABLE, "the member is stopping"),

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::comparison::{HashAnswer, Hashed, hash_of, hashes_of_others};
 use config::Config;
-use replica::core::{Ask, ReplyBody};
+use replica::core::{ClientRequest, ControlRequest, ReplyBody};
 use replica::shared::Shared;
 use storage::block_on::block_on;
 use telemetry::logging::{Logger, Value};
@@ -286,13 +286,14 @@ impl Checker {
     }
 
     fn name(&self, id: u64) {
-        self.shared.core.send(Ask::Corrupt(id));
+        self.shared.core.send(ControlRequest::Corrupt(id));
     }
 
     async fn check(&self) -> Result<(), String> {
         let first = hash_of(&self.shared, 0, &self.stop)?;
         let answers = hashes_of_others(&self.shared, first.revision).await;
-        let reply = self.shared.ask(Ask::Read).await.map_err(|status| status.message.into_owned())?;
+        let reply =
+            self.shared.ask(ClientRequest::Read).await.map_err(|status| status.message.into_owned())?;
         match reply.body {
             ReplyBody::Readable => {}
             ReplyBody::Outcome(Err(status), _) => return Err(status.message.into_owned()),

@@ -13,7 +13,7 @@ use machine::{StateTrail, TrailComparison};
 
 use crate::comparison::trails_of_others;
 use crate::corruption::minority;
-use replica::core::{Ask, ReplyBody};
+use replica::core::{ControlRequest, PeerRequest, ReplyBody};
 use replica::shared::Shared;
 use telemetry::logging::{Logger, Value};
 
@@ -131,7 +131,7 @@ impl Divergence {
         // The others first: what is asked last is the furthest, and this member has to know what they know.
         let others = trails_of_others(&self.shared, TIMEOUT, known).await;
         let from = others.iter().map(|(id, _)| known(*id)).min()?;
-        let reply = self.shared.ask(move |ticket| Ask::StateTrail(ticket, from)).await;
+        let reply = self.shared.ask(move |ticket| PeerRequest::StateTrail(ticket, from)).await;
         let Ok(ReplyBody::StateTrail(ours)) = reply.map(|reply| reply.body) else { return None };
         Some(judge(self.shared.identity.member_id, &ours, &others, members))
     }
@@ -175,7 +175,7 @@ impl Divergence {
             return;
         }
         for id in &verdict.named {
-            self.shared.core.send(Ask::Corrupt(*id));
+            self.shared.core.send(ControlRequest::Corrupt(*id));
         }
     }
 }

@@ -13,7 +13,7 @@ use peer::Target;
 use crate::corruption::CorruptionChecks;
 use crate::divergence::{self, Divergence};
 use config::Config;
-use replica::core::Ask;
+use replica::core::ControlRequest;
 use replica::joining::{minor, read_versions};
 use replica::shared::Shared;
 use storage::block_on::block_on;
@@ -159,6 +159,6 @@ impl LeaderChecks {
             (None, None) => api::MIN_CLUSTER_VERSION.to_owned(),
             _ => return,
         };
-        self.shared.core.send(Ask::ClusterVersion(decided));
+        self.shared.core.send(ControlRequest::ClusterVersion(decided));
     }
 }

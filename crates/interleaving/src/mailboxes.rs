@@ -13,7 +13,7 @@ const PATIENCE: Duration = Duration::MAX;
 
 /// Two senders and a receiver that sleeps between: nothing is lost, and nobody sleeps on with something waiting.
 pub fn every_send_is_received() {
-    let inbox = Arc::new(Inbox::default());
+    let inbox = Arc::new(Inbox::<u8>::default());
     inbox.receive_here();
     let senders: Vec<_> = (0..2_u8)
         .map(|number| {
@@ -55,7 +55,7 @@ pub fn who_wants_two_is_woken_by_the_second() {
 
 /// What is put into an inbox that closes meanwhile is received or dropped, and nothing stays in it.
 pub fn nothing_stays_in_a_closed_inbox() {
-    let inbox = Arc::new(Inbox::default());
+    let inbox = Arc::new(Inbox::<Arc<()>>::default());
     let alive = Arc::new(());
     let sender = {
         let (inbox, item) = (Arc::clone(&inbox), Arc::clone(&alive));

@@ -69,8 +69,22 @@ pub const STATE_TRAIL_POINTS_MAX: usize = 1024;
 /// Stands for a shard in the tickets of those who ask from another thread.
 const OUTSIDE: u16 = u16::MAX;
 
-/// What the core is asked or told.
-pub enum Ask {
+/// What the core is asked or told, by who asks.
+pub enum CoreRequest {
+    /// Clients.
+    Client(ClientRequest),
+    /// Other members.
+    Peer(PeerRequest),
+    /// The log and the disk.
+    Storage(StorageRequest),
+    /// Whoever watches over this member, or ends it.
+    Control(ControlRequest),
+    /// Any of them that has an answer, from a thread that is no shard: it is answered through the channel.
+    Outside(oneshot::Sender<Reply>, Box<dyn FnOnce(Ticket) -> CoreRequest + Send>),
+}
+
+/// What clients ask, by way of a shard or of another member that forwards it.
+pub enum ClientRequest {
     /// To replicate a command.
     Propose {
         /// Whom to answer.
@@ -90,8 +104,30 @@ pub enum Ask {
     ChangeMembers(Ticket, MemberChange),
     /// To hand leadership to this member.
     MoveLeader(Ticket, u64),
-    /// Any of the questions, from a thread that is no shard: it is answered through the channel.
-    Outside(oneshot::Sender<Reply>, Box<dyn FnOnce(Ticket) -> Ask + Send>),
+    /// To renew a lease.
+    KeepAlive(Ticket, i64),
+    /// How long a lease has, and with `true` which keys.
+    TimeToLive(Ticket, i64, bool),
+    /// Which keys a lease has, as this member knows it.
+    LeaseKeys(Ticket, i64),
+    /// Which leases there are, soonest to expire first.
+    Leases(Ticket),
+    /// The times that these leases have left; some hundreds at a time.
+    LeaseTimes(Ticket, Vec<i64>),
+    /// The state as of now, whole, for a snapshot.
+    Image(Ticket),
+    /// To raise the NOSPACE alarm, since a write would go over the quota.
+    RaiseNoSpace,
+}
+
+impl From<ClientRequest> for CoreRequest {
+    fn from(request: ClientRequest) -> CoreRequest {
+        CoreRequest::Client(request)
+    }
+}
+
+/// What other members send, and what comes of sending to them.
+pub enum PeerRequest {
     /// Other members sent these, which take this room.
     Messages(Vec<raftpb::Message>, Charge),
     /// A member could not be reached.
@@ -120,32 +156,24 @@ pub enum Ask {
     SnapshotGivenUp(u64),
     /// Values of a snapshot that is being received in this attempt, to be written to the log.
     Place(u64, Vec<log::Value>, oneshot::Sender<Vec<(log::ValueId, log::Location)>>),
-    /// Values that an entry depends on were read, as far as could be.
-    ValuesRead,
-    /// Entries that a follower needs and that had left memory; none if they could not be read.
-    Fetched(Fetch, Result<Vec<Entry>, String>),
     /// The hashes of the state after the entries from this one on.
     StateTrail(Ticket, u64),
     /// Another member says that this one was removed.
     Removed,
-    /// This member's state differs from that of the others; 0: of some member, it is not known which.
-    Corrupt(u64),
-    /// The cluster can run at this version.
-    ClusterVersion(String),
-    /// To raise the NOSPACE alarm, since a write would go over the quota.
-    RaiseNoSpace,
-    /// To renew a lease.
-    KeepAlive(Ticket, i64),
-    /// How long a lease has, and with `true` which keys.
-    TimeToLive(Ticket, i64, bool),
-    /// Which keys a lease has, as this member knows it.
-    LeaseKeys(Ticket, i64),
-    /// Which leases there are, soonest to expire first.
-    Leases(Ticket),
-    /// The times that these leases have left; some hundreds at a time.
-    LeaseTimes(Ticket, Vec<i64>),
-    /// The state as of now, whole, for a snapshot.
-    Image(Ticket),
+}
+
+impl From<PeerRequest> for CoreRequest {
+    fn from(request: PeerRequest) -> CoreRequest {
+        CoreRequest::Peer(request)
+    }
+}
+
+/// What the log, the checkpointer and readers of the disk tell.
+pub enum StorageRequest {
+    /// Values that an entry depends on were read, as far as could be.
+    ValuesRead,
+    /// Entries that a follower needs and that had left memory; none if they could not be read.
+    Fetched(Fetch, Result<Vec<Entry>, String>),
     /// A checkpoint was made, or failed.
     Checkpointed(Result<Checkpointed, String>),
     /// These values are to be moved out of their segments; the sender hears when they are.
@@ -154,8 +182,28 @@ pub enum Ask {
     Relocated,
     /// The log has something to tell.
     Log(LogEvent),
+}
+
+impl From<StorageRequest> for CoreRequest {
+    fn from(request: StorageRequest) -> CoreRequest {
+        CoreRequest::Storage(request)
+    }
+}
+
+/// What those tell that watch over this member and the cluster, or end it.
+pub enum ControlRequest {
+    /// This member's state differs from that of the others; 0: of some member, it is not known which.
+    Corrupt(u64),
+    /// The cluster can run at this version.
+    ClusterVersion(String),
     /// To stop, in order: leases' remaining time is saved first.
     Stop,
+}
+
+impl From<ControlRequest> for CoreRequest {
+    fn from(request: ControlRequest) -> CoreRequest {
+        CoreRequest::Control(request)
+    }
 }
 
 /// The core's answer.
@@ -211,9 +259,9 @@ pub enum ReplyBody {
     Image(Box<Head>, Box<AsOf>),
 }
 
-impl storage::opening::LogEvents for crate::inbox::Inbox<Ask> {
+impl storage::opening::LogEvents for crate::inbox::Inbox<CoreRequest> {
     fn tell(&self, event: LogEvent) {
-        self.send(Ask::Log(event));
+        self.send(StorageRequest::Log(event));
     }
 
     fn receive_here(&self) {
@@ -223,8 +271,8 @@ impl storage::opening::LogEvents for crate::inbox::Inbox<Ask> {
     fn receive(&self, into: &mut Vec<LogEvent>, patience: Duration) {
         let mut asked = Vec::new();
         self.drain(&mut asked, patience, 1);
-        into.extend(asked.into_iter().filter_map(|ask| match ask {
-            Ask::Log(event) => Some(event),
+        into.extend(asked.into_iter().filter_map(|request| match request {
+            CoreRequest::Storage(StorageRequest::Log(event)) => Some(event),
             _ => None,
         }));
     }

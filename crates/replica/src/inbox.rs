@@ -46,14 +46,14 @@ impl<T> Inbox<T> {
     }
 
     /// Puts one thing in that should not wait.
-    pub fn send(&self, item: T) {
+    pub fn send(&self, item: impl Into<T>) {
         let mut waiting = lock(&self.waiting);
         if self.closed.load(Ordering::SeqCst) {
             // Dropped after the lock: what it holds may lead back here.
             drop(waiting);
             return;
         }
-        waiting.push(item);
+        waiting.push(item.into());
         drop(waiting);
         self.wake(usize::MAX);
     }
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn nothing_is_lost_between_many_senders_and_a_sleeper() {
-        let inbox = Arc::new(Inbox::default());
+        let inbox = Arc::new(Inbox::<u64>::default());
         let senders: Vec<_> = (0..4u64)
             .map(|s| {
                 let inbox = Arc::clone(&inbox);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use api::Status;
 use api::error;
 
-use crate::core::{Ask, Reply, Ticket};
+use crate::core::{ClientRequest, CoreRequest, Reply, Ticket};
 use crate::inbox::ASKS_PER_SHARD_MAX;
 use crate::shared::Shared;
 
@@ -36,7 +36,7 @@ pub struct Pending {
     shard: u16,
     slots: RefCell<Vec<Slot>>,
     free: RefCell<Vec<u32>>,
-    outgoing: RefCell<Vec<Ask>>,
+    outgoing: RefCell<Vec<CoreRequest>>,
     flusher: Cell<Option<Waker>>,
 }
 
@@ -58,7 +58,10 @@ impl Pending {
     /// # Errors
     ///
     /// Too many questions are open.
-    pub fn ask(self: &Rc<Self>, ask: impl FnOnce(Ticket) -> Ask) -> Result<Question, Status> {
+    pub fn ask<R: Into<CoreRequest>>(
+        self: &Rc<Self>,
+        ask: impl FnOnce(Ticket) -> R,
+    ) -> Result<Question, Status> {
         self.ask_at(self.shared.clock.now(), ask)
     }
 
@@ -67,10 +70,10 @@ impl Pending {
     /// # Errors
     ///
     /// As for [`Pending::ask`].
-    pub fn ask_at(
+    pub fn ask_at<R: Into<CoreRequest>>(
         self: &Rc<Self>,
         now: Instant,
-        ask: impl FnOnce(Ticket) -> Ask,
+        ask: impl FnOnce(Ticket) -> R,
     ) -> Result<Question, Status> {
         let mut slots = self.slots.borrow_mut();
         let slot = match self.free.borrow_mut().pop() {
@@ -86,16 +89,16 @@ impl Pending {
         entry.state = State::Waiting(None);
         entry.deadline = now + self.shared.limits.request_timeout;
         let ticket = Ticket { shard: self.shard, slot, generation: entry.generation };
-        let ask = ask(ticket);
-        entry.proposed = matches!(ask, Ask::Propose { .. }).then_some(now);
+        let request = ask(ticket).into();
+        entry.proposed = matches!(request, CoreRequest::Client(ClientRequest::Propose { .. })).then_some(now);
         drop(slots);
-        self.tell(ask);
+        self.tell(request);
         Ok(Question { pending: Rc::clone(self), slot })
     }
 
     /// Tells the core something that has no answer.
-    pub fn tell(&self, ask: Ask) {
-        self.outgoing.borrow_mut().push(ask);
+    pub fn tell(&self, request: impl Into<CoreRequest>) {
+        self.outgoing.borrow_mut().push(request.into());
         if let Some(flusher) = self.flusher.take() {
             flusher.wake();
         }
@@ -106,9 +109,11 @@ impl Pending {
     pub fn poll_flush(&self, context: &mut Context<'_>) {
         let mut outgoing = self.outgoing.borrow_mut();
         // A command may wait for more to share its way, and so may what needs a round while one is under way.
-        let urgent = outgoing.iter().any(|ask| match ask {
-            Ask::Propose { .. } => false,
-            Ask::Read(_) | Ask::KeepAlive(..) => self.shared.wakes_for_reads(),
+        let urgent = outgoing.iter().any(|request| match request {
+            CoreRequest::Client(ClientRequest::Propose { .. }) => false,
+            CoreRequest::Client(ClientRequest::Read(_) | ClientRequest::KeepAlive(..)) => {
+                self.shared.wakes_for_reads()
+            }
             _ => true,
         });
         self.shared.core.send_all(&mut outgoing, urgent);

@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 
 use crate::arrivals::Arrivals;
 use crate::attendance::Attendance;
-use crate::core::{Ask, Reply, Ticket};
+use crate::core::{CoreRequest, Reply, Ticket};
 use crate::inbox::{Inbox, Outbox};
 use crate::long_reads::LongReads;
 use crate::peer_links::PeerLinks;
@@ -82,7 +82,7 @@ pub struct Shared {
     /// The limits and intervals that requests are held against.
     pub limits: Limits,
     /// To the core.
-    pub core: Arc<Inbox<Ask>>,
+    pub core: Arc<Inbox<CoreRequest>>,
     /// From the core, one for each shard.
     pub shards: Vec<Outbox<Reply>>,
     /// Reads values from the log.
@@ -159,7 +159,7 @@ impl Shared {
         state: Published,
         limits: Limits,
         shards: usize,
-        core: Arc<Inbox<Ask>>,
+        core: Arc<Inbox<CoreRequest>>,
         values: log::Values,
         metrics: Arc<telemetry::metrics::Metrics>,
         seed: u64,
@@ -274,9 +274,12 @@ impl Shared {
     /// # Errors
     ///
     /// When the core has ended.
-    pub async fn ask(&self, ask: impl FnOnce(Ticket) -> Ask + Send + 'static) -> Result<Reply, Status> {
+    pub async fn ask<R: Into<CoreRequest>>(
+        &self,
+        ask: impl FnOnce(Ticket) -> R + Send + 'static,
+    ) -> Result<Reply, Status> {
         let (sender, receiver) = oneshot::channel();
-        self.core.send(Ask::Outside(sender, Box::new(ask)));
+        self.core.send(CoreRequest::Outside(sender, Box::new(|ticket| ask(ticket).into())));
         receiver.await.map_err(|_| error::STOPPED)
     }
 

@@ -18,7 +18,7 @@ use machine::{AsOf, Machine, Rules, StateTrail};
 use mvcc::Location;
 use tokio::sync::oneshot;
 
-use crate::core::{Ask, ReplyBody};
+use crate::core::{PeerRequest, ReplyBody};
 use crate::shared::Shared;
 use storage::values::LogValues;
 
@@ -123,7 +123,7 @@ impl Receiver {
     pub async fn holds(&self, question: &Request<Bytes>) -> Response<Bytes> {
         let hashed = question.uri().query().is_some_and(|query| query.split('&').any(|pair| pair == HASHED));
         let broken = self.broken().as_ref().map(|broken| (broken.held, broken.base_applied));
-        let held = match self.shared.ask(Ask::Holds).await.map(|reply| reply.body) {
+        let held = match self.shared.ask(PeerRequest::Holds).await.map(|reply| reply.body) {
             Ok(ReplyBody::Holds(_, applied)) if broken.is_some_and(|(_, base)| base == applied) => {
                 broken.map(|(held, _)| held)
             }
@@ -173,16 +173,16 @@ impl Receiver {
                 let part = broken.take_if(|broken| broken.claim == claim);
                 part.map(|part| -> Box<dyn Any + Send> { Box::new(part) })
             };
-            self.shared.core.send(Ask::SnapshotBroken(claim, Box::new(forget)));
+            self.shared.core.send(PeerRequest::SnapshotBroken(claim, Box::new(forget)));
             return Err(why);
         }
         let base_applied = (reader.head().from > 0).then_some(partial.base_applied);
         let machine = partial.assembly.finish(reader.finish()).map_err(|e| {
-            self.shared.core.send(Ask::SnapshotGivenUp(partial.claim));
+            self.shared.core.send(PeerRequest::SnapshotGivenUp(partial.claim));
             e.to_string()
         })?;
         let received = Received { message, machine: Box::new(machine), base_applied };
-        self.shared.core.send(Ask::SnapshotReceived(partial.claim, Box::new(received)));
+        self.shared.core.send(PeerRequest::SnapshotReceived(partial.claim, Box::new(received)));
         Ok(())
     }
 
@@ -202,14 +202,17 @@ impl Receiver {
         let (from, term) = (message.from.unwrap_or(0), message.term.unwrap_or(0));
         let kept = self.broken().as_ref().map(|broken| (broken.claim, broken.held.revision));
         let (claim, _) = kept.filter(|(_, revision)| *revision == behind)?;
-        let reply =
-            self.shared.ask(move |ticket| Ask::ResumeSnapshot(ticket, claim, from, term)).await.ok()?;
+        let reply = self
+            .shared
+            .ask(move |ticket| PeerRequest::ResumeSnapshot(ticket, claim, from, term))
+            .await
+            .ok()?;
         if !matches!(reply.body, ReplyBody::Readable) {
             return None;
         }
         let broken = self.broken().take_if(|broken| broken.claim == claim);
         if broken.is_none() {
-            self.shared.core.send(Ask::SnapshotGivenUp(claim));
+            self.shared.core.send(PeerRequest::SnapshotGivenUp(claim));
         }
         broken
     }
@@ -217,7 +220,8 @@ impl Receiver {
     async fn begin(&self, message: &raftpb::Message) -> Result<Broken, String> {
         let (from, term) = (message.from.unwrap_or(0), message.term.unwrap_or(0));
         let claim = self.claims.fetch_add(1, Ordering::Relaxed) + 1;
-        let reply = self.shared.ask(move |ticket| Ask::ReceiveSnapshot(ticket, claim, from, term)).await;
+        let reply =
+            self.shared.ask(move |ticket| PeerRequest::ReceiveSnapshot(ticket, claim, from, term)).await;
         match reply.map(|reply| reply.body) {
             Ok(ReplyBody::Image(head, state)) => {
                 let base_applied = head.applied_index;
@@ -276,7 +280,7 @@ impl Receiver {
         let mut places = Vec::new();
         if !values.is_empty() {
             let (done, placed) = oneshot::channel();
-            self.shared.core.send(Ask::Place(claim, std::mem::take(values), done));
+            self.shared.core.send(PeerRequest::Place(claim, std::mem::take(values), done));
             places = placed.await.map_err(|_| "the log takes no values now".to_owned())?;
         }
         let places: HashMap<log::ValueId, log::Location> = places.into_iter().collect();

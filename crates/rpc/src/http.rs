@@ -24,7 +24,7 @@ use bytes::Bytes;
 use front::First;
 use serde_json::Value;
 
-use replica::core::{Ask, ReplyBody};
+use replica::core::{ClientRequest, ReplyBody};
 use replica::shared::{Published, Shared};
 use storage::values::LogValues;
 use target::{Query, Target};
@@ -60,7 +60,7 @@ pub async fn confirm(shared: &Shared, request: &mut Request<Bytes>) {
         return;
     }
     let late = shared.clock.sleep(shared.limits.request_timeout);
-    let confirmed = match front::race(shared.ask(Ask::Read), late).await {
+    let confirmed = match front::race(shared.ask(ClientRequest::Read), late).await {
         First::Left(reply) => match reply.map(|reply| reply.body) {
             Ok(ReplyBody::Readable) => Ok(()),
             Ok(ReplyBody::Outcome(Err(status), _)) | Err(status) => Err(status.message.into_owned()),

@@ -33,7 +33,7 @@ use prost::Message;
 
 use crate::http::FrontCounters;
 use crate::watch::{Hub, Requests, Responses};
-use replica::core::{Ask, Reply, ReplyBody};
+use replica::core::{ClientRequest, Reply, ReplyBody};
 use replica::fold::FoldMap;
 use replica::pending::{Pending, Question};
 use replica::shared::{Published, Shared};
@@ -351,7 +351,7 @@ impl Services {
     /// Asks the core and answers with what `answer` makes of the reply. Slow ones are logged.
     fn ask(
         self: &Rc<Self>,
-        ask: impl FnOnce(replica::core::Ticket) -> Ask,
+        ask: impl FnOnce(replica::core::Ticket) -> ClientRequest,
         what: &'static str,
         answer: impl FnOnce(&Services, ReplyBody, ResponseHeader) -> Result<Answer, Status> + 'static,
     ) -> Result<Unary, Status> {
@@ -361,7 +361,7 @@ impl Services {
     /// As [`Services::ask`], for answers that may take a while to make.
     fn ask_then(
         self: &Rc<Self>,
-        ask: impl FnOnce(replica::core::Ticket) -> Ask,
+        ask: impl FnOnce(replica::core::Ticket) -> ClientRequest,
         what: &'static str,
         answer: impl FnOnce(&Services, ReplyBody, ResponseHeader) -> Result<Unary, Status> + 'static,
     ) -> Result<Unary, Status> {
@@ -438,7 +438,7 @@ impl Services {
         self: &Rc<Self>,
         answer: impl FnOnce(&Rc<Services>) -> Result<Unary, Status> + 'static,
     ) -> Result<Unary, Status> {
-        let question = self.pending.ask(Ask::Read)?;
+        let question = self.pending.ask(ClientRequest::Read)?;
         let services = Rc::clone(self);
         Ok(Unary::Later(Box::pin(async move {
             confirmed(question.await?)?;
@@ -455,7 +455,7 @@ impl Services {
         if serializable || self.shared.state.load().reads_local {
             return Ok(());
         }
-        confirmed(self.pending.ask(Ask::Read)?.await?)
+        confirmed(self.pending.ask(ClientRequest::Read)?.await?)
     }
 
     /// Whether the NOSPACE alarm stands, or `cost` bytes more would raise it: then it is raised.
@@ -470,7 +470,7 @@ impl Services {
         if let Some(quota) = self.shared.limits.quota_bytes
             && state.in_use_bytes + cost > quota
         {
-            self.pending.tell(Ask::RaiseNoSpace);
+            self.pending.tell(ClientRequest::RaiseNoSpace);
             return Err(error::NO_SPACE);
         }
         Ok(())

@@ -11,7 +11,7 @@ use consensus::Fetch;
 use crate::peering::Peering;
 use clock::Clock;
 use config::{Config, MetricsDetail};
-use replica::core::{Ask, Parts, Thresholds};
+use replica::core::{CoreRequest, Parts, StorageRequest, Thresholds};
 use replica::inbox::Inbox;
 use replica::shared::{Limits, Published, Shared};
 use replica::transfer;
@@ -31,7 +31,7 @@ const ORDERS_MAX: usize = 4;
 pub(crate) struct Setting {
     pub config: Config,
     pub logger: Arc<Logger>,
-    pub inbox: Arc<Inbox<Ask>>,
+    pub inbox: Arc<Inbox<CoreRequest>>,
     pub clock: Clock,
     /// How many loops serve clients.
     pub shards: usize,
@@ -171,9 +171,9 @@ fn surface(shared: &Arc<Shared>) -> Surface {
         newest: Box::new(move || Arc::clone(&newest.state.load().view)),
         tell: Box::new(move |event| {
             core.send(match event {
-                Event::Checkpointed(result) => Ask::Checkpointed(result),
-                Event::Relocate(values, done) => Ask::Relocate(values, done),
-                Event::Relocated => Ask::Relocated,
+                Event::Checkpointed(result) => StorageRequest::Checkpointed(result),
+                Event::Relocate(values, done) => StorageRequest::Relocate(values, done),
+                Event::Relocated => StorageRequest::Relocated,
             });
         }),
         metrics: Arc::clone(&shared.metrics),

@@ -16,7 +16,7 @@ use crate::assembly::{Assembled, Setting, assemble};
 use clock::Clock;
 use config::{Config, Url};
 use consistency::monitor::Monitor;
-use replica::core::{Ask, Core, Thresholds};
+use replica::core::{ControlRequest, Core, StorageRequest, Thresholds};
 use replica::inbox::Inbox;
 use replica::joining;
 use replica::peer_links::PeerLinks;
@@ -171,7 +171,9 @@ fn serve(
     let core = Arc::clone(&shared.core);
     // Ends when the core lets go of its end of the queue.
     spawn("catch-up", move || {
-        catch_up::run(&entries, &fetches, |fetch, fetched| core.send(Ask::Fetched(fetch, fetched)));
+        catch_up::run(&entries, &fetches, |fetch, fetched| {
+            core.send(StorageRequest::Fetched(fetch, fetched))
+        });
     })?;
 
     let peer_logger = Arc::clone(&logger);
@@ -220,7 +222,7 @@ fn serve(
             Ok(()) => break,
             Err(mpsc::RecvTimeoutError::Timeout) if !stop_wanted() => {}
             Err(mpsc::RecvTimeoutError::Timeout) => {
-                shared.core.send(Ask::Stop);
+                shared.core.send(ControlRequest::Stop);
                 let _ = core.join();
                 return Err("stopped before the cluster had heard of this member".to_owned());
             }
@@ -233,7 +235,7 @@ fn serve(
         }
     }
     if checks && let Err(why) = consistency::corruption::check_initially(&shared, &logger) {
-        shared.core.send(Ask::Stop);
+        shared.core.send(ControlRequest::Stop);
         let _ = core.join();
         return Err(why);
     }
@@ -383,7 +385,7 @@ impl Running {
         for front in self.fronts {
             front.shutdown_blocking(STOP_TIMEOUT);
         }
-        self.shared.core.send(Ask::Stop);
+        self.shared.core.send(ControlRequest::Stop);
         let outcome = self.core.join().map_err(|_| "the core's thread panicked".to_owned())?;
         self.monitor.stop();
         self.peers.close();

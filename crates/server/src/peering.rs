@@ -17,7 +17,7 @@ use machine::Member;
 use prost::Message as _;
 use serde_json::json;
 
-use replica::core::{Ask, LISTED_AT_ONCE, MemberChange, ReplyBody};
+use replica::core::{ClientRequest, LISTED_AT_ONCE, MemberChange, PeerRequest, ReplyBody};
 use replica::peer_answer::{PLAIN, answer, refused};
 use replica::shared::Shared;
 use replica::transfer::Receiver;
@@ -88,7 +88,8 @@ async fn promote(shared: &Shared, id: &str) -> Response<Bytes> {
     let Ok(id) = id.parse::<u64>() else {
         return refused(StatusCode::NOT_FOUND, &format!("member {id} not found in cluster"));
     };
-    let reply = shared.ask(move |ticket| Ask::ChangeMembers(ticket, MemberChange::Promote(id))).await;
+    let reply =
+        shared.ask(move |ticket| ClientRequest::ChangeMembers(ticket, MemberChange::Promote(id))).await;
     let status = match reply.map(|reply| reply.body) {
         Ok(ReplyBody::MembersChanged) => {
             let state = shared.state.load_full();
@@ -119,7 +120,7 @@ async fn renew(shared: &Shared, body: Bytes) -> Response<Bytes> {
     let Ok(LeaseKeepAliveRequest { id }) = LeaseKeepAliveRequest::decode(body) else {
         return refused(StatusCode::BAD_REQUEST, "error unmarshalling request");
     };
-    let reply = match shared.ask(move |ticket| Ask::KeepAlive(ticket, id)).await {
+    let reply = match shared.ask(move |ticket| ClientRequest::KeepAlive(ticket, id)).await {
         Ok(reply) => reply,
         Err(status) => return lease_refused(&status),
     };
@@ -139,7 +140,7 @@ async fn time_to_live(shared: &Shared, body: Bytes) -> Response<Bytes> {
     let Some(LeaseTimeToLiveRequest { id, keys }) = request.and_then(|r| r.lease_time_to_live_request) else {
         return refused(StatusCode::BAD_REQUEST, "error unmarshalling request");
     };
-    let reply = match shared.ask(move |ticket| Ask::TimeToLive(ticket, id, keys)).await {
+    let reply = match shared.ask(move |ticket| ClientRequest::TimeToLive(ticket, id, keys)).await {
         Ok(reply) => reply,
         Err(status) => return lease_refused(&status),
     };
@@ -204,7 +205,7 @@ async fn route(shared: Arc<Shared>, receiver: Arc<Receiver>, request: Request<By
 impl peer::Handler for Peering {
     fn received(&self, messages: &mut Vec<raftpb::Message>) {
         if let Some((messages, charge)) = self.shared.arrivals.admit(messages) {
-            self.shared.core.send(Ask::Messages(messages, charge));
+            self.shared.core.send(PeerRequest::Messages(messages, charge));
         }
     }
 
@@ -213,22 +214,22 @@ impl peer::Handler for Peering {
     }
 
     fn unreachable(&self, id: u64) {
-        self.shared.core.send(Ask::Unreachable(id));
+        self.shared.core.send(PeerRequest::Unreachable(id));
     }
 
     fn refused(&self, id: u64) {
         // Only a leader's end is anybody's business.
         if self.shared.state.load().leader == id {
-            self.shared.core.send(Ask::LeaderEnded(id));
+            self.shared.core.send(PeerRequest::LeaderEnded(id));
         }
     }
 
     fn snapshot_sent(&self, to: u64, delivered: bool) {
-        self.shared.core.send(Ask::SnapshotSent { to, delivered });
+        self.shared.core.send(PeerRequest::SnapshotSent { to, delivered });
     }
 
     fn removed(&self) {
-        self.shared.core.send(Ask::Removed);
+        self.shared.core.send(PeerRequest::Removed);
     }
 
     fn receive_snapshot(

@@ -34,7 +34,7 @@ use crate::assembly::{Assembled, Setting, assemble};
 use clock::{Clock, HandClock};
 use config::Config;
 use consistency::monitor::{self, LeaderChecks};
-use replica::core::{Ask, Core};
+use replica::core::{ControlRequest, Core, CoreRequest, StorageRequest};
 use replica::inbox::Inbox;
 use replica::joining;
 use replica::peer_links::PeerLinks;
@@ -99,7 +99,7 @@ pub struct Stepped {
     services: Rc<Services>,
     close: Close,
     core: Core,
-    asks: Vec<Ask>,
+    asks: Vec<CoreRequest>,
     /// When the core wants its next turn whatever happens.
     due: Instant,
     checkpointer: Checkpointer,
@@ -321,7 +321,7 @@ impl Stepped {
     pub fn catch_up_step(&mut self) -> bool {
         let Ok(fetch) = self.fetches.try_recv() else { return false };
         let fetched = catch_up::carry_out(&self.entries, &fetch);
-        self.shared.core.send(Ask::Fetched(fetch, fetched));
+        self.shared.core.send(StorageRequest::Fetched(fetch, fetched));
         true
     }
 
@@ -484,7 +484,7 @@ impl Stepped {
     /// ends.
     pub fn stop(&self) {
         self.close.begin();
-        self.shared.core.send(Ask::Stop);
+        self.shared.core.send(ControlRequest::Stop);
     }
 
     /// Whether the cluster has heard of this member since it was opened: a running one serves clients from then on, and

@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use consensus::Entry;
 
-use super::Ask;
+use super::{CoreRequest, StorageRequest};
 use crate::inbox::Inbox;
 use storage::readers::{Arrived, Reading};
 
@@ -59,16 +59,16 @@ pub(super) struct Begun {
     pub since: Instant,
 }
 
-struct ValuesRead(Arc<Inbox<Ask>>);
+struct ValuesRead(Arc<Inbox<CoreRequest>>);
 
 impl Wake for ValuesRead {
     fn wake(self: Arc<Self>) {
-        self.0.send(Ask::ValuesRead);
+        self.0.send(StorageRequest::ValuesRead);
     }
 }
 
 impl Applying {
-    pub fn new(core: &Arc<Inbox<Ask>>) -> Applying {
+    pub fn new(core: &Arc<Inbox<CoreRequest>>) -> Applying {
         Applying {
             entries: VecDeque::new(),
             bytes: 0,

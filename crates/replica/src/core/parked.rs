@@ -12,13 +12,13 @@ use log::LogEvent;
 use machine::Fatal;
 use tokio::sync::oneshot;
 
-use super::{Ask, Forget, Reply, Ticket};
+use super::{ClientRequest, ControlRequest, CoreRequest, Forget, PeerRequest, Reply, StorageRequest, Ticket};
 
 /// Pause between two turns that nothing asks for.
 pub(super) const IDLE: Duration = Duration::from_secs(1);
 
 /// Makes an ask of a ticket.
-pub(super) type Asks = Box<dyn FnOnce(Ticket) -> Ask + Send>;
+pub(super) type Asks = Box<dyn FnOnce(Ticket) -> CoreRequest + Send>;
 
 /// What a member out of service does about something that it is asked or told.
 pub(super) enum Response {
@@ -66,44 +66,39 @@ impl Parked {
     }
 
     /// What to do about this.
-    pub fn respond(&self, ask: Ask) -> Response {
-        match ask {
-            Ask::Stop => Response::Stop,
-            Ask::Propose { ticket, data, .. } => Response::Refuse(ticket, Some(data.len())),
-            Ask::Read(ticket) if self.is_complete => Response::Readable(ticket),
-            Ask::Image(ticket) => Response::Image(ticket),
-            Ask::Outside(sender, ask) => Response::Outside(sender, ask),
-            Ask::Read(ticket)
-            | Ask::ChangeMembers(ticket, _)
-            | Ask::MoveLeader(ticket, _)
-            | Ask::Holds(ticket)
-            | Ask::ReceiveSnapshot(ticket, ..)
-            | Ask::ResumeSnapshot(ticket, ..)
-            | Ask::StateTrail(ticket, _)
-            | Ask::KeepAlive(ticket, _)
-            | Ask::TimeToLive(ticket, _, _)
-            | Ask::LeaseKeys(ticket, _)
-            | Ask::Leases(ticket)
-            | Ask::LeaseTimes(ticket, _) => Response::Refuse(ticket, None),
-            Ask::Log(LogEvent::Failed(fatal)) => Response::Failed(fatal.to_string()),
-            Ask::SnapshotBroken(_, forget) => Response::Discard(forget),
-            Ask::Messages(..)
-            | Ask::Unreachable(_)
-            | Ask::LeaderEnded(_)
-            | Ask::SnapshotSent { .. }
-            | Ask::SnapshotReceived(..)
-            | Ask::SnapshotGivenUp(_)
-            | Ask::Place(..)
-            | Ask::Fetched(..)
-            | Ask::ValuesRead
-            | Ask::Removed
-            | Ask::Corrupt(_)
-            | Ask::ClusterVersion(_)
-            | Ask::RaiseNoSpace
-            | Ask::Checkpointed(_)
-            | Ask::Relocate(..)
-            | Ask::Relocated
-            | Ask::Log(_) => Response::Nothing,
+    pub fn respond(&self, request: CoreRequest) -> Response {
+        match request {
+            CoreRequest::Client(request) => self.respond_to_client(request),
+            CoreRequest::Peer(
+                PeerRequest::Holds(ticket)
+                | PeerRequest::ReceiveSnapshot(ticket, ..)
+                | PeerRequest::ResumeSnapshot(ticket, ..)
+                | PeerRequest::StateTrail(ticket, _),
+            ) => Response::Refuse(ticket, None),
+            CoreRequest::Peer(PeerRequest::SnapshotBroken(_, forget)) => Response::Discard(forget),
+            CoreRequest::Storage(StorageRequest::Log(LogEvent::Failed(fatal))) => {
+                Response::Failed(fatal.to_string())
+            }
+            CoreRequest::Control(ControlRequest::Stop) => Response::Stop,
+            CoreRequest::Outside(sender, ask) => Response::Outside(sender, ask),
+            CoreRequest::Peer(_) | CoreRequest::Storage(_) | CoreRequest::Control(_) => Response::Nothing,
+        }
+    }
+
+    fn respond_to_client(&self, request: ClientRequest) -> Response {
+        match request {
+            ClientRequest::Propose { ticket, data, .. } => Response::Refuse(ticket, Some(data.len())),
+            ClientRequest::Read(ticket) if self.is_complete => Response::Readable(ticket),
+            ClientRequest::Image(ticket) => Response::Image(ticket),
+            ClientRequest::Read(ticket)
+            | ClientRequest::ChangeMembers(ticket, _)
+            | ClientRequest::MoveLeader(ticket, _)
+            | ClientRequest::KeepAlive(ticket, _)
+            | ClientRequest::TimeToLive(ticket, _, _)
+            | ClientRequest::LeaseKeys(ticket, _)
+            | ClientRequest::Leases(ticket)
+            | ClientRequest::LeaseTimes(ticket, _) => Response::Refuse(ticket, None),
+            ClientRequest::RaiseNoSpace => Response::Nothing,
         }
     }
 }
@@ -118,14 +113,18 @@ mod tests {
         let fatal = Fatal { index: 5, why: "a value cannot be read".to_owned(), is_unreadable: true };
         let complete = Parked::new(&fatal, true);
         assert!(complete.why().message.contains("out of service"));
-        assert!(matches!(complete.respond(Ask::Read(ticket)), Response::Readable(to) if to == ticket));
+        assert!(
+            matches!(complete.respond(ClientRequest::Read(ticket).into()), Response::Readable(to) if to == ticket)
+        );
         let behind = Parked::new(&fatal, false);
-        assert!(matches!(behind.respond(Ask::Read(ticket)), Response::Refuse(to, None) if to == ticket));
-        assert!(matches!(behind.respond(Ask::Image(ticket)), Response::Image(_)));
+        assert!(
+            matches!(behind.respond(ClientRequest::Read(ticket).into()), Response::Refuse(to, None) if to == ticket)
+        );
+        assert!(matches!(behind.respond(ClientRequest::Image(ticket).into()), Response::Image(_)));
         let data = bytes::Bytes::from_static(b"1234");
-        let propose = Ask::Propose { ticket, id: 1, data, writer: 0, wait_removed: false };
-        assert!(matches!(behind.respond(propose), Response::Refuse(_, Some(4))));
-        assert!(matches!(behind.respond(Ask::Removed), Response::Nothing));
-        assert!(matches!(behind.respond(Ask::Stop), Response::Stop));
+        let propose = ClientRequest::Propose { ticket, id: 1, data, writer: 0, wait_removed: false };
+        assert!(matches!(behind.respond(propose.into()), Response::Refuse(_, Some(4))));
+        assert!(matches!(behind.respond(PeerRequest::Removed.into()), Response::Nothing));
+        assert!(matches!(behind.respond(ControlRequest::Stop.into()), Response::Stop));
     }
 }

@@ -18,7 +18,6 @@ use consensus::{Fetch, Node};
 use log::Log;
 use machine::{Alarms, Machine};
 
-use super::Ask;
 use super::alarms::NospaceAlarm;
 use super::answers::Answers;
 use super::apply::Applying;
@@ -38,6 +37,7 @@ use super::reads::Reads;
 use super::removal::Removal;
 use super::room::Room;
 use super::segments::{Moves, Segments};
+use super::{ClientRequest, CoreRequest};
 use crate::shared::Shared;
 use config::Config;
 use storage::checkpointer::Order;
@@ -132,7 +132,7 @@ pub struct Core {
     /// What is committed and not applied yet.
     applying: Applying,
     /// What is asked for and cannot be answered amid an entry.
-    deferred: Vec<Ask>,
+    deferred: Vec<CoreRequest>,
     removal: Removal,
     compactor: Compactor,
     room: Room,
@@ -231,13 +231,13 @@ impl Core {
     pub fn run(mut self) -> Result<(), String> {
         let shared = Arc::clone(&self.shared);
         shared.core.receive_here();
-        let mut asks = Vec::new();
+        let mut requests = Vec::new();
         self.begin();
         let outcome = loop {
             let (patience, wanted) = self.before_sleep();
-            shared.core.drain(&mut asks, patience, wanted);
+            shared.core.drain(&mut requests, patience, wanted);
             let now = shared.clock.now();
-            match self.turn(&mut asks, now) {
+            match self.turn(&mut requests, now) {
                 Ok(false) => {}
                 Ok(true) => break Ok(()),
                 Err(why) => break Err(why),
@@ -270,25 +270,27 @@ impl Core {
     }
 
     /// One turn: takes these asks, and does all that follows and that is due. Whether the core has come to its end.
-    pub fn turn(&mut self, asks: &mut Vec<Ask>, now: Instant) -> Result<bool, String> {
+    pub fn turn(&mut self, requests: &mut Vec<CoreRequest>, now: Instant) -> Result<bool, String> {
         if self.parked.is_some() {
-            return self.parked_turn(asks, now);
+            return self.parked_turn(requests, now);
         }
         self.applying.begin_turn(self.thresholds.applied_per_turn);
         planted::begin(planted::Measure::Applied);
         if self.machine.is_whole() {
-            for ask in std::mem::take(&mut self.deferred) {
-                match ask {
+            for request in std::mem::take(&mut self.deferred) {
+                match request {
                     // Its round is confirmed and applied; amid the next entry there may be another.
-                    Ask::TimeToLive(ticket, id, keys) if self.leadership.has_settled() => {
+                    CoreRequest::Client(ClientRequest::TimeToLive(ticket, id, keys))
+                        if self.leadership.has_settled() =>
+                    {
                         self.time_to_live(ticket, id, keys, now);
                     }
-                    ask => self.take(ask, now)?,
+                    request => self.take(request, now)?,
                 }
             }
         }
-        for ask in asks.drain(..) {
-            self.take(ask, now)?;
+        for request in requests.drain(..) {
+            self.take(request, now)?;
         }
         self.room.retry(&mut self.log)?;
         self.propose_gathered(now);

@@ -16,7 +16,7 @@ use machine::Member;
 use super::{Services, decode, whole};
 use crate::forwarding;
 use config::{Url, identity};
-use replica::core::{Ask, MemberChange, ReplyBody};
+use replica::core::{ClientRequest, MemberChange, ReplyBody};
 use replica::shared::Published;
 
 fn message_of(member: &Member) -> MemberMessage {
@@ -64,7 +64,7 @@ impl Services {
         answer: impl FnOnce(ResponseHeader, &Published) -> Result<Answer, Status> + 'static,
     ) -> Result<Unary, Status> {
         self.ask(
-            |ticket| Ask::ChangeMembers(ticket, change),
+            |ticket| ClientRequest::ChangeMembers(ticket, change),
             what,
             |services, body, header| match body {
                 ReplyBody::MembersChanged => {

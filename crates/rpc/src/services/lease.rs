@@ -24,7 +24,7 @@ use prost::Message as _;
 use super::{Services, confirmed, decode, decode_streamed, pieces, whole};
 use crate::encode::{header_len, put_header};
 use crate::forwarding;
-use replica::core::{Ask, LISTED_AT_ONCE, ReplyBody};
+use replica::core::{ClientRequest, LISTED_AT_ONCE, ReplyBody};
 use replica::pending::Question;
 use telemetry::callers::Caller;
 
@@ -164,13 +164,13 @@ impl Services {
             if !keys || response.ttl < 0 {
                 return Ok((response, Keys::default()));
             }
-            confirmed(self.pending.ask(Ask::Read)?.await?)?;
-            return match self.pending.ask(|ticket| Ask::LeaseKeys(ticket, id))?.await?.body {
+            confirmed(self.pending.ask(ClientRequest::Read)?.await?)?;
+            return match self.pending.ask(|ticket| ClientRequest::LeaseKeys(ticket, id))?.await?.body {
                 ReplyBody::LeaseKeys(keys) => Ok((response, keys)),
                 _ => Err(error::STOPPED),
             };
         }
-        match self.pending.ask(|ticket| Ask::TimeToLive(ticket, id, keys))?.await?.body {
+        match self.pending.ask(|ticket| ClientRequest::TimeToLive(ticket, id, keys))?.await?.body {
             ReplyBody::TimeToLive { ttl, granted, keys } => {
                 let response =
                     LeaseTimeToLiveResponse { header: None, id, ttl, granted_ttl: granted, keys: Vec::new() };
@@ -188,7 +188,7 @@ impl Services {
     pub(super) fn lease_leases(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let LeaseLeasesRequest {} = decode(message)?;
         let began = self.shared.clock.now();
-        let question = self.pending.ask(Ask::Leases)?;
+        let question = self.pending.ask(ClientRequest::Leases)?;
         let services = Rc::clone(self);
         Ok(Unary::Later(Box::pin(async move {
             let answered = services.leases(question).await;
@@ -219,7 +219,8 @@ impl Services {
             let Some(last) = ids.last() else { break };
             behind = Some(*last);
             let asked = ids.clone();
-            let times = match self.pending.ask(|ticket| Ask::LeaseTimes(ticket, asked))?.await?.body {
+            let times = match self.pending.ask(|ticket| ClientRequest::LeaseTimes(ticket, asked))?.await?.body
+            {
                 ReplyBody::LeaseTimes(times) => times,
                 _ => return Err(error::STOPPED),
             };
@@ -279,7 +280,7 @@ impl Services {
             if !self.leads() {
                 return forwarding::renew(&self.shared, id).await;
             }
-            match self.pending.ask(|ticket| Ask::KeepAlive(ticket, id))?.await?.body {
+            match self.pending.ask(|ticket| ClientRequest::KeepAlive(ticket, id))?.await?.body {
                 ReplyBody::KeptAlive(ttl) => Ok(ttl),
                 ReplyBody::Outcome(Err(status), _) => Err(status),
                 _ => Err(error::STOPPED),

@@ -28,7 +28,7 @@ use sha2::{Digest, Sha256};
 use super::choose::READ_AT_ONCE;
 use super::{NO_REQUEST, Services, decode, decode_streamed, whole};
 use config::QUOTA_BYTES_DEFAULT;
-use replica::core::{Ask, ReplyBody};
+use replica::core::{ClientRequest, ReplyBody};
 use replica::long_reads::Reader;
 use storage::etcd_database::{EtcdDatabase, EtcdDatabaseError};
 use storage::kv_hash::KvHash;
@@ -115,7 +115,7 @@ impl Services {
         let request: MoveLeaderRequest = decode(message)?;
         let target = request.target_id;
         self.ask(
-            |ticket| Ask::MoveLeader(ticket, target),
+            |ticket| ClientRequest::MoveLeader(ticket, target),
             "MoveLeader",
             |_, body, _| match body {
                 ReplyBody::LeaderMoved => Ok(whole(&MoveLeaderResponse { header: None })),
@@ -190,7 +190,7 @@ impl Services {
     ) -> Result<(), Status> {
         let Some(message) = inbound.next().await? else { return Err(NO_REQUEST) };
         let SnapshotRequest {} = decode_streamed(message)?;
-        let reply = self.pending.ask(Ask::Image)?.await?;
+        let reply = self.pending.ask(ClientRequest::Image)?.await?;
         let ReplyBody::Image(head, state) = reply.body else { return Err(error::STOPPED) };
         let database = EtcdDatabase::new(*state, &head, SNAPSHOT_RELEASE);
         drop(head);

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use consistency::comparison::{self, HashAnswer, Hashed};
 use machine::{StatePoint, StateTrail};
 use replica::core::STATE_TRAIL_POINTS_MAX as POINTS_MAX;
-use replica::core::{Ask, Reply, ReplyBody, Ticket};
+use replica::core::{CoreRequest, PeerRequest, Reply, ReplyBody, Ticket};
 use replica::shared::Shared;
 
 use crate::http::{Given, Served, put, served};
@@ -70,8 +70,10 @@ fn answer_trails(shared: &Shared, trail: &StateTrail, stop: &AtomicBool) {
     while !stop.load(Ordering::SeqCst) {
         shared.core.drain(&mut asks, Duration::from_millis(20), 1);
         for ask in asks.drain(..) {
-            let Ask::Outside(sender, ask) = ask else { panic!("another question") };
-            let Ask::StateTrail(ticket, from) = ask(Ticket { shard: 0, slot: 0, generation: 0 }) else {
+            let CoreRequest::Outside(sender, ask) = ask else { panic!("another question") };
+            let CoreRequest::Peer(PeerRequest::StateTrail(ticket, from)) =
+                ask(Ticket { shard: 0, slot: 0, generation: 0 })
+            else {
                 panic!("another question")
             };
             let points = trail.points.iter().copied().filter(|point| point.index >= from).collect();

@@ -20,7 +20,7 @@ use crate::core::leases::{LeaseClocks, Renewal};
 use crate::core::proposals::{Given, Ground, Proposal, Waiter};
 use crate::core::reads::{Footing, RETRY, Waiting, Want};
 use crate::core::room::{Purpose, Room, purpose_of};
-use crate::core::{Ask, Reply, ReplyBody, Ticket};
+use crate::core::{ClientRequest, Reply, ReplyBody, Ticket};
 use crate::long_reads::Reader;
 use crate::shared::Published;
 
@@ -185,7 +185,7 @@ impl Core {
 
     pub(super) fn time_to_live(&mut self, ticket: Ticket, id: i64, keys: bool, now: Instant) {
         if keys && !self.machine.is_whole() {
-            self.deferred.push(Ask::TimeToLive(ticket, id, keys));
+            self.deferred.push(ClientRequest::TimeToLive(ticket, id, keys).into());
             return;
         }
         let body = self.leases.time_to_live(id, self.machine.leases.get(id), keys, now);
@@ -195,7 +195,7 @@ impl Core {
     /// The keys of a lease as this member knows them.
     pub(super) fn lease_keys(&mut self, ticket: Ticket, id: i64) {
         if !self.machine.is_whole() {
-            self.deferred.push(Ask::LeaseKeys(ticket, id));
+            self.deferred.push(ClientRequest::LeaseKeys(ticket, id).into());
             return;
         }
         let keys = self.machine.leases.get(id).map(|lease| lease.keys.clone()).unwrap_or_default();

@@ -12,76 +12,112 @@ use super::Core;
 use crate::core::parked::{IDLE, Parked, Response};
 use crate::core::proposals::{Proposal, Waiter};
 use crate::core::reads::Want;
-use crate::core::{Ask, ReplyBody};
+use crate::core::{ClientRequest, ControlRequest, CoreRequest, PeerRequest, ReplyBody, StorageRequest};
 
 /// What the core is asked and told.
 impl Core {
-    pub(super) fn take(&mut self, ask: Ask, now: Instant) -> Result<(), String> {
-        match ask {
-            Ask::Propose { ticket, id, data, writer, wait_removed } => {
+    /// Takes what the core is asked or told.
+    pub(super) fn take(&mut self, request: CoreRequest, now: Instant) -> Result<(), String> {
+        match request {
+            CoreRequest::Client(request) => {
+                self.take_from_client(request, now);
+                Ok(())
+            }
+            CoreRequest::Peer(request) => self.take_from_peer(request, now),
+            CoreRequest::Storage(request) => self.take_from_storage(request, now),
+            CoreRequest::Control(request) => self.take_from_control(request, now),
+            CoreRequest::Outside(sender, ask) => {
+                let ticket = self.answers.ticket_for(sender);
+                self.take(ask(ticket), now)
+            }
+        }
+    }
+
+    /// A client wants something.
+    fn take_from_client(&mut self, request: ClientRequest, now: Instant) {
+        match request {
+            ClientRequest::Propose { ticket, id, data, writer, wait_removed } => {
                 let proposal = Proposal { ticket, id, data, wait_removed, since: now };
                 self.proposals.push(proposal, writer, now);
             }
-            Ask::Read(ticket) => self.reads.push(Want::Read(ticket), now),
-            Ask::ChangeMembers(ticket, change) => self.change_members(ticket, change, now),
-            Ask::MoveLeader(ticket, to) => self.move_leader(ticket, to, now),
-            Ask::Outside(sender, ask) => {
-                let ticket = self.answers.ticket_for(sender);
-                self.take(ask(ticket), now)?;
-            }
-            Ask::Messages(messages, charge) => self.received(messages, charge, now),
-            Ask::Unreachable(id) => self.step(Event::PeerUnreachable(id))?,
-            Ask::LeaderEnded(id) => self.leader_ended(id)?,
-            Ask::SnapshotSent { to, delivered } => self.step(Event::SnapshotReported { to, delivered })?,
-            Ask::Holds(ticket) => {
-                let held = self.machine.held();
-                self.reply(ticket, ReplyBody::Holds(held, self.machine.applied_index));
-            }
-            Ask::ReceiveSnapshot(ticket, claim, from, term) => {
-                self.begin_install(ticket, claim, from, term);
-            }
-            Ask::SnapshotBroken(claim, forget) => self.install.pause(claim, forget, now),
-            Ask::ResumeSnapshot(ticket, claim, from, term) => {
-                self.resume_install(ticket, claim, from, term);
-            }
-            Ask::SnapshotReceived(claim, received) => self.snapshot_received(claim, received, now)?,
-            Ask::SnapshotGivenUp(claim) => self.give_up_install(claim),
-            Ask::Place(claim, values, done) => self.place(claim, values, done, now),
-            Ask::Fetched(fetch, read) => self.fetched(fetch, read)?,
-            // The turn looks for them.
-            Ask::ValuesRead => {}
-            Ask::StateTrail(ticket, from) => {
-                let trail = self.machine.newest_state_trail(from, crate::core::STATE_TRAIL_POINTS_MAX);
-                self.reply(ticket, ReplyBody::StateTrail(trail));
-            }
-            Ask::Removed => self.end_removed(now),
-            Ask::Corrupt(member_id) => self.raise_corrupt(member_id),
-            Ask::ClusterVersion(version) => self.set_cluster_version(version),
-            Ask::RaiseNoSpace => self.raise_no_space(Cause::Quota, now),
-            Ask::KeepAlive(ticket, id) => self.keep_alive(ticket, id, now),
-            Ask::TimeToLive(ticket, id, keys) => {
+            ClientRequest::Read(ticket) => self.reads.push(Want::Read(ticket), now),
+            ClientRequest::ChangeMembers(ticket, change) => self.change_members(ticket, change, now),
+            ClientRequest::MoveLeader(ticket, to) => self.move_leader(ticket, to, now),
+            ClientRequest::RaiseNoSpace => self.raise_no_space(Cause::Quota, now),
+            ClientRequest::KeepAlive(ticket, id) => self.keep_alive(ticket, id, now),
+            ClientRequest::TimeToLive(ticket, id, keys) => {
                 self.reads.push(Want::TimeToLive(ticket, id, keys), now);
             }
-            Ask::LeaseKeys(ticket, id) => self.lease_keys(ticket, id),
-            Ask::Leases(ticket) => {
+            ClientRequest::LeaseKeys(ticket, id) => self.lease_keys(ticket, id),
+            ClientRequest::Leases(ticket) => {
                 let list = self.leases.list(&self.machine.leases, now);
                 self.reply(ticket, list);
             }
-            Ask::LeaseTimes(ticket, ids) => {
+            ClientRequest::LeaseTimes(ticket, ids) => {
                 let times = self.leases.times(&ids, &self.machine.leases, now);
                 self.reply(ticket, times);
             }
-            Ask::Image(ticket) => self.answers.want_image(ticket),
-            Ask::Checkpointed(result) => self.checkpointed(result, now)?,
-            Ask::Relocate(values, done) => self.relocate(values, done, now),
+            ClientRequest::Image(ticket) => self.answers.want_image(ticket),
+        }
+    }
+
+    /// Another member has sent something.
+    fn take_from_peer(&mut self, request: PeerRequest, now: Instant) -> Result<(), String> {
+        match request {
+            PeerRequest::Messages(messages, charge) => self.received(messages, charge, now),
+            PeerRequest::Unreachable(id) => self.step(Event::PeerUnreachable(id))?,
+            PeerRequest::LeaderEnded(id) => self.leader_ended(id)?,
+            PeerRequest::SnapshotSent { to, delivered } => {
+                self.step(Event::SnapshotReported { to, delivered })?
+            }
+            PeerRequest::Holds(ticket) => {
+                let held = self.machine.held();
+                self.reply(ticket, ReplyBody::Holds(held, self.machine.applied_index));
+            }
+            PeerRequest::ReceiveSnapshot(ticket, claim, from, term) => {
+                self.begin_install(ticket, claim, from, term);
+            }
+            PeerRequest::SnapshotBroken(claim, forget) => self.install.pause(claim, forget, now),
+            PeerRequest::ResumeSnapshot(ticket, claim, from, term) => {
+                self.resume_install(ticket, claim, from, term);
+            }
+            PeerRequest::SnapshotReceived(claim, received) => self.snapshot_received(claim, received, now)?,
+            PeerRequest::SnapshotGivenUp(claim) => self.give_up_install(claim),
+            PeerRequest::Place(claim, values, done) => self.place(claim, values, done, now),
+            PeerRequest::StateTrail(ticket, from) => {
+                let trail = self.machine.newest_state_trail(from, crate::core::STATE_TRAIL_POINTS_MAX);
+                self.reply(ticket, ReplyBody::StateTrail(trail));
+            }
+            PeerRequest::Removed => self.end_removed(now),
+        }
+        Ok(())
+    }
+
+    /// The log or the disk has something to tell.
+    fn take_from_storage(&mut self, request: StorageRequest, now: Instant) -> Result<(), String> {
+        match request {
+            StorageRequest::Fetched(fetch, read) => self.fetched(fetch, read)?,
+            // The turn looks for them.
+            StorageRequest::ValuesRead => {}
+            StorageRequest::Checkpointed(result) => self.checkpointed(result, now)?,
+            StorageRequest::Relocate(values, done) => self.relocate(values, done, now),
             // The old places are free once no checkpoint names them any more.
-            Ask::Relocated => {
+            StorageRequest::Relocated => {
                 if self.has_emptied() {
                     self.checkpoints.want_whole();
                 }
             }
-            Ask::Log(event) => self.log_told(event, now)?,
-            Ask::Stop => {
+            StorageRequest::Log(event) => self.log_told(event, now)?,
+        }
+        Ok(())
+    }
+
+    /// Something was found out about the cluster, or this member is to stop.
+    fn take_from_control(&mut self, request: ControlRequest, now: Instant) -> Result<(), String> {
+        match request {
+            ControlRequest::Corrupt(member_id) => self.raise_corrupt(member_id),
+            ControlRequest::ClusterVersion(version) => self.set_cluster_version(version),
+            ControlRequest::Stop => {
                 if self.stopping.is_none() {
                     // So that a restart goes on where the leases stand now.
                     if self.leads_now() {
@@ -176,7 +212,7 @@ impl Core {
     /// # Errors
     ///
     /// When the log failed.
-    pub(super) fn parked_turn(&mut self, asks: &mut Vec<Ask>, now: Instant) -> Result<bool, String> {
+    pub(super) fn parked_turn(&mut self, asks: &mut Vec<CoreRequest>, now: Instant) -> Result<bool, String> {
         self.next_tick = now + IDLE;
         let mut stops = false;
         asks.append(&mut self.deferred);
@@ -189,9 +225,9 @@ impl Core {
         Ok(stops)
     }
 
-    fn take_parked(&mut self, ask: Ask, stops: &mut bool) -> Result<(), String> {
+    fn take_parked(&mut self, request: CoreRequest, stops: &mut bool) -> Result<(), String> {
         let Some(parked) = &self.parked else { return Ok(()) };
-        match parked.respond(ask) {
+        match parked.respond(request) {
             Response::Nothing => {}
             Response::Stop => *stops = true,
             Response::Readable(ticket) => self.reply(ticket, ReplyBody::Readable),
