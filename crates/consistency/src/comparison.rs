@@ -258,7 +258,7 @@ pub async fn state_hashes(shared: &Shared, request: &Request<Bytes>) -> Response
     let Ok(from) = from.unwrap_or("0").parse::<u64>() else {
         return refused(StatusCode::BAD_REQUEST, "from is no entry's index");
     };
-    let reply = shared.ask(move |ticket| PeerRequest::StateTrail(ticket, from)).await;
+    let reply = shared.ask(move |request_id| PeerRequest::StateTrail(request_id, from)).await;
     match reply.map(|reply| reply.body) {
         Ok(ReplyBody::StateTrail(trail)) => answer(StatusCode::OK, "application/json", write_trail(&trail)),
         _ => refused(StatusCode::SERVICE_UNAVAILABLE, "the member is stopping"),

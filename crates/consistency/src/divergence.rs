@@ -131,7 +131,7 @@ impl Divergence {
         // The others first: what is asked last is the furthest, and this member has to know what they know.
         let others = trails_of_others(&self.shared, TIMEOUT, known).await;
         let from = others.iter().map(|(id, _)| known(*id)).min()?;
-        let reply = self.shared.ask(move |ticket| PeerRequest::StateTrail(ticket, from)).await;
+        let reply = self.shared.ask(move |request_id| PeerRequest::StateTrail(request_id, from)).await;
         let Ok(ReplyBody::StateTrail(ours)) = reply.map(|reply| reply.body) else { return None };
         Some(judge(self.shared.identity.member_id, &ours, &others, members))
     }

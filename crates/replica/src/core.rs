@@ -8,10 +8,11 @@ mod alarms;
 mod answers;
 mod apply;
 mod attributes;
+mod batching;
 mod checkpoints;
 mod command;
 mod compactor;
-mod gathering;
+mod cpu_pressure;
 mod history;
 mod install;
 mod leadership;
@@ -19,7 +20,6 @@ mod leases;
 mod membership;
 mod meters;
 mod parked;
-mod pressure;
 mod proposals;
 mod reads;
 mod removal;
@@ -52,9 +52,10 @@ pub use leases::LISTED_AT_ONCE;
 pub use membership::MemberChange;
 pub use run::{Core, Parts, Probe};
 
-/// Whom to answer: a place among a shard's open questions. The generation keeps a late answer from a new question.
+/// Identifies a request that is to be answered: a place among those that a shard waits for. The generation keeps a late
+/// answer from a newer request at the same place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ticket {
+pub struct RequestId {
     /// The shard.
     pub shard: u16,
     /// The place.
@@ -66,7 +67,7 @@ pub struct Ticket {
 /// Points of a state trail at most that the core gives, the newest.
 pub const STATE_TRAIL_POINTS_MAX: usize = 1024;
 
-/// Stands for a shard in the tickets of those who ask from another thread.
+/// Stands for a shard in the ids of requests that come from another thread.
 const OUTSIDE: u16 = u16::MAX;
 
 /// What the core is asked or told, by who asks.
@@ -80,7 +81,7 @@ pub enum CoreRequest {
     /// Whoever watches over this member, or ends it.
     Control(ControlRequest),
     /// Any of them that has an answer, from a thread that is no shard: it is answered through the channel.
-    Outside(oneshot::Sender<Reply>, Box<dyn FnOnce(Ticket) -> CoreRequest + Send>),
+    Outside(oneshot::Sender<Reply>, Box<dyn FnOnce(RequestId) -> CoreRequest + Send>),
 }
 
 /// What clients ask, by way of a shard or of another member that forwards it.
@@ -88,7 +89,7 @@ pub enum ClientRequest {
     /// To replicate a command.
     Propose {
         /// Whom to answer.
-        ticket: Ticket,
+        request_id: RequestId,
         /// The id inside the command.
         id: u64,
         /// Bytes of an `InternalRaftRequest`.
@@ -99,23 +100,23 @@ pub enum ClientRequest {
         wait_removed: bool,
     },
     /// To say when the newest published state is as new as a linearizable read needs.
-    Read(Ticket),
+    Read(RequestId),
     /// To change the members.
-    ChangeMembers(Ticket, MemberChange),
+    ChangeMembers(RequestId, MemberChange),
     /// To hand leadership to this member.
-    MoveLeader(Ticket, u64),
+    MoveLeader(RequestId, u64),
     /// To renew a lease.
-    KeepAlive(Ticket, i64),
+    KeepAlive(RequestId, i64),
     /// How long a lease has, and with `true` which keys.
-    TimeToLive(Ticket, i64, bool),
+    TimeToLive(RequestId, i64, bool),
     /// Which keys a lease has, as this member knows it.
-    LeaseKeys(Ticket, i64),
+    LeaseKeys(RequestId, i64),
     /// Which leases there are, soonest to expire first.
-    Leases(Ticket),
+    Leases(RequestId),
     /// The times that these leases have left; some hundreds at a time.
-    LeaseTimes(Ticket, Vec<i64>),
+    LeaseTimes(RequestId, Vec<i64>),
     /// The state as of now, whole, for a snapshot.
-    Image(Ticket),
+    Image(RequestId),
     /// To raise the NOSPACE alarm, since a write would go over the quota.
     RaiseNoSpace,
 }
@@ -142,14 +143,14 @@ pub enum PeerRequest {
         delivered: bool,
     },
     /// What another member need not send of its state.
-    Holds(Ticket),
+    Holds(RequestId),
     /// Another member sends its state: the present state is wanted, to build on. The number stands for this attempt.
     /// It comes from this member, in this term.
-    ReceiveSnapshot(Ticket, u64, u64, u64),
+    ReceiveSnapshot(RequestId, u64, u64, u64),
     /// The sending has broken off; it may go on.
     SnapshotBroken(u64, Forget),
     /// It goes on, from this member, in this term.
-    ResumeSnapshot(Ticket, u64, u64, u64),
+    ResumeSnapshot(RequestId, u64, u64, u64),
     /// All of it has arrived in this attempt.
     SnapshotReceived(u64, Box<Received>),
     /// It will not arrive in this attempt.
@@ -157,7 +158,7 @@ pub enum PeerRequest {
     /// Values of a snapshot that is being received in this attempt, to be written to the log.
     Place(u64, Vec<log::Value>, oneshot::Sender<Vec<(log::ValueId, log::Location)>>),
     /// The hashes of the state after the entries from this one on.
-    StateTrail(Ticket, u64),
+    StateTrail(RequestId, u64),
     /// Another member says that this one was removed.
     Removed,
 }
@@ -209,7 +210,7 @@ impl From<ControlRequest> for CoreRequest {
 /// The core's answer.
 pub struct Reply {
     /// Whom it is for.
-    pub ticket: Ticket,
+    pub request_id: RequestId,
     /// The store's revision when it was made.
     pub revision: i64,
     /// The term of the last entry applied then.

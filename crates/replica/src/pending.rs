@@ -1,4 +1,4 @@
-//! The questions that one shard has put to the core, until they are answered.
+//! The requests that one shard has made of the core, until they are answered.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use api::Status;
 use api::error;
 
-use crate::core::{ClientRequest, CoreRequest, Reply, Ticket};
+use crate::core::{ClientRequest, CoreRequest, Reply, RequestId};
 use crate::inbox::ASKS_PER_SHARD_MAX;
 use crate::shared::Shared;
 
@@ -53,15 +53,15 @@ impl Pending {
         })
     }
 
-    /// Puts a question to the core; the ticket goes into the ask.
+    /// Makes a request of the core, which `ask` makes of the id that the reply will have.
     ///
     /// # Errors
     ///
     /// Too many questions are open.
     pub fn ask<R: Into<CoreRequest>>(
         self: &Rc<Self>,
-        ask: impl FnOnce(Ticket) -> R,
-    ) -> Result<Question, Status> {
+        ask: impl FnOnce(RequestId) -> R,
+    ) -> Result<PendingReply, Status> {
         self.ask_at(self.shared.clock.now(), ask)
     }
 
@@ -73,8 +73,8 @@ impl Pending {
     pub fn ask_at<R: Into<CoreRequest>>(
         self: &Rc<Self>,
         now: Instant,
-        ask: impl FnOnce(Ticket) -> R,
-    ) -> Result<Question, Status> {
+        ask: impl FnOnce(RequestId) -> R,
+    ) -> Result<PendingReply, Status> {
         let mut slots = self.slots.borrow_mut();
         let slot = match self.free.borrow_mut().pop() {
             Some(slot) => slot,
@@ -88,12 +88,12 @@ impl Pending {
         entry.generation = entry.generation.wrapping_add(1);
         entry.state = State::Waiting(None);
         entry.deadline = now + self.shared.limits.request_timeout;
-        let ticket = Ticket { shard: self.shard, slot, generation: entry.generation };
-        let request = ask(ticket).into();
+        let request_id = RequestId { shard: self.shard, slot, generation: entry.generation };
+        let request = ask(request_id).into();
         entry.proposed = matches!(request, CoreRequest::Client(ClientRequest::Propose { .. })).then_some(now);
         drop(slots);
         self.tell(request);
-        Ok(Question { pending: Rc::clone(self), slot })
+        Ok(PendingReply { pending: Rc::clone(self), slot })
     }
 
     /// Tells the core something that has no answer.
@@ -124,8 +124,8 @@ impl Pending {
     /// Hands an answer to whoever asked; one that came too late is dropped.
     pub fn answered(&self, reply: Reply) {
         let mut slots = self.slots.borrow_mut();
-        let Some(slot) = slots.get_mut(reply.ticket.slot as usize) else { return };
-        if slot.generation != reply.ticket.generation {
+        let Some(slot) = slots.get_mut(reply.request_id.slot as usize) else { return };
+        if slot.generation != reply.request_id.generation {
             return;
         }
         if let State::Waiting(waker) = &mut slot.state {
@@ -157,12 +157,12 @@ impl Pending {
 }
 
 /// An open question: resolves to the answer, or to etcd's timeout.
-pub struct Question {
+pub struct PendingReply {
     pending: Rc<Pending>,
     slot: u32,
 }
 
-impl Future for Question {
+impl Future for PendingReply {
     type Output = Result<Reply, Status>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -183,7 +183,7 @@ impl Future for Question {
     }
 }
 
-impl Drop for Question {
+impl Drop for PendingReply {
     fn drop(&mut self) {
         self.pending.slots.borrow_mut()[self.slot as usize].state = State::Free;
         self.pending.free.borrow_mut().push(self.slot);

@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 
 use crate::arrivals::Arrivals;
 use crate::attendance::Attendance;
-use crate::core::{CoreRequest, Reply, Ticket};
+use crate::core::{CoreRequest, Reply, RequestId};
 use crate::inbox::{Inbox, Outbox};
 use crate::long_reads::LongReads;
 use crate::peer_links::PeerLinks;
@@ -276,10 +276,10 @@ impl Shared {
     /// When the core has ended.
     pub async fn ask<R: Into<CoreRequest>>(
         &self,
-        ask: impl FnOnce(Ticket) -> R + Send + 'static,
+        ask: impl FnOnce(RequestId) -> R + Send + 'static,
     ) -> Result<Reply, Status> {
         let (sender, receiver) = oneshot::channel();
-        self.core.send(CoreRequest::Outside(sender, Box::new(|ticket| ask(ticket).into())));
+        self.core.send(CoreRequest::Outside(sender, Box::new(|request_id| ask(request_id).into())));
         receiver.await.map_err(|_| error::STOPPED)
     }
 

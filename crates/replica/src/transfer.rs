@@ -204,7 +204,7 @@ impl Receiver {
         let (claim, _) = kept.filter(|(_, revision)| *revision == behind)?;
         let reply = self
             .shared
-            .ask(move |ticket| PeerRequest::ResumeSnapshot(ticket, claim, from, term))
+            .ask(move |request_id| PeerRequest::ResumeSnapshot(request_id, claim, from, term))
             .await
             .ok()?;
         if !matches!(reply.body, ReplyBody::Readable) {
@@ -220,8 +220,10 @@ impl Receiver {
     async fn begin(&self, message: &raftpb::Message) -> Result<Broken, String> {
         let (from, term) = (message.from.unwrap_or(0), message.term.unwrap_or(0));
         let claim = self.claims.fetch_add(1, Ordering::Relaxed) + 1;
-        let reply =
-            self.shared.ask(move |ticket| PeerRequest::ReceiveSnapshot(ticket, claim, from, term)).await;
+        let reply = self
+            .shared
+            .ask(move |request_id| PeerRequest::ReceiveSnapshot(request_id, claim, from, term))
+            .await;
         match reply.map(|reply| reply.body) {
             Ok(ReplyBody::Image(head, state)) => {
                 let base_applied = head.applied_index;

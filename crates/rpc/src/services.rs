@@ -35,7 +35,7 @@ use crate::http::FrontCounters;
 use crate::watch::{Hub, Requests, Responses};
 use replica::core::{ClientRequest, Reply, ReplyBody};
 use replica::fold::FoldMap;
-use replica::pending::{Pending, Question};
+use replica::pending::{Pending, PendingReply};
 use replica::shared::{Published, Shared};
 use storage::values::LogValues;
 use telemetry::callers::{CALLERS_MAX, Caller, Connected};
@@ -351,7 +351,7 @@ impl Services {
     /// Asks the core and answers with what `answer` makes of the reply. Slow ones are logged.
     fn ask(
         self: &Rc<Self>,
-        ask: impl FnOnce(replica::core::Ticket) -> ClientRequest,
+        ask: impl FnOnce(replica::core::RequestId) -> ClientRequest,
         what: &'static str,
         answer: impl FnOnce(&Services, ReplyBody, ResponseHeader) -> Result<Answer, Status> + 'static,
     ) -> Result<Unary, Status> {
@@ -361,15 +361,15 @@ impl Services {
     /// As [`Services::ask`], for answers that may take a while to make.
     fn ask_then(
         self: &Rc<Self>,
-        ask: impl FnOnce(replica::core::Ticket) -> ClientRequest,
+        ask: impl FnOnce(replica::core::RequestId) -> ClientRequest,
         what: &'static str,
         answer: impl FnOnce(&Services, ReplyBody, ResponseHeader) -> Result<Unary, Status> + 'static,
     ) -> Result<Unary, Status> {
         let began = self.shared.clock.now();
-        let question: Question = self.pending.ask_at(began, ask)?;
+        let pending_reply: PendingReply = self.pending.ask_at(began, ask)?;
         let services = Rc::clone(self);
         Ok(Unary::Later(Box::pin(async move {
-            let reply = question.await?;
+            let reply = pending_reply.await?;
             let header = services.shared.header(reply.revision, reply.raft_term);
             let answered = match answer(&services, reply.body, header) {
                 Ok(Unary::Done(answered)) => answered,
@@ -438,10 +438,10 @@ impl Services {
         self: &Rc<Self>,
         answer: impl FnOnce(&Rc<Services>) -> Result<Unary, Status> + 'static,
     ) -> Result<Unary, Status> {
-        let question = self.pending.ask(ClientRequest::Read)?;
+        let pending_reply = self.pending.ask(ClientRequest::Read)?;
         let services = Rc::clone(self);
         Ok(Unary::Later(Box::pin(async move {
-            confirmed(question.await?)?;
+            confirmed(pending_reply.await?)?;
             match answer(&services)? {
                 Unary::Done(answer) => answer,
                 Unary::Later(answer) => answer.await,

@@ -88,8 +88,9 @@ async fn promote(shared: &Shared, id: &str) -> Response<Bytes> {
     let Ok(id) = id.parse::<u64>() else {
         return refused(StatusCode::NOT_FOUND, &format!("member {id} not found in cluster"));
     };
-    let reply =
-        shared.ask(move |ticket| ClientRequest::ChangeMembers(ticket, MemberChange::Promote(id))).await;
+    let reply = shared
+        .ask(move |request_id| ClientRequest::ChangeMembers(request_id, MemberChange::Promote(id)))
+        .await;
     let status = match reply.map(|reply| reply.body) {
         Ok(ReplyBody::MembersChanged) => {
             let state = shared.state.load_full();
@@ -120,7 +121,7 @@ async fn renew(shared: &Shared, body: Bytes) -> Response<Bytes> {
     let Ok(LeaseKeepAliveRequest { id }) = LeaseKeepAliveRequest::decode(body) else {
         return refused(StatusCode::BAD_REQUEST, "error unmarshalling request");
     };
-    let reply = match shared.ask(move |ticket| ClientRequest::KeepAlive(ticket, id)).await {
+    let reply = match shared.ask(move |request_id| ClientRequest::KeepAlive(request_id, id)).await {
         Ok(reply) => reply,
         Err(status) => return lease_refused(&status),
     };
@@ -140,7 +141,7 @@ async fn time_to_live(shared: &Shared, body: Bytes) -> Response<Bytes> {
     let Some(LeaseTimeToLiveRequest { id, keys }) = request.and_then(|r| r.lease_time_to_live_request) else {
         return refused(StatusCode::BAD_REQUEST, "error unmarshalling request");
     };
-    let reply = match shared.ask(move |ticket| ClientRequest::TimeToLive(ticket, id, keys)).await {
+    let reply = match shared.ask(move |request_id| ClientRequest::TimeToLive(request_id, id, keys)).await {
         Ok(reply) => reply,
         Err(status) => return lease_refused(&status),
     };

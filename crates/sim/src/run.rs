@@ -357,7 +357,7 @@ impl World {
         let processes = self.places.iter().filter_map(|place| place.process.as_ref());
         processes.map(|process| process.stepped.probe()).all(|probe| {
             let (unsaved, enough) = probe.unsaved_bytes;
-            !probe.installing && probe.long_readers == 0 && probe.doomed == 0 && unsaved < enough
+            !probe.installing && probe.long_readers == 0 && probe.pending_delete == 0 && unsaved < enough
         })
     }
 

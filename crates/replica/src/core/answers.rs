@@ -7,7 +7,7 @@ use slab::Slab;
 use tokio::sync::oneshot;
 
 use super::proposals::Waiter;
-use super::{OUTSIDE, Reply, ReplyBody, Ticket};
+use super::{OUTSIDE, Reply, ReplyBody, RequestId};
 
 /// Outcomes of one batch for which memory is kept between batches.
 const OUTCOMES_KEPT_MAX: usize = 4096;
@@ -39,7 +39,7 @@ pub(super) struct Answers {
     /// Keeps readable what these name: one reader for all of a turn.
     reads: Option<AsOf>,
     /// Who is given the state once it is published.
-    images: Vec<Ticket>,
+    images: Vec<RequestId>,
 }
 
 impl Answers {
@@ -54,15 +54,15 @@ impl Answers {
         }
     }
 
-    /// Keeps the way back to somebody outside the shards. Returns a ticket for it.
-    pub fn ticket_for(&mut self, sender: oneshot::Sender<Reply>) -> Ticket {
+    /// Keeps the way back to somebody outside the shards. Returns the id that a reply to it needs.
+    pub fn id_for(&mut self, sender: oneshot::Sender<Reply>) -> RequestId {
         let slot = u32::try_from(self.outside.insert(sender)).unwrap_or(u32::MAX);
-        Ticket { shard: OUTSIDE, slot, generation: 0 }
+        RequestId { shard: OUTSIDE, slot, generation: 0 }
     }
 
     /// Answers at the end of the turn.
     pub fn push(&mut self, reply: Reply) {
-        let queue = usize::from(reply.ticket.shard).min(self.replies.len() - 1);
+        let queue = usize::from(reply.request_id.shard).min(self.replies.len() - 1);
         self.replies[queue].push(reply);
     }
 
@@ -86,12 +86,12 @@ impl Answers {
     }
 
     /// Gives the state to this one once it is published.
-    pub fn want_image(&mut self, ticket: Ticket) {
-        self.images.push(ticket);
+    pub fn want_image(&mut self, request_id: RequestId) {
+        self.images.push(request_id);
     }
 
     /// Takes out those who are given the state that was just published.
-    pub fn take_images(&mut self) -> Vec<Ticket> {
+    pub fn take_images(&mut self) -> Vec<RequestId> {
         std::mem::take(&mut self.images)
     }
 
@@ -101,15 +101,15 @@ impl Answers {
         let mut outcomes = std::mem::take(&mut self.outcomes);
         self.reads = None;
         for Answerable { waiter, outcome, state, revision, raft_term } in outcomes.drain(..) {
-            let (ticket, body, wait_removed) = match waiter {
-                Waiter::Client(ticket, wait_removed) => {
+            let (request_id, body, wait_removed) = match waiter {
+                Waiter::Client(request_id, wait_removed) => {
                     let wait_removed = wait_removed && outcome.is_ok();
-                    (ticket, ReplyBody::Outcome(outcome, state), wait_removed)
+                    (request_id, ReplyBody::Outcome(outcome, state), wait_removed)
                 }
-                Waiter::KeepAlive(ticket, ttl) => (ticket, ReplyBody::KeptAlive(ttl), false),
+                Waiter::KeepAlive(request_id, ttl) => (request_id, ReplyBody::KeptAlive(ttl), false),
                 Waiter::Members(..) | Waiter::Expiry(_) | Waiter::Attributes | Waiter::Nobody => continue,
             };
-            let reply = Reply { ticket, revision, raft_term, body };
+            let reply = Reply { request_id, revision, raft_term, body };
             if wait_removed && is_removing {
                 wait(reply);
             } else {
@@ -125,7 +125,7 @@ impl Answers {
     pub fn deliver(&mut self, mut give: impl FnMut(usize, &mut Vec<Reply>)) {
         let outside = self.replies.last_mut().map(std::mem::take).unwrap_or_default();
         for reply in outside {
-            if let Some(sender) = self.outside.try_remove(reply.ticket.slot as usize) {
+            if let Some(sender) = self.outside.try_remove(reply.request_id.slot as usize) {
                 // The receiver may have been dropped.
                 let _ = sender.send(reply);
             }
@@ -141,16 +141,16 @@ impl Answers {
 mod tests {
     use super::*;
 
-    fn outcome(ticket: Ticket, wait_removed: bool) -> Answerable {
+    fn outcome(request_id: RequestId, wait_removed: bool) -> Answerable {
         let outcome = Ok(Outcome::Compacted);
-        let waiter = Waiter::Client(ticket, wait_removed);
+        let waiter = Waiter::Client(request_id, wait_removed);
         Answerable { waiter, outcome, state: None, revision: 5, raft_term: 2 }
     }
 
     fn delivered(answers: &mut Answers) -> Vec<(usize, u32)> {
         let mut delivered = Vec::new();
         answers.deliver(|shard, replies| {
-            delivered.extend(replies.drain(..).map(|reply| (shard, reply.ticket.slot)));
+            delivered.extend(replies.drain(..).map(|reply| (shard, reply.request_id.slot)));
         });
         delivered
     }
@@ -158,18 +158,18 @@ mod tests {
     #[test]
     fn outcomes_wait_until_they_are_published_and_some_for_a_removal() {
         let mut answers = Answers::new(2);
-        let ticket = |shard, slot| Ticket { shard, slot, generation: 0 };
-        answers.once_published(outcome(ticket(1, 7), false));
-        answers.once_published(outcome(ticket(0, 8), true));
+        let request_id = |shard, slot| RequestId { shard, slot, generation: 0 };
+        answers.once_published(outcome(request_id(1, 7), false));
+        answers.once_published(outcome(request_id(0, 8), true));
         assert!(delivered(&mut answers).is_empty());
         let mut waits = Vec::new();
         answers.published(true, |reply| waits.push(reply));
         assert_eq!(delivered(&mut answers), [(1, 7)]);
         answers.push(waits.remove(0));
-        answers.once_published(outcome(ticket(1, 9), true));
+        answers.once_published(outcome(request_id(1, 9), true));
         answers.published(false, |_| panic!("nothing is removed"));
         assert_eq!(delivered(&mut answers), [(0, 8), (1, 9)]);
-        answers.want_image(ticket(0, 1));
+        answers.want_image(request_id(0, 1));
         assert_eq!(answers.take_images().len(), 1);
         assert!(answers.take_images().is_empty());
     }
@@ -178,9 +178,9 @@ mod tests {
     fn whoever_asks_from_outside_is_answered_once() {
         let mut answers = Answers::new(1);
         let (sender, mut receiver) = oneshot::channel();
-        let ticket = answers.ticket_for(sender);
+        let request_id = answers.id_for(sender);
         for _ in 0..2 {
-            answers.push(Reply { ticket, revision: 1, raft_term: 1, body: ReplyBody::Readable });
+            answers.push(Reply { request_id, revision: 1, raft_term: 1, body: ReplyBody::Readable });
         }
         assert!(delivered(&mut answers).is_empty());
         assert!(receiver.try_recv().is_ok());

@@ -19,7 +19,7 @@ use tokio::sync::oneshot;
 use crate::transfer::Received;
 
 /// How long what has arrived of a snapshot is kept after a break.
-const RESUME_PATIENCE: Duration = Duration::from_secs(60);
+const RESUME_TIMEOUT: Duration = Duration::from_secs(60);
 /// States, and parts of some, that wait to be dropped by the checkpointer while another may be received.
 const DISCARDED_MAX: usize = 2;
 
@@ -267,7 +267,7 @@ impl Install {
         if let Stage::Receiving { until, .. } = &mut self.stage
             && until.is_none()
         {
-            *until = Some(now + RESUME_PATIENCE);
+            *until = Some(now + RESUME_TIMEOUT);
             self.placing = None;
         }
     }
@@ -276,7 +276,7 @@ impl Install {
     pub fn pause(&mut self, of: u64, forget: Forget, now: Instant) {
         match &mut self.stage {
             Stage::Receiving { claim, until } if *claim == of => {
-                *until = Some(now + RESUME_PATIENCE);
+                *until = Some(now + RESUME_TIMEOUT);
                 self.kept = Some(forget);
             }
             // Another attempt is under way, or none.
@@ -325,7 +325,7 @@ mod tests {
         install.pause(1, forget(&forgotten), now);
         assert!(install.takes(2) && forgotten.load(Ordering::Relaxed) == 1);
         install.pause(2, forget(&forgotten), now);
-        assert!(!install.takes(2) && !install.is_over(now) && install.is_over(now + RESUME_PATIENCE));
+        assert!(!install.takes(2) && !install.is_over(now) && install.is_over(now + RESUME_TIMEOUT));
         assert!(!install.begin(3, true), "the present state is being moved about");
         assert!(install.begin(3, false));
         assert!(forgotten.load(Ordering::Relaxed) == 2 && install.takes(3));

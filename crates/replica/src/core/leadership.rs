@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use consensus::{Role, Standing};
 
-use super::Ticket;
+use super::RequestId;
 
 /// How long after a start the first election timeout may be shortened.
 const ADVANCE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -39,7 +39,7 @@ pub(super) enum Leaves {
 }
 
 /// Who waits for another member to lead: whom to answer, which member, until when.
-type Move = (Ticket, u64, Instant);
+type Move = (RequestId, u64, Instant);
 
 /// Who leads, and whether this member may act as the leader.
 ///
@@ -153,17 +153,17 @@ impl Leadership {
     }
 
     /// A client waits until then for this member to lead.
-    pub fn wait_for(&mut self, ticket: Ticket, member: u64, until: Instant) {
-        self.moves.push((ticket, member, until));
+    pub fn wait_for(&mut self, request_id: RequestId, member: u64, until: Instant) {
+        self.moves.push((request_id, member, until));
     }
 
     /// Takes out those who waited for this leader (`true`), or for too long (`false`).
-    pub fn take_moved(&mut self, leader: u64, now: Instant) -> Vec<(Ticket, bool)> {
+    pub fn take_moved(&mut self, leader: u64, now: Instant) -> Vec<(RequestId, bool)> {
         let mut taken = Vec::new();
-        self.moves.retain(|&(ticket, member, until)| {
+        self.moves.retain(|&(request_id, member, until)| {
             let stays = leader != member && now < until;
             if !stays {
-                taken.push((ticket, leader == member));
+                taken.push((request_id, leader == member));
             }
             stays
         });
@@ -248,12 +248,12 @@ mod tests {
     fn whoever_waits_for_a_leader_hears_of_it_or_that_it_took_too_long() {
         let start = Instant::now();
         let mut leadership = Leadership::new(false, start);
-        let ticket = |slot| Ticket { shard: 0, slot, generation: 0 };
-        leadership.wait_for(ticket(1), 1, start + TIMEOUT);
-        leadership.wait_for(ticket(2), 2, start + TIMEOUT);
+        let request_id = |slot| RequestId { shard: 0, slot, generation: 0 };
+        leadership.wait_for(request_id(1), 1, start + TIMEOUT);
+        leadership.wait_for(request_id(2), 2, start + TIMEOUT);
         assert!(leadership.take_moved(3, start).is_empty());
-        assert_eq!(leadership.take_moved(1, start), [(ticket(1), true)]);
-        assert_eq!(leadership.take_moved(3, start + TIMEOUT), [(ticket(2), false)]);
+        assert_eq!(leadership.take_moved(1, start), [(request_id(1), true)]);
+        assert_eq!(leadership.take_moved(3, start + TIMEOUT), [(request_id(2), false)]);
     }
 
     #[test]

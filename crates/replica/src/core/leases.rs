@@ -10,7 +10,7 @@ use machine::request::granted_lease;
 use machine::{Lease, Leases, SharedMap};
 use planted::Bug;
 
-use super::{ReplyBody, Ticket};
+use super::{ReplyBody, RequestId};
 use crate::expiry::{Expiry, Renewed, noted_or_granted};
 use telemetry::metrics::Metrics;
 
@@ -124,7 +124,7 @@ pub(super) struct LeaseClocks {
     noting: Option<Noting>,
     next_note: Instant,
     /// Who waits to hear that a lease whose time was up is gone, and since when.
-    renewals_of_expired: BTreeMap<i64, Vec<(Ticket, Instant)>>,
+    renewals_of_expired: BTreeMap<i64, Vec<(RequestId, Instant)>>,
 }
 
 impl LeaseClocks {
@@ -165,13 +165,13 @@ impl LeaseClocks {
 
     /// This member leads no more, or in another term: the clocks are the next leader's. Returns whose renewals are to be
     /// refused.
-    pub fn stop(&mut self, now: Instant) -> Vec<Ticket> {
+    pub fn stop(&mut self, now: Instant) -> Vec<RequestId> {
         if !planted::is(Bug::OldLeaseDeadlines) {
             self.replace(Expiry::new(now));
         }
         self.noting = None;
         let waiting = std::mem::take(&mut self.renewals_of_expired);
-        waiting.into_values().flatten().map(|(ticket, _)| ticket).collect()
+        waiting.into_values().flatten().map(|(request_id, _)| request_id).collect()
     }
 
     /// The TTL in seconds by which this member, as a leader, lets a lease expire, as every leader of etcd's does. It is
@@ -199,7 +199,7 @@ impl LeaseClocks {
     }
 
     /// A lease is gone. Returns who is to be told so.
-    pub fn revoked(&mut self, id: i64) -> Vec<(Ticket, Instant)> {
+    pub fn revoked(&mut self, id: i64) -> Vec<(RequestId, Instant)> {
         self.expiry.stop(id);
         self.metrics.lease.revoked.inc();
         self.renewals_of_expired.remove(&id).unwrap_or_default()
@@ -229,7 +229,7 @@ impl LeaseClocks {
     /// As in etcd, a renewal of a lease whose time is up waits until its revocation is committed.
     pub fn renew(
         &mut self,
-        (ticket, id): (Ticket, i64),
+        (request_id, id): (RequestId, i64),
         lease: Option<&Lease>,
         applied: u64,
         since: Instant,
@@ -242,7 +242,7 @@ impl LeaseClocks {
             Renewed::Noted(index) => index,
             Renewed::Expired if planted::is(Bug::ExpiredRenewedEarly) => return Renewal::Answered(0),
             Renewed::Expired => {
-                self.renewals_of_expired.entry(id).or_default().push((ticket, now));
+                self.renewals_of_expired.entry(id).or_default().push((request_id, now));
                 return Renewal::Waits;
             }
             Renewed::Unknown => return Renewal::Answered(0),
@@ -258,14 +258,14 @@ impl LeaseClocks {
     }
 
     /// Gives up renewals whose clients were told that they took too long; returns them.
-    pub fn sweep(&mut self, now: Instant) -> Vec<Ticket> {
+    pub fn sweep(&mut self, now: Instant) -> Vec<RequestId> {
         let timeout = self.rules.request_timeout;
         let mut late = Vec::new();
         self.renewals_of_expired.retain(|_, tickets| {
-            tickets.retain(|(ticket, since)| {
+            tickets.retain(|(request_id, since)| {
                 let keep = now.saturating_duration_since(*since) < timeout;
                 if !keep {
-                    late.push(*ticket);
+                    late.push(*request_id);
                 }
                 keep
             });
@@ -460,7 +460,7 @@ mod tests {
         grace: Duration::from_secs(1),
         note_interval: Duration::from_secs(60),
     };
-    const TICKET: Ticket = Ticket { shard: 0, slot: 1, generation: 0 };
+    const TICKET: RequestId = RequestId { shard: 0, slot: 1, generation: 0 };
 
     fn lease(ttl: i64, remaining: i64) -> Lease {
         Lease { ttl, remaining, keys: SharedMap::default() }

@@ -11,7 +11,7 @@ use machine::{Member, Members};
 use planted::Bug;
 use prost::Message as _;
 
-use super::Ticket;
+use super::RequestId;
 
 /// How long members must have been connected for a change to be safe, as etcd has it.
 const HEALTHY_FOR: Duration = Duration::from_secs(5);
@@ -136,10 +136,10 @@ pub(super) enum Step {
 }
 
 /// A change that a client waits for: whom to answer, and since when.
-pub(super) type Wanted = (Ticket, MemberChange, Instant);
+pub(super) type Wanted = (RequestId, MemberChange, Instant);
 
 /// Whom to tell what became of a change, and in which term.
-pub(super) type Told = (Ticket, Result<(), Status>, u64);
+pub(super) type Told = (RequestId, Result<(), Status>, u64);
 
 /// The changes of the members that clients want, one after the other, and what a member does that is removed.
 ///
@@ -186,7 +186,7 @@ impl Membership {
     /// What cannot or should not be is refused, in etcd's words.
     pub fn want(
         &mut self,
-        ticket: Ticket,
+        request_id: RequestId,
         change: MemberChange,
         present: Present<'_>,
         now: Instant,
@@ -203,7 +203,7 @@ impl Membership {
         let (_, wire) = change.to_raft(0, self.rules.learners_max);
         let learners_max = usize::try_from(self.rules.learners_max).unwrap_or(usize::MAX);
         machine::validate(present.members, &wire, learners_max)?;
-        self.changes.push_back((ticket, change, now));
+        self.changes.push_back((request_id, change, now));
         Ok(())
     }
 
@@ -434,7 +434,7 @@ impl Membership {
         let (queued, rest): (VecDeque<_>, VecDeque<_>) =
             std::mem::take(&mut self.changes).into_iter().partition(|(_, change, _)| change.removes(own));
         self.changes = rest;
-        self.outcomes.extend(queued.into_iter().map(|(ticket, ..)| (ticket, Ok(()), term)));
+        self.outcomes.extend(queued.into_iter().map(|(request_id, ..)| (request_id, Ok(()), term)));
         self.open
     }
 
@@ -496,7 +496,7 @@ mod tests {
     use super::*;
 
     const TIMEOUT: Duration = Duration::from_secs(1);
-    const TICKET: Ticket = Ticket { shard: 0, slot: 1, generation: 0 };
+    const TICKET: RequestId = RequestId { shard: 0, slot: 1, generation: 0 };
 
     fn members(ids: &[u64]) -> Members {
         let member = |id: &u64| Member { id: *id, name: format!("m{id}"), ..Member::default() };

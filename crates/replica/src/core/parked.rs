@@ -12,13 +12,15 @@ use log::LogEvent;
 use machine::Fatal;
 use tokio::sync::oneshot;
 
-use super::{ClientRequest, ControlRequest, CoreRequest, Forget, PeerRequest, Reply, StorageRequest, Ticket};
+use super::{
+    ClientRequest, ControlRequest, CoreRequest, Forget, PeerRequest, Reply, RequestId, StorageRequest,
+};
 
 /// Pause between two turns that nothing asks for.
 pub(super) const IDLE: Duration = Duration::from_secs(1);
 
-/// Makes an ask of a ticket.
-pub(super) type Asks = Box<dyn FnOnce(Ticket) -> CoreRequest + Send>;
+/// Makes a request of its id.
+pub(super) type Asks = Box<dyn FnOnce(RequestId) -> CoreRequest + Send>;
 
 /// What a member out of service does about something that it is asked or told.
 pub(super) enum Response {
@@ -27,12 +29,12 @@ pub(super) enum Response {
     /// It stops.
     Stop,
     /// The newest published state answers it.
-    Readable(Ticket),
+    Readable(RequestId),
     /// The published state is given out.
-    Image(Ticket),
+    Image(RequestId),
     /// It is refused with the reason; so many bytes of a proposal are no longer held.
-    Refuse(Ticket, Option<usize>),
-    /// The asker is outside the shards: with a ticket for it, what this makes is to be asked.
+    Refuse(RequestId, Option<usize>),
+    /// The asker is outside the shards: this makes the request of the id that it is given.
     Outside(oneshot::Sender<Reply>, Asks),
     /// What was received of a snapshot is of no use.
     Discard(Forget),
@@ -70,11 +72,11 @@ impl Parked {
         match request {
             CoreRequest::Client(request) => self.respond_to_client(request),
             CoreRequest::Peer(
-                PeerRequest::Holds(ticket)
-                | PeerRequest::ReceiveSnapshot(ticket, ..)
-                | PeerRequest::ResumeSnapshot(ticket, ..)
-                | PeerRequest::StateTrail(ticket, _),
-            ) => Response::Refuse(ticket, None),
+                PeerRequest::Holds(request_id)
+                | PeerRequest::ReceiveSnapshot(request_id, ..)
+                | PeerRequest::ResumeSnapshot(request_id, ..)
+                | PeerRequest::StateTrail(request_id, _),
+            ) => Response::Refuse(request_id, None),
             CoreRequest::Peer(PeerRequest::SnapshotBroken(_, forget)) => Response::Discard(forget),
             CoreRequest::Storage(StorageRequest::Log(LogEvent::Failed(fatal))) => {
                 Response::Failed(fatal.to_string())
@@ -87,17 +89,17 @@ impl Parked {
 
     fn respond_to_client(&self, request: ClientRequest) -> Response {
         match request {
-            ClientRequest::Propose { ticket, data, .. } => Response::Refuse(ticket, Some(data.len())),
-            ClientRequest::Read(ticket) if self.is_complete => Response::Readable(ticket),
-            ClientRequest::Image(ticket) => Response::Image(ticket),
-            ClientRequest::Read(ticket)
-            | ClientRequest::ChangeMembers(ticket, _)
-            | ClientRequest::MoveLeader(ticket, _)
-            | ClientRequest::KeepAlive(ticket, _)
-            | ClientRequest::TimeToLive(ticket, _, _)
-            | ClientRequest::LeaseKeys(ticket, _)
-            | ClientRequest::Leases(ticket)
-            | ClientRequest::LeaseTimes(ticket, _) => Response::Refuse(ticket, None),
+            ClientRequest::Propose { request_id, data, .. } => Response::Refuse(request_id, Some(data.len())),
+            ClientRequest::Read(request_id) if self.is_complete => Response::Readable(request_id),
+            ClientRequest::Image(request_id) => Response::Image(request_id),
+            ClientRequest::Read(request_id)
+            | ClientRequest::ChangeMembers(request_id, _)
+            | ClientRequest::MoveLeader(request_id, _)
+            | ClientRequest::KeepAlive(request_id, _)
+            | ClientRequest::TimeToLive(request_id, _, _)
+            | ClientRequest::LeaseKeys(request_id, _)
+            | ClientRequest::Leases(request_id)
+            | ClientRequest::LeaseTimes(request_id, _) => Response::Refuse(request_id, None),
             ClientRequest::RaiseNoSpace => Response::Nothing,
         }
     }
@@ -109,20 +111,20 @@ mod tests {
 
     #[test]
     fn it_answers_what_its_state_can_and_refuses_the_rest_with_the_reason() {
-        let ticket = Ticket { shard: 0, slot: 1, generation: 2 };
+        let request_id = RequestId { shard: 0, slot: 1, generation: 2 };
         let fatal = Fatal { index: 5, why: "a value cannot be read".to_owned(), is_unreadable: true };
         let complete = Parked::new(&fatal, true);
         assert!(complete.why().message.contains("out of service"));
         assert!(
-            matches!(complete.respond(ClientRequest::Read(ticket).into()), Response::Readable(to) if to == ticket)
+            matches!(complete.respond(ClientRequest::Read(request_id).into()), Response::Readable(to) if to == request_id)
         );
         let behind = Parked::new(&fatal, false);
         assert!(
-            matches!(behind.respond(ClientRequest::Read(ticket).into()), Response::Refuse(to, None) if to == ticket)
+            matches!(behind.respond(ClientRequest::Read(request_id).into()), Response::Refuse(to, None) if to == request_id)
         );
-        assert!(matches!(behind.respond(ClientRequest::Image(ticket).into()), Response::Image(_)));
+        assert!(matches!(behind.respond(ClientRequest::Image(request_id).into()), Response::Image(_)));
         let data = bytes::Bytes::from_static(b"1234");
-        let propose = ClientRequest::Propose { ticket, id: 1, data, writer: 0, wait_removed: false };
+        let propose = ClientRequest::Propose { request_id, id: 1, data, writer: 0, wait_removed: false };
         assert!(matches!(behind.respond(propose.into()), Response::Refuse(_, Some(4))));
         assert!(matches!(behind.respond(PeerRequest::Removed.into()), Response::Nothing));
         assert!(matches!(behind.respond(ControlRequest::Stop.into()), Response::Stop));

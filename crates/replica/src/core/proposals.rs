@@ -6,8 +6,8 @@ use api::raftpb;
 use bytes::Bytes;
 use planted::{Bug, Measure};
 
-use super::gathering::Gathering;
-use super::{MemberChange, Ticket};
+use super::batching::Batching;
+use super::{MemberChange, RequestId};
 use crate::arrivals::Charge;
 use crate::fold::FoldMap;
 
@@ -18,13 +18,13 @@ const FORWARDED_BYTES_MAX: usize = 8 << 20;
 #[derive(Debug)]
 pub(super) enum Waiter {
     /// A client, through its shard. `true`: until everything a compaction made unreadable is removed.
-    Client(Ticket, bool),
+    Client(RequestId, bool),
     /// A client whose keepalive had to go through the log, and the TTL to answer.
-    KeepAlive(Ticket, i64),
+    KeepAlive(RequestId, i64),
     /// The expiry of this lease.
     Expiry(i64),
     /// A client who changes the members, and the change.
-    Members(Ticket, Box<MemberChange>),
+    Members(RequestId, Box<MemberChange>),
     /// This member's own name and addresses, to be known to all.
     Attributes,
     /// Nobody: the core's own business.
@@ -52,7 +52,7 @@ pub(super) struct Given {
 
 /// A client's command that is not proposed yet.
 pub(super) struct Proposal {
-    pub ticket: Ticket,
+    pub request_id: RequestId,
     pub id: u64,
     pub data: Bytes,
     pub wait_removed: bool,
@@ -77,13 +77,13 @@ pub(super) struct Ground {
 pub(super) struct Proposals {
     /// Clients' commands that are not proposed yet.
     gathered: Vec<Proposal>,
-    /// What other members have handed on to this one, which leads.
-    handed_on: Vec<(raftpb::Message, Charge)>,
+    /// What other members have forwarded to this one, which leads.
+    forwarded: Vec<(raftpb::Message, Charge)>,
     /// Whether some of them wait for the log to have room, or for a leader.
     held_back: bool,
     /// Whether that is for want of room, and not of a leader.
     held_for_room: bool,
-    gathering: Gathering,
+    batching: Batching,
     /// Who waits for which entry, by the id in it, and since when.
     waiting: FoldMap<u64, Open>,
     /// Bytes of the clients' commands among them.
@@ -96,10 +96,10 @@ impl Proposals {
     pub fn new(now: Instant) -> Proposals {
         Proposals {
             gathered: Vec::new(),
-            handed_on: Vec::new(),
+            forwarded: Vec::new(),
             held_back: false,
             held_for_room: false,
-            gathering: Gathering::new(now),
+            batching: Batching::new(now),
             waiting: FoldMap::default(),
             open_bytes: 0,
             next_sweep: now,
@@ -108,19 +108,19 @@ impl Proposals {
 
     /// A client's command has come, over this connection, more or less.
     pub fn push(&mut self, proposal: Proposal, writer: u16, now: Instant) {
-        self.gathering.wrote(writer, now);
+        self.batching.wrote(writer, now);
         self.gathered.push(proposal);
     }
 
-    /// Another member hands commands on to this one, which leads.
-    pub fn hand_on(&mut self, message: raftpb::Message, charge: Charge, now: Instant) {
-        self.gathering.came(now);
-        self.handed_on.push((message, charge));
+    /// Another member forwards commands to this one, which leads.
+    pub fn forward(&mut self, message: raftpb::Message, charge: Charge, now: Instant) {
+        self.batching.came(now);
+        self.forwarded.push((message, charge));
     }
 
     /// Whether there is anything to propose.
     pub fn has_gathered(&self) -> bool {
-        !self.gathered.is_empty() || !self.handed_on.is_empty()
+        !self.gathered.is_empty() || !self.forwarded.is_empty()
     }
 
     /// Whether a client's command is to be proposed.
@@ -140,17 +140,17 @@ impl Proposals {
 
     /// How many more proposals to wait for, and how long, where this is the only member; `None` to go ahead.
     pub fn wait(&self, now: Instant) -> Option<(usize, Duration)> {
-        self.gathering.wait(self.gathered.len() + self.handed_on.len(), now)
+        self.batching.wait(self.gathered.len() + self.forwarded.len(), now)
     }
 
-    /// The same in a cluster, see [`Gathering::wait_in_cluster`].
+    /// The same in a cluster, see [`Batching::wait_in_cluster`].
     pub fn wait_in_cluster(
         &self,
         under_way: bool,
         pace: Duration,
         now: Instant,
     ) -> Option<(usize, Duration)> {
-        self.gathering.wait_in_cluster(self.gathered.len() + self.handed_on.len(), under_way, pace, now)
+        self.batching.wait_in_cluster(self.gathered.len() + self.forwarded.len(), under_way, pace, now)
     }
 
     /// Whether clients' commands are proposed and not applied.
@@ -158,7 +158,7 @@ impl Proposals {
         self.open_bytes > 0
     }
 
-    /// A batch goes: takes out what other members have handed on, as far as the log has room for it; the rest waits for its
+    /// A batch goes: takes out what other members have forwarded, as far as the log has room for it; the rest waits for its
     /// next sync. `thin_out` leaves what the disk has room for, `take` is given each message that goes. Returns the bytes
     /// of their entries.
     pub fn go(
@@ -168,26 +168,26 @@ impl Proposals {
         take: impl FnMut(raftpb::Message),
         now: Instant,
     ) -> usize {
-        let (went, went_bytes) = self.go_handed_on(ground, thin_out, take);
-        self.gathering.went(self.gathered.len() + went, now);
-        self.held_back = !self.handed_on.is_empty();
+        let (went, went_bytes) = self.go_forwarded(ground, thin_out, take);
+        self.batching.went(self.gathered.len() + went, now);
+        self.held_back = !self.forwarded.is_empty();
         self.held_for_room = self.held_back;
         went_bytes
     }
 
-    fn go_handed_on(
+    fn go_forwarded(
         &mut self,
         ground: Ground,
         mut thin_out: impl FnMut(&mut raftpb::Message),
         mut take: impl FnMut(raftpb::Message),
     ) -> (usize, usize) {
-        if self.handed_on.is_empty() {
+        if self.forwarded.is_empty() {
             return (0, 0);
         }
         // Raft refuses what a member that does not lead any more is left with.
         let Ground { leads: bounded, mut queued_bytes, queued_bytes_max: bytes_max } = ground;
         let (mut went, mut went_bytes, mut waits) = (0, 0, Vec::new());
-        for (mut message, charge) in std::mem::take(&mut self.handed_on) {
+        for (mut message, charge) in std::mem::take(&mut self.forwarded) {
             if bounded && queued_bytes >= bytes_max && !planted::is(Bug::HandedOnWithoutRoom) {
                 // Its turn has not come: it is not even looked at.
                 waits.push((message, charge));
@@ -223,12 +223,12 @@ impl Proposals {
                 take(message);
             }
         }
-        self.handed_on = waits;
+        self.forwarded = waits;
         (went, went_bytes)
     }
 
     /// The clients' commands that go into the log now, the oldest first, as far as it has room for them; a member that does
-    /// not lead hands on only so much. They stay until [`Proposals::proposed`].
+    /// not lead forwards only so much. They stay until [`Proposals::proposed`].
     pub fn next_batch(&mut self, ground: Ground) -> Vec<Bytes> {
         let mut queued_bytes = ground.queued_bytes;
         // What the log cannot take yet waits here for its next sync.
@@ -267,7 +267,7 @@ impl Proposals {
     pub fn proposed(&mut self, count: usize, given: Given, mut taken: impl FnMut(usize)) {
         for proposal in self.gathered.drain(..count) {
             taken(proposal.data.len());
-            let waiter = Waiter::Client(proposal.ticket, proposal.wait_removed);
+            let waiter = Waiter::Client(proposal.request_id, proposal.wait_removed);
             self.open_bytes += proposal.data.len();
             let open = Open { waiter, since: proposal.since, given, data: Some(proposal.data) };
             self.waiting.insert(proposal.id, open);
@@ -294,7 +294,7 @@ impl Proposals {
 
     /// This member is out of service: takes out everybody who waits for an entry, in the order of the ids.
     pub fn end(&mut self) -> Vec<Waiter> {
-        self.handed_on.clear();
+        self.forwarded.clear();
         self.held_back = false;
         let mut ids: Vec<u64> = self.waiting.keys().copied().collect();
         ids.sort_unstable();
@@ -342,9 +342,9 @@ impl Proposals {
             let Some(open) = self.waiting.remove(&id) else { continue };
             self.open_bytes = self.open_bytes.saturating_sub(open.data.as_ref().map_or(0, Bytes::len));
             match (open.waiter, open.data) {
-                (Waiter::Client(ticket, wait_removed), Some(data)) => {
+                (Waiter::Client(request_id, wait_removed), Some(data)) => {
                     again(data.len());
-                    commands.push(Proposal { ticket, id, data, wait_removed, since: open.since });
+                    commands.push(Proposal { request_id, id, data, wait_removed, since: open.since });
                 }
                 (waiter, _) => others.push((waiter, open.since)),
             }
@@ -401,8 +401,8 @@ mod tests {
     const LEADS: Ground = Ground { leads: true, queued_bytes: 0, queued_bytes_max: 1000 };
 
     fn proposal(id: u64, bytes: usize, since: Instant) -> Proposal {
-        let ticket = Ticket { shard: 0, slot: u32::try_from(id).expect("small"), generation: 0 };
-        Proposal { ticket, id, data: Bytes::from(vec![0; bytes]), wait_removed: false, since }
+        let request_id = RequestId { shard: 0, slot: u32::try_from(id).expect("small"), generation: 0 };
+        Proposal { request_id, id, data: Bytes::from(vec![0; bytes]), wait_removed: false, since }
     }
 
     fn gathered(ids: &[(u64, usize)], now: Instant) -> Proposals {
@@ -430,13 +430,13 @@ mod tests {
         let follows = Ground { leads: false, queued_bytes: 0, queued_bytes_max: usize::MAX };
         assert_eq!(went(&mut proposals, follows, now), 2);
         assert!(proposals.is_held_back() && !proposals.is_held_for_room());
-        assert!(matches!(proposals.take(1), Some(Waiter::Client(ticket, false)) if ticket.slot == 1));
+        assert!(matches!(proposals.take(1), Some(Waiter::Client(request_id, false)) if request_id.slot == 1));
         assert!(!proposals.is_awaited(1) && proposals.is_awaited(2));
         assert_eq!(went(&mut proposals, follows, now), 1);
     }
 
     #[test]
-    fn what_is_handed_on_is_cut_where_the_log_is_full() {
+    fn what_is_forwarded_is_cut_where_the_log_is_full() {
         let now = Instant::now();
         let mut proposals = Proposals::new(now);
         let arrivals = Arrivals::default();
@@ -444,7 +444,7 @@ mod tests {
         for _ in 0..2 {
             let message = raftpb::Message { entries: vec![entry(600), entry(600)], ..Default::default() };
             let (mut admitted, charge) = arrivals.admit(&mut vec![message]).expect("there is room");
-            proposals.hand_on(admitted.remove(0), charge, now);
+            proposals.forward(admitted.remove(0), charge, now);
         }
         let mut taken = Vec::new();
         let ground = Ground { queued_bytes_max: 600, ..LEADS };

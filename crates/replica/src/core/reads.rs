@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use planted::Bug;
 
-use super::Ticket;
+use super::RequestId;
 
 /// Rounds under way at once.
 const ROUNDS_MAX: usize = 16;
@@ -32,19 +32,20 @@ const WARN_PAUSE: Duration = Duration::from_secs(5);
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Want {
     /// A read.
-    Read(Ticket),
+    Read(RequestId),
     /// A renewal of this lease: only a leader that is known to lead may promise a client more time.
-    Renewal(Ticket, i64),
+    Renewal(RequestId, i64),
     /// The time that this lease has, and with `true` its keys: a leader that was replaced, or has not applied all that
     /// is committed, would tell of a lease that is gone.
-    TimeToLive(Ticket, i64, bool),
+    TimeToLive(RequestId, i64, bool),
 }
 
 impl Want {
     /// Whom to answer.
-    pub fn ticket(self) -> Ticket {
-        let (Want::Read(ticket) | Want::Renewal(ticket, _) | Want::TimeToLive(ticket, _, _)) = self;
-        ticket
+    pub fn request_id(self) -> RequestId {
+        let (Want::Read(request_id) | Want::Renewal(request_id, _) | Want::TimeToLive(request_id, _, _)) =
+            self;
+        request_id
     }
 }
 
@@ -96,7 +97,7 @@ pub(super) struct Reads {
     rounds: VecDeque<Round>,
     confirmed: VecDeque<Confirmed>,
     /// Reads whose round is confirmed and whose state is applied: answered once it is published.
-    readable: Vec<Ticket>,
+    readable: Vec<RequestId>,
     slow_until: Option<Instant>,
     /// The raft node took no read: it is not asked again before this time.
     refused_until: Option<Instant>,
@@ -222,12 +223,12 @@ impl Reads {
     }
 
     /// This read may be answered once the state as it is now is published.
-    pub fn readable(&mut self, ticket: Ticket) {
-        self.readable.push(ticket);
+    pub fn readable(&mut self, request_id: RequestId) {
+        self.readable.push(request_id);
     }
 
     /// Takes out the reads that the state just published is new enough for.
-    pub fn take_readable(&mut self) -> Vec<Ticket> {
+    pub fn take_readable(&mut self) -> Vec<RequestId> {
         std::mem::take(&mut self.readable)
     }
 
@@ -266,11 +267,11 @@ mod tests {
     const FOOTING: Footing = Footing { can_ask: true, pace: Duration::ZERO };
 
     fn read(slot: u32) -> Want {
-        Want::Read(Ticket { shard: 0, slot, generation: 0 })
+        Want::Read(RequestId { shard: 0, slot, generation: 0 })
     }
 
     fn slots(wants: &[Waiting]) -> Vec<u32> {
-        wants.iter().map(|(want, _)| want.ticket().slot).collect()
+        wants.iter().map(|(want, _)| want.request_id().slot).collect()
     }
 
     #[test]

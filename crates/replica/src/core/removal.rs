@@ -155,13 +155,13 @@ impl Removal {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::{ReplyBody, Ticket};
+    use crate::core::{ReplyBody, RequestId};
 
     const PAUSE: Duration = Duration::from_millis(10);
 
     fn reply() -> Reply {
-        let ticket = Ticket { shard: 0, slot: 1, generation: 0 };
-        Reply { ticket, revision: 9, raft_term: 1, body: ReplyBody::Readable }
+        let request_id = RequestId { shard: 0, slot: 1, generation: 0 };
+        Reply { request_id, revision: 9, raft_term: 1, body: ReplyBody::Readable }
     }
 
     #[test]

@@ -24,6 +24,7 @@ use super::apply::Applying;
 use super::attributes::Attributes;
 use super::checkpoints::{Checkpoints, Thresholds};
 use super::compactor::Compactor;
+use super::cpu_pressure::CpuPressure;
 use super::history::History;
 use super::install::Install;
 use super::leadership::Leadership;
@@ -31,7 +32,6 @@ use super::leases::{LeaseClocks, LeaseRules};
 use super::membership::{MemberRules, Membership};
 use super::meters::Meters;
 use super::parked::Parked;
-use super::pressure::Pressure;
 use super::proposals::Proposals;
 use super::reads::Reads;
 use super::removal::Removal;
@@ -47,7 +47,7 @@ use storage::values::LogValues;
 use telemetry::logging::Logger;
 
 /// How long a stop waits for what is under way.
-pub(super) const STOP_PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 /// What boot made for the core.
 pub struct Parts {
     /// What it shares with the other threads.
@@ -121,7 +121,7 @@ pub struct Core {
     attributes: Attributes,
     proposals: Proposals,
     meters: Meters,
-    pressure: Pressure,
+    cpu_pressure: CpuPressure,
     reads: Reads,
     membership: Membership,
     leadership: Leadership,
@@ -205,7 +205,7 @@ impl Core {
             install: Install::default(),
             answers: Answers::new(shards),
             meters: Meters::new(Arc::clone(&parts.shared.metrics)),
-            pressure: if parts.shared.threads { Pressure::here(now) } else { Pressure::none(now) },
+            cpu_pressure: if parts.shared.threads { CpuPressure::here(now) } else { CpuPressure::none(now) },
             removal: Removal::new(compacted, pause, now),
             room,
             nospace,
@@ -280,10 +280,10 @@ impl Core {
             for request in std::mem::take(&mut self.deferred) {
                 match request {
                     // Its round is confirmed and applied; amid the next entry there may be another.
-                    CoreRequest::Client(ClientRequest::TimeToLive(ticket, id, keys))
+                    CoreRequest::Client(ClientRequest::TimeToLive(request_id, id, keys))
                         if self.leadership.has_settled() =>
                     {
-                        self.time_to_live(ticket, id, keys, now);
+                        self.time_to_live(request_id, id, keys, now);
                     }
                     request => self.take(request, now)?,
                 }
@@ -312,13 +312,13 @@ impl Core {
         // A state that was replaced goes before the checkpointer begins with the new one's checkpoint.
         self.release_discarded();
         self.order_checkpoint(now);
-        self.release_doomed();
+        self.delete_pending();
         if self.membership.has_left(self.node.is_leaving(), now) {
             return Ok(true);
         }
         Ok(self.stopping.is_some_and(|since| {
             let idle = self.proposals.open() == 0 && self.handed_over && self.node.transferring().is_none();
-            idle || now.saturating_duration_since(since) > STOP_PATIENCE
+            idle || now.saturating_duration_since(since) > STOP_TIMEOUT
         }))
     }
 
@@ -336,7 +336,7 @@ impl Core {
         if self.lease_slices_wait() || self.has_to_apply() || answers {
             patience = Duration::ZERO;
         }
-        match self.gathering_wait(now) {
+        match self.batching_wait(now) {
             // A sync of the log wakes the core whatever it waits for.
             _ if self.proposals.is_held_back() && !self.has_room_again() => (patience, usize::MAX),
             Some((more, left)) if self.proposals.has_gathered() => (patience.min(left), more),

@@ -19,7 +19,7 @@ pub(super) struct Segments {
     /// The number of the newest view.
     published: u64,
     /// With the newest view that may name something in it.
-    doomed: Vec<(u64, u32)>,
+    pending_delete: Vec<(u64, u32)>,
 }
 
 impl Segments {
@@ -45,36 +45,36 @@ impl Segments {
     }
 
     /// Nothing durable needs this segment any more.
-    pub fn doom(&mut self, segment: u32) {
-        self.doomed.push((self.published, segment));
+    pub fn delete_later(&mut self, segment: u32) {
+        self.pending_delete.push((self.published, segment));
     }
 
     /// Whether nothing durable needs this segment.
-    pub fn is_doomed(&self, segment: u32) -> bool {
-        self.doomed.iter().any(|(_, doomed)| *doomed == segment)
+    pub fn is_pending_delete(&self, segment: u32) -> bool {
+        self.pending_delete.iter().any(|(_, pending_delete)| *pending_delete == segment)
     }
 
     /// How many segments wait to be deleted.
-    pub fn doomed(&self) -> usize {
-        self.doomed.len()
+    pub fn pending_delete(&self) -> usize {
+        self.pending_delete.len()
     }
 
     /// Has those deleted that nobody reads any more. Whether another view has to be published for the rest: only the published
     /// state itself holds a view from before. A reader may have that view too, so the segment does not simply go.
     pub fn release(&mut self, mut delete: impl FnMut(u32)) -> bool {
-        if self.doomed.is_empty() {
+        if self.pending_delete.is_empty() {
             return false;
         }
         self.forget_gone();
         let oldest = self.views.front().map_or(u64::MAX, |(number, _)| *number);
-        self.doomed.retain(|(number, segment)| {
+        self.pending_delete.retain(|(number, segment)| {
             let stays = oldest <= *number && !planted::is(Bug::SegmentDeletedUnderView);
             if !stays {
                 delete(*segment);
             }
             stays
         });
-        !self.doomed.is_empty() && oldest == self.published
+        !self.pending_delete.is_empty() && oldest == self.published
     }
 }
 
@@ -128,16 +128,16 @@ mod tests {
         let mut segments = Segments::default();
         let first = store.publish();
         segments.published(&first);
-        segments.doom(3);
+        segments.delete_later(3);
         let mut deleted = Vec::new();
-        assert!(segments.is_doomed(3) && !segments.is_doomed(4));
+        assert!(segments.is_pending_delete(3) && !segments.is_pending_delete(4));
         assert!(segments.release(|segment| deleted.push(segment)), "only the newest view holds it");
         let second = store.publish();
         segments.published(&second);
         assert!(!segments.release(|segment| deleted.push(segment)) && deleted.is_empty(), "it is read");
         drop(first);
         assert!(!segments.release(|segment| deleted.push(segment)));
-        assert_eq!((deleted, segments.doomed(), segments.open_views()), (vec![3], 0, 1));
+        assert_eq!((deleted, segments.pending_delete(), segments.open_views()), (vec![3], 0, 1));
     }
 
     #[test]

@@ -48,7 +48,7 @@ impl Survey<'_> {
         let empty = segments
             .iter()
             .filter(|s| s.sealed && !s.releasing && s.last_index <= self.kept_behind && self.is_empty(s.seq));
-        empty.map(|s| s.seq).filter(|seq| !self.segments.is_doomed(*seq)).collect()
+        empty.map(|s| s.seq).filter(|seq| !self.segments.is_pending_delete(*seq)).collect()
     }
 
     /// Bytes of garbage that are worth a checkpoint: on a disk that is short of room, any that fill half a segment.
@@ -65,8 +65,8 @@ impl Survey<'_> {
         let usage = self.machine.usage();
         let (mut live, mut dead) = (0, 0);
         let segments = self.log.segments();
-        // A doomed one goes as soon as nobody reads it any more.
-        let goes = |segment: &SegmentState| segment.releasing || self.segments.is_doomed(segment.seq);
+        // One that is to be deleted goes as soon as nobody reads it any more.
+        let goes = |segment: &SegmentState| segment.releasing || self.segments.is_pending_delete(segment.seq);
         for segment in segments.iter().filter(|s| s.sealed && s.last_index <= self.kept_behind && !goes(s)) {
             let in_use = usage.get(&segment.seq).map_or(0, moved_bytes);
             let used = self.winnable_bytes(segment);
@@ -102,7 +102,7 @@ impl Survey<'_> {
             .iter()
             .filter(|s| s.sealed && !s.releasing && s.last_index <= saved_through)
             .map(|s| (live(s.seq), self.winnable_bytes(s), s.seq))
-            .filter(|(live, _, seq)| *live > 0 && !self.segments.is_doomed(*seq))
+            .filter(|(live, _, seq)| *live > 0 && !self.segments.is_pending_delete(*seq))
             .collect();
         let dead: u64 = sealed.iter().map(|(live, used, _)| used.saturating_sub(*live)).sum();
         let all_live: u64 = sealed.iter().map(|(live, _, _)| live).sum();

@@ -64,7 +64,7 @@ impl Services {
         answer: impl FnOnce(ResponseHeader, &Published) -> Result<Answer, Status> + 'static,
     ) -> Result<Unary, Status> {
         self.ask(
-            |ticket| ClientRequest::ChangeMembers(ticket, change),
+            |request_id| ClientRequest::ChangeMembers(request_id, change),
             what,
             |services, body, header| match body {
                 ReplyBody::MembersChanged => {

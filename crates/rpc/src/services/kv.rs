@@ -20,7 +20,7 @@ use super::choose::READ_AT_ONCE;
 use super::range::{BYTES_AT_ONCE, KEYS_PER_SLICE};
 use super::{Services, UNPARSEABLE, answers, decode, whole};
 use crate::encode;
-use replica::core::{ClientRequest, ReplyBody, Ticket, command};
+use replica::core::{ClientRequest, ReplyBody, RequestId, command};
 use replica::long_reads::Reader;
 use storage::values::{Attempt, made};
 use telemetry::slow_requests;
@@ -87,7 +87,8 @@ impl Services {
         let bytes = data.len();
         self.shared.admit_proposal(bytes)?;
         let writer = self.peer.get().port();
-        let ask = |ticket: Ticket| ClientRequest::Propose { ticket, id, data, writer, wait_removed };
+        let ask =
+            |request_id: RequestId| ClientRequest::Propose { request_id, id, data, writer, wait_removed };
         self.ask_then(ask, what, |services, body, header| match body {
             ReplyBody::Outcome(outcome, state) => answer(services, outcome?, state, header),
             _ => Err(error::STOPPED),

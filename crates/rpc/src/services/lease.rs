@@ -25,7 +25,7 @@ use super::{Services, confirmed, decode, decode_streamed, pieces, whole};
 use crate::encode::{header_len, put_header};
 use crate::forwarding;
 use replica::core::{ClientRequest, LISTED_AT_ONCE, ReplyBody};
-use replica::pending::Question;
+use replica::pending::PendingReply;
 use telemetry::callers::Caller;
 
 /// Bytes of one piece of a long list.
@@ -165,12 +165,13 @@ impl Services {
                 return Ok((response, Keys::default()));
             }
             confirmed(self.pending.ask(ClientRequest::Read)?.await?)?;
-            return match self.pending.ask(|ticket| ClientRequest::LeaseKeys(ticket, id))?.await?.body {
+            return match self.pending.ask(|request_id| ClientRequest::LeaseKeys(request_id, id))?.await?.body
+            {
                 ReplyBody::LeaseKeys(keys) => Ok((response, keys)),
                 _ => Err(error::STOPPED),
             };
         }
-        match self.pending.ask(|ticket| ClientRequest::TimeToLive(ticket, id, keys))?.await?.body {
+        match self.pending.ask(|request_id| ClientRequest::TimeToLive(request_id, id, keys))?.await?.body {
             ReplyBody::TimeToLive { ttl, granted, keys } => {
                 let response =
                     LeaseTimeToLiveResponse { header: None, id, ttl, granted_ttl: granted, keys: Vec::new() };
@@ -188,10 +189,10 @@ impl Services {
     pub(super) fn lease_leases(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let LeaseLeasesRequest {} = decode(message)?;
         let began = self.shared.clock.now();
-        let question = self.pending.ask(ClientRequest::Leases)?;
+        let pending_reply = self.pending.ask(ClientRequest::Leases)?;
         let services = Rc::clone(self);
         Ok(Unary::Later(Box::pin(async move {
-            let answered = services.leases(question).await;
+            let answered = services.leases(pending_reply).await;
             let took = services.shared.clock.now().saturating_duration_since(began);
             services.took("LeaseLeases", answered.is_ok(), took);
             answered
@@ -199,8 +200,8 @@ impl Services {
     }
 
     /// The leases of one moment. Many are put in order here, in slices, by times that the core gives in slices.
-    async fn leases(&self, question: Question) -> Result<Answer, Status> {
-        let reply = question.await?;
+    async fn leases(&self, pending_reply: PendingReply) -> Result<Answer, Status> {
+        let reply = pending_reply.await?;
         let header = self.shared.header(reply.revision, reply.raft_term);
         let leases = match reply.body {
             ReplyBody::Leases(ids) => {
@@ -219,7 +220,11 @@ impl Services {
             let Some(last) = ids.last() else { break };
             behind = Some(*last);
             let asked = ids.clone();
-            let times = match self.pending.ask(|ticket| ClientRequest::LeaseTimes(ticket, asked))?.await?.body
+            let times = match self
+                .pending
+                .ask(|request_id| ClientRequest::LeaseTimes(request_id, asked))?
+                .await?
+                .body
             {
                 ReplyBody::LeaseTimes(times) => times,
                 _ => return Err(error::STOPPED),
@@ -280,7 +285,7 @@ impl Services {
             if !self.leads() {
                 return forwarding::renew(&self.shared, id).await;
             }
-            match self.pending.ask(|ticket| ClientRequest::KeepAlive(ticket, id))?.await?.body {
+            match self.pending.ask(|request_id| ClientRequest::KeepAlive(request_id, id))?.await?.body {
                 ReplyBody::KeptAlive(ttl) => Ok(ttl),
                 ReplyBody::Outcome(Err(status), _) => Err(status),
                 _ => Err(error::STOPPED),

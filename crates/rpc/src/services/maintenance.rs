@@ -115,7 +115,7 @@ impl Services {
         let request: MoveLeaderRequest = decode(message)?;
         let target = request.target_id;
         self.ask(
-            |ticket| ClientRequest::MoveLeader(ticket, target),
+            |request_id| ClientRequest::MoveLeader(request_id, target),
             "MoveLeader",
             |_, body, _| match body {
                 ReplyBody::LeaderMoved => Ok(whole(&MoveLeaderResponse { header: None })),

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use consistency::comparison::{self, HashAnswer, Hashed};
 use machine::{StatePoint, StateTrail};
 use replica::core::STATE_TRAIL_POINTS_MAX as POINTS_MAX;
-use replica::core::{CoreRequest, PeerRequest, Reply, ReplyBody, Ticket};
+use replica::core::{CoreRequest, PeerRequest, Reply, ReplyBody, RequestId};
 use replica::shared::Shared;
 
 use crate::http::{Given, Served, put, served};
@@ -71,14 +71,14 @@ fn answer_trails(shared: &Shared, trail: &StateTrail, stop: &AtomicBool) {
         shared.core.drain(&mut asks, Duration::from_millis(20), 1);
         for ask in asks.drain(..) {
             let CoreRequest::Outside(sender, ask) = ask else { panic!("another question") };
-            let CoreRequest::Peer(PeerRequest::StateTrail(ticket, from)) =
-                ask(Ticket { shard: 0, slot: 0, generation: 0 })
+            let CoreRequest::Peer(PeerRequest::StateTrail(request_id, from)) =
+                ask(RequestId { shard: 0, slot: 0, generation: 0 })
             else {
                 panic!("another question")
             };
             let points = trail.points.iter().copied().filter(|point| point.index >= from).collect();
             let body = ReplyBody::StateTrail(StateTrail { points, ..*trail });
-            let _ = sender.send(Reply { ticket, revision: 1, raft_term: 1, body });
+            let _ = sender.send(Reply { request_id, revision: 1, raft_term: 1, body });
         }
     }
 }

@@ -15,12 +15,12 @@ use planted::Bug;
 use prost::Message as _;
 use telemetry::logging::{Logger, Value};
 
-use super::{Core, STOP_PATIENCE};
+use super::{Core, STOP_TIMEOUT};
 use crate::core::leases::{LeaseClocks, Renewal};
 use crate::core::proposals::{Given, Ground, Proposal, Waiter};
 use crate::core::reads::{Footing, RETRY, Waiting, Want};
 use crate::core::room::{Purpose, Room, purpose_of};
-use crate::core::{ClientRequest, Reply, ReplyBody, Ticket};
+use crate::core::{ClientRequest, Reply, ReplyBody, RequestId};
 use crate::long_reads::Reader;
 use crate::shared::Published;
 
@@ -29,7 +29,7 @@ impl Core {
     fn footing(&self) -> Footing {
         let can_ask =
             self.node.standing().leader != 0 && (!self.leadership.leads() || self.leadership.has_settled());
-        Footing { can_ask, pace: self.pressure.pace() }
+        Footing { can_ask, pace: self.cpu_pressure.pace() }
     }
 
     /// How long what waits has to wait for the next round to begin, see [`crate::core::reads::Reads::wait`].
@@ -67,21 +67,21 @@ impl Core {
     fn grant(&mut self, wants: Vec<Waiting>, now: Instant) {
         for (want, since) in wants {
             match want {
-                Want::Read(ticket) => self.reads.readable(ticket),
+                Want::Read(request_id) => self.reads.readable(request_id),
                 // Leadership was lost while it waited, and the clocks of leases are the next leader's.
-                want if !self.leadership.leads() => self.refuse(want.ticket(), error::NOT_PRIMARY_LESSOR),
+                want if !self.leadership.leads() => self.refuse(want.request_id(), error::NOT_PRIMARY_LESSOR),
                 // The round was confirmed to a member that has become the leader since. Its clocks do not run yet.
                 want if !self.leadership.has_settled() => self.reads.push(want, since),
-                Want::Renewal(ticket, id) => self.renew(ticket, id, since, now),
-                Want::TimeToLive(ticket, id, keys) => self.time_to_live(ticket, id, keys, now),
+                Want::Renewal(request_id, id) => self.renew(request_id, id, since, now),
+                Want::TimeToLive(request_id, id, keys) => self.time_to_live(request_id, id, keys, now),
             }
         }
     }
 
     /// Answers the reads that the state just published is new enough for.
     fn answer_reads(&mut self) {
-        for ticket in self.reads.take_readable() {
-            self.reply(ticket, ReplyBody::Readable);
+        for request_id in self.reads.take_readable() {
+            self.reply(request_id, ReplyBody::Readable);
         }
     }
 
@@ -99,7 +99,7 @@ impl Core {
         }
         for want in retried.expired {
             self.shared.metrics.server.read_indexes_failed.inc();
-            self.refuse(want.ticket(), error::TIMEOUT);
+            self.refuse(want.request_id(), error::TIMEOUT);
         }
     }
 }
@@ -117,25 +117,25 @@ impl Core {
     ///
     /// A round also waits for this member's own apply: the others may have committed the grant, and told its owner,
     /// while this member's disk is still busy with the entry.
-    pub(super) fn keep_alive(&mut self, ticket: Ticket, id: i64, now: Instant) {
+    pub(super) fn keep_alive(&mut self, request_id: RequestId, id: i64, now: Instant) {
         if !self.leadership.leads() {
-            self.refuse(ticket, error::NOT_PRIMARY_LESSOR);
+            self.refuse(request_id, error::NOT_PRIMARY_LESSOR);
         } else if planted::is(Bug::RenewedByDeposed) {
-            self.renew(ticket, id, now, now);
+            self.renew(request_id, id, now, now);
         } else {
             self.leases.hold(id, now);
-            self.reads.push(Want::Renewal(ticket, id), now);
+            self.reads.push(Want::Renewal(request_id, id), now);
         }
     }
 
     /// Renews a lease; the renewal came at `since` and is confirmed.
-    fn renew(&mut self, ticket: Ticket, id: i64, since: Instant, now: Instant) {
+    fn renew(&mut self, request_id: RequestId, id: i64, since: Instant, now: Instant) {
         let (lease, applied) = (self.machine.leases.get(id), self.machine.applied_index);
-        match self.leases.renew((ticket, id), lease, applied, since, now) {
-            Renewal::Answered(ttl) => self.reply(ticket, ReplyBody::KeptAlive(ttl)),
+        match self.leases.renew((request_id, id), lease, applied, since, now) {
+            Renewal::Answered(ttl) => self.reply(request_id, ReplyBody::KeptAlive(ttl)),
             Renewal::TakesBack(ttl) => {
                 let clear = vec![LeaseCheckpoint { id, remaining_ttl: 0 }];
-                self.propose_note(clear, Waiter::KeepAlive(ticket, ttl));
+                self.propose_note(clear, Waiter::KeepAlive(request_id, ttl));
             }
             Renewal::Waits => {}
         }
@@ -144,7 +144,7 @@ impl Core {
     /// Proposes to note times left, and remembers which entry does.
     fn propose_note(&mut self, checkpoints: Vec<LeaseCheckpoint>, waiter: Waiter) {
         if !self.leads_now() {
-            // Another leader would take what it is handed on for its own.
+            // Another leader would take what is forwarded to it for its own.
             self.give_up(waiter, error::NOT_PRIMARY_LESSOR);
             return;
         }
@@ -165,41 +165,41 @@ impl Core {
 
     /// This member leads no more, or in another term.
     pub(super) fn stop_leases(&mut self, now: Instant) {
-        for ticket in self.leases.stop(now) {
-            self.refuse(ticket, error::NOT_PRIMARY_LESSOR);
+        for request_id in self.leases.stop(now) {
+            self.refuse(request_id, error::NOT_PRIMARY_LESSOR);
         }
     }
 
     pub(super) fn lease_revoked(&mut self, id: i64) {
-        for (ticket, _) in self.leases.revoked(id) {
-            self.reply(ticket, ReplyBody::KeptAlive(0));
+        for (request_id, _) in self.leases.revoked(id) {
+            self.reply(request_id, ReplyBody::KeptAlive(0));
         }
     }
 
     /// Gives up renewals whose clients were told that they took too long.
     pub(super) fn sweep_renewals(&mut self, now: Instant) {
-        for ticket in self.leases.sweep(now) {
-            self.refuse(ticket, error::TIMEOUT);
+        for request_id in self.leases.sweep(now) {
+            self.refuse(request_id, error::TIMEOUT);
         }
     }
 
-    pub(super) fn time_to_live(&mut self, ticket: Ticket, id: i64, keys: bool, now: Instant) {
+    pub(super) fn time_to_live(&mut self, request_id: RequestId, id: i64, keys: bool, now: Instant) {
         if keys && !self.machine.is_whole() {
-            self.deferred.push(ClientRequest::TimeToLive(ticket, id, keys).into());
+            self.deferred.push(ClientRequest::TimeToLive(request_id, id, keys).into());
             return;
         }
         let body = self.leases.time_to_live(id, self.machine.leases.get(id), keys, now);
-        self.reply(ticket, body);
+        self.reply(request_id, body);
     }
 
     /// The keys of a lease as this member knows them.
-    pub(super) fn lease_keys(&mut self, ticket: Ticket, id: i64) {
+    pub(super) fn lease_keys(&mut self, request_id: RequestId, id: i64) {
         if !self.machine.is_whole() {
-            self.deferred.push(ClientRequest::LeaseKeys(ticket, id).into());
+            self.deferred.push(ClientRequest::LeaseKeys(request_id, id).into());
             return;
         }
         let keys = self.machine.leases.get(id).map(|lease| lease.keys.clone()).unwrap_or_default();
-        self.reply(ticket, ReplyBody::LeaseKeys(keys));
+        self.reply(request_id, ReplyBody::LeaseKeys(keys));
     }
 
     /// Does the next slice of what has to be done for leases.
@@ -214,7 +214,7 @@ impl Core {
         }
         if let Some(since) = self.stopping
             && !self.handed_over
-            && (!self.leases.is_noting() || now.saturating_duration_since(since) > STOP_PATIENCE / 2)
+            && (!self.leases.is_noting() || now.saturating_duration_since(since) > STOP_TIMEOUT / 2)
         {
             self.handed_over = true;
             self.hand_over();
@@ -265,7 +265,7 @@ impl Core {
 /// What goes into the log, and who waits for it.
 impl Core {
     /// How many more proposals to wait for, and how long; `None` to go ahead.
-    pub(super) fn gathering_wait(&self, now: Instant) -> Option<(usize, Duration)> {
+    pub(super) fn batching_wait(&self, now: Instant) -> Option<(usize, Duration)> {
         if self.machine.members.by_id.len() <= 1 {
             return self.proposals.wait(now);
         }
@@ -274,26 +274,26 @@ impl Core {
             true => standing.last > standing.commit,
             false => self.proposals.is_under_way(),
         };
-        self.proposals.wait_in_cluster(under_way, self.pressure.pace(), now)
+        self.proposals.wait_in_cluster(under_way, self.cpu_pressure.pace(), now)
     }
 
     /// Proposes what has gathered, unless it is better to wait: for more, for the log, or for a leader.
     pub(super) fn propose_gathered(&mut self, now: Instant) {
-        if !self.proposals.has_gathered() || self.gathering_wait(now).is_some() {
+        if !self.proposals.has_gathered() || self.batching_wait(now).is_some() {
             return;
         }
         let mut ground = self.ground();
         let (room, log, node, logger) = (&self.room, &self.log, &mut self.node, &self.logger);
         let thin_out = |message: &mut raftpb::Message| room.thin_out(log, message);
         let take = |message| step_received(node, logger, message);
-        let handed_on_bytes = self.proposals.go(ground, thin_out, take, now);
+        let forwarded_bytes = self.proposals.go(ground, thin_out, take, now);
         if !self.proposals.has_own() {
             return;
         }
         if self.stopping.is_some() {
             for proposal in self.proposals.take_all() {
                 self.shared.proposal_taken(proposal.data.len());
-                self.refuse(proposal.ticket, error::STOPPED);
+                self.refuse(proposal.request_id, error::STOPPED);
             }
             return;
         }
@@ -301,7 +301,7 @@ impl Core {
             self.refuse_without_room();
         }
         // What was just proposed is not in the log yet.
-        ground.queued_bytes += handed_on_bytes;
+        ground.queued_bytes += forwarded_bytes;
         let batch = self.proposals.next_batch(ground);
         let count = batch.len();
         if count == 0 {
@@ -348,7 +348,7 @@ impl Core {
             |proposal: &Proposal| waits || room.has(log, proposal.data.len(), purpose_of(&proposal.data));
         for proposal in self.proposals.take_out(stays) {
             self.shared.proposal_taken(proposal.data.len());
-            self.refuse(proposal.ticket, error::NO_SPACE);
+            self.refuse(proposal.request_id, error::NO_SPACE);
         }
     }
 
@@ -356,7 +356,7 @@ impl Core {
     pub(super) fn propose_again(&mut self, term: u64) {
         for (waiter, since) in self.proposals.lost(term, |bytes| self.shared.proposal_again(bytes)) {
             match waiter {
-                Waiter::Members(ticket, change) => self.membership.was_lost((ticket, *change, since)),
+                Waiter::Members(request_id, change) => self.membership.was_lost((request_id, *change, since)),
                 waiter => self.give_up(waiter, error::LEADER_CHANGED),
             }
         }
@@ -380,9 +380,9 @@ impl Core {
 
     pub(super) fn give_up(&mut self, waiter: Waiter, status: Status) {
         match waiter {
-            Waiter::Client(ticket, _) | Waiter::Members(ticket, _) => self.refuse(ticket, status),
+            Waiter::Client(request_id, _) | Waiter::Members(request_id, _) => self.refuse(request_id, status),
             // The next leader is asked.
-            Waiter::KeepAlive(ticket, _) => self.refuse(ticket, error::NOT_PRIMARY_LESSOR),
+            Waiter::KeepAlive(request_id, _) => self.refuse(request_id, error::NOT_PRIMARY_LESSOR),
             Waiter::Expiry(id) => self.leases.revocation_ended(id, true, self.shared.clock.now()),
             Waiter::Attributes => self.attributes.were_lost(),
             Waiter::Nobody => {}
@@ -471,9 +471,9 @@ impl Core {
         }
     }
 
-    pub(super) fn reply(&mut self, ticket: Ticket, body: ReplyBody) {
+    pub(super) fn reply(&mut self, request_id: RequestId, body: ReplyBody) {
         let reply = Reply {
-            ticket,
+            request_id,
             revision: self.machine.store.current_revision(),
             raft_term: self.machine.applied_term,
             body,
@@ -481,28 +481,28 @@ impl Core {
         self.answers.push(reply);
     }
 
-    pub(super) fn refuse(&mut self, ticket: Ticket, status: Status) {
-        self.reply(ticket, ReplyBody::Outcome(Err(status), None));
+    pub(super) fn refuse(&mut self, request_id: RequestId, status: Status) {
+        self.reply(request_id, ReplyBody::Outcome(Err(status), None));
     }
 
     pub(super) fn answer(&mut self) {
         let view = Arc::clone(&self.shared.state.load().view);
         let removal = &mut self.removal;
         self.answers.published(removal.is_open(), |reply| removal.keep(reply));
-        for (ticket, outcome, raft_term) in self.membership.take_told() {
+        for (request_id, outcome, raft_term) in self.membership.take_told() {
             let body = match outcome {
                 Ok(()) => ReplyBody::MembersChanged,
                 Err(status) => ReplyBody::Outcome(Err(status), None),
             };
-            let reply = Reply { ticket, revision: 0, raft_term, body };
+            let reply = Reply { request_id, revision: 0, raft_term, body };
             self.answers.push(reply);
         }
         self.answer_reads();
         if self.machine.is_whole() {
             self.send_snapshots(&view);
-            for ticket in self.answers.take_images() {
+            for request_id in self.answers.take_images() {
                 // The published view is of this very moment: publishing comes right before answering.
-                self.image(ticket, &view);
+                self.image(request_id, &view);
             }
         }
         let (shared, is_whole) = (&self.shared, self.machine.is_whole());

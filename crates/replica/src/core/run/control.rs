@@ -27,8 +27,8 @@ impl Core {
             CoreRequest::Storage(request) => self.take_from_storage(request, now),
             CoreRequest::Control(request) => self.take_from_control(request, now),
             CoreRequest::Outside(sender, ask) => {
-                let ticket = self.answers.ticket_for(sender);
-                self.take(ask(ticket), now)
+                let request_id = self.answers.id_for(sender);
+                self.take(ask(request_id), now)
             }
         }
     }
@@ -36,28 +36,28 @@ impl Core {
     /// A client wants something.
     fn take_from_client(&mut self, request: ClientRequest, now: Instant) {
         match request {
-            ClientRequest::Propose { ticket, id, data, writer, wait_removed } => {
-                let proposal = Proposal { ticket, id, data, wait_removed, since: now };
+            ClientRequest::Propose { request_id, id, data, writer, wait_removed } => {
+                let proposal = Proposal { request_id, id, data, wait_removed, since: now };
                 self.proposals.push(proposal, writer, now);
             }
-            ClientRequest::Read(ticket) => self.reads.push(Want::Read(ticket), now),
-            ClientRequest::ChangeMembers(ticket, change) => self.change_members(ticket, change, now),
-            ClientRequest::MoveLeader(ticket, to) => self.move_leader(ticket, to, now),
+            ClientRequest::Read(request_id) => self.reads.push(Want::Read(request_id), now),
+            ClientRequest::ChangeMembers(request_id, change) => self.change_members(request_id, change, now),
+            ClientRequest::MoveLeader(request_id, to) => self.move_leader(request_id, to, now),
             ClientRequest::RaiseNoSpace => self.raise_no_space(Cause::Quota, now),
-            ClientRequest::KeepAlive(ticket, id) => self.keep_alive(ticket, id, now),
-            ClientRequest::TimeToLive(ticket, id, keys) => {
-                self.reads.push(Want::TimeToLive(ticket, id, keys), now);
+            ClientRequest::KeepAlive(request_id, id) => self.keep_alive(request_id, id, now),
+            ClientRequest::TimeToLive(request_id, id, keys) => {
+                self.reads.push(Want::TimeToLive(request_id, id, keys), now);
             }
-            ClientRequest::LeaseKeys(ticket, id) => self.lease_keys(ticket, id),
-            ClientRequest::Leases(ticket) => {
+            ClientRequest::LeaseKeys(request_id, id) => self.lease_keys(request_id, id),
+            ClientRequest::Leases(request_id) => {
                 let list = self.leases.list(&self.machine.leases, now);
-                self.reply(ticket, list);
+                self.reply(request_id, list);
             }
-            ClientRequest::LeaseTimes(ticket, ids) => {
+            ClientRequest::LeaseTimes(request_id, ids) => {
                 let times = self.leases.times(&ids, &self.machine.leases, now);
-                self.reply(ticket, times);
+                self.reply(request_id, times);
             }
-            ClientRequest::Image(ticket) => self.answers.want_image(ticket),
+            ClientRequest::Image(request_id) => self.answers.want_image(request_id),
         }
     }
 
@@ -70,23 +70,23 @@ impl Core {
             PeerRequest::SnapshotSent { to, delivered } => {
                 self.step(Event::SnapshotReported { to, delivered })?
             }
-            PeerRequest::Holds(ticket) => {
+            PeerRequest::Holds(request_id) => {
                 let held = self.machine.held();
-                self.reply(ticket, ReplyBody::Holds(held, self.machine.applied_index));
+                self.reply(request_id, ReplyBody::Holds(held, self.machine.applied_index));
             }
-            PeerRequest::ReceiveSnapshot(ticket, claim, from, term) => {
-                self.begin_install(ticket, claim, from, term);
+            PeerRequest::ReceiveSnapshot(request_id, claim, from, term) => {
+                self.begin_install(request_id, claim, from, term);
             }
             PeerRequest::SnapshotBroken(claim, forget) => self.install.pause(claim, forget, now),
-            PeerRequest::ResumeSnapshot(ticket, claim, from, term) => {
-                self.resume_install(ticket, claim, from, term);
+            PeerRequest::ResumeSnapshot(request_id, claim, from, term) => {
+                self.resume_install(request_id, claim, from, term);
             }
             PeerRequest::SnapshotReceived(claim, received) => self.snapshot_received(claim, received, now)?,
             PeerRequest::SnapshotGivenUp(claim) => self.give_up_install(claim),
             PeerRequest::Place(claim, values, done) => self.place(claim, values, done, now),
-            PeerRequest::StateTrail(ticket, from) => {
+            PeerRequest::StateTrail(request_id, from) => {
                 let trail = self.machine.newest_state_trail(from, crate::core::STATE_TRAIL_POINTS_MAX);
-                self.reply(ticket, ReplyBody::StateTrail(trail));
+                self.reply(request_id, ReplyBody::StateTrail(trail));
             }
             PeerRequest::Removed => self.end_removed(now),
         }
@@ -141,7 +141,7 @@ impl Core {
         // Ticks that were missed are not made up for: a node that was stopped should not campaign at once.
         self.note_late_tick(now);
         self.next_tick = now + self.config.heartbeat_interval;
-        self.pressure.look(now);
+        self.cpu_pressure.look(now);
         self.watch_disk(now)?;
         self.step(Event::Ticked)?;
         self.resign_if_corrupt();
@@ -184,7 +184,7 @@ impl Core {
         let why = parked.why();
         for proposal in self.proposals.take_all() {
             self.shared.proposal_taken(proposal.data.len());
-            self.refuse(proposal.ticket, why.clone());
+            self.refuse(proposal.request_id, why.clone());
         }
         for waiter in self.proposals.end() {
             if !matches!(waiter, Waiter::Expiry(_)) {
@@ -220,7 +220,7 @@ impl Core {
             self.take_parked(ask, &mut stops)?;
         }
         self.answer();
-        self.release_doomed();
+        self.delete_pending();
         self.release_discarded();
         Ok(stops)
     }
@@ -230,18 +230,18 @@ impl Core {
         match parked.respond(request) {
             Response::Nothing => {}
             Response::Stop => *stops = true,
-            Response::Readable(ticket) => self.reply(ticket, ReplyBody::Readable),
-            Response::Image(ticket) => self.answers.want_image(ticket),
-            Response::Refuse(ticket, taken) => {
+            Response::Readable(request_id) => self.reply(request_id, ReplyBody::Readable),
+            Response::Image(request_id) => self.answers.want_image(request_id),
+            Response::Refuse(request_id, taken) => {
                 let why = parked.why();
                 if let Some(bytes) = taken {
                     self.shared.proposal_taken(bytes);
                 }
-                self.refuse(ticket, why);
+                self.refuse(request_id, why);
             }
             Response::Outside(sender, ask) => {
-                let ticket = self.answers.ticket_for(sender);
-                self.take_parked(ask(ticket), stops)?;
+                let request_id = self.answers.id_for(sender);
+                self.take_parked(ask(request_id), stops)?;
             }
             Response::Discard(forget) => self.install.discard_part(forget),
             Response::Failed(why) => return Err(why),

@@ -432,7 +432,7 @@ impl Core {
         self.checkpoints.ordered(empty_segments, whole, log_bytes, now);
         if planted::is(Bug::SegmentDeletedEarly) {
             let early = self.checkpoints.take_empty();
-            early.into_iter().for_each(|segment| self.segments.doom(segment));
+            early.into_iter().for_each(|segment| self.segments.delete_later(segment));
         }
     }
 
@@ -455,7 +455,7 @@ impl Core {
         match result {
             Ok(done) => {
                 for segment in self.checkpoints.saved(&done, now) {
-                    self.segments.doom(segment);
+                    self.segments.delete_later(segment);
                 }
                 self.log.forget_below(self.kept_behind(done.applied_index));
                 self.logger
@@ -520,7 +520,7 @@ impl Core {
     }
 
     /// Deletes the segments that nothing durable needs and nobody reads any more.
-    pub(super) fn release_doomed(&mut self) {
+    pub(super) fn delete_pending(&mut self) {
         if self.install.is_receiving() {
             return;
         }

@@ -26,7 +26,7 @@ use crate::core::leadership::Leaves;
 use crate::core::membership::{MemberChange, Membership};
 use crate::core::proposals::Waiter;
 use crate::core::room::{Purpose, Room};
-use crate::core::{ReplyBody, Ticket, membership};
+use crate::core::{ReplyBody, RequestId, membership};
 use crate::long_reads::Reader;
 use crate::shared::Shared;
 use crate::transfer::Received;
@@ -71,7 +71,7 @@ impl Core {
                 self.membership.depart(message, now);
             } else if self.leadership.leads() && proposed {
                 let held = charge.part(&message);
-                self.proposals.hand_on(message, held, now);
+                self.proposals.forward(message, held, now);
             } else {
                 self.step_received(message);
             }
@@ -304,37 +304,37 @@ impl Core {
         }
     }
 
-    pub(super) fn move_leader(&mut self, ticket: Ticket, to: u64, now: Instant) {
+    pub(super) fn move_leader(&mut self, request_id: RequestId, to: u64, now: Instant) {
         // It may have been deposed in this turn, which `leads` shows only after it.
         if !self.leadership.leads() || self.node.standing().role != Role::Leader {
-            self.refuse(ticket, error::NOT_LEADER);
+            self.refuse(request_id, error::NOT_LEADER);
             return;
         }
         let voter = self.machine.members.by_id.get(&to).is_some_and(|member| !member.is_learner);
         if !voter {
-            self.refuse(ticket, error::BAD_LEADER_TRANSFEREE);
+            self.refuse(request_id, error::BAD_LEADER_TRANSFEREE);
             return;
         }
         if to == self.shared.identity.member_id {
-            self.reply(ticket, ReplyBody::LeaderMoved);
+            self.reply(request_id, ReplyBody::LeaderMoved);
             return;
         }
         match self.node.request(Request::Transfer(to)) {
             Ok(()) => {
-                self.leadership.wait_for(ticket, to, now + self.shared.limits.request_timeout);
+                self.leadership.wait_for(request_id, to, now + self.shared.limits.request_timeout);
             }
-            Err(Refused::NoLeader | Refused::Transferring) => self.refuse(ticket, error::NOT_LEADER),
-            Err(Refused::Other(_)) => self.refuse(ticket, error::BAD_LEADER_TRANSFEREE),
+            Err(Refused::NoLeader | Refused::Transferring) => self.refuse(request_id, error::NOT_LEADER),
+            Err(Refused::Other(_)) => self.refuse(request_id, error::BAD_LEADER_TRANSFEREE),
         }
     }
 
     /// Answers those who wait for a leader to lead.
     pub(super) fn look_at_moves(&mut self, now: Instant) {
-        for (ticket, leads) in self.leadership.take_moved(self.node.standing().leader, now) {
+        for (request_id, leads) in self.leadership.take_moved(self.node.standing().leader, now) {
             if leads {
-                self.reply(ticket, ReplyBody::LeaderMoved);
+                self.reply(request_id, ReplyBody::LeaderMoved);
             } else {
-                self.refuse(ticket, error::LEADER_TRANSFER_TIMEOUT);
+                self.refuse(request_id, error::LEADER_TRANSFER_TIMEOUT);
             }
         }
     }
@@ -421,15 +421,16 @@ impl Core {
     }
 
     /// A client wants the members changed: refuses what cannot or should not be, and queues the rest.
-    pub(super) fn change_members(&mut self, ticket: Ticket, change: MemberChange, now: Instant) {
+    pub(super) fn change_members(&mut self, request_id: RequestId, change: MemberChange, now: Instant) {
         let promotes = matches!(change, MemberChange::Promote(_));
-        let wanted = self.ask_membership(|membership, present| membership.want(ticket, change, present, now));
+        let wanted =
+            self.ask_membership(|membership, present| membership.want(request_id, change, present, now));
         if let Err(status) = wanted {
             if promotes && self.leadership.leads() && status != error::TOO_MANY_REQUESTS {
                 let failures = &self.shared.metrics.server.learner_promote_failures;
                 failures.with(&[&status.message]).inc();
             }
-            self.refuse(ticket, status);
+            self.refuse(request_id, status);
         }
     }
 
@@ -473,16 +474,16 @@ impl Core {
         let Some((raft, data)) = self.membership.encode_next(id) else { return };
         // A follower's own disk has nothing to do with what it hands on.
         if self.leadership.leads() && !self.room.has(&self.log, data.len(), Purpose::Mends) {
-            if let Some((ticket, ..)) = self.membership.take_next(None) {
-                self.refuse(ticket, error::NO_SPACE);
+            if let Some((request_id, ..)) = self.membership.take_next(None) {
+                self.refuse(request_id, error::NO_SPACE);
             }
             return;
         }
         // Without a leader it waits here.
         if self.node.request(Request::ProposeConfChange(raft, data)).is_ok()
-            && let Some((ticket, change, since)) = self.membership.take_next(Some(id))
+            && let Some((request_id, change, since)) = self.membership.take_next(Some(id))
         {
-            let waiter = Waiter::Members(ticket, Box::new(change));
+            let waiter = Waiter::Members(request_id, Box::new(change));
             let given = self.given();
             self.proposals.await_entry(id, waiter, since, given);
         }
@@ -510,12 +511,12 @@ impl Core {
         if applied.outcome.is_ok() {
             self.members_changed(change);
         }
-        if let Some(Waiter::Members(ticket, _)) = self.proposals.take(applied.request_id) {
+        if let Some(Waiter::Members(request_id, _)) = self.proposals.take(applied.request_id) {
             let promoted = matches!(applied.outcome, Ok(VoterChange::AddVoter(_)));
             if promoted && self.machine.members.learners().len() < learners {
                 self.shared.metrics.server.learner_promote_successes.inc();
             }
-            self.membership.tell((ticket, applied.outcome.map(|_| ()), entry.term));
+            self.membership.tell((request_id, applied.outcome.map(|_| ()), entry.term));
         }
         Ok(())
     }
@@ -561,9 +562,9 @@ impl Core {
             matches!(waiter, Some(Waiter::Members(_, change)) if change.removes(own))
         });
         if let Some(id) = proposed
-            && let Some(Waiter::Members(ticket, _)) = self.proposals.take(id)
+            && let Some(Waiter::Members(request_id, _)) = self.proposals.take(id)
         {
-            self.membership.tell((ticket, Ok(()), term));
+            self.membership.tell((request_id, Ok(()), term));
         }
     }
 
@@ -661,33 +662,33 @@ impl Core {
 /// Taking over another member's state, and giving this one's.
 impl Core {
     /// Another member is about to send its state. It is refused while the present one is being moved about.
-    pub(super) fn begin_install(&mut self, ticket: Ticket, claim: u64, from: u64, term: u64) {
+    pub(super) fn begin_install(&mut self, request_id: RequestId, claim: u64, from: u64, term: u64) {
         // Nothing is held for who does not lead. A leader that this member has not heard of yet tries again.
         let standing = self.node.standing();
         if (standing.leader, standing.term) != (from, term) {
-            self.refuse(ticket, error::NOT_LEADER);
+            self.refuse(request_id, error::NOT_LEADER);
             return;
         }
         let busy = self.moves.are_under_way() || self.checkpoints.is_busy() || self.stopping.is_some();
         if !self.install.begin(claim, busy) {
-            self.refuse(ticket, error::TOO_MANY_REQUESTS);
+            self.refuse(request_id, error::TOO_MANY_REQUESTS);
             return;
         }
         self.shared.metrics.server.snapshot_apply_in_progress.set_u64(1);
-        self.answers.want_image(ticket);
+        self.answers.want_image(request_id);
     }
 
     /// A snapshot that broke off goes on, if its sender leads.
-    pub(super) fn resume_install(&mut self, ticket: Ticket, claim: u64, from: u64, term: u64) {
+    pub(super) fn resume_install(&mut self, request_id: RequestId, claim: u64, from: u64, term: u64) {
         let standing = self.node.standing();
         if (standing.leader, standing.term) != (from, term) {
-            self.refuse(ticket, error::NOT_LEADER);
+            self.refuse(request_id, error::NOT_LEADER);
             return;
         }
         if self.install.resume(claim) {
-            self.reply(ticket, ReplyBody::Readable);
+            self.reply(request_id, ReplyBody::Readable);
         } else {
-            self.refuse(ticket, error::TOO_MANY_REQUESTS);
+            self.refuse(request_id, error::TOO_MANY_REQUESTS);
         }
     }
 
@@ -865,10 +866,10 @@ impl Core {
     }
 
     /// Answers whoever is about to receive a snapshot once the state is published.
-    pub(super) fn image(&mut self, ticket: Ticket, view: &mvcc::View) {
+    pub(super) fn image(&mut self, request_id: RequestId, view: &mvcc::View) {
         let head = Box::new(self.machine.head());
         let state = self.shared.read_long_at(Reader::Snapshot, view.moment());
-        self.reply(ticket, ReplyBody::Image(head, Box::new(state)));
+        self.reply(request_id, ReplyBody::Image(head, Box::new(state)));
     }
 }
 

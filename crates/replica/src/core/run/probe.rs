@@ -54,7 +54,7 @@ pub struct Probe {
     /// Readers that take long and have not come to their end.
     pub long_readers: usize,
     /// Segments that nothing durable needs and that are not deleted, since views or a state that is received may.
-    pub doomed: usize,
+    pub pending_delete: usize,
     /// States that were replaced or are of no use, and parts of some, that are not on their way to be dropped yet.
     pub discarded: usize,
     /// The leases that exist.
@@ -97,7 +97,7 @@ impl Core {
             installing: self.install.is_busy(),
             unsaved_bytes: self.checkpoints.unsaved_bytes(self.log.figures().written_bytes()),
             long_readers: self.shared.long_reads.figures().0,
-            doomed: self.segments.doomed(),
+            pending_delete: self.segments.pending_delete(),
             discarded: self.install.discarded(),
             leases: self.machine.leases.len(),
             lease_clocks: self.leases.running(),

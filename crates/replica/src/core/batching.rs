@@ -24,7 +24,7 @@ const ACTIVE: Duration = Duration::from_millis(50);
 
 /// Knows who writes and how large batches are.
 #[derive(Debug)]
-pub struct Gathering {
+pub struct Batching {
     /// Connections seen in this period and the one before, as bits of their hash.
     writers: [Box<[u64; 64]>; 2],
     counts: [usize; 2],
@@ -35,10 +35,10 @@ pub struct Gathering {
     went_at: Instant,
 }
 
-impl Gathering {
+impl Batching {
     /// Nobody writes.
-    pub fn new(now: Instant) -> Gathering {
-        Gathering {
+    pub fn new(now: Instant) -> Batching {
+        Batching {
             writers: [Box::new([0; 64]), Box::new([0; 64])],
             counts: [0; 2],
             period_began: now,
@@ -116,48 +116,48 @@ mod tests {
     #[test]
     fn few_writers_never_wait() {
         let now = Instant::now();
-        let mut gathering = Gathering::new(now);
+        let mut batching = Batching::new(now);
         for n in 0..1000u32 {
             let now = now + Duration::from_micros(100) * n;
-            gathering.wrote((n % 4) as u16, now);
-            assert_eq!(gathering.wait(1, now), None);
-            gathering.went(1, now);
+            batching.wrote((n % 4) as u16, now);
+            assert_eq!(batching.wait(1, now), None);
+            batching.went(1, now);
         }
     }
 
     #[test]
     fn many_writers_wait_for_half_of_them_and_not_for_ever() {
         let now = Instant::now();
-        let mut gathering = Gathering::new(now);
+        let mut batching = Batching::new(now);
         for _ in 0..20 {
             for writer in 0..100 {
-                gathering.wrote(writer, now);
+                batching.wrote(writer, now);
             }
-            gathering.went(20, now);
+            batching.went(20, now);
         }
-        gathering.wrote(1, now);
-        assert_eq!(gathering.wait(1, now), Some((49, WINDOW)));
-        assert_eq!(gathering.wait(50, now), None);
-        assert_eq!(gathering.wait(10, now + WINDOW), None);
+        batching.wrote(1, now);
+        assert_eq!(batching.wait(1, now), Some((49, WINDOW)));
+        assert_eq!(batching.wait(50, now), None);
+        assert_eq!(batching.wait(10, now + WINDOW), None);
         // In a cluster, what is under way is waited for.
-        gathering.wrote(1, now);
-        let cluster = |gathering: &Gathering, waiting, under_way, pace_ms, later_ms| {
+        batching.wrote(1, now);
+        let cluster = |batching: &Batching, waiting, under_way, pace_ms, later_ms| {
             let (pace, later) = (Duration::from_millis(pace_ms), Duration::from_millis(later_ms));
-            gathering.wait_in_cluster(waiting, under_way, pace, now + later)
+            batching.wait_in_cluster(waiting, under_way, pace, now + later)
         };
         let more = ENOUGH_IN_CLUSTER - 3;
-        assert_eq!(cluster(&gathering, 3, false, 0, 0), None);
-        assert_eq!(cluster(&gathering, 3, true, 0, 0), Some((more, WINDOW)));
-        assert_eq!(cluster(&gathering, ENOUGH_IN_CLUSTER, true, 9, 0), None);
-        assert_eq!(cluster(&gathering, 3, true, 0, 2), None);
+        assert_eq!(cluster(&batching, 3, false, 0, 0), None);
+        assert_eq!(cluster(&batching, 3, true, 0, 0), Some((more, WINDOW)));
+        assert_eq!(cluster(&batching, ENOUGH_IN_CLUSTER, true, 9, 0), None);
+        assert_eq!(cluster(&batching, 3, true, 0, 2), None);
         // And batches that several share keep their distance.
-        assert_eq!(cluster(&gathering, 3, false, 5, 1), Some((more, Duration::from_millis(4))));
-        assert_eq!(cluster(&gathering, 3, false, 5, 5), None);
+        assert_eq!(cluster(&batching, 3, false, 5, 1), Some((more, Duration::from_millis(4))));
+        assert_eq!(cluster(&batching, 3, false, 5, 5), None);
         // Batches that stay small say that there is nothing to wait for.
         for _ in 0..40 {
-            gathering.went(2, now);
+            batching.went(2, now);
         }
-        gathering.wrote(1, now);
-        assert_eq!(gathering.wait(1, now), None);
+        batching.wrote(1, now);
+        assert_eq!(batching.wait(1, now), None);
     }
 }

@@ -23,7 +23,7 @@ const WAITS_MAX: f64 = 0.45;
 const PACE_MAX: Duration = Duration::from_millis(10);
 
 /// Knows how short processors are.
-pub(super) struct Pressure {
+pub(super) struct CpuPressure {
     /// Absent where the kernel does not tell.
     schedstat: Option<File>,
     stat: Option<File>,
@@ -36,10 +36,10 @@ pub(super) struct Pressure {
     waits: f64,
 }
 
-impl Pressure {
+impl CpuPressure {
     /// Of the calling thread.
-    pub fn here(now: Instant) -> Pressure {
-        Pressure {
+    pub fn here(now: Instant) -> CpuPressure {
+        CpuPressure {
             schedstat: File::open("/proc/thread-self/schedstat").ok(),
             stat: File::open("/proc/stat").ok(),
             seen: (0, 0),
@@ -50,9 +50,9 @@ impl Pressure {
     }
 
     /// Of nothing: there is no pressure ever.
-    pub fn none(now: Instant) -> Pressure {
+    pub fn none(now: Instant) -> CpuPressure {
         let waits = 0.0;
-        Pressure { schedstat: None, stat: None, seen: (0, 0), ticks: (0, 0), next_look: now, waits }
+        CpuPressure { schedstat: None, stat: None, seen: (0, 0), ticks: (0, 0), next_look: now, waits }
     }
 
     /// Looks, if it is time.
@@ -110,34 +110,38 @@ mod tests {
 
     #[test]
     fn the_kernel_tells() {
-        let mut pressure = Pressure::here(Instant::now());
-        pressure.look(Instant::now());
+        let mut cpu_pressure = CpuPressure::here(Instant::now());
+        cpu_pressure.look(Instant::now());
         // A thread that has just begun may not have been counted yet; the machine has.
-        assert!(pressure.stat.is_none() || pressure.ticks.0 > pressure.ticks.1);
+        assert!(cpu_pressure.stat.is_none() || cpu_pressure.ticks.0 > cpu_pressure.ticks.1);
     }
 
     #[test]
     fn only_a_thread_that_has_to_wait_slows_down() {
-        let mut pressure = Pressure::here(Instant::now());
+        let mut cpu_pressure = CpuPressure::here(Instant::now());
         for _ in 0..50 {
-            pressure.felt(90_000_000, 5_000_000, 0.0);
+            cpu_pressure.felt(90_000_000, 5_000_000, 0.0);
         }
-        assert_eq!(pressure.pace(), Duration::ZERO);
+        assert_eq!(cpu_pressure.pace(), Duration::ZERO);
         for _ in 0..50 {
-            pressure.felt(10_000, 500_000, 0.0);
+            cpu_pressure.felt(10_000, 500_000, 0.0);
         }
-        assert_eq!(pressure.pace(), Duration::ZERO, "an idle thread waits for nothing");
+        assert_eq!(cpu_pressure.pace(), Duration::ZERO, "an idle thread waits for nothing");
         for _ in 0..50 {
-            pressure.felt(30_000_000, 60_000_000, 0.05);
+            cpu_pressure.felt(30_000_000, 60_000_000, 0.05);
         }
-        assert_eq!(pressure.pace(), PACE_MAX);
+        assert_eq!(cpu_pressure.pace(), PACE_MAX);
         for _ in 0..50 {
-            pressure.felt(30_000_000, 60_000_000, 0.5);
+            cpu_pressure.felt(30_000_000, 60_000_000, 0.5);
         }
-        assert_eq!(pressure.pace(), Duration::ZERO, "there are processors to be had");
+        assert_eq!(cpu_pressure.pace(), Duration::ZERO, "there are processors to be had");
         for _ in 0..50 {
-            pressure.felt(70_000_000, 30_000_000, 0.0);
+            cpu_pressure.felt(70_000_000, 30_000_000, 0.0);
         }
-        assert!(pressure.pace() > PACE_MAX / 3 && pressure.pace() < PACE_MAX, "{:?}", pressure.pace());
+        assert!(
+            cpu_pressure.pace() > PACE_MAX / 3 && cpu_pressure.pace() < PACE_MAX,
+            "{:?}",
+            cpu_pressure.pace()
+        );
     }
 }
