@@ -129,7 +129,6 @@ impl Server {
             Some((cert, _)) => tls::Files { cacert: cert.clone(), ..tls::Files::default() },
             None => given.clone(),
         };
-        let scheme = if contestant.tls { "https" } else { "http" };
         let endpoint_of = |text: &str| -> Result<Endpoint, Error> {
             let config = client.client(text.starts_with("https://") || text.starts_with("unixs://"))?;
             Ok(Endpoint::parse(text, config.as_ref())?)
@@ -140,63 +139,86 @@ impl Server {
                 let meter = Meter::new(&endpoint, *pid);
                 Self::of(endpoint, meter)
             }
-            Source::Responder => {
-                let tls = certificates.as_ref().map(|(cert, key)| tls::server(cert, key)).transpose()?;
-                let options = responder::Options { tls, ..responder::Options::default() };
-                let mut responder = Responder::bind("127.0.0.1:0", options).map_err(&said)?;
-                let endpoint = endpoint_of(&format!("{scheme}://{}", responder.address().map_err(&said)?))?;
-                let stop = Arc::new(AtomicBool::new(false));
-                let (seen, (tell, told)) = (stop.clone(), std::sync::mpsc::channel());
-                let thread = std::thread::Builder::new()
-                    .name("responder".to_owned())
-                    .spawn(move || {
-                        let _ = tell.send(std::fs::read_link("/proc/thread-self").unwrap_or_default());
-                        // It ends when it is told to; if it ends before, calls fail and say so.
-                        let _ = responder.run(&seen);
-                    })
-                    .map_err(&said)?;
-                let task = told.recv().unwrap_or_default();
-                let mut server = Self::of(endpoint, Meter::thread(&task.to_string_lossy()));
-                server.responder = Some((stop, thread));
-                server
-            }
+            Source::Responder => Self::responder(contestant, certificates.as_ref(), &endpoint_of)?,
             Source::Program(path, flags) => {
-                let [port, peer_port] = free_ports().map_err(&said)?;
-                let url = format!("{scheme}://127.0.0.1:{port}");
-                let peer = format!("http://127.0.0.1:{peer_port}");
-                std::fs::create_dir_all(directory).map_err(&said)?;
-                let log = std::fs::File::create(directory.join("log")).map_err(&said)?;
-                let mut command = Command::new(path);
-                command
-                    .args(["--name", "default", "--data-dir"])
-                    .arg(directory.join("data"))
-                    .args(["--listen-client-urls", &url, "--advertise-client-urls", &url])
-                    .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
-                    .args(["--initial-cluster", &format!("default={peer}")])
-                    .args(["--quota-backend-bytes", "8589934592", "--log-level", "error"]);
-                if let Some((cert, key)) = &certificates {
-                    command.args(["--cert-file", cert, "--key-file", key]);
-                }
-                // All that may fail comes before there is a process that would be left.
-                let endpoint = endpoint_of(&url)?;
-                let child = command
-                    .args(flags)
-                    .stdin(Stdio::null())
-                    .stdout(log.try_clone().map_err(&said)?)
-                    .stderr(log)
-                    .spawn()
-                    .map_err(|error| Error::Program {
-                        name: contestant.name.clone(),
-                        path: path.display().to_string(),
-                        error,
-                    })?;
-                let mut server = Self::of(endpoint.clone(), Meter::new(&endpoint, Some(child.id())));
-                server.child = Some(child);
-                server
+                Self::program(contestant, path, flags, directory, certificates.as_ref(), &endpoint_of)?
             }
         };
         server.directory = Some(place);
         server.wait(&contestant.name)?;
+        Ok(server)
+    }
+
+    /// Starts the responder in a thread.
+    fn responder(
+        contestant: &Contestant,
+        certificates: Option<&(String, String)>,
+        endpoint_of: &dyn Fn(&str) -> Result<Endpoint, Error>,
+    ) -> Result<Self, Error> {
+        let said = Error::at(&contestant.name);
+        let scheme = scheme(contestant);
+        let tls = certificates.map(|(cert, key)| tls::server(cert, key)).transpose()?;
+        let options = responder::Options { tls, ..responder::Options::default() };
+        let mut responder = Responder::bind("127.0.0.1:0", options).map_err(&said)?;
+        let endpoint = endpoint_of(&format!("{scheme}://{}", responder.address().map_err(&said)?))?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let (seen, (tell, told)) = (stop.clone(), std::sync::mpsc::channel());
+        let thread = std::thread::Builder::new()
+            .name("responder".to_owned())
+            .spawn(move || {
+                let _ = tell.send(std::fs::read_link("/proc/thread-self").unwrap_or_default());
+                // It ends when it is told to; if it ends before, calls fail and say so.
+                let _ = responder.run(&seen);
+            })
+            .map_err(&said)?;
+        let task = told.recv().unwrap_or_default();
+        let mut server = Self::of(endpoint, Meter::thread(&task.to_string_lossy()));
+        server.responder = Some((stop, thread));
+        Ok(server)
+    }
+
+    /// Starts a server's program in a directory and on ports of its own.
+    fn program(
+        contestant: &Contestant,
+        path: &Path,
+        flags: &[String],
+        directory: &Path,
+        certificates: Option<&(String, String)>,
+        endpoint_of: &dyn Fn(&str) -> Result<Endpoint, Error>,
+    ) -> Result<Self, Error> {
+        let said = Error::at(&contestant.name);
+        let scheme = scheme(contestant);
+        let [port, peer_port] = free_ports().map_err(&said)?;
+        let url = format!("{scheme}://127.0.0.1:{port}");
+        let peer = format!("http://127.0.0.1:{peer_port}");
+        std::fs::create_dir_all(directory).map_err(&said)?;
+        let log = std::fs::File::create(directory.join("log")).map_err(&said)?;
+        let mut command = Command::new(path);
+        command
+            .args(["--name", "default", "--data-dir"])
+            .arg(directory.join("data"))
+            .args(["--listen-client-urls", &url, "--advertise-client-urls", &url])
+            .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
+            .args(["--initial-cluster", &format!("default={peer}")])
+            .args(["--quota-backend-bytes", "8589934592", "--log-level", "error"]);
+        if let Some((cert, key)) = certificates {
+            command.args(["--cert-file", cert, "--key-file", key]);
+        }
+        // All that may fail comes before there is a process that would be left.
+        let endpoint = endpoint_of(&url)?;
+        let child = command
+            .args(flags)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().map_err(&said)?)
+            .stderr(log)
+            .spawn()
+            .map_err(|error| Error::Program {
+                name: contestant.name.clone(),
+                path: path.display().to_string(),
+                error,
+            })?;
+        let mut server = Self::of(endpoint.clone(), Meter::new(&endpoint, Some(child.id())));
+        server.child = Some(child);
         Ok(server)
     }
 
@@ -254,6 +276,11 @@ impl Drop for Server {
             let _ = thread.join();
         }
     }
+}
+
+/// The scheme of the URLs that clients are given.
+fn scheme(contestant: &Contestant) -> &'static str {
+    if contestant.tls { "https" } else { "http" }
 }
 
 /// A directory for one server, whether it was made yet or not.

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use api::etcdserverpb::InternalRaftRequest;
 use bytes::Bytes;
-use cli::{Command, Failure, Flag, Progress};
+use cli::{Command, Failure, Flag, Matches, Progress};
 use disk::{Disk, RealDisk};
 use interchange::DataDir;
 use log::HardState;
+use machine::Machine;
 use prost::Message as _;
 use storage::Identity;
 use storage::etcd_database;
@@ -58,91 +59,22 @@ both kinds in one cluster are not supported. What is read is not changed, and ma
 
 fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     required(session, &[DATA_DIR.row(), TO.row()])?;
-    let given = session.matches;
-    let (from, to) = (PathBuf::from(given.get(DATA_DIR)), PathBuf::from(given.get(TO)));
-    let wal_dir = match given.get(WAL_DIR) {
-        "" => from.join("member").join("wal"),
-        dir => PathBuf::from(dir),
-    };
-    if is_taken(&to).unwrap_or(true) {
-        return Err(Failure::error(format!("{} is there already, and not empty", to.display())));
+    let options = Options::of(session.matches);
+    if is_taken(&options.to).unwrap_or(true) {
+        return Err(Failure::error(format!("{} is there already, and not empty", options.to.display())));
     }
     session.notices.info(
         "importing",
-        &[("data-dir", from.display().to_string().into()), ("to", to.display().to_string().into())],
+        &[
+            ("data-dir", options.from.display().to_string().into()),
+            ("to", options.to.display().to_string().into()),
+        ],
     );
-    let source = DataDir::open_with(&RealDisk, &from, &wal_dir).map_err(|e| {
-        let what = format!("{}: {e}", from.display());
-        Failure::error(if what.contains("locked by another process") {
-            format!("{what}: stop etcd first")
-        } else {
-            what
-        })
-    })?;
-    etcd_dir::check_versions(source.meta.storage_version.as_deref(), &source.membership)?;
-    let without_users = given.get(WITHOUT_USERS);
-    let guarded = etcd_dir::check_users(&source.base, without_users, "the state")?;
-    if let Some(loss) = source.old_store.loss()
-        && !given.get(WITHOUT_OLD_STORE)
-    {
-        return Err(Failure::error(format!(
-            "the old store (API version 2) would be lost, and {loss}: Mainstay has no such store, nor has etcd from 3.6 \
-             on. Move what is needed (ETCDCTL_API=3 etcdctl migrate of 3.4), or leave it out with --without-old-store"
-        )));
-    }
-    let target = Target::begin(&to)?;
-    let identity = source.wal.identity;
-    let identity = Identity { member_id: identity.member_id, cluster_id: identity.cluster_id };
+    let source = open(&options)?;
+    let guarded = checked(&source, &options)?;
+    let target = Target::begin(&options.to)?;
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
-    let mut restoration =
-        Restoration::begin(&disk, target.making(), identity.clone()).map_err(Failure::error)?;
-    let index = source.base_index();
-    let term = source
-        .base_term()
-        .ok_or_else(|| Failure::error(format!("nothing says in which term entry {index} was written")))?;
-    let total = source.base.bolt().size_bytes();
-    let leases = etcd_dir::leases(&source.base)?;
-    let lease_ids = leases.iter().map(|(id, _, _)| *id).collect();
-    let mut progress = Progress::of_bytes("importing", Some(total));
-    let mut filling = restoration
-        .fill(RestoredHead {
-            compact_revision: source.meta.compact_revision().unwrap_or(-1),
-            index,
-            term,
-            leases,
-            alarms: source.base.alarms().map_err(Failure::error)?,
-            members: etcd_database::members(&source.membership),
-            // Members stopped at different entries.
-            is_shared: false,
-        })
-        .map_err(Failure::error)?;
-    let without_lease =
-        etcd_dir::take_history(&source.base, &lease_ids, &mut filling, &mut |bytes| progress.at(bytes, ""))?;
-    let mut machine = filling.finish(None).map_err(Failure::error)?;
-    progress.finish();
-    without_lease.warn(&mut session.notices);
-    let mut tail = Tail {
-        source: &source,
-        next: index + 1,
-        term,
-        guarded,
-        without_users,
-        without_old_store: given.get(WITHOUT_OLD_STORE),
-        left_out: 0,
-        progress: Progress::of_things("entries", Some(source.wal.last().saturating_sub(index))),
-    };
-    let promised = source.wal.hard_state;
-    // A term that the log has entries of was promised, whatever came of the last record.
-    let newest = source.wal.term(source.wal.last()).unwrap_or(0).max(term);
-    let hard_state = HardState {
-        term: promised.term.max(newest),
-        vote: if promised.term < newest { 0 } else { promised.vote },
-        commit: source.end(),
-    };
-    let terms = restoration.follow(&mut machine, hard_state, &mut tail).map_err(Failure::error)?;
-    let left_out = tail.left_out;
-    drop(tail);
-    restoration.finish(machine, &terms).map_err(Failure::error)?;
+    let left_out = fill(session, &disk, &source, &options, guarded, &target)?;
     // Read it back, as a start would.
     let mut made = Stopped::open(&disk, target.making()).map_err(Failure::error)?;
     let (hash, compacted, revision) = made.hash_kv(0).map_err(|status| Failure::error(status.message))?;
@@ -158,10 +90,10 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     session.notices.info(
         "imported",
         &[
-            ("member-id", format!("{:x}", identity.member_id).into()),
-            ("cluster-id", format!("{:x}", identity.cluster_id).into()),
+            ("member-id", format!("{:x}", source.wal.identity.member_id).into()),
+            ("cluster-id", format!("{:x}", source.wal.identity.cluster_id).into()),
             ("members", members.into()),
-            ("database-index", index.into()),
+            ("database-index", source.base_index().into()),
             ("index", source.end().into()),
             ("last-index", source.wal.last().into()),
             ("revision", revision.into()),
@@ -170,6 +102,133 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
         ],
     );
     Ok(())
+}
+
+/// What the flags say.
+struct Options {
+    from: PathBuf,
+    wal_dir: PathBuf,
+    to: PathBuf,
+    without_users: bool,
+    without_old_store: bool,
+}
+
+impl Options {
+    fn of(given: &Matches) -> Options {
+        let from = PathBuf::from(given.get(DATA_DIR));
+        let wal_dir = match given.get(WAL_DIR) {
+            "" => from.join("member").join("wal"),
+            dir => PathBuf::from(dir),
+        };
+        Options {
+            from,
+            wal_dir,
+            to: PathBuf::from(given.get(TO)),
+            without_users: given.get(WITHOUT_USERS),
+            without_old_store: given.get(WITHOUT_OLD_STORE),
+        }
+    }
+}
+
+/// Opens etcd's directory for reading.
+fn open(options: &Options) -> Result<DataDir, Failure> {
+    DataDir::open_with(&RealDisk, &options.from, &options.wal_dir).map_err(|e| {
+        let what = format!("{}: {e}", options.from.display());
+        Failure::error(if what.contains("locked by another process") {
+            format!("{what}: stop etcd first")
+        } else {
+            what
+        })
+    })
+}
+
+/// Refuses a directory of which something would be lost without a flag that says so. Returns true if authentication is on.
+fn checked(source: &DataDir, options: &Options) -> Result<bool, Failure> {
+    etcd_dir::check_versions(source.meta.storage_version.as_deref(), &source.membership)?;
+    let guarded = etcd_dir::check_users(&source.base, options.without_users, "the state")?;
+    if let Some(loss) = source.old_store.loss()
+        && !options.without_old_store
+    {
+        return Err(Failure::error(format!(
+            "the old store (API version 2) would be lost, and {loss}: Mainstay has no such store, nor has etcd from 3.6 \
+             on. Move what is needed (ETCDCTL_API=3 etcdctl migrate of 3.4), or leave it out with --without-old-store"
+        )));
+    }
+    Ok(guarded)
+}
+
+/// Writes Mainstay's directory: first etcd's database, then the entries of its log behind that. Returns how many entries were
+/// left out since they change users, roles or authentication.
+fn fill(
+    session: &mut Session<'_>,
+    disk: &Arc<dyn Disk>,
+    source: &DataDir,
+    options: &Options,
+    guarded: bool,
+    target: &Target,
+) -> Result<u64, Failure> {
+    let identity = source.wal.identity;
+    let identity = Identity { member_id: identity.member_id, cluster_id: identity.cluster_id };
+    let mut restoration = Restoration::begin(disk, target.making(), identity).map_err(Failure::error)?;
+    let index = source.base_index();
+    let term = source
+        .base_term()
+        .ok_or_else(|| Failure::error(format!("nothing says in which term entry {index} was written")))?;
+    let mut machine = fill_database(session, source, &mut restoration, term)?;
+    let mut tail = Tail {
+        source,
+        next: index + 1,
+        term,
+        guarded,
+        without_users: options.without_users,
+        without_old_store: options.without_old_store,
+        left_out: 0,
+        progress: Progress::of_things("entries", Some(source.wal.last().saturating_sub(index))),
+    };
+    let promised = source.wal.hard_state;
+    // A term that the log has entries of was promised, whatever came of the last record.
+    let newest = source.wal.term(source.wal.last()).unwrap_or(0).max(term);
+    let hard_state = HardState {
+        term: promised.term.max(newest),
+        vote: if promised.term < newest { 0 } else { promised.vote },
+        commit: source.end(),
+    };
+    let terms = restoration.follow(&mut machine, hard_state, &mut tail).map_err(Failure::error)?;
+    let left_out = tail.left_out;
+    drop(tail);
+    restoration.finish(machine, &terms).map_err(Failure::error)?;
+    Ok(left_out)
+}
+
+/// Takes the state that etcd's database holds, of the entry `source.base_index()` in this raft term.
+fn fill_database(
+    session: &mut Session<'_>,
+    source: &DataDir,
+    restoration: &mut Restoration,
+    term: u64,
+) -> Result<Machine, Failure> {
+    let total = source.base.bolt().size_bytes();
+    let leases = etcd_dir::leases(&source.base)?;
+    let lease_ids = leases.iter().map(|(id, _, _)| *id).collect();
+    let mut progress = Progress::of_bytes("importing", Some(total));
+    let mut filling = restoration
+        .fill(RestoredHead {
+            compact_revision: source.meta.compact_revision().unwrap_or(-1),
+            index: source.base_index(),
+            term,
+            leases,
+            alarms: source.base.alarms().map_err(Failure::error)?,
+            members: etcd_database::members(&source.membership),
+            // Members stopped at different entries.
+            is_shared: false,
+        })
+        .map_err(Failure::error)?;
+    let without_lease =
+        etcd_dir::take_history(&source.base, &lease_ids, &mut filling, &mut |bytes| progress.at(bytes, ""))?;
+    let machine = filling.finish(None).map_err(Failure::error)?;
+    progress.finish();
+    without_lease.warn(&mut session.notices);
+    Ok(machine)
 }
 
 /// The entries behind the database, in today's words.
