@@ -3,6 +3,8 @@
 //! It takes what shards ask and what the log tells, in batches: everything that gathered while it was busy. One turn
 //! proposes it all, hands the log one batch, applies what has become durable and committed, publishes one state, and
 //! only then answers (invariant I3). It never waits for the disk.
+//!
+//! `run.rs` is the loop. The other files are what it looks after, each with its own state: [`Core`] says how they go together.
 
 mod alarms;
 mod answers;

@@ -30,7 +30,7 @@ struct Slot {
     proposed: Option<Instant>,
 }
 
-/// One shard's open questions, and the asks that go to the core at the end of this turn of its loop.
+/// One shard's open requests, and those that go to the core at the end of this turn of its loop.
 pub struct Pending {
     shared: Arc<Shared>,
     shard: u16,
@@ -41,7 +41,7 @@ pub struct Pending {
 }
 
 impl Pending {
-    /// No questions.
+    /// No requests.
     pub fn new(shared: Arc<Shared>, shard: u16) -> Rc<Pending> {
         Rc::new(Pending {
             shared,
@@ -57,7 +57,7 @@ impl Pending {
     ///
     /// # Errors
     ///
-    /// Too many questions are open.
+    /// Too many requests are open.
     pub fn ask<R: Into<CoreRequest>>(
         self: &Rc<Self>,
         ask: impl FnOnce(RequestId) -> R,
@@ -137,7 +137,7 @@ impl Pending {
         }
     }
 
-    /// Ends the questions that have waited too long.
+    /// Ends the requests that have waited too long.
     pub fn sweep(&self, now: Instant) {
         for slot in self.slots.borrow_mut().iter_mut() {
             if now >= slot.deadline
@@ -156,7 +156,7 @@ impl Pending {
     pub const SWEEP_INTERVAL: Duration = Duration::from_millis(250);
 }
 
-/// An open question: resolves to the answer, or to etcd's timeout.
+/// The reply to an open request: resolves to it, or to etcd's timeout.
 pub struct PendingReply {
     pending: Rc<Pending>,
     slot: u32,

@@ -100,3 +100,43 @@ impl History {
         Some(self.entries.first_index())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    fn history(now: Instant) -> History {
+        let options = log::Options { by_hand: true, secret_seed: Some(1), ..log::Options::new("/log", 1, 2) };
+        let disk = Arc::new(disk::MemDisk::new(1));
+        let opened = log::Log::open(options, disk, 1, &mut |_| {}, Box::new(|_| {}));
+        let (log, _) = opened.unwrap_or_else(|e| panic!("{e}"));
+        History::new(log.entries(), VecDeque::from([(3, place(1))]), vec![(2, 1)], now)
+    }
+
+    fn place(offset: u32) -> log::Location {
+        log::Location { segment: 1, offset }
+    }
+
+    #[test]
+    fn an_entry_that_replaces_others_takes_their_places() {
+        let mut history = history(Instant::now());
+        assert!(history.was_replayed(3) && !history.was_replayed(4));
+        history.located(vec![(4, place(2)), (5, place(3))]);
+        history.located(vec![(4, place(4))]);
+        assert_eq!(history.take_location(4).map(|location| location.offset), Ok(4));
+        assert!(history.take_location(5).is_err(), "it was replaced");
+    }
+
+    #[test]
+    fn the_first_entry_of_a_newer_term_is_noticed() {
+        let now = Instant::now();
+        let mut history = history(now);
+        assert!(!history.applied(3, 1) && history.applied(4, 2) && !history.applied(5, 2));
+        assert_eq!(history.known_terms().last(), Some(&(4, 2)));
+        history.restored(9, 3);
+        assert_eq!(history.known_terms(), [(9, 3)]);
+        assert!(history.first_index(now).is_some() && history.first_index(now).is_none(), "now and then");
+    }
+}

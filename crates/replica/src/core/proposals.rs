@@ -11,7 +11,7 @@ use super::{MemberChange, RequestId};
 use crate::arrivals::Charge;
 use crate::fold::FoldMap;
 
-/// Bytes of commands that a follower hands on before some of them are applied.
+/// Bytes of commands that a follower forwards before some of them are applied.
 const FORWARDED_BYTES_MAX: usize = 8 << 20;
 
 /// Who waits for an entry.
@@ -246,7 +246,7 @@ impl Proposals {
         self.gathered[..count].iter().map(|proposal| proposal.data.clone()).collect()
     }
 
-    /// How many of the gathered proposals a follower may hand on now. What goes to the leader shares its connection
+    /// How many of the gathered proposals a follower may forward now. What goes to the leader shares its connection
     /// with heartbeats, which must not wait long.
     fn forwardable(&self) -> usize {
         let mut room = FORWARDED_BYTES_MAX.saturating_sub(self.open_bytes);

@@ -255,7 +255,7 @@ impl Room {
             && self.has(log, bytes.saturating_add(wasted), Purpose::Frees)
     }
 
-    /// Leaves those of the proposals that another member hands on that the disk has room for.
+    /// Leaves those of the proposals forwarded by another member that the disk has room for.
     pub fn thin_out(&self, log: &Log, message: &mut raftpb::Message) {
         if self.has_plenty(log) {
             return;
@@ -359,6 +359,8 @@ fn puts(txn: &TxnRequest) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use api::etcdserverpb::{CompactionRequest, DeleteRangeRequest, PutRequest, RequestOp};
 
     use super::*;
@@ -387,5 +389,51 @@ mod tests {
         let compaction = Some(CompactionRequest::default());
         assert_eq!(purpose(InternalRaftRequest { compaction, ..Default::default() }), Purpose::Mends);
         assert!(Purpose::Adds < Purpose::Frees && Purpose::Frees < Purpose::Mends);
+    }
+
+    /// A log that is driven by hand, on a disk in memory, whose queue holds one batch of `entry` and no second.
+    fn log() -> Log {
+        let options = log::Options {
+            segment_bytes: 16 << 10,
+            by_hand: true,
+            secret_seed: Some(1),
+            queued_bytes_max: 1000,
+            ..log::Options::new("/log", 1, 2)
+        };
+        let disk = Arc::new(disk::MemDisk::new(1));
+        let opened = Log::open(options, disk, 1, &mut |_| {}, Box::new(|_| {}));
+        opened.unwrap_or_else(|e| panic!("{e}")).0
+    }
+
+    fn entry(index: u64) -> Batch {
+        let data = Bytes::from(vec![7; 600]);
+        Batch { entries: vec![log::Entry { term: 1, index, entry_type: 0, data }], ..Batch::default() }
+    }
+
+    #[test]
+    fn what_finds_no_room_goes_to_the_log_later_in_its_order() {
+        let (mut log, start) = (log(), Instant::now());
+        let mut room = Room::new(start, &log);
+        assert_eq!(room.oldest(), None);
+        for raft in 1..=3 {
+            let now = start + Duration::from_secs(raft);
+            assert_eq!(room.hand(&mut log, entry(raft), raft, now), Ok(()));
+        }
+        assert!(room.is_full(), "the log's queue is");
+        assert_eq!(room.oldest(), Some(start + Duration::from_secs(1)));
+        assert_eq!(room.synced(1), Some(1));
+        assert_eq!(room.oldest(), Some(start + Duration::from_secs(2)));
+        for raft in 2..=3 {
+            assert!(room.is_full());
+            log.turn();
+            assert_eq!(room.retry(&mut log), Ok(()));
+            assert_eq!(room.synced(raft), Some(raft), "the log numbers them as they came");
+        }
+        assert!(!room.is_full());
+        log.turn();
+        // Raft knows nothing of values.
+        let value = log::Value { id: log::ValueId { main: 5, sub: 0 }, data: Bytes::from_static(b"v") };
+        assert_eq!(room.hand_values(&mut log, vec![value], start), Some(4));
+        assert_eq!((room.synced(4), room.oldest()), (None, None));
     }
 }

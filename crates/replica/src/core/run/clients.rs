@@ -367,7 +367,7 @@ impl Core {
         let id = self.shared.request_id();
         request.header = Some(RequestHeader { id, ..RequestHeader::default() });
         let data = Bytes::from(request.encode_to_vec());
-        // A follower's own disk has nothing to do with what it hands on.
+        // A follower's own disk has nothing to do with what it forwards.
         let full = self.leadership.leads() && !self.room.has(&self.log, data.len(), Purpose::Own);
         let refused = full || self.node.request(Request::Propose(vec![data])).is_err();
         if refused {
