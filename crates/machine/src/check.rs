@@ -287,6 +287,7 @@ pub const ATTACHED_COST: u64 = 64;
 mod tests {
     use super::*;
     use bytes::Bytes;
+    use testkit::Random;
 
     fn put_op(key: &'static str) -> RequestOp {
         let put = PutRequest { key: key.into(), ..PutRequest::default() };
@@ -377,33 +378,28 @@ mod tests {
         }
     }
 
-    fn random(state: &mut u64, n: u64) -> u64 {
-        *state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (*state >> 33) % n
-    }
-
-    fn random_ops(state: &mut u64, depth: usize) -> Vec<RequestOp> {
-        let key = |state: &mut u64| -> Bytes { format!("{:02}", random(state, 60)).into() };
-        (0..random(state, 4))
+    fn random_ops(random: &mut Random, depth: usize) -> Vec<RequestOp> {
+        let key = |random: &mut Random| -> Bytes { format!("{:02}", random.below(60)).into() };
+        (0..random.below(4))
             .map(|_| {
-                let request = match random(state, 6) {
-                    0..=2 => Request::RequestPut(PutRequest { key: key(state), ..Default::default() }),
+                let request = match random.below(6) {
+                    0..=2 => Request::RequestPut(PutRequest { key: key(random), ..Default::default() }),
                     3 => Request::RequestDeleteRange(DeleteRangeRequest {
-                        key: key(state),
-                        range_end: match random(state, 4) {
+                        key: key(random),
+                        range_end: match random.below(4) {
                             0 => Bytes::new(),
                             1 => Bytes::from_static(b"\0"),
-                            _ => key(state),
+                            _ => key(random),
                         },
                         ..Default::default()
                     }),
                     _ if depth == 0 => {
-                        Request::RequestRange(RangeRequest { key: key(state), ..Default::default() })
+                        Request::RequestRange(RangeRequest { key: key(random), ..Default::default() })
                     }
                     _ => Request::RequestTxn(TxnRequest {
                         compare: vec![],
-                        success: random_ops(state, depth - 1),
-                        failure: random_ops(state, depth - 1),
+                        success: random_ops(random, depth - 1),
+                        failure: random_ops(random, depth - 1),
                     }),
                 };
                 RequestOp { request: Some(request) }
@@ -413,9 +409,9 @@ mod tests {
 
     #[test]
     fn overlaps_are_found_where_etcd_finds_them() {
-        let (mut state, mut refused) = (1, 0);
+        let (mut random, mut refused) = (Random::new(1), 0);
         for _ in 0..20_000 {
-            let ops = random_ops(&mut state, 3);
+            let ops = random_ops(&mut random, 3);
             let expected = Naive::collect(&ops).is_some();
             assert_eq!(Written::collect(&ops, &mut 0).is_ok(), expected, "{ops:?}");
             refused += u32::from(!expected);

@@ -414,11 +414,8 @@ mod tests {
     #[test]
     fn decodes_as_prost_does() {
         // Bytes that prost takes are decoded by hand as well, to the same: fields repeated, out of order and unknown.
-        let mut state = 1u64;
-        let mut random = move |n: u64| {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            (state >> 33) % n
-        };
+        let mut numbers = testkit::Random::new(1);
+        let mut random = move |n: u64| numbers.below(n);
         let mut taken = 0;
         for _ in 0..20_000 {
             let mut bytes = nested(1 + random(4) as usize);

@@ -390,14 +390,8 @@ mod tests {
 
     #[test]
     fn any_bytes_are_read_or_refused() {
-        // xorshift: the same garbage every time.
-        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-        let mut next = || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state
-        };
+        let mut random = testkit::Random::new(1);
+        let mut next = || random.number();
         for _ in 0..2000 {
             let mut bytes: Vec<u8> = (0..next() % 200).map(|_| (next() >> 33) as u8).collect();
             // Lengths that are possible get further.

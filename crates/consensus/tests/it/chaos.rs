@@ -3,7 +3,9 @@
 use consensus::{ConfChangeKind, Event, Request};
 use mainstay_consensus as consensus;
 
-use crate::sim::{Dice, Disk, Sim};
+use testkit::Random;
+
+use crate::sim::{Disk, Sim};
 
 /// Seeds of a normal run; `MAINSTAY_SEEDS` names another number and `MAINSTAY_SEED` a single one.
 const SEEDS: u64 = 500;
@@ -23,13 +25,13 @@ fn duel(sim: &mut Sim, id: u64) {
 
 /// Elections and crashes at every turn, and slow disks.
 fn storm(sim: &mut Sim, id: u64) {
-    match sim.dice.roll(20) {
+    match sim.dice.below(20) {
         5 => duel(sim, id),
         0 | 1 => {
             let _ = sim.request(id, Request::Campaign);
         }
         2 => {
-            let kept = usize::try_from(sim.dice.roll(3)).expect("small");
+            let kept = usize::try_from(sim.dice.below(3)).expect("small");
             sim.crash(id, kept);
         }
         3 | 4 => sim.sync(id, 1),
@@ -38,13 +40,13 @@ fn storm(sim: &mut Sim, id: u64) {
 }
 
 fn chance(sim: &mut Sim, id: u64) {
-    let count = 1 + usize::try_from(sim.dice.roll(4)).expect("small");
-    match sim.dice.roll(1000) {
+    let count = 1 + usize::try_from(sim.dice.below(4)).expect("small");
+    match sim.dice.below(1000) {
         0..150 => sim.tick(id),
         150..400 => sim.sync(id, count),
         400..600 => sim.apply(id, count),
         600..700 => {
-            let bytes = 8 + usize::try_from(sim.dice.roll(200)).expect("small");
+            let bytes = 8 + usize::try_from(sim.dice.below(200)).expect("small");
             let _ = sim.propose(id, count, bytes);
         }
         700..760 => {
@@ -52,16 +54,16 @@ fn chance(sim: &mut Sim, id: u64) {
         }
         760..820 => sim.fetch(id, if count == 4 { 0 } else { count * 3 }),
         820..860 => {
-            let keep = sim.dice.roll(10);
+            let keep = sim.dice.below(10);
             sim.forget(id, keep);
         }
         860..890 => sim.checkpoint(id),
         890..910 => {
-            let keep = sim.dice.roll(20);
+            let keep = sim.dice.below(20);
             sim.discard(id, keep);
         }
         910..920 => {
-            let kept = usize::try_from(sim.dice.roll(4)).expect("small");
+            let kept = usize::try_from(sim.dice.below(4)).expect("small");
             sim.crash(id, kept);
         }
         920..925 => {
@@ -90,7 +92,7 @@ fn change_members(sim: &mut Sim, id: u64) {
         return;
     }
     let some = sim.dice.pick(&all);
-    let (kind, node) = match sim.dice.roll(4) {
+    let (kind, node) = match sim.dice.below(4) {
         0 => {
             let new = 1 + *sim.members.keys().max().expect("members");
             if new > MEMBERS_MAX {
@@ -110,7 +112,7 @@ fn change_members(sim: &mut Sim, id: u64) {
 
 fn weather(sim: &mut Sim) {
     let ids: Vec<u64> = sim.members.keys().copied().collect();
-    match sim.dice.roll(4) {
+    match sim.dice.below(4) {
         0 => {
             let (a, b) = (sim.dice.pick(&ids), sim.dice.pick(&ids));
             sim.cut.insert((a, b));
@@ -133,9 +135,9 @@ fn network(sim: &mut Sim) {
     }
     // Mostly the oldest first, sometimes any.
     let len = sim.network.len() as u64;
-    let at = if sim.dice.one_in(4) { sim.dice.roll(len) } else { sim.dice.roll(len.min(3)) };
+    let at = if sim.dice.one_in(4) { sim.dice.below(len) } else { sim.dice.below(len.min(3)) };
     let at = usize::try_from(at).expect("small");
-    match sim.dice.roll(40) {
+    match sim.dice.below(40) {
         0 | 1 => {
             let message = sim.network.remove(at);
             sim.lose(&message);
@@ -156,7 +158,7 @@ fn network(sim: &mut Sim) {
 }
 
 fn run(seed: u64) -> (u64, u64, u64, u64) {
-    let voters = 1 + Dice(seed).roll(5);
+    let voters = 1 + Random::new(seed).below(5);
     let mut sim = Sim::new(seed, voters);
     let stormy = seed % 3 == 2;
     sim.pre_vote = !stormy;

@@ -8,7 +8,9 @@ use consensus::{
 };
 use mainstay_consensus as consensus;
 
-use crate::sim::{Dice, conf_change};
+use testkit::Random;
+
+use crate::sim::conf_change;
 
 /// Member 1 of three, with entries 1 to 10 of term 2, of which 8 are committed and 6 applied.
 fn restored() -> Restored {
@@ -434,7 +436,7 @@ fn noise() {
     let mut leaders = 0;
     let seeds = std::env::var("MAINSTAY_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(400);
     for seed in 0..seeds {
-        let mut dice = Dice(seed);
+        let mut dice = Random::new(seed);
         let mut node = if dice.one_in(2) { follower() } else { leader() };
         let mut unsynced: Vec<u64> = Vec::new();
         let mut members = vec![1, 2, 3, 4];
@@ -446,7 +448,7 @@ fn noise() {
             let _ = node.request(Request::Receive(noisy));
             if dice.one_in(10) {
                 let _ = node.step(Event::Ticked);
-                let _ = node.request(Request::Read(dice.roll(5)));
+                let _ = node.request(Request::Read(dice.below(5)));
                 let _ = node.request(Request::Propose(vec![Bytes::from_static(b"p")]));
             }
             if dice.one_in(60) {
@@ -487,17 +489,17 @@ fn noise() {
     assert!(leaders > 1000, "noise never meets a leader: {leaders}");
 }
 
-fn noise_message(dice: &mut Dice, node: &Node) -> raftpb::Message {
+fn noise_message(dice: &mut Random, node: &Node) -> raftpb::Message {
     let standing = node.standing();
-    let index = |dice: &mut Dice| {
+    let index = |dice: &mut Random| {
         let bounds = [0, 1, standing.commit, standing.last, standing.last + 1, 1 << 40, u64::MAX];
-        match dice.roll(4) {
+        match dice.below(4) {
             0 => dice.pick(&bounds),
             1 => dice.pick(&bounds).saturating_sub(1),
-            _ => standing.last.saturating_sub(dice.roll(6)),
+            _ => standing.last.saturating_sub(dice.below(6)),
         }
     };
-    let term = |dice: &mut Dice| match dice.roll(12) {
+    let term = |dice: &mut Random| match dice.below(12) {
         0 => 0,
         1 => standing.term + 1,
         2 => standing.term.saturating_sub(1),
@@ -506,7 +508,7 @@ fn noise_message(dice: &mut Dice, node: &Node) -> raftpb::Message {
     let kind = dice.pick(&[2, 3, 3, 3, 4, 4, 5, 6, 7, 8, 9, 13, 14, 15, 16, 17, 18]);
     let at = index(dice);
     let log_term = if dice.one_in(4) { term(dice) } else { node.term_of(at).unwrap_or(1) };
-    let entries = (0..dice.roll(4))
+    let entries = (0..dice.below(4))
         .map(|offset| {
             let index = if dice.one_in(20) { index(dice) } else { at.saturating_add(1 + offset) };
             let change = ConfChange { kind: ConfChangeKind::AddLearner, node: 9 };

@@ -11,27 +11,7 @@ use consensus::{
 };
 use mainstay_consensus as consensus;
 use prost::Message as _;
-
-/// SplitMix64 (Steele, Lea, Flood 2014).
-pub struct Dice(pub u64);
-
-impl Dice {
-    pub fn roll(&mut self, below: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = self.0;
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (x ^ (x >> 31)) % below
-    }
-
-    pub fn one_in(&mut self, n: u64) -> bool {
-        self.roll(n) == 0
-    }
-
-    pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        from[usize::try_from(self.roll(from.len() as u64)).expect("small")]
-    }
-}
+use testkit::Random;
 
 /// What applying entries leads to.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -171,7 +151,7 @@ impl Member {
 
 pub struct Sim {
     pub seed: u64,
-    pub dice: Dice,
+    pub dice: Random,
     pub members: BTreeMap<u64, Member>,
     pub network: Vec<raftpb::Message>,
     /// Directed pairs between which nothing passes.
@@ -229,7 +209,7 @@ impl Sim {
     pub fn new(seed: u64, voters: u64) -> Sim {
         let mut sim = Sim {
             seed,
-            dice: Dice(seed),
+            dice: Random::new(seed),
             members: BTreeMap::new(),
             network: Vec::new(),
             cut: BTreeSet::new(),

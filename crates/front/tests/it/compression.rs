@@ -4,8 +4,9 @@ use flate2::Compression;
 use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
 
+use testkit::http2::{Connection, DATA, END_STREAM, HEADERS, message};
+
 use crate::echo::run;
-use crate::raw::{DATA, END_STREAM, HEADERS, Raw, message};
 
 fn packed(plain: &[u8]) -> Vec<u8> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
@@ -15,7 +16,7 @@ fn packed(plain: &[u8]) -> Vec<u8> {
 #[test]
 fn gzip_is_answered_in_kind() {
     let running = run();
-    let mut raw = Raw::h2(running.address, &[]);
+    let mut raw = Connection::h2(running.address, &[]);
     let plain = b"value ".repeat(100);
     raw.call(1, "/test.Echo/Unary", &[("grpc-encoding", "gzip")], &message(1, &packed(&plain)));
     let answer = raw.next_of(DATA).payload;
@@ -31,7 +32,7 @@ fn gzip_is_answered_in_kind() {
 #[test]
 fn bombs_and_unknown_encodings_are_refused() {
     let running = run();
-    let mut raw = Raw::h2(running.address, &[]);
+    let mut raw = Connection::h2(running.address, &[]);
     let bomb = packed(&vec![0; 3 << 20]);
     assert!(bomb.len() < 16_000);
     raw.call(1, "/test.Echo/Unary", &[("grpc-encoding", "gzip")], &message(1, &bomb));

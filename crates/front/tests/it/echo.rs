@@ -2,12 +2,12 @@
 
 use std::cell::Cell;
 use std::future::poll_fn;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker, ready};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use api::{Code, Status};
 use bytes::Bytes;
@@ -15,6 +15,7 @@ use mainstay_front::{
     Account, Answer, Closing, Front, Head, Inbound, Kind, LocalBoxFuture, Method, Options, Outbound, Service,
     Shard, ShardId, Unary, fuzzing,
 };
+use testkit::TIMEOUT;
 use tokio::io::DuplexStream;
 use tokio::task::JoinHandle;
 
@@ -283,8 +284,7 @@ pub fn run() -> Running {
 }
 
 pub fn run_with(options: Options) -> Running {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let address = listener.local_addr().expect("the address of a bound listener");
+    let (listener, address) = testkit::ports::listen();
     let seen = Arc::new(Seen::default());
     let for_shards = seen.clone();
     let options = Options { methods: METHODS.len(), ..options };
@@ -311,17 +311,10 @@ pub fn serve_in_memory(options: Options, unread_bytes: usize) -> (DuplexStream, 
 
 /// Waits for a condition.
 pub async fn until(what: &str, condition: impl Fn() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !condition() {
-        assert!(Instant::now() < deadline, "waited in vain until {what}");
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    testkit::eventually(what, TIMEOUT, async || condition().then_some(())).await;
 }
 
 /// Runs a test's future with a time limit.
 pub fn block_on<T>(future: impl Future<Output = T>) -> T {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    runtime.block_on(async {
-        tokio::time::timeout(Duration::from_secs(60), future).await.expect("the test ends in time")
-    })
+    testkit::block_on(TIMEOUT, future)
 }

@@ -1,11 +1,13 @@
 use client::Channel;
 use mainstay_front::Options;
 
-use crate::echo::{Running, block_on, run, run_with};
-use crate::raw::{
-    CONTINUATION, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PING, PREFACE, RST_STREAM, Raw, SETTINGS,
-    WINDOW_UPDATE, block, call_block, frame, message,
+use testkit::Random;
+use testkit::http2::{
+    CONTINUATION, Connection, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PING, PREFACE, RST_STREAM,
+    SETTINGS, WINDOW_UPDATE, block, call_block, frame, message,
 };
+
+use crate::echo::{Running, block_on, run, run_with};
 
 /// The front still serves another client.
 fn still_serves(running: &Running) {
@@ -15,27 +17,19 @@ fn still_serves(running: &Running) {
     });
 }
 
-/// Numbers that look random and are the same each time (xorshift).
 fn noise(seed: u64, len: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state as u8
-    };
-    (0..len).map(|_| next()).collect()
+    Random::new(seed).bytes(len)
 }
 
 #[test]
 fn random_bytes_close_only_their_connection() {
     let running = run();
     for seed in 0..64 {
-        let mut raw = Raw::silent(running.address);
+        let mut raw = Connection::silent(running.address);
         raw.send(&noise(seed, 1 + 37 * seed as usize));
         raw.finish();
         raw.read_to_close();
-        let mut raw = Raw::h2(running.address, &[]);
+        let mut raw = Connection::h2(running.address, &[]);
         raw.send(&noise(seed, 1 + 37 * seed as usize));
         raw.finish();
         raw.read_to_close();
@@ -51,13 +45,13 @@ fn a_call_cut_or_flipped_anywhere_closes_only_its_connection() {
     whole.extend(frame(HEADERS, END_HEADERS, 1, &call_block("/test.Echo/Unary", &[("grpc-timeout", "5S")])));
     whole.extend(frame(DATA, END_STREAM, 1, &message(0, b"abc")));
     for at in 0..whole.len() {
-        let mut cut = Raw::silent(running.address);
+        let mut cut = Connection::silent(running.address);
         cut.send(&whole[..at]);
         cut.finish();
         cut.read_to_close();
         let mut flipped = whole.clone();
         flipped[at] ^= 1 << (at % 8);
-        let mut raw = Raw::silent(running.address);
+        let mut raw = Connection::silent(running.address);
         raw.send(&flipped);
         raw.finish();
         raw.read_to_close();
@@ -68,7 +62,7 @@ fn a_call_cut_or_flipped_anywhere_closes_only_its_connection() {
 #[test]
 fn a_wrong_preface_is_an_http1_error() {
     let running = run();
-    let mut raw = Raw::silent(running.address);
+    let mut raw = Connection::silent(running.address);
     raw.send(b"PRI * HTTP/2.0\r\n\r\nXX\r\n\r\n");
     raw.finish();
     let answer = raw.read_to_close();
@@ -83,13 +77,13 @@ fn silence_and_a_lone_half_preface_are_closed_in_time() {
         first_bytes_timeout: std::time::Duration::from_millis(50),
         ..Options::default()
     });
-    let silent: Vec<Raw> = (0..50).map(|_| Raw::silent(running.address)).collect();
-    let mut half = Raw::silent(running.address);
+    let silent: Vec<Connection> = (0..50).map(|_| Connection::silent(running.address)).collect();
+    let mut half = Connection::silent(running.address);
     half.send(&PREFACE[..7]);
-    let mut slow_http = Raw::silent(running.address);
+    let mut slow_http = Connection::silent(running.address);
     slow_http.send(b"GET / HTTP/1.1\r\nhost: a\r\n");
     // A connection that has said what it is may stay.
-    let mut idle = Raw::h2(running.address, &[]);
+    let mut idle = Connection::h2(running.address, &[]);
     for raw in silent {
         raw.closed();
     }
@@ -103,7 +97,7 @@ fn silence_and_a_lone_half_preface_are_closed_in_time() {
 #[test]
 fn headers_over_the_limit_are_refused() {
     let running = run();
-    let mut raw = Raw::h2(running.address, &[]);
+    let mut raw = Connection::h2(running.address, &[]);
     let huge = "a".repeat(100_000);
     let block = call_block("/test.Echo/Unary", &[("x-huge", &huge)]);
     let mut parts = block.chunks(16_384).peekable();
@@ -124,7 +118,7 @@ fn headers_over_the_limit_are_refused() {
 #[test]
 fn a_flood_of_continuations_ends_the_connection() {
     let running = run();
-    let mut raw = Raw::h2(running.address, &[]);
+    let mut raw = Connection::h2(running.address, &[]);
     raw.send(&frame(HEADERS, 0, 1, &call_block("/test.Echo/Unary", &[])));
     let part = frame(CONTINUATION, 0, 1, &[]);
     for _ in 0..20_000 {
@@ -137,7 +131,7 @@ fn a_flood_of_continuations_ends_the_connection() {
 #[test]
 fn a_rapid_reset_ends_the_connection_or_costs_nothing() {
     let running = run();
-    let mut raw = Raw::h2(running.address, &[]);
+    let mut raw = Connection::h2(running.address, &[]);
     let block = call_block("/test.Echo/Never", &[]);
     for call in 0..5_000_u32 {
         let stream = 2 * call + 1;
@@ -168,7 +162,7 @@ fn broken_rules_end_the_connection_with_goaway() {
         frame(SETTINGS, 0, 0, &[0, 5, 0, 0, 0, 1]),
         vec![0xff, 0xff, 0xff, DATA, 0, 0, 0, 0, 1],
     ] {
-        let mut raw = Raw::h2(running.address, &[]);
+        let mut raw = Connection::h2(running.address, &[]);
         raw.send(&broken);
         let mut goaway = false;
         while let Some(frame) = raw.next() {
@@ -188,7 +182,7 @@ fn bodies_that_break_grpcs_rules_get_a_status() {
     for (body, code) in
         [(cut, unknown), (b"", unknown), (b"\x01\0\0\0\x01a", internal), (b"\x09\0\0\0\0", internal)]
     {
-        let mut raw = Raw::h2(running.address, &[]);
+        let mut raw = Connection::h2(running.address, &[]);
         raw.call(1, "/test.Echo/Unary", &[], body);
         let head = raw.next_of(HEADERS);
         assert_eq!(head.flags & END_STREAM, END_STREAM, "trailers only");
@@ -202,7 +196,7 @@ fn bodies_that_break_grpcs_rules_get_a_status() {
 fn the_first_message_of_a_unary_call_counts() {
     let running = run();
     let two = [message(0, b"one"), message(0, b"two")].concat();
-    let mut raw = Raw::h2(running.address, &[]);
+    let mut raw = Connection::h2(running.address, &[]);
     raw.call(1, "/test.Echo/Unary", &[], &two);
     assert_eq!(raw.next_of(DATA).payload, message(0, b"one"));
     raw.call(3, "/test.Echo/Unary", &[("grpc-timeout", "0n")], &message(0, b"late"));
@@ -237,7 +231,7 @@ fn heads_that_break_grpcs_rules_get_an_http_status() {
         (with("POST", "application/grpc", "soon"), &[0x8c]),
         (with("POST", "application/grpc+proto", "1S"), &[0x88]),
     ] {
-        let mut raw = Raw::h2(running.address, &[]);
+        let mut raw = Connection::h2(running.address, &[]);
         raw.send(&frame(HEADERS, END_HEADERS, 1, &head));
         raw.send(&frame(DATA, END_STREAM, 1, &message(0, b"a")));
         let answer = raw.next_of(HEADERS);

@@ -3,15 +3,16 @@ use std::time::Duration;
 
 use mainstay_front::Options;
 
+use testkit::http2::{Connection, DATA, GOAWAY, PING, frame, message};
+
 use crate::echo::{run, run_with};
-use crate::raw::{DATA, GOAWAY, PING, Raw, frame, message};
 
 const ENHANCE_YOUR_CALM: [u8; 4] = [0, 0, 0, 11];
 
 #[test]
 fn too_many_pings_are_answered_with_goaway_as_grpc_go_does() {
     let running = run();
-    let mut raw = Raw::h2(running.address, &[]);
+    let mut raw = Connection::h2(running.address, &[]);
     raw.call(1, "/test.Echo/Never", &[], &message(0, b"a"));
     for _ in 0..4 {
         raw.send(&frame(PING, 0, 0, b"12345678"));
@@ -27,7 +28,7 @@ fn too_many_pings_are_answered_with_goaway_as_grpc_go_does() {
 #[test]
 fn answers_between_pings_clear_the_strikes() {
     let running = run();
-    let mut raw = Raw::h2(running.address, &[]);
+    let mut raw = Connection::h2(running.address, &[]);
     for call in 0..10_u32 {
         raw.send(&frame(PING, 0, 0, b"12345678"));
         raw.next_of(PING);
@@ -44,7 +45,7 @@ fn permitted_pings_without_calls_are_fine() {
         keepalive_min_time: Duration::ZERO,
         ..Options::default()
     });
-    let mut raw = Raw::h2(running.address, &[]);
+    let mut raw = Connection::h2(running.address, &[]);
     for _ in 0..10 {
         raw.send(&frame(PING, 0, 0, b"12345678"));
         assert_eq!(raw.next_of(PING).payload, b"12345678");
@@ -59,8 +60,8 @@ fn a_dead_client_is_pinged_and_closed_and_a_live_one_stays() {
         keepalive_timeout: Duration::from_millis(60),
         ..Options::default()
     });
-    let mut dead = Raw::h2(running.address, &[]);
-    let mut live = Raw::h2(running.address, &[]);
+    let mut dead = Connection::h2(running.address, &[]);
+    let mut live = Connection::h2(running.address, &[]);
     for _ in 0..5 {
         let ping = live.next_of(PING);
         assert_eq!(ping.flags, 0);

@@ -4,10 +4,11 @@ use std::time::Duration;
 use client::Channel;
 use mainstay_front::Options;
 
-use crate::echo::{block_on, run_with, until};
-use crate::raw::{
-    DATA, END_HEADERS, END_STREAM, HEADERS, RST_STREAM, Raw, SETTINGS, call_block, frame, message,
+use testkit::http2::{
+    Connection, DATA, END_HEADERS, END_STREAM, HEADERS, RST_STREAM, SETTINGS, call_block, frame, message,
 };
+
+use crate::echo::{block_on, run_with, until};
 
 /// Settings with an initial window of 0: no answer's body can be sent.
 const SHUT: [u8; 6] = [0, 4, 0, 0, 0, 0];
@@ -15,7 +16,7 @@ const SHUT: [u8; 6] = [0, 4, 0, 0, 0, 0];
 #[test]
 fn unread_answers_stop_the_connection_from_asking_for_more() {
     let running = run_with(Options { shards: 1, answer_bytes_max: 100_000, ..Options::default() });
-    let mut raw = Raw::h2(running.address, &SHUT);
+    let mut raw = Connection::h2(running.address, &SHUT);
     let mut calls = Vec::new();
     for call in 0..200_u32 {
         calls.extend(frame(HEADERS, END_HEADERS, 2 * call + 1, &call_block("/test.Echo/Big", &[])));
@@ -41,7 +42,7 @@ fn unread_answers_stop_the_connection_from_asking_for_more() {
 #[test]
 fn pieces_are_made_only_as_the_window_opens() {
     let running = run_with(Options { shards: 1, ..Options::default() });
-    let mut raw = Raw::h2(running.address, &[0, 4, 0, 0, 0x40, 0]);
+    let mut raw = Connection::h2(running.address, &[0, 4, 0, 0, 0x40, 0]);
     raw.call(1, "/test.Echo/Pieces", &[], &message(0, b"10000000"));
     let mut received = 0;
     while received < 0x4000 {
@@ -58,7 +59,7 @@ fn pieces_are_made_only_as_the_window_opens() {
 fn what_a_source_waited_for_is_taken_though_the_window_was_shut_meanwhile() {
     let options = Options { shards: 1, stall_timeout: Duration::from_millis(300), ..Options::default() };
     let running = run_with(options);
-    let mut raw = Raw::h2(running.address, &[0, 4, 0, 0, 0x40, 0]);
+    let mut raw = Connection::h2(running.address, &[0, 4, 0, 0, 0x40, 0]);
     raw.call(1, "/test.Echo/Pieces", &[], &message(0, b"1000000/0/1"));
     block_on(until("the second piece is waited for", || running.seen.waits_at_gate()));
     // Its first settings are acknowledged before that.
@@ -78,7 +79,7 @@ fn a_stream_that_stands_still_is_reset() {
     let running =
         run_with(Options { shards: 1, stall_timeout: Duration::from_millis(80), ..Options::default() });
     for path in ["/test.Echo/Big", "/test.Echo/Pieces", "/test.Echo/Flood"] {
-        let mut raw = Raw::h2(running.address, &SHUT);
+        let mut raw = Connection::h2(running.address, &SHUT);
         raw.call(1, path, &[], &message(0, b"50000"));
         let reset = raw.next_of(RST_STREAM);
         assert_eq!(reset.stream, 1, "{path}");
@@ -89,7 +90,7 @@ fn a_stream_that_stands_still_is_reset() {
 #[test]
 fn requests_over_their_bytes_are_refused() {
     let running = run_with(Options { shards: 1, request_bytes_max: 1_000_000, ..Options::default() });
-    let mut raw = Raw::h2(running.address, &[]);
+    let mut raw = Connection::h2(running.address, &[]);
     // Each announces 600,000 bytes and sends few: the one looked at second is one too many.
     let begun = &message(0, &vec![0; 600_000])[..1000];
     for stream in [1, 3] {
@@ -118,7 +119,7 @@ fn connections_over_their_number_are_closed_at_once() {
             assert_eq!(channel.unary("/test.Echo/Unary", "a".into()).await, Ok("a".into()));
             open.push(channel);
         }
-        Raw::silent(running.address).closed();
+        Connection::silent(running.address).closed();
         assert_eq!(running.front.connections_refused().load(Relaxed), 1);
         open.pop();
         let counters = running.front.counters();
@@ -134,7 +135,7 @@ fn connections_over_their_number_are_closed_at_once() {
 #[test]
 fn streams_over_their_number_are_refused() {
     let running = run_with(Options { shards: 1, max_concurrent_streams: 2, ..Options::default() });
-    let mut raw = Raw::h2(running.address, &[]);
+    let mut raw = Connection::h2(running.address, &[]);
     for stream in [1, 3, 5] {
         raw.call(stream, "/test.Echo/Never", &[], &message(0, b"a"));
     }
@@ -145,7 +146,7 @@ fn streams_over_their_number_are_refused() {
 #[test]
 fn calls_in_flight_are_bounded_even_without_bytes() {
     let running = run_with(Options { shards: 1, request_bytes_max: 100_000, ..Options::default() });
-    let mut raw = Raw::h2(running.address, &[]);
+    let mut raw = Connection::h2(running.address, &[]);
     for call in 0..60_u32 {
         let path = if call % 2 == 0 { "/test.Echo/Never" } else { "/test.Echo/UntilClosing" };
         raw.call(2 * call + 1, path, &[], &message(0, b""));

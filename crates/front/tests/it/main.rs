@@ -7,7 +7,6 @@ mod http1;
 mod keepalive;
 mod limits;
 mod memory;
-mod raw;
 mod shutdown;
 mod stream;
 mod turns;

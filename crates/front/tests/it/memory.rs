@@ -6,11 +6,12 @@ use std::time::Duration;
 use client::Channel;
 use mainstay_front::{Budget, Options};
 
-use crate::echo::{Running, block_on, run_with, until};
-use crate::raw::{
-    CONTINUATION, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, RST_STREAM, Raw, WINDOW_UPDATE, call_block,
-    frame, message,
+use testkit::http2::{
+    CONTINUATION, Connection, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, RST_STREAM, WINDOW_UPDATE,
+    call_block, frame, message,
 };
+
+use crate::echo::{Running, block_on, run_with, until};
 
 const MIB: usize = 1 << 20;
 /// Settings with an initial window of 0: no answer's body can be sent.
@@ -31,7 +32,7 @@ fn serves_others(running: &Running) {
 }
 
 /// Waits for the GOAWAY of a connection that is closed for memory.
-fn sent_off(raw: &mut Raw) {
+fn sent_off(raw: &mut Connection) {
     let goaway = raw.next_of(GOAWAY);
     assert_eq!(goaway.payload[4..8], ENHANCE_YOUR_CALM);
 }
@@ -40,7 +41,7 @@ fn sent_off(raw: &mut Raw) {
 fn unfinished_messages_of_all_streams_are_bounded() {
     let budget = Budget::new(16 * MIB);
     let running = run(&budget, Options::default());
-    let mut raw = Raw::h2(running.address, &[]);
+    let mut raw = Connection::h2(running.address, &[]);
     // The window of the connection is opened.
     raw.next_of(WINDOW_UPDATE);
     let begun = &message(0, &vec![0; 1_900_000])[..15_000];
@@ -67,7 +68,7 @@ fn who_holds_most_of_all_connections_is_closed() {
     let running = run(&budget, Options::default());
     let begun = &message(0, &[0; EACH])[..15_000];
     // All connect first: near the bound new connections are refused.
-    let mut all: Vec<Raw> = (0..24).map(|_| Raw::h2(running.address, &[])).collect();
+    let mut all: Vec<Connection> = (0..24).map(|_| Connection::h2(running.address, &[])).collect();
     let counters = running.front.counters()[0].clone();
     block_on(until("all are open", || counters.connections.load(Relaxed) == 24));
     for (connection, raw) in all.iter_mut().enumerate() {
@@ -95,7 +96,7 @@ fn who_holds_most_of_all_connections_is_closed() {
 fn calls_opened_without_end_are_bounded() {
     let budget = Budget::new(16 * MIB);
     let running = run(&budget, Options::default());
-    let mut raw = Raw::h2(running.address, &[]);
+    let mut raw = Connection::h2(running.address, &[]);
     let value = "v".repeat(1000);
     let block = call_block("/test.Echo/Unary", &[("x-much", &value)]);
     let mut opened = 0;
@@ -118,7 +119,7 @@ fn calls_opened_without_end_are_bounded() {
 fn answers_in_pieces_are_charged_while_they_wait() {
     let budget = Budget::new(16 * MIB);
     let running = run(&budget, Options::default());
-    let mut raw = Raw::h2(running.address, &SHUT);
+    let mut raw = Connection::h2(running.address, &SHUT);
     let call = |stream: u32, text: &str| {
         let mut call = frame(HEADERS, END_HEADERS, stream, &call_block("/test.Echo/Pieces", &[]));
         call.extend(frame(DATA, END_STREAM, stream, &message(0, text.as_bytes())));
@@ -146,7 +147,7 @@ fn answers_in_pieces_are_charged_while_they_wait() {
 fn what_a_service_holds_for_a_call_is_charged_to_its_client() {
     let budget = Budget::new(16 * MIB);
     let running = run(&budget, Options::default());
-    let mut raws: Vec<Raw> = (0..2).map(|_| Raw::h2(running.address, &[])).collect();
+    let mut raws: Vec<Connection> = (0..2).map(|_| Connection::h2(running.address, &[])).collect();
     let call = |bytes: usize| {
         let mut call = frame(HEADERS, END_HEADERS, 1, &call_block("/test.Echo/Holds", &[]));
         call.extend(frame(DATA, END_STREAM, 1, &message(0, bytes.to_string().as_bytes())));
@@ -169,7 +170,7 @@ fn what_calls_leave_behind_is_charged() {
     const CALLS: usize = 2000;
     let budget = Budget::new(64 * MIB);
     let running = run(&budget, Options::default());
-    let mut raw = Raw::h2(running.address, &[]);
+    let mut raw = Connection::h2(running.address, &[]);
     let block = call_block("/test.Echo/Bidi", &[]);
     for call in 0..CALLS as u32 {
         raw.send(&frame(HEADERS, END_HEADERS, 2 * call + 1, &block));
@@ -188,7 +189,7 @@ fn what_calls_leave_behind_is_charged() {
 fn a_client_that_reads_nothing_is_not_read_from() {
     let budget = Budget::new(16 * MIB);
     let running = run(&budget, Options::default());
-    let mut raw = Raw::h2(running.address, &[]);
+    let mut raw = Connection::h2(running.address, &[]);
     // Refusals are answers without a body, which no window holds back. Each has another text, which header compression
     // cannot refer to.
     let (mut stream, mut taken) = (1, 0);
@@ -215,7 +216,7 @@ fn requests_that_do_not_go_on_are_given_up() {
     let options = Options { request_timeout: Duration::from_millis(80), ..Options::default() };
     let running = run(&Budget::new(64 * MIB), options);
     // A call without a message, and one with a part of it.
-    let mut raw = Raw::h2(running.address, &[]);
+    let mut raw = Connection::h2(running.address, &[]);
     raw.send(&frame(HEADERS, END_HEADERS, 1, &call_block("/test.Echo/Unary", &[])));
     assert_eq!(raw.next_of(RST_STREAM).stream, 1);
     raw.send(&frame(HEADERS, END_HEADERS, 3, &call_block("/test.Echo/Unary", &[])));
@@ -228,7 +229,7 @@ fn requests_that_do_not_go_on_are_given_up() {
     raw.send(&frame(DATA, 0, 7, b"abc")[..5]);
     raw.closed();
     for kind in [HEADERS, CONTINUATION] {
-        let mut raw = Raw::h2(running.address, &[]);
+        let mut raw = Connection::h2(running.address, &[]);
         let block = call_block("/test.Echo/Unary", &[]);
         raw.send(&frame(HEADERS, 0, 1, &block[..20]));
         if kind == CONTINUATION {
@@ -242,7 +243,7 @@ fn requests_that_do_not_go_on_are_given_up() {
 fn an_answer_too_long_fails_its_call_only() {
     let options = Options { answer_message_bytes_max: 1000, ..Options::default() };
     let running = run(&Budget::new(64 * MIB), options);
-    let mut raw = Raw::h2(running.address, &[]);
+    let mut raw = Connection::h2(running.address, &[]);
     for (stream, path) in [(1, "/test.Echo/Big"), (3, "/test.Echo/Pieces"), (5, "/test.Echo/LaterBig")] {
         raw.call(stream, path, &[], &message(0, b"1001"));
         let refused = raw.next_of(HEADERS);
@@ -270,7 +271,7 @@ fn connections_are_refused_when_the_budget_is_full() {
     // budget together: then some are closed.
     while running.front.connections_refused().load(Relaxed) + budget.connections_shed() == 0 {
         assert!(open.len() < 100, "{budget:?}");
-        let mut raw = Raw::silent(running.address);
+        let mut raw = Connection::silent(running.address);
         raw.send(b"PRI");
         open.push(raw);
         let counters = running.front.counters()[0].clone();
@@ -297,7 +298,7 @@ fn bodies_of_http_1_are_charged() {
         let other = Channel::connect(running.address).await.expect("a connection");
         let mut all = Vec::new();
         for _ in 0..10 {
-            let mut raw = Raw::silent(running.address);
+            let mut raw = Connection::silent(running.address);
             raw.send(b"POST /x HTTP/1.1\r\nHost: test\r\nContent-Length: 4000000\r\n\r\n");
             raw.send(&vec![b'x'; 1_000_000]);
             all.push(raw);
@@ -317,7 +318,7 @@ fn a_bomb_is_unpacked_a_turn_at_a_time() {
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
     std::io::Write::write_all(&mut encoder, &vec![0; 2_000_000]).expect("memory takes everything");
     let packed = encoder.finish().expect("memory takes everything");
-    let mut raw = Raw::h2(running.address, &SHUT);
+    let mut raw = Connection::h2(running.address, &SHUT);
     let mut calls = Vec::new();
     for call in 0..30_u32 {
         let block = call_block("/test.Echo/Never", &[("grpc-encoding", "gzip")]);

@@ -4,10 +4,11 @@ use std::time::{Duration, Instant};
 use api::{Code, Status};
 use client::Channel;
 
-use crate::echo::{Running, block_on, run, until};
-use crate::raw::{
-    DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, Raw, WINDOW_UPDATE, call_block, frame, message,
+use testkit::http2::{
+    Connection, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, WINDOW_UPDATE, call_block, frame, message,
 };
+
+use crate::echo::{Running, block_on, run, until};
 
 #[test]
 fn calls_in_flight_end_well_and_streams_choose_their_status() {
@@ -46,9 +47,9 @@ fn what_does_not_end_is_closed_at_the_deadline() {
 #[test]
 fn it_can_be_shut_down_without_a_runtime() {
     let Running { front, address, .. } = run();
-    let mut raw = crate::raw::Raw::h2(address, &[]);
-    raw.call(1, "/test.Echo/Unary", &[], &crate::raw::message(0, b"a"));
-    raw.next_of(crate::raw::DATA);
+    let mut raw = testkit::http2::Connection::h2(address, &[]);
+    raw.call(1, "/test.Echo/Unary", &[], &testkit::http2::message(0, b"a"));
+    raw.next_of(testkit::http2::DATA);
     front.shutdown_blocking(Duration::from_millis(100));
     raw.closed();
 }
@@ -57,7 +58,7 @@ fn it_can_be_shut_down_without_a_runtime() {
 fn a_connection_that_makes_in_each_turn_what_one_may_is_told_to_go_away() {
     let Running { front, address, .. } = run();
     let open = [0, 4, 0x7f, 0xff, 0xff, 0xff];
-    let mut raw = Raw::h2(address, &open);
+    let mut raw = Connection::h2(address, &open);
     raw.send(&frame(WINDOW_UPDATE, 0, 0, &[0x7f, 0, 0, 0]));
     // A stream without end whose messages are packed: as many as a turn may pack fit into what a stream may hold unsent.
     let head = call_block("/test.Echo/Flood", &[("grpc-encoding", "gzip")]);

@@ -11,11 +11,12 @@ use mainstay_front::{Budget, Options};
 use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 use tokio::task::{JoinHandle, LocalSet};
 
-use crate::echo::{Seen, block_on, serve_in_memory, until};
-use crate::raw::{
+use testkit::http2::{
     DATA, END_HEADERS, END_STREAM, Frame, HEADERS, PREFACE, RST_STREAM, SETTINGS, WINDOW_UPDATE, call_block,
     frame, message,
 };
+
+use crate::echo::{Seen, block_on, serve_in_memory, until};
 
 const MIB: usize = 1 << 20;
 const EACH: usize = 100_000;
@@ -73,15 +74,9 @@ impl Client {
             }
             self.come.extend_from_slice(space.filled());
         }
-        let (mut frames, mut at) = (Vec::new(), 0);
-        while let Some([a, b, c, kind, flags, d, e, f, g]) = self.come[at..].first_chunk() {
-            let end = at + 9 + u32::from_be_bytes([0, *a, *b, *c]) as usize;
-            let Some(payload) = self.come.get(at + 9..end) else { break };
-            let stream = u32::from_be_bytes([*d, *e, *f, *g]);
-            frames.push(Frame { kind: *kind, flags: *flags, stream, payload: payload.to_vec() });
-            at = end;
-        }
-        self.come.drain(..at);
+        let mut rest = &self.come[..];
+        let frames = std::iter::from_fn(|| Frame::take(&mut rest)).collect();
+        self.come = rest.to_vec();
         frames
     }
 }

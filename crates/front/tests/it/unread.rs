@@ -8,11 +8,12 @@ use api::Code;
 use client::Channel;
 use mainstay_front::{Budget, Options};
 
-use crate::echo::{Running, WRITTEN, block_on, id_of, run_with, until};
-use crate::raw::{
-    DATA, END_HEADERS, END_STREAM, HEADERS, PING, RST_STREAM, Raw, SETTINGS, WINDOW_UPDATE, call_block,
-    frame, message,
+use testkit::http2::{
+    Connection, DATA, END_HEADERS, END_STREAM, HEADERS, PING, RST_STREAM, SETTINGS, WINDOW_UPDATE,
+    call_block, frame, message,
 };
+
+use crate::echo::{Running, WRITTEN, block_on, id_of, run_with, until};
 
 const MIB: usize = 1 << 20;
 const EACH: usize = 100_000;
@@ -26,19 +27,19 @@ fn run(options: Options) -> Running {
 }
 
 /// So many calls that wait at the gate, for answers of so many bytes each.
-fn wait_at_gate(running: &Running, raw: &mut Raw, calls: u32, bytes: usize, more: &[(&str, &str)]) {
+fn wait_at_gate(running: &Running, raw: &mut Connection, calls: u32, bytes: usize, more: &[(&str, &str)]) {
     for call in 0..calls {
         raw.call(2 * call + 1, "/test.Echo/Gate", more, &message(0, bytes.to_string().as_bytes()));
     }
     block_on(until("all calls wait", || running.seen.alive.load(SeqCst) == calls as usize));
 }
 
-fn cancel(raw: &mut Raw, stream: u32) {
+fn cancel(raw: &mut Connection, stream: u32) {
     raw.send(&frame(RST_STREAM, 0, stream, &[0, 0, 0, 8]));
 }
 
 /// The streams of the HEADERS that have come once the server has looked at all that it was sent.
-fn heads(raw: &mut Raw) -> Vec<u32> {
+fn heads(raw: &mut Connection) -> Vec<u32> {
     let mut heads = Vec::new();
     // The first ping may be answered before the calls are looked at that came with it.
     for _ in 0..2 {
@@ -56,7 +57,7 @@ fn heads(raw: &mut Raw) -> Vec<u32> {
 }
 
 /// Pings as fast as they are answered, until the server closes.
-fn ping_until_closed(raw: &mut Raw) {
+fn ping_until_closed(raw: &mut Connection) {
     let deadline = Instant::now() + Duration::from_secs(20);
     while raw.next().is_some() {
         assert!(Instant::now() < deadline, "the server lets the connection be");
@@ -77,7 +78,7 @@ fn what_a_call_holds_is_let_go_though_its_client_takes_no_answers() {
     const CALLS: u32 = 40;
     let budget = Budget::new(64 * MIB);
     let running = run(Options { budget: budget.clone(), ..unheeded_pings() });
-    let mut raw = Raw::h2(running.address, &SHUT);
+    let mut raw = Connection::h2(running.address, &SHUT);
     wait_at_gate(&running, &mut raw, CALLS, EACH, &[]);
     running.seen.open_gate();
     block_on(until("their futures are dropped", || running.seen.alive.load(SeqCst) == 0));
@@ -113,7 +114,7 @@ fn what_a_call_holds_is_let_go_though_its_client_takes_no_answers() {
 fn kept_answers_go_out_when_the_client_takes_them() {
     const CALLS: u32 = 20;
     let running = run(Options::default());
-    let mut raw = Raw::h2(running.address, &SHUT);
+    let mut raw = Connection::h2(running.address, &SHUT);
     wait_at_gate(&running, &mut raw, CALLS, EACH, &[]);
     running.seen.open_gate();
     block_on(until("their futures are dropped", || running.seen.alive.load(SeqCst) == 0));
@@ -135,7 +136,7 @@ fn kept_answers_go_out_when_the_client_takes_them() {
 #[test]
 fn an_answer_made_at_once_for_a_call_that_was_gathered_waits_for_room_too() {
     let running = run(unheeded_pings());
-    let mut raw = Raw::h2(running.address, &SHUT);
+    let mut raw = Connection::h2(running.address, &SHUT);
     let late = [(101, "/test.Echo/Big"), (103, "/test.Echo/Pieces")];
     for (stream, path) in late {
         raw.send(&frame(HEADERS, END_HEADERS, stream, &call_block(path, &[])));
@@ -157,7 +158,7 @@ fn an_answer_made_at_once_for_a_call_that_was_gathered_waits_for_room_too() {
 #[test]
 fn a_call_whose_answer_waits_for_room_ends_at_its_deadline() {
     let running = run(Options::default());
-    let mut raw = Raw::h2(running.address, &SHUT);
+    let mut raw = Connection::h2(running.address, &SHUT);
     wait_at_gate(&running, &mut raw, 10, EACH, &[("grpc-timeout", "1S")]);
     running.seen.open_gate();
     block_on(until("their futures are dropped", || running.seen.alive.load(SeqCst) == 0));
@@ -174,7 +175,7 @@ fn pings_do_not_keep_a_connection_that_takes_no_answers() {
     // Small answers, and some that could be reset one by one.
     for bytes in [10_000, EACH] {
         let running = run(Options { stall_timeout: Duration::from_millis(200), ..unheeded_pings() });
-        let mut raw = Raw::h2(running.address, &SHUT);
+        let mut raw = Connection::h2(running.address, &SHUT);
         wait_at_gate(&running, &mut raw, 60, bytes, &[]);
         running.seen.open_gate();
         ping_until_closed(&mut raw);
@@ -185,7 +186,7 @@ fn pings_do_not_keep_a_connection_that_takes_no_answers() {
 fn pings_keep_a_connection_that_has_nothing_to_take() {
     let timeout = Duration::from_millis(20);
     let running = run(Options { stall_timeout: timeout, ..unheeded_pings() });
-    let mut raw = Raw::h2(running.address, &[]);
+    let mut raw = Connection::h2(running.address, &[]);
     let begun = Instant::now();
     while begun.elapsed() < 15 * timeout {
         heads(&mut raw);
@@ -243,7 +244,7 @@ fn started(running: &Running, path: &str) -> u64 {
 }
 
 /// Fills the room for answers with the calls 1, 3 and 5.
-fn fill(raw: &mut Raw) {
+fn fill(raw: &mut Connection) {
     for call in 0..SENT {
         raw.call(2 * call + 1, "/test.Echo/Big", &[], &message(0, EACH.to_string().as_bytes()));
     }
@@ -253,7 +254,7 @@ fn fill(raw: &mut Raw) {
 #[test]
 fn a_request_that_is_cancelled_while_it_waits_is_not_carried_out() {
     let running = run(unheeded_pings());
-    let mut raw = Raw::h2(running.address, &SHUT);
+    let mut raw = Connection::h2(running.address, &SHUT);
     fill(&mut raw);
     raw.call(7, "/test.Echo/Unary", &[], &message(0, b"a"));
     raw.call(9, "/test.Echo/Fail", &[], &message(0, b"a"));
@@ -268,7 +269,7 @@ fn a_request_that_is_cancelled_while_it_waits_is_not_carried_out() {
 #[test]
 fn a_request_that_is_cancelled_with_its_last_bytes_is_not_carried_out() {
     let running = run(unheeded_pings());
-    let mut raw = Raw::h2(running.address, &[]);
+    let mut raw = Connection::h2(running.address, &[]);
     raw.send(&frame(HEADERS, END_HEADERS, 1, &call_block("/test.Echo/Unary", &[])));
     assert_eq!(heads(&mut raw), []);
     let mut rest = frame(DATA, END_STREAM, 1, &message(0, b"a"));
@@ -280,7 +281,7 @@ fn a_request_that_is_cancelled_with_its_last_bytes_is_not_carried_out() {
 #[test]
 fn the_time_of_a_request_runs_while_it_waits() {
     let running = run(unheeded_pings());
-    let mut raw = Raw::h2(running.address, &SHUT);
+    let mut raw = Connection::h2(running.address, &SHUT);
     fill(&mut raw);
     raw.call(7, "/test.Echo/Unary", &[("grpc-timeout", "1m")], &message(0, b"a"));
     assert_eq!(heads(&mut raw), []);
@@ -295,7 +296,7 @@ fn a_small_answer_is_kept_however_much_other_calls_hold() {
     const SMALL: u32 = 6;
     // Met by the calls that wait at the gate, and exceeded by the request of the last one.
     let running = run(Options { request_bytes_max: 42_000, ..unheeded_pings() });
-    let mut raw = Raw::h2(running.address, &SHUT);
+    let mut raw = Connection::h2(running.address, &SHUT);
     wait_at_gate(&running, &mut raw, SENT, EACH, &[]);
     let behind = 2 * SENT + 1;
     for call in 0..SMALL {
@@ -318,7 +319,7 @@ fn a_small_answer_is_kept_however_much_other_calls_hold() {
 fn a_call_whose_answer_waits_keeps_nothing_of_the_window_for_requests() {
     const CALLS: u32 = 4;
     let running = run(Options { connection_window_bytes: 65_535, ..unheeded_pings() });
-    let mut raw = Raw::h2(running.address, &SHUT);
+    let mut raw = Connection::h2(running.address, &SHUT);
     for call in 0..CALLS {
         raw.send(&frame(HEADERS, END_HEADERS, 2 * call + 1, &call_block("/test.Echo/Big", &[])));
     }
@@ -340,7 +341,7 @@ fn a_call_that_is_answered_at_once_keeps_nothing_of_the_window_for_requests() {
     // Answers made in pieces, here one, and those that are sent as a whole and looked at until the client has them.
     for (path, answer_bytes) in [("/test.Echo/Pieces", 10_000), ("/test.Echo/Big", 17_000)] {
         let running = run(Options { connection_window_bytes: 65_535, ..unheeded_pings() });
-        let mut raw = Raw::h2(running.address, &[]);
+        let mut raw = Connection::h2(running.address, &[]);
         let text = format!("{answer_bytes:016000}");
         for call in 0..CALLS {
             raw.call(2 * call + 1, path, &[], &message(0, text.as_bytes()));

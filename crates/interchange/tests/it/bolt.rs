@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use mainstay_interchange::bolt::{Bolt, Checked, Cursor, Layout, Plan, Writer};
 use mainstay_interchange::{Error, Source, WriteError};
-
-use crate::kit::Random;
+use testkit::Random;
 
 pub type Contents = BTreeMap<Vec<u8>, BTreeMap<Vec<u8>, Vec<u8>>>;
 

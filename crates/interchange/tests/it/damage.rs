@@ -7,9 +7,11 @@ use mainstay_interchange::bolt::Bolt;
 use mainstay_interchange::wal::Wal;
 use mainstay_interchange::{DataDir, Error, Status, hash_kv, snapshot};
 
+use testkit::Random;
+
 use crate::bolt::{contents, read, write};
 use crate::golden::{WAL_NAME, data_dir, golden};
-use crate::kit::{Random, transcript};
+use crate::kit::transcript;
 
 /// Reads all there is, whatever it is.
 fn read_all(bytes: &[u8]) -> Result<String, Error> {

@@ -9,9 +9,10 @@ use mainstay_interchange::{Command, DataDir, NewDataDir, NewMember, Source, Stat
 use prost::Message as _;
 use serde_json::{Value, json};
 
-use crate::kit::{Random, copy, transcript};
+use testkit::{Random, TempDir};
+
+use crate::kit::{copy, transcript};
 use crate::server::{Etcd, Programs};
-use crate::temp_dir::TempDir;
 
 const KEYS: u64 = 20_000;
 const PER_TXN: usize = 100;
@@ -183,7 +184,7 @@ fn snapshots_of_every_release_both_ways() {
         same_status(&programs, &written, &again);
         // What 3.7 wrote is not for 3.6.
         for utl in ["3.6", "3.7"].into_iter().filter(|utl| *utl >= release) {
-            let restored = dir.join(&format!("restored-{utl}"));
+            let restored = dir.join(format!("restored-{utl}"));
             programs.run(
                 "etcdutl",
                 utl,
@@ -252,7 +253,7 @@ fn data_directories_of_every_release_both_ways() {
         let at_compaction = our_hash(&found.base, hashes[0].1);
         // A directory by us, for each release.
         for to in programs.releases() {
-            let made = dir.join(&format!("made-{to}"));
+            let made = dir.join(format!("made-{to}"));
             make(&found.base, to, &made);
             let etcd_hashes: Vec<_> = hashes[..hashes.len() - 1].to_vec();
             serves(&programs, to, &made, &etcd_hashes, at_compaction);

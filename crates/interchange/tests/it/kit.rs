@@ -6,22 +6,6 @@ use mainstay_interchange::Source;
 use mainstay_interchange::backend::{Backend, BackendWriter, Copy, CopyError, Release};
 use mainstay_interchange::snapshot::Digesting;
 
-/// Numbers that follow from a seed (xorshift).
-pub struct Random(u64);
-
-impl Random {
-    pub fn new(seed: u64) -> Random {
-        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    pub fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % bound
-    }
-}
-
 /// All that a database says, as text.
 pub fn transcript<S: Source>(backend: &Backend<S>) -> Result<String, mainstay_interchange::Error> {
     let mut out = String::new();

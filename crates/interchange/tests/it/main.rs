@@ -8,5 +8,4 @@ mod golden;
 mod hash;
 mod kit;
 mod server;
-mod temp_dir;
 mod wal;

@@ -1,12 +1,13 @@
 //! Real etcd, if it is there, spoken to through its JSON gateway.
 
 use std::io::{Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use testkit::ports::free_addresses;
 
 /// Where etcd's programs are, named `etcd-3.6`, `etcdctl-3.6` and so on.
 pub struct Programs(PathBuf);
@@ -69,12 +70,8 @@ pub struct Etcd {
 
 impl Etcd {
     pub fn start(programs: &Programs, release: &'static str, dir: &Path) -> Etcd {
-        let free_port = || {
-            let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-            listener.local_addr().expect("an address").port()
-        };
-        let (client, peer) =
-            (format!("127.0.0.1:{}", free_port()), format!("http://127.0.0.1:{}", free_port()));
+        let [client, peer] = free_addresses(Ipv4Addr::LOCALHOST, |_| false);
+        let (client, peer) = (client.to_string(), format!("http://{peer}"));
         let log = std::fs::File::create(dir.with_extension(format!("log-{release}"))).expect("a log file");
         let url = format!("http://{client}");
         let child = Command::new(programs.path("etcd", release))

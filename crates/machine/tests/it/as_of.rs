@@ -62,7 +62,7 @@ impl World {
             let placed = self.commands.next(&self.machine, &self.journal);
             apply(&mut self.machine, &placed, &self.journal, false);
             let key = format!("many/{:05}", self.commands.random.below(5200));
-            let request = match self.commands.random.chance(50) {
+            let request = match self.commands.random.percent(50) {
                 true => put(&key, "another one", 0),
                 false => crate::image::delete(&key),
             };

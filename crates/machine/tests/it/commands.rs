@@ -12,8 +12,9 @@ use bytes::Bytes;
 use mainstay_machine::{Machine, Member, check};
 use prost::Message as _;
 
+use testkit::Random;
+
 use crate::journal::{Journal, Placed};
-use crate::random::Random;
 
 pub struct Commands {
     pub random: Random,
@@ -31,12 +32,12 @@ impl Commands {
 
     pub fn next(&mut self, machine: &Machine, journal: &Journal) -> Placed {
         self.count += 1;
-        if !self.only_keys && self.random.chance(2) {
+        if !self.only_keys && self.random.percent(2) {
             let data = Bytes::from(self.conf_change().encode_to_vec());
             let location = journal.append(&data);
             return Placed { data, location, conf: true };
         }
-        let data = if self.random.chance(1) {
+        let data = if self.random.percent(1) {
             Bytes::new()
         } else {
             Bytes::from(self.request(machine).encode_to_vec())
@@ -68,7 +69,7 @@ impl Commands {
             // NOSPACE is cleared more often than raised.
             92..95 => {
                 let (action, alarm) =
-                    if self.random.chance(8) { (1, 1) } else { (self.random.below(2) as i32 * 2, 1) };
+                    if self.random.percent(8) { (1, 1) } else { (self.random.below(2) as i32 * 2, 1) };
                 let member_id = self.random.below(2);
                 request.alarm = Some(AlarmRequest { action, member_id, alarm });
             }
@@ -87,7 +88,7 @@ impl Commands {
                 request.cluster_version_set = Some(membershippb::ClusterVersionSetRequest { ver });
             }
             _ => {
-                let (enabled, ver) = (self.random.chance(50), "3.5.0".to_owned());
+                let (enabled, ver) = (self.random.percent(50), "3.5.0".to_owned());
                 request.downgrade_info_set = Some(membershippb::DowngradeInfoSetRequest { enabled, ver });
             }
         }
@@ -141,16 +142,16 @@ impl Commands {
     pub fn put(&mut self) -> PutRequest {
         let mut put = PutRequest {
             key: self.key(),
-            prev_kv: self.random.chance(30),
-            ignore_value: self.random.chance(10),
-            ignore_lease: self.random.chance(10),
+            prev_kv: self.random.percent(30),
+            ignore_value: self.random.percent(10),
+            ignore_lease: self.random.percent(10),
             ..PutRequest::default()
         };
         if !put.ignore_value {
             let (len, byte) = (self.random.below(40) as usize, b'a' + self.random.below(3) as u8);
             put.value = vec![byte; len].into();
         }
-        if !put.ignore_lease && self.random.chance(40) {
+        if !put.ignore_lease && self.random.percent(40) {
             put.lease = self.lease();
         }
         put
@@ -158,38 +159,38 @@ impl Commands {
 
     fn delete(&mut self) -> DeleteRangeRequest {
         let (key, mut range_end) = self.range();
-        if self.random.chance(60) {
+        if self.random.percent(60) {
             range_end = Bytes::new();
         }
-        DeleteRangeRequest { key, range_end, prev_kv: self.random.chance(50) }
+        DeleteRangeRequest { key, range_end, prev_kv: self.random.percent(50) }
     }
 
     /// A range with all its options, at a revision around the readable ones.
     pub fn read(&mut self, revision: i64) -> RangeRequest {
         let (key, range_end) = self.range();
         let mut request = RangeRequest { key, range_end, ..RangeRequest::default() };
-        if self.random.chance(30) {
+        if self.random.percent(30) {
             request.revision = revision + 1 - self.small(60);
         }
-        if self.random.chance(40) {
+        if self.random.percent(40) {
             request.limit = self.small(6);
         }
-        if self.random.chance(40) {
+        if self.random.percent(40) {
             request.sort_order = self.random.below(3) as i32;
             request.sort_target = self.random.below(5) as i32;
         }
-        request.keys_only = self.random.chance(20);
-        request.count_only = self.random.chance(20);
-        if self.random.chance(20) {
+        request.keys_only = self.random.percent(20);
+        request.count_only = self.random.percent(20);
+        if self.random.percent(20) {
             request.min_mod_revision = revision - self.small(100);
         }
-        if self.random.chance(10) {
+        if self.random.percent(10) {
             request.max_mod_revision = revision - self.small(50);
         }
-        if self.random.chance(10) {
+        if self.random.percent(10) {
             request.min_create_revision = revision - self.small(100);
         }
-        if self.random.chance(10) {
+        if self.random.percent(10) {
             request.max_create_revision = revision - self.small(50);
         }
         request
@@ -200,12 +201,12 @@ impl Commands {
         let near = revision - self.small(30);
         let (target, union) = match self.random.below(5) {
             0 => (0, TargetUnion::Version(self.small(4))),
-            1 => (1, TargetUnion::CreateRevision(if self.random.chance(50) { 0 } else { near })),
-            2 => (2, TargetUnion::ModRevision(if self.random.chance(50) { 0 } else { near })),
+            1 => (1, TargetUnion::CreateRevision(if self.random.percent(50) { 0 } else { near })),
+            2 => (2, TargetUnion::ModRevision(if self.random.percent(50) { 0 } else { near })),
             3 => (3, TargetUnion::Value(vec![b'b'; self.random.below(30) as usize].into())),
             _ => (4, TargetUnion::Lease(self.lease())),
         };
-        let target_union = self.random.chance(95).then_some(union);
+        let target_union = self.random.percent(95).then_some(union);
         Compare { result: self.random.below(4) as i32, target, key, range_end, target_union }
     }
 

@@ -15,9 +15,10 @@ use mainstay_machine::{Command, Machine, Outcome, ReadError, UNDECODABLE, Values
 use mvcc::{Location, Value};
 use prost::Message as _;
 
+use testkit::Random;
+
 use crate::image::RULES;
 use crate::journal::Journal;
-use crate::random::Random;
 
 fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
@@ -37,8 +38,8 @@ fn nested(random: &mut Random) -> Vec<u8> {
     let mut bytes = field(2, &put.encode_to_vec());
     let levels = 1 + random.below(70);
     for level in 0..levels {
-        let mut txn = field(if random.chance(50) { 2 } else { 3 }, &bytes);
-        if random.chance(3) {
+        let mut txn = field(if random.percent(50) { 2 } else { 3 }, &bytes);
+        if random.percent(3) {
             txn.extend(groups(random.below(120)));
         }
         bytes = if level + 1 == levels { txn } else { field(4, &txn) };

@@ -11,10 +11,11 @@ use mainstay_machine::image::{RestoreError, RunWriter, restore};
 use mainstay_machine::{Machine, Malformed, Rules};
 use prost::Message as _;
 
+use testkit::Random;
+
 use crate::commands::Commands;
 use crate::compare::{assert_same, assert_same_but_hash};
 use crate::journal::{Journal, Placed, apply};
-use crate::random::Random;
 
 pub const RULES: Rules = Rules { learners_max: 1 };
 
@@ -67,11 +68,11 @@ fn what_is_restored_is_the_same_and_goes_on_alike() {
             for _ in 0..80 {
                 let placed = commands.next(&machine, &journal);
                 apply(&mut machine, &placed, &journal, true);
-                if commands.random.chance(10) {
+                if commands.random.percent(10) {
                     machine.compact_step(commands.random.below(8));
                 }
             }
-            if runs.is_empty() || machine.head().delta_from_min > saved || commands.random.chance(10) {
+            if runs.is_empty() || machine.head().delta_from_min > saved || commands.random.percent(10) {
                 runs.clear();
                 saved = 0;
             }
@@ -91,7 +92,7 @@ fn what_is_restored_is_the_same_and_goes_on_alike() {
                 original.compact_step(commands.random.below(3));
             }
             assert_same(&mut original, &mut compacted);
-            if commands.random.chance(50) {
+            if commands.random.percent(50) {
                 assert_same(&mut machine, &mut back);
             } else {
                 // Without finishing the original's compaction: that of a second base run is finished by leaving out.
@@ -248,7 +249,7 @@ fn a_single_version_takes_few_bytes() {
     let (mut machine, journal) = (Machine::new(RULES), Journal::default());
     let mut random = Random::new(1);
     for _ in 0..5000 {
-        let key = format!("{:024x}", u128::from(random.next()) << 32);
+        let key = format!("{:024x}", u128::from(random.number()) << 32);
         execute(&mut machine, &journal, &put(&key, "value", 0));
     }
     let bytes: usize = run(&mut machine, 0).iter().map(Vec::len).sum();

@@ -11,7 +11,6 @@ mod image;
 mod journal;
 mod membership;
 mod model;
-mod random;
 mod sliced;
 mod snapshot;
 mod state_hash;

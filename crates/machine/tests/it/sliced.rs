@@ -13,11 +13,12 @@ use mainstay_machine::{Applied, Command, Fatal, Machine, Outcome, Progress, Read
 use mvcc::{KeyRange, LoadedVersion, Snapshot, Value};
 use prost::Message as _;
 
+use testkit::Random;
+
 use crate::commands::Commands;
 use crate::compare::assert_same;
 use crate::image::{RULES, grant, put};
 use crate::journal::{Effect, Journal, Placed, apply};
-use crate::random::Random;
 
 /// Values that are at hand once they were asked for and fetched.
 struct Fetched<'a> {
@@ -130,7 +131,7 @@ fn slices_of_any_size_come_to_the_same() {
         let (mut ours, mut theirs) = (Machine::new(RULES), Machine::new(RULES));
         for step in 0..800 {
             let placed = commands.next(&theirs, &journal);
-            let answer = random.chance(70);
+            let answer = random.percent(70);
             let at_once = apply(&mut theirs, &placed, &journal, answer);
             let in_slices = if placed.conf {
                 apply(&mut ours, &placed, &journal, answer)
@@ -141,7 +142,7 @@ fn slices_of_any_size_come_to_the_same() {
             };
             assert_eq!(in_slices, at_once, "seed {seed}, step {step}");
             assert_eq!(ours.state_hash(), theirs.state_hash(), "seed {seed}, step {step}");
-            if random.chance(20) {
+            if random.percent(20) {
                 ours.compact_step(random.below(9));
             }
         }

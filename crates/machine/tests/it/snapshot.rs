@@ -8,10 +8,11 @@ use mainstay_machine::snapshot::{CHUNK_BYTES_MAX, SnapshotReader, SnapshotWriter
 use mainstay_machine::{Machine, Malformed, ReadError, Values};
 use mvcc::{Snapshot, Value};
 
+use testkit::Random;
+
 use crate::commands::Commands;
 use crate::image::{RULES, execute, specimen};
 use crate::journal::{Journal, apply};
-use crate::random::Random;
 
 fn save(machine: &mut Machine, values: &dyn Values) -> Vec<Bytes> {
     let (view, head) = (machine.store.publish(), machine.head());

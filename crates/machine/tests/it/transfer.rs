@@ -9,11 +9,12 @@ use mainstay_machine::transfer::{Assembly, Held, ReceivedVersion, TransferReader
 use mainstay_machine::{AsOf, Lease, Machine, Malformed, ReadError, Values};
 use mvcc::{Location, Snapshot, hash_versions};
 
+use testkit::Random;
+
 use crate::apply::answer;
 use crate::commands::Commands;
 use crate::image::{RULES, delete, execute, put, restored, run, specimen};
 use crate::journal::{Effect, Journal, Placed, apply};
-use crate::random::Random;
 use crate::snapshot::{rows, used};
 
 /// The chunks of a transfer of this moment.
@@ -171,7 +172,7 @@ impl Leader {
             }
             // Compaction is here and there, on each at its own pace.
             for machine in others.iter_mut().map(|other| &mut **other).chain([&mut self.machine]) {
-                if self.commands.random.chance(10) {
+                if self.commands.random.percent(10) {
                     machine.compact_step(self.commands.random.below(12));
                 }
             }
@@ -207,14 +208,14 @@ fn whatever_the_receiver_has_it_ends_where_the_sender_is() {
         let base = leader
             .commands
             .random
-            .chance(70)
+            .percent(70)
             .then(|| (AsOf::from(follower.store.publish()), follower.head()));
         let mut held = base.as_ref().map(|(_, head)| head.held());
         let mut assembly = Assembly::new(RULES, base);
         let mut breaks = leader.commands.random.below(4);
         let mut before = None;
         let mut receiver = loop {
-            if leader.commands.random.chance(20) {
+            if leader.commands.random.percent(20) {
                 leader.change();
             }
             let head = leader.machine.head();

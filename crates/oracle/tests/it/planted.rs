@@ -6,13 +6,15 @@ use mainstay_oracle::{
     Request, Response, Txn, Watch, WatchAnswer, WatchResponse, check,
 };
 
-use crate::script::{Dice, SECOND, Script, Style, no_watch};
+use testkit::Random;
+
+use crate::script::{SECOND, Script, Style, no_watch};
 
 enum Plant {
     /// Made while the history is written.
     Amid(fn(&mut Script)),
     /// Made in the written history; says whether there was occasion.
-    After(fn(&mut History, &mut Dice) -> bool),
+    After(fn(&mut History, &mut Random) -> bool),
 }
 
 use Plant::{After, Amid};
@@ -80,7 +82,7 @@ fn each_planted_mistake_is_found_under_its_name() {
                 Amid(plant) => script_with(seed, Some(plant)),
                 After(plant) => {
                     let mut history = script_with(seed, None);
-                    if !plant(&mut history, &mut Dice(seed)) {
+                    if !plant(&mut history, &mut Random::new(seed)) {
                         continue;
                     }
                     history

@@ -8,30 +8,10 @@ use mainstay_oracle::{
     KeyValue, Operation, Outcome, Put, Range, RangeResult, Refusal, Relation, Request, Response, Target, Txn,
     TxnResult, Watch, WatchAnswer, WatchResponse,
 };
+use testkit::Random;
 
 pub const MS: u64 = 1_000_000;
 pub const SECOND: u64 = 1000 * MS;
-
-/// splitmix64.
-pub struct Dice(pub u64);
-
-impl Dice {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-
-    pub fn one_in(&mut self, n: u64) -> bool {
-        self.below(n) == 0
-    }
-}
 
 type State = BTreeMap<Vec<u8>, KeyValue>;
 
@@ -67,7 +47,7 @@ impl Default for Style {
 
 pub struct Script {
     pub history: History,
-    pub dice: Dice,
+    pub dice: Random,
     pub style: Style,
     pub now: u64,
     /// The state after each revision, from revision 0 on.
@@ -101,7 +81,7 @@ impl Script {
     pub fn new(seed: u64, style: Style) -> Script {
         let mut script = Script {
             history: History::default(),
-            dice: Dice(seed),
+            dice: Random::new(seed),
             style,
             now: SECOND,
             states: vec![State::new(), State::new()],
@@ -478,7 +458,7 @@ impl Script {
             17 | 18 => self.guarded(key, value),
             19 => self.pair(value),
             20 if self.style.leases => {
-                self.op(Request::Grant { id: 0, ttl: 1 + self.dice.0 as i64 % 3 });
+                self.op(Request::Grant { id: 0, ttl: 1 + (self.dice.clone().number() % 3) as i64 });
             }
             21 if self.style.leases => self.about_leases(),
             22 if self.style.compactions && self.dice.one_in(6) => {

@@ -6,8 +6,7 @@ use std::collections::HashSet;
 use mainstay_oracle::{
     Header, History, KeyValue, Operation, Outcome, Put, Range, RangeResult, Request, Response, check,
 };
-
-use crate::script::Dice;
+use testkit::Random;
 
 const KEY: &[u8] = b"k";
 
@@ -55,7 +54,7 @@ fn is_done(op: &Operation) -> bool {
 }
 
 /// A small history, mostly right, with a few things moved.
-fn small(dice: &mut Dice) -> Vec<Operation> {
+fn small(dice: &mut Random) -> Vec<Operation> {
     let mut state = State { revision: 1, value: None };
     let mut version = 0;
     let mut ops = Vec::new();
@@ -113,7 +112,7 @@ fn small(dice: &mut Dice) -> Vec<Operation> {
 
 #[test]
 fn the_judge_agrees_with_a_search_of_all_orders() {
-    let mut dice = Dice(4);
+    let mut dice = Random::new(4);
     let (mut right, mut wrong) = (0, 0);
     for round in 0..20_000 {
         let operations = small(&mut dice);

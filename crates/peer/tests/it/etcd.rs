@@ -1,35 +1,32 @@
 //! A real etcd, of which the test is the other member.
 
-use std::net::TcpListener;
-use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use api::raftpb::{Entry, Message, MessageType};
 use bytes::Bytes;
+use testkit::TempDir;
 
 use crate::kit::{self, DEADLINE, Member, TIMEOUTS, message};
 
 /// The etcd under test; ends with the test.
 struct Etcd {
     child: Child,
-    directory: PathBuf,
+    /// Held for its removal.
+    _directory: TempDir,
     peer_url: String,
     client_url: String,
 }
 
 impl Etcd {
     fn start(binary: &str, other: &str) -> Etcd {
-        let free = || format!("http://{}", TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap());
+        let free = || format!("http://{}", testkit::ports::free_address());
         let (peer_url, client_url) = (free(), free());
-        let port = peer_url.rsplit(':').next().unwrap();
-        let directory =
-            std::env::temp_dir().join(format!("mainstay-peer-etcd-{}-{port}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&directory);
+        let directory = TempDir::new("peer-etcd");
         let cluster = format!("etcd={peer_url},ours={other}");
         let options = [
             ("--name", "etcd"),
-            ("--data-dir", directory.to_str().unwrap()),
+            ("--data-dir", directory.path().to_str().unwrap()),
             ("--listen-peer-urls", &peer_url),
             ("--initial-advertise-peer-urls", &peer_url),
             ("--listen-client-urls", &client_url),
@@ -42,7 +39,7 @@ impl Etcd {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        Etcd { child, directory, peer_url, client_url }
+        Etcd { child, _directory: directory, peer_url, client_url }
     }
 }
 
@@ -50,7 +47,6 @@ impl Drop for Etcd {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-        let _ = std::fs::remove_dir_all(&self.directory);
     }
 }
 

@@ -1,28 +1,15 @@
 use std::io::{Read, Write};
 use std::time::Duration;
 
+use testkit::Random;
+
 use crate::kit::{self, Timeouts, heartbeat};
 use crate::raw::{self, headers, with};
-
-/// xorshift: the same garbage every time.
-struct Garbage(u64);
-
-impl Garbage {
-    fn bytes(&mut self, len: usize) -> Vec<u8> {
-        let mut next = || {
-            self.0 ^= self.0 << 13;
-            self.0 ^= self.0 >> 7;
-            self.0 ^= self.0 << 17;
-            (self.0 >> 24) as u8
-        };
-        (0..len).map(|_| next()).collect()
-    }
-}
 
 #[test]
 fn garbage_on_every_endpoint_closes_at_most_its_connection() {
     let (one, two) = kit::pair(kit::TIMEOUTS);
-    let mut garbage = Garbage(0x1234_5678_9abc_def1);
+    let mut garbage = Random::new(1);
     let good = with(with(headers("2"), "X-Raft-To", "1"), "X-Mainstay-Snapshot", "1");
     let paths =
         ["/raft", "/raft/snapshot", "/raft/probing", "/raft/stream/msgapp/9", "/echo", "/raft/stream/"];
@@ -54,7 +41,7 @@ fn garbage_on_a_stream_ends_it_and_it_is_dialed_again() {
     let one = kit::member(1);
     let (peer, url) = kit::listen();
     one.peers.set_members(vec![(2, vec![url])]);
-    let mut garbage = Garbage(99);
+    let mut garbage = Random::new(99);
     let mut held = Vec::new();
     let mut dials = [0, 0];
     while dials.iter().any(|dials| *dials < 3) {

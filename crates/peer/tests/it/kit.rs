@@ -12,7 +12,7 @@ use bytes::Bytes;
 use mainstay_peer::{Handler, Log, Options, Peers};
 
 pub const CLUSTER: u64 = 0xc1;
-pub const DEADLINE: Duration = Duration::from_secs(20);
+pub const DEADLINE: Duration = testkit::TIMEOUT;
 
 /// What a snapshot's receiver does.
 pub type TakeSnapshot =
@@ -149,21 +149,13 @@ pub const TIMEOUTS: Timeouts = Timeouts { read: Duration::from_secs(5), write: D
 
 /// A listener on a free port, and its URL.
 pub fn listen() -> (TcpListener, String) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
-    (listener, url)
+    let (listener, address) = testkit::ports::listen();
+    (listener, format!("http://{address}"))
 }
 
 /// A listener where one was before.
 pub fn listen_again(url: &str) -> TcpListener {
-    let until = Instant::now() + DEADLINE;
-    loop {
-        match TcpListener::bind(url.strip_prefix("http://").unwrap()) {
-            Ok(listener) => return listener,
-            Err(error) => assert!(Instant::now() < until, "{error}"),
-        }
-        std::thread::yield_now();
-    }
+    until("the address is free", || TcpListener::bind(url.strip_prefix("http://").unwrap()).ok())
 }
 
 pub fn member(id: u64) -> Member {
@@ -256,20 +248,13 @@ pub fn app(from: u64, to: u64, index: u64, bytes: usize) -> Message {
 
 /// Waits for a condition that nobody announces.
 #[track_caller]
-pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + DEADLINE;
-    loop {
-        if let Some(seen) = look() {
-            return seen;
-        }
-        assert!(Instant::now() < deadline, "waited in vain: {what}");
-        std::thread::yield_now();
-    }
+pub fn until<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
+    testkit::wait_until(what, DEADLINE, look)
 }
 
 /// A future's output, on this thread.
 pub fn block_on<T>(future: impl Future<Output = T>) -> T {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+    testkit::block_on(DEADLINE, future)
 }
 
 /// The next connection to a listener.

@@ -7,6 +7,7 @@ use api::raftpb::{ConfState, Message, MessageType, Snapshot, SnapshotMetadata};
 use bytes::Bytes;
 use mainstay_peer::{Pieces, SnapshotSource};
 use prost::Message as _;
+use testkit::Random;
 
 use crate::kit::{self, Member, Timeouts, introduce, message};
 use crate::raw::{self, headers, request, with};
@@ -23,14 +24,7 @@ struct Seen {
 
 /// Pieces that look random, and differ.
 fn piece(number: usize) -> Bytes {
-    let mut state = (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let words = (0..PIECE_BYTES / 8).flat_map(|_| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state.to_le_bytes()
-    });
-    words.collect()
+    Random::new(number as u64).bytes(PIECE_BYTES).into()
 }
 
 struct Source {

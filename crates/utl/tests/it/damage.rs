@@ -14,8 +14,9 @@ use storage::Identity;
 use storage::restoration::{Restoration, RestoredHead};
 use storage::stopped::Stopped;
 
+use testkit::TempDir;
+
 use crate::kit::{done, golden, names, open, text, utl};
-use crate::temp_dir::TempDir;
 
 #[test]
 fn a_damaged_snapshot_is_refused_and_leaves_nothing() {

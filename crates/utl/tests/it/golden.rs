@@ -9,8 +9,9 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::process::Command;
 
+use testkit::TempDir;
+
 use crate::kit::{RELEASES, etcd_dir, golden, snapshot, text, utl};
-use crate::temp_dir::TempDir;
 
 const NAME: &str = "tests/it/golden/etcdutl-3.7.txt";
 

@@ -3,8 +3,9 @@
 use interchange::DataDir;
 use interchange::backend::{Backend, Change};
 
+use testkit::TempDir;
+
 use crate::kit::{RELEASES, done, etcd_dir, everything, names, open, refused, text};
-use crate::temp_dir::TempDir;
 
 /// HashKV at the end of all golden directories: revision 40, compacted at 4.
 const HASH: u32 = 1_556_182_464;

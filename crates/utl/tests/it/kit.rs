@@ -9,8 +9,7 @@ use std::time::UNIX_EPOCH;
 use cli::Io;
 use disk::{Disk, RealDisk};
 use storage::stopped::Stopped;
-
-use crate::temp_dir::TempDir;
+use testkit::TempDir;
 
 pub const RELEASES: [&str; 4] = ["3.4", "3.5", "3.6", "3.7"];
 /// HashKV of all golden snapshots at revisions 5 to 10; the compact revision is 4.
@@ -63,14 +62,14 @@ pub fn text(path: &Path) -> &str {
 
 /// A golden snapshot in a directory.
 pub fn snapshot(dir: &TempDir, release: &str) -> PathBuf {
-    let path = dir.join(&format!("{release}.db"));
+    let path = dir.join(format!("{release}.db"));
     std::fs::write(&path, golden(&format!("{release}-snapshot"))).expect("is written");
     path
 }
 
 /// A golden data directory.
 pub fn etcd_dir(dir: &TempDir, release: &str) -> PathBuf {
-    let path = dir.join(&format!("{release}.etcd"));
+    let path = dir.join(format!("{release}.etcd"));
     let member = path.join("member");
     std::fs::create_dir_all(member.join("snap")).expect("is made");
     std::fs::create_dir_all(member.join("wal")).expect("is made");

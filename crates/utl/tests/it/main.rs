@@ -7,4 +7,3 @@ mod import;
 mod kit;
 mod restore;
 mod round_trip;
-mod temp_dir;

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use testkit::TempDir;
+
 use crate::kit::{HASHES, RELEASES, done, etcd_dir, everything, names, open, refused, snapshot, text, utl};
-use crate::temp_dir::TempDir;
 
 #[test]
 fn etcds_snapshots_become_members() {

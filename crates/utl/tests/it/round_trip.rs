@@ -9,8 +9,9 @@ use machine::snapshot::SnapshotWriter;
 use storage::etcd_database::EtcdDatabase;
 use storage::stopped::Stopped;
 
+use testkit::TempDir;
+
 use crate::kit::{HASHES, RELEASES, done, open, text};
-use crate::temp_dir::TempDir;
 
 /// The snapshot that a running member would send of this state.
 fn saved(member: &mut Stopped) -> Vec<u8> {
@@ -86,17 +87,17 @@ fn a_snapshot_comes_back_as_it_went() {
         assert_eq!(backend.meta().expect("is there").storage_version.as_deref(), Some("3.6.0"));
         // And again, from both kinds of file into both kinds of directory.
         for (kind, bytes) in [("new", &back), ("own", &own)] {
-            let file = dir.join(&format!("{kind}.db"));
+            let file = dir.join(format!("{kind}.db"));
             std::fs::write(&file, bytes).expect("is written");
-            let again = dir.join(&format!("{kind}-mainstay"));
+            let again = dir.join(format!("{kind}-mainstay"));
             done(&["snapshot", "restore", text(&file), "--data-dir", text(&again)]);
             assert_eq!(open(&again).hash_kv(0), Ok((HASHES[5], 4, 10)), "{release} {kind}");
-            let again = dir.join(&format!("{kind}-etcd"));
+            let again = dir.join(format!("{kind}-etcd"));
             done(&["snapshot", "restore", text(&file), "--data-dir", text(&again), "--format", "etcd"]);
             let made = DataDir::open(&RealDisk, &again).expect("is sound");
             assert_eq!(interchange::hash_kv(&made.base, 0).expect("can be hashed").hash, HASHES[5]);
             assert!(!again.join("between").exists());
-            let bumped = dir.join(&format!("{kind}-bumped"));
+            let bumped = dir.join(format!("{kind}-bumped"));
             done(&[
                 "snapshot",
                 "restore",
