@@ -167,28 +167,100 @@ pub fn lock(disk: &dyn Disk, member_dir: &Path) -> Result<Lock, String> {
     })
 }
 
+/// What stands in a data directory before anything of it is replayed.
+struct Found<'a> {
+    member_dir: &'a Path,
+    checkpoints: CheckpointStore,
+    manifest: Option<Manifest>,
+    /// Why the checkpoint cannot be read, if that is so.
+    unusable: Option<String>,
+    witness: CleanShutdown,
+    identity: Identity,
+    /// Only if the directory holds no log.
+    beginning: Option<Beginning>,
+}
+
+/// The state of the checkpoint, and the log behind it.
+struct Replay {
+    machine: Machine,
+    levels: Vec<Level>,
+    /// The entries up to here are in the state.
+    applied: u64,
+    manifest: Option<Manifest>,
+    replayed: ReplayedLog,
+}
+
 /// Opens a data directory.
 ///
 /// # Errors
 ///
 /// The text says what is wrong with which file or option, and what to do.
 pub fn open(opening: &Opening<'_>) -> Result<Opened, String> {
-    let Opening { config, disk, events, logger, .. } = *opening;
-    let text = |e: log::OpenError| e.to_string();
+    let Opening { config, disk, .. } = *opening;
     let member_dir = &config.data_dir.join("member");
     let lock = lock(&**disk, member_dir)?;
+    let mut found = look(opening, member_dir)?;
+    let Replay { machine, levels, applied, manifest, replayed } = replay(opening, &mut found)?;
+    let Found { checkpoints, witness, identity, beginning, .. } = found;
+    // A log without a segment is as good as none: a crash now must not leave a witness of something that never was.
+    let lasting = beginning.is_none();
+    if lasting {
+        witness.open(&identity).map_err(|error| error.to_string())?;
+    }
+    if machine.members.removed.contains(&identity.member_id) {
+        return Err(format!(
+            "member {:x} has been permanently removed from the cluster: remove its data directory {}",
+            identity.member_id,
+            config.data_dir.display()
+        ));
+    }
+    let mut start = Start::of(opening, member_dir, &machine, applied, manifest.as_ref(), replayed)?;
+    let remotes = start.begin(opening, member_dir, &identity, beginning, &machine)?;
+    if !lasting {
+        witness.open(&identity).map_err(|error| error.to_string())?;
+    }
+    if config.force_new_cluster {
+        start.force_new_cluster(opening, &identity, &machine, applied)?;
+    }
+    let terms = terms::read(manifest.as_ref().map_or(&[][..], |manifest| &manifest.metadata), &machine);
+    let node = start.node(opening, &identity, &machine, &terms).map_err(|e| {
+        let dir = member_dir.display();
+        format!("the log and the checkpoint in {dir} do not go together: {e}; {}", log::REMEDY)
+    })?;
+    let Start { log, recovered, locations, .. } = start;
+    Ok(Opened {
+        identity,
+        machine,
+        node,
+        log,
+        recovered,
+        locations,
+        checkpoints,
+        levels,
+        terms,
+        remotes,
+        note: Note::open(disk, member_dir),
+        clean_shutdown: witness,
+        lock,
+    })
+}
+
+/// Finds out whose directory it is, and what the checkpoint holds.
+fn look<'a>(opening: &Opening<'_>, member_dir: &'a Path) -> Result<Found<'a>, String> {
+    let text = |e: log::OpenError| e.to_string();
+    let disk = opening.disk;
     let log_dir = member_dir.join("log");
     let checkpoints = CheckpointStore::open(Arc::clone(disk), member_dir.join("checkpoint")).map_err(text)?;
-    let (mut manifest, mut unusable) = match checkpoints.load() {
+    let (manifest, unusable) = match checkpoints.load() {
         Ok(manifest) => (manifest, None),
         Err(error) if error.is_damage() => (None, Some(error.to_string())),
         Err(error) => return Err(error.to_string()),
     };
-    let clean_shutdown = CleanShutdown::read(disk, member_dir, logger).map_err(text)?;
+    let witness = CleanShutdown::read(disk, member_dir, opening.logger).map_err(text)?;
     let known = Log::identify(&**disk, &log_dir).map_err(text)?;
     let (identity, beginning) = match known {
         Some((cluster_id, member_id)) => (Identity { member_id, cluster_id }, None),
-        None if manifest.is_some() || clean_shutdown.known.is_some() => {
+        None if manifest.is_some() || witness.known.is_some() => {
             return Err(format!(
                 "{} is missing or empty, but was there before; {}",
                 log_dir.display(),
@@ -200,24 +272,31 @@ pub fn open(opening: &Opening<'_>) -> Result<Opened, String> {
             (beginning.identity.clone(), Some(beginning))
         }
     };
+    witness.check(&identity).map_err(text)?;
+    Ok(Found { member_dir, checkpoints, manifest, unusable, witness, identity, beginning })
+}
 
-    clean_shutdown.check(&identity).map_err(text)?;
+/// Restores the state and replays the log behind it; from the log alone, if that is whole and the checkpoint damaged.
+fn replay(opening: &Opening<'_>, found: &mut Found<'_>) -> Result<Replay, String> {
+    let Opening { config, disk, events, logger, threads, seed, .. } = *opening;
+    let Found { member_dir, ref checkpoints, ref witness, ref identity, .. } = *found;
+    let (mut manifest, mut unusable) = (found.manifest.take(), found.unusable.take());
     let rules = rules(config);
     let mut applied = manifest.as_ref().map_or(0, |manifest| manifest.applied_index);
-    let (threads, segment_bytes, secret_seed) = (opening.threads, opening.segment_bytes, opening.seed);
-    let segment_bytes = segment_bytes
+    let segment_bytes = opening
+        .segment_bytes
         .or_else(|| disk.space(member_dir).ok().map(|space| log::segment_bytes_for(space.total_bytes)));
     let replay_from = |first: u64| {
-        let mut options = log::Options::new(&log_dir, identity.cluster_id, identity.member_id);
+        let mut options = log::Options::new(member_dir.join("log"), identity.cluster_id, identity.member_id);
         options.unsafe_no_fsync = config.unsafe_no_fsync;
         options.by_hand = !threads;
         options.segment_bytes = segment_bytes.unwrap_or(options.segment_bytes);
-        options.secret_seed = secret_seed;
-        options.closed_at = clean_shutdown.known.and_then(|witness| witness.end);
+        options.secret_seed = seed;
+        options.closed_at = witness.known.and_then(|witness| witness.end);
         let events = Arc::clone(events);
         replay_log(options, disk, first, Box::new(move |event| events.tell(event)))
     };
-    let restore = || restore(rules, &checkpoints, manifest.as_ref(), member_dir, &identity);
+    let restore = || restore(rules, checkpoints, manifest.as_ref(), member_dir, identity);
     let (state, replayed) = if threads {
         // The two take about as long as each other, and neither needs the other.
         std::thread::scope(|scope| {
@@ -261,7 +340,6 @@ pub fn open(opening: &Opening<'_>) -> Result<Opened, String> {
             );
         }
     }
-    let ReplayedLog { mut log, recovered, mut entries, mut locations } = replayed;
     if machine.applied_index != applied {
         return Err(format!(
             "the checkpoint in {} says it goes up to entry {applied}, but it holds entry {}",
@@ -269,64 +347,86 @@ pub fn open(opening: &Opening<'_>) -> Result<Opened, String> {
             machine.applied_index
         ));
     }
-    // A log without a segment is as good as none: a crash now must not leave a witness of something that never was.
-    let lasting = beginning.is_none();
-    if lasting {
-        clean_shutdown.open(&identity).map_err(text)?;
-    }
-    if machine.members.removed.contains(&identity.member_id) {
-        return Err(format!(
-            "member {:x} has been permanently removed from the cluster: remove its data directory {}",
-            identity.member_id,
-            config.data_dir.display()
-        ));
-    }
-    let mut hard_state = HardState {
-        term: recovered.hard_state.term.max(machine.applied_term),
-        vote: if recovered.hard_state.term < machine.applied_term { 0 } else { recovered.hard_state.vote },
-        commit: recovered.hard_state.commit,
-    };
-    // A snapshot was taken over, and the member stopped before the log could start anew behind it.
-    let behind = recovered.last_index < applied
-        || entries.first().is_some_and(|entry| entry.term < machine.applied_term);
-    if behind && applied > 0 {
-        // One that was taken over knows nothing of the entries in this log.
-        let terms = terms::read(manifest.as_ref().map_or(&[][..], |manifest| &manifest.metadata), &machine);
-        if recovered.last_index < applied
-            && terms.first().is_some_and(|(index, _)| *index <= recovered.last_index)
+    Ok(Replay { machine, levels, applied, manifest, replayed })
+}
+
+/// What raft begins with.
+struct Start {
+    log: Log,
+    recovered: Recovered,
+    entries: Vec<Entry>,
+    locations: VecDeque<(u64, log::Location)>,
+    hard_state: HardState,
+}
+
+impl Start {
+    /// The log behind the state. One that ends in front of a state that was taken over begins anew behind that.
+    fn of(
+        opening: &Opening<'_>,
+        member_dir: &Path,
+        machine: &Machine,
+        applied: u64,
+        manifest: Option<&Manifest>,
+        replayed: ReplayedLog,
+    ) -> Result<Start, String> {
+        let ReplayedLog { log, recovered, entries, locations } = replayed;
+        let hard_state = HardState {
+            term: recovered.hard_state.term.max(machine.applied_term),
+            vote: if recovered.hard_state.term < machine.applied_term {
+                0
+            } else {
+                recovered.hard_state.vote
+            },
+            commit: recovered.hard_state.commit,
+        };
+        let mut start = Start { log, recovered, entries, locations, hard_state };
+        let last_index = start.recovered.last_index;
+        // A snapshot was taken over, and the member stopped before the log could start anew behind it.
+        let behind = last_index < applied
+            || start.entries.first().is_some_and(|entry| entry.term < machine.applied_term);
+        if behind && applied > 0 {
+            // One that was taken over knows nothing of the entries in this log.
+            let terms = terms::read(manifest.map_or(&[][..], |manifest| &manifest.metadata), machine);
+            if last_index < applied && terms.first().is_some_and(|(index, _)| *index <= last_index) {
+                return Err(format!(
+                    "{} ends with entry {last_index}, but the checkpoint beside it was made of entries up to {applied}; {}",
+                    member_dir.join("log").display(),
+                    log::REMEDY
+                ));
+            }
+            let reset = Reset { index: applied, term: machine.applied_term };
+            let batch = Batch { reset: Some(reset), hard_state: Some(saved(hard_state)), ..Batch::default() };
+            append_and_wait(&mut start.log, &**opening.events, batch, opening.threads)?;
+            start.entries.clear();
+            start.locations.clear();
+        } else if let Some(last) = start.entries.last()
+            && last.index != last_index
         {
-            return Err(format!(
-                "{} ends with entry {}, but the checkpoint beside it was made of entries up to {applied}; {}",
-                log_dir.display(),
-                recovered.last_index,
-                log::REMEDY
-            ));
+            return Err(format!("the log says its last entry is {last_index}, but it holds {}", last.index));
         }
-        let reset = Reset { index: applied, term: machine.applied_term };
-        let batch = Batch { reset: Some(reset), hard_state: Some(saved(hard_state)), ..Batch::default() };
-        append_and_wait(&mut log, &**events, batch, threads)?;
-        entries.clear();
-        locations.clear();
-    } else if let Some(last) = entries.last()
-        && last.index != recovered.last_index
-    {
-        return Err(format!(
-            "the log says its last entry is {}, but it holds {}",
-            recovered.last_index, last.index
-        ));
+        Ok(start)
     }
 
-    // Nothing was ever in this log: a first start that was cut short begins again, and a member that joins may not
-    // have heard from the others yet.
-    let empty = hard_state.term == 0 && machine.applied_index == 0 && entries.is_empty();
-    let beginning = match beginning {
-        None if empty => Some((opening.begin)()?),
-        beginning => beginning,
-    };
-    let mut remotes = Vec::new();
-    if let Some(beginning) = beginning {
-        let Beginning { identity: found, entries: first, remotes: others } = beginning;
-        if found != identity {
+    /// Begins what was never in this log, and returns the members that are there already. A first start that was cut short
+    /// begins again, and a member that joins may not have heard from the others yet.
+    fn begin(
+        &mut self,
+        opening: &Opening<'_>,
+        member_dir: &Path,
+        identity: &Identity,
+        beginning: Option<Beginning>,
+        machine: &Machine,
+    ) -> Result<Vec<(u64, Vec<String>)>, String> {
+        let is_new = beginning.is_some();
+        let empty = self.hard_state.term == 0 && machine.applied_index == 0 && self.entries.is_empty();
+        let beginning = match beginning {
+            None if empty => Some((opening.begin)()?),
+            beginning => beginning,
+        };
+        let Some(Beginning { identity: found, entries: first, remotes }) = beginning else {
+            return Ok(Vec::new());
+        };
+        if found != *identity {
             return Err(format!(
                 "{} was made for member {:x} of cluster {:x}, but by its options this is member {:x} of cluster \
                  {:x}",
@@ -337,87 +437,95 @@ pub fn open(opening: &Opening<'_>) -> Result<Opened, String> {
                 found.cluster_id
             ));
         }
-        remotes = others;
         if !first.is_empty() {
-            hard_state = HardState { term: 1, vote: 0, commit: first.len() as u64 };
-            locations = append_entries(&mut log, &**events, &first, hard_state, threads)?;
-            entries = first;
-        } else if !lasting {
+            self.hard_state = HardState { term: 1, vote: 0, commit: first.len() as u64 };
+            self.locations = self.append(opening, &first)?;
+            self.entries = first;
+        } else if is_new {
             // One that joins gets its entries from the others. So that its log is missed if it is lost before the member
             // has been stopped for the first time, it begins with something.
             let batch = Batch { hard_state: Some(log::HardState::default()), ..Batch::default() };
-            append_and_wait(&mut log, &**events, batch, threads)?;
+            append_and_wait(&mut self.log, &**opening.events, batch, opening.threads)?;
         }
-        if !lasting {
-            clean_shutdown.open(&identity).map_err(text)?;
-        }
+        Ok(remotes)
     }
-    if config.force_new_cluster {
+
+    /// Makes this member the only one of its cluster.
+    fn force_new_cluster(
+        &mut self,
+        opening: &Opening<'_>,
+        identity: &Identity,
+        machine: &Machine,
+        applied: u64,
+    ) -> Result<(), String> {
+        let config = opening.config;
         let learners_max = usize::try_from(config.max_learners).unwrap_or(usize::MAX);
-        let members = members_at_end(&machine, &entries, learners_max)?;
-        let last = entries.last().map_or(applied, |entry| entry.index);
+        let members = members_at_end(machine, &self.entries, learners_max)?;
+        let last = self.entries.last().map_or(applied, |entry| entry.index);
         let urls = &config.initial_advertise_peer_urls;
-        let term = hard_state.term.max(1);
+        let term = self.hard_state.term.max(1);
         let changes = beginning::alone(identity.member_id, &members, urls, term, last, learners_max)?;
-        logger.warn(
+        opening.logger.warn(
             "forcing a new cluster of this member alone",
             &[("removed", Value::Uint(changes.len() as u64)), ("last-index", Value::Uint(last))],
         );
         // All that is in the log counts: what was acknowledged is among it, and there is nobody left to ask.
-        hard_state.term = hard_state.term.max(1);
-        hard_state.commit = last + changes.len() as u64;
+        self.hard_state.term = term;
+        self.hard_state.commit = last + changes.len() as u64;
         if !changes.is_empty() {
-            locations.extend(append_entries(&mut log, &**events, &changes, hard_state, threads)?);
-            entries.extend(changes);
+            let locations = self.append(opening, &changes)?;
+            self.locations.extend(locations);
+            self.entries.extend(changes);
         }
+        Ok(())
     }
 
-    let terms = terms::read(manifest.as_ref().map_or(&[][..], |manifest| &manifest.metadata), &machine);
-    let first_index = log.entries().first_index().max(terms.first().map_or(0, |(index, _)| *index) + 1);
-    let heartbeat = config.heartbeat_interval.max(Duration::from_millis(1));
-    let election_ticks = config.election_timeout.as_millis() / heartbeat.as_millis().max(1);
-    let standard = consensus::Config::default();
-    let switches = opening.switches;
-    let node = Node::new(
-        consensus::Config {
-            election_ticks: usize::try_from(election_ticks).unwrap_or(10).max(2),
-            pre_vote: config.pre_vote,
-            id: identity.member_id,
-            seed: opening.seed.unwrap_or(identity.member_id),
-            bytes_in_flight_max: switches.bytes_in_flight_max.unwrap_or(standard.bytes_in_flight_max),
-            speaks_as_etcd: switches.speaks_as_etcd,
-            ..standard
-        },
-        Restored {
-            hard_state,
-            voters: machine.members.voters(),
-            learners: machine.members.learners(),
-            applied: machine.applied_index,
-            applied_term: machine.applied_term,
-            entries,
-            first_index: first_index.min(machine.applied_index + 1),
-            terms: terms.clone(),
-        },
-    )
-    .map_err(|e| {
-        let dir = member_dir.display();
-        format!("the log and the checkpoint in {dir} do not go together: {e}; {}", log::REMEDY)
-    })?;
-    Ok(Opened {
-        identity,
-        machine,
-        node,
-        log,
-        recovered,
-        locations,
-        checkpoints,
-        levels,
-        terms,
-        remotes,
-        note: Note::open(disk, member_dir),
-        clean_shutdown,
-        lock,
-    })
+    /// Appends entries with the hard state, before anything runs; where they lie.
+    fn append(
+        &mut self,
+        opening: &Opening<'_>,
+        entries: &[Entry],
+    ) -> Result<VecDeque<(u64, log::Location)>, String> {
+        append_entries(&mut self.log, &**opening.events, entries, self.hard_state, opening.threads)
+    }
+
+    /// Raft, with the entries behind the state.
+    fn node(
+        &mut self,
+        opening: &Opening<'_>,
+        identity: &Identity,
+        machine: &Machine,
+        terms: &[(u64, u64)],
+    ) -> Result<Node, consensus::Refused> {
+        let config = opening.config;
+        let first_index =
+            self.log.entries().first_index().max(terms.first().map_or(0, |(index, _)| *index) + 1);
+        let heartbeat = config.heartbeat_interval.max(Duration::from_millis(1));
+        let election_ticks = config.election_timeout.as_millis() / heartbeat.as_millis().max(1);
+        let standard = consensus::Config::default();
+        let switches = opening.switches;
+        Node::new(
+            consensus::Config {
+                election_ticks: usize::try_from(election_ticks).unwrap_or(10).max(2),
+                pre_vote: config.pre_vote,
+                id: identity.member_id,
+                seed: opening.seed.unwrap_or(identity.member_id),
+                bytes_in_flight_max: switches.bytes_in_flight_max.unwrap_or(standard.bytes_in_flight_max),
+                speaks_as_etcd: switches.speaks_as_etcd,
+                ..standard
+            },
+            Restored {
+                hard_state: self.hard_state,
+                voters: machine.members.voters(),
+                learners: machine.members.learners(),
+                applied: machine.applied_index,
+                applied_term: machine.applied_term,
+                entries: std::mem::take(&mut self.entries),
+                first_index: first_index.min(machine.applied_index + 1),
+                terms: terms.to_vec(),
+            },
+        )
+    }
 }
 
 /// The members once all entries are applied.
