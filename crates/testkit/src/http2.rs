@@ -158,9 +158,9 @@ impl Connection {
         connection
     }
 
-    /// Writes bytes. A server that has closed already is no failure.
-    pub fn send(&mut self, bytes: &[u8]) {
-        let _ = self.stream.write_all(bytes);
+    /// Writes bytes. Returns false if the server has closed.
+    pub fn send(&mut self, bytes: &[u8]) -> bool {
+        self.stream.write_all(bytes).is_ok()
     }
 
     /// Writes bytes until the server takes no more for 300 ms, or has closed. Returns how many it took.

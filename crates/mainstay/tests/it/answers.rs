@@ -7,10 +7,11 @@ use api::etcdserverpb::{WatchCreateRequest, WatchRequest, WatchResponse, watch_r
 use client::{Receiver, Sender};
 use prost::Message;
 
+use testkit::TempDir;
+
 use crate::client::{ALL, Client, path};
 use crate::member::Setup;
 use crate::run;
-use crate::temp_dir::TempDir;
 
 /// Everything that a server stream answers to one request.
 async fn all<A: Message + Default>(client: &Client, path: &str, request: &impl Message) -> Vec<A> {

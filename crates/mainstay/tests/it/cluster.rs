@@ -1,4 +1,4 @@
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -7,10 +7,12 @@ use std::time::Duration;
 use api::Status;
 use api::etcdserverpb::{HashKvResponse, MemberAddRequest, MemberAddResponse};
 
+use testkit::{TempDir, eventually};
+
+use testkit::ports::free_addresses;
+
 use crate::client::{Client, path};
-use crate::eventually;
 use crate::member::{Member, READY, binary};
-use crate::temp_dir::TempDir;
 
 /// How long a cluster may take for what it does by itself.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -75,26 +77,12 @@ impl Cluster {
     pub fn add_seat(&mut self) -> usize {
         let at = self.seats.len();
         let name = format!("m{at}");
-        let (client, peer) = self.free_addresses();
+        // A member that is down leaves its addresses free.
+        let taken = |address| self.seats.iter().any(|seat| address == seat.client || address == seat.peer);
+        let [client, peer] = free_addresses(self.address, taken);
         let data_dir = self.dir.path().join(&name);
         self.seats.push(Seat { name, client, peer, data_dir, launcher: Vec::new(), member: None });
         at
-    }
-
-    /// Two addresses that nobody listens on, and that no other seat was given: one whose member is down is free, too.
-    fn free_addresses(&self) -> (SocketAddr, SocketAddr) {
-        let mut held = Vec::new();
-        let mut free = Vec::new();
-        while free.len() < 2 {
-            // Held until both are found, so that no address comes twice.
-            let listener = TcpListener::bind((self.address, 0)).expect("the loopback has free ports");
-            let address = listener.local_addr().expect("it is bound");
-            held.push(listener);
-            if self.seats.iter().all(|seat| address != seat.client && address != seat.peer) {
-                free.push(address);
-            }
-        }
-        (free[0], free[1])
     }
 
     /// The value of `--initial-cluster` with these places.
@@ -257,17 +245,18 @@ impl Cluster {
         let peer_urls = vec![format!("http://{}", self.seats[at].peer)];
         let request = MemberAddRequest { peer_urls, is_learner };
         let mut refused = None;
-        let added: Option<MemberAddResponse> = crate::eventually("a member is added", PATIENCE, async || {
-            match client.call(path::MEMBER_ADD, &request).await {
-                Ok(added) => Some(Some(added)),
-                Err(status) if is_passing(&status) => None,
-                Err(status) => {
-                    refused = Some(status);
-                    Some(None)
+        let added: Option<MemberAddResponse> =
+            testkit::eventually("a member is added", PATIENCE, async || {
+                match client.call(path::MEMBER_ADD, &request).await {
+                    Ok(added) => Some(Some(added)),
+                    Err(status) if is_passing(&status) => None,
+                    Err(status) => {
+                        refused = Some(status);
+                        Some(None)
+                    }
                 }
-            }
-        })
-        .await;
+            })
+            .await;
         let added = added.unwrap_or_else(|| panic!("the member is not added: {refused:?}"));
         added.member.expect("the answer names the member").id
     }

@@ -5,10 +5,12 @@ use std::time::Duration;
 use api::etcdserverpb::{LeaseKeepAliveRequest, LeaseKeepAliveResponse};
 use prost::Message as _;
 
+use testkit::eventually;
+
 use crate::client::{Client, path};
 use crate::cluster::{Cluster, PATIENCE};
 use crate::cluster_load::{Load, Record};
-use crate::{crash, eventually, history, run};
+use crate::{crash, history, run};
 
 /// Renews a lease once; gives its TTL.
 async fn keep_alive(client: &Client, id: i64) -> i64 {

@@ -2,17 +2,19 @@
 
 use std::time::Duration;
 
+use testkit::Random;
+
 use crate::cluster::Cluster;
 use crate::cluster_load::{Load, Record};
 use crate::crash::{check, setting};
-use crate::{Dice, run};
+use crate::run;
 
 /// Rounds and chance, from the environment for runs by hand.
-fn rounds(default: u32) -> (u32, Dice) {
+fn rounds(default: u32) -> (u32, Random) {
     let rounds = setting("MAINSTAY_CRASH_ROUNDS", default);
     let seed = setting("MAINSTAY_CRASH_SEED", 1);
     println!("MAINSTAY_CRASH_ROUNDS={rounds} MAINSTAY_CRASH_SEED={seed}");
-    (rounds, Dice::new(u64::from(seed)))
+    (rounds, Random::new(u64::from(seed)))
 }
 
 #[test]

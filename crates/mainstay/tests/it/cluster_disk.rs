@@ -2,9 +2,11 @@
 
 use std::io::Write as _;
 
+use testkit::eventually;
+
 use crate::cluster::{Cluster, PATIENCE};
 use crate::space::SmallDisk;
-use crate::{eventually, filler, run};
+use crate::{filler, run};
 
 const MIB: usize = 1 << 20;
 

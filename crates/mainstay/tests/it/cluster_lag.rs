@@ -3,12 +3,14 @@
 
 use std::time::{Duration, Instant};
 
+use testkit::{Random, eventually};
+
 use crate::client::Client;
 use crate::cluster::{Cluster, PATIENCE};
 use crate::cluster_members::{id_of, remove};
 use crate::crash::setting;
 use crate::member::READY;
-use crate::{Dice, eventually, filler, run};
+use crate::{filler, run};
 
 const FLAGS: &[&str] =
     &["--snapshot-count=100", "--snapshot-catchup-entries=10", "--strict-reconfig-check=false"];
@@ -106,7 +108,7 @@ fn a_follower_killed_while_it_catches_up_converges() {
     let rounds = setting("MAINSTAY_CRASH_ROUNDS", 5);
     let seed = setting("MAINSTAY_CRASH_SEED", 1);
     println!("MAINSTAY_CRASH_ROUNDS={rounds} MAINSTAY_CRASH_SEED={seed}");
-    let mut dice = Dice::new(u64::from(seed));
+    let mut dice = Random::new(u64::from(seed));
     run(async {
         let flags = [FLAGS, &["--log-level=debug"]].concat();
         let mut cluster = Cluster::start("cut-short", 3, &flags);

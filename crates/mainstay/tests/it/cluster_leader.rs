@@ -7,11 +7,13 @@ use std::time::{Duration, Instant};
 use api::error;
 use api::etcdserverpb::{MoveLeaderRequest, MoveLeaderResponse};
 
+use testkit::eventually;
+
 use crate::client::{Client, path};
 use crate::cluster::{Cluster, PATIENCE};
 use crate::cluster_load::{Load, Record};
 use crate::cluster_members::id_of;
-use crate::{eventually, run};
+use crate::run;
 
 #[test]
 fn leadership_is_moved_and_handed_over() {

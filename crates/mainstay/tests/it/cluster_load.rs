@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use testkit::eventually;
+
 use crate::client::Client;
 use crate::cluster::{Cluster, PATIENCE, is_passing};
 use crate::crash::attempt;
-use crate::eventually;
 use crate::history::{Fate, History, Op};
 
 /// After a write of unknown fate a writer goes on under another number: it may still happen, at any time.

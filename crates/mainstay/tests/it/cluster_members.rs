@@ -5,12 +5,14 @@ use api::etcdserverpb::{
     MemberPromoteRequest, MemberPromoteResponse, MemberRemoveRequest, MemberRemoveResponse,
 };
 
+use testkit::eventually;
+
 use crate::client::{Client, path};
 use crate::cluster::{Cluster, PATIENCE, is_passing};
 use crate::cluster_load::{Load, Record};
 use crate::crash::check;
 use crate::member::READY;
-use crate::{eventually, run};
+use crate::run;
 
 /// Removes a member, as soon as the cluster lets it go.
 pub async fn remove(client: &Client, id: u64) {

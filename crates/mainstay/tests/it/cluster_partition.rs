@@ -8,12 +8,14 @@ use api::etcdserverpb::WatchCreateRequest;
 use api::{Code, Status, error};
 use client::CallOptions;
 
+use testkit::eventually;
+
 use crate::client::{ALL, revision};
 use crate::cluster::{CALL_TIME_MAX, Cluster, PATIENCE};
 use crate::cluster_load::{Load, Record};
 use crate::crash::check;
 use crate::network::Network;
-use crate::{eventually, run};
+use crate::run;
 
 /// Runs the body at the router of a network of three, in a thread of its own; not at all where that is not allowed.
 fn in_network(test: &'static str, body: impl FnOnce(Cluster, Network) + Send + 'static) {

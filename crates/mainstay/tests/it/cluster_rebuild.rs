@@ -3,11 +3,12 @@
 use std::process::Command;
 use std::time::Duration;
 
+use testkit::{Random, TempDir, eventually};
+
 use crate::cluster::{Cluster, PATIENCE};
 use crate::damage::{flip, open};
 use crate::member::{Member, Setup};
-use crate::temp_dir::TempDir;
-use crate::{Dice, eventually, filler, run};
+use crate::{filler, run};
 
 const REBUILT: &str = "the member is rebuilt";
 const KEYS: u32 = 140;
@@ -80,7 +81,7 @@ fn a_member_with_a_damaged_segment_is_rebuilt() {
 #[test]
 fn a_rebuild_goes_on_wherever_it_was_killed() {
     let mut cluster = Cluster::start("rebuild-killed", 3, &[]);
-    let mut dice = Dice::new(7);
+    let mut dice = Random::new(7);
     run(async {
         let client = cluster.client(0).await;
         for number in 0..100u32 {

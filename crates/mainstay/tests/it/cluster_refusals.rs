@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use testkit::{Random, eventually, http2};
+
 use crate::cluster::{Cluster, ELECTION_TIMEOUT, PATIENCE};
 use crate::cluster_members::id_of;
 use crate::member::READY;
-use crate::{Dice, eventually, raw, run};
+use crate::run;
 
 /// Starts a member that is told to join; gives what it says when it refuses.
 fn refused_to_join(cluster: &mut Cluster, at: usize, everybody: &[usize]) -> String {
@@ -84,7 +86,7 @@ fn a_member_without_its_data_is_not_new() {
 #[test]
 fn garbage_at_the_door_of_members_is_survived() {
     let mut cluster = Cluster::start("noise", 3, &[]);
-    let mut dice = Dice::new(5);
+    let mut dice = Random::new(5);
     run(async {
         let leader = cluster.leader().await;
         let before = cluster.client(leader).await.status().await.expect("a status");
@@ -114,7 +116,7 @@ fn garbage_at_the_door_of_members_is_survived() {
             ];
             for at in 0..3 {
                 for bytes in &noises {
-                    raw::send_garbage(cluster.seats[at].peer, bytes);
+                    http2::send_garbage(cluster.seats[at].peer, bytes);
                 }
             }
         }

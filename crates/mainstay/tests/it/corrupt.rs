@@ -4,10 +4,11 @@ use api::Code;
 use api::error;
 use api::etcdserverpb::*;
 
+use testkit::TempDir;
+
 use crate::client::{Client, path, put_op};
 use crate::member::Setup;
 use crate::run;
-use crate::temp_dir::TempDir;
 
 async fn raise(client: &Client, member_id: u64, alarm: AlarmType) {
     let action = alarm_request::AlarmAction::Activate as i32;

@@ -7,11 +7,12 @@ use std::time::Duration;
 use api::etcdserverpb::{RangeRequest, RangeResponse, TxnRequest, TxnResponse};
 use api::{Code, Status};
 
+use testkit::{Random, TempDir, eventually};
+
 use crate::client::{Client, path, put_op, revision};
 use crate::history::{self, Deed, Fate, History, Op, Step};
 use crate::member::{Member, Setup};
-use crate::temp_dir::TempDir;
-use crate::{Dice, eventually, run};
+use crate::run;
 
 const CONNECTIONS: u32 = 20;
 
@@ -161,7 +162,7 @@ fn nothing_acknowledged_is_lost_by_kill_9() {
     let writers = setting("MAINSTAY_CRASH_WRITERS", 128);
     let seed = u64::from(setting("MAINSTAY_CRASH_SEED", 1));
     println!("MAINSTAY_CRASH_ROUNDS={rounds} MAINSTAY_CRASH_WRITERS={writers} MAINSTAY_CRASH_SEED={seed}");
-    let mut dice = Dice::new(seed);
+    let mut dice = Random::new(seed);
     let dir = TempDir::new("crash");
     let setup = Setup::new(dir.path()).flag("--snapshot-count=100");
     let mut history = History::new(writers);

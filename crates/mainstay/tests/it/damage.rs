@@ -5,8 +5,9 @@ use std::fs;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
+use testkit::TempDir;
+
 use crate::member::Setup;
-use crate::temp_dir::TempDir;
 use crate::{filler, run};
 
 const KEYS: u32 = 300;

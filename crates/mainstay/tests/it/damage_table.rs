@@ -16,10 +16,11 @@ use api::etcdserverpb::{RangeRequest, RangeResponse, TxnRequest, TxnResponse};
 use bytes::Bytes;
 use disk::{Disk as _, RealDisk};
 
+use testkit::TempDir;
+
 use crate::client::{Client, path, put_op};
 use crate::damage::{flip, open};
 use crate::member::{Member, Setup};
-use crate::temp_dir::TempDir;
 use crate::{filler, run};
 
 const SMALL_KEYS: u32 = 3000;
@@ -163,7 +164,7 @@ impl Original {
             }
             if lacking {
                 let first = setup.data_dir.join("member/log/0000000000000000.seg");
-                crate::eventually("the first segment goes", crate::cluster::PATIENCE, async || {
+                testkit::eventually("the first segment goes", crate::cluster::PATIENCE, async || {
                     (!first.exists()).then_some(())
                 })
                 .await;
@@ -171,7 +172,7 @@ impl Original {
             // The segment at the end as it is now, for an older copy.
             let log = setup.data_dir.join("member/log");
             // Another thread prepares what comes next, when it gets to it.
-            crate::eventually(
+            testkit::eventually(
                 "the next segment and the reserve are there",
                 crate::cluster::PATIENCE,
                 async || {
@@ -260,7 +261,7 @@ impl Acknowledged {
 }
 
 async fn wait_for_checkpoints(member: &Member, count: usize) {
-    crate::eventually("checkpoints are saved", crate::cluster::PATIENCE * 2, async || {
+    testkit::eventually("checkpoints are saved", crate::cluster::PATIENCE * 2, async || {
         (member.said().matches("saved a checkpoint").count() >= count).then_some(())
     })
     .await;

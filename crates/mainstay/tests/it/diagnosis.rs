@@ -1,27 +1,22 @@
 //! `/debug/mainstay`: what a member says of who calls it and of what was expensive.
 
-use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 
 use api::etcdserverpb::{LeaseKeepAliveRequest, LeaseKeepAliveResponse, RangeRequest, RangeResponse};
 use prost::Message as _;
 use serde_json::Value;
 
+use testkit::{TempDir, eventually, http1};
+
 use crate::client::path;
 use crate::cluster::PATIENCE;
 use crate::member::Setup;
-use crate::temp_dir::TempDir;
-use crate::{eventually, filler, run};
+use crate::{filler, run};
 
 fn page(address: SocketAddr) -> Value {
-    let mut stream = TcpStream::connect(address).expect("a connection");
-    stream
-        .write_all(b"GET /debug/mainstay HTTP/1.1\r\nHost: m\r\nConnection: close\r\n\r\n")
-        .expect("the server reads");
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).expect("the server answers");
-    let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
-    assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
+    let answer = http1::get(address, "/debug/mainstay");
+    assert_eq!(answer.status, 200);
+    let body = answer.text();
     serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {body}"))
 }
 

@@ -11,10 +11,11 @@ use bytes::Bytes;
 use client::CallOptions;
 use prost::Message as _;
 
+use testkit::{Random, TempDir, eventually, http2};
+
 use crate::client::{ALL, Client, path, put_op};
 use crate::member::{Member, Setup};
-use crate::temp_dir::TempDir;
-use crate::{Dice, eventually, filler, raw, run};
+use crate::{filler, run};
 
 const MIB: usize = 1 << 20;
 
@@ -131,7 +132,7 @@ fn samples() -> Vec<Vec<u8>> {
 }
 
 /// A message that is cut, or in which bytes are turned, or that is nothing but chance.
-fn damaged(dice: &mut Dice, samples: &[Vec<u8>]) -> Bytes {
+fn damaged(dice: &mut Random, samples: &[Vec<u8>]) -> Bytes {
     let mut message = samples[dice.below(samples.len() as u64) as usize].clone();
     match dice.below(3) {
         0 => message.truncate(dice.below(message.len() as u64 + 1) as usize),
@@ -150,7 +151,7 @@ fn damaged(dice: &mut Dice, samples: &[Vec<u8>]) -> Bytes {
 fn damaged_messages_to_every_method_are_survived() {
     let dir = TempDir::new("messages");
     let member = Setup::new(dir.path()).start();
-    let mut dice = Dice::new(5);
+    let mut dice = Random::new(5);
     run(async {
         let client = member.client().await;
         let samples = samples();
@@ -195,21 +196,27 @@ fn assert_quiet(mut member: Member) {
 fn garbage_on_both_ports_is_survived() {
     let dir = TempDir::new("garbage");
     let member = Setup::new(dir.path()).start();
-    let mut dice = Dice::new(3);
+    let mut dice = Random::new(3);
     run(async {
         let client = member.client().await;
         for round in 0..100 {
-            let noise: Vec<u8> = (0..dice.below(5000)).map(|_| dice.below(256) as u8).collect();
-            let mut frames = raw::PREFACE.to_vec();
+            let noise: Vec<u8> = {
+                let len = dice.index(5000);
+                dice.bytes(len)
+            };
+            let mut frames = http2::PREFACE.to_vec();
             for _ in 0..dice.below(20) {
-                let payload: Vec<u8> = (0..dice.below(100)).map(|_| dice.below(256) as u8).collect();
+                let payload: Vec<u8> = {
+                    let len = dice.index(100);
+                    dice.bytes(len)
+                };
                 let (kind, flags) = (dice.below(12) as u8, dice.below(256) as u8);
-                frames.extend(raw::frame(kind, flags, dice.below(5) as u32, &payload));
+                frames.extend(http2::frame(kind, flags, dice.below(5) as u32, &payload));
             }
             let http = [b"GET /".to_vec(), noise.clone(), b" HTTP/1.1\r\n\r\n".to_vec()].concat();
             for address in [member.client_address(), member.peer_address()] {
                 for bytes in [&noise, &frames, &http] {
-                    raw::send_garbage(address, bytes);
+                    http2::send_garbage(address, bytes);
                 }
             }
             if round % 10 == 0 {
@@ -229,13 +236,13 @@ fn a_thousand_half_open_connections_are_not_noticed() {
     let member = setup.start();
     run(async {
         let client = member.client().await;
-        let whole = raw::call(1, path::PUT, b"\x0a\x01k");
+        let whole = http2::call(1, path::PUT, b"\x0a\x01k");
         let half: Vec<TcpStream> = (0..1000usize)
             .map(|number| {
                 let mut stream = TcpStream::connect(member.client_address()).expect("a connection");
                 // Each stops at another place of its first call.
-                let mut bytes = raw::PREFACE.to_vec();
-                bytes.extend(raw::frame(raw::SETTINGS, 0, 0, &[]));
+                let mut bytes = http2::PREFACE.to_vec();
+                bytes.extend(http2::frame(http2::SETTINGS, 0, 0, &[]));
                 bytes.extend(&whole);
                 stream.write_all(&bytes[..number % bytes.len()]).expect("the server reads");
                 stream
@@ -267,13 +274,13 @@ fn large_answers_that_nobody_reads_take_little_memory() {
         let request = RangeRequest { key: ALL.into(), range_end: ALL.into(), ..Default::default() };
         let request = request.encode_to_vec();
         // 200 answers of 16 MiB: 64 on one connection, the rest on others; all windows are open.
-        let connections: Vec<TcpStream> = [64, 34, 34, 34, 34]
+        let connections: Vec<http2::Connection> = [64, 34, 34, 34, 34]
             .into_iter()
             .map(|streams| {
-                let mut connection = raw::greedy(member.client_address());
+                let mut connection = http2::Connection::greedy(member.client_address());
                 for stream in 0..streams {
-                    let call = raw::call(stream * 2 + 1, path::RANGE, &request);
-                    connection.write_all(&call).expect("the server reads");
+                    let call = http2::call(stream * 2 + 1, path::RANGE, &request);
+                    assert!(connection.send(&call), "the server reads");
                 }
                 connection
             })

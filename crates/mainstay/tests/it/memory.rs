@@ -8,11 +8,13 @@ use api::etcdserverpb::request_op::Request;
 use api::etcdserverpb::{RangeRequest, RequestOp, TxnRequest, TxnResponse, range_request};
 use prost::Message as _;
 
+use testkit::TempDir;
+
+use testkit::http2::{Connection, END_HEADERS, HEADERS, call, call_block, frame};
+
 use crate::client::{path, put_op};
 use crate::cluster::PATIENCE;
 use crate::member::{Member, Setup};
-use crate::raw::{PREFACE, SETTINGS, call, frame};
-use crate::temp_dir::TempDir;
 use crate::{filler, run};
 
 const MIB: u64 = 1 << 20;
@@ -50,30 +52,14 @@ fn held_its_bound(member: &Member, before: u64, what: &str) {
     serves_others(member);
 }
 
-/// A connection by hand.
-struct Hand {
-    stream: TcpStream,
+/// Connects; `window` is how much of each answer the server may send.
+fn connect(address: SocketAddr, window: u32) -> Connection {
+    Connection::h2(address, &[&[0, 4][..], &window.to_be_bytes()].concat())
 }
 
-impl Hand {
-    /// Connects; `window` is how much of each answer the server may send.
-    fn connect(address: SocketAddr, window: u32) -> Hand {
-        let mut stream = TcpStream::connect(address).expect("a connection");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a time-out can be set");
-        let mut settings = vec![0, 4];
-        settings.extend(window.to_be_bytes());
-        let mut bytes = PREFACE.to_vec();
-        bytes.extend(frame(SETTINGS, 0, 0, &settings));
-        stream.write_all(&bytes).expect("the server reads");
-        Hand { stream }
-    }
-
-    /// Opens a call without a message; false when the server has closed.
-    fn open(&mut self, stream: u32, path: &str) -> bool {
-        // The frame of the head without the message behind it.
-        let whole = call(stream, path, b"");
-        self.stream.write_all(&whole[..whole.len() - 14]).is_ok()
-    }
+/// Opens a call without a message; false when the server has closed.
+fn open_call(connection: &mut Connection, stream: u32, path: &str) -> bool {
+    connection.send(&frame(HEADERS, END_HEADERS, stream, &call_block(path, &[])))
 }
 
 #[test]
@@ -83,13 +69,13 @@ fn calls_without_messages() {
     let before = member.peak_bytes();
     let mut open = Vec::new();
     for path in [path::PUT, path::WATCH, path::KEEP_ALIVE] {
-        let mut hand = Hand::connect(member.client_address(), 65_535);
+        let mut connection = connect(member.client_address(), 65_535);
         for call in 0..60_000 {
-            if !hand.open(2 * call + 1, path) {
+            if !open_call(&mut connection, 2 * call + 1, path) {
                 break;
             }
         }
-        open.push(hand);
+        open.push(connection);
         serves_others(&member);
     }
     held_its_bound(&member, before, "180,000 calls without messages");
@@ -106,9 +92,9 @@ fn answers_that_nobody_takes() {
     let read = RangeRequest { key: "large".into(), ..RangeRequest::default() };
     let read = RequestOp { request: Some(Request::RequestRange(read)) };
     let request = TxnRequest { success: vec![put_op("small", "x"), read], ..TxnRequest::default() };
-    let mut hand = Hand::connect(member.client_address(), 0);
+    let mut connection = connect(member.client_address(), 0);
     for number in 0..500 {
-        if hand.stream.write_all(&call(2 * number + 1, path::TXN, &request.encode_to_vec())).is_err() {
+        if !connection.send(&call(2 * number + 1, path::TXN, &request.encode_to_vec())) {
             break;
         }
     }
@@ -145,11 +131,11 @@ fn ranges_in_another_order() {
         // It comes first: while all is held by its address, no connection of that is taken.
         let client = member.client().await;
         for _ in 0..12 {
-            let mut hand = Hand::connect(member.client_address(), 0);
+            let mut connection = connect(member.client_address(), 0);
             for number in 0..4 {
-                let _ = hand.stream.write_all(&call(2 * number + 1, path::RANGE, &read.encode_to_vec()));
+                connection.send(&call(2 * number + 1, path::RANGE, &read.encode_to_vec()));
             }
-            open.push(hand);
+            open.push(connection);
         }
         for _ in 0..20 {
             client.put("other", "x").await.expect("puts are served");

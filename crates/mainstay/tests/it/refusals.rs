@@ -2,9 +2,10 @@
 
 use std::net::TcpListener;
 
+use testkit::TempDir;
+
 use crate::member::Setup;
 use crate::run;
-use crate::temp_dir::TempDir;
 
 #[test]
 fn a_data_directory_of_etcd_is_refused() {

@@ -11,11 +11,12 @@ use std::time::{Duration, Instant};
 use api::etcdserverpb::{TxnRequest, TxnResponse, WatchCreateRequest};
 use api::{Code, Status};
 
+use testkit::{TempDir, eventually};
+
 use crate::client::{Client, path, put_op};
 use crate::cluster::PATIENCE;
 use crate::member::{Member, READY, Setup};
-use crate::temp_dir::TempDir;
-use crate::{eventually, filler, run};
+use crate::{filler, run};
 
 const MIB: usize = 1 << 20;
 

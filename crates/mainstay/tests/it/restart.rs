@@ -5,10 +5,11 @@ use std::time::Duration;
 use api::etcdserverpb::RangeResponse;
 use api::mvccpb::event::EventType;
 
+use testkit::{TempDir, eventually};
+
 use crate::client::{Client, revision};
 use crate::member::{Member, Setup};
-use crate::temp_dir::TempDir;
-use crate::{eventually, filler, run};
+use crate::{filler, run};
 
 /// All that a client can see of the keys.
 async fn picture(client: &Client) -> (RangeResponse, u32, i64) {

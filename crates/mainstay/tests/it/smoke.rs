@@ -9,10 +9,11 @@ use api::etcdserverpb::{
 };
 use prost::Message as _;
 
+use testkit::TempDir;
+
 use crate::client::{delete_op, path, put_op, revision};
 use crate::member::{READY, Setup, binary};
 use crate::run;
-use crate::temp_dir::TempDir;
 
 /// The binary under the name `etcd`.
 fn as_etcd(dir: &TempDir) -> Setup {

@@ -8,10 +8,11 @@ use std::time::Duration;
 use api::error;
 use api::etcdserverpb::AlarmType;
 
+use testkit::{TempDir, eventually};
+
 use crate::client::Client;
 use crate::member::Setup;
-use crate::temp_dir::TempDir;
-use crate::{eventually, filler, run};
+use crate::{filler, run};
 
 const MIB: usize = 1 << 20;
 
