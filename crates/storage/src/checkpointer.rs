@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
-use log::checkpoint::{CheckpointStore, Manifest, Run};
+use log::checkpoint::{CheckpointStore, CommitError, Manifest, Run};
 use machine::AsOf;
 use machine::found::read_version;
 use machine::image::{Head, RunWriter};
@@ -156,6 +156,10 @@ pub struct Checkpointer {
     levels: Vec<Level>,
     note: Note,
     job: Option<Job>,
+    /// A manifest that is to be committed, with its levels.
+    unsettled: Option<(Manifest, Vec<Level>)>,
+    /// Whether an attempt at that may have succeeded.
+    is_open: bool,
 }
 
 /// What is under way.
@@ -220,7 +224,7 @@ fn text(error: log::OpenError) -> String {
 impl Checkpointer {
     /// Takes over the checkpoint that the member was started from.
     pub fn new(member: Surface, store: CheckpointStore, levels: Vec<Level>, note: Note) -> Checkpointer {
-        Checkpointer { member, store, levels, note, job: None }
+        Checkpointer { member, store, levels, note, job: None, unsettled: None, is_open: false }
     }
 
     /// Carries out orders until the last.
@@ -354,7 +358,8 @@ impl Checkpointer {
         Manifest { applied_index, term, metadata, runs }
     }
 
-    fn begin(&self, head: Head, state: AsOf, whole: bool, metadata: Vec<u8>) -> Result<Writing, String> {
+    fn begin(&mut self, head: Head, state: AsOf, whole: bool, metadata: Vec<u8>) -> Result<Writing, String> {
+        self.settle()?;
         let from_min = if whole { i64::MAX } else { head.delta_from_min };
         let versions = state.moment().versions();
         let (from, kept) = Checkpointer::plan(&self.levels, head.revision, versions, from_min);
@@ -378,6 +383,26 @@ impl Checkpointer {
         let blocks = RunWriter::new(state, head, from);
         let stage = Stage::Blocks { file, blocks, synced: 0 };
         Ok(Writing { stage, kept, from, to, applied_index, term, metadata })
+    }
+
+    /// Commits the manifest that is whole, or whose commit failed half-way. That one may be what a restart finds, so that
+    /// nothing may be removed before it is certain which is.
+    fn settle(&mut self) -> Result<(), String> {
+        let Some((manifest, levels)) = self.unsettled.take() else { return Ok(()) };
+        match self.store.commit(&manifest) {
+            Ok(()) => {
+                self.levels = levels;
+                self.is_open = false;
+                Ok(())
+            }
+            Err(error) => {
+                self.is_open |= matches!(error, CommitError::Unsettled(_));
+                if self.is_open {
+                    self.unsettled = Some((manifest, levels));
+                }
+                Err(text(error.into()))
+            }
+        }
     }
 
     /// Goes on with a checkpoint; gives it when it is durable.
@@ -407,8 +432,8 @@ impl Checkpointer {
                 levels.push(Level { from: writing.from, to: writing.to, run });
                 let metadata = std::mem::take(&mut writing.metadata);
                 let manifest = Checkpointer::manifest(&levels, writing.applied_index, writing.term, metadata);
-                self.store.commit(&manifest).map_err(text)?;
-                self.levels = levels;
+                self.unsettled = Some((manifest, levels));
+                self.settle()?;
                 Ok(None)
             }
             Stage::Committed => {
@@ -489,6 +514,15 @@ impl Moving {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+    use std::sync::mpsc::channel;
+
+    use api::etcdserverpb::{InternalRaftRequest, PutRequest};
+    use config::MetricsDetail;
+    use disk::{Disk, MemDisk};
+    use machine::{Command, Machine, Rules};
+    use prost::Message as _;
+
     use super::*;
 
     fn level(from: i64, to: i64, file_bytes: u64) -> Level {
@@ -524,5 +558,83 @@ mod tests {
         }
         let once = 200 * 50_000 * VERSION_BYTES;
         assert!(written < 6 * once, "{}", written / once);
+    }
+
+    /// Carries out an order and returns what the core is told of it.
+    fn checkpointed(
+        checkpointer: &mut Checkpointer,
+        told: &Receiver<Event>,
+        machine: &mut Machine,
+        mut after_each_step: impl FnMut(),
+    ) -> Result<Checkpointed, String> {
+        let state = AsOf::from(machine.store.publish());
+        let head = Box::new(machine.head());
+        assert!(checkpointer.take(Order::Checkpoint { head, state, whole: false, terms: Vec::new() }));
+        loop {
+            after_each_step();
+            if let Ok(Event::Checkpointed(result)) = told.try_recv() {
+                after_each_step();
+                return result;
+            }
+            checkpointer.step();
+        }
+    }
+
+    #[test]
+    fn a_checkpoint_that_a_restart_may_find_keeps_its_runs_whichever_sync_failed() {
+        let mut failures = 0;
+        for nth in 1..12 {
+            let memory = MemDisk::new(nth);
+            let disk: Arc<dyn Disk> = Arc::new(memory.clone());
+            let options = log::Options { by_hand: true, ..log::Options::new("/log", 1, 2) };
+            let (log, _) =
+                log::Log::open(options, Arc::clone(&disk), 1, &mut |_| {}, Box::new(|_| {})).expect("opens");
+            let store = CheckpointStore::open(Arc::clone(&disk), "/checkpoint").expect("opens");
+            disk.create_dir_all(Path::new("/member")).expect("a disk in memory");
+            let (note, _) = Note::open(&disk, Path::new("/member"));
+            let (sender, told) = channel();
+            let mut machine = Machine::new(Rules { learners_max: 1 });
+            let view = machine.store.publish();
+            let member = Surface {
+                identity: Identity { member_id: 2, cluster_id: 1 },
+                values: log.values(),
+                newest: Box::new(move || Arc::clone(&view)),
+                tell: Box::new(move |event| sender.send(event).expect("the test waits")),
+                metrics: Arc::new(Metrics::new(&[], MetricsDetail::Basic)),
+            };
+            let mut checkpointer = Checkpointer::new(member, store.clone(), Vec::new(), note);
+            let values = LogValues::new(log.values());
+            let put = |machine: &mut Machine, index: u64| {
+                let put = PutRequest { key: format!("k{index}").into(), ..PutRequest::default() };
+                let request = InternalRaftRequest { put: Some(put), ..InternalRaftRequest::default() };
+                let data = Bytes::from(request.encode_to_vec());
+                let location = Location { segment: 1, offset: 4096 };
+                let command = Command { index, term: 1, data: &data, location };
+                machine.apply(command, &values, false).expect("it can be applied");
+            };
+            // What a restart would find is whole.
+            let is_whole = || {
+                let manifest = store.load().expect("the disk answers").expect("there is a checkpoint");
+                for run in &manifest.runs {
+                    store.read(run).unwrap_or_else(|error| panic!("sync {nth}: {error}"));
+                }
+                manifest.applied_index
+            };
+            put(&mut machine, 1);
+            checkpointed(&mut checkpointer, &told, &mut machine, || ()).expect("the disk is good");
+            put(&mut machine, 2);
+            memory.fail_next(disk::Operation::Sync, nth, disk::Fault::Once(5));
+            let failed = checkpointed(&mut checkpointer, &told, &mut machine, || ()).is_err();
+            failures += u32::from(failed);
+            memory.heal();
+            is_whole();
+            put(&mut machine, 3);
+            let last = checkpointed(&mut checkpointer, &told, &mut machine, || {
+                is_whole();
+            });
+            assert_eq!(last.map(|done| done.applied_index), Ok(3), "sync {nth}");
+            assert_eq!(is_whole(), 3);
+        }
+        assert!(failures >= 3, "the run, the manifest and the directory are synced: {failures}");
     }
 }

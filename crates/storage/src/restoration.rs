@@ -313,7 +313,8 @@ impl Restoration {
             }
             let run = file.finish().map_err(text)?;
             let metadata = terms::write(terms);
-            checkpoints.commit(&Manifest { applied_index, term, metadata, runs: vec![run] }).map_err(text)?;
+            let manifest = Manifest { applied_index, term, metadata, runs: vec![run] };
+            checkpoints.commit(&manifest).map_err(|error| text(error.into()))?;
         }
         let end = values.log_end();
         let witness = log::Witness { cluster_id: identity.cluster_id, member_id: identity.member_id, end };

@@ -54,7 +54,7 @@ mod store;
 pub use manifest::{Manifest, Run};
 pub use run_reader::RunReader;
 pub use run_writer::RunWriter;
-pub use store::CheckpointStore;
+pub use store::{CheckpointStore, CommitError};
 
 /// A block's payload is at most this long.
 pub const BLOCK_BYTES_MAX: usize = 256 << 20;

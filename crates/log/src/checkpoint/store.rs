@@ -18,6 +18,24 @@ const MANIFEST_RESERVE: &str = "reserve-manifest";
 /// A manifest longer than this is not one.
 const MANIFEST_BYTES_MAX: u64 = 64 << 20;
 
+/// Why a checkpoint was not committed.
+#[derive(Debug)]
+pub enum CommitError {
+    /// The checkpoint of before is still the current one.
+    Unchanged(OpenError),
+    /// The name was changed, and perhaps not durably: a restart may find either checkpoint. Until a commit succeeds, the
+    /// runs of both have to stay.
+    Unsettled(OpenError),
+}
+
+impl From<CommitError> for OpenError {
+    fn from(error: CommitError) -> OpenError {
+        match error {
+            CommitError::Unchanged(error) | CommitError::Unsettled(error) => error,
+        }
+    }
+}
+
 /// The directory `<data-dir>/member/checkpoint`.
 #[derive(Clone)]
 pub struct CheckpointStore {
@@ -117,18 +135,23 @@ impl CheckpointStore {
     }
 
     /// Makes these finished runs the checkpoint, atomically and durably.
-    pub fn commit(&self, manifest: &Manifest) -> Result<(), OpenError> {
+    ///
+    /// # Errors
+    ///
+    /// What the operating system says, and whether it may have happened all the same.
+    pub fn commit(&self, manifest: &Manifest) -> Result<(), CommitError> {
         let tmp = self.dir.join(MANIFEST_TMP);
         let path = self.dir.join(MANIFEST);
-        let io = |error| OpenError::io("write", &tmp, error);
+        let io = |error| CommitError::Unchanged(OpenError::io("write", &tmp, error));
         match self.write_manifest(&tmp, manifest, false) {
             Err(error) if error.kind() == std::io::ErrorKind::StorageFull => {
                 self.write_manifest(&tmp, manifest, true).map_err(io)?;
             }
             outcome => outcome.map_err(io)?,
         }
-        self.disk.rename(&tmp, &path).map_err(|error| OpenError::io("rename to", &path, error))?;
-        self.disk.sync_dir(&self.dir).map_err(|error| OpenError::io("sync", &self.dir, error))
+        let unsettled = |doing, path, error| CommitError::Unsettled(OpenError::io(doing, path, error));
+        self.disk.rename(&tmp, &path).map_err(|error| unsettled("rename to", &path, error))?;
+        self.disk.sync_dir(&self.dir).map_err(|error| unsettled("sync", &self.dir, error))
     }
 
     fn write_manifest(&self, tmp: &Path, manifest: &Manifest, in_reserve: bool) -> std::io::Result<()> {
