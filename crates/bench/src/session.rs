@@ -62,7 +62,7 @@ fn help(io: &Io, text: &str) -> u8 {
     0
 }
 
-/// The command line, so that somebody can give it again; without what follows a user's name.
+/// The command line, so that it can be given again; without what follows a user's name.
 fn shown(args: &[OsString]) -> String {
     let mut words = vec!["mainstay bench".to_owned()];
     let mut secret = false;

@@ -1,4 +1,4 @@
-//! What is looked at while a load runs: what the server uses, and for whoever watches, how far it is.
+//! What is looked at while a load runs: what the server uses, and, for a user who watches, how far it is.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! How far long work has come, for somebody who looks at it.
+//! How far long work has come, for a user who looks at it.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};

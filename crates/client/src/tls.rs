@@ -121,7 +121,7 @@ impl TlsFiles {
 }
 
 impl Tls {
-    /// The settings, for whoever drives connections by other means.
+    /// The settings, for a caller that drives connections by other means.
     pub fn config(&self) -> &Arc<ClientConfig> {
         &self.config
     }

@@ -1,4 +1,4 @@
-//! Where a member's time comes from: the machine's clocks, or one that somebody moves by hand.
+//! Where a member's time comes from: the machine's clocks, or one that is moved by hand.
 //!
 //! Everything that decides something asks the member's [`Clock`]. Durations that are only counted for metrics may be
 //! taken with `Instant::now()`.
@@ -68,7 +68,7 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Clocks that stand still until somebody moves them, with the timers that wait for that.
+/// Clocks that stand still until they are moved, with the timers that wait for that.
 ///
 /// Timers that are due fire in the order of their times, and of their registration where these are equal.
 #[derive(Debug)]

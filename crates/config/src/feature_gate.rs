@@ -102,7 +102,7 @@ impl Stage {
     }
 }
 
-/// The gates somebody set, by name, those set through `AllAlpha` and `AllBeta` included.
+/// The gates that were set, by name, those set through `AllAlpha` and `AllBeta` included.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FeatureGates {
     set: BTreeMap<&'static str, bool>,

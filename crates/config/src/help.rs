@@ -20,7 +20,7 @@ const HELP_GROUPS: [Group; 10] = [
     Group::General,
 ];
 
-/// Commit the binary was built from, when whoever built it said so.
+/// Commit the binary was built from, when the build named it.
 const GIT_SHA: &str = match option_env!("MAINSTAY_GIT_SHA") {
     Some(sha) => sha,
     None => "Not provided",

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 /// How severe a line is, least severe first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// For somebody looking for a fault.
+    /// For a search for a fault.
     Debug,
     /// The course of things.
     Info,

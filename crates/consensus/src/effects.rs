@@ -95,7 +95,7 @@ pub struct Effects {
     /// For the log.
     pub append: Option<Append>,
     /// To be sent now, in this order. Those that promise something come once what they promise is synced. A `MsgSnap`
-    /// has metadata only; whoever sends it replaces them by those of the state that it sends.
+    /// has metadata only; the sender replaces them by those of the state that it sends.
     pub messages: Vec<raftpb::Message>,
     /// Committed entries, to be applied in order.
     pub commit: Vec<Entry>,

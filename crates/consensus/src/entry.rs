@@ -15,7 +15,7 @@ pub enum EntryKind {
 /// One entry of the raft log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Its term.
+    /// The term in which it was proposed.
     pub term: u64,
     /// Its position, counted from 1.
     pub index: u64,

@@ -464,7 +464,7 @@ impl Node {
 
     /// Whether what is proposed now gets into the log in the present term or never, so that it may be proposed again
     /// once an entry of a newer term is applied: where this node leads, or where the leader has said so. etcd's members
-    /// do not: a proposal that comes late is passed on to whoever leads then. A leader is not known to bind proposals
+    /// do not: a proposal that comes late is passed on to the leader of that time. A leader is not known to bind proposals
     /// before its first message of the term has come.
     pub fn binds_proposals(&self) -> bool {
         let raft = &self.raw.raft;

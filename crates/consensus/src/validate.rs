@@ -1,7 +1,7 @@
 //! What a peer may not say: everything that would make the raft crate panic or forget its term.
 //!
 //! The raft crate trusts its peers: a heartbeat that commits what is not there, an append with a gap, a snapshot that
-//! names nobody end the process. A peer may be a broken build or somebody else's program; therefore such messages
+//! names nobody end the process. A peer may be a broken build or another program; therefore such messages
 //! stop here, before the raft crate sees them, and the node stays as it was.
 
 use raft::eraftpb::{self, MessageType};

@@ -97,7 +97,7 @@ pub(crate) fn decode_conf_change(data: &[u8]) -> Result<ConfChange, String> {
     Ok(ConfChange { kind, node: change.node_id() })
 }
 
-/// The entry by which the raft crate's leader knows a conf change: it reads `data`, everybody else sees `context`.
+/// The entry by which the raft crate's leader knows a conf change: it reads `data`, all other code sees `context`.
 pub(crate) fn conf_change_entry(change: ConfChange, data: Bytes) -> Result<eraftpb::Entry, String> {
     let form = change.to_raft().write_to_bytes().map_err(|e| e.to_string())?;
     Ok(eraftpb::Entry {

@@ -163,7 +163,7 @@ async fn hash_elsewhere(shared: &Arc<Shared>, revision: i64) -> Result<Hashed, S
     std::thread::Builder::new()
         .name("hash".to_owned())
         .spawn(move || {
-            // Whoever asked may have gone.
+            // The receiver may have been dropped.
             let _ = sender.send(hash_of(&hashing, revision, &AtomicBool::new(false)));
         })
         .map_err(|e| format!("no thread could be started: {e}"))?;

@@ -119,7 +119,7 @@ pub fn compare_periodically(
 }
 
 /// What members that each belong to one of these groups, and hold the same as all in it, are to be named for: those
-/// outside the majority of all members; 0, for whoever it is, if no group is one. None if there is one group only.
+/// outside the majority of all members; 0, for an unknown member, if no group is a majority. None if there is one group only.
 pub fn minority(groups: &[Vec<u64>], members: usize) -> Vec<u64> {
     if groups.len() < 2 {
         return Vec::new();

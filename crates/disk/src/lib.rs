@@ -37,7 +37,7 @@ pub trait Disk: Send + Sync {
     fn open(&self, path: &Path) -> io::Result<Arc<dyn File>>;
     /// Opens an existing file for reading only, as a medium allows that takes no writes. Every write to it fails.
     fn open_read(&self, path: &Path) -> io::Result<Arc<dyn File>>;
-    /// Removes a file's name. Whoever holds the file open can go on reading it.
+    /// Removes a file's name. A holder of the open file can go on reading it.
     fn remove(&self, path: &Path) -> io::Result<()>;
     /// Renames a file, replacing `to` if it exists.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;

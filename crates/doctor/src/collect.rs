@@ -167,7 +167,7 @@ fn same_place(url: &str, endpoint: &str) -> bool {
     place(url) == place(endpoint)
 }
 
-/// The first of a member's URLs where somebody answers, or the first of all.
+/// The first of a member's URLs where a server answers, or the first of all.
 async fn first_that_answers(client: &Client, urls: &[String]) -> Option<String> {
     let quick = client.within(Duration::from_secs(1));
     if urls.len() > 1 {

@@ -69,7 +69,7 @@ enum Step {
     Publish,
     /// ... and sees whether it was told to close.
     See,
-    /// Whoever exceeds the budget tells the connection to close ...
+    /// The connection that exceeds the budget tells this one to close ...
     Doom,
     /// ... and sees what it has reserved.
     Weigh,
@@ -92,7 +92,7 @@ struct Holder {
     /// What all connections of this address have reserved.
     address: Arc<AtomicUsize>,
     reserved: AtomicUsize,
-    /// Shared bytes that wait for this client. They are charged once to the budget, whoever waits for them.
+    /// Shared bytes that wait for this client. They are charged once to the budget, however many connections wait for them.
     shared: AtomicUsize,
     doomed: AtomicBool,
     /// What this holder added to [`Sums::leaving`]. Guarded by the lock of the holders.
@@ -145,7 +145,7 @@ impl Budget {
     }
 
     /// Whether there is room for another connection. Where there is none, an address that holds much has to make some,
-    /// unless it is the newcomer's own: clients that hold all but nothing of the budget would lock out everybody else.
+    /// unless it is the newcomer's own: clients that hold all but nothing of the budget would lock out all others.
     pub(crate) fn has_room_for(&self, peer: IpAddr) -> bool {
         let needed = CONNECTION_BYTES + STEP_BYTES;
         if self.staying() + needed <= self.0.bytes_max {
@@ -180,7 +180,7 @@ impl Budget {
         Charge { budget: self.clone(), bytes }
     }
 
-    /// Opens the account of a connection. A front does so; so may whoever drives a service without one.
+    /// Opens the account of a connection. A front does so; so may a test that drives a service without one.
     pub fn open(&self, peer: IpAddr) -> Rc<Account> {
         let peer = party(peer);
         let mut holders = lock(&self.0.holders);

@@ -8,7 +8,7 @@
 //!
 //! Invariants:
 //! - A connection, its calls and its service live on one thread. No call takes a lock that another shard holds; a
-//!   connection does when it begins and ends, and whoever exceeds the budget.
+//!   connection does when it begins and ends, and the connection that exceeds the budget.
 //! - One turn of a connection does at most one write to the socket, however many answers it carries.
 //! - Bytes held for a client are bounded: per stream ([`Options::stream_buffer_bytes_max`]), per connection
 //!   for answers ([`Options::answer_bytes_max`]) and for requests ([`Options::request_bytes_max`]), and for all

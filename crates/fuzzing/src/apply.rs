@@ -102,7 +102,7 @@ impl Twins {
         self.second = through_transfer(&mut self.second, &self.journal);
     }
 
-    /// Asserts that both are the same to everybody who looks.
+    /// Asserts that both look the same from outside.
     pub fn finish(mut self) {
         assert_same(&mut self.first, &mut self.second);
     }

@@ -6,7 +6,7 @@ use loom::thread;
 use crate::epochs::{Epochs, Garbage};
 use crate::sync::Arc;
 
-/// Something a view may see. Freeing writes to it, so that the model finds whoever reads it then.
+/// Something a view may see. Freeing writes to it, so that the model finds a thread that reads it then.
 #[derive(Clone, Copy)]
 struct Record(&'static UnsafeCell<u64>);
 

@@ -25,7 +25,7 @@ impl Thread {
     }
 }
 
-/// There is no time: whoever is not woken sleeps for ever, and the model says so.
+/// There is no time: a thread that is not woken sleeps for ever, and the model says so.
 pub(crate) fn park_timeout(_: Duration) {
     let Thread(sleep) = current();
     sleep.wait();

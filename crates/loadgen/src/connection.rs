@@ -216,7 +216,7 @@ const MESSAGE_BYTES_MAX: usize = 1 << 30;
 /// sent gathers in [`Connection::output`].
 pub struct Connection {
     options: Options,
-    /// What to send next; whoever sends takes it from the front.
+    /// What to send next; the sender takes it from the front.
     pub output: Vec<u8>,
     streams: Streams,
     /// Streams that more may be sent on later, by tag.

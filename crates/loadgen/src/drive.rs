@@ -614,7 +614,7 @@ impl<W: Workload> Driver<'_, W> {
         }
     }
 
-    /// Hands what was measured lately to whoever shows progress.
+    /// Hands what was measured lately to the display of progress.
     fn push(&mut self) {
         self.shared.done.fetch_add(self.recent.count(), Ordering::Relaxed);
         let recent = std::mem::replace(&mut self.recent, Histogram::new(Histogram::COARSE));

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 #[derive(Debug, PartialEq, Eq)]
 pub struct Damaged;
 
-/// The names somebody here asks for.
+/// The names of headers that this crate reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Name {
     /// `grpc-status`

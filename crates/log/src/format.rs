@@ -66,7 +66,7 @@ pub(crate) const VERSION: u32 = 2;
 const VERSION_GUESSABLE: u32 = 1;
 pub(crate) const SEGMENT_HEADER_BYTES: usize = 4096;
 pub(crate) const RECORD_HEADER_BYTES: usize = 32;
-/// No segment is smaller, whatever the options of whoever made it; and offsets within one have 32 bits.
+/// No segment is smaller, whatever options the log was made with; and offsets within one have 32 bits.
 pub(crate) const SEGMENT_BYTES_MIN: u32 = 16 << 10;
 /// Zeros after the last record: enough to read as a record header of kind 0.
 pub(crate) const END_BYTES: usize = 16;

@@ -26,7 +26,7 @@ const STARVED_WAIT: Duration = Duration::from_secs(1);
 /// How often it does so while the log is being closed.
 const CLOSING_WAITS_MAX: u32 = 10;
 
-/// The log, owned by whoever appends. Dropping it writes what is queued, if there is room, and ends its threads.
+/// The log, owned by the one that appends. Dropping it writes what is queued, if there is room, and ends its threads.
 pub struct Log {
     shared: Arc<Shared>,
     queue: Arc<Queue>,

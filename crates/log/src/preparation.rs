@@ -58,7 +58,7 @@ pub(crate) struct Preparation {
 struct Stock {
     next: Option<Prepared>,
     next_seq: u32,
-    /// The next segment is being filled; whoever wants it waits for the piece at hand.
+    /// The next segment is being filled; a writer that wants it waits for the piece at hand.
     filling: bool,
     spares: Vec<PathBuf>,
     spare_number: u64,

@@ -1,7 +1,7 @@
 //! Reading the state of one moment for a long time without holding a view of it.
 //!
 //! While a view is held, every path of the index that later writes replace stays in memory for it: some kilobytes for
-//! each put. So whoever takes long (a client that takes a snapshot or a large range piece by piece, a checkpoint, a hash)
+//! each put. So a reader that takes long (a client that takes a snapshot or a large range piece by piece, a checkpoint, a hash)
 //! holds [`AsOf`]: it reads slice by slice, each from the newest view, as of a moment that stays the same. Versions that
 //! the moment needs must not be physically removed meanwhile; who removes them learns of it from the [`Newest`] that the
 //! reader holds, and may put an end to the reading: it is [`Overtaken`] then.

@@ -14,7 +14,7 @@ use crate::as_of::Overtaken;
 pub enum ReadError {
     /// The value lies elsewhere by now: ask the index again.
     Moved,
-    /// It is not in memory, and whoever asks does not wait for a disk. Only to be said in [`crate::Machine::begin`] and
+    /// It is not in memory, and the caller does not wait for a disk. Only to be said in [`crate::Machine::begin`] and
     /// [`crate::Machine::go_on`].
     NotAtHand,
     /// What was being read was compacted meanwhile.
@@ -42,7 +42,7 @@ impl From<Overtaken> for ReadError {
     }
 }
 
-/// Whoever can read values: the log, or a test.
+/// A reader of values: the log, or a test.
 pub trait Values {
     /// Appends the bytes of a value to `out`, or leaves `out` as it was.
     ///

@@ -1,14 +1,14 @@
 //! The replicated state: what every member holds, and how one entry of the log changes it.
 //!
 //! `apply` is a function of the state and the entry (invariant I5): no clock, no randomness, no IO. Values stay in
-//! the log; whoever applies hands in a reader for them ([`Values`]), since a transaction may compare or sort by value.
+//! the log; the caller of apply hands in a reader for them ([`Values`]), since a transaction may compare or sort by value.
 //!
 //! * [`Machine`] applies entries.
 //! * [`request`] decodes what is in an entry.
 //! * [`check`] says what can be said of a request before it is proposed.
 //! * [`validate`] says the same of a membership change.
 //! * [`range`] and [`txn`] evaluate reads, in transactions and on views alike.
-//! * [`AsOf`] is the state of one moment for whoever reads it for a long time, without holding a view.
+//! * [`AsOf`] is the state of one moment for a reader that takes long, without holding a view.
 //! * [`found`] encodes keys and values as clients and HashKV see them.
 //! * [`image`] is the state as a checkpoint holds it.
 //! * [`snapshot`] is the state with its values, as it is saved.

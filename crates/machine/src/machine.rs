@@ -41,7 +41,7 @@ pub struct Rules {
 pub struct Command<'a> {
     /// Its place in the log.
     pub index: u64,
-    /// Its term.
+    /// The term of that entry.
     pub term: u64,
     /// The bytes of an `InternalRaftRequest` or, for a membership change, of etcd's `ConfChange`.
     pub data: &'a Bytes,
@@ -69,7 +69,7 @@ impl std::fmt::Display for Fatal {
 
 impl std::error::Error for Fatal {}
 
-/// The result of an entry, for whoever proposed it. It is moved several times on its way to its client, so what is large
+/// The result of an entry, for its proposer. It is moved several times on its way to its client, so what is large
 /// and rare in it lies behind a pointer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
@@ -114,7 +114,7 @@ impl Outcome {
         }
     }
 
-    /// Whether something is left to be read by whoever answers, in the state right behind the entry.
+    /// Whether something is left to be read by the answering side, in the state right behind the entry.
     pub fn reads_later(&self) -> bool {
         match self {
             Outcome::DeleteRange(deleted) => matches!(deleted.previous, Read::Past(_)),
@@ -216,7 +216,7 @@ pub struct Machine {
     pub members: Members,
     /// The last entry applied.
     pub applied_index: u64,
-    /// Its term.
+    /// The term of that entry.
     pub applied_term: u64,
     pub(crate) usage: BTreeMap<u32, SegmentUse>,
     pub(crate) in_use_bytes: u64,
@@ -338,8 +338,8 @@ impl Machine {
         self.apply_for(command, values, |_| answer)
     }
 
-    /// Applies a committed entry. `waits` says whether somebody waits for the entry proposed under an id: if not, nothing
-    /// is noted of what it read. What ranges inside transactions found is left to whoever answers, see
+    /// Applies a committed entry. `waits` says whether a request waits for the entry proposed under an id: if not, nothing
+    /// is noted of what it read. What ranges inside transactions found is left to the answering side, see
     /// [`txn::Read::Past`], and to be read in the state right behind the entry or in one that is not compacted further.
     ///
     /// # Errors
@@ -606,7 +606,7 @@ impl Machine {
         self.compact_step_through(i64::MAX, budget)
     }
 
-    /// As [`Machine::compact_step`], but removes only what a compaction at `through` would, since somebody still reads
+    /// As [`Machine::compact_step`], but removes only what a compaction at `through` would, since a reader still needs
     /// there.
     pub fn compact_step_through(&mut self, through: i64, budget: u64) -> bool {
         assert!(self.is_whole(), "nothing is removed amid an entry");

@@ -191,7 +191,7 @@ pub fn reconfigure(
 ///
 /// # Errors
 ///
-/// etcd's answer to whoever asked for the change; `Internal` for one that no member proposes.
+/// etcd's answer to the request for the change; `Internal` for one that no member proposes.
 pub fn validate(members: &Members, change: &raftpb::ConfChange, learners_max: usize) -> Result<(), Status> {
     read(change)?.check(members, learners_max)
 }

@@ -1,7 +1,7 @@
 //! An ordered map of which a copy costs next to nothing.
 //!
 //! What it is: sorted chunks of up to 256 entries behind shared pointers. A copy shares all chunks with its original; a
-//! change copies the chunk that it touches if somebody else has it, too. So a list of a million leases, or of the
+//! change copies the chunk that it touches if another copy of the map has it, too. So a list of a million leases, or of the
 //! million keys of one, can be taken away in some thousand steps and read on another thread, as of one moment.
 //! What it trades: a look-up is two binary searches instead of one hash, and nothing grows in one long step, as a hash
 //! table does.

@@ -197,7 +197,7 @@ pub struct SnapshotHead {
     pub compact_revision: i64,
     /// The last entry applied.
     pub applied_index: u64,
-    /// Its term.
+    /// The term of that entry.
     pub applied_term: u64,
     /// The rolling hash; see [`Machine::state_hash`].
     pub state_hash: Option<u64>,

@@ -19,7 +19,7 @@
 //! stream, of whatever moment and from whatever member, may begin there.
 //!
 //! * [`TransferWriter`] sends.
-//! * [`TransferReader`] reads and verifies; whoever reads stores the values.
+//! * [`TransferReader`] reads and verifies; the caller stores the values.
 //! * [`Assembly`] makes a machine of what was there and what came.
 //! * [`Held`] is what a receiver says it has.
 
@@ -191,7 +191,7 @@ pub struct TransferHead {
     pub compact_revision: i64,
     /// The last entry it applied.
     pub applied_index: u64,
-    /// Its term.
+    /// The term of that entry.
     pub applied_term: u64,
     /// Versions to come at most.
     pub versions_max: u64,

@@ -55,7 +55,7 @@ pub enum Read {
         /// Keys in the range.
         count: i64,
     },
-    /// Whatever the range held at that point: whoever answers finds out. A range costs what it finds and not what its
+    /// Whatever the range held at that point: the answering side finds out. A range costs what it finds and not what its
     /// request costs, so apply, which every member waits for, does not walk it.
     Past(Box<Past>),
 }
@@ -158,7 +158,7 @@ impl TxnOutcome {
         })
     }
 
-    /// Whether something is left to be read by whoever answers.
+    /// Whether something is left to be read by the answering side.
     pub fn reads_later(&self) -> bool {
         self.responses.iter().any(|response| match response {
             OpOutcome::Range(ranged) => matches!(ranged.read, Read::Past(_)),

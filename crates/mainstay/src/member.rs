@@ -187,7 +187,7 @@ fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> Ex
     ExitCode::SUCCESS
 }
 
-/// A few lines for whoever started it by hand.
+/// A few lines for an operator who started it by hand.
 fn greeting(listening: &Listening, data_dir: &str) {
     let mut out = std::io::stdout().lock();
     let client = listening.clients.first().map_or("", String::as_str);

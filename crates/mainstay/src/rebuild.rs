@@ -11,7 +11,7 @@
 //! A member may start with no data only under an id that has never run: one that ran may have voted and acknowledged
 //! entries. So the journal names the new id before that member is started, and says that it may have run before it
 //! can. A new member whose data is missing although it may have run is replaced by yet another one, and so is a member
-//! at this address that the journal does not know. Whoever answers at the address is left alone, at every step.
+//! at this address that the journal does not know. A member that answers at the address is left alone, at every step.
 //!
 //! ```text
 //! <data-dir>/rebuild                journal, one line; see `Journal`

@@ -42,7 +42,7 @@ pub fn name(signal: i32) -> &'static str {
     if signal == libc::SIGINT { "interrupt" } else { "terminated" }
 }
 
-/// Ends the process by this signal, as etcd does, so that whoever waits for it sees why it ended.
+/// Ends the process by this signal, as etcd does, so that its parent process sees why it ended.
 pub fn die_by(signal: i32) -> ! {
     let set = ending();
     // SAFETY: the default action is restored and the signal unblocked before it is raised; all arguments are valid.

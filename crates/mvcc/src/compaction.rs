@@ -2,7 +2,7 @@
 //!
 //! A compaction at C keeps of each key its newest version at or below C, unless that is a tombstone, and all
 //! above C. As etcd does since 3.5.16, a tombstone whose main revision is C itself stays until the next
-//! compaction, so that whoever reads the changes from C on misses none. The writer keeps superseded versions
+//! compaction, so that a reader of the changes from C on misses none. The writer keeps superseded versions
 //! in the order of what superseded them, and tombstones in the order of their writing, so the work is
 //! proportional to what is removed.
 

@@ -9,7 +9,7 @@ use crate::epochs::{self, Garbage};
 use crate::node::{ByKey, ByRevision, Inner, KeySeparator, Leaf, Node, NodePtr, Order};
 use crate::version::{self, Header, Version};
 
-/// Count of what is allocated. Written by the one owner of the trees (the writer, or whoever drops the last
+/// Count of what is allocated. Written by the one owner of the trees (the writer, or the thread that drops the last
 /// view), readable by all.
 #[derive(Debug, Default)]
 pub struct Census {

@@ -168,7 +168,7 @@ impl<G: Garbage> Epochs<G> {
         free - free.min(budget)
     }
 
-    /// Takes one of what was not freed: for whoever is the last to hold all of it.
+    /// Takes one of what was not freed: for the last holder of all of it.
     pub(crate) fn pop(&mut self) -> Option<G> {
         self.garbage.pop()
     }

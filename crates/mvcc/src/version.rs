@@ -1,4 +1,4 @@
-//! One immutable record per change of a key, and the handle through which everybody reads it.
+//! One immutable record per change of a key, and the handle through which it is read.
 //!
 //! ```text
 //! +------------------ Header, 64 bytes ------------------+-- Link, 40 bytes --+-- key --+

@@ -47,7 +47,7 @@ pub(crate) struct State {
 ///
 /// A reader that takes long holds a moment and not a view: memory that writes free meanwhile is then not kept for it.
 /// It reads piece by piece, each from the newest view, see [`View::snapshot_at`]. That works as long as nothing was
-/// physically removed that the moment needs: whoever removes ([`crate::Store::compact_step`]) has to know [`Moment::keeps`].
+/// physically removed that the moment needs: the caller of [`crate::Store::compact_step`] has to respect [`Moment::keeps`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment {
     store: u64,
@@ -261,7 +261,7 @@ impl<'a> Snapshot<'a> {
     }
 
     /// What is physically there behind change `sub` of main revision `main`, in the order of writing, without the puts
-    /// that the compact revision made unreadable. How a state is sent to somebody who may have a part of it: which
+    /// that the compact revision made unreadable. A state is sent so to a receiver that may have a part of it: which
     /// deletions below the compact revision are still there depends on how far compaction has come.
     pub fn written_after(&self, main: i64, sub: u32) -> Changes<'a> {
         let cursor = Cursor::seek(self.revisions(), (main, sub), true);
@@ -390,7 +390,7 @@ impl View {
         Moment::of(&self.state, self.removed)
     }
 
-    /// As [`View::moment`], but nothing may be physically removed as long as somebody reads there.
+    /// As [`View::moment`], but nothing may be physically removed as long as it is read there.
     pub fn moment_of_everything(&self) -> Moment {
         Moment { removals: Some(self.removed.versions), ..self.moment() }
     }

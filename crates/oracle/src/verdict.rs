@@ -84,7 +84,7 @@ pub struct Figures {
 /// The promises, by the way in which they are broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
-    /// The history contradicts itself: a fault of whoever recorded it.
+    /// The history contradicts itself: a fault of the recording program.
     BadHistory,
     /// A linearizable answer from a state that was past before the call.
     StaleRead,

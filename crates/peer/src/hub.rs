@@ -207,7 +207,7 @@ impl Hub {
                         let mut answer = answer;
                         let exchange = hub.exchange(&target, request, timeout);
                         if let First::Left(answered) = race(exchange, answer.closed()).await {
-                            // Whoever asked may be gone by now.
+                            // The receiver may have been dropped.
                             let _ = answer.send(answered);
                         }
                         drop(permit);

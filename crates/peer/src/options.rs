@@ -26,7 +26,7 @@ pub struct Options {
 /// How severe a line is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// For somebody looking for a fault.
+    /// For a search for a fault.
     Debug,
     /// The course of things.
     Info,

@@ -89,7 +89,7 @@ struct SnapshotPlace {
     at_home: bool,
     guest: Rc<Guest>,
     progress: Rc<Progress>,
-    /// Ends with whoever takes what comes.
+    /// Ends with the task that takes what comes.
     ended: oneshot::Receiver<()>,
 }
 
@@ -97,9 +97,9 @@ struct SnapshotPlace {
 pub(crate) struct SnapshotSeat {
     pub(crate) number: u64,
     pub(crate) progress: Rc<Progress>,
-    /// To be dropped when whoever takes what comes has ended.
+    /// To be dropped when the task that takes what comes has ended.
     pub(crate) taker: oneshot::Sender<()>,
-    /// Those that have made way; each ends when whoever takes what came of it has.
+    /// Those that have made way; each ends when the task that takes what came of it has.
     pub(crate) before: Vec<oneshot::Receiver<()>>,
 }
 

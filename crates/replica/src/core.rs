@@ -80,7 +80,7 @@ pub enum CoreRequest {
     Peer(PeerRequest),
     /// The log and the disk.
     Storage(StorageRequest),
-    /// Whoever watches over this member, or ends it.
+    /// The monitor of this member, or the process that ends it.
     Control(ControlRequest),
     /// Any of them that has an answer, from a thread that is no shard: it is answered through the channel.
     Outside(oneshot::Sender<Reply>, Box<dyn FnOnce(RequestId) -> CoreRequest + Send>),

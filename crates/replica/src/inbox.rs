@@ -89,7 +89,7 @@ impl<T> Inbox<T> {
         }
     }
 
-    /// Drops what waits, and from now on everything that is put in: nobody receives any more. Whoever waits for an
+    /// Drops what waits, and from now on everything that is put in: nothing is received any more. A call that waits for an
     /// answer hears of it by the drop.
     pub fn close(&self) {
         let mut waiting = lock(&self.waiting);

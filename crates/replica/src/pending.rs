@@ -121,7 +121,7 @@ impl Pending {
         self.flusher.set(Some(context.waker().clone()));
     }
 
-    /// Hands an answer to whoever asked; one that came too late is dropped.
+    /// Hands an answer to the call that waits for it; one that comes too late is dropped.
     pub fn answered(&self, reply: Reply) {
         let mut slots = self.slots.borrow_mut();
         let Some(slot) = slots.get_mut(reply.request_id.slot as usize) else { return };

@@ -31,7 +31,7 @@ pub struct Published {
     pub view: Arc<View>,
     /// The last entry applied.
     pub applied_index: u64,
-    /// Its term.
+    /// The term of that entry.
     pub applied_term: u64,
     /// The newest committed entry.
     pub commit_index: u64,

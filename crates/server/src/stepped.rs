@@ -1,4 +1,4 @@
-//! A member without threads, sockets and real time: whoever holds it says what happens next, and what time it is.
+//! A member without threads, sockets and real time: its owner says what happens next, and what time it is.
 //!
 //! It is the same member that `boot` starts: the same core, log, checkpointer, services. There each has a thread, here each
 //! has a function that does the next piece of its work. Whatever another thread would have done between two of these
@@ -369,7 +369,7 @@ impl Stepped {
         self.shared.readers.holds_untaken()
     }
 
-    /// Does one of the reads of values that somebody waits for; `false`: there are none.
+    /// Does one of the reads of values that a call waits for. Returns `false` if there are none.
     pub fn read_step(&mut self) -> bool {
         self.shared.readers.step()
     }

@@ -15,7 +15,7 @@ pub struct Standing {
     pub life: u64,
     /// Whether it leads.
     pub leads: bool,
-    /// Its term.
+    /// The term that it is in.
     pub term: u64,
     /// The last entry it knows to be committed.
     pub commit: u64,
@@ -123,7 +123,7 @@ impl Checks {
         self.members.get(&place).map(|member| &member.standing)
     }
 
-    /// The revision of the store after all committed entries that somebody has applied.
+    /// The revision of the store after all committed entries that any member has applied.
     pub fn revision(&self) -> i64 {
         self.states.last_key_value().map_or(1, |(_, (revision, _))| *revision)
     }

@@ -166,7 +166,7 @@ impl World {
         self.lurk(to, &request);
     }
 
-    /// A member's answer goes back to whoever called, if it does.
+    /// A member's answer goes back to its caller, unless it is lost.
     pub(crate) fn tell(&mut self, at: Host, caller: Caller, operation: u64, heard: Heard) {
         let now = self.now();
         let lost = self.profile.fails(Fault::ClientLoss) && self.chaos && self.dice.network.one_in(50);

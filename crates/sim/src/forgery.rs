@@ -1,4 +1,4 @@
-//! Values of somebody who knows how the log writes its records, the ids that every answer's header tells, and how
+//! Values of an attacker who knows how the log writes its records, the ids that every answer's header tells, and how
 //! segments are numbered: were a segment's identity made of these alone, such a value could be taken for a part of the log.
 
 use std::path::Path;

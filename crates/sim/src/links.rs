@@ -29,7 +29,7 @@ pub fn place_of(url: &str) -> Option<Host> {
     Some(high * 250 + low.checked_sub(1)?)
 }
 
-/// Tells whoever asked.
+/// Tells the asking task.
 pub type Answer = oneshot::Sender<Result<http::Response<Bytes>, String>>;
 
 /// What a member wants sent.
@@ -83,7 +83,7 @@ impl Links {
         state.members.get(&id).or_else(|| state.remotes.get(&id)).copied()
     }
 
-    /// Somebody sent something. Requests between members name where their sender listens, so one that is not known can
+    /// A participant sent something. Requests between members name where their sender listens, so one that is not known can
     /// be answered all the same: a member that joins and stops before it has any entry starts without knowing anyone.
     pub fn heard_of(&self, id: u64, place: Host) {
         let mut state = self.state();

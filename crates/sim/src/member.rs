@@ -141,7 +141,7 @@ pub enum Caller {
     Client(usize),
     /// A client that does one operation.
     Extra,
-    /// Whoever runs the cluster.
+    /// The operator of the cluster.
     Operator,
     /// One of many who do the same at the same time, and are not listened to.
     Crowd,
@@ -247,7 +247,7 @@ pub enum Piece {
     Failed(String),
 }
 
-/// Lets whoever polls go on once.
+/// Lets the polling task go on once.
 struct Once(bool);
 
 impl Future for Once {

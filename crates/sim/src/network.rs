@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::rng::Rng;
 use crate::schedule::{MILLI, Nanos, SECOND};
 
-/// Somebody on the network. Members have the numbers of their places; clients are one place together.
+/// A participant on the network. Members have the numbers of their places; clients are one place together.
 pub type Host = usize;
 
 /// All clients.

@@ -1,4 +1,4 @@
-//! Whoever runs the cluster: replaces lost members, adds, promotes and removes others, and looks after things.
+//! The operator of the cluster: replaces lost members, adds, promotes and removes others, and looks after things.
 //!
 //! Every answer may be lost; then it looks who is a member before it goes on.
 
@@ -33,7 +33,7 @@ struct Listed {
     urls: Vec<String>,
 }
 
-/// Whoever runs the cluster.
+/// The operator of the cluster.
 #[derive(Default)]
 pub(crate) struct Operator {
     pending: Option<(u64, Doing)>,

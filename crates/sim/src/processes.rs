@@ -298,7 +298,7 @@ impl World {
         }
     }
 
-    /// One of the reads of values that somebody waits for.
+    /// One of the reads of values that a call waits for.
     pub(crate) fn read(&mut self, at: Host, life: u64) {
         let now = self.now();
         let stalled = self.places[at].stalled_until;

@@ -249,7 +249,7 @@ pub struct Profile {
     pub weights: Vec<u64>,
     /// Mean time between two faults.
     pub fault_every: Nanos,
-    /// Mean time between two looks of whoever runs the cluster.
+    /// Mean time between two looks of the operator.
     pub operator_every: Nanos,
     /// Mean time that a client waits between two operations.
     pub think: Nanos,

@@ -352,7 +352,7 @@ impl World {
             && hashes.first().is_some_and(|first| first.is_some() && hashes.iter().all(|hash| hash == first))
     }
 
-    /// Whether no member holds anything for somebody who is gone, and none has put off a checkpoint for too many bytes.
+    /// Whether no member holds anything for a caller that is gone, and none has put off a checkpoint for too many bytes.
     fn is_at_rest(&self) -> bool {
         let processes = self.places.iter().filter_map(|place| place.process.as_ref());
         processes.map(|process| process.stepped.probe()).all(|probe| {
@@ -361,7 +361,7 @@ impl World {
         })
     }
 
-    /// Where everybody stands, for a run that failed.
+    /// Where each member stands, for a run that failed.
     pub(crate) fn describe(&self) -> String {
         let line = |place: &crate::member::Place| match &place.process {
             Some(process) => format!("  m{}: {:?}", place.number, process.stepped.probe()),

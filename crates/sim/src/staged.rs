@@ -46,9 +46,9 @@ pub(crate) enum Step {
     Late(Host),
     /// This member's process ends, by loss of power or killed.
     End(Host, bool),
-    /// Whoever leads ends.
+    /// The leader ends.
     Depose,
-    /// Whoever leads is told to stop.
+    /// The leader is told to stop.
     Stop,
     /// A client writes something here.
     Write(Host),

@@ -1,4 +1,4 @@
-//! What happened, as a digest and, where somebody wants to read it, as text.
+//! What happened, as a digest and, on request, as text.
 
 use std::fmt::Arguments;
 

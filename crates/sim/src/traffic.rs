@@ -277,7 +277,7 @@ impl World {
             Reply::Task(waiting) => {
                 let Some(sender) = waiting.borrow_mut().take() else { return };
                 if self.wake(at, life).is_some() {
-                    // Whoever asked may have given up.
+                    // The receiver may have been dropped.
                     let _ = sender.send(answer);
                     self.trace.event(now, 8, &[at as u64]);
                     self.settle(at);

@@ -80,7 +80,7 @@ pub struct Client {
     /// Whether it does nothing but keep a lease.
     keeper: bool,
     keeping: Option<Keeping>,
-    /// A lease that somebody else revokes right before this client's next operation.
+    /// A lease that another client revokes right before this client's next operation.
     pub revokes_first: Option<i64>,
     /// When its last operation was sent.
     asked: Nanos,
@@ -685,7 +685,7 @@ impl Client {
     }
 }
 
-/// Whether transactions lie in each other so deep that not everybody can read the answer.
+/// Whether transactions lie in each other so deep that not every client can read the answer.
 pub fn is_deep(request: &Request) -> bool {
     let Request::Txn(mut txn) = request.clone() else { return false };
     for _ in 0..20 {

@@ -147,7 +147,7 @@ impl Computing {
         Computing { job, walk: None, hash: KvHash::default() }
     }
 
-    /// Goes on for a while. Whether it is done, and whoever waits was told; or it took too long, and nobody will be.
+    /// Goes on for a while. Whether it is done, and those that wait were told; or it took too long, and nobody will be.
     pub fn step(&mut self) -> bool {
         let Computing { job, walk, hash } = self;
         let Ok(slice) = job.state.slice() else { return true };

@@ -1,7 +1,7 @@
 //! The state as a database of etcd's: what a client's `snapshot save` gets, and what an export writes.
 //!
 //! It is gone through twice, in the order of revisions: once for the lengths alone, which needs no value, and once to
-//! write it. Both passes stop wherever their caller likes, so that whoever serves clients can turn to others.
+//! write it. Both passes stop wherever their caller likes, so that a shard can turn to other clients.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -307,7 +307,7 @@ impl<W: Write> Writing<W> {
         Ok(portion.done)
     }
 
-    /// The output, for whoever takes what was written out of it piece by piece.
+    /// The output, for a caller that takes what was written out of it piece by piece.
     pub fn output(&mut self) -> &mut W {
         self.writer.output()
     }

@@ -5,7 +5,7 @@
 //! hundreds. Portions wait for admission, first come first served, while those that are being read are too many bytes.
 //! What portions hold is charged to the clients' memory.
 //!
-//! A call that is not polled holds up no other: a portion is admitted whenever there is room, by whoever makes the room,
+//! A call that is not polled holds up no other: a portion is admitted whenever there is room, by the call that makes the room,
 //! and bytes count as being read only until they are read. Portions that were read and that their calls do not take have
 //! a bound of their own: beyond it the one that was read first is taken back, and its call, when it is polled, waits for
 //! admission again. A call that is slow to be polled comes to its end all the same: the second time its portion stays, as
@@ -65,7 +65,7 @@ pub struct Readers {
 
 struct Inner {
     log: log::Values,
-    /// Whether there are no threads, and somebody calls [`Readers::step`].
+    /// Whether there are no threads, and the owner calls [`Readers::step`].
     by_hand: bool,
     /// Threads that can be started: the next one fails.
     startable: usize,
@@ -219,7 +219,7 @@ impl Inner {
         }
     }
 
-    /// Has somebody look at what was queued.
+    /// Has a thread look at what was queued.
     fn rouse(self: &Arc<Inner>, state: &mut State, runs: usize) {
         if self.by_hand || runs == 0 {
             return;
@@ -402,7 +402,7 @@ impl Readers {
         let _ = self.inner.budget.set(budget.clone());
     }
 
-    /// Does one read that somebody waits for; `false`: there are none.
+    /// Does one read that a call waits for. Returns `false` if there are none.
     pub fn step(&self) -> bool {
         self.inner.step()
     }

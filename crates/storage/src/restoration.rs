@@ -4,7 +4,7 @@
 //! index in a checkpoint of one base run, and the log begun anew behind the entry that the state stands at. Entries
 //! behind that may follow.
 //!
-//! Nothing is synced before [`Restoration::finish`]: whoever restores gives the directory its name afterwards, and
+//! Nothing is synced before [`Restoration::finish`]: the caller gives the directory its name afterwards, and
 //! begins again after a crash. Memory holds the index, as that of the member that will be started, and a portion of
 //! values.
 

@@ -234,7 +234,7 @@ impl Attempt {
         self.arrived_bytes
     }
 
-    /// Charges nothing any more for what was fetched: whoever holds the attempt does.
+    /// Charges nothing any more for what was fetched: the holder of the attempt does.
     pub fn drop_charges(&mut self) {
         self.charged = Charged::NO_ONE;
     }
@@ -303,7 +303,7 @@ impl Values for Attempt {
     }
 }
 
-/// Values that are at hand, for whoever applies an entry: it can stop before anything has changed, and go on once what is
+/// Values that are at hand, for the core, which applies an entry: it can stop before anything has changed, and go on once what is
 /// missing was fetched.
 pub struct AtHand<'a> {
     source: &'a LogValues,

@@ -1,4 +1,4 @@
-//! Who calls: figures per client address, for whoever asks why a member is busy.
+//! Figures per client address, for an operator who asks why a member is busy.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};

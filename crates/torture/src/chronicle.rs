@@ -22,7 +22,7 @@ pub struct Reading {
     pub answers: bool,
     /// It believes to lead.
     pub leads: bool,
-    /// Its term.
+    /// The term that it is in.
     pub term: u64,
     /// It knows a leader.
     pub sees_leader: bool,

@@ -17,7 +17,7 @@ pub enum Cut {
 }
 
 /// A network in which members can be cut off from each other without any connection being closed: each is in a
-/// namespace that a router joins with the others. This program is at the router and reaches everybody at all times.
+/// namespace that a router joins with the others. This program is at the router and reaches all members at all times.
 ///
 /// Needs [`crate::isolation::enter`] before; everything vanishes with that.
 pub struct Network {

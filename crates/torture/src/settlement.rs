@@ -24,7 +24,7 @@ pub struct Settled {
     pub finals: Vec<Final>,
 }
 
-/// Brings everybody to the end and asks. What does not come there is trouble.
+/// Brings all members to the end and asks them. A member that does not come there is a finding.
 pub fn settle(cluster: &mut Cluster, context: &Arc<ClientContext>, chronicle: &Arc<Chronicle>) -> Settled {
     if let Err(error) = cluster.recover() {
         chronicle.trouble("not recovered", format!("at the end: {error}"));

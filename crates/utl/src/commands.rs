@@ -53,7 +53,7 @@ const SNAPSHOT: Command<Run> = Command {
     ..Command::EMPTY
 };
 
-/// What cobra says of a command line: the error, the usage and, by whoever called, the error again.
+/// What cobra says of a command line: the error, the usage and, by the caller, the error again.
 pub(crate) fn usage(session: &mut Session<'_>, message: &str) -> Failure {
     session.notices.plain(&format!("Error: {message}\n{}\n", PROGRAM.usage(&session.matches.path)));
     Failure::error(message)

@@ -41,7 +41,7 @@ pub(crate) const MIGRATE: Command<Run> = Command {
 /// A release, by its two numbers.
 type Minor = (u64, u64);
 
-/// How long somebody who holds a lock is given before the next look.
+/// How long the holder of a lock is given before the next look.
 const LOCK_PAUSE: Duration = Duration::from_millis(50);
 /// The newest that there are steps to.
 const NEWEST: Minor = (3, 7);

@@ -16,7 +16,7 @@ pub struct Cursor<'b, S> {
     start: Option<Place>,
     stack: Vec<Frame>,
     spare: Option<Page>,
-    /// Pages read, if somebody wants to know: the first and how many.
+    /// Pages read, if they are to be counted: the first and how many.
     pub(super) trail: Option<Vec<(u64, u64)>>,
 }
 

@@ -18,7 +18,7 @@ pub struct Head {
     pub compact_revision: i64,
     /// The last entry applied.
     pub applied_index: u64,
-    /// Its term.
+    /// The term of that entry.
     pub applied_term: u64,
     /// The oldest revision that a delta run can follow on. Compaction has taken deletions above anything older
     /// out of the index, and a delta run without them would bring the deleted keys of an earlier run back: write a

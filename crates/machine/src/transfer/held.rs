@@ -129,7 +129,7 @@ impl Head {
             && (held.compacted_min == self.compact_revision || held.revision >= self.delta_from_min)
     }
 
-    /// The revision behind which a transfer to whoever holds this begins; 0 when everything has to be sent.
+    /// The revision behind which a transfer to the holder of this begins; 0 when everything has to be sent.
     ///
     /// Less than everything is sent only to a receiver that is known to hold what this member held: the hash of its
     /// state is that of `trail`, which is this member's, after the same entry. The receiver goes on with the sender's

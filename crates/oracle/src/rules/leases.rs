@@ -10,7 +10,7 @@ use crate::{History, Kind, Operation, Outcome, Refusal, Request, Response, Setti
 /// by itself or revoked, its keys go with it in one revision, and it never comes back.
 ///
 /// etcd: "Lease API"; a renewal is answered with 0 when the lease is gone. What is known of a lease's end is a time by
-/// which it was gone for certain: when somebody was told so, or saw its keys vanish together. A renewal that was
+/// which it was gone for certain: when a client was told so, or saw its keys vanish together. A renewal that was
 /// answered had its effect before that end and after its call, so the end is not before call + time to live, whenever
 /// the answer came; and no renewal called after the end is answered.
 ///

@@ -8,7 +8,7 @@ use crate::{History, Holding, Kind, Operation, Outcome, Request, Response, Verdi
 /// A lock is held by the contender whose key, of all with the lock's prefix, was created first; the key is attached to
 /// the contender's lease. So no two hold it at one time, as far as the leases promise: the time in which a client may
 /// believe to hold it ends when it gives it up, and at the latest when its lease may end, counted from the call of the
-/// last renewal that was answered in time, or when somebody else has the lease revoked. And a write that is made as holder finds no older key. (etcd: "Concurrency
+/// last renewal that was answered in time, or when another client has the lease revoked. And a write that is made as holder finds no older key. (etcd: "Concurrency
 /// API: Lock"; the client's `concurrency.Mutex`.)
 pub(crate) fn check(history: &History, sequence: &Sequence<'_>, verdict: &mut Verdict) {
     fences(history, sequence, verdict);

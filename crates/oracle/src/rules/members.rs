@@ -81,7 +81,7 @@ fn state_of(kv: Option<&KeyValue>) -> String {
     )
 }
 
-/// The compact revision that a member names is one that somebody asked for, and not below the last one answered.
+/// The compact revision that a member names is one that was asked for, and not below the last one answered.
 fn compacted(history: &History, member: &Final, verdict: &mut Verdict) {
     let Some((_, hash_revision, compact_revision)) = member.hash else { return };
     let (mut asked, mut least) = (vec![-1, 0], 0);

@@ -59,7 +59,7 @@ impl NospaceAlarm {
         (self.noted != self.cause).then_some(self.cause)
     }
 
-    /// Whoever notes it was told, and does it before anything else that it is told from now on.
+    /// The checkpointer, which notes it, was told, and does it before anything else that it is told from now on.
     pub fn was_noted(&mut self) {
         self.noted = self.cause;
     }

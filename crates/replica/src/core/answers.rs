@@ -12,7 +12,7 @@ use super::{OUTSIDE, Reply, ReplyBody, RequestId};
 /// Outcomes of one batch for which memory is kept between batches.
 const OUTCOMES_KEPT_MAX: usize = 4096;
 
-/// The result of an entry that somebody waits for, to be answered once its state is published.
+/// The result of an entry that a request waits for, to be answered once its state is published.
 pub(super) struct Answerable {
     /// Who waits.
     pub waiter: Waiter,
@@ -54,7 +54,7 @@ impl Answers {
         }
     }
 
-    /// Keeps the way back to somebody outside the shards. Returns the id that a reply to it needs.
+    /// Keeps the way back to a thread that is no shard. Returns the id that a reply to it needs.
     pub fn id_for(&mut self, sender: oneshot::Sender<Reply>) -> RequestId {
         let slot = u32::try_from(self.outside.insert(sender)).unwrap_or(u32::MAX);
         RequestId { shard: OUTSIDE, slot, generation: 0 }

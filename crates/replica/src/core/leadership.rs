@@ -122,7 +122,7 @@ impl Leadership {
     }
 
     /// At each tick: notices when the disk does not come back from a sync, since such a member must not lead. `oldest` says
-    /// since when a batch has waited for it, `has_others` whether somebody else could lead.
+    /// since when a batch has waited for it, `has_others` whether another member could lead.
     pub fn watch_disk(
         &mut self,
         oldest: Option<Instant>,

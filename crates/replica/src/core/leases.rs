@@ -212,7 +212,7 @@ impl LeaseClocks {
         }
     }
 
-    /// Until when a renewal that came at `since` holds its lease: whoever asked is told by then that it took too long.
+    /// Until when a renewal that came at `since` holds its lease: its caller is told by then that it took too long.
     fn held_until(&self, since: Instant) -> Instant {
         since + self.rules.request_timeout
     }

@@ -46,7 +46,7 @@ pub(super) struct Given {
     /// The leader's term.
     pub term: u64,
     /// Whether it gets into the log in that term or never. Otherwise it may be applied at any time, and nobody may
-    /// propose it again: whoever waits is told after a while that it took too long, as in etcd.
+    /// propose it again: the waiting request is told after a while that it took too long, as in etcd.
     pub bound: bool,
 }
 
@@ -72,7 +72,7 @@ pub(super) struct Ground {
 
 /// Clients' commands and the core's own, from their arrival until they are applied or given up.
 ///
-/// What has come gathers until a batch of it is proposed; then whoever waits for it is known here by the id in its entry.
+/// What has come gathers until a batch of it is proposed; then the waiting request is known here by the id in its entry.
 /// It proposes nothing itself.
 pub(super) struct Proposals {
     /// Clients' commands that are not proposed yet.
@@ -292,7 +292,7 @@ impl Proposals {
         std::mem::take(&mut self.gathered)
     }
 
-    /// This member is out of service: takes out everybody who waits for an entry, in the order of the ids.
+    /// This member is out of service: takes out all requests that wait for an entry, in the order of the ids.
     pub fn end(&mut self) -> Vec<Waiter> {
         self.forwarded.clear();
         self.held_back = false;
@@ -301,7 +301,7 @@ impl Proposals {
         ids.into_iter().filter_map(|id| self.take(id)).collect()
     }
 
-    /// Somebody waits for the entry with this id, which was given to this leader.
+    /// A request waits for the entry with this id, which was given to this leader.
     pub fn await_entry(&mut self, id: u64, waiter: Waiter, since: Instant, given: Given) {
         self.waiting.insert(id, Open { waiter, since, given, data: None });
     }
@@ -311,7 +311,7 @@ impl Proposals {
         self.waiting.len()
     }
 
-    /// Whether somebody waits for the entry with this id.
+    /// Whether a request waits for the entry with this id.
     pub fn is_awaited(&self, id: u64) -> bool {
         self.waiting.contains_key(&id)
     }
@@ -359,7 +359,7 @@ impl Proposals {
     }
 
     /// The state was replaced by another member's: entries were passed over, and what was proposed may be among them.
-    /// Nothing of it may be proposed again, or it could count twice; whoever waits is told that its time is up.
+    /// Nothing of it may be proposed again, or it could count twice; the waiting request is told that its time is up.
     pub fn forget_commands(&mut self) {
         for open in self.waiting.values_mut() {
             open.data = None;

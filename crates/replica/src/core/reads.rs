@@ -136,7 +136,7 @@ impl Reads {
         }
     }
 
-    /// Takes out what has waited for so long, wherever it waits. Whoever asked was told.
+    /// Takes out what has waited for so long, wherever it waits. Their callers were told.
     fn expired(&mut self, timeout: Duration, now: Instant) -> Vec<Want> {
         let mut expired = Vec::new();
         let mut sweep = |wants: &mut Vec<(Want, Instant)>| {
@@ -162,7 +162,7 @@ impl Reads {
         std::mem::take(&mut self.waiting)
     }
 
-    /// Begins a round for what waits, if there is somebody to ask and it is time; `number` gives the round's number.
+    /// Begins a round for what waits, if there is a leader to ask and it is time; `number` gives the round's number.
     /// Returns it if the raft node is to be asked now; if that refuses, [`Reads::refused`] is to hear of it.
     pub fn begin(&mut self, footing: Footing, number: impl FnOnce() -> u64, now: Instant) -> Option<u64> {
         if self.wait(footing, now).is_none_or(|left| !left.is_zero()) {

@@ -120,7 +120,7 @@ impl Removal {
     }
 
     /// A slice was removed. Returns the answers that waited for this, and how long the whole removal took, if it is at its
-    /// end. Whoever asked for the removal does not wait for readers, as in etcd.
+    /// end. The request for the removal does not wait for readers, as in etcd.
     pub fn sliced(&mut self, sliced: Sliced, now: Instant) -> (Vec<Reply>, Option<Duration>) {
         let took = match sliced {
             Sliced::Some => return (Vec::new(), None),

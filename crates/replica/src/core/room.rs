@@ -78,7 +78,7 @@ pub(super) struct Look {
 
 /// What is on its way to the log, and what the disk has room for.
 ///
-/// Batches go to the log in their order. What finds no room waits here until the log takes it; whoever wants to put more
+/// Batches go to the log in their order. What finds no room waits here until the log takes it; a caller that wants to put more
 /// into the log asks first, see [`Purpose`].
 pub(super) struct Room {
     parked: VecDeque<Parked>,
@@ -111,7 +111,7 @@ impl Room {
         !self.parked.is_empty()
     }
 
-    /// Since when the oldest batch has waited for its sync, or for room: somebody else may have that.
+    /// Since when the oldest batch has waited for its sync, or for room: another process may have taken it.
     pub fn oldest(&self) -> Option<Instant> {
         let syncing = self.syncing.front().map(|open| open.since);
         syncing.into_iter().chain(self.parked.front().map(|parked| parked.since)).min()

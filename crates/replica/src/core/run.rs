@@ -66,7 +66,7 @@ pub struct Parts {
     pub locations: VecDeque<(u64, log::Location)>,
     /// The checkpointer.
     pub orders: SyncSender<Order>,
-    /// Whoever computes the hashes of compactions.
+    /// The thread that computes the hashes of compactions.
     pub hash_jobs: SyncSender<Job>,
     /// The attributes this member should have: its name and client URLs.
     pub attributes: (String, Vec<String>),

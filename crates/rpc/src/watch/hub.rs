@@ -68,7 +68,7 @@ pub struct Hub {
     /// The most changes that one turn walked over, and the most times that one looked at a watch.
     #[cfg(test)]
     work_max: Cell<(usize, usize)>,
-    /// The same of all turns together, since somebody asked.
+    /// The same of all turns together, since it was last asked for.
     #[cfg(test)]
     work_done: Cell<(usize, usize)>,
 }

@@ -23,7 +23,7 @@ const SLICE_REVISIONS_MAX: usize = 1000;
 pub(super) const SLICE_BYTES_MAX: usize = 1 << 20;
 
 /// How much a slice may ask of its shard at once. It ends between two revisions. If the first revision alone asks for
-/// more, whoever gathers asks for fewer watches, or has them read that revision a part at a time.
+/// more, the gathering side asks for fewer watches, or has them read that revision a part at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Portion {
     /// Changes walked over, whether a watch wants them or not.
@@ -95,7 +95,7 @@ enum Form {
 
 struct SliceEvent<'a> {
     version: Version<'a>,
-    /// What was there before, once somebody has asked for it.
+    /// What was there before, once it was asked for.
     previous: Option<Option<Version<'a>>>,
     /// Where the whole field lies in the arena, by form.
     encoded: [Option<(usize, usize)>; 2],

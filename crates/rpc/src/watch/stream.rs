@@ -381,7 +381,7 @@ impl Stream {
         self.queued_bytes.get()
     }
 
-    /// Puts a response behind the others. Whoever calls has looked for room.
+    /// Puts a response behind the others. The caller has looked for room.
     pub fn push(&self, queued: Queued) {
         self.queued_bytes.set(self.queued_bytes.get() + queued.bytes.len());
         self.charge(queued.charged_bytes(), 0);
@@ -489,12 +489,12 @@ impl Stream {
         }
     }
 
-    /// Leaves a waker for the next response; `None` while somebody is at work on the stream.
+    /// Leaves a waker for the next response; `None` while the stream is being worked on.
     pub fn wait(&self, waker: Option<&Waker>) {
         *self.waker.borrow_mut() = waker.cloned();
     }
 
-    /// Wakes whoever sends.
+    /// Wakes the task that sends.
     pub fn wake(&self) {
         let waker = self.waker.borrow_mut().take();
         if let Some(waker) = waker {

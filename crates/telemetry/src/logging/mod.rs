@@ -100,7 +100,7 @@ impl Logger {
         self.shared.lines_lost.load(Ordering::Relaxed)
     }
 
-    /// Logs what only somebody looking for a fault wants to know.
+    /// Logs what is of use only in a search for a fault.
     #[track_caller]
     #[inline]
     pub fn debug(&self, message: &str, fields: &[(&str, Value<'_>)]) {

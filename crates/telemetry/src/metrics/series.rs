@@ -1,5 +1,5 @@
 //! Counters, gauges and histograms, made for one thread per core: a thread adds to a lane of its own, and lanes are
-//! summed only when somebody looks. What other crates count for themselves is copied when it is asked for. All orders are relaxed; a reader may see one of two related updates before the
+//! summed only when they are read. What other crates count for themselves is copied when it is asked for. All orders are relaxed; a reader may see one of two related updates before the
 //! other.
 
 use std::cell::Cell;
@@ -102,7 +102,7 @@ impl Counter {
     }
 }
 
-/// A number that only grows and is counted elsewhere: whoever answers a scrape copies it here. Clones are one.
+/// A number that only grows and is counted elsewhere: the answer to a scrape copies it here. Clones are one.
 #[derive(Clone, Default)]
 pub struct Total {
     value: Arc<AtomicU64>,

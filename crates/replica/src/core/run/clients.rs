@@ -37,7 +37,7 @@ impl Core {
         if self.reads.is_waiting() { self.reads.wait(self.footing(), now) } else { None }
     }
 
-    /// Begins a round for what waits, if there is somebody to ask.
+    /// Begins a round for what waits, if there is a leader to ask.
     pub(super) fn start_round(&mut self, now: Instant) {
         if !self.reads.is_waiting() {
             return;

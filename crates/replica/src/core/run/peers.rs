@@ -536,7 +536,7 @@ impl Core {
         }
     }
 
-    /// Tells whoever talks to other members, and everyone who looks at the published state.
+    /// Tells the links to other members, and all readers of the published state.
     pub(super) fn tell_members(&mut self) {
         let others = self.membership.changed(&self.machine.members);
         self.applied_since = true;
@@ -865,7 +865,7 @@ impl Core {
         }
     }
 
-    /// Answers whoever is about to receive a snapshot once the state is published.
+    /// Answers the task that is about to receive a snapshot once the state is published.
     pub(super) fn image(&mut self, request_id: RequestId, view: &mvcc::View) {
         let head = Box::new(self.machine.head());
         let state = self.shared.read_long_at(Reader::Snapshot, view.moment());

@@ -1,4 +1,4 @@
-//! What somebody who checks a member from outside looks at.
+//! What a test that checks a member from outside looks at.
 
 use consensus::Role;
 use machine::StateTrail;
@@ -10,9 +10,9 @@ use super::Core;
 pub struct Probe {
     /// The member.
     pub id: u64,
-    /// Its part in its term.
+    /// Its part in the present term.
     pub role: Role,
-    /// Its term.
+    /// The present term.
     pub term: u64,
     /// Whom it voted for in that term; 0 for nobody.
     pub vote: u64,
