@@ -3,7 +3,7 @@
 //! * [`expect`] compares whole outputs with files.
 //! * [`TempDir`] is a directory that is removed at the end of a test.
 //! * [`Random`] draws numbers that follow from a seed; it is that of the products.
-//! * [`wait_until`] waits for a condition; [`eventually`] and [`block_on`] do so in a tokio runtime (feature `tokio`).
+//! * [`wait_until`] waits for a condition; `eventually` and `block_on` do so in a tokio runtime (feature `tokio`).
 //! * [`ports`] finds addresses that nobody listens on.
 //! * [`http1`] and [`http2`] write and read the bytes of connections by hand, for what no well-behaved client does.
 //!
