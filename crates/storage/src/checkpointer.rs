@@ -30,6 +30,8 @@ const SYNC_BYTES: u64 = 4 << 20;
 /// A run under way pauses this many times as long as it works, so that it takes a small part of one core.
 const PAUSE_FACTOR: u32 = 2;
 const PAUSE_MAX: Duration = Duration::from_millis(5);
+/// Pause after a commit that failed half-way, before the next attempt.
+const SETTLE_PAUSE: Duration = Duration::from_millis(200);
 /// Bytes a version is taken to need in a run, to guess a run's size.
 const VERSION_BYTES: u64 = 48;
 /// Versions looked at in one view for values to move.
@@ -244,6 +246,10 @@ impl Checkpointer {
                     Step::Idle | Step::Ended => break,
                 }
             }
+            if self.is_open {
+                // The core may ask again at once, and a disk that fails is not to be kept busy by that.
+                std::thread::sleep(SETTLE_PAUSE);
+            }
         }
     }
 
@@ -359,6 +365,10 @@ impl Checkpointer {
     }
 
     fn begin(&mut self, head: Head, state: AsOf, whole: bool, metadata: Vec<u8>) -> Result<Writing, String> {
+        if self.is_open {
+            // The attempt before may have used up what was kept for the manifest.
+            self.keep_reserve();
+        }
         self.settle()?;
         let from_min = if whole { i64::MAX } else { head.delta_from_min };
         let versions = state.moment().versions();
@@ -433,7 +443,9 @@ impl Checkpointer {
                 let metadata = std::mem::take(&mut writing.metadata);
                 let manifest = Checkpointer::manifest(&levels, writing.applied_index, writing.term, metadata);
                 self.unsettled = Some((manifest, levels));
-                self.settle()?;
+                // A directory that could not be synced once may be the next time. Otherwise the whole run, which is good, would
+                // be written again beside itself.
+                self.settle().or_else(|why| if self.is_open { self.settle() } else { Err(why) })?;
                 Ok(None)
             }
             Stage::Committed => {
@@ -582,7 +594,7 @@ mod tests {
 
     #[test]
     fn a_checkpoint_that_a_restart_may_find_keeps_its_runs_whichever_sync_failed() {
-        let mut failures = 0;
+        let (mut failures, mut unsettled) = (0, 0);
         for nth in 1..12 {
             let memory = MemDisk::new(nth);
             let disk: Arc<dyn Disk> = Arc::new(memory.clone());
@@ -623,9 +635,12 @@ mod tests {
             put(&mut machine, 1);
             checkpointed(&mut checkpointer, &told, &mut machine, || ()).expect("the disk is good");
             put(&mut machine, 2);
+            // Two in a row, since a directory is synced once more.
             memory.fail_next(disk::Operation::Sync, nth, disk::Fault::Once(5));
+            memory.fail_next(disk::Operation::Sync, nth + 2, disk::Fault::Once(5));
             let failed = checkpointed(&mut checkpointer, &told, &mut machine, || ()).is_err();
             failures += u32::from(failed);
+            unsettled += u32::from(checkpointer.is_open);
             memory.heal();
             is_whole();
             put(&mut machine, 3);
@@ -636,5 +651,6 @@ mod tests {
             assert_eq!(is_whole(), 3);
         }
         assert!(failures >= 3, "the run, the manifest and the directory are synced: {failures}");
+        assert!(unsettled > 0, "no commit failed half-way twice");
     }
 }

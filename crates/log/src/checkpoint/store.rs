@@ -21,7 +21,7 @@ const MANIFEST_BYTES_MAX: u64 = 64 << 20;
 /// Why a checkpoint was not committed.
 #[derive(Debug)]
 pub enum CommitError {
-    /// The checkpoint of before is still the current one.
+    /// This attempt has not changed the name.
     Unchanged(OpenError),
     /// The name was changed, and perhaps not durably: a restart may find either checkpoint. Until a commit succeeds, the
     /// runs of both have to stay.
