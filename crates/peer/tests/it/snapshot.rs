@@ -75,11 +75,20 @@ fn metadata(from: u64, to: u64) -> Message {
 
 /// Makes a member read snapshots to their end; what it saw.
 fn reads(member: &Member) -> Arc<Mutex<Vec<(Message, Seen)>>> {
+    reads_told(member, || ())
+}
+
+/// As [`reads`], and tells of each piece.
+fn reads_told(
+    member: &Member,
+    of_piece: impl Fn() + Send + Sync + 'static,
+) -> Arc<Mutex<Vec<(Message, Seen)>>> {
     let seen: Arc<Mutex<Vec<(Message, Seen)>>> = Arc::default();
     let all = Arc::clone(&seen);
     *member.recorder.take_snapshot.lock().unwrap() = Some(Arc::new(Box::new(move |message, body| {
         let (mut seen, mut digest) = (Seen::default(), DefaultHasher::new());
         for piece in body {
+            of_piece();
             match piece {
                 Ok(piece) => {
                     seen.bytes += piece.len();
@@ -285,11 +294,17 @@ fn slow_snapshots_from_a_members_own_address_make_way_for_its_own() {
 #[test]
 fn a_snapshot_is_broken_off_when_its_receiver_stops() {
     let (one, two) = two();
-    let seen = reads(&two);
+    let (reading, begun) = mpsc::channel();
+    let seen = reads_told(&two, move || {
+        // Only the first is waited for.
+        let _ = reading.send(());
+    });
     let (progress, taken) = mpsc::channel();
     one.peers
         .send_snapshot(metadata(1, 2), Box::new(Source { progress: Some(progress), ..Source::of(100_000) }));
     assert!(taken.iter().any(|number| number == 50));
+    // What was sent may still be in the sockets.
+    begun.recv().expect("the receiver reads");
     two.peers.stop();
     one.recorder.wait("failed", |heard| (heard.snapshots_sent == [(2, false)]).then_some(()));
     kit::until("broken", || seen.lock().unwrap().first().map(|_| ()));
