@@ -25,6 +25,8 @@ const FOUND: &[(u64, &str)] = &[
     (909295, "a member that was removed before it knew anybody was waited for"),
     (1102608, "a leader of two removed itself and ended before the other one heard of it"),
     (1120242, "six votes in a row got lost since the voter did not know who had asked"),
+    (1402892, "a lease was held to be gone because a put that perhaps never was had its key"),
+    (1421337, "the run that the manifest names was removed after a commit that failed half-way"),
 ];
 
 fn check(report: &Report) {
