@@ -158,10 +158,8 @@ pub struct Checkpointer {
     levels: Vec<Level>,
     note: Note,
     job: Option<Job>,
-    /// A manifest that is to be committed, with its levels.
+    /// A manifest, with its levels, whose commit failed half-way: a restart may find it.
     unsettled: Option<(Manifest, Vec<Level>)>,
-    /// Whether an attempt at that may have succeeded.
-    is_open: bool,
 }
 
 /// What is under way.
@@ -226,7 +224,7 @@ fn text(error: log::OpenError) -> String {
 impl Checkpointer {
     /// Takes over the checkpoint that the member was started from.
     pub fn new(member: Surface, store: CheckpointStore, levels: Vec<Level>, note: Note) -> Checkpointer {
-        Checkpointer { member, store, levels, note, job: None, unsettled: None, is_open: false }
+        Checkpointer { member, store, levels, note, job: None, unsettled: None }
     }
 
     /// Carries out orders until the last.
@@ -246,7 +244,7 @@ impl Checkpointer {
                     Step::Idle | Step::Ended => break,
                 }
             }
-            if self.is_open {
+            if self.unsettled.is_some() {
                 // The core may ask again at once, and a disk that fails is not to be kept busy by that.
                 std::thread::sleep(SETTLE_PAUSE);
             }
@@ -365,10 +363,6 @@ impl Checkpointer {
     }
 
     fn begin(&mut self, head: Head, state: AsOf, whole: bool, metadata: Vec<u8>) -> Result<Writing, String> {
-        if self.is_open {
-            // The attempt before may have used up what was kept for the manifest.
-            self.keep_reserve();
-        }
         self.settle()?;
         let from_min = if whole { i64::MAX } else { head.delta_from_min };
         let versions = state.moment().versions();
@@ -395,24 +389,29 @@ impl Checkpointer {
         Ok(Writing { stage, kept, from, to, applied_index, term, metadata })
     }
 
-    /// Commits the manifest that is whole, or whose commit failed half-way. That one may be what a restart finds, so that
-    /// nothing may be removed before it is certain which is.
-    fn settle(&mut self) -> Result<(), String> {
-        let Some((manifest, levels)) = self.unsettled.take() else { return Ok(()) };
+    /// Commits a manifest. If that fails half-way, a restart may find it, so that nothing may be removed before it is certain:
+    /// then it is kept to be committed again. `perhaps` says that an attempt before may have done it already.
+    fn commit(&mut self, manifest: Manifest, levels: Vec<Level>, perhaps: bool) -> Result<(), String> {
         match self.store.commit(&manifest) {
             Ok(()) => {
                 self.levels = levels;
-                self.is_open = false;
                 Ok(())
             }
             Err(error) => {
-                self.is_open |= matches!(error, CommitError::Unsettled(_));
-                if self.is_open {
+                if perhaps || matches!(error, CommitError::Unsettled(_)) {
                     self.unsettled = Some((manifest, levels));
                 }
                 Err(text(error.into()))
             }
         }
+    }
+
+    /// Commits again what may be committed, if there is anything.
+    fn settle(&mut self) -> Result<(), String> {
+        let Some((manifest, levels)) = self.unsettled.take() else { return Ok(()) };
+        // The attempt before may have used up what was kept for the manifest.
+        self.keep_reserve();
+        self.commit(manifest, levels, true)
     }
 
     /// Goes on with a checkpoint; gives it when it is durable.
@@ -442,10 +441,10 @@ impl Checkpointer {
                 levels.push(Level { from: writing.from, to: writing.to, run });
                 let metadata = std::mem::take(&mut writing.metadata);
                 let manifest = Checkpointer::manifest(&levels, writing.applied_index, writing.term, metadata);
-                self.unsettled = Some((manifest, levels));
+                let committed = self.commit(manifest, levels, false);
                 // A directory that could not be synced once may be the next time. Otherwise the whole run, which is good, would
                 // be written again beside itself.
-                self.settle().or_else(|why| if self.is_open { self.settle() } else { Err(why) })?;
+                committed.or_else(|why| if self.unsettled.is_some() { self.settle() } else { Err(why) })?;
                 Ok(None)
             }
             Stage::Committed => {
@@ -640,7 +639,7 @@ mod tests {
             memory.fail_next(disk::Operation::Sync, nth + 2, disk::Fault::Once(5));
             let failed = checkpointed(&mut checkpointer, &told, &mut machine, || ()).is_err();
             failures += u32::from(failed);
-            unsettled += u32::from(checkpointer.is_open);
+            unsettled += u32::from(checkpointer.unsettled.is_some());
             memory.heal();
             is_whole();
             put(&mut machine, 3);
