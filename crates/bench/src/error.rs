@@ -78,7 +78,7 @@ pub enum TlsError {
     },
     /// A file cannot be read.
     Pem {
-        /// Its path.
+        /// The path of that file.
         file: String,
         /// Why.
         error: pem::Error,

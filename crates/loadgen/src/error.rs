@@ -35,9 +35,9 @@ pub enum Error {
     Stopped,
     /// Operations were not answered in time after the load had ended.
     Unanswered {
-        /// How many.
+        /// The number of operations without an answer.
         operations: usize,
-        /// How long they were waited for, in seconds.
+        /// The time that their answers were waited for, in seconds.
         seconds: u64,
     },
     /// An operation of a held rate did not begin in time, since all clients waited for answers.

@@ -109,7 +109,7 @@ pub enum ClientRequest {
     MoveLeader(RequestId, u64),
     /// To renew a lease.
     KeepAlive(RequestId, i64),
-    /// How long a lease has, and with `true` which keys.
+    /// Asks for the time that a lease has left and, with `true`, for its keys.
     TimeToLive(RequestId, i64, bool),
     /// Which keys a lease has, as this member knows it.
     LeaseKeys(RequestId, i64),

@@ -73,7 +73,7 @@ pub enum Order {
         head: Box<Head>,
         /// Keys and values, with all that is physically there.
         state: AsOf,
-        /// Whether to write all of it, and not only what is new.
+        /// Whether the run is written anew as a whole, and not only what has changed since the last.
         whole: bool,
         /// The terms of the entries before.
         terms: Vec<(u64, u64)>,

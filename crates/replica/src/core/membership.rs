@@ -88,7 +88,7 @@ pub(super) struct MemberRules {
     pub learners_max: u64,
     /// The election timeout.
     pub election_timeout: Duration,
-    /// How long a client waits for an answer.
+    /// The time after which a client is answered that its request timed out.
     pub request_timeout: Duration,
 }
 

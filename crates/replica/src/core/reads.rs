@@ -72,7 +72,7 @@ pub(super) struct Footing {
     /// Whether there is a leader that can say how far it had committed: one that is known and, if it is this member, has
     /// committed in its term. Until then it does not know what earlier leaders have.
     pub can_ask: bool,
-    /// How far apart rounds have to be that several reads share.
+    /// The shortest time between two rounds of ReadIndex, so that several reads share one.
     pub pace: Duration,
 }
 
@@ -186,7 +186,7 @@ impl Reads {
         self.refused_until = Some(now + REFUSED_PAUSE);
     }
 
-    /// How long what waits has to wait for the next round to begin. `None` if nothing waits, or if only something that
+    /// Returns the time until the next round may begin for the reads that wait. `None` if nothing waits, or if only something that
     /// happens, such as the election of a leader, lets a round begin.
     pub fn wait(&self, footing: Footing, now: Instant) -> Option<Duration> {
         if self.waiting.is_empty() || !footing.can_ask || self.rounds.len() >= ROUNDS_MAX {

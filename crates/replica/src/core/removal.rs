@@ -91,7 +91,7 @@ impl Removal {
         self.through
     }
 
-    /// How long until the next step; `None` if there is nothing to remove.
+    /// Returns the time until the next step of a removal; `None` if there is nothing to remove.
     pub fn wait(&self, now: Instant) -> Option<Duration> {
         self.is_open.then(|| self.next.saturating_duration_since(now))
     }

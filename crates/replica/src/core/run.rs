@@ -322,7 +322,7 @@ impl Core {
         }))
     }
 
-    /// How long to sleep, and how many asks are worth waking for.
+    /// Returns the time that the core may sleep, and the number of requests that are worth waking it for.
     fn patience(&self) -> (Duration, usize) {
         let now = self.shared.clock.now();
         let mut patience = self.next_tick.saturating_duration_since(now);

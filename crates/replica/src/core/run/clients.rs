@@ -32,7 +32,7 @@ impl Core {
         Footing { can_ask, pace: self.cpu_pressure.pace() }
     }
 
-    /// How long what waits has to wait for the next round to begin, see [`crate::core::reads::Reads::wait`].
+    /// Returns the time until the next round may begin for the reads that wait, see [`crate::core::reads::Reads::wait`].
     pub(super) fn round_waits(&self, now: Instant) -> Option<Duration> {
         if self.reads.is_waiting() { self.reads.wait(self.footing(), now) } else { None }
     }
