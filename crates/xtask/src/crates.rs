@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 /// From the lowest to the highest: a crate may use only crates before it. Dependencies of tests do not count.
 const ORDER: &[&str] = &[
     "stdx",
+    "numbers",
     "planted",
     "clock",
     "disk",

@@ -1,0 +1,196 @@
+//! Types for the numbers that a member lives by, so that none is taken for another: positions in the raft log, revisions
+//! of the store, and the names of members, clusters and leases.
+//!
+//! Each is one machine word, costs nothing over the bare number, and is written as that number. Messages of the wire have
+//! bare numbers; they are given their type where a message is taken in. Where a file or a metric has one, `.0` is it.
+//!
+//! ```
+//! use mainstay_numbers::{Index, Revision};
+//!
+//! let applied = Index(7);
+//! assert_eq!(applied.next(), Index(8));
+//! assert_eq!(Index(12) - applied, 5); // entries between two positions
+//! assert_eq!(Revision(3) + 2, Revision(5));
+//! assert_eq!(format!("applied {applied}"), "applied 7");
+//! ```
+//!
+//! Spans of time are [`std::time::Duration`], and numbers of bytes are `u64` or `usize` whose names end in `bytes`: what
+//! the standard library has needs no second type.
+
+#![no_std]
+#![forbid(unsafe_code)]
+
+use core::fmt;
+use core::ops::{Add, AddAssign, Sub};
+
+/// What all the numbers have: written as the bare number, in decimal and in hexadecimal.
+macro_rules! written_bare {
+    ($name:ident) => {
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(&self.0, f)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Debug::fmt(&self.0, f)
+            }
+        }
+
+        impl fmt::LowerHex for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::LowerHex::fmt(&self.0, f)
+            }
+        }
+    };
+}
+
+/// What the numbers have that count up: a successor, a predecessor, and distances.
+macro_rules! counts_up {
+    ($name:ident, $number:ty) => {
+        impl $name {
+            /// The one behind this one.
+            #[must_use]
+            pub const fn next(self) -> $name {
+                $name(self.0 + 1)
+            }
+
+            /// The one before this one; zero has none and stays zero.
+            #[must_use]
+            pub const fn previous(self) -> $name {
+                if self.0 > 0 { $name(self.0 - 1) } else { self }
+            }
+
+            /// How far this one is ahead of `other`; 0 if it is not.
+            #[must_use]
+            pub const fn ahead_of(self, other: $name) -> $number {
+                if self.0 > other.0 { self.0 - other.0 } else { 0 }
+            }
+        }
+
+        impl Add<$number> for $name {
+            type Output = $name;
+            fn add(self, steps: $number) -> $name {
+                $name(self.0 + steps)
+            }
+        }
+
+        impl AddAssign<$number> for $name {
+            fn add_assign(&mut self, steps: $number) {
+                self.0 += steps;
+            }
+        }
+
+        impl Sub<$number> for $name {
+            type Output = $name;
+            fn sub(self, steps: $number) -> $name {
+                $name(self.0 - steps)
+            }
+        }
+
+        impl Sub for $name {
+            type Output = $number;
+            fn sub(self, other: $name) -> $number {
+                self.0 - other.0
+            }
+        }
+    };
+}
+
+/// A position in the raft log. The first entry has index 1; 0 is before all entries.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Index(pub u64);
+written_bare!(Index);
+counts_up!(Index, u64);
+
+/// A term of raft: the time of one leader at most. The first election begins term 1; 0 is before all elections.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Term(pub u64);
+written_bare!(Term);
+counts_up!(Term, u64);
+
+/// An entry of the raft log by position and term. Two logs that have an entry of the same index and term are the same up to
+/// there (Ongaro and Ousterhout, "In Search of an Understandable Consensus Algorithm", the log matching property).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct EntryId {
+    /// Where the entry stands.
+    pub index: Index,
+    /// The term of the leader who wrote it.
+    pub term: Term,
+}
+
+/// A revision of the store, as etcd counts them: an empty store is at 1, and each transaction that changes something raises
+/// it by one. In requests 0 stands for the newest; negative ones are refused before they get here.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Revision(pub i64);
+written_bare!(Revision);
+counts_up!(Revision, i64);
+
+/// The name of a lease. 0 stands for no lease. A client may choose it, so that it may be any other number; etcd's tools
+/// write it in hexadecimal.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LeaseId(pub i64);
+written_bare!(LeaseId);
+
+impl LeaseId {
+    /// The absence of a lease, as messages of the wire have it.
+    pub const NONE: LeaseId = LeaseId(0);
+
+    /// Whether there is a lease.
+    #[must_use]
+    pub const fn is_some(self) -> bool {
+        self.0 != 0
+    }
+}
+
+/// The name of a member within its cluster. 0 stands for no member (no leader, no vote).
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MemberId(pub u64);
+written_bare!(MemberId);
+
+impl MemberId {
+    /// The absence of a member, as raft and the messages of the wire have it.
+    pub const NONE: MemberId = MemberId(0);
+
+    /// Whether there is a member.
+    #[must_use]
+    pub const fn is_some(self) -> bool {
+        self.0 != 0
+    }
+}
+
+/// The name of a cluster: all its members have the same, and refuse messages that carry another.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClusterId(pub u64);
+written_bare!(ClusterId);
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::format;
+
+    use super::*;
+
+    #[test]
+    fn numbers_are_written_as_bare_numbers() {
+        assert_eq!(format!("{} {:?} {:>4}", Index(7), Term(2), Revision(-1)), "7 2   -1");
+        assert_eq!(
+            format!("{:x} {:016x}", MemberId(0x8e9e_05c5_2164_694d), LeaseId(-1)),
+            "8e9e05c52164694d ffffffffffffffff"
+        );
+        assert_eq!(
+            format!("{:?}", EntryId { index: Index(7), term: Term(2) }),
+            "EntryId { index: 7, term: 2 }"
+        );
+    }
+
+    #[test]
+    fn distances_do_not_go_below_zero() {
+        assert_eq!(Index(5).ahead_of(Index(3)), 2);
+        assert_eq!(Index(3).ahead_of(Index(5)), 0);
+        assert_eq!(Index(0).previous(), Index(0));
+        assert_eq!(Revision(4) - Revision(6), -2);
+    }
+}
