@@ -1,13 +1,14 @@
 //! What goes wrong, when, and how it is put right again.
 
-use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+mod kinds;
+
+use std::path::Path;
 
 use disk::Operation;
 
-use crate::network::{CLIENTS, Host, Weather};
+use crate::network::{Host, Weather};
 use crate::profile::Fault;
-use crate::schedule::{MILLI, Nanos, SECOND};
+use crate::schedule::{MILLI, SECOND};
 use crate::staged::Step;
 use crate::world::{Event, World};
 
@@ -61,25 +62,7 @@ impl World {
         if all.is_empty() { 0 } else { self.dice.faults.pick(&all) }
     }
 
-    /// Whether the data of one more member may be damaged: the others have to hold everything.
-    fn may_damage(&self) -> bool {
-        self.profile.members >= 3
-            // Of those that are removed nobody knows who is needed still.
-            && !self.profile.fails(Fault::Shrink)
-            && self.operator.is_whole()
-            && self.places.iter().all(|place| place.retired || !(place.lost || place.decayed))
-            // Whoever was added must have been started, and have caught up.
-            && self.places.iter().filter(|place| !place.retired).all(|place| {
-                self.checks.standing(place.number).is_some_and(|standing| standing.applied + 50 > self.checks.commit())
-            })
-    }
-
-    fn duration(&mut self, low: Nanos, high: Nanos) -> Nanos {
-        // Short ones are as likely as long ones.
-        let shift = self.dice.faults.below(6);
-        low + (self.dice.faults.below(high - low) >> shift)
-    }
-
+    /// Injects one fault of the profile at one member, and schedules the next one.
     pub(crate) fn fault(&mut self) {
         if !self.chaos {
             return;
@@ -90,18 +73,7 @@ impl World {
         }
         let next = self.dice.faults.around(self.profile.fault_every);
         self.schedule.after(next, Event::Fault);
-        let kinds: Vec<Fault> =
-            Fault::ALL.iter().copied().filter(|fault| self.profile.fails(*fault)).collect();
-        // Whether it is on or not, what the dice give is the same.
-        if kinds.is_empty() {
-            return;
-        }
-        let mut kind = self.dice.faults.pick(&kinds);
-        for staged in [Fault::Strand, Fault::Ambush] {
-            if self.profile.fails(staged) && self.dice.faults.one_in(4) {
-                kind = staged;
-            }
-        }
+        let Some(kind) = self.pick_fault() else { return };
         let at = self.some_member();
         let now = self.now();
         self.counts.faults += 1;
@@ -110,109 +82,31 @@ impl World {
         }
         self.trace.note(now, format_args!("fault {} at m{at}", kind.name()));
         match kind {
-            Fault::Power | Fault::Kill => {
-                self.crash(at, kind == Fault::Power);
-            }
-            Fault::Blackout => {
-                for at in 0..self.places.len() {
-                    if self.dice.faults.per_mille(700) {
-                        self.crash(at, true);
-                    }
-                }
-            }
-            Fault::PowerAtOperation => {
-                let nth = self.dice.faults.between(1, 40);
-                self.places[at].disk.fail_next(Operation::Change, nth, disk::Fault::PowerCut);
-            }
-            Fault::Stop => {
-                self.stop(at);
-            }
-            Fault::Pause => {
-                // Now and then so long that others have elected another leader and let leases expire.
-                let long = self.dice.faults.one_in(4);
-                let length = if long {
-                    self.dice.faults.between(4, 9) * SECOND
-                } else {
-                    self.duration(MILLI, 8 * SECOND)
-                };
-                self.places[at].paused_until = now + length;
-            }
-            Fault::Drift => {
-                let ppm = self.dice.faults.below(2 * DRIFT_MAX_PPM as u64 + 1) as i64 - DRIFT_MAX_PPM;
-                self.places[at].time.drift(now, ppm);
-                let length = self.duration(SECOND, 20 * SECOND);
-                self.schedule.after(length, Event::Undo(Undo::Drift(at)));
-            }
-            Fault::Jump => {
-                let by = self.duration(MILLI, 5 * SECOND);
-                self.places[at].time.jump(by);
-                self.history.settings.lease_slack += by;
-            }
-            Fault::Partition | Fault::OneWay => self.cut(kind == Fault::OneWay),
-            Fault::Loss | Fault::Duplication | Fault::Reordering | Fault::Cut => {
-                let strength = self.dice.faults.pick(&[10, 50, 200]);
-                let weather = &mut self.network.weather;
-                match kind {
-                    Fault::Loss => weather.loss = strength,
-                    Fault::Duplication => weather.duplication = strength,
-                    Fault::Cut => weather.breaking = strength,
-                    _ => weather.reordering = strength,
-                }
-                let length = self.duration(100 * MILLI, 10 * SECOND);
-                self.schedule.after(length, Event::Undo(Undo::Weather));
-            }
-            Fault::SlowLink => {
-                let to = self.some_member();
-                let delay = self.dice.faults.pick(&[50, 200, 800]) * MILLI;
-                self.network.slow(at, to, delay);
-                let length = self.duration(100 * MILLI, 10 * SECOND);
-                self.schedule.after(length, Event::Undo(Undo::Network));
-            }
-            Fault::Stall => {
-                self.places[at].stalled_until = now + self.duration(10 * MILLI, 6 * SECOND);
-            }
-            Fault::SlowDisk => {
-                self.places[at].slowness = self.dice.faults.between(2, 30);
-                let length = self.duration(SECOND, 10 * SECOND);
-                self.schedule.after(length, Event::Undo(Undo::SlowDisk(at)));
-            }
-            Fault::Full => {
-                let place = &mut self.places[at];
-                let spare = self.dice.faults.below(u64::from(self.profile.segment_bytes));
-                let most = self.profile.capacity().unwrap_or(u64::MAX);
-                place.disk.set_capacity(Some((place.disk.used_bytes() + spare).min(most)));
-                // A member that runs waits for room.
-                place.may_not_start = true;
-                let length = self.duration(100 * MILLI, 8 * SECOND);
-                self.schedule.after(length, Event::Undo(Undo::Full(at)));
-            }
-            Fault::WriteError | Fault::SyncError | Fault::ReadError => {
-                let nth = self.dice.faults.between(1, 20);
-                let operation = match kind {
-                    Fault::WriteError => Operation::Write,
-                    Fault::SyncError => Operation::Sync,
-                    _ => Operation::Read,
-                };
-                let place = &mut self.places[at];
-                place.disk.fail_next(operation, nth, disk::Fault::Once(libc::EIO));
-                // What cannot be read fails, and nothing else.
-                place.may_end |= kind != Fault::ReadError;
-                place.may_not_start = true;
-            }
-            Fault::DiskLost => {
-                if self.may_damage() {
-                    self.lose_disk(at);
-                }
-            }
-            Fault::Decay => {
-                if self.may_damage() {
-                    self.decay(at);
-                }
-            }
+            Fault::Power => self.crash(at, true),
+            Fault::Kill => self.crash(at, false),
+            Fault::Blackout => self.blackout(),
+            Fault::PowerAtOperation => self.cut_power_at_operation(at),
+            Fault::Stop => self.stop(at),
+            Fault::Pause => self.pause(at),
+            Fault::Drift => self.drift(at),
+            Fault::Jump => self.jump(at),
+            Fault::Partition => self.cut(false),
+            Fault::OneWay => self.cut(true),
+            Fault::Loss | Fault::Duplication | Fault::Reordering | Fault::Cut => self.worsen_weather(kind),
+            Fault::SlowLink => self.slow_link(at),
+            Fault::Stall => self.stall(at),
+            Fault::SlowDisk => self.slow_disk(at),
+            Fault::Full => self.fill_disk(at),
+            Fault::WriteError => self.fail_operation(at, Operation::Write),
+            Fault::SyncError => self.fail_operation(at, Operation::Sync),
+            Fault::ReadError => self.fail_operation(at, Operation::Read),
+            Fault::DiskLost => self.lose_disk(at),
+            Fault::Decay => self.decay(at),
             Fault::Strand | Fault::Ambush => self.staged.lurk(kind),
             // These have no moments of their own.
-            Fault::NoHeir | Fault::Farewell => {}
-            Fault::Break
+            Fault::NoHeir
+            | Fault::Farewell
+            | Fault::Break
             | Fault::ClientLoss
             | Fault::Flags
             | Fault::Shrink
@@ -222,38 +116,21 @@ impl World {
         }
     }
 
-    /// A process is told to stop.
-    pub(crate) fn stop(&mut self, at: Host) {
-        if let Some(process) = &mut self.places[at].process
-            && !process.stopping
-            && process.stepped.is_ready()
-        {
-            process.stopping = true;
-            process.stepped.stop();
-            self.settle(at);
+    /// Draws the kind of the next fault from those of the profile; none if it has none.
+    fn pick_fault(&mut self) -> Option<Fault> {
+        let kinds: Vec<Fault> =
+            Fault::ALL.iter().copied().filter(|fault| self.profile.fails(*fault)).collect();
+        // A switched-off fault must not change what the dice give for the others.
+        if kinds.is_empty() {
+            return None;
         }
-    }
-
-    /// A process ends, and is started again after a while.
-    pub(crate) fn crash(&mut self, at: Host, power: bool) {
-        if self.places[at].lives == 0 || self.places[at].retired || self.places[at].lost {
-            return;
+        let mut kind = self.dice.faults.pick(&kinds);
+        for staged in [Fault::Strand, Fault::Ambush] {
+            if self.profile.fails(staged) && self.dice.faults.one_in(4) {
+                kind = staged;
+            }
         }
-        self.end(at, power);
-        let delay = self.duration(10 * MILLI, 6 * SECOND);
-        self.start_after(at, delay);
-    }
-
-    fn lose_disk(&mut self, at: Host) {
-        if self.places[at].lives == 0 {
-            return;
-        }
-        self.end(at, true);
-        let place = &mut self.places[at];
-        place.lost = true;
-        place.starts_at = None;
-        let now = self.now();
-        self.trace.note(now, format_args!("m{at} has lost its disk"));
+        Some(kind)
     }
 
     /// Looks how far the newest segments of all logs are synced. What is written behind that belongs to later batches,
@@ -273,82 +150,7 @@ impl World {
         }
     }
 
-    fn decay(&mut self, at: Host) {
-        let place = &self.places[at];
-        let Some((newest, settled)) = place.settled_log.clone() else { return };
-        let used = |path: &Path| place.disk.used_len(path).unwrap_or(0);
-        let mut files: Vec<(PathBuf, u64)> = Vec::new();
-        for (path, _) in place.disk.files() {
-            let len = match used(&path) {
-                // Of the last batch nobody knows whether it was synced: a torn write looks the same.
-                len if path == newest && len > settled => settled,
-                _ if is_segment(&path) && path >= newest => 0,
-                len => len,
-            };
-            if len > 0 {
-                files.push((path, len));
-            }
-        }
-        if files.is_empty() {
-            return;
-        }
-        // The log's end, every other time.
-        let last = files.iter().find(|(path, _)| *path == newest).cloned();
-        let (path, len) = match last {
-            Some(last) if self.dice.faults.one_in(2) => last,
-            _ => files[self.dice.faults.place(files.len())].clone(),
-        };
-        let (offset, bit) = (self.dice.faults.below(len), self.dice.faults.below(8) as u8);
-        let place = &mut self.places[at];
-        if place.disk.is_synced(&path, offset) && place.disk.flip_bit(&path, offset, bit).is_ok() {
-            place.decayed = true;
-            place.may_not_start = true;
-            place.may_end = true;
-            let now = self.now();
-            self.trace.note(
-                now,
-                format_args!("m{at}: bit {bit} of byte {offset} of {} turns around", path.display()),
-            );
-            if self.dice.faults.one_in(2) {
-                // It comes to light when the files are read again.
-                self.crash(at, false);
-            }
-        }
-    }
-
-    fn cut(&mut self, one_way: bool) {
-        let now = self.now();
-        let all: Vec<Host> = (0..self.places.len()).filter(|at| !self.places[*at].retired).collect();
-        let mut group: BTreeSet<Host> = all.iter().copied().filter(|_| self.dice.faults.one_in(2)).collect();
-        let mut rest: BTreeSet<Host> = all.iter().copied().filter(|at| !group.contains(at)).collect();
-        match self.dice.faults.below(4) {
-            // One member alone.
-            0 => {
-                let alone = self.dice.faults.pick(&all);
-                group = BTreeSet::from([alone]);
-                rest = all.iter().copied().filter(|at| *at != alone).collect();
-            }
-            // A pair that does not hear each other, while all others do.
-            1 => {
-                let (a, b) = (self.dice.faults.pick(&all), self.dice.faults.pick(&all));
-                group = BTreeSet::from([a]);
-                rest = BTreeSet::from([b]);
-            }
-            // Clients on one side.
-            2 => {
-                rest.insert(CLIENTS);
-            }
-            _ => {}
-        }
-        self.trace.note(now, format_args!("from {group:?} to {rest:?} nothing passes, one way: {one_way}"));
-        self.network.cut_groups(&group, &rest, now);
-        if !one_way {
-            self.network.cut_groups(&rest, &group, now);
-        }
-        let length = self.duration(50 * MILLI, 12 * SECOND);
-        self.schedule.after(length, Event::Undo(Undo::Network));
-    }
-
+    /// Ends one fault that had a duration.
     pub(crate) fn undo(&mut self, undo: Undo) {
         let now = self.now();
         match undo {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use oracle::{History, Note, Settings, Verdict};
+use oracle::{Final, History, Note, Settings, Verdict};
 
 use crate::chronicle::{Chapters, Chronicle};
 use crate::cluster::{CLIENT_PORT, Cluster, Parts};
@@ -253,22 +253,15 @@ fn choose(options: &Options, machine: &Machine, own: bool) -> Result<(Vec<Fault>
 /// # Errors
 /// It could not be set up. What goes wrong after that is in the finding.
 pub fn run(mut options: Options, interrupted: &'static AtomicBool) -> Result<Finding, SetupError> {
-    let server = match &options.server {
-        Some(server) => existing(server)?,
-        None => existing(&default_server()?)?,
-    };
-    options.server = Some(server.clone());
-    let mut builds = vec![server.clone()];
-    if let Some(second) = &options.second_build {
-        builds.push(existing(second)?);
-    }
+    let builds = builds(&mut options)?;
     let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let random = clock.map_or(1, |now| now.subsec_nanos().into());
     let seed = *options.seed.get_or_insert_with(|| Rng::new(random, std::process::id().into()).word() >> 32);
     let out = out_dir(&options)?;
     leftovers::remove();
     let machine = Machine::set_up(&options, seed)?;
-    let (faults, skipped) = choose(&options, &machine, is_own(&server))?;
+    let own = builds.first().is_some_and(|server| is_own(server));
+    let (faults, skipped) = choose(&options, &machine, own)?;
     for (fault, why) in &skipped {
         eprintln!("SKIPPED fault {fault}: {why}");
     }
@@ -296,44 +289,7 @@ pub fn run(mut options: Options, interrupted: &'static AtomicBool) -> Result<Fin
         SetupError(format!("the cluster does not start: {error}; see {}/m*.log", out.display()))
     })?;
 
-    let plan = Plan { clients: options.clients, rate: options.rate, seed };
-    let mut load = Load::start(&context, &chronicle, plan)?;
-    let deadline = Instant::now() + Duration::from_secs(options.seconds);
-    let over = Arc::new(AtomicBool::new(false));
-    let progress = progress(&context, &chronicle, deadline, options.seconds, &over)?;
-    let say = |text: &str| {
-        if options.verbose {
-            eprintln!("{:8.2} s  {text}", chronicle.now() as f64 / 1e9);
-        }
-    };
-    let stopped = || interrupted.load(Ordering::Relaxed);
-    let every = Duration::from_secs_f64(options.every);
-    let schedule = (faults.clone(), every, Rng::new(seed, 0xfa17));
-    let mut injector = Injector::new(&mut cluster, &chronicle, schedule, deadline, &stopped, &say);
-    injector.run();
-    if let Err(error) = injector.heal() {
-        chronicle.trouble("not healed", error.to_string());
-    }
-    let worked = chronicle.now();
-    if !cluster.block_on(load.rest(REST_TIME_MAX)) {
-        chronicle
-            .trouble("client hangs", format!("clients did not end within {} s", REST_TIME_MAX.as_secs()));
-    }
-    let settled = settlement::settle(&mut cluster, &context, &chronicle);
-    if !load.drain(settled.revision, DRAIN_TIME_MAX) {
-        chronicle.trouble(
-            "watch hangs",
-            format!(
-                "a watch did not come to revision {} within {} s",
-                settled.revision,
-                DRAIN_TIME_MAX.as_secs()
-            ),
-        );
-    }
-    cluster.look();
-    over.store(true, Ordering::Relaxed);
-    // It has no result.
-    let _ = progress.join();
+    let (worked, finals) = work(&mut cluster, &context, &chronicle, (&options, &faults, seed), interrupted)?;
     let chapters = chronicle.lock().clone();
     if options.keep {
         keep(&cluster, &out)?;
@@ -344,20 +300,14 @@ pub fn run(mut options: Options, interrupted: &'static AtomicBool) -> Result<Fin
     drop(machine.work_dir);
 
     let recorded = std::mem::take(&mut *context.record.lock());
-    let mut history = History {
+    let history = History {
         settings: Settings { lease_slack: LEASE_SLACK, clock_drift_ppm: DRIFT_PPM, ..Settings::default() },
         operations: recorded.operations,
         watches: recorded.watches,
         holdings: recorded.holdings,
-        finals: settled.finals,
-        notes: Vec::new(),
+        finals,
+        notes: notes(&chapters),
     };
-    for bar in &chapters.bars {
-        history.notes.push(Note { at: bar.from, text: format!("{}: {}", bar.name, bar.detail) });
-        if let Some(to) = bar.to {
-            history.notes.push(Note { at: to, text: format!("{} is over", bar.name) });
-        }
-    }
     let judging = Instant::now();
     let verdict = oracle::check(&history);
     Ok(Finding {
@@ -372,6 +322,93 @@ pub fn run(mut options: Options, interrupted: &'static AtomicBool) -> Result<Fin
         worked,
         out,
     })
+}
+
+/// The binaries of the run, the first of which members start with. Writes the first into the options.
+fn builds(options: &mut Options) -> Result<Vec<PathBuf>, SetupError> {
+    let server = match &options.server {
+        Some(server) => existing(server)?,
+        None => existing(&default_server()?)?,
+    };
+    options.server = Some(server.clone());
+    let mut builds = vec![server];
+    if let Some(second) = &options.second_build {
+        builds.push(existing(second)?);
+    }
+    Ok(builds)
+}
+
+/// Runs clients and faults until the time is over, then lets the cluster come to rest. Returns when the clients ended
+/// their work, in nanoseconds, and the members' final states.
+fn work(
+    cluster: &mut Cluster,
+    context: &Arc<ClientContext>,
+    chronicle: &Arc<Chronicle>,
+    (options, faults, seed): (&Options, &[Fault], u64),
+    interrupted: &'static AtomicBool,
+) -> Result<(u64, Vec<Final>), SetupError> {
+    let plan = Plan { clients: options.clients, rate: options.rate, seed };
+    let load = Load::start(context, chronicle, plan)?;
+    let deadline = Instant::now() + Duration::from_secs(options.seconds);
+    let over = Arc::new(AtomicBool::new(false));
+    let progress = progress(context, chronicle, deadline, options.seconds, &over)?;
+    let say = |text: &str| {
+        if options.verbose {
+            eprintln!("{:8.2} s  {text}", chronicle.now() as f64 / 1e9);
+        }
+    };
+    let stopped = || interrupted.load(Ordering::Relaxed);
+    let every = Duration::from_secs_f64(options.every);
+    let schedule = (faults.to_vec(), every, Rng::new(seed, 0xfa17));
+    let mut injector = Injector::new(cluster, chronicle, schedule, deadline, &stopped, &say);
+    injector.run();
+    if let Err(error) = injector.heal() {
+        chronicle.trouble("not healed", error.to_string());
+    }
+    let worked = chronicle.now();
+    let finals = settle(cluster, context, chronicle, load);
+    over.store(true, Ordering::Relaxed);
+    // It has no result.
+    let _ = progress.join();
+    Ok((worked, finals))
+}
+
+/// Lets the clients finish, the members agree, and the watches tell what is left. Returns the members' final states.
+fn settle(
+    cluster: &mut Cluster,
+    context: &Arc<ClientContext>,
+    chronicle: &Arc<Chronicle>,
+    mut load: Load,
+) -> Vec<Final> {
+    if !cluster.block_on(load.rest(REST_TIME_MAX)) {
+        chronicle
+            .trouble("client hangs", format!("clients did not end within {} s", REST_TIME_MAX.as_secs()));
+    }
+    let settled = settlement::settle(cluster, context, chronicle);
+    if !load.drain(settled.revision, DRAIN_TIME_MAX) {
+        chronicle.trouble(
+            "watch hangs",
+            format!(
+                "a watch did not come to revision {} within {} s",
+                settled.revision,
+                DRAIN_TIME_MAX.as_secs()
+            ),
+        );
+    }
+    cluster.look();
+    settled.finals
+}
+
+/// The faults as notes of the history: one when each begins, one when it is over.
+fn notes(chapters: &Chapters) -> Vec<Note> {
+    let mut notes = Vec::new();
+    for bar in &chapters.bars {
+        notes.push(Note { at: bar.from, text: format!("{}: {}", bar.name, bar.detail) });
+        if let Some(to) = bar.to {
+            notes.push(Note { at: to, text: format!("{} is over", bar.name) });
+        }
+    }
+    notes
 }
 
 /// Copies the members' data.

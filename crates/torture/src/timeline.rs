@@ -2,10 +2,10 @@
 
 use std::io;
 
-use oracle::Outcome;
+use oracle::{Operation, Outcome};
 use serde_json::{Value, json};
 
-use crate::chronicle::{Reading, State, Trail};
+use crate::chronicle::{Chapters, Reading, State, Trail};
 use crate::report::{Sort, quantile, violations};
 use crate::run::Finding;
 
@@ -48,68 +48,96 @@ fn pieces<T: Copy>(trail: &Trail<T>, end: u64, draw: impl Fn(T) -> Option<Value>
     out
 }
 
-fn data(finding: &Finding) -> Value {
-    let chapters = &finding.chapters;
-    let operations = &finding.history.operations;
-    let last = operations.iter().map(|operation| operation.returned).max().unwrap_or_default();
-    let ends = chapters.bars.iter().filter_map(|bar| bar.recovered.or(bar.to));
-    let end = ends.chain([last, finding.worked]).max().unwrap_or_default().max(1);
-    let width = (end / BUCKETS_MAX / 1_000_000_000 + 1) * 1_000_000_000;
-    let buckets = usize::try_from(end / width).unwrap_or_default() + 1;
+/// What clients did, counted in equal pieces of time, which the page calls buckets.
+struct Buckets {
+    /// How long a bucket is, in nanoseconds; whole seconds.
+    width: u64,
+    /// Per sort of request and bucket, how many operations were done.
+    done: [Vec<u64>; Sort::ALL.len()],
+    /// Per bucket, how many operations were refused.
+    refused: Vec<u64>,
+    /// Per bucket, of how many operations it is unknown whether they happened.
+    unknown: Vec<u64>,
+    /// Per bucket, how long each read took, in nanoseconds.
+    reads: Vec<Vec<u64>>,
+    /// Per bucket, how long each write and each transaction took, in nanoseconds.
+    writes: Vec<Vec<u64>>,
+}
 
-    let mut done = [(); Sort::ALL.len()].map(|()| vec![0_u64; buckets]);
-    let mut failed = [(); 2].map(|()| vec![0_u64; buckets]);
-    let mut times = [(); 2].map(|()| vec![Vec::new(); buckets]);
-    for operation in operations {
-        let at = usize::try_from(operation.returned / width).unwrap_or(usize::MAX);
+impl Buckets {
+    /// Counts the operations of a run that ended at `end`.
+    fn count(operations: &[Operation], end: u64) -> Buckets {
+        let width = (end / BUCKETS_MAX / 1_000_000_000 + 1) * 1_000_000_000;
+        let count = usize::try_from(end / width).unwrap_or_default() + 1;
+        let mut buckets = Buckets {
+            width,
+            done: [(); Sort::ALL.len()].map(|()| vec![0; count]),
+            refused: vec![0; count],
+            unknown: vec![0; count],
+            reads: vec![Vec::new(); count],
+            writes: vec![Vec::new(); count],
+        };
+        for operation in operations {
+            buckets.add(operation);
+        }
+        buckets
+    }
+
+    fn add(&mut self, operation: &Operation) {
+        let at = usize::try_from(operation.returned / self.width).unwrap_or(usize::MAX);
         let sort = Sort::of(&operation.request);
-        match operation.outcome {
+        let counts = match operation.outcome {
             Outcome::Done(..) => {
-                let counts =
-                    Sort::ALL.iter().position(|other| *other == sort).and_then(|nth| done.get_mut(nth));
-                if let Some(count) = counts.and_then(|counts| counts.get_mut(at)) {
-                    *count += 1;
-                }
-                let kind = match sort {
-                    Sort::Read => &mut times[0],
-                    Sort::Write | Sort::Txn => &mut times[1],
-                    Sort::Lease | Sort::Compact => continue,
+                let times = match sort {
+                    Sort::Read => Some(&mut self.reads),
+                    Sort::Write | Sort::Txn => Some(&mut self.writes),
+                    Sort::Lease | Sort::Compact => None,
                 };
-                if let Some(bucket) = kind.get_mut(at) {
+                if let Some(bucket) = times.and_then(|times| times.get_mut(at)) {
                     bucket.push(operation.returned.saturating_sub(operation.call));
                 }
+                Sort::ALL.iter().position(|other| *other == sort).and_then(|nth| self.done.get_mut(nth))
             }
-            Outcome::Refused(_) | Outcome::Unknown(_) => {
-                let nth = usize::from(matches!(operation.outcome, Outcome::Unknown(_)));
-                if let Some(count) = failed[nth].get_mut(at) {
-                    *count += 1;
-                }
-            }
+            Outcome::Refused(_) => Some(&mut self.refused),
+            Outcome::Unknown(_) => Some(&mut self.unknown),
+        };
+        if let Some(count) = counts.and_then(|counts| counts.get_mut(at)) {
+            *count += 1;
         }
     }
-    let latency = |buckets: &mut Vec<Vec<u64>>, per_mille: usize| -> Vec<Value> {
-        buckets
-            .iter_mut()
-            .map(|bucket| {
-                bucket.sort_unstable();
-                quantile(bucket, per_mille).map_or(Value::Null, |time| json!(seconds(time) * 1e3))
-            })
-            .collect()
-    };
-    let [reads, writes] = &mut times;
-    let latencies = json!([
-        { "name": "reads p50", "values": latency(reads, 500) },
-        { "name": "reads p99", "values": latency(reads, 990) },
-        { "name": "writes p50", "values": latency(writes, 500) },
-        { "name": "writes p99", "values": latency(writes, 990) },
-    ]);
-    let rates: Vec<Value> = Sort::ALL
-        .iter()
-        .zip(&done)
-        .map(|(sort, counts)| json!({ "name": sort.name(), "values": counts }))
-        .collect();
 
-    let members: Vec<Value> = chapters
+    /// The medians and 99th percentiles of each bucket, as the page wants them.
+    fn latencies(&mut self) -> Value {
+        let latency = |buckets: &mut Vec<Vec<u64>>, per_mille: usize| -> Vec<Value> {
+            buckets
+                .iter_mut()
+                .map(|bucket| {
+                    bucket.sort_unstable();
+                    quantile(bucket, per_mille).map_or(Value::Null, |time| json!(seconds(time) * 1e3))
+                })
+                .collect()
+        };
+        json!([
+            { "name": "reads p50", "values": latency(&mut self.reads, 500) },
+            { "name": "reads p99", "values": latency(&mut self.reads, 990) },
+            { "name": "writes p50", "values": latency(&mut self.writes, 500) },
+            { "name": "writes p99", "values": latency(&mut self.writes, 990) },
+        ])
+    }
+
+    /// How many operations of each sort were done in each bucket.
+    fn rates(&self) -> Vec<Value> {
+        Sort::ALL
+            .iter()
+            .zip(&self.done)
+            .map(|(sort, counts)| json!({ "name": sort.name(), "values": counts }))
+            .collect()
+    }
+}
+
+/// For each member when it ran, when it led, and when it had no leader.
+fn members(chapters: &Chapters, end: u64) -> Vec<Value> {
+    chapters
         .states
         .iter()
         .zip(&chapters.readings)
@@ -134,8 +162,12 @@ fn data(finding: &Finding) -> Value {
             });
             json!({ "name": format!("m{at}"), "state": state, "leads": leads, "lost": lost })
         })
-        .collect();
-    let bars: Vec<Value> = chapters
+        .collect()
+}
+
+/// The faults, each as a bar from its beginning to its end.
+fn bars(chapters: &Chapters, end: u64) -> Vec<Value> {
+    chapters
         .bars
         .iter()
         .map(|bar| {
@@ -145,7 +177,17 @@ fn data(finding: &Finding) -> Value {
                 "recovered": bar.recovered.map(seconds),
             })
         })
-        .collect();
+        .collect()
+}
+
+/// All that the page draws.
+fn data(finding: &Finding) -> Value {
+    let chapters = &finding.chapters;
+    let operations = &finding.history.operations;
+    let last = operations.iter().map(|operation| operation.returned).max().unwrap_or_default();
+    let ends = chapters.bars.iter().filter_map(|bar| bar.recovered.or(bar.to));
+    let end = ends.chain([last, finding.worked]).max().unwrap_or_default().max(1);
+    let mut buckets = Buckets::count(operations, end);
     let found = violations(finding);
     let shown: Vec<Value> = found
         .iter()
@@ -158,16 +200,16 @@ fn data(finding: &Finding) -> Value {
     json!({
         "end": seconds(end),
         "worked": seconds(finding.worked),
-        "bucket": seconds(width),
+        "bucket": seconds(buckets.width),
         "server": server,
         "seed": options.seed.unwrap_or_default().to_string(),
         "clients": options.clients,
-        "members": members,
-        "bars": bars,
-        "rates": rates,
-        "refused": failed[0],
-        "unknown": failed[1],
-        "latencies": latencies,
+        "members": members(chapters, end),
+        "bars": bars(chapters, end),
+        "rates": buckets.rates(),
+        "refused": buckets.refused,
+        "unknown": buckets.unknown,
+        "latencies": buckets.latencies(),
         "violations": shown,
         "violations_all": found.len(),
         "skipped": finding.skipped.iter().map(|(fault, why)| format!("{fault}: {why}")).collect::<Vec<_>>(),

@@ -1,0 +1,247 @@
+//! The faults themselves: each is a function that breaks something at one member, or between members.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use disk::Operation;
+
+use super::{DRIFT_MAX_PPM, Undo, is_segment};
+use crate::network::{CLIENTS, Host};
+use crate::profile::Fault;
+use crate::schedule::{MILLI, Nanos, SECOND};
+use crate::world::{Event, World};
+
+impl World {
+    /// Draws a duration between these bounds, in nanoseconds.
+    fn duration(&mut self, low: Nanos, high: Nanos) -> Nanos {
+        // Short ones are as likely as long ones.
+        let shift = self.dice.faults.below(6);
+        low + (self.dice.faults.below(high - low) >> shift)
+    }
+
+    /// A process is told to stop.
+    pub(crate) fn stop(&mut self, at: Host) {
+        if let Some(process) = &mut self.places[at].process
+            && !process.stopping
+            && process.stepped.is_ready()
+        {
+            process.stopping = true;
+            process.stepped.stop();
+            self.settle(at);
+        }
+    }
+
+    /// A process ends, and is started again after a while.
+    pub(crate) fn crash(&mut self, at: Host, power: bool) {
+        if self.places[at].lives == 0 || self.places[at].retired || self.places[at].lost {
+            return;
+        }
+        self.end(at, power);
+        let delay = self.duration(10 * MILLI, 6 * SECOND);
+        self.start_after(at, delay);
+    }
+
+    /// Cuts the power of about two thirds of all members at the same moment.
+    pub(super) fn blackout(&mut self) {
+        for at in 0..self.places.len() {
+            if self.dice.faults.per_mille(700) {
+                self.crash(at, true);
+            }
+        }
+    }
+
+    /// Cuts a member's power in the middle of one of its next operations on the disk.
+    pub(super) fn cut_power_at_operation(&mut self, at: Host) {
+        let nth = self.dice.faults.between(1, 40);
+        self.places[at].disk.fail_next(Operation::Change, nth, disk::Fault::PowerCut);
+    }
+
+    /// Stops a process for a while, as SIGSTOP does.
+    pub(super) fn pause(&mut self, at: Host) {
+        // Now and then so long that others have elected another leader and let leases expire.
+        let long = self.dice.faults.one_in(4);
+        let length =
+            if long { self.dice.faults.between(4, 9) * SECOND } else { self.duration(MILLI, 8 * SECOND) };
+        self.places[at].paused_until = self.now() + length;
+    }
+
+    /// Makes a member's clock go too fast or too slow for a while.
+    pub(super) fn drift(&mut self, at: Host) {
+        let now = self.now();
+        let ppm = self.dice.faults.below(2 * DRIFT_MAX_PPM as u64 + 1) as i64 - DRIFT_MAX_PPM;
+        self.places[at].time.drift(now, ppm);
+        let length = self.duration(SECOND, 20 * SECOND);
+        self.schedule.after(length, Event::Undo(Undo::Drift(at)));
+    }
+
+    /// Moves a member's clock forward at once. Leases may seem to live shorter by as much.
+    pub(super) fn jump(&mut self, at: Host) {
+        let by = self.duration(MILLI, 5 * SECOND);
+        self.places[at].time.jump(by);
+        self.history.settings.lease_slack += by;
+    }
+
+    /// Cuts the network between two groups of members, in one direction or in both.
+    pub(super) fn cut(&mut self, one_way: bool) {
+        let now = self.now();
+        let all: Vec<Host> = (0..self.places.len()).filter(|at| !self.places[*at].retired).collect();
+        let mut group: BTreeSet<Host> = all.iter().copied().filter(|_| self.dice.faults.one_in(2)).collect();
+        let mut rest: BTreeSet<Host> = all.iter().copied().filter(|at| !group.contains(at)).collect();
+        match self.dice.faults.below(4) {
+            // One member alone.
+            0 => {
+                let alone = self.dice.faults.pick(&all);
+                group = BTreeSet::from([alone]);
+                rest = all.iter().copied().filter(|at| *at != alone).collect();
+            }
+            // A pair that does not hear each other, while all others do.
+            1 => {
+                let (a, b) = (self.dice.faults.pick(&all), self.dice.faults.pick(&all));
+                group = BTreeSet::from([a]);
+                rest = BTreeSet::from([b]);
+            }
+            // Clients on one side.
+            2 => {
+                rest.insert(CLIENTS);
+            }
+            _ => {}
+        }
+        self.trace.note(now, format_args!("from {group:?} to {rest:?} nothing passes, one way: {one_way}"));
+        self.network.cut_groups(&group, &rest, now);
+        if !one_way {
+            self.network.cut_groups(&rest, &group, now);
+        }
+        let length = self.duration(50 * MILLI, 12 * SECOND);
+        self.schedule.after(length, Event::Undo(Undo::Network));
+    }
+
+    /// Loses, duplicates, or reorders messages between all members, or breaks their connections, for a while.
+    pub(super) fn worsen_weather(&mut self, kind: Fault) {
+        let strength = self.dice.faults.pick(&[10, 50, 200]);
+        let weather = &mut self.network.weather;
+        match kind {
+            Fault::Loss => weather.loss = strength,
+            Fault::Duplication => weather.duplication = strength,
+            Fault::Cut => weather.breaking = strength,
+            _ => weather.reordering = strength,
+        }
+        let length = self.duration(100 * MILLI, 10 * SECOND);
+        self.schedule.after(length, Event::Undo(Undo::Weather));
+    }
+
+    /// Delays all that a member sends to another one for a while.
+    pub(super) fn slow_link(&mut self, at: Host) {
+        let to = self.some_member();
+        let delay = self.dice.faults.pick(&[50, 200, 800]) * MILLI;
+        self.network.slow(at, to, delay);
+        let length = self.duration(100 * MILLI, 10 * SECOND);
+        self.schedule.after(length, Event::Undo(Undo::Network));
+    }
+
+    /// Lets a member's disk finish nothing for a while.
+    pub(super) fn stall(&mut self, at: Host) {
+        self.places[at].stalled_until = self.now() + self.duration(10 * MILLI, 6 * SECOND);
+    }
+
+    /// Makes a member's disk take several times as long for a while.
+    pub(super) fn slow_disk(&mut self, at: Host) {
+        self.places[at].slowness = self.dice.faults.between(2, 30);
+        let length = self.duration(SECOND, 10 * SECOND);
+        self.schedule.after(length, Event::Undo(Undo::SlowDisk(at)));
+    }
+
+    /// Leaves less than a segment of space on a member's disk for a while.
+    pub(super) fn fill_disk(&mut self, at: Host) {
+        let place = &mut self.places[at];
+        let spare = self.dice.faults.below(u64::from(self.profile.segment_bytes));
+        let most = self.profile.capacity().unwrap_or(u64::MAX);
+        place.disk.set_capacity(Some((place.disk.used_bytes() + spare).min(most)));
+        // A member that runs waits for space.
+        place.may_not_start = true;
+        let length = self.duration(100 * MILLI, 8 * SECOND);
+        self.schedule.after(length, Event::Undo(Undo::Full(at)));
+    }
+
+    /// Fails one of the next operations of this kind on a member's disk.
+    pub(super) fn fail_operation(&mut self, at: Host, operation: Operation) {
+        let nth = self.dice.faults.between(1, 20);
+        let place = &mut self.places[at];
+        place.disk.fail_next(operation, nth, disk::Fault::Once(libc::EIO));
+        // A failed read fails its request; it does not end the process.
+        place.may_end |= operation != Operation::Read;
+        place.may_not_start = true;
+    }
+
+    /// Whether the data of one more member may be damaged: the others have to hold everything.
+    fn may_damage(&self) -> bool {
+        self.profile.members >= 3
+            // Of those that are removed nobody knows who is needed still.
+            && !self.profile.fails(Fault::Shrink)
+            && self.operator.is_whole()
+            && self.places.iter().all(|place| place.retired || !(place.lost || place.decayed))
+            // Whoever was added must have been started, and have caught up.
+            && self.places.iter().filter(|place| !place.retired).all(|place| {
+                self.checks.standing(place.number).is_some_and(|standing| standing.applied + 50 > self.checks.commit())
+            })
+    }
+
+    /// Loses all data of a member for good, if the others hold everything.
+    pub(super) fn lose_disk(&mut self, at: Host) {
+        if !self.may_damage() || self.places[at].lives == 0 {
+            return;
+        }
+        self.end(at, true);
+        let place = &mut self.places[at];
+        place.lost = true;
+        place.starts_at = None;
+        let now = self.now();
+        self.trace.note(now, format_args!("m{at} has lost its disk"));
+    }
+
+    /// Flips a bit of a member's synced files, if the others hold everything.
+    pub(super) fn decay(&mut self, at: Host) {
+        if !self.may_damage() {
+            return;
+        }
+        let place = &self.places[at];
+        let Some((newest, settled)) = place.settled_log.clone() else { return };
+        let used = |path: &Path| place.disk.used_len(path).unwrap_or(0);
+        let mut files: Vec<(PathBuf, u64)> = Vec::new();
+        for (path, _) in place.disk.files() {
+            let len = match used(&path) {
+                // Of the last batch nobody knows whether it was synced: a torn write looks the same.
+                len if path == newest && len > settled => settled,
+                _ if is_segment(&path) && path >= newest => 0,
+                len => len,
+            };
+            if len > 0 {
+                files.push((path, len));
+            }
+        }
+        if files.is_empty() {
+            return;
+        }
+        // The log's end, every other time.
+        let last = files.iter().find(|(path, _)| *path == newest).cloned();
+        let (path, len) = match last {
+            Some(last) if self.dice.faults.one_in(2) => last,
+            _ => files[self.dice.faults.place(files.len())].clone(),
+        };
+        let (offset, bit) = (self.dice.faults.below(len), self.dice.faults.below(8) as u8);
+        let place = &mut self.places[at];
+        if place.disk.is_synced(&path, offset) && place.disk.flip_bit(&path, offset, bit).is_ok() {
+            place.decayed = true;
+            place.may_not_start = true;
+            place.may_end = true;
+            let now = self.now();
+            self.trace.note(
+                now,
+                format_args!("m{at}: bit {bit} of byte {offset} of {} turns around", path.display()),
+            );
+            if self.dice.faults.one_in(2) {
+                // It comes to light when the files are read again.
+                self.crash(at, false);
+            }
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! Faults of disks and of what is on them.
+
+use std::fs::OpenOptions;
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use super::Injector;
+
+/// A log with less than this is not worth damaging: what follows may be no proof.
+const WRITTEN_BYTES_LEAST: u64 = 64 << 10;
+/// How long it is tried to use up the room that a log has prepared, and in what portions.
+const FILLING_TIME_MAX: Duration = Duration::from_secs(25);
+const FILLING_BYTES: usize = 1 << 20;
+
+impl Injector<'_> {
+    /// Freezes and thaws the file system of a member in quick turn.
+    pub(super) fn slow_disk(&mut self, bar: usize) -> io::Result<()> {
+        let at = self.leader_or_any();
+        let (frozen, thawed) = (self.rng.between(40, 250), self.rng.between(5, 60));
+        self.tell(bar, &[at], &format!("disk of m{at}: {frozen} ms still, {thawed} ms not, in turn"));
+        let until = Instant::now() + self.lasting() + self.lasting();
+        let mut going = true;
+        while going && Instant::now() < until {
+            self.on_disk(at, |disk| disk.freeze())?;
+            going = self.wait(Duration::from_millis(frozen));
+            self.on_disk(at, |disk| disk.thaw())?;
+            going &= self.wait(Duration::from_millis(thawed));
+        }
+        Ok(())
+    }
+
+    /// Freezes the file system of a member for a while.
+    pub(super) fn stall_disk(&mut self, bar: usize) -> io::Result<()> {
+        let at = self.leader_or_any();
+        self.tell(bar, &[at], &format!("disk of m{at} stands still"));
+        self.on_disk(at, |disk| disk.freeze())?;
+        self.last();
+        self.on_disk(at, |disk| disk.thaw())
+    }
+
+    /// Fills the file systems of one member or of all, until their logs have used up what they had prepared.
+    pub(super) fn full_disk(&mut self, bar: usize) -> io::Result<()> {
+        // Some room is left now and then, so that it becomes full in the midst of something.
+        let left = if self.rng.percent(50) { 0 } else { self.rng.below(3 << 20) };
+        let members = if self.rng.percent(20) {
+            (0..self.cluster.size()).collect()
+        } else {
+            vec![self.leader_or_any()]
+        };
+        let names: Vec<String> = members.iter().map(|at| format!("m{at}")).collect();
+        self.tell(bar, &members, &format!("disk of {} full but for {left} bytes", names.join(", ")));
+        for at in &members {
+            self.cluster.may_end(*at, true)?;
+            self.on_disk(*at, |disk| disk.fill(left))?;
+        }
+        // A member has room prepared for its log: somebody has to use it up.
+        let until = Instant::now() + FILLING_TIME_MAX;
+        let mut written = 0;
+        while self.wait(Duration::ZERO) && Instant::now() < until && self.cluster.alarms() == 0 {
+            let mut value = format!("full{bar}.{written}:").into_bytes();
+            value.resize(FILLING_BYTES, b'.');
+            let key = format!("bulk/{:02}", written % 4).into_bytes();
+            let at = self.any();
+            self.cluster
+                .operate(at, oracle::Request::Put(oracle::Put { key, value, ..oracle::Put::default() }));
+            written += 1;
+        }
+        let alarms = self.cluster.alarms();
+        self.chronicle.detail(bar, &members, &format!("{written} MiB put meanwhile, {alarms} alarms raised"));
+        self.last();
+        for at in &members {
+            self.on_disk(*at, |disk| disk.free())?;
+        }
+        Ok(())
+    }
+
+    /// Flips a bit of a member's files while it is down, looks what its start says, and replaces it.
+    pub(super) fn flip_bit(&mut self, bar: usize) -> io::Result<()> {
+        let at = self.leader_or_any();
+        self.cluster.kill(at)?;
+        let Some((path, offset)) = self.flip_in(&self.cluster.data_dir(at)?.join("member"))? else {
+            self.tell(bar, &[at], &format!("m{at} has no sealed file yet"));
+            return self.cluster.start(at);
+        };
+        let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let what = format!("a bit of m{at}'s {file} at offset {offset}");
+        self.tell(bar, &[at], &what);
+        let from = self.cluster.log_bytes(at);
+        self.cluster.start(at)?;
+        let ended = self.cluster.wait_for_end(at, Duration::from_secs(30))?;
+        let said = self.cluster.said(at, from);
+        match ended.map(|status| status.code()) {
+            Some(Some(1)) if said.contains(&file) && !said.contains("panicked") => {
+                self.chronicle.detail(bar, &[at], "refused by name");
+            }
+            Some(_) => self.chronicle.trouble(
+                "damage not named",
+                format!("m{at} did not refuse in order, with {what} turned over: {said}"),
+            ),
+            None if self.cluster.has_said(
+                at,
+                from,
+                "the checkpoint is damaged; the log holds everything",
+            ) =>
+            {
+                self.chronicle.detail(bar, &[at], "started from the log instead");
+                self.cluster.kill(at)?;
+            }
+            None => {
+                self.chronicle.trouble(
+                    "damage accepted",
+                    format!("m{at} runs, although {what} is turned over: {said}"),
+                );
+                self.cluster.kill(at)?;
+            }
+        }
+        self.cluster.replace(at)
+    }
+
+    /// Turns over a bit of a file that is not written any more, and that a start has to read.
+    fn flip_in(&mut self, member_dir: &Path) -> io::Result<Option<(PathBuf, u64)>> {
+        let mut files = Vec::new();
+        if let Ok(entries) = std::fs::read_dir(member_dir.join("checkpoint")) {
+            for entry in entries {
+                let path = entry?.path();
+                let is_sealed = path.file_name().is_some_and(|name| name == "MANIFEST")
+                    || path.extension().is_some_and(|extension| extension == "run");
+                if is_sealed && path.metadata()?.len() > 0 {
+                    files.push(path);
+                }
+            }
+        }
+        // Without a checkpoint a start reads the whole log: then any record will do that others follow.
+        let whole_log = files.is_empty();
+        if whole_log && let Ok(entries) = std::fs::read_dir(member_dir.join("log")) {
+            for entry in entries {
+                let path = entry?.path();
+                if path.extension().is_some_and(|extension| extension == "seg") {
+                    files.push(path);
+                }
+            }
+            files.sort();
+            files.truncate(1);
+        }
+        files.sort();
+        if files.is_empty() {
+            return Ok(None);
+        }
+        let path = files.swap_remove(self.rng.index(files.len()));
+        let file = OpenOptions::new().read(true).write(true).open(&path)?;
+        let mut end = file.metadata()?.len();
+        if whole_log {
+            let bytes = std::fs::read(&path)?;
+            let written = bytes.iter().rposition(|byte| *byte != 0).unwrap_or_default() as u64;
+            if written < WRITTEN_BYTES_LEAST {
+                return Ok(None);
+            }
+            end = written / 2;
+        }
+        let mut offset = self.rng.below(end);
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, offset)?;
+        // Zeros of a log may be padding, which nobody reads.
+        while whole_log && byte == [0] && offset < end {
+            offset += 1;
+            file.read_exact_at(&mut byte, offset)?;
+        }
+        file.write_all_at(&byte.map(|byte| byte ^ (1 << self.rng.below(8))), offset)?;
+        Ok(Some((path, offset)))
+    }
+
+    /// Acts on the file system of a member.
+    ///
+    /// # Errors
+    /// The member has no file system of its own, or the action's error.
+    fn on_disk(
+        &self,
+        at: usize,
+        act: impl Fn(&crate::small_disk::SmallDisk) -> io::Result<()>,
+    ) -> io::Result<()> {
+        match self.cluster.disk(at) {
+            Some(disk) => act(disk),
+            None => Err(io::Error::other(format!("m{at} has no disk of its own"))),
+        }
+    }
+}
