@@ -36,7 +36,7 @@ use std::time::Duration;
 use api::Status;
 use api::raftpb;
 use bytes::Bytes;
-use consensus::{Entry, Fetch};
+use consensus::Fetch;
 use log::LogEvent;
 use machine::{AsOf, Leases, Outcome, SharedMap, StateTrail};
 use tokio::sync::oneshot;
@@ -45,7 +45,8 @@ use crate::arrivals::Charge;
 use crate::transfer::Received;
 use machine::image::Head;
 use machine::transfer::Held;
-use storage::checkpointer::{Checkpointed, Relocation};
+use storage::catch_up::Fetched;
+use storage::checkpointer::{CheckpointError, Checkpointed, Relocation};
 
 pub use checkpoints::Thresholds;
 pub use command::command;
@@ -176,9 +177,9 @@ pub enum StorageRequest {
     /// Values that an entry depends on were read, as far as could be.
     ValuesRead,
     /// Entries that a follower needs and that had left memory; none if they could not be read.
-    Fetched(Fetch, Result<Vec<Entry>, String>),
+    Fetched(Fetch, Fetched),
     /// A checkpoint was made, or failed.
-    Checkpointed(Result<Checkpointed, String>),
+    Checkpointed(Result<Checkpointed, CheckpointError>),
     /// These values are to be moved out of their segments; the sender hears when they are.
     Relocate(Vec<Relocation>, SyncSender<()>),
     /// All values of an order to relocate have been moved, or could not be.

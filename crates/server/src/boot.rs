@@ -88,8 +88,9 @@ pub fn start(
         segment_bytes: None,
         seed: None,
         switches: opening::Switches::default(),
-        begin: &|| joining::begin(&config, &logger),
-    })?;
+        begin: &|| joining::begin(&config, &logger).map_err(Into::into),
+    })
+    .map_err(|error| error.to_string())?;
     opened.report(&logger, began.elapsed());
     let shards = std::thread::available_parallelism().map_or(1, usize::from);
     let thresholds = Thresholds::of(config.snapshot_count, opened.log.segment_bytes());

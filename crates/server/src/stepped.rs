@@ -159,8 +159,12 @@ impl Stepped {
             segment_bytes: Some(segment_bytes),
             seed: Some(seed),
             switches,
-            begin: &|| beginning.clone().map_or_else(|| joining::form_alone(&config), Ok),
-        })?;
+            begin: &|| {
+                let formed = || joining::form_alone(&config).map_err(Into::into);
+                beginning.clone().map_or_else(formed, Ok)
+            },
+        })
+        .map_err(|error| error.to_string())?;
         opened.report(&logger, clock.now() - began);
         let setting = Setting {
             config,

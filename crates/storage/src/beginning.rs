@@ -1,6 +1,8 @@
 //! What a member without data begins with, and what one begins with that is forced to be a cluster of its own.
 
-use api::raftpb;
+use std::fmt;
+
+use api::{Status, raftpb};
 use bytes::Bytes;
 use config::Url;
 use consensus::{Entry, EntryKind};
@@ -18,6 +20,50 @@ pub struct Beginning {
     pub entries: Vec<Entry>,
     /// Members that are there already: id and peer URLs.
     pub remotes: Vec<(u64, Vec<String>)>,
+}
+
+/// Why a member cannot be made the only one of its cluster.
+#[derive(Clone, Debug, PartialEq)]
+pub enum AloneError {
+    /// The cluster has removed the member.
+    Removed {
+        /// The member.
+        own: u64,
+    },
+    /// One of the membership changes would be refused when it is applied.
+    Refused {
+        /// The member.
+        own: u64,
+        /// The member that the change adds, promotes or removes.
+        changed: u64,
+        /// The answer to the change.
+        status: Status,
+    },
+}
+
+impl fmt::Display for AloneError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            AloneError::Removed { own } => write!(
+                f,
+                "member {own:x} was removed from its cluster, and cannot go on as a cluster of its own: force the new \
+                 cluster of a member that was not"
+            ),
+            AloneError::Refused { own, changed, status } => write!(
+                f,
+                "member {own:x} cannot be made a cluster of its own: a change of member {changed:x} is refused: {status}"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for AloneError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            AloneError::Removed { .. } => None,
+            AloneError::Refused { status, .. } => Some(status),
+        }
+    }
 }
 
 /// URLs as texts.
@@ -40,13 +86,10 @@ pub fn alone(
     term: u64,
     last: u64,
     learners_max: usize,
-) -> Result<Vec<Entry>, String> {
+) -> Result<Vec<Entry>, AloneError> {
     use raftpb::ConfChangeType as Type;
     if members.removed.contains(&own) {
-        return Err(format!(
-            "member {own:x} was removed from its cluster, and cannot go on as a cluster of its own: force the new \
-             cluster of a member that was not"
-        ));
+        return Err(AloneError::Removed { own });
     }
     let mut changes = Vec::new();
     match members.by_id.get(&own) {
@@ -70,8 +113,10 @@ pub fn alone(
             node_id: Some(node),
             context: context.map(Bytes::from),
         };
-        machine::reconfigure(&mut after, &change, learners_max).map_err(|status| {
-            format!("member {own:x} cannot be made a cluster of its own: a change of member {node:x} is refused: {status}")
+        machine::reconfigure(&mut after, &change, learners_max).map_err(|status| AloneError::Refused {
+            own,
+            changed: node,
+            status,
         })?;
         entries.push(Entry { term, index, kind: EntryKind::ConfChange, data: change.encode_to_vec().into() });
     }
@@ -114,6 +159,6 @@ mod tests {
         assert_eq!(applied(&before, &entries).voters(), [2]);
         let mut before = members(&[(1, false)]);
         before.removed.insert(2);
-        assert!(alone(2, &before, &[], 1, 0, 1).is_err_and(|why| why.contains("was removed")));
+        assert_eq!(alone(2, &before, &[], 1, 0, 1), Err(AloneError::Removed { own: 2 }));
     }
 }

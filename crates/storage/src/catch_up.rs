@@ -10,8 +10,8 @@ pub const FETCHES_MAX: usize = 64;
 
 /// Entries that a follower needs and that had left memory; none if the log has let them go meanwhile.
 ///
-/// An error says why they cannot be read.
-pub type Fetched = Result<Vec<Entry>, String>;
+/// An error says why they cannot be read: never that the log has let them go.
+pub type Fetched = Result<Vec<Entry>, ReadError>;
 
 /// Carries out reads until the queue ends.
 pub fn run(entries: &log::Entries, fetches: &Receiver<Fetch>, tell: impl Fn(Fetch, Fetched)) {
@@ -27,7 +27,7 @@ pub fn carry_out(entries: &log::Entries, fetch: &Fetch) -> Fetched {
         Ok(entries) => Ok(entries.into_iter().map(entry_of).collect()),
         // The log has let them go meanwhile: the follower is asked again what it needs.
         Err(ReadError::Moved | ReadError::Unavailable) => Ok(Vec::new()),
-        Err(error) => Err(error.to_string()),
+        Err(error) => Err(error),
     }
 }
 

@@ -6,15 +6,16 @@
 //! each version is written a few times in all.
 
 use std::any::Any;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use log::checkpoint::{CheckpointStore, CommitError, Manifest, Run};
-use machine::AsOf;
 use machine::found::read_version;
 use machine::image::{Head, RunWriter};
+use machine::{AsOf, Overtaken};
 use mvcc::{Location, View};
 use telemetry::metrics::Metrics;
 
@@ -50,6 +51,45 @@ pub struct Checkpointed {
     pub whole: bool,
     /// Bytes of all files of the checkpoint.
     pub bytes: u64,
+}
+
+/// Why a checkpoint was not made. The one before stays in use.
+#[derive(Debug)]
+pub enum CheckpointError {
+    /// A file could not be written, synced or removed.
+    Files(log::OpenError),
+    /// The state was compacted while it was being written.
+    Overtaken(Overtaken),
+}
+
+impl From<log::OpenError> for CheckpointError {
+    fn from(error: log::OpenError) -> CheckpointError {
+        CheckpointError::Files(error)
+    }
+}
+
+impl From<Overtaken> for CheckpointError {
+    fn from(error: Overtaken) -> CheckpointError {
+        CheckpointError::Overtaken(error)
+    }
+}
+
+impl fmt::Display for CheckpointError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CheckpointError::Files(error) => error.fmt(f),
+            CheckpointError::Overtaken(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for CheckpointError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            CheckpointError::Files(error) => error.source(),
+            CheckpointError::Overtaken(_) => None,
+        }
+    }
 }
 
 /// One value that is to move.
@@ -98,7 +138,7 @@ pub enum Order {
 /// What the core is told.
 pub enum Event {
     /// A checkpoint was made, or failed.
-    Checkpointed(Result<Checkpointed, String>),
+    Checkpointed(Result<Checkpointed, CheckpointError>),
     /// These values are to be moved out of their segments; the sender is told when they are.
     Relocate(Vec<Relocation>, SyncSender<()>),
     /// All values of an order to relocate have been moved, or could not be.
@@ -217,10 +257,6 @@ struct Moving {
     moved: Option<Receiver<()>>,
 }
 
-fn text(error: log::OpenError) -> String {
-    error.to_string()
-}
-
 impl Checkpointer {
     /// Takes over the checkpoint that the member was started from.
     pub fn new(member: Surface, store: CheckpointStore, levels: Vec<Level>, note: Note) -> Checkpointer {
@@ -307,7 +343,7 @@ impl Checkpointer {
         }
     }
 
-    fn checkpointed(&self, result: Result<Checkpointed, String>) {
+    fn checkpointed(&self, result: Result<Checkpointed, CheckpointError>) {
         (self.member.tell)(Event::Checkpointed(result));
     }
 
@@ -362,7 +398,13 @@ impl Checkpointer {
         Manifest { applied_index, term, metadata, runs }
     }
 
-    fn begin(&mut self, head: Head, state: AsOf, whole: bool, metadata: Vec<u8>) -> Result<Writing, String> {
+    fn begin(
+        &mut self,
+        head: Head,
+        state: AsOf,
+        whole: bool,
+        metadata: Vec<u8>,
+    ) -> Result<Writing, CheckpointError> {
         self.settle()?;
         let from_min = if whole { i64::MAX } else { head.delta_from_min };
         let versions = state.moment().versions();
@@ -372,9 +414,7 @@ impl Checkpointer {
         let (to, applied_index, term) = (head.revision, head.applied_index, head.applied_term);
         let name = Level::name(from, to, applied_index, &self.levels);
         // An attempt that failed, or was cut short by a crash, may have left files, even one of this name.
-        self.store
-            .prune(&Checkpointer::manifest(&self.levels, applied_index, term, Vec::new()))
-            .map_err(text)?;
+        self.store.prune(&Checkpointer::manifest(&self.levels, applied_index, term, Vec::new()))?;
         let bytes = if from == 0 {
             let on_disk: u64 = self.levels.iter().map(|level| level.run.file_bytes).sum();
             on_disk.max(versions * 2 * VERSION_BYTES)
@@ -383,7 +423,7 @@ impl Checkpointer {
         };
         let bytes = bytes + self.store.space().map_or(0, |space| Checkpointer::slack(space.total_bytes));
         let identity = self.member.identity.to_bytes();
-        let file = self.store.begin_within(&name, applied_index, term, &identity, bytes).map_err(text)?;
+        let file = self.store.begin_within(&name, applied_index, term, &identity, bytes)?;
         let blocks = RunWriter::new(state, head, from);
         let stage = Stage::Blocks { file, blocks, synced: 0 };
         Ok(Writing { stage, kept, from, to, applied_index, term, metadata })
@@ -391,7 +431,12 @@ impl Checkpointer {
 
     /// Commits a manifest. If that fails half-way, a restart may find it, so that nothing may be removed before it is certain:
     /// then it is kept to be committed again. `perhaps` says that an attempt before may have done it already.
-    fn commit(&mut self, manifest: Manifest, levels: Vec<Level>, perhaps: bool) -> Result<(), String> {
+    fn commit(
+        &mut self,
+        manifest: Manifest,
+        levels: Vec<Level>,
+        perhaps: bool,
+    ) -> Result<(), CheckpointError> {
         match self.store.commit(&manifest) {
             Ok(()) => {
                 self.levels = levels;
@@ -401,13 +446,13 @@ impl Checkpointer {
                 if perhaps || matches!(error, CommitError::Unsettled(_)) {
                     self.unsettled = Some((manifest, levels));
                 }
-                Err(text(error.into()))
+                Err(CheckpointError::Files(error.into()))
             }
         }
     }
 
     /// Commits again what may be committed, if there is anything.
-    fn settle(&mut self) -> Result<(), String> {
+    fn settle(&mut self) -> Result<(), CheckpointError> {
         let Some((manifest, levels)) = self.unsettled.take() else { return Ok(()) };
         // The attempt before may have used up what was kept for the manifest.
         self.keep_reserve();
@@ -415,21 +460,21 @@ impl Checkpointer {
     }
 
     /// Goes on with a checkpoint; gives it when it is durable.
-    fn write(&mut self, writing: &mut Writing) -> Result<Option<Checkpointed>, String> {
+    fn write(&mut self, writing: &mut Writing) -> Result<Option<Checkpointed>, CheckpointError> {
         // Not the time of a whole checkpoint, which is paced: alerts on this metric ask how slow the disk is.
         let syncs = &self.member.metrics.disk.backend_commit_duration;
         match std::mem::replace(&mut writing.stage, Stage::Committed) {
             Stage::Blocks { mut file, mut blocks, mut synced } => {
-                let Some(block) = blocks.next_block().map_err(|e| e.to_string())? else {
+                let Some(block) = blocks.next_block()? else {
                     let finishing = Instant::now();
-                    writing.stage = Stage::Whole(file.finish().map_err(text)?);
+                    writing.stage = Stage::Whole(file.finish()?);
                     syncs.observe_seconds(finishing.elapsed());
                     return Ok(None);
                 };
-                file.write_block(&block).map_err(text)?;
+                file.write_block(&block)?;
                 if file.file_bytes() - synced >= SYNC_BYTES {
                     let syncing = Instant::now();
-                    file.sync().map_err(text)?;
+                    file.sync()?;
                     syncs.observe_seconds(syncing.elapsed());
                     synced = file.file_bytes();
                 }
@@ -449,9 +494,7 @@ impl Checkpointer {
             }
             Stage::Committed => {
                 let (applied_index, term) = (writing.applied_index, writing.term);
-                self.store
-                    .prune(&Checkpointer::manifest(&self.levels, applied_index, term, Vec::new()))
-                    .map_err(text)?;
+                self.store.prune(&Checkpointer::manifest(&self.levels, applied_index, term, Vec::new()))?;
                 let bytes = self.levels.iter().map(|level| level.run.file_bytes).sum();
                 self.keep_reserve();
                 Ok(Some(Checkpointed { applied_index, whole: writing.from == 0, bytes }))
@@ -577,7 +620,7 @@ mod tests {
         told: &Receiver<Event>,
         machine: &mut Machine,
         mut after_each_step: impl FnMut(),
-    ) -> Result<Checkpointed, String> {
+    ) -> Result<Checkpointed, CheckpointError> {
         let state = AsOf::from(machine.store.publish());
         let head = Box::new(machine.head());
         assert!(checkpointer.take(Order::Checkpoint { head, state, whole: false, terms: Vec::new() }));
@@ -646,7 +689,7 @@ mod tests {
             let last = checkpointed(&mut checkpointer, &told, &mut machine, || {
                 is_whole();
             });
-            assert_eq!(last.map(|done| done.applied_index), Ok(3), "sync {nth}");
+            assert_eq!(last.map(|done| done.applied_index).ok(), Some(3), "sync {nth}");
             assert_eq!(is_whole(), 3);
         }
         assert!(failures >= 3, "the run, the manifest and the directory are synced: {failures}");

@@ -20,6 +20,7 @@ pub mod checkpointer;
 pub mod clean_shutdown;
 pub mod compaction_hash;
 mod crc_combine;
+mod error;
 pub mod etcd_database;
 pub mod identity;
 pub mod kv_hash;
@@ -31,4 +32,5 @@ pub mod stopped;
 pub mod terms;
 pub mod values;
 
+pub use error::{DataDirError, FirstEntriesError, Inconsistency, Lacking};
 pub use identity::Identity;

@@ -1,6 +1,7 @@
 //! Opening a data directory: what the checkpoint and the log in it hold, and, where there is nothing, who begins.
 
 use std::collections::VecDeque;
+use std::error::Error;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,6 +19,7 @@ use crate::beginning::{self, Beginning};
 use crate::catch_up::entry_of;
 use crate::checkpointer::Level;
 use crate::clean_shutdown::CleanShutdown;
+use crate::error::{DataDirError, FirstEntriesError, Inconsistency, Lacking};
 use crate::identity::Identity;
 use crate::nospace::{Cause, Note};
 use crate::terms;
@@ -69,7 +71,7 @@ pub struct Opening<'a> {
     /// What a test has different.
     pub switches: Switches,
     /// Asked when the log has nothing.
-    pub begin: &'a dyn Fn() -> Result<Beginning, String>,
+    pub begin: &'a dyn Fn() -> Result<Beginning, Box<dyn Error + Send + Sync>>,
 }
 
 /// What opening the data directory gave.
@@ -134,33 +136,33 @@ pub fn rules(config: &Config) -> Rules {
 }
 
 /// What the operating system refuses, and what to do about it.
-fn refused(doing: &'static str, path: &Path, error: std::io::Error) -> String {
-    log::OpenError::Io { doing, path: path.to_path_buf(), error }.to_string()
+fn refused(doing: &'static str, path: &Path, error: std::io::Error) -> DataDirError {
+    log::OpenError::Io { doing, path: path.to_path_buf(), error }.into()
 }
 
-fn refuse_foreign(disk: &dyn Disk, member_dir: &Path) -> Result<(), String> {
+fn refuse_foreign(disk: &dyn Disk, member_dir: &Path) -> Result<(), DataDirError> {
     for theirs in ["wal", "snap"] {
         let path = member_dir.join(theirs);
         if disk.exists(&path).map_err(|error| refused("look for", &path, error))? {
-            return Err(format!(
-                "{} was written by etcd: make a data directory of it with `mainstay utl import --data-dir {} --to \
-                 NEW_DIR`, and start with --data-dir NEW_DIR",
-                path.display(),
-                member_dir.parent().unwrap_or(member_dir).display()
-            ));
+            let data_dir = member_dir.parent().unwrap_or(member_dir).to_path_buf();
+            return Err(DataDirError::WrittenByEtcd { path, data_dir });
         }
     }
     Ok(())
 }
 
 /// Makes sure that nobody else serves from this directory, and that it is none of etcd's.
-pub fn lock(disk: &dyn Disk, member_dir: &Path) -> Result<Lock, String> {
+///
+/// # Errors
+///
+/// When one of the two is so, or the operating system refuses.
+pub fn lock(disk: &dyn Disk, member_dir: &Path) -> Result<Lock, DataDirError> {
     refuse_foreign(disk, member_dir)?;
     disk.create_dir_all(member_dir).map_err(|error| refused("create", member_dir, error))?;
     let lock_path = member_dir.join("lock");
     disk.lock(&lock_path).map_err(|e| {
         if e.kind() == std::io::ErrorKind::WouldBlock {
-            format!("{} is locked: another process serves this data directory", lock_path.display())
+            DataDirError::Locked { path: lock_path.clone() }
         } else {
             refused("lock", &lock_path, e)
         }
@@ -173,7 +175,7 @@ struct Found<'a> {
     checkpoints: CheckpointStore,
     manifest: Option<Manifest>,
     /// Why the checkpoint cannot be read, if that is so.
-    unusable: Option<String>,
+    unusable: Option<DataDirError>,
     witness: CleanShutdown,
     identity: Identity,
     /// Only if the directory holds no log.
@@ -194,8 +196,8 @@ struct Replay {
 ///
 /// # Errors
 ///
-/// The text says what is wrong with which file or option, and what to do.
-pub fn open(opening: &Opening<'_>) -> Result<Opened, String> {
+/// What is wrong with which file or option; the text says what to do.
+pub fn open(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
     let Opening { config, disk, .. } = *opening;
     let member_dir = &config.data_dir.join("member");
     let lock = lock(&**disk, member_dir)?;
@@ -205,28 +207,24 @@ pub fn open(opening: &Opening<'_>) -> Result<Opened, String> {
     // A log without a segment is as good as none: a crash now must not leave a witness of something that never was.
     let lasting = beginning.is_none();
     if lasting {
-        witness.open(&identity).map_err(|error| error.to_string())?;
+        witness.open(&identity)?;
     }
     if machine.members.removed.contains(&identity.member_id) {
-        return Err(format!(
-            "member {:x} has been permanently removed from the cluster: remove its data directory {}",
-            identity.member_id,
-            config.data_dir.display()
-        ));
+        let data_dir = config.data_dir.clone();
+        return Err(DataDirError::Removed { member_id: identity.member_id, data_dir });
     }
     let mut start = Start::of(opening, member_dir, &machine, applied, manifest.as_ref(), replayed)?;
     let remotes = start.begin(opening, member_dir, &identity, beginning, &machine)?;
     if !lasting {
-        witness.open(&identity).map_err(|error| error.to_string())?;
+        witness.open(&identity)?;
     }
     if config.force_new_cluster {
         start.force_new_cluster(opening, &identity, &machine, applied)?;
     }
     let terms = terms::read(manifest.as_ref().map_or(&[][..], |manifest| &manifest.metadata), &machine);
-    let node = start.node(opening, &identity, &machine, &terms).map_err(|e| {
-        let dir = member_dir.display();
-        format!("the log and the checkpoint in {dir} do not go together: {e}; {}", log::REMEDY)
-    })?;
+    let node = start
+        .node(opening, &identity, &machine, &terms)
+        .map_err(|refused| Inconsistency::Raft { member_dir: member_dir.clone(), refused })?;
     let Start { log, recovered, locations, .. } = start;
     Ok(Opened {
         identity,
@@ -246,38 +244,33 @@ pub fn open(opening: &Opening<'_>) -> Result<Opened, String> {
 }
 
 /// Finds out whose directory it is, and what the checkpoint holds.
-fn look<'a>(opening: &Opening<'_>, member_dir: &'a Path) -> Result<Found<'a>, String> {
-    let text = |e: log::OpenError| e.to_string();
+fn look<'a>(opening: &Opening<'_>, member_dir: &'a Path) -> Result<Found<'a>, DataDirError> {
     let disk = opening.disk;
     let log_dir = member_dir.join("log");
-    let checkpoints = CheckpointStore::open(Arc::clone(disk), member_dir.join("checkpoint")).map_err(text)?;
+    let checkpoints = CheckpointStore::open(Arc::clone(disk), member_dir.join("checkpoint"))?;
     let (manifest, unusable) = match checkpoints.load() {
         Ok(manifest) => (manifest, None),
-        Err(error) if error.is_damage() => (None, Some(error.to_string())),
-        Err(error) => return Err(error.to_string()),
+        Err(error) if error.is_damage() => (None, Some(error.into())),
+        Err(error) => return Err(error.into()),
     };
-    let witness = CleanShutdown::read(disk, member_dir, opening.logger).map_err(text)?;
-    let known = Log::identify(&**disk, &log_dir).map_err(text)?;
+    let witness = CleanShutdown::read(disk, member_dir, opening.logger)?;
+    let known = Log::identify(&**disk, &log_dir)?;
     let (identity, beginning) = match known {
         Some((cluster_id, member_id)) => (Identity { member_id, cluster_id }, None),
         None if manifest.is_some() || witness.known.is_some() => {
-            return Err(format!(
-                "{} is missing or empty, but was there before; {}",
-                log_dir.display(),
-                log::REMEDY
-            ));
+            return Err(Inconsistency::LogMissing { log_dir }.into());
         }
         None => {
-            let beginning = (opening.begin)()?;
+            let beginning = (opening.begin)().map_err(DataDirError::Begin)?;
             (beginning.identity.clone(), Some(beginning))
         }
     };
-    witness.check(&identity).map_err(text)?;
+    witness.check(&identity)?;
     Ok(Found { member_dir, checkpoints, manifest, unusable, witness, identity, beginning })
 }
 
 /// Restores the state and replays the log behind it; from the log alone, if that is whole and the checkpoint damaged.
-fn replay(opening: &Opening<'_>, found: &mut Found<'_>) -> Result<Replay, String> {
+fn replay(opening: &Opening<'_>, found: &mut Found<'_>) -> Result<Replay, DataDirError> {
     let Opening { config, disk, events, logger, threads, seed, .. } = *opening;
     let Found { member_dir, ref checkpoints, ref witness, ref identity, .. } = *found;
     let (mut manifest, mut unusable) = (found.manifest.take(), found.unusable.take());
@@ -302,20 +295,20 @@ fn replay(opening: &Opening<'_>, found: &mut Found<'_>) -> Result<Replay, String
         std::thread::scope(|scope| {
             let log = scope.spawn(|| replay_from(applied + 1));
             let state = restore();
-            let replayed = log.join().map_err(|_| "the thread that opens the log panicked".to_owned());
-            (state, replayed.flatten())
+            let replayed = log.join().map_err(|_| DataDirError::LogThreadPanicked);
+            (state, replayed.and_then(|replayed| replayed.map_err(DataDirError::from)))
         })
     } else {
-        (restore(), replay_from(applied + 1))
+        (restore(), replay_from(applied + 1).map_err(DataDirError::from))
     };
     let mut replayed = replayed?;
     let (machine, levels) = match state {
         Ok(state) => state,
-        Err(Unrestored::Refused(why)) => return Err(why),
-        Err(Unrestored::Damaged(why)) => {
+        Err(error) if !error.is_damage() => return Err(error),
+        Err(error) => {
             let repairs = std::mem::take(&mut replayed.recovered.repairs);
             drop(replayed);
-            (applied, manifest, unusable) = (0, None, Some(why));
+            (applied, manifest, unusable) = (0, None, Some(error));
             replayed = replay_from(1)?;
             replayed.recovered.repairs.splice(..0, repairs);
             (Machine::new(rules), Vec::new())
@@ -326,26 +319,21 @@ fn replay(opening: &Opening<'_>, found: &mut Found<'_>) -> Result<Replay, String
         if let Err(lacking) = replayed.is_whole() {
             let missing = || {
                 let path = member_dir.join("checkpoint").join("MANIFEST");
-                log::OpenError::Missing { path }.to_string()
+                log::OpenError::Missing { path }.into()
             };
-            return Err(format!(
-                "{} (the log alone is not enough: {lacking})",
-                unusable.unwrap_or_else(missing)
-            ));
+            let checkpoint = unusable.unwrap_or_else(missing);
+            return Err(Inconsistency::LogNotWhole { checkpoint, lacking }.into());
         }
         if let Some(why) = unusable {
             logger.warn(
                 "the checkpoint is damaged; the log holds everything since the first entry and is read instead",
-                &[("found", Value::Str(&why))],
+                &[("found", Value::Str(&why.to_string()))],
             );
         }
     }
     if machine.applied_index != applied {
-        return Err(format!(
-            "the checkpoint in {} says it goes up to entry {applied}, but it holds entry {}",
-            member_dir.display(),
-            machine.applied_index
-        ));
+        let (member_dir, held) = (member_dir.to_path_buf(), machine.applied_index);
+        return Err(Inconsistency::CheckpointIndex { member_dir, stated: applied, held }.into());
     }
     Ok(Replay { machine, levels, applied, manifest, replayed })
 }
@@ -368,7 +356,7 @@ impl Start {
         applied: u64,
         manifest: Option<&Manifest>,
         replayed: ReplayedLog,
-    ) -> Result<Start, String> {
+    ) -> Result<Start, DataDirError> {
         let ReplayedLog { log, recovered, entries, locations } = replayed;
         let hard_state = HardState {
             term: recovered.hard_state.term.max(machine.applied_term),
@@ -388,11 +376,8 @@ impl Start {
             // One that was taken over knows nothing of the entries in this log.
             let terms = terms::read(manifest.map_or(&[][..], |manifest| &manifest.metadata), machine);
             if last_index < applied && terms.first().is_some_and(|(index, _)| *index <= last_index) {
-                return Err(format!(
-                    "{} ends with entry {last_index}, but the checkpoint beside it was made of entries up to {applied}; {}",
-                    member_dir.join("log").display(),
-                    log::REMEDY
-                ));
+                let log_dir = member_dir.join("log");
+                return Err(Inconsistency::LogEndsEarly { log_dir, last: last_index, applied }.into());
             }
             let reset = Reset { index: applied, term: machine.applied_term };
             let batch = Batch { reset: Some(reset), hard_state: Some(saved(hard_state)), ..Batch::default() };
@@ -402,7 +387,7 @@ impl Start {
         } else if let Some(last) = start.entries.last()
             && last.index != last_index
         {
-            return Err(format!("the log says its last entry is {last_index}, but it holds {}", last.index));
+            return Err(Inconsistency::LastEntry { stated: last_index, held: last.index }.into());
         }
         Ok(start)
     }
@@ -416,26 +401,22 @@ impl Start {
         identity: &Identity,
         beginning: Option<Beginning>,
         machine: &Machine,
-    ) -> Result<Vec<(u64, Vec<String>)>, String> {
+    ) -> Result<Vec<(u64, Vec<String>)>, DataDirError> {
         let is_new = beginning.is_some();
         let empty = self.hard_state.term == 0 && machine.applied_index == 0 && self.entries.is_empty();
         let beginning = match beginning {
-            None if empty => Some((opening.begin)()?),
+            None if empty => Some((opening.begin)().map_err(DataDirError::Begin)?),
             beginning => beginning,
         };
         let Some(Beginning { identity: found, entries: first, remotes }) = beginning else {
             return Ok(Vec::new());
         };
         if found != *identity {
-            return Err(format!(
-                "{} was made for member {:x} of cluster {:x}, but by its options this is member {:x} of cluster \
-                 {:x}",
-                member_dir.display(),
-                identity.member_id,
-                identity.cluster_id,
-                found.member_id,
-                found.cluster_id
-            ));
+            return Err(DataDirError::OtherMember {
+                member_dir: member_dir.to_path_buf(),
+                made_for: identity.clone(),
+                configured: found,
+            });
         }
         if !first.is_empty() {
             self.hard_state = HardState { term: 1, vote: 0, commit: first.len() as u64 };
@@ -457,7 +438,7 @@ impl Start {
         identity: &Identity,
         machine: &Machine,
         applied: u64,
-    ) -> Result<(), String> {
+    ) -> Result<(), DataDirError> {
         let config = opening.config;
         let learners_max = usize::try_from(config.max_learners).unwrap_or(usize::MAX);
         let members = members_at_end(machine, &self.entries, learners_max)?;
@@ -485,7 +466,7 @@ impl Start {
         &mut self,
         opening: &Opening<'_>,
         entries: &[Entry],
-    ) -> Result<VecDeque<(u64, log::Location)>, String> {
+    ) -> Result<VecDeque<(u64, log::Location)>, FirstEntriesError> {
         append_entries(&mut self.log, &**opening.events, entries, self.hard_state, opening.threads)
     }
 
@@ -529,11 +510,15 @@ impl Start {
 }
 
 /// The members once all entries are applied.
-fn members_at_end(machine: &Machine, entries: &[Entry], learners_max: usize) -> Result<Members, String> {
+fn members_at_end(
+    machine: &Machine,
+    entries: &[Entry],
+    learners_max: usize,
+) -> Result<Members, Inconsistency> {
     let mut members = machine.members.clone();
     for entry in entries.iter().filter(|entry| entry.kind == EntryKind::ConfChange) {
         let change = raftpb::ConfChange::decode(entry.data.clone())
-            .map_err(|e| format!("entry {} is no membership change: {e}", entry.index))?;
+            .map_err(|error| Inconsistency::NotAChange { index: entry.index, error })?;
         // A change that applying will refuse changes nothing.
         let _ = machine::reconfigure(&mut members, &change, learners_max);
     }
@@ -550,20 +535,15 @@ pub(crate) struct ReplayedLog {
 
 impl ReplayedLog {
     /// Whether it holds every entry there ever was; if not, what it lacks.
-    pub fn is_whole(&self) -> Result<(), String> {
+    pub fn is_whole(&self) -> Result<(), Lacking> {
         if self.recovered.base.0 > 0 {
-            return Err(format!(
-                "it begins behind a state that was taken over at entry {}",
-                self.recovered.base.0
-            ));
+            return Err(Lacking::Before(self.recovered.base.0));
         }
         let numbered = self.entries.iter().zip(1..).find(|(entry, index)| entry.index != *index);
         match numbered {
-            Some((entry, lacking)) => {
-                Err(format!("entry {} follows where {lacking} was expected", entry.index))
-            }
+            Some((entry, expected)) => Err(Lacking::Gap { found: entry.index, expected }),
             None if self.entries.len() as u64 == self.recovered.last_index => Ok(()),
-            None => Err(format!("it lacks entries up to {}", self.recovered.last_index)),
+            None => Err(Lacking::UpTo(self.recovered.last_index)),
         }
     }
 }
@@ -573,7 +553,7 @@ pub(crate) fn replay_log(
     disk: &Arc<dyn Disk>,
     first: u64,
     on_event: Box<dyn Fn(LogEvent) + Send>,
-) -> Result<ReplayedLog, String> {
+) -> Result<ReplayedLog, log::OpenError> {
     let mut entries: Vec<Entry> = Vec::new();
     let mut locations: VecDeque<(u64, log::Location)> = VecDeque::new();
     let mut replay = |replayed: Replayed| match replayed {
@@ -593,64 +573,35 @@ pub(crate) fn replay_log(
         // places as well, and those of a snapshot that was never taken over belong to nobody.
         Replayed::HardState(_) | Replayed::Value(..) => {}
     };
-    let (log, recovered) =
-        Log::open(options, Arc::clone(disk), first, &mut replay, on_event).map_err(|e| e.to_string())?;
+    let (log, recovered) = Log::open(options, Arc::clone(disk), first, &mut replay, on_event)?;
     Ok(ReplayedLog { log, recovered, entries, locations })
 }
 
-/// Why there is no state from a checkpoint.
-pub(crate) enum Unrestored {
-    /// Its files are not as they were written.
-    Damaged(String),
-    /// Anything else.
-    Refused(String),
-}
-
-impl From<log::OpenError> for Unrestored {
-    fn from(error: log::OpenError) -> Self {
-        if error.is_damage() {
-            Unrestored::Damaged(error.to_string())
-        } else {
-            Unrestored::Refused(error.to_string())
-        }
-    }
-}
-
+/// Restores the state of a checkpoint. [`DataDirError::is_damage`] says whether the log may be read instead.
 pub(crate) fn restore(
     rules: Rules,
     checkpoints: &CheckpointStore,
     manifest: Option<&Manifest>,
     member_dir: &Path,
     identity: &Identity,
-) -> Result<(Machine, Vec<Level>), Unrestored> {
+) -> Result<(Machine, Vec<Level>), DataDirError> {
     let Some(manifest) = manifest else { return Ok((Machine::new(rules), Vec::new())) };
     let (mut runs, mut levels) = (Vec::new(), Vec::new());
     for run in &manifest.runs {
         let mut reader = checkpoints.read(run)?;
         // Runs of an older version name nobody.
         if !reader.metadata.is_empty() && reader.metadata != identity.to_bytes() {
-            return Err(Unrestored::Refused(format!(
-                "{} belongs to another member or cluster, not to member {:x} of cluster {:x}: put this member's \
-                 checkpoint directory back; if it is gone, {}",
-                member_dir.join("checkpoint").join(&run.name).display(),
-                identity.member_id,
-                identity.cluster_id,
-                log::REMEDY
-            )));
+            let path = member_dir.join("checkpoint").join(&run.name);
+            return Err(DataDirError::OtherCheckpoint { path, identity: identity.clone() });
         }
         runs.push(std::iter::from_fn(move || reader.next_block().transpose()));
-        let level = Level::of(run.clone()).ok_or_else(|| {
-            Unrestored::Refused(format!("the checkpoint names a file {:?}, which is none of its", run.name))
-        })?;
+        let level =
+            Level::of(run.clone()).ok_or_else(|| Inconsistency::UnknownRun { name: run.name.clone() })?;
         levels.push(level);
     }
     let machine = machine::image::restore(rules, runs).map_err(|error| match error {
-        machine::image::RestoreError::Read(error) => Unrestored::from(error),
-        other => Unrestored::Damaged(format!(
-            "cannot restore the checkpoint in {}: {other}; {}",
-            member_dir.join("checkpoint").display(),
-            log::REMEDY
-        )),
+        machine::image::RestoreError::Read(error) => DataDirError::Files(error),
+        error => Inconsistency::Checkpoint { dir: member_dir.join("checkpoint"), error }.into(),
     })?;
     Ok((machine, levels))
 }
@@ -666,7 +617,7 @@ fn append_entries(
     entries: &[Entry],
     hard_state: HardState,
     threads: bool,
-) -> Result<VecDeque<(u64, log::Location)>, String> {
+) -> Result<VecDeque<(u64, log::Location)>, FirstEntriesError> {
     let entries = entries
         .iter()
         .map(|entry| log::Entry {
@@ -685,11 +636,11 @@ fn append_and_wait(
     events: &dyn LogEvents,
     batch: Batch,
     threads: bool,
-) -> Result<VecDeque<(u64, log::Location)>, String> {
+) -> Result<VecDeque<(u64, log::Location)>, FirstEntriesError> {
     if threads {
         events.receive_here();
     }
-    let ticket = log.append(batch).map_err(|e| format!("cannot write the first entries: {:?}", e.reason))?;
+    let ticket = log.append(batch).map_err(|error| FirstEntriesError::Refused(error.reason))?;
     let deadline = Instant::now() + BOOT_TIMEOUT;
     let (mut told, mut places) = (Vec::new(), VecDeque::new());
     // A log that is driven by hand has told all there is to tell when its turn is over.
@@ -698,7 +649,7 @@ fn append_and_wait(
     while Instant::now() < deadline {
         events.receive(&mut told, patience);
         if !threads && told.is_empty() {
-            return Err("the disk has no room for the first entries".to_owned());
+            return Err(FirstEntriesError::NoSpace);
         }
         for event in told.drain(..) {
             match event {
@@ -708,10 +659,10 @@ fn append_and_wait(
                         return Ok(places);
                     }
                 }
-                LogEvent::Failed(fatal) => return Err(fatal.to_string()),
+                LogEvent::Failed(fatal) => return Err(FirstEntriesError::Failed(fatal)),
                 _ => {}
             }
         }
     }
-    Err("the disk did not take the first entries within a minute".to_owned())
+    Err(FirstEntriesError::TimedOut)
 }

@@ -8,6 +8,9 @@
 //! begins again after a crash. Memory holds the index, as that of the member that will be started, and a portion of
 //! values.
 
+use std::error::Error;
+use std::fmt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
@@ -16,11 +19,11 @@ use api::etcdserverpb::AlarmMember;
 use disk::Disk;
 use log::checkpoint::{CheckpointStore, Manifest};
 use log::{Batch, HardState, Log, LogEvent, Reset, Synced};
-use machine::image::RunWriter;
+use machine::image::{RestoreError, RunWriter};
 use machine::snapshot::SnapshotVersion;
 use machine::transfer::{Assembly, ReceivedVersion, TransferEnd, TransferHead};
-use machine::{Alarms, Command, Leases, Machine, Members, Rules};
-use mvcc::Location;
+use machine::{Alarms, Command, Leases, Machine, Malformed, Members, Overtaken, Rules};
+use mvcc::{LoadError, Location, RevisionError};
 
 use crate::checkpointer::Level;
 use crate::identity::Identity;
@@ -66,6 +69,137 @@ pub struct RestoredEntry {
     pub entry: log::Entry,
 }
 
+/// Why a data directory could not be made of a state.
+#[derive(Debug)]
+pub enum RestorationError {
+    /// A file of the log or of the checkpoint could not be written.
+    Files(log::OpenError),
+    /// A directory could not be created, asked for or synced.
+    Io {
+        /// What was being done.
+        doing: &'static str,
+        /// To which file or directory.
+        path: PathBuf,
+        /// The answer of the operating system.
+        error: io::Error,
+    },
+    /// There is something where the directory should be made.
+    Exists {
+        /// What is there.
+        path: PathBuf,
+    },
+    /// The disk is full.
+    NoSpace {
+        /// The directory of the log.
+        log_dir: PathBuf,
+    },
+    /// The log does not take what has to be written.
+    Refused(log::Refusal),
+    /// The log has failed.
+    LogFailed(log::Fatal),
+    /// The log did not say where this lies, which is a bug.
+    Lost(&'static str),
+    /// The state cannot be read from where it comes from.
+    Source(Box<dyn Error + Send + Sync>),
+    /// No state was compacted at this revision.
+    CompactRevision(i64),
+    /// There is no revision so high.
+    Bump {
+        /// The revision that should be raised.
+        revision: i64,
+        /// By how much.
+        by: u64,
+    },
+    /// A version came in the wrong order, or its revision is too high.
+    OutOfOrder {
+        /// Main and sub revision of the version.
+        at: (i64, u32),
+        /// Main and sub revision of the version before it.
+        last: (i64, u32),
+    },
+    /// A head, lease or version is none that a member can have.
+    Malformed(Malformed),
+    /// The versions contradict each other.
+    Versions(LoadError),
+    /// The versions of a snapshot in Mainstay's own format contradict each other.
+    Snapshot(LoadError),
+    /// The state cannot be compacted.
+    Compaction(RevisionError),
+    /// An entry that follows the state cannot be applied.
+    Apply(machine::Fatal),
+    /// The state was compacted while it was being written.
+    Overtaken(Overtaken),
+}
+
+impl From<log::OpenError> for RestorationError {
+    fn from(error: log::OpenError) -> RestorationError {
+        RestorationError::Files(error)
+    }
+}
+
+impl From<Malformed> for RestorationError {
+    fn from(error: Malformed) -> RestorationError {
+        RestorationError::Malformed(error)
+    }
+}
+
+impl From<machine::Fatal> for RestorationError {
+    fn from(error: machine::Fatal) -> RestorationError {
+        RestorationError::Apply(error)
+    }
+}
+
+impl fmt::Display for RestorationError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RestorationError::Files(error) => error.fmt(f),
+            RestorationError::Io { doing, path, error } => {
+                write!(f, "cannot {doing} {}: {error}", path.display())
+            }
+            RestorationError::Exists { path } => write!(f, "{} is there already", path.display()),
+            RestorationError::NoSpace { log_dir } => write!(
+                f,
+                "the disk has no room for {}: a log takes its values and some 200 MB more",
+                log_dir.display()
+            ),
+            RestorationError::Refused(reason) => {
+                write!(f, "the log does not take what has to be written: {reason:?}")
+            }
+            RestorationError::LogFailed(fatal) => fatal.fmt(f),
+            RestorationError::Lost(what) => write!(f, "the log lost {what}"),
+            RestorationError::Source(error) => error.fmt(f),
+            RestorationError::CompactRevision(revision) => {
+                write!(f, "a state that was compacted at {revision} cannot be")
+            }
+            RestorationError::Bump { revision, by } => {
+                write!(f, "revision {revision} cannot be raised by {by}: the highest is {REVISION_MAX}")
+            }
+            RestorationError::OutOfOrder { at, last } => {
+                write!(f, "a version at revision {}.{} behind one at {}.{}", at.0, at.1, last.0, last.1)
+            }
+            RestorationError::Malformed(error) => error.fmt(f),
+            RestorationError::Versions(error) => write!(f, "the versions contradict each other: {error}"),
+            RestorationError::Snapshot(error) => RestoreError::<Overtaken>::Load(*error).fmt(f),
+            RestorationError::Compaction(error) => write!(f, "{error:?}"),
+            RestorationError::Apply(fatal) => fatal.fmt(f),
+            RestorationError::Overtaken(error) => error.fmt(f),
+        }
+    }
+}
+
+impl Error for RestorationError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            RestorationError::Files(error) => error.source(),
+            RestorationError::Io { error, .. } => Some(error),
+            RestorationError::Source(error) => error.source(),
+            RestorationError::Versions(error) | RestorationError::Snapshot(error) => Some(error),
+            RestorationError::Compaction(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
 /// A data directory that is being made.
 pub struct Restoration {
     disk: Arc<dyn Disk>,
@@ -97,8 +231,12 @@ impl Restoration {
     ///
     /// # Errors
     ///
-    /// The text says what the operating system refused, or what is there already.
-    pub fn begin(disk: &Arc<dyn Disk>, data_dir: &Path, identity: Identity) -> Result<Restoration, String> {
+    /// What the operating system refused, or what is there already.
+    pub fn begin(
+        disk: &Arc<dyn Disk>,
+        data_dir: &Path,
+        identity: Identity,
+    ) -> Result<Restoration, RestorationError> {
         Restoration::begin_sized(disk, data_dir, identity, 0)
     }
 
@@ -112,11 +250,11 @@ impl Restoration {
         data_dir: &Path,
         identity: Identity,
         segment_bytes: u32,
-    ) -> Result<Restoration, String> {
+    ) -> Result<Restoration, RestorationError> {
         let member_dir = data_dir.join("member");
-        let failed = |e: std::io::Error| format!("cannot create {}: {e}", member_dir.display());
+        let failed = |error| RestorationError::Io { doing: "create", path: member_dir.clone(), error };
         if disk.exists(&member_dir).map_err(failed)? {
-            return Err(format!("{} is there already", member_dir.display()));
+            return Err(RestorationError::Exists { path: member_dir });
         }
         disk.create_dir_all(&member_dir).map_err(failed)?;
         let mut options = log::Options::new(member_dir.join("log"), identity.cluster_id, identity.member_id);
@@ -128,8 +266,7 @@ impl Restoration {
         let (sender, events) = channel();
         // Nobody is told anything once the directory is made.
         let on_event = Box::new(move |event| drop(sender.send(event)));
-        let (log, _) =
-            Log::open(options, Arc::clone(disk), 1, &mut |_| {}, on_event).map_err(|e| e.to_string())?;
+        let (log, _) = Log::open(options, Arc::clone(disk), 1, &mut |_| {}, on_event)?;
         let disk = Arc::clone(disk);
         Ok(Restoration { disk, member_dir, identity, rules: RULES, log, events })
     }
@@ -144,9 +281,9 @@ impl Restoration {
     /// # Errors
     ///
     /// When the head is none that a member can have.
-    pub fn fill(&mut self, head: RestoredHead) -> Result<Filling<'_>, String> {
+    pub fn fill(&mut self, head: RestoredHead) -> Result<Filling<'_>, RestorationError> {
         if !(-1..=REVISION_MAX).contains(&head.compact_revision) {
-            return Err(format!("a state that was compacted at {} cannot be", head.compact_revision));
+            return Err(RestorationError::CompactRevision(head.compact_revision));
         }
         let digest = head.is_shared.then(|| {
             let mut digest = SEED;
@@ -163,12 +300,12 @@ impl Restoration {
             applied_term: head.term,
             versions_max: 0,
             state_hash: digest,
-            leases: Leases::granted(head.leases).map_err(|e| e.to_string())?,
+            leases: Leases::granted(head.leases)?,
             alarms: Alarms::raised(head.alarms),
             members: head.members,
         };
         let mut assembly = Assembly::new(self.rules, None);
-        assembly.begin(&head).map_err(|e| e.to_string())?;
+        assembly.begin(&head)?;
         let (versions, values) = (Vec::new(), Vec::new());
         Ok(Filling {
             restoration: self,
@@ -192,9 +329,9 @@ impl Restoration {
         &mut self,
         mut reader: machine::snapshot::SnapshotReader<I>,
         bump: Option<u64>,
-    ) -> Result<Machine, String>
+    ) -> Result<Machine, RestorationError>
     where
-        I: Iterator<Item = Result<B, String>>,
+        I: Iterator<Item = Result<B, RestorationError>>,
         B: AsRef<[u8]>,
     {
         let rules = self.rules;
@@ -209,13 +346,17 @@ impl Restoration {
             let id = log::ValueId { main: number, sub: 0 };
             let data = bytes::Bytes::copy_from_slice(value);
             let placed = self.append(Batch { values: vec![log::Value { id, data }], ..Batch::default() })?;
-            let (_, place) = placed.values.first().ok_or("the log lost a value")?;
+            let (_, place) = placed.values.first().ok_or(RestorationError::Lost("a value"))?;
             Ok(Location { segment: place.segment, offset: place.offset })
         })
-        .map_err(|e| e.to_string())?;
+        .map_err(|error| match error {
+            RestoreError::Read(error) => error,
+            RestoreError::Malformed(error) => RestorationError::Malformed(error),
+            RestoreError::Load(error) => RestorationError::Snapshot(error),
+        })?;
         if bump.is_some() {
             let revision = machine.store.current_revision();
-            machine.store.compact(revision).map_err(|e| format!("{e:?}"))?;
+            machine.store.compact(revision).map_err(RestorationError::Compaction)?;
             while !machine.compact_step(u64::MAX) {}
         }
         Ok(machine)
@@ -231,8 +372,8 @@ impl Restoration {
         &mut self,
         machine: &mut Machine,
         hard_state: HardState,
-        entries: &mut dyn Iterator<Item = Result<RestoredEntry, String>>,
-    ) -> Result<Vec<(u64, u64)>, String> {
+        entries: &mut dyn Iterator<Item = Result<RestoredEntry, Box<dyn Error + Send + Sync>>>,
+    ) -> Result<Vec<(u64, u64)>, RestorationError> {
         let (index, term) = (machine.applied_index, machine.applied_term);
         let mut runs = Vec::new();
         let mut batch = Batch::default();
@@ -243,7 +384,7 @@ impl Restoration {
         let values = self.values();
         let (mut applies, mut bytes) = (Vec::new(), 0);
         loop {
-            let next = entries.next().transpose()?;
+            let next = entries.next().transpose().map_err(RestorationError::Source)?;
             let is_last = next.is_none();
             if let Some(RestoredEntry { applies: does, entry }) = next {
                 bytes += entry.data.len();
@@ -259,7 +400,7 @@ impl Restoration {
             }
             let placed = self.append(std::mem::take(&mut batch))?;
             if placed.locations.len() != portion.len() {
-                return Err("the log lost an entry".to_owned());
+                return Err(RestorationError::Lost("an entry"));
             }
             let places = placed.locations.iter().map(|(_, place)| place);
             for ((entry, does), place) in portion.iter().zip(applies.drain(..)).zip(places) {
@@ -272,7 +413,7 @@ impl Restoration {
                     0 => machine.apply(command, &values, false).map(drop),
                     _ => machine.apply_conf_change(command).map(drop),
                 };
-                applied.map_err(|fatal| fatal.to_string())?;
+                applied?;
                 terms::push(&mut runs, entry.index, entry.term);
             }
             bytes = 0;
@@ -287,53 +428,51 @@ impl Restoration {
     /// # Errors
     ///
     /// When the disk fails.
-    pub fn finish(self, mut machine: Machine, terms: &[(u64, u64)]) -> Result<(), String> {
+    pub fn finish(self, mut machine: Machine, terms: &[(u64, u64)]) -> Result<(), RestorationError> {
         let Restoration { disk, member_dir, identity, log, .. } = self;
-        let text = |e: log::OpenError| e.to_string();
         let values = log.values();
         drop(log);
         let log_dir = member_dir.join("log");
-        let failed = |e: std::io::Error| format!("cannot sync {}: {e}", log_dir.display());
+        let failed = |error| RestorationError::Io { doing: "sync", path: log_dir.clone(), error };
         for name in disk.list(&log_dir).map_err(failed)? {
             disk.open(&log_dir.join(name)).and_then(|file| file.sync_all()).map_err(failed)?;
         }
         disk.sync_dir(&log_dir).map_err(failed)?;
         if machine.applied_index > 0 {
-            let checkpoints =
-                CheckpointStore::open(Arc::clone(&disk), member_dir.join("checkpoint")).map_err(text)?;
+            let checkpoints = CheckpointStore::open(Arc::clone(&disk), member_dir.join("checkpoint"))?;
             let view = machine.store.publish();
             let head = machine.head();
             let (to, applied_index, term) = (head.revision, head.applied_index, head.applied_term);
             let name = Level::name(0, to, applied_index, &[]);
-            let mut file =
-                checkpoints.begin(&name, applied_index, term, &identity.to_bytes()).map_err(text)?;
+            let mut file = checkpoints.begin(&name, applied_index, term, &identity.to_bytes())?;
             let mut blocks = RunWriter::new(view, head, 0);
-            while let Some(block) = blocks.next_block().map_err(|e| e.to_string())? {
-                file.write_block(&block).map_err(text)?;
+            while let Some(block) = blocks.next_block().map_err(RestorationError::Overtaken)? {
+                file.write_block(&block)?;
             }
-            let run = file.finish().map_err(text)?;
+            let run = file.finish()?;
             let metadata = terms::write(terms);
             let manifest = Manifest { applied_index, term, metadata, runs: vec![run] };
-            checkpoints.commit(&manifest).map_err(|error| text(error.into()))?;
+            checkpoints.commit(&manifest).map_err(log::OpenError::from)?;
         }
         let end = values.log_end();
         let witness = log::Witness { cluster_id: identity.cluster_id, member_id: identity.member_id, end };
-        witness.write(&*disk, &member_dir.join("witness")).map_err(text)?;
-        disk.sync_dir(&member_dir).map_err(|e| format!("cannot sync {}: {e}", member_dir.display()))
+        witness.write(&*disk, &member_dir.join("witness"))?;
+        disk.sync_dir(&member_dir).map_err(|error| RestorationError::Io {
+            doing: "sync",
+            path: member_dir.clone(),
+            error,
+        })
     }
 
     /// Writes a batch and says where everything lies.
-    fn append(&mut self, batch: Batch) -> Result<Synced, String> {
-        let full = || {
-            let dir = self.member_dir.join("log");
-            format!("the disk has no room for {}: a log takes its values and some 200 MB more", dir.display())
-        };
+    fn append(&mut self, batch: Batch) -> Result<Synced, RestorationError> {
+        let full = || RestorationError::NoSpace { log_dir: self.member_dir.join("log") };
         let ticket = match self.log.append(batch) {
             Ok(ticket) => ticket,
             Err(refused) => {
                 return Err(match refused.reason {
                     log::Refusal::NoSpace => full(),
-                    reason => format!("the log does not take what has to be written: {reason:?}"),
+                    reason => RestorationError::Refused(reason),
                 });
             }
         };
@@ -346,7 +485,7 @@ impl Restoration {
                     all.locations.extend(synced.locations);
                     all.values.extend(synced.values);
                 }
-                LogEvent::Failed(fatal) => return Err(fatal.to_string()),
+                LogEvent::Failed(fatal) => return Err(RestorationError::LogFailed(fatal)),
                 LogEvent::SpaceChanged(_) => {}
             }
         }
@@ -359,12 +498,12 @@ impl Restoration {
 /// # Errors
 ///
 /// When there is no such revision.
-pub fn bumped(revision: i64, by: u64) -> Result<i64, String> {
+pub fn bumped(revision: i64, by: u64) -> Result<i64, RestorationError> {
     i64::try_from(by)
         .ok()
         .and_then(|by| revision.checked_add(by))
         .filter(|revision| *revision <= REVISION_MAX)
-        .ok_or_else(|| format!("revision {revision} cannot be raised by {by}: the highest is {REVISION_MAX}"))
+        .ok_or(RestorationError::Bump { revision, by })
 }
 
 fn mix(digest: u64, word: u64) -> u64 {
@@ -378,12 +517,11 @@ impl Filling<'_> {
     /// # Errors
     ///
     /// When it is out of order or above the head's revision, or the disk fails.
-    pub fn push(&mut self, version: &SnapshotVersion<'_>) -> Result<(), String> {
-        let received = ReceivedVersion::of(version).map_err(|e| e.to_string())?;
+    pub fn push(&mut self, version: &SnapshotVersion<'_>) -> Result<(), RestorationError> {
+        let received = ReceivedVersion::of(version)?;
         let at = (version.main, version.sub);
         if at <= self.last || version.main > REVISION_MAX {
-            let (main, sub) = self.last;
-            return Err(format!("a version at revision {}.{} behind one at {main}.{sub}", at.0, at.1));
+            return Err(RestorationError::OutOfOrder { at, last: self.last });
         }
         self.last = at;
         if let Some(digest) = &mut self.head.state_hash {
@@ -422,7 +560,7 @@ impl Filling<'_> {
     /// # Errors
     ///
     /// When versions contradict each other, revisions run out, or the disk fails.
-    pub fn finish(mut self, bump: Option<u64>) -> Result<Machine, String> {
+    pub fn finish(mut self, bump: Option<u64>) -> Result<Machine, RestorationError> {
         self.place()?;
         self.head.revision = self.revision();
         if let Some(bump) = bump {
@@ -430,13 +568,14 @@ impl Filling<'_> {
             self.head.compact_revision = self.head.revision;
         }
         let end = TransferEnd { head: self.head, entries: self.entries };
-        self.assembly.finish(end).map_err(|e| match e {
-            machine::image::RestoreError::Load(e) => format!("the versions contradict each other: {e}"),
-            e => e.to_string(),
+        self.assembly.finish(end).map_err(|error| match error {
+            RestoreError::Load(error) => RestorationError::Versions(error),
+            RestoreError::Malformed(error) => RestorationError::Malformed(error),
+            RestoreError::Read(error) => RestorationError::Overtaken(error),
         })
     }
 
-    fn place(&mut self) -> Result<(), String> {
+    fn place(&mut self) -> Result<(), RestorationError> {
         self.bytes = 0;
         let values = std::mem::take(&mut self.values);
         let places = match values.is_empty() {
@@ -448,7 +587,7 @@ impl Filling<'_> {
             let location = match version.value_len() {
                 0 => Location::default(),
                 _ => {
-                    let (_, place) = places.next().ok_or("the log lost a value")?;
+                    let (_, place) = places.next().ok_or(RestorationError::Lost("a value"))?;
                     Location { segment: place.segment, offset: place.offset }
                 }
             };

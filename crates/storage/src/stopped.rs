@@ -11,9 +11,10 @@ use log::{HardState, Log};
 use machine::{Command, Machine};
 use mvcc::{HashWalk, Location};
 
+use crate::error::{DataDirError, Inconsistency};
 use crate::identity::Identity;
 use crate::kv_hash::KvHash;
-use crate::opening::{Unrestored, lock, replay_log, restore};
+use crate::opening::{lock, replay_log, restore};
 use crate::restoration::RULES;
 use crate::values::LogValues;
 
@@ -41,30 +42,26 @@ impl Stopped {
     ///
     /// # Errors
     ///
-    /// The text says what is wrong with which file, and what to do; or that a member is running on it, or that nothing
+    /// What is wrong with which file, with what to do in the text; or that a member is running on it, or that nothing
     /// of a member is there.
-    pub fn open(disk: &Arc<dyn Disk>, data_dir: &Path) -> Result<Stopped, String> {
-        let text = |e: log::OpenError| e.to_string();
+    pub fn open(disk: &Arc<dyn Disk>, data_dir: &Path) -> Result<Stopped, DataDirError> {
         let member_dir = &data_dir.join("member");
         let log_dir = member_dir.join("log");
         let there =
-            disk.exists(&log_dir).map_err(|e| format!("cannot look for {}: {e}", log_dir.display()))?;
+            disk.exists(&log_dir).map_err(|error| DataDirError::Lookup { path: log_dir.clone(), error })?;
         if !there {
-            return Err(format!("{} holds no data of a member of Mainstay", data_dir.display()));
+            let path = data_dir.to_path_buf();
+            return Err(DataDirError::Empty { path, lacks: "data of a member of Mainstay" });
         }
         let lock = lock(&**disk, member_dir)?;
-        let checkpoints =
-            CheckpointStore::open(Arc::clone(disk), member_dir.join("checkpoint")).map_err(text)?;
-        let manifest = checkpoints.load().map_err(text)?;
-        let Some((cluster_id, member_id)) = Log::identify(&**disk, &log_dir).map_err(text)? else {
-            return Err(format!("{} holds no log", log_dir.display()));
+        let checkpoints = CheckpointStore::open(Arc::clone(disk), member_dir.join("checkpoint"))?;
+        let manifest = checkpoints.load()?;
+        let Some((cluster_id, member_id)) = Log::identify(&**disk, &log_dir)? else {
+            return Err(DataDirError::Empty { path: log_dir, lacks: "log" });
         };
         let identity = Identity { member_id, cluster_id };
-        let witness = log::Witness::read(&**disk, &member_dir.join("witness")).map_err(text)?;
-        let state = restore(RULES, &checkpoints, manifest.as_ref(), member_dir, &identity);
-        let (mut machine, _) = state.map_err(|why| match why {
-            Unrestored::Damaged(why) | Unrestored::Refused(why) => why,
-        })?;
+        let witness = log::Witness::read(&**disk, &member_dir.join("witness"))?;
+        let (mut machine, _) = restore(RULES, &checkpoints, manifest.as_ref(), member_dir, &identity)?;
         let mut options = log::Options::new(&log_dir, cluster_id, member_id);
         options.by_hand = true;
         options.closed_at = witness.and_then(|witness| witness.end);
@@ -73,7 +70,7 @@ impl Stopped {
         if manifest.is_none()
             && let Err(lacking) = replayed.is_whole()
         {
-            return Err(format!("{} has no checkpoint, and {lacking}", member_dir.display()));
+            return Err(Inconsistency::NoCheckpoint { member_dir: member_dir.clone(), lacking }.into());
         }
         // A state was taken over, and the member stopped before the log could begin anew behind it.
         let behind = replayed.recovered.last_index < machine.applied_index
@@ -96,7 +93,7 @@ impl Stopped {
                 EntryKind::Normal => machine.apply(command, &values, false).map(drop),
                 EntryKind::ConfChange => machine.apply_conf_change(command).map(drop),
             };
-            applied.map_err(|fatal| fatal.to_string())?;
+            applied?;
         }
         Ok(Stopped { identity, machine, hard_state, uncommitted, log: replayed.log, _lock: lock })
     }

@@ -1,5 +1,7 @@
 //! `import`: a data directory for Mainstay of one of etcd.
 
+use std::error::Error;
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -245,8 +247,71 @@ struct Tail<'s> {
     progress: Progress,
 }
 
+/// Why an entry behind etcd's database cannot be imported.
+#[derive(Debug)]
+enum TailError {
+    /// etcd's log cannot be read.
+    Read(interchange::Error),
+    /// The log does not have the entry.
+    Missing { index: u64 },
+    /// The entry is none that etcd writes.
+    Damaged { index: u64, error: interchange::Malformed },
+    /// The term of the entry is lower than that of the entry before it.
+    Term { index: u64, term: u64, before: u64 },
+    /// The entry is a request that this version cannot decode.
+    Unknown { index: u64, error: prost::DecodeError },
+    /// The entry changes the old store, which would be lost.
+    OldStore { index: u64, method: String, path: String },
+    /// The entry changes users, roles or authentication, which would be lost.
+    Users { index: u64, change: &'static str },
+    /// Only etcd can say whether the user of the request was permitted to make it.
+    Guarded { index: u64 },
+}
+
+impl fmt::Display for TailError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TailError::Read(error) => error.fmt(f),
+            TailError::Missing { index } => write!(f, "entry {index} is missing in the log"),
+            TailError::Damaged { index, error } => write!(f, "entry {index}: {}", error.what),
+            TailError::Term { index, term, before } => {
+                write!(f, "entry {index} is of term {term}, the one before it of {before}")
+            }
+            TailError::Unknown { index, error } => {
+                write!(f, "entry {index} is no request that this version knows: {error}")
+            }
+            TailError::OldStore { index, method, path } => write!(
+                f,
+                "entry {index} asks the old store (API version 2) for {method} {path}, which Mainstay does not have, \
+                 nor has etcd from 3.6 on: leave that out with --without-old-store"
+            ),
+            TailError::Users { index, change } => write!(
+                f,
+                "entry {index} asks for {change}, and this version of Mainstay has no authentication: leave all that \
+                 out with --without-users, or go on with etcd"
+            ),
+            TailError::Guarded { index } => write!(
+                f,
+                "entry {index} is not in etcd's database yet, and whether its user was permitted to ask for it only etcd \
+                 can say: start etcd on the directory once more and stop it in order (SIGTERM), which writes the \
+                 database, then import again"
+            ),
+        }
+    }
+}
+
+impl Error for TailError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            TailError::Read(error) => error.source(),
+            TailError::Unknown { error, .. } => Some(error),
+            _ => None,
+        }
+    }
+}
+
 impl Iterator for Tail<'_> {
-    type Item = Result<RestoredEntry, String>;
+    type Item = Result<RestoredEntry, Box<dyn Error + Send + Sync>>;
 
     fn next(&mut self) -> Option<Self::Item> {
         let index = self.next;
@@ -255,18 +320,19 @@ impl Iterator for Tail<'_> {
         }
         self.next += 1;
         self.progress.at(index - self.source.base_index(), "");
-        Some(self.entry(index))
+        Some(self.entry(index).map_err(Into::into))
     }
 }
 
 impl Tail<'_> {
-    fn entry(&mut self, index: u64) -> Result<RestoredEntry, String> {
-        let found = self.source.wal.entry(index).map_err(|e| e.to_string())?;
-        let entry = found.ok_or_else(|| format!("entry {index} is missing in the log"))?;
-        let command = interchange::Command::of(&entry).map_err(|e| format!("entry {index}: {}", e.what))?;
+    fn entry(&mut self, index: u64) -> Result<RestoredEntry, TailError> {
+        let found = self.source.wal.entry(index).map_err(TailError::Read)?;
+        let entry = found.ok_or(TailError::Missing { index })?;
+        let command =
+            interchange::Command::of(&entry).map_err(|error| TailError::Damaged { index, error })?;
         let term = entry.term();
         if term < self.term {
-            return Err(format!("entry {index} is of term {term}, the one before it of {}", self.term));
+            return Err(TailError::Term { index, term, before: self.term });
         }
         self.term = term;
         let (entry_type, data) = match command {
@@ -275,26 +341,20 @@ impl Tail<'_> {
             interchange::Command::Request(data) => (0, self.request(index, data)?),
             interchange::Command::OldWrite { .. } if self.without_old_store => (0, Bytes::new()),
             interchange::Command::OldWrite { method, path } => {
-                return Err(format!(
-                    "entry {index} asks the old store (API version 2) for {method} {path}, which Mainstay does not have, \
-                     nor has etcd from 3.6 on: leave that out with --without-old-store"
-                ));
+                return Err(TailError::OldStore { index, method, path });
             }
         };
         let entry = log::Entry { term, index, entry_type, data };
         Ok(RestoredEntry { applies: index <= self.source.end(), entry })
     }
 
-    fn request(&mut self, index: u64, data: Bytes) -> Result<Bytes, String> {
-        let request = InternalRaftRequest::decode(data.clone())
-            .map_err(|e| format!("entry {index} is no request that this version knows: {e}"))?;
+    fn request(&mut self, index: u64, data: Bytes) -> Result<Bytes, TailError> {
+        let request =
+            InternalRaftRequest::decode(data.clone()).map_err(|error| TailError::Unknown { index, error })?;
         if let Some(change) = change_of_users(&request) {
             // Before 3.5 these hold passwords as they were typed; none of it is kept.
             if !self.without_users {
-                return Err(format!(
-                    "entry {index} asks for {change}, and this version of Mainstay has no authentication: leave all that \
-                     out with --without-users, or go on with etcd"
-                ));
+                return Err(TailError::Users { index, change });
             }
             self.guarded |= request.auth_enable.is_some();
             self.guarded &= request.auth_disable.is_none();
@@ -302,11 +362,7 @@ impl Tail<'_> {
             return Ok(Bytes::new());
         }
         if self.guarded && may_be_refused(&request) {
-            return Err(format!(
-                "entry {index} is not in etcd's database yet, and whether its user was permitted to ask for it only etcd \
-                 can say: start etcd on the directory once more and stop it in order (SIGTERM), which writes the \
-                 database, then import again"
-            ));
+            return Err(TailError::Guarded { index });
         }
         Ok(data)
     }

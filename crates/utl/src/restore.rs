@@ -13,7 +13,7 @@ use machine::Machine;
 use machine::snapshot::SnapshotReader;
 use storage::Identity;
 use storage::etcd_database;
-use storage::restoration::{Restoration, RestoredHead, bumped};
+use storage::restoration::{Restoration, RestorationError, RestoredHead, bumped};
 
 use crate::cluster::{ClusterOptions, NewCluster};
 use crate::commands::Run;
@@ -337,7 +337,7 @@ fn read_own(
         let read = from.read_exact_at(&mut chunk, at);
         at += len as u64;
         progress.at(at, "");
-        (len > 0).then(|| read.map(|()| chunk).map_err(|e| e.to_string()))
+        (len > 0).then(|| read.map(|()| chunk).map_err(|error| RestorationError::Source(error.into())))
     });
     let mut restoration = begin(options, dir)?;
     let mut reader = SnapshotReader::open(chunks).map_err(Failure::error)?;

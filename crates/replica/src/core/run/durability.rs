@@ -12,7 +12,7 @@ use log::{LogEvent, Space, Synced};
 use machine::{Applied, AsOf, Change, Command, Fatal, Outcome, Progress, Raised};
 use mvcc::Location;
 use planted::Bug;
-use storage::checkpointer::{Checkpointed, Order, Relocation};
+use storage::checkpointer::{CheckpointError, Checkpointed, Order, Relocation};
 use storage::nospace::Cause;
 use storage::values::AtHand;
 use telemetry::logging::Value;
@@ -449,7 +449,7 @@ impl Core {
     /// A checkpoint was made, or failed.
     pub(super) fn checkpointed(
         &mut self,
-        result: Result<Checkpointed, String>,
+        result: Result<Checkpointed, CheckpointError>,
         now: Instant,
     ) -> Result<(), String> {
         match result {
@@ -463,9 +463,10 @@ impl Core {
                 self.install_saved(done.applied_index, now)?;
                 self.reclaim();
             }
-            Err(why) => {
+            Err(error) => {
                 self.checkpoints.failed(now);
                 self.install.retry();
+                let why = error.to_string();
                 self.logger.warn("could not save a checkpoint", &[("error", Value::Str(&why))]);
             }
         }

@@ -15,6 +15,7 @@ use consensus::{
 use log::{Batch, Reset};
 use machine::{Command, Machine, VoterChange};
 use planted::Bug;
+use storage::catch_up::Fetched;
 use storage::checkpointer::Order;
 use telemetry::logging::Value;
 use tokio::sync::oneshot;
@@ -108,10 +109,11 @@ impl Core {
 
     /// Entries were read for a follower, or could not be. What the disk has damaged is as good as let go: from here on
     /// followers that need it get a snapshot.
-    pub(super) fn fetched(&mut self, fetch: Fetch, read: Result<Vec<Entry>, String>) -> Result<(), String> {
+    pub(super) fn fetched(&mut self, fetch: Fetch, read: Fetched) -> Result<(), String> {
         let entries = match read {
             Ok(entries) => entries,
-            Err(why) => {
+            Err(error) => {
+                let why = error.to_string();
                 self.logger.error(
                     "cannot read old entries for a follower, which gets a snapshot instead; rebuild this member from \
                      the others with `mainstay rebuild`",

@@ -1,0 +1,375 @@
+//! Why a data directory cannot be opened, in words for the operator.
+
+use std::error::Error;
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+use machine::image::RestoreError;
+
+use crate::beginning::AloneError;
+use crate::identity::Identity;
+
+/// Why a data directory could not be opened, to start its member or to read it while the member is stopped.
+#[derive(Debug)]
+pub enum DataDirError {
+    /// A file or directory could not be read or written, is damaged, is missing, or is another member's.
+    Files(log::OpenError),
+    /// The operating system did not say whether this path exists.
+    Lookup {
+        /// The path.
+        path: PathBuf,
+        /// The answer of the operating system.
+        error: io::Error,
+    },
+    /// Another process holds the lock of the directory.
+    Locked {
+        /// The lock file.
+        path: PathBuf,
+    },
+    /// The directory is one of etcd's.
+    WrittenByEtcd {
+        /// What only etcd writes.
+        path: PathBuf,
+        /// The data directory.
+        data_dir: PathBuf,
+    },
+    /// There is nothing of a member to read.
+    Empty {
+        /// The directory that was looked into.
+        path: PathBuf,
+        /// What it does not hold.
+        lacks: &'static str,
+    },
+    /// The cluster has removed this member.
+    Removed {
+        /// The member.
+        member_id: u64,
+        /// Its data directory.
+        data_dir: PathBuf,
+    },
+    /// By its options the member is another than the one that the directory was made for.
+    OtherMember {
+        /// The directory `<data-dir>/member`.
+        member_dir: PathBuf,
+        /// The member that the directory was made for.
+        made_for: Identity,
+        /// The member that the options name.
+        configured: Identity,
+    },
+    /// A file of the checkpoint names another member.
+    OtherCheckpoint {
+        /// The file.
+        path: PathBuf,
+        /// The member that the directory belongs to.
+        identity: Identity,
+    },
+    /// Files of the directory contradict each other, or lack what the others need.
+    Inconsistent(Box<Inconsistency>),
+    /// What a member without data begins with could not be found out: [`crate::opening::Opening::begin`] failed.
+    Begin(Box<dyn Error + Send + Sync>),
+    /// The member cannot be made the only one of its cluster.
+    ForceNewCluster(AloneError),
+    /// The first entries could not be made durable.
+    FirstEntries(FirstEntriesError),
+    /// A committed entry cannot be applied.
+    Apply(machine::Fatal),
+    /// The thread that opens the log has panicked, which is a bug.
+    LogThreadPanicked,
+}
+
+/// What is wrong between the files of a data directory, each of which can be read.
+#[derive(Debug)]
+pub enum Inconsistency {
+    /// The log is missing, but other files of the member are there.
+    LogMissing {
+        /// The directory of the log.
+        log_dir: PathBuf,
+    },
+    /// The checkpoint cannot be used, and the log does not hold everything since the first entry.
+    LogNotWhole {
+        /// Why the checkpoint cannot be used.
+        checkpoint: DataDirError,
+        /// What the log lacks.
+        lacking: Lacking,
+    },
+    /// There is no checkpoint, and the log does not hold everything since the first entry.
+    NoCheckpoint {
+        /// The directory `<data-dir>/member`.
+        member_dir: PathBuf,
+        /// What the log lacks.
+        lacking: Lacking,
+    },
+    /// The state of the checkpoint is that of another entry than its manifest says.
+    CheckpointIndex {
+        /// The directory `<data-dir>/member`.
+        member_dir: PathBuf,
+        /// The index that the manifest says.
+        stated: u64,
+        /// The index of the last entry in the state.
+        held: u64,
+    },
+    /// The log ends in front of entries that the checkpoint was made of.
+    LogEndsEarly {
+        /// The directory of the log.
+        log_dir: PathBuf,
+        /// The index of the last entry in the log.
+        last: u64,
+        /// The index of the last entry in the checkpoint.
+        applied: u64,
+    },
+    /// The log gave another last entry than it says it has.
+    LastEntry {
+        /// The index that the log says.
+        stated: u64,
+        /// The index of the last entry that it gave.
+        held: u64,
+    },
+    /// Raft cannot begin with the log and the checkpoint together.
+    Raft {
+        /// The directory `<data-dir>/member`.
+        member_dir: PathBuf,
+        /// The answer of raft.
+        refused: consensus::Refused,
+    },
+    /// The manifest names a file that cannot be a run of the checkpoint.
+    UnknownRun {
+        /// The name of the file.
+        name: String,
+    },
+    /// The runs of the checkpoint hold what is never written.
+    Checkpoint {
+        /// The directory of the checkpoint.
+        dir: PathBuf,
+        /// What is wrong.
+        error: RestoreError<log::OpenError>,
+    },
+    /// An entry in the log should be a membership change and is none.
+    NotAChange {
+        /// The index of the entry.
+        index: u64,
+        /// Why it cannot be decoded.
+        error: prost::DecodeError,
+    },
+}
+
+/// What a log lacks that does not hold every entry since the first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lacking {
+    /// The log begins behind a state that was taken over at this entry.
+    Before(u64),
+    /// One or more entries inside the log.
+    Gap {
+        /// The index of the entry behind the gap.
+        found: u64,
+        /// The index that was expected there.
+        expected: u64,
+    },
+    /// Entries at the end, which is at this index.
+    UpTo(u64),
+}
+
+/// Why the first entries of a log could not be made durable.
+#[derive(Debug)]
+pub enum FirstEntriesError {
+    /// The log does not take them.
+    Refused(log::Refusal),
+    /// The log has failed.
+    Failed(log::Fatal),
+    /// The disk is full.
+    NoSpace,
+    /// The disk did not answer in time.
+    TimedOut,
+}
+
+impl DataDirError {
+    /// Returns true if the cause is a file that is missing, or is not as it was written: a caller that has its contents
+    /// elsewhere may go on without it.
+    pub fn is_damage(&self) -> bool {
+        match self {
+            DataDirError::Files(error) => error.is_damage(),
+            DataDirError::Inconsistent(what) => matches!(**what, Inconsistency::Checkpoint { .. }),
+            _ => false,
+        }
+    }
+}
+
+impl From<log::OpenError> for DataDirError {
+    fn from(error: log::OpenError) -> DataDirError {
+        DataDirError::Files(error)
+    }
+}
+
+impl From<Inconsistency> for DataDirError {
+    fn from(what: Inconsistency) -> DataDirError {
+        DataDirError::Inconsistent(Box::new(what))
+    }
+}
+
+impl From<AloneError> for DataDirError {
+    fn from(error: AloneError) -> DataDirError {
+        DataDirError::ForceNewCluster(error)
+    }
+}
+
+impl From<FirstEntriesError> for DataDirError {
+    fn from(error: FirstEntriesError) -> DataDirError {
+        DataDirError::FirstEntries(error)
+    }
+}
+
+impl From<machine::Fatal> for DataDirError {
+    fn from(error: machine::Fatal) -> DataDirError {
+        DataDirError::Apply(error)
+    }
+}
+
+impl fmt::Display for DataDirError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DataDirError::Files(error) => error.fmt(f),
+            DataDirError::Lookup { path, error } => write!(f, "cannot look for {}: {error}", path.display()),
+            DataDirError::Locked { path } => {
+                write!(f, "{} is locked: another process serves this data directory", path.display())
+            }
+            DataDirError::WrittenByEtcd { path, data_dir } => write!(
+                f,
+                "{} was written by etcd: make a data directory of it with `mainstay utl import --data-dir {} --to \
+                 NEW_DIR`, and start with --data-dir NEW_DIR",
+                path.display(),
+                data_dir.display()
+            ),
+            DataDirError::Empty { path, lacks } => write!(f, "{} holds no {lacks}", path.display()),
+            DataDirError::Removed { member_id, data_dir } => write!(
+                f,
+                "member {member_id:x} has been permanently removed from the cluster: remove its data directory {}",
+                data_dir.display()
+            ),
+            DataDirError::OtherMember { member_dir, made_for, configured } => write!(
+                f,
+                "{} was made for member {:x} of cluster {:x}, but by its options this is member {:x} of cluster \
+                 {:x}",
+                member_dir.display(),
+                made_for.member_id,
+                made_for.cluster_id,
+                configured.member_id,
+                configured.cluster_id
+            ),
+            DataDirError::OtherCheckpoint { path, identity } => write!(
+                f,
+                "{} belongs to another member or cluster, not to member {:x} of cluster {:x}: put this member's \
+                 checkpoint directory back; if it is gone, {}",
+                path.display(),
+                identity.member_id,
+                identity.cluster_id,
+                log::REMEDY
+            ),
+            DataDirError::Inconsistent(what) => what.fmt(f),
+            DataDirError::Begin(error) => error.fmt(f),
+            DataDirError::ForceNewCluster(error) => error.fmt(f),
+            DataDirError::FirstEntries(error) => error.fmt(f),
+            DataDirError::Apply(fatal) => fatal.fmt(f),
+            DataDirError::LogThreadPanicked => f.write_str("the thread that opens the log panicked"),
+        }
+    }
+}
+
+impl Error for DataDirError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            DataDirError::Files(error) => error.source(),
+            DataDirError::Lookup { error, .. } => Some(error),
+            DataDirError::Inconsistent(what) => what.source(),
+            DataDirError::Begin(error) => error.source(),
+            DataDirError::ForceNewCluster(error) => error.source(),
+            DataDirError::FirstEntries(error) => error.source(),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Inconsistency {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Inconsistency::LogMissing { log_dir } => {
+                write!(f, "{} is missing or empty, but was there before; {}", log_dir.display(), log::REMEDY)
+            }
+            Inconsistency::LogNotWhole { checkpoint, lacking } => {
+                write!(f, "{checkpoint} (the log alone is not enough: {lacking})")
+            }
+            Inconsistency::NoCheckpoint { member_dir, lacking } => {
+                write!(f, "{} has no checkpoint, and {lacking}", member_dir.display())
+            }
+            Inconsistency::CheckpointIndex { member_dir, stated, held } => write!(
+                f,
+                "the checkpoint in {} says it goes up to entry {stated}, but it holds entry {held}",
+                member_dir.display()
+            ),
+            Inconsistency::LogEndsEarly { log_dir, last, applied } => write!(
+                f,
+                "{} ends with entry {last}, but the checkpoint beside it was made of entries up to {applied}; {}",
+                log_dir.display(),
+                log::REMEDY
+            ),
+            Inconsistency::LastEntry { stated, held } => {
+                write!(f, "the log says its last entry is {stated}, but it holds {held}")
+            }
+            Inconsistency::Raft { member_dir, refused } => write!(
+                f,
+                "the log and the checkpoint in {} do not go together: {refused}; {}",
+                member_dir.display(),
+                log::REMEDY
+            ),
+            Inconsistency::UnknownRun { name } => {
+                write!(f, "the checkpoint names a file {name:?}, which is none of its")
+            }
+            Inconsistency::Checkpoint { dir, error } => {
+                write!(f, "cannot restore the checkpoint in {}: {error}; {}", dir.display(), log::REMEDY)
+            }
+            Inconsistency::NotAChange { index, error } => {
+                write!(f, "entry {index} is no membership change: {error}")
+            }
+        }
+    }
+}
+
+impl Error for Inconsistency {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Inconsistency::LogNotWhole { checkpoint, .. } => Some(checkpoint),
+            Inconsistency::Raft { refused, .. } => Some(refused),
+            Inconsistency::Checkpoint { error, .. } => Some(error),
+            Inconsistency::NotAChange { error, .. } => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Lacking {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Lacking::Before(index) => {
+                write!(f, "it begins behind a state that was taken over at entry {index}")
+            }
+            Lacking::Gap { found, expected } => {
+                write!(f, "entry {found} follows where {expected} was expected")
+            }
+            Lacking::UpTo(index) => write!(f, "it lacks entries up to {index}"),
+        }
+    }
+}
+
+impl fmt::Display for FirstEntriesError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FirstEntriesError::Refused(reason) => write!(f, "cannot write the first entries: {reason:?}"),
+            FirstEntriesError::Failed(fatal) => fatal.fmt(f),
+            FirstEntriesError::NoSpace => f.write_str("the disk has no room for the first entries"),
+            FirstEntriesError::TimedOut => {
+                f.write_str("the disk did not take the first entries within a minute")
+            }
+        }
+    }
+}
+
+impl Error for FirstEntriesError {}
