@@ -29,6 +29,18 @@ const WAITING_MAX: usize = 4096;
 ///   commit index is not among the promises: it is only sent by leaders, who computed it from what is on disks. Only
 ///   that the removal of a member is committed nobody may forget: all that is said from then on waits for it, reads and
 ///   a hand-over included.
+/// # Example: a follower in term 3 whose log is on disk through entry 10
+///
+/// ```text
+/// gets entries 11, 12       batch 7 goes to the log
+/// posts append ok 12        promises 12 > 10: waits for batch 7
+/// posts append ok 10        promises what is on disk: leaves at once
+/// posts heartbeat answer    promises term 3, which is on disk: leaves at once
+/// hears of term 4           batch 8 goes to the log, with the new term: all that follows waits for it
+/// posts heartbeat answer    waits for batch 8
+/// batch 7 synced            append ok 12 leaves
+/// batch 8 synced            the heartbeat answer leaves
+/// ```
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
     /// The newest batch given out.

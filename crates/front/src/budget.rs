@@ -28,6 +28,19 @@ const SMALL_BYTES: usize = 1024 * 1024;
 ///
 /// Accounts reserve room in steps, so one atomic for the whole server suffices: it is touched once per 32 KiB. The
 /// alternative, a share of the budget for each shard, would refuse one shard's clients while another has room.
+/// # Example: one connection, and a budget of 64 MiB
+///
+/// ```text
+///                                    held        reserved
+/// connection opens                 40,960 B      65,536 B   the budget is charged 65,536 B
+/// request of 10,000 B              50,960 B      65,536 B   the shared counter is not touched
+/// answer of 249,040 B             300,000 B     327,680 B   the budget is charged 262,144 B more
+/// both are sent                    40,960 B      65,536 B   more than 128 KiB are unused: 262,144 B are given back
+/// ```
+///
+/// If all accounts together then reserve more than 64 MiB, connections are told to close until 56 MiB are left. Say address A has
+/// 40 MiB in connections of 30 and 10 MiB, and address B 24.5 MiB in many small ones: A holds most, so its connection of 30 MiB
+/// is closed. That leaves 34.5 MiB, and nobody else is.
 #[derive(Clone)]
 pub struct Budget(Arc<Sums>);
 

@@ -4,6 +4,29 @@
 //! synced: it is cleared, with whatever else of its batch is left, and reported as a repair. A valid record whose
 //! batch starts after p is such a proof, and so is any invalid record in a segment before the last: then
 //! acknowledged data is gone, and opening is refused.
+//! # Example: a torn tail, and damage
+//!
+//! The last segment has two batches. A batch is written only after the one before it was synced; every record names the
+//! offset at which its batch starts.
+//!
+//! ```text
+//! offset  batch starts at
+//!  4096   4096    entry 7    valid
+//!  4352   4352    entry 8    valid
+//!  4480   4352    entry 9    invalid (its checksum is wrong)   <- p
+//!  4608   4352    entry 10   valid
+//! ```
+//!
+//! The only record behind p starts its batch at 4352, before p. So nothing proves that this batch was ever synced, and nobody
+//! was told of its entries: entries 9 and 10 are overwritten with zeros and entry 8 is the last.
+//!
+//! ```text
+//!  4736   4736    entry 11   valid
+//! ```
+//!
+//! With this record it is damage: its batch starts at 4736, behind p, and was begun after the batch at 4352 had been synced.
+//! Entry 9 was acknowledged, and opening is refused with offset 4480. It is refused too if the member was shut down cleanly
+//! and noted a log end behind p.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;

@@ -6,6 +6,20 @@
 //! are those before the entry until then. Only the key sets of leases are half-way: see [`Machine::is_whole`].
 //!
 //! What is done is the same, in the same order, whatever the slices: at every member, and as [`Machine::apply`] does at once.
+//! # Example: a deletion of 1,000,000 keys as entry 50
+//!
+//! ```text
+//!               store                            applied_index  newest published view
+//! entry 49      revision 70                      49             70
+//! slice 1       tombstones 71.0 .. 71.9999       49             70   a range sees all keys
+//! slice 2       tombstones up to 71.19999        49             70   a put that arrives is entry 51: it waits
+//!  ...          ...                              49             70   the core sends heartbeats, takes requests
+//! last slice    tombstones up to 71.999999       50             71   a range sees none of them
+//! ```
+//!
+//! Readers resolve revision 0 to the published 70, so tombstones above it do not exist for them. Watchers get the whole of
+//! revision 71 after the last slice. A crash after slice 2 loses nothing: no slice is durable by itself, no checkpoint is taken
+//! between two of them, and a restart applies entry 50 from its beginning.
 
 use api::Status;
 use api::error;

@@ -12,6 +12,17 @@
 //! record knows its predecessor and one record further down, at skew-binary distances, so that the newest
 //! version at or below a revision is found in O(log n) steps. The revisions of both targets stand beside the
 //! pointers, so that a search decides without looking at a record that compaction may have freed.
+//! # Example: jump pointers of a key that was written at revisions 1 to 16
+//!
+//! ```text
+//! record    1  2  3  4  5  6  7  8  9  10  11  12  13  14  15  16
+//! jump to   -  1  2  1  4  5  4  1  8   9   8  11  12  11   8   1
+//! distance  -  1  1  3  1  1  3  7  1   1   3   1   1   3   7  15
+//! ```
+//!
+//! A new record jumps over two jumps of equal distance, if its predecessor begins such a pair: 15 covers the two jumps of
+//! distance 3 of 14 and 11. The search for revision 5 from record 16 takes a jump where that does not pass below 5, and the
+//! predecessor otherwise: 16, 15, 8, 7, 6, 5; five steps instead of eleven.
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::marker::PhantomData;

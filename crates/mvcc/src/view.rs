@@ -48,6 +48,21 @@ pub(crate) struct State {
 /// A reader that takes long holds a moment and not a view: memory that writes free meanwhile is then not kept for it.
 /// It reads piece by piece, each from the newest view, see [`View::snapshot_at`]. That works as long as nothing was
 /// physically removed that the moment needs: the caller of [`crate::Store::compact_step`] has to respect [`Moment::keeps`].
+/// # Example
+///
+/// Key a was written at revisions 2 and 5, key b at 6; nothing is compacted.
+///
+/// ```text
+/// revision 6   a reader takes the moment of the view: revision 6, compact revision -1, keeps -1
+/// revision 8   key a is written again
+/// compact 6    a@2 cannot be read any more, but removal must not go beyond -1: it stays
+///              the reader reads its next slice in the view of revision 8: it passes over a@8 and sees a@5, b@6
+///              it may also read at revision 3, as at its moment, and sees a@2
+///              the reader ends; removal goes through 6 and takes out a@2; a@5, the newest at 6, stays
+/// ```
+///
+/// Had removal gone through 6 before, [`View::snapshot_at`] would have answered `Compacted`, since 6 is above what the moment
+/// keeps. It would not have shown a state without a@2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment {
     store: u64,

@@ -6,6 +6,17 @@
 //!
 //! A new leader has the clocks of all leases to start. It does so in slices; a lease whose turn has not come goes by the
 //! deadline that it will get.
+//! # Example: lease 7 with a TTL of 10 s; slots are 100 ms wide
+//!
+//! ```text
+//!  0.00 s  granted            deadline 10.00 s, slot 100
+//!  6.03 s  renewed            deadline 16.03 s, still slot 100: the queue is not touched
+//! 10.00 s  slot 100 is due    the deadline has moved: the lease goes to slot 161 (16.03 s, rounded up)
+//! 16.10 s  slot 161 is due    the lease is given out as expired, and its revocation is proposed
+//! ```
+//!
+//! A renewal at 16.05 s comes too late: the deadline has passed, so the lease cannot be saved, and the client is answered TTL 0
+//! once the revocation is applied. A lease is given out up to 100 ms late and never early.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;

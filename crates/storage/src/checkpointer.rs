@@ -4,6 +4,22 @@
 //! base run and delta runs behind it, like the levels of a log-structured merge tree: most checkpoints write only
 //! what is new, and a run is written again together with newer ones only when they have grown to its size, so that
 //! each version is written a few times in all.
+//! # Example: runs and levels
+//!
+//! A version takes about 48 bytes. Each line is a checkpoint; `(from, to]` are the revisions of a run.
+//!
+//! ```text
+//! revision 1,000,000   (0, 1,000,000] 48 MB                                the base
+//! revision 1,100,000   base + (1,000,000, 1,100,000] 4.8 MB                only what is new is written
+//! revision 1,150,000   base + (1,000,000, 1,150,000] 7.2 MB                4.8 MB is no more than twice the new 2.4 MB:
+//!                                                                          the run is written again with it
+//! revision 1,550,000   (0, 1,550,000] 74.4 MB                              7.2 MB and then 48 MB are no more than twice
+//!                                                                          what is to be written: a new base
+//! ```
+//!
+//! A run is only reused from above the last compaction that removed something it holds (`from_min`); otherwise a whole base is
+//! written. The new run is synced first, then the `MANIFEST` that names it replaces the old one; files that no manifest names
+//! are deleted after that.
 
 use std::any::Any;
 use std::fmt;

@@ -1,4 +1,14 @@
 //! Who leads, as this member knows it, and when it should lead no more.
+//! # Example: when a leader has settled
+//!
+//! ```text
+//! entries 90, 91 of term 4   member 1 led; 91 is on two of three members, its client was answered
+//! term 5                     member 2 is elected: it has 91, but does not know that 91 is committed
+//!                            `leads` is true, `has_settled` false: no read round begins, no clock of a lease runs
+//! entry 92 of term 5         the empty entry that member 2 appends; committed, it commits 91 with it
+//! entry 92 applied           `has_settled` is true: the state has all that any leader before acknowledged
+//! term 6                     a newer term ends it in the same turn: `is_leading` is false at once
+//! ```
 
 use std::time::{Duration, Instant};
 

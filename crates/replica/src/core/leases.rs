@@ -1,4 +1,20 @@
 //! What the leader does about leases: renewing, expiring, and noting the time left.
+//! # Example: a lease across a change of leaders
+//!
+//! Lease 7 has a TTL of 10 s, and the election timeout is 1 s.
+//!
+//! ```text
+//!  0 s  member 1, the leader, grants lease 7; its clock runs out at 10 s
+//!  3 s  member 1 is cut off from the others
+//!  5 s  member 2 leads and has settled: its clock for lease 7 runs out at 5 + 10 + 1 = 16 s
+//!  6 s  a client asks member 1 to renew: no quorum confirms that it leads, so it is not renewed
+//! 10 s  the clock of member 1 runs out: it cannot commit a revocation
+//! 16 s  member 2 proposes the revocation; every member deletes the keys when it applies that entry
+//! ```
+//!
+//! So only committed revocations end a lease, and a new leader never shortens what an old one promised. Long leases would be
+//! extended by a whole TTL at each change; therefore the leader notes the time left in the log from time to time, and the
+//! next leader begins with that instead of the TTL.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

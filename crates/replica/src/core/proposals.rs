@@ -1,4 +1,23 @@
 //! What goes into the log: clients' commands and the core's own, and who waits for them.
+//! # Example: a forwarded proposal and a new leader
+//!
+//! Member 2 follows member 1, the leader of term 4. Two puts of its clients are forwarded in one message that names term 4;
+//! they wait here under the ids 71 and 72, `Given { term: 4, bound: true }`.
+//!
+//! ```text
+//! log    entry 100, term 4   put, id 71        member 1 appends it, and stops before it takes id 72
+//!        entry 101, term 5   empty             member 3 leads now; this is its first entry
+//! member 2
+//!        applies 100         takes out id 71 and answers its client
+//!        applies 101         `lost(5)`: id 72 was given in term 4 and is not applied
+//!        proposes id 72 again, to member 3 in term 5
+//!        applies 102, term 5 id 72: answers its client
+//! ```
+//!
+//! Id 72 cannot be applied twice. Behind an entry of term 5 the log has no entry of term 4, so the first attempt is not in the
+//! log; and if its message is still on its way, member 1 or 3 refuses it, since it names term 4. A leader that does not
+//! announce this rule (etcd) may append the message later: then `bound` is false, nothing is proposed again, and the client gets
+//! etcd's timeout.
 
 use std::time::{Duration, Instant};
 

@@ -3,6 +3,23 @@
 //!
 //! All reads that wait share a round, and a few rounds are under way at once: a read waits for one quorum's round trip,
 //! never for a write or for another read's round to end.
+//! # Example: rounds that are shared and overlap
+//!
+//! A leader in a cluster whose round trip takes 10 ms; times in ms.
+//!
+//! ```text
+//!  0   read a arrives     round 1 begins: a; the leader has committed entry 100
+//!  1   reads b, c arrive  they wait: rounds begin 2 ms apart while one is under way
+//!  2                      round 2 begins: b, c; the leader has committed entry 102
+//! 10   round 1 confirmed  a needs entry 100
+//!      this member has applied 101: a is answered from the next published view
+//! 12   round 2 confirmed  b and c need entry 102 and wait for apply, not for another round
+//! 13   entry 102 applied  b and c are answered from the view that has it
+//! 14   read d arrives     no round is under way: round 3 begins at once
+//! ```
+//!
+//! A read never sees a state from before it began: the leader's commit index is taken after the round began, and so after
+//! the read arrived, and a quorum confirms afterwards that there was no newer leader.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

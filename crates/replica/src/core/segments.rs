@@ -1,4 +1,18 @@
 //! Segments that go once nobody reads them, and values that are moved out of others.
+//! # Example: when segment 3 is deleted
+//!
+//! Views 7 and 9 are held: 7 by a slow reader, 9 as the published state. A durable checkpoint needs nothing in segment 3
+//! any more.
+//!
+//! ```text
+//! delete_later(3)      noted with view 9, the newest that may name a location in segment 3
+//! release              the oldest held view is 7 <= 9: it stays
+//! the reader drops 7
+//! release              the oldest held view is 9 <= 9: it stays; 9 is the newest, so `true`: publish another view
+//! view 10 published    it names nothing in segment 3
+//! the shards drop 9
+//! release              the oldest held view is 10 > 9: segment 3 is deleted
+//! ```
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::SyncSender;

@@ -1,4 +1,12 @@
 //! What segments hold that nobody needs, and which of them are worth emptying.
+//! # Example
+//!
+//! Four sealed segments of 64 MiB, bytes of live values: 0, 10, 20 and 60 MiB; room is not short. The first is empty: it is
+//! deleted once a checkpoint covers its entries. The others hold 90 MiB of 192 MiB, so 102 MiB are dead. That is worth a
+//! checkpoint, since it is more than `dead_bytes_min` (here 64 MiB) and half of what lives (45 MiB). Emptied are those that are
+//! less than half full: the second and third. Their 30 MiB are appended to the log again, and 128 MiB become free. The
+//! fourth stays until more of it is dead. (With an index so large that a whole checkpoint, which must follow, would write
+//! more than half of the dead bytes, nothing is emptied yet.)
 
 use log::{Log, SegmentState};
 use machine::Machine;

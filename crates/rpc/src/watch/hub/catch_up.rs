@@ -1,4 +1,20 @@
 //! How watches that are behind read history: in the turns of their streams.
+//! # Example: catching up, and the hand-over to the synced watches
+//!
+//! A watch begins at revision 5. The hub has told its synced watches everything through revision 20.
+//!
+//! ```text
+//!                              watch.next  hub revision
+//! watch is made                5           20            unsynced
+//! slice 1 reads 5 .. 12        13          20
+//! revisions 21 .. 25 written   13          25            the hub tells synced watches, not this one
+//! slice 2 reads 13 .. 25       26          25            26 > 25: the watch joins the synced ones
+//! revision 26 written          26          26            the hub tells it
+//! ```
+//!
+//! If the hub is telling 26 .. 30 over several turns when slice 2 ends, its revision still is 25 but `begun()` is 30: the
+//! watch has `next` 26, which is not above 30, and stays unsynced. It reads 26 .. 30 itself and joins with `next` 31. So each
+//! change reaches it once: a change is told by the hub exactly if the watch was synced when the hub began with it.
 
 use std::rc::{Rc, Weak};
 
