@@ -1,14 +1,16 @@
 //! Whether all members hold the same data: what a member tells of itself, and how answers are compared.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use api::Status;
 use bytes::Bytes;
 use http::{HeaderValue, Request, Response, StatusCode};
-use machine::{StatePoint, StateTrail, range};
-use mvcc::HashWalk;
+use machine::{Overtaken, StatePoint, StateTrail, range};
+use mvcc::{HashWalk, RevisionError};
 use peer::Target;
 use serde_json::{Value, json};
 
@@ -48,6 +50,49 @@ pub struct Hashed {
     pub current_revision: i64,
 }
 
+/// Why the state of this member cannot be hashed. The texts about revisions are etcd's.
+#[derive(Debug)]
+pub enum HashError {
+    /// The revision was compacted, or is in the future.
+    Revision(RevisionError),
+    /// The revision was compacted while it was being read.
+    Overtaken(Overtaken),
+    /// A value cannot be read.
+    Read(Status),
+    /// The hashing was ended early.
+    Stopped,
+    /// No thread to hash on can be started.
+    NoThread(io::Error),
+    /// The thread that hashed has ended without a result, which is a bug.
+    ThreadEnded,
+}
+
+impl fmt::Display for HashError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            HashError::Revision(error) => {
+                f.write_str(range::refused(*error).message.trim_start_matches("etcdserver: "))
+            }
+            HashError::Overtaken(error) => error.fmt(f),
+            HashError::Read(status) => f.write_str(&status.message),
+            HashError::Stopped => f.write_str("stopped"),
+            HashError::NoThread(error) => write!(f, "no thread could be started: {error}"),
+            HashError::ThreadEnded => f.write_str("the hash could not be computed"),
+        }
+    }
+}
+
+impl std::error::Error for HashError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            HashError::Revision(error) => Some(error),
+            HashError::Read(status) => Some(status),
+            HashError::NoThread(error) => Some(error),
+            HashError::Overtaken(_) | HashError::Stopped | HashError::ThreadEnded => None,
+        }
+    }
+}
+
 /// What another member answered when it was asked for its hash.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HashAnswer {
@@ -72,20 +117,19 @@ fn cluster_id(shared: &Shared) -> String {
 ///
 /// # Errors
 ///
-/// The words of a refusal: the revision was compacted, or is in the future.
-pub fn hash_of(shared: &Arc<Shared>, revision: i64, stop: &AtomicBool) -> Result<Hashed, String> {
+/// When the revision was compacted or is in the future, when a value cannot be read, or when it is ended early.
+pub fn hash_of(shared: &Arc<Shared>, revision: i64, stop: &AtomicBool) -> Result<Hashed, HashError> {
     let began = Instant::now();
     let (state, published) = shared.read_long(Reader::Hash);
     let values = LogValues::new(shared.values.clone());
     let current_revision = state.moment().revision();
-    let mut walk = HashWalk::new(&published.view.snapshot(), revision)
-        .map_err(|e| range::refused(e).message.trim_start_matches("etcdserver: ").to_owned())?;
+    let mut walk = HashWalk::new(&published.view.snapshot(), revision).map_err(HashError::Revision)?;
     drop(published);
     let (revision, compact_revision) = (walk.revision(), walk.compact_revision());
     let mut hash = KvHash::default();
     let mut failed = None;
     loop {
-        let slice = state.slice().map_err(|e| e.to_string())?;
+        let slice = state.slice().map_err(HashError::Overtaken)?;
         let done = walk.step(&slice.snapshot(), HASHED_PER_SLICE, |version| {
             if failed.is_none() {
                 failed = hash.feed(version, &values).err();
@@ -95,11 +139,11 @@ pub fn hash_of(shared: &Arc<Shared>, revision: i64, stop: &AtomicBool) -> Result
             break;
         }
         if stop.load(Ordering::Relaxed) {
-            return Err("stopped".to_owned());
+            return Err(HashError::Stopped);
         }
     }
     if let Some(status) = failed {
-        return Err(status.message.into_owned());
+        return Err(HashError::Read(status));
     }
     shared.metrics.mvcc.hash_rev_duration.observe_seconds(began.elapsed());
     Ok(Hashed { hash: hash.finish(), compact_revision, revision, current_revision })
@@ -140,7 +184,7 @@ pub async fn hash_kv(shared: &Arc<Shared>, request: &Request<Bytes>) -> Response
             }
             response
         }
-        Err(why) => refused(StatusCode::BAD_REQUEST, &why),
+        Err(error) => refused(StatusCode::BAD_REQUEST, &error.to_string()),
     }
 }
 
@@ -154,7 +198,7 @@ async fn hash_of_compaction(shared: &Shared, revision: i64) -> Option<Hashed> {
 }
 
 /// Hashes on a thread of its own: others wait for this one.
-async fn hash_elsewhere(shared: &Arc<Shared>, revision: i64) -> Result<Hashed, String> {
+async fn hash_elsewhere(shared: &Arc<Shared>, revision: i64) -> Result<Hashed, HashError> {
     if !shared.threads {
         return hash_of(shared, revision, &AtomicBool::new(false));
     }
@@ -166,8 +210,8 @@ async fn hash_elsewhere(shared: &Arc<Shared>, revision: i64) -> Result<Hashed, S
             // The receiver may have been dropped.
             let _ = sender.send(hash_of(&hashing, revision, &AtomicBool::new(false)));
         })
-        .map_err(|e| format!("no thread could be started: {e}"))?;
-    receiver.await.unwrap_or_else(|_| Err("the hash could not be computed".to_owned()))
+        .map_err(HashError::NoThread)?;
+    receiver.await.unwrap_or(Err(HashError::ThreadEnded))
 }
 
 /// Asks all other members for their hash at a revision, all at once.

@@ -1,12 +1,14 @@
 //! etcd's checks that all members hold the same, by the hash of HashKV: once when a member starts, and now and then on
 //! the leader. What is compared, and whom a difference is put down to, is etcd's.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::comparison::{HashAnswer, Hashed, hash_of, hashes_of_others};
+use crate::comparison::{HashAnswer, HashError, Hashed, hash_of, hashes_of_others};
+use api::Status;
 use config::Config;
 use replica::core::{ClientRequest, ControlRequest, ReplyBody};
 use replica::shared::Shared;
@@ -26,6 +28,82 @@ pub enum Initial {
     Unknown,
 }
 
+/// Why a member does not come up with the state that it has. The texts are etcd's.
+#[derive(Debug)]
+pub enum InitialCheckError {
+    /// Its state cannot be hashed.
+    NoHash {
+        /// The member.
+        member_id: u64,
+        /// Why not.
+        error: HashError,
+    },
+    /// Another member has other data.
+    Differs {
+        /// The member that does not come up.
+        member_id: u64,
+    },
+}
+
+impl fmt::Display for InitialCheckError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            InitialCheckError::NoHash { member_id, error } => {
+                write!(f, "{member_id:x} failed to fetch hash ({error})")
+            }
+            InitialCheckError::Differs { member_id } => {
+                write!(f, "{member_id:x} found data inconsistency with peers")
+            }
+        }
+    }
+}
+
+impl std::error::Error for InitialCheckError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            InitialCheckError::NoHash { error, .. } => Some(error),
+            InitialCheckError::Differs { .. } => None,
+        }
+    }
+}
+
+/// Why the leader could not compare the members' states.
+#[derive(Debug)]
+enum CheckError {
+    /// Its own state cannot be hashed.
+    Hash(HashError),
+    /// It cannot read linearizably.
+    Read(Status),
+    /// The member is stopping.
+    Stopping,
+}
+
+impl From<HashError> for CheckError {
+    fn from(error: HashError) -> CheckError {
+        CheckError::Hash(error)
+    }
+}
+
+impl fmt::Display for CheckError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CheckError::Hash(error) => error.fmt(f),
+            CheckError::Read(status) => f.write_str(&status.message),
+            CheckError::Stopping => f.write_str("the member is stopping"),
+        }
+    }
+}
+
+impl std::error::Error for CheckError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            CheckError::Hash(error) => error.source(),
+            CheckError::Read(status) => Some(status),
+            CheckError::Stopping => None,
+        }
+    }
+}
+
 /// How another member's answer compares with this one's hash at start.
 pub fn compare_initially(own: &Hashed, answer: &HashAnswer) -> Initial {
     match answer {
@@ -41,8 +119,8 @@ pub fn compare_initially(own: &Hashed, answer: &HashAnswer) -> Initial {
 ///
 /// # Errors
 ///
-/// etcd's words, when a member has other data, or when the own cannot be read.
-pub fn check_initially(shared: &Arc<Shared>, logger: &Logger) -> Result<(), String> {
+/// When a member has other data, or when the own cannot be read.
+pub fn check_initially(shared: &Arc<Shared>, logger: &Logger) -> Result<(), InitialCheckError> {
     let id = shared.identity.member_id;
     let timeout = shared.limits.request_timeout;
     logger.info(
@@ -50,7 +128,7 @@ pub fn check_initially(shared: &Arc<Shared>, logger: &Logger) -> Result<(), Stri
         &[("local-member-id", Value::Id(id)), ("timeout", Value::Duration(timeout))],
     );
     let own = hash_of(shared, 0, &AtomicBool::new(false))
-        .map_err(|why| format!("{id:x} failed to fetch hash ({why})"))?;
+        .map_err(|error| InitialCheckError::NoHash { member_id: id, error })?;
     let mut mismatches = 0;
     for (peer, answer) in block_on(hashes_of_others(shared, own.revision)) {
         let found = compare_initially(&own, &answer);
@@ -83,7 +161,7 @@ pub fn check_initially(shared: &Arc<Shared>, logger: &Logger) -> Result<(), Stri
         mismatches += usize::from(found == Initial::Differs);
     }
     if mismatches > 0 {
-        return Err(format!("{id:x} found data inconsistency with peers"));
+        return Err(InitialCheckError::Differs { member_id: id });
     }
     logger.info("initial corruption checking passed; no corruption", &[("local-member-id", Value::Id(id))]);
     Ok(())
@@ -277,8 +355,8 @@ impl CorruptionChecks {
 
 impl Checker {
     async fn run(&self, periodic: bool, compactions: bool) {
-        if periodic && let Err(why) = self.check().await {
-            self.logger.warn("failed to check hash KV", &[("error", Value::Str(&why))]);
+        if periodic && let Err(error) = self.check().await {
+            self.logger.warn("failed to check hash KV", &[("error", Value::Str(&error.to_string()))]);
         }
         if compactions {
             self.check_compactions().await;
@@ -289,15 +367,14 @@ impl Checker {
         self.shared.core.send(ControlRequest::Corrupt(id));
     }
 
-    async fn check(&self) -> Result<(), String> {
+    async fn check(&self) -> Result<(), CheckError> {
         let first = hash_of(&self.shared, 0, &self.stop)?;
         let answers = hashes_of_others(&self.shared, first.revision).await;
-        let reply =
-            self.shared.ask(ClientRequest::Read).await.map_err(|status| status.message.into_owned())?;
+        let reply = self.shared.ask(ClientRequest::Read).await.map_err(CheckError::Read)?;
         match reply.body {
             ReplyBody::Readable => {}
-            ReplyBody::Outcome(Err(status), _) => return Err(status.message.into_owned()),
-            _ => return Err("the member is stopping".to_owned()),
+            ReplyBody::Outcome(Err(status), _) => return Err(CheckError::Read(status)),
+            _ => return Err(CheckError::Stopping),
         }
         let second = hash_of(&self.shared, 0, &self.stop)?;
         let found = compare_periodically(self.shared.identity.member_id, &first, &second, &answers);

@@ -1,6 +1,7 @@
 //! What the leader looks at now and then, in a member that runs on a thread of its own: which versions the members run,
 //! and whether they all hold the same.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::JoinHandle;
@@ -53,19 +54,16 @@ impl Monitor {
     /// # Errors
     ///
     /// When there is no thread to be had.
-    pub fn start(shared: &Arc<Shared>, logger: &Arc<Logger>, config: &Config) -> Result<Monitor, String> {
+    pub fn start(shared: &Arc<Shared>, logger: &Arc<Logger>, config: &Config) -> io::Result<Monitor> {
         let (stop, stopped) = sync_channel::<()>(1);
         let mut leader_checks = LeaderChecks::new(shared, logger, config);
         let clock = shared.clock.clone();
-        let thread = std::thread::Builder::new()
-            .name("monitor".to_owned())
-            .spawn(move || {
-                while let Err(std::sync::mpsc::RecvTimeoutError::Timeout) = stopped.recv_timeout(TURN) {
-                    block_on(leader_checks.turn(clock.now()));
-                }
-                leader_checks.checks.stop();
-            })
-            .map_err(|e| format!("cannot start the monitor thread: {e}"))?;
+        let thread = std::thread::Builder::new().name("monitor".to_owned()).spawn(move || {
+            while let Err(std::sync::mpsc::RecvTimeoutError::Timeout) = stopped.recv_timeout(TURN) {
+                block_on(leader_checks.turn(clock.now()));
+            }
+            leader_checks.checks.stop();
+        })?;
         Ok(Monitor { stop, thread })
     }
 

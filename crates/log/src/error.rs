@@ -171,7 +171,11 @@ impl fmt::Display for Fatal {
     }
 }
 
-impl std::error::Error for Fatal {}
+impl std::error::Error for Fatal {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&*self.error)
+    }
+}
 
 /// Why a batch was not taken; it is handed back.
 #[derive(Debug)]
@@ -263,4 +267,11 @@ impl fmt::Display for ReadError {
     }
 }
 
-impl std::error::Error for ReadError {}
+impl std::error::Error for ReadError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            ReadError::Io { error, .. } => Some(error),
+            _ => None,
+        }
+    }
+}

@@ -141,7 +141,8 @@ fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> Ex
     };
     // Held until the rebuild is finished.
     let started = prepared.and_then(|_lock| {
-        let started = boot::start(parsed.config, Arc::clone(&logger), &stop_wanted)?;
+        let started = boot::start(parsed.config, Arc::clone(&logger), &stop_wanted)
+            .map_err(|error| error.to_string())?;
         if rebuilding.is_some() {
             rebuild::finish(&data_path)?;
             logger.info("the member is rebuilt", &[]);
@@ -174,8 +175,8 @@ fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> Ex
     }
     match running.stop() {
         Ok(()) => {}
-        Err(why) => {
-            logger.fatal("the member cannot go on", &[("error", Value::Str(&why))]);
+        Err(error) => {
+            logger.fatal("the member cannot go on", &[("error", Value::Str(&error.to_string()))]);
             return ExitCode::FAILURE;
         }
     }

@@ -15,6 +15,7 @@ mod checkpoints;
 mod command;
 mod compactor;
 mod cpu_pressure;
+mod fatal;
 mod history;
 mod install;
 mod leadership;
@@ -50,6 +51,7 @@ use storage::checkpointer::{CheckpointError, Checkpointed, Relocation};
 
 pub use checkpoints::Thresholds;
 pub use command::command;
+pub use fatal::Fatal;
 pub use install::Forget;
 pub use leases::LISTED_AT_ONCE;
 pub use membership::MemberChange;

@@ -13,10 +13,11 @@ use front::Front;
 use peer::Peers;
 
 use crate::assembly::{Assembled, Setting, assemble};
+use crate::error::{EndError, StartError};
 use clock::Clock;
 use config::{Config, Url};
 use consistency::monitor::Monitor;
-use replica::core::{ControlRequest, Core, StorageRequest, Thresholds};
+use replica::core::{ControlRequest, Core, Fatal, StorageRequest, Thresholds};
 use replica::inbox::Inbox;
 use replica::joining;
 use replica::peer_links::PeerLinks;
@@ -37,7 +38,7 @@ const READY_LOOK: Duration = Duration::from_millis(200);
 pub struct Running {
     shared: Arc<Shared>,
     fronts: Vec<Front>,
-    core: JoinHandle<Result<(), String>>,
+    core: JoinHandle<Result<(), Fatal>>,
     checkpointer: JoinHandle<()>,
     hasher: JoinHandle<()>,
     monitor: Monitor,
@@ -61,12 +62,12 @@ pub struct Listening {
 ///
 /// # Errors
 ///
-/// The text says what is wrong with which file, address or option, and what to do.
+/// What is wrong with which file, address or option; the text says what to do.
 pub fn start(
     config: Config,
     logger: Arc<Logger>,
     stop_wanted: &dyn Fn() -> bool,
-) -> Result<(Running, Listening), String> {
+) -> Result<(Running, Listening), StartError> {
     let clients = listen(&config.listen_client_urls, &config)?;
     let peers = listen(&config.listen_peer_urls, &config)?;
     let metrics_listeners = listen(&config.listen_metrics_urls, &config)?;
@@ -89,8 +90,7 @@ pub fn start(
         seed: None,
         switches: opening::Switches::default(),
         begin: &|| joining::begin(&config, &logger).map_err(Into::into),
-    })
-    .map_err(|error| error.to_string())?;
+    })?;
     opened.report(&logger, began.elapsed());
     let shards = std::thread::available_parallelism().map_or(1, usize::from);
     let thresholds = Thresholds::of(config.snapshot_count, opened.log.segment_bytes());
@@ -100,19 +100,20 @@ pub fn start(
     serve(assembled, listeners, listening, stop_wanted)
 }
 
-fn resolve(url: &Url) -> Result<std::net::SocketAddr, String> {
+fn resolve(url: &Url) -> Result<std::net::SocketAddr, StartError> {
+    let failed = |error| StartError::Resolve { url: url.as_str().to_owned(), error };
     (url.host(), url.port())
         .to_socket_addrs()
-        .map_err(|e| format!("cannot resolve {}: {e}", url.as_str()))?
+        .map_err(|error| failed(Some(error)))?
         // "localhost" first means IPv4 to most clients.
         .min_by_key(|address| address.is_ipv6())
-        .ok_or_else(|| format!("{} has no address", url.as_str()))
+        .ok_or_else(|| failed(None))
 }
 
-fn listen(listen_urls: &[Url], config: &Config) -> Result<Vec<TcpListener>, String> {
-    let bind = |url: &Url| -> Result<TcpListener, String> {
+fn listen(listen_urls: &[Url], config: &Config) -> Result<Vec<TcpListener>, StartError> {
+    let bind = |url: &Url| -> Result<TcpListener, StartError> {
         let address = resolve(url)?;
-        let failed = |e: std::io::Error| format!("cannot listen on {}: {e}", url.as_str());
+        let failed = |error| StartError::Listen { url: url.as_str().to_owned(), error };
         let domain = if address.is_ipv6() { socket2::Domain::IPV6 } else { socket2::Domain::IPV4 };
         let socket = socket2::Socket::new(domain, socket2::Type::STREAM, Some(socket2::Protocol::TCP))
             .map_err(failed)?;
@@ -147,7 +148,7 @@ fn serve(
     (clients, peers, metrics_listeners): Listeners,
     listening: Listening,
     stop_wanted: &dyn Fn() -> bool,
-) -> Result<(Running, Listening), String> {
+) -> Result<(Running, Listening), StartError> {
     let Assembled {
         shared,
         core: parts,
@@ -166,12 +167,12 @@ fn serve(
     // One that has nothing yet has nothing to compare.
     let checks = had_data && config.feature_gates.is_on("InitialCorruptCheck");
     let shards = shared.shards.len();
-    let checkpointer = spawn("checkpointer", move || checkpointer.run(&orders))?;
+    let checkpointer = spawn("checkpointer", "the checkpointer thread", move || checkpointer.run(&orders))?;
     let hashing = Arc::clone(&shared);
-    let hasher = spawn("hasher", move || hashing.compaction_hashes.run(&hash_jobs))?;
+    let hasher = spawn("hasher", "the hasher thread", move || hashing.compaction_hashes.run(&hash_jobs))?;
     let core = Arc::clone(&shared.core);
     // Ends when the core lets go of its end of the queue.
-    spawn("catch-up", move || {
+    spawn("catch-up", "the catch-up thread", move || {
         catch_up::run(&entries, &fetches, |fetch, fetched| {
             core.send(StorageRequest::Fetched(fetch, fetched))
         });
@@ -195,10 +196,11 @@ fn serve(
             log_peer(&peer_logger, level, line, fields);
         }),
     )
-    .map_err(|e| format!("cannot start the thread that talks to other members: {e}"))?;
+    .map_err(|error| StartError::Thread { what: "the thread that talks to other members", error })?;
     let peers: Arc<dyn PeerLinks> = Arc::new(peers);
     shared.set_peers(Arc::clone(&peers));
-    let monitor = Monitor::start(&shared, &logger, config)?;
+    let monitor = Monitor::start(&shared, &logger, config)
+        .map_err(|error| StartError::Thread { what: "the monitor thread", error })?;
 
     let (ended_sender, ended) = sync_channel(1);
     let front_options = front_options(config, shards, parts.log.segments().len())?;
@@ -211,7 +213,7 @@ fn serve(
         );
     }
     shared.readers.charge_to(&front_options.budget);
-    let core = spawn("core", move || {
+    let core = spawn("core", "the core thread", move || {
         let outcome = Core::new(parts).run();
         // Whoever waits hears of the end by the sender's drop; a full channel says the same.
         let _ = ended_sender.try_send(());
@@ -225,20 +227,20 @@ fn serve(
             Err(mpsc::RecvTimeoutError::Timeout) => {
                 shared.core.send(ControlRequest::Stop);
                 let _ = core.join();
-                return Err("stopped before the cluster had heard of this member".to_owned());
+                return Err(StartError::Stopped);
             }
             Err(mpsc::RecvTimeoutError::Disconnected) => {
-                return Err(match core.join() {
-                    Ok(Err(why)) => why,
-                    _ => "the core ended before the member was ready".to_owned(),
-                });
+                return Err(StartError::Core(match core.join() {
+                    Ok(Err(fatal)) => Some(fatal),
+                    _ => None,
+                }));
             }
         }
     }
-    if checks && let Err(why) = consistency::corruption::check_initially(&shared, &logger) {
+    if checks && let Err(error) = consistency::corruption::check_initially(&shared, &logger) {
         shared.core.send(ControlRequest::Stop);
         let _ = core.join();
-        return Err(why);
+        return Err(StartError::InitialCheck(error));
     }
     shared.set_client_memory(front_options.budget.clone());
     let counters = rpc::http::FrontCounters::default();
@@ -256,10 +258,10 @@ fn serve(
             )
         }),
     )
-    .map_err(|e| format!("cannot start the threads that serve clients: {e}"))?;
+    .map_err(|error| StartError::Thread { what: "the threads that serve clients", error })?;
     counters.set(front.counters().to_vec());
     let mut fronts = vec![front];
-    let side = |e: std::io::Error| format!("cannot start the threads that serve metrics: {e}");
+    let side = |error| StartError::Thread { what: "the threads that serve metrics", error };
     if !metrics_listeners.is_empty() {
         let front =
             MetricsListener::start(&shared, &counters, front_options, metrics_listeners).map_err(side)?;
@@ -305,16 +307,13 @@ const OTHER_FILES: usize = 150;
 /// Fewer connections than this are no service.
 const CONNECTIONS_MIN: usize = 16;
 
-fn front_options(config: &Config, shards: usize, segments: usize) -> Result<front::Options, String> {
+fn front_options(config: &Config, shards: usize, segments: usize) -> Result<front::Options, StartError> {
     let defaults = front::Options::default();
     let reserved = OTHER_FILES + 2 * segments;
     let files = telemetry::metrics::open_files_max().unwrap_or(usize::MAX);
     let connections_max = files.saturating_sub(reserved).min(defaults.connections_max);
     if connections_max < CONNECTIONS_MIN {
-        return Err(format!(
-            "the limit on open files, {files}, is too low: this member needs {} at least (ulimit -n, LimitNOFILE)",
-            reserved + CONNECTIONS_MIN
-        ));
+        return Err(StartError::OpenFiles { limit: files, needed: reserved + CONNECTIONS_MIN });
     }
     let message_bytes_max = usize::try_from(config.max_request_bytes)
         .unwrap_or(usize::MAX)
@@ -351,14 +350,16 @@ fn client_memory_bytes(told: Option<u64>, message_bytes_max: usize) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX).max(least)
 }
 
+/// Starts the thread of this name, which errors call `what`.
 fn spawn<T: Send + 'static>(
-    name: &str,
+    name: &'static str,
+    what: &'static str,
     body: impl FnOnce() -> T + Send + 'static,
-) -> Result<JoinHandle<T>, String> {
+) -> Result<JoinHandle<T>, StartError> {
     std::thread::Builder::new()
         .name(name.to_owned())
         .spawn(body)
-        .map_err(|e| format!("cannot start the {name} thread: {e}"))
+        .map_err(|error| StartError::Thread { what, error })
 }
 
 /// Tells systemd that the member is ready, if it asked to be told.
@@ -382,12 +383,12 @@ impl Running {
     /// # Errors
     ///
     /// Why the core had ended before, if it had.
-    pub fn stop(self) -> Result<(), String> {
+    pub fn stop(self) -> Result<(), EndError> {
         for front in self.fronts {
             front.shutdown_blocking(STOP_TIMEOUT);
         }
         self.shared.core.send(ControlRequest::Stop);
-        let outcome = self.core.join().map_err(|_| "the core's thread panicked".to_owned())?;
+        let outcome = self.core.join().map_err(|_| EndError::CorePanicked)?;
         self.monitor.stop();
         self.peers.close();
         self.shared.compaction_hashes.stop();
@@ -397,9 +398,9 @@ impl Running {
         if outcome.is_ok() {
             // The log is closed: the core had it.
             let end = self.shared.values.log_end();
-            self.clean_shutdown.close(&self.shared.identity, end).map_err(|e| e.to_string())?;
+            self.clean_shutdown.close(&self.shared.identity, end).map_err(EndError::CleanShutdown)?;
         }
-        outcome
+        Ok(outcome?)
     }
 }
 

@@ -11,6 +11,9 @@
 
 mod assembly;
 pub mod boot;
+mod error;
 mod memory;
 mod peering;
 pub mod stepped;
+
+pub use error::{EndError, StartError};

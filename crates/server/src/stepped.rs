@@ -34,7 +34,7 @@ use crate::assembly::{Assembled, Setting, assemble};
 use clock::{Clock, HandClock};
 use config::Config;
 use consistency::monitor::{self, LeaderChecks};
-use replica::core::{ControlRequest, Core, CoreRequest, StorageRequest};
+use replica::core::{ControlRequest, Core, CoreRequest, Fatal, StorageRequest};
 use replica::inbox::Inbox;
 use replica::joining;
 use replica::peer_links::PeerLinks;
@@ -52,9 +52,9 @@ pub use crate::peering::Peering;
 pub use replica::core::{Probe, Thresholds};
 pub use replica::shared::Published;
 pub use rpc::watch::{Requests, Responses};
-pub use storage::Identity;
 pub use storage::beginning::Beginning;
 pub use storage::opening::Switches;
+pub use storage::{DataDirError, Identity};
 
 /// What a member is made of.
 pub struct Setup {
@@ -133,8 +133,8 @@ impl Stepped {
     ///
     /// # Errors
     ///
-    /// As [`crate::boot::start`]. The disk is as the attempt has left it.
-    pub fn open(setup: Setup) -> Result<Stepped, String> {
+    /// As [`opening::open`]. The disk is as the attempt has left it.
+    pub fn open(setup: Setup) -> Result<Stepped, DataDirError> {
         let Setup {
             config,
             disk,
@@ -163,8 +163,7 @@ impl Stepped {
                 let formed = || joining::form_alone(&config).map_err(Into::into);
                 beginning.clone().map_or_else(formed, Ok)
             },
-        })
-        .map_err(|error| error.to_string())?;
+        })?;
         opened.report(&logger, clock.now() - began);
         let setting = Setting {
             config,
@@ -246,10 +245,10 @@ impl Stepped {
     /// # Errors
     ///
     /// Why the member cannot go on; the process would end here.
-    pub fn turn(&mut self) -> Result<Going, String> {
+    pub fn turn(&mut self) -> Result<Going, Fatal> {
         self.shared.core.drain(&mut self.asks, Duration::ZERO, 1);
         let outcome = self.core.turn(&mut self.asks, self.clock.now());
-        if outcome != Ok(false) {
+        if !matches!(outcome, Ok(false)) {
             // Whoever waits for an answer hears of the end.
             self.shared.core.close();
         }
@@ -265,10 +264,10 @@ impl Stepped {
     /// # Errors
     ///
     /// When the note cannot be written.
-    pub fn close(mut self) -> Result<(), String> {
+    pub fn close(mut self) -> Result<(), log::OpenError> {
         self.log_turn();
         let end = self.shared.values.log_end();
-        self.clean_shutdown.close(&self.shared.identity, end).map_err(|e| e.to_string())
+        self.clean_shutdown.close(&self.shared.identity, end)
     }
 
     /// Whether something waits for the core that would wake its thread.

@@ -5,6 +5,7 @@ mod kinds;
 use std::path::Path;
 
 use disk::Operation;
+use server::stepped::DataDirError;
 
 use crate::network::{Host, Weather};
 use crate::profile::Fault;
@@ -163,7 +164,7 @@ impl World {
     }
 
     /// A process could not be started.
-    pub(crate) fn not_started(&mut self, at: Host, why: String) {
+    pub(crate) fn not_started(&mut self, at: Host, error: &DataDirError) {
         let power = self.places[at].disk.is_dark();
         self.end(at, power);
         let place = &mut self.places[at];
@@ -171,13 +172,13 @@ impl World {
             place.lost = true;
             return;
         }
-        if self.operator.is_removed(place.id) && why.contains("permanently removed") {
+        if self.operator.is_removed(place.id) && matches!(error, DataDirError::Removed { .. }) {
             // Its operator had not looked who is a member since.
             place.retired = true;
             return;
         }
         if !power && !place.may_not_start {
-            return self.fail(format!("member {at} does not start: {why}"));
+            return self.fail(format!("member {at} does not start: {error}"));
         }
         let delay = self.dice.faults.between(100 * MILLI, 3 * SECOND);
         self.start_after(at, delay);

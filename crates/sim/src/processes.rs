@@ -152,10 +152,10 @@ impl World {
                 self.look(at);
                 self.settle(at);
             }
-            Err(why) => {
-                self.trace.note(now, format_args!("m{at} does not start: {why}"));
+            Err(error) => {
+                self.trace.note(now, format_args!("m{at} does not start: {error}"));
                 self.print_lines(at);
-                self.not_started(at, why);
+                self.not_started(at, &error);
             }
         }
     }
@@ -254,7 +254,7 @@ impl World {
                 self.settle(at);
                 self.ended(at, Ok(()));
             }
-            Err(why) => self.ended(at, Err(why)),
+            Err(fatal) => self.ended(at, Err(fatal.to_string())),
         }
     }
 

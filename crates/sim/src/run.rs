@@ -392,7 +392,7 @@ impl World {
             if let Some(answer) = answer.borrow_mut().take() {
                 return answer.map_err(|status| format!("{path} at member {at}: {status}"));
             }
-            process.stepped.turn()?;
+            process.stepped.turn().map_err(|fatal| fatal.to_string())?;
             process.stepped.log_turn();
         }
         Err(format!("{path} at member {at} is not answered"))

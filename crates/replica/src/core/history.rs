@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 
 use mvcc::Location;
 
+use super::Fatal;
+
 /// How often the log is asked which entries it still has.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -53,7 +55,7 @@ impl History {
     /// # Errors
     ///
     /// It is not on disk: our own bug.
-    pub fn take_location(&mut self, index: u64) -> Result<Location, String> {
+    pub fn take_location(&mut self, index: u64) -> Result<Location, Fatal> {
         while let Some(&(at, location)) = self.locations.front() {
             if at == index {
                 self.locations.pop_front();
@@ -64,7 +66,7 @@ impl History {
             }
             self.locations.pop_front();
         }
-        Err(format!("entry {index} was committed before the log said where it lies"))
+        Err(Fatal::Unlocated { index })
     }
 
     /// An entry of this term is applied. Whether the term is newer than those before.
@@ -125,7 +127,7 @@ mod tests {
         assert!(history.was_replayed(3) && !history.was_replayed(4));
         history.located(vec![(4, place(2)), (5, place(3))]);
         history.located(vec![(4, place(4))]);
-        assert_eq!(history.take_location(4).map(|location| location.offset), Ok(4));
+        assert_eq!(history.take_location(4).expect("it is known").offset, 4);
         assert!(history.take_location(5).is_err(), "it was replaced");
     }
 

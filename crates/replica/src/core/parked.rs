@@ -39,7 +39,7 @@ pub(super) enum Response {
     /// What was received of a snapshot is of no use.
     Discard(Forget),
     /// The log has failed, so the member ends.
-    Failed(String),
+    Failed(log::Fatal),
 }
 
 /// Why a member is out of service, and what it still does.
@@ -78,9 +78,7 @@ impl Parked {
                 | PeerRequest::StateTrail(request_id, _),
             ) => Response::Refuse(request_id, None),
             CoreRequest::Peer(PeerRequest::SnapshotBroken(_, forget)) => Response::Discard(forget),
-            CoreRequest::Storage(StorageRequest::Log(LogEvent::Failed(fatal))) => {
-                Response::Failed(fatal.to_string())
-            }
+            CoreRequest::Storage(StorageRequest::Log(LogEvent::Failed(fatal))) => Response::Failed(fatal),
             CoreRequest::Control(ControlRequest::Stop) => Response::Stop,
             CoreRequest::Outside(sender, ask) => Response::Outside(sender, ask),
             CoreRequest::Peer(_) | CoreRequest::Storage(_) | CoreRequest::Control(_) => Response::Nothing,

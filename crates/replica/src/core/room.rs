@@ -22,6 +22,8 @@ use bytes::Bytes;
 use log::{Batch, Log, Refusal, Space};
 use prost::Message as _;
 
+use super::Fatal;
+
 /// Pause before a shortage has another checkpoint made.
 const FREE_PAUSE: Duration = Duration::from_secs(5);
 /// How often the disk is looked at.
@@ -122,7 +124,7 @@ impl Room {
     /// # Errors
     ///
     /// When the log takes nothing more.
-    pub fn hand(&mut self, log: &mut Log, mut batch: Batch, raft: u64, now: Instant) -> Result<(), String> {
+    pub fn hand(&mut self, log: &mut Log, mut batch: Batch, raft: u64, now: Instant) -> Result<(), Fatal> {
         if batch.reset.is_some() {
             // It voids what was to be written before, and may be what makes room. Raft's numbers count those before too.
             let parked = std::mem::take(&mut self.parked);
@@ -137,7 +139,7 @@ impl Room {
         }
     }
 
-    fn hand_now(&mut self, log: &mut Log, parked: Parked) -> Result<(), String> {
+    fn hand_now(&mut self, log: &mut Log, parked: Parked) -> Result<(), Fatal> {
         let Parked { batch, raft, since } = parked;
         match log.append(batch) {
             Ok(ticket) => self.syncing.push_back(Syncing { ticket, raft, since }),
@@ -146,7 +148,7 @@ impl Room {
                     self.parked.push_front(Parked { batch: refused.batch, raft, since });
                 }
                 // The disk has failed, which the log tells by itself, or our own bug.
-                reason => return Err(format!("the log takes no more: {reason:?}")),
+                reason => return Err(Fatal::LogRefused(reason)),
             },
         }
         Ok(())
@@ -157,7 +159,7 @@ impl Room {
     /// # Errors
     ///
     /// When the log takes nothing more.
-    pub fn retry(&mut self, log: &mut Log) -> Result<(), String> {
+    pub fn retry(&mut self, log: &mut Log) -> Result<(), Fatal> {
         while let Some(parked) = self.parked.pop_front() {
             let waiting = self.parked.len();
             self.hand_now(log, parked)?;
@@ -417,7 +419,7 @@ mod tests {
         assert_eq!(room.oldest(), None);
         for raft in 1..=3 {
             let now = start + Duration::from_secs(raft);
-            assert_eq!(room.hand(&mut log, entry(raft), raft, now), Ok(()));
+            room.hand(&mut log, entry(raft), raft, now).expect("it is taken or kept");
         }
         assert!(room.is_full(), "the log's queue is");
         assert_eq!(room.oldest(), Some(start + Duration::from_secs(1)));
@@ -426,7 +428,7 @@ mod tests {
         for raft in 2..=3 {
             assert!(room.is_full());
             log.turn();
-            assert_eq!(room.retry(&mut log), Ok(()));
+            room.retry(&mut log).expect("it is taken or kept");
             assert_eq!(room.synced(raft), Some(raft), "the log numbers them as they came");
         }
         assert!(!room.is_full());

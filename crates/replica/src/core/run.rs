@@ -37,7 +37,7 @@ use super::reads::Reads;
 use super::removal::Removal;
 use super::room::Room;
 use super::segments::{Moves, Segments};
-use super::{ClientRequest, CoreRequest};
+use super::{ClientRequest, CoreRequest, Fatal};
 use crate::shared::Shared;
 use config::Config;
 use storage::checkpointer::Order;
@@ -226,9 +226,8 @@ impl Core {
     ///
     /// # Errors
     ///
-    /// When the member cannot go on: the disk failed, or an entry cannot be applied. Nothing was acknowledged that is
-    /// not on disk.
-    pub fn run(mut self) -> Result<(), String> {
+    /// When the member cannot go on: see [`Fatal`].
+    pub fn run(mut self) -> Result<(), Fatal> {
         let shared = Arc::clone(&self.shared);
         shared.core.receive_here();
         let mut requests = Vec::new();
@@ -270,7 +269,7 @@ impl Core {
     }
 
     /// One turn: takes these asks, and does all that follows and that is due. Whether the core has come to its end.
-    pub fn turn(&mut self, requests: &mut Vec<CoreRequest>, now: Instant) -> Result<bool, String> {
+    pub fn turn(&mut self, requests: &mut Vec<CoreRequest>, now: Instant) -> Result<bool, Fatal> {
         if self.parked.is_some() {
             return self.parked_turn(requests, now);
         }

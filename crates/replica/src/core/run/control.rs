@@ -4,7 +4,6 @@ use std::time::{Duration, Instant};
 
 use api::etcdserverpb::{CompactionRequest, InternalRaftRequest};
 use consensus::Event;
-use machine::Fatal;
 use storage::nospace::Cause;
 use telemetry::logging::Value;
 
@@ -12,12 +11,14 @@ use super::Core;
 use crate::core::parked::{IDLE, Parked, Response};
 use crate::core::proposals::{Proposal, Waiter};
 use crate::core::reads::Want;
-use crate::core::{ClientRequest, ControlRequest, CoreRequest, PeerRequest, ReplyBody, StorageRequest};
+use crate::core::{
+    ClientRequest, ControlRequest, CoreRequest, Fatal, PeerRequest, ReplyBody, StorageRequest,
+};
 
 /// What the core is asked and told.
 impl Core {
     /// Takes what the core is asked or told.
-    pub(super) fn take(&mut self, request: CoreRequest, now: Instant) -> Result<(), String> {
+    pub(super) fn take(&mut self, request: CoreRequest, now: Instant) -> Result<(), Fatal> {
         match request {
             CoreRequest::Client(request) => {
                 self.take_from_client(request, now);
@@ -62,7 +63,7 @@ impl Core {
     }
 
     /// Another member has sent something.
-    fn take_from_peer(&mut self, request: PeerRequest, now: Instant) -> Result<(), String> {
+    fn take_from_peer(&mut self, request: PeerRequest, now: Instant) -> Result<(), Fatal> {
         match request {
             PeerRequest::Messages(messages, charge) => self.received(messages, charge, now),
             PeerRequest::Unreachable(id) => self.step(Event::PeerUnreachable(id))?,
@@ -94,7 +95,7 @@ impl Core {
     }
 
     /// The log or the disk has something to tell.
-    fn take_from_storage(&mut self, request: StorageRequest, now: Instant) -> Result<(), String> {
+    fn take_from_storage(&mut self, request: StorageRequest, now: Instant) -> Result<(), Fatal> {
         match request {
             StorageRequest::Fetched(fetch, read) => self.fetched(fetch, read)?,
             // The turn looks for them.
@@ -113,7 +114,7 @@ impl Core {
     }
 
     /// Something was found out about the cluster, or this member is to stop.
-    fn take_from_control(&mut self, request: ControlRequest, now: Instant) -> Result<(), String> {
+    fn take_from_control(&mut self, request: ControlRequest, now: Instant) -> Result<(), Fatal> {
         match request {
             ControlRequest::Corrupt(member_id) => self.raise_corrupt(member_id),
             ControlRequest::ClusterVersion(version) => self.set_cluster_version(version),
@@ -134,7 +135,7 @@ impl Core {
 
 /// Time.
 impl Core {
-    pub(super) fn tick(&mut self, now: Instant) -> Result<(), String> {
+    pub(super) fn tick(&mut self, now: Instant) -> Result<(), Fatal> {
         if now < self.next_tick {
             return Ok(());
         }
@@ -174,7 +175,7 @@ impl Core {
 /// A member out of service.
 impl Core {
     /// Takes the member out of service.
-    pub(super) fn park(&mut self, fatal: &Fatal, now: Instant) {
+    pub(super) fn park(&mut self, fatal: &machine::Fatal, now: Instant) {
         self.logger.error(
             "OUT OF SERVICE: a committed entry depends on a value that cannot be read, and it cannot be applied without; rebuild this member from the others with `mainstay rebuild` or, if it is the only one, take a snapshot of what can still be read and restore from a backup",
             &[("index", Value::Uint(fatal.index)), ("why", Value::Str(&fatal.why))],
@@ -212,7 +213,7 @@ impl Core {
     /// # Errors
     ///
     /// When the log failed.
-    pub(super) fn parked_turn(&mut self, asks: &mut Vec<CoreRequest>, now: Instant) -> Result<bool, String> {
+    pub(super) fn parked_turn(&mut self, asks: &mut Vec<CoreRequest>, now: Instant) -> Result<bool, Fatal> {
         self.next_tick = now + IDLE;
         let mut stops = false;
         asks.append(&mut self.deferred);
@@ -225,7 +226,7 @@ impl Core {
         Ok(stops)
     }
 
-    fn take_parked(&mut self, request: CoreRequest, stops: &mut bool) -> Result<(), String> {
+    fn take_parked(&mut self, request: CoreRequest, stops: &mut bool) -> Result<(), Fatal> {
         let Some(parked) = &self.parked else { return Ok(()) };
         match parked.respond(request) {
             Response::Nothing => {}
@@ -244,7 +245,7 @@ impl Core {
                 self.take_parked(ask(request_id), stops)?;
             }
             Response::Discard(forget) => self.install.discard_part(forget),
-            Response::Failed(why) => return Err(why),
+            Response::Failed(fatal) => return Err(fatal.into()),
         }
         Ok(())
     }

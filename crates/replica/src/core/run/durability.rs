@@ -9,7 +9,7 @@ use api::etcdserverpb::alarm_request::AlarmAction;
 use api::etcdserverpb::{AlarmRequest, AlarmType, InternalRaftRequest};
 use consensus::{Entry, EntryKind, Event};
 use log::{LogEvent, Space, Synced};
-use machine::{Applied, AsOf, Change, Command, Fatal, Outcome, Progress, Raised};
+use machine::{Applied, AsOf, Change, Command, Outcome, Progress, Raised};
 use mvcc::Location;
 use planted::Bug;
 use storage::checkpointer::{CheckpointError, Checkpointed, Order, Relocation};
@@ -18,6 +18,7 @@ use storage::values::AtHand;
 use telemetry::logging::Value;
 
 use super::Core;
+use crate::core::Fatal;
 use crate::core::alarms::Present;
 use crate::core::answers::Answerable;
 use crate::core::apply::Begun;
@@ -30,7 +31,7 @@ use crate::long_reads::Reader;
 
 /// What the log tells.
 impl Core {
-    pub(super) fn log_told(&mut self, event: LogEvent, now: Instant) -> Result<(), String> {
+    pub(super) fn log_told(&mut self, event: LogEvent, now: Instant) -> Result<(), Fatal> {
         match event {
             LogEvent::Synced(synced) => self.synced(synced),
             LogEvent::SpaceChanged(Space::Ample) => {
@@ -45,11 +46,11 @@ impl Core {
                 self.raise_no_space(Cause::Disk, now);
                 Ok(())
             }
-            LogEvent::Failed(fatal) => Err(fatal.to_string()),
+            LogEvent::Failed(fatal) => Err(fatal.into()),
         }
     }
 
-    fn synced(&mut self, synced: Synced) -> Result<(), String> {
+    fn synced(&mut self, synced: Synced) -> Result<(), Fatal> {
         let number = self.room.synced(synced.ticket);
         self.history.located(synced.locations);
         self.install.placed(synced.ticket, &synced.values);
@@ -150,7 +151,7 @@ impl Core {
     }
 
     /// Applies what is committed, as far as this turn goes.
-    pub(super) fn apply_some(&mut self, now: Instant) -> Result<(), String> {
+    pub(super) fn apply_some(&mut self, now: Instant) -> Result<(), Fatal> {
         let before = self.machine.applied_index;
         while self.parked.is_none() {
             if self.applying.is_amid() {
@@ -170,7 +171,7 @@ impl Core {
         Ok(())
     }
 
-    fn begin_entry(&mut self, entry: &Entry, now: Instant) -> Result<(), String> {
+    fn begin_entry(&mut self, entry: &Entry, now: Instant) -> Result<(), Fatal> {
         let location = self.history.take_location(entry.index)?;
         let command = Command { index: entry.index, term: entry.term, data: &entry.data, location };
         // Its bytes count beside what it does.
@@ -187,7 +188,7 @@ impl Core {
                 match outcome {
                     Ok(Some(applied)) => self.applied(&begun, applied, now),
                     Ok(None) => self.applying.begun(begun),
-                    Err(fatal) => self.cannot_apply(&fatal, now)?,
+                    Err(fatal) => self.cannot_apply(fatal, now)?,
                 }
             }
             EntryKind::ConfChange => {
@@ -200,7 +201,7 @@ impl Core {
     }
 
     /// Goes on with the entry that was begun.
-    fn go_on(&mut self, now: Instant) -> Result<(), String> {
+    fn go_on(&mut self, now: Instant) -> Result<(), Fatal> {
         let values = AtHand::new(&self.values, self.applying.arrived());
         let mut left = self.applying.left();
         let progress = self.machine.go_on(&values, &mut left);
@@ -216,7 +217,7 @@ impl Core {
                     self.applied(&begun, *applied, now);
                 }
             }
-            Err(fatal) => self.cannot_apply(&fatal, now)?,
+            Err(fatal) => self.cannot_apply(fatal, now)?,
         }
         Ok(())
     }
@@ -225,11 +226,11 @@ impl Core {
         self.applying.wait_for(self.values.fetch_first(missing));
     }
 
-    fn cannot_apply(&mut self, fatal: &Fatal, now: Instant) -> Result<(), String> {
+    fn cannot_apply(&mut self, fatal: machine::Fatal, now: Instant) -> Result<(), Fatal> {
         if !fatal.is_unreadable || planted::is(Bug::UnreadableValueIsFatal) {
-            return Err(fatal.to_string());
+            return Err(fatal.into());
         }
-        self.park(fatal, now);
+        self.park(&fatal, now);
         Ok(())
     }
 
@@ -451,7 +452,7 @@ impl Core {
         &mut self,
         result: Result<Checkpointed, CheckpointError>,
         now: Instant,
-    ) -> Result<(), String> {
+    ) -> Result<(), Fatal> {
         match result {
             Ok(done) => {
                 for segment in self.checkpoints.saved(&done, now) {

@@ -27,7 +27,7 @@ use crate::core::leadership::Leaves;
 use crate::core::membership::{MemberChange, Membership};
 use crate::core::proposals::Waiter;
 use crate::core::room::{Purpose, Room};
-use crate::core::{ReplyBody, RequestId, membership};
+use crate::core::{Fatal, ReplyBody, RequestId, membership};
 use crate::long_reads::Reader;
 use crate::shared::Shared;
 use crate::transfer::Received;
@@ -97,7 +97,7 @@ impl Core {
     }
 
     /// Has entries read that a follower needs and that have left memory.
-    fn fetch(&mut self, fetch: Fetch) -> Result<(), String> {
+    fn fetch(&mut self, fetch: Fetch) -> Result<(), Fatal> {
         match self.fetches.try_send(fetch) {
             Ok(()) => Ok(()),
             Err(
@@ -109,7 +109,7 @@ impl Core {
 
     /// Entries were read for a follower, or could not be. What the disk has damaged is as good as let go: from here on
     /// followers that need it get a snapshot.
-    pub(super) fn fetched(&mut self, fetch: Fetch, read: Fetched) -> Result<(), String> {
+    pub(super) fn fetched(&mut self, fetch: Fetch, read: Fetched) -> Result<(), Fatal> {
         let entries = match read {
             Ok(entries) => entries,
             Err(error) => {
@@ -127,7 +127,7 @@ impl Core {
     }
 
     /// Lets entries leave memory: a single member needs none, others keep the newest for followers that lag.
-    pub(super) fn forget(&mut self) -> Result<(), String> {
+    pub(super) fn forget(&mut self) -> Result<(), Fatal> {
         let applied = self.machine.applied_index;
         if self.machine.members.by_id.len() <= 1 {
             return self.step(Event::Forgotten(applied));
@@ -146,7 +146,7 @@ impl Core {
     }
 
     /// Tells raft which entries the log has let go.
-    pub(super) fn look_at_log(&mut self, now: Instant) -> Result<(), String> {
+    pub(super) fn look_at_log(&mut self, now: Instant) -> Result<(), Fatal> {
         match self.history.first_index(now) {
             Some(first) => self.step(Event::Discarded(first)),
             None => Ok(()),
@@ -158,11 +158,11 @@ impl Core {
 impl Core {
     /// Tells the raft node what this member did. There is no such way for what clients and peers want: that is a
     /// [`consensus::Request`], and refused without an end of the member.
-    pub(super) fn step(&mut self, event: Event) -> Result<(), String> {
-        self.node.step(event).map_err(|e| format!("the raft node and the core do not agree: {e}"))
+    pub(super) fn step(&mut self, event: Event) -> Result<(), Fatal> {
+        Ok(self.node.step(event)?)
     }
 
-    pub(super) fn carry_out(&mut self, now: Instant) -> Result<(), String> {
+    pub(super) fn carry_out(&mut self, now: Instant) -> Result<(), Fatal> {
         self.apply_some(now)?;
         while self.parked.is_none()
             && let Some(effects) = self.node.effects()
@@ -174,7 +174,7 @@ impl Core {
         Ok(())
     }
 
-    fn follow(&mut self, effects: Effects, now: Instant) -> Result<(), String> {
+    fn follow(&mut self, effects: Effects, now: Instant) -> Result<(), Fatal> {
         // First of all: sending and the own disk work at the same time.
         self.send(effects.messages);
         if let Some(standing) = effects.standing {
@@ -210,7 +210,7 @@ impl Core {
         }
     }
 
-    fn append(&mut self, append: consensus::Append, now: Instant) -> Result<(), String> {
+    fn append(&mut self, append: consensus::Append, now: Instant) -> Result<(), Fatal> {
         let Some(append) = self.install.hold(append) else { return Ok(()) };
         self.append_behind(None, append, now)
     }
@@ -221,7 +221,7 @@ impl Core {
         reset: Option<log::Reset>,
         append: consensus::Append,
         now: Instant,
-    ) -> Result<(), String> {
+    ) -> Result<(), Fatal> {
         let entries = append
             .entries
             .into_iter()
@@ -254,7 +254,7 @@ impl Core {
     }
 
     /// Notices when the disk does not come back from a sync: such a member must not lead.
-    pub(super) fn watch_disk(&mut self, now: Instant) -> Result<(), String> {
+    pub(super) fn watch_disk(&mut self, now: Instant) -> Result<(), Fatal> {
         let oldest = self.room.oldest();
         let members = &self.machine.members;
         let has_others = || members.voters().len() >= 2;
@@ -342,7 +342,7 @@ impl Core {
     }
 
     /// The first election after a start need not wait a whole timeout, once the others are heard of.
-    pub(super) fn advance_ticks(&mut self, now: Instant) -> Result<(), String> {
+    pub(super) fn advance_ticks(&mut self, now: Instant) -> Result<(), Fatal> {
         let own = self.shared.identity.member_id;
         let (members, peers) = (&self.machine.members, self.shared.peers());
         let connected = |id: &u64| *id != own && peers.is_some_and(|peers| peers.active_since(*id).is_some());
@@ -360,7 +360,7 @@ impl Core {
     /// The leader's process has ended, as its host says by refusing connections, so there is no point in waiting for
     /// its heartbeats. The election timeout counts as over, but for the part that keeps members from campaigning
     /// together. If it is a mistake, the leader's next heartbeat undoes it.
-    pub(super) fn leader_ended(&mut self, id: u64) -> Result<(), String> {
+    pub(super) fn leader_ended(&mut self, id: u64) -> Result<(), Fatal> {
         if !self.leadership.has_ended(id, self.node.standing()) {
             return Ok(());
         }
@@ -497,9 +497,9 @@ impl Core {
         self.membership.sweep(|id| proposals.is_awaited(id), now);
     }
 
-    pub(super) fn apply_conf_change(&mut self, entry: &Entry, command: Command<'_>) -> Result<(), String> {
+    pub(super) fn apply_conf_change(&mut self, entry: &Entry, command: Command<'_>) -> Result<(), Fatal> {
         let learners = self.machine.members.learners().len();
-        let applied = self.machine.apply_conf_change(command).map_err(|e| e.to_string())?;
+        let applied = self.machine.apply_conf_change(command)?;
         let change = match &applied.outcome {
             Ok(VoterChange::AddVoter(node)) => ConfChange { kind: ConfChangeKind::AddVoter, node: *node },
             Ok(VoterChange::AddLearner(node)) => ConfChange { kind: ConfChangeKind::AddLearner, node: *node },
@@ -722,7 +722,7 @@ impl Core {
         claim: u64,
         received: Box<Received>,
         now: Instant,
-    ) -> Result<(), String> {
+    ) -> Result<(), Fatal> {
         // What was built on the present state is worth nothing if that has moved on.
         let current = received.base_applied.is_none_or(|applied| applied == self.machine.applied_index);
         let message = received.message.clone();
@@ -761,16 +761,13 @@ impl Core {
     }
 
     /// Raft has accepted a snapshot: the received state takes the place of the present one.
-    fn restore(&mut self, restore: &Restore, now: Instant) -> Result<(), String> {
+    fn restore(&mut self, restore: &Restore, now: Instant) -> Result<(), Fatal> {
         let Some(received) = self.install.take_received() else {
-            return Err("raft accepted a snapshot that was not received".to_owned());
+            return Err(Fatal::NoSnapshot);
         };
         let machine = received.machine;
         if (machine.applied_index, machine.applied_term) != (restore.index, restore.term) {
-            return Err(format!(
-                "raft accepted a snapshot of entry {}, but the state received is of entry {}",
-                restore.index, machine.applied_index
-            ));
+            return Err(Fatal::OtherSnapshot { accepted: restore.index, received: machine.applied_index });
         }
         self.logger.info(
             "installed a snapshot",
@@ -815,7 +812,7 @@ impl Core {
     }
 
     /// A checkpoint is durable. If it is the one of a state taken over, the log starts anew behind it.
-    pub(super) fn install_saved(&mut self, applied_index: u64, now: Instant) -> Result<(), String> {
+    pub(super) fn install_saved(&mut self, applied_index: u64, now: Instant) -> Result<(), Fatal> {
         let Some((reset, held)) = self.install.saved(applied_index) else { return Ok(()) };
         self.shared.metrics.server.snapshot_apply_in_progress.set_u64(0);
         let mut reset = Some(reset);

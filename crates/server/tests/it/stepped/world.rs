@@ -300,7 +300,8 @@ impl World {
             thresholds: Thresholds { applied_per_turn: place.applied_per_turn, ..THRESHOLDS },
             beginning: place.beginning.clone(),
             switches: place.switches,
-        })?;
+        })
+        .map_err(|error| error.to_string())?;
         place.id = member.identity().member_id;
         id.store(place.id, Ordering::Relaxed);
         place.member = Some(member);
@@ -343,7 +344,7 @@ impl World {
             let Some(member) = &mut place.member else { continue };
             if member.wants_turn() || member.next_turn().is_zero() {
                 worked = true;
-                if member.turn()? == Going::Ended {
+                if member.turn().map_err(|fatal| fatal.to_string())? == Going::Ended {
                     place.member = None;
                     continue;
                 }

@@ -1,0 +1,82 @@
+//! Why the core of a member ends.
+
+use std::fmt;
+
+/// Why a member cannot go on: the error that ends the loop of the core, and with it the process.
+///
+/// A failed disk and a log that takes no more are the machine's; an entry that cannot be applied is in the log of every
+/// member; all else is a bug of this program. Nothing was acknowledged that is not on disk.
+#[derive(Debug)]
+pub enum Fatal {
+    /// A write or sync of the log failed.
+    Log(log::Fatal),
+    /// The log refuses a batch for another reason than want of room.
+    LogRefused(log::Refusal),
+    /// A committed entry cannot be applied.
+    Apply(Box<machine::Fatal>),
+    /// The raft node was told what contradicts what it knows.
+    Raft(consensus::Broken),
+    /// An entry was committed whose place in the log is not known, so that it is not on disk.
+    Unlocated {
+        /// The index of the entry.
+        index: u64,
+    },
+    /// Raft accepted a snapshot, and no state was received.
+    NoSnapshot,
+    /// Raft accepted another snapshot than the state that was received.
+    OtherSnapshot {
+        /// The index of the last entry in the snapshot.
+        accepted: u64,
+        /// The index of the last entry in the state received.
+        received: u64,
+    },
+}
+
+impl From<log::Fatal> for Fatal {
+    fn from(fatal: log::Fatal) -> Fatal {
+        Fatal::Log(fatal)
+    }
+}
+
+impl From<machine::Fatal> for Fatal {
+    fn from(fatal: machine::Fatal) -> Fatal {
+        Fatal::Apply(Box::new(fatal))
+    }
+}
+
+impl From<consensus::Broken> for Fatal {
+    fn from(broken: consensus::Broken) -> Fatal {
+        Fatal::Raft(broken)
+    }
+}
+
+impl fmt::Display for Fatal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Fatal::Log(fatal) => fatal.fmt(f),
+            Fatal::LogRefused(reason) => write!(f, "the log takes no more: {reason:?}"),
+            Fatal::Apply(fatal) => fatal.fmt(f),
+            Fatal::Raft(broken) => write!(f, "the raft node and the core do not agree: {broken}"),
+            Fatal::Unlocated { index } => {
+                write!(f, "entry {index} was committed before the log said where it lies")
+            }
+            Fatal::NoSnapshot => f.write_str("raft accepted a snapshot that was not received"),
+            Fatal::OtherSnapshot { accepted, received } => write!(
+                f,
+                "raft accepted a snapshot of entry {accepted}, but the state received is of entry {received}"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for Fatal {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Fatal::Log(fatal) => std::error::Error::source(fatal),
+            Fatal::LogRefused(_) => None,
+            Fatal::Apply(fatal) => std::error::Error::source(&**fatal),
+            Fatal::Raft(broken) => Some(broken),
+            Fatal::Unlocated { .. } | Fatal::NoSnapshot | Fatal::OtherSnapshot { .. } => None,
+        }
+    }
+}

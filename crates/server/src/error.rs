@@ -1,0 +1,127 @@
+//! Why a member does not start, and why it ended.
+
+use std::error::Error;
+use std::fmt;
+use std::io;
+
+use consistency::corruption::InitialCheckError;
+use replica::core::Fatal;
+use storage::DataDirError;
+
+/// Why a member does not start.
+#[derive(Debug)]
+pub enum StartError {
+    /// A host that the member should listen at has no address.
+    Resolve {
+        /// The URL of the flag.
+        url: String,
+        /// The answer of the resolver; `None` if it gave an empty list.
+        error: Option<io::Error>,
+    },
+    /// The member cannot listen there.
+    Listen {
+        /// The URL of the flag.
+        url: String,
+        /// The answer of the operating system.
+        error: io::Error,
+    },
+    /// The data directory cannot be opened.
+    DataDir(DataDirError),
+    /// A thread cannot be started.
+    Thread {
+        /// Which thread or threads, as they follow on "cannot start".
+        what: &'static str,
+        /// The answer of the operating system.
+        error: io::Error,
+    },
+    /// The process may have too few files open at once.
+    OpenFiles {
+        /// The limit.
+        limit: usize,
+        /// The limit that the member needs at least.
+        needed: usize,
+    },
+    /// The member was told to stop before it was ready.
+    Stopped,
+    /// The core ended before the member was ready.
+    Core(Option<Fatal>),
+    /// The data of the member differs from that of the others, or could not be compared.
+    InitialCheck(InitialCheckError),
+}
+
+impl From<DataDirError> for StartError {
+    fn from(error: DataDirError) -> StartError {
+        StartError::DataDir(error)
+    }
+}
+
+impl fmt::Display for StartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StartError::Resolve { url, error: Some(error) } => write!(f, "cannot resolve {url}: {error}"),
+            StartError::Resolve { url, error: None } => write!(f, "{url} has no address"),
+            StartError::Listen { url, error } => write!(f, "cannot listen on {url}: {error}"),
+            StartError::DataDir(error) => error.fmt(f),
+            StartError::Thread { what, error } => write!(f, "cannot start {what}: {error}"),
+            StartError::OpenFiles { limit, needed } => write!(
+                f,
+                "the limit on open files, {limit}, is too low: this member needs {needed} at least (ulimit -n, \
+                 LimitNOFILE)"
+            ),
+            StartError::Stopped => f.write_str("stopped before the cluster had heard of this member"),
+            StartError::Core(Some(fatal)) => fatal.fmt(f),
+            StartError::Core(None) => f.write_str("the core ended before the member was ready"),
+            StartError::InitialCheck(error) => error.fmt(f),
+        }
+    }
+}
+
+impl Error for StartError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            StartError::Resolve { error, .. } => error.as_ref().map(|error| error as _),
+            StartError::Listen { error, .. } | StartError::Thread { error, .. } => Some(error),
+            StartError::DataDir(error) => error.source(),
+            StartError::Core(fatal) => fatal.as_ref().and_then(|fatal| fatal.source()),
+            StartError::InitialCheck(error) => error.source(),
+            StartError::OpenFiles { .. } | StartError::Stopped => None,
+        }
+    }
+}
+
+/// Why a member that ran has ended, or what it could not do when it stopped.
+#[derive(Debug)]
+pub enum EndError {
+    /// The core could not go on.
+    Core(Fatal),
+    /// The thread of the core has panicked, which is a bug.
+    CorePanicked,
+    /// The file that says how the member was stopped cannot be written.
+    CleanShutdown(log::OpenError),
+}
+
+impl From<Fatal> for EndError {
+    fn from(fatal: Fatal) -> EndError {
+        EndError::Core(fatal)
+    }
+}
+
+impl fmt::Display for EndError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            EndError::Core(fatal) => fatal.fmt(f),
+            EndError::CorePanicked => f.write_str("the core's thread panicked"),
+            EndError::CleanShutdown(error) => error.fmt(f),
+        }
+    }
+}
+
+impl Error for EndError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            EndError::Core(fatal) => fatal.source(),
+            EndError::CorePanicked => None,
+            EndError::CleanShutdown(error) => error.source(),
+        }
+    }
+}
