@@ -38,7 +38,7 @@ impl Kind {
         }
     }
 
-    /// Whether a default is the one that help texts leave out.
+    /// Returns true if a default is the one that help texts leave out.
     pub(crate) fn is_zero(self, default: &str) -> bool {
         match self {
             Kind::Bool => default == "false",

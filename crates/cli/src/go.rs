@@ -47,8 +47,8 @@ fn escaped(out: &mut String, c: char, quote: char) {
     }
 }
 
-/// Whether Go prints a character as it is. The standard library's own escaping of characters that cannot be seen stands
-/// in for Go's table (`unicode.IsPrint`); marks that combine are seen there.
+/// Returns true if Go prints a character as it is. The standard library's own escaping of characters that cannot be seen
+/// stands in for Go's table (`unicode.IsPrint`); marks that combine are seen there.
 fn is_printed(c: char) -> bool {
     let is_plain = c.escape_debug().count() == 1 || matches!(c, '"' | '\'');
     let is_combining = c.escape_debug().count() > 1 && !c.is_control() && c.is_alphanumeric();

@@ -47,8 +47,8 @@ fn find_short<'a, R>(command: &'a Command<R>, globals: &'a [FlagRow], letter: ch
     command.flags.iter().chain(globals).find(|flag| flag.short == Some(letter))
 }
 
-/// Whether the word after this one is its value, as far as this command's flags tell. Flags of commands further down
-/// are not known here and count as such; so does the field's own parser.
+/// Returns true if the word after this one is its value, as far as this command's flags tell. Flags of commands further
+/// down are not known here and count as such; so does the field's own parser.
 fn takes_next<R>(command: &Command<R>, globals: &[FlagRow], word: &str) -> bool {
     if word.contains('=') {
         return false;

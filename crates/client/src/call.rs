@@ -140,7 +140,8 @@ impl Receiver {
         Receiver { phase, messages, head: HeaderMap::new(), unprocessed: false, _open: open }
     }
 
-    /// Whether the call failed and the server said that it never looked at it, so that even a write may be repeated.
+    /// Returns true if the call failed and the server said that it never looked at it, so that even a write may be
+    /// repeated.
     pub(crate) fn is_unprocessed(&self) -> bool {
         self.unprocessed
     }

@@ -112,7 +112,7 @@ impl Channel {
         self.peer.as_deref()
     }
 
-    /// Whether the connection takes no more calls: it is gone, or a call found its server going away.
+    /// Returns true if the connection takes no more calls: it is gone, or a call found its server going away.
     pub fn is_closed(&self) -> bool {
         *self.over.borrow()
     }

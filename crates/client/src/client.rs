@@ -240,7 +240,7 @@ impl Client {
         links.filter_map(|link| Some((link.endpoint.text.clone(), link.error()?))).collect()
     }
 
-    /// Whether calls are made in a user's name, by password.
+    /// Returns true if calls are made in a user's name, by password.
     pub(crate) fn has_user(&self) -> bool {
         self.cluster.user.is_some()
     }

@@ -60,7 +60,7 @@ pub async fn keep_alive_once(client: &Client, id: i64) -> Result<LeaseKeepAliveR
     }
 }
 
-/// Whether a stream may be opened again after this. Source: clientv3's `isHaltErr`.
+/// Returns true if a stream may be opened again after this. Source: clientv3's `isHaltErr`.
 pub(crate) fn is_passing(status: &Status) -> bool {
     matches!(status.code, Code::Unavailable | Code::Internal)
 }

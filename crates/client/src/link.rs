@@ -66,7 +66,7 @@ impl Link {
         self.shown.lock().channel.clone().filter(|channel| !channel.is_closed())
     }
 
-    /// Whether a dial ever ended.
+    /// Returns true if a dial ever ended.
     pub(crate) fn was_tried(&self) -> bool {
         self.shown.lock().tried
     }

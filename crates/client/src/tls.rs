@@ -51,7 +51,7 @@ impl fmt::Debug for Tls {
 }
 
 impl TlsFiles {
-    /// Whether any of it makes etcd's tools speak TLS to an endpoint without a scheme.
+    /// Returns true if any of it makes etcd's tools speak TLS to an endpoint without a scheme.
     pub fn is_given(&self) -> bool {
         *self != TlsFiles::default()
     }

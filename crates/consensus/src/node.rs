@@ -354,7 +354,7 @@ impl Node {
         Ok(())
     }
 
-    /// Whether a change removes this node while it leads others.
+    /// Returns true if a change removes this node while it leads others.
     fn must_take_leave(&self, change: ConfChange) -> bool {
         let own = self.config.id;
         self.leaving.is_none()
@@ -414,7 +414,7 @@ impl Node {
         }
     }
 
-    /// Whether this node may start an election now.
+    /// Returns true if this node may start an election now.
     fn may_campaign(&self) -> bool {
         let log = &self.raw.raft.raft_log;
         self.raw.raft.promotable()
@@ -462,10 +462,10 @@ impl Node {
         }
     }
 
-    /// Whether what is proposed now gets into the log in the present term or never, so that it may be proposed again
-    /// once an entry of a newer term is applied: where this node leads, or where the leader has said so. etcd's members
-    /// do not: a proposal that comes late is passed on to the leader of that time. A leader is not known to bind proposals
-    /// before its first message of the term has come.
+    /// Returns true if what is proposed now gets into the log in the present term or never, so that it may be proposed
+    /// again once an entry of a newer term is applied: where this node leads, or where the leader has said so. etcd's
+    /// members do not: a proposal that comes late is passed on to the leader of that time. A leader is not known to bind
+    /// proposals before its first message of the term has come.
     pub fn binds_proposals(&self) -> bool {
         let raft = &self.raw.raft;
         raft.state == StateRole::Leader
@@ -599,9 +599,9 @@ impl Node {
         Ok(())
     }
 
-    /// Whether a forwarded proposal names a term that this node does not lead in. Who forwarded it may then conclude,
-    /// from the first entry of a newer term, that it never got into the log, and propose it again: so it must not get
-    /// there by another way. etcd's members name no term; theirs are taken whenever they come.
+    /// Returns true if a forwarded proposal names a term that this node does not lead in. Who forwarded it may then
+    /// conclude, from the first entry of a newer term, that it never got into the log, and propose it again: so it must
+    /// not get there by another way. etcd's members name no term; theirs are taken whenever they come.
     fn is_for_another_term(&self, message: &eraftpb::Message) -> bool {
         if planted::is(Bug::ForwardedInAnyTerm) {
             return false;
@@ -789,11 +789,11 @@ impl Node {
         Vec::new()
     }
 
-    /// Whether the commit index has to be on disk before anybody hears of it: it has come to the removal of a member. Those
-    /// that a removal leaves may need the removed one's vote until they know that the removal is committed, but that one
-    /// ends once it knows. So nobody tells or confirms the commit of a removal, or applies it, while it might forget it
-    /// itself. Nobody ends because of other changes, and the majorities before and after one of them have a member in
-    /// common: their commit may be forgotten and found again.
+    /// Returns true if the commit index has to be on disk before anybody hears of it: it has come to the removal of a
+    /// member. Those that a removal leaves may need the removed one's vote until they know that the removal is committed,
+    /// but that one ends once it knows. So nobody tells or confirms the commit of a removal, or applies it, while it
+    /// might forget it itself. Nobody ends because of other changes, and the majorities before and after one of them have
+    /// a member in common: their commit may be forgotten and found again.
     fn notes_commit_first(&mut self) -> bool {
         let committed = self.raw.raft.raft_log.committed;
         let looked_through = std::mem::replace(&mut self.looked_through, committed);
@@ -1036,7 +1036,7 @@ impl Node {
     }
 }
 
-/// Whether an entry may remove a member. What cannot be read counts as a removal.
+/// Returns true if an entry may remove a member. What cannot be read counts as a removal.
 fn may_remove(entry: &eraftpb::Entry) -> bool {
     match entry.entry_type {
         eraftpb::EntryType::EntryNormal => false,

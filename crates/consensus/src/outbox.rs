@@ -78,7 +78,7 @@ impl Outbox {
         self.ready.extend(free.into_iter().map(|(_, message)| message));
     }
 
-    /// Whether this batch is on disk.
+    /// Returns true if this batch is on disk.
     pub fn is_synced(&self, number: u64) -> bool {
         number <= self.synced
     }

@@ -149,7 +149,7 @@ pub fn hash_of(shared: &Arc<Shared>, revision: i64, stop: &AtomicBool) -> Result
     Ok(Hashed { hash: hash.finish(), compact_revision, revision, current_revision })
 }
 
-/// Whether who asks says that it belongs to another cluster than this one.
+/// Returns true if who asks says that it belongs to another cluster than this one.
 fn is_of_another(cluster: &str, request: &Request<Bytes>) -> bool {
     let theirs = request.headers().get(CLUSTER_ID);
     theirs.is_some_and(|id| !id.is_empty() && id.as_bytes() != cluster.as_bytes())

@@ -175,12 +175,12 @@ impl MemDisk {
         state.down = Some(libc::EIO);
     }
 
-    /// Whether power went at an operation and [`MemDisk::crash`] has not brought the disk back.
+    /// Returns true if power went at an operation and [`MemDisk::crash`] has not brought the disk back.
     pub fn is_dark(&self) -> bool {
         self.state().dark
     }
 
-    /// Whether every call fails.
+    /// Returns true if every call fails.
     pub fn is_down(&self) -> bool {
         self.state().down.is_some()
     }
@@ -223,7 +223,7 @@ impl MemDisk {
         Ok(data.iter().rposition(|byte| *byte != 0).map_or(0, |last| last as u64 + 1))
     }
 
-    /// Whether this byte of a file is durable as it is read.
+    /// Returns true if this byte of a file is durable as it is read.
     pub fn is_synced(&self, path: &Path, offset: u64) -> bool {
         let state = self.state();
         let durable = state.names_durable.get(path) == state.names.get(path);

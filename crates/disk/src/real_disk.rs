@@ -147,7 +147,7 @@ impl RealFile {
         Arc::new(RealFile { file, cached_reads: AtomicU8::new(ASK) })
     }
 
-    /// Whether the file lies in memory and nowhere else.
+    /// Returns true if the file lies in memory and nowhere else.
     fn is_in_memory(&self) -> bool {
         // SAFETY: `statfs` is a plain C struct of integers, for which all zeros is a value; the descriptor is open as
         // long as `self` is, and the call writes only into `found`.

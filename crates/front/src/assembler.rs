@@ -34,7 +34,7 @@ impl Assembler {
         self.current = payload;
     }
 
-    /// Whether a message has begun and is not whole.
+    /// Returns true if a message has begun and is not whole.
     pub(crate) fn is_mid_message(&self) -> bool {
         !self.current.is_empty() || !self.partial.is_empty()
     }

@@ -157,8 +157,8 @@ impl Budget {
         self.0.shed.load(Relaxed)
     }
 
-    /// Whether there is room for another connection. Where there is none, an address that holds much has to make some,
-    /// unless it is the newcomer's own: clients that hold all but nothing of the budget would lock out all others.
+    /// Returns true if there is room for another connection. Where there is none, an address that holds much has to make
+    /// some, unless it is the newcomer's own: clients that hold all but nothing of the budget would lock out all others.
     pub(crate) fn has_room_for(&self, peer: IpAddr) -> bool {
         let needed = CONNECTION_BYTES + STEP_BYTES;
         if self.staying() + needed <= self.0.bytes_max {
@@ -175,7 +175,7 @@ impl Budget {
         true
     }
 
-    /// Whether an address with so much must give way while memory is short.
+    /// Returns true if an address with so much must give way while memory is short.
     fn is_much_for_one_address(&self, bytes: usize) -> bool {
         bytes > self.0.bytes_max / 4
     }
@@ -444,8 +444,8 @@ impl Account {
         }
     }
 
-    /// Whether this connection must not begin further calls: memory is short, and both it and its address hold much.
-    /// Where it is another address that holds much, that one is told to close before this one has to wait.
+    /// Returns true if this connection must not begin further calls: memory is short, and both it and its address hold
+    /// much. Where it is another address that holds much, that one is told to close before this one has to wait.
     pub(crate) fn is_pressed(&self) -> bool {
         let held = self.held.get();
         held > SMALL_BYTES && {
@@ -456,7 +456,7 @@ impl Account {
         }
     }
 
-    /// Whether the connection must close, because the budget was exceeded and it held most.
+    /// Returns true if the connection must close, because the budget was exceeded and it held most.
     pub fn is_doomed(&self) -> bool {
         self.holder.doomed.load(Relaxed)
     }

@@ -42,7 +42,7 @@ impl Made {
         self.0.set(self.0.get() + bytes);
     }
 
-    /// Whether it is as much as a turn may make.
+    /// Returns true if it is as much as a turn may make.
     pub(crate) fn is_enough(&self) -> bool {
         self.0.get() > Made::BYTES_MAX
     }
@@ -89,7 +89,7 @@ impl ConnectionContext {
         }
     }
 
-    /// Whether the answers in the transport's queues leave room for another.
+    /// Returns true if the answers in the transport's queues leave room for another.
     pub(crate) fn has_room(&self) -> bool {
         self.answers.queued() < self.shard.options.answer_bytes_max
     }
@@ -174,12 +174,12 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Whether the counter had this value at the last look.
+    /// Returns true if the counter had this value at the last look.
     fn is_at(&self, moved: u64) -> bool {
         self.seen.is_some_and(|(seen, _)| seen == moved)
     }
 
-    /// Whether the counter has had this value for `timeout` or longer, as far as the looks show.
+    /// Returns true if the counter has had this value for `timeout` or longer, as far as the looks show.
     pub(crate) fn is_stalled(&mut self, moved: u64, now: Instant, timeout: Duration) -> bool {
         match self.seen {
             Some((seen, since)) if seen == moved => now.saturating_duration_since(since) >= timeout,
@@ -212,7 +212,7 @@ pub(crate) struct StreamProgress {
 }
 
 impl StreamProgress {
-    /// Whether the stream has stood still for too long, and its turn had come meanwhile or no stream's does.
+    /// Returns true if the stream has stood still for too long, and its turn had come meanwhile or no stream's does.
     fn is_stalled(&mut self, stream: &Ledger, look: &Look<'_>) -> bool {
         let moved = stream.moved();
         if !self.progress.is_at(moved) {
@@ -350,7 +350,7 @@ impl Call {
         }
     }
 
-    /// Whether the call's answer waits for room.
+    /// Returns true if the call's answer waits for room.
     pub(crate) fn is_finished(&self) -> bool {
         matches!(self, Call::Finished(_))
     }

@@ -333,7 +333,7 @@ impl<S: Transport> Connection<S> {
         false
     }
 
-    /// Whether the answers held unsent, and what was made in this turn, allow a new call.
+    /// Returns true if the answers held unsent, and what was made in this turn, allow a new call.
     fn admits(&self) -> bool {
         self.around.has_room() && self.finished.is_empty() && !self.around.made.is_enough()
     }
@@ -574,7 +574,7 @@ impl<S: Transport> Connection<S> {
         Ok(Some(next))
     }
 
-    /// Whether the client has something to take.
+    /// Returns true if the client has something to take.
     fn holds_unsent(&self) -> bool {
         self.around.answers.queued() > 0 || self.socket.borrow().has_unsent()
     }

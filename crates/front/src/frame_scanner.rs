@@ -37,7 +37,7 @@ impl FrameScanner {
         FrameScanner { skip: preface_bytes, header: [0; HEADER_BYTES], have: 0 }
     }
 
-    /// Whether the next byte begins a frame.
+    /// Returns true if the next byte begins a frame.
     pub(crate) fn at_boundary(&self) -> bool {
         self.skip == 0 && self.have == 0
     }

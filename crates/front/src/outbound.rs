@@ -99,7 +99,7 @@ impl Outbound {
         self.sending.ledger.queued()
     }
 
-    /// Whether the call is over: cancelled by client, deadline or connection.
+    /// Returns true if the call is over: cancelled by client, deadline or connection.
     pub fn is_closed(&self) -> bool {
         matches!(*self.sending.state.borrow(), State::Closed)
     }

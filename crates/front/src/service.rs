@@ -69,8 +69,8 @@ pub trait Service {
     /// The method at a path such as `/etcdserverpb.KV/Range`.
     fn method(&self, path: &str) -> Option<Method>;
 
-    /// Whether a gRPC service of this name (such as `etcdserverpb.KV`) exists; decides between the two texts
-    /// for an unknown path.
+    /// Returns true if a gRPC service of this name (such as `etcdserverpb.KV`) exists; decides between the two texts for
+    /// an unknown path.
     fn has_service(&self, name: &str) -> bool;
 
     /// A client's connection has begun to speak HTTP/2. What this gives is dropped when the connection is gone.

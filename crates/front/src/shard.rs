@@ -39,7 +39,7 @@ impl Closing {
         (Close(close), Closing(closing))
     }
 
-    /// Whether shutdown has begun.
+    /// Returns true if shutdown has begun.
     pub fn has_begun(&self) -> bool {
         *self.0.borrow()
     }

@@ -132,12 +132,12 @@ impl<S: Transport> Socket<S> {
         (self.allowance, self.begun, self.paused) = (ALLOWANCE_BYTES, 0, false);
     }
 
-    /// Whether something was held back since [`Socket::renew_allowance`], and may be there to read.
+    /// Returns true if something was held back since [`Socket::renew_allowance`], and may be there to read.
     pub(crate) fn is_paused(&self) -> bool {
         self.paused
     }
 
-    /// Whether the client has begun a frame or a header block and not ended it.
+    /// Returns true if the client has begun a frame or a header block and not ended it.
     pub(crate) fn is_amid_frame(&self) -> bool {
         self.in_header_block || self.scanners.as_ref().is_some_and(|(read, _)| !read.at_boundary())
     }
@@ -205,12 +205,12 @@ impl<S: Transport> Socket<S> {
         true
     }
 
-    /// Whether written bytes wait for the client to take some.
+    /// Returns true if written bytes wait for the client to take some.
     pub(crate) fn has_unsent(&self) -> bool {
         self.output.is_some()
     }
 
-    /// Whether so much waits for the client to take it that nothing is read from it.
+    /// Returns true if so much waits for the client to take it that nothing is read from it.
     pub(crate) fn is_full(&self) -> bool {
         self.output.as_ref().is_some_and(|output| output.end == output.buffer.len())
     }
@@ -356,7 +356,7 @@ impl<S: Transport> Socket<S> {
     }
 }
 
-/// Whether a frame of this kind carries a part of an answer.
+/// Returns true if a frame of this kind carries a part of an answer.
 fn is_of_call(kind: u8) -> bool {
     matches!(kind, DATA | HEADERS | CONTINUATION)
 }

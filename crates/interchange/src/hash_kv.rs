@@ -59,7 +59,7 @@ struct Newer {
 }
 
 impl Newer {
-    /// Whether it is this change, and not a deletion.
+    /// Returns true if it is this change, and not a deletion.
     fn is(self, revision: Revision) -> bool {
         self.revision == revision && !self.is_tombstone
     }

@@ -501,7 +501,7 @@ impl<W: Workload> Driver<'_, W> {
         self.total.saturating_sub(self.next).div_ceil(self.threads)
     }
 
-    /// Whether there are operations that have not begun.
+    /// Returns true if there are operations that have not begun.
     fn more(&self, now: Instant) -> bool {
         match self.schedule {
             Schedule::Open(_) => self.next < self.total,

@@ -93,8 +93,8 @@ impl OpenError {
 }
 
 impl OpenError {
-    /// Whether the file is there no more, or not as it was written: a caller that has its contents elsewhere may go on
-    /// without it.
+    /// Returns true if the file is there no more, or not as it was written: a caller that has its contents elsewhere may
+    /// go on without it.
     pub fn is_damage(&self) -> bool {
         matches!(self, OpenError::Damaged { .. } | OpenError::Missing { .. } | OpenError::NotAFile { .. })
     }

@@ -100,7 +100,7 @@ impl Preparation {
         Some(next)
     }
 
-    /// Whether [`Preparation::take`] would give something.
+    /// Returns true if [`Preparation::take`] would give something.
     pub fn ready(&self) -> bool {
         self.lock().next.is_some()
     }

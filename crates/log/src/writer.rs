@@ -298,7 +298,7 @@ impl Writer {
         Ok(fits || self.grow(need))
     }
 
-    /// Whether the active segment holds nothing but its Start record.
+    /// Returns true if the active segment holds nothing but its Start record.
     fn is_fresh(&self) -> bool {
         let start = padded(48 + 4 * self.live.len()) as u64 + SEGMENT_HEADER_BYTES as u64;
         u64::from(self.write.end) <= start

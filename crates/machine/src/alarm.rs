@@ -9,12 +9,12 @@ use crate::codec::{Input, Malformed, put_i64, put_u64};
 pub struct Alarms(BTreeSet<(i32, u64)>);
 
 impl Alarms {
-    /// Whether any member has raised this alarm.
+    /// Returns true if any member has raised this alarm.
     pub fn any(&self, alarm: i32) -> bool {
         self.0.iter().any(|(kind, _)| *kind == alarm)
     }
 
-    /// Whether this alarm is raised for this very member; 0 is none, but what stands for all.
+    /// Returns true if this alarm is raised for this very member; 0 is none, but what stands for all.
     pub fn is_raised(&self, alarm: i32, member: u64) -> bool {
         self.0.contains(&(alarm, member))
     }

@@ -89,7 +89,7 @@ impl AsOf {
         AsOf { moment, ..self }
     }
 
-    /// Whether it was overtaken by another state that took this one's place: nothing of it was compacted.
+    /// Returns true if it was overtaken by another state that took this one's place: nothing of it was compacted.
     pub fn is_replaced(&self) -> bool {
         self.newest.view().is_some_and(|view| !view.has_moment(&self.moment))
     }

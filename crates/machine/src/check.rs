@@ -157,7 +157,7 @@ impl<'a> Written<'a> {
         Ok(written)
     }
 
-    /// Whether a key that a nested branch puts is put or deleted here already.
+    /// Returns true if a key that a nested branch puts is put or deleted here already.
     fn conflicts(&self, nested: &Written<'a>, steps: &mut u64) -> bool {
         let (few, many) = smaller_first(&self.puts, &nested.puts, BTreeSet::len);
         *steps += few.len() as u64;
@@ -241,7 +241,7 @@ pub fn compared_bytes(request: &TxnRequest, snapshot: &Snapshot<'_>, max: u64) -
     bytes
 }
 
-/// Whether a transaction goes without the log: every operation at the top of both branches is a range.
+/// Returns true if a transaction goes without the log: every operation at the top of both branches is a range.
 pub fn txn_is_read_only(request: &TxnRequest) -> bool {
     request
         .success
@@ -250,7 +250,7 @@ pub fn txn_is_read_only(request: &TxnRequest) -> bool {
         .all(|op| matches!(op.request, Some(Request::RequestRange(_))))
 }
 
-/// Whether a read-only transaction may be answered without asking the cluster.
+/// Returns true if a read-only transaction may be answered without asking the cluster.
 pub fn txn_is_serializable(request: &TxnRequest) -> bool {
     request
         .success

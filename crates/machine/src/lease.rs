@@ -70,7 +70,7 @@ impl Leases {
         self.table.len()
     }
 
-    /// Whether there are none.
+    /// Returns true if there are none.
     pub fn is_empty(&self) -> bool {
         self.table.is_empty()
     }

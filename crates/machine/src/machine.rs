@@ -104,7 +104,8 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// Whether its answer holds what was there before, or what was read: that must stay readable until it is answered.
+    /// Returns true if its answer holds what was there before, or what was read: that must stay readable until it is
+    /// answered.
     pub fn names_values(&self) -> bool {
         match self {
             Outcome::Put { previous, .. } => previous.is_some(),
@@ -114,7 +115,7 @@ impl Outcome {
         }
     }
 
-    /// Whether something is left to be read by the answering side, in the state right behind the entry.
+    /// Returns true if something is left to be read by the answering side, in the state right behind the entry.
     pub fn reads_later(&self) -> bool {
         match self {
             Outcome::DeleteRange(deleted) => matches!(deleted.previous, Read::Past(_)),

@@ -82,7 +82,7 @@ pub fn projection(request: &RangeRequest) -> Projection {
     Projection { keys_only, without_lease: keys_only && request.sort_target != SortTarget::Value as i32 }
 }
 
-/// Whether a request leaves out keys by their revisions.
+/// Returns true if a request leaves out keys by their revisions.
 pub fn is_filtered(request: &RangeRequest) -> bool {
     request.min_mod_revision != 0
         || request.max_mod_revision != 0
@@ -90,7 +90,7 @@ pub fn is_filtered(request: &RangeRequest) -> bool {
         || request.max_create_revision != 0
 }
 
-/// Whether the answer comes in key order without looking at all of the range first.
+/// Returns true if the answer comes in key order without looking at all of the range first.
 pub fn is_natural(request: &RangeRequest) -> bool {
     let by_key =
         request.sort_target == SortTarget::Key as i32 && request.sort_order != SortOrder::Descend as i32;
@@ -156,7 +156,7 @@ pub fn select<'a>(
     Ok(Selection { versions, more, count })
 }
 
-/// Whether a version passes the revision filters of a request. Bounds are inclusive; 0 is none.
+/// Returns true if a version passes the revision filters of a request. Bounds are inclusive; 0 is none.
 pub fn passes(version: Version<'_>, request: &RangeRequest) -> bool {
     let above = |n: i64, min: i64| min == 0 || n >= min;
     let below = |n: i64, max: i64| max == 0 || n <= max;

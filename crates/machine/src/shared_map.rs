@@ -34,7 +34,7 @@ impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns true if there are none.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

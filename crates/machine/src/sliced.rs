@@ -215,14 +215,14 @@ fn txn_cost(snapshot: &Snapshot<'_>, txn: &TxnRequest, left: u64) -> u64 {
 }
 
 impl Machine {
-    /// Whether no entry is half-way. Where one is, nothing of it can be seen: reads, published views, the applied index and
-    /// the state hash are as they were before it. But nothing may be published, and no head be taken, and the key sets of
-    /// leases are not to be looked at.
+    /// Returns true if no entry is half-way. Where one is, nothing of it can be seen: reads, published views, the applied
+    /// index and the state hash are as they were before it. But nothing may be published, and no head be taken, and the
+    /// key sets of leases are not to be looked at.
     pub fn is_whole(&self) -> bool {
         self.unfinished.as_ref().is_none_or(|unfinished| unfinished.before.is_none())
     }
 
-    /// Whether an entry was begun that [`Machine::go_on`] has to go on with before the next one.
+    /// Returns true if an entry was begun that [`Machine::go_on`] has to go on with before the next one.
     pub fn has_unfinished(&self) -> bool {
         self.unfinished.is_some()
     }

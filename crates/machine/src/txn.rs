@@ -64,7 +64,7 @@ impl Read {
     /// Nothing.
     pub const NOTHING: Read = Read::Known { found: Vec::new(), more: false, count: 0 };
 
-    /// Whether an answer holds keys and values for it, as far as that is known.
+    /// Returns true if an answer holds keys and values for it, as far as that is known.
     pub(crate) fn names_values(&self) -> bool {
         !matches!(self, Read::Known { found, .. } if found.is_empty())
     }
@@ -148,7 +148,7 @@ pub struct TxnOutcome {
 }
 
 impl TxnOutcome {
-    /// Whether its answer holds keys and values.
+    /// Returns true if its answer holds keys and values.
     pub(crate) fn names_values(&self) -> bool {
         self.responses.iter().any(|response| match response {
             OpOutcome::Range(ranged) => ranged.read.names_values(),
@@ -158,7 +158,7 @@ impl TxnOutcome {
         })
     }
 
-    /// Whether something is left to be read by the answering side.
+    /// Returns true if something is left to be read by the answering side.
     pub fn reads_later(&self) -> bool {
         self.responses.iter().any(|response| match response {
             OpOutcome::Range(ranged) => matches!(ranged.read, Read::Past(_)),
@@ -258,7 +258,7 @@ impl Compared {
         Compared(compares)
     }
 
-    /// Whether there is nothing more.
+    /// Returns true if there is nothing more.
     pub fn is_done(&self, looked_at: &LookedAt) -> bool {
         looked_at.compares >= self.0.len()
     }
@@ -276,7 +276,7 @@ impl Compared {
     }
 }
 
-/// Whether [`Compared`] has anything to look at.
+/// Returns true if [`Compared`] has anything to look at.
 pub fn compares_values(txn: &TxnRequest) -> bool {
     let mut open = vec![txn];
     while let Some(txn) = open.pop() {
@@ -380,12 +380,12 @@ pub(crate) fn holds_for(
     })
 }
 
-/// Whether a comparison is one of values.
+/// Returns true if a comparison is one of values.
 pub(crate) fn compares_value(compare: &Compare) -> bool {
     compare.target == CompareTarget::Value as i32
 }
 
-/// Whether a comparison of a value asks which of the two is greater.
+/// Returns true if a comparison of a value asks which of the two is greater.
 pub(crate) fn compares_by_order(compare: &Compare) -> bool {
     matches!(CompareResult::try_from(compare.result), Ok(CompareResult::Greater | CompareResult::Less))
 }

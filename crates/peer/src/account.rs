@@ -121,7 +121,7 @@ impl Account {
     }
 }
 
-/// Whether a message belongs to the stream of its own that MsgApp has.
+/// Returns true if a message belongs to the stream of its own that MsgApp has.
 pub(crate) fn is_app(message: &Message) -> bool {
     message.r#type == Some(MessageType::MsgApp as i32)
 }

@@ -13,7 +13,7 @@ pub trait Handler: Send + Sync + 'static {
     /// they are lost, and counted as failures.
     fn received(&self, messages: &mut Vec<Message>);
 
-    /// Whether this id was a member once and must not come back.
+    /// Returns true if this id was a member once and must not come back.
     fn is_removed(&self, id: u64) -> bool;
 
     /// Messages to this member were lost; once per batch of failures.

@@ -126,7 +126,7 @@ impl Peer {
         self.is_there.notify_waiters();
     }
 
-    /// Whether it has taken a stream at this address that is still up; names are resolved.
+    /// Returns true if it has taken a stream at this address that is still up; names are resolved.
     pub(crate) fn is_reached_at(&self, address: IpAddr) -> bool {
         self.reached_at.iter().any(|reached| reached.get() == Some(address))
     }
@@ -266,7 +266,7 @@ impl Peer {
         }
     }
 
-    /// Whether this stream is still the one to write, and whom to wake when there is more.
+    /// Keeps the waker to wake when this stream has more to write. Returns true if the stream is still the attached one.
     pub(crate) fn watch(&self, kind: Kind, generation: u64, waker: &Waker) -> bool {
         let mut slot = self.slot(kind).borrow_mut();
         let is_current = slot.generation == generation && slot.attached;

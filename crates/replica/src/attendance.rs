@@ -39,7 +39,7 @@ impl Attendance {
         self.watches[shard].load(Ordering::Relaxed)
     }
 
-    /// Whether a shard has to hear of the state just published.
+    /// Returns true if a shard has to hear of the state just published.
     pub fn is_watched(&self, shard: usize) -> bool {
         // The counterpart of the fence in `watch_begins`, whatever the state is published with.
         fence(Ordering::SeqCst);
@@ -51,7 +51,7 @@ impl Attendance {
         self.seen[shard].store(revision, Ordering::Release);
     }
 
-    /// Whether all watches, on whatever shard, have been told of everything up to this revision.
+    /// Returns true if all watches, on whatever shard, have been told of everything up to this revision.
     pub fn all_saw(&self, revision: i64) -> bool {
         let told = |(watches, seen): (&AtomicUsize, &AtomicI64)| {
             watches.load(Ordering::SeqCst) == 0 || seen.load(Ordering::Acquire) >= revision

@@ -57,72 +57,72 @@ pub use leases::LISTED_AT_ONCE;
 pub use membership::MemberChange;
 pub use run::{Core, Parts, Probe};
 
-/// Identifies a request that is to be answered: a place among those that a shard waits for. The generation keeps a late
-/// answer from a newer request at the same place.
+/// Identifies a request that waits for its reply: a slot among the open requests of one shard. The generation keeps a
+/// late reply from a newer request that uses the same slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestId {
-    /// The shard.
+    /// Number of the shard that waits for the reply.
     pub shard: u16,
-    /// The place.
+    /// Slot of the request among the shard's open requests.
     pub slot: u32,
-    /// How often the place has been used.
+    /// Number of times that the slot has been used before.
     pub generation: u32,
 }
 
-/// Points of a state trail at most that the core gives, the newest.
+/// Maximum number of points of a state trail that the core returns; they are the newest.
 pub const STATE_TRAIL_POINTS_MAX: usize = 1024;
 
-/// Stands for a shard in the ids of requests that come from another thread.
+/// Shard number in the ids of requests that come from a thread which is no shard.
 const OUTSIDE: u16 = u16::MAX;
 
-/// What the core is asked or told, by who asks.
+/// A request to the core, or an event that it is told, sorted by its source.
 pub enum CoreRequest {
-    /// Clients.
+    /// A client's request, from a shard.
     Client(ClientRequest),
-    /// Other members.
+    /// A message, request or event that concerns another member.
     Peer(PeerRequest),
-    /// The log and the disk.
+    /// An event of the log, the checkpointer or the readers of the disk.
     Storage(StorageRequest),
-    /// The monitor of this member, or the process that ends it.
+    /// A request of this member's monitor, or of the process that stops the member.
     Control(ControlRequest),
-    /// Any of them that has an answer, from a thread that is no shard: it is answered through the channel.
+    /// A request from a thread that is no shard; the reply goes through the channel.
     Outside(oneshot::Sender<Reply>, Box<dyn FnOnce(RequestId) -> CoreRequest + Send>),
 }
 
-/// What clients ask, by way of a shard or of another member that forwards it.
+/// A client's request, from a shard of this member or forwarded by another member.
 pub enum ClientRequest {
-    /// To replicate a command.
+    /// Replicate a command.
     Propose {
-        /// Whom to answer.
+        /// Id of the request that the reply goes to.
         request_id: RequestId,
-        /// The id inside the command.
+        /// Id inside the command, by which its entry is recognized when it is applied.
         id: u64,
         /// Bytes of an `InternalRaftRequest`.
         data: Bytes,
-        /// Which connection it came over, more or less: to guess how many more are coming.
+        /// Hash of the connection that the command came over, to estimate how many more commands will come.
         writer: u16,
-        /// For a compaction: answer only once everything it made unreadable is removed.
+        /// For a compaction: reply only once everything that it made unreadable is removed.
         wait_removed: bool,
     },
-    /// To say when the newest published state is as new as a linearizable read needs.
+    /// Reply once the newest published state is new enough for a linearizable read.
     Read(RequestId),
-    /// To change the members.
+    /// Change the membership.
     ChangeMembers(RequestId, MemberChange),
-    /// To hand leadership to this member.
+    /// Hand leadership over to the member with this id.
     MoveLeader(RequestId, u64),
-    /// To renew a lease.
+    /// Renew the lease with this id.
     KeepAlive(RequestId, i64),
-    /// Asks for the time that a lease has left and, with `true`, for its keys.
+    /// Return the time that the lease with this id has left and, with `true`, its keys.
     TimeToLive(RequestId, i64, bool),
-    /// Which keys a lease has, as this member knows it.
+    /// Return the keys of the lease with this id, as this member has them.
     LeaseKeys(RequestId, i64),
-    /// Which leases there are, soonest to expire first.
+    /// Return the ids of all leases, soonest to expire first.
     Leases(RequestId),
-    /// The times that these leases have left; some hundreds at a time.
+    /// Return the times that these leases have left; a request has some hundred ids.
     LeaseTimes(RequestId, Vec<i64>),
-    /// The state as of now, whole, for a snapshot.
+    /// Return the whole present state, for a snapshot.
     Image(RequestId),
-    /// To raise the NOSPACE alarm, since a write would go over the quota.
+    /// Raise the NOSPACE alarm, since a write would exceed the quota.
     RaiseNoSpace,
 }
 
@@ -132,39 +132,39 @@ impl From<ClientRequest> for CoreRequest {
     }
 }
 
-/// What other members send, and what comes of sending to them.
+/// A message or request of another member, or an event on the way to or from one.
 pub enum PeerRequest {
-    /// Other members sent these, which take this room.
+    /// Raft messages of other members, and the charge for their memory.
     Messages(Vec<raftpb::Message>, Charge),
-    /// A member could not be reached.
+    /// The member with this id could not be reached.
     Unreachable(u64),
-    /// Nobody listens any more where this member, which led, was reached.
+    /// The process of this member, which was the leader, has ended: its address refuses connections.
     LeaderEnded(u64),
-    /// A snapshot was delivered to a member, or was not.
+    /// A snapshot was delivered to a member, or its sending failed.
     SnapshotSent {
-        /// The member.
+        /// Id of the receiving member.
         to: u64,
-        /// Whether it has all of it.
+        /// True if the member has received all of it.
         delivered: bool,
     },
-    /// What another member need not send of its state.
+    /// Return what this member already has of the state, so that the sender of a snapshot leaves it out.
     Holds(RequestId),
-    /// Another member sends its state: the present state is wanted, to build on. The number stands for this attempt.
-    /// It comes from this member, in this term.
+    /// Another member begins to send its state; return the present state, on which the received one builds. The numbers
+    /// are this attempt, the sending member and its term.
     ReceiveSnapshot(RequestId, u64, u64, u64),
-    /// The sending has broken off; it may go on.
+    /// The stream of this attempt broke off; the attempt may be resumed.
     SnapshotBroken(u64, Forget),
-    /// It goes on, from this member, in this term.
+    /// The stream of this attempt goes on. The numbers are the attempt, the sending member and its term.
     ResumeSnapshot(RequestId, u64, u64, u64),
-    /// All of it has arrived in this attempt.
+    /// The whole state has arrived in this attempt.
     SnapshotReceived(u64, Box<Received>),
-    /// It will not arrive in this attempt.
+    /// This attempt to receive a state is given up.
     SnapshotGivenUp(u64),
-    /// Values of a snapshot that is being received in this attempt, to be written to the log.
+    /// Write these values of the state that this attempt receives to the log, and send back their locations.
     Place(u64, Vec<log::Value>, oneshot::Sender<Vec<(log::ValueId, log::Location)>>),
-    /// The hashes of the state after the entries from this one on.
+    /// Return the hashes of the state after each entry from this index on.
     StateTrail(RequestId, u64),
-    /// Another member says that this one was removed.
+    /// Another member reports that this member was removed from the cluster.
     Removed,
 }
 
@@ -174,19 +174,20 @@ impl From<PeerRequest> for CoreRequest {
     }
 }
 
-/// What the log, the checkpointer and readers of the disk tell.
+/// An event of the log, the checkpointer or the readers of the disk.
 pub enum StorageRequest {
-    /// Values that an entry depends on were read, as far as could be.
+    /// The values that the next entry depends on were read, as far as possible.
     ValuesRead,
-    /// Entries that a follower needs and that had left memory; none if they could not be read.
+    /// Entries that a follower needs and that were no longer in memory, or why they could not be read.
     Fetched(Fetch, Fetched),
-    /// A checkpoint was made, or failed.
+    /// A checkpoint is durable, or failed.
     Checkpointed(Result<Checkpointed, CheckpointError>),
-    /// These values are to be moved out of their segments; the sender hears when they are.
+    /// Write these live values to the log again, so that their segments can be deleted; signal the sender when that is
+    /// done.
     Relocate(Vec<Relocation>, SyncSender<()>),
-    /// All values of an order to relocate have been moved, or could not be.
+    /// All values of an order to relocate have been moved, or could not be moved.
     Relocated,
-    /// The log has something to tell.
+    /// The log reports an event, such as a sync.
     Log(LogEvent),
 }
 
@@ -196,13 +197,13 @@ impl From<StorageRequest> for CoreRequest {
     }
 }
 
-/// What those tell that watch over this member and the cluster, or end it.
+/// A request of the monitor, of the corruption checks, or of the process that stops the member.
 pub enum ControlRequest {
-    /// This member's state differs from that of the others; 0: of some member, it is not known which.
+    /// Raise the CORRUPT alarm for the member with this id, whose state differs; 0 if it is not known whose does.
     Corrupt(u64),
-    /// The cluster can run at this version.
+    /// Raise the cluster version to this one, which all members support.
     ClusterVersion(String),
-    /// To stop, in order: leases' remaining time is saved first.
+    /// Stop cleanly: note the remaining time of leases and hand leadership over first.
     Stop,
 }
 
@@ -212,56 +213,56 @@ impl From<ControlRequest> for CoreRequest {
     }
 }
 
-/// The core's answer.
+/// The core's reply to a request.
 pub struct Reply {
-    /// Whom it is for.
+    /// Id of the request that is answered.
     pub request_id: RequestId,
-    /// The store's revision when it was made.
+    /// Revision of the store when the reply was made.
     pub revision: i64,
-    /// The term of the last entry applied then.
+    /// Raft term of the last entry applied when the reply was made.
     pub raft_term: u64,
-    /// The answer.
+    /// Content of the reply.
     pub body: ReplyBody,
 }
 
 // Up to 128 bytes are moved without a call.
 const _: () = assert!(size_of::<Reply>() <= 128);
 
-/// What an answer holds. What is large and rare in it lies behind a pointer: it is moved several times on its way.
+/// Content of a reply. Parts that are large and rare are boxed, since a reply is moved several times.
 #[derive(Debug)]
 pub enum ReplyBody {
-    /// Of a proposal; with the state right behind it, if its answer holds keys and values.
+    /// Result of a proposal; with the state right behind its entry, if the answer holds keys and values.
     Outcome(Result<Outcome, Status>, Option<Box<AsOf>>),
-    /// The renewed lease's TTL in seconds; 0 if it is gone.
+    /// TTL of the renewed lease in seconds; 0 if the lease does not exist.
     KeptAlive(i64),
-    /// A lease's time.
+    /// Time left of a lease.
     TimeToLive {
-        /// Seconds left; -1 if it is gone.
+        /// Seconds left; -1 if the lease does not exist.
         ttl: i64,
-        /// Seconds granted.
+        /// TTL that was granted, in seconds.
         granted: i64,
-        /// Its keys, if asked for.
+        /// Keys of the lease, if they were asked for.
         keys: SharedMap<Bytes, ()>,
     },
-    /// A lease's keys.
+    /// Keys of a lease.
     LeaseKeys(SharedMap<Bytes, ()>),
     /// Lease ids, soonest to expire first.
     Leases(Vec<i64>),
-    /// Leases, too many to be put in order at once.
+    /// All leases: there are too many for the core to sort at once.
     ManyLeases(Leases),
-    /// Times left.
+    /// Times that the leases have left, in the order of the request.
     LeaseTimes(Vec<Duration>),
     /// A linearizable read may be answered from the newest published state.
     Readable,
-    /// The members are as asked.
+    /// The membership change is applied.
     MembersChanged,
-    /// The other member leads.
+    /// The requested member leads now.
     LeaderMoved,
-    /// What this member has of the state, and the last entry it has applied.
+    /// Parts of the state that this member has, and the index of the last entry it has applied.
     Holds(Held, u64),
-    /// Hashes of the state.
+    /// Hashes of the state after the last entries.
     StateTrail(StateTrail),
-    /// The state: keys and values, and the rest.
+    /// The whole state: leases, alarms and members, and a moment of keys and values.
     Image(Box<Head>, Box<AsOf>),
 }
 

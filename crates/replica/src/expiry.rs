@@ -119,7 +119,7 @@ impl Expiry {
         self.timers.len()
     }
 
-    /// Whether there are leases whose clocks are still to be started.
+    /// Returns true if there are leases whose clocks are still to be started.
     pub fn is_starting(&self) -> bool {
         self.starting.is_some()
     }
@@ -241,7 +241,7 @@ impl Expiry {
         Some(deadline.saturating_duration_since(now))
     }
 
-    /// Whether [`Expiry::expired`] has something to do.
+    /// Returns true if [`Expiry::expired`] has something to do.
     pub fn is_due(&self, now: Instant) -> bool {
         self.queue.first().is_some_and(|(slot, _)| *slot <= self.due(now))
     }

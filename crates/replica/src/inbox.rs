@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::sync::{AtomicBool, AtomicUsize, Mutex, MutexGuard, Ordering, Thread, current, park_timeout};
 
-/// How many requests of one shard the core may have open; more are answered `too many requests`.
+/// Maximum number of open requests of one shard; further ones are answered `too many requests`.
 pub const ASKS_PER_SHARD_MAX: usize = 65_536;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -19,11 +19,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Many senders, one receiving thread that sleeps when there is nothing to do.
+/// A queue with many senders and one receiving thread, which sleeps while there is nothing to do.
 pub struct Inbox<T> {
     waiting: Mutex<Vec<T>>,
     receiver: Mutex<Option<Thread>>,
-    /// 0 while the receiver is awake, else how many things have to wait before it is worth waking.
+    /// 0 while the receiver is awake; otherwise the number of items that are worth waking it for.
     asleep: AtomicUsize,
     closed: AtomicBool,
 }
@@ -45,7 +45,7 @@ impl<T> Inbox<T> {
         *lock(&self.receiver) = Some(current());
     }
 
-    /// Puts one thing in that should not wait.
+    /// Puts one item in and wakes the receiver for it.
     pub fn send(&self, item: impl Into<T>) {
         let mut waiting = lock(&self.waiting);
         if self.closed.load(Ordering::SeqCst) {
@@ -58,7 +58,7 @@ impl<T> Inbox<T> {
         self.wake(usize::MAX);
     }
 
-    /// Puts many things in at once, and leaves `items` empty. Unless one is `urgent`, they may wait for others, see
+    /// Puts many items in at once, and leaves `items` empty. Unless one is `urgent`, they may wait for more items, see
     /// [`Inbox::drain`].
     pub fn send_all(&self, items: &mut Vec<T>, urgent: bool) {
         if items.is_empty() {
@@ -89,8 +89,8 @@ impl<T> Inbox<T> {
         }
     }
 
-    /// Drops what waits, and from now on everything that is put in: nothing is received any more. A call that waits for an
-    /// answer hears of it by the drop.
+    /// Drops all waiting items, and from now on every item that is put in. A call that waits for a reply learns it from
+    /// the drop of its sender.
     pub fn close(&self) {
         let mut waiting = lock(&self.waiting);
         self.closed.store(true, Ordering::SeqCst);
@@ -99,8 +99,8 @@ impl<T> Inbox<T> {
         drop(dropped);
     }
 
-    /// For a receiver that is no thread: says that it sleeps from now on, until [`Inbox::is_asleep`] says that it was
-    /// woken, as [`Inbox::drain`] would be.
+    /// Marks the receiver as asleep, for a receiver that is not a thread. [`Inbox::is_asleep`] says when it was woken, by
+    /// the same rules as [`Inbox::drain`].
     pub fn fall_asleep(&self, wanted: usize) {
         let wanted = wanted.max(1);
         self.asleep.store(wanted, Ordering::SeqCst);
@@ -109,13 +109,13 @@ impl<T> Inbox<T> {
         }
     }
 
-    /// Whether nobody has woken a receiver that fell asleep.
+    /// Returns true if the receiver fell asleep and was not woken since.
     pub fn is_asleep(&self) -> bool {
         self.asleep.load(Ordering::SeqCst) != 0
     }
 
-    /// Takes everything that waits into `into`, which is empty. Sleeps up to `patience` until `wanted` things wait,
-    /// or one that should not.
+    /// Moves all waiting items into `into`, which is empty. Sleeps up to `patience` until `wanted` items wait, or an
+    /// urgent one.
     pub fn drain(&self, into: &mut Vec<T>, patience: Duration, wanted: usize) {
         let wanted = wanted.max(1);
         if !patience.is_zero() && lock(&self.waiting).len() < wanted {
@@ -131,7 +131,7 @@ impl<T> Inbox<T> {
     }
 }
 
-/// From the core to one shard's loop, which is woken through its own waker.
+/// A queue from the core to one shard's loop, which is woken through its own waker.
 pub struct Outbox<T> {
     waiting: Mutex<Vec<T>>,
     waker: Mutex<Option<Waker>>,
@@ -144,7 +144,7 @@ impl<T> Default for Outbox<T> {
 }
 
 impl<T> Outbox<T> {
-    /// Puts many things in at once, leaves `items` empty, and wakes the shard.
+    /// Puts many items in at once, leaves `items` empty, and wakes the shard.
     pub fn send_all(&self, items: &mut Vec<T>) {
         if items.is_empty() {
             return;
@@ -160,7 +160,7 @@ impl<T> Outbox<T> {
         }
     }
 
-    /// Takes everything into `into`, which is empty, and leaves a waker for the next time.
+    /// Moves all items into `into`, which is empty, and keeps the waker for the next item.
     pub fn poll(&self, waker: &Waker, into: &mut Vec<T>) {
         *lock(&self.waker) = Some(waker.clone());
         std::mem::swap(&mut *lock(&self.waiting), into);

@@ -151,7 +151,7 @@ fn join(config: &Config, bootstrap: &Bootstrap, logger: &Logger) -> Result<Begin
     Ok(Beginning { identity: Identity { member_id, cluster_id }, entries: Vec::new(), remotes })
 }
 
-/// Whether two lists of URLs mean the same, in whatever order, by text or, where they name hosts, by address.
+/// Returns true if two lists of URLs mean the same, in whatever order, by text or, where they name hosts, by address.
 pub fn same_places(a: &[String], b: &[String]) -> bool {
     let sorted = |urls: &[String]| urls.iter().cloned().collect::<BTreeSet<String>>();
     if sorted(a) == sorted(b) {

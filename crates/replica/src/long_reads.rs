@@ -17,24 +17,25 @@ use mvcc::{Moment, View};
 
 use crate::shared::{Published, Shared};
 
-/// Who reads.
+/// The kind of a reader that reads an old state slice by slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reader {
-    /// A client takes a range, or what its write has read; or waits for the disk.
+    /// A range on its way to a client, an answer of a write that holds previous values, or a call that waits for the
+    /// disk.
     Range,
-    /// HashKV, Hash, another member's comparison, or the hash of a compaction.
+    /// HashKV, Hash, a comparison with another member, or the hash of a compaction.
     Hash,
-    /// A client takes a snapshot, another member the state; or this one takes over another's.
+    /// A snapshot for a client, a state on its way to another member, or one that this member receives.
     Snapshot,
-    /// The checkpointer writes a checkpoint.
+    /// A checkpoint.
     Checkpoint,
-    /// A watch that had everything reads what it could not be told at once.
+    /// A synced watch that could not be told everything at once.
     Watch,
 }
 
 impl Reader {
-    /// How long a reader may keep from being removed what compactions have made unreadable, counted from its beginning
-    /// (COMPAT-79, COMPAT-80).
+    /// Returns the time for which a reader of this kind may delay the removal of compacted versions, counted from its
+    /// beginning (COMPAT-79, COMPAT-80).
     pub fn patience(self) -> Duration {
         Duration::from_secs(match self {
             Reader::Watch => 60,
@@ -45,7 +46,7 @@ impl Reader {
     }
 }
 
-/// All that read now.
+/// The readers that read an old state slice by slice now, and what each keeps from removal.
 #[derive(Default)]
 pub struct LongReads {
     open: Mutex<Open>,
@@ -54,12 +55,13 @@ pub struct LongReads {
 #[derive(Default)]
 struct Open {
     readers: BTreeMap<u64, Entry>,
-    /// The same by what they keep: the core, which asks often, is not to look at those that are in nobody's way.
+    /// The same readers, ordered by what they keep: the core asks often, and must not look at readers that keep nothing
+    /// it wants to remove.
     by_keeps: BTreeSet<(i64, u64)>,
-    /// Before this, none of them is over its patience.
+    /// No reader exceeds its time before this.
     due: Option<Instant>,
     next: u64,
-    /// How often [`LongReads::removable`] has looked at all readers for those that are over their patience.
+    /// Number of times that [`LongReads::removable`] has looked at all readers for those that exceeded their time.
     #[cfg(test)]
     looks: usize,
 }
@@ -75,23 +77,23 @@ impl Open {
 struct Entry {
     reader: Reader,
     since: Instant,
-    /// Versions may be removed up to what a compaction at this revision removes.
+    /// The reader allows the removal of what a compaction at this revision removes.
     keeps: i64,
 }
 
 impl Entry {
-    /// When it is over its patience.
+    /// Returns the time from which the reader may be ended.
     fn due(&self) -> Instant {
         self.since + self.reader.patience()
     }
 }
 
-/// What may be removed.
+/// How far removal may go, as [`LongReads::removable`] returns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Removable {
-    /// Up to what a compaction at this revision removes.
+    /// Removal may go as far as a compaction at this revision would.
     pub through: i64,
-    /// Readers that were struck off for it.
+    /// Number of readers that were ended to allow it.
     pub overtaken: usize,
 }
 
@@ -100,7 +102,7 @@ impl LongReads {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A reader begins. Nothing is removed until it has said what it needs.
+    /// Registers a reader, and returns its number. Nothing is removed until it has said what it needs.
     fn begin(&self, reader: Reader, since: Instant) -> u64 {
         let mut open = self.open();
         open.next += 1;
@@ -112,7 +114,7 @@ impl LongReads {
         number
     }
 
-    /// Says what a reader needs; `false`: it has been struck off.
+    /// Sets what a reader needs. Returns false if the reader was ended.
     fn needs(&self, number: u64, keeps: i64) -> bool {
         let Open { readers, by_keeps, .. } = &mut *self.open();
         let Some(entry) = readers.get_mut(&number) else { return false };
@@ -122,8 +124,8 @@ impl LongReads {
         true
     }
 
-    /// A reader begins with what `load` gives, beside what it needs of it. If all readers were struck off meanwhile, the
-    /// state may be another than the one that it was written down for: it begins again.
+    /// Registers a reader with the state that `load` returns and the moment that it needs. If all readers were ended
+    /// meanwhile, that state may have been replaced; then it registers again.
     fn begin_with<T>(
         &self,
         reader: Reader,
@@ -145,8 +147,8 @@ impl LongReads {
         self.open().end(number);
     }
 
-    /// Asks, before a removal, how far it may go of all that a compaction at `wanted` removes. Strikes readers off that
-    /// are in the way and have been for too long.
+    /// Returns how far a removal may go of what a compaction at `wanted` removes. Ends readers that delay it and have
+    /// exceeded their time.
     pub fn removable(&self, wanted: i64, now: Instant) -> Removable {
         let mut open = self.open();
         let mut overtaken = Vec::new();
@@ -168,7 +170,7 @@ impl LongReads {
         Removable { through, overtaken: overtaken.len() }
     }
 
-    /// The state they read is replaced by another: none of them can go on.
+    /// Ends all readers, since the state they read is replaced by another. Returns how many there were.
     pub fn end_all(&self) -> usize {
         let mut open = self.open();
         open.by_keeps.clear();
@@ -184,9 +186,9 @@ impl LongReads {
     }
 }
 
-/// A reader, written down until it is dropped.
+/// A reader's registration, which ends when this is dropped.
 struct Registered {
-    /// Not held: a reader may outlive the member that it reads of, by a little.
+    /// Weak, since a reader may outlive the member that it reads by a little.
     shared: Weak<Shared>,
     reads: Arc<LongReads>,
     number: u64,
@@ -215,8 +217,8 @@ impl Shared {
         Registered { shared: Arc::downgrade(self), reads: Arc::clone(&self.long_reads), number }
     }
 
-    /// The newest state, to be read for a long time; from any thread. Beside it what was published with it, to be
-    /// dropped soon: its view is of the same moment, and answers at once what takes a walk later, such as counting.
+    /// Returns the newest state for reading slice by slice, from any thread; and the published state of the same moment,
+    /// to be dropped soon: its view answers at once what would be a walk later, such as counting.
     pub fn read_long(self: &Arc<Shared>, reader: Reader) -> (AsOf, Arc<Published>) {
         let (number, (state, moment)) = self.long_reads.begin_with(
             reader,
@@ -232,8 +234,9 @@ impl Shared {
         (AsOf::new(moment, Arc::new(Registered { shared, reads, number })), state)
     }
 
-    /// The state of a view just published: with all that is physically there, or what can be read, as the moment says.
-    /// Only for the core, before it removes anything more, is that certain to be there; a shard may find it removed.
+    /// Returns the state of a view just published for reading slice by slice: everything that is physically there, or
+    /// what can be read, as `moment` says. It is certain to be there only for the core, before its next removal; a shard
+    /// may find it removed.
     pub fn read_long_at(self: &Arc<Shared>, reader: Reader, moment: Moment) -> AsOf {
         let registered = self.register(reader);
         registered.needs(&moment);

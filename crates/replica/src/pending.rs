@@ -26,11 +26,11 @@ struct Slot {
     generation: u32,
     state: State,
     deadline: Instant,
-    /// When it was put, if it is for something to be replicated.
+    /// Time when the request was made, if it is for something to be replicated.
     proposed: Option<Instant>,
 }
 
-/// One shard's open requests, and those that go to the core at the end of this turn of its loop.
+/// The open requests of one shard, and those that go to the core at the end of this turn of the shard's loop.
 pub struct Pending {
     shared: Arc<Shared>,
     shard: u16,
@@ -41,7 +41,7 @@ pub struct Pending {
 }
 
 impl Pending {
-    /// No requests.
+    /// Returns a table without open requests for this shard.
     pub fn new(shared: Arc<Shared>, shard: u16) -> Rc<Pending> {
         Rc::new(Pending {
             shared,
@@ -53,11 +53,11 @@ impl Pending {
         })
     }
 
-    /// Makes a request of the core, which `ask` makes of the id that the reply will have.
+    /// Sends the core a request, which `ask` builds from the id that the reply will carry. Returns a future of the reply.
     ///
     /// # Errors
     ///
-    /// Too many requests are open.
+    /// etcd's `too many requests`, if too many requests of this shard are open.
     pub fn ask<R: Into<CoreRequest>>(
         self: &Rc<Self>,
         ask: impl FnOnce(RequestId) -> R,
@@ -65,7 +65,7 @@ impl Pending {
         self.ask_at(self.shared.clock.now(), ask)
     }
 
-    /// As [`Pending::ask`], for those who know what time it is.
+    /// Does the same as [`Pending::ask`] for callers that already know the time.
     ///
     /// # Errors
     ///
@@ -96,7 +96,7 @@ impl Pending {
         Ok(PendingReply { pending: Rc::clone(self), slot })
     }
 
-    /// Tells the core something that has no answer.
+    /// Sends the core a request that has no reply.
     pub fn tell(&self, request: impl Into<CoreRequest>) {
         self.outgoing.borrow_mut().push(request.into());
         if let Some(flusher) = self.flusher.take() {
@@ -104,8 +104,8 @@ impl Pending {
         }
     }
 
-    /// Sends what gathered since the last time; to be polled by a task of its own, which runs behind the tasks that
-    /// were ready before it.
+    /// Sends the core the requests made since the last call. A task of its own polls this after the tasks that were ready
+    /// before it.
     pub fn poll_flush(&self, context: &mut Context<'_>) {
         let mut outgoing = self.outgoing.borrow_mut();
         // A command may wait for more to share its way, and so may what needs a round while one is under way.
@@ -121,7 +121,7 @@ impl Pending {
         self.flusher.set(Some(context.waker().clone()));
     }
 
-    /// Hands an answer to the call that waits for it; one that comes too late is dropped.
+    /// Gives a reply to the call that waits for it; a reply that comes too late is dropped.
     pub fn answered(&self, reply: Reply) {
         let mut slots = self.slots.borrow_mut();
         let Some(slot) = slots.get_mut(reply.request_id.slot as usize) else { return };
@@ -137,7 +137,7 @@ impl Pending {
         }
     }
 
-    /// Ends the requests that have waited too long.
+    /// Ends the requests that have waited too long with etcd's timeout.
     pub fn sweep(&self, now: Instant) {
         for slot in self.slots.borrow_mut().iter_mut() {
             if now >= slot.deadline
@@ -152,11 +152,11 @@ impl Pending {
         }
     }
 
-    /// How often [`Pending::sweep`] should run.
+    /// Interval at which [`Pending::sweep`] should run.
     pub const SWEEP_INTERVAL: Duration = Duration::from_millis(250);
 }
 
-/// The reply to an open request: resolves to it, or to etcd's timeout.
+/// A future of the reply to an open request: it resolves to the reply, or to etcd's timeout.
 pub struct PendingReply {
     pending: Rc<Pending>,
     slot: u32,

@@ -25,47 +25,47 @@ use storage::readers::Readers;
 use telemetry::callers::Callers;
 use telemetry::slow_requests::SlowRequests;
 
-/// The state of a member after one batch of entries: what every read is answered from.
+/// The state of a member after one batch of entries. Every read is answered from one of these.
 pub struct Published {
     /// Keys and values.
     pub view: Arc<View>,
-    /// The last entry applied.
+    /// Index of the last entry applied.
     pub applied_index: u64,
-    /// The term of that entry.
+    /// Raft term of the entry at [`Self::applied_index`].
     pub applied_term: u64,
-    /// The newest committed entry.
+    /// Index of the newest entry known to be committed.
     pub commit_index: u64,
-    /// The member that leads, or 0.
+    /// Id of the leader; 0 if none is known.
     pub leader: u64,
-    /// Whether this state may answer linearizable reads by itself: this member is the only voter, leads, and has
+    /// True if this state answers linearizable reads without a round: this member is the only voter, leads, and has
     /// applied an entry of its own term. Every acknowledged write is then in the newest published state.
     pub reads_local: bool,
-    /// Alarms raised.
+    /// Alarms that are raised.
     pub alarms: Arc<Alarms>,
-    /// The members.
+    /// Members of the cluster.
     pub members: Arc<Members>,
-    /// Bytes of everything not compacted away.
+    /// Bytes of all keys and values that are not compacted.
     pub in_use_bytes: u64,
-    /// Changes above this revision are all there, whatever has been compacted: what a compaction makes unreadable is
-    /// removed only after this was raised.
+    /// All changes above this revision are physically present, even compacted ones: versions are removed only after this
+    /// was raised and published.
     pub removed_through: i64,
 }
 
 impl Published {
-    /// Whether the CORRUPT alarm names this member: what it holds is not what the others hold, and clients must not
-    /// be told of it.
+    /// Returns true if the CORRUPT alarm names this member. Its data differ from the other members', and clients must not
+    /// read them.
     pub fn is_quarantined(&self, member_id: u64) -> bool {
         self.alarms.is_raised(AlarmType::Corrupt as i32, member_id)
     }
 }
 
-/// Bytes of commands that may wait for the log to take them.
+/// Maximum bytes of commands that wait for the log.
 const PROPOSAL_BYTES_MAX: usize = 512 << 20;
 
-/// What a proposal is answered with that no leader was there to take.
+/// Answer to a proposal that timed out while there was no leader.
 const NEVER_PROPOSED: Status = Status::new(Code::DeadlineExceeded, "context deadline exceeded");
 
-/// The leader that is known, or 0, and when leaders came and went.
+/// The leader that is known, or 0, and when that changed.
 #[derive(Clone, Copy, Default)]
 struct Leadership {
     leader: u64,
@@ -73,86 +73,86 @@ struct Leadership {
     lost: Option<Instant>,
 }
 
-/// What all threads of a member share.
+/// State and queues that all threads of a member share.
 pub struct Shared {
-    /// Who this is.
+    /// Ids of this member and its cluster.
     pub identity: Identity,
-    /// The newest state.
+    /// The newest published state.
     pub state: ArcSwap<Published>,
-    /// The limits and intervals that requests are held against.
+    /// Limits and intervals that requests are checked against.
     pub limits: Limits,
-    /// To the core.
+    /// Queue of requests to the core.
     pub core: Arc<Inbox<CoreRequest>>,
-    /// From the core, one for each shard.
+    /// Queues of replies from the core, one for each shard.
     pub shards: Vec<Outbox<Reply>>,
     /// Reads values from the log.
     pub values: log::Values,
-    /// Reads them for threads that must not wait for a disk.
+    /// Reads values on threads of their own, for threads that must not wait for a disk.
     pub readers: Arc<Readers>,
-    /// What time it is.
+    /// The member's clock.
     pub clock: Clock,
-    /// The zone this member is in, by its flag; empty: none.
+    /// Zone of this member, from its flag; empty if it has none.
     pub zone: String,
-    /// Whether threads may be started. Where they may not, what takes long is done on the spot.
+    /// True if threads may be started. Otherwise long work is done by the calling thread.
     pub threads: bool,
     /// All metrics.
     pub metrics: Arc<telemetry::metrics::Metrics>,
-    /// Room for other members' messages.
+    /// Bounds the memory of other members' messages that wait for the core.
     pub arrivals: Arrivals,
-    /// Which shards serve watches: one without any need not hear of every change.
+    /// Says which shards serve watches, so that the core wakes no other shard for a change.
     pub attendance: Attendance,
-    /// Who calls.
+    /// Figures per client address.
     pub callers: Callers,
-    /// Requests worth naming.
+    /// Expensive requests, and who sent them.
     pub slow_requests: SlowRequests,
     /// When the member was started.
     pub began: Instant,
-    /// The hashes of the last compactions.
+    /// Hashes of the last compactions, for HashKV.
     pub compaction_hashes: CompactionHashes,
-    /// Readers that take long.
+    /// Readers that read a state slice by slice, and what they keep from removal.
     pub long_reads: Arc<LongReads>,
     /// Bytes of commands on their way to the core, or waiting there for the log to take them.
     proposal_bytes: AtomicUsize,
     /// The data directory's bytes on disk: log and checkpoints.
     disk_bytes: AtomicU64,
-    /// The ways to the other members, once there are some.
+    /// Connections with the other members; set once they exist.
     peers: OnceLock<Arc<dyn PeerLinks>>,
-    /// What all clients together may make this member hold, once it serves them.
+    /// Budget of memory for all clients together; set once clients are served.
     client_memory: OnceLock<front::Budget>,
     leadership: Mutex<Leadership>,
-    /// Whether a read that arrives should wake the core.
+    /// True if a read that arrives should wake the core.
     wakes_for_reads: AtomicBool,
-    /// Request ids given out.
+    /// Counter of request ids.
     next_request: AtomicU64,
-    /// Lease ids given out.
+    /// Counter of lease ids.
     next_lease: AtomicI64,
 }
 
-/// The limits that requests are held against.
+/// Limits and intervals that requests are checked against.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Bytes of a proposal.
+    /// Maximum bytes of a proposal.
     pub request_bytes_max: usize,
-    /// Operations of a transaction.
+    /// Maximum number of operations in a transaction.
     pub txn_ops_max: usize,
-    /// Bytes that the store may hold; `None` for no limit.
+    /// Maximum bytes of the store; `None` for no limit.
     pub quota_bytes: Option<u64>,
-    /// How long a request may wait for the log.
+    /// Time that a request may wait for its entry to be applied.
     pub request_timeout: std::time::Duration,
-    /// How long followers wait for a leader, at the least.
+    /// Least time that a follower waits for a leader before it starts an election.
     pub election_timeout: std::time::Duration,
     /// The shortest TTL of a lease that this member grants, in seconds.
     pub lease_ttl_min: i64,
-    /// How often a watch hears of progress.
+    /// Interval between two progress notifications of a watch.
     pub progress_interval: std::time::Duration,
-    /// Requests slower than this are logged.
+    /// Requests that take longer than this are logged.
     pub slow_request: std::time::Duration,
-    /// Whether the time of every call is counted (`--metrics extensive`).
+    /// True if the time of every call is counted (`--metrics extensive`).
     pub times_calls: bool,
 }
 
 impl Shared {
-    /// Puts together what boot prepared. `seed` makes request and lease ids differ between runs of a member.
+    /// Builds the shared state. `seed` makes request and lease ids differ between runs of a member.
     #[allow(clippy::too_many_arguments, reason = "called once, with the parts that boot made")]
     pub fn new(
         identity: Identity,
@@ -197,29 +197,29 @@ impl Shared {
         }
     }
 
-    /// The ways to the other members.
+    /// Returns the connections with the other members; `None` before they exist.
     pub fn peers(&self) -> Option<&Arc<dyn PeerLinks>> {
         self.peers.get()
     }
 
-    /// Told once by boot.
+    /// Sets the connections with the other members. Boot calls it once.
     pub fn set_peers(&self, peers: Arc<dyn PeerLinks>) {
         // There is one call of this, before anything runs.
         let _ = self.peers.set(peers);
     }
 
-    /// What all clients together may make this member hold; `None` where no front serves them.
+    /// Returns the memory budget of all clients together; `None` if no front end serves them.
     pub fn client_memory(&self) -> Option<&front::Budget> {
         self.client_memory.get()
     }
 
-    /// Clients are served from now on, within this budget.
+    /// Sets the memory budget of clients, who are served from now on.
     pub fn set_client_memory(&self, budget: front::Budget) {
         // There is one call of this, before anything is served.
         let _ = self.client_memory.set(budget);
     }
 
-    /// The core heard of another leader, or of none.
+    /// Notes which member leads; 0 if none is known. The core calls it when the leader changes.
     pub fn leader_is(&self, leader: u64, now: Instant) {
         let mut leadership = self.leadership.lock().unwrap_or_else(PoisonError::into_inner);
         leadership.leader = leader;
@@ -230,18 +230,19 @@ impl Shared {
         }
     }
 
-    /// Whether a read that arrives should wake the core; not while others wait for the next round to begin, or one is
-    /// under way, whose end wakes it.
+    /// Returns true if a read that arrives should wake the core. It need not while others wait for the next round to
+    /// begin, or a round is in flight whose end wakes the core.
     pub fn wakes_for_reads(&self) -> bool {
         self.wakes_for_reads.load(Ordering::SeqCst)
     }
 
-    /// The core says which it is, before it sleeps.
+    /// Sets what [`Shared::wakes_for_reads`] returns. The core calls it before it sleeps.
     pub fn set_wakes_for_reads(&self, wakes: bool) {
         self.wakes_for_reads.store(wakes, Ordering::SeqCst);
     }
 
-    /// etcd's words for a proposal that was not answered in time: they say whose fault it may be.
+    /// Returns etcd's error for a proposal that was not answered in time; the text depends on whether a leader was lost
+    /// meanwhile.
     pub fn timed_out(&self, since: Instant) -> Status {
         let Leadership { leader, elected, lost } =
             *self.leadership.lock().unwrap_or_else(PoisonError::into_inner);
@@ -269,11 +270,11 @@ impl Shared {
         if reached { error::TIMEOUT } else { error::TIMEOUT_DUE_TO_CONNECTION_LOST }
     }
 
-    /// Asks the core from a thread that is no shard.
+    /// Asks the core from a thread that is no shard, and returns its reply.
     ///
     /// # Errors
     ///
-    /// When the core has ended.
+    /// An error if the core has ended.
     pub async fn ask<R: Into<CoreRequest>>(
         &self,
         ask: impl FnOnce(RequestId) -> R + Send + 'static,
@@ -283,28 +284,28 @@ impl Shared {
         receiver.await.map_err(|_| error::STOPPED)
     }
 
-    /// Wakes a shard for the state just published, if anything there watches.
+    /// Wakes a shard for the state just published, if it serves watches.
     pub fn wake_watches(&self, shard: usize) {
         if self.attendance.is_watched(shard) {
             self.shards[shard].wake();
         }
     }
 
-    /// A shard's watches have been told of everything up to this revision.
+    /// Notes that all watches of a shard have been told of everything up to this revision.
     pub fn saw(&self, shard: usize, revision: i64) {
         self.attendance.saw(shard, revision);
     }
 
-    /// Whether all watches, on whatever shard, have been told of everything up to this revision.
+    /// Returns true if the watches of all shards have been told of everything up to this revision.
     pub fn all_saw(&self, revision: i64) -> bool {
         self.attendance.all_saw(revision)
     }
 
-    /// Counts a command that is about to be put to the core.
+    /// Counts a command that is about to be sent to the core.
     ///
     /// # Errors
     ///
-    /// etcd's `too many requests`, when what waits already takes `PROPOSAL_BYTES_MAX`.
+    /// etcd's `too many requests`, if the waiting commands already take `PROPOSAL_BYTES_MAX`.
     pub fn admit_proposal(&self, bytes: usize) -> Result<(), Status> {
         let before = self.proposal_bytes.fetch_add(bytes, Ordering::Relaxed);
         if before > 0 && before + bytes > PROPOSAL_BYTES_MAX {
@@ -314,37 +315,37 @@ impl Shared {
         Ok(())
     }
 
-    /// A command that was counted has gone to the log, or was refused.
+    /// Uncounts a command that has gone to the log, or was refused.
     pub fn proposal_taken(&self, bytes: usize) {
         self.proposal_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// A command that had been taken waits once more.
+    /// Counts a command again that waits to be proposed once more.
     pub fn proposal_again(&self, bytes: usize) {
         self.proposal_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Bytes of the data directory's files, as far as they are in use.
+    /// Returns the bytes in use of the data directory's files.
     pub fn disk_bytes(&self) -> u64 {
         self.disk_bytes.load(Ordering::Relaxed)
     }
 
-    /// See [`Shared::disk_bytes`].
+    /// Sets what [`Shared::disk_bytes`] returns.
     pub fn set_disk_bytes(&self, bytes: u64) {
         self.disk_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// A fresh request id; never 0.
+    /// Returns a new request id; never 0.
     pub fn request_id(&self) -> u64 {
         self.next_request.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// A fresh lease id; positive.
+    /// Returns a new lease id; positive.
     pub fn lease_id(&self) -> i64 {
         (self.next_lease.fetch_add(1, Ordering::Relaxed) & i64::MAX).max(1)
     }
 
-    /// A header for an answer from this member.
+    /// Returns the header of an answer from this member.
     pub fn header(&self, revision: i64, raft_term: u64) -> ResponseHeader {
         ResponseHeader {
             cluster_id: self.identity.cluster_id,

@@ -110,7 +110,7 @@ impl Receiver {
         Receiver { shared, rules, broken: Arc::default(), claims: AtomicU64::new(0) }
     }
 
-    /// Whether a part of a state is kept whose stream broke off.
+    /// Returns true if a part of a state is kept whose stream broke off.
     pub fn keeps_part(&self) -> bool {
         self.broken().is_some()
     }

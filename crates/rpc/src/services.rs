@@ -280,7 +280,7 @@ impl Services {
         Ok(())
     }
 
-    /// Whether this member has no vote yet, and so may be far behind.
+    /// Returns true if this member has no vote yet, and so may be far behind.
     fn learns(&self, state: &Published) -> bool {
         state.members.by_id.get(&self.shared.identity.member_id).is_some_and(|member| member.is_learner)
     }

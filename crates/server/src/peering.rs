@@ -42,7 +42,7 @@ impl Peering {
         Peering { shared, logger, receiver: Arc::new(receiver) }
     }
 
-    /// Whether a part of another member's state is kept whose stream broke off.
+    /// Returns true if a part of another member's state is kept whose stream broke off.
     pub fn keeps_part_of_snapshot(&self) -> bool {
         self.receiver.keeps_part()
     }

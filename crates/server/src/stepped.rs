@@ -270,7 +270,7 @@ impl Stepped {
         self.clean_shutdown.close(&self.shared.identity, end)
     }
 
-    /// Whether something waits for the core that would wake its thread.
+    /// Returns true if something waits for the core that would wake its thread.
     pub fn wants_turn(&self) -> bool {
         !self.shared.core.is_asleep()
     }
@@ -280,7 +280,7 @@ impl Stepped {
         self.due.saturating_duration_since(self.clock.now())
     }
 
-    /// Whether the log has something to write or to release.
+    /// Returns true if the log has something to write or to release.
     pub fn log_wants_turn(&self) -> bool {
         self.core.log_wants_turn()
     }
@@ -347,7 +347,7 @@ impl Stepped {
         }
     }
 
-    /// Whether a task was woken since [`Stepped::poll_tasks`], or has something read for it.
+    /// Returns true if a task was woken since [`Stepped::poll_tasks`], or has something read for it.
     pub fn wants_poll(&self) -> bool {
         self.woken.0.load(Ordering::Relaxed) || (!self.reads_held && self.shared.readers.has_work())
     }
@@ -362,12 +362,12 @@ impl Stepped {
         self.shared.readers.charge_to(budget);
     }
 
-    /// Whether a value is to be read that was not at hand.
+    /// Returns true if a value is to be read that was not at hand.
     pub fn wants_read(&self) -> bool {
         self.shared.readers.has_work()
     }
 
-    /// Whether a value was read that its call has not taken.
+    /// Returns true if a value was read that its call has not taken.
     pub fn holds_untaken(&self) -> bool {
         self.shared.readers.holds_untaken()
     }
@@ -490,8 +490,8 @@ impl Stepped {
         self.shared.core.send(ControlRequest::Stop);
     }
 
-    /// Whether the cluster has heard of this member since it was opened: a running one serves clients from then on, and
-    /// none before.
+    /// Returns true if the cluster has heard of this member since it was opened: a running one serves clients from then
+    /// on, and none before.
     pub fn is_ready(&self) -> bool {
         self.is_ready
     }
@@ -516,7 +516,7 @@ impl Stepped {
         self.shared.state.load_full()
     }
 
-    /// Whether the metrics say that a snapshot is being taken.
+    /// Returns true if the metrics say that a snapshot is being taken.
     pub fn says_that_it_takes_a_snapshot(&self) -> bool {
         self.shared.metrics.server.snapshot_apply_in_progress.value() != 0
     }

@@ -87,9 +87,8 @@ impl CompactionHashes {
         known.collect()
     }
 
-    /// Has the hash of a compaction computed; `state` is the one it was published with, with what the
-    /// compaction will remove. Whether there was room for
-    /// it among those that wait.
+    /// Has the hash of a compaction computed; `state` is the one it was published with, with what the compaction will
+    /// remove. Returns true if there was room for it among those that wait.
     pub fn order(
         &self,
         jobs: &SyncSender<Job>,
@@ -147,7 +146,8 @@ impl Computing {
         Computing { job, walk: None, hash: KvHash::default() }
     }
 
-    /// Goes on for a while. Whether it is done, and those that wait were told; or it took too long, and nobody will be.
+    /// Goes on for a while. Returns true if it is done, and those that wait were told; or it took too long, and nobody
+    /// will be.
     pub fn step(&mut self) -> bool {
         let Computing { job, walk, hash } = self;
         let Ok(slice) = job.state.slice() else { return true };

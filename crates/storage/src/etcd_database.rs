@@ -182,7 +182,8 @@ impl EtcdDatabase {
         Ok(Writing { writer, behind: (0, u32::MAX) })
     }
 
-    /// Whether a version belongs into the database. A deletion that a compaction made unreadable may still be there.
+    /// Returns true if a version belongs into the database. A deletion that a compaction made unreadable may still be
+    /// there.
     fn has(&self, version: Version<'_>) -> bool {
         !version.is_tombstone() || version.main() >= self.compact_revision
     }

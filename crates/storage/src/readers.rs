@@ -243,7 +243,7 @@ impl Inner {
         }
     }
 
-    /// Whether no thread could be started, so that calls have to read themselves: better late than never.
+    /// Returns true if no thread could be started, so that calls have to read themselves: better late than never.
     fn has_no_thread(&self, state: &State) -> bool {
         state.start_failed && state.threads == 0 && !self.by_hand
     }
@@ -407,12 +407,12 @@ impl Readers {
         self.inner.step()
     }
 
-    /// Whether there is something to read that no thread is at.
+    /// Returns true if there is something to read that no thread is at.
     pub fn has_work(&self) -> bool {
         self.inner.state().has_turns()
     }
 
-    /// Whether something was read that its call has not taken.
+    /// Returns true if something was read that its call has not taken.
     pub fn holds_untaken(&self) -> bool {
         let state = self.inner.state();
         state.untaken_bytes + state.staying_bytes > 0

@@ -178,7 +178,7 @@ impl Attempt {
         }
     }
 
-    /// Whether all was at hand, so that what was made is what it should be, errors included.
+    /// Returns true if all was at hand, so that what was made is what it should be, errors included.
     pub fn is_complete(&self) -> bool {
         self.missing.borrow().is_empty() || planted::is(planted::Bug::AnsweredWithoutValues)
     }

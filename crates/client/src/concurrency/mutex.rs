@@ -147,7 +147,7 @@ impl Mutex {
     }
 }
 
-/// Whether the oldest key of the prefix is ours.
+/// Returns true if the oldest key of the prefix is ours.
 fn is_first(answer: &TxnResponse, revision: i64) -> bool {
     let holder = range_at(answer, 1).and_then(|range| range.kvs.first());
     holder.is_none_or(|holder| holder.create_revision == revision)

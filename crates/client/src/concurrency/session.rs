@@ -56,7 +56,7 @@ impl Session {
         self.lease
     }
 
-    /// Whether the lease is no longer kept alive.
+    /// Returns true if the lease is no longer kept alive.
     pub fn is_done(&self) -> bool {
         *self.done.borrow() || self.done.has_changed().is_err()
     }

@@ -160,7 +160,7 @@ impl Stm {
         Ok(None)
     }
 
-    /// Whether the first read's revision binds the later ones.
+    /// Returns true if the first read's revision binds the later ones.
     fn binds(&self) -> bool {
         matches!(self.isolation, Isolation::SerializableSnapshot | Isolation::Serializable)
     }
@@ -172,7 +172,7 @@ impl Stm {
         }
     }
 
-    /// Whether the key was read, now or by the commit that failed.
+    /// Returns true if the key was read, now or by the commit that failed.
     fn recall(&mut self, key: &Bytes) -> bool {
         if self.reads.contains_key(key) {
             return true;

@@ -105,7 +105,7 @@ impl<'a> ChangeHead<'a> {
         ChangeHead { revision: Revision { main: to, sub: 0 }, ..ChangeHead::default() }
     }
 
-    /// Whether it is such a pair.
+    /// Returns true if it is such a pair.
     pub fn is_bump(&self) -> bool {
         self.key.is_empty()
     }

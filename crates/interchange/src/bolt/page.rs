@@ -110,7 +110,7 @@ impl Page {
         self.elements.get(i).map_or(0, |e| e.word)
     }
 
-    /// Whether a leaf's element is a bucket.
+    /// Returns true if a leaf's element is a bucket.
     pub fn is_bucket(&self, i: usize) -> bool {
         self.is_leaf && self.elements.get(i).is_some_and(|e| e.word & u64::from(IS_BUCKET) != 0)
     }

@@ -145,7 +145,7 @@ impl Wal {
         self.place(index).map(|place| place.term)
     }
 
-    /// Whether an entry changes the membership.
+    /// Returns true if an entry changes the membership.
     pub fn is_conf_change(&self, index: u64) -> bool {
         self.place(index).is_some_and(|place| place.is_conf_change)
     }

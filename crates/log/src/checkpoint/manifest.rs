@@ -30,7 +30,7 @@ pub struct Run {
     pub total_crc: u32,
 }
 
-/// Whether a run may have this name: letters, digits, `-`, `_` and `.`, not first; not a name of our own.
+/// Returns true if a run may have this name: letters, digits, `-`, `_` and `.`, not first; not a name of our own.
 pub(super) fn is_run_name(name: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     !name.is_empty()

@@ -105,7 +105,7 @@ impl Head {
         }
     }
 
-    /// Whether what this state has above `held.revision`, merged with what is held, and without what this state's
+    /// Returns true if what this state has above `held.revision`, merged with what is held, and without what this state's
     /// compact revision makes unreadable, is this state.
     ///
     /// Let F be `held.revision` and C the compact revision here. What is wanted is every version above C, and at or

@@ -93,7 +93,7 @@ impl Applying {
         self.bytes
     }
 
-    /// Whether so much waits that no more should come.
+    /// Returns true if so much waits that no more should come.
     pub fn is_far_behind(&self) -> bool {
         self.bytes > BEHIND_BYTES_MAX
     }
@@ -106,7 +106,7 @@ impl Applying {
         self.charges.clear();
     }
 
-    /// Whether the values that the entry depends on have come, as far as they were asked for.
+    /// Returns true if the values that the entry depends on have come, as far as they were asked for.
     fn has_values(&mut self) -> bool {
         let Some(reading) = &mut self.reading else { return true };
         let Poll::Ready(mut arrived) = Pin::new(&mut *reading).poll(&mut Context::from_waker(&self.waker))
@@ -135,17 +135,17 @@ impl Applying {
         self.left = left;
     }
 
-    /// Whether the next turn has something to apply.
+    /// Returns true if the next turn has something to apply.
     pub fn has_to_apply(&self) -> bool {
         (self.begun.is_some() || !self.entries.is_empty()) && self.reading.is_none()
     }
 
-    /// Whether an entry was begun and is not whole.
+    /// Returns true if an entry was begun and is not whole.
     pub fn is_amid(&self) -> bool {
         self.begun.is_some()
     }
 
-    /// Whether the machine can go on with it now: what was applied before it is published first.
+    /// Returns true if the machine can go on with it now: what was applied before it is published first.
     pub fn can_go_on(&mut self) -> bool {
         !self.unpublished && self.left > 0 && self.has_values()
     }
@@ -179,7 +179,7 @@ impl Applying {
         self.unpublished = true;
     }
 
-    /// Whether an entry was applied since the last view was published.
+    /// Returns true if an entry was applied since the last view was published.
     pub fn is_unpublished(&self) -> bool {
         self.unpublished
     }

@@ -22,7 +22,7 @@ impl Attributes {
         Attributes { own, name, client_urls, pause, known: false, proposed: None }
     }
 
-    /// Whether the cluster has heard of them since this member was started.
+    /// Returns true if the cluster has heard of them since this member was started.
     pub fn are_known(&self) -> bool {
         self.known
     }

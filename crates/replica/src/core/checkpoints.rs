@@ -100,7 +100,7 @@ impl Checkpoints {
         }
     }
 
-    /// Whether one is under way.
+    /// Returns true if one is under way.
     pub fn is_busy(&self) -> bool {
         self.busy
     }
@@ -132,7 +132,8 @@ impl Checkpoints {
         self.emptied.insert(segment);
     }
 
-    /// Whether values were moved out of segments that hold nothing any more, and only a whole checkpoint frees those.
+    /// Returns true if values were moved out of segments that hold nothing any more, and only a whole checkpoint frees
+    /// those.
     pub fn has_emptied(&self, is_empty: impl Fn(u32) -> bool) -> bool {
         self.emptied.iter().any(|segment| is_empty(*segment))
     }
@@ -147,12 +148,12 @@ impl Checkpoints {
         self.frees_at = Some(now);
     }
 
-    /// Whether one is to be taken since it would free segments, sooner or later.
+    /// Returns true if one is to be taken since it would free segments, sooner or later.
     pub fn is_to_free(&self) -> bool {
         self.frees_at.is_some()
     }
 
-    /// Whether one is due, and whether as a whole. `is_empty` says whether a segment holds no value.
+    /// Returns `Some` if a checkpoint is due, and in it whether as a whole. `is_empty` says whether a segment holds no value.
     pub fn due(&self, written_bytes: u64, is_empty: impl Fn(u32) -> bool, now: Instant) -> Option<bool> {
         let (since, enough_bytes) = self.unsaved_bytes(written_bytes);
         let due = &self.thresholds;
@@ -169,7 +170,8 @@ impl Checkpoints {
         (by_bytes || by_entries || whole || frees).then_some(whole)
     }
 
-    /// Whether a segment that holds no value is free once a checkpoint is saved: what a whole one has no place in any more.
+    /// Returns true if a segment that holds no value is free once a checkpoint is saved: what a whole one has no place in
+    /// any more.
     pub fn frees(&self, segment: u32, whole: bool) -> bool {
         whole || !self.emptied.contains(&segment)
     }

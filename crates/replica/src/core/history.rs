@@ -34,7 +34,7 @@ impl History {
         History { entries, locations, terms, replayed_through, next_look: now }
     }
 
-    /// Whether this entry was in the log at the start.
+    /// Returns true if this entry was in the log at the start.
     pub fn was_replayed(&self, index: u64) -> bool {
         index <= self.replayed_through
     }
@@ -69,7 +69,7 @@ impl History {
         Err(Fatal::Unlocated { index })
     }
 
-    /// An entry of this term is applied. Whether the term is newer than those before.
+    /// An entry of this term is applied. Returns true if the term is newer than those before.
     pub fn applied(&mut self, index: u64, term: u64) -> bool {
         let newer = self.terms.last().is_some_and(|(_, last)| *last < term);
         storage::terms::push(&mut self.terms, index, term);

@@ -144,8 +144,8 @@ impl Install {
         self.discarded.len()
     }
 
-    /// A new attempt begins, unless another one is under way or `busy` says that the present state is being moved about. One
-    /// that broke off and is not gone on with makes way. Whether it has begun.
+    /// A new attempt begins, unless another one is under way or `busy` says that the present state is being moved about.
+    /// One that broke off and is not gone on with makes way. Returns true if it has begun.
     pub fn begin(&mut self, claim: u64, busy: bool) -> bool {
         let idle = matches!(self.stage, Stage::Idle | Stage::Receiving { until: Some(_), .. });
         if !idle || busy || self.discarded.len() > DISCARDED_MAX {
@@ -156,7 +156,7 @@ impl Install {
         true
     }
 
-    /// An attempt that broke off goes on. Whether it may.
+    /// An attempt that broke off goes on. Returns true if it may.
     pub fn resume(&mut self, of: u64) -> bool {
         match &mut self.stage {
             Stage::Receiving { claim, until } if *claim == of && until.is_some() => {
@@ -169,7 +169,7 @@ impl Install {
         }
     }
 
-    /// Whether values of this attempt may be written to the log: some at a time.
+    /// Returns true if values of this attempt may be written to the log: some at a time.
     pub fn may_place(&self, of: u64) -> bool {
         self.takes(of) && self.placing.is_none()
     }
@@ -191,8 +191,8 @@ impl Install {
         }
     }
 
-    /// A whole state has arrived, for raft to accept or pass over. Whether it is of the attempt that is under way; otherwise
-    /// it is dropped.
+    /// A whole state has arrived, for raft to accept or pass over. Returns true if it is of the attempt that is under
+    /// way; otherwise it is dropped.
     pub fn receive(&mut self, of: u64, received: Box<Received>) -> bool {
         let takes = self.takes(of);
         if takes {
@@ -252,12 +252,13 @@ impl Install {
         }
     }
 
-    /// Whether this is the attempt that is under way, or that may go on. What comes late of another one changes nothing.
+    /// Returns true if this is the attempt that is under way, or that may go on. What comes late of another one changes
+    /// nothing.
     pub fn is_of(&self, of: u64) -> bool {
         matches!(self.stage, Stage::Receiving { claim, .. } if claim == of)
     }
 
-    /// Whether this attempt may go on: none of it is cut off while the stream still runs.
+    /// Returns true if this attempt may go on: none of it is cut off while the stream still runs.
     fn takes(&self, of: u64) -> bool {
         matches!(self.stage, Stage::Receiving { claim, until: None } if claim == of)
     }
@@ -284,7 +285,7 @@ impl Install {
         }
     }
 
-    /// Whether nobody has gone on with what has arrived, for as long as it is kept.
+    /// Returns true if nobody has gone on with what has arrived, for as long as it is kept.
     pub fn is_over(&self, now: Instant) -> bool {
         matches!(self.stage, Stage::Receiving { until: Some(until), .. } if now >= until)
     }

@@ -85,12 +85,12 @@ impl Leadership {
         }
     }
 
-    /// Whether this member leads.
+    /// Returns true if this member leads.
     pub fn leads(&self) -> bool {
         self.leads
     }
 
-    /// Whether it leads, with all of its predecessors' entries applied.
+    /// Returns true if it leads, with all of its predecessors' entries applied.
     pub fn has_settled(&self) -> bool {
         self.settled
     }
@@ -100,8 +100,9 @@ impl Leadership {
         self.leader
     }
 
-    /// Whether this member leads, with all of its predecessors' entries applied, in this very moment. What a message
-    /// that came in this turn has deposed no longer does, though [`Leadership::leads`] says so until the turn's end.
+    /// Returns true if this member leads, with all of its predecessors' entries applied, in this very moment. What a
+    /// message that came in this turn has deposed no longer does, though [`Leadership::leads`] says so until the turn's
+    /// end.
     pub fn is_leading(&self, standing: Standing) -> bool {
         self.settled && standing.role == Role::Leader && standing.term == self.term
     }
@@ -124,7 +125,7 @@ impl Leadership {
         stood
     }
 
-    /// An entry of this term was applied. Whether this member, which leads in it, has just settled by that.
+    /// An entry of this term was applied. Returns true if this member, which leads in it, has just settled by that.
     pub fn applied(&mut self, term: u64, standing: Standing) -> bool {
         let settles = self.leads && !self.settled && term == standing.term;
         self.settled |= settles;
@@ -180,8 +181,8 @@ impl Leadership {
         taken
     }
 
-    /// Whether the first election after the start should come at once: no leader is known, and another member is heard of.
-    /// It says so once.
+    /// Returns true if the first election after the start should come at once: no leader is known, and another member is
+    /// heard of. It says so once.
     pub fn advances(&mut self, standing: Standing, hears: impl FnOnce() -> bool, now: Instant) -> bool {
         let Some(until) = self.advance_until else { return false };
         if standing.leader != 0 || standing.role != Role::Follower || now >= until {
@@ -195,7 +196,7 @@ impl Leadership {
         advances
     }
 
-    /// A member's process has ended. Whether it is the leader that this member follows; once a term.
+    /// A member's process has ended. Returns true if it is the leader that this member follows; once a term.
     pub fn has_ended(&mut self, member: u64, standing: Standing) -> bool {
         if self.leads || standing.leader != member || self.ended_term == standing.term {
             return false;

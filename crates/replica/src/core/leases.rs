@@ -345,12 +345,12 @@ impl LeaseClocks {
         }
     }
 
-    /// Whether another slice of clocks can be forgotten at once.
+    /// Returns true if another slice of clocks can be forgotten at once.
     pub fn has_to_forget(&self) -> bool {
         !self.forgotten.is_empty()
     }
 
-    /// Whether the leader can do something at once: start clocks or, if they are let to, revoke and note.
+    /// Returns true if the leader can do something at once: start clocks or, if they are let to, revoke and note.
     pub fn has_to_do(&self, may_revoke: bool, may_note: impl FnOnce() -> bool) -> bool {
         let revoke = may_revoke && self.revokes_room() > 0 && self.expiry.is_due(self.time.as_of);
         let note = self.noting.is_some() && may_note();
@@ -405,7 +405,7 @@ impl LeaseClocks {
         self.noting = Some(Noting { behind: None, used, granted: BTreeSet::new(), looked_through: 0 });
     }
 
-    /// Whether times left are being noted.
+    /// Returns true if times left are being noted.
     pub fn is_noting(&self) -> bool {
         self.noting.is_some()
     }
@@ -415,7 +415,7 @@ impl LeaseClocks {
         self.noting = None;
     }
 
-    /// Whether so few entries of this log are not applied that they can be looked at before times left are noted.
+    /// Returns true if so few entries of this log are not applied that they can be looked at before times left are noted.
     pub fn can_note(last: u64, applied: u64) -> bool {
         last - applied <= NOTED_BEHIND_MAX
     }

@@ -38,7 +38,7 @@ pub enum MemberChange {
 }
 
 impl MemberChange {
-    /// Whether it removes this member.
+    /// Returns true if it removes this member.
     pub(super) fn removes(&self, member: u64) -> bool {
         matches!(self, MemberChange::Remove(id) if *id == member)
     }
@@ -288,7 +288,7 @@ impl Membership {
         Departure::Waits
     }
 
-    /// Whether another member forwards a proposal to remove this one.
+    /// Returns true if another member forwards a proposal to remove this one.
     pub fn asks_to_remove_this(&self, message: &raftpb::Message) -> bool {
         message.r#type == Some(raftpb::MessageType::MsgProp as i32)
             && message.entries.iter().any(|entry| self.removal_of_this(entry).is_some())
@@ -312,7 +312,7 @@ impl Membership {
         }
     }
 
-    /// Whether another member's proposal to remove this one waits.
+    /// Returns true if another member's proposal to remove this one waits.
     pub fn has_departures(&self) -> bool {
         !self.departures.is_empty()
     }
@@ -349,7 +349,7 @@ impl Membership {
         Step::PassOn(message.entries.iter().filter_map(|entry| self.removal_of_this(entry)).collect())
     }
 
-    /// Whether a change waits, and none is under way: raft takes one at a time.
+    /// Returns true if a change waits, and none is under way: raft takes one at a time.
     pub fn has_next(&self) -> bool {
         self.open.is_none() && !self.changes.is_empty()
     }
@@ -420,7 +420,7 @@ impl Membership {
         std::mem::take(&mut self.outcomes)
     }
 
-    /// This member is no longer part of the cluster: it ends after a while. Whether that is news.
+    /// This member is no longer part of the cluster: it ends after a while. Returns true if that is news.
     pub fn was_removed(&mut self, now: Instant) -> bool {
         let news = self.removed_at.is_none();
         self.removed_at.get_or_insert(now + REMOVED_PAUSE);
@@ -438,8 +438,8 @@ impl Membership {
         self.open
     }
 
-    /// Whether this member has come to its end since it was removed. `is_leaving` says whether it still makes sure that
-    /// enough others know.
+    /// Returns true if this member has come to its end since it was removed. `is_leaving` says whether it still makes
+    /// sure that enough others know.
     pub fn has_left(&self, is_leaving: bool, now: Instant) -> bool {
         let timeout = self.rules.election_timeout * LEAVING_TIMEOUTS;
         self.removed_at.is_some_and(|at| now >= at && (!is_leaving || now >= at + timeout))

@@ -62,7 +62,7 @@ impl Parked {
         self.why.clone()
     }
 
-    /// Whether the published state answers linearizable reads.
+    /// Returns true if the published state answers linearizable reads.
     pub fn is_complete(&self) -> bool {
         self.is_complete
     }

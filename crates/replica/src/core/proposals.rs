@@ -137,22 +137,22 @@ impl Proposals {
         self.forwarded.push((message, charge));
     }
 
-    /// Whether there is anything to propose.
+    /// Returns true if there is anything to propose.
     pub fn has_gathered(&self) -> bool {
         !self.gathered.is_empty() || !self.forwarded.is_empty()
     }
 
-    /// Whether a client's command is to be proposed.
+    /// Returns true if a client's command is to be proposed.
     pub fn has_own(&self) -> bool {
         !self.gathered.is_empty()
     }
 
-    /// Whether some of it waits for the log to have room, or for a leader.
+    /// Returns true if some of it waits for the log to have room, or for a leader.
     pub fn is_held_back(&self) -> bool {
         self.held_back
     }
 
-    /// Whether it waits for want of room.
+    /// Returns true if it waits for want of room.
     pub fn is_held_for_room(&self) -> bool {
         self.held_for_room
     }
@@ -172,7 +172,7 @@ impl Proposals {
         self.batching.wait_in_cluster(self.gathered.len() + self.forwarded.len(), under_way, pace, now)
     }
 
-    /// Whether clients' commands are proposed and not applied.
+    /// Returns true if clients' commands are proposed and not applied.
     pub fn is_under_way(&self) -> bool {
         self.open_bytes > 0
     }
@@ -330,7 +330,7 @@ impl Proposals {
         self.waiting.len()
     }
 
-    /// Whether a request waits for the entry with this id.
+    /// Returns true if a request waits for the entry with this id.
     pub fn is_awaited(&self, id: u64) -> bool {
         self.waiting.contains_key(&id)
     }

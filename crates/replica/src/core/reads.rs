@@ -221,12 +221,12 @@ impl Reads {
         Some(paced.max(shared).unwrap_or(Duration::ZERO))
     }
 
-    /// Whether anything waits for a round to begin.
+    /// Returns true if anything waits for a round to begin.
     pub fn is_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// Whether a read that arrives now could begin a round at once.
+    /// Returns true if a read that arrives now could begin a round at once.
     pub fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.rounds.is_empty()
     }

@@ -136,7 +136,7 @@ impl Removal {
         (std::mem::take(&mut self.waiters), took)
     }
 
-    /// Whether there is something to remove.
+    /// Returns true if there is something to remove.
     pub fn is_open(&self) -> bool {
         self.is_open
     }

@@ -108,7 +108,7 @@ impl Room {
         }
     }
 
-    /// Whether a batch waits for room.
+    /// Returns true if a batch waits for room.
     pub fn is_full(&self) -> bool {
         !self.parked.is_empty()
     }
@@ -205,7 +205,7 @@ impl Room {
         }
     }
 
-    /// Whether the disk is so large that nothing has to be counted.
+    /// Returns true if the disk is so large that nothing has to be counted.
     pub fn has_plenty(&self, log: &Log) -> bool {
         log.space() == Space::Ample && self.free_bytes >= PLENTY_BYTES
     }
@@ -219,7 +219,7 @@ impl Room {
         (log.room() + free).saturating_sub((log.queued_bytes() + parked) as u64)
     }
 
-    /// Whether the disk has room for so many bytes more. On a large one this costs next to nothing.
+    /// Returns true if the disk has room for so many bytes more. On a large one this costs next to nothing.
     pub fn has(&self, log: &Log, bytes: usize, purpose: Purpose) -> bool {
         if self.has_plenty(log) {
             return true;
@@ -237,7 +237,7 @@ impl Room {
         usize::try_from(all).unwrap_or(usize::MAX).min(PORTION_BYTES)
     }
 
-    /// Whether entries that a leader sent find room; if not, they are as good as lost on the way, and come again.
+    /// Returns true if entries that a leader sent find room; if not, they are as good as lost on the way, and come again.
     pub fn takes_entries(&self, log: &Log, entries: &[raftpb::Entry]) -> bool {
         if planted::is(planted::Bug::FullLogFatal) {
             return true;
@@ -274,7 +274,7 @@ impl Room {
         });
     }
 
-    /// Whether the log can take more before its next sync.
+    /// Returns true if the log can take more before its next sync.
     pub fn takes_more(log: &Log) -> bool {
         log.queued_bytes() < LOG_QUEUE_BYTES
     }
@@ -310,17 +310,17 @@ impl Room {
         self.reserve_asked = true;
     }
 
-    /// Whether there is more room than what would bring the NOSPACE alarm back at once.
+    /// Returns true if there is more room than what would bring the NOSPACE alarm back at once.
     pub fn is_roomy(&self, log: &Log) -> bool {
         log.space() == Space::Ample && self.free_bytes >= 2 * u64::from(log.segment_bytes())
     }
 
-    /// Whether garbage is worth winning back however little it is.
+    /// Returns true if garbage is worth winning back however little it is.
     pub fn is_tight(&self, log: &Log) -> bool {
         log.space() != Space::Ample || self.free_bytes < 4 * u64::from(log.segment_bytes())
     }
 
-    /// Whether a shortage may have a checkpoint made now that frees something.
+    /// Returns true if a shortage may have a checkpoint made now that frees something.
     pub fn may_free(&self, log: &Log, now: Instant) -> bool {
         self.is_tight(log) && now >= self.next_free
     }
@@ -344,7 +344,7 @@ pub(super) fn purpose_of(data: &Bytes) -> Purpose {
     if request.txn.is_some_and(|txn| puts(&txn)) { Purpose::Adds } else { Purpose::Frees }
 }
 
-/// Whether a transaction may put something, at any depth.
+/// Returns true if a transaction may put something, at any depth.
 fn puts(txn: &TxnRequest) -> bool {
     let mut open = vec![txn];
     while let Some(txn) = open.pop() {

@@ -46,13 +46,13 @@ use storage::nospace::Cause;
 use storage::values::LogValues;
 use telemetry::logging::Logger;
 
-/// How long a stop waits for what is under way.
+/// Time after which a stop no longer waits for open requests.
 pub(super) const STOP_TIMEOUT: Duration = Duration::from_secs(5);
-/// What boot made for the core.
+/// The parts that boot makes for the core.
 pub struct Parts {
-    /// What it shares with the other threads.
+    /// State shared with the other threads.
     pub shared: Arc<Shared>,
-    /// Where it writes what an operator should know.
+    /// Log for the operator.
     pub logger: Arc<Logger>,
     /// The configuration.
     pub config: Config,
@@ -62,53 +62,54 @@ pub struct Parts {
     pub machine: Machine,
     /// The log, open.
     pub log: Log,
-    /// Where the entries that were read at start lie.
+    /// Index and location of each entry that was read at the start.
     pub locations: VecDeque<(u64, log::Location)>,
-    /// The checkpointer.
+    /// Queue of orders to the checkpointer.
     pub orders: SyncSender<Order>,
-    /// The thread that computes the hashes of compactions.
+    /// Queue to the thread that computes the hashes of compactions.
     pub hash_jobs: SyncSender<Job>,
-    /// The attributes this member should have: its name and client URLs.
+    /// Attributes that this member publishes to the cluster: its name and client URLs.
     pub attributes: (String, Vec<String>),
     /// Bytes of the checkpoint's files.
     pub checkpoint_bytes: u64,
-    /// Reads entries that have left memory, for followers that lag.
+    /// Queue to the thread that reads entries which are no longer in memory, for followers that lag.
     pub fetches: SyncSender<Fetch>,
-    /// Members that are there already, as far as this member's own log does not say so.
+    /// Ids and peer URLs of members that exist already but are not yet in this member's log.
     pub remotes: Vec<(u64, Vec<String>)>,
-    /// The terms of the entries that the checkpoint has.
+    /// Terms of the entries that the checkpoint covers, as runs of equal terms: the first index of each run and its term.
     pub terms: Vec<(u64, u64)>,
-    /// When checkpoints are due.
+    /// Limits from which a checkpoint is due.
     pub thresholds: Thresholds,
-    /// What raised this member's NOSPACE alarm, if it is raised and known.
+    /// The cause of this member's NOSPACE alarm, if it is raised and the cause is known.
     pub cause: Cause,
-    /// Told once this member may serve clients.
+    /// Signalled once this member may serve clients.
     pub ready: SyncSender<()>,
 }
 
 /// The core: one loop on one thread, which owns the raft node, the log, the state and the machines of this crate.
 ///
-/// **What it is.** A turn takes all that has gathered, has each machine do what is due, carries out what raft decides, applies
-/// what is committed, publishes one view, and only then answers (invariant I3). It never waits for a disk or a peer: what comes
-/// back from there is a request like any other. Each machine (`Reads`, `Proposals`, `Membership` and so on) owns its fields, is
-/// told what happened and what time it is, and returns what is to be done; it is tested without a core. The loop does it,
-/// in `run/clients.rs`, `peers.rs`, `durability.rs` and `control.rs`, by who asked for it.
+/// **What it is.** A turn takes all requests that have arrived, lets each machine do what is due, carries out raft's
+/// effects, applies what is committed, publishes one view, and only then replies (invariant I3). It never waits for a
+/// disk or a peer: their results come back as requests. Each machine (`Reads`, `Proposals`, `Membership` and so on) owns
+/// its fields, is told what happened and what time it is, and returns what is to be done; it is tested without a core.
+/// The loop does it, in `run/clients.rs`, `peers.rs`, `durability.rs` and `control.rs`, by the source of the request.
 ///
-/// **What it trades.** All writes go through one processor, and what arrives amid a turn waits for its end. So a turn is
-/// bounded: so many entries applied, leases looked at, versions removed, and the rest in the next one. For that there is no lock
-/// on the way of a write, no order between mechanisms to be proven beside the one that stands in `turn`, and the same seed
-/// gives the same run, since time and messages come in by arguments alone.
+/// **What it trades.** All writes go through one processor core, and what arrives during a turn waits for its end.
+/// Therefore a turn is bounded: it applies a limited number of entries, looks at a limited number of leases, removes a
+/// limited number of versions, and leaves the rest to the next turn. In return a write takes no lock, the order between
+/// mechanisms is only the one written in `turn`, and the same seed gives the same run, since time and messages come in by
+/// arguments alone.
 ///
-/// **What was rejected.** *A thread for each mechanism*: a write would be handed from one to the next several times, and what
-/// is published before it is answered would take a handshake. *Tasks on one thread*: their order is the executor's, and
-/// what they share has to be borrowed at run time. *One trait for all machines*, with one type of event and one of effect:
-/// each would have to take what it does not know, and the compiler could not tell what a machine may want.
+/// **What was rejected.** *A thread for each mechanism*: a write would be handed from one to the next several times, and
+/// publishing before replying would take a handshake. *Tasks on one thread*: their order would be the executor's, and
+/// what they share would have to be borrowed at run time. *One trait for all machines*, with one type of event and one of
+/// effect: each would have to take events that it does not know, and the compiler could not tell what a machine may want.
 pub struct Core {
     shared: Arc<Shared>,
     logger: Arc<Logger>,
     machine: Machine,
     leases: LeaseClocks,
-    /// Whether this member, which is to stop, has handed leadership over or has nobody to hand it to.
+    /// True if this member, which is to stop, has handed leadership over or has nobody to hand it to.
     handed_over: bool,
     config: Config,
     node: Node,
@@ -125,13 +126,13 @@ pub struct Core {
     reads: Reads,
     membership: Membership,
     leadership: Leadership,
-    /// Members that need the whole state.
+    /// Raft messages that ask for a snapshot to be sent to a member.
     snapshots_wanted: Vec<raftpb::Message>,
     install: Install,
     answers: Answers,
-    /// What is committed and not applied yet.
+    /// Committed entries that are not applied yet.
     applying: Applying,
-    /// What is asked for and cannot be answered amid an entry.
+    /// Requests that cannot be answered while an entry is half applied.
     deferred: Vec<CoreRequest>,
     removal: Removal,
     compactor: Compactor,
@@ -145,13 +146,13 @@ pub struct Core {
     moves: Moves,
     alarms: Arc<Alarms>,
     stopping: Option<Instant>,
-    /// Why this member is out of service, if it is.
+    /// The reason why this member is out of service, if it is.
     parked: Option<Parked>,
     ready: Option<SyncSender<()>>,
 }
 
 impl Core {
-    /// Puts a core together.
+    /// Builds a core from its parts.
     pub fn new(parts: Parts) -> Core {
         let now = parts.shared.clock.now();
         let shards = parts.shared.shards.len();
@@ -222,11 +223,12 @@ impl Core {
         }
     }
 
-    /// Runs until it is told to stop.
+    /// Runs turns until the core is told to stop.
     ///
     /// # Errors
     ///
-    /// When the member cannot go on: see [`Fatal`].
+    /// The member cannot go on: the disk failed, or an entry cannot be applied. Nothing was acknowledged that is not on
+    /// disk.
     pub fn run(mut self) -> Result<(), Fatal> {
         let shared = Arc::clone(&self.shared);
         shared.core.receive_here();
@@ -247,28 +249,34 @@ impl Core {
         outcome
     }
 
-    /// Before the first turn.
+    /// Prepares the first turn: tells the connections who the members are.
     pub fn begin(&mut self) {
         self.tell_members();
     }
 
-    /// To be asked between two turns: how long to sleep, and how many asks are worth waking for.
+    /// Returns the time that the core may sleep before its next turn, and the number of requests that are worth waking it
+    /// for.
     pub fn before_sleep(&self) -> (Duration, usize) {
         self.shared.set_wakes_for_reads(self.reads.is_idle());
         self.patience()
     }
 
-    /// Whether the log, driven by hand, has something to do.
+    /// Returns true if the log, driven by hand, has work to do.
     pub fn log_wants_turn(&self) -> bool {
         self.log.wants_turn()
     }
 
-    /// Has the log, driven by hand, do all it has to do.
+    /// Lets the log, driven by hand, do its work, with at most `batches_max` batches in one write.
     pub fn log_turn(&mut self, batches_max: usize) {
         self.log.turn_of(batches_max);
     }
 
-    /// One turn: takes these asks, and does all that follows and that is due. Whether the core has come to its end.
+    /// Does one turn: takes `requests`, and does all that follows from them or is due. Returns true if the core has
+    /// ended.
+    ///
+    /// # Errors
+    ///
+    /// The member cannot go on: the disk failed, or an entry cannot be applied.
     pub fn turn(&mut self, requests: &mut Vec<CoreRequest>, now: Instant) -> Result<bool, Fatal> {
         if self.parked.is_some() {
             return self.parked_turn(requests, now);

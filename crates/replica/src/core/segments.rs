@@ -63,7 +63,7 @@ impl Segments {
         self.pending_delete.push((self.published, segment));
     }
 
-    /// Whether nothing durable needs this segment.
+    /// Returns true if nothing durable needs this segment.
     pub fn is_pending_delete(&self, segment: u32) -> bool {
         self.pending_delete.iter().any(|(_, pending_delete)| *pending_delete == segment)
     }
@@ -73,8 +73,9 @@ impl Segments {
         self.pending_delete.len()
     }
 
-    /// Has those deleted that nobody reads any more. Whether another view has to be published for the rest: only the published
-    /// state itself holds a view from before. A reader may have that view too, so the segment does not simply go.
+    /// Has those deleted that nobody reads any more. Returns true if another view has to be published for the rest: only
+    /// the published state itself holds a view from before. A reader may have that view too, so the segment does not
+    /// simply go.
     pub fn release(&mut self, mut delete: impl FnMut(u32)) -> bool {
         if self.pending_delete.is_empty() {
             return false;
@@ -101,7 +102,7 @@ pub(super) struct Moves {
 }
 
 impl Moves {
-    /// Whether any are.
+    /// Returns true if any are.
     pub fn are_under_way(&self) -> bool {
         !self.moving.is_empty()
     }

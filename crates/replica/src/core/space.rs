@@ -45,7 +45,7 @@ pub(super) struct Survey<'a> {
 }
 
 impl Survey<'_> {
-    /// Whether this segment holds no live value.
+    /// Returns true if this segment holds no live value.
     pub fn is_empty(&self, segment: u32) -> bool {
         self.machine.usage().get(&segment).is_none_or(|usage| usage.values == 0)
     }
@@ -68,7 +68,7 @@ impl Survey<'_> {
         }
     }
 
-    /// Whether sealed segments hold so little that a checkpoint would free some, or have some emptied.
+    /// Returns true if sealed segments hold so little that a checkpoint would free some, or have some emptied.
     pub fn has_garbage(&self) -> bool {
         let usage = self.machine.usage();
         let (mut live, mut dead) = (0, 0);
@@ -94,7 +94,7 @@ impl Survey<'_> {
         if self.room.is_tight(self.log) { segment.used_bytes } else { Log::record_bytes(segment) }
     }
 
-    /// Whether a segment with so many live bytes is to be emptied.
+    /// Returns true if a segment with so many live bytes is to be emptied.
     fn is_worth_emptying(&self, live: u64, used: u64) -> bool {
         if self.room.is_tight(self.log) { live < used - used / 4 } else { live < used / 2 }
     }

@@ -41,8 +41,8 @@ pub(super) fn refusal(shared: &Shared, request: &Request<Bytes>) -> Option<&'sta
     )
 }
 
-/// Whether nobody else can have given this member the name: it is an address, a name that public DNS has not, or one
-/// that the members call themselves by.
+/// Returns true if nobody else can have given this member the name: it is an address, a name that public DNS has not, or
+/// one that the members call themselves by.
 fn is_own_host(shared: &Shared, host: &str) -> bool {
     let name = host_name(host);
     let address = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);

@@ -128,7 +128,7 @@ impl<'a> Query<'a> {
         self.all(name).next()
     }
 
-    /// Whether a name is there, with or without a value.
+    /// Returns true if a name is there, with or without a value.
     pub(super) fn has(&self, name: &str) -> bool {
         self.first(name).is_some()
     }

@@ -50,7 +50,7 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    /// Whether the slice should end here, since so many bytes of values belong to it.
+    /// Returns true if the slice should end here, since so many bytes of values belong to it.
     pub fn is_due(&self) -> bool {
         self.read >= READ_AT_ONCE
     }

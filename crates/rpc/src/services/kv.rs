@@ -195,7 +195,7 @@ impl Services {
         })))
     }
 
-    /// Whether the comparisons of a transaction look at too much of the newest state.
+    /// Returns true if the comparisons of a transaction look at too much of the newest state.
     fn compares_too_much(&self, request: &TxnRequest) -> bool {
         let state = self.shared.state.load();
         let snapshot = state.view.snapshot();

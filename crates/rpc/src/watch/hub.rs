@@ -279,7 +279,7 @@ impl Hub {
         self.portion.set(Portion { changes, bytes, ..self.portion.get() });
     }
 
-    /// Whether this member knows a leader.
+    /// Returns true if this member knows a leader.
     pub fn has_leader(&self) -> bool {
         self.shared.state.load().leader != 0
     }

@@ -135,7 +135,7 @@ impl<T> Default for Index<T> {
 }
 
 impl<T> Index<T> {
-    /// Whether there is nothing.
+    /// Returns true if there is nothing.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

@@ -90,7 +90,7 @@ impl Watch {
         self.stream.held_watches.set(self.stream.held_watches.get() + holds - held);
     }
 
-    /// Whether a change, which is about one of its keys, is for it.
+    /// Returns true if a change, which is about one of its keys, is for it.
     pub fn wants(&self, version: Version<'_>) -> bool {
         let left_out = if version.is_tombstone() { self.no_delete } else { self.no_put };
         !left_out && version.main() >= self.next.get()
@@ -230,7 +230,7 @@ impl Stream {
         self.unsynced.borrow_mut().remove(&(watch.next.get(), watch.serial)).is_some()
     }
 
-    /// Whether all its watches are as far as the hub.
+    /// Returns true if all its watches are as far as the hub.
     pub fn is_synced(&self) -> bool {
         self.unsynced.borrow().is_empty()
     }
@@ -240,8 +240,8 @@ impl Stream {
         self.unsynced.borrow().values().take(watches_max).cloned().collect()
     }
 
-    /// Whether it may read a slice of history now: there is some to read, and all before it is with the front. Once
-    /// that is so again, the stream comes to it by itself.
+    /// Returns true if it may read a slice of history now: there is some to read, and all before it is with the front.
+    /// Once that is so again, the stream comes to it by itself.
     pub fn may_read(&self) -> bool {
         self.is_drained() && !self.is_synced() && !self.waits_for_another.get() && self.end.borrow().is_none()
     }
@@ -257,13 +257,14 @@ impl Stream {
         self.together_max.set((from, through, watches));
     }
 
-    /// Whether a response of this length may be queued.
+    /// Returns true if a response of this length may be queued.
     pub fn has_room(&self, len: usize) -> bool {
         let queued = self.queued_bytes.get();
         (queued == 0 || queued + len <= QUEUE_BYTES_MAX) && !self.is_half_sent()
     }
 
-    /// Whether the client has had a fragment of a revision, and not the last: clients expect nothing else before it.
+    /// Returns true if the client has had a fragment of a revision, and not the last: clients expect nothing else before
+    /// it.
     pub fn is_half_sent(&self) -> bool {
         self.long.borrow().as_ref().is_some_and(|long| long.is_half_sent)
     }
@@ -370,7 +371,7 @@ impl Stream {
         self.queue.borrow().len()
     }
 
-    /// Whether nothing waits to be sent.
+    /// Returns true if nothing waits to be sent.
     pub fn is_drained(&self) -> bool {
         self.queue.borrow().is_empty()
     }

@@ -802,7 +802,7 @@ impl Followed {
     }
 }
 
-/// Whether two events are the same, but for a previous value that was compacted away.
+/// Returns true if two events are the same, but for a previous value that was compacted away.
 fn is_same(heard: &Event, happened: &Event, previous: bool, compacted: i64) -> bool {
     let revision = happened.kv.as_ref().map_or(0, |kv| kv.mod_revision);
     let may_lack = !previous || revision - 1 < compacted;

@@ -37,7 +37,7 @@ impl Core {
         if self.reads.is_waiting() { self.reads.wait(self.footing(), now) } else { None }
     }
 
-    /// Begins a round for what waits, if there is a leader to ask.
+    /// Begins a round of ReadIndex for the waiting reads, if there is a leader to ask and it is time.
     pub(super) fn start_round(&mut self, now: Instant) {
         if !self.reads.is_waiting() {
             return;
@@ -55,7 +55,7 @@ impl Core {
         }
     }
 
-    /// Finishes the rounds that the applied state has come up to.
+    /// Grants the reads of confirmed rounds whose entries this member has applied.
     pub(super) fn finish_rounds(&mut self, now: Instant) {
         let early = planted::is(Bug::HalfWayCountsAsApplied) && self.machine.has_unfinished();
         let applied = self.machine.applied_index + u64::from(early);
@@ -78,14 +78,14 @@ impl Core {
         }
     }
 
-    /// Answers the reads that the state just published is new enough for.
+    /// Replies to the reads that the state just published is new enough for.
     fn answer_reads(&mut self) {
         for request_id in self.reads.take_readable() {
             self.reply(request_id, ReplyBody::Readable);
         }
     }
 
-    /// Looks after rounds that nobody confirms, and reads whose clients were told that they took too long.
+    /// Repeats rounds that are not confirmed in time, and ends reads that have waited for the request timeout.
     pub(super) fn retry_reads(&mut self, now: Instant) {
         let retried = self.reads.retry(self.shared.limits.request_timeout, now);
         if retried.late {
@@ -106,17 +106,17 @@ impl Core {
 
 /// Leases.
 impl Core {
-    /// Whether this member leads, with all of its predecessors' entries applied, in this very moment.
+    /// Returns true if this member leads, with all entries of earlier leaders applied, at this moment of the turn.
     pub(super) fn leads_now(&self) -> bool {
         self.leadership.is_leading(self.node.standing())
     }
 
-    /// A client wants its lease renewed. Only a leader that still leads may promise more time: one that was stopped or
-    /// cut off for a while may have been replaced, and its successor have let the lease expire. So renewals share
-    /// rounds of ReadIndex with linearizable reads; where one member is all voters, they are answered at once.
+    /// Renews a lease for a client, once a round has confirmed that this member still leads. A leader that was stopped or
+    /// cut off for a while may have been replaced, and its successor may have let the lease expire. Renewals share rounds
+    /// of ReadIndex with linearizable reads; where one member is all voters, they are answered at once.
     ///
-    /// A round also waits for this member's own apply: the others may have committed the grant, and told its owner,
-    /// while this member's disk is still busy with the entry.
+    /// A round also waits for this member's own apply: the others may have committed the grant, and told its owner, while
+    /// this member's disk is still busy with the entry.
     pub(super) fn keep_alive(&mut self, request_id: RequestId, id: i64, now: Instant) {
         if !self.leadership.leads() {
             self.refuse(request_id, error::NOT_PRIMARY_LESSOR);
@@ -128,7 +128,7 @@ impl Core {
         }
     }
 
-    /// Renews a lease; the renewal came at `since` and is confirmed.
+    /// Renews a lease for a request that came at `since` and whose round is confirmed.
     fn renew(&mut self, request_id: RequestId, id: i64, since: Instant, now: Instant) {
         let (lease, applied) = (self.machine.leases.get(id), self.machine.applied_index);
         match self.leases.renew((request_id, id), lease, applied, since, now) {
@@ -141,7 +141,7 @@ impl Core {
         }
     }
 
-    /// Proposes to note times left, and remembers which entry does.
+    /// Proposes an entry that notes the times left of leases, and remembers its index for each lease.
     fn propose_note(&mut self, checkpoints: Vec<LeaseCheckpoint>, waiter: Waiter) {
         if !self.leads_now() {
             // Another leader would take what is forwarded to it for its own.
@@ -163,7 +163,7 @@ impl Core {
         }
     }
 
-    /// This member leads no more, or in another term.
+    /// Stops all clocks of leases, since this member leads no longer or in another term.
     pub(super) fn stop_leases(&mut self, now: Instant) {
         for request_id in self.leases.stop(now) {
             self.refuse(request_id, error::NOT_PRIMARY_LESSOR);
@@ -176,7 +176,7 @@ impl Core {
         }
     }
 
-    /// Gives up renewals whose clients were told that they took too long.
+    /// Ends renewals that have waited for the request timeout.
     pub(super) fn sweep_renewals(&mut self, now: Instant) {
         for request_id in self.leases.sweep(now) {
             self.refuse(request_id, error::TIMEOUT);
@@ -192,7 +192,7 @@ impl Core {
         self.reply(request_id, body);
     }
 
-    /// The keys of a lease as this member knows them.
+    /// Replies with the keys of a lease as this member has them.
     pub(super) fn lease_keys(&mut self, request_id: RequestId, id: i64) {
         if !self.machine.is_whole() {
             self.deferred.push(ClientRequest::LeaseKeys(request_id, id).into());
@@ -202,7 +202,7 @@ impl Core {
         self.reply(request_id, ReplyBody::LeaseKeys(keys));
     }
 
-    /// Does the next slice of what has to be done for leases.
+    /// Does the next slice of the work on leases: starting and forgetting clocks, revoking, noting times left.
     pub(super) fn lease_slices(&mut self, now: Instant) {
         self.leases.forget_some();
         if self.leads_now() {
@@ -221,7 +221,7 @@ impl Core {
         }
     }
 
-    /// Whether another slice can be done at once.
+    /// Returns true if another slice of the work on leases can be done at once.
     pub(super) fn lease_slices_wait(&self) -> bool {
         if self.parked.is_some() {
             return false;
@@ -235,7 +235,7 @@ impl Core {
         LeaseClocks::can_note(self.node.standing().last, self.machine.applied_index)
     }
 
-    /// Proposes to revoke what has expired.
+    /// Proposes to revoke the leases that have expired.
     fn expire_leases(&mut self) {
         if self.stopping.is_some() {
             return;
@@ -249,7 +249,7 @@ impl Core {
         }
     }
 
-    /// Goes on with the notes of times left, by one entry at most.
+    /// Goes on with noting the times left, by one entry at most.
     fn note_some(&mut self, now: Instant) {
         if !self.leases.is_noting() {
             return;
@@ -262,9 +262,9 @@ impl Core {
     }
 }
 
-/// What goes into the log, and who waits for it.
+/// Proposals, and the requests that wait for their entries.
 impl Core {
-    /// How many more proposals to wait for, and how long; `None` to go ahead.
+    /// Returns how many more proposals to wait for, and how long; `None` to propose now.
     pub(super) fn batching_wait(&self, now: Instant) -> Option<(usize, Duration)> {
         if self.machine.members.by_id.len() <= 1 {
             return self.proposals.wait(now);
@@ -277,7 +277,7 @@ impl Core {
         self.proposals.wait_in_cluster(under_way, self.cpu_pressure.pace(), now)
     }
 
-    /// Proposes what has gathered, unless it is better to wait: for more, for the log, or for a leader.
+    /// Proposes the gathered commands, unless it is better to wait: for more, for the log, or for a leader.
     pub(super) fn propose_gathered(&mut self, now: Instant) {
         if !self.proposals.has_gathered() || self.batching_wait(now).is_some() {
             return;
@@ -323,23 +323,23 @@ impl Core {
         }
     }
 
-    /// Whether what was held back for want of room has room again, though no sync of the log tells so: it was what is to
-    /// be applied that took the room.
+    /// Returns true if commands that were held back for lack of space in the queue can be proposed now, because entries
+    /// were applied; a sync of the log does not announce that.
     pub(super) fn has_room_again(&self) -> bool {
         self.proposals.is_held_for_room() && self.queued_bytes() < self.room.queued_bytes_max(&self.log)
     }
 
-    /// Bytes that wait to be synced or applied.
+    /// Returns the bytes of entries that wait to be synced or applied.
     fn queued_bytes(&self) -> usize {
         self.log.queued_bytes() + self.applying.bytes()
     }
 
-    /// To whom a proposal goes that is made now.
+    /// Returns the leader that a proposal made now goes to.
     pub(super) fn given(&self) -> Given {
         Given { term: self.node.standing().term, bound: self.node.binds_proposals() }
     }
 
-    /// Refuses what the disk has no room for.
+    /// Refuses the gathered commands that the disk has no space for.
     fn refuse_without_room(&mut self) {
         let (room, log) = (&self.room, &self.log);
         // While something is being written its room counts as taken, and may be there again: that is waited for.
@@ -352,7 +352,8 @@ impl Core {
         }
     }
 
-    /// An entry of a newer term than those before has been applied, see [`crate::core::proposals::Proposals::lost`].
+    /// Proposes commands again that a lost leader did not append, once an entry of the newer `term` is applied. See
+    /// [`crate::core::proposals::Proposals::lost`].
     pub(super) fn propose_again(&mut self, term: u64) {
         for (waiter, since) in self.proposals.lost(term, |bytes| self.shared.proposal_again(bytes)) {
             match waiter {
@@ -362,7 +363,7 @@ impl Core {
         }
     }
 
-    /// Proposes something of the core's own.
+    /// Proposes a request of the core itself, for `waiter`.
     pub(super) fn propose_own(&mut self, mut request: InternalRaftRequest, waiter: Waiter) {
         let id = self.shared.request_id();
         request.header = Some(RequestHeader { id, ..RequestHeader::default() });
@@ -389,7 +390,7 @@ impl Core {
         }
     }
 
-    /// Forgets what has waited for too long.
+    /// Ends requests that have waited too long for their entries.
     pub(super) fn sweep_waiting(&mut self, now: Instant) {
         // The shards tell the clients; this is for what remains.
         let timeout = self.shared.limits.request_timeout + Duration::from_secs(1);
@@ -405,9 +406,9 @@ impl Core {
     }
 }
 
-/// Answers.
+/// Replies to requests.
 impl Core {
-    /// Whether this member's newest state answers linearizable reads by itself.
+    /// Returns true if the newest state of this member answers linearizable reads without a round.
     fn reads_local(&self) -> bool {
         self.leadership.has_settled() && self.node.voters() == [self.shared.identity.member_id]
     }
@@ -463,7 +464,7 @@ impl Core {
         }
     }
 
-    /// Lets clients in.
+    /// Signals that clients may be served, once.
     pub(super) fn serve(&mut self) {
         if let Some(ready) = self.ready.take() {
             // Boot waits for it; if it has given up, the member is about to stop.
@@ -517,7 +518,8 @@ impl Core {
     }
 }
 
-/// What raft cannot take is dropped, as if it had been lost on the way: it is sent again if it matters.
+/// Gives the raft node a received message. What it refuses is logged and dropped, as if it had been lost on the way; the
+/// sender repeats it if it matters.
 pub(super) fn step_received(node: &mut Node, logger: &Logger, message: raftpb::Message) {
     let (kind, from) = (message.r#type.unwrap_or(0), message.from.unwrap_or(0));
     let commit = message.commit.unwrap_or(0);

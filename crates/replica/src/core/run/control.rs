@@ -203,7 +203,7 @@ impl Core {
         self.serve();
     }
 
-    /// Whether the published state of a member out of service answers linearizable reads.
+    /// Returns true if the published state of a member out of service answers linearizable reads.
     pub(super) fn is_parked_complete(&self) -> bool {
         self.parked.as_ref().is_some_and(Parked::is_complete)
     }

@@ -130,8 +130,8 @@ impl Core {
         self.propose_own(request, Waiter::Nobody);
     }
 
-    /// Has it noted beside the log what raised the alarm. Whether the checkpointer was told, and does it before anything else that
-    /// it is told from now on.
+    /// Has it noted beside the log what raised the alarm. Returns true if the checkpointer was told, and does it before
+    /// anything else that it is told from now on.
     fn note_cause(&mut self) -> bool {
         let Some(cause) = self.nospace.unnoted() else { return true };
         if self.orders.try_send(Order::Note(cause)).is_err() {
@@ -145,7 +145,7 @@ impl Core {
 
 /// Applying what is committed, and what follows from it.
 impl Core {
-    /// Whether the next turn has something to apply.
+    /// Returns true if the next turn has something to apply.
     pub(super) fn has_to_apply(&self) -> bool {
         self.parked.is_none() && self.applying.has_to_apply()
     }
@@ -384,12 +384,13 @@ impl Core {
         }
     }
 
-    /// Whether sealed segments hold so little that a checkpoint would free some, or have some emptied.
+    /// Returns true if sealed segments hold so little that a checkpoint would free some, or have some emptied.
     fn has_garbage(&self) -> bool {
         self.survey().has_garbage()
     }
 
-    /// Whether values were moved out of segments that hold nothing any more, and only a whole checkpoint frees those.
+    /// Returns true if values were moved out of segments that hold nothing any more, and only a whole checkpoint frees
+    /// those.
     pub(super) fn has_emptied(&self) -> bool {
         self.checkpoints.has_emptied(|segment| self.survey().is_empty(segment))
     }

@@ -5,73 +5,74 @@ use machine::StateTrail;
 
 use super::Core;
 
-/// Where a member stands, between two turns of its core.
+/// State of a member's core between two turns, for simulation and tests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Probe {
-    /// The member.
+    /// Id of the member.
     pub id: u64,
-    /// Its part in the present term.
+    /// Raft role in the present term.
     pub role: Role,
-    /// The present term.
+    /// Present raft term.
     pub term: u64,
-    /// Whom it voted for in that term; 0 for nobody.
+    /// Member that it voted for in that term; 0 for none.
     pub vote: u64,
-    /// The leader it knows of; 0 for none.
+    /// Leader that it knows; 0 for none.
     pub leader: u64,
-    /// Whether it leads and has applied an entry of its own term.
+    /// True if it leads and has applied an entry of its own term.
     pub settled: bool,
-    /// The newest entry it knows to be committed.
+    /// Index of the newest entry it knows to be committed.
     pub commit: u64,
-    /// The last entry it has applied.
+    /// Index of the last entry it has applied.
     pub applied: u64,
-    /// The term of that entry.
+    /// Raft term of the entry at `applied`.
     pub applied_term: u64,
-    /// The first entry that it can still give to others.
+    /// Index of the first entry that it can still send to others.
     pub first_index: u64,
-    /// The last entry of its log, synced or not.
+    /// Index of the last entry of its log, synced or not.
     pub last_index: u64,
-    /// The entries up to here are on disk, as far as it counts itself for a quorum.
+    /// Index up to which its log is on disk, as far as it counts for a quorum.
     pub synced_index: u64,
-    /// The last entry on disk; beyond `synced_index` while what is on disk is being replaced.
+    /// Index of the last entry on disk; above `synced_index` while entries on disk are being replaced.
     pub stored_index: u64,
-    /// The members with a vote, as its raft counts them, in order.
+    /// Ids of the voters as its raft node counts them, in ascending order.
     pub voters: Vec<u64>,
-    /// Those without.
+    /// Ids of the learners, in ascending order.
     pub learners: Vec<u64>,
-    /// The store's revision.
+    /// Current revision of the store.
     pub revision: i64,
-    /// The store's compact revision; -1 for none.
+    /// Compact revision of the store; -1 for none.
     pub compact_revision: i64,
-    /// The hash of the state after the last entry applied; see [`machine::Machine::state_hash`].
+    /// Hash of the state after the last applied entry; see [`machine::Machine::state_hash`].
     pub state_hash: Option<u64>,
-    /// The last entry in the newest durable checkpoint that this run knows of.
+    /// Applied index of the newest durable checkpoint that this run knows of.
     pub checkpoint: u64,
-    /// Whether it is receiving another member's state, or has not saved one that it took over.
+    /// True if it is receiving another member's state, or has not saved one that it installed.
     pub installing: bool,
-    /// Bytes of log written since the newest checkpoint was ordered, and those after which another is due however few
-    /// entries they are.
+    /// Bytes of log written since the newest checkpoint was ordered, and the bytes from which the next one is due however
+    /// few entries they are.
     pub unsaved_bytes: (u64, u64),
-    /// Readers that take long and have not come to their end.
+    /// Number of readers that read a state slice by slice and have not ended.
     pub long_readers: usize,
-    /// Segments that nothing durable needs and that are not deleted, since views or a state that is received may.
+    /// Number of segments that nothing durable needs and that wait to be deleted, since views or a state being received
+    /// may need them.
     pub pending_delete: usize,
-    /// States that were replaced or are of no use, and parts of some, that are not on their way to be dropped yet.
+    /// Number of replaced or useless states, whole or parts, that are not yet given to the checkpointer to be dropped.
     pub discarded: usize,
-    /// The leases that exist.
+    /// Number of leases.
     pub leases: usize,
-    /// The leases whose clocks run here.
+    /// Number of leases whose clocks run on this member.
     pub lease_clocks: usize,
-    /// Rounds of linearizable reads that were begun and are not answered, and all reads and renewals that wait, in a round
-    /// or for one.
+    /// Number of rounds of linearizable reads that are begun and not answered, and of all reads and renewals that wait,
+    /// in a round or for one.
     pub reads: (usize, usize),
-    /// Bytes of the index, what waits to be freed included.
+    /// Bytes of the index, with those that wait to be freed.
     pub index_bytes: u64,
-    /// Versions that were superseded or are deletions, and are not removed yet.
+    /// Number of versions that are superseded or tombstones, and not removed yet.
     pub removable: usize,
 }
 
 impl Core {
-    /// Where the member stands.
+    /// Returns the state of the core between two turns.
     pub fn probe(&self) -> Probe {
         let standing = self.node.standing();
         Probe {
@@ -107,12 +108,12 @@ impl Core {
         }
     }
 
-    /// The term of an entry that is in the log, or right before its first one.
+    /// Returns the term of an entry that is in the log, or right before its first one; `None` for others.
     pub fn entry_term(&self, index: u64) -> Option<u64> {
         self.node.term_of(index)
     }
 
-    /// The hashes of the state after the entries from this one on, as far as they are kept.
+    /// Returns the hashes of the state after the entries from this index on, as far as they are kept.
     pub fn state_trail(&self, from: u64) -> StateTrail {
         self.machine.state_trail(from)
     }

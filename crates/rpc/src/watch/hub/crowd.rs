@@ -336,8 +336,8 @@ impl Hub {
     }
 }
 
-/// Whether all that was written from this revision on is still there, compacted or not: it is above what may have been
-/// removed, or not compacted.
+/// Returns true if all that was written from this revision on is still there, compacted or not: it is above what may have
+/// been removed, or not compacted.
 fn is_there(state: &Published, from: i64) -> bool {
     let compacted = state.view.snapshot().compact_revision();
     from > state.removed_through || from >= compacted || planted::is(Bug::WatchLostAtCompaction)

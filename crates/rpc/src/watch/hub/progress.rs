@@ -21,8 +21,8 @@ impl Hub {
         (interval + interval * (spread as u32) / 10_240).max(Duration::from_millis(1))
     }
 
-    /// Whether a word of progress may be said about a watch: it has everything up to the hub's revision, and does not
-    /// begin above it.
+    /// Returns true if a word of progress may be said about a watch: it has everything up to the hub's revision, and does
+    /// not begin above it.
     fn is_abreast(&self, watch: &Watch) -> bool {
         watch.synced.get() && watch.start <= self.revision.get()
     }
