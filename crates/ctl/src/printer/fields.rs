@@ -4,7 +4,7 @@ use api::etcdserverpb::{self as pb, response_op::Response};
 use api::mvccpb::KeyValue;
 use cli::go::quote;
 
-use super::{Answer, alarm_type, event_type, permission_type, put};
+use super::{Answer, EndpointHealth, WatchBatch, alarm_type, event_type, permission_type, put};
 
 /// Prints, or says that this format has no form for the answer.
 pub(super) fn print(out: &mut Vec<u8>, hex: bool, answer: &Answer<'_>) -> bool {
@@ -14,98 +14,23 @@ pub(super) fn print(out: &mut Vec<u8>, hex: bool, answer: &Answer<'_>) -> bool {
         Answer::Put(r) => lines.put_answer(r),
         Answer::Del(r) => lines.del(r),
         Answer::Txn(r) => lines.txn(r),
-        Answer::Watch(batch) => {
-            lines.header(batch.header.as_ref());
-            for event in &batch.events {
-                lines.field("Type", event_type(event.r#type));
-                if let Some(kv) = &event.prev_kv {
-                    lines.pair("Prev", kv);
-                }
-                lines.pair("", event.kv.as_ref().unwrap_or(&KeyValue::default()));
-            }
-        }
-        Answer::Grant(r) => {
-            lines.header(r.header.as_ref());
-            lines.lease("ID", r.id);
-            lines.field("TTL", r.ttl);
-        }
+        Answer::Watch(r) => lines.watch(r),
+        Answer::Grant(r) => lines.lease_and_ttl(r.header.as_ref(), r.id, r.ttl),
         Answer::Revoke(_, r) => lines.header(r.header.as_ref()),
-        Answer::KeepAlive(r) => {
-            lines.header(r.header.as_ref());
-            lines.lease("ID", r.id);
-            lines.field("TTL", r.ttl);
-        }
-        Answer::TimeToLive(r, _) => {
-            lines.header(r.header.as_ref());
-            lines.lease("ID", r.id);
-            lines.field("TTL", r.ttl);
-            lines.field("GrantedTTL", r.granted_ttl);
-            for key in &r.keys {
-                lines.quoted("Key", key);
-            }
-        }
-        Answer::Leases(r) => {
-            lines.header(r.header.as_ref());
-            for lease in &r.leases {
-                lines.lease("ID", lease.id);
-            }
-        }
-        Answer::MemberList(r) => {
-            lines.header(r.header.as_ref());
-            for member in &r.members {
-                lines.member(member);
-            }
-        }
-        Answer::EndpointHealth(list) => {
-            for h in list {
-                lines.quoted("Endpoint", h.endpoint.as_bytes());
-                lines.field("Health", h.health);
-                lines.field("Took", &h.took);
-                lines.field("Error", &h.error);
-                lines.blank();
-            }
-        }
+        Answer::KeepAlive(r) => lines.lease_and_ttl(r.header.as_ref(), r.id, r.ttl),
+        Answer::TimeToLive(r, _) => lines.time_to_live(r),
+        Answer::Leases(r) => lines.leases(r),
+        Answer::MemberList(r) => lines.members(r),
+        Answer::EndpointHealth(list) => list.iter().for_each(|health| lines.health(health)),
         Answer::EndpointStatus(list) => {
-            for (endpoint, status) in list {
-                lines.status(endpoint, status);
-            }
+            list.iter().for_each(|(endpoint, status)| lines.status(endpoint, status));
         }
-        Answer::EndpointHashKv(list) => {
-            for (endpoint, hash) in list {
-                lines.header(hash.header.as_ref());
-                lines.quoted("Endpoint", endpoint.as_bytes());
-                lines.field("Hash", hash.hash);
-                lines.field("HashRevision", hash.hash_revision);
-                lines.blank();
-            }
-        }
-        Answer::Alarm(r) => {
-            lines.header(r.header.as_ref());
-            for alarm in &r.alarms {
-                lines.id("MemberID", alarm.member_id);
-                lines.field("AlarmType", alarm_type(alarm.alarm));
-                lines.blank();
-            }
-        }
+        Answer::EndpointHashKv(list) => list.iter().for_each(|(endpoint, hash)| lines.hash(endpoint, hash)),
+        Answer::Alarm(r) => lines.alarms(r),
         Answer::RoleAdd(_, r) => lines.header(r.header.as_ref()),
-        Answer::RoleGet(_, r) => {
-            lines.header(r.header.as_ref());
-            for perm in &r.perm {
-                // Two spaces, as in etcdctl.
-                put!(lines.out, "\"PermType\" :  {}\n", permission_type(perm.perm_type));
-                lines.quoted("Key", &perm.key);
-                lines.quoted("RangeEnd", &perm.range_end);
-            }
-        }
+        Answer::RoleGet(_, r) => lines.role(r),
         Answer::RoleDelete(_, r) => lines.header(r.header.as_ref()),
-        Answer::RoleList(r) => {
-            lines.header(r.header.as_ref());
-            put!(lines.out, "\"Roles\" :");
-            for role in &r.roles {
-                put!(lines.out, " {}", quote(role.as_bytes()));
-            }
-            lines.blank();
-        }
+        Answer::RoleList(r) => lines.roles(r),
         Answer::RoleGrantPermission(_, r) => lines.header(r.header.as_ref()),
         Answer::RoleRevokePermission { answer, .. } => lines.header(answer.header.as_ref()),
         Answer::UserAdd(_, r) => lines.header(r.header.as_ref()),
@@ -222,6 +147,45 @@ impl Lines<'_> {
         }
     }
 
+    fn watch(&mut self, r: &WatchBatch) {
+        self.header(r.header.as_ref());
+        for event in &r.events {
+            self.field("Type", event_type(event.r#type));
+            if let Some(kv) = &event.prev_kv {
+                self.pair("Prev", kv);
+            }
+            self.pair("", event.kv.as_ref().unwrap_or(&KeyValue::default()));
+        }
+    }
+
+    fn lease_and_ttl(&mut self, header: Option<&pb::ResponseHeader>, id: i64, ttl: i64) {
+        self.header(header);
+        self.lease("ID", id);
+        self.field("TTL", ttl);
+    }
+
+    fn time_to_live(&mut self, r: &pb::LeaseTimeToLiveResponse) {
+        self.lease_and_ttl(r.header.as_ref(), r.id, r.ttl);
+        self.field("GrantedTTL", r.granted_ttl);
+        for key in &r.keys {
+            self.quoted("Key", key);
+        }
+    }
+
+    fn leases(&mut self, r: &pb::LeaseLeasesResponse) {
+        self.header(r.header.as_ref());
+        for lease in &r.leases {
+            self.lease("ID", lease.id);
+        }
+    }
+
+    fn members(&mut self, r: &pb::MemberListResponse) {
+        self.header(r.header.as_ref());
+        for member in &r.members {
+            self.member(member);
+        }
+    }
+
     fn member(&mut self, member: &pb::Member) {
         self.id("ID", member.id);
         self.quoted("Name", member.name.as_bytes());
@@ -232,6 +196,50 @@ impl Lines<'_> {
             self.quoted("ClientURL", url.as_bytes());
         }
         self.field("IsLearner", member.is_learner);
+        self.blank();
+    }
+
+    fn health(&mut self, health: &EndpointHealth) {
+        self.quoted("Endpoint", health.endpoint.as_bytes());
+        self.field("Health", health.health);
+        self.field("Took", &health.took);
+        self.field("Error", &health.error);
+        self.blank();
+    }
+
+    fn hash(&mut self, endpoint: &str, hash: &pb::HashKvResponse) {
+        self.header(hash.header.as_ref());
+        self.quoted("Endpoint", endpoint.as_bytes());
+        self.field("Hash", hash.hash);
+        self.field("HashRevision", hash.hash_revision);
+        self.blank();
+    }
+
+    fn alarms(&mut self, r: &pb::AlarmResponse) {
+        self.header(r.header.as_ref());
+        for alarm in &r.alarms {
+            self.id("MemberID", alarm.member_id);
+            self.field("AlarmType", alarm_type(alarm.alarm));
+            self.blank();
+        }
+    }
+
+    fn role(&mut self, r: &pb::AuthRoleGetResponse) {
+        self.header(r.header.as_ref());
+        for perm in &r.perm {
+            // Two spaces, as in etcdctl.
+            put!(self.out, "\"PermType\" :  {}\n", permission_type(perm.perm_type));
+            self.quoted("Key", &perm.key);
+            self.quoted("RangeEnd", &perm.range_end);
+        }
+    }
+
+    fn roles(&mut self, r: &pb::AuthRoleListResponse) {
+        self.header(r.header.as_ref());
+        put!(self.out, "\"Roles\" :");
+        for role in &r.roles {
+            put!(self.out, " {}", quote(role.as_bytes()));
+        }
         self.blank();
     }
 
