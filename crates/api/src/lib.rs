@@ -81,6 +81,12 @@ impl Rpc {
     pub fn method(self) -> &'static Method {
         &METHODS[self as usize]
     }
+
+    /// Returns the path of an HTTP/2 request for it, such as `/etcdserverpb.KV/Range`.
+    #[inline]
+    pub fn path(self) -> &'static str {
+        self.method().path
+    }
 }
 
 /// The description of one RPC.

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use api::Rpc;
 use cli::Failure;
 
 use loadgen::ask::Asker;
 use loadgen::calls::Target;
-use loadgen::connection::Method;
 use loadgen::wire::Fields;
 
 /// Compacts now and then while a load runs.
@@ -22,11 +22,11 @@ impl Compactor {
         let (stop, stopped) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
             while let Err(std::sync::mpsc::RecvTimeoutError::Timeout) = stopped.recv_timeout(interval) {
-                let answer = asker.ask(Method::Range, |message| {
+                let answer = asker.ask(Rpc::KvRange, |message| {
                     message.bytes(1, b"foo");
                 })?;
                 let revision = Fields(Fields(&answer).bytes(1)).number(3) as i64;
-                asker.ask(Method::Compact, |message| {
+                asker.ask(Rpc::KvCompact, |message| {
                     message.int(1, revision.saturating_sub(delta).max(0));
                 })?;
             }

@@ -3,11 +3,12 @@
 use std::time::Duration;
 use stdx::Random;
 
+use api::Rpc;
 use cli::Failure;
 use loadgen::ask::Asker;
 use loadgen::calls::Target;
-use loadgen::connection::{Method, Status};
 use loadgen::drive::{Nobody, Observer, Plan, Request, Run, Schedule, Step, Workload, done, measure};
+use loadgen::status::Status;
 use loadgen::wire::Message;
 
 use crate::Error;
@@ -164,7 +165,7 @@ impl Field<'_> {
     /// Writes one key of the given size.
     fn seed(&self, key: &[u8], value_bytes: usize) -> Result<(), Error> {
         let value = random_from_clock(5).bytes(value_bytes);
-        Asker::new(self.target.clone())?.ask(Method::Put, |message| {
+        Asker::new(self.target.clone())?.ask(Rpc::KvPut, |message| {
             message.bytes(1, key).bytes(2, &value);
         })?;
         Ok(())
@@ -309,7 +310,7 @@ impl Workload for Fill {
 
     fn begin(&mut self, _: &mut (), number: u64, request: &mut Request) -> Step {
         let bytes = self.bytes_min + self.random.below(self.bytes_max - self.bytes_min + 1);
-        request.method = Method::Put;
+        request.method = Rpc::KvPut;
         Message(&mut request.message)
             .bytes(1, &filled_key(number))
             .bytes(2, self.values.get(..bytes as usize).unwrap_or_default());
@@ -372,22 +373,22 @@ fn logins(field: &mut Field) -> Result<(), Error> {
         return Err(Error::NotOurs);
     }
     let mut asker = Asker::new(field.target.clone())?;
-    asker.ask(Method::UserAdd, |message| {
+    asker.ask(Rpc::AuthUserAdd, |message| {
         message.bytes(1, USER.0.as_bytes()).bytes(2, USER.1.as_bytes());
     })?;
-    asker.ask(Method::RoleAdd, |message| {
+    asker.ask(Rpc::AuthRoleAdd, |message| {
         message.bytes(1, b"root");
     })?;
-    asker.ask(Method::UserGrantRole, |message| {
+    asker.ask(Rpc::AuthUserGrantRole, |message| {
         message.bytes(1, USER.0.as_bytes()).bytes(2, b"root");
     })?;
-    asker.ask(Method::AuthEnable, |_| ())?;
+    asker.ask(Rpc::AuthEnable, |_| ())?;
     let plan = field.plan(200, 200, field.scale.of(60, 600, 6_000));
     let result = field.measure("authenticate", &plan, |_| authenticate(USER.0, USER.1));
     // Others come after this one, without a token.
     let token = Asker::new(field.target.clone())?.authenticate(USER.0, USER.1)?;
     let mut target = field.target.clone();
     target.token = Some(token);
-    Asker::new(target)?.ask(Method::AuthDisable, |_| ())?;
+    Asker::new(target)?.ask(Rpc::AuthDisable, |_| ())?;
     result
 }

@@ -1,7 +1,7 @@
 use std::fmt;
 use std::io;
 
-use loadgen::connection::Status;
+use loadgen::status::Status;
 use rustls::pki_types::pem;
 
 /// Why a measurement was not made.

@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use api::Rpc;
 use cli::Failure;
 use loadgen::ask::Asker;
 use loadgen::calls::Target;
-use loadgen::connection::Method;
 use loadgen::responder::{self, Responder};
 use loadgen::socket::Endpoint;
 
@@ -238,7 +238,7 @@ impl Server {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             let asked = Asker::new(self.target.clone()).and_then(|mut asker| {
-                asker.ask(Method::Range, |message| {
+                asker.ask(Rpc::KvRange, |message| {
                     message.bytes(1, b"ready");
                 })?;
                 asker.status()

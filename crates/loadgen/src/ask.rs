@@ -2,10 +2,12 @@
 
 use std::time::{Duration, Instant};
 
+use api::Rpc;
+
 use crate::Error;
 use crate::calls::{Calls, Handler, Target};
-use crate::connection::{Method, Status};
 use crate::drive::outcome;
+use crate::status::Status;
 use crate::wire::{Fields, Message};
 
 /// A connection for one call after the other.
@@ -38,7 +40,7 @@ impl Asker {
     }
 
     /// Calls, and gives the answer's message.
-    pub fn ask(&mut self, method: Method, write: impl FnOnce(&mut Message)) -> Result<Vec<u8>, Error> {
+    pub fn ask(&mut self, method: Rpc, write: impl FnOnce(&mut Message)) -> Result<Vec<u8>, Error> {
         let mut message = Vec::new();
         write(&mut Message(&mut message));
         let mut answer = Answer::default();
@@ -56,7 +58,7 @@ impl Asker {
 
     /// Logs in, and gives the token.
     pub fn authenticate(&mut self, name: &str, password: &str) -> Result<String, Error> {
-        let answer = self.ask(Method::Authenticate, |message| {
+        let answer = self.ask(Rpc::Authenticate, |message| {
             message.bytes(1, name.as_bytes()).bytes(2, password.as_bytes());
         })?;
         String::from_utf8(Fields(&answer).bytes(2).to_vec()).map_err(|_| Error::TokenNotText)
@@ -64,7 +66,7 @@ impl Asker {
 
     /// The server's version and the size of its database, from `Status`.
     pub fn status(&mut self) -> Result<(String, u64), Error> {
-        let answer = self.ask(Method::Status, |_| ())?;
+        let answer = self.ask(Rpc::MaintenanceStatus, |_| ())?;
         let fields = Fields(&answer);
         Ok((String::from_utf8_lossy(fields.bytes(2)).into_owned(), fields.number(3)))
     }

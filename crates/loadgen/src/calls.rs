@@ -3,9 +3,12 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use crate::connection::{Connection, Event, Method, Options, Status};
+use api::Rpc;
+
+use crate::connection::{Connection, Event, Options};
 use crate::poller::{Poller, Ready};
 use crate::socket::{Endpoint, Socket};
+use crate::status::Status;
 
 /// Who is told what came. Calls may be made from within.
 pub trait Handler {
@@ -128,14 +131,14 @@ impl Calls {
     }
 
     /// Starts a call on a logical connection; see [`Connection::call`].
-    pub fn call(&mut self, connection: usize, method: Method, message: &[u8], tag: u64, keep: bool) {
+    pub fn call(&mut self, connection: usize, method: Rpc, message: &[u8], tag: u64, keep: bool) {
         let link = self.pick(connection);
         self.links[link].connection.call(method, message, tag, keep, true);
         self.mark(link);
     }
 
     /// Starts a call on which more can be sent, by [`Calls::send`]. Gives where it is.
-    pub fn open_stream(&mut self, connection: usize, method: Method, message: &[u8], tag: u64) -> usize {
+    pub fn open_stream(&mut self, connection: usize, method: Rpc, message: &[u8], tag: u64) -> usize {
         let link = self.pick(connection);
         self.links[link].connection.call(method, message, tag, true, false);
         self.mark(link);

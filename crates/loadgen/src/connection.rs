@@ -4,110 +4,11 @@ use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 
+use api::Rpc;
+
 use crate::frame::{self, Head, flag, kind, setting};
 use crate::hpack::{Decoder, Encoder, Name};
-
-/// The methods a load may call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub enum Method {
-    Put,
-    Range,
-    RangeStream,
-    Txn,
-    Delete,
-    Compact,
-    Watch,
-    LeaseGrant,
-    LeaseRevoke,
-    LeaseKeepAlive,
-    Authenticate,
-    AuthEnable,
-    AuthDisable,
-    UserAdd,
-    UserGrantRole,
-    RoleAdd,
-    Status,
-    HashKv,
-    Lock,
-    Unlock,
-}
-
-impl Method {
-    const COUNT: usize = Method::Unlock as usize + 1;
-
-    /// The request's `:path`.
-    pub fn path(self) -> &'static str {
-        match self {
-            Method::Put => "/etcdserverpb.KV/Put",
-            Method::Range => "/etcdserverpb.KV/Range",
-            Method::RangeStream => "/etcdserverpb.KV/RangeStream",
-            Method::Txn => "/etcdserverpb.KV/Txn",
-            Method::Delete => "/etcdserverpb.KV/DeleteRange",
-            Method::Compact => "/etcdserverpb.KV/Compact",
-            Method::Watch => "/etcdserverpb.Watch/Watch",
-            Method::LeaseGrant => "/etcdserverpb.Lease/LeaseGrant",
-            Method::LeaseRevoke => "/etcdserverpb.Lease/LeaseRevoke",
-            Method::LeaseKeepAlive => "/etcdserverpb.Lease/LeaseKeepAlive",
-            Method::Authenticate => "/etcdserverpb.Auth/Authenticate",
-            Method::AuthEnable => "/etcdserverpb.Auth/AuthEnable",
-            Method::AuthDisable => "/etcdserverpb.Auth/AuthDisable",
-            Method::UserAdd => "/etcdserverpb.Auth/UserAdd",
-            Method::UserGrantRole => "/etcdserverpb.Auth/UserGrantRole",
-            Method::RoleAdd => "/etcdserverpb.Auth/RoleAdd",
-            Method::Status => "/etcdserverpb.Maintenance/Status",
-            Method::HashKv => "/etcdserverpb.Maintenance/HashKV",
-            Method::Lock => "/v3lockpb.Lock/Lock",
-            Method::Unlock => "/v3lockpb.Lock/Unlock",
-        }
-    }
-}
-
-/// How a call ended.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Status {
-    /// gRPC's code, 0 if all is well.
-    pub code: u32,
-    /// What the server says about it.
-    pub message: String,
-}
-
-impl Status {
-    /// The server cannot be reached.
-    pub fn unavailable(message: impl Into<String>) -> Self {
-        Self { code: 14, message: message.into() }
-    }
-
-    /// The text etcd's tool has in its error distribution.
-    pub fn text(&self) -> String {
-        const NAMES: [&str; 17] = [
-            "OK",
-            "Canceled",
-            "Unknown",
-            "InvalidArgument",
-            "DeadlineExceeded",
-            "NotFound",
-            "AlreadyExists",
-            "PermissionDenied",
-            "ResourceExhausted",
-            "FailedPrecondition",
-            "Aborted",
-            "OutOfRange",
-            "Unimplemented",
-            "Internal",
-            "Unavailable",
-            "DataLoss",
-            "Unauthenticated",
-        ];
-        if self.message.starts_with("etcdserver: ") {
-            return self.message.clone();
-        }
-        match NAMES.get(self.code as usize) {
-            Some(name) => format!("rpc error: code = {name} desc = {}", self.message),
-            None => format!("rpc error: code = Code({}) desc = {}", self.code, self.message),
-        }
-    }
-}
+use crate::status::Status;
 
 /// What came over a connection.
 #[derive(Debug)]
@@ -179,7 +80,7 @@ struct Stream {
 }
 
 struct Waiting {
-    method: Method,
+    method: Rpc,
     tag: u64,
     keep: bool,
     complete: bool,
@@ -226,7 +127,7 @@ pub struct Connection {
     next_stream: u32,
     decoder: Decoder,
     encoder: Encoder,
-    blocks: [Vec<u8>; Method::COUNT],
+    blocks: [Vec<u8>; Rpc::ALL.len()],
     blocks_state: (usize, usize),
     send_window: i64,
     stream_send_window: i64,
@@ -292,7 +193,7 @@ impl Connection {
 
     /// Starts a call with its first message. `complete` says that no other message follows. Without `keep` the answers'
     /// messages are counted but empty. Waits its turn where the server limits the streams of a connection.
-    pub fn call(&mut self, method: Method, message: &[u8], tag: u64, keep: bool, complete: bool) {
+    pub fn call(&mut self, method: Rpc, message: &[u8], tag: u64, keep: bool, complete: bool) {
         if self.streams.len() >= self.streams_max || self.going_away || self.next_stream > 0x7fff_0000 {
             // Stream numbers last for a billion calls; then the connection is renewed as if the server had asked for it.
             self.going_away |= self.next_stream > 0x7fff_0000;
@@ -392,7 +293,7 @@ impl Connection {
         })
     }
 
-    fn encode(&mut self, method: Method, block: &mut Vec<u8>) {
+    fn encode(&mut self, method: Rpc, block: &mut Vec<u8>) {
         let scheme: &[u8] = if self.options.tls { b"https" } else { b"http" };
         let mut headers: Vec<(&[u8], &[u8])> = vec![
             (b":method", b"POST"),
@@ -593,35 +494,10 @@ impl Connection {
                 }
                 return self.header_block(head.stream, last, block);
             }
-            kind::CONTINUATION => {
-                let Some((id, last, mut block)) = self.headers.take() else {
-                    return Err(Violation("there is no header block to continue"));
-                };
-                if id != head.stream || block.len() > 1 << 20 {
-                    return Err(Violation("a header block is continued wrongly"));
-                }
-                block.extend_from_slice(payload);
-                if head.flags & flag::END_HEADERS == 0 {
-                    self.headers = Some((id, last, block));
-                    return Ok(None);
-                }
-                return self.header_block(id, last, &block);
-            }
+            kind::CONTINUATION => return self.continuation(head, payload),
             kind::RST_STREAM => {
                 let code = frame::read_u32(payload).ok_or(Violation("a reset without a code"))?;
-                // grpc-go's words for it; REFUSED_STREAM is "not begun".
-                let status = match code {
-                    7 => Status::unavailable("the server refused the stream (REFUSED_STREAM)"),
-                    8 => Status {
-                        code: 1,
-                        message: "stream terminated by RST_STREAM with error code: CANCEL".into(),
-                    },
-                    _ => Status {
-                        code: 13,
-                        message: format!("stream terminated by RST_STREAM with error code: {code}"),
-                    },
-                };
-                return Ok(self.end(head.stream, Some(status)));
+                return Ok(self.end(head.stream, Some(reset_status(code))));
             }
             kind::SETTINGS if head.flags & flag::ACK == 0 => self.settings(payload)?,
             kind::PING if head.flags & flag::ACK == 0 => {
@@ -631,19 +507,7 @@ impl Connection {
                 frame::head(&mut self.output, 8, kind::PING, flag::ACK, 0);
                 self.output.extend_from_slice(payload);
             }
-            kind::GOAWAY => {
-                let last =
-                    frame::read_u32(payload).ok_or(Violation("a GOAWAY that names no stream"))? & 0x7fff_ffff;
-                self.going_away = true;
-                let ids: Vec<u32> = self.streams.keys().copied().filter(|id| *id > last).collect();
-                for id in ids {
-                    if let Some(stream) = self.streams.remove(&id) {
-                        self.open.remove(&stream.tag);
-                        self.cut_off
-                            .push((stream.tag, Status::unavailable("the server is going away (GOAWAY)")));
-                    }
-                }
-            }
+            kind::GOAWAY => self.goaway(payload)?,
             kind::WINDOW_UPDATE => {
                 let more =
                     i64::from(frame::read_u32(payload).ok_or(Violation("a window update of nothing"))?);
@@ -661,6 +525,36 @@ impl Connection {
             _ => {}
         }
         Ok(None)
+    }
+
+    /// Appends to a header block that did not fit into one frame.
+    fn continuation(&mut self, head: Head, payload: &[u8]) -> Result<Option<Event<'static>>, Violation> {
+        let Some((id, last, mut block)) = self.headers.take() else {
+            return Err(Violation("there is no header block to continue"));
+        };
+        if id != head.stream || block.len() > 1 << 20 {
+            return Err(Violation("a header block is continued wrongly"));
+        }
+        block.extend_from_slice(payload);
+        if head.flags & flag::END_HEADERS == 0 {
+            self.headers = Some((id, last, block));
+            return Ok(None);
+        }
+        self.header_block(id, last, &block)
+    }
+
+    /// Takes no new calls any more; those that the server did not take are over.
+    fn goaway(&mut self, payload: &[u8]) -> Result<(), Violation> {
+        let last = frame::read_u32(payload).ok_or(Violation("a GOAWAY that names no stream"))? & 0x7fff_ffff;
+        self.going_away = true;
+        let ids: Vec<u32> = self.streams.keys().copied().filter(|id| *id > last).collect();
+        for id in ids {
+            if let Some(stream) = self.streams.remove(&id) {
+                self.open.remove(&stream.tag);
+                self.cut_off.push((stream.tag, Status::unavailable("the server is going away (GOAWAY)")));
+            }
+        }
+        Ok(())
     }
 
     fn settings(&mut self, payload: &[u8]) -> Result<(), Violation> {
@@ -737,6 +631,15 @@ impl Connection {
     }
 }
 
+/// The status of a call whose stream the server reset, in grpc-go's words; REFUSED_STREAM is "not begun".
+fn reset_status(code: u32) -> Status {
+    match code {
+        7 => Status::unavailable("the server refused the stream (REFUSED_STREAM)"),
+        8 => Status { code: 1, message: "stream terminated by RST_STREAM with error code: CANCEL".into() },
+        _ => Status { code: 13, message: format!("stream terminated by RST_STREAM with error code: {code}") },
+    }
+}
+
 fn prefix(out: &mut Vec<u8>, message: &[u8]) {
     out.push(0);
     out.extend_from_slice(&(message.len() as u32).to_be_bytes());
@@ -768,135 +671,4 @@ fn unescape(value: &[u8]) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn frames(parts: &[(u8, u8, u32, &[u8])]) -> Vec<u8> {
-        let mut out = Vec::new();
-        for (kind, flags, stream, payload) in parts {
-            frame::head(&mut out, payload.len(), *kind, *flags, *stream);
-            out.extend_from_slice(payload);
-        }
-        out
-    }
-
-    /// A connection with three calls: one that wants its messages, one that does not, one stream.
-    fn begun() -> Connection {
-        let mut connection = Connection::new(Options::new("host:1"));
-        connection.call(Method::Range, b"one", 10, true, true);
-        connection.call(Method::Put, b"two", 20, false, true);
-        connection.call(Method::Watch, b"three", 30, true, false);
-        connection
-    }
-
-    /// Feeds input in pieces as sockets may give it, and writes down what came.
-    fn seen(connection: &mut Connection, input: &[u8], piece: usize) -> Result<Vec<String>, Violation> {
-        let (mut all, mut waiting) = (Vec::new(), Vec::new());
-        for bytes in input.chunks(piece) {
-            waiting.extend_from_slice(bytes);
-            let mut at = 0;
-            while let Some(event) = connection.next(&waiting, &mut at)? {
-                all.push(match event {
-                    Event::Message { tag, body } => format!("{tag}: {}", String::from_utf8_lossy(&body)),
-                    Event::Ended { tag, status } => format!("{tag} ended {} {}", status.code, status.message),
-                });
-            }
-            waiting.drain(..at);
-        }
-        Ok(all)
-    }
-
-    fn answers() -> Vec<u8> {
-        let (mut encoder, mut head, mut tail) = (Encoder::default(), Vec::new(), Vec::new());
-        encoder.encode([(&b":status"[..], &b"200"[..]), (b"content-type", b"application/grpc")], &mut head);
-        encoder.encode([(&b"grpc-status"[..], &b"0"[..]), (b"grpc-message", b"")], &mut tail);
-        let (mut again, mut refused) = (Vec::new(), Vec::new());
-        encoder.encode([(&b":status"[..], &b"200"[..]), (b"content-type", b"application/grpc")], &mut again);
-        encoder.encode([(&b"grpc-status"[..], &b"5"[..]), (b"grpc-message", b"not%20there%")], &mut refused);
-        let (split, rest) = refused.split_at(3);
-        frames(&[
-            (kind::SETTINGS, 0, 0, &[0, 3, 0, 0, 0, 100]),
-            (kind::HEADERS, flag::END_HEADERS, 1, &head),
-            // A message over three frames, the second of them padded; its prefix is cut too.
-            (kind::DATA, 0, 1, &[0, 0, 0]),
-            (kind::DATA, flag::PADDED, 1, &[2, 0, 6, b'a', b'b', 0, 0]),
-            (kind::PING, 0, 0, &[1; 8]),
-            (kind::DATA, 0, 1, b"cdef"),
-            (kind::HEADERS, flag::END_HEADERS | flag::END_STREAM, 1, &tail),
-            (kind::HEADERS, flag::END_HEADERS, 5, &again),
-            // Three messages in one frame, one of them empty.
-            (kind::DATA, 0, 5, &[0, 0, 0, 0, 1, b'x', 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, b'y']),
-            // A block that is continued, with trailers only.
-            (kind::HEADERS, flag::END_STREAM, 3, split),
-            (kind::CONTINUATION, flag::END_HEADERS, 3, rest),
-            (99, 0, 7, b"nobody knows this frame"),
-            (kind::RST_STREAM, 0, 5, &[0, 0, 0, 2]),
-        ])
-    }
-
-    #[test]
-    fn answers_are_the_same_in_whatever_pieces_they_come() {
-        let input = answers();
-        for piece in 1..input.len() {
-            let mut connection = begun();
-            assert_eq!(
-                seen(&mut connection, &input, piece).unwrap(),
-                [
-                    "10: abcdef",
-                    "10 ended 0 ",
-                    "30: x",
-                    "30: ",
-                    "30: y",
-                    "20 ended 5 not there%",
-                    "30 ended 13 stream terminated by RST_STREAM with error code: 2",
-                ],
-                "in pieces of {piece}"
-            );
-            assert_eq!(connection.calls(), 0);
-        }
-    }
-
-    /// Damage at each place: it is refused or borne, calls end once at most, and nothing panics.
-    #[test]
-    fn damaged_answers_are_borne() {
-        let input = answers();
-        for at in 0..input.len() {
-            for change in [1, 0x80, 0xff] {
-                let mut damaged = input.clone();
-                damaged[at] ^= change;
-                let mut connection = begun();
-                let _ = seen(&mut connection, &damaged, 7);
-                let (over, _) = connection.lose("gone");
-                assert!(over.len() <= 3);
-            }
-        }
-    }
-
-    #[test]
-    fn a_farewell_ends_what_the_server_did_not_take_and_the_rest_goes_on() {
-        let mut connection = begun();
-        let mut goaway = [0; 8];
-        goaway[3] = 3;
-        let input = frames(&[(kind::GOAWAY, 0, 0, &goaway)]);
-        let all = seen(&mut connection, &input, 100).unwrap();
-        assert_eq!(all, ["30 ended 14 the server is going away (GOAWAY)"]);
-        assert!(!connection.spent());
-        connection.call(Method::Put, b"later", 40, false, true);
-        assert_eq!(connection.calls(), 3);
-        let (over, start) = connection.lose("the server is going away");
-        assert_eq!(over.len(), 2, "the two that were under way");
-        let mut fresh = Connection::new(Options::new("host:1"));
-        start(&mut fresh);
-        assert_eq!(fresh.calls(), 1, "the one that waited is begun anew");
-    }
-
-    #[test]
-    fn after_the_first_request_headers_are_a_few_bytes() {
-        let mut connection = begun();
-        connection.call(Method::Put, b"", 50, false, true);
-        let before = connection.output.len();
-        connection.call(Method::Put, b"", 60, false, true);
-        // Seven headers of a byte or two, two frame heads, an empty message.
-        assert!(connection.output.len() - before <= 9 + 8 + 9 + 5, "{}", connection.output.len() - before);
-    }
-}
+mod tests;

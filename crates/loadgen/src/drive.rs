@@ -6,16 +6,18 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use api::Rpc;
+
 use crate::Error;
 use crate::calls::{Calls, Handler, Target};
-use crate::connection::{Method, Status};
 use crate::histogram::Histogram;
 use crate::samples::Series;
+use crate::status::Status;
 
 /// The next request of an operation.
 pub struct Request {
     /// What is called.
-    pub method: Method,
+    pub method: Rpc,
     /// The message; made anew for each request.
     pub message: Vec<u8>,
     /// Whether the answer is wanted.
@@ -187,6 +189,22 @@ struct Ran {
     segment_bytes: Option<u32>,
 }
 
+impl Ran {
+    /// Adds what another worker measured in the same run.
+    fn add(&mut self, part: Ran) {
+        self.last = self.last.max(part.last);
+        self.cpu += part.cpu;
+        self.starved += part.starved;
+        self.lost += part.lost;
+        self.segment_bytes = self.segment_bytes.or(part.segment_bytes);
+        if self.series.is_empty() {
+            self.series = part.series;
+        } else {
+            self.series.iter_mut().zip(part.series).for_each(|(all, more)| all.add(more));
+        }
+    }
+}
+
 /// Runs a plan; `make` gives each thread its workload. Gives a [`Run`] per repetition.
 pub fn measure<W: Workload>(
     plan: &Plan,
@@ -226,96 +244,100 @@ fn conduct(
     workers: &[Worker],
     observer: &mut dyn Observer,
 ) -> Result<Vec<Run>, Error> {
-    let all = |order: &dyn Fn() -> Order| -> Result<(), Error> {
-        for (orders, _) in workers {
-            orders.send(order()).map_err(|_| Error::ThreadGone)?;
-        }
-        Ok(())
-    };
     // Connected, then prepared.
-    for (_, answers) in workers {
-        answers.recv().map_err(|_| Error::ThreadGone)??;
-    }
-    all(&|| Order::Prepare)?;
-    for (_, answers) in workers {
-        answers.recv().map_err(|_| Error::ThreadGone)??;
-    }
+    all_ready(workers)?;
+    order_all(workers, || Order::Prepare)?;
+    all_ready(workers)?;
     let mut runs = Vec::new();
-    let warmups = usize::from(!plan.warmup.is_zero());
-    for run in 0..warmups + plan.repeat {
-        let warming = run < warmups;
-        shared.next.store(0, Ordering::Relaxed);
-        shared.done.store(0, Ordering::Relaxed);
-        if !warming {
-            observer.begins(run - warmups);
-        }
-        let (start, began) = (Instant::now(), SystemTime::now());
-        let duration = if warming { Some(plan.warmup) } else { plan.duration };
-        let total = match (duration, plan.schedule) {
-            (None, _) => plan.total,
-            // All that is due within the time.
-            (Some(time), Schedule::Open(rate)) => (time.as_secs_f64() * rate).ceil() as u64,
-            (Some(_), _) => u64::MAX,
-        };
-        all(&|| Order::Run { start, began, duration, total })?;
-        let mut ran = Ran {
-            series: Vec::new(),
-            last: start,
-            cpu: Duration::ZERO,
-            starved: Duration::ZERO,
-            lost: 0,
-            segment_bytes: None,
-        };
-        let mut busiest = Duration::ZERO;
-        let mut looked = Instant::now();
-        for (_, answers) in workers {
-            let part = loop {
-                match answers.recv_timeout(Duration::from_millis(500)) {
-                    Ok(answer) => break answer?.ok_or(Error::ThreadGone)?,
-                    Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {
-                        let recent = shared.recent.lock().unwrap_or_else(PoisonError::into_inner).take();
-                        let recent = recent.unwrap_or_else(|| Histogram::new(Histogram::COARSE));
-                        if !warming {
-                            let done = shared.done.load(Ordering::Relaxed);
-                            observer.progress(run - warmups, &recent, looked.elapsed(), done);
-                        }
-                        looked = Instant::now();
-                    }
-                    Err(_) => return Err(Error::ThreadGone),
-                }
-            };
-            ran.last = ran.last.max(part.last);
-            ran.cpu += part.cpu;
-            ran.starved += part.starved;
-            ran.lost += part.lost;
-            ran.segment_bytes = ran.segment_bytes.or(part.segment_bytes);
-            busiest = busiest.max(part.cpu);
-            if ran.series.is_empty() {
-                ran.series = part.series;
-            } else {
-                ran.series.iter_mut().zip(part.series).for_each(|(all, more)| all.add(more));
-            }
-        }
-        if warming {
-            continue;
-        }
-        observer.ends(run - warmups);
-        // Where the time was given, a rate refers to all of it, also if the last operation came early.
-        let elapsed = (ran.last - start).max(duration.unwrap_or_default());
-        runs.push(Run {
-            series: ran.series,
-            began,
-            elapsed,
-            generator: Generator {
-                cpu: ran.cpu,
-                starved: ran.starved,
-                busiest: busiest.as_secs_f64() / elapsed.as_secs_f64().max(1e-9),
-                lost: ran.lost,
-                segment_bytes: ran.segment_bytes,
-            },
-        });
+    if !plan.warmup.is_zero() {
+        one_run(plan, Some(plan.warmup), shared, workers, &mut |_, _, _| {})?;
+    }
+    for run in 0..plan.repeat {
+        observer.begins(run);
+        let measured = one_run(plan, plan.duration, shared, workers, &mut |recent, over, done| {
+            observer.progress(run, recent, over, done);
+        })?;
+        observer.ends(run);
+        runs.push(measured);
     }
     Ok(runs)
+}
+
+/// Gives each worker its own copy of an order.
+fn order_all(workers: &[Worker], order: impl Fn() -> Order) -> Result<(), Error> {
+    for (orders, _) in workers {
+        orders.send(order()).map_err(|_| Error::ThreadGone)?;
+    }
+    Ok(())
+}
+
+/// Waits until each worker has done what it had to do first.
+fn all_ready(workers: &[Worker]) -> Result<(), Error> {
+    for (_, answers) in workers {
+        answers.recv().map_err(|_| Error::ThreadGone)??;
+    }
+    Ok(())
+}
+
+/// Lets all workers run once, and adds up what they measured. `progress` is told every half second what happened in it,
+/// how long it really was, and how many operations are over.
+fn one_run(
+    plan: &Plan,
+    duration: Option<Duration>,
+    shared: &Shared,
+    workers: &[Worker],
+    progress: &mut dyn FnMut(&Histogram, Duration, u64),
+) -> Result<Run, Error> {
+    shared.next.store(0, Ordering::Relaxed);
+    shared.done.store(0, Ordering::Relaxed);
+    let (start, began) = (Instant::now(), SystemTime::now());
+    let total = match (duration, plan.schedule) {
+        (None, _) => plan.total,
+        // All that is due within the time.
+        (Some(time), Schedule::Open(rate)) => (time.as_secs_f64() * rate).ceil() as u64,
+        (Some(_), _) => u64::MAX,
+    };
+    order_all(workers, || Order::Run { start, began, duration, total })?;
+    let mut ran = Ran {
+        series: Vec::new(),
+        last: start,
+        cpu: Duration::ZERO,
+        starved: Duration::ZERO,
+        lost: 0,
+        segment_bytes: None,
+    };
+    let mut busiest = Duration::ZERO;
+    let mut looked = Instant::now();
+    for (_, answers) in workers {
+        let part = loop {
+            match answers.recv_timeout(Duration::from_millis(500)) {
+                Ok(answer) => break answer?.ok_or(Error::ThreadGone)?,
+                Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {
+                    let recent = shared.recent.lock().unwrap_or_else(PoisonError::into_inner).take();
+                    let recent = recent.unwrap_or_else(|| Histogram::new(Histogram::COARSE));
+                    progress(&recent, looked.elapsed(), shared.done.load(Ordering::Relaxed));
+                    looked = Instant::now();
+                }
+                Err(_) => return Err(Error::ThreadGone),
+            }
+        };
+        busiest = busiest.max(part.cpu);
+        ran.add(part);
+    }
+    // Where the time was given, a rate refers to all of it, also if the last operation came early.
+    let elapsed = (ran.last - start).max(duration.unwrap_or_default());
+    Ok(Run {
+        series: ran.series,
+        began,
+        elapsed,
+        generator: Generator {
+            cpu: ran.cpu,
+            starved: ran.starved,
+            busiest: busiest.as_secs_f64() / elapsed.as_secs_f64().max(1e-9),
+            lost: ran.lost,
+            segment_bytes: ran.segment_bytes,
+        },
+    })
 }
 
 #[allow(clippy::too_many_arguments)]
@@ -357,7 +379,7 @@ fn worker<W: Workload>(
             })
             .collect(),
         idle: Vec::new(),
-        request: Request { method: Method::Put, message: Vec::new(), keep: false },
+        request: Request { method: Rpc::KvPut, message: Vec::new(), keep: false },
         preparing: false,
         failed: None,
         shared,

@@ -1,7 +1,7 @@
 use std::fmt;
 use std::io;
 
-use crate::connection::Status;
+use crate::status::Status;
 
 /// Why a load could not be run, or why one of its operations failed.
 #[derive(Debug)]

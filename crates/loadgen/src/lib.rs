@@ -26,6 +26,7 @@ pub mod poller;
 pub mod responder;
 pub mod samples;
 pub mod socket;
+pub mod status;
 pub mod wire;
 
 pub use error::{EndpointError, Error};

@@ -9,6 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use api::Rpc;
+
 use crate::frame::{self, Head, flag, kind, setting};
 use crate::hpack::{Decoder, Encoder, Name};
 use crate::poller::Poller;
@@ -157,16 +159,25 @@ enum Kind {
 
 impl Kind {
     fn of(path: &[u8]) -> Self {
-        match path {
-            b"/etcdserverpb.KV/Range" => Kind::Range,
-            b"/etcdserverpb.KV/RangeStream" => Kind::RangeStream,
-            b"/etcdserverpb.KV/Txn" => Kind::Txn,
-            b"/etcdserverpb.Lease/LeaseGrant" => Kind::Grant,
-            b"/etcdserverpb.Lease/LeaseKeepAlive" => Kind::KeepAlive,
-            b"/etcdserverpb.Watch/Watch" => Kind::Watch,
-            b"/etcdserverpb.Auth/Authenticate" => Kind::Authenticate,
-            _ if path.starts_with(b"/etcdserverpb.") => Kind::HeaderOnly,
-            _ => Kind::Unknown,
+        let is = |rpc: Rpc| path == rpc.path().as_bytes();
+        if is(Rpc::KvRange) {
+            Kind::Range
+        } else if is(Rpc::KvRangeStream) {
+            Kind::RangeStream
+        } else if is(Rpc::KvTxn) {
+            Kind::Txn
+        } else if is(Rpc::LeaseGrant) {
+            Kind::Grant
+        } else if is(Rpc::LeaseKeepAlive) {
+            Kind::KeepAlive
+        } else if is(Rpc::Watch) {
+            Kind::Watch
+        } else if is(Rpc::Authenticate) {
+            Kind::Authenticate
+        } else if path.starts_with(b"/etcdserverpb.") {
+            Kind::HeaderOnly
+        } else {
+            Kind::Unknown
         }
     }
 }
@@ -349,105 +360,130 @@ impl Connection {
         requests: &mut u64,
     ) -> Result<(), Gone> {
         match head.kind {
-            kind::HEADERS => {
-                // Our own client never needs CONTINUATION, and nobody else is served.
-                if head.flags & flag::END_HEADERS == 0 {
-                    return Err(Gone);
-                }
-                let block = frame::unpadded(head, payload).ok_or(Gone)?;
-                let mut kind = Kind::Unknown;
-                self.decoder
-                    .decode(block, |name, value| {
-                        if name == Name::Path {
-                            kind = Kind::of(value);
-                        }
-                    })
-                    .map_err(|_| Gone)?;
-                if self.leaving {
-                    return Ok(());
-                }
-                if self.streams.len() >= STREAMS_MAX {
-                    return Err(Gone);
-                }
-                self.last_stream = head.stream;
-                self.streams.insert(
-                    head.stream,
-                    Stream {
-                        kind,
-                        partial: Vec::new(),
-                        watches: 0,
-                        window: self.stream_window,
-                        unsent: Vec::new(),
-                        ended: false,
-                    },
-                );
-                if head.flags & flag::END_STREAM != 0 {
-                    self.finish(head.stream, answers, options, requests);
-                }
-            }
-            kind::DATA => {
-                let body = frame::unpadded(head, payload).ok_or(Gone)?;
-                self.unacknowledged += head.length as u32;
-                if self.unacknowledged > options.connection_window / 2 {
-                    frame::window_update(&mut self.output, 0, self.unacknowledged);
-                    self.unacknowledged = 0;
-                }
-                let last = head.flags & flag::END_STREAM != 0;
-                let Some(stream) = self.streams.get_mut(&head.stream) else { return Ok(()) };
-                if !last && head.length > 0 {
-                    frame::window_update(&mut self.output, head.stream, head.length as u32);
-                }
-                if matches!(stream.kind, Kind::Watch | Kind::KeepAlive) {
-                    stream.partial.extend_from_slice(body);
-                    self.messages(head.stream, answers);
-                    if self.streams.get(&head.stream).is_some_and(|s| s.partial.len() > PARTIAL_BYTES_MAX) {
-                        return Err(Gone);
-                    }
-                }
-                if last {
-                    self.finish(head.stream, answers, options, requests);
-                }
-            }
+            kind::HEADERS => self.headers(head, payload, answers, options, requests)?,
+            kind::DATA => self.data(head, payload, answers, options, requests)?,
             kind::RST_STREAM => {
                 self.streams.remove(&head.stream);
             }
-            kind::SETTINGS if head.flags & flag::ACK == 0 => {
-                for (name, value) in frame::read_settings(payload) {
-                    match name {
-                        setting::HEADER_TABLE_SIZE => self.encoder.set_limit(value as usize),
-                        setting::INITIAL_WINDOW_SIZE => {
-                            let change = i64::from(value) - self.stream_window;
-                            self.stream_window = i64::from(value);
-                            self.streams.values_mut().for_each(|stream| stream.window += change);
-                        }
-                        _ => {}
-                    }
-                }
-                frame::head(&mut self.output, 0, kind::SETTINGS, flag::ACK, 0);
-            }
+            kind::SETTINGS if head.flags & flag::ACK == 0 => self.settings(payload),
             kind::PING if head.flags & flag::ACK == 0 => {
                 frame::head(&mut self.output, payload.len(), kind::PING, flag::ACK, 0);
                 self.output.extend_from_slice(payload);
             }
-            kind::WINDOW_UPDATE => {
-                let more = i64::from(frame::read_u32(payload).ok_or(Gone)?);
-                if head.stream == 0 {
-                    self.window += more;
-                    let waiting: Vec<u32> = self
-                        .streams
-                        .iter()
-                        .filter(|(_, s)| !s.unsent.is_empty())
-                        .map(|(id, _)| *id)
-                        .collect();
-                    for id in waiting {
-                        self.send(id);
-                    }
-                } else if let Some(stream) = self.streams.get_mut(&head.stream) {
-                    stream.window += more;
-                    self.send(head.stream);
-                }
-            }
+            kind::WINDOW_UPDATE => self.window_update(head, payload)?,
             _ => {}
+        }
+        Ok(())
+    }
+
+    /// Begins a call.
+    fn headers(
+        &mut self,
+        head: Head,
+        payload: &[u8],
+        answers: &Answers,
+        options: &Options,
+        requests: &mut u64,
+    ) -> Result<(), Gone> {
+        // Our own client never needs CONTINUATION, and nobody else is served.
+        if head.flags & flag::END_HEADERS == 0 {
+            return Err(Gone);
+        }
+        let block = frame::unpadded(head, payload).ok_or(Gone)?;
+        let mut kind = Kind::Unknown;
+        self.decoder
+            .decode(block, |name, value| {
+                if name == Name::Path {
+                    kind = Kind::of(value);
+                }
+            })
+            .map_err(|_| Gone)?;
+        if self.leaving {
+            return Ok(());
+        }
+        if self.streams.len() >= STREAMS_MAX {
+            return Err(Gone);
+        }
+        self.last_stream = head.stream;
+        self.streams.insert(
+            head.stream,
+            Stream {
+                kind,
+                partial: Vec::new(),
+                watches: 0,
+                window: self.stream_window,
+                unsent: Vec::new(),
+                ended: false,
+            },
+        );
+        if head.flags & flag::END_STREAM != 0 {
+            self.finish(head.stream, answers, options, requests);
+        }
+        Ok(())
+    }
+
+    /// Takes a piece of a request, and grants the client as much again.
+    fn data(
+        &mut self,
+        head: Head,
+        payload: &[u8],
+        answers: &Answers,
+        options: &Options,
+        requests: &mut u64,
+    ) -> Result<(), Gone> {
+        let body = frame::unpadded(head, payload).ok_or(Gone)?;
+        self.unacknowledged += head.length as u32;
+        if self.unacknowledged > options.connection_window / 2 {
+            frame::window_update(&mut self.output, 0, self.unacknowledged);
+            self.unacknowledged = 0;
+        }
+        let last = head.flags & flag::END_STREAM != 0;
+        let Some(stream) = self.streams.get_mut(&head.stream) else { return Ok(()) };
+        if !last && head.length > 0 {
+            frame::window_update(&mut self.output, head.stream, head.length as u32);
+        }
+        if matches!(stream.kind, Kind::Watch | Kind::KeepAlive) {
+            stream.partial.extend_from_slice(body);
+            self.messages(head.stream, answers);
+            if self.streams.get(&head.stream).is_some_and(|s| s.partial.len() > PARTIAL_BYTES_MAX) {
+                return Err(Gone);
+            }
+        }
+        if last {
+            self.finish(head.stream, answers, options, requests);
+        }
+        Ok(())
+    }
+
+    /// Takes over the client's settings, and acknowledges them.
+    fn settings(&mut self, payload: &[u8]) {
+        for (name, value) in frame::read_settings(payload) {
+            match name {
+                setting::HEADER_TABLE_SIZE => self.encoder.set_limit(value as usize),
+                setting::INITIAL_WINDOW_SIZE => {
+                    let change = i64::from(value) - self.stream_window;
+                    self.stream_window = i64::from(value);
+                    self.streams.values_mut().for_each(|stream| stream.window += change);
+                }
+                _ => {}
+            }
+        }
+        frame::head(&mut self.output, 0, kind::SETTINGS, flag::ACK, 0);
+    }
+
+    /// Sends what a larger window now allows, of one stream or of all.
+    fn window_update(&mut self, head: Head, payload: &[u8]) -> Result<(), Gone> {
+        let more = i64::from(frame::read_u32(payload).ok_or(Gone)?);
+        if head.stream == 0 {
+            self.window += more;
+            let waiting: Vec<u32> =
+                self.streams.iter().filter(|(_, s)| !s.unsent.is_empty()).map(|(id, _)| *id).collect();
+            for id in waiting {
+                self.send(id);
+            }
+        } else if let Some(stream) = self.streams.get_mut(&head.stream) {
+            stream.window += more;
+            self.send(head.stream);
         }
         Ok(())
     }

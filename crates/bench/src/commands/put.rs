@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use api::Rpc;
 use cli::{Command, Failure, Flag};
 use loadgen::ask::Asker;
 use loadgen::calls::Target;
-use loadgen::connection::Method;
 use loadgen::wire::Fields;
 
 use super::Run;
@@ -91,7 +91,7 @@ fn hash_kv(target: &Target, endpoints: &[String]) -> Result<String, Failure> {
     let failed = |what: &str, error: loadgen::Error| {
         Failure::error(format!("Failed to get the {what} of endpoint {host} ({error})"))
     };
-    let answer = asker.ask(Method::HashKv, |_| ()).map_err(|error| failed("hashkv", error))?;
+    let answer = asker.ask(Rpc::MaintenanceHashKv, |_| ()).map_err(|error| failed("hashkv", error))?;
     let (_, bytes) = asker.status().map_err(|error| failed("status", error))?;
     Ok(format!(
         "HashKV Summary:\n\tHashKV: {}\n\tEndpoint: {host}\n\tTime taken to get hashkv: {}\n\tDB size: {}\n",

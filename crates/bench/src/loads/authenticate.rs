@@ -1,6 +1,6 @@
 //! `authenticate`: names and passwords, again and again; what a client without token reuse does to a server.
 
-use loadgen::connection::Method;
+use api::Rpc;
 use loadgen::wire::Message;
 
 use super::range::Same;
@@ -9,5 +9,5 @@ use super::range::Same;
 pub fn authenticate(name: &str, password: &str) -> Same {
     let mut message = Vec::new();
     Message(&mut message).bytes(1, name.as_bytes()).bytes(2, password.as_bytes());
-    Same { method: Method::Authenticate, message }
+    Same { method: Rpc::Authenticate, message }
 }

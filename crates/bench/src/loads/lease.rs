@@ -1,7 +1,8 @@
 //! `lease-keepalive`: each client keeps a lease of its own alive.
 
-use loadgen::connection::{Method, Status};
+use api::Rpc;
 use loadgen::drive::{Request, Step, Workload, done};
+use loadgen::status::Status;
 use loadgen::wire::{Fields, Message};
 
 /// A lease per client, granted before the load; then one keep-alive stream per operation, which is
@@ -17,7 +18,7 @@ impl Workload for KeepAlive {
         match answer {
             Some(status) => done(status),
             None => {
-                request.method = Method::LeaseGrant;
+                request.method = Rpc::LeaseGrant;
                 request.keep = true;
                 Message(&mut request.message).int(1, 100);
                 Step::Call
@@ -26,7 +27,7 @@ impl Workload for KeepAlive {
     }
 
     fn begin(&mut self, lease: &mut u64, _: u64, request: &mut Request) -> Step {
-        request.method = Method::LeaseKeepAlive;
+        request.method = Rpc::LeaseKeepAlive;
         Message(&mut request.message).uint(1, *lease);
         Step::Open
     }

@@ -1,7 +1,8 @@
 //! `range`: one request, a stream, or page by page.
 
-use loadgen::connection::{Method, Status};
+use api::Rpc;
 use loadgen::drive::{Request, Step, Workload, done, outcome};
+use loadgen::status::Status;
 use loadgen::wire::{Fields, Message};
 
 /// How many keys a page has: Kubernetes' watch cache asks for so many.
@@ -73,7 +74,7 @@ impl Workload for Range {
 
     fn begin(&mut self, page: &mut Page, _: u64, request: &mut Request) -> Step {
         *page = Page::default();
-        request.method = if self.stream { Method::RangeStream } else { Method::Range };
+        request.method = if self.stream { Rpc::KvRangeStream } else { Rpc::KvRange };
         request.keep = self.paginate && !self.stream;
         self.write(page, &mut request.message);
         Step::Call
@@ -104,7 +105,7 @@ impl Workload for Range {
             return Step::Done(0, outcome(status));
         }
         page.more = false;
-        request.method = Method::Range;
+        request.method = Rpc::KvRange;
         request.keep = true;
         self.write(page, &mut request.message);
         Step::Call
@@ -115,7 +116,7 @@ impl Workload for Range {
 #[derive(Clone, Debug)]
 pub struct Same {
     /// What is called.
-    pub method: Method,
+    pub method: Rpc,
     /// The message.
     pub message: Vec<u8>,
 }

@@ -4,8 +4,9 @@ use std::fmt;
 use std::time::{Duration, Instant};
 use stdx::Random;
 
-use loadgen::connection::{Method, Status};
+use api::Rpc;
 use loadgen::drive::{Request, Step, Workload, done, outcome};
+use loadgen::status::Status;
 use loadgen::wire::{Fields, Message, number_key};
 
 use super::random_from_clock;
@@ -148,7 +149,7 @@ impl Stm {
     fn read(&self, client: &mut Client, request: &mut Request) -> Step {
         let Some(key) = client.keys.get(client.reads.len()) else { return self.commit(client, request) };
         client.phase = Phase::Reading;
-        request.method = Method::Txn;
+        request.method = Rpc::KvTxn;
         request.keep = true;
         // The first read of a serializable transaction is linearizable, and its revision that of all others.
         let first = client.reads.is_empty() && self.is_serializable();
@@ -163,7 +164,7 @@ impl Stm {
 
     fn commit(&self, client: &mut Client, request: &mut Request) -> Step {
         client.phase = Phase::Committing;
-        request.method = Method::Txn;
+        request.method = Rpc::KvTxn;
         request.keep = true;
         let mut random = self.random.clone();
         let written = &client.keys[..self.writes().min(client.keys.len())];
@@ -213,12 +214,12 @@ impl Stm {
         match self.locker {
             Locker::None => return self.read(client, request),
             Locker::Rpc => {
-                request.method = Method::Lock;
+                request.method = Rpc::Lock;
                 Message(&mut request.message).bytes(1, LOCK).int(2, client.lease);
             }
             Locker::Client => {
                 client.lock_key = [LOCK, b"/", format!("{:x}", client.lease).as_bytes()].concat();
-                request.method = Method::Txn;
+                request.method = Rpc::KvTxn;
                 let key = &client.lock_key;
                 let mut txn = Message(&mut request.message);
                 // If the key was never created (1), create it; either way see who is first.
@@ -246,7 +247,7 @@ impl Stm {
     /// Who is right before us in the queue.
     fn look_ahead(&self, client: &mut Client, request: &mut Request) -> Step {
         client.phase = Phase::LookingAhead;
-        request.method = Method::Range;
+        request.method = Rpc::KvRange;
         request.keep = true;
         Message(&mut request.message)
             .bytes(1, b"stmlock/")
@@ -262,8 +263,8 @@ impl Stm {
         client.phase = Phase::Unlocking;
         match self.locker {
             Locker::None => return self.finish(client),
-            Locker::Rpc => request.method = Method::Unlock,
-            Locker::Client => request.method = Method::Delete,
+            Locker::Rpc => request.method = Rpc::LockUnlock,
+            Locker::Client => request.method = Rpc::KvDeleteRange,
         }
         Message(&mut request.message).bytes(1, &client.lock_key);
         Step::Call
@@ -279,7 +280,7 @@ impl Stm {
         client.base = 0;
         if self.locker != Locker::None && client.alive.is_none_or(|time| time.elapsed() > KEEP_ALIVE) {
             client.phase = Phase::KeepingAlive;
-            request.method = Method::LeaseKeepAlive;
+            request.method = Rpc::LeaseKeepAlive;
             Message(&mut request.message).int(1, client.lease);
             return Step::Open;
         }
@@ -331,7 +332,7 @@ impl Workload for Stm {
             None => {
                 client.phase = Phase::Granting;
                 client.alive = Some(Instant::now());
-                request.method = Method::LeaseGrant;
+                request.method = Rpc::LeaseGrant;
                 request.keep = true;
                 Message(&mut request.message).int(1, TTL_S);
                 Step::Call
@@ -424,7 +425,7 @@ impl Workload for Stm {
             (Phase::Locking, _) | (Phase::Waiting, _) => self.look_ahead(client, request),
             (Phase::LookingAhead, Verdict::Ahead(key, revision)) => {
                 client.phase = Phase::Waiting;
-                request.method = Method::Watch;
+                request.method = Rpc::Watch;
                 Message(&mut request.message).message(1, |create| {
                     create.bytes(1, &key).int(3, revision);
                 });
@@ -433,7 +434,7 @@ impl Workload for Stm {
             }
             (Phase::LookingAhead, _) => {
                 client.phase = Phase::Confirming;
-                request.method = Method::Range;
+                request.method = Rpc::KvRange;
                 request.keep = true;
                 Message(&mut request.message).bytes(1, &client.lock_key);
                 Step::Call

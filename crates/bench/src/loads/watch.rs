@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use api::Rpc;
 use loadgen::calls::{Calls, Handler, Target};
-use loadgen::connection::{Method, Status};
 use loadgen::drive::outcome;
 use loadgen::samples::Series;
+use loadgen::status::Status;
 use loadgen::wire::{Fields, Message};
 
 use super::random_from_clock;
@@ -60,8 +61,7 @@ impl Watching {
             }
             None => {
                 let connection = stream % calls.connections();
-                self.links[stream] =
-                    Some(calls.open_stream(connection, Method::Watch, &message, stream as u64));
+                self.links[stream] = Some(calls.open_stream(connection, Rpc::Watch, &message, stream as u64));
             }
         }
     }
@@ -214,7 +214,7 @@ impl Watch {
                 }
                 message.clear();
                 Message(&mut message).bytes(1, &self.keys[put as usize % self.keys.len()]).bytes(2, b"data");
-                calls.call(free % calls.connections(), Method::Put, &message, UNARY | put, false);
+                calls.call(free % calls.connections(), Rpc::KvPut, &message, UNARY | put, false);
                 put += 1;
                 free -= 1;
             }
@@ -262,7 +262,7 @@ impl WatchGet {
         for event in 0..self.events {
             message.clear();
             Message(&mut message).bytes(1, b"watchkey").bytes(2, event.to_string().as_bytes());
-            calls.call(0, Method::Put, &message, UNARY, true);
+            calls.call(0, Rpc::KvPut, &message, UNARY, true);
             while watching.answers.is_empty() {
                 watching.turn(&mut calls, until)?;
             }
@@ -288,7 +288,7 @@ impl WatchGet {
         let mut since: Option<Instant> = None;
         while left > 0 {
             let start = *since.get_or_insert_with(|| {
-                reader.call(0, Method::Range, &message, UNARY, false);
+                reader.call(0, Rpc::KvRange, &message, UNARY, false);
                 Instant::now()
             });
             // Both are looked at in turn: neither waits for the other longer than a turn takes.
@@ -373,7 +373,7 @@ impl WatchLatency {
                     Ok(()) => {
                         put += 1;
                         since = Some(now);
-                        calls.call(0, Method::Put, &message, UNARY, false);
+                        calls.call(0, Rpc::KvPut, &message, UNARY, false);
                     }
                     Err(later) => calls.wake_at(now, later).map_err(loadgen::Error::Poll)?,
                 }

@@ -2,8 +2,9 @@
 
 use stdx::Random;
 
-use loadgen::connection::{Method, Status};
+use api::Rpc;
 use loadgen::drive::{Request, Step, Workload, done, outcome};
+use loadgen::status::Status;
 use loadgen::wire::{Message, number_key};
 
 use super::random_from_clock;
@@ -57,7 +58,7 @@ impl Workload for Put {
     fn begin(&mut self, _: &mut (), number: u64, request: &mut Request) -> Step {
         let space = self.keys.space;
         let number = if self.sequential { number % space } else { self.random.below(space) };
-        request.method = Method::Put;
+        request.method = Rpc::KvPut;
         Message(&mut request.message).bytes(1, self.keys.key(number)).bytes(2, &self.value);
         Step::Call
     }
@@ -86,7 +87,7 @@ impl Workload for TxnPut {
     type Client = ();
 
     fn begin(&mut self, _: &mut (), number: u64, request: &mut Request) -> Step {
-        request.method = Method::Txn;
+        request.method = Rpc::KvTxn;
         let mut txn = Message(&mut request.message);
         for operation in 0..self.operations {
             let at = number.wrapping_mul(self.operations).wrapping_add(operation) % self.keys.space;
@@ -141,7 +142,7 @@ impl Workload for TxnMixed {
     }
 
     fn begin(&mut self, series: &mut usize, number: u64, request: &mut Request) -> Step {
-        request.method = Method::Txn;
+        request.method = Rpc::KvTxn;
         if self.random.fraction() < self.reads {
             *series = 0;
             request.message.extend_from_slice(&self.read);

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use api::Rpc;
 use loadgen::Error;
 use loadgen::calls::Target;
-use loadgen::connection::{Method, Status};
 use loadgen::drive::{Nobody, Plan, Request, Run, Schedule, Step, Workload, done, measure};
 use loadgen::responder::Options;
 use loadgen::socket::Endpoint;
+use loadgen::status::Status;
 use loadgen::wire::Fields;
 use mainstay_bench::loads::lease::KeepAlive;
 use mainstay_bench::loads::range::{Range, Same};
@@ -64,7 +65,7 @@ impl Workload for Checked {
 
     fn begin(&mut self, bytes: &mut usize, _: u64, request: &mut Request) -> Step {
         *bytes = 0;
-        request.method = Method::Range;
+        request.method = Rpc::KvRange;
         request.keep = true;
         Step::Call
     }
@@ -165,7 +166,7 @@ fn an_endpoint_where_nobody_listens_is_named() {
 #[test]
 fn a_method_the_server_does_not_know_fails_with_its_words() {
     let served = Served::start(Options::default());
-    let lock = Same { method: Method::Lock, message: Vec::new() };
+    let lock = Same { method: Rpc::Lock, message: Vec::new() };
     let run = measure(&plan(5, 1, 2), &served.target(), |_| lock.clone(), &mut Nobody).unwrap().remove(0);
     assert_eq!(run.series[0].errors["rpc error: code = Unimplemented desc = unknown method"], 5);
 }

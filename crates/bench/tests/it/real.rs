@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
+use api::Rpc;
 use loadgen::ask::Asker;
-use loadgen::connection::Method;
 use loadgen::wire::Fields;
 use mainstay_bench::servers::{Contestant, Server, Source};
 use mainstay_bench::tls;
@@ -37,7 +37,7 @@ fn each(test: &str, mut run: impl FnMut(&Server, &str)) {
 fn revision(server: &Server) -> i64 {
     let answer = Asker::new(server.target.clone())
         .unwrap()
-        .ask(Method::Range, |message| {
+        .ask(Rpc::KvRange, |message| {
             message.bytes(1, b"any");
         })
         .unwrap();
@@ -47,7 +47,7 @@ fn revision(server: &Server) -> i64 {
 fn count(server: &Server) -> u64 {
     let answer = Asker::new(server.target.clone())
         .unwrap()
-        .ask(Method::Range, |message| {
+        .ask(Rpc::KvRange, |message| {
             message.bytes(1, b"\0").bytes(2, b"\0").flag(9, true);
         })
         .unwrap();
@@ -115,10 +115,10 @@ fn logins_and_tokens() {
                 })
                 .unwrap();
         };
-        ask(Method::UserAdd, b"root", b"secret");
-        ask(Method::RoleAdd, b"root", b"");
-        ask(Method::UserGrantRole, b"root", b"root");
-        ask(Method::AuthEnable, b"", b"");
+        ask(Rpc::AuthUserAdd, b"root", b"secret");
+        ask(Rpc::AuthRoleAdd, b"root", b"");
+        ask(Rpc::AuthUserGrantRole, b"root", b"root");
+        ask(Rpc::AuthEnable, b"", b"");
         let (code, out, err) = call(&[endpoint, "put", "--total=5"]);
         assert_eq!(code, 0, "{err}");
         assert!(out.contains("[5]\tetcdserver: user name is empty"), "{out}");
