@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use api::etcdserverpb::{AuthenticateRequest, AuthenticateResponse, MemberListRequest, MemberListResponse};
-use api::{Code, Status, error};
+use api::{Code, Rpc, Status, error};
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
 use prost::Message;
@@ -20,8 +20,6 @@ use crate::settings::{Settings, SettingsError};
 use crate::stream::Stream;
 use crate::tls::PeerCertificates;
 use crate::transport::Transport;
-
-const AUTHENTICATE: &str = "/etcdserverpb.Auth/Authenticate";
 
 /// A cluster, seen through its endpoints. Clones share the connections and the token; any number of tasks may call.
 ///
@@ -152,7 +150,7 @@ impl Client {
     /// As [`Client::call`].
     pub async fn sync(&self) -> Result<(), Status> {
         let request = MemberListRequest { linearizable: true };
-        let answer: MemberListResponse = self.call("/etcdserverpb.Cluster/MemberList", &request).await?;
+        let answer: MemberListResponse = self.call(Rpc::ClusterMemberList, &request).await?;
         let voters =
             answer.members.into_iter().filter(|member| !member.name.is_empty() && !member.is_learner);
         let endpoints: Vec<String> = voters.flat_map(|member| member.client_urls).collect();
@@ -177,11 +175,11 @@ impl Client {
     /// The server's status, or `DeadlineExceeded`, or `Unavailable` for a connection that broke; see [`shown`].
     pub async fn call<Req: Message, Resp: Message + Default>(
         &self,
-        path: &str,
+        rpc: Rpc,
         request: &Req,
     ) -> Result<Resp, Status> {
         let deadline = self.timeout.map(|timeout| Instant::now() + timeout);
-        decode(&self.call_raw(path, request.encode_to_vec().into(), deadline).await?)
+        decode(&self.call_raw(rpc, request.encode_to_vec().into(), deadline).await?)
     }
 
     /// Opens a streaming call: one that waits for a connection, and starts with a fresh token if there is a user,
@@ -191,7 +189,7 @@ impl Client {
     /// As [`Client::call`].
     pub async fn open<Req: Message, Resp: Message + Default>(
         &self,
-        path: &str,
+        rpc: Rpc,
     ) -> Result<Stream<Req, Resp>, Status> {
         let deadline = self.timeout.map(|timeout| Instant::now() + timeout);
         if self.cluster.user.is_some() {
@@ -200,8 +198,8 @@ impl Client {
         }
         loop {
             let channel = self.channel(deadline).await?;
-            let options = CallOptions { metadata: self.metadata(path).1, ..CallOptions::default() };
-            match channel.stream_with(path, &options).await {
+            let options = CallOptions { metadata: self.metadata(rpc).1, ..CallOptions::default() };
+            match channel.stream_with(rpc.path(), &options).await {
                 Ok((sender, receiver)) => return Ok(Stream::new(sender, receiver)),
                 // The connection went in between, and its keeper is about to see it.
                 Err(status) if status.code == Code::Unavailable => sleep(pause(1, 1)).await,
@@ -216,10 +214,10 @@ impl Client {
     /// As [`Client::open`], and `ResourceExhausted` for a request above the limit.
     pub async fn open_with<Req: Message, Resp: Message + Default>(
         &self,
-        path: &str,
+        rpc: Rpc,
         request: &Req,
     ) -> Result<Stream<Req, Resp>, Status> {
-        let mut stream = self.open(path).await?;
+        let mut stream = self.open(rpc).await?;
         stream.send(request).await?;
         stream.finish();
         Ok(stream)
@@ -252,27 +250,27 @@ impl Client {
         }
     }
 
-    async fn call_raw(&self, path: &str, message: Bytes, deadline: Option<Instant>) -> Result<Bytes, Status> {
+    async fn call_raw(&self, rpc: Rpc, message: Bytes, deadline: Option<Instant>) -> Result<Bytes, Status> {
         if self.cluster.user.is_some() && self.cluster.token().number == 0 {
             self.renew_token(0, deadline).await?;
         }
-        self.attempts(path, message, deadline).await
+        self.attempts(rpc, message, deadline).await
     }
 
-    async fn attempts(&self, path: &str, message: Bytes, deadline: Option<Instant>) -> Result<Bytes, Status> {
+    async fn attempts(&self, rpc: Rpc, message: Bytes, deadline: Option<Instant>) -> Result<Bytes, Status> {
         let endpoints = self.links().len();
         let mut last = LATE;
         for attempt in 0..ATTEMPTS {
             until(deadline, sleep(pause(attempt, endpoints))).await?;
             let channel = self.channel(deadline).await?;
-            let (token, metadata) = self.metadata(path);
+            let (token, metadata) = self.metadata(rpc);
             let timeout = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             let options = CallOptions { metadata, timeout, ..CallOptions::default() };
-            let failure = match channel.attempt(path, &options, message.clone()).await {
+            let failure = match channel.attempt(rpc.path(), &options, message.clone()).await {
                 Ok(answer) => return Ok(answer),
                 Err(failure) => failure,
             };
-            match verdict(path, &failure, endpoints, self.credentials(path)) {
+            match verdict(rpc, &failure, endpoints, self.credentials(rpc)) {
                 Verdict::Final => return Err(failure.status),
                 Verdict::Repeat => {}
                 Verdict::Authenticate if self.cluster.user.is_some() => {
@@ -286,11 +284,11 @@ impl Client {
         Err(last)
     }
 
-    fn credentials(&self, path: &str) -> Credentials {
+    fn credentials(&self, rpc: Rpc) -> Credentials {
         match (&self.cluster.user, &self.cluster.given_token) {
             (_, Some(_)) => Credentials::Token,
             // A call for a token cannot be mended by another one.
-            (Some(_), None) if path != AUTHENTICATE => Credentials::User,
+            (Some(_), None) if rpc != Rpc::Authenticate => Credentials::User,
             (Some(_), None) => Credentials::Token,
             (None, None) => Credentials::None,
         }
@@ -304,7 +302,7 @@ impl Client {
             return Ok(());
         }
         let request = AuthenticateRequest { name: name.clone(), password: password.clone() };
-        let answer = self.attempts(AUTHENTICATE, request.encode_to_vec().into(), deadline).await;
+        let answer = self.attempts(Rpc::Authenticate, request.encode_to_vec().into(), deadline).await;
         let value = match answer {
             Ok(answer) => {
                 let answer: AuthenticateResponse = decode(&answer)?;
@@ -323,14 +321,14 @@ impl Client {
     }
 
     /// The number of the token used, and the metadata.
-    fn metadata(&self, path: &str) -> (u64, Vec<(HeaderName, HeaderValue)>) {
+    fn metadata(&self, rpc: Rpc) -> (u64, Vec<(HeaderName, HeaderValue)>) {
         let version = HeaderValue::from_static(api::API_VERSION);
         let mut metadata = vec![(HeaderName::from_static("client-api-version"), version)];
         if self.require_leader {
             metadata.push((HeaderName::from_static("hasleader"), HeaderValue::from_static("true")));
         }
         let token = self.cluster.token().clone();
-        let value = self.cluster.given_token.clone().or(token.value).filter(|_| path != AUTHENTICATE);
+        let value = self.cluster.given_token.clone().or(token.value).filter(|_| rpc != Rpc::Authenticate);
         if let Some(value) = value {
             metadata.push((HeaderName::from_static("token"), value));
         }

@@ -6,15 +6,13 @@ use api::etcdserverpb::{
     LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveRequest, LeaseKeepAliveResponse, LeaseRevokeRequest,
     LeaseRevokeResponse,
 };
-use api::{Code, Status, error};
+use api::{Code, Rpc, Status, error};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::client::Client;
 use crate::stream::Stream;
-
-const KEEP_ALIVE: &str = "/etcdserverpb.Lease/LeaseKeepAlive";
 
 /// How long to wait before a broken stream is opened again. Source: clientv3.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -27,7 +25,7 @@ const ANSWERS_MAX: usize = 16;
 /// # Errors
 /// As [`Client::call`].
 pub async fn grant(client: &Client, ttl_seconds: i64, id: i64) -> Result<LeaseGrantResponse, Status> {
-    client.call("/etcdserverpb.Lease/LeaseGrant", &LeaseGrantRequest { ttl: ttl_seconds, id }).await
+    client.call(Rpc::LeaseGrant, &LeaseGrantRequest { ttl: ttl_seconds, id }).await
 }
 
 /// Revokes a lease and removes its keys.
@@ -35,7 +33,7 @@ pub async fn grant(client: &Client, ttl_seconds: i64, id: i64) -> Result<LeaseGr
 /// # Errors
 /// As [`Client::call`].
 pub async fn revoke(client: &Client, id: i64) -> Result<LeaseRevokeResponse, Status> {
-    client.call("/etcdserverpb.Lease/LeaseRevoke", &LeaseRevokeRequest { id }).await
+    client.call(Rpc::LeaseRevoke, &LeaseRevokeRequest { id }).await
 }
 
 /// Renews a lease once.
@@ -46,7 +44,7 @@ pub async fn keep_alive_once(client: &Client, id: i64) -> Result<LeaseKeepAliveR
     loop {
         let once = async {
             let mut stream: Stream<LeaseKeepAliveRequest, LeaseKeepAliveResponse> =
-                client.open(KEEP_ALIVE).await?;
+                client.open(Rpc::LeaseKeepAlive).await?;
             stream.send(&LeaseKeepAliveRequest { id }).await?;
             let answer = stream.next().await?;
             answer.ok_or(Status::new(Code::Unavailable, "the server ended the stream of keep-alives"))
@@ -115,7 +113,7 @@ async fn keep(
     let mut expires = Instant::now() + first_answer;
     loop {
         let late = Status::new(Code::DeadlineExceeded, "the lease was not renewed in time");
-        let stream = client.open::<LeaseKeepAliveRequest, LeaseKeepAliveResponse>(KEEP_ALIVE);
+        let stream = client.open::<LeaseKeepAliveRequest, LeaseKeepAliveResponse>(Rpc::LeaseKeepAlive);
         let Ok(opened) = timeout_at(expires, stream).await else { return late };
         let ended = match opened {
             Ok(stream) => renew(stream, id, &mut expires, &answers).await,

@@ -2,7 +2,7 @@ use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher as _, Hasher as _};
 use std::time::Duration;
 
-use api::{Code, Status, error};
+use api::{Code, Rpc, Status, error};
 
 use crate::channel::Failure;
 
@@ -11,22 +11,22 @@ pub(crate) const ATTEMPTS: u32 = 100;
 
 /// Unary methods that may be repeated after an `Unavailable`. Source: clientv3's `retry.go`; granting and revoking a
 /// lease are among them there too, because a second lease expires and a second revocation finds nothing.
-const REPEATABLE: &[&str] = &[
-    "/etcdserverpb.KV/Range",
-    "/etcdserverpb.Lease/LeaseTimeToLive",
-    "/etcdserverpb.Lease/LeaseLeases",
-    "/etcdserverpb.Lease/LeaseGrant",
-    "/etcdserverpb.Lease/LeaseRevoke",
-    "/etcdserverpb.Cluster/MemberList",
-    "/etcdserverpb.Maintenance/Alarm",
-    "/etcdserverpb.Maintenance/Status",
-    "/etcdserverpb.Maintenance/Hash",
-    "/etcdserverpb.Maintenance/HashKV",
-    "/etcdserverpb.Maintenance/MoveLeader",
-    "/etcdserverpb.Auth/UserList",
-    "/etcdserverpb.Auth/UserGet",
-    "/etcdserverpb.Auth/RoleGet",
-    "/etcdserverpb.Auth/RoleList",
+const REPEATABLE: &[Rpc] = &[
+    Rpc::KvRange,
+    Rpc::LeaseTimeToLive,
+    Rpc::LeaseLeases,
+    Rpc::LeaseGrant,
+    Rpc::LeaseRevoke,
+    Rpc::ClusterMemberList,
+    Rpc::MaintenanceAlarm,
+    Rpc::MaintenanceStatus,
+    Rpc::MaintenanceHash,
+    Rpc::MaintenanceHashKv,
+    Rpc::MaintenanceMoveLeader,
+    Rpc::AuthUserList,
+    Rpc::AuthUserGet,
+    Rpc::AuthRoleGet,
+    Rpc::AuthRoleList,
 ];
 
 /// What follows from a failed attempt.
@@ -41,7 +41,7 @@ pub(crate) enum Verdict {
 }
 
 /// Source: clientv3's `retry_interceptor.go`.
-pub(crate) fn verdict(path: &str, failure: &Failure, endpoints: usize, credentials: Credentials) -> Verdict {
+pub(crate) fn verdict(rpc: Rpc, failure: &Failure, endpoints: usize, credentials: Credentials) -> Verdict {
     let status = &failure.status;
     if matches!(status.code, Code::DeadlineExceeded | Code::Canceled) {
         return Verdict::Final;
@@ -58,7 +58,7 @@ pub(crate) fn verdict(path: &str, failure: &Failure, endpoints: usize, credentia
         _ => {}
     }
     let elsewhere = is(&error::NOT_SUPPORTED_FOR_LEARNER) && endpoints > 1;
-    let repeatable = status.code == Code::Unavailable && REPEATABLE.contains(&path);
+    let repeatable = status.code == Code::Unavailable && REPEATABLE.contains(&rpc);
     let unsent = status.code == Code::Unavailable && failure.unsent;
     if elsewhere || repeatable || unsent { Verdict::Repeat } else { Verdict::Final }
 }
@@ -89,40 +89,37 @@ pub(crate) fn random() -> u64 {
 mod tests {
     use super::*;
 
-    const RANGE: &str = "/etcdserverpb.KV/Range";
-    const PUT: &str = "/etcdserverpb.KV/Put";
-
     #[test]
     fn writes_are_repeated_only_when_they_were_never_sent() {
         let lost = || Status::new(Code::Unavailable, "connection error");
-        let judge = |path, failure| verdict(path, &failure, 3, Credentials::None);
-        assert_eq!(judge(PUT, Failure::sent(lost())), Verdict::Final);
-        assert_eq!(judge(PUT, Failure::sent(error::NO_LEADER)), Verdict::Final);
-        assert_eq!(judge(PUT, Failure::unsent(lost())), Verdict::Repeat);
-        assert_eq!(judge(RANGE, Failure::sent(lost())), Verdict::Repeat);
-        assert_eq!(judge(RANGE, Failure::sent(error::NO_LEADER)), Verdict::Repeat);
-        assert_eq!(judge(RANGE, Failure::sent(error::COMPACTED)), Verdict::Final);
+        let judge = |rpc, failure| verdict(rpc, &failure, 3, Credentials::None);
+        assert_eq!(judge(Rpc::KvPut, Failure::sent(lost())), Verdict::Final);
+        assert_eq!(judge(Rpc::KvPut, Failure::sent(error::NO_LEADER)), Verdict::Final);
+        assert_eq!(judge(Rpc::KvPut, Failure::unsent(lost())), Verdict::Repeat);
+        assert_eq!(judge(Rpc::KvRange, Failure::sent(lost())), Verdict::Repeat);
+        assert_eq!(judge(Rpc::KvRange, Failure::sent(error::NO_LEADER)), Verdict::Repeat);
+        assert_eq!(judge(Rpc::KvRange, Failure::sent(error::COMPACTED)), Verdict::Final);
         let late = Status::new(Code::DeadlineExceeded, "context deadline exceeded");
-        assert_eq!(judge(RANGE, Failure::unsent(late)), Verdict::Final);
+        assert_eq!(judge(Rpc::KvRange, Failure::unsent(late)), Verdict::Final);
     }
 
     #[test]
     fn a_learner_is_left_for_another_endpoint_if_there_is_one() {
         let refused = || Failure::sent(error::NOT_SUPPORTED_FOR_LEARNER);
-        assert_eq!(verdict(PUT, &refused(), 2, Credentials::None), Verdict::Repeat);
-        assert_eq!(verdict(PUT, &refused(), 1, Credentials::None), Verdict::Final);
+        assert_eq!(verdict(Rpc::KvPut, &refused(), 2, Credentials::None), Verdict::Repeat);
+        assert_eq!(verdict(Rpc::KvPut, &refused(), 1, Credentials::None), Verdict::Final);
     }
 
     #[test]
     fn tokens_are_renewed_unless_given_by_hand() {
         let stale = || Failure::sent(error::INVALID_AUTH_TOKEN);
-        assert_eq!(verdict(PUT, &stale(), 1, Credentials::User), Verdict::Authenticate);
-        assert_eq!(verdict(PUT, &stale(), 1, Credentials::Token), Verdict::Final);
+        assert_eq!(verdict(Rpc::KvPut, &stale(), 1, Credentials::User), Verdict::Authenticate);
+        assert_eq!(verdict(Rpc::KvPut, &stale(), 1, Credentials::Token), Verdict::Final);
         let old = Failure::sent(error::AUTH_OLD_REVISION);
-        assert_eq!(verdict(PUT, &old, 1, Credentials::User), Verdict::Authenticate);
+        assert_eq!(verdict(Rpc::KvPut, &old, 1, Credentials::User), Verdict::Authenticate);
         let empty = || Failure::sent(error::USER_EMPTY);
-        assert_eq!(verdict(PUT, &empty(), 1, Credentials::User), Verdict::Authenticate);
-        assert_eq!(verdict(PUT, &empty(), 1, Credentials::None), Verdict::Final);
+        assert_eq!(verdict(Rpc::KvPut, &empty(), 1, Credentials::User), Verdict::Authenticate);
+        assert_eq!(verdict(Rpc::KvPut, &empty(), 1, Credentials::None), Verdict::Final);
     }
 
     #[test]

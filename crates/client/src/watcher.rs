@@ -4,14 +4,12 @@ use api::etcdserverpb::{
     ResponseHeader, WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse,
     watch_request::RequestUnion,
 };
-use api::{Code, Status, error};
+use api::{Code, Rpc, Status, error};
 use tokio::time::sleep;
 
 use crate::client::Client;
 use crate::lease::is_passing;
 use crate::stream::Stream;
-
-const WATCH: &str = "/etcdserverpb.Watch/Watch";
 
 /// The pauses before a broken stream is opened again: the first, and the longest.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
@@ -116,7 +114,7 @@ impl Watcher {
         let stream = match &mut self.stream {
             Some(stream) => stream,
             None => {
-                let mut stream = self.client.open(WATCH).await?;
+                let mut stream = self.client.open(Rpc::Watch).await?;
                 let request = RequestUnion::CreateRequest(self.request.clone());
                 stream.send(&WatchRequest { request_union: Some(request) }).await?;
                 self.stream.insert(stream)

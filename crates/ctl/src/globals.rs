@@ -2,13 +2,13 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use api::Rpc;
 use api::etcdserverpb as pb;
 use cli::{Failure, Flag, FlagRow, Io, Matches};
 use client::discovery::Resolver;
 use client::{Client, Settings, TlsFiles, shown};
 use tokio::task::JoinSet;
 
-use crate::commands::STATUS;
 use crate::password;
 use crate::printer::Format;
 
@@ -264,7 +264,8 @@ impl Globals {
         for endpoint in client.endpoints() {
             let one = client.at(&endpoint).within(self.dial_timeout);
             asked.spawn(async move {
-                let status = one.call::<_, pb::StatusResponse>(STATUS, &pb::StatusRequest {}).await;
+                let status =
+                    one.call::<_, pb::StatusResponse>(Rpc::MaintenanceStatus, &pb::StatusRequest {}).await;
                 (endpoint, status.map(|status| status.zone).unwrap_or_default())
             });
         }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use stdx::Random;
 
+use api::Rpc;
 use api::etcdserverpb as pb;
 use cli::Failure;
 use client::{Client, shown};
@@ -84,8 +85,7 @@ impl Clients {
                     let request = requests.lock().await.recv().await;
                     let Some(request) = request else { return };
                     let start = Instant::now();
-                    let outcome =
-                        connection.call::<_, pb::PutResponse>("/etcdserverpb.KV/Put", &request).await;
+                    let outcome = connection.call::<_, pb::PutResponse>(Rpc::KvPut, &request).await;
                     let took = start.elapsed().as_secs_f64();
                     let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
                     match outcome {
@@ -143,7 +143,7 @@ pub(crate) async fn refuse_if_used(connection: &Client, prefix: &str, quoted: &s
         limit: 1,
         ..Default::default()
     };
-    let answer: pb::RangeResponse = connection.call(crate::commands::RANGE, &request).await?;
+    let answer: pb::RangeResponse = connection.call(Rpc::KvRange, &request).await?;
     if answer.kvs.is_empty() {
         return Ok(());
     }
@@ -162,7 +162,7 @@ pub(crate) async fn delete_all(connection: &Client, prefix: &str) -> Result<i64,
         prev_kv: false,
     };
     let connection = connection.within(CLEANUP_LIMIT);
-    let answer: pb::DeleteRangeResponse = connection.call("/etcdserverpb.KV/DeleteRange", &request).await?;
+    let answer: pb::DeleteRangeResponse = connection.call(Rpc::KvDeleteRange, &request).await?;
     Ok(answer.header.unwrap_or_default().revision)
 }
 
@@ -171,7 +171,7 @@ pub(crate) async fn compact(call: &Call, connection: &Client, revision: i64) -> 
     call.line(format!("Compacting with revision {revision}"))?;
     let request = pb::CompactionRequest { revision, physical: true };
     let connection = connection.within(CLEANUP_LIMIT);
-    let _: pb::CompactionResponse = connection.call("/etcdserverpb.KV/Compact", &request).await?;
+    let _: pb::CompactionResponse = connection.call(Rpc::KvCompact, &request).await?;
     call.line(format!("Compacted with revision {revision}"))
 }
 
@@ -182,7 +182,7 @@ pub(crate) async fn defragment(call: &Call, connection: &Client) -> Result<(), F
         call.line(format!("Defragmenting {shown}"))?;
         let one = connection.at(&endpoint).within(CLEANUP_LIMIT);
         let request = pb::DefragmentRequest {};
-        let _: pb::DefragmentResponse = one.call("/etcdserverpb.Maintenance/Defragment", &request).await?;
+        let _: pb::DefragmentResponse = one.call(Rpc::MaintenanceDefragment, &request).await?;
         call.line(format!("Defragmented {shown}"))?;
     }
     Ok(())

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use api::Rpc;
 use api::etcdserverpb::{MemberListRequest, MemberListResponse};
 use cli::{Command, Failure, Flag, Io, Matches, json};
 use client::{Client, Endpoint};
@@ -90,7 +91,7 @@ async fn run(matches: &Matches, io: &Io) -> Result<(), Failure> {
     let mut names: Vec<(u64, String)> = Vec::new();
     let mut endpoints = connection.settings.endpoints.clone();
     let request = MemberListRequest { linearizable: false };
-    let list: Result<MemberListResponse, _> = client.call("/etcdserverpb.Cluster/MemberList", &request).await;
+    let list: Result<MemberListResponse, _> = client.call(Rpc::ClusterMemberList, &request).await;
     for member in list.map(|list| list.members).unwrap_or_default() {
         names.push((member.id, member.name));
         let others = member.client_urls.into_iter().filter(|_| matches.get(CLUSTER));

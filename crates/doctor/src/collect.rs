@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use api::Rpc;
 use api::etcdserverpb::{
     AlarmRequest, AlarmResponse, AlarmType, MemberListRequest, MemberListResponse, StatusRequest,
     StatusResponse,
@@ -41,8 +42,6 @@ const ROUND_TRIPS: u32 = 10;
 const MEMBERS_MAX: usize = 100;
 /// How late a server's `Date` may be, beyond the second it is cut to: some write it once a second.
 const DATE_LATE_SECONDS: f64 = 1.0;
-
-const STATUS: &str = "/etcdserverpb.Maintenance/Status";
 
 /// A member to look at.
 #[derive(Clone, Debug)]
@@ -134,8 +133,7 @@ impl Plan {
             return (targets, unseen);
         }
         let request = MemberListRequest { linearizable: false };
-        let list: Result<MemberListResponse, _> =
-            client.call("/etcdserverpb.Cluster/MemberList", &request).await;
+        let list: Result<MemberListResponse, _> = client.call(Rpc::ClusterMemberList, &request).await;
         for listed in list.map(|list| list.members).unwrap_or_default() {
             let is_at =
                 |target: &Target| listed.client_urls.iter().any(|url| same_place(url, &target.endpoint));
@@ -182,8 +180,10 @@ async fn first_that_answers(client: &Client, urls: &[String]) -> Option<String> 
 
 /// A member's status, and its id.
 async fn status_of(client: &Client) -> Result<(Status, u64), String> {
-    let answer: StatusResponse =
-        client.call(STATUS, &StatusRequest::default()).await.map_err(|status| shown(&status))?;
+    let answer: StatusResponse = client
+        .call(Rpc::MaintenanceStatus, &StatusRequest::default())
+        .await
+        .map_err(|status| shown(&status))?;
     let header = answer.header.unwrap_or_default();
     let bytes = |value: i64| value.max(0) as f64;
     let status = Status {
@@ -210,7 +210,7 @@ async fn status_of(client: &Client) -> Result<(Status, u64), String> {
 
 async fn list_alarms(client: &Client) -> Result<Vec<Alarm>, String> {
     let answer: AlarmResponse = client
-        .call("/etcdserverpb.Maintenance/Alarm", &AlarmRequest::default())
+        .call(Rpc::MaintenanceAlarm, &AlarmRequest::default())
         .await
         .map_err(|status| shown(&status))?;
     let kind = |alarm: i32| match AlarmType::try_from(alarm) {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use api::etcdserverpb::{RangeRequest, RangeResponse};
-use api::{Code, Status};
+use api::{Code, Rpc, Status};
 use bytes::Bytes;
 use client::{Address, CallOptions, Channel, Client, Endpoint, Transport};
 use tokio::net::TcpStream;
@@ -53,7 +53,6 @@ pub struct NetworkResult {
 }
 
 /// The health service: needs no user, and does nothing with what it is sent.
-const HEALTH: &str = "/grpc.health.v1.Health/Check";
 /// What is sent at once. Below any server's limit.
 const SENT_BYTES: usize = 1024 * 1024;
 /// Calls that send at once, so that the pipe stays full while answers come back.
@@ -178,8 +177,7 @@ impl NetworkTrial {
         let mut page_bytes = 0;
         // Twice as many keys until they weigh enough, or there are no more.
         for _ in 0..12 {
-            let answer: RangeResponse =
-                client.call("/etcdserverpb.KV/Range", &request).await.map_err(said)?;
+            let answer: RangeResponse = client.call(Rpc::KvRange, &request).await.map_err(said)?;
             page_bytes = answer.kvs.iter().map(|kv| kv.key.len() + kv.value.len()).sum();
             if page_bytes * 2 > READ_BYTES.1 || !answer.more {
                 // With a bound, etcd counts no further than that.
@@ -196,8 +194,7 @@ impl NetworkTrial {
         let begun = Instant::now();
         let mut received = 0;
         while begun.elapsed() < self.time {
-            let answer: RangeResponse =
-                client.call("/etcdserverpb.KV/Range", &request).await.map_err(said)?;
+            let answer: RangeResponse = client.call(Rpc::KvRange, &request).await.map_err(said)?;
             received += answer.kvs.iter().map(|kv| kv.key.len() + kv.value.len()).sum::<usize>();
         }
         Ok(received as f64 / begun.elapsed().as_secs_f64())
@@ -216,7 +213,7 @@ impl NetworkTrial {
 }
 
 async fn ask(channel: &Channel, message: Bytes, within: Duration) -> Result<Bytes, Status> {
-    channel.unary_with(HEALTH, &CallOptions::default().within(within), message).await
+    channel.unary_with(Rpc::HealthCheck.path(), &CallOptions::default().within(within), message).await
 }
 
 /// Any word of the server is an answer: that it knows no such service, or no such method.

@@ -1,5 +1,6 @@
 //! A look at a few keys and their sizes that costs the cluster next to nothing.
 
+use api::Rpc;
 use api::etcdserverpb::{RangeRequest, RangeResponse};
 use client::{Client, shown};
 
@@ -35,7 +36,7 @@ pub(crate) async fn sample(client: &Client, keys_max: usize) -> Result<Sample, S
             ..RangeRequest::default()
         };
         let answer: RangeResponse =
-            client.call("/etcdserverpb.KV/Range", &request).await.map_err(|status| shown(&status))?;
+            client.call(Rpc::KvRange, &request).await.map_err(|status| shown(&status))?;
         let Some(last) = answer.kvs.last() else { break };
         let mut largest_here = 0;
         for kv in &answer.kvs {

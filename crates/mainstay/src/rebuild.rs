@@ -29,7 +29,7 @@ use api::etcdserverpb::{
     Member, MemberAddRequest, MemberAddResponse, MemberListRequest, MemberListResponse, MemberRemoveRequest,
     MemberRemoveResponse,
 };
-use api::{Code, Status};
+use api::{Code, Rpc, Status};
 use client::{CallOptions, Channel};
 use config::{Config, InitialClusterState, Url};
 use disk::{Disk, Lock, RealDisk};
@@ -283,7 +283,11 @@ impl<'a> Rebuild<'a> {
                 Ok((id, members)) => return Ok(Cluster { id, members, contact: contact.clone() }),
                 Err(status) => {
                     if self
-                        .call::<MemberListResponse>(contact, LIST, &MemberListRequest { linearizable: false })
+                        .call::<MemberListResponse>(
+                            contact,
+                            Rpc::ClusterMemberList,
+                            &MemberListRequest { linearizable: false },
+                        )
                         .is_ok()
                     {
                         no_quorum = Some(contact.clone());
@@ -357,7 +361,11 @@ impl<'a> Rebuild<'a> {
     fn remove(&self, contact: &str, id: u64) -> Result<(), String> {
         self.say("removing the old member from the cluster", id);
         self.change("removed", |rebuild| {
-            let removed = rebuild.call::<MemberRemoveResponse>(contact, REMOVE, &MemberRemoveRequest { id });
+            let removed = rebuild.call::<MemberRemoveResponse>(
+                contact,
+                Rpc::ClusterMemberRemove,
+                &MemberRemoveRequest { id },
+            );
             match removed {
                 Err(status) if status.code == Code::NotFound => Ok(()),
                 Err(status) => Err(status),
@@ -384,7 +392,7 @@ impl<'a> Rebuild<'a> {
             }
             asked.set(true);
             let request = MemberAddRequest { peer_urls: peer_urls.clone(), is_learner };
-            let added: MemberAddResponse = rebuild.call(contact, ADD, &request)?;
+            let added: MemberAddResponse = rebuild.call(contact, Rpc::ClusterMemberAdd, &request)?;
             Ok((added.member.map_or(0, |member| member.id), added.members))
         })?;
         if id == 0 {
@@ -461,14 +469,14 @@ impl<'a> Rebuild<'a> {
     /// All members, as a quorum knows them.
     fn list(&self, contact: &str) -> Result<(u64, Vec<Member>), Status> {
         let answer: MemberListResponse =
-            self.call(contact, LIST, &MemberListRequest { linearizable: true })?;
+            self.call(contact, Rpc::ClusterMemberList, &MemberListRequest { linearizable: true })?;
         Ok((answer.header.map_or(0, |header| header.cluster_id), answer.members))
     }
 
     fn call<A: Message + Default>(
         &self,
         contact: &str,
-        path: &str,
+        rpc: Rpc,
         request: &impl Message,
     ) -> Result<A, Status> {
         let unavailable = |text: String| Status::with(Code::Unavailable, text);
@@ -479,7 +487,7 @@ impl<'a> Rebuild<'a> {
             let channel = Channel::connect((url.host(), url.port()))
                 .await
                 .map_err(|error| unavailable(format!("connection error: {error}")))?;
-            channel.unary_with(path, &CallOptions::default().within(CALL_TIMEOUT), message).await
+            channel.unary_with(rpc.path(), &CallOptions::default().within(CALL_TIMEOUT), message).await
         };
         let answer = self.runtime.block_on(async {
             let timed = tokio::time::timeout(2 * CALL_TIMEOUT, exchange).await;
@@ -489,10 +497,6 @@ impl<'a> Rebuild<'a> {
         A::decode(answer).map_err(|error| Status::with(Code::Internal, format!("not an answer: {error}")))
     }
 }
-
-const LIST: &str = "/etcdserverpb.Cluster/MemberList";
-const ADD: &str = "/etcdserverpb.Cluster/MemberAdd";
-const REMOVE: &str = "/etcdserverpb.Cluster/MemberRemove";
 
 /// The rebuilt member serves: there is nothing to go on with any more.
 pub fn finish(data_dir: &Path) -> Result<(), String> {

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use api::etcdserverpb as pb;
-use api::{Code, Status, error};
+use api::{Code, Rpc, Status, error};
 use client::CallOptions;
 use prost::Message;
 use tokio::runtime::Runtime;
@@ -351,10 +351,10 @@ impl Cluster {
     pub fn call<A: Message + Default>(
         &self,
         at: usize,
-        path: &str,
+        rpc: Rpc,
         request: &impl Message,
     ) -> Result<A, Status> {
-        self.call_within(at, path, request, CALL_TIME_MAX)
+        self.call_within(at, rpc, request, CALL_TIME_MAX)
     }
 
     /// As [`Cluster::call`], with this much time.
@@ -364,14 +364,14 @@ impl Cluster {
     pub fn call_within<A: Message + Default>(
         &self,
         at: usize,
-        path: &str,
+        rpc: Rpc,
         request: &impl Message,
         time: Duration,
     ) -> Result<A, Status> {
         self.runtime.block_on(async {
             let (channel, _) = self.context.connect(at).await?;
             let options = CallOptions::default().within(time);
-            let answer = channel.unary_with(path, &options, request.encode_to_vec().into()).await?;
+            let answer = channel.unary_with(rpc.path(), &options, request.encode_to_vec().into()).await?;
             A::decode(answer).map_err(|error| Status::with(Code::Internal, format!("not an answer: {error}")))
         })
     }
@@ -392,7 +392,7 @@ impl Cluster {
     /// As [`Cluster::call`].
     pub fn status(&self, at: usize) -> Result<pb::StatusResponse, Status> {
         let time = Duration::from_secs(1);
-        self.call_within(at, "/etcdserverpb.Maintenance/Status", &pb::StatusRequest {}, time)
+        self.call_within(at, Rpc::MaintenanceStatus, &pb::StatusRequest {}, time)
     }
 
     /// Whether a member answers a linearizable read.
@@ -402,7 +402,7 @@ impl Cluster {
     pub fn healthy(&self, at: usize) -> Result<i64, Status> {
         let request = pb::RangeRequest { key: "none".into(), ..pb::RangeRequest::default() };
         let time = Duration::from_secs(2);
-        let answer: pb::RangeResponse = self.call_within(at, "/etcdserverpb.KV/Range", &request, time)?;
+        let answer: pb::RangeResponse = self.call_within(at, Rpc::KvRange, &request, time)?;
         Ok(answer.header.map_or(0, |header| header.revision))
     }
 
@@ -461,7 +461,7 @@ impl Cluster {
     fn insist<A: Message + Default>(
         &self,
         but: usize,
-        path: &str,
+        rpc: Rpc,
         request: &impl Message,
         is_done: impl Fn(&Status) -> bool,
     ) -> io::Result<()> {
@@ -471,7 +471,7 @@ impl Cluster {
             let Some(at) = others.first().copied() else {
                 return Err(io::Error::other("no other member runs"));
             };
-            match self.call::<A>(at, path, request) {
+            match self.call::<A>(at, rpc, request) {
                 Ok(_) => return Ok(()),
                 Err(status) if is_done(&status) => return Ok(()),
                 Err(status) => {
@@ -480,7 +480,7 @@ impl Cluster {
                         || status.message == error::MEMBER_NOT_ENOUGH_STARTED.message
                         || status.message == error::TOO_MANY_REQUESTS.message;
                     if !passes || Instant::now() > deadline {
-                        return Err(io::Error::other(format!("{path} at m{at}: {status}")));
+                        return Err(io::Error::other(format!("{} at m{at}: {status}", rpc.path())));
                     }
                 }
             }
@@ -504,7 +504,7 @@ impl Cluster {
         let members = loop {
             let request = pb::MemberListRequest { linearizable: true };
             let answer: Result<pb::MemberListResponse, _> =
-                self.call(other, "/etcdserverpb.Cluster/MemberList", &request);
+                self.call(other, Rpc::ClusterMemberList, &request);
             match answer {
                 Ok(list) => break list.members,
                 Err(status) if Instant::now() > deadline => return Err(io::Error::other(status.to_string())),
@@ -513,15 +513,12 @@ impl Cluster {
         };
         if let Some(member) = members.iter().find(|member| member.peer_urls.contains(&peer)) {
             let request = pb::MemberRemoveRequest { id: member.id };
-            self.insist::<pb::MemberRemoveResponse>(
-                at,
-                "/etcdserverpb.Cluster/MemberRemove",
-                &request,
-                |status| status.message == error::MEMBER_NOT_FOUND.message,
-            )?;
+            self.insist::<pb::MemberRemoveResponse>(at, Rpc::ClusterMemberRemove, &request, |status| {
+                status.message == error::MEMBER_NOT_FOUND.message
+            })?;
         }
         let request = pb::MemberAddRequest { peer_urls: vec![peer], is_learner: false };
-        self.insist::<pb::MemberAddResponse>(at, "/etcdserverpb.Cluster/MemberAdd", &request, |status| {
+        self.insist::<pb::MemberAddResponse>(at, Rpc::ClusterMemberAdd, &request, |status| {
             status.message == error::PEER_URL_EXIST.message
         })?;
         let slot = self.seat_mut(at)?;
@@ -539,9 +536,9 @@ impl Cluster {
             member_id: 0,
             alarm: pb::AlarmType::None as i32,
         };
-        let listed = (0..self.size()).filter(|at| self.runs(*at)).find_map(|at| {
-            self.call::<pb::AlarmResponse>(at, "/etcdserverpb.Maintenance/Alarm", &request).ok()
-        });
+        let listed = (0..self.size())
+            .filter(|at| self.runs(*at))
+            .find_map(|at| self.call::<pb::AlarmResponse>(at, Rpc::MaintenanceAlarm, &request).ok());
         listed.map_or(0, |list| list.alarms.len())
     }
 
@@ -553,8 +550,7 @@ impl Cluster {
                 member_id: 0,
                 alarm: pb::AlarmType::None as i32,
             };
-            let Ok(list) = self.call::<pb::AlarmResponse>(at, "/etcdserverpb.Maintenance/Alarm", &request)
-            else {
+            let Ok(list) = self.call::<pb::AlarmResponse>(at, Rpc::MaintenanceAlarm, &request) else {
                 continue;
             };
             let mut all_back = true;
@@ -568,8 +564,7 @@ impl Cluster {
                     member_id: alarm.member_id,
                     alarm: alarm.alarm,
                 };
-                let answer: Result<pb::AlarmResponse, _> =
-                    self.call(at, "/etcdserverpb.Maintenance/Alarm", &request);
+                let answer: Result<pb::AlarmResponse, _> = self.call(at, Rpc::MaintenanceAlarm, &request);
                 all_back &= answer.is_ok();
             }
             if all_back {

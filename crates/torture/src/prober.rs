@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::Rpc;
 use api::etcdserverpb::{StatusRequest, StatusResponse};
 use client::CallOptions;
 use prost::Message;
@@ -40,7 +41,7 @@ pub async fn probe(
         };
         let options = CallOptions::default().within(TIME_MAX);
         let asked = StatusRequest {}.encode_to_vec().into();
-        let answer = channel.unary_with("/etcdserverpb.Maintenance/Status", &options, asked).await;
+        let answer = channel.unary_with(Rpc::MaintenanceStatus.path(), &options, asked).await;
         let status = answer.ok().and_then(|answer| StatusResponse::decode(answer).ok());
         let reading = status.map_or_else(Reading::default, |status| Reading {
             answers: true,

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use api::etcdserverpb::{RangeRequest, RangeResponse};
-use api::{Code, Status};
+use api::{Code, Rpc, Status};
 use client::{CallOptions, Channel};
 use oracle::{Fence, Operation, Outcome, Request};
 use prost::Message;
@@ -144,8 +144,7 @@ impl Session {
         let (channel, _) = self.link().await?;
         let request = RangeRequest { key: "none".into(), ..RangeRequest::default() };
         let options = CallOptions::default().within(self.context.timeout);
-        let answer =
-            channel.unary_with("/etcdserverpb.KV/Range", &options, request.encode_to_vec().into()).await;
+        let answer = channel.unary_with(Rpc::KvRange.path(), &options, request.encode_to_vec().into()).await;
         let answer = answer.inspect_err(|status| self.failed(status))?;
         let answer = RangeResponse::decode(answer);
         let header = answer.ok().and_then(|answer| answer.header);
@@ -177,11 +176,11 @@ impl Session {
 
 /// Sends a request once. An answer that is none is an unknown outcome.
 async fn send(channel: &Channel, request: &Request, timeout: Duration) -> Result<Outcome, Status> {
-    let (path, message) = translation::call(request);
+    let (rpc, message) = translation::call(request);
     let answer = if matches!(request, Request::KeepAlive { .. }) {
         // The one stream among them; one message each way.
         let asking = async {
-            let (mut sender, mut receiver) = channel.stream(path).await?;
+            let (mut sender, mut receiver) = channel.stream(rpc.path()).await?;
             sender.send_last(message).await?;
             receiver.next().await
         };
@@ -190,7 +189,7 @@ async fn send(channel: &Channel, request: &Request, timeout: Duration) -> Result
             Ok(answer) => answer?.ok_or(Status::new(Code::Internal, "no answer to a keepalive"))?,
         }
     } else {
-        channel.unary_with(path, &CallOptions::default().within(timeout), message).await?
+        channel.unary_with(rpc.path(), &CallOptions::default().within(timeout), message).await?
     };
     Ok(match translation::answer(request, answer) {
         Ok((header, response)) => Outcome::Done(header, response),

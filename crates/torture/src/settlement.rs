@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use api::Status;
 use api::etcdserverpb as pb;
+use api::{Rpc, Status};
 use oracle::Final;
 
 use crate::chronicle::Chronicle;
@@ -84,9 +84,8 @@ fn converge(cluster: &mut Cluster, chronicle: &Chronicle) -> i64 {
 /// A member's own revision, compact revision and number of leases.
 fn state(cluster: &Cluster, at: usize) -> Result<(i64, i64, usize), Status> {
     let hash: pb::HashKvResponse =
-        cluster.call(at, "/etcdserverpb.Maintenance/HashKV", &pb::HashKvRequest { revision: 0 })?;
-    let leases: pb::LeaseLeasesResponse =
-        cluster.call(at, "/etcdserverpb.Lease/LeaseLeases", &pb::LeaseLeasesRequest {})?;
+        cluster.call(at, Rpc::MaintenanceHashKv, &pb::HashKvRequest { revision: 0 })?;
+    let leases: pb::LeaseLeasesResponse = cluster.call(at, Rpc::LeaseLeases, &pb::LeaseLeasesRequest {})?;
     let revision = hash.header.as_ref().map_or(0, |header| header.revision);
     Ok((revision, hash.compact_revision, leases.leases.len()))
 }
@@ -99,10 +98,10 @@ fn ask(cluster: &Cluster, at: usize, revision: i64) -> Result<(Final, i64), Stat
         serializable: true,
         ..pb::RangeRequest::default()
     };
-    let dump: pb::RangeResponse = cluster.call_within(at, "/etcdserverpb.KV/Range", &all, DUMP_TIME_MAX)?;
+    let dump: pb::RangeResponse = cluster.call_within(at, Rpc::KvRange, &all, DUMP_TIME_MAX)?;
     let request = pb::HashKvRequest { revision };
     let hash: pb::HashKvResponse =
-        cluster.call_within(at, "/etcdserverpb.Maintenance/HashKV", &request, DUMP_TIME_MAX)?;
+        cluster.call_within(at, Rpc::MaintenanceHashKv, &request, DUMP_TIME_MAX)?;
     // A store that was never compacted says -1.
     let compact_revision = hash.compact_revision.max(0);
     let last = Final {

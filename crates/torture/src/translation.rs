@@ -1,5 +1,6 @@
 //! Between the oracle's words and the messages on the wire.
 
+use api::Rpc;
 use api::etcdserverpb as pb;
 use api::etcdserverpb::compare::TargetUnion;
 use api::etcdserverpb::request_op::Request as RequestUnion;
@@ -13,31 +14,25 @@ use oracle::{
 use prost::Message;
 
 /// The method that a request is for, and its message.
-pub fn call(request: &Request) -> (&'static str, Bytes) {
+pub fn call(request: &Request) -> (Rpc, Bytes) {
     let encoded = |message: &dyn Encode| message.bytes();
     match request {
-        Request::Range(range) => ("/etcdserverpb.KV/Range", encoded(&range_request(range))),
-        Request::Put(put) => ("/etcdserverpb.KV/Put", encoded(&put_request(put))),
-        Request::Delete(delete) => ("/etcdserverpb.KV/DeleteRange", encoded(&delete_request(delete))),
-        Request::Txn(txn) => ("/etcdserverpb.KV/Txn", encoded(&txn_request(txn))),
-        Request::Compact { revision, physical } => (
-            "/etcdserverpb.KV/Compact",
-            encoded(&pb::CompactionRequest { revision: *revision, physical: *physical }),
-        ),
+        Request::Range(range) => (Rpc::KvRange, encoded(&range_request(range))),
+        Request::Put(put) => (Rpc::KvPut, encoded(&put_request(put))),
+        Request::Delete(delete) => (Rpc::KvDeleteRange, encoded(&delete_request(delete))),
+        Request::Txn(txn) => (Rpc::KvTxn, encoded(&txn_request(txn))),
+        Request::Compact { revision, physical } => {
+            (Rpc::KvCompact, encoded(&pb::CompactionRequest { revision: *revision, physical: *physical }))
+        }
         Request::Grant { id, ttl } => {
-            ("/etcdserverpb.Lease/LeaseGrant", encoded(&pb::LeaseGrantRequest { id: *id, ttl: *ttl }))
+            (Rpc::LeaseGrant, encoded(&pb::LeaseGrantRequest { id: *id, ttl: *ttl }))
         }
-        Request::Revoke { id } => {
-            ("/etcdserverpb.Lease/LeaseRevoke", encoded(&pb::LeaseRevokeRequest { id: *id }))
+        Request::Revoke { id } => (Rpc::LeaseRevoke, encoded(&pb::LeaseRevokeRequest { id: *id })),
+        Request::KeepAlive { id } => (Rpc::LeaseKeepAlive, encoded(&pb::LeaseKeepAliveRequest { id: *id })),
+        Request::TimeToLive { id, keys } => {
+            (Rpc::LeaseTimeToLive, encoded(&pb::LeaseTimeToLiveRequest { id: *id, keys: *keys }))
         }
-        Request::KeepAlive { id } => {
-            ("/etcdserverpb.Lease/LeaseKeepAlive", encoded(&pb::LeaseKeepAliveRequest { id: *id }))
-        }
-        Request::TimeToLive { id, keys } => (
-            "/etcdserverpb.Lease/LeaseTimeToLive",
-            encoded(&pb::LeaseTimeToLiveRequest { id: *id, keys: *keys }),
-        ),
-        Request::Leases => ("/etcdserverpb.Lease/LeaseLeases", encoded(&pb::LeaseLeasesRequest {})),
+        Request::Leases => (Rpc::LeaseLeases, encoded(&pb::LeaseLeasesRequest {})),
     }
 }
 

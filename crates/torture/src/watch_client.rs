@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use stdx::{First, race};
 
+use api::Rpc;
 use api::etcdserverpb as pb;
 use api::etcdserverpb::watch_request::RequestUnion;
 use client::CallOptions;
@@ -148,8 +149,7 @@ async fn run(
         let (name, value) = (HeaderName::from_static("hasleader"), HeaderValue::from_static("true"));
         options = options.with(name, value);
     }
-    let Ok((mut sender, mut receiver)) = channel.stream_with("/etcdserverpb.Watch/Watch", &options).await
-    else {
+    let Ok((mut sender, mut receiver)) = channel.stream_with(Rpc::Watch.path(), &options).await else {
         return;
     };
     let create = pb::WatchCreateRequest {

@@ -1,14 +1,14 @@
 use std::collections::VecDeque;
 use std::fmt;
 
-use api::Status;
 use api::etcdserverpb::{RangeResponse, ResponseHeader, WatchCreateRequest, request_op};
 use api::mvccpb::KeyValue;
 use api::mvccpb::event::EventType;
+use api::{Rpc, Status};
 use bytes::Bytes;
 
 use super::{
-    RANGE, Session, delete_op, get, is_created_at, oldest, op, prefix_end, put_op, range_at, revision, txn,
+    Session, delete_op, get, is_created_at, oldest, op, prefix_end, put_op, range_at, revision, txn,
     wait_for_deletes,
 };
 use crate::client::{Client, status_of_text};
@@ -168,7 +168,7 @@ impl Election {
 
 /// The leader, if there is one, and the revision looked at.
 async fn look(client: &Client, prefix: &Bytes) -> Result<(Option<Leadership>, i64), Status> {
-    let found: RangeResponse = client.call(RANGE, &oldest(prefix)).await?;
+    let found: RangeResponse = client.call(Rpc::KvRange, &oldest(prefix)).await?;
     let header = found.header.unwrap_or_default();
     Ok((found.kvs.into_iter().next().map(|kv| Leadership { header, kv }), header.revision))
 }

@@ -7,12 +7,12 @@ mod mutex;
 mod session;
 mod stm;
 
-use api::Status;
 use api::etcdserverpb::{
     Compare, DeleteRangeRequest, PutRequest, RangeRequest, RangeResponse, RequestOp, TxnRequest, TxnResponse,
     WatchCreateRequest, compare, range_request, request_op, response_op,
 };
 use api::mvccpb::event::EventType;
+use api::{Rpc, Status};
 use bytes::Bytes;
 
 pub use election::{Election, ElectionError, Leadership, Observer};
@@ -22,10 +22,6 @@ pub use stm::{Isolation, Stm, StmError, run};
 
 use crate::client::{Client, status_of_text};
 use crate::watcher::{WatchUpdate, Watcher};
-
-const RANGE: &str = "/etcdserverpb.KV/Range";
-const TXN: &str = "/etcdserverpb.KV/Txn";
-const DELETE: &str = "/etcdserverpb.KV/DeleteRange";
 
 /// The end of the range of all keys with this prefix; `\0`, to the end of all keys, if there is none.
 pub fn prefix_end(prefix: &[u8]) -> Bytes {
@@ -85,7 +81,7 @@ async fn txn(
     success: Vec<RequestOp>,
     failure: Vec<RequestOp>,
 ) -> Result<TxnResponse, Status> {
-    client.call(TXN, &TxnRequest { compare, success, failure }).await
+    client.call(Rpc::KvTxn, &TxnRequest { compare, success, failure }).await
 }
 
 /// The range answered at this place of a transaction.
@@ -109,7 +105,7 @@ async fn wait_for_deletes(client: &Client, prefix: &Bytes, create_revision_max: 
             max_create_revision: create_revision_max,
             ..oldest(prefix)
         };
-        let found: RangeResponse = client.call(RANGE, &before).await?;
+        let found: RangeResponse = client.call(Rpc::KvRange, &before).await?;
         let Some(youngest) = found.kvs.into_iter().next() else { return Ok(()) };
         let seen = found.header.map_or(0, |header| header.revision);
         let request = WatchCreateRequest {

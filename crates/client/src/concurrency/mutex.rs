@@ -1,14 +1,12 @@
 use std::fmt;
 
-use api::Status;
 use api::etcdserverpb::{
     Compare, DeleteRangeRequest, DeleteRangeResponse, RangeResponse, ResponseHeader, TxnResponse, request_op,
 };
+use api::{Rpc, Status};
 use bytes::Bytes;
 
-use super::{
-    DELETE, RANGE, Session, get, is_created_at, oldest, op, put_op, range_at, revision, txn, wait_for_deletes,
-};
+use super::{Session, get, is_created_at, oldest, op, put_op, range_at, revision, txn, wait_for_deletes};
 use crate::client::Client;
 
 /// A lock that one session at a time holds, under a prefix. Each session that wants it has the key `<prefix>/<lease in
@@ -79,7 +77,7 @@ impl Mutex {
         let waited = async {
             wait_for_deletes(&self.client, &self.prefix, mine.revision - 1).await?;
             // The wait may have been longer than the lease lived.
-            self.client.call::<_, RangeResponse>(RANGE, &get(&mine.key)).await
+            self.client.call::<_, RangeResponse>(Rpc::KvRange, &get(&mine.key)).await
         };
         match waited.await {
             Ok(found) if found.kvs.is_empty() => Err(MutexError::SessionExpired),
@@ -111,7 +109,7 @@ impl Mutex {
     pub async fn unlock(&mut self) -> Result<(), MutexError> {
         let mine = self.mine.as_ref().ok_or(MutexError::Released)?;
         let delete = DeleteRangeRequest { key: mine.key.clone(), ..DeleteRangeRequest::default() };
-        let _: DeleteRangeResponse = self.client.call(DELETE, &delete).await?;
+        let _: DeleteRangeResponse = self.client.call(Rpc::KvDeleteRange, &delete).await?;
         self.mine = None;
         Ok(())
     }

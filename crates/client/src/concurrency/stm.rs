@@ -1,15 +1,15 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use api::Status;
 use api::etcdserverpb::{
     Compare, PutRequest, RangeRequest, RangeResponse, RequestOp, TxnResponse, compare, request_op,
     response_op,
 };
 use api::mvccpb::KeyValue;
+use api::{Rpc, Status};
 use bytes::Bytes;
 
-use super::{RANGE, delete_op, get, op, revision, txn};
+use super::{delete_op, get, op, revision, txn};
 use crate::client::Client;
 
 /// How transactions may disturb each other. Source: etcd's `clientv3/concurrency/stm.go`.
@@ -185,7 +185,7 @@ impl Stm {
 
     async fn read(&mut self, key: Bytes) -> Result<&Read, Status> {
         if !self.recall(&key) {
-            let answer: RangeResponse = self.client.call(RANGE, &self.range(&key)).await?;
+            let answer: RangeResponse = self.client.call(Rpc::KvRange, &self.range(&key)).await?;
             let revision = answer.header.map_or(0, |header| header.revision);
             // A read at an older revision answers with the store's own.
             let revision = self.base.filter(|_| self.binds()).unwrap_or(revision);

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use api::etcdserverpb::{MemberListResponse, PutRequest, PutResponse, RangeRequest, RangeResponse};
-use api::{Code, Status, error};
+use api::{Code, Rpc, Status, error};
 use mainstay_client::{Channel, Client, Endpoint, Keepalive, Settings, SettingsError, Transport, shown};
 use tokio::net::{TcpListener, UnixListener};
 
@@ -29,7 +29,7 @@ async fn answers(count: i64) -> Server {
 }
 
 async fn count(client: &Client) -> Result<i64, Status> {
-    let answer: RangeResponse = client.call(RANGE, &RangeRequest::default()).await?;
+    let answer: RangeResponse = client.call(Rpc::KvRange, &RangeRequest::default()).await?;
     Ok(answer.count)
 }
 
@@ -72,7 +72,7 @@ fn reads_go_to_the_next_endpoint_and_writes_do_not() {
     run(async {
         let broken = Server::start(|call: Call| async { call.hang_up() }).await;
         let client = connected(&[&broken]).await;
-        let lost = client.call::<_, PutResponse>(PUT, &PutRequest::default()).await.unwrap_err();
+        let lost = client.call::<_, PutResponse>(Rpc::KvPut, &PutRequest::default()).await.unwrap_err();
         assert_eq!(lost.code, Code::Unavailable, "{lost}");
         assert_eq!(broken.calls(), [PUT]);
 
@@ -97,7 +97,7 @@ fn writes_that_were_refused_unread_are_repeated() {
         })
         .await;
         let client = Client::new(Settings::of([server.endpoint()])).unwrap();
-        client.call::<_, PutResponse>(PUT, &PutRequest::default()).await.unwrap();
+        client.call::<_, PutResponse>(Rpc::KvPut, &PutRequest::default()).await.unwrap();
         assert_eq!(server.calls().len(), 4);
     });
 }
@@ -119,7 +119,7 @@ fn no_leader_is_waited_out_by_reads_only() {
         })
         .await;
         let client = Client::new(Settings::of([server.endpoint()])).unwrap();
-        let refused = client.call::<_, PutResponse>(PUT, &PutRequest::default()).await.unwrap_err();
+        let refused = client.call::<_, PutResponse>(Rpc::KvPut, &PutRequest::default()).await.unwrap_err();
         assert_eq!((refused.code, shown(&refused).as_str()), (Code::Unavailable, "etcdserver: no leader"));
         assert_eq!(count(&client).await, Ok(3));
         assert_eq!(server.calls().len(), 4);
@@ -161,7 +161,7 @@ fn a_server_that_goes_away_gets_no_new_calls_while_old_ones_end() {
         })
         .await;
         let client = Client::new(Settings::of([server.endpoint()])).unwrap();
-        let mut old = client.open::<PutRequest, PutResponse>("/any.Kind/Stream").await.unwrap();
+        let mut old = client.open::<PutRequest, PutResponse>(Rpc::Watch).await.unwrap();
         assert!(old.next().await.unwrap().is_some());
         for _ in 0..200 {
             assert_eq!(count(&client.within(Duration::from_secs(5))).await, Ok(1));
@@ -224,7 +224,7 @@ fn messages_are_held_to_the_limits() {
             Settings { send_bytes_max: 100, receive_bytes_max: 200, ..Settings::of([server.endpoint()]) };
         let client = Client::new(settings).unwrap();
         let put = PutRequest { value: vec![0; 101].into(), ..PutRequest::default() };
-        let refused = client.call::<_, PutResponse>(PUT, &put).await.unwrap_err();
+        let refused = client.call::<_, PutResponse>(Rpc::KvPut, &put).await.unwrap_err();
         assert_eq!(refused.code, Code::ResourceExhausted);
         assert_eq!(refused.message, "trying to send message larger than max (103 vs. 100)");
         let refused = count(&client).await.unwrap_err();
@@ -267,7 +267,7 @@ fn a_connection_that_falls_silent_is_given_up() {
         let keepalive = Some(Keepalive { time: brief, timeout: brief });
         let transport = Transport { keepalive, ..Transport::default() };
         let channel = Channel::open(&endpoint, &transport).await.unwrap();
-        let lost = channel.unary(RANGE, bytes::Bytes::new()).await.unwrap_err();
+        let lost = channel.unary(Rpc::KvRange.path(), bytes::Bytes::new()).await.unwrap_err();
         assert_eq!(lost.code, Code::Unavailable);
         channel.closed().await;
         assert!(channel.is_closed());
@@ -278,7 +278,7 @@ fn a_connection_that_falls_silent_is_given_up() {
         })
         .await;
         let channel = Channel::open(&Endpoint::new(server.endpoint()), &transport).await.unwrap();
-        let call = tokio::time::timeout(brief * 10, channel.unary(RANGE, bytes::Bytes::new()));
+        let call = tokio::time::timeout(brief * 10, channel.unary(Rpc::KvRange.path(), bytes::Bytes::new()));
         assert!(call.await.is_err());
         assert!(!channel.is_closed());
     });

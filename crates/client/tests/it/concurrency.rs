@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use api::Status;
 use api::etcdserverpb::{PutRequest, PutResponse, RangeRequest, RangeResponse};
+use api::{Rpc, Status};
 use mainstay_client::concurrency::{
     Election, ElectionError, Isolation, Mutex, MutexError, Session, Stm, StmError, run as transact,
 };
@@ -15,12 +15,12 @@ use crate::store::Store;
 
 async fn put(client: &Client, key: &'static str, value: &'static str) {
     let put = PutRequest { key: key.into(), value: value.into(), ..PutRequest::default() };
-    client.call::<_, PutResponse>("/etcdserverpb.KV/Put", &put).await.unwrap();
+    client.call::<_, PutResponse>(Rpc::KvPut, &put).await.unwrap();
 }
 
 async fn get(client: &Client, key: &'static str) -> Option<String> {
     let range = RangeRequest { key: key.into(), ..RangeRequest::default() };
-    let found: RangeResponse = client.call("/etcdserverpb.KV/Range", &range).await.unwrap();
+    let found: RangeResponse = client.call(Rpc::KvRange, &range).await.unwrap();
     found.kvs.first().map(|kv| String::from_utf8_lossy(&kv.value).into_owned())
 }
 

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use api::Rpc;
 use api::etcdserverpb::{RangeRequest, RangeResponse};
 use mainstay_client::{Channel, Client, Endpoint, Settings, TlsFiles, Transport};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
@@ -101,8 +102,7 @@ fn a_trusted_server_is_called_and_shown() {
         let files = TlsFiles { cacert: Some(authority.cacert()), ..TlsFiles::default() };
         settings.secure(&files, true).unwrap();
         let client = Client::new(settings).unwrap();
-        let answer: RangeResponse =
-            client.call("/etcdserverpb.KV/Range", &RangeRequest::default()).await.unwrap();
+        let answer: RangeResponse = client.call(Rpc::KvRange, &RangeRequest::default()).await.unwrap();
         assert_eq!(answer.count, 9);
         let peer = client.peer().await.unwrap().unwrap();
         assert_eq!((peer.chain.len(), peer.version), (1, "TLS 1.3"));
@@ -148,11 +148,11 @@ fn our_certificate_is_shown_to_who_asks() {
             ..TlsFiles::default()
         };
         let channel = open(&server, &files).await.unwrap();
-        assert!(channel.unary("/etcdserverpb.KV/Range", bytes::Bytes::new()).await.is_ok());
+        assert!(channel.unary(Rpc::KvRange.path(), bytes::Bytes::new()).await.is_ok());
         let without = TlsFiles { cert: None, key: None, ..files };
         // With TLS 1.3 the server's refusal may come after the handshake, at the first call.
         if let Ok(channel) = open(&server, &without).await {
-            assert!(channel.unary("/etcdserverpb.KV/Range", bytes::Bytes::new()).await.is_err());
+            assert!(channel.unary(Rpc::KvRange.path(), bytes::Bytes::new()).await.is_err());
         }
     });
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use api::Rpc;
 use api::error;
 use api::etcdserverpb::{AuthenticateRequest, AuthenticateResponse, PutRequest, PutResponse};
 use mainstay_client::{Client, Settings, shown};
@@ -46,7 +47,7 @@ fn user(server: &Server, password: &str) -> Client {
 }
 
 async fn put(client: &Client) -> Result<PutResponse, String> {
-    client.call(PUT, &PutRequest::default()).await.map_err(|status| shown(&status))
+    client.call(Rpc::KvPut, &PutRequest::default()).await.map_err(|status| shown(&status))
 }
 
 #[test]
@@ -128,10 +129,10 @@ fn streams_begin_with_a_fresh_token() {
         let server = server(0).await;
         let client = user(&server, "secret").within(Duration::from_secs(5));
         put(&client).await.unwrap();
-        let mut stream = client.open::<PutRequest, PutResponse>("/any.Kind/Stream").await.unwrap();
+        let mut stream = client.open::<PutRequest, PutResponse>(Rpc::Watch).await.unwrap();
         stream.finish();
         assert!(stream.next().await.unwrap().is_some());
         assert!(stream.next().await.unwrap().is_none());
-        assert_eq!(server.calls(), [AUTHENTICATE, PUT, AUTHENTICATE, "/any.Kind/Stream"]);
+        assert_eq!(server.calls(), [AUTHENTICATE, PUT, AUTHENTICATE, "/etcdserverpb.Watch/Watch"]);
     });
 }

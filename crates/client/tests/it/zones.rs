@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use api::Rpc;
 use api::etcdserverpb::{RangeRequest, RangeResponse};
 use mainstay_client::{Client, Settings};
 
@@ -25,8 +26,7 @@ fn others_are_used_only_when_none_of_ours_stands() {
         let zone = |server: &Server, zone: &str| (server.endpoint(), zone.to_owned());
         client.set_zones(HashMap::from([zone(&near, "east"), zone(&far, "west")]));
         let ask = async || {
-            let answer: RangeResponse =
-                client.call("/etcdserverpb.KV/Range", &RangeRequest::default()).await.unwrap();
+            let answer: RangeResponse = client.call(Rpc::KvRange, &RangeRequest::default()).await.unwrap();
             answer.count
         };
         for _ in 0..5 {

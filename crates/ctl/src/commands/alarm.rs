@@ -1,5 +1,6 @@
 //! `alarm`: what the members have raised.
 
+use api::Rpc;
 use api::etcdserverpb as pb;
 use api::etcdserverpb::alarm_request::AlarmAction;
 use cli::{Command, Failure};
@@ -37,8 +38,6 @@ pub(super) const ALARM: Command<Run> = Command {
     ..Command::EMPTY
 };
 
-const ALARM_PATH: &str = "/etcdserverpb.Maintenance/Alarm";
-
 pub(super) async fn list(call: &Call) -> Result<(), Failure> {
     if !call.args().is_empty() {
         return Err(Failure::bad_args("alarm list command accepts no arguments"));
@@ -50,7 +49,7 @@ pub(super) async fn list(call: &Call) -> Result<(), Failure> {
 
 /// Asks for every alarm of every member.
 pub(super) async fn alarms(connection: &Client) -> Result<pb::AlarmResponse, api::Status> {
-    connection.call(ALARM_PATH, &pb::AlarmRequest::default()).await
+    connection.call(Rpc::MaintenanceAlarm, &pb::AlarmRequest::default()).await
 }
 
 /// Takes back one alarm after the other, since a request names one; the answer shown has all of them and no header.
@@ -67,7 +66,7 @@ pub(super) async fn disarm(call: &Call) -> Result<(), Failure> {
                 member_id: alarm.member_id,
                 alarm: alarm.alarm,
             };
-            let answer: pb::AlarmResponse = connection.call(ALARM_PATH, &request).await?;
+            let answer: pb::AlarmResponse = connection.call(Rpc::MaintenanceAlarm, &request).await?;
             disarmed.alarms.extend(answer.alarms);
         }
         Ok::<_, api::Status>(disarmed)

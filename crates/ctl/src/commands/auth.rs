@@ -1,5 +1,6 @@
 //! `auth`: authentication on, off, and its state.
 
+use api::Rpc;
 use api::etcdserverpb as pb;
 use cli::{Command, Failure};
 use client::Client;
@@ -66,17 +67,16 @@ async fn enabled(connection: &Client) -> Result<(), api::Status> {
     };
     let root = || "root".to_owned();
     let role = pb::AuthRoleAddRequest { name: root() };
-    let _: pb::AuthRoleAddResponse = connection.call("/etcdserverpb.Auth/RoleAdd", &role).await?;
+    let _: pb::AuthRoleAddResponse = connection.call(Rpc::AuthRoleAdd, &role).await?;
     let grant = pb::AuthUserGrantRoleRequest { user: root(), role: root() };
-    let _: pb::AuthUserGrantRoleResponse =
-        connection.call("/etcdserverpb.Auth/UserGrantRole", &grant).await?;
+    let _: pb::AuthUserGrantRoleResponse = connection.call(Rpc::AuthUserGrantRole, &grant).await?;
     // A server that still misses the role will go on missing it.
     try_enable(connection).await.map_err(|status| if status == missing { missing } else { status })
 }
 
 async fn try_enable(connection: &Client) -> Result<(), api::Status> {
     let request = pb::AuthEnableRequest {};
-    let _: pb::AuthEnableResponse = connection.call("/etcdserverpb.Auth/AuthEnable", &request).await?;
+    let _: pb::AuthEnableResponse = connection.call(Rpc::AuthEnable, &request).await?;
     Ok(())
 }
 
@@ -84,8 +84,7 @@ pub(super) async fn disable(call: &Call) -> Result<(), Failure> {
     no_arguments(call, "disable")?;
     let connection = call.connect().await?;
     let request = pb::AuthDisableRequest {};
-    let _: pb::AuthDisableResponse =
-        call.limited(connection.call("/etcdserverpb.Auth/AuthDisable", &request)).await?;
+    let _: pb::AuthDisableResponse = call.limited(connection.call(Rpc::AuthDisable, &request)).await?;
     call.line("Authentication Disabled")
 }
 
@@ -93,6 +92,6 @@ pub(super) async fn status(call: &Call) -> Result<(), Failure> {
     no_arguments(call, "status")?;
     let connection = call.connect().await?;
     let request = pb::AuthStatusRequest {};
-    let answer = call.limited(connection.call("/etcdserverpb.Auth/AuthStatus", &request)).await?;
+    let answer = call.limited(connection.call(Rpc::AuthStatus, &request)).await?;
     call.show(&Answer::AuthStatus(&answer))
 }

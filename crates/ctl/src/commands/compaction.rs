@@ -1,5 +1,6 @@
 //! `compaction`: forgets history.
 
+use api::Rpc;
 use api::etcdserverpb as pb;
 use cli::{Command, Failure, Flag};
 
@@ -28,7 +29,6 @@ pub(super) async fn compaction(call: &Call) -> Result<(), Failure> {
     let revision = numbers::signed(revision, 10).map_err(Failure::error)?;
     let request = pb::CompactionRequest { revision, physical: call.matches.get(PHYSICAL) };
     let connection = call.connect().await?;
-    let _: pb::CompactionResponse =
-        call.limited(connection.call("/etcdserverpb.KV/Compact", &request)).await?;
+    let _: pb::CompactionResponse = call.limited(connection.call(Rpc::KvCompact, &request)).await?;
     call.line(format!("compacted revision {revision}"))
 }

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use api::Rpc;
 use api::etcdserverpb as pb;
 use cli::{Command, Failure};
 use client::shown;
@@ -29,10 +30,7 @@ pub(super) async fn defrag(call: &Call) -> Result<(), Failure> {
         let start = Instant::now();
         let request = pb::DefragmentRequest {};
         let outcome = call
-            .limit(
-                connection
-                    .call::<_, pb::DefragmentResponse>("/etcdserverpb.Maintenance/Defragment", &request),
-            )
+            .limit(connection.call::<_, pb::DefragmentResponse>(Rpc::MaintenanceDefragment, &request))
             .await;
         let took = cli::go::duration(start.elapsed());
         match outcome {

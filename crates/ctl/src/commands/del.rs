@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use api::Rpc;
 use api::etcdserverpb as pb;
 use cli::go::quote;
 use cli::{Command, Failure, Flag, Matches};
@@ -37,7 +38,7 @@ pub(super) async fn del(call: &Call) -> Result<(), Failure> {
     let request = delete_request(&call.matches)?;
     hesitate(call, &call.matches).await;
     let connection = call.connect().await?;
-    let answer = call.limited(connection.call("/etcdserverpb.KV/DeleteRange", &request)).await?;
+    let answer = call.limited(connection.call(Rpc::KvDeleteRange, &request)).await?;
     call.show(&Answer::Del(&answer))
 }
 

@@ -1,5 +1,6 @@
 //! `downgrade`: a step back to the release before.
 
+use api::Rpc;
 use api::etcdserverpb as pb;
 use api::etcdserverpb::downgrade_request::DowngradeAction;
 use cli::{Command, Failure};
@@ -77,5 +78,5 @@ async fn ask(
 ) -> Result<pb::DowngradeResponse, Failure> {
     let request = pb::DowngradeRequest { action: action as i32, version };
     let connection = call.connect().await?;
-    call.limited(connection.call("/etcdserverpb.Maintenance/Downgrade", &request)).await
+    call.limited(connection.call(Rpc::MaintenanceDowngrade, &request)).await
 }

@@ -2,12 +2,12 @@
 
 use stdx::{First, race};
 
+use api::Rpc;
 use api::etcdserverpb as pb;
 use cli::{Command, Failure, Flag};
 use client::Client;
 use client::concurrency::{Election, ElectionError, Session};
 
-use super::get::RANGE;
 use super::{CONCURRENCY, Run};
 use crate::call::Call;
 use crate::printer::Answer;
@@ -115,6 +115,6 @@ async fn lead(call: &Call, connection: &Client, election: &Election, session: &S
 
 async fn show(call: &Call, connection: &Client, election: &Election) -> Result<(), Failure> {
     let request = pb::RangeRequest { key: election.key().cloned().unwrap_or_default(), ..Default::default() };
-    let answer = connection.call(RANGE, &request).await?;
+    let answer = connection.call(Rpc::KvRange, &request).await?;
     call.show(&Answer::Get(&answer))
 }

@@ -2,13 +2,13 @@
 
 use std::time::Instant;
 
+use api::Rpc;
 use api::etcdserverpb as pb;
 use cli::{Command, Failure, Flag};
 use client::Client;
 use client::shown;
 
 use super::alarm::alarms;
-use super::get::RANGE;
 use super::member::members;
 use super::{MAINTENANCE, Run};
 use crate::call::Call;
@@ -61,8 +61,6 @@ pub(super) const ENDPOINT: Command<Run> = Command {
     group: MAINTENANCE,
     ..Command::EMPTY
 };
-
-pub(crate) const STATUS: &str = "/etcdserverpb.Maintenance/Status";
 
 /// The endpoints to ask: those given, or with `--cluster` the client URLs of all members.
 pub(super) async fn endpoints(call: &Call) -> Result<Vec<String>, Failure> {
@@ -120,7 +118,7 @@ async fn health_of(call: &Call, endpoint: String) -> EndpointHealth {
 /// Reads some key: whoever answers that has a leader. A permission that is missing was refused by consensus, too.
 async fn read_health(connection: &Client) -> Result<(), api::Status> {
     let request = pb::RangeRequest { key: "health".into(), ..Default::default() };
-    match connection.call::<_, pb::RangeResponse>(RANGE, &request).await {
+    match connection.call::<_, pb::RangeResponse>(Rpc::KvRange, &request).await {
         Err(status) if status.message == api::error::PERMISSION_DENIED.message => Ok(()),
         outcome => outcome.map(|_| ()),
     }
@@ -150,7 +148,7 @@ pub(super) async fn status(call: &Call) -> Result<(), Failure> {
     let mut failed = false;
     for endpoint in endpoints(call).await? {
         let connection = call.connect_to(&endpoint).await?;
-        match call.limit(connection.call(STATUS, &pb::StatusRequest {})).await {
+        match call.limit(connection.call(Rpc::MaintenanceStatus, &pb::StatusRequest {})).await {
             Ok(answer) => list.push((endpoint, answer)),
             Err(status) => {
                 let error = shown(&status);
@@ -169,7 +167,7 @@ pub(super) async fn hashkv(call: &Call) -> Result<(), Failure> {
     let mut last = None;
     for endpoint in endpoints(call).await? {
         let connection = call.connect_to(&endpoint).await?;
-        match call.limit(connection.call("/etcdserverpb.Maintenance/HashKV", &request)).await {
+        match call.limit(connection.call(Rpc::MaintenanceHashKv, &request)).await {
             Ok(answer) => list.push((endpoint, answer)),
             Err(status) => {
                 let error = shown(&status);

@@ -1,5 +1,6 @@
 //! `get`: reads a key or a range of keys.
 
+use api::Rpc;
 use api::etcdserverpb as pb;
 use api::etcdserverpb::range_request::{SortOrder, SortTarget};
 use cli::go::quote;
@@ -62,8 +63,6 @@ pub(super) const GET: Command<Run> = Command {
     ..Command::EMPTY
 };
 
-pub(crate) const RANGE: &str = "/etcdserverpb.KV/Range";
-
 pub(super) async fn get(call: &Call) -> Result<(), Failure> {
     let matches = &call.matches;
     let request = range_request(matches)?;
@@ -71,7 +70,7 @@ pub(super) async fn get(call: &Call) -> Result<(), Failure> {
     let answer = if matches.get(STREAM) {
         call.limited(streamed(&connection, &request)).await?
     } else {
-        call.limited(connection.call(RANGE, &request)).await?
+        call.limited(connection.call(Rpc::KvRange, &request)).await?
     };
     let format = call.printer().format;
     if matches.get(COUNT_ONLY) && format != Format::Fields {
@@ -86,8 +85,7 @@ pub(super) async fn get(call: &Call) -> Result<(), Failure> {
 
 /// A range that comes in pieces, put together.
 async fn streamed(connection: &Client, request: &pb::RangeRequest) -> Result<pb::RangeResponse, api::Status> {
-    let mut stream =
-        connection.open_with::<_, pb::RangeStreamResponse>("/etcdserverpb.KV/RangeStream", request).await?;
+    let mut stream = connection.open_with::<_, pb::RangeStreamResponse>(Rpc::KvRangeStream, request).await?;
     let mut whole = pb::RangeResponse::default();
     while let Some(piece) = stream.next().await? {
         let Some(piece) = piece.range_response else { continue };

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use api::Rpc;
 use api::etcdserverpb as pb;
 use cli::{Command, Failure, Flag};
 use client::{lease, shown};
@@ -77,7 +78,7 @@ pub(super) async fn grant(call: &Call) -> Result<(), Failure> {
     let connection = call.connect().await?;
     let request = pb::LeaseGrantRequest { ttl, id: 0 };
     let answer = call
-        .limit(connection.call("/etcdserverpb.Lease/LeaseGrant", &request))
+        .limit(connection.call(Rpc::LeaseGrant, &request))
         .await
         .map_err(|status| Failure::error(format!("failed to grant lease ({})", shown(&status))))?;
     call.show(&Answer::Grant(&answer))
@@ -90,7 +91,7 @@ pub(super) async fn revoke(call: &Call) -> Result<(), Failure> {
     let id = lease_id(id)?;
     let connection = call.connect().await?;
     let answer = call
-        .limit(connection.call("/etcdserverpb.Lease/LeaseRevoke", &pb::LeaseRevokeRequest { id }))
+        .limit(connection.call(Rpc::LeaseRevoke, &pb::LeaseRevokeRequest { id }))
         .await
         .map_err(|status| Failure::error(format!("failed to revoke lease ({})", shown(&status))))?;
     call.show(&Answer::Revoke(id, &answer))
@@ -103,15 +104,14 @@ pub(super) async fn time_to_live(call: &Call) -> Result<(), Failure> {
     let keys = call.matches.get(KEYS);
     let connection = call.connect().await?;
     let request = pb::LeaseTimeToLiveRequest { id: lease_id(id)?, keys };
-    let answer =
-        connection.call("/etcdserverpb.Lease/LeaseTimeToLive", &request).await.map_err(no_connection)?;
+    let answer = connection.call(Rpc::LeaseTimeToLive, &request).await.map_err(no_connection)?;
     call.show(&Answer::TimeToLive(&answer, keys))
 }
 
 pub(super) async fn list(call: &Call) -> Result<(), Failure> {
     let connection = call.connect().await?;
     let request = pb::LeaseLeasesRequest {};
-    let answer = connection.call("/etcdserverpb.Lease/LeaseLeases", &request).await.map_err(no_connection)?;
+    let answer = connection.call(Rpc::LeaseLeases, &request).await.map_err(no_connection)?;
     call.show(&Answer::Leases(&answer))
 }
 

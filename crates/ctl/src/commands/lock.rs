@@ -4,12 +4,12 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use stdx::{First, race};
 
+use api::Rpc;
 use api::etcdserverpb as pb;
 use cli::{Command, Failure, Flag};
 use client::Client;
 use client::concurrency::{Mutex, MutexError, Session};
 
-use super::get::RANGE;
 use super::{CONCURRENCY, Run};
 use crate::call::Call;
 use crate::printer::Answer;
@@ -85,7 +85,7 @@ async fn hold(call: &Call, connection: &Client, mutex: &Mutex, session: &Session
 
 async fn show(call: &Call, connection: &Client, mutex: &Mutex) -> Result<(), Failure> {
     let request = pb::RangeRequest { key: mutex.key().cloned().unwrap_or_default(), ..Default::default() };
-    let answer: pb::RangeResponse = connection.call(RANGE, &request).await?;
+    let answer: pb::RangeResponse = connection.call(Rpc::KvRange, &request).await?;
     if answer.kvs.is_empty() {
         return Err(Failure::error("lock lost on init"));
     }

@@ -1,5 +1,6 @@
 //! `member`: who belongs to the cluster.
 
+use api::Rpc;
 use api::etcdserverpb as pb;
 use api::url::check_peer_url;
 use cli::go::quote;
@@ -93,7 +94,7 @@ pub(super) async fn add(call: &Call) -> Result<(), Failure> {
     let connection = call.connect().await?;
     check_peer_urls(&request.peer_urls)?;
     let answer: pb::MemberAddResponse =
-        call.limited(connection.call("/etcdserverpb.Cluster/MemberAdd", &request)).await?;
+        call.limited(connection.call(Rpc::ClusterMemberAdd, &request)).await?;
     call.show(&Answer::MemberAdd(&answer))?;
     if call.printer().format == Format::Simple {
         call.write(start_of_new_member(&answer, &name, urls).as_bytes())?;
@@ -152,7 +153,7 @@ pub(super) async fn remove(call: &Call) -> Result<(), Failure> {
     let id = member_id(call)?;
     let connection = call.connect().await?;
     let request = pb::MemberRemoveRequest { id };
-    let answer = call.limited(connection.call("/etcdserverpb.Cluster/MemberRemove", &request)).await?;
+    let answer = call.limited(connection.call(Rpc::ClusterMemberRemove, &request)).await?;
     call.show(&Answer::MemberRemove(id, &answer))
 }
 
@@ -165,7 +166,7 @@ pub(super) async fn update(call: &Call) -> Result<(), Failure> {
     let request = pb::MemberUpdateRequest { id, peer_urls: split(urls) };
     let connection = call.connect().await?;
     check_peer_urls(&request.peer_urls)?;
-    let answer = call.limited(connection.call("/etcdserverpb.Cluster/MemberUpdate", &request)).await?;
+    let answer = call.limited(connection.call(Rpc::ClusterMemberUpdate, &request)).await?;
     call.show(&Answer::MemberUpdate(id, &answer))
 }
 
@@ -173,7 +174,7 @@ pub(super) async fn promote(call: &Call) -> Result<(), Failure> {
     let id = member_id(call)?;
     let connection = call.connect().await?;
     let request = pb::MemberPromoteRequest { id };
-    let answer = call.limited(connection.call("/etcdserverpb.Cluster/MemberPromote", &request)).await?;
+    let answer = call.limited(connection.call(Rpc::ClusterMemberPromote, &request)).await?;
     call.show(&Answer::MemberPromote(id, &answer))
 }
 
@@ -189,5 +190,5 @@ pub(super) async fn members(
     connection: &Client,
     linearizable: bool,
 ) -> Result<pb::MemberListResponse, api::Status> {
-    connection.call("/etcdserverpb.Cluster/MemberList", &pb::MemberListRequest { linearizable }).await
+    connection.call(Rpc::ClusterMemberList, &pb::MemberListRequest { linearizable }).await
 }

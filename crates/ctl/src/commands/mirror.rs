@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use stdx::{First, race};
 
+use api::Rpc;
 use api::etcdserverpb as pb;
 use api::etcdserverpb::request_op::Request;
 use api::mvccpb::Event;
@@ -13,7 +14,6 @@ use bytes::Bytes;
 use cli::{Command, Failure, Flag, Progress};
 use client::{Client, TlsFiles, WatchUpdate, Watcher};
 
-use super::get::RANGE;
 use super::{Run, UTILITY};
 use crate::call::Call;
 use crate::globals::{Login, connected};
@@ -207,7 +207,7 @@ impl Mirror {
             return Ok(None);
         }
         let request = pb::RangeRequest { key: self.progress_key.clone(), ..Default::default() };
-        let answer: pb::RangeResponse = self.target.call(RANGE, &request).await?;
+        let answer: pb::RangeResponse = self.target.call(Rpc::KvRange, &request).await?;
         let Some(kv) = answer.kvs.first() else { return Ok(None) };
         let position = std::str::from_utf8(&kv.value).ok().and_then(Position::read);
         let name = String::from_utf8_lossy(&self.progress_key).into_owned();
@@ -231,7 +231,7 @@ impl Mirror {
     async fn now(&self) -> Result<(u64, i64), Failure> {
         let key = if self.names.prefix.is_empty() { "foo".into() } else { self.names.prefix.clone().into() };
         let answer: pb::RangeResponse =
-            self.source.call(RANGE, &pb::RangeRequest { key, ..Default::default() }).await?;
+            self.source.call(Rpc::KvRange, &pb::RangeRequest { key, ..Default::default() }).await?;
         let header = answer.header.unwrap_or_default();
         Ok((header.cluster_id, header.revision))
     }
@@ -249,7 +249,7 @@ impl Mirror {
                 revision,
                 ..Default::default()
             };
-            let page: pb::RangeResponse = self.source.call(RANGE, &request).await?;
+            let page: pb::RangeResponse = self.source.call(Rpc::KvRange, &request).await?;
             let last = page.kvs.last().map(|kv| [&kv.key[..], b"\0"].concat());
             progress.set_total(self.total.load(Ordering::Relaxed) + page.count.unsigned_abs());
             let puts = page.kvs.into_iter().map(|kv| self.put(&kv.key, kv.value));
@@ -288,7 +288,7 @@ impl Mirror {
     async fn commit(&self, success: Vec<pb::RequestOp>, progress: &mut Progress) -> Result<(), Failure> {
         let count = success.len() as u64;
         let request = pb::TxnRequest { success, ..Default::default() };
-        let _: pb::TxnResponse = self.target.call("/etcdserverpb.KV/Txn", &request).await?;
+        let _: pb::TxnResponse = self.target.call(Rpc::KvTxn, &request).await?;
         let total = self.total.fetch_add(count, Ordering::Relaxed) + count;
         progress.at(total, "");
         Ok(())
@@ -302,7 +302,7 @@ impl Mirror {
         }
         let value = position.written().into();
         let request = pb::PutRequest { key: self.progress_key.clone(), value, ..Default::default() };
-        let _: pb::PutResponse = self.target.call("/etcdserverpb.KV/Put", &request).await?;
+        let _: pb::PutResponse = self.target.call(Rpc::KvPut, &request).await?;
         Ok(())
     }
 

@@ -39,9 +39,6 @@ use cli::{Command, Failure, Invocation, Io, Matches, Program};
 use crate::call::Call;
 use crate::globals;
 
-pub(crate) use endpoint::STATUS;
-pub(crate) use get::RANGE;
-
 /// How a command is run.
 #[derive(Clone, Copy)]
 pub struct Run(pub(crate) Runner);

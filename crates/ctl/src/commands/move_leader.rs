@@ -1,9 +1,9 @@
 //! `move-leader`: hands leadership to another member.
 
+use api::Rpc;
 use api::etcdserverpb as pb;
 use cli::{Command, Failure};
 
-use super::endpoint::STATUS;
 use super::{MAINTENANCE, Run};
 use crate::call::Call;
 use crate::numbers;
@@ -30,11 +30,11 @@ pub(super) async fn move_leader(call: &Call) -> Result<(), Failure> {
     for endpoint in &call.globals().await?.endpoints {
         let connection = call.connect_to(endpoint).await?;
         let status: pb::StatusResponse =
-            call.limit_at(deadline, connection.call(STATUS, &pb::StatusRequest {})).await?;
+            call.limit_at(deadline, connection.call(Rpc::MaintenanceStatus, &pb::StatusRequest {})).await?;
         let leader = status.leader;
         if status.header.as_ref().map_or(0, |h| h.member_id) == leader {
             let request = pb::MoveLeaderRequest { target_id };
-            let moved = connection.call("/etcdserverpb.Maintenance/MoveLeader", &request);
+            let moved = connection.call(Rpc::MaintenanceMoveLeader, &request);
             let answer = call.limit_at(deadline, moved).await?;
             return call.show(&Answer::MoveLeader(leader, target_id, &answer));
         }

@@ -1,5 +1,6 @@
 //! `put`: writes a key.
 
+use api::Rpc;
 use api::etcdserverpb as pb;
 use cli::{Command, Failure, Flag, Matches};
 
@@ -37,7 +38,7 @@ const NEEDS_A_VALUE: &str = "put command needs 1 argument and input from stdin o
 pub(super) async fn put(call: &Call) -> Result<(), Failure> {
     let request = put_request(&call.matches, || call.io.input.all().unwrap_or_default())?;
     let connection = call.connect().await?;
-    let answer = call.limited(connection.call("/etcdserverpb.KV/Put", &request)).await?;
+    let answer = call.limited(connection.call(Rpc::KvPut, &request)).await?;
     call.show(&Answer::Put(&answer))
 }
 

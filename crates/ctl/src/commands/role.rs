@@ -1,5 +1,6 @@
 //! `role`: what may be read and written.
 
+use api::Rpc;
 use api::authpb::{Permission, permission::Type};
 use api::etcdserverpb as pb;
 use cli::{Command, Failure, Flag};
@@ -93,7 +94,7 @@ pub(super) async fn add(call: &Call) -> Result<(), Failure> {
     let name = name(call, "add")?;
     let connection = call.connect().await?;
     let request = pb::AuthRoleAddRequest { name };
-    let answer = connection.call("/etcdserverpb.Auth/RoleAdd", &request).await?;
+    let answer = connection.call(Rpc::AuthRoleAdd, &request).await?;
     call.show(&Answer::RoleAdd(&request.name, &answer))
 }
 
@@ -101,7 +102,7 @@ pub(super) async fn delete(call: &Call) -> Result<(), Failure> {
     let role = name(call, "delete")?;
     let connection = call.connect().await?;
     let request = pb::AuthRoleDeleteRequest { role };
-    let answer = connection.call("/etcdserverpb.Auth/RoleDelete", &request).await?;
+    let answer = connection.call(Rpc::AuthRoleDelete, &request).await?;
     call.show(&Answer::RoleDelete(&request.role, &answer))
 }
 
@@ -109,18 +110,16 @@ pub(super) async fn get(call: &Call) -> Result<(), Failure> {
     let role = name(call, "get")?;
     let connection = call.connect().await?;
     let request = pb::AuthRoleGetRequest { role };
-    let answer = connection.call(ROLE_GET, &request).await?;
+    let answer = connection.call(Rpc::AuthRoleGet, &request).await?;
     call.show(&Answer::RoleGet(&request.role, &answer))
 }
-
-pub(super) const ROLE_GET: &str = "/etcdserverpb.Auth/RoleGet";
 
 pub(super) async fn list(call: &Call) -> Result<(), Failure> {
     if !call.args().is_empty() {
         return Err(Failure::bad_args("role list command requires no arguments"));
     }
     let connection = call.connect().await?;
-    let answer = connection.call("/etcdserverpb.Auth/RoleList", &pb::AuthRoleListRequest {}).await?;
+    let answer = connection.call(Rpc::AuthRoleList, &pb::AuthRoleListRequest {}).await?;
     call.show(&Answer::RoleList(&answer))
 }
 
@@ -143,7 +142,7 @@ pub(super) async fn grant_permission(call: &Call) -> Result<(), Failure> {
     let connection = call.connect().await?;
     let perm = Permission { perm_type: perm_type as i32, key: key.into(), range_end: range_end.into() };
     let request = pb::AuthRoleGrantPermissionRequest { name, perm: Some(perm) };
-    let answer = connection.call("/etcdserverpb.Auth/RoleGrantPermission", &request).await?;
+    let answer = connection.call(Rpc::AuthRoleGrantPermission, &request).await?;
     call.show(&Answer::RoleGrantPermission(&request.name, &answer))
 }
 
@@ -161,7 +160,7 @@ pub(super) async fn revoke_permission(call: &Call) -> Result<(), Failure> {
     let connection = call.connect().await?;
     let request =
         pb::AuthRoleRevokePermissionRequest { role, key: key.into(), range_end: range_end.clone().into() };
-    let answer = connection.call("/etcdserverpb.Auth/RoleRevokePermission", &request).await?;
+    let answer = connection.call(Rpc::AuthRoleRevokePermission, &request).await?;
     call.show(&Answer::RoleRevokePermission {
         role: &request.role,
         key: shown,

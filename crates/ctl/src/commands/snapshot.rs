@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use api::Rpc;
 use api::etcdserverpb as pb;
 use cli::{Command, Failure, Progress};
 use client::Client;
@@ -116,7 +117,7 @@ async fn fetch(connection: &Client, path: &Path) -> Result<String, Failure> {
         interrupted(format!("could not open {part} (open {part}: {})", reason(&error)))
     })?;
     let mut stream = connection
-        .open_with::<_, pb::SnapshotResponse>("/etcdserverpb.Maintenance/Snapshot", &pb::SnapshotRequest {})
+        .open_with::<_, pb::SnapshotResponse>(Rpc::MaintenanceSnapshot, &pb::SnapshotRequest {})
         .await
         .map_err(|status| interrupted(status.shown()))?;
     let mut progress = Progress::of_bytes("fetching snapshot", None);

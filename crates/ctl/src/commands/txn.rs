@@ -1,5 +1,6 @@
 //! `txn`: several requests at once, under conditions, read from standard input.
 
+use api::Rpc;
 use api::etcdserverpb as pb;
 use api::etcdserverpb::request_op::Request;
 use cli::{Command, Failure, Flag, Matches};
@@ -52,7 +53,7 @@ pub(super) async fn txn(call: &Call) -> Result<(), Failure> {
     prompt(call, "failure requests (get, put, del):")?;
     let failure = requests(call).await?;
     let request = pb::TxnRequest { compare, success, failure };
-    let answer: pb::TxnResponse = connection.call("/etcdserverpb.KV/Txn", &request).await?;
+    let answer: pb::TxnResponse = connection.call(Rpc::KvTxn, &request).await?;
     call.show(&Answer::Txn(&answer))
 }
 

@@ -1,10 +1,10 @@
 //! `user`: who may do what.
 
+use api::Rpc;
 use api::authpb::UserAddOptions;
 use api::etcdserverpb as pb;
 use cli::{Command, Failure, Flag};
 
-use super::role::ROLE_GET;
 use super::{AUTHENTICATION, Run};
 use crate::call::{Call, utf8};
 use crate::password;
@@ -119,7 +119,7 @@ pub(super) async fn add(call: &Call) -> Result<(), Failure> {
     let connection = call.connect().await?;
     let options = Some(UserAddOptions { no_password });
     let request = pb::AuthUserAddRequest { name, password, options, hashed_password: String::new() };
-    let answer = connection.call("/etcdserverpb.Auth/UserAdd", &request).await?;
+    let answer = connection.call(Rpc::AuthUserAdd, &request).await?;
     call.show(&Answer::UserAdd(&request.name, &answer))
 }
 
@@ -148,7 +148,7 @@ pub(super) async fn delete(call: &Call) -> Result<(), Failure> {
     let name = name(call, "delete")?;
     let connection = call.connect().await?;
     let request = pb::AuthUserDeleteRequest { name };
-    let answer = connection.call("/etcdserverpb.Auth/UserDelete", &request).await?;
+    let answer = connection.call(Rpc::AuthUserDelete, &request).await?;
     call.show(&Answer::UserDelete(&request.name, &answer))
 }
 
@@ -156,7 +156,7 @@ pub(super) async fn get(call: &Call) -> Result<(), Failure> {
     let name = name(call, "get")?;
     let connection = call.connect().await?;
     let request = pb::AuthUserGetRequest { name };
-    let answer: pb::AuthUserGetResponse = connection.call("/etcdserverpb.Auth/UserGet", &request).await?;
+    let answer: pb::AuthUserGetResponse = connection.call(Rpc::AuthUserGet, &request).await?;
     if !call.matches.get(DETAIL) {
         return call.show(&Answer::UserGet(&request.name, &answer));
     }
@@ -164,7 +164,7 @@ pub(super) async fn get(call: &Call) -> Result<(), Failure> {
     for role in answer.roles {
         call.line("")?;
         let request = pb::AuthRoleGetRequest { role };
-        let answer = connection.call(ROLE_GET, &request).await?;
+        let answer = connection.call(Rpc::AuthRoleGet, &request).await?;
         call.show(&Answer::RoleGet(&request.role, &answer))?;
     }
     Ok(())
@@ -175,7 +175,7 @@ pub(super) async fn list(call: &Call) -> Result<(), Failure> {
         return Err(Failure::bad_args("user list command requires no arguments"));
     }
     let connection = call.connect().await?;
-    let answer = connection.call("/etcdserverpb.Auth/UserList", &pb::AuthUserListRequest {}).await?;
+    let answer = connection.call(Rpc::AuthUserList, &pb::AuthUserListRequest {}).await?;
     call.show(&Answer::UserList(&answer))
 }
 
@@ -184,7 +184,7 @@ pub(super) async fn passwd(call: &Call) -> Result<(), Failure> {
     let password = new_password(call, &name, PASSWD_INTERACTIVE)?;
     let connection = call.connect().await?;
     let request = pb::AuthUserChangePasswordRequest { name, password, hashed_password: String::new() };
-    let answer = connection.call("/etcdserverpb.Auth/UserChangePassword", &request).await?;
+    let answer = connection.call(Rpc::AuthUserChangePassword, &request).await?;
     call.show(&Answer::UserChangePassword(&answer))
 }
 
@@ -195,7 +195,7 @@ pub(super) async fn grant_role(call: &Call) -> Result<(), Failure> {
     let (user, role) = (utf8(user)?, utf8(role)?);
     let connection = call.connect().await?;
     let request = pb::AuthUserGrantRoleRequest { user, role };
-    let answer = connection.call("/etcdserverpb.Auth/UserGrantRole", &request).await?;
+    let answer = connection.call(Rpc::AuthUserGrantRole, &request).await?;
     call.show(&Answer::UserGrantRole(&request.user, &request.role, &answer))
 }
 
@@ -206,6 +206,6 @@ pub(super) async fn revoke_role(call: &Call) -> Result<(), Failure> {
     let (name, role) = (utf8(user)?, utf8(role)?);
     let connection = call.connect().await?;
     let request = pb::AuthUserRevokeRoleRequest { name, role };
-    let answer = connection.call("/etcdserverpb.Auth/UserRevokeRole", &request).await?;
+    let answer = connection.call(Rpc::AuthUserRevokeRole, &request).await?;
     call.show(&Answer::UserRevokeRole(&request.name, &request.role, &answer))
 }

@@ -1,5 +1,6 @@
 //! Answers that etcd gives and nobody would guess. The numbers are those of etcd 3.7.3.
 
+use api::Rpc;
 use api::etcdserverpb::range_request::SortTarget;
 use api::etcdserverpb::{RangeRequest, RangeStreamResponse, SnapshotRequest, SnapshotResponse};
 use api::etcdserverpb::{WatchCancelRequest, WatchProgressRequest};
@@ -9,13 +10,13 @@ use prost::Message;
 
 use testkit::TempDir;
 
-use crate::client::{ALL, Client, path};
+use crate::client::{ALL, Client};
 use crate::member::Setup;
 use crate::run;
 
 /// Everything that a server stream answers to one request.
-async fn all<A: Message + Default>(client: &Client, path: &str, request: &impl Message) -> Vec<A> {
-    let (mut sender, mut receiver) = client.channel.stream(path).await.expect("it opens");
+async fn all<A: Message + Default>(client: &Client, rpc: Rpc, request: &impl Message) -> Vec<A> {
+    let (mut sender, mut receiver) = client.channel.stream(rpc.path()).await.expect("it opens");
     sender.send_last(request.encode_to_vec().into()).await.expect("it is sent");
     let mut answers = Vec::new();
     while let Some(message) = receiver.next().await.expect("it ends well") {
@@ -93,7 +94,7 @@ fn a_streamed_range_sorts_the_whole_by_its_target() {
                 sort_target: SortTarget::Version as i32,
                 ..RangeRequest::default()
             };
-            let pieces: Vec<RangeStreamResponse> = all(&client, path::RANGE_STREAM, &request).await;
+            let pieces: Vec<RangeStreamResponse> = all(&client, Rpc::KvRangeStream, &request).await;
             let pieces: Vec<_> = pieces.into_iter().filter_map(|piece| piece.range_response).collect();
             let kvs: Vec<_> = pieces.iter().flat_map(|piece| &piece.kvs).collect();
             assert_eq!(kvs.len(), count);
@@ -114,7 +115,7 @@ fn a_snapshot_counts_down() {
             client.put(format!("{n}"), vec![n as u8; 20_000]).await.expect("is written");
         }
         client.compact(40, true).await.expect("is compacted");
-        let pieces: Vec<SnapshotResponse> = all(&client, path::SNAPSHOT, &SnapshotRequest {}).await;
+        let pieces: Vec<SnapshotResponse> = all(&client, Rpc::MaintenanceSnapshot, &SnapshotRequest {}).await;
         assert!(pieces.len() > 10);
         let (digest, data) = pieces.split_last().expect("a digest");
         assert_eq!((digest.remaining_bytes, digest.blob.len()), (0, 32));
@@ -146,7 +147,8 @@ fn a_snapshot_is_of_one_moment_whatever_is_written_while_it_is_taken() {
         }
         client.compact(40, true).await.expect("is compacted");
         let expected = client.hash_kv(0).await.expect("a hash can be had");
-        let (mut sender, mut receiver) = client.channel.stream(path::SNAPSHOT).await.expect("it opens");
+        let (mut sender, mut receiver) =
+            client.channel.stream(Rpc::MaintenanceSnapshot.path()).await.expect("it opens");
         sender.send_last(SnapshotRequest {}.encode_to_vec().into()).await.expect("it is sent");
         let mut pieces = Vec::new();
         for _ in 0..3 {
@@ -196,7 +198,7 @@ fn a_compacted_watch_is_known_until_it_is_cancelled() {
             client.put("k", vec![n]).await.expect("is written");
         }
         client.compact(4, true).await.expect("is compacted");
-        let (mut sender, mut receiver) = client.channel.stream(path::WATCH).await.expect("it opens");
+        let (mut sender, mut receiver) = client.channel.stream(Rpc::Watch.path()).await.expect("it opens");
         let create = WatchCreateRequest { key: "k".into(), start_revision: 2, ..Default::default() };
         ask(&mut sender, RequestUnion::CreateRequest(create)).await;
         assert!(hear(&mut receiver).await.created);

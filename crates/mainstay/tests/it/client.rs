@@ -5,35 +5,10 @@ use api::etcdserverpb::request_op::Request;
 use api::etcdserverpb::watch_request::RequestUnion;
 use api::etcdserverpb::*;
 use api::mvccpb::KeyValue;
-use api::{Code, Status};
+use api::{Code, Rpc, Status};
 use bytes::Bytes;
 use client::{CallOptions, Channel, Receiver, Sender};
 use prost::Message;
-
-/// Paths of the methods that tests call.
-pub mod path {
-    pub const RANGE: &str = "/etcdserverpb.KV/Range";
-    pub const PUT: &str = "/etcdserverpb.KV/Put";
-    pub const DELETE: &str = "/etcdserverpb.KV/DeleteRange";
-    pub const TXN: &str = "/etcdserverpb.KV/Txn";
-    pub const COMPACT: &str = "/etcdserverpb.KV/Compact";
-    pub const WATCH: &str = "/etcdserverpb.Watch/Watch";
-    pub const GRANT: &str = "/etcdserverpb.Lease/LeaseGrant";
-    pub const REVOKE: &str = "/etcdserverpb.Lease/LeaseRevoke";
-    pub const KEEP_ALIVE: &str = "/etcdserverpb.Lease/LeaseKeepAlive";
-    pub const TIME_TO_LIVE: &str = "/etcdserverpb.Lease/LeaseTimeToLive";
-    pub const LEASES: &str = "/etcdserverpb.Lease/LeaseLeases";
-    pub const ALARM: &str = "/etcdserverpb.Maintenance/Alarm";
-    pub const STATUS: &str = "/etcdserverpb.Maintenance/Status";
-    pub const HASH_KV: &str = "/etcdserverpb.Maintenance/HashKV";
-    pub const MOVE_LEADER: &str = "/etcdserverpb.Maintenance/MoveLeader";
-    pub const MEMBER_ADD: &str = "/etcdserverpb.Cluster/MemberAdd";
-    pub const MEMBER_REMOVE: &str = "/etcdserverpb.Cluster/MemberRemove";
-    pub const MEMBER_PROMOTE: &str = "/etcdserverpb.Cluster/MemberPromote";
-    pub const MEMBER_LIST: &str = "/etcdserverpb.Cluster/MemberList";
-    pub const RANGE_STREAM: &str = "/etcdserverpb.KV/RangeStream";
-    pub const SNAPSHOT: &str = "/etcdserverpb.Maintenance/Snapshot";
-}
 
 /// A connection, with the messages of etcd's API.
 #[derive(Clone)]
@@ -62,15 +37,16 @@ impl Client {
     }
 
     /// Calls a unary method.
-    pub async fn call<A: Message + Default>(&self, path: &str, request: &impl Message) -> Result<A, Status> {
-        let answer = self.channel.unary_with(path, &self.options, request.encode_to_vec().into()).await?;
+    pub async fn call<A: Message + Default>(&self, rpc: Rpc, request: &impl Message) -> Result<A, Status> {
+        let answer =
+            self.channel.unary_with(rpc.path(), &self.options, request.encode_to_vec().into()).await?;
         A::decode(answer).map_err(|e| Status::with(Code::Internal, format!("not an answer: {e}")))
     }
 
     /// Puts; gives the revision.
     pub async fn put(&self, key: impl Into<Bytes>, value: impl Into<Bytes>) -> Result<i64, Status> {
         let request = PutRequest { key: key.into(), value: value.into(), ..PutRequest::default() };
-        let answer: PutResponse = self.call(path::PUT, &request).await?;
+        let answer: PutResponse = self.call(Rpc::KvPut, &request).await?;
         Ok(revision(answer.header))
     }
 
@@ -82,83 +58,84 @@ impl Client {
         lease: i64,
     ) -> Result<i64, Status> {
         let request = PutRequest { key: key.into(), value: value.into(), lease, ..PutRequest::default() };
-        let answer: PutResponse = self.call(path::PUT, &request).await?;
+        let answer: PutResponse = self.call(Rpc::KvPut, &request).await?;
         Ok(revision(answer.header))
     }
 
     /// Deletes a key; gives the revision and how many were deleted.
     pub async fn delete(&self, key: impl Into<Bytes>) -> Result<(i64, i64), Status> {
         let request = DeleteRangeRequest { key: key.into(), ..DeleteRangeRequest::default() };
-        let answer: DeleteRangeResponse = self.call(path::DELETE, &request).await?;
+        let answer: DeleteRangeResponse = self.call(Rpc::KvDeleteRange, &request).await?;
         Ok((revision(answer.header), answer.deleted))
     }
 
     /// The value of a key.
     pub async fn get(&self, key: impl Into<Bytes>) -> Result<Option<KeyValue>, Status> {
         let request = RangeRequest { key: key.into(), ..RangeRequest::default() };
-        let answer: RangeResponse = self.call(path::RANGE, &request).await?;
+        let answer: RangeResponse = self.call(Rpc::KvRange, &request).await?;
         Ok(answer.kvs.into_iter().next())
     }
 
     /// The value of a key as this member has it, without a word from the others.
     pub async fn get_local(&self, key: impl Into<Bytes>) -> Result<Option<KeyValue>, Status> {
         let request = RangeRequest { key: key.into(), serializable: true, ..RangeRequest::default() };
-        let answer: RangeResponse = self.call(path::RANGE, &request).await?;
+        let answer: RangeResponse = self.call(Rpc::KvRange, &request).await?;
         Ok(answer.kvs.into_iter().next())
     }
 
     /// The members, as this one knows them.
     pub async fn members(&self) -> Result<Vec<Member>, Status> {
         let request = MemberListRequest { linearizable: false };
-        let answer: MemberListResponse = self.call(path::MEMBER_LIST, &request).await?;
+        let answer: MemberListResponse = self.call(Rpc::ClusterMemberList, &request).await?;
         Ok(answer.members)
     }
 
     /// Everything the member holds.
     pub async fn everything(&self) -> Result<RangeResponse, Status> {
         let request = RangeRequest { key: ALL.into(), range_end: ALL.into(), ..RangeRequest::default() };
-        self.call(path::RANGE, &request).await
+        self.call(Rpc::KvRange, &request).await
     }
 
     pub async fn compact(&self, revision: i64, physical: bool) -> Result<CompactionResponse, Status> {
-        self.call(path::COMPACT, &CompactionRequest { revision, physical }).await
+        self.call(Rpc::KvCompact, &CompactionRequest { revision, physical }).await
     }
 
     /// A hash of all versions up to a revision; 0: the newest.
     pub async fn hash_kv(&self, revision: i64) -> Result<HashKvResponse, Status> {
-        self.call(path::HASH_KV, &HashKvRequest { revision }).await
+        self.call(Rpc::MaintenanceHashKv, &HashKvRequest { revision }).await
     }
 
     pub async fn status(&self) -> Result<StatusResponse, Status> {
-        self.call(path::STATUS, &StatusRequest {}).await
+        self.call(Rpc::MaintenanceStatus, &StatusRequest {}).await
     }
 
     /// Grants a lease; gives its id.
     pub async fn grant(&self, ttl: i64) -> Result<i64, Status> {
-        let answer: LeaseGrantResponse = self.call(path::GRANT, &LeaseGrantRequest { ttl, id: 0 }).await?;
+        let answer: LeaseGrantResponse =
+            self.call(Rpc::LeaseGrant, &LeaseGrantRequest { ttl, id: 0 }).await?;
         Ok(answer.id)
     }
 
     /// Ends a lease.
     pub async fn revoke(&self, id: i64) -> Result<(), Status> {
-        self.call::<LeaseRevokeResponse>(path::REVOKE, &LeaseRevokeRequest { id }).await.map(drop)
+        self.call::<LeaseRevokeResponse>(Rpc::LeaseRevoke, &LeaseRevokeRequest { id }).await.map(drop)
     }
 
     /// The leases that this member knows, the next to end first.
     pub async fn leases(&self) -> Result<Vec<i64>, Status> {
-        let answer: LeaseLeasesResponse = self.call(path::LEASES, &LeaseLeasesRequest {}).await?;
+        let answer: LeaseLeasesResponse = self.call(Rpc::LeaseLeases, &LeaseLeasesRequest {}).await?;
         Ok(answer.leases.iter().map(|lease| lease.id).collect())
     }
 
     /// What is left of a lease: seconds, or -1.
     pub async fn time_to_live(&self, id: i64, keys: bool) -> Result<LeaseTimeToLiveResponse, Status> {
-        self.call(path::TIME_TO_LIVE, &LeaseTimeToLiveRequest { id, keys }).await
+        self.call(Rpc::LeaseTimeToLive, &LeaseTimeToLiveRequest { id, keys }).await
     }
 
     /// Alarms that are raised.
     pub async fn alarms(&self) -> Result<Vec<AlarmMember>, Status> {
         let request = AlarmRequest { action: 0, member_id: 0, alarm: 0 };
-        let answer: AlarmResponse = self.call(path::ALARM, &request).await?;
+        let answer: AlarmResponse = self.call(Rpc::MaintenanceAlarm, &request).await?;
         Ok(answer.alarms)
     }
 
@@ -167,7 +144,7 @@ impl Client {
         for AlarmMember { member_id, alarm } in self.alarms().await? {
             let action = alarm_request::AlarmAction::Deactivate as i32;
             let request = AlarmRequest { action, member_id, alarm };
-            let _: AlarmResponse = self.call(path::ALARM, &request).await?;
+            let _: AlarmResponse = self.call(Rpc::MaintenanceAlarm, &request).await?;
         }
         Ok(())
     }
@@ -183,7 +160,7 @@ impl Client {
         options: &CallOptions,
         create: WatchCreateRequest,
     ) -> Result<Watch, Status> {
-        let (mut sender, receiver) = self.channel.stream_with(path::WATCH, options).await?;
+        let (mut sender, receiver) = self.channel.stream_with(Rpc::Watch.path(), options).await?;
         let request = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
         sender.send(request.encode_to_vec().into()).await?;
         let mut watch = Watch { _sender: sender, receiver };

@@ -4,14 +4,14 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
-use api::Status;
 use api::etcdserverpb::{HashKvResponse, MemberAddRequest, MemberAddResponse};
+use api::{Rpc, Status};
 
 use testkit::{TempDir, eventually};
 
 use testkit::ports::free_addresses;
 
-use crate::client::{Client, path};
+use crate::client::Client;
 use crate::member::{Member, READY, binary};
 
 /// How long a cluster may take for what it does by itself.
@@ -247,7 +247,7 @@ impl Cluster {
         let mut refused = None;
         let added: Option<MemberAddResponse> =
             testkit::eventually("a member is added", PATIENCE, async || {
-                match client.call(path::MEMBER_ADD, &request).await {
+                match client.call(Rpc::ClusterMemberAdd, &request).await {
                     Ok(added) => Some(Some(added)),
                     Err(status) if is_passing(&status) => None,
                     Err(status) => {

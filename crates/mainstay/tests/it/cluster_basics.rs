@@ -2,19 +2,21 @@
 
 use std::time::Duration;
 
+use api::Rpc;
 use api::etcdserverpb::{LeaseKeepAliveRequest, LeaseKeepAliveResponse};
 use prost::Message as _;
 
 use testkit::eventually;
 
-use crate::client::{Client, path};
+use crate::client::Client;
 use crate::cluster::{Cluster, PATIENCE};
 use crate::cluster_load::{Load, Record};
 use crate::{crash, history, run};
 
 /// Renews a lease once; gives its TTL.
 async fn keep_alive(client: &Client, id: i64) -> i64 {
-    let (mut sender, mut receiver) = client.channel.stream(path::KEEP_ALIVE).await.expect("a stream");
+    let (mut sender, mut receiver) =
+        client.channel.stream(Rpc::LeaseKeepAlive.path()).await.expect("a stream");
     sender.send(LeaseKeepAliveRequest { id }.encode_to_vec().into()).await.expect("it is sent");
     let answer = receiver.next().await.expect("an answer").expect("an answer");
     LeaseKeepAliveResponse::decode(answer).expect("a keepalive's answer").ttl

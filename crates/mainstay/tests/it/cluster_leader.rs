@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
+use api::Rpc;
 use api::error;
 use api::etcdserverpb::{MoveLeaderRequest, MoveLeaderResponse};
 
 use testkit::eventually;
 
-use crate::client::{Client, path};
+use crate::client::Client;
 use crate::cluster::{Cluster, PATIENCE};
 use crate::cluster_load::{Load, Record};
 use crate::cluster_members::id_of;
@@ -27,7 +28,7 @@ fn leadership_is_moved_and_handed_over() {
         let target_id = id_of(&cluster.client(next).await).await;
         let request = MoveLeaderRequest { target_id };
         let move_at = async |at: usize, request: MoveLeaderRequest| {
-            cluster.client(at).await.call::<MoveLeaderResponse>(path::MOVE_LEADER, &request).await
+            cluster.client(at).await.call::<MoveLeaderResponse>(Rpc::MaintenanceMoveLeader, &request).await
         };
         assert_eq!(move_at(last, request).await.err(), Some(error::NOT_LEADER));
         let nobody = MoveLeaderRequest { target_id: 1 };
@@ -90,7 +91,10 @@ fn a_leader_that_was_stopped_for_a_while_follows_and_reads_nothing_old() {
                 stopped = (counter + 1) % 3;
                 let request = MoveLeaderRequest { target_id: id_of(&cluster.client(stopped).await).await };
                 let client = cluster.client(counter).await;
-                client.call::<MoveLeaderResponse>(path::MOVE_LEADER, &request).await.expect("it moves");
+                client
+                    .call::<MoveLeaderResponse>(Rpc::MaintenanceMoveLeader, &request)
+                    .await
+                    .expect("it moves");
             }
             let remaining: Vec<usize> = (0..3).filter(|at| *at != stopped).collect();
             let client = cluster.client(stopped).await;

@@ -1,5 +1,6 @@
 //! Members that come and go: learners, removed ones, and a cluster that goes on from one survivor.
 
+use api::Rpc;
 use api::error;
 use api::etcdserverpb::{
     MemberPromoteRequest, MemberPromoteResponse, MemberRemoveRequest, MemberRemoveResponse,
@@ -7,7 +8,7 @@ use api::etcdserverpb::{
 
 use testkit::eventually;
 
-use crate::client::{Client, path};
+use crate::client::Client;
 use crate::cluster::{Cluster, PATIENCE, is_passing};
 use crate::cluster_load::{Load, Record};
 use crate::crash::check;
@@ -17,7 +18,8 @@ use crate::run;
 /// Removes a member, as soon as the cluster lets it go.
 pub async fn remove(client: &Client, id: u64) {
     eventually("a member is removed", PATIENCE, async || {
-        match client.call::<MemberRemoveResponse>(path::MEMBER_REMOVE, &MemberRemoveRequest { id }).await {
+        match client.call::<MemberRemoveResponse>(Rpc::ClusterMemberRemove, &MemberRemoveRequest { id }).await
+        {
             Ok(_) => Some(()),
             // An answer that was lost on the way.
             Err(status) if status == error::MEMBER_NOT_FOUND => Some(()),
@@ -60,7 +62,7 @@ fn a_learner_learns_and_then_votes() {
         let others = cluster.client(1 - leader).await;
         eventually("the learner is promoted", PATIENCE, async || {
             let request = MemberPromoteRequest { id };
-            match others.call::<MemberPromoteResponse>(path::MEMBER_PROMOTE, &request).await {
+            match others.call::<MemberPromoteResponse>(Rpc::ClusterMemberPromote, &request).await {
                 Ok(_) => Some(()),
                 Err(status) => {
                     assert!(status == error::LEARNER_NOT_READY || is_passing(&status), "{status}");

@@ -1,19 +1,20 @@
 //! What a member still does while the CORRUPT alarm is raised, for another member and for itself.
 
-use api::Code;
 use api::error;
 use api::etcdserverpb::*;
+use api::{Code, Rpc};
 
 use testkit::TempDir;
 
-use crate::client::{Client, path, put_op};
+use crate::client::{Client, put_op};
 use crate::member::Setup;
 use crate::run;
 
 async fn raise(client: &Client, member_id: u64, alarm: AlarmType) {
     let action = alarm_request::AlarmAction::Activate as i32;
     let request = AlarmRequest { action, member_id, alarm: alarm as i32 };
-    let answer: AlarmResponse = client.call(path::ALARM, &request).await.expect("an alarm can be raised");
+    let answer: AlarmResponse =
+        client.call(Rpc::MaintenanceAlarm, &request).await.expect("an alarm can be raised");
     assert_eq!(answer.alarms, [AlarmMember { member_id, alarm: alarm as i32 }]);
 }
 
@@ -28,9 +29,9 @@ async fn reads(client: &Client) -> Vec<Code> {
         Err(status) => Some(status),
     };
     vec![
-        code(client.call::<RangeResponse>(path::RANGE, &range(false)).await.err()),
-        code(client.call::<RangeResponse>(path::RANGE, &range(true)).await.err()),
-        code(client.call::<TxnResponse>(path::TXN, &txn).await.err()),
+        code(client.call::<RangeResponse>(Rpc::KvRange, &range(false)).await.err()),
+        code(client.call::<RangeResponse>(Rpc::KvRange, &range(true)).await.err()),
+        code(client.call::<TxnResponse>(Rpc::KvTxn, &txn).await.err()),
         code(watched),
     ]
 }
@@ -40,12 +41,12 @@ async fn assert_no_writes(client: &Client, lease: i64) {
     assert_eq!(client.put("k", "x").await, Err(error::CORRUPT));
     assert_eq!(client.delete("k").await, Err(error::CORRUPT));
     let txn = TxnRequest { success: vec![put_op("k", "x")], ..TxnRequest::default() };
-    assert_eq!(client.call::<TxnResponse>(path::TXN, &txn).await, Err(error::CORRUPT));
+    assert_eq!(client.call::<TxnResponse>(Rpc::KvTxn, &txn).await, Err(error::CORRUPT));
     assert_eq!(client.compact(1, false).await, Err(error::CORRUPT));
     assert_eq!(client.compact(1 << 40, false).await, Err(error::CORRUPT));
     assert_eq!(client.grant(60).await, Err(error::CORRUPT));
     let revoke = LeaseRevokeRequest { id: lease };
-    assert_eq!(client.call::<LeaseRevokeResponse>(path::REVOKE, &revoke).await, Err(error::CORRUPT));
+    assert_eq!(client.call::<LeaseRevokeResponse>(Rpc::LeaseRevoke, &revoke).await, Err(error::CORRUPT));
     let left = client.time_to_live(lease, true).await.expect("leases are told of");
     assert!(left.ttl > 0, "{left:?}");
     let status = client.status().await.expect("a status");

@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use api::etcdserverpb::{RangeRequest, RangeResponse, TxnRequest, TxnResponse};
-use api::{Code, Status};
+use api::{Code, Rpc, Status};
 
 use testkit::{Random, TempDir, eventually};
 
-use crate::client::{Client, path, put_op, revision};
+use crate::client::{Client, put_op, revision};
 use crate::history::{self, Deed, Fate, History, Op, Step};
 use crate::member::{Member, Setup};
 use crate::run;
@@ -37,7 +37,7 @@ pub async fn attempt(client: &Client, writer: u32, number: u32) -> (Deed, Result
             let value = history::value(writer, number);
             let success = ['a', 'b'].map(|half| put_op(history::pair_key(writer, half), value.clone()));
             let request = TxnRequest { success: success.to_vec(), ..TxnRequest::default() };
-            let answer = client.call::<TxnResponse>(path::TXN, &request).await;
+            let answer = client.call::<TxnResponse>(Rpc::KvTxn, &request).await;
             (Deed::Pair, answer.map(|answer| Fate::Done(revision(answer.header))))
         }
         _ => {
@@ -77,7 +77,7 @@ async fn read(client: Client, writers: u32) -> Vec<Step> {
             range_end: history::pair_key(writer, 'c').into(),
             ..RangeRequest::default()
         };
-        match client.call::<RangeResponse>(path::RANGE, &request).await {
+        match client.call::<RangeResponse>(Rpc::KvRange, &request).await {
             Err(status) => {
                 assert!(is_broken(&status), "{status}");
                 break;

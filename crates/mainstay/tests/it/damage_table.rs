@@ -12,13 +12,14 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use api::Rpc;
 use api::etcdserverpb::{RangeRequest, RangeResponse, TxnRequest, TxnResponse};
 use bytes::Bytes;
 use disk::{Disk as _, RealDisk};
 
 use testkit::TempDir;
 
-use crate::client::{Client, path, put_op};
+use crate::client::{Client, put_op};
 use crate::damage::{flip, open};
 use crate::member::{Member, Setup};
 use crate::{filler, run};
@@ -135,7 +136,8 @@ impl Original {
                     })
                     .collect();
                 let request = TxnRequest { success, ..TxnRequest::default() };
-                let _: TxnResponse = client.call(path::TXN, &request).await.expect("transactions are served");
+                let _: TxnResponse =
+                    client.call(Rpc::KvTxn, &request).await.expect("transactions are served");
             }
             for n in 0..5 {
                 let lease = client.grant(100_000).await.expect("leases are granted");
@@ -220,11 +222,11 @@ impl Acknowledged {
             ..RangeRequest::default()
         };
         let counted: RangeResponse =
-            client.call(path::RANGE, &all("a", true)).await.expect("reads are served");
+            client.call(Rpc::KvRange, &all("a", true)).await.expect("reads are served");
         let there: Vec<&Bytes> = counted.kvs.iter().map(|kv| &kv.key).collect();
         lost.extend(self.values.keys().filter(|key| !there.contains(key)).cloned());
         assert!(there.iter().all(|key| self.values.contains_key(*key)), "keys that nobody wrote");
-        let small: Result<RangeResponse, _> = client.call(path::RANGE, &all("l", false)).await;
+        let small: Result<RangeResponse, _> = client.call(Rpc::KvRange, &all("l", false)).await;
         let mut known: BTreeMap<Bytes, Bytes> = match small {
             Ok(answer) => answer.kvs.into_iter().map(|kv| (kv.key, kv.value)).collect(),
             Err(_) => BTreeMap::new(),

@@ -2,13 +2,13 @@
 
 use std::net::SocketAddr;
 
+use api::Rpc;
 use api::etcdserverpb::{LeaseKeepAliveRequest, LeaseKeepAliveResponse, RangeRequest, RangeResponse};
 use prost::Message as _;
 use serde_json::Value;
 
 use testkit::{TempDir, eventually, http1};
 
-use crate::client::path;
 use crate::cluster::PATIENCE;
 use crate::member::Setup;
 use crate::{filler, run};
@@ -33,7 +33,7 @@ fn who_calls_and_what_was_expensive() {
         let watch = client.watch_all(1).await.expect("a watch can be opened");
         let lease = client.grant(600).await.expect("a lease");
         let (mut renewing, mut renewed) =
-            client.channel.stream(path::KEEP_ALIVE).await.expect("a stream of renewals");
+            client.channel.stream(Rpc::LeaseKeepAlive.path()).await.expect("a stream of renewals");
         for _ in 0..2 {
             let request = LeaseKeepAliveRequest { id: lease }.encode_to_vec();
             renewing.send(request.into()).await.expect("the stream is open");
@@ -44,7 +44,7 @@ fn who_calls_and_what_was_expensive() {
         for limit in [10, 0, 0, 1200] {
             let (key, range_end) = ("many/".into(), "many0".into());
             let request = RangeRequest { key, range_end, limit, ..RangeRequest::default() };
-            let _: RangeResponse = client.call(path::RANGE, &request).await.expect("reads are served");
+            let _: RangeResponse = client.call(Rpc::KvRange, &request).await.expect("reads are served");
         }
 
         eventually("the size on disk follows what is put", PATIENCE, async || {

@@ -6,14 +6,14 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use api::etcdserverpb::*;
-use api::{Code, Kind, METHODS, Status, error};
+use api::{Code, Kind, METHODS, Rpc, Status, error};
 use bytes::Bytes;
 use client::CallOptions;
 use prost::Message as _;
 
 use testkit::{Random, TempDir, eventually, http2};
 
-use crate::client::{ALL, Client, path, put_op};
+use crate::client::{ALL, Client, put_op};
 use crate::member::{Member, Setup};
 use crate::{filler, run};
 
@@ -37,7 +37,7 @@ fn what_is_too_large_is_refused_as_etcd_does() {
         assert_eq!(client.put("k", filler(1, most + 1)).await, Err(error::REQUEST_TOO_LARGE));
         let halves: Vec<RequestOp> = (0..4).map(|n| put_op(format!("h{n}"), filler(n, most / 3))).collect();
         let request = TxnRequest { success: halves, ..TxnRequest::default() };
-        let refused = client.call::<TxnResponse>(path::TXN, &request).await;
+        let refused = client.call::<TxnResponse>(Rpc::KvTxn, &request).await;
         assert!(refused.is_err(), "{refused:?}");
         // Beyond what gRPC takes, it is not even read.
         let status = client.put("k", filler(1, 4 * MIB)).await.expect_err("too large");
@@ -46,7 +46,7 @@ fn what_is_too_large_is_refused_as_etcd_does() {
         assert!(status.message.starts_with(text) && status.message.ends_with(" vs. 2097152)"), "{status}");
         let many: Vec<RequestOp> = (0..129).map(|n| put_op(format!("m{n}"), "x")).collect();
         let request = TxnRequest { success: many, ..TxnRequest::default() };
-        assert_eq!(client.call::<TxnResponse>(path::TXN, &request).await, Err(error::TOO_MANY_OPS));
+        assert_eq!(client.call::<TxnResponse>(Rpc::KvTxn, &request).await, Err(error::TOO_MANY_OPS));
         assert_serves(&client, 1).await;
     });
     member.stop();
@@ -72,12 +72,12 @@ fn what_makes_no_sense_is_refused_as_etcd_does() {
             (range(&|r| r.revision = revision + 1), error::FUTURE_REV),
         ];
         for (request, expected) in refused {
-            let got = client.call::<RangeResponse>(path::RANGE, &request).await;
+            let got = client.call::<RangeResponse>(Rpc::KvRange, &request).await;
             assert_eq!(got, Err(expected), "{request:?}");
         }
         // An end before the key, or a negative limit, is an empty range or none.
         for request in [range(&|r| r.range_end = "a".into()), range(&|r| r.limit = -7)] {
-            let got = client.call::<RangeResponse>(path::RANGE, &request).await;
+            let got = client.call::<RangeResponse>(Rpc::KvRange, &request).await;
             assert!(got.is_ok(), "{request:?}: {got:?}");
         }
         assert_eq!(client.compact(revision + 10, false).await, Err(error::FUTURE_REV));
@@ -88,20 +88,20 @@ fn what_makes_no_sense_is_refused_as_etcd_does() {
         for (action, alarm) in [(99, 0), (-1, 1), (1, 99), (2, 99), (0, 99)] {
             let request = AlarmRequest { action, member_id: 0, alarm };
             // Whatever the answer is: it is one, and what follows is answered too.
-            let got = client.call::<AlarmResponse>(path::ALARM, &request).await;
+            let got = client.call::<AlarmResponse>(Rpc::MaintenanceAlarm, &request).await;
             assert!((0..3).contains(&action) || got.is_err(), "{request:?}: {got:?}");
             assert_serves(&client, 7).await;
         }
         for (result, target) in [(99, 0), (0, 99), (-1, -1)] {
             let compare = Compare { result, target, key: "k".into(), ..Compare::default() };
             let request = TxnRequest { compare: vec![compare], ..TxnRequest::default() };
-            let _: Result<TxnResponse, Status> = client.call(path::TXN, &request).await;
+            let _: Result<TxnResponse, Status> = client.call(Rpc::KvTxn, &request).await;
             assert_serves(&client, 8).await;
         }
         for action in [99, -1] {
             let request = DowngradeRequest { action, version: "3.6".into() };
-            let path = "/etcdserverpb.Maintenance/Downgrade";
-            assert!(client.call::<DowngradeResponse>(path, &request).await.is_err());
+            let rpc = Rpc::MaintenanceDowngrade;
+            assert!(client.call::<DowngradeResponse>(rpc, &request).await.is_err());
         }
         let create = WatchCreateRequest { key: "good".into(), filters: vec![99, -1], ..Default::default() };
         let mut watch = client.watch(create).await.expect("unknown filters filter nothing");
@@ -236,7 +236,7 @@ fn a_thousand_half_open_connections_are_not_noticed() {
     let member = setup.start();
     run(async {
         let client = member.client().await;
-        let whole = http2::call(1, path::PUT, b"\x0a\x01k");
+        let whole = http2::call(1, Rpc::KvPut.path(), b"\x0a\x01k");
         let half: Vec<TcpStream> = (0..1000usize)
             .map(|number| {
                 let mut stream = TcpStream::connect(member.client_address()).expect("a connection");
@@ -279,7 +279,7 @@ fn large_answers_that_nobody_reads_take_little_memory() {
             .map(|streams| {
                 let mut connection = http2::Connection::greedy(member.client_address());
                 for stream in 0..streams {
-                    let call = http2::call(stream * 2 + 1, path::RANGE, &request);
+                    let call = http2::call(stream * 2 + 1, Rpc::KvRange.path(), &request);
                     assert!(connection.send(&call), "the server reads");
                 }
                 connection

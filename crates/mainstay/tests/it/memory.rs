@@ -4,6 +4,7 @@ use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Instant;
 
+use api::Rpc;
 use api::etcdserverpb::request_op::Request;
 use api::etcdserverpb::{RangeRequest, RequestOp, TxnRequest, TxnResponse, range_request};
 use prost::Message as _;
@@ -12,7 +13,7 @@ use testkit::TempDir;
 
 use testkit::http2::{Connection, END_HEADERS, HEADERS, call, call_block, frame};
 
-use crate::client::{path, put_op};
+use crate::client::put_op;
 use crate::cluster::PATIENCE;
 use crate::member::{Member, Setup};
 use crate::{filler, run};
@@ -58,8 +59,8 @@ fn connect(address: SocketAddr, window: u32) -> Connection {
 }
 
 /// Opens a call without a message; false when the server has closed.
-fn open_call(connection: &mut Connection, stream: u32, path: &str) -> bool {
-    connection.send(&frame(HEADERS, END_HEADERS, stream, &call_block(path, &[])))
+fn open_call(connection: &mut Connection, stream: u32, rpc: Rpc) -> bool {
+    connection.send(&frame(HEADERS, END_HEADERS, stream, &call_block(rpc.path(), &[])))
 }
 
 #[test]
@@ -68,10 +69,10 @@ fn calls_without_messages() {
     let member = member(&dir);
     let before = member.peak_bytes();
     let mut open = Vec::new();
-    for path in [path::PUT, path::WATCH, path::KEEP_ALIVE] {
+    for rpc in [Rpc::KvPut, Rpc::Watch, Rpc::LeaseKeepAlive] {
         let mut connection = connect(member.client_address(), 65_535);
         for call in 0..60_000 {
-            if !open_call(&mut connection, 2 * call + 1, path) {
+            if !open_call(&mut connection, 2 * call + 1, rpc) {
                 break;
             }
         }
@@ -94,7 +95,7 @@ fn answers_that_nobody_takes() {
     let request = TxnRequest { success: vec![put_op("small", "x"), read], ..TxnRequest::default() };
     let mut connection = connect(member.client_address(), 0);
     for number in 0..500 {
-        if !connection.send(&call(2 * number + 1, path::TXN, &request.encode_to_vec())) {
+        if !connection.send(&call(2 * number + 1, Rpc::KvTxn.path(), &request.encode_to_vec())) {
             break;
         }
     }
@@ -114,7 +115,7 @@ fn ranges_in_another_order() {
         for n in 0..60 {
             let puts = (0..100).map(|key| put_op(format!("{n}-{key}-{}", "k".repeat(1000)), "x"));
             let request = TxnRequest { success: puts.collect(), ..TxnRequest::default() };
-            let _: TxnResponse = client.call(path::TXN, &request).await.expect("puts are served");
+            let _: TxnResponse = client.call(Rpc::KvTxn, &request).await.expect("puts are served");
         }
     });
     let before = member.peak_bytes();
@@ -133,7 +134,7 @@ fn ranges_in_another_order() {
         for _ in 0..12 {
             let mut connection = connect(member.client_address(), 0);
             for number in 0..4 {
-                connection.send(&call(2 * number + 1, path::RANGE, &read.encode_to_vec()));
+                connection.send(&call(2 * number + 1, Rpc::KvRange.path(), &read.encode_to_vec()));
             }
             open.push(connection);
         }

@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use api::etcdserverpb::{TxnRequest, TxnResponse, WatchCreateRequest};
-use api::{Code, Status};
+use api::{Code, Rpc, Status};
 
 use testkit::{TempDir, eventually};
 
-use crate::client::{Client, path, put_op};
+use crate::client::{Client, put_op};
 use crate::cluster::PATIENCE;
 use crate::member::{Member, READY, Setup};
 use crate::{filler, run};
@@ -307,7 +307,7 @@ fn many_leases_expire_in_one_moment() {
                 count_only: true,
                 ..Default::default()
             };
-            let answer: api::etcdserverpb::RangeResponse = client.call(path::RANGE, &all).await.ok()?;
+            let answer: api::etcdserverpb::RangeResponse = client.call(Rpc::KvRange, &all).await.ok()?;
             (answer.count == 0).then_some(())
         })
         .await;
@@ -334,7 +334,7 @@ fn many_keys_are_compacted_while_others_go_on() {
                     let success = keys.map(|n| put_op(format!("c/{n:07}"), format!("{round}-{n}"))).collect();
                     let request = TxnRequest { success, ..TxnRequest::default() };
                     let _: TxnResponse =
-                        client.call(path::TXN, &request).await.expect("transactions are served");
+                        client.call(Rpc::KvTxn, &request).await.expect("transactions are served");
                 }
             })
             .await;

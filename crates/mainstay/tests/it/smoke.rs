@@ -3,6 +3,7 @@
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::Command;
 
+use api::Rpc;
 use api::etcdserverpb::{
     LeaseKeepAliveRequest, LeaseKeepAliveResponse, RangeRequest, RangeResponse, SnapshotRequest,
     SnapshotResponse, TxnRequest, TxnResponse,
@@ -11,7 +12,7 @@ use prost::Message as _;
 
 use testkit::TempDir;
 
-use crate::client::{delete_op, path, put_op, revision};
+use crate::client::{delete_op, put_op, revision};
 use crate::member::{READY, Setup, binary};
 use crate::run;
 
@@ -75,7 +76,7 @@ fn every_part_of_the_api_answers() {
         assert_eq!(client.put("a", "2").await, Ok(3));
         let success = vec![put_op("b", "x"), put_op("c", "x"), delete_op("a")];
         let txn = TxnRequest { success, ..TxnRequest::default() };
-        let answer: TxnResponse = client.call(path::TXN, &txn).await.expect("transactions are served");
+        let answer: TxnResponse = client.call(Rpc::KvTxn, &txn).await.expect("transactions are served");
         assert!(answer.succeeded && answer.responses.len() == 3);
         assert_eq!(revision(answer.header), 4);
         assert_eq!(client.delete("b").await, Ok((5, 1)));
@@ -94,7 +95,8 @@ fn every_part_of_the_api_answers() {
 
         let lease = client.grant(30).await.expect("a lease");
         client.put_leased("leased", "x", lease).await.expect("puts are served");
-        let (mut sender, mut receiver) = client.channel.stream(path::KEEP_ALIVE).await.expect("a stream");
+        let (mut sender, mut receiver) =
+            client.channel.stream(Rpc::LeaseKeepAlive.path()).await.expect("a stream");
         for _ in 0..3 {
             let request = LeaseKeepAliveRequest { id: lease };
             sender.send(request.encode_to_vec().into()).await.expect("the stream is open");
@@ -107,12 +109,13 @@ fn every_part_of_the_api_answers() {
 
         client.compact(5, true).await.expect("compacts");
         let old = RangeRequest { key: "a".into(), revision: 3, ..RangeRequest::default() };
-        let refused: Result<RangeResponse, _> = client.call(path::RANGE, &old).await;
+        let refused: Result<RangeResponse, _> = client.call(Rpc::KvRange, &old).await;
         assert_eq!(refused, Err(api::error::COMPACTED));
         let hash = client.hash_kv(0).await.expect("a hash can be had");
         assert_eq!((hash.compact_revision, hash.hash_revision), (5, 6));
 
-        let (mut sender, mut receiver) = client.channel.stream(path::SNAPSHOT).await.expect("a stream");
+        let (mut sender, mut receiver) =
+            client.channel.stream(Rpc::MaintenanceSnapshot.path()).await.expect("a stream");
         sender.send_last(SnapshotRequest {}.encode_to_vec().into()).await.expect("the stream is open");
         let mut blobs = Vec::new();
         while let Some(message) = receiver.next().await.expect("the snapshot goes on") {

@@ -3,6 +3,7 @@
 use std::io;
 use std::time::Duration;
 
+use api::Rpc;
 use api::etcdserverpb as pb;
 
 use super::Injector;
@@ -97,11 +98,9 @@ impl Injector<'_> {
         let Some(target) = target.map(|header| header.member_id) else { return Ok(()) };
         let request = pb::MoveLeaderRequest { target_id: target };
         // It may have lost the leadership by itself meanwhile, or take too long: neither breaks a promise.
-        if let Err(status) = self.cluster.call::<pb::MoveLeaderResponse>(
-            from,
-            "/etcdserverpb.Maintenance/MoveLeader",
-            &request,
-        ) {
+        if let Err(status) =
+            self.cluster.call::<pb::MoveLeaderResponse>(from, Rpc::MaintenanceMoveLeader, &request)
+        {
             self.chronicle.detail(bar, &[from, to], &format!("not done: {}", status.message));
         }
         Ok(())
@@ -117,12 +116,8 @@ impl Injector<'_> {
         self.record_compaction(at, pb::CompactionRequest { revision, physical: true });
         for at in all {
             let request = pb::DefragmentRequest {};
-            let answer: Result<pb::DefragmentResponse, _> = self.cluster.call_within(
-                at,
-                "/etcdserverpb.Maintenance/Defragment",
-                &request,
-                Duration::from_secs(30),
-            );
+            let answer: Result<pb::DefragmentResponse, _> =
+                self.cluster.call_within(at, Rpc::MaintenanceDefragment, &request, Duration::from_secs(30));
             if let Err(status) = answer {
                 self.chronicle.detail(bar, &[at], &format!("m{at} not defragmented: {}", status.message));
             }
