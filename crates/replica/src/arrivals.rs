@@ -76,7 +76,7 @@ impl Arrivals {
         self.members.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Who is a member from now on, beside this one.
+    /// Sets the ids of the other members.
     pub fn set_members(&self, ids: impl Iterator<Item = u64>) {
         let mut members = self.members();
         let mut before = std::mem::take(&mut *members);

@@ -7,7 +7,7 @@ use crate::sync::{AtomicI64, AtomicUsize, Ordering, fence};
 
 /// One entry for each shard.
 pub struct Attendance {
-    /// How many watches the shard serves.
+    /// Number of watches that each shard serves.
     watches: Vec<AtomicUsize>,
     /// The revision that they have been told of.
     seen: Vec<AtomicI64>,
@@ -29,17 +29,17 @@ impl Attendance {
         fence(Ordering::SeqCst);
     }
 
-    /// It is gone, or nothing will happen to it any more.
+    /// Notes that a watch has ended, or that no change concerns it any more.
     pub fn watch_ends(&self, shard: usize) {
         self.watches[shard].fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// How many watches a shard serves.
+    /// Returns the number of watches that a shard serves.
     pub fn watches(&self, shard: usize) -> usize {
         self.watches[shard].load(Ordering::Relaxed)
     }
 
-    /// Returns true if a shard has to hear of the state just published.
+    /// Returns true if a shard should be woken for the state just published.
     pub fn is_watched(&self, shard: usize) -> bool {
         // The counterpart of the fence in `watch_begins`, whatever the state is published with.
         fence(Ordering::SeqCst);

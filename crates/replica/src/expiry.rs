@@ -37,7 +37,7 @@ struct Timer {
     slot: Option<u64>,
     /// The last log entry that notes a time left of this lease, or takes such a note back.
     noted_by: u64,
-    /// It does not expire before this time: a renewal came while its time was not up, and waits.
+    /// The lease does not expire before this time: a renewal came before its deadline and waits for its round.
     held: Option<Instant>,
 }
 
@@ -47,19 +47,19 @@ impl Timer {
     }
 }
 
-/// What became of a renewal.
+/// The result of a renewal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Renewed {
     /// The lease has its whole TTL again. The number is the last log entry that notes a time left of it, or takes such
     /// a note back; 0 if this leader has proposed none.
     Noted(u64),
-    /// Its time is up: it is about to be revoked, and nothing can save it.
+    /// The deadline has passed: the lease is about to be revoked, and cannot be renewed.
     Expired,
-    /// There is no such lease.
+    /// The lease does not exist.
     Unknown,
 }
 
-/// All deadlines that one leader keeps.
+/// The deadlines of all leases, as one leader keeps them.
 #[derive(Debug)]
 pub struct Expiry {
     epoch: Instant,
@@ -72,14 +72,14 @@ pub struct Expiry {
 /// The leases whose clocks are still to be started.
 #[derive(Debug)]
 struct Starting {
-    /// As they were when it began.
+    /// The leases as they were when the leader settled.
     leases: Leases,
     /// The last lease that had its turn.
     behind: Option<i64>,
     since: Instant,
     /// The shortest TTL that this leader grants, seconds.
     ttl_min: i64,
-    /// What each gets beside the time left as of the last note, or its whole TTL.
+    /// Time that each lease gets in addition to its noted remaining time or its TTL.
     grace: Duration,
 }
 
@@ -246,8 +246,8 @@ impl Expiry {
         self.queue.first().is_some_and(|(slot, _)| *slot <= self.due(now))
     }
 
-    /// Up to `max` leases whose time is up, each given out once. See [`Expiry::retry`]. There may be more, and the next
-    /// call goes on.
+    /// Returns up to `max` leases whose deadline has passed, each once (see [`Expiry::retry`]). There may be more; the
+    /// next call goes on.
     pub fn expired(&mut self, now: Instant, max: usize) -> Vec<i64> {
         let due = self.due(now);
         let mut out = Vec::new();

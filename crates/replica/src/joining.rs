@@ -17,7 +17,7 @@ use storage::Identity;
 use storage::beginning::{Beginning, texts};
 use telemetry::logging::{Logger, Value};
 
-/// How long each member is waited for.
+/// Time to wait for the answer of each member.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
 /// A member that is not started yet should not hold up others that form a cluster with it.
 const BOOTSTRAPPED_TIMEOUT: Duration = Duration::from_secs(1);
@@ -54,11 +54,12 @@ fn form(bootstrap: &Bootstrap) -> Result<Beginning, String> {
     Ok(first_of(bootstrap))
 }
 
-/// What a member begins with that forms a cluster with those of its configuration, without asking any of them.
+/// Returns the beginning of a member that forms a cluster with the members of its configuration, without asking any of
+/// them.
 ///
 /// # Errors
 ///
-/// When the options do not fit together.
+/// The options contradict each other.
 pub fn form_alone(config: &Config) -> Result<Beginning, String> {
     Ok(first_of(&config.bootstrap().map_err(|e| e.to_string())?))
 }

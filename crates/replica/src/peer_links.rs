@@ -15,7 +15,7 @@ pub type Answered = Pin<Box<dyn Future<Output = Result<http::Response<Bytes>, St
 /// In a running member this is [`peer::Peers`]; a member that is stepped by hand is given another. What the other
 /// members send comes in through [`peer::Handler`].
 pub trait PeerLinks: Send + Sync + 'static {
-    /// Sends messages to the members they name, those to one member in order or not at all.
+    /// Sends messages to the members they name. Those to one member arrive in order or not at all.
     fn send(&self, messages: Vec<raftpb::Message>);
 
     /// The other members with their peer URLs from now on.
@@ -25,16 +25,17 @@ pub trait PeerLinks: Send + Sync + 'static {
     /// (`GET /mainstay/snapshot`). [`peer::Handler::snapshot_sent`] has to tell the outcome.
     fn send_snapshot(&self, message: raftpb::Message, source: Box<dyn SnapshotSource>);
 
-    /// Since when a member has been heard without a break, by this member's clock; `None` while it is not.
+    /// Returns the time since when a member has been heard of without a break, by this member's clock; `None` while it is
+    /// not.
     fn active_since(&self, id: u64) -> Option<Instant>;
 
     /// Sends a request outside of raft. Any status is an answer; there is an error when `timeout` is over.
     fn request(&self, target: Target, request: http::Request<Bytes>, timeout: Duration) -> Answered;
 
-    /// What was counted since the start.
+    /// Returns the figures counted since the start.
     fn figures(&self) -> Figures;
 
-    /// Nothing is sent or received any more. Does not wait.
+    /// Stops sending and receiving. Does not wait.
     fn close(&self);
 }
 

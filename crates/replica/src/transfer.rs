@@ -22,10 +22,10 @@ use crate::core::{PeerRequest, ReplyBody};
 use crate::shared::Shared;
 use storage::values::LogValues;
 
-/// Where a sender asks what the receiver has.
+/// Path under which a sender asks what the receiver already has.
 pub const PATH: &str = "/mainstay/snapshot";
 
-/// In the query of that question: the answer is to have a hash of what the receiver has. `peer` asks so.
+/// Query of that request that asks for a hash of the receiver's state; `peer` sends it.
 const HASHED: &str = "format=2";
 
 /// Bytes of values that go to the log at once.
@@ -39,7 +39,7 @@ pub struct Received {
     pub message: raftpb::Message,
     /// The state.
     pub machine: Box<Machine>,
-    /// What the receiver had applied when this was built on its own state; `None` if it was not.
+    /// Applied index of the receiver's own state on which this one was built; `None` if it was built from nothing.
     pub base_applied: Option<u64>,
 }
 
@@ -88,7 +88,7 @@ impl peer::SnapshotSource for Source {
     }
 }
 
-/// What has arrived of a state whose stream broke off.
+/// The part that has arrived of a state whose stream broke off.
 struct Broken {
     assembly: Assembly,
     held: Held,
@@ -105,7 +105,7 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// For this member.
+    /// Returns the receiver of this member.
     pub fn new(shared: Arc<Shared>, rules: Rules) -> Receiver {
         Receiver { shared, rules, broken: Arc::default(), claims: AtomicU64::new(0) }
     }

@@ -12,19 +12,19 @@ use storage::nospace::Cause;
 const ALARM_PAUSE: Duration = Duration::from_secs(5);
 const NOSPACE: i32 = AlarmType::Nospace as i32;
 
-/// What the alarm has to know of this member.
+/// Facts about this member that decide about the alarm.
 #[derive(Clone, Copy)]
 pub(super) struct Present<'a> {
     /// The alarms that are raised.
     pub alarms: &'a Alarms,
-    /// Whether there is a leader who could take a proposal.
+    /// True if there is a leader that could take a proposal.
     pub has_leader: bool,
 }
 
-/// What the loop is to do.
+/// What the loop has to do about the alarm.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Wanted {
-    /// What raised the alarm is to be noted beside the log.
+    /// True if the cause of the alarm should be noted beside the log.
     pub note: bool,
     /// The alarm is to be proposed to be raised or cleared.
     pub propose: Option<AlarmAction>,
@@ -37,29 +37,29 @@ pub(super) struct Wanted {
 pub(super) struct NospaceAlarm {
     own: u64,
     cause: Cause,
-    /// What the note beside the log says.
+    /// The cause as it is noted beside the log.
     noted: Cause,
-    /// When it was last proposed to be raised or cleared; that may have been lost on its way to the leader.
+    /// Time when raising or clearing it was last proposed; that proposal may be lost.
     proposed: Option<Instant>,
 }
 
 impl NospaceAlarm {
-    /// That of the member `own`, of which this is noted beside the log.
+    /// Returns the alarm of the member `own`, with the cause that is noted beside the log.
     pub fn new(own: u64, noted: Cause) -> NospaceAlarm {
         NospaceAlarm { own, cause: noted, noted, proposed: None }
     }
 
-    /// What raised it, or is about to.
+    /// Returns the cause for which it is raised, or about to be.
     pub fn cause(&self) -> Cause {
         self.cause
     }
 
-    /// What is to be noted beside the log and is not, so that the next process knows.
+    /// Returns the cause if it still has to be noted beside the log for the next process.
     pub fn unnoted(&self) -> Option<Cause> {
         (self.noted != self.cause).then_some(self.cause)
     }
 
-    /// The checkpointer, which notes it, was told, and does it before anything else that it is told from now on.
+    /// Notes that the checkpointer was told to write the note; it does so before any later order.
     pub fn was_noted(&mut self) {
         self.noted = self.cause;
     }
@@ -102,8 +102,8 @@ impl NospaceAlarm {
         }
     }
 
-    /// At each look at the disk: whether to clear the alarm that the disk had raised. `ample` says that the log finds no
-    /// shortage, `may_clear` that the disk has room again and the quota is not reached.
+    /// Decides, at each look at the disk, if the alarm that the disk had raised should be cleared. `ample` says that the
+    /// log finds no shortage, `may_clear` that the disk has space again and the quota is not reached.
     pub fn look(
         &mut self,
         ample: bool,

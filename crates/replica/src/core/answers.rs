@@ -14,11 +14,11 @@ const OUTCOMES_KEPT_MAX: usize = 4096;
 
 /// The result of an entry that a request waits for, to be answered once its state is published.
 pub(super) struct Answerable {
-    /// Who waits.
+    /// The request that waits for the outcome.
     pub waiter: Waiter,
-    /// What came of the entry.
+    /// Outcome of the entry.
     pub outcome: Result<Outcome, Status>,
-    /// What the answer holds is read in this state.
+    /// State in which the answer's keys and values are read.
     pub state: Option<Box<AsOf>>,
     /// The revision right behind the entry.
     pub revision: i64,
@@ -31,19 +31,19 @@ const _: () = assert!(size_of::<Answerable>() <= 128);
 /// The answers of a turn. What follows from an entry waits until its state is published (invariant I3); then all that goes to
 /// a shard goes in one list, with one wake-up.
 pub(super) struct Answers {
-    /// By shard; the last is for those who ask from outside the shards.
+    /// Replies by shard; the last list is for requests from other threads.
     replies: Vec<Vec<Reply>>,
-    /// Who asked from outside the shards.
+    /// Reply channels of requests from threads that are no shards.
     outside: Slab<oneshot::Sender<Reply>>,
     outcomes: Vec<Answerable>,
     /// Keeps readable what these name: one reader for all of a turn.
     reads: Option<AsOf>,
-    /// Who is given the state once it is published.
+    /// Requests that get the state once it is published.
     images: Vec<RequestId>,
 }
 
 impl Answers {
-    /// There are none, for so many shards.
+    /// Returns an empty table for this many shards.
     pub fn new(shards: usize) -> Answers {
         Answers {
             replies: (0..=shards).map(|_| Vec::new()).collect(),
@@ -95,8 +95,8 @@ impl Answers {
         std::mem::take(&mut self.images)
     }
 
-    /// What was applied is published: its outcomes are answered. `is_removing` says whether a compaction is still removing;
-    /// who wants to wait for the end of that is given to `wait`.
+    /// Replies with the outcomes of applied entries, whose state is published now. `is_removing` says if a compaction is
+    /// still removing; `wait` gets the replies that must wait for its end.
     pub fn published(&mut self, is_removing: bool, mut wait: impl FnMut(Reply)) {
         let mut outcomes = std::mem::take(&mut self.outcomes);
         self.reads = None;

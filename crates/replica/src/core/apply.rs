@@ -22,28 +22,28 @@ use storage::readers::{Arrived, Reading};
 /// Bytes of entries that are committed and not applied; with more, further ones are not taken from a leader for now.
 const BEHIND_BYTES_MAX: usize = 128 << 20;
 
-/// What such an entry takes beside its bytes: its place here, where it lies in the log, and what an allocation takes.
+/// Memory of a waiting entry beside its bytes: its slot here, its location, and the allocation.
 const ENTRY_BYTES: usize = size_of::<Entry>() + size_of::<(u64, log::Location)>() + 32;
 
 fn held_bytes(entry: &Entry) -> usize {
     ENTRY_BYTES + entry.data.len()
 }
 
-/// What is committed and not applied, and how much of it this turn may still apply.
+/// Committed entries that are not applied yet, and how much of them this turn may still apply.
 ///
-/// It keeps entries and the values that one of them waits for. The machine applies.
+/// It keeps the entries, and the values that one of them waits for. The machine applies them.
 pub(super) struct Applying {
     entries: VecDeque<Entry>,
     bytes: usize,
-    /// What this turn may still apply.
+    /// Cost that this turn may still spend on applying.
     left: u64,
     /// The entry that the machine is to go on with.
     begun: Option<Begun>,
-    /// Whether an entry was applied since the last view was published.
+    /// True if an entry was applied since the last view was published.
     unpublished: bool,
     /// Values on their way that this entry depends on.
     reading: Option<Reading>,
-    /// Those that have come, by place.
+    /// Values that have been read, by location.
     arrived: Vec<Arrived>,
     /// Charges those.
     charges: Vec<front::Charge>,
@@ -82,7 +82,7 @@ impl Applying {
         }
     }
 
-    /// These are committed.
+    /// Adds committed entries.
     pub fn committed(&mut self, entries: Vec<Entry>) {
         self.bytes += entries.iter().map(held_bytes).sum::<usize>();
         self.entries.extend(entries);
@@ -93,7 +93,7 @@ impl Applying {
         self.bytes
     }
 
-    /// Returns true if so much waits that no more should come.
+    /// Returns true if so many entries wait that the log should not bring more.
     pub fn is_far_behind(&self) -> bool {
         self.bytes > BEHIND_BYTES_MAX
     }
@@ -120,17 +120,17 @@ impl Applying {
         true
     }
 
-    /// A turn begins, which may apply so much.
+    /// Begins a turn, which may spend this cost on applying.
     pub fn begin_turn(&mut self, left: u64) {
         self.left = left;
     }
 
-    /// What this turn may still apply.
+    /// Returns the cost that this turn may still spend.
     pub fn left(&self) -> u64 {
         self.left
     }
 
-    /// So much is left of the turn.
+    /// Sets the cost that this turn may still spend.
     pub fn set_left(&mut self, left: u64) {
         self.left = left;
     }
@@ -160,14 +160,14 @@ impl Applying {
         &self.arrived
     }
 
-    /// It waits for these values.
+    /// Makes the present entry wait for the values of this reading.
     pub fn wait_for(&mut self, reading: Option<Reading>) {
         self.reading = reading;
         // It begins once it is looked at.
         self.has_values();
     }
 
-    /// It is whole. Returns what was begun.
+    /// Ends the present entry, which is applied as a whole now. Returns it if it had been begun in an earlier turn.
     pub fn ended(&mut self) -> Option<Begun> {
         self.arrived.clear();
         self.charges.clear();

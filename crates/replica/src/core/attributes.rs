@@ -10,14 +10,14 @@ pub(super) struct Attributes {
     own: u64,
     name: String,
     client_urls: Vec<String>,
-    /// Before what was proposed counts as lost: on its way to the leader, or with it.
+    /// Time after which a proposal of the attributes counts as lost.
     pause: Duration,
     known: bool,
     proposed: Option<Instant>,
 }
 
 impl Attributes {
-    /// Those of the member `own`. What was proposed is proposed again after `pause`.
+    /// Returns the attributes of the member `own`. A lost proposal is repeated after `pause`.
     pub fn new(own: u64, (name, client_urls): (String, Vec<String>), pause: Duration) -> Attributes {
         Attributes { own, name, client_urls, pause, known: false, proposed: None }
     }
@@ -27,8 +27,8 @@ impl Attributes {
         self.known
     }
 
-    /// What is to be proposed now, if anything; `has_leader` says whether there is a leader and this is one of its members.
-    /// Twice does no harm: the second changes nothing.
+    /// Returns the proposal to make now, if any. `has_leader` says if there is a leader, and this member is in its
+    /// configuration. A second proposal does no harm: it changes nothing.
     pub fn propose(
         &mut self,
         has_leader: impl FnOnce() -> bool,
@@ -46,12 +46,12 @@ impl Attributes {
         Some(InternalRaftRequest { cluster_member_attr_set: Some(set), ..InternalRaftRequest::default() })
     }
 
-    /// What was proposed is applied.
+    /// Notes that the proposal is applied.
     pub fn applied(&mut self) {
         self.known = true;
     }
 
-    /// What was proposed is lost.
+    /// Notes that the proposal is lost.
     pub fn were_lost(&mut self) {
         self.proposed = None;
     }

@@ -19,7 +19,7 @@ const LARGE_BATCH: usize = 8;
 const SHARED_BATCH: usize = 3;
 /// Proposals that are enough for a batch in a cluster, whatever is under way.
 const ENOUGH_IN_CLUSTER: usize = 512;
-/// How long a connection counts as writing after it wrote.
+/// Time for which a connection counts as writing after a write.
 const ACTIVE: Duration = Duration::from_millis(50);
 
 /// Knows who writes and how large batches are.
@@ -36,7 +36,7 @@ pub struct Batching {
 }
 
 impl Batching {
-    /// Nobody writes.
+    /// Returns the state without writing connections.
     pub fn new(now: Instant) -> Batching {
         Batching {
             writers: [Box::new([0; 64]), Box::new([0; 64])],
@@ -65,7 +65,7 @@ impl Batching {
         self.began.get_or_insert(now);
     }
 
-    /// How many more proposals to wait for, and how long, when `waiting` have come; `None` to go ahead.
+    /// Returns how many more proposals to wait for, and how long, when `waiting` have arrived; `None` to propose now.
     pub fn wait(&self, waiting: usize, now: Instant) -> Option<(usize, Duration)> {
         let began = self.began?;
         let enough = self.counts[0].max(self.counts[1]) / 2;
@@ -76,8 +76,8 @@ impl Batching {
         (!left.is_zero()).then_some((enough - waiting, left))
     }
 
-    /// The same in a cluster. `under_way` says whether earlier proposals are not applied yet, `pace` how far apart
-    /// batches have to be.
+    /// Returns the same as [`Self::wait`], for a cluster. `under_way` says if earlier proposals are not applied yet;
+    /// `pace` is the least time between two batches.
     pub fn wait_in_cluster(
         &self,
         waiting: usize,
@@ -96,12 +96,12 @@ impl Batching {
         (!left.is_zero()).then_some((ENOUGH_IN_CLUSTER - waiting, left))
     }
 
-    /// Others' proposals came, by way of another member.
+    /// Notes proposals that another member has forwarded.
     pub fn came(&mut self, now: Instant) {
         self.began.get_or_insert(now);
     }
 
-    /// A batch of so many proposals goes to the log.
+    /// Notes that a batch of this many proposals goes to the log.
     pub fn went(&mut self, proposals: usize, now: Instant) {
         self.went_at = now;
         self.batch16 = (self.batch16 * 7 + proposals * 16) / 8;

@@ -8,10 +8,10 @@ use storage::checkpointer::Checkpointed;
 
 /// Pause before a checkpoint that failed and would have freed segments is tried again.
 const FREE_PAUSE: Duration = Duration::from_secs(5);
-/// Checkpoints of few entries are due after so many times the bytes of others.
+/// With few entries, a checkpoint is due after this many times the usual bytes.
 const FEW_ENTRIES_FACTOR: u64 = 4;
 
-/// When checkpoints are due, when room is worth winning back, and what is done at once.
+/// Limits from which checkpoints are due and space is reclaimed, and the work allowed in one turn.
 #[derive(Clone, Copy, Debug)]
 pub struct Thresholds {
     /// Log bytes after which a checkpoint is due, and four times as many if they are fewer entries than
@@ -23,15 +23,16 @@ pub struct Thresholds {
     pub checkpoint_age: Duration,
     /// Least bytes of dead records in sealed segments that are worth moving the live ones away.
     pub reclaim_dead_bytes: u64,
-    /// What one turn of the core applies at most, in keys, operations and KiB, about a microsecond each: an entry that
-    /// takes more is applied in as many turns as it takes.
+    /// Maximum cost of the entries that one turn applies, in keys, operations and KiB; each takes about a microsecond. A
+    /// longer entry is applied over several turns.
     pub applied_per_turn: u64,
-    /// How often a leader notes the time left of leases that have used up as much, so that it survives a restart.
+    /// Interval at which a leader notes the remaining time of leases that have used up as much, so that it survives a
+    /// restart.
     pub note_interval: Duration,
 }
 
 impl Thresholds {
-    /// Those of a member whose `--snapshot-count` is this. Checkpoints cost less than etcd's snapshots and free no
+    /// Returns the thresholds for this `--snapshot-count`. Checkpoints cost less than etcd's snapshots and free no
     /// memory, so ten times as many entries go between them. Segments are smaller on small disks, and so are the bytes.
     pub fn of(snapshot_count: u64, segment_bytes: u32) -> Thresholds {
         let bytes = (64 << 20).min(2 * u64::from(segment_bytes));
@@ -46,10 +47,11 @@ impl Thresholds {
     }
 }
 
-/// The checkpoints: what has been written since the last, which segments hold nothing any more, and which one is under way.
+/// When checkpoints are due: what has been written since the last one, which segments hold nothing any more, and which
+/// checkpoint is in progress.
 ///
-/// It is told what is applied, moved, ordered and saved, and says whether another one is due. Segments of which nothing
-/// durable needs anything become known when a checkpoint is saved.
+/// This type is told what is applied, moved, ordered and saved, and says if another checkpoint is due. When one is saved,
+/// it returns the segments that nothing durable needs any more.
 pub(super) struct Checkpoints {
     thresholds: Thresholds,
     /// Entries after which one is due if they are worth it (`--snapshot-count`).
@@ -60,12 +62,12 @@ pub(super) struct Checkpoints {
     /// Segments that values were moved out of since the last whole checkpoint was ordered: runs from before name the old
     /// places.
     emptied: BTreeSet<u32>,
-    /// Those that the whole checkpoint under way makes as good as any other.
+    /// Emptied segments whose old locations no run names once the whole checkpoint in progress is durable.
     emptying: BTreeSet<u32>,
     whole_wanted: bool,
-    /// When to take one because it would free segments, whatever has been written since the last.
+    /// Time when a checkpoint is taken because it frees segments, however little was written since the last one.
     frees_at: Option<Instant>,
-    /// Whether the one under way was wanted for that.
+    /// True if the checkpoint in progress was taken to free segments.
     frees: bool,
     applied_index: u64,
     entries_since: u64,
@@ -75,7 +77,7 @@ pub(super) struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// The newest one has the entries up to this index and takes so many bytes.
+    /// Returns the state after a start; `saved` is the applied index of the newest checkpoint and its bytes.
     pub fn new(
         thresholds: Thresholds,
         snapshot_count: u64,
@@ -120,8 +122,8 @@ impl Checkpoints {
         self.entries_since += 1;
     }
 
-    /// Of so many bytes of log ever written, those since the newest one was ordered, and those after which another is due
-    /// however few entries they are.
+    /// Returns the bytes of log written since the newest checkpoint was ordered, of all bytes ever written, and the bytes
+    /// from which another one is due however few entries they are.
     pub fn unsaved_bytes(&self, written_bytes: u64) -> (u64, u64) {
         let since = written_bytes.saturating_sub(self.log_bytes_at);
         (since, FEW_ENTRIES_FACTOR * self.thresholds.checkpoint_log_bytes)
@@ -138,7 +140,7 @@ impl Checkpoints {
         self.emptied.iter().any(|segment| is_empty(*segment))
     }
 
-    /// The next one is to be written anew as a whole.
+    /// Makes the next checkpoint a whole one.
     pub fn want_whole(&mut self) {
         self.whole_wanted = true;
     }

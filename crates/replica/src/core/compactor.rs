@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use config::AutoCompaction;
 
-/// How often the revision mode looks.
+/// Interval at which the revision mode looks.
 const REVISION_INTERVAL: Duration = Duration::from_secs(5 * 60);
 /// The longest time between two looks of the periodic mode's compactions.
 const PERIODIC_INTERVAL_MAX: Duration = Duration::from_secs(60 * 60);

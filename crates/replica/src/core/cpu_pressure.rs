@@ -11,7 +11,7 @@ use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom};
 use std::time::{Duration, Instant};
 
-/// How often it looks.
+/// Interval between two looks.
 const INTERVAL: Duration = Duration::from_millis(200);
 /// The share of all processors' time that has to be idle for nothing to be slowed down.
 const IDLE_ENOUGH: f64 = 0.15;
@@ -29,7 +29,7 @@ pub(super) struct CpuPressure {
     stat: Option<File>,
     /// Nanoseconds run and waited, as last seen.
     seen: (u64, u64),
-    /// All processors' ticks, and the idle ones among them, as last seen.
+    /// Ticks of all processors, and the idle ones among them, at the last look.
     ticks: (u64, u64),
     next_look: Instant,
     /// The share of the time that the thread had to wait for a processor, smoothed.
@@ -37,7 +37,7 @@ pub(super) struct CpuPressure {
 }
 
 impl CpuPressure {
-    /// Of the calling thread.
+    /// Measures the pressure on the calling thread.
     pub fn here(now: Instant) -> CpuPressure {
         CpuPressure {
             schedstat: File::open("/proc/thread-self/schedstat").ok(),
@@ -49,7 +49,7 @@ impl CpuPressure {
         }
     }
 
-    /// Of nothing: there is no pressure ever.
+    /// Measures nothing: there is never any pressure.
     pub fn none(now: Instant) -> CpuPressure {
         let waits = 0.0;
         CpuPressure { schedstat: None, stat: None, seen: (0, 0), ticks: (0, 0), next_look: now, waits }
@@ -90,7 +90,7 @@ impl CpuPressure {
     }
 }
 
-/// The first numbers of a file's first line, behind so many words.
+/// Returns the first numbers of a file's first line, after skipping this many words.
 fn numbers<const N: usize>(file: &mut File, words: usize) -> Option<[u64; N]> {
     let mut text = [0; 256];
     file.seek(SeekFrom::Start(0)).ok()?;

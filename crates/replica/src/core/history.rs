@@ -7,10 +7,10 @@ use mvcc::Location;
 
 use super::Fatal;
 
-/// How often the log is asked which entries it still has.
+/// Interval at which the log is asked for its first entry.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Where the entries lie that are not applied yet, and the terms of those that are.
+/// Locations of the entries that are not applied yet, and the terms of those that are.
 pub(super) struct History {
     entries: log::Entries,
     /// The oldest first.
@@ -23,7 +23,8 @@ pub(super) struct History {
 }
 
 impl History {
-    /// At a start: where the entries lie that were read, and the terms of those that the checkpoint has.
+    /// Returns the history after a start, from the locations of the entries that were read and the terms of those that
+    /// the checkpoint covers.
     pub fn new(
         entries: log::Entries,
         locations: VecDeque<(u64, log::Location)>,
@@ -39,7 +40,7 @@ impl History {
         index <= self.replayed_through
     }
 
-    /// These entries are on disk, and lie there.
+    /// Notes the locations of entries that are on disk now.
     pub fn located(&mut self, locations: Vec<(u64, log::Location)>) {
         for located in locations {
             // An entry that replaces others takes their places in this list too.
@@ -76,7 +77,7 @@ impl History {
         newer
     }
 
-    /// Another member's state, of this entry, has taken the place of the one before.
+    /// Notes that another member's state, as of this entry, has replaced the present one.
     pub fn restored(&mut self, index: u64, term: u64) {
         self.locations.clear();
         self.terms = vec![(index, term)];
@@ -88,7 +89,7 @@ impl History {
         self.terms.clone()
     }
 
-    /// The same, as far back as was known last.
+    /// Returns the terms of the applied entries, as far back as was known at the last look at the log.
     pub fn known_terms(&self) -> Vec<(u64, u64)> {
         self.terms.clone()
     }

@@ -18,57 +18,58 @@ use tokio::sync::oneshot;
 
 use crate::transfer::Received;
 
-/// How long what has arrived of a snapshot is kept after a break.
+/// Time for which the received part of a state is kept after its stream broke off.
 const RESUME_TIMEOUT: Duration = Duration::from_secs(60);
 /// States, and parts of some, that wait to be dropped by the checkpointer while another may be received.
 const DISCARDED_MAX: usize = 2;
 
 #[derive(Default)]
 enum Stage {
-    /// Nothing is going on.
+    /// No state is being received.
     #[default]
     Idle,
     /// A snapshot is being received, in this attempt. What has arrived is kept until then if it broke off.
     Receiving { claim: u64, until: Option<Instant> },
     /// The new state is in place; a checkpoint of it has to be ordered.
     Installed(Reset),
-    /// That checkpoint is being written.
+    /// The checkpoint of the installed state is being written.
     Saving(Reset),
 }
 
-/// Where values lie.
+/// Locations of values in the log.
 type Places = Vec<(ValueId, Location)>;
 
 /// Values on their way to the log: its ticket, where they lie as far as known, and who waits.
 type Placing = (u64, Places, oneshot::Sender<Places>);
 
-/// How far the taking over of another member's state has come.
+/// Progress of installing another member's state.
 ///
-/// It is told what arrives, what is synced and what is saved, and says what the log has to wait with and what is to be
-/// dropped. The state itself it hands over when raft has accepted it.
+/// This type is told what arrives, what is synced and what is saved, and returns which batches the log must wait with and
+/// what can be dropped. It hands the state over once raft has accepted it.
 #[derive(Default)]
 pub(super) struct Install {
     stage: Stage,
     /// The received state, until raft accepts or passes it over.
     received: Option<Box<Received>>,
-    /// What the log has to wait with.
+    /// Batches that go to the log once the checkpoint of the installed state is durable.
     held: Vec<Append>,
     placing: Option<Placing>,
     /// Forgets what has arrived in the attempt that broke off.
     kept: Option<Forget>,
-    /// What is to be dropped, and is not on its way to the checkpointer yet.
+    /// Objects to be dropped that are not yet given to the checkpointer.
     discarded: VecDeque<Discarded>,
 }
 
-/// Has a receiver give back what it keeps of a state whose stream broke off, if it still does.
+/// Makes a receiver give up the part that it keeps of a state whose stream broke off; returns the part if there is one.
 pub type Forget = Box<dyn FnOnce() -> Option<Box<dyn Any + Send>> + Send>;
 
-/// Something that takes long to drop.
+/// An object whose drop takes long.
 pub(super) type Droppable = Box<dyn Any + Send>;
 
-/// What takes long to drop: the checkpointer does that.
+/// An object whose drop takes long; the checkpointer's thread does it.
 enum Discarded {
-    /// A state. Whoever drops the last view of one frees it, so it goes when nobody has a view of it any more.
+    /// A replaced state. Dropping the last view of a state frees it, so it goes only once no other thread holds a view of
+    /// it.
     State(Box<Machine>),
     /// A part of one that nobody reads.
     Part(Box<dyn Any + Send>),
@@ -119,8 +120,8 @@ impl Install {
         }
     }
 
-    /// What has arrived in an attempt that broke off lives no longer than its stage: it keeps versions and segments from
-    /// being freed.
+    /// Forgets the part that an attempt has received before its stream broke off; the part keeps versions and segments
+    /// from being freed.
     fn forget_part(&mut self) {
         if let Some(forget) = self.kept.take()
             && !planted::is(Bug::BrokenPartKept)
@@ -129,7 +130,7 @@ impl Install {
         }
     }
 
-    /// What has arrived in this attempt is of no use any more.
+    /// Discards the part that an attempt has received.
     pub fn discard_part(&mut self, forget: Forget) {
         self.discarded.extend(forget().map(Discarded::Part));
     }
@@ -139,7 +140,7 @@ impl Install {
         self.discarded.push_back(Discarded::State(machine));
     }
 
-    /// How many states, and parts of some, wait to be dropped.
+    /// Returns the number of states, whole and parts, that wait to be dropped.
     pub fn discarded(&self) -> usize {
         self.discarded.len()
     }
@@ -208,7 +209,7 @@ impl Install {
         self.received.take()
     }
 
-    /// The received state has taken the place of this one; the log starts anew behind it once it is saved.
+    /// Notes that the received state has replaced the present one. The log restarts behind it once it is saved.
     pub fn installed(&mut self, reset: Reset, replaced: Machine) {
         self.discard(Box::new(replaced));
         self.stage = Stage::Installed(reset);
@@ -221,8 +222,8 @@ impl Install {
         }
     }
 
-    /// A checkpoint of the entries up to this index is durable. If it is that of the new state, returns where the log starts
-    /// anew, and what had to wait for it.
+    /// Notes that a checkpoint through this index is durable. If it is that of the installed state, returns the position
+    /// behind which the log restarts, and the batches that waited for it.
     pub fn saved(&mut self, applied_index: u64) -> Option<(Reset, Vec<Append>)> {
         let Stage::Saving(reset) = self.stage else { return None };
         if applied_index < reset.index {
@@ -263,7 +264,7 @@ impl Install {
         matches!(self.stage, Stage::Receiving { claim, until: None } if claim == of)
     }
 
-    /// There is another leader, or another term: a stream of a leader that was replaced is as good as broken.
+    /// Gives up a stream from a replaced leader, since there is another leader or term: it is as good as broken.
     pub fn cut_off(&mut self, now: Instant) {
         if let Stage::Receiving { until, .. } = &mut self.stage
             && until.is_none()

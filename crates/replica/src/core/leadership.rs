@@ -16,49 +16,50 @@ use consensus::{Role, Standing};
 
 use super::RequestId;
 
-/// How long after a start the first election timeout may be shortened.
+/// Time after a start in which the first election timeout may be shortened.
 const ADVANCE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What follows from a new standing.
+/// Consequences of a new standing of the raft node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Stood {
     /// This member leads no more, or in another term, or has only begun to: no clock of a lease runs.
     pub stops_leases: bool,
-    /// There is another leader, or another term: a stream of the leader before is as good as broken.
+    /// There is another leader or another term: a stream from the leader before is as good as broken.
     pub cuts_off: bool,
-    /// There is another leader than this one, or none.
+    /// The leader has changed; this is the one before, or 0.
     pub was: Option<u64>,
 }
 
-/// What to do about the disk.
+/// Consequences of a look at the disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct DiskStep {
     /// The disk has begun to stand still, or goes on.
     pub stalled: Option<bool>,
-    /// Leadership is to be handed over, or given up.
+    /// Leadership has to be handed over, or given up.
     pub leaves: Option<Leaves>,
 }
 
-/// How a leader whose disk stands still leaves.
+/// The way in which a leader whose disk hangs gives leadership away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Leaves {
-    /// It hands over.
+    /// It transfers leadership to another member.
     HandsOver,
-    /// It could not, and gives up.
+    /// The transfer failed, so it becomes a follower.
     GivesUp,
 }
 
-/// Who waits for another member to lead: whom to answer, which member, until when.
+/// A client that waits for another member to lead: the request, the member, and the time when the request times out.
 type Move = (RequestId, u64, Instant);
 
-/// Who leads, and whether this member may act as the leader.
+/// Knows the leader, and if this member may act as the leader.
 ///
-/// What raft says of a turn's messages takes effect at the turn's end: until then `leads` and `settled` stay as they were.
+/// Consequences of a turn's messages take effect at the end of the turn: until then `leads` and `settled` stay as they
+/// were.
 pub(super) struct Leadership {
     leads: bool,
     /// The newest term; if this member leads, the one that it leads in.
     term: u64,
-    /// Whether an entry of the own term has been applied while leading.
+    /// True if an entry of the member's own term has been applied while it leads.
     settled: bool,
     leader: u64,
     disk_stalled: bool,
@@ -70,7 +71,7 @@ pub(super) struct Leadership {
 }
 
 impl Leadership {
-    /// Nobody leads. `advances` says whether the first election timeout may be shortened.
+    /// Returns the state without a leader. `advances` says if the first election timeout may be shortened.
     pub fn new(advances: bool, now: Instant) -> Leadership {
         Leadership {
             leads: false,
@@ -132,8 +133,8 @@ impl Leadership {
         settles
     }
 
-    /// At each tick: notices when the disk does not come back from a sync, since such a member must not lead. `oldest` says
-    /// since when a batch has waited for it, `has_others` whether another member could lead.
+    /// Notices that the disk hangs in a sync, since such a member must not lead; called at each tick. `oldest` is the
+    /// time since when a batch has waited for its sync; `has_others` says if another member could lead.
     pub fn watch_disk(
         &mut self,
         oldest: Option<Instant>,

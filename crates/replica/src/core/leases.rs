@@ -40,7 +40,7 @@ const NOTES_PER_ENTRY: usize = 1000;
 const LEASES_PER_TURN: usize = 4096;
 /// Pause before a revocation that failed is tried again.
 const REVOKE_PAUSE: Duration = Duration::from_secs(1);
-/// How long after a start times left are first noted.
+/// Time after a start when remaining times are first noted.
 const FIRST_NOTE: Duration = Duration::from_secs(60);
 /// Entries of the log that are not applied and that a note may be proposed behind: they are all looked at.
 const NOTED_BEHIND_MAX: u64 = 1 << 16;
@@ -55,13 +55,13 @@ fn ttl_of(seconds: i64) -> Duration {
     Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
 }
 
-/// By which time leases expire: not by the time of day, but by that as of which all that was committed is applied. While
-/// apply is behind, a renewal that came in time may wait for it, and one that a client is about to send may be late for the
-/// same reason.
+/// The time by which leases expire: not the present time, but the latest time as of which everything that was committed
+/// is applied. While apply is behind, a renewal that came in time may still wait for it, and a client may send its next
+/// one late for the same reason.
 struct LeaseTime {
-    /// What was committed by then is applied.
+    /// Everything that was committed at this time is applied.
     as_of: Instant,
-    /// What was committed at this time, as long as it is not all applied.
+    /// A later time and the commit index then, as long as that entry is not applied.
     behind: Option<(Instant, u64)>,
 }
 
@@ -70,7 +70,7 @@ impl LeaseTime {
         LeaseTime { as_of: now, behind: None }
     }
 
-    /// To be told after every turn.
+    /// Updates the time; called after every turn.
     fn look(&mut self, applied: u64, commit: u64, now: Instant) {
         if applied >= commit || planted::is(Bug::LeasesExpireBehind) {
             (self.as_of, self.behind) = (now, None);
@@ -90,42 +90,43 @@ impl LeaseTime {
 struct Noting {
     /// The lease that was looked at last.
     behind: Option<i64>,
-    /// Only leases that have used up at least so much of their TTL.
+    /// Only leases that have used up at least this much of their TTL are noted.
     used: Duration,
     /// The leases that entries grant which were not applied when they were looked at.
     granted: BTreeSet<i64>,
-    /// Up to which entry was looked.
+    /// Index of the last entry that was looked at for grants.
     looked_through: u64,
 }
 
-/// What of the configuration concerns leases.
+/// The options that concern leases.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LeaseRules {
     /// The shortest TTL by which this member, as a leader, lets a lease expire, in seconds.
     pub ttl_min: i64,
-    /// How long a client waits for the answer to a renewal.
+    /// Time that a client waits for the answer to a renewal.
     pub request_timeout: Duration,
-    /// What every lease gets beside its time when a leader begins.
+    /// Time that every lease gets in addition when a new leader starts its clock.
     pub grace: Duration,
-    /// How often the times left are noted, and how much of its TTL a lease has to have used up for it.
+    /// Interval at which remaining times are noted; a lease is noted if it has used up this much of its TTL.
     pub note_interval: Duration,
 }
 
-/// What becomes of a renewal.
+/// The result of a renewal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Renewal {
-    /// The client is told this TTL; 0 if the lease is gone.
+    /// Answer with this TTL in seconds; 0 if the lease does not exist.
     Answered(i64),
-    /// The same, once a noted time left has been taken back.
+    /// Answer with this TTL in seconds once an entry that takes back a noted remaining time is applied.
     TakesBack(i64),
-    /// The lease's time is up: the client waits until it is revoked, and is told then.
+    /// The lease has expired: the client is answered when its revocation is applied.
     Waits,
 }
 
-/// The clocks of leases: when they expire, how many are being revoked, whose time left is to be noted, and who waits to hear
-/// that a lease is gone. They run on the leader only.
+/// The clocks of leases: when each expires, which are being revoked, whose remaining time is to be noted, and which
+/// clients wait for a revocation. They run on the leader only.
 ///
-/// It is told what becomes of leases and says what is to be proposed and answered. It keeps no lease: the state does.
+/// This type is told what happens to leases and returns what to propose and answer. It does not keep the leases: the
+/// state does.
 pub(super) struct LeaseClocks {
     rules: LeaseRules,
     metrics: Arc<Metrics>,
@@ -134,17 +135,17 @@ pub(super) struct LeaseClocks {
     /// Clocks that run no more, to be forgotten in slices.
     forgotten: Vec<Expiry>,
     revokes_open: usize,
-    /// How many leases may still be revoked before the next tick.
+    /// Number of leases that may still be revoked before the next tick.
     revokes_allowed: usize,
     /// Times left that are being noted.
     noting: Option<Noting>,
     next_note: Instant,
-    /// Who waits to hear that a lease whose time was up is gone, and since when.
+    /// Renewals of expired leases, which wait for the revocation, by lease id, with the time when each came.
     renewals_of_expired: BTreeMap<i64, Vec<(RequestId, Instant)>>,
 }
 
 impl LeaseClocks {
-    /// No clock runs.
+    /// Returns clocks that do not run.
     pub fn new(rules: LeaseRules, metrics: Arc<Metrics>, now: Instant) -> LeaseClocks {
         LeaseClocks {
             rules,
@@ -160,13 +161,13 @@ impl LeaseClocks {
         }
     }
 
-    /// How many clocks run.
+    /// Returns the number of running clocks.
     pub fn running(&self) -> usize {
         self.expiry.clocks()
     }
 
-    /// Once a new leader has applied all of its predecessors' entries: every lease gets its noted time, or its whole
-    /// TTL, from now on.
+    /// Starts the clocks of a leader that has just settled: every lease gets its noted remaining time, or its whole TTL,
+    /// from now on.
     pub fn start(&mut self, leases: &Leases, now: Instant) {
         if planted::is(Bug::OldLeaseDeadlines) && self.expiry.after(None, now).next().is_some() {
             return;
@@ -228,21 +229,21 @@ impl LeaseClocks {
         }
     }
 
-    /// Until when a renewal that came at `since` holds its lease: its caller is told by then that it took too long.
+    /// Returns until when a renewal that came at `since` keeps its lease from expiring: its client has timed out by then.
     fn held_until(&self, since: Instant) -> Instant {
         since + self.rules.request_timeout
     }
 
-    /// After every turn: what has been applied by now, of what is committed.
+    /// Updates the time by which leases expire; called after every turn with the applied and the commit index.
     pub fn look(&mut self, applied: u64, commit: u64, now: Instant) {
         self.time.look(applied, commit, now);
     }
 
-    /// Renews a lease, which the state has as `lease`; the renewal came at `since`. A noted time left has to be taken back
-    /// first, or the next leader would go by it; that is so for a note that is still on its way into the log, too, and for
-    /// what takes one back.
+    /// Renews a lease, which the state has as `lease`, for a request that came at `since`. A noted remaining time has to
+    /// be taken back first, or the next leader would use it; the same holds for a note that is still on its way into the
+    /// log, and for an entry that takes one back.
     ///
-    /// As in etcd, a renewal of a lease whose time is up waits until its revocation is committed.
+    /// As in etcd, a renewal of an expired lease waits until its revocation is committed.
     pub fn renew(
         &mut self,
         (request_id, id): (RequestId, i64),
@@ -303,13 +304,12 @@ impl LeaseClocks {
         ReplyBody::TimeToLive { ttl, granted, keys }
     }
 
-    /// The time that a lease has left, by which leases are listed. A member that does not lead goes by what was noted or
-    /// granted.
+    /// Returns the remaining time by which leases are listed. A member that does not lead uses the noted or granted time.
     fn listed_by(&self, id: i64, lease: &Lease, now: Instant) -> Duration {
         self.expiry.left(id, now).unwrap_or_else(|| noted_or_granted(lease, self.rules.ttl_min))
     }
 
-    /// All leases of the state: a few in the order in which they end, many as they are.
+    /// Returns all leases of the state: a small number sorted by remaining time, a large number as they are.
     pub fn list(&self, all: &Leases, now: Instant) -> ReplyBody {
         if all.len() > LISTED_AT_ONCE {
             return ReplyBody::ManyLeases(all.clone());
@@ -362,7 +362,7 @@ impl LeaseClocks {
         REVOKES_OPEN_MAX.saturating_sub(self.revokes_open).min(self.revokes_allowed)
     }
 
-    /// At each tick: so many leases may be revoked until the next.
+    /// Allows the next number of leases to be revoked; called at each tick.
     pub fn allow_revokes(&mut self) {
         self.revokes_allowed = REVOKES_PER_TICK;
     }

@@ -13,13 +13,13 @@ use prost::Message as _;
 
 use super::RequestId;
 
-/// How long members must have been connected for a change to be safe, as etcd has it.
+/// Time that members must have been connected for a change to be safe, as in etcd.
 const HEALTHY_FOR: Duration = Duration::from_secs(5);
-/// How long a member that was removed goes on, so that others hear from it that it knows.
+/// Time that a removed member goes on, so that others learn that it knows of its removal.
 const REMOVED_PAUSE: Duration = Duration::from_secs(1);
-/// How many election timeouts a leader that was removed goes on until enough others know of it.
+/// Election timeouts that a removed leader goes on until enough others know of the removal.
 const LEAVING_TIMEOUTS: u32 = 10;
-/// How many election timeouts a leader tries to hand over before its own removal is proposed all the same.
+/// Election timeouts that a leader tries to hand over before its own removal is proposed anyway.
 const DEPARTURE_TIMEOUTS: u32 = 2;
 /// Changes that may wait for the one under way.
 const CHANGES_MAX: usize = 64;
@@ -43,7 +43,8 @@ impl MemberChange {
         matches!(self, MemberChange::Remove(id) if *id == member)
     }
 
-    /// As raft and the log have it; a learner is judged by `learners_max` wherever it is applied.
+    /// Returns the change in the forms of raft and of the log. A learner is judged by `learners_max` wherever the entry
+    /// is applied.
     fn to_raft(&self, id: u64, learners_max: u64) -> (ConfChange, raftpb::ConfChange) {
         use raftpb::ConfChangeType as Type;
         let (kind, wire, node, context) = match self {
@@ -77,12 +78,12 @@ impl MemberChange {
     }
 }
 
-/// What of the configuration concerns changes of the members.
+/// The options that concern membership changes.
 #[derive(Clone, Debug)]
 pub(super) struct MemberRules {
     /// This member's id.
     pub own: u64,
-    /// Whether what endangers the quorum is refused (`--strict-reconfig-check`).
+    /// True if a change that endangers the quorum is refused (`--strict-reconfig-check`).
     pub strict: bool,
     /// The most learners.
     pub learners_max: u64,
@@ -92,38 +93,38 @@ pub(super) struct MemberRules {
     pub request_timeout: Duration,
 }
 
-/// What has to be known of this member to judge a change.
+/// Facts about this member by which a change is judged.
 #[derive(Clone, Copy)]
 pub(super) struct Present<'a> {
     /// The members as applied.
     pub members: &'a Members,
     /// Raft's view.
     pub node: &'a Node,
-    /// Whether this member leads.
+    /// True if this member leads.
     pub leads: bool,
     /// The term of the last entry applied.
     pub applied_term: u64,
-    /// Since when another member has been connected.
+    /// Returns the time since when another member has been connected.
     pub active_since: &'a dyn Fn(u64) -> Option<Instant>,
     /// The voter that could lead at once.
     pub successor: &'a dyn Fn() -> Option<u64>,
 }
 
-/// Whether a leader that is to be removed hands over first.
+/// What a leader that is to be removed does first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Departure {
-    /// It need not, or no longer.
+    /// Its removal is proposed: it need not hand over, or no longer.
     Goes,
-    /// It has begun to, or nobody is there to take over.
+    /// It waits: it is handing over, or there is no member to take over.
     Waits,
-    /// It begins now, to this member.
+    /// It begins to hand over to this member.
     HandsOver(u64),
 }
 
-/// What the loop is to do about changes.
+/// The next thing that the loop has to do about membership changes.
 #[derive(Debug)]
 pub(super) enum Step {
-    /// Nothing now.
+    /// There is nothing to do now.
     Nothing,
     /// Leadership is to be handed to this member, before this one is removed.
     HandOver(u64),
@@ -131,14 +132,14 @@ pub(super) enum Step {
     ProposeNext,
     /// This proposal of another member to remove this one is to be taken now.
     Take(Box<raftpb::Message>),
-    /// These proposals to remove this member are to be passed on to the leader.
+    /// Forward these proposals, which remove this member, to the new leader.
     PassOn(Vec<Bytes>),
 }
 
-/// A change that a client waits for: whom to answer, and since when.
+/// A change that a client waits for: the request, the change, and when it arrived.
 pub(super) type Wanted = (RequestId, MemberChange, Instant);
 
-/// Whom to tell what became of a change, and in which term.
+/// The answer to a request for a change: the request, the result, and the raft term.
 pub(super) type Told = (RequestId, Result<(), Status>, u64);
 
 /// The changes of the members that clients want, one after the other, and what a member does that is removed.
@@ -152,10 +153,10 @@ pub(super) struct Membership {
     open: Option<u64>,
     /// Proposals of other members to remove this one, which leads, and since when they wait.
     departures: VecDeque<(raftpb::Message, Instant)>,
-    /// When this leader, which is to be removed, last began to hand over.
+    /// Time when this leader, which is to be removed, last began to hand over.
     departure_tried: Option<Instant>,
     outcomes: Vec<Told>,
-    /// When to end, since this member was removed from the cluster.
+    /// Time when this member ends, since it was removed from the cluster.
     removed_at: Option<Instant>,
     /// Members that are there already, as far as this member's own log does not say so.
     remotes: Vec<(u64, Vec<String>)>,
@@ -164,7 +165,7 @@ pub(super) struct Membership {
 }
 
 impl Membership {
-    /// Nothing is asked for. `remotes` are members that are there already, as far as this member's own log does not say so.
+    /// Returns a table without requests. `remotes` are members that exist already but are not yet in this member's log.
     pub fn new(rules: MemberRules, members: &Members, remotes: Vec<(u64, Vec<String>)>) -> Membership {
         Membership {
             rules,
@@ -265,10 +266,10 @@ impl Membership {
         Ok(())
     }
 
-    /// Whether a leader that is to be removed should wait, since it hands over first: otherwise those that are left may
-    /// not hear that the removal is committed. One that finds nobody to hand over to proposes its removal after a while,
-    /// see [`consensus::Node::is_leaving`]; but one of two never does. Should it end before the other one hears, that one
-    /// would wait for its vote for ever; and without the other one nothing is committed anyway.
+    /// Decides if a leader that is to be removed hands over first. Otherwise the remaining members may not learn that the
+    /// removal is committed. A leader that finds no member to hand over to proposes its removal after a while, see
+    /// [`consensus::Node::is_leaving`]; but one of two members never does. If it ended before the other learned of the
+    /// removal, the other would wait for its vote for ever; and without the other nothing is committed anyway.
     fn departs(&mut self, since: Instant, present: Present<'_>, now: Instant) -> Departure {
         let attempt = self.rules.election_timeout;
         let voters = present.node.voters().len();
@@ -304,7 +305,7 @@ impl Membership {
         (removes && change.node_id == Some(self.rules.own)).then(|| data.clone())
     }
 
-    /// Another member proposes to remove this one, which leads and hands over first.
+    /// Keeps another member's proposal to remove this one, which leads and hands over first.
     pub fn depart(&mut self, message: raftpb::Message, now: Instant) {
         // What finds no room counts as lost on its way.
         if self.departures.len() < CHANGES_MAX {
@@ -317,7 +318,7 @@ impl Membership {
         !self.departures.is_empty()
     }
 
-    /// What is due about proposals to remove this member.
+    /// Returns what to do about proposals to remove this member.
     pub fn next_departure(&mut self, present: Present<'_>, now: Instant) -> Step {
         let Some(since) = self.departures.front().map(|(_, since)| *since) else { return Step::Nothing };
         let late = now.saturating_duration_since(since) >= self.rules.request_timeout;
@@ -354,7 +355,7 @@ impl Membership {
         self.open.is_none() && !self.changes.is_empty()
     }
 
-    /// What is due about the next change.
+    /// Returns what to do about the next change.
     pub fn next_change(&mut self, present: Present<'_>, now: Instant) -> Step {
         let Some((_, change, since)) = self.changes.front().filter(|_| self.open.is_none()) else {
             return Step::Nothing;
@@ -427,8 +428,8 @@ impl Membership {
         news
     }
 
-    /// A client who wanted this member removed hears of it, though the entry may never come here. Returns the id in the
-    /// entry of the change under way, if there is one.
+    /// Answers the client that wanted this member removed, though the entry may never be applied here. Returns the id in
+    /// the entry of the change in progress, if there is one.
     pub fn tell_of_removal(&mut self, term: u64) -> Option<u64> {
         let own = self.rules.own;
         let (queued, rest): (VecDeque<_>, VecDeque<_>) =
@@ -472,7 +473,11 @@ fn voting(members: &Members, but: u64) -> (usize, usize) {
     voting.fold((0, 0), |(all, started), m| (all + 1, started + usize::from(!m.name.is_empty())))
 }
 
-/// Whether a learner has nine tenths of what the leader has.
+/// Checks that a learner has nine tenths of the leader's log.
+///
+/// # Errors
+///
+/// etcd's errors: this member does not lead, there is no such learner, or it is not in sync with the leader.
 fn is_caught_up(id: u64, present: Present<'_>) -> Result<(), Status> {
     if !present.leads {
         return Err(error::NOT_LEADER);

@@ -22,9 +22,9 @@ pub(super) const IDLE: Duration = Duration::from_secs(1);
 /// Makes a request of its id.
 pub(super) type Asks = Box<dyn FnOnce(RequestId) -> CoreRequest + Send>;
 
-/// What a member out of service does about something that it is asked or told.
+/// What a member out of service does with a request.
 pub(super) enum Response {
-    /// Nothing: it does not matter any more.
+    /// It ignores the request.
     Nothing,
     /// It stops.
     Stop,
@@ -32,11 +32,11 @@ pub(super) enum Response {
     Readable(RequestId),
     /// The published state is given out.
     Image(RequestId),
-    /// It is refused with the reason; so many bytes of a proposal are no longer held.
+    /// It refuses the request with the reason; the number is the bytes of a proposal, to be uncounted.
     Refuse(RequestId, Option<usize>),
     /// The asker is outside the shards: this makes the request of the id that it is given.
     Outside(oneshot::Sender<Reply>, Asks),
-    /// What was received of a snapshot is of no use.
+    /// It discards the received part of a snapshot.
     Discard(Forget),
     /// The log has failed, so the member ends.
     Failed(log::Fatal),
@@ -45,8 +45,8 @@ pub(super) enum Response {
 /// Why a member is out of service, and what it still does.
 pub(super) struct Parked {
     why: Status,
-    /// Whether everything that was ever acknowledged is in the published state: it is the only voter, and it has
-    /// applied all that was in the log at its start.
+    /// True if the published state has everything that was ever acknowledged: this is the only voter, and it has applied
+    /// all that was in the log at its start.
     is_complete: bool,
 }
 
@@ -57,7 +57,7 @@ impl Parked {
         Parked { why: Status::with(Code::Unavailable, text), is_complete }
     }
 
-    /// What clients are told.
+    /// Returns the error that clients get.
     pub fn why(&self) -> Status {
         self.why.clone()
     }
@@ -67,7 +67,7 @@ impl Parked {
         self.is_complete
     }
 
-    /// What to do about this.
+    /// Returns what to do with this request.
     pub fn respond(&self, request: CoreRequest) -> Response {
         match request {
             CoreRequest::Client(request) => self.respond_to_client(request),

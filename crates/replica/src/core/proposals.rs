@@ -33,7 +33,7 @@ use crate::fold::FoldMap;
 /// Bytes of commands that a follower forwards before some of them are applied.
 const FORWARDED_BYTES_MAX: usize = 8 << 20;
 
-/// Who waits for an entry.
+/// The request that waits for an entry to be applied.
 #[derive(Debug)]
 pub(super) enum Waiter {
     /// A client, through its shard. `true`: until everything a compaction made unreadable is removed.
@@ -46,11 +46,11 @@ pub(super) enum Waiter {
     Members(RequestId, Box<MemberChange>),
     /// This member's own name and addresses, to be known to all.
     Attributes,
-    /// Nobody: the core's own business.
+    /// No request: the entry is the core's own business.
     Nobody,
 }
 
-/// Something proposed whose entry is waited for.
+/// A proposal whose entry is waited for.
 struct Open {
     waiter: Waiter,
     since: Instant,
@@ -59,13 +59,13 @@ struct Open {
     data: Option<Bytes>,
 }
 
-/// To which leader something was given.
+/// The leader that a proposal was given to.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Given {
     /// The leader's term.
     pub term: u64,
-    /// Whether it gets into the log in that term or never. Otherwise it may be applied at any time, and nobody may
-    /// propose it again: the waiting request is told after a while that it took too long, as in etcd.
+    /// True if the entry gets into the log in that term or never. Otherwise it may be applied at any later time and must
+    /// not be proposed again; the waiting request times out, as in etcd.
     pub bound: bool,
 }
 
@@ -78,32 +78,32 @@ pub(super) struct Proposal {
     pub since: Instant,
 }
 
-/// What the log can take now.
+/// How much can be proposed now.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ground {
-    /// Whether this member leads: its own log takes what is proposed. Otherwise it goes to the leader.
+    /// True if this member leads, so that its own log takes the proposals. Otherwise they are forwarded to the leader.
     pub leads: bool,
     /// Bytes that wait to be synced or applied.
     pub queued_bytes: usize,
-    /// How many may.
+    /// Maximum of [`Self::queued_bytes`].
     pub queued_bytes_max: usize,
 }
 
 /// Clients' commands and the core's own, from their arrival until they are applied or given up.
 ///
-/// What has come gathers until a batch of it is proposed; then the waiting request is known here by the id in its entry.
-/// It proposes nothing itself.
+/// Commands gather here until a batch of them is proposed; from then on the waiting request is found by the id in its
+/// entry. This type proposes nothing itself: the loop does.
 pub(super) struct Proposals {
     /// Clients' commands that are not proposed yet.
     gathered: Vec<Proposal>,
-    /// What other members have forwarded to this one, which leads.
+    /// Messages with commands that other members have forwarded to this one, which leads.
     forwarded: Vec<(raftpb::Message, Charge)>,
-    /// Whether some of them wait for the log to have room, or for a leader.
+    /// True if some commands wait for space in the log's queue, or for a leader.
     held_back: bool,
-    /// Whether that is for want of room, and not of a leader.
+    /// True if they wait for space, and not for a leader.
     held_for_room: bool,
     batching: Batching,
-    /// Who waits for which entry, by the id in it, and since when.
+    /// Proposals whose entries are waited for, by the id in the entry.
     waiting: FoldMap<u64, Open>,
     /// Bytes of the clients' commands among them.
     open_bytes: usize,
@@ -111,7 +111,7 @@ pub(super) struct Proposals {
 }
 
 impl Proposals {
-    /// Nothing is proposed.
+    /// Returns a table without any proposals.
     pub fn new(now: Instant) -> Proposals {
         Proposals {
             gathered: Vec::new(),
@@ -131,7 +131,7 @@ impl Proposals {
         self.gathered.push(proposal);
     }
 
-    /// Another member forwards commands to this one, which leads.
+    /// Takes a message with commands that another member forwards to this one, which leads.
     pub fn forward(&mut self, message: raftpb::Message, charge: Charge, now: Instant) {
         self.batching.came(now);
         self.forwarded.push((message, charge));
@@ -157,12 +157,12 @@ impl Proposals {
         self.held_for_room
     }
 
-    /// How many more proposals to wait for, and how long, where this is the only member; `None` to go ahead.
+    /// Returns how many more proposals to wait for, and how long, where this is the only member; `None` to propose now.
     pub fn wait(&self, now: Instant) -> Option<(usize, Duration)> {
         self.batching.wait(self.gathered.len() + self.forwarded.len(), now)
     }
 
-    /// The same in a cluster, see [`Batching::wait_in_cluster`].
+    /// Returns the same as [`Self::wait`], for a cluster; see [`Batching::wait_in_cluster`].
     pub fn wait_in_cluster(
         &self,
         under_way: bool,
@@ -246,8 +246,8 @@ impl Proposals {
         (went, went_bytes)
     }
 
-    /// The clients' commands that go into the log now, the oldest first, as far as it has room for them; a member that does
-    /// not lead forwards only so much. They stay until [`Proposals::proposed`].
+    /// Returns the clients' commands to propose now, the oldest first, as far as the log has space for them or, on a
+    /// follower, as [`FORWARDED_BYTES_MAX`] allows. They stay here until [`Proposals::proposed`].
     pub fn next_batch(&mut self, ground: Ground) -> Vec<Bytes> {
         let mut queued_bytes = ground.queued_bytes;
         // What the log cannot take yet waits here for its next sync.
@@ -265,8 +265,8 @@ impl Proposals {
         self.gathered[..count].iter().map(|proposal| proposal.data.clone()).collect()
     }
 
-    /// How many of the gathered proposals a follower may forward now. What goes to the leader shares its connection
-    /// with heartbeats, which must not wait long.
+    /// Returns how many of the gathered proposals a follower may forward now. They share the leader's connection with
+    /// heartbeats, which must not wait long.
     fn forwardable(&self) -> usize {
         let mut room = FORWARDED_BYTES_MAX.saturating_sub(self.open_bytes);
         let fits = |proposal: &&Proposal| {
@@ -277,7 +277,8 @@ impl Proposals {
         self.gathered.iter().take_while(fits).count()
     }
 
-    /// There is no leader, or one that is handing over: the next one takes the batch, if it comes in time.
+    /// Notes that the raft node refused the batch, since there is no leader, or one that is handing over. The commands
+    /// wait for the next leader.
     pub fn refused(&mut self) {
         (self.held_back, self.held_for_room) = (true, false);
     }
@@ -325,7 +326,7 @@ impl Proposals {
         self.waiting.insert(id, Open { waiter, since, given, data: None });
     }
 
-    /// How many entries are waited for.
+    /// Returns the number of entries that are waited for.
     pub fn open(&self) -> usize {
         self.waiting.len()
     }
@@ -335,7 +336,7 @@ impl Proposals {
         self.waiting.contains_key(&id)
     }
 
-    /// Who waits for the entry with this id.
+    /// Returns the request that waits for the entry with this id.
     pub fn waiter(&self, id: u64) -> Option<&Waiter> {
         self.waiting.get(&id).map(|open| &open.waiter)
     }
@@ -377,8 +378,8 @@ impl Proposals {
         others
     }
 
-    /// The state was replaced by another member's: entries were passed over, and what was proposed may be among them.
-    /// Nothing of it may be proposed again, or it could count twice; the waiting request is told that its time is up.
+    /// Forgets the data of all proposals, since the state was replaced by another member's. Entries were passed over, and
+    /// these proposals may be among them: proposed again, they could take effect twice. The waiting requests time out.
     pub fn forget_commands(&mut self) {
         for open in self.waiting.values_mut() {
             open.data = None;
@@ -387,9 +388,9 @@ impl Proposals {
         self.open_bytes = 0;
     }
 
-    /// At each tick: forgets what has waited for too long: the clients were told, and a proposal that was lost on its way to
-    /// the leader never comes back. `taken` hears the bytes of each command that was not proposed; who waits for an entry in
-    /// vain is returned.
+    /// Forgets what has waited longer than `timeout`; called at each tick. The clients have timed out, and a proposal
+    /// that was lost on its way to the leader never comes back. `taken` is called with the bytes of each command that was
+    /// not proposed. Returns the requests that waited for entries.
     pub fn sweep(&mut self, timeout: Duration, now: Instant, mut taken: impl FnMut(usize)) -> Vec<Waiter> {
         let late = |since: &Instant| now.saturating_duration_since(*since) >= timeout;
         // In the order of their arrival, the oldest first.

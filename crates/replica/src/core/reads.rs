@@ -32,8 +32,8 @@ use super::RequestId;
 const ROUNDS_MAX: usize = 16;
 /// Groups of confirmed rounds that wait for this member to have applied different entries.
 const CONFIRMED_MAX: usize = 16;
-/// What arrives while a round is under way shares the next, which begins when that one ends, or after this time if the
-/// other members are far away.
+/// While a round is in flight, later reads share the next round. It begins when the first one ends, or after this time if
+/// the other members are far away.
 const ROUND_PACE: Duration = Duration::from_millis(2);
 /// Reads in a round from which on keeping rounds apart is worth it.
 const SHARED_ROUND: usize = 3;
@@ -45,7 +45,7 @@ const REFUSED_PAUSE: Duration = Duration::from_millis(10);
 /// Pause between two warnings of rounds that nobody confirms.
 const WARN_PAUSE: Duration = Duration::from_secs(5);
 
-/// What waits for a round.
+/// A request that waits for a round.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Want {
     /// A read.
@@ -58,7 +58,7 @@ pub(super) enum Want {
 }
 
 impl Want {
-    /// Whom to answer.
+    /// Returns the id of the request.
     pub fn request_id(self) -> RequestId {
         let (Want::Read(request_id) | Want::Renewal(request_id, _) | Want::TimeToLive(request_id, _, _)) =
             self;
@@ -75,7 +75,7 @@ struct Round {
 
 /// Rounds that the leader has confirmed, until this member has applied what had been committed by then.
 struct Confirmed {
-    /// What the leader had committed when it was asked.
+    /// The leader's commit index when it was asked.
     index: u64,
     wants: Vec<(Want, Instant)>,
 }
@@ -83,31 +83,31 @@ struct Confirmed {
 /// A want, and when it came.
 pub(super) type Waiting = (Want, Instant);
 
-/// What the reads have to know of this member to begin a round.
+/// Facts about this member that decide if a round can begin.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Footing {
-    /// Whether there is a leader that can say how far it had committed: one that is known and, if it is this member, has
-    /// committed in its term. Until then it does not know what earlier leaders have.
+    /// True if there is a leader that knows its commit index: a known leader that, if it is this member, has committed an
+    /// entry in its term. Before that it does not know what earlier leaders have committed.
     pub can_ask: bool,
     /// The shortest time between two rounds of ReadIndex, so that several reads share one.
     pub pace: Duration,
 }
 
-/// What the loop is to do about rounds that nobody confirms.
+/// What the loop has to do about rounds that are not confirmed in time.
 #[derive(Debug, Default)]
 pub(super) struct Retried {
-    /// Whether rounds are asked for again, having waited for [`RETRY`].
+    /// True if rounds are repeated, after having waited for [`RETRY`].
     pub late: bool,
-    /// Whether that is to be warned of: it was not for a while.
+    /// True if a warning should be logged; there was none for a while.
     pub warns: bool,
-    /// These have waited for so long that their clients were told.
+    /// Requests that have waited for the request timeout; their clients have timed out.
     pub expired: Vec<Want>,
 }
 
-/// The linearizable reads, and what shares their rounds, from their arrival until they may be answered.
+/// The linearizable reads, and the requests that share their rounds, from their arrival until they may be answered.
 ///
-/// It is told what comes (`push`), what the leader confirms (`confirm`) and what is applied (`finish`), and says what is
-/// to be asked of the raft node and who may be answered. It knows neither raft nor the state.
+/// This type is told what arrives (`push`), what the leader confirms (`confirm`) and what is applied (`finish`), and
+/// returns what to ask the raft node and which requests may be answered. It knows neither raft nor the state.
 #[derive(Default)]
 pub(super) struct Reads {
     waiting: Vec<(Want, Instant)>,
@@ -118,14 +118,14 @@ pub(super) struct Reads {
     slow_until: Option<Instant>,
     /// The raft node took no read: it is not asked again before this time.
     refused_until: Option<Instant>,
-    /// When the last round began.
+    /// Time when the last round began.
     began: Option<Instant>,
     /// Reads in recent rounds, on average, in sixteenths.
     shared16: usize,
 }
 
 impl Reads {
-    /// Something wants to be answered from a state that is new enough.
+    /// Adds a request that needs a new enough state.
     pub fn push(&mut self, want: Want, now: Instant) {
         self.waiting.push((want, now));
     }
@@ -138,8 +138,8 @@ impl Reads {
         (self.rounds.len() + self.confirmed.len(), waiting)
     }
 
-    /// The leader has confirmed a round. Of those that wait for this member's own apply few are kept apart: whoever waits
-    /// for more than it needs is answered a little later.
+    /// Notes that the leader has confirmed a round with its commit index then. Only a few groups that wait for different
+    /// entries are kept apart; beyond that, a round joins the newest group and is answered a little later than necessary.
     pub fn confirm(&mut self, context: u64, index: u64) {
         let Some(at) = self.rounds.iter().position(|round| round.context == context) else { return };
         let Some(mut round) = self.rounds.remove(at).filter(|round| !round.wants.is_empty()) else { return };
@@ -179,8 +179,9 @@ impl Reads {
         std::mem::take(&mut self.waiting)
     }
 
-    /// Begins a round for what waits, if there is a leader to ask and it is time; `number` gives the round's number.
-    /// Returns it if the raft node is to be asked now; if that refuses, [`Reads::refused`] is to hear of it.
+    /// Begins a round for the waiting requests, if there is a leader to ask and it is time; `number` yields the round's
+    /// number. Returns that number if the raft node should be asked now. If the node refuses, the caller calls
+    /// [`Reads::refused`].
     pub fn begin(&mut self, footing: Footing, number: impl FnOnce() -> u64, now: Instant) -> Option<u64> {
         if self.wait(footing, now).is_none_or(|left| !left.is_zero()) {
             return None;
@@ -261,7 +262,8 @@ impl Reads {
         }
     }
 
-    /// At each tick: looks after rounds that nobody confirms, and wants whose clients were told that they took too long.
+    /// Repeats rounds that are not confirmed in time, and takes out requests that have waited for `timeout`; called at
+    /// each tick.
     pub fn retry(&mut self, timeout: Duration, now: Instant) -> Retried {
         let late = |round: &Round| now.saturating_duration_since(round.began) >= RETRY;
         let mut retried = Retried { late: self.rounds.iter().any(late), ..Retried::default() };

@@ -6,24 +6,24 @@ use super::Reply;
 
 /// Pause before a removal looks again whether readers that it waits for have ended.
 const READERS_PAUSE: Duration = Duration::from_millis(200);
-/// How long a removal waits for watches that lag behind; longer, and they are told that they were overtaken.
+/// Time that a removal waits for watches that are behind; after it they are canceled as compacted.
 const WATCHES_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What is to be done about a removal.
+/// The next step of a removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Nothing now.
+    /// There is nothing to do now.
     Nothing,
-    /// That it begins is to be published: [`Removal::through`] has changed.
+    /// Publish a view: [`Removal::through`] has changed, and a removal begins.
     Publish,
     /// A slice is to be removed.
     Remove,
 }
 
-/// What a slice has done.
+/// The result of a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sliced {
-    /// It has removed something, and there is more.
+    /// It has removed some versions, and there are more.
     Some,
     /// Everything is gone that nobody reads.
     Waits,
@@ -54,7 +54,7 @@ pub(super) struct Removal {
 }
 
 impl Removal {
-    /// Of a state that is compacted so far. A compaction that was cut short by a crash goes on.
+    /// Returns the state after a start, with this compact revision. A removal that a crash cut short goes on.
     pub fn new(compacted: i64, pause: Duration, now: Instant) -> Removal {
         Removal {
             pause,
@@ -79,8 +79,8 @@ impl Removal {
         (self.is_open, self.next, self.after, self.asked) = (true, now, current, now);
     }
 
-    /// Another member's state at the revision `current`, compacted so far, has taken the place of the one before. The sender
-    /// may have removed all that: watches that need some of it are canceled rather than told a part.
+    /// Notes that another member's state replaced the present one, with these compact and current revisions. The sender
+    /// may have removed anything compacted: watches that need it are canceled instead of being told a part.
     pub fn restored(&mut self, compacted: i64, current: i64, now: Instant) {
         (self.compacted, self.through) = (compacted, compacted);
         (self.is_open, self.next, self.after, self.asked) = (true, now, current, now);
@@ -101,7 +101,7 @@ impl Removal {
         std::mem::take(&mut self.unpublished)
     }
 
-    /// What to do now. `all_saw` says whether all watches have come as far as a revision.
+    /// Returns the next step. `all_saw` says if all watches have been told of everything up to a revision.
     pub fn step(&mut self, compacted: i64, all_saw: impl FnOnce(i64) -> bool, now: Instant) -> Step {
         if !self.is_open || now < self.next {
             return Step::Nothing;

@@ -26,9 +26,9 @@ use super::Fatal;
 
 /// Pause before a shortage has another checkpoint made.
 const FREE_PAUSE: Duration = Duration::from_secs(5);
-/// How often the disk is looked at.
+/// Interval at which the disk's free space is looked at.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// With so many bytes free nothing is counted: more than ever waits for the log.
+/// With this many bytes free nothing is counted: it is more than ever waits for the log.
 const PLENTY_BYTES: u64 = 1 << 30;
 /// Bytes of values that are moved at once, at most.
 const PORTION_BYTES: usize = 1 << 20;
@@ -37,18 +37,18 @@ const LOG_QUEUE_BYTES: usize = 64 << 20;
 /// Bytes waiting for the log beyond which entries of other members are dropped, as if lost on the way.
 const RECEIVED_QUEUE_BYTES: usize = 128 << 20;
 
-/// What a command needs the disk for, in the order in which they are refused.
+/// What a command needs disk space for; when space runs out, they are refused in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Purpose {
-    /// It adds data: puts, also in a transaction, and grants of leases.
+    /// The command adds data: puts, also in a transaction, and lease grants.
     Adds,
-    /// It is small, or takes data away.
+    /// The command is small, or removes data.
     Frees,
-    /// It moves live values, so that their segments can go.
+    /// Live values are moved, so that their segments can be deleted.
     Moves,
-    /// It ends the shortage, or is about members: compactions, alarms, configuration changes.
+    /// The command ends the shortage, or concerns members: compactions, alarms, membership changes.
     Mends,
-    /// It is the member's own.
+    /// The entry is the member's own.
     Own,
 }
 
@@ -69,19 +69,20 @@ struct Syncing {
     since: Instant,
 }
 
-/// What a look at the disk has shown.
+/// The result of a look at the disk.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Look {
-    /// Whether the checkpointer is to keep room for the next one; [`Room::reserved`] is to hear that it was told.
+    /// True if the checkpointer should keep space for the next checkpoint. The loop calls [`Room::reserved`] once it has
+    /// told it.
     pub wants_reserve: bool,
-    /// Whether the log has found the disk short of room.
+    /// True if the log has found the disk short of space.
     pub is_short: bool,
 }
 
-/// What is on its way to the log, and what the disk has room for.
+/// Batches on their way to the log, and the space that the disk has for more.
 ///
-/// Batches go to the log in their order. What finds no room waits here until the log takes it; a caller that wants to put more
-/// into the log asks first, see [`Purpose`].
+/// Batches go to the log in order. Those that find no space wait here until the log takes them. A caller that wants to
+/// put more into the log asks first, see [`Purpose`].
 pub(super) struct Room {
     parked: VecDeque<Parked>,
     /// The oldest first.
@@ -89,14 +90,14 @@ pub(super) struct Room {
     /// Bytes the file system gave when it was last looked at.
     free_bytes: u64,
     next_look: Instant,
-    /// Whether the checkpointer was told that it has to keep room for the next checkpoint.
+    /// True if the checkpointer was told to keep space for the next checkpoint.
     reserve_asked: bool,
-    /// When a shortage may next have a checkpoint made.
+    /// Earliest time for the next checkpoint that is made because of a shortage.
     next_free: Instant,
 }
 
 impl Room {
-    /// Nothing is on its way to this log.
+    /// Returns the state of a log without batches on their way.
     pub fn new(now: Instant, log: &Log) -> Room {
         Room {
             parked: VecDeque::new(),
@@ -113,7 +114,8 @@ impl Room {
         !self.parked.is_empty()
     }
 
-    /// Since when the oldest batch has waited for its sync, or for room: another process may have taken it.
+    /// Returns the time since when the oldest batch has waited for its sync, or for space (another process may have used
+    /// it up).
     pub fn oldest(&self) -> Option<Instant> {
         let syncing = self.syncing.front().map(|open| open.since);
         syncing.into_iter().chain(self.parked.front().map(|parked| parked.since)).min()
@@ -154,11 +156,11 @@ impl Room {
         Ok(())
     }
 
-    /// Has the log take what waits for it, as far as there is room.
+    /// Gives the log the waiting batches, as far as there is space.
     ///
     /// # Errors
     ///
-    /// When the log takes nothing more.
+    /// The log has failed and takes nothing more.
     pub fn retry(&mut self, log: &mut Log) -> Result<(), Fatal> {
         while let Some(parked) = self.parked.pop_front() {
             let waiting = self.parked.len();
@@ -219,7 +221,7 @@ impl Room {
         (log.room() + free).saturating_sub((log.queued_bytes() + parked) as u64)
     }
 
-    /// Returns true if the disk has room for so many bytes more. On a large one this costs next to nothing.
+    /// Returns true if the disk has space for this many bytes more. On a large disk this costs next to nothing.
     pub fn has(&self, log: &Log, bytes: usize, purpose: Purpose) -> bool {
         if self.has_plenty(log) {
             return true;
@@ -279,7 +281,7 @@ impl Room {
         log.queued_bytes() < LOG_QUEUE_BYTES
     }
 
-    /// How many bytes may wait for the log: of what is left, where the disk is short of room.
+    /// Returns the maximum number of bytes that may wait for the log; it is less where the disk is short of space.
     pub fn queued_bytes_max(&self, log: &Log) -> usize {
         if self.has_plenty(log) {
             LOG_QUEUE_BYTES
@@ -331,7 +333,7 @@ impl Room {
     }
 }
 
-/// What a command needs the disk for.
+/// Returns what a command needs disk space for.
 pub(super) fn purpose_of(data: &Bytes) -> Purpose {
     // What does not decode is refused elsewhere.
     let Ok(request) = InternalRaftRequest::decode(data.clone()) else { return Purpose::Adds };

@@ -28,11 +28,11 @@ const VIEWS_MAX: usize = 4096;
 /// views that were published before that are gone.
 #[derive(Default)]
 pub(super) struct Segments {
-    /// With their numbers, in order.
+    /// Views that were published, with their numbers, in order.
     views: VecDeque<(u64, Weak<View>)>,
     /// The number of the newest view.
     published: u64,
-    /// With the newest view that may name something in it.
+    /// Segments to be deleted, each with the number of the newest view that may name a location in it.
     pending_delete: Vec<(u64, u32)>,
 }
 
@@ -53,12 +53,12 @@ impl Segments {
         }
     }
 
-    /// How many views may still be held.
+    /// Returns the number of views that may still be held.
     pub fn open_views(&self) -> usize {
         self.views.len()
     }
 
-    /// Nothing durable needs this segment any more.
+    /// Notes that nothing durable needs this segment any more.
     pub fn delete_later(&mut self, segment: u32) {
         self.pending_delete.push((self.published, segment));
     }
@@ -68,14 +68,14 @@ impl Segments {
         self.pending_delete.iter().any(|(_, pending_delete)| *pending_delete == segment)
     }
 
-    /// How many segments wait to be deleted.
+    /// Returns the number of segments that wait to be deleted.
     pub fn pending_delete(&self) -> usize {
         self.pending_delete.len()
     }
 
-    /// Has those deleted that nobody reads any more. Returns true if another view has to be published for the rest: only
-    /// the published state itself holds a view from before. A reader may have that view too, so the segment does not
-    /// simply go.
+    /// Calls `delete` for the segments that no held view can name. Returns true if another view should be published for
+    /// the rest: then only the published state itself holds a view from before. A reader may hold that view too, so the
+    /// segment is not deleted before.
     pub fn release(&mut self, mut delete: impl FnMut(u32)) -> bool {
         if self.pending_delete.is_empty() {
             return false;
@@ -96,7 +96,7 @@ impl Segments {
 /// Values that are on their way to another segment, and who hears when they are there.
 #[derive(Default)]
 pub(super) struct Moves {
-    /// Where they lay, by revision.
+    /// Old locations of the values that are being moved, by revision.
     moving: HashMap<(i64, u32), Location>,
     mover: Option<SyncSender<()>>,
 }
@@ -107,7 +107,7 @@ impl Moves {
         !self.moving.is_empty()
     }
 
-    /// These are; `mover` hears when they have arrived.
+    /// Adds values that are being moved; `mover` is signalled when all of them have arrived.
     pub fn begin(&mut self, moving: Vec<((i64, u32), Location)>, mover: SyncSender<()>) {
         self.moving.extend(moving);
         self.mover = Some(mover);

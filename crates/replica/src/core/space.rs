@@ -14,7 +14,7 @@ use machine::Machine;
 use super::room::{Purpose, Room};
 use super::segments::Segments;
 
-/// From this size on what a whole checkpoint writes is held against what it frees.
+/// From this size on, values are moved only if that frees twice what the whole checkpoint, which must follow, writes.
 const WHOLE_BYTES_LARGE: u64 = 16 << 20;
 /// Bytes a version is taken to need in a checkpoint.
 const VERSION_BYTES: u64 = 64;
@@ -94,7 +94,7 @@ impl Survey<'_> {
         if self.room.is_tight(self.log) { segment.used_bytes } else { Log::record_bytes(segment) }
     }
 
-    /// Returns true if a segment with so many live bytes is to be emptied.
+    /// Returns true if a segment with this many live bytes should be emptied.
     fn is_worth_emptying(&self, live: u64, used: u64) -> bool {
         if self.room.is_tight(self.log) { live < used - used / 4 } else { live < used / 2 }
     }

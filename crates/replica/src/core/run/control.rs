@@ -15,7 +15,7 @@ use crate::core::{
     ClientRequest, ControlRequest, CoreRequest, Fatal, PeerRequest, ReplyBody, StorageRequest,
 };
 
-/// What the core is asked and told.
+/// Dispatch of requests to the core.
 impl Core {
     /// Takes what the core is asked or told.
     pub(super) fn take(&mut self, request: CoreRequest, now: Instant) -> Result<(), Fatal> {
@@ -62,7 +62,7 @@ impl Core {
         }
     }
 
-    /// Another member has sent something.
+    /// Takes a request or message of another member.
     fn take_from_peer(&mut self, request: PeerRequest, now: Instant) -> Result<(), Fatal> {
         match request {
             PeerRequest::Messages(messages, charge) => self.received(messages, charge, now),
@@ -113,7 +113,7 @@ impl Core {
         Ok(())
     }
 
-    /// Something was found out about the cluster, or this member is to stop.
+    /// Takes a request of the monitor or of the process.
     fn take_from_control(&mut self, request: ControlRequest, now: Instant) -> Result<(), Fatal> {
         match request {
             ControlRequest::Corrupt(member_id) => self.raise_corrupt(member_id),
@@ -208,11 +208,11 @@ impl Core {
         self.parked.as_ref().is_some_and(Parked::is_complete)
     }
 
-    /// One turn of a member out of service. Whether it is told to stop.
+    /// Does one turn of a member out of service. Returns true if it was told to stop.
     ///
     /// # Errors
     ///
-    /// When the log failed.
+    /// The log failed.
     pub(super) fn parked_turn(&mut self, asks: &mut Vec<CoreRequest>, now: Instant) -> Result<bool, Fatal> {
         self.next_tick = now + IDLE;
         let mut stops = false;

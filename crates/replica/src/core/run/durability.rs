@@ -29,7 +29,7 @@ use crate::core::room::Purpose;
 use crate::core::space::Survey;
 use crate::long_reads::Reader;
 
-/// What the log tells.
+/// Events of the log, applying, publishing, checkpoints and space.
 impl Core {
     pub(super) fn log_told(&mut self, event: LogEvent, now: Instant) -> Result<(), Fatal> {
         match event {
@@ -130,8 +130,8 @@ impl Core {
         self.propose_own(request, Waiter::Nobody);
     }
 
-    /// Has it noted beside the log what raised the alarm. Returns true if the checkpointer was told, and does it before
-    /// anything else that it is told from now on.
+    /// Orders the cause of the NOSPACE alarm to be noted beside the log. Returns true if the checkpointer took the order;
+    /// it carries it out before any later one.
     fn note_cause(&mut self) -> bool {
         let Some(cause) = self.nospace.unnoted() else { return true };
         if self.orders.try_send(Order::Note(cause)).is_err() {
@@ -476,7 +476,7 @@ impl Core {
         Ok(())
     }
 
-    /// Has the live values of segments moved that hold little.
+    /// Orders the live values of sparsely used segments to be moved.
     fn reclaim(&mut self) {
         let segments = self.survey().worth_emptying(self.checkpoints.applied_index());
         if !segments.is_empty() {

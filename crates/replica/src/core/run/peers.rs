@@ -39,7 +39,8 @@ const CORRUPT: i32 = AlarmType::Corrupt as i32;
 
 /// Messages, and entries for followers that lag.
 impl Core {
-    /// What raft cannot take is dropped, as if it had been lost on the way: it is sent again if it matters.
+    /// Gives the raft node a received message. What it refuses is dropped, as if it had been lost on the way; the sender
+    /// repeats it if it matters.
     fn step_received(&mut self, message: raftpb::Message) {
         step_received(&mut self.node, &self.logger, message);
     }
@@ -96,7 +97,7 @@ impl Core {
         peers.send(rest);
     }
 
-    /// Has entries read that a follower needs and that have left memory.
+    /// Orders entries to be read that a follower needs and that are no longer in memory.
     fn fetch(&mut self, fetch: Fetch) -> Result<(), Fatal> {
         match self.fetches.try_send(fetch) {
             Ok(()) => Ok(()),
@@ -154,7 +155,7 @@ impl Core {
     }
 }
 
-/// What the raft node decides.
+/// Carrying out the raft node's effects.
 impl Core {
     /// Tells the raft node what this member did. There is no such way for what clients and peers want: that is a
     /// [`consensus::Request`], and refused without an end of the member.
@@ -215,7 +216,7 @@ impl Core {
         self.append_behind(None, append, now)
     }
 
-    /// Hands the log a batch; `reset` says that it starts anew behind a snapshot.
+    /// Hands the log a batch; with `reset` the log restarts behind a snapshot.
     fn append_behind(
         &mut self,
         reset: Option<log::Reset>,
@@ -284,7 +285,7 @@ impl Core {
         Ok(())
     }
 
-    /// Before it stops, a leader hands over, so that nobody has to wait for an election.
+    /// Hands leadership over before this member stops, so that the cluster need not wait for an election timeout.
     pub(super) fn hand_over(&mut self) {
         if !self.leadership.leads() {
             return;
@@ -663,7 +664,7 @@ impl Core {
 
 /// Taking over another member's state, and giving this one's.
 impl Core {
-    /// Another member is about to send its state. It is refused while the present one is being moved about.
+    /// Begins to receive another member's state. Refused while values of the present one are being moved.
     pub(super) fn begin_install(&mut self, request_id: RequestId, claim: u64, from: u64, term: u64) {
         // Nothing is held for who does not lead. A leader that this member has not heard of yet tries again.
         let standing = self.node.standing();
@@ -811,7 +812,7 @@ impl Core {
         }
     }
 
-    /// A checkpoint is durable. If it is the one of a state taken over, the log starts anew behind it.
+    /// Notes that a checkpoint is durable. If it is the one of an installed state, the log restarts behind it.
     pub(super) fn install_saved(&mut self, applied_index: u64, now: Instant) -> Result<(), Fatal> {
         let Some((reset, held)) = self.install.saved(applied_index) else { return Ok(()) };
         self.shared.metrics.server.snapshot_apply_in_progress.set_u64(0);
